@@ -19,7 +19,9 @@ pub(super) fn of_points(points: &[Point]) -> Vec<Aim> {
     let of = |system| at(system, most);
     let mut all = Vec::new();
     if let (Some(disk), Some(memory)) = (of(System::TcpDisk), of(System::TcpMemory)) {
-        all.push(Aim::new("5.4.1: disk or memory makes no difference: jobs/s, disk over memory", Limit::Within(0.9, 1.1),
+        all.push(Aim::new(
+            "5.4.1: disk or memory makes no difference: jobs/s, disk over memory",
+            Limit::Within(0.9, 1.1),
             disk.rate / memory.rate,
         ));
     }
@@ -27,44 +29,62 @@ pub(super) fn of_points(points: &[Point]) -> Vec<Aim> {
         return all;
     };
     if let Some(rdma) = of(System::Rdma) {
-        all.push(Aim::new("5.4.2: software RDMA alone changes little: jobs/s over distcc's", Limit::Within(0.85, 1.15),
+        all.push(Aim::new(
+            "5.4.2: software RDMA alone changes little: jobs/s over distcc's",
+            Limit::Within(0.85, 1.15),
             rdma.rate / tcp.rate,
         ));
     }
     if let Some(seven) = at(System::TcpMemory, 7).filter(|_| most > 7) {
-        all.push(Aim::new("5.4.2: distcc scales to 7 workers only: jobs/s with most over those with 7", Limit::AtMost(1.2),
+        all.push(Aim::new(
+            "5.4.2: distcc scales to 7 workers only: jobs/s with most over those with 7",
+            Limit::AtMost(1.2),
             tcp.rate / seven.rate,
         ));
     }
     if let Some(apart) = of(System::RdmaCore) {
-        all.push(Aim::new("5.4.3: RDMA on a processor of its own: jobs/s over distcc's", Limit::AtLeast(2.0),
+        all.push(Aim::new(
+            "5.4.3: RDMA on a processor of its own: jobs/s over distcc's",
+            Limit::AtLeast(2.0),
             apart.rate / tcp.rate,
         ));
     }
     all.push(Aim::new("5.4.4: distcc's master spends most on transfers and management (87 %): part without preprocessor", Limit::AtLeast(0.5),
         tcp.own() / tcp.all(),
     ));
-    all.push(Aim::new("5.4.4: distcc's master has no time left: idle", Limit::AtMost(0.05),
+    all.push(Aim::new(
+        "5.4.4: distcc's master has no time left: idle",
+        Limit::AtMost(0.05),
         tcp.idle,
     ));
-    all.push(Aim::new("5.4.4: distcc cannot keep its workers busy (79.8 %): part of their time in compilers", Limit::AtMost(0.8),
+    all.push(Aim::new(
+        "5.4.4: distcc cannot keep its workers busy (79.8 %): part of their time in compilers",
+        Limit::AtMost(0.8),
         tcp.busy,
     ));
     if let Some(rdma) = of(System::Rdma) {
-        all.push(Aim::new("aim: master's CPU for a job without preprocessor, weft cc over distcc", Limit::AtMost(0.5),
+        all.push(Aim::new(
+            "aim: master's CPU for a job without preprocessor, weft cc over distcc",
+            Limit::AtMost(0.5),
             rdma.own() / tcp.own(),
         ));
     }
     if let Some(pull) = of(System::Pull) {
-        all.push(Aim::new("aim: all of the master's CPU for a job, weft cc --pull over distcc", Limit::AtMost(0.3),
+        all.push(Aim::new(
+            "aim: all of the master's CPU for a job, weft cc --pull over distcc",
+            Limit::AtMost(0.3),
             pull.all() / tcp.all(),
         ));
         if let Some(pump) = of(System::Pump) {
-            all.push(Aim::new("aim: all of the master's CPU for a job, weft cc --pull over distcc-pump", Limit::AtMost(0.7),
+            all.push(Aim::new(
+                "aim: all of the master's CPU for a job, weft cc --pull over distcc-pump",
+                Limit::AtMost(0.7),
                 pull.all() / pump.all(),
             ));
         }
-        all.push(Aim::new("aim: jobs/s with most workers, weft cc --pull over distcc", Limit::AtLeast(2.0),
+        all.push(Aim::new(
+            "aim: jobs/s with most workers, weft cc --pull over distcc",
+            Limit::AtLeast(2.0),
             pull.rate / tcp.rate,
         ));
     }
@@ -77,7 +97,8 @@ pub(super) fn of_builds(times: &[(System, Vec<f64>)]) -> Vec<Aim> {
     let Some(distcc) = of(System::TcpMemory) else {
         return Vec::new();
     };
-    let verdict = |system, what: &str| Some(Aim::new(what, Limit::AtMost(1.0), of(system)? / distcc));
+    let verdict =
+        |system, what: &str| Some(Aim::new(what, Limit::AtMost(1.0), of(system)? / distcc));
     [
         verdict(System::Rdma, "aim: time of a build, weft cc over distcc"),
         verdict(

@@ -32,8 +32,10 @@ use systems::{Processors, System};
 const EXAMPLES: &str = "\
 Examples:
   apt-get source redis
-  weft bench cc --source redis-7.0.15 --make '-C src MALLOC=libc redis-server' --html cc.html
-  weft bench cc --source redis-7.0.15 --make '-C src MALLOC=libc redis-server' --build 3 --only-build";
+  weft bench cc --source redis-7.0.15 --html cc.html \\
+    --make '-C src MALLOC=libc redis-server'
+  weft bench cc --source redis-7.0.15 --build 3 --only-build \\
+    --make '-C src MALLOC=libc redis-server'";
 
 /// Options of `weft bench cc`.
 #[derive(Args, Clone, Debug)]

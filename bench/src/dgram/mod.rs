@@ -315,11 +315,7 @@ fn conclusions(records: &[Record], sizes: &[u64]) -> Option<Section> {
             valid("write_record", 1400),
             Limit::AtLeast(0.9),
         ),
-        (
-            "the same of send/recv",
-            valid("send", 1400),
-            Limit::None,
-        ),
+        ("the same of send/recv", valid("send", 1400), Limit::None),
         (
             "reliable datagrams' latency over UD's, 64 B",
             latency(8, 64).zip(latency(0, 64)).map(|(rd, ud)| rd / ud),

@@ -26,9 +26,12 @@ use world::{Stack, World};
 
 const EXAMPLES: &str = "\
 Examples:
-  weft bench run --html run.html             every program that is installed, in about ten minutes
-  weft bench run --quick                     three short runs of each
-  weft bench run --program redis,nginx       two of them
+  # every program that is installed, in about ten minutes
+  weft bench run --html run.html
+  # three short runs of each
+  weft bench run --quick
+  # two of them
+  weft bench run --program redis,nginx
 
 Programs that are missing are left out with a notice. The user who runs it has to be the same for both sides; as root, postgres and pgbench run as the user postgres.
 The exit status is 0 also when a ratio is below what it is to reach; it is a failure when a program could not be measured.";
@@ -214,9 +217,10 @@ fn is_reached(
 }
 
 fn limit_text(goal: &Goal, unit: &str) -> String {
-    match goal.difference {
-        true => format!("{} {unit} more", goal.limit),
-        false => goal.limit.to_string(),
+    if goal.difference {
+        format!("{} {unit} more", goal.limit)
+    } else {
+        goal.limit.to_string()
     }
 }
 

@@ -110,13 +110,11 @@ impl Rmr {
 
     /// Reads an advertisement.
     pub fn decode(bytes: [u8; ADV_LEN]) -> Self {
-        let (remote, len) = bytes.split_at(RemoteAddr::LEN);
-        let (Ok(remote), Ok(len)) = (remote.try_into(), len.try_into()) else {
-            unreachable!("an advertisement is an address, a key and a length");
-        };
+        let [remote @ .., _, _, _, _] = bytes;
+        let [.., a, b, c, d] = bytes;
         Self {
             remote: RemoteAddr::from_bytes(remote),
-            len: u32::from_be_bytes(len),
+            len: u32::from_be_bytes([a, b, c, d]),
         }
     }
 }

@@ -42,17 +42,20 @@ impl RemoteAddr {
     /// assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0x10, 0, 1, 2, 3, 4]);
     /// assert_eq!(RemoteAddr::from_bytes(bytes), remote);
     /// ```
-    pub const fn to_bytes(self) -> [u8; Self::LEN] {
-        let [a, b, c, d, e, f, g, h] = self.addr.to_be_bytes();
-        let [i, j, k, l] = self.rkey.to_be_bytes();
-        [a, b, c, d, e, f, g, h, i, j, k, l]
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes
     }
 
     /// What a peer has told in this way. Whether the place is one that it opened, the peer says when it is used.
-    pub const fn from_bytes([a, b, c, d, e, f, g, h, i, j, k, l]: [u8; Self::LEN]) -> Self {
+    pub fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
+        let [addr @ .., _, _, _, _] = bytes;
+        let [_, _, _, _, _, _, _, _, rkey @ ..] = bytes;
         RemoteAddr {
-            addr: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
-            rkey: u32::from_be_bytes([i, j, k, l]),
+            addr: u64::from_be_bytes(addr),
+            rkey: u32::from_be_bytes(rkey),
         }
     }
 }

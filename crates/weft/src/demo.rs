@@ -211,9 +211,7 @@ fn remove_stale(base: &Path) {
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let of = name.to_str().and_then(|name| name.strip_prefix(WORK));
-        let gone = |pid: &str| {
-            pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()
-        };
+        let gone = |pid: &str| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists();
         if of.is_some_and(gone) {
             let _ = fs::remove_dir_all(entry.path());
         }

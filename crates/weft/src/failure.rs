@@ -119,11 +119,17 @@ fn remedy(what: &str) -> Option<&'static str> {
     let number = number.split_once(')')?.0.parse().ok()?;
     Some(match Errno::from_raw_os_error(number) {
         Errno::MFILE | Errno::NFILE => MORE_DESCRIPTORS,
-        Errno::NOSPC | Errno::DQUOT => "the disk is full: free some space, or name a place on another one",
+        Errno::NOSPC | Errno::DQUOT => {
+            "the disk is full: free some space, or name a place on another one"
+        }
         Errno::ROFS => "the file system is read-only: name a place on another one",
         Errno::NOMEM => "memory is short, or limited (`ulimit -v`, the container's limit)",
-        Errno::ADDRNOTAVAIL => "the address is not this machine's: `ip address` lists those that are",
-        Errno::ADDRINUSE => "another program listens there (`ss -ltnp` says which): choose another port, or end it",
+        Errno::ADDRNOTAVAIL => {
+            "the address is not this machine's: `ip address` lists those that are"
+        }
+        Errno::ADDRINUSE => {
+            "another program listens there (`ss -ltnp` says which): choose another port, or end it"
+        }
         Errno::NETUNREACH | Errno::NETDOWN => NO_WAY,
         _ => return None,
     })

@@ -20,7 +20,8 @@ pub struct Global {
 impl Global {
     /// Sends log lines to stderr: as much as `WEFT_LOG` says, or the options.
     pub fn start_log(self) {
-        let asked = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
+        let named = std::env::var("WEFT_LOG").ok().filter(|v| !v.is_empty());
+        let asked = named.as_ref().and_then(|v| v.parse().ok());
         let level = asked.unwrap_or(match (self.quiet, self.verbose) {
             (true, _) => LevelFilter::ERROR,
             (_, 0) => LevelFilter::WARN,
@@ -32,5 +33,10 @@ impl Global {
             .with_writer(std::io::stderr)
             .with_target(false)
             .init();
+        if let (Some(name), None) = (named, asked) {
+            tracing::warn!(
+                "WEFT_LOG={name} is no level: write off, error, warn, info, debug or trace"
+            );
+        }
     }
 }

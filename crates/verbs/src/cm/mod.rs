@@ -86,6 +86,19 @@ pub struct BindError {
     pub source: std::io::Error,
 }
 
+impl BindError {
+    /// As the system's error has it.
+    pub fn kind(&self) -> std::io::ErrorKind {
+        self.source.kind()
+    }
+}
+
+impl From<BindError> for ConnectError {
+    fn from(error: BindError) -> Self {
+        error.source.into()
+    }
+}
+
 impl From<BindError> for std::io::Error {
     fn from(error: BindError) -> Self {
         error.source

@@ -14,8 +14,8 @@ use weft_bench::exs::{
 use weft_bench::size::parse_size;
 use weft_bench::{BenchError, Transport};
 
-use crate::address::resolve_peer;
 use super::say;
+use crate::address::resolve_peer;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::terminal;
@@ -48,12 +48,17 @@ measured connections are made by TLS, with keys for this one time, unless WEFT_T
 
 const EXAMPLES: &str = "\
 Examples:
-  weft blast                                      both ends here, over shared memory
-  weft blast --transport tcp --no-crc --size 1M   and over TCP
-  weft blast --listen=0.0.0.0                     a server for other machines
-  weft blast server --exponential 1M --outstanding-send 4 --outstanding-recv 8 --html blast.html
+  # both ends here, over shared memory
+  weft blast
+  # and over TCP
+  weft blast --transport tcp --no-crc --size 1M
+  # a server for other machines
+  weft blast --listen=0.0.0.0
+  weft blast server --exponential 1M --outstanding-send 4 \\
+    --outstanding-recv 8 --html blast.html
   weft blast --kind seqpacket --design source --size 4K --messages 10000
-  weft blast --mode indirect --verify             every byte is compared";
+  # every byte is compared
+  weft blast --mode indirect --verify";
 
 /// Options of `weft blast`.
 #[derive(Debug, clap::Args)]
@@ -370,7 +375,7 @@ fn failure(error: &BenchError) -> Failure {
             Failure::refused(what).hint("both sides need the same version of weft")
         }
         BenchError::Peer(_) | BenchError::Both(..) => Failure::peer(what).hint(
-            "`weft doctor` tells what a machine lacks; shared memory needs one host and user",
+            "`weft doctor` says what a machine does not support; shared memory needs one host and user",
         ),
         BenchError::Contents(_) => {
             Failure::failed(what).hint("this is an error in weft: please report it")

@@ -606,7 +606,7 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         .as_ref()
         .map_or(Ok(0), |authorized| authorized.keys().map(|keys| keys.len()))?;
     if !bind.ip().is_loopback() && known == 0 && !args.open {
-        return Err(Failure::usage(format!("{bind} can be reached from other machines, and it is not said who there may compile here"))
+        return Err(Failure::usage(format!("{bind} can be reached from other machines, and no key there may compile here yet"))
             .hint("put the masters' public keys (`weft key` prints them) into ~/.config/weft/authorized_keys; --open lets everybody in"));
     }
     let (identity, made) = keypair::read_or_make(&path)?;

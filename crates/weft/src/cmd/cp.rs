@@ -309,8 +309,12 @@ impl Events for Lines {
             eprintln!("weft: {peer}: {e}{hint}");
         }
         if !self.quiet && totals.started {
+            let failed = match totals.failed {
+                0 => String::new(),
+                n => format!("; {n} failed"),
+            };
             say(format_args!(
-                "{peer}: {}",
+                "{peer}: {}{failed}",
                 speed(totals.files, totals.bytes, took)
             ));
         }

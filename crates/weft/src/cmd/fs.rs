@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 use weft_fs::name::{RemotePath, parse_size};
 use weft_fs::server::Events;
@@ -332,16 +332,15 @@ fn show(name: &str, attr: &Attr, json: bool) {
     } else {
         ""
     };
-    let age = (UNIX_EPOCH + Duration::from_nanos(attr.mtime))
-        .elapsed()
-        .map_or(0, |age| age.as_secs());
+    let age = (UNIX_EPOCH + Duration::from_nanos(attr.mtime)).elapsed();
+    let age = HumanDuration(age.unwrap_or_default());
     say(format_args!(
         "{kind:6} {:>14} {:>10} {name}{slash}",
         attr.size,
         if attr.mtime == 0 {
             "-".into()
         } else {
-            format!("{age} s ago")
+            format!("{age:#} ago")
         }
     ));
 }

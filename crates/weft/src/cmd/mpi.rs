@@ -18,8 +18,8 @@ Run an MPI job on weft: set the environment by which Open MPI or MPICH finds wef
 Transports:
   rc     connections (RC): for Open MPI libfabric's verbs;ofi_rxm, for MPICH
          UCX's rc_verbs
-  ud     datagrams alone (UD), which the MPI's library makes reliable: libfabric's
-         verbs;ofi_rxd, UCX's ud_verbs
+  ud     datagrams alone (UD), which the MPI's library makes reliable: for Open
+         MPI libfabric's verbs;ofi_rxd, for MPICH UCX's ud_verbs
   weft   weft's own provider of libfabric: small messages by datagrams, large
          ones by RDMA Write-Record, and connections to busy peers of this host
          (or WEFT_FI_RC=N of any). Not with an MPICH that is built on UCX alone,

@@ -157,7 +157,12 @@ pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
     } else {
         EXIT_NOT_EXECUTABLE
     };
-    let failure = Failure::failed(format!("cannot run {}: {error}", name.display()));
+    let failure = if missing {
+        Failure::failed(format!("cannot run {}: no such program", name.display()))
+            .hint("name a program of PATH, or its file, after `--`")
+    } else {
+        Failure::failed(format!("cannot run {}: {error}", name.display()))
+    };
     fail(code, &failure)
 }
 

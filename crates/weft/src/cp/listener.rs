@@ -96,7 +96,7 @@ impl Listener {
         let known = config.serve.key.is_some() || authorized > 0;
         if !config.bind.ip().is_loopback() && !known && !config.open {
             return Err(Failure::usage(format!(
-                "{} can be reached from other machines, and it is not said who there may write into {}",
+                "{} can be reached from other machines, and no key there may write into {} yet",
                 config.bind,
                 config.dir.display()
             ))

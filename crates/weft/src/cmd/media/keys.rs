@@ -60,7 +60,7 @@ impl Listening {
         };
         if !bind.ip().is_loopback() && known == 0 && !args.open {
             return Err(Failure::usage(format!(
-                "{bind} can be reached from other machines, and it is not said who there may watch"
+                "{bind} can be reached from other machines, and no key there may watch yet"
             ))
             .hint(format!(
                 "put the viewers' public keys (`weft key` prints them) into {}; --open lets everybody in",
