@@ -146,6 +146,8 @@ impl fmt::Display for Failure {
     }
 }
 
+impl std::error::Error for Failure {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,5 +169,3 @@ mod tests {
         assert_eq!(plain, "nothing to do\n  try: do it");
     }
 }
-
-impl std::error::Error for Failure {}

@@ -9,7 +9,7 @@ const LAST: usize = 998;
 /// Options of every subcommand.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Global {
-    /// Say more on stderr; twice: everything. WEFT_LOG=off|error|warn|info|debug|trace chooses a level
+    /// Say more on stderr; twice: everything. `WEFT_LOG=off|error|warn|info|debug|trace` chooses a level
     #[arg(short, long, global = true, action = ArgAction::Count, display_order = LAST)]
     pub verbose: u8,
     /// Say nothing but errors
