@@ -1,63 +1,10 @@
 //! The command line of `weft bench`.
 
 use crate::driver::{Memory, Stack, Transport};
-use crate::link::{LinkArgs, ShapeArgs};
 use crate::output::OutputArgs;
 use crate::size::Sizes;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
-
-/// Measures weft beside plain TCP in the same run.
-#[derive(Args, Clone, Debug)]
-pub struct BenchArgs {
-    /// What to measure.
-    #[command(subcommand)]
-    pub suite: Suite,
-}
-
-/// The suites.
-#[derive(Subcommand, Clone, Debug)]
-pub enum Suite {
-    /// The verbs beside plain TCP: throughput, CPU of both sides, latency, message rate, registration, set-up and memory
-    Verbs(Box<VerbsArgs>),
-    /// Extended sockets: the papers' experiments with blast, over distance too, and what they are to reach
-    Exs(Box<ExsArgs>),
-    /// Datagrams beside reliable connections and bare UDP: the datagram paper's figures 5, 6, 8 and 9, and what they are to reach
-    Dgram(Box<DgramArgs>),
-    /// Programs from Debian under `weft run` beside plain TCP: iperf3, redis, nginx, memcached, postgres and more, and what they are to reach
-    Run(crate::run::RunArgs),
-    /// The peers of our own in that comparison; started by the benchmark itself
-    #[command(hide = true)]
-    RunPart(crate::run::PartArgs),
-    /// BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper
-    Sdp(Box<SdpArgs>),
-    /// Chapter 4 of the thesis on this machine: set-up, registration, copies, pins, overlap, and whether its conclusions hold
-    Advise(AdviseArgs),
-    /// Movies: what a server pays for its viewers, weft media beside nginx and plain HTTP; seeks, live streams, idle viewers
-    Media(Box<crate::media::MediaArgs>),
-    /// The plain HTTP server of that comparison; started by the benchmark itself
-    #[command(hide = true)]
-    MediaHttp {
-        /// What it serves
-        file: PathBuf,
-    },
-    /// A distributed compiler: the thesis's chapter 5, weft cc beside distcc and distcc-pump, with virtual workers and a real build
-    Cc(Box<crate::cc::CcArgs>),
-    /// Workers and daemon of that comparison; started by the benchmark itself
-    #[command(hide = true)]
-    CcPart(crate::cc::CcPartArgs),
-    /// Remote memory as files: beside tmpfs, raw RDMA and itself through FUSE
-    Fs(crate::fs::FsArgs),
-    /// Data Roundabout: the figures of the thesis's chapter 7, on rings of processes, and its TCP twin
-    Join(crate::join::JoinArgs),
-    /// MPI over connections, datagrams and weft's provider, beside the MPI's own TCP: the datagram paper's figures 13 to 15
-    Mpi(crate::mpi::MpiArgs),
-    /// Run a command at the end of a long link: two network namespaces with delay, jitter, rate and queue between them
-    Link(Box<LinkArgs>),
-    /// The far end of a benchmark; started by the benchmark itself
-    #[command(hide = true)]
-    Peer,
-}
 
 /// Options of `weft bench verbs`.
 #[derive(Args, Clone, Debug)]
@@ -88,10 +35,14 @@ pub struct VerbsArgs {
 
 const DGRAM_EXAMPLES: &str = "\
 Examples:
-  weft bench dgram --html dgram.html             latency and bandwidth, in some minutes
-  weft bench dgram --figure 5 --size 64,1K       latency of two sizes
-  weft bench dgram --figure 9                    over a link that loses packets (needs root)
-  unshare -Ur weft bench dgram --figure 9        ... without being root";
+  # latency and bandwidth, in some minutes
+  weft bench dgram --html dgram.html
+  # latency of two sizes
+  weft bench dgram --figure 5 --size 64,1K
+  # over a link that loses packets (needs root)
+  weft bench dgram --figure 9
+  # without being root
+  unshare -Ur weft bench dgram --figure 9";
 
 /// Options of `weft bench dgram`.
 #[derive(Args, Clone, Debug)]
@@ -146,115 +97,12 @@ pub enum DgramFigure {
     Twelve,
 }
 
-const EXS_EXAMPLES: &str = "\
-Examples:
-  weft bench exs --html exs.html                  everything, in some minutes
-  weft bench exs --figure 9a,9b --transport tcp   the stream paper's figure 9 over TCP
-  weft bench exs --figure 13 --delay 24ms         over a distance of 48 ms there and back (needs root)
-  weft bench exs --figure 13 --jitter 2ms         ... with jitter";
-
-/// Options of `weft bench exs`.
-#[derive(Args, Clone, Debug)]
-#[command(after_long_help = EXS_EXAMPLES)]
-pub struct ExsArgs {
-    /// Which figures of the papers, and which targets [default: all]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub figure: Vec<crate::exs::Figure>,
-    /// What carries the connections; figure 13 is always over TCP
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Transport::Local, Transport::Tcp])]
-    pub transport: Vec<Transport>,
-    /// Repetitions of each point; modes take turns within each [default: 5, quick: 3; at most 3 over the distance]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub repetitions: Option<u32>,
-    /// Seconds of each run [default: 0.1, quick: 0.03]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub seconds: Option<f64>,
-    /// Seconds of each run over the distance [default: 2]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub distance_seconds: Option<f64>,
-    /// The receiver's intermediate buffer [default: the sockets' 1M; 64M over the distance]
-    #[arg(long, value_name = "SIZE", value_parser = buffer)]
-    pub buffer: Option<u32>,
-    /// With a CRC over each FPDU
-    #[arg(long)]
-    pub crc: bool,
-    /// Fewer places on the axes and short runs
-    #[arg(long)]
-    pub quick: bool,
-    /// Where the results go.
-    #[command(flatten)]
-    pub output: OutputArgs,
-    /// The link of figure 13; 4 Gb/s unless told otherwise.
-    #[command(
-        flatten,
-        next_help_heading = "Distance (figure 13; 4 Gb/s unless --rate says otherwise)"
-    )]
-    pub link: ShapeArgs,
-}
-
-impl ExsArgs {
-    pub(crate) fn repetitions(&self) -> u32 {
-        self.repetitions.unwrap_or(if self.quick { 3 } else { 5 })
-    }
-
-    pub(crate) fn seconds(&self) -> f64 {
-        self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.1 })
-    }
-}
-
-const SDP_EXAMPLES: &str = "\
-Examples:
-  weft bench sdp --html sdp.html                    everything, in some minutes
-  weft bench sdp --figure 6b,7a --transport local   throughput and overlap in shared memory
-  weft bench sdp --stack bsdp,tcp --quick           buffered SDP beside plain TCP";
-
-/// Options of `weft bench sdp`.
-#[derive(Args, Clone, Debug)]
-#[command(after_long_help = SDP_EXAMPLES)]
-pub struct SdpArgs {
-    /// Which table and figures of the paper [default: all]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub figure: Vec<crate::sdp::SdpFigure>,
-    /// What is measured beside each other [default: all]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub stack: Vec<crate::sdp::Row>,
-    /// What carries SDP's connections
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Transport::Local, Transport::Tcp])]
-    pub transport: Vec<Transport>,
-    /// Runs of each point; stacks take turns within each [default: 5, quick: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub runs: Option<u32>,
-    /// Seconds of each run [default: 0.1, quick: 0.03]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub seconds: Option<f64>,
-    /// Fewer places on the axes and short runs
-    #[arg(long)]
-    pub quick: bool,
-    /// Where the results go.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
-impl SdpArgs {
-    pub(crate) fn runs(&self) -> u32 {
-        self.runs.unwrap_or(if self.quick { 3 } else { 5 })
-    }
-
-    pub(crate) fn seconds(&self) -> f64 {
-        self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.1 })
-    }
-
-    /// What is measured, in the tables' order.
-    pub(crate) fn rows(&self) -> Vec<crate::sdp::Row> {
-        let wanted = |row: &crate::sdp::Row| self.stack.is_empty() || self.stack.contains(row);
-        crate::sdp::Row::ALL.into_iter().filter(wanted).collect()
-    }
-}
-
 const ADVISE_EXAMPLES: &str = "\
 Examples:
-  weft bench advise --html advise.html    all tables and figures of the chapter that can be remade, in a minute or two
-  weft bench advise --quick               fewer sizes and runs";
+  # all tables and figures of the chapter that can be remade, in a minute or two
+  weft bench advise --html advise.html
+  # fewer sizes and runs
+  weft bench advise --quick";
 
 /// Options of `weft bench advise`.
 #[derive(Args, Clone, Debug)]
@@ -272,14 +120,6 @@ pub struct AdviseArgs {
     /// Where the results go.
     #[command(flatten)]
     pub output: OutputArgs,
-}
-
-fn buffer(text: &str) -> Result<u32, String> {
-    let size = crate::size::parse_size(text).map_err(|error| error.to_string())?;
-    let fits = u32::try_from(size)
-        .ok()
-        .filter(|size| (4096..=1 << 30).contains(size));
-    fits.ok_or_else(|| "a buffer is from 4K to 1G".to_owned())
 }
 
 /// Options that every suite has.
@@ -357,7 +197,7 @@ impl CommonArgs {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 3600.0 => Ok(value),
         _ => Err("write a number of seconds from 0 to 3600".to_owned()),
@@ -460,6 +300,7 @@ display_as_value!(Figure, Switch, Poll, Transport);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{BenchArgs, Suite};
     use clap::Parser;
 
     #[derive(Parser)]

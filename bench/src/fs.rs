@@ -4,7 +4,7 @@
 //! engine of its device, as those of raw RDMA are.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -23,7 +23,10 @@ use weft_verbs::{
     Access, Cq, Device, LocalMode, Mr, QpInit, RawMemory, RemoteAddr, SendWr, Wc, WcStatus,
 };
 
+use crate::aims::{Limit, verdict};
 use crate::error::{BenchError, Result};
+use crate::output::OutputArgs;
+use crate::report::{Report, Section, Table, machine};
 use crate::stats::{Summary, paired_ratio};
 
 /// The buffer that is read and written.
@@ -43,9 +46,9 @@ pub struct FsArgs {
     /// The preload library, for ordinary files under it
     #[arg(long, value_name = "FILE", env = "WEFT_FS_LIB")]
     lib: Option<PathBuf>,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    output: OutputArgs,
     /// Read this file in pages and say how long one takes; started by the benchmark itself
     #[arg(long, value_name = "FILE", hide = true)]
     child: Option<PathBuf>,
@@ -71,7 +74,7 @@ struct Row {
     ours: Vec<f64>,
     yardstick: Vec<f64>,
     unit: &'static str,
-    target: &'static str,
+    limit: Limit,
 }
 
 /// What both sides of the comparisons need.
@@ -93,6 +96,7 @@ pub(crate) fn run(args: &FsArgs) -> Result<ExitCode> {
         println!("{}", pages_of(file)?);
         return Ok(ExitCode::SUCCESS);
     }
+    let mut output = args.output.open()?;
     let world = World::new()?;
     let mut rows = Vec::new();
     same_host(args, &world, &mut rows)?;
@@ -106,8 +110,8 @@ pub(crate) fn run(args: &FsArgs) -> Result<ExitCode> {
             eprintln!("weft: {what}: not measured: {e}");
         }
     }
-    report(args, &rows)?;
-    Ok(ExitCode::SUCCESS)
+    output.lines(rows.iter().map(Row::json))?;
+    output.finish(&report(&rows))
 }
 
 impl World {
@@ -222,7 +226,7 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         ours: a,
         yardstick: b,
         unit: "GB/s",
-        target: ">= 0.95",
+        limit: Limit::AtLeast(0.95),
     });
     let mut read = |file: &File| {
         for _ in 0..passes {
@@ -242,7 +246,7 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         ours: a,
         yardstick: b,
         unit: "GB/s",
-        target: ">= 0.95",
+        limit: Limit::AtLeast(0.95),
     });
     Ok(())
 }
@@ -290,7 +294,7 @@ impl Raw {
         let near = ok!("a device", Device::builder().local(LocalMode::Off).open());
         let any = ([127, 0, 0, 1], 0).into();
         let listener = cm::Listener::bind(&far, any, 1, &param(Vec::new()))
-            .map_err(BenchError::system("listening"))?;
+            .map_err(|e| BenchError::system("listening")(e.into()))?;
         let addr = listener.local_addr();
         let pd = ok!("a domain", far.alloc_pd());
         let far_cq = ok!("a queue", far.create_cq(16, None));
@@ -397,7 +401,7 @@ fn remote(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         ours: a,
         yardstick: b,
         unit: "GB/s",
-        target: ">= 0.85",
+        limit: Limit::AtLeast(0.85),
     });
     let ours_read = || {
         for at in steps() {
@@ -414,7 +418,7 @@ fn remote(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         ours: a,
         yardstick: b,
         unit: "GB/s",
-        target: ">= 0.85",
+        limit: Limit::AtLeast(0.85),
     });
     // Pages that do not follow one another.
     const COUNT: usize = 2000;
@@ -436,7 +440,7 @@ fn remote(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         ours: each(a),
         yardstick: each(b),
         unit: "us",
-        target: "<= 1.3",
+        limit: Limit::AtMost(1.3),
     });
     Ok(())
 }
@@ -502,7 +506,7 @@ fn mounted(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         ours: a,
         yardstick: b,
         unit: "GB/s",
-        target: ">= 0.5",
+        limit: Limit::AtLeast(0.5),
     });
     drop(guard);
     Ok(())
@@ -538,7 +542,7 @@ fn beside_sshfs(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()>
         ours: a,
         yardstick: b,
         unit: "GB/s",
-        target: ">= 2",
+        limit: Limit::AtLeast(2.0),
     });
     Ok(())
 }
@@ -591,43 +595,60 @@ fn ordinary(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         ours,
         yardstick,
         unit: "ns",
-        target: "<= 1.05",
+        limit: Limit::AtMost(1.05),
     });
     Ok(())
 }
 
-fn report(args: &FsArgs, rows: &[Row]) -> Result<()> {
-    let mut json = String::new();
-    println!(
-        "{:50} {:>10} {:>10} {:>8}  aim",
-        "what (beside)", "ours", "beside", "ratio"
-    );
+impl Row {
+    /// The median of the ratios of turns.
+    fn ratio(&self) -> f64 {
+        paired_ratio(&self.ours, &self.yardstick).map_or(f64::NAN, |s| s.median)
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "figure": self.name,
+            "unit": self.unit,
+            "ours": self.ours,
+            "beside": self.yardstick,
+            "ratio": self.ratio(),
+            "aim": self.limit.to_string(),
+            "holds": self.limit.holds(self.ratio()),
+        })
+    }
+}
+
+fn report(rows: &[Row]) -> Report {
+    let mut report = Report::new("weft bench fs");
+    report.intro = vec![format!(
+        "{}. Medians; ratios are of turns beside each other.",
+        machine()
+    )];
+    let header = [
+        "what (beside)",
+        "unit",
+        "weft",
+        "beside",
+        "ratio",
+        "to reach",
+        "holds",
+    ];
+    let mut table = Table::new(&header);
+    let median = |samples: &[f64]| Summary::of(samples).map_or(f64::NAN, |s| s.median);
     for row in rows {
-        let median = |samples: &[f64]| Summary::of(samples).map_or(f64::NAN, |s| s.median);
-        let ratio = paired_ratio(&row.ours, &row.yardstick).map_or(f64::NAN, |s| s.median);
-        let (ours, yardstick) = (median(&row.ours), median(&row.yardstick));
-        println!(
-            "{:50} {ours:>10.3} {yardstick:>10.3} {ratio:>8.3}  {} ({})",
-            row.name, row.target, row.unit
-        );
-        let object = serde_json::json!({
-            "figure": row.name,
-            "unit": row.unit,
-            "ours": row.ours,
-            "beside": row.yardstick,
-            "ratio": ratio,
-            "aim": row.target,
-        });
-        json.push_str(&object.to_string());
-        json.push('\n');
+        table.push([
+            row.name.to_owned(),
+            row.unit.to_owned(),
+            format!("{:.3}", median(&row.ours)),
+            format!("{:.3}", median(&row.yardstick)),
+            format!("{:.3}", row.ratio()),
+            row.limit.to_string(),
+            verdict(row.limit.holds(row.ratio())).to_owned(),
+        ]);
     }
-    if let Some(path) = &args.json {
-        let output = |source| BenchError::Output {
-            path: path.display().to_string(),
-            source,
-        };
-        let mut file = File::create(path).map_err(output)?;
-        file.write_all(json.as_bytes()).map_err(output)?;
-    }
-    Ok(())
+    report
+        .sections
+        .push(Section::new("Remote memory as files").table(table));
+    report
 }

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advise;
+mod aims;
 mod args;
 mod cc;
 mod conclusions;
@@ -22,6 +23,8 @@ mod link;
 pub mod media;
 mod mpi;
 mod output;
+mod patience;
+mod peer;
 mod process;
 mod progress;
 pub mod record;
@@ -36,12 +39,12 @@ mod usage;
 mod verbs;
 
 pub use args::{
-    AdviseArgs, BenchArgs, CommonArgs, DgramArgs, DgramFigure, ExsArgs, Figure, Poll, SdpArgs,
-    Suite, Switch, VerbsArgs, VerbsOp,
+    AdviseArgs, CommonArgs, DgramArgs, DgramFigure, Figure, Poll, Switch, VerbsArgs, VerbsOp,
 };
 pub use cc::{CcArgs, CcPartArgs};
 pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
+pub use exs::ExsArgs;
 pub use fs::FsArgs;
 pub use join::JoinArgs;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
@@ -49,8 +52,64 @@ pub use mpi::MpiArgs;
 pub use output::OutputArgs;
 pub use process::PEER_ARGS;
 pub use run::{PartArgs, Program, RunArgs};
+pub use sdp::SdpArgs;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+/// Measures weft beside plain TCP in the same run.
+#[derive(Args, Clone, Debug)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub suite: Suite,
+}
+
+/// The suites.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Suite {
+    /// The verbs beside plain TCP: throughput, CPU of both sides, latency, message rate, registration, set-up and memory
+    Verbs(Box<VerbsArgs>),
+    /// Extended sockets: the papers' experiments with blast, over distance too, and what they are to reach
+    Exs(Box<ExsArgs>),
+    /// Datagrams beside reliable connections and bare UDP: the datagram paper's figures 5, 6, 8 and 9, and what they are to reach
+    Dgram(Box<DgramArgs>),
+    /// Programs from Debian under `weft run` beside plain TCP: iperf3, redis, nginx, memcached, postgres and more, and what they are to reach
+    Run(RunArgs),
+    /// The peers of our own in that comparison; started by the benchmark itself
+    #[command(hide = true)]
+    RunPart(PartArgs),
+    /// BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper
+    Sdp(Box<SdpArgs>),
+    /// Chapter 4 of the thesis on this machine: set-up, registration, copies, pins, overlap, and whether its conclusions hold
+    Advise(AdviseArgs),
+    /// Movies: what a server pays for its viewers, weft media beside nginx and plain HTTP; seeks, live streams, idle viewers
+    Media(Box<media::MediaArgs>),
+    /// The plain HTTP server of that comparison; started by the benchmark itself
+    #[command(hide = true)]
+    MediaHttp {
+        /// What it serves
+        file: PathBuf,
+    },
+    /// A distributed compiler: the thesis's chapter 5, weft cc beside distcc and distcc-pump, with virtual workers and a real build
+    Cc(Box<CcArgs>),
+    /// Workers and daemon of that comparison; started by the benchmark itself
+    #[command(hide = true)]
+    CcPart(CcPartArgs),
+    /// Remote memory as files: beside tmpfs, raw RDMA and itself through FUSE
+    Fs(FsArgs),
+    /// Data Roundabout: the figures of the thesis's chapter 7, on rings of processes, and its TCP twin
+    Join(JoinArgs),
+    /// MPI over connections, datagrams and weft's provider, beside the MPI's own TCP: the datagram paper's figures 13 to 15
+    Mpi(MpiArgs),
+    /// Run a command at the end of a long link: two network namespaces with delay, jitter, rate and queue between them
+    Link(Box<LinkArgs>),
+    /// The far end of a benchmark; started by the benchmark itself
+    #[command(hide = true)]
+    Peer,
+}
 
 /// Runs a suite. The program that calls it must run itself as the peer when its arguments begin
 /// with [`PEER_ARGS`]: that is, give them to this function too, parsed as [`BenchArgs`].
@@ -76,6 +135,6 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Sdp(args) => sdp::run_suite(&args),
         Suite::Advise(args) => advise::run_suite(&args),
         Suite::Link(args) => link::run(&args),
-        Suite::Peer => process::serve_peer().map(|()| ExitCode::SUCCESS),
+        Suite::Peer => peer::serve().map(|()| ExitCode::SUCCESS),
     }
 }

@@ -10,9 +10,12 @@ use weft_link::{FAR, Link, Shape};
 const EXAMPLES: &str = "\
 Examples:
   weft bench link -- ping 198.18.0.2
-  weft bench link --delay 24ms --far 'weft blast --listen=198.18.0.2' -- weft blast 198.18.0.2 --buffer 128M
-  weft bench link --delay 5ms --jitter 1ms --rate 1G --far 'iperf3 -s' -- iperf3 -c 198.18.0.2
-  unshare -Ur weft bench link -- ping 198.18.0.2      without being root";
+  weft bench link --delay 24ms --far 'weft blast --listen=198.18.0.2' \\
+    -- weft blast 198.18.0.2 --buffer 128M
+  weft bench link --delay 5ms --jitter 1ms --rate 1G --far 'iperf3 -s' \\
+    -- iperf3 -c 198.18.0.2
+  # without being root
+  unshare -Ur weft bench link -- ping 198.18.0.2";
 
 /// Options of `weft bench link`.
 #[derive(Args, Clone, Debug)]

@@ -120,7 +120,12 @@ impl Output {
     pub(crate) fn finish(mut self, report: &Report) -> Result<ExitCode> {
         print(report)?;
         if let Some(html) = &mut self.html {
-            html.write(|file| file.write_all(report.to_html().as_bytes()))?;
+            let written = html.write(|file| file.write_all(report.to_html().as_bytes()));
+            if written.is_err() {
+                // Half a page is of no use.
+                let _ = std::fs::remove_file(&html.0);
+            }
+            written?;
         }
         if self.failures == 0 {
             return Ok(ExitCode::SUCCESS);

@@ -5,33 +5,46 @@
 //! JSON lines over the child's standard input and output: the pipes end with either process, take
 //! no port, and nobody else can reach them. The data connections are the stacks' own.
 
-use crate::driver::{Acceptor, Context, Remote, Responder, Spec};
+use crate::driver::{Remote, Spec};
 use crate::error::{BenchError, Result};
-use crate::usage;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use serde_json::Value;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// How long either side waits for the other before it gives up.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
-
-/// Waits until a program that was started does what is asked of it.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        if Instant::now() > end {
-            return Err(BenchError::PeerGone(format!("{what} does not answer")));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
-}
 
 /// The arguments after which the program becomes the peer.
 pub const PEER_ARGS: [&str; 2] = ["bench", "peer"];
+
+/// What suites ask of their peer beside operations.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Task {
+    /// Time registrations.
+    Register,
+    /// Accept connections one after the other.
+    Setup,
+    /// Accept connections and keep them idle.
+    Hold,
+    /// Be a server of blast at this address, for one client, until that goes.
+    BlastServe,
+    /// Be a client of blast from now on.
+    BlastConnect,
+    /// As that client, do one run.
+    Blast,
+    /// Accept the connections of a plan as a session with this number.
+    Sdp,
+    /// Do the peer's part of so many sends of that session.
+    SdpGo,
+    /// Close that session.
+    SdpClose,
+    /// Receive over a link that loses packets.
+    Lossy,
+    /// Receive beside others.
+    Group,
+    /// Be a server of many clients, or these.
+    Clients,
+}
 
 /// What the parent asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,30 +59,8 @@ pub(crate) enum Request {
     },
     /// Forget session `id`.
     Close { id: u32 },
-    /// Time registrations; see [`crate::verbs::register`].
-    Register(crate::verbs::register::Plan),
-    /// Accept connections one after the other; see [`crate::verbs::setup`].
-    Setup(crate::verbs::setup::Plan),
-    /// Accept connections and keep them idle; see [`crate::verbs::memory`].
-    Hold(crate::verbs::memory::Plan),
-    /// Be a server of blast at this address, for one client, until that goes.
-    BlastServe { ip: IpAddr },
-    /// Be a client of blast from now on.
-    BlastConnect { addr: SocketAddr },
-    /// As that client, do one run.
-    Blast(crate::exs::Plan),
-    /// Accept the connections of this plan as session `id`.
-    Sdp { id: u32, plan: crate::sdp::Plan },
-    /// Do the peer's part of `count` sends of session `id`.
-    SdpGo { id: u32, count: u64 },
-    /// Close session `id`.
-    SdpClose { id: u32 },
-    /// Receive over a link that loses packets; see [`crate::lossy`].
-    Lossy(crate::dgram::lossy::Plan),
-    /// Receive beside others; see [`crate::dgram::group`].
-    Group(crate::dgram::group::Plan),
-    /// Be a server of many clients, or these; see [`crate::dgram::clients`].
-    Clients(crate::dgram::clients::Plan),
+    /// Something else that a suite asks of its peer, with what that needs.
+    Task { task: Task, plan: Value },
 }
 
 /// What the peer answers.
@@ -85,14 +76,12 @@ pub(crate) enum Reply {
     Done { cpu: f64 },
     /// To `Close`; to `BlastServe`, when its client is gone.
     Closed,
-    /// To `Register`.
-    Registered(Vec<crate::verbs::register::Row>),
     /// To `Hold`: bytes of private memory that all connections together took.
     Held { bytes: u64 },
     /// To `Lossy`, at its end: bytes that came and were valid.
     Valid { bytes: u64 },
-    /// To `Blast`.
-    Blasted(Box<crate::exs::Run>),
+    /// To `Register` and `Blast`: what was measured.
+    Measured(Value),
     /// Any request can fail.
     Failed { why: String },
 }
@@ -151,6 +140,20 @@ impl Peer {
         write_line(to, request).map_err(|error| BenchError::PeerGone(error.to_string()))
     }
 
+    /// Asks for something that only its suite knows.
+    pub(crate) fn task(&mut self, task: Task, plan: &impl Serialize) -> Result<()> {
+        let plan = serde_json::to_value(plan).map_err(|e| BenchError::PeerGone(e.to_string()))?;
+        self.send(&Request::Task { task, plan })
+    }
+
+    /// Receives what a suite's task has measured.
+    pub(crate) fn measured<T: DeserializeOwned>(&mut self) -> Result<T> {
+        match self.receive()? {
+            Reply::Measured(value) => read_plan(value),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     pub(crate) fn receive(&mut self) -> Result<Reply> {
         match read_line(&mut self.from) {
             Ok(Some(Reply::Failed { why })) => Err(BenchError::Peer(why)),
@@ -182,141 +185,23 @@ pub(crate) fn unexpected(reply: &Reply) -> BenchError {
     BenchError::PeerGone(format!("it answered {reply:?}"))
 }
 
-fn write_line(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+/// What came with a task, or was measured by one.
+pub(crate) fn read_plan<T: DeserializeOwned>(value: Value) -> Result<T> {
+    serde_json::from_value(value).map_err(|e| BenchError::PeerGone(e.to_string()))
+}
+
+pub(crate) fn write_line(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *to, message)?;
     to.write_all(b"\n")?;
     to.flush()
 }
 
-fn read_line<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+pub(crate) fn read_line<T: for<'a> Deserialize<'a>>(
+    from: &mut impl BufRead,
+) -> io::Result<Option<T>> {
     let mut line = String::new();
     if from.read_line(&mut line)? == 0 {
         return Ok(None);
     }
     Ok(Some(serde_json::from_str(&line)?))
-}
-
-/// The peer's side: answers requests on standard input until it ends.
-pub(crate) fn serve_peer() -> Result<()> {
-    let mut from = io::stdin().lock();
-    let mut to = io::stdout().lock();
-    let mut served = Served::default();
-    loop {
-        let request = match read_line(&mut from) {
-            Ok(Some(request)) => request,
-            Ok(None) => return Ok(()),
-            Err(error) => return Err(BenchError::PeerGone(error.to_string())),
-        };
-        let mut reply = |reply: Reply| {
-            write_line(&mut to, &reply).map_err(|error| BenchError::PeerGone(error.to_string()))
-        };
-        match served.answer(request, &mut reply) {
-            Err(BenchError::PeerGone(why)) => return Err(BenchError::PeerGone(why)),
-            Err(error) => reply(Reply::Failed {
-                why: error.to_string(),
-            })?,
-            Ok(()) => {}
-        }
-    }
-}
-
-#[derive(Default)]
-struct Served {
-    sessions: HashMap<u32, Box<dyn Responder>>,
-    context: Context,
-    blast: Option<crate::exs::Client>,
-    sdp: HashMap<u32, crate::sdp::Session>,
-    devices: crate::sdp::Devices,
-}
-
-impl Served {
-    fn answer(
-        &mut self,
-        request: Request,
-        reply: &mut dyn FnMut(Reply) -> Result<()>,
-    ) -> Result<()> {
-        match request {
-            Request::Open { id, spec } => {
-                let acceptor = Acceptor::listen(&mut self.context, &spec)?;
-                reply(Reply::Listening {
-                    addr: acceptor.addr()?,
-                })?;
-                let responder = acceptor.accept(&mut self.context, &spec)?;
-                let remote = responder.remote();
-                self.sessions.insert(id, responder);
-                reply(Reply::Opened { remote })
-            }
-            Request::Go { id, count, remote } => {
-                let Some(session) = self.sessions.get_mut(&id) else {
-                    return Err(BenchError::Peer(format!("there is no session {id}")));
-                };
-                let mut run = || {
-                    session.prepare(count, remote)?;
-                    let before = usage::cpu_seconds();
-                    reply(Reply::Ready)?;
-                    session.serve(count)?;
-                    reply(Reply::Done {
-                        cpu: usage::cpu_seconds() - before,
-                    })
-                };
-                let result = run();
-                if result.is_err() {
-                    // Closing the connection is how the parent learns of it in the middle of a transfer.
-                    self.sessions.remove(&id);
-                }
-                result
-            }
-            Request::Close { id } => {
-                self.sessions.remove(&id);
-                reply(Reply::Closed)
-            }
-            Request::Sdp { id, plan } => {
-                let tell = |addr| reply(Reply::Listening { addr });
-                let session = crate::sdp::Session::accept(&mut self.devices, &plan, tell)?;
-                self.sdp.insert(id, session);
-                reply(Reply::Ready)
-            }
-            Request::SdpGo { id, count } => {
-                let Some(session) = self.sdp.get(&id) else {
-                    return Err(BenchError::Peer(format!("there is no session {id}")));
-                };
-                let before = usage::cpu_seconds();
-                reply(Reply::Ready)?;
-                session.serve(count)?;
-                reply(Reply::Done {
-                    cpu: usage::cpu_seconds() - before,
-                })
-            }
-            Request::SdpClose { id } => {
-                if let Some(session) = self.sdp.remove(&id) {
-                    session.close(&mut self.devices);
-                }
-                reply(Reply::Closed)
-            }
-            Request::Register(plan) => reply(Reply::Registered(plan.run(&mut self.context)?)),
-            Request::Setup(plan) => plan.serve(&mut self.context, reply),
-            Request::Hold(plan) => plan.serve(&mut self.context, reply),
-            Request::Lossy(plan) => plan.serve(reply),
-            Request::Group(plan) => plan.serve(reply),
-            Request::Clients(plan) => plan.serve(reply),
-            Request::BlastServe { ip } => {
-                let mut server = crate::exs::Server::listen(SocketAddr::new(ip, 0))?;
-                reply(Reply::Listening {
-                    addr: server.local_addr()?,
-                })?;
-                server.serve(None, |_, _| ())?;
-                reply(Reply::Closed)
-            }
-            Request::BlastConnect { addr } => {
-                self.blast = Some(crate::exs::Client::connect(addr)?);
-                reply(Reply::Ready)
-            }
-            Request::Blast(plan) => {
-                let client = self.blast.as_mut();
-                let client = client.ok_or_else(|| BenchError::Peer("not connected".to_owned()))?;
-                let run = client.run(&plan, &mut |_, _, _| ())?;
-                reply(Reply::Blasted(Box::new(run)))
-            }
-        }
-    }
 }

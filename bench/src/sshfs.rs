@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::fs::{Advice, fadvise};
 
 use crate::error::{BenchError, Result};
-use crate::process::until;
+use crate::patience::until;
 
 const SSHD: &str = "/usr/sbin/sshd";
 /// The file's name.

@@ -91,7 +91,10 @@ use weft_verbs::{Error, MemError};
 /// What C programs are told of an error.
 pub(crate) fn errno(error: Error) -> Errno {
     match error {
-        Error::Limit(_) | Error::Memory(MemError::Limit) => Errno::NOMEM,
+        Error::Limit(_)
+        | Error::Memory(MemError::Limit | MemError::NoMemory | MemError::LockedMemory) => {
+            Errno::NOMEM
+        }
         Error::Invalid(_) | Error::Tls(_) | Error::Memory(_) => Errno::INVAL,
         Error::Os { source, .. } => Errno::from_io_error(&source).unwrap_or(Errno::IO),
     }

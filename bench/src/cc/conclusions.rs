@@ -1,78 +1,15 @@
 //! What chapter 5 concludes, what `weft cc` is to reach, and whether that holds here.
 
-use serde_json::{Value, json};
-
 use super::scaling::Point;
 use super::systems::System;
-use crate::report::{Section, Table};
-
-/// One of them.
-pub(super) struct Verdict {
-    what: &'static str,
-    /// In words.
-    target: String,
-    /// `None`: what was to be compared did not do what its name says.
-    measured: Option<f64>,
-    holds: bool,
-}
-
-impl Verdict {
-    fn at_most(what: &'static str, limit: f64, measured: f64) -> Self {
-        Self {
-            what,
-            target: format!("at most {limit}"),
-            measured: Some(measured),
-            holds: measured <= limit,
-        }
-    }
-
-    fn at_least(what: &'static str, limit: f64, measured: f64) -> Self {
-        Self {
-            what,
-            target: format!("at least {limit}"),
-            measured: Some(measured),
-            holds: measured >= limit,
-        }
-    }
-
-    fn within(what: &'static str, low: f64, high: f64, measured: f64) -> Self {
-        Self {
-            what,
-            target: format!("{low} to {high}"),
-            measured: Some(measured),
-            holds: (low..=high).contains(&measured),
-        }
-    }
-
-    /// As it is where nothing was measured.
-    fn unless(self, missing: bool) -> Self {
-        Self {
-            measured: self.measured.filter(|_| !missing),
-            holds: self.holds && !missing,
-            ..self
-        }
-    }
-
-    fn word(&self) -> &'static str {
-        match self.measured {
-            None => "not measured",
-            Some(_) if self.holds => "holds",
-            Some(_) => "does not hold",
-        }
-    }
-
-    pub(super) fn json(&self) -> Value {
-        let holds = self.measured.map(|_| self.holds);
-        json!({"bench": "cc", "verdict": self.what, "target": self.target, "measured": self.measured, "holds": holds})
-    }
-}
+use crate::aims::{Aim, Limit};
 
 pub(super) fn median(values: &[f64]) -> f64 {
     crate::stats::Summary::of(values).map_or(f64::NAN, |summary| summary.median)
 }
 
 /// Of the points with most workers, and of those with fewer.
-pub(super) fn of_points(points: &[Point]) -> Vec<Verdict> {
+pub(super) fn of_points(points: &[Point]) -> Vec<Aim> {
     let most = points.iter().map(|p| p.workers).max().unwrap_or(0);
     let at = |system, workers| {
         points
@@ -82,10 +19,9 @@ pub(super) fn of_points(points: &[Point]) -> Vec<Verdict> {
     let of = |system| at(system, most);
     let mut all = Vec::new();
     if let (Some(disk), Some(memory)) = (of(System::TcpDisk), of(System::TcpMemory)) {
-        all.push(Verdict::within(
+        all.push(Aim::new(
             "5.4.1: disk or memory makes no difference: jobs/s, disk over memory",
-            0.9,
-            1.1,
+            Limit::Within(0.9, 1.1),
             disk.rate / memory.rate,
         ));
     }
@@ -93,66 +29,63 @@ pub(super) fn of_points(points: &[Point]) -> Vec<Verdict> {
         return all;
     };
     if let Some(rdma) = of(System::Rdma) {
-        all.push(Verdict::within(
+        all.push(Aim::new(
             "5.4.2: software RDMA alone changes little: jobs/s over distcc's",
-            0.85,
-            1.15,
+            Limit::Within(0.85, 1.15),
             rdma.rate / tcp.rate,
         ));
     }
     if let Some(seven) = at(System::TcpMemory, 7).filter(|_| most > 7) {
-        all.push(Verdict::at_most(
+        all.push(Aim::new(
             "5.4.2: distcc scales to 7 workers only: jobs/s with most over those with 7",
-            1.2,
+            Limit::AtMost(1.2),
             tcp.rate / seven.rate,
         ));
     }
     if let Some(apart) = of(System::RdmaCore) {
-        all.push(Verdict::at_least(
+        all.push(Aim::new(
             "5.4.3: RDMA on a processor of its own: jobs/s over distcc's",
-            2.0,
+            Limit::AtLeast(2.0),
             apart.rate / tcp.rate,
         ));
     }
-    all.push(Verdict::at_least(
-        "5.4.4: distcc's master spends most on transfers and management (87 %): part without preprocessor",
-        0.5,
+    all.push(Aim::new("5.4.4: distcc's master spends most on transfers and management (87 %): part without preprocessor", Limit::AtLeast(0.5),
         tcp.own() / tcp.all(),
     ));
-    all.push(Verdict::at_most(
+    all.push(Aim::new(
         "5.4.4: distcc's master has no time left: idle",
-        0.05,
+        Limit::AtMost(0.05),
         tcp.idle,
     ));
-    all.push(Verdict::at_most(
+    all.push(Aim::new(
         "5.4.4: distcc cannot keep its workers busy (79.8 %): part of their time in compilers",
-        0.8,
+        Limit::AtMost(0.8),
         tcp.busy,
     ));
     if let Some(rdma) = of(System::Rdma) {
-        all.push(Verdict::at_most(
+        all.push(Aim::new(
             "aim: master's CPU for a job without preprocessor, weft cc over distcc",
-            0.5,
+            Limit::AtMost(0.5),
             rdma.own() / tcp.own(),
         ));
     }
     if let Some(pull) = of(System::Pull) {
-        all.push(Verdict::at_most(
+        all.push(Aim::new(
             "aim: all of the master's CPU for a job, weft cc --pull over distcc",
-            0.3,
+            Limit::AtMost(0.3),
             pull.all() / tcp.all(),
         ));
         if let Some(pump) = of(System::Pump) {
-            let verdict = Verdict::at_most(
+            let ratio = pull.all() / pump.all();
+            all.push(Aim::new(
                 "aim: all of the master's CPU for a job, weft cc --pull over distcc-pump",
-                0.7,
-                pull.all() / pump.all(),
-            );
-            all.push(verdict.unless(pump.fell_back()));
+                Limit::AtMost(0.7),
+                if pump.fell_back() { f64::NAN } else { ratio },
+            ));
         }
-        all.push(Verdict::at_least(
+        all.push(Aim::new(
             "aim: jobs/s with most workers, weft cc --pull over distcc",
-            2.0,
+            Limit::AtLeast(2.0),
             pull.rate / tcp.rate,
         ));
     }
@@ -160,12 +93,13 @@ pub(super) fn of_points(points: &[Point]) -> Vec<Verdict> {
 }
 
 /// A build with two workers takes no longer than distcc's.
-pub(super) fn of_builds(times: &[(System, Vec<f64>)]) -> Vec<Verdict> {
+pub(super) fn of_builds(times: &[(System, Vec<f64>)]) -> Vec<Aim> {
     let of = |system| times.iter().find(|t| t.0 == system).map(|t| median(&t.1));
     let Some(distcc) = of(System::TcpMemory) else {
         return Vec::new();
     };
-    let verdict = |system, what| Some(Verdict::at_most(what, 1.0, of(system)? / distcc));
+    let verdict =
+        |system, what: &str| Some(Aim::new(what, Limit::AtMost(1.0), of(system)? / distcc));
     [
         verdict(System::Rdma, "aim: time of a build, weft cc over distcc"),
         verdict(
@@ -176,19 +110,6 @@ pub(super) fn of_builds(times: &[(System, Vec<f64>)]) -> Vec<Verdict> {
     .into_iter()
     .flatten()
     .collect()
-}
-
-pub(super) fn section(verdicts: &[Verdict]) -> Section {
-    let mut table = Table::new(&["conclusion or aim", "holds if", "measured", ""]);
-    for v in verdicts {
-        table.push([
-            v.what.to_owned(),
-            v.target.clone(),
-            v.measured.map_or("-".into(), |n| format!("{n:.2}")),
-            v.word().to_owned(),
-        ]);
-    }
-    Section::new("The chapter's conclusions, and what weft cc is to reach").table(table)
 }
 
 #[cfg(test)]
@@ -212,21 +133,21 @@ mod tests {
 
     #[test]
     fn a_pump_that_preprocesses_itself_is_not_compared() {
-        let verdict = |other| {
+        let aim = |other| {
             let points = [
                 point(System::TcpMemory, 1.0, 0),
                 point(System::Pump, 1.0, other),
                 point(System::Pull, 0.5, 0),
             ];
             let all = of_points(&points);
-            let found = all.into_iter().find(|v| v.what.ends_with("distcc-pump"));
+            let found = all
+                .into_iter()
+                .find(|aim| aim.what.ends_with("distcc-pump"));
             found.unwrap()
         };
-        let measured = verdict(1);
-        assert_eq!((measured.measured, measured.word()), (Some(0.5), "holds"));
-        assert_eq!(measured.json()["holds"], true);
-        let missing = verdict(20);
-        assert_eq!((missing.measured, missing.word()), (None, "not measured"));
-        assert!(missing.json()["holds"].is_null() && missing.json()["measured"].is_null());
+        let measured = aim(1);
+        assert_eq!((measured.measured, measured.holds()), (0.5, Some(true)));
+        let missing = aim(20).json("cc");
+        assert!(missing["holds"].is_null() && missing["measured"].is_null());
     }
 }

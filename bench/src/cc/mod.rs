@@ -18,6 +18,7 @@ use std::process::{Command, ExitCode, Stdio};
 use clap::Args;
 use serde_json::json;
 
+use crate::aims;
 use crate::error::{BenchError, Result};
 use crate::output::OutputArgs;
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine};
@@ -31,8 +32,10 @@ use systems::{Processors, System};
 const EXAMPLES: &str = "\
 Examples:
   apt-get source redis
-  weft bench cc --source redis-7.0.15 --make '-C src MALLOC=libc redis-server' --html cc.html
-  weft bench cc --source redis-7.0.15 --make '-C src MALLOC=libc redis-server' --build 3 --only-build";
+  weft bench cc --source redis-7.0.15 --html cc.html \\
+    --make '-C src MALLOC=libc redis-server'
+  weft bench cc --source redis-7.0.15 --build 3 --only-build \\
+    --make '-C src MALLOC=libc redis-server'";
 
 /// Options of `weft bench cc`.
 #[derive(Args, Clone, Debug)]
@@ -181,8 +184,9 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
         report.sections.push(Section::new("A build").table(table));
         verdicts.extend(conclusions::of_builds(&times));
     }
-    lines.extend(verdicts.iter().map(conclusions::Verdict::json));
-    report.sections.push(conclusions::section(&verdicts));
+    lines.extend(verdicts.iter().map(|aim| aim.json("cc")));
+    let title = "The chapter's conclusions, and what weft cc is to reach";
+    report.sections.extend(aims::section(title, &verdicts));
     output.lines(&lines)?;
     output.finish(&report)
 }

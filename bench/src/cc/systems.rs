@@ -14,7 +14,7 @@ use weft_cc::find_program;
 use weft_cc::ipc::{Answer, Ask, Line, Status};
 
 use crate::error::{BenchError, Result};
-use crate::process::until;
+use crate::patience::until;
 
 /// A distributed compiler, and where its files are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -13,7 +13,7 @@ use weft_verbs::{
 
 use crate::driver::stack;
 use crate::error::{BenchError, Result};
-use crate::process::{Peer, Reply, Request, unexpected};
+use crate::process::{Peer, Reply, Task, unexpected};
 use crate::record::{Metric, Record};
 use crate::report::{Section, Table};
 use crate::stats::Summary;
@@ -219,17 +219,17 @@ fn slab() -> Option<f64> {
 fn measure(count: u32, datagrams: bool) -> Result<(f64, f64)> {
     let mut server = Peer::spawn(&[])?;
     let mut client = Peer::spawn(&[])?;
-    let request = |to| {
+    let ask = |peer: &mut Peer, to| {
         if datagrams {
-            Request::Clients(Plan { count, to })
+            peer.task(Task::Clients, &Plan { count, to })
         } else {
-            Request::Hold(memory::Plan { count, to })
+            peer.task(Task::Hold, &memory::Plan { count, to })
         }
     };
     let before = slab().unwrap_or(0.0);
-    server.send(&request(None))?;
+    ask(&mut server, None)?;
     let to = Some(server.listening()?);
-    client.send(&request(to))?;
+    ask(&mut client, to)?;
     let held = |peer: &mut Peer| -> Result<f64> {
         match peer.receive()? {
             Reply::Held { bytes } => Ok(bytes as f64),

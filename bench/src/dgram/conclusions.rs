@@ -1,20 +1,15 @@
 //! What the datagram paper finds, and what is to be reached: whether it holds here, with the number.
 
 use super::{clients, group, lossy, median, sipp, vlc};
+use crate::aims::{
+    self, Aim,
+    Limit::{self, AtLeast, AtMost, None as Open},
+};
 use crate::record::{Metric, Record};
-use crate::report::{Section, Table};
+use crate::report::Section;
 
-/// What a number is to be.
-enum Bar {
-    AtLeast(f64),
-    AtMost(f64),
-    /// It is told, and nothing is asked of it.
-    Open,
-}
-use Bar::{AtLeast, AtMost, Open};
-
-/// What it says, the number, if it was measured, and the bar.
-type Row = (&'static str, Option<f64>, Bar);
+/// What it says, the number, if it was measured, and what it is to be.
+type Row = (&'static str, Option<f64>, Limit);
 
 /// Figs. 5 and 6, by the lines of [`super::LINES`].
 struct Lines<'a> {
@@ -201,23 +196,14 @@ fn programs(records: &[Record]) -> [Row; 7] {
 }
 
 /// All that can be said of what was measured.
-pub(super) fn section(records: &[Record], sizes: &[u64]) -> Section {
+pub(super) fn section(records: &[Record], sizes: &[u64]) -> Option<Section> {
     let lines = Lines { records, sizes };
-    let mut table = Table::new(&["what", "here", "to reach", "holds"]);
     let rows = lines.over_networks().into_iter();
     let rows = rows.chain(lines.on_one_host());
     let rows = rows.chain(lossy_and_groups(records));
-    for (what, value, bar) in rows.chain(programs(records)) {
-        let Some(value) = value else { continue };
-        let (to_reach, holds) = match bar {
-            AtLeast(bar) => (format!("at least {bar:.2}"), Some(value >= bar)),
-            AtMost(bar) => (format!("at most {bar:.2}"), Some(value <= bar)),
-            Open => (String::new(), None),
-        };
-        let holds = holds.map_or("", |holds| if holds { "yes" } else { "no" });
-        table.push([what, &format!("{value:.2}"), &to_reach, holds]);
-    }
-    Section::new("Conclusions").table(table)
+    let rows = rows.chain(programs(records));
+    let measured = rows.filter_map(|(what, value, limit)| Some(Aim::new(what, limit, value?)));
+    aims::section("Conclusions", &measured.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -234,7 +220,9 @@ mod tests {
         crate::report::Report {
             title: String::new(),
             intro: Vec::new(),
-            sections: vec![section(records, &super::super::sizes(records))],
+            sections: section(records, &super::super::sizes(records))
+                .into_iter()
+                .collect(),
         }
         .to_text(None)
     }

@@ -10,7 +10,7 @@ use weft_verbs::{
 
 use crate::driver::stack;
 use crate::error::{BenchError, Result};
-use crate::process::{Peer, Reply, Request, unexpected};
+use crate::process::{Peer, Reply, Task, unexpected};
 use crate::record::{Metric, Record};
 use crate::report::{Axis, Plot, Section, Series, Stroke, Table};
 use crate::stats::Summary;
@@ -114,7 +114,7 @@ fn measure(bytes: u64, receivers: usize, group: bool) -> Result<(f64, f64)> {
     let mut dests = Vec::new();
     for _ in 0..receivers {
         let mut peer = Peer::spawn(&[])?;
-        peer.send(&Request::Group(plan))?;
+        peer.task(Task::Group, &plan)?;
         let addr = peer.listening()?;
         peers.push(peer);
         dests.push((addr, addr.port().into()));

@@ -5,7 +5,7 @@
 use crate::args::DgramArgs;
 use crate::driver::stack;
 use crate::error::{BenchError, Result};
-use crate::process::{Peer, Reply, Request, unexpected};
+use crate::process::{Peer, Reply, Task, unexpected};
 use crate::progress::Progress;
 use crate::record::{Metric, Record};
 use crate::report::{Section, Table};
@@ -208,7 +208,7 @@ impl Plan {
 fn measure(link: &Link, plan: &Plan) -> Result<(f64, f64)> {
     let spawn = |command: &mut Command| link.far().enter(|| command.spawn())?;
     let mut peer = Peer::start(&[], spawn)?;
-    peer.send(&Request::Lossy(*plan))?;
+    peer.task(Task::Lossy, plan)?;
     let addr = peer.listening()?;
     let remote = match peer.receive()? {
         Reply::Opened { remote: Some(r) } => RemoteAddr {

@@ -231,7 +231,9 @@ fn report(args: &DgramArgs, records: &[Record], effort: &Effort, load: &str) -> 
     report.sections.push(vlc::section(records));
     report.sections.push(sipp::section(records));
     report.sections.push(clients::section(records));
-    report.sections.push(conclusions::section(records, &sizes));
+    report
+        .sections
+        .extend(conclusions::section(records, &sizes));
     report.sections.retain(Section::has_rows);
     report
 }

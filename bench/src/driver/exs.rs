@@ -2,13 +2,13 @@
 //!
 //! All of them are streams. Receives stay outstanding from one run to the next; the end of a run is acknowledged by a byte.
 
-use super::{Initiator, Kind, Responder, Spec, lap, stack};
+use super::{Initiator, Kind, Responder, Spec, Transport, lap, stack};
 use crate::error::{BenchError, Result};
-use crate::exs::Contexts;
-use crate::process::PATIENCE;
-use std::net::{Ipv4Addr, SocketAddr};
+use crate::patience::PATIENCE;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
-use weft_exs::{Event, EventKind, Memory, Queue, RecvFlags, Region, Sink, Socket, Wait};
+use weft_exs::{Context, Event, EventKind, Memory, Queue, RecvFlags, Region, Sink, Socket, Wait};
+use weft_verbs::{Device, LocalMode};
 
 /// Receives outstanding in a ping-pong.
 const BALLS: usize = 4;
@@ -19,7 +19,49 @@ const ACK: usize = 1;
 
 pub(crate) struct Listening(Socket);
 
-fn socket(contexts: &mut Contexts, spec: &Spec) -> Result<Socket> {
+/// The sockets' devices, one for each transport, opened when first used.
+#[derive(Default)]
+pub(crate) struct SocketContexts {
+    /// The server's address, if connections are to be protected where it is beyond this host.
+    server: Option<IpAddr>,
+    open: Vec<(Option<Transport>, Context)>,
+}
+
+impl SocketContexts {
+    /// The server is reached at this address: both ends know it, and so both make connections by TLS if it is beyond this host. Whether it is
+    /// another one than before: then nothing of before is of use.
+    pub(crate) fn reached_at(&mut self, server: IpAddr) -> bool {
+        let server = Some(server.to_canonical());
+        let other = self.server != server;
+        if other {
+            self.open.clear();
+        }
+        self.server = server;
+        other
+    }
+
+    pub(crate) fn get(&mut self, transport: Option<Transport>) -> Result<Context> {
+        if let Some((_, context)) = self.open.iter().find(|(of, _)| *of == transport) {
+            return Ok(context.clone());
+        }
+        let mut builder = match transport {
+            None => Device::builder(),
+            Some(Transport::Tcp) => Device::builder().local(LocalMode::Off),
+            Some(Transport::Local) => Device::builder().local(LocalMode::Require),
+        };
+        if let Some(server) = self.server {
+            builder = builder
+                .tls_beyond_host(server)
+                .map_err(stack("make a key"))?;
+        }
+        let device = builder.open().map_err(stack("open the device"))?;
+        let context = Context::new(device).map_err(stack("make a context"))?;
+        self.open.push((transport, context.clone()));
+        Ok(context)
+    }
+}
+
+fn socket(contexts: &mut SocketContexts, spec: &Spec) -> Result<Socket> {
     let context = contexts.get(Some(spec.transport))?;
     let socket = Socket::new(&context, false, weft_exs::Kind::Stream).map_err(stack("a socket"))?;
     socket
@@ -35,7 +77,7 @@ fn socket(contexts: &mut Contexts, spec: &Spec) -> Result<Socket> {
     Ok(socket)
 }
 
-pub(super) fn listen(contexts: &mut Contexts, spec: &Spec) -> Result<Listening> {
+pub(super) fn listen(contexts: &mut SocketContexts, spec: &Spec) -> Result<Listening> {
     let socket = socket(contexts, spec)?;
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     socket
@@ -52,7 +94,7 @@ impl Listening {
 }
 
 pub(super) fn connect(
-    contexts: &mut Contexts,
+    contexts: &mut SocketContexts,
     spec: &Spec,
     addr: SocketAddr,
 ) -> Result<Box<dyn Initiator>> {
@@ -66,7 +108,7 @@ pub(super) fn connect(
 }
 
 pub(super) fn accept(
-    contexts: &mut Contexts,
+    contexts: &mut SocketContexts,
     listening: &Listening,
     spec: &Spec,
 ) -> Result<Box<dyn Responder>> {
@@ -80,7 +122,12 @@ pub(super) fn accept(
 }
 
 /// Resident memory of the library for `count` messages.
-fn slots(contexts: &mut Contexts, spec: &Spec, len: usize, count: usize) -> Result<Vec<Memory>> {
+fn slots(
+    contexts: &mut SocketContexts,
+    spec: &Spec,
+    len: usize,
+    count: usize,
+) -> Result<Vec<Memory>> {
     let context = contexts.get(Some(spec.transport))?;
     let region = Region::alloc(&context, len * count).map_err(stack("allocate memory"))?;
     let contents = vec![0x5a; len];
@@ -111,7 +158,12 @@ struct End {
 }
 
 impl End {
-    fn new(contexts: &mut Contexts, spec: &Spec, socket: Socket, initiator: bool) -> Result<Self> {
+    fn new(
+        contexts: &mut SocketContexts,
+        spec: &Spec,
+        socket: Socket,
+        initiator: bool,
+    ) -> Result<Self> {
         let len = spec.len()?.max(ACK);
         let window = spec.window as usize;
         let ping_pong = spec.kind == Kind::PingPong;
@@ -277,7 +329,7 @@ struct Blocking {
 }
 
 impl Blocking {
-    fn new(contexts: &mut Contexts, spec: &Spec, socket: Socket) -> Result<Self> {
+    fn new(contexts: &mut SocketContexts, spec: &Spec, socket: Socket) -> Result<Self> {
         let len = spec.len()?.max(ACK);
         let message = slots(contexts, spec, len, 1)?.swap_remove(0);
         Ok(Self {

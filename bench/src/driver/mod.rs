@@ -11,11 +11,12 @@ mod udp;
 mod weft;
 
 use crate::error::{BenchError, Result};
-use crate::process::PATIENCE;
+use crate::patience::PATIENCE;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Instant;
 
+pub(crate) use exs::SocketContexts;
 pub(crate) use memory::Copy;
 pub(crate) use tcp::transfer_whole as tcp_transfer_whole;
 pub(crate) use weft::{Context, accept_one, deregister, open_device, param, stack};

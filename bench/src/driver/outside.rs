@@ -7,7 +7,7 @@
 
 use super::{Kind, Op, Spec, Stack};
 use crate::error::{BenchError, Result};
-use crate::process::PATIENCE;
+use crate::patience::PATIENCE;
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};

@@ -2,7 +2,7 @@
 
 use super::{Initiator, Kind, Patience, Responder, Spec, lap};
 use crate::error::{BenchError, Result};
-use crate::process::PATIENCE;
+use crate::patience::PATIENCE;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;

@@ -6,7 +6,7 @@
 use super::weft::stack;
 use super::{Initiator, Kind, Op, Patience, Remote, Responder, Spec, Stack, Transport, lap};
 use crate::error::{BenchError, Result};
-use crate::process::PATIENCE;
+use crate::patience::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use weft_verbs::{

@@ -4,7 +4,7 @@
 
 use super::{Initiator, Kind, Responder, Spec, Stack, lap};
 use crate::error::{BenchError, Result};
-use crate::process::PATIENCE;
+use crate::patience::PATIENCE;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;

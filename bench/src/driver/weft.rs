@@ -8,7 +8,7 @@ use super::{
     Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, Stack, Transport, lap,
 };
 use crate::error::{BenchError, Result};
-use crate::process::PATIENCE;
+use crate::patience::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 use weft_verbs::cm::{self, ConnParam, Connection, LinkOptions, Listener};
@@ -50,7 +50,7 @@ pub(crate) struct Context {
     /// Of the stacks with TLS.
     tls: Option<Tls>,
     /// Of the extended sockets.
-    pub(super) exs: crate::exs::Contexts,
+    pub(super) exs: super::exs::SocketContexts,
 }
 
 impl Context {

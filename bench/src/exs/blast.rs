@@ -8,7 +8,7 @@ use super::plan::Plan;
 use super::run::{Contexts, Counters, Received, Receiver, Sent, send};
 use crate::driver::stack;
 use crate::error::{BenchError, Result};
-use crate::process::PATIENCE;
+use crate::patience::PATIENCE;
 use serde::{Deserialize, Serialize};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};

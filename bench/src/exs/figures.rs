@@ -1,12 +1,12 @@
 //! The report of the suite: the papers' figures from the measurements.
 
+use super::args::ExsArgs;
 use super::conclusions::conclusions;
 use super::experiment::Experiment;
 use super::suite::{Cell, PING_PONG, Results, STREAM, SYNC_PING_PONG, SYNC_STREAM};
 use super::summary::{
     CLIENT_CPU, DIRECT_RATIO, Figure, GIGABITS, SERVER_CPU, SWITCHES, with_interval,
 };
-use crate::args::ExsArgs;
 use crate::driver::Transport;
 use crate::record::{Metric, Record};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};

@@ -1,5 +1,6 @@
 //! Extended sockets: blast, and the papers' experiments with it.
 
+mod args;
 mod blast;
 mod conclusions;
 mod control;
@@ -10,10 +11,10 @@ mod run;
 mod suite;
 mod summary;
 
+pub use args::ExsArgs;
 pub use blast::{Client, Run, Server};
 pub use experiment::Figure;
 pub use plan::{Amount, Design, Kind, Lengths, Mode, Plan, Wait};
-pub(crate) use run::Contexts;
 pub use run::Counters;
 pub(crate) use suite::run as run_suite;
 pub use summary::{describe, json_lines, report};

@@ -1,15 +1,14 @@
 //! The two ends of a run: the client sends as fast as it can, the server receives.
 
 use super::plan::{Amount, Plan, pattern};
-use crate::driver::{Transport, stack};
+use crate::driver::{SocketContexts, Transport, stack};
 use crate::error::{BenchError, Result};
-use crate::process::PATIENCE;
+use crate::patience::PATIENCE;
 use crate::usage;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use weft_exs::{Context, Event, EventKind, Memory, Queue, RecvFlags, Region, Sink, Socket};
-use weft_verbs::{Device, LocalMode};
 
 /// Events taken from a queue at once.
 const BATCH: usize = 64;
@@ -126,12 +125,10 @@ pub(super) struct Received {
     pub(super) counters: Counters,
 }
 
-/// The sockets' devices, one for each transport, opened when first used; and the memory of the last run, for the next one.
+/// The sockets' devices, and the memory of the last run, for the next one.
 #[derive(Default)]
 pub(crate) struct Contexts {
-    /// The server's address, if connections are to be protected where it is beyond this host.
-    server: Option<IpAddr>,
-    open: Vec<(Option<Transport>, Context)>,
+    sockets: SocketContexts,
     kept: Option<Kept>,
 }
 
@@ -143,34 +140,15 @@ struct Kept {
 }
 
 impl Contexts {
-    /// The server is reached at this address: both ends know it, and so both make connections by TLS if it is beyond this host.
+    /// As [`SocketContexts::reached_at`].
     pub(super) fn reached_at(&mut self, server: IpAddr) {
-        let server = Some(server.to_canonical());
-        if self.server != server {
-            self.open.clear();
+        if self.sockets.reached_at(server) {
             self.kept = None;
         }
-        self.server = server;
     }
 
-    pub(crate) fn get(&mut self, transport: Option<Transport>) -> Result<Context> {
-        if let Some((_, context)) = self.open.iter().find(|(of, _)| *of == transport) {
-            return Ok(context.clone());
-        }
-        let mut builder = match transport {
-            None => Device::builder(),
-            Some(Transport::Tcp) => Device::builder().local(LocalMode::Off),
-            Some(Transport::Local) => Device::builder().local(LocalMode::Require),
-        };
-        if let Some(server) = self.server {
-            builder = builder
-                .tls_beyond_host(server)
-                .map_err(stack("make a key"))?;
-        }
-        let device = builder.open().map_err(stack("open the device"))?;
-        let context = Context::new(device).map_err(stack("make a context"))?;
-        self.open.push((transport, context.clone()));
-        Ok(context)
+    pub(super) fn get(&mut self, transport: Option<Transport>) -> Result<Context> {
+        self.sockets.get(transport)
     }
 
     /// Memory for `count` operations, each as long as the longest message; resident, so that no page is touched for the first time

@@ -1,13 +1,13 @@
 //! The suite `weft bench exs`.
 
+use super::args::ExsArgs;
 use super::blast::Run;
 use super::experiment::{Base, Experiment, Figure, Point, points};
 use super::plan::{Lengths, Plan};
 use super::{figures, summary};
-use crate::args::ExsArgs;
 use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
 use crate::error::{BenchError, Result};
-use crate::process::{Peer, Reply, Request, unexpected};
+use crate::process::{Peer, Reply, Task, unexpected};
 use crate::progress::Progress;
 use crate::record::{Record, of_suite};
 use crate::scenario::{Contender, Effort, Group, run_group, window};
@@ -50,9 +50,9 @@ impl Pair {
             Some(link) => Peer::start(&[], |command| link.near().enter(|| command.spawn())?)?,
         };
         let ip = IpAddr::V4(ip);
-        server.send(&Request::BlastServe { ip })?;
+        server.task(Task::BlastServe, &ip)?;
         let addr = server.listening()?;
-        client.send(&Request::BlastConnect { addr })?;
+        client.task(Task::BlastConnect, &addr)?;
         match client.receive()? {
             Reply::Ready => Ok(Self {
                 client,
@@ -63,11 +63,8 @@ impl Pair {
     }
 
     fn run(&mut self, plan: &Plan) -> Result<Run> {
-        self.client.send(&Request::Blast(plan.clone()))?;
-        match self.client.receive()? {
-            Reply::Blasted(run) => Ok(*run),
-            other => Err(unexpected(&other)),
-        }
+        self.client.task(Task::Blast, plan)?;
+        self.client.measured()
     }
 }
 

@@ -92,7 +92,7 @@ pub(super) fn serve() -> Result<()> {
     let tcp = Door::open_tcp(any).map_err(ring_error)?;
     let device = Device::open().map_err(|e| failed("a device")(&e))?;
     let listener = cm::Listener::bind(&device, any, 4, &ConnParam::default())
-        .map_err(BenchError::system("listening"))?;
+        .map_err(|e| BenchError::system("listening")(e.into()))?;
     let doors = Doors {
         rdma: rdma.local_addr(),
         tcp: tcp.local_addr(),

@@ -1,29 +1,10 @@
 //! What is asked of weft's server, and what the thesis's chapter 6 concludes: whether it holds here, with the number.
 
-use serde_json::{Value, json};
-
 use super::server::Kind;
 use super::{Measured, Point};
+use crate::aims::{Aim, Limit};
 use crate::conclusions::Conclusions;
 use crate::report::number;
-
-/// Something that is asked: at most so much.
-#[derive(Clone, Debug)]
-pub(super) struct Bar {
-    pub(super) what: String,
-    pub(super) target: f64,
-    pub(super) measured: f64,
-}
-
-impl Bar {
-    pub(super) fn holds(&self) -> bool {
-        self.measured <= self.target
-    }
-
-    pub(super) fn json(&self) -> Value {
-        json!({"bench": "media", "verdict": self.what, "target": self.target, "measured": self.measured, "holds": self.holds()})
-    }
-}
 
 /// What of the chapter this suite does not remake.
 pub(super) const NOT_REMADE: &str = "Not remade: the TCP offload engine's line of fig. 6.7 and the RNIC's of figs. 6.10 and 6.11 (neither is here: viewers of the \
@@ -87,16 +68,10 @@ impl Measured {
 }
 
 /// What is asked of weft.
-pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
+pub(super) fn bars(measured: &Measured) -> Vec<Aim> {
     let mut bars = Vec::new();
     let mut add = |what: String, target: f64, value: Option<f64>| {
-        if let Some(measured) = value {
-            bars.push(Bar {
-                what,
-                target,
-                measured,
-            });
-        }
+        bars.extend(value.map(|measured| Aim::new(what, Limit::AtMost(target), measured)));
     };
     if let Some((viewers, rate)) = measured.compared(false) {
         let at = format!("{viewers} viewers at {rate} Mb/s");
@@ -406,7 +381,7 @@ mod tests {
         let bars = bars(&measured);
         let of = |what: &str| {
             let found = bars.iter().find(|b| b.what.contains(what));
-            found.map(|b| (b.holds(), number(b.measured)))
+            found.map(|b| (b.limit.holds(b.measured) == Some(true), number(b.measured)))
         };
         assert_eq!(of("CPU, same host"), Some((true, "0.0050".into())));
         assert_eq!(of("TCP over nginx-sendfile"), Some((false, "1.50".into())));

@@ -21,7 +21,6 @@ use crate::error::{BenchError, Result};
 use crate::output::OutputArgs;
 use crate::usage::load_average;
 
-use conclusions::Bar;
 use server::{Kind, Served};
 use viewer::{Crowd, Plan};
 
@@ -231,7 +230,9 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
             "notice_to_data_ms_p50": p50, "notice_to_data_ms_p99": p99, "load": load_average()}));
     }
     let bars = conclusions::bars(&measured);
-    measured.lines.extend(bars.iter().map(Bar::json));
+    measured
+        .lines
+        .extend(bars.iter().map(|bar| bar.json("media")));
     output.lines(&measured.lines)?;
     let exit = output.finish(&show::report(&measured, &bars, args, &load))?;
     Ok(if measured.failed.is_empty() {

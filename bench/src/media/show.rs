@@ -1,8 +1,9 @@
 //! Tables and plots.
 
-use super::conclusions::{Bar, NOT_REMADE, conclusions};
+use super::conclusions::{NOT_REMADE, conclusions};
 use super::server::Kind;
 use super::{Measured, MediaArgs, Point};
+use crate::aims::{self, Aim};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
 
 /// What a plot shows of a point.
@@ -108,7 +109,7 @@ fn single_section(
     (!table.is_empty()).then(|| Section::new(title).table(table))
 }
 
-pub(super) fn report(measured: &Measured, bars: &[Bar], args: &MediaArgs, load: &str) -> Report {
+pub(super) fn report(measured: &Measured, bars: &[Aim], args: &MediaArgs, load: &str) -> Report {
     let mut report = Report::new("weft bench media: what a server of movies pays for its viewers");
     report.intro = vec![
         format!("{}; load before the run: {load}.", machine()),
@@ -128,20 +129,9 @@ pub(super) fn report(measured: &Measured, bars: &[Bar], args: &MediaArgs, load: 
         }
         report.sections.push(Section::new("Failures").table(table));
     }
-    if !bars.is_empty() {
-        let mut table = Table::new(&["what", "at most", "measured", "holds"]);
-        for bar in bars {
-            table.push([
-                bar.what.clone(),
-                format!("{:.2}", bar.target),
-                format!("{:.3}", bar.measured),
-                if bar.holds() { "yes" } else { "no" }.to_owned(),
-            ]);
-        }
-        report
-            .sections
-            .push(Section::new("What is asked of weft").table(table));
-    }
+    report
+        .sections
+        .extend(aims::section("What is asked of weft", bars));
     report
         .sections
         .extend(conclusions(measured).section("The thesis's conclusions", "thesis"));

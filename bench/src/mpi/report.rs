@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::aims::Limit;
 use crate::report::{Report, Section, Table};
 use crate::size::human;
 use crate::stats::{Summary, paired_ratio};
@@ -105,9 +106,7 @@ struct Claim {
     what: fn(&str, u64) -> bool,
     transports: &'static [&'static str],
     to: &'static str,
-    /// At most, or else at least.
-    at_most: bool,
-    bar: f64,
+    limit: Limit,
 }
 
 fn is_time_of_kernel(what: &str, _: u64) -> bool {
@@ -122,8 +121,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, at| what == LATENCY && at <= 2048,
         transports: DATAGRAMS,
         to: "rc",
-        at_most: true,
-        bar: 0.86,
+        limit: Limit::AtMost(0.86),
     },
     Claim {
         source: "fig. 14",
@@ -131,8 +129,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, _| what == BANDWIDTH,
         transports: DATAGRAMS,
         to: "rc",
-        at_most: false,
-        bar: 1.0,
+        limit: Limit::AtLeast(1.0),
     },
     Claim {
         source: "fig. 14",
@@ -140,8 +137,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, at| what == BANDWIDTH && at > LARGE,
         transports: &["weft"],
         to: "ud",
-        at_most: false,
-        bar: 1.1,
+        limit: Limit::AtLeast(1.1),
     },
     Claim {
         source: "fig. 15",
@@ -149,8 +145,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, _| what == MEMORY,
         transports: DATAGRAMS,
         to: "rc",
-        at_most: true,
-        bar: 0.7,
+        limit: Limit::AtMost(0.7),
     },
     Claim {
         source: "fig. 17, 19",
@@ -158,8 +153,7 @@ const CLAIMS: &[Claim] = &[
         what: is_time_of_kernel,
         transports: DATAGRAMS,
         to: "rc",
-        at_most: true,
-        bar: 1.0,
+        limit: Limit::AtMost(1.0),
     },
     Claim {
         source: "fig. 16, 18",
@@ -167,8 +161,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, _| what.ends_with(", s in MPI"),
         transports: DATAGRAMS,
         to: "rc",
-        at_most: true,
-        bar: 1.0,
+        limit: Limit::AtMost(1.0),
     },
     Claim {
         source: "bar",
@@ -176,8 +169,7 @@ const CLAIMS: &[Claim] = &[
         what: is_time_of_kernel,
         transports: DATAGRAMS,
         to: "tcp",
-        at_most: true,
-        bar: 1.05,
+        limit: Limit::AtMost(1.05),
     },
 ];
 
@@ -205,13 +197,7 @@ fn conclusions(results: &Results) -> Table {
                     .filter_map(|key| results.ratio(key, claim.to))
                     .map(|ratio| ratio.median)
                     .collect();
-                let keeps = |median: &&f64| {
-                    if claim.at_most {
-                        **median <= claim.bar
-                    } else {
-                        **median >= claim.bar
-                    }
-                };
+                let keeps = |median: &&f64| claim.limit.holds(**median) == Some(true);
                 let Some(range) = Summary::of(&medians) else {
                     continue;
                 };
@@ -221,7 +207,7 @@ fn conclusions(results: &Results) -> Table {
                     claim.text.to_owned(),
                     (*mpi).to_owned(),
                     (*transport).to_owned(),
-                    format!("{} {}", if claim.at_most { "≤" } else { "≥" }, claim.bar),
+                    claim.limit.to_string(),
                     format!("{:.2} to {:.2}", range.min, range.max),
                     match kept {
                         0 => "no".to_owned(),

@@ -113,7 +113,7 @@ impl Report {
     pub fn to_text(&self, width: Option<u16>) -> String {
         let mut out = String::new();
         let mut line = |text: &str| {
-            out.push_str(text);
+            out.push_str(&wrapped(text, width));
             out.push('\n');
         };
         line(&self.title);
@@ -122,20 +122,49 @@ impl Report {
         }
         let has_table = |section: &&Section| {
             let mut blocks = section.blocks.iter();
-            blocks.any(|block| matches!(block, Block::Table(_)))
+            blocks.any(|block| matches!(block, Block::Table(table) if !table.is_empty()))
         };
         for section in self.sections.iter().filter(has_table) {
             line(&format!("\n{}", section.title));
             for block in &section.blocks {
                 match block {
                     Block::Text(text) => line(text),
-                    Block::Table(table) => line(&table.to_text(width)),
-                    Block::Plot(_) | Block::Bars(_) => {}
+                    Block::Table(table) if !table.is_empty() => line(&table.to_text(width)),
+                    Block::Table(_) | Block::Plot(_) | Block::Bars(_) => {}
                 }
             }
         }
         out
     }
+}
+
+/// A paragraph in lines of `width` columns, cut at spaces; as it is where it fits, or is lines already.
+fn wrapped(text: &str, width: Option<u16>) -> String {
+    let Some(width) = width.map(usize::from) else {
+        return text.to_owned();
+    };
+    let mut out = String::new();
+    for (at, line) in text.split('\n').enumerate() {
+        out.extend((at > 0).then_some('\n'));
+        if line.chars().count() <= width {
+            out.push_str(line);
+            continue;
+        }
+        let mut column = 0;
+        for word in line.split(' ') {
+            let long = word.chars().count();
+            if column > 0 && column + 1 + long > width {
+                out.push('\n');
+                column = 0;
+            } else if column > 0 {
+                out.push(' ');
+                column += 1;
+            }
+            out.push_str(word);
+            column += long;
+        }
+    }
+    out
 }
 
 /// A title in lower case with dashes for everything that is neither letter nor digit.
@@ -180,7 +209,7 @@ pub fn machine() -> String {
         .lines()
         .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
         .map_or("unknown CPU", |(_, name)| name);
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cpus = weft_sys::cpu_count();
     let memory = std::fs::read_to_string("/proc/meminfo")
         .ok()
         .and_then(|text| {
@@ -243,6 +272,16 @@ mod tests {
         for foreign in ["<script", "<link", "src=", "@import"] {
             assert!(!page.contains(foreign), "{foreign} in the page");
         }
+    }
+
+    #[test]
+    fn paragraphs_fit_the_terminal() {
+        let text = "Numbers are medians, with the smallest and largest run in brackets.";
+        assert_eq!(wrapped(text, None), text);
+        assert_eq!(wrapped(text, Some(80)), text);
+        let narrow = wrapped(text, Some(20));
+        assert!(narrow.lines().all(|line| line.len() <= 20), "{narrow}");
+        assert_eq!(narrow.replace('\n', " "), text);
     }
 
     #[test]

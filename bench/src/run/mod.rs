@@ -21,14 +21,17 @@ use crate::progress::Progress;
 use crate::report::{Bars, Mark, Report, Section, Table, machine, number};
 use crate::stats::{Summary, paired_ratio};
 use crate::usage;
-use programs::{Bar, Case, Goal};
+use programs::{Case, Goal};
 use world::{Stack, World};
 
 const EXAMPLES: &str = "\
 Examples:
-  weft bench run --html run.html             every program that is installed, in about ten minutes
-  weft bench run --quick                     three short runs of each
-  weft bench run --program redis,nginx       two of them
+  # every program that is installed, in about ten minutes
+  weft bench run --html run.html
+  # three short runs of each
+  weft bench run --quick
+  # two of them
+  weft bench run --program redis,nginx
 
 Programs that are missing are left out with a notice. The user who runs it has to be the same for both sides; as root, postgres and pgbench run as the user postgres.
 The exit status is 0 also when a ratio is below what it is to reach; it is a failure when a program could not be measured.";
@@ -199,21 +202,25 @@ impl Outcome {
 }
 
 /// Whether a goal is reached, by its medians; `None`: there is nothing to reach.
-fn is_reached(bar: Bar, ours: &Summary, beside: &Summary, ratio: Option<&Summary>) -> Option<bool> {
-    match bar {
-        Bar::AtLeast(least) => Some(ratio?.median >= least),
-        Bar::AtMost(most) => Some(ratio?.median <= most),
-        Bar::NoMore(most) => Some(ours.median - beside.median <= most),
-        Bar::None => None,
-    }
+fn is_reached(
+    goal: &Goal,
+    ours: &Summary,
+    beside: &Summary,
+    ratio: Option<&Summary>,
+) -> Option<bool> {
+    let number = if goal.difference {
+        ours.median - beside.median
+    } else {
+        ratio?.median
+    };
+    goal.limit.holds(number)
 }
 
-fn bar_text(bar: Bar, unit: &str) -> String {
-    match bar {
-        Bar::AtLeast(least) => format!("at least {least}"),
-        Bar::AtMost(most) => format!("at most {most}"),
-        Bar::NoMore(most) => format!("at most {most} {unit} more"),
-        Bar::None => String::new(),
+fn limit_text(goal: &Goal, unit: &str) -> String {
+    if goal.difference {
+        format!("{} {unit} more", goal.limit)
+    } else {
+        goal.limit.to_string()
     }
 }
 
@@ -242,7 +249,7 @@ fn lines(outcomes: &[Outcome], load: &str) -> Vec<serde_json::Value> {
             };
             let object = serde_json::json!({
                 "bench": "run", "goal": goal.name, "stack": goal.stack.name(), "beside": goal.beside.name(), "ratio": ratio,
-                "bar": bar_text(goal.bar, outcome.unit), "reached": is_reached(goal.bar, &ours, &beside, ratio.as_ref()),
+                "bar": limit_text(goal, outcome.unit), "reached": is_reached(goal, &ours, &beside, ratio.as_ref()),
             });
             lines.push(object);
         }
@@ -284,12 +291,10 @@ fn report(
             let Some((ours, beside, ratio)) = outcome.compare(goal) else {
                 continue;
             };
-            let reached = is_reached(goal.bar, &ours, &beside, ratio.as_ref());
-            let shown = match (goal.bar, &ratio) {
-                (Bar::NoMore(_), _) | (_, None) => {
-                    format!("{:+.2} {}", ours.median - beside.median, outcome.unit)
-                }
-                (_, Some(ratio)) => spread(ratio),
+            let reached = is_reached(goal, &ours, &beside, ratio.as_ref());
+            let shown = match &ratio {
+                Some(ratio) if !goal.difference => spread(ratio),
+                _ => format!("{:+.2} {}", ours.median - beside.median, outcome.unit),
             };
             let over = outcome.of(goal.stack).map_or(0, |values| values.over);
             table.push([
@@ -300,7 +305,7 @@ fn report(
                 goal.stack.name().to_owned(),
                 spread(&ours),
                 shown,
-                bar_text(goal.bar, outcome.unit),
+                limit_text(goal, outcome.unit),
                 match reached {
                     Some(true) => "reached".to_owned(),
                     Some(false) => "not reached".to_owned(),
@@ -312,17 +317,12 @@ fn report(
                     String::new()
                 },
             ]);
-            let aim = match goal.bar {
-                Bar::AtLeast(aim) | Bar::AtMost(aim) => Some(aim),
-                Bar::NoMore(_) => continue,
-                Bar::None => None,
-            };
-            if let Some(ratio) = ratio {
+            if let Some(ratio) = ratio.filter(|_| !goal.difference) {
                 marks.push(Mark {
                     label: goal.name.to_owned(),
                     ratio: ratio.median,
                     spread: (ratio.min, ratio.max),
-                    aim,
+                    aim: goal.limit.bound(),
                     reached: reached == Some(true),
                 });
             }
@@ -345,8 +345,9 @@ fn report(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::aims::Limit;
 
-    fn outcome(plain: &[f64], weft: &[f64], bar: Bar) -> Outcome {
+    fn outcome(plain: &[f64], weft: &[f64], limit: Limit) -> Outcome {
         let values = |stack, values: &[f64]| Values {
             stack,
             each: values.to_vec(),
@@ -359,7 +360,8 @@ mod tests {
                 name: "goal",
                 stack: Stack::Weft,
                 beside: Stack::Plain,
-                bar,
+                limit,
+                difference: false,
             }],
             stacks: vec![values(Stack::Plain, plain), values(Stack::Weft, weft)],
         }
@@ -368,7 +370,7 @@ mod tests {
     fn reached(outcome: &Outcome) -> Option<bool> {
         let goal = &outcome.goals[0];
         let (ours, beside, ratio) = outcome.compare(goal).unwrap();
-        is_reached(goal.bar, &ours, &beside, ratio.as_ref())
+        is_reached(goal, &ours, &beside, ratio.as_ref())
     }
 
     #[test]
@@ -376,23 +378,24 @@ mod tests {
         // The last pair ran on a slower machine.
         let (plain, weft) = ([10.0, 10.0, 1.0], [25.0, 30.0, 3.0]);
         assert_eq!(
-            reached(&outcome(&plain, &weft, Bar::AtLeast(2.5))),
+            reached(&outcome(&plain, &weft, Limit::AtLeast(2.5))),
             Some(true)
         );
         assert_eq!(
-            reached(&outcome(&plain, &weft, Bar::AtLeast(3.1))),
+            reached(&outcome(&plain, &weft, Limit::AtLeast(3.1))),
             Some(false)
         );
         assert_eq!(
-            reached(&outcome(&weft, &plain, Bar::AtMost(0.5))),
+            reached(&outcome(&weft, &plain, Limit::AtMost(0.5))),
             Some(true)
         );
-        assert_eq!(reached(&outcome(&plain, &weft, Bar::None)), None);
+        assert_eq!(reached(&outcome(&plain, &weft, Limit::None)), None);
     }
 
     #[test]
     fn an_idle_machine_has_no_ratio() {
-        let outcome = outcome(&[0.0, 0.0], &[0.1, 0.2], Bar::NoMore(0.5));
+        let mut outcome = outcome(&[0.0, 0.0], &[0.1, 0.2], Limit::AtMost(0.5));
+        outcome.goals[0].difference = true;
         assert_eq!(reached(&outcome), Some(true));
         let report = report(&[outcome], &["x is left out".to_owned()], 2, 1, "0.5");
         let text = report.to_text(None);
@@ -404,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_page_has_the_picture_and_each_line_is_an_object() {
-        let outcomes = [outcome(&[1.0], &[2.0], Bar::AtLeast(1.5))];
+        let outcomes = [outcome(&[1.0], &[2.0], Limit::AtLeast(1.5))];
         let page = report(&outcomes, &[], 1, 1, "0").to_html();
         assert!(page.contains("<rect") && page.contains("reached"), "{page}");
         for line in lines(&outcomes, "0") {

@@ -7,25 +7,18 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 
 use super::world::{Said, Server, Stack, User, World, failed, free_port, is_root, program};
+use crate::aims::Limit;
 use crate::error::{BenchError, Result};
-
-/// What a ratio is to be.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Bar {
-    AtLeast(f64),
-    AtMost(f64),
-    /// The difference in the unit of the case, not the ratio, is at most this.
-    NoMore(f64),
-    /// It stands there to be compared with.
-    None,
-}
 
 /// One stack beside another.
 pub(crate) struct Goal {
     pub(crate) name: &'static str,
     pub(crate) stack: Stack,
     pub(crate) beside: Stack,
-    pub(crate) bar: Bar,
+    /// What the ratio is to be.
+    pub(crate) limit: Limit,
+    /// It is of the difference in the unit of the case, and not of the ratio.
+    pub(crate) difference: bool,
 }
 
 /// One value of a run.
@@ -131,12 +124,13 @@ impl Program {
 const BOTH: [Stack; 2] = [Stack::Plain, Stack::Weft];
 const WITH_UNIX: [Stack; 3] = [Stack::Plain, Stack::Weft, Stack::Unix];
 
-fn goal(name: &'static str, bar: Bar) -> Goal {
+fn goal(name: &'static str, limit: Limit) -> Goal {
     Goal {
         name,
         stack: Stack::Weft,
         beside: Stack::Plain,
-        bar,
+        limit,
+        difference: false,
     }
 }
 
@@ -206,7 +200,7 @@ fn iperf3(world: &World) -> Vec<Case<'_>> {
         name,
         unit: "Gb/s",
         stacks: BOTH.to_vec(),
-        goals: vec![goal(name, Bar::AtLeast(2.5))],
+        goals: vec![goal(name, Limit::AtLeast(2.5))],
         measure: Box::new(move |stack| {
             let port = free_port()?;
             // It serves one client: the connection that is accepted is the measured one.
@@ -252,12 +246,13 @@ fn redis(world: &World) -> Result<Vec<Case<'_>>> {
         let socket = socket.clone();
         let mut requests = 4000_u32;
         let goals = vec![
-            goal(name, Bar::AtLeast(bar)),
+            goal(name, Limit::AtLeast(bar)),
             Goal {
                 name: over_unix,
                 stack: Stack::Unix,
                 beside: Stack::Plain,
-                bar: Bar::None,
+                limit: Limit::None,
+                difference: false,
             },
         ];
         Case {
@@ -308,7 +303,7 @@ fn echo(world: &World) -> Result<Vec<Case<'_>>> {
             name,
             unit: "round trips/s",
             stacks: BOTH.to_vec(),
-            goals: vec![goal(name, Bar::AtLeast(bar))],
+            goals: vec![goal(name, Limit::AtLeast(bar))],
             measure: Box::new(move |stack| {
                 let (port, seconds) = (servers.port(stack)?, world.seconds);
                 let line = world.part(&format!("ping --port {port} --seconds {seconds}{spin}"));
@@ -332,7 +327,7 @@ fn sockperf(world: &World) -> Result<Vec<Case<'_>>> {
         name,
         unit: "µs one way",
         stacks: BOTH.to_vec(),
-        goals: vec![goal(name, Bar::AtMost(0.5))],
+        goals: vec![goal(name, Limit::AtMost(0.5))],
         measure: Box::new(move |stack| {
             let (port, seconds) = (servers.port(stack)?, world.seconds);
             // Without a limit it takes more than 600,000 round trips a second for an error.
@@ -387,7 +382,7 @@ fn nginx(world: &World) -> Result<Vec<Case<'_>>> {
             name,
             unit: "requests/s",
             stacks: BOTH.to_vec(),
-            goals: vec![goal(name, Bar::AtLeast(bar))],
+            goals: vec![goal(name, Limit::AtLeast(bar))],
             measure: Box::new(move |stack| {
                 let (port, seconds) = (servers.port(stack)?, world.seconds);
                 let line = format!("wrk -t 1 -c 16 -d {seconds} http://127.0.0.1:{port}/{file}");
@@ -415,7 +410,7 @@ fn memcached(world: &World) -> Result<Vec<Case<'_>>> {
         name,
         unit: "operations/s",
         stacks: BOTH.to_vec(),
-        goals: vec![goal(name, Bar::AtLeast(1.7))],
+        goals: vec![goal(name, Limit::AtLeast(1.7))],
         measure: Box::new(move |stack| {
             let (port, seconds) = (servers.port(stack)?, world.seconds);
             let line = world.part(&format!("memcached --port {port} --seconds {seconds}"));
@@ -491,12 +486,13 @@ fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
     let case = |name, beside_unix, options: &'static str, bar| {
         let (servers, home) = (servers.clone(), home.clone());
         let goals = vec![
-            goal(name, Bar::AtLeast(bar)),
+            goal(name, Limit::AtLeast(bar)),
             Goal {
                 name: beside_unix,
                 stack: Stack::Weft,
                 beside: Stack::Unix,
-                bar: Bar::AtLeast(1.0),
+                limit: Limit::AtLeast(1.0),
+                difference: false,
             },
         ];
         Case {
@@ -542,11 +538,12 @@ fn connect(world: &World) -> Result<Vec<Case<'_>>> {
             name: "connect, one request, close; the peer without weft",
             stack: Stack::OneSide,
             beside: Stack::Plain,
-            bar: Bar::AtLeast(0.97),
+            limit: Limit::AtLeast(0.97),
+            difference: false,
         },
         goal(
             "connect, one request, close; both with weft",
-            Bar::AtLeast(0.9),
+            Limit::AtLeast(0.9),
         ),
     ];
     Ok(vec![Case {
@@ -570,7 +567,10 @@ fn idle(world: &World) -> Result<Vec<Case<'_>>> {
         unit: "ms/s",
         stacks: BOTH.to_vec(),
         // What /proc tells is exact to some microseconds; a process that wakes up now and then uses more.
-        goals: vec![goal(name, Bar::NoMore(0.5))],
+        goals: vec![Goal {
+            difference: true,
+            ..goal(name, Limit::AtMost(0.5))
+        }],
         measure: Box::new(move |stack| {
             let (port, server) = servers.of(stack)?;
             let (id, seconds) = (server.id(), world.seconds);

@@ -1,11 +1,13 @@
 //! BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper.
 
+mod args;
 mod conclusions;
 mod costs;
 mod plan;
 mod run;
 mod suite;
 
+pub use args::SdpArgs;
 pub(crate) use plan::Plan;
 pub use plan::{Row, SdpFigure};
 pub(crate) use run::{Devices, Session};

@@ -3,7 +3,8 @@
 use super::plan::{Plan, Row, Shape};
 use crate::driver::{Transport, stack};
 use crate::error::{BenchError, Result};
-use crate::process::{PATIENCE, Peer, Reply, Request, unexpected};
+use crate::patience::PATIENCE;
+use crate::process::{Peer, Reply, Task, unexpected};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -367,7 +368,7 @@ pub(crate) struct Pair {
 impl Pair {
     pub(crate) fn open(devices: &mut Devices, peer: &mut Peer, plan: &Plan) -> Result<Pair> {
         let id = peer.new_id();
-        peer.send(&Request::Sdp { id, plan: *plan })?;
+        peer.task(Task::Sdp, &(id, plan))?;
         let addr = peer.listening()?;
         let session = Session::connect(devices, plan, addr)?;
         match peer.receive()? {
@@ -378,7 +379,7 @@ impl Pair {
 
     /// Seconds for `count` sends on each connection.
     pub(crate) fn run(&self, peer: &mut Peer, count: u64) -> Result<f64> {
-        peer.send(&Request::SdpGo { id: self.id, count })?;
+        peer.task(Task::SdpGo, &(self.id, count))?;
         match peer.receive()? {
             Reply::Ready => {}
             other => return Err(unexpected(&other)),
@@ -393,7 +394,7 @@ impl Pair {
     }
 
     pub(crate) fn close(self, devices: &mut Devices, peer: &mut Peer) -> Result<()> {
-        peer.send(&Request::SdpClose { id: self.id })?;
+        peer.task(Task::SdpClose, &self.id)?;
         self.session.close(devices);
         match peer.receive()? {
             Reply::Closed => Ok(()),

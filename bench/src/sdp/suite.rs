@@ -1,10 +1,10 @@
 //! The suite `weft bench sdp`.
 
+use super::args::SdpArgs;
 use super::conclusions::conclusions;
 use super::costs::{self, STEPS};
 use super::plan::{Plan, Row, SdpFigure, Shape};
 use super::run::{Devices, Pair};
-use crate::args::SdpArgs;
 use crate::driver::Transport;
 use crate::error::{BenchError, Result};
 use crate::process::Peer;

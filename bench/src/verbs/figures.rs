@@ -30,7 +30,7 @@ pub(super) fn report(
             machine()
         ),
         format!(
-            "Two processes on this machine over loopback; {} runs, the stacks taking turns within each. \
+            "Two processes on this machine over loopback; runs: {}, the stacks taking turns within each. \
              Numbers are medians, with the smallest and largest run in brackets; ratios are medians of each run's \
              weft over the plain TCP beside it. GB is 10^9 bytes; CPU is user and system time of a whole process.",
             common.runs()

@@ -1,18 +1,19 @@
 //! What the verbs are to reach, and whether they have.
 
 use super::view::{View, median};
+use crate::aims::{Limit, verdict};
 use crate::record::Metric;
 use crate::report::{Section, Table};
 
 /// What an aim's number is held against, in the same run.
 #[derive(Clone, Copy)]
 enum Against {
-    /// The median of the runs' ratios to plain TCP; at least, or at most for latencies.
-    Tcp(f64),
-    /// The median of the runs' ratios to TCP with TLS; at least.
-    TcpTls(f64),
-    /// The ratio of the medians to another stack; at least.
-    Stack(&'static str, f64),
+    /// The median of the runs' ratios to plain TCP.
+    Tcp,
+    /// The median of the runs' ratios to TCP with TLS.
+    TcpTls,
+    /// The ratio of the medians to another stack.
+    Stack(&'static str),
     /// Nothing: the number itself is the aim.
     Nothing,
 }
@@ -29,8 +30,10 @@ struct Goal {
     poll: Option<&'static str>,
     case: Option<&'static str>,
     against: Against,
-    /// An absolute number that is enough whatever the ratio.
-    enough: Option<f64>,
+    /// What the ratio is to be.
+    limit: Limit,
+    /// What is enough of the number itself, whatever the ratio.
+    enough: Limit,
 }
 
 impl Goal {
@@ -46,7 +49,8 @@ impl Goal {
         poll: None,
         case: None,
         against: Against::Nothing,
-        enough: None,
+        limit: Limit::None,
+        enough: Limit::None,
     };
     const LOCAL: Self = Self {
         transport: "local",
@@ -57,19 +61,22 @@ impl Goal {
 const GOALS: [Goal; 15] = [
     Goal {
         what: "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP",
-        against: Against::Tcp(0.95),
+        against: Against::Tcp,
+        limit: Limit::AtLeast(0.95),
         ..Goal::BASE
     },
     Goal {
         what: "1 MiB RDMA Write with CRC, at least 0.80 of plain TCP",
         crc: true,
-        against: Against::Tcp(0.80),
+        against: Against::Tcp,
+        limit: Limit::AtLeast(0.80),
         ..Goal::BASE
     },
     Goal {
         what: "1 MiB RDMA Write with TLS, at least 0.90 of rustls over TCP",
         stack: "weft-tls",
-        against: Against::TcpTls(0.90),
+        against: Against::TcpTls,
+        limit: Limit::AtLeast(0.90),
         ..Goal::BASE
     },
     Goal {
@@ -78,7 +85,8 @@ const GOALS: [Goal; 15] = [
         metric: Metric::latency_us_p50,
         bytes: 64,
         poll: Some("busy"),
-        against: Against::Tcp(1.3),
+        against: Against::Tcp,
+        limit: Limit::AtMost(1.3),
         ..Goal::BASE
     },
     Goal {
@@ -87,7 +95,8 @@ const GOALS: [Goal; 15] = [
         metric: Metric::latency_us_p50,
         bytes: 64,
         poll: Some("block"),
-        against: Against::Tcp(1.1),
+        against: Against::Tcp,
+        limit: Limit::AtMost(1.1),
         ..Goal::BASE
     },
     Goal {
@@ -95,51 +104,59 @@ const GOALS: [Goal; 15] = [
         op: "rate",
         metric: Metric::messages_per_s,
         bytes: 64,
-        against: Against::Tcp(3.0),
-        enough: Some(1.5e6),
+        against: Against::Tcp,
+        limit: Limit::AtLeast(3.0),
+        enough: Limit::AtLeast(1.5e6),
         ..Goal::BASE
     },
     Goal {
         what: "same host, 64 KiB RDMA Write, library's memory: at least 0.9 of memcpy",
         bytes: 64 << 10,
-        against: Against::Stack("memcpy", 0.9),
+        against: Against::Stack("memcpy"),
+        limit: Limit::AtLeast(0.9),
         ..Goal::LOCAL
     },
     Goal {
         what: "same host, 1 MiB RDMA Write, library's memory: at least 0.9 of memcpy",
-        against: Against::Stack("memcpy", 0.9),
+        against: Against::Stack("memcpy"),
+        limit: Limit::AtLeast(0.9),
         ..Goal::LOCAL
     },
     Goal {
         what: "same host, 16 MiB RDMA Write, library's memory: at least 0.9 of memcpy",
         bytes: 16 << 20,
-        against: Against::Stack("memcpy", 0.9),
+        against: Against::Stack("memcpy"),
+        limit: Limit::AtLeast(0.9),
         ..Goal::LOCAL
     },
     Goal {
         what: "same host, 64 KiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
         bytes: 64 << 10,
         case: Some("ordinary"),
-        against: Against::Stack("vm", 0.9),
+        against: Against::Stack("vm"),
+        limit: Limit::AtLeast(0.9),
         ..Goal::LOCAL
     },
     Goal {
         what: "same host, 1 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
         case: Some("ordinary"),
-        against: Against::Stack("vm", 0.9),
+        against: Against::Stack("vm"),
+        limit: Limit::AtLeast(0.9),
         ..Goal::LOCAL
     },
     Goal {
         what: "same host, 16 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
         bytes: 16 << 20,
         case: Some("ordinary"),
-        against: Against::Stack("vm", 0.9),
+        against: Against::Stack("vm"),
+        limit: Limit::AtLeast(0.9),
         ..Goal::LOCAL
     },
     Goal {
         what: "same host, 1 MiB RDMA Write, ordinary memory: at least 3.5 times plain TCP",
         case: Some("ordinary"),
-        against: Against::Tcp(3.5),
+        against: Against::Tcp,
+        limit: Limit::AtLeast(3.5),
         ..Goal::LOCAL
     },
     Goal {
@@ -148,7 +165,7 @@ const GOALS: [Goal; 15] = [
         metric: Metric::latency_us_p50,
         bytes: 64,
         poll: Some("busy"),
-        enough: Some(0.4),
+        enough: Limit::AtMost(0.4),
         ..Goal::LOCAL
     },
     Goal {
@@ -156,7 +173,7 @@ const GOALS: [Goal; 15] = [
         op: "rate",
         metric: Metric::messages_per_s,
         bytes: 64,
-        enough: Some(8e6),
+        enough: Limit::AtLeast(8e6),
         ..Goal::LOCAL
     },
 ];
@@ -180,30 +197,21 @@ pub(super) fn goals(all: &View<'_>) -> Option<Section> {
         let Some(record) = weft.at(goal.bytes) else {
             continue;
         };
-        let at_most = goal.metric == Metric::latency_us_p50;
-        let reaches = |value: f64, aim: f64| {
-            if at_most { value <= aim } else { value >= aim }
-        };
-        let (beside, ratio, aim) = match goal.against {
-            Against::Tcp(aim) => (points.stack("tcp").at(goal.bytes), record.ratio_tcp, aim),
-            Against::TcpTls(aim) => {
-                let beside = points.stack("tcp-tls").at(goal.bytes);
-                (beside, record.ratio_tcp_tls, aim)
-            }
-            Against::Stack(stack, aim) => {
+        let (beside, ratio) = match goal.against {
+            Against::Tcp => (points.stack("tcp").at(goal.bytes), record.ratio_tcp),
+            Against::TcpTls => (points.stack("tcp-tls").at(goal.bytes), record.ratio_tcp_tls),
+            Against::Stack(stack) => {
                 let beside = points.stack(stack).at(goal.bytes);
                 let ratio = beside.map(|beside| record.summary.median / beside.summary.median);
-                (beside, ratio, aim)
+                (beside, ratio)
             }
-            Against::Nothing => (None, None, 0.0),
+            Against::Nothing => (None, None),
         };
         if ratio.is_none() && !matches!(goal.against, Against::Nothing) {
             continue;
         }
-        let enough = goal
-            .enough
-            .is_some_and(|enough| reaches(record.summary.median, enough));
-        let met = enough || ratio.is_some_and(|ratio| reaches(ratio, aim));
+        let enough = goal.enough.holds(record.summary.median) == Some(true);
+        let met = enough || ratio.is_some_and(|ratio| goal.limit.holds(ratio) == Some(true));
         table.push([
             goal.what.to_owned(),
             match goal.metric {
@@ -215,7 +223,7 @@ pub(super) fn goals(all: &View<'_>) -> Option<Section> {
             median(Some(record)),
             median(beside),
             ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
-            if met { "yes" } else { "no" }.to_owned(),
+            verdict(Some(met)).to_owned(),
         ]);
     }
     for record in &all.op("memory").0 {
@@ -228,12 +236,7 @@ pub(super) fn goals(all: &View<'_>) -> Option<Section> {
             median(Some(record)),
             "-".to_owned(),
             "-".to_owned(),
-            if record.summary.median < QP_BYTES {
-                "yes"
-            } else {
-                "no"
-            }
-            .to_owned(),
+            verdict(Some(record.summary.median < QP_BYTES)).to_owned(),
         ]);
     }
     (!table.is_empty()).then(|| Section::new("Aims").table(table))

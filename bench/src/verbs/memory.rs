@@ -6,7 +6,7 @@
 use crate::args::CommonArgs;
 use crate::driver::{Context, Transport, accept_one, param, stack};
 use crate::error::{BenchError, Result};
-use crate::process::{Peer, Reply, Request, unexpected};
+use crate::process::{Peer, Reply, Task, unexpected};
 use crate::record::{Metric, Record};
 use crate::stats::Summary;
 use crate::usage;
@@ -38,9 +38,9 @@ pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
     for _ in 0..runs {
         let mut server = Peer::spawn(&[])?;
         let mut client = Peer::spawn(&[])?;
-        server.send(&Request::Hold(Plan { count, to: None }))?;
+        server.task(Task::Hold, &Plan { count, to: None })?;
         let to = Some(server.listening()?);
-        client.send(&Request::Hold(Plan { count, to }))?;
+        client.task(Task::Hold, &Plan { count, to })?;
         for (peer, samples) in [
             (&mut client, &mut connecting),
             (&mut server, &mut accepting),

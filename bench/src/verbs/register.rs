@@ -6,7 +6,7 @@
 use crate::args::CommonArgs;
 use crate::driver::{Context, Transport, deregister, stack};
 use crate::error::{BenchError, Result};
-use crate::process::{Peer, Reply, Request, unexpected};
+use crate::process::{Peer, Task};
 use crate::record::{Metric, Record};
 use crate::stats::{Summary, percentile};
 use serde::{Deserialize, Serialize};
@@ -65,14 +65,15 @@ pub(crate) const CASES: [(&str, &str); 9] = [
 
 pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
     let mut peer = Peer::spawn(&[("MALLOC_MMAP_THRESHOLD_", "4096")])?;
-    peer.send(&Request::Register(Plan {
-        sizes: common.sizes(&SIZES, &QUICK_SIZES),
-        runs: common.runs(),
-    }))?;
-    match peer.receive()? {
-        Reply::Registered(rows) => Ok(rows.iter().filter_map(record).collect()),
-        other => Err(unexpected(&other)),
-    }
+    peer.task(
+        Task::Register,
+        &Plan {
+            sizes: common.sizes(&SIZES, &QUICK_SIZES),
+            runs: common.runs(),
+        },
+    )?;
+    let rows: Vec<Row> = peer.measured()?;
+    Ok(rows.iter().filter_map(record).collect())
 }
 
 fn record(row: &Row) -> Option<Record> {

@@ -6,7 +6,8 @@ use crate::driver::{
     tcp_transfer_whole,
 };
 use crate::error::{BenchError, Result};
-use crate::process::{PATIENCE, Peer, Reply, Request};
+use crate::patience::PATIENCE;
+use crate::process::{Peer, Reply, Task};
 use crate::record::{Metric, Record};
 use crate::stats::{Summary, paired_ratio};
 use serde::{Deserialize, Serialize};
@@ -71,7 +72,7 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
                 connections: runs + 1,
                 crc: common.crc.values().contains(&true),
             };
-            peer.send(&Request::Setup(plan))?;
+            peer.task(Task::Setup, &plan)?;
             let addr = peer.listening()?;
             ends.push(((which, transport), peer, addr, Vec::new()));
         }

@@ -2,8 +2,13 @@
 
 use rustix::io::Errno;
 
-/// Why something could not be done.
-#[derive(Debug, thiserror::Error)]
+/// Why something could not be done. `{:?}` prints the text too, for programs that end with an error of `main`.
+///
+/// ```
+/// let error = weft_exs::Error::from(std::io::Error::from_raw_os_error(24));
+/// assert_eq!(format!("{error:?}"), "Error(Too many open files (os error 24))");
+/// ```
+#[derive(thiserror::Error)]
 pub enum Error {
     /// A range that is not inside its region.
     #[error("the range is not inside the region")]
@@ -17,6 +22,12 @@ pub enum Error {
     /// The system refused.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Error({self})")
+    }
 }
 
 impl Error {

@@ -20,7 +20,7 @@ use weft_verbs::{Access, Cq, Device, EndReason, Pd, Qp, QpInit, Wc, WcStatus};
 use crate::{ADV_LEN, Error, Lmr, Rmr};
 
 /// Receives for advertisements that can be posted at once.
-const ADVS: usize = 16;
+pub(crate) const ADVS: usize = 16;
 /// Marks the receives for advertisements among all receives.
 pub(crate) const ADV_ID: u64 = 1 << 63;
 /// How often a wait without a limit looks whether the connection is still there.
@@ -471,10 +471,10 @@ impl Listener {
     ) -> Result<Self, Error> {
         let at = resolve(&addr)?;
         let listener =
-            cm::Listener::bind(&options.device, at, 64, &options.param).map_err(|source| {
+            cm::Listener::bind(&options.device, at, 64, &options.param).map_err(|error| {
                 Error::Address {
                     what: format!("{addr:?}"),
-                    source,
+                    source: error.source,
                 }
             })?;
         Ok(Self { listener, options })

@@ -67,6 +67,7 @@ mod datagram;
 mod post;
 mod region;
 
+use context::ADVS;
 pub use context::{Context, CqType, Listener, Options, State};
 pub use datagram::{DatagramAddr, DatagramContext, DatagramOptions};
 pub use post::Flags;
@@ -74,7 +75,14 @@ pub use region::{ADV_LEN, Lmr, Rmr};
 pub use weft_verbs::{Access, EndReason, Sge, ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord};
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+///
+/// `{:?}` prints the text too, so that a `main` that returns it says what happened:
+///
+/// ```
+/// let error = weft_iw::Listener::open("192.0.2.1:0").err().unwrap(); // TEST-NET-1: not ours
+/// assert!(format!("{error:?}").starts_with("Error(cannot use \"192.0.2.1:0\": "), "{error:?}");
+/// ```
+#[derive(thiserror::Error)]
 pub enum Error {
     /// The context's state does not allow the call.
     #[error("{call} needs a context that is {needs}, and it is {is}")]
@@ -107,8 +115,11 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] weft_verbs::MemError),
     /// A work request failed; most often the connection has ended.
-    #[error("a {opcode:?} failed: {status:?}", opcode = .0.opcode, status = .0.status)]
+    #[error("{}", weft_verbs::WcError(*.0))]
     Completion(Wc),
+    /// As many receives for advertisements are posted as there may be.
+    #[error("{ADVS} receives for advertisements are posted, and no more can be")]
+    Advertisements,
     /// A completion queue had too few places.
     #[error(transparent)]
     Overrun(#[from] weft_verbs::CqOverrun),
@@ -128,4 +139,10 @@ pub enum Error {
     /// The connection has ended and nothing can come any more.
     #[error("the connection has ended")]
     Ended,
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Error({self})")
+    }
 }

@@ -65,10 +65,9 @@ impl Context {
     /// receives of both kinds in the order of posting.
     pub fn post_recv_adv(&self) -> Result<(), Error> {
         let qp = self.queue()?;
-        let full = Error::Verbs(weft_verbs::Error::Limit("receives for advertisements"));
-        let place = lock(&self.free_advs).pop().ok_or(full)?;
+        let place = lock(&self.free_advs).pop().ok_or(Error::Advertisements)?;
         let wr = RecvWr::new(ADV_ID | place as u64).sge(self.advs.sge(place * ADV_LEN, ADV_LEN)?);
-        qp.post_recv(&[wr]).map_err(|e| {
+        qp.post_recv_one(wr).map_err(|e| {
             lock(&self.free_advs).push(place);
             e.into()
         })
@@ -126,7 +125,7 @@ impl Context {
     pub fn post_recv_lmr(&self, dst: &Lmr, at: usize, len: usize) -> Result<u64, Error> {
         let id = self.id();
         self.queue()?
-            .post_recv(&[RecvWr::new(id).sge(dst.sge(at, len)?)])?;
+            .post_recv_one(RecvWr::new(id).sge(dst.sge(at, len)?))?;
         Ok(id)
     }
 
@@ -172,7 +171,7 @@ impl Context {
     pub fn post_recv_sgl(&self, dst: &[Sge]) -> Result<u64, Error> {
         let id = self.id();
         let wr = dst.iter().fold(RecvWr::new(id), |wr, sge| wr.sge(*sge));
-        self.queue()?.post_recv(&[wr])?;
+        self.queue()?.post_recv_one(wr)?;
         Ok(id)
     }
 }

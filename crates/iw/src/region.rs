@@ -103,37 +103,18 @@ impl Rmr {
     /// The region as an advertisement.
     pub fn encode(&self) -> [u8; ADV_LEN] {
         let mut out = [0; ADV_LEN];
-        out[..8].copy_from_slice(&self.remote.addr.to_be_bytes());
-        out[8..12].copy_from_slice(&self.remote.rkey.to_be_bytes());
-        out[12..].copy_from_slice(&self.len.to_be_bytes());
+        out[..RemoteAddr::LEN].copy_from_slice(&self.remote.to_bytes());
+        out[RemoteAddr::LEN..].copy_from_slice(&self.len.to_be_bytes());
         out
     }
 
     /// Reads an advertisement.
     pub fn decode(bytes: [u8; ADV_LEN]) -> Self {
-        let [
-            a0,
-            a1,
-            a2,
-            a3,
-            a4,
-            a5,
-            a6,
-            a7,
-            k0,
-            k1,
-            k2,
-            k3,
-            l0,
-            l1,
-            l2,
-            l3,
-        ] = bytes;
-        let addr = u64::from_be_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
-        let rkey = u32::from_be_bytes([k0, k1, k2, k3]);
+        let [remote @ .., _, _, _, _] = bytes;
+        let [.., a, b, c, d] = bytes;
         Self {
-            remote: RemoteAddr { addr, rkey },
-            len: u32::from_be_bytes([l0, l1, l2, l3]),
+            remote: RemoteAddr::from_bytes(remote),
+            len: u32::from_be_bytes([a, b, c, d]),
         }
     }
 }

@@ -117,21 +117,35 @@ pub enum MemError {
     #[error("STag not associated with this stream")]
     Pd,
     /// Offset and length pass the end of the 64-bit address space.
-    #[error("tagged offset wraps")]
+    #[error("address and length pass the end of the 64-bit address space")]
     Wrap,
     /// Windows are bound to the region, the window is bound already, or somebody is still in the memory.
     #[error("in use")]
     InUse,
-    /// The table is full, or memory or its locking is refused by the system.
-    #[error("limit reached")]
+    /// The table has its full number of regions and windows.
+    #[error("the device's limit of memory regions and windows is reached (max_mr)")]
     Limit,
+    /// The system has no memory left, or none that long.
+    #[error("the system refuses the memory")]
+    NoMemory,
+    /// The system refuses to lock the memory.
+    #[error("the limit of locked memory is reached (ulimit -l)")]
+    LockedMemory,
+    /// The system has no random numbers, without which no `STag` is made.
+    #[error("the system gives no random numbers")]
+    NoRandom,
     /// An atomic's address is not a multiple of 8.
     #[error("misaligned atomic")]
     Misaligned,
     /// The `STag` is a region's; only windows can be invalidated.
     #[error("STag cannot be invalidated")]
     CannotInvalidate,
-    /// An argument makes no sense (a region that wraps, an unbound or zero-length bind...).
-    #[error("bad argument")]
+    /// [`Access::REMOTE_WRITE`] or [`Access::REMOTE_ATOMIC`] without [`Access::LOCAL_WRITE`]: a peer may not change what its owner may not.
+    #[error("the rights REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well")]
+    NeedsLocalWrite,
+    /// An argument makes no sense (a null pointer, a bind of no bytes, a window's right that windows do not have).
+    #[error(
+        "an argument that can never work: a null pointer, no bytes, or a right that windows do not have"
+    )]
     BadArgument,
 }

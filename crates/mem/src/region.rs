@@ -39,10 +39,10 @@ impl Table {
     /// of zero is legal.
     ///
     /// # Errors
-    /// [`MemError::Limit`] when the table is full or the system has no memory;
-    /// [`MemError::BadArgument`] when `iova` and the length pass the end of the address space, when
-    /// [`Access::ZERO_BASED`] comes with an `iova` other than 0, or when the remote write or atomic right
-    /// comes without [`Access::LOCAL_WRITE`].
+    /// [`MemError::Limit`] when the table is full; [`MemError::NoMemory`]; [`MemError::Wrap`] when `iova` and the
+    /// length pass the end of the address space; [`MemError::BadArgument`] when [`Access::ZERO_BASED`] comes with an
+    /// `iova` other than 0; [`MemError::NeedsLocalWrite`] when the remote write or atomic right comes without
+    /// [`Access::LOCAL_WRITE`].
     pub fn register(
         &self,
         pd: PdId,
@@ -190,7 +190,7 @@ impl Region {
     /// Keeps its pages in memory (`mlock`) until deregistration.
     ///
     /// # Errors
-    /// [`MemError::Limit`] when the system's limit on locked memory forbids it.
+    /// [`MemError::LockedMemory`] when the system's limit on locked memory forbids it.
     pub fn lock_pages(&self) -> Result<(), MemError> {
         self.inner().lock_pages()
     }

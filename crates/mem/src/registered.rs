@@ -95,7 +95,7 @@ impl Registered {
             }
             // Those that could be lent are made by `from_lent`.
             Backing::Anonymous(len) | Backing::Shared(len) => {
-                let ptr = weft_sys::map::map_anonymous(len).map_err(|_| MemError::Limit)?;
+                let ptr = weft_sys::map::map_anonymous(len).map_err(|_| MemError::NoMemory)?;
                 (ptr, len, Storage::Map)
             }
             Backing::File(mapping) => {
@@ -144,7 +144,7 @@ impl Registered {
         iova: u64,
         access: Access,
     ) -> Result<Registered, MemError> {
-        let ptr = NonNull::new(lent.as_ptr()).ok_or(MemError::Limit)?;
+        let ptr = NonNull::new(lent.as_ptr()).ok_or(MemError::NoMemory)?;
         Registered::build(pd, ptr, len, Storage::Lent(Box::new(lent)), iova, access)
     }
 
@@ -202,11 +202,14 @@ impl Registered {
             storage,
         };
         // Judged after the storage has its owner, so that a refusal frees it.
-        if iova.checked_add(len as u64).is_none()
-            || (access.contains(Access::ZERO_BASED) && iova != 0)
-            || (access.needs_local_write() && !access.contains(Access::LOCAL_WRITE))
-        {
+        if iova.checked_add(len as u64).is_none() {
+            return Err(MemError::Wrap);
+        }
+        if access.contains(Access::ZERO_BASED) && iova != 0 {
             return Err(MemError::BadArgument);
+        }
+        if access.needs_local_write() && !access.contains(Access::LOCAL_WRITE) {
+            return Err(MemError::NeedsLocalWrite);
         }
         Ok(new)
     }
@@ -275,7 +278,7 @@ impl Registered {
         // SAFETY: the range is mapped as long as the region lives.
         unsafe { weft_sys::map::lock(self.ptr, self.len) }.map_err(|_| {
             self.locked.store(false, Ordering::Release);
-            MemError::Limit
+            MemError::LockedMemory
         })
     }
 

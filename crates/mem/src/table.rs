@@ -115,7 +115,7 @@ impl Indices {
         loop {
             let Some(stag) = self.drawn.pop() else {
                 let mut bytes = [0; 128];
-                getrandom::fill(&mut bytes).map_err(|_| MemError::Limit)?;
+                getrandom::fill(&mut bytes).map_err(|_| MemError::NoRandom)?;
                 let (words, _) = bytes.as_chunks();
                 self.drawn
                     .extend(words.iter().map(|w| u32::from_ne_bytes(*w)));

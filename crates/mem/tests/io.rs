@@ -223,7 +223,7 @@ mod system {
         assert_eq!(big.load_u64(1 << 35), Ok(0));
         assert_eq!(big.deregister().unwrap(), None);
         let absurd = table.register(PD, Backing::Anonymous(1 << 60), 0, Access::empty());
-        assert_eq!(absurd.err(), Some(MemError::Limit));
+        assert_eq!(absurd.err(), Some(MemError::NoMemory));
 
         if weft_sys::limits::memlock() >= 1 << 16 {
             let small = table

@@ -170,7 +170,7 @@ fn rights_and_domains() {
     }
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let r = table.register(PD, Backing::Owned(vec![0; 8]), 0, access);
-        assert_eq!(err(r), MemError::BadArgument);
+        assert_eq!(err(r), MemError::NeedsLocalWrite);
     }
     assert!(
         table
@@ -217,7 +217,7 @@ fn bounds() {
     assert_eq!(at(&top, u64::MAX - 1, 2), Err(MemError::Bounds));
     assert_eq!(at(&top, u64::MAX - 1, 3), Err(MemError::Wrap));
     let r = table.register(PD, Backing::Owned(vec![0; 10]), u64::MAX - 9, ALL);
-    assert_eq!(err(r), MemError::BadArgument);
+    assert_eq!(err(r), MemError::Wrap);
     let r = table.register(PD, Backing::Owned(vec![0; 10]), 1, ALL | Access::ZERO_BASED);
     assert_eq!(err(r), MemError::BadArgument);
 

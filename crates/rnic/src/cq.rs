@@ -24,7 +24,7 @@ use weft_sys::{EventFd, Interest, poll_fds};
 use crate::device::{Counted, Device, DeviceInner};
 use crate::engine::guarded;
 use crate::lock::lock;
-use crate::types::{AsyncEvent, Error, Wc};
+use crate::types::{AsyncEvent, Error, LimitReached, Wc};
 use channel::ChannelInner;
 pub use channel::CompChannel;
 pub use event_wait::EventWait;
@@ -126,10 +126,12 @@ fn check_depth(depth: u32, device: &DeviceInner) -> Result<(), Error> {
             "a completion queue needs at least one entry",
         ));
     }
-    if depth > device.limits.max_cqe {
-        return Err(Error::Limit("entries of a completion queue"));
-    }
-    Ok(())
+    LimitReached::check(
+        "entries of a completion queue",
+        "max_cqe",
+        depth,
+        device.limits.max_cqe,
+    )
 }
 
 impl Device {
@@ -156,7 +158,12 @@ impl Device {
 
     fn new_cq(&self, depth: u32, notify: Notify) -> Result<Cq, Error> {
         check_depth(depth, &self.0)?;
-        let count = Counted::take(&self.0.cqs, self.0.limits.max_cq, "completion queues")?;
+        let count = Counted::take(
+            &self.0.cqs,
+            self.0.limits.max_cq,
+            "completion queues",
+            "max_cq",
+        )?;
         Ok(Cq::new(&self.0, self.0.id(), depth, notify, count))
     }
 

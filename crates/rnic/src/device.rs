@@ -19,7 +19,7 @@ use crate::pool::Pool;
 use crate::stat;
 use crate::tls_env;
 use crate::transport::sim::SimNet;
-use crate::types::{AsyncEvent, DeviceAttr, Error, Limits, LocalMode};
+use crate::types::{AsyncEvent, DeviceAttr, Error, LimitReached, Limits, LocalMode};
 
 /// Asynchronous events kept for a program that does not fetch them.
 const MAX_EVENTS: usize = 1024;
@@ -42,14 +42,12 @@ impl Counted {
         counter: &Arc<AtomicU32>,
         limit: u32,
         what: &'static str,
+        field: &'static str,
     ) -> Result<Counted, Error> {
         let taken = counter.fetch_add(1, Ordering::Relaxed);
         let counted = Counted(Arc::clone(counter));
-        if taken >= limit {
-            Err(Error::Limit(what))
-        } else {
-            Ok(counted)
-        }
+        LimitReached::check(what, field, taken.saturating_add(1), limit)?;
+        Ok(counted)
     }
 
     /// Count without a limit.
@@ -167,6 +165,7 @@ impl DeviceInner {
             &self.pending,
             self.limits.max_pending,
             "connections in start-up",
+            "max_pending",
         )
         .ok()
     }

@@ -9,6 +9,7 @@
 //! not completed it count against [`Limits::max_pending`](crate::Limits::max_pending): silent and flooding peers cost
 //! little, and not for long.
 
+use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -39,8 +40,14 @@ const TLS_HANDSHAKE: u8 = 22;
 /// Bytes that may follow a start-up frame before the queue pair takes over.
 const EARLY: usize = 64 * 1024;
 
-/// Why a connection did not come about.
-#[derive(Debug, thiserror::Error)]
+/// Why a connection did not come about. `{:?}` prints the text too, for programs that end with an error of `main`.
+///
+/// ```
+/// # use weft_rnic::ConnectError;
+/// let error: Box<dyn std::error::Error> = ConnectError::Refused.into();
+/// assert_eq!(format!("{error:?}"), "ConnectError(connection refused: nothing listens on that address and port)");
+/// ```
+#[derive(thiserror::Error)]
 pub enum ConnectError {
     /// Nothing listens there.
     #[error("connection refused: nothing listens on that address and port")]
@@ -77,6 +84,12 @@ pub enum ConnectError {
     /// The operating system refused.
     #[error(transparent)]
     Io(io::Error),
+}
+
+impl fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectError({self})")
+    }
 }
 
 impl ConnectError {

@@ -18,6 +18,7 @@ mod cq;
 mod device;
 mod doorbell;
 mod engine;
+mod errors;
 mod establish;
 mod leave;
 mod lock;

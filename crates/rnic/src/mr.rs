@@ -14,7 +14,15 @@ impl Pd {
     /// A region of `len` zeroed bytes that the library allocates, on pages of its own. Its addresses start at 0.
     ///
     /// # Errors
-    /// [`Error::Memory`] without memory or past the limit of regions.
+    /// [`Error::Memory`] without memory, past the limit of regions, and for rights that a peer may not have alone.
+    ///
+    /// ```
+    /// # let pd = weft_rnic::Device::open()?.alloc_pd()?;
+    /// # use weft_rnic::Access;
+    /// let error = pd.alloc_mr(64, Access::REMOTE_WRITE).err().unwrap();
+    /// assert_eq!(error.to_string(), "memory: the rights REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well");
+    /// # Ok::<(), weft_rnic::Error>(())
+    /// ```
     pub fn alloc_mr(&self, len: usize, access: Access) -> Result<Mr, Error> {
         let shared = self.0.device.local != LocalMode::Off;
         let backing = if shared {
@@ -334,7 +342,7 @@ impl Mr {
     /// Keep the region's pages in memory. Never needed for correctness: no device reads physical pages.
     ///
     /// # Errors
-    /// [`MemError::Limit`] when the limit on locked memory is too low.
+    /// [`MemError::LockedMemory`] when the limit on locked memory is too low.
     pub fn lock_pages(&self) -> Result<(), MemError> {
         self.region.lock_pages()
     }

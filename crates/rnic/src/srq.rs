@@ -8,10 +8,10 @@ use std::time::Duration;
 use weft_lock::Brief;
 
 use crate::cq::CqInner;
-use crate::device::{Counted, Pd, PdInner};
+use crate::device::{Counted, DeviceInner, Pd, PdInner};
 use crate::lock::lock;
 use crate::timer;
-use crate::types::{AsyncEvent, Error, PostError, PostReason, RecvWr, sg_len};
+use crate::types::{AsyncEvent, Error, LimitReached, PostError, PostReason, RecvWr, sg_len};
 
 /// Posted receives, oldest first.
 pub(crate) struct RecvQueue {
@@ -43,7 +43,10 @@ impl RecvQueue {
                 return refuse(PostReason::Full);
             }
             if wr.sges.len() > self.max_sge as usize {
-                return refuse(PostReason::TooManySges);
+                return refuse(PostReason::TooManySges {
+                    asked: wr.sges.len() as u32,
+                    max: self.max_sge,
+                });
             }
             if sg_len(&wr.sges).is_none() {
                 return refuse(PostReason::Length);
@@ -195,6 +198,11 @@ impl Drop for SrqInner {
 #[derive(Clone)]
 pub struct Srq(pub(crate) Arc<SrqInner>);
 
+fn check_srq_depth(max_wr: u32, device: &DeviceInner) -> Result<(), Error> {
+    let what = "receives of a shared receive queue";
+    LimitReached::check(what, "max_wr", max_wr, device.limits.max_wr)
+}
+
 impl Pd {
     /// A shared receive queue for `max_wr` requests of up to `max_sge` elements.
     ///
@@ -211,12 +219,19 @@ impl Pd {
         max_sge: u32,
     ) -> Result<Srq, Error> {
         let device = &self.0.device;
-        if max_wr > device.limits.max_wr || max_sge > device.limits.max_sge {
-            return Err(Error::Limit(
-                "work requests or elements of a shared receive queue",
-            ));
-        }
-        let count = Counted::take(&device.srqs, device.limits.max_srq, "shared receive queues")?;
+        check_srq_depth(max_wr, device)?;
+        LimitReached::check(
+            "scatter/gather elements of a receive",
+            "max_sge",
+            max_sge,
+            device.limits.max_sge,
+        )?;
+        let count = Counted::take(
+            &device.srqs,
+            device.limits.max_srq,
+            "shared receive queues",
+            "max_srq",
+        )?;
         Ok(Srq(Arc::new(SrqInner {
             num: device.id(),
             pd: Arc::clone(&self.0),
@@ -246,14 +261,20 @@ impl Srq {
         result
     }
 
+    /// Post one receive, see [`Srq::post_recv`].
+    ///
+    /// # Errors
+    /// As there, index 0.
+    pub fn post_recv_one(&self, wr: RecvWr) -> Result<(), PostError> {
+        self.post_recv(&[wr])
+    }
+
     /// Change how many requests it takes.
     ///
     /// # Errors
     /// [`Error::Invalid`] when more are posted than that, [`Error::Limit`].
     pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
-        if max_wr > self.0.pd.device.limits.max_wr {
-            return Err(Error::Limit("work requests of a shared receive queue"));
-        }
+        check_srq_depth(max_wr, &self.0.pd.device)?;
         let mut posted = self.0.queue.posted.lock();
         if posted.queue.len() > max_wr as usize {
             return Err(Error::Invalid(

@@ -7,6 +7,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 pub use weft_mem::Access;
 
+pub use crate::errors::{Error, LimitReached, TerminateCode};
+
 /// One scatter/gather element: a range of a registered region, named by the region's local key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
@@ -25,6 +27,37 @@ pub struct RemoteAddr {
     pub addr: u64,
     /// Remote key (the `STag`).
     pub rkey: u32,
+}
+
+impl RemoteAddr {
+    /// Length of [`RemoteAddr::to_bytes`].
+    pub const LEN: usize = 12;
+
+    /// For a message that tells a peer of it: address, then key, in network order.
+    ///
+    /// ```
+    /// # use weft_rnic::RemoteAddr;
+    /// let remote = RemoteAddr { addr: 0x1000, rkey: 0x0102_0304 };
+    /// let bytes = remote.to_bytes();
+    /// assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 0x10, 0, 1, 2, 3, 4]);
+    /// assert_eq!(RemoteAddr::from_bytes(bytes), remote);
+    /// ```
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes
+    }
+
+    /// What a peer has told in this way. Whether the place is one that it opened, the peer says when it is used.
+    pub fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
+        let [addr @ .., _, _, _, _] = bytes;
+        let [_, _, _, _, _, _, _, _, rkey @ ..] = bytes;
+        RemoteAddr {
+            addr: u64::from_be_bytes(addr),
+            rkey: u32::from_be_bytes(rkey),
+        }
+    }
 }
 
 /// Inline data up to this costs no allocation: a cache line and the header of a layer above.
@@ -48,10 +81,12 @@ pub enum SendOp {
     /// Send with immediate data: both in one receive and one completion. No RFC has such a message: only weft takes it
     /// (docs/spec/rdmap-extensions.md), other peers end the stream. Without data they take it for Immediate Data alone (RFC 7306 6).
     SendImm {
-        /// The eight bytes of immediate data, as a number in host order.
+        /// The eight bytes of immediate data, as a number in host order. A program in C sees the low four (see [`Wc::imm`]).
         imm: u64,
     },
-    /// RDMA Write: one-sided, the peer's program does not notice. On a datagram queue pair: RDMA Write-Record, of which the peer's program gets
+    /// RDMA Write: one-sided, the peer's program does not notice. It completes when the transport has its bytes, before the peer has looked at the key:
+    /// one with a wrong key "succeeds", and the connection ends a little later. With [`QpInit::remote_completion`](crate::QpInit::remote_completion) it
+    /// completes with [`WcStatus::RemAccessErr`]. On a datagram queue pair: RDMA Write-Record, of which the peer's program gets
     /// a completion.
     Write {
         /// Where the first byte goes.
@@ -61,7 +96,7 @@ pub enum SendOp {
     WriteImm {
         /// Where the first byte goes.
         remote: RemoteAddr,
-        /// The eight bytes of immediate data, as a number in host order.
+        /// The eight bytes of immediate data, as a number in host order. A program in C sees the low four (see [`Wc::imm`]).
         imm: u64,
     },
     /// RDMA Read: one-sided, from the peer's memory into the scatter list.
@@ -401,6 +436,24 @@ pub enum WcOpcode {
     WriteRecord,
 }
 
+impl fmt::Display for WcOpcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WcOpcode::Send => "send",
+            WcOpcode::Write => "RDMA Write",
+            WcOpcode::Read => "RDMA Read",
+            WcOpcode::FetchAdd => "fetch and add",
+            WcOpcode::CompareSwap => "compare and swap",
+            WcOpcode::Swap => "swap",
+            WcOpcode::LocalInvalidate => "local invalidate",
+            WcOpcode::BindMw => "bind of a window",
+            WcOpcode::Recv => "receive",
+            WcOpcode::RecvWithImm => "receive with immediate data",
+            WcOpcode::WriteRecord => "RDMA Write-Record",
+        })
+    }
+}
+
 /// A work completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wc {
@@ -414,17 +467,68 @@ pub struct Wc {
     pub byte_len: u32,
     /// The queue pair.
     pub qp_num: u32,
-    /// Immediate data.
+    /// Immediate data: eight bytes (RFC 7306). C has four (`imm_data`, in network order): a peer that uses the drop-in libibverbs sees
+    /// `htonl(imm as u32)` and not the upper half, and what it sends comes here as a number up to 2^32 - 1.
     pub imm: Option<u64>,
     /// The `STag` of ours that the peer's Send with Invalidate invalidated.
     pub invalidated: Option<u32>,
     /// Who sent a datagram that was received.
     pub source: Option<UdSource>,
-    /// When a Terminate ended the stream: layer << 12 | type << 8 | code, as on the wire; else 0.
+    /// When a Terminate ended the stream: layer << 12 | type << 8 | code, as on the wire; else 0. [`TerminateCode`] has it in words.
     pub vendor_err: u32,
     /// Requests of its queue that it stands for: its own, and for a send those before it that made no completion.
     pub places: u32,
 }
+
+impl Wc {
+    /// The completion itself if its request succeeded, else an error that says which request failed and why.
+    ///
+    /// ```
+    /// # use weft_rnic::{Wc, WcStatus};
+    /// let failed = Wc { wr_id: 7, qp_num: 3, status: WcStatus::RemAccessErr, vendor_err: 0x1101, ..Wc::default() };
+    /// assert_eq!(
+    ///     failed.ok().unwrap_err().to_string(),
+    ///     "work request 7 (send) of queue pair 3: remote access error, DDP tagged: base or bounds violation"
+    /// );
+    /// assert!(Wc::default().ok().is_ok());
+    /// ```
+    ///
+    /// # Errors
+    /// [`WcError`] unless the status is [`WcStatus::Success`].
+    pub fn ok(self) -> Result<Wc, WcError> {
+        match self.status {
+            WcStatus::Success => Ok(self),
+            _ => Err(WcError(self)),
+        }
+    }
+}
+
+/// A work request that failed, see [`Wc::ok`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WcError(pub Wc);
+
+impl fmt::Display for WcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Wc {
+            wr_id,
+            opcode,
+            qp_num,
+            status,
+            vendor_err,
+            ..
+        } = self.0;
+        write!(
+            f,
+            "work request {wr_id} ({opcode}) of queue pair {qp_num}: {status}"
+        )?;
+        if vendor_err != 0 {
+            write!(f, ", {}", TerminateCode(vendor_err))?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for WcError {}
 
 /// The sender of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -463,19 +567,32 @@ impl QpState {
 /// Why a post was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostReason {
-    /// The queue has its full number of requests outstanding.
-    #[error("the queue is full")]
+    /// The queue has its full number of requests outstanding. Unsignaled sends keep their places until a signaled one after them has completed.
+    #[error("the queue is full: max_send_wr sends or max_recv_wr receives are outstanding")]
     Full,
-    /// More scatter/gather elements than the queue pair was created for.
-    #[error("too many scatter/gather elements")]
-    TooManySges,
-    /// More inline data than the queue pair was created for, or inline data with an operation that takes none.
-    #[error("inline data is too long, or not allowed with this operation")]
+    /// More scatter/gather elements than the queue was created for.
+    #[error("{asked} scatter/gather elements, but the queue was created with max_sge {max}")]
+    TooManySges {
+        /// Elements of the request.
+        asked: u32,
+        /// Elements that the queue was created for.
+        max: u32,
+    },
+    /// More inline data than the queue pair was created for.
+    #[error("{asked} inline bytes, but the queue pair was created with max_inline {max}")]
+    InlineTooLong {
+        /// Bytes of the request.
+        asked: u32,
+        /// Bytes that the queue pair was created for.
+        max: u32,
+    },
+    /// Inline data with an operation that takes none, or beside a scatter/gather list.
+    #[error("inline data goes with Sends and Writes, and without a scatter/gather list")]
     Inline,
     /// The list is longer than 2^32 - 1 bytes, not eight bytes for an atomic, or longer than a datagram can be.
     #[error("the scatter/gather list has a length that this operation cannot have")]
     Length,
-    /// The queue pair is not connected.
+    /// The queue pair is not connected, or closing.
     #[error("the queue pair is not connected")]
     State,
     /// The peer takes no RDMA Reads and atomics on this connection (its IRD is 0).
@@ -618,6 +735,24 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Refuses the depths of a queue pair that are over a limit.
+    pub(crate) fn check_depths(
+        &self,
+        sends: u32,
+        recvs: u32,
+        sges: u32,
+        inline: u32,
+    ) -> Result<(), Error> {
+        LimitReached::check("outstanding sends", "max_wr", sends, self.max_wr)?;
+        LimitReached::check("outstanding receives", "max_wr", recvs, self.max_wr)?;
+        let elements = "scatter/gather elements of a request";
+        LimitReached::check(elements, "max_sge", sges, self.max_sge)?;
+        let bytes = "inline bytes of a request";
+        LimitReached::check(bytes, "max_inline", inline, self.max_inline)
+    }
+}
+
 /// What a device can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
@@ -635,21 +770,27 @@ pub struct DeviceAttr {
     pub windows: bool,
 }
 
-/// Something that happened to an object, not to a work request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Something that happened to an object, not to a work request. Prints what it says, with the Terminate in words.
+///
+/// ```
+/// # use weft_rnic::AsyncEvent;
+/// let event = AsyncEvent::QpFatal { qp_num: 2, reason: 4353 };
+/// assert_eq!(event.to_string(), "queue pair 2 has failed: DDP tagged: base or bounds violation");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AsyncEvent {
     /// A queue pair's stream ended by an error.
     QpFatal {
         /// Which.
         qp_num: u32,
-        /// The Terminate's value, see [`Wc::vendor_err`]; 0 when the connection was cut.
+        /// The Terminate's value, see [`TerminateCode`]; 0 when the connection was cut.
         reason: u32,
     },
     /// The peer tried to use memory that it may not use.
     QpAccessErr {
         /// Which.
         qp_num: u32,
-        /// The Terminate's value, see [`Wc::vendor_err`].
+        /// The Terminate's value, see [`TerminateCode`].
         reason: u32,
     },
     /// A completion queue had no room for a completion.
@@ -664,34 +805,35 @@ pub enum AsyncEvent {
     },
 }
 
-/// Errors of creating objects.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A limit of the device, see [`Limits`].
-    #[error("limit of the device reached: {0}")]
-    Limit(&'static str),
-    /// An argument that can never work.
-    #[error("invalid argument: {0}")]
-    Invalid(&'static str),
-    /// The memory layer refused.
-    #[error("memory: {0}")]
-    Memory(#[from] weft_mem::MemError),
-    /// TLS cannot be had as the environment asks for it.
-    #[error("{0}")]
-    Tls(String),
-    /// The operating system refused.
-    #[error("{what}: {source}")]
-    Os {
-        /// What we asked of it.
-        what: &'static str,
-        /// Its answer.
-        source: std::io::Error,
-    },
+impl fmt::Display for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            AsyncEvent::QpFatal { qp_num, reason } => {
+                write!(
+                    f,
+                    "queue pair {qp_num} has failed: {}",
+                    TerminateCode(reason)
+                )
+            }
+            AsyncEvent::QpAccessErr { qp_num, reason } => write!(
+                f,
+                "the peer of queue pair {qp_num} tried to use memory that it may not use: {}",
+                TerminateCode(reason)
+            ),
+            AsyncEvent::CqOverrun { cq_num } => {
+                write!(f, "completion queue {cq_num} had no room for a completion")
+            }
+            AsyncEvent::SrqLimitReached { srq_num } => write!(
+                f,
+                "shared receive queue {srq_num} has fewer receives than its limit"
+            ),
+        }
+    }
 }
 
-impl Error {
-    pub(crate) fn os(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Error::Os { what, source }
+impl fmt::Debug for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AsyncEvent({self})")
     }
 }
 

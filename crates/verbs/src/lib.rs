@@ -6,7 +6,10 @@
 //! * Regions own their memory ([`Pd::alloc_mr`], [`Pd::reg_mr`]); it is reached by copies, because a peer may write to it
 //!   at any time. Their addresses start at 0.
 //! * A thread that polls or waits makes the progress itself; without one, the device's engine does.
-//! * A Send or Write is complete when the transport has taken its bytes and its memory may be used again.
+//! * A Send or Write is complete when the transport has taken its bytes and its memory may be used again: a Write with a wrong
+//!   key "succeeds", and the connection ends afterwards. [`QpInit::remote_completion`] makes completions wait for the peer, as in
+//!   InfiniBand.
+//! * Immediate data has eight bytes ([`Wc::imm`]); programs in C see four.
 //!
 //! ```
 //! use weft_verbs::{Access, Device, QpInit, RecvWr, SendWr, Wc, cm};
@@ -24,11 +27,12 @@
 //!         let mr = pd.alloc_mr(64, Access::LOCAL_WRITE).unwrap();
 //!         let request = listener.next_request(None).unwrap();
 //!         let qp = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
-//!         qp.post_recv(&[RecvWr::new(1).sge(mr.whole())]).unwrap();
+//!         qp.post_recv_one(RecvWr::new(1).sge(mr.whole())).unwrap();
 //!         let _conn = request.accept(qp, &cm::ConnParam::default()).unwrap();
 //!         let mut wc = [Wc::default(); 1];
 //!         cq.wait(&mut wc, None).unwrap();
-//!         mr.to_vec(0, wc[0].byte_len as usize).unwrap()
+//!         let received = wc[0].ok().unwrap().byte_len;
+//!         mr.to_vec(0, received as usize).unwrap()
 //!     }
 //! });
 //!
@@ -37,6 +41,7 @@
 //! conn.qp.post_send_one(SendWr::send(1).inline(b"hello, iWARP").signaled())?;
 //! let mut wc = [Wc::default(); 1];
 //! cq.wait(&mut wc, None)?;
+//! wc[0].ok()?;
 //! assert_eq!(server.join().unwrap(), b"hello, iWARP");
 //! # Ok(())
 //! # }
@@ -49,10 +54,10 @@ pub mod faults;
 pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Counter, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder,
     Doorbell, EndReason, Ender, Error, EventWait, Grh, INLINE_DATA, InlineData, Leaving, Ledger,
-    Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PerProcess, PostError, PostReason,
-    Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr, SgList, Sge, Signal,
-    SimFaults, SimNet, Srq, Tally, Transport, UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU,
-    UdCounters, UdDest, UdError, UdErrorKind, UdFault, UdInit, UdLocalPeer, UdPort, UdPortCounters,
-    UdQp, UdReliable, UdSource, ValidityMap, Wc, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain,
-    protect, stat, tcp_peer_uid, tls,
+    LimitReached, Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PerProcess,
+    PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr,
+    SgList, Sge, Signal, SimFaults, SimNet, Srq, Tally, TerminateCode, Transport, UD_GROUP,
+    UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError, UdErrorKind, UdFault,
+    UdInit, UdLocalPeer, UdPort, UdPortCounters, UdQp, UdReliable, UdSource, ValidityMap, Wc,
+    WcError, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain, protect, stat, tcp_peer_uid, tls,
 };

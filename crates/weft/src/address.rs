@@ -16,6 +16,23 @@ pub(crate) fn parse_bind(text: &str, port: u16) -> Result<SocketAddr, String> {
         .map_err(|_| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
 }
 
+/// The first address of `HOST[:PORT]`; an IPv6 address stands in brackets, or alone.
+pub(crate) fn resolve_peer(peer: &str, port: u16) -> Result<SocketAddr, Failure> {
+    if let Ok(addr) = parse_bind(peer, port) {
+        return Ok(addr);
+    }
+    let (host, port) = match peer.rsplit_once(':') {
+        Some((host, number)) if !host.contains(':') => (host, number.parse().ok()),
+        Some(_) => (peer, None),
+        None => (peer, Some(port)),
+    };
+    let Some(port) = port.filter(|_| !host.is_empty()) else {
+        return Err(Failure::usage(format!("`{peer}` is not an address"))
+            .hint("write HOST, HOST:PORT or [IPV6]:PORT"));
+    };
+    resolve(host, port).map(|addrs| addrs[0])
+}
+
 /// The addresses that a host has, at least one.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
     let hint = "check the name, or give the address itself (IPv6 in brackets)";
@@ -27,4 +44,28 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Failure>
         return Err(Failure::peer(format!("`{host}` has no address")).hint(hint));
     }
     Ok(addrs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Exit;
+
+    #[test]
+    fn a_peer_is_a_host_with_or_without_a_port() {
+        let found = |peer: &str| resolve_peer(peer, 7).map(|addr| addr.to_string());
+        for (peer, addr) in [
+            ("127.0.0.1", "127.0.0.1:7"),
+            ("127.0.0.1:80", "127.0.0.1:80"),
+            ("::1", "[::1]:7"),
+            ("[::1]", "[::1]:7"),
+            ("[::1]:80", "[::1]:80"),
+        ] {
+            assert_eq!(found(peer).unwrap(), addr);
+        }
+        for wrong in ["", ":80", "a:b", "127.0.0.1:99999", "not an address:1:2"] {
+            let failure = found(wrong).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Usage, "{wrong}: {failure}");
+        }
+    }
 }

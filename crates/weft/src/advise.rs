@@ -227,7 +227,7 @@ fn overview(record: &Record) -> Section {
         ]);
     }
     let mut section = Section::new("Processes that made socket calls").text(format!(
-        "{} programs were started with the observer, and {} forks seen. Programs that were started without its environment, or that make system \
+        "Programs started with the observer: {}; forks seen: {}. Programs that were started without its environment, or that make system \
          calls of their own (static ones, Go, io_uring), are not seen.",
         record.images, record.forks
     ));

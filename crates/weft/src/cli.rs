@@ -9,17 +9,21 @@ use crate::failure::{EXIT_CODES, Failure};
 use crate::global::Global;
 
 const ENVIRONMENT: &str = "\
-Environment (the first six of every program that uses the weft libraries):
-  WEFT_LOCAL      Whether processes of this host and user meet in shared memory: `off`, never;
-                  `auto` (the default), where both can; `require`, or the connection fails
-  WEFT_LOCAL_DIR  A directory that containers share, where they find each other from network
-                  namespaces of their own
-  WEFT_TLS        `on`: connections are made by TLS and no others are taken; `off` (the default)
-  WEFT_TLS_KEY    A file with our private key (PKCS #8 PEM, Ed25519); without it, one for this process
-  WEFT_TLS_PEERS  A file with the public keys or fingerprints of the peers that are taken, one a
-                  line; without it, any
+Environment (all but WEFT_LOG of every program that uses the weft libraries):
+  WEFT_LOCAL      Whether processes of this host and user meet in shared
+                  memory: `off`, never; `auto` (the default), where both can;
+                  `require`, or the connection fails
+  WEFT_LOCAL_DIR  A directory that containers share, where they find each other
+                  from network namespaces of their own
+  WEFT_TLS        `on`: connections are made by TLS and no others are taken;
+                  `off` (the default)
+  WEFT_TLS_KEY    A file with our private key (PKCS #8 PEM, Ed25519); without
+                  it, one for this process
+  WEFT_TLS_PEERS  A file with the public keys or fingerprints of the peers that
+                  are taken, one a line; without it, any
   WEFT_STAT       `off`: do not answer `weft stat`
-  WEFT_LOG        What is logged to stderr: `off`, `error`, `warn`, `info`, `debug`, `trace`";
+  WEFT_LOG        What is logged to stderr: `off`, `error`, `warn`, `info`,
+                  `debug`, `trace`";
 
 fn after() -> String {
     format!("{ENVIRONMENT}\n\n{EXIT_CODES}")
@@ -83,10 +87,10 @@ pub enum Command {
     /// Carry connections of `weft run --hosts` on to other hosts
     #[command(long_about = cmd::broker::LONG)]
     Broker(cmd::broker::Args),
-    /// Measure what copies and registrations cost here, watch a program's socket calls, and say which way into weft fits it
+    /// Measure this machine, watch a program's socket calls, and say which part of weft fits it
     #[command(long_about = cmd::advise::LONG)]
     Advise(cmd::advise::Args),
-    /// Tell what this machine allows and what each lack costs
+    /// Check what weft needs of this machine, and say what to do where something is missing
     Doctor(cmd::doctor::Args),
     /// Move a real file beside plain TCP, measure, and write a report
     Demo(cmd::demo::Args),
@@ -137,5 +141,38 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    /// Lines that are laid out by hand (indented ones, and usages) would be cut anywhere.
+    #[test]
+    fn help_fits_a_terminal_of_80_columns() {
+        fn check(command: &mut clap::Command) {
+            let texts = [
+                command.get_long_about(),
+                command.get_before_long_help(),
+                command.get_after_help(),
+                command.get_after_long_help(),
+            ];
+            for line in texts.into_iter().flatten().flat_map(|text| {
+                let lines: Vec<_> = text.to_string().lines().map(str::to_owned).collect();
+                lines
+            }) {
+                assert!(
+                    !line.starts_with("  ") || line.chars().count() <= 80,
+                    "{}: {line}",
+                    command.get_name()
+                );
+            }
+            let usage = command.render_usage().to_string();
+            for line in usage.lines() {
+                assert!(line.chars().count() <= 80, "{line}");
+            }
+            // Those that the benchmarks start themselves are not shown.
+            let shown = |command: &&mut clap::Command| !command.is_hide_set();
+            command.get_subcommands_mut().filter(shown).for_each(check);
+        }
+        let mut command = Cli::command();
+        command.build();
+        check(&mut command);
     }
 }

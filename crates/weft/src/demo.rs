@@ -79,10 +79,19 @@ struct Measured {
     receiver_cpu: Vec<f64>,
 }
 
+/// A report that is not written yet: the empty file goes away if it never is.
+struct Unfinished<'a>(&'a Path);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
+}
+
 fn broken(what: &str) -> impl Fn(std::io::Error) -> Failure {
     move |e| {
         Failure::failed(format!("{what}: {e}"))
-            .hint("--dir DIR works elsewhere; `weft doctor` tells what is missing")
+            .hint("--dir DIR works elsewhere; `weft doctor` says what is missing")
     }
 }
 
@@ -96,6 +105,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
         ))
         .hint("name a file in a directory that you can write to")
     })?;
+    let unfinished = Unfinished(&options.html);
     let work = WorkDir::new(options)?;
     say(&format!(
         "weft demo in {} on {}",
@@ -158,9 +168,13 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
     report.sections.extend(verbs_sections(&records));
     html.write_all(report.to_html().as_bytes())
         .map_err(broken("cannot write the report"))?;
+    std::mem::forget(unfinished);
     say(&format!("report: {}", options.html.display()));
     Ok(())
 }
+
+/// How the directories begin; the process's number follows.
+const WORK: &str = "weft-demo-";
 
 /// A directory that goes away with its content.
 struct WorkDir(PathBuf);
@@ -185,9 +199,22 @@ impl WorkDir {
             ))
             .hint("--dir DIR works elsewhere, --size SIZE moves less"));
         }
-        let dir = base.join(format!("weft-demo-{}", std::process::id()));
+        remove_stale(&base);
+        let dir = base.join(format!("{WORK}{}", std::process::id()));
         fs::create_dir(&dir).map_err(broken("cannot make a directory to work in"))?;
         Ok(Self(dir))
+    }
+}
+
+/// Removes what demonstrations left that were ended by a signal: in /dev/shm it would take memory for ever.
+fn remove_stale(base: &Path) {
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let of = name.to_str().and_then(|name| name.strip_prefix(WORK));
+        let gone = |pid: &str| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists();
+        if of.is_some_and(gone) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

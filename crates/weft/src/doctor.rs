@@ -1,4 +1,4 @@
-//! What this machine allows, and what each lack costs.
+//! What weft needs of this machine, and what to do where something is missing.
 
 pub mod same_host;
 
@@ -13,6 +13,7 @@ use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, LocalMode, QpInit, SendWr, Wc, WcStatus};
 
 use crate::cp;
+use crate::failure::MORE_DESCRIPTORS;
 use crate::terminal;
 
 /// How a check came out.
@@ -45,7 +46,7 @@ pub struct Check {
     pub verdict: Verdict,
     /// What was found.
     pub finding: String,
-    /// What a lack costs; empty when all is well.
+    /// What does not work, or is slower, for that reason; empty when all is well.
     pub cost: &'static str,
     /// What to do about it; empty when all is well.
     pub remedy: &'static str,
@@ -144,7 +145,6 @@ pub fn table(checks: &[Check]) -> String {
 
 /// Descriptors that both ends of a connection and their devices take, with some to spare.
 const ESSENTIAL_DESCRIPTORS: u64 = 64;
-const MORE_DESCRIPTORS: &str = "raise the limit: `ulimit -n 4096` in the shell, LimitNOFILE= of a service, --ulimit nofile= of a container";
 
 /// Whether this process has too few descriptors for a connection to be tried at all.
 fn lacks_descriptors() -> bool {
@@ -223,7 +223,7 @@ fn write_to_self() -> Result<(), Box<dyn std::error::Error>> {
             return Err("no completion came".into());
         }
         if wc[0].status != WcStatus::Success {
-            return Err(format!("{:?}", wc[0].status).into());
+            return Err(wc[0].status.to_string().into());
         }
         if target.load_u8(4095)? == 0x5a {
             Ok(())
@@ -412,7 +412,7 @@ fn ipv6() -> Check {
             "IPv6",
             format!("::1 cannot be used: {e}"),
             "peers that have only IPv6 addresses cannot be reached",
-            "sysctl net.ipv6.conf.all.disable_ipv6=0, or the container's IPv6 option",
+            "bring the loopback interface up (`ip link set lo up`); sysctl net.ipv6.conf.all.disable_ipv6=0, or the container's IPv6 option",
         ),
     }
 }

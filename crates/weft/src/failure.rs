@@ -2,7 +2,13 @@
 
 use std::fmt;
 
+use rustix::io::Errno;
 use weft_bench::BenchError;
+
+/// What to do where descriptors are short.
+pub(crate) const MORE_DESCRIPTORS: &str = "raise the limit: `ulimit -n 4096` in the shell, LimitNOFILE= of a service, --ulimit nofile= of a container";
+
+const NO_WAY: &str = "look at `ip link` and `ip route`; in a network namespace of its own the loopback interface too is down until `ip link set lo up`";
 
 /// Exit codes of every subcommand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,19 +104,68 @@ impl From<BenchError> for Failure {
             }
             BenchError::Output { .. } => Failure::failed(format!("cannot write {e}"))
                 .hint("name a file in a directory that you can write to"),
-            _ => Failure::failed(e.to_string()).hint("`weft doctor` tells what this machine lacks"),
+            _ => Failure::failed(e.to_string())
+                .hint("`weft doctor` says what this machine does not support"),
         }
     }
+}
+
+/// What to do about a refusal of the system, whatever was asked of it: it says more than the advice of the call that failed.
+fn remedy(what: &str) -> Option<&'static str> {
+    if what.ends_with("the address cannot be reached") {
+        return Some(NO_WAY);
+    }
+    let (_, number) = what.rsplit_once("(os error ")?;
+    let number = number.split_once(')')?.0.parse().ok()?;
+    Some(match Errno::from_raw_os_error(number) {
+        Errno::MFILE | Errno::NFILE => MORE_DESCRIPTORS,
+        Errno::NOSPC | Errno::DQUOT => {
+            "the disk is full: free some space, or name a place on another one"
+        }
+        Errno::ROFS => "the file system is read-only: name a place on another one",
+        Errno::NOMEM => "memory is short, or limited (`ulimit -v`, the container's limit)",
+        Errno::ADDRNOTAVAIL => {
+            "the address is not this machine's: `ip address` lists those that are"
+        }
+        Errno::ADDRINUSE => {
+            "another program listens there (`ss -ltnp` says which): choose another port, or end it"
+        }
+        Errno::NETUNREACH | Errno::NETDOWN => NO_WAY,
+        _ => return None,
+    })
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)?;
-        if !self.hint.is_empty() {
-            write!(f, "\n  try: {}", self.hint)?;
+        let hint = remedy(&self.what).unwrap_or(&self.hint);
+        if !hint.is_empty() {
+            write!(f, "\n  try: {hint}")?;
         }
         Ok(())
     }
 }
 
 impl std::error::Error for Failure {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remedy_comes_from_the_error_number() {
+        let told = |errno: Errno| {
+            let error = std::io::Error::from(errno);
+            Failure::failed(format!("cannot listen: {error}"))
+                .hint("choose a good name")
+                .to_string()
+        };
+        assert!(told(Errno::MFILE).contains("ulimit -n"));
+        assert!(told(Errno::NOSPC).contains("free some space"));
+        assert!(told(Errno::ADDRNOTAVAIL).contains("ip address"));
+        assert!(told(Errno::ADDRINUSE).contains("another port"));
+        assert!(told(Errno::NOENT).ends_with("try: choose a good name"));
+        let plain = Failure::failed("nothing to do").hint("do it").to_string();
+        assert_eq!(plain, "nothing to do\n  try: do it");
+    }
+}

@@ -3,21 +3,25 @@
 use clap::ArgAction;
 use tracing::level_filters::LevelFilter;
 
+/// Below the options that a subcommand has of its own, and above `--help`.
+const LAST: usize = 998;
+
 /// Options of every subcommand.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Global {
-    /// Say more on stderr; twice: say everything. `WEFT_LOG=off|error|warn|info|debug|trace` says it exactly
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    /// Say more on stderr; twice: everything. `WEFT_LOG=off|error|warn|info|debug|trace` chooses a level
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = LAST)]
     pub verbose: u8,
     /// Say nothing but errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, conflicts_with = "verbose", display_order = LAST)]
     pub quiet: bool,
 }
 
 impl Global {
     /// Sends log lines to stderr: as much as `WEFT_LOG` says, or the options.
     pub fn start_log(self) {
-        let asked = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
+        let named = std::env::var("WEFT_LOG").ok().filter(|v| !v.is_empty());
+        let asked = named.as_ref().and_then(|v| v.parse().ok());
         let level = asked.unwrap_or(match (self.quiet, self.verbose) {
             (true, _) => LevelFilter::ERROR,
             (_, 0) => LevelFilter::WARN,
@@ -29,5 +33,10 @@ impl Global {
             .with_writer(std::io::stderr)
             .with_target(false)
             .init();
+        if let (Some(name), None) = (named, asked) {
+            tracing::warn!(
+                "WEFT_LOG={name} is no level: write off, error, warn, info, debug or trace"
+            );
+        }
     }
 }

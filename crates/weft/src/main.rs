@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use weft::cli::Cli;
+use weft::cmd::lost_output;
 
 fn main() -> ExitCode {
     // As a link with a compiler's name, it is that compiler.
@@ -13,7 +14,8 @@ fn main() -> ExitCode {
     }
     let cli = Cli::parse();
     cli.global.start_log();
-    match cli.run() {
+    let done = cli.run();
+    match done.and_then(|exit| lost_output().map_or(Ok(exit), Err)) {
         Ok(exit) => exit,
         Err(failure) => {
             eprintln!("weft: {failure}");

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// Seen from the folder of the program: where packages install them, where an archive or a wheel holds them, and where
+/// Seen from the folder above that of the program: where packages install them, where an archive or a wheel holds them, and where
 /// `./x dist` leaves them beside a build.
-const LIBRARIES: [&str; 3] = ["../lib/weft", "../lib", "../dist/lib"];
+const LIBRARIES: [&str; 3] = ["lib/weft", "lib", "dist/lib"];
 
 /// The folders in which the libraries may be; the first that has a library counts.
 ///
@@ -24,8 +24,10 @@ pub(crate) fn program_folder() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.parent()?.to_owned())
 }
 
+/// `..` is gone by the words alone: the folder is one without symbolic links, and the names are shown to people.
 fn seen_from(folder: &Path) -> Vec<PathBuf> {
-    LIBRARIES.iter().map(|place| folder.join(place)).collect()
+    let above = folder.parent().unwrap_or(folder);
+    LIBRARIES.iter().map(|place| above.join(place)).collect()
 }
 
 /// The folders in words, for an error that says where nothing was found.
@@ -41,10 +43,7 @@ mod tests {
     #[test]
     fn a_packages_folder_comes_before_the_systems() {
         let places = seen_from(Path::new("/usr/bin"));
-        assert_eq!(places[0], Path::new("/usr/bin/../lib/weft"));
-        assert_eq!(
-            named(&places),
-            "/usr/bin/../lib/weft, /usr/bin/../lib, /usr/bin/../dist/lib"
-        );
+        assert_eq!(places[0], Path::new("/usr/lib/weft"));
+        assert_eq!(named(&places), "/usr/lib/weft, /usr/lib, /usr/dist/lib");
     }
 }

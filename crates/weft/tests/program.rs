@@ -258,3 +258,38 @@ fn the_other_half_of_the_doctor_needs_a_doctor() {
     assert_eq!(out.code, 1);
     assert!(out.stderr.contains("weft: "), "{}", out.stderr);
 }
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    for args in [["man"].as_slice(), &["dissector"], &["hello"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let mut command = weft();
+        let out = command.args(args).stdout(full.unwrap()).output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("standard output: No space"), "{said}");
+        assert!(said.contains("free some space"), "{said}");
+    }
+    // A reader that has gone is no error.
+    let program = env!("CARGO_BIN_EXE_weft");
+    let line = format!("set -o pipefail; {program} man | head -1");
+    let mut bash = Command::new("bash");
+    Output::of(bash.args(["-c", &line])).ok();
+}
+
+/// The responder waits for a request that never comes: that must not keep the program.
+#[test]
+fn hello_ends_where_nothing_can_be_connected() {
+    let program = env!("CARGO_BIN_EXE_weft");
+    let out = Output::of(Command::new("timeout").args(["60", "unshare", "-rn", program, "hello"]));
+    if out.stderr.contains("unshare") {
+        println!("skipped: there are no user namespaces here: {}", out.stderr);
+    } else {
+        assert_eq!(out.code, 3, "{out:?}");
+        assert!(out.stderr.contains("ip link set lo up"), "{}", out.stderr);
+    }
+    let line = format!("ulimit -n 12; exec timeout 60 {program} hello");
+    let out = Output::of(Command::new("bash").args(["-c", &line]));
+    assert_eq!(out.code, 1, "{out:?}");
+    assert!(out.stderr.contains("ulimit -n 4096"), "{}", out.stderr);
+}

@@ -73,7 +73,7 @@ pub struct Config {
 impl Config {
     /// With this socket and these keys.
     pub fn new(socket: PathBuf, keys: Arc<dyn Keys>) -> Self {
-        let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let processors = weft_sys::cpu_count();
         Self {
             socket,
             keys,

@@ -67,8 +67,7 @@ pub struct Config {
 impl Config {
     /// On this address, with as many slots as there are processors, for this user alone.
     pub fn new(bind: SocketAddr, tls: Tls) -> Self {
-        let slots = thread::available_parallelism()
-            .map_or(1, |n| u16::try_from(n.get()).unwrap_or(u16::MAX));
+        let slots = u16::try_from(weft_sys::cpu_count()).unwrap_or(u16::MAX);
         Self {
             bind,
             slots,

@@ -5,7 +5,7 @@ use weft_wire::rdmap::{
     AtomicOp, OperationError, ProtectionError, TaggedError, TermError, UntaggedError,
 };
 
-use crate::types::{RemoteAddr, SendOp, SendWr, WcStatus};
+use crate::types::{RemoteAddr, SendOp, SendWr, TerminateCode, WcStatus};
 
 pub(super) fn zero_write() -> SendWr {
     SendWr::write(0, RemoteAddr { addr: 0, rkey: 0 })
@@ -86,9 +86,8 @@ pub(super) fn term_code(error: TermError) -> u32 {
 }
 
 pub(super) fn is_access_code(code: u32) -> bool {
-    let (layer, etype, code) = ((code >> 12) as u8, (code >> 8 & 15) as u8, code as u8);
     matches!(
-        TermError::from_parts(layer, etype, code),
+        TerminateCode(code).error(),
         TermError::Protection(_) | TermError::Tagged(_)
     )
 }

@@ -1,6 +1,7 @@
 //! The end of a connection: faults, flushing, closing in order, and what is left of the socket.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::engine::guarded;
 use crate::lock::lock;
 use crate::timer;
 use crate::transport::Link;
-use crate::types::{AsyncEvent, QpState, WcStatus};
+use crate::types::{AsyncEvent, QpState, TerminateCode, WcStatus};
 
 /// How long a closing connection may go without sending a byte of what it owes, and then wait for the peer's end.
 const LINGER: Duration = Duration::from_secs(5);
@@ -40,6 +41,21 @@ pub enum EndReason {
     Terminated(u32),
     /// The peer ended it with a Terminate of this value.
     PeerTerminated(u32),
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            EndReason::Disconnected => f.write_str("both sides closed the connection"),
+            EndReason::Lost => f.write_str("the connection was lost"),
+            EndReason::Terminated(code) => {
+                write!(f, "we ended the connection: {}", TerminateCode(code))
+            }
+            EndReason::PeerTerminated(code) => {
+                write!(f, "the peer ended the connection: {}", TerminateCode(code))
+            }
+        }
+    }
 }
 
 /// The end of a connection whose peer was still in our memory.

@@ -15,7 +15,7 @@ use super::rx::Rx;
 use super::tx::Tx;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::cq::{Cq, Member};
-use crate::device::{Counted, DeviceInner, Pd, PdInner, QpNumber};
+use crate::device::{Counted, Pd, PdInner, QpNumber};
 use crate::srq::{RecvQueue, Srq};
 use crate::tally::Tally;
 use crate::types::{
@@ -51,7 +51,7 @@ pub struct QpInit {
     /// What becomes of a message that finds no receive posted.
     pub rnr: Rnr,
     /// A Send or Write is complete when the peer has received or placed it, as in InfiniBand; false: when the transport has taken its
-    /// bytes, as in iWARP. It costs an empty Read of our own behind requests that are signaled (one for all that are posted together,
+    /// bytes, as in iWARP, and a Write with a wrong key, or to a peer that dies, has succeeded. It costs an empty Read of our own behind requests that are signaled (one for all that are posted together,
     /// and none where a Write is carried out in shared memory). A connection that allows no Reads is as with false.
     pub remote_completion: bool,
     /// The queue pair is not told that its peer has closed, or is lost: only a send finds out, outstanding then or posted later, and
@@ -91,8 +91,13 @@ impl Pd {
     /// [`Error::Limit`].
     pub fn create_qp(&self, init: &QpInit) -> Result<Qp, Error> {
         let device = &self.0.device;
-        check_init(init, device)?;
-        let count = Counted::take(&device.qps, device.limits.max_qp, "queue pairs")?;
+        device.limits.check_depths(
+            init.max_send_wr,
+            init.max_recv_wr,
+            init.max_sge,
+            init.max_inline,
+        )?;
+        let count = Counted::take(&device.qps, device.limits.max_qp, "queue pairs", "max_qp")?;
         let num = QpNumber::take(device, init.num)?;
         Ok(Qp::new(&self.0, num, init, count))
     }
@@ -309,6 +314,14 @@ impl Qp {
         result
     }
 
+    /// Post one receive, see [`Qp::post_recv`].
+    ///
+    /// # Errors
+    /// As there, index 0.
+    pub fn post_recv_one(&self, wr: RecvWr) -> Result<(), PostError> {
+        self.post_recv(&[wr])
+    }
+
     /// Whether [`Qp::post_send`] would take a request like this, given a connection and room for it.
     ///
     /// # Errors
@@ -476,20 +489,5 @@ impl Ender {
 impl Drop for Qp {
     fn drop(&mut self) {
         self.0.destroy();
-    }
-}
-
-fn check_init(init: &QpInit, device: &DeviceInner) -> Result<(), Error> {
-    let limits = &device.limits;
-    let over = init.max_send_wr > limits.max_wr
-        || init.max_recv_wr > limits.max_wr
-        || init.max_sge > limits.max_sge
-        || init.max_inline > limits.max_inline;
-    if over {
-        Err(Error::Limit(
-            "work requests, elements or inline bytes of a queue pair",
-        ))
-    } else {
-        Ok(())
     }
 }

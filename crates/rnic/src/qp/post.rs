@@ -70,10 +70,13 @@ impl QpInner {
     /// As [`QpInner::check_post`], whatever else is posted.
     pub(super) fn check_request(&self, wr: &SendWr) -> Result<u32, PostReason> {
         if wr.sges.len() > self.max_sge as usize {
-            return Err(PostReason::TooManySges);
+            return Err(PostReason::TooManySges {
+                asked: wr.sges.len() as u32,
+                max: self.max_sge,
+            });
         }
         let len = wr.len().ok_or(PostReason::Length)?;
-        if let Some(data) = &wr.inline {
+        if wr.inline.is_some() {
             let fits = matches!(
                 wr.op,
                 SendOp::Send
@@ -82,8 +85,14 @@ impl QpInner {
                     | SendOp::Write { .. }
                     | SendOp::WriteImm { .. }
             ) && wr.sges.is_empty();
-            if data.len() > self.max_inline as usize || !fits {
+            if !fits {
                 return Err(PostReason::Inline);
+            }
+            if len > self.max_inline {
+                return Err(PostReason::InlineTooLong {
+                    asked: len,
+                    max: self.max_inline,
+                });
             }
         }
         if wr.op.is_atomic() && len != 8 {

@@ -464,6 +464,14 @@ impl UdQp {
         result
     }
 
+    /// Post one receive, see [`UdQp::post_recv`].
+    ///
+    /// # Errors
+    /// As there, index 0.
+    pub fn post_recv_one(&self, wr: RecvWr) -> Result<(), PostError> {
+        self.post_recv(&[wr])
+    }
+
     /// Everything outstanding is flushed, and so is whatever is posted from now on; datagrams are dropped.
     pub fn to_error(&self) {
         let error = QpState::Error as u8;
@@ -531,15 +539,12 @@ impl Pd {
     pub fn create_ud_qp(&self, init: &UdInit) -> Result<UdQp, Error> {
         let device = &self.0.device;
         let limits = &device.limits;
-        if init.max_send_wr > limits.max_wr
-            || init.max_recv_wr > limits.max_wr
-            || init.max_sge > limits.max_sge
-            || init.max_inline > limits.max_inline
-        {
-            return Err(Error::Limit(
-                "work requests, elements or inline bytes of a queue pair",
-            ));
-        }
+        limits.check_depths(
+            init.max_send_wr,
+            init.max_recv_wr,
+            init.max_sge,
+            init.max_inline,
+        )?;
         if !Arc::ptr_eq(device, &init.port.inner().device) {
             return Err(Error::Invalid("the port is another device's"));
         }
@@ -554,7 +559,7 @@ impl Pd {
             ..Config::default()
         };
         let segment = init.segment.clamp(1, UD_MAX_SEGMENT) as usize;
-        let count = Counted::take(&device.qps, limits.max_qp, "queue pairs")?;
+        let count = Counted::take(&device.qps, limits.max_qp, "queue pairs", "max_qp")?;
         let num = QpNumber::take(device, init.num)?;
         let inner = Arc::new(UdInner {
             num: num.num,

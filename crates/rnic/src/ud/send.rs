@@ -157,12 +157,21 @@ impl UdInner {
             _ => return Err(PostReason::Opcode),
         }
         if wr.sges.len() > self.max_sge as usize {
-            return Err(PostReason::TooManySges);
+            return Err(PostReason::TooManySges {
+                asked: wr.sges.len() as u32,
+                max: self.max_sge,
+            });
         }
-        if let Some(data) = &wr.inline
-            && (data.len() > self.max_inline as usize || !wr.sges.is_empty())
-        {
-            return Err(PostReason::Inline);
+        if let Some(data) = &wr.inline {
+            if !wr.sges.is_empty() {
+                return Err(PostReason::Inline);
+            }
+            if data.len() > self.max_inline as usize {
+                return Err(PostReason::InlineTooLong {
+                    asked: data.len() as u32,
+                    max: self.max_inline,
+                });
+            }
         }
         wr.len()
             .filter(|len| *len <= self.max_message)

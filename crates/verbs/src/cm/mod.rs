@@ -65,6 +65,46 @@ pub fn connect_qp(
     Ok(Connection { qp, private_data })
 }
 
+/// An address that cannot be listened on. As an `io::Error` it is the system's own one, without the address.
+///
+/// ```
+/// use weft_verbs::{Device, cm};
+/// # fn main() -> Result<(), weft_verbs::Error> {
+/// let device = Device::open()?;
+/// let not_ours = "192.0.2.1:7471".parse().unwrap(); // TEST-NET-1
+/// let error = cm::Listener::bind(&device, not_ours, 1, &cm::ConnParam::default()).err().unwrap();
+/// assert!(error.to_string().starts_with("cannot listen on 192.0.2.1:7471: "), "{error}");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {addr}: {source}")]
+pub struct BindError {
+    /// The address.
+    pub addr: SocketAddr,
+    /// What the system says.
+    pub source: std::io::Error,
+}
+
+impl BindError {
+    /// As the system's error has it.
+    pub fn kind(&self) -> std::io::ErrorKind {
+        self.source.kind()
+    }
+}
+
+impl From<BindError> for ConnectError {
+    fn from(error: BindError) -> Self {
+        error.source.into()
+    }
+}
+
+impl From<BindError> for std::io::Error {
+    fn from(error: BindError) -> Self {
+        error.source
+    }
+}
+
 struct Requests {
     queue: Mutex<VecDeque<Incoming>>,
     signal: Signal,
@@ -81,24 +121,25 @@ impl Listener {
     /// `param`, the options and depths are used.
     ///
     /// # Errors
-    /// As `bind(2)` and `listen(2)`.
+    /// [`BindError`], as `bind(2)` and `listen(2)`.
     pub fn bind(
         device: &Device,
         addr: SocketAddr,
         backlog: u32,
         param: &ConnParam,
-    ) -> std::io::Result<Listener> {
+    ) -> Result<Listener, BindError> {
+        let refused = |source| BindError { addr, source };
         let requests = Arc::new(Requests {
             queue: Mutex::default(),
-            signal: Signal::new()?,
+            signal: Signal::new().map_err(refused)?,
         });
         let sink = Arc::clone(&requests);
         let listening = device.listen(addr, backlog, param, move |incoming| {
             lock(&sink.queue).push_back(incoming);
             sink.signal.raise();
-        })?;
+        });
         Ok(Listener {
-            listening,
+            listening: listening.map_err(refused)?,
             requests,
         })
     }

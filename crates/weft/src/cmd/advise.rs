@@ -33,8 +33,9 @@ which way into weft fits each of its processes, what it would gain, and what to 
 takes up to about a microsecond longer, which is measured and printed. The advice goes to standard error, so that the program's output stays its own.
 
 Not seen: programs that make their own system calls (statically linked ones, those of Go, io_uring), set-uid programs, and what a program does \
-with its memory between calls.
+with its memory between calls.";
 
+const EXAMPLES: &str = "\
 Examples:
   weft advise --html machine.html
   weft advise -- iperf3 -c 127.0.0.1 -l 128K -t 2
@@ -54,6 +55,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Options of `weft advise`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// Watch the program for so long, then end it with SIGTERM [default: until it ends]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=86_400), requires = "command")]
@@ -153,7 +155,7 @@ fn measure() -> Result<Machine, Failure> {
     }
     measured.map_err(|e| {
         Failure::failed(format!("cannot measure this machine: {e}"))
-            .hint("`weft doctor` tells what this machine lacks")
+            .hint("`weft doctor` says what this machine does not support")
     })
 }
 

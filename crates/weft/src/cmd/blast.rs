@@ -14,10 +14,11 @@ use weft_bench::exs::{
 use weft_bench::size::parse_size;
 use weft_bench::{BenchError, Transport};
 
-use super::hello::resolve;
 use super::say;
+use crate::address::resolve_peer;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::terminal;
 
 /// The port that `weft blast` uses unless told.
 pub const DEFAULT_PORT: u16 = 7473;
@@ -47,12 +48,17 @@ measured connections are made by TLS, with keys for this one time, unless WEFT_T
 
 const EXAMPLES: &str = "\
 Examples:
-  weft blast                                      both ends here, over shared memory
-  weft blast --transport tcp --no-crc --size 1M   and over TCP
-  weft blast --listen=0.0.0.0                     a server for other machines
-  weft blast server --exponential 1M --outstanding-send 4 --outstanding-recv 8 --html blast.html
+  # both ends here, over shared memory
+  weft blast
+  # and over TCP
+  weft blast --transport tcp --no-crc --size 1M
+  # a server for other machines
+  weft blast --listen=0.0.0.0
+  weft blast server --exponential 1M --outstanding-send 4 \\
+    --outstanding-recv 8 --html blast.html
   weft blast --kind seqpacket --design source --size 4K --messages 10000
-  weft blast --mode indirect --verify             every byte is compared";
+  # every byte is compared
+  weft blast --mode indirect --verify";
 
 /// Options of `weft blast`.
 #[derive(Debug, clap::Args)]
@@ -216,7 +222,7 @@ impl Args {
 /// Serves, or measures and prints.
 pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     if let Some(listen) = &args.listen {
-        return serve(resolve(listen, DEFAULT_PORT)?, args.once, global);
+        return serve(resolve_peer(listen, DEFAULT_PORT)?, args.once, global);
     }
     let plan = args.plan();
     plan.check()
@@ -227,7 +233,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         write(path, "")?;
     }
     let (_server, addr) = match &args.server {
-        Some(server) => (None, resolve(server, DEFAULT_PORT)?),
+        Some(server) => (None, resolve_peer(server, DEFAULT_PORT)?),
         None => start_server().map(|(server, addr)| (Some(server), addr))?,
     };
     let mut client = connect(addr)?;
@@ -252,7 +258,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
                 bar.finish_and_clear();
                 // What was measured before is not lost.
                 if !runs.is_empty() {
-                    say(report(&plan, &runs).to_text(None));
+                    say(report(&plan, &runs).to_text(terminal::width()));
                 }
                 return Err(failure(&error));
             }
@@ -268,7 +274,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         }
     }
     bar.finish_and_clear();
-    say(report(&plan, &runs).to_text(None));
+    say(report(&plan, &runs).to_text(terminal::width()));
     Ok(Exit::Ok)
 }
 
@@ -369,13 +375,13 @@ fn failure(error: &BenchError) -> Failure {
             Failure::refused(what).hint("both sides need the same version of weft")
         }
         BenchError::Peer(_) | BenchError::Both(..) => Failure::peer(what).hint(
-            "`weft doctor` tells what a machine lacks; shared memory needs one host and user",
+            "`weft doctor` says what a machine does not support; shared memory needs one host and user",
         ),
         BenchError::Contents(_) => {
             Failure::failed(what).hint("this is an error in weft: please report it")
         }
         BenchError::Stack { .. } => Failure::peer(what)
-            .hint("see whether the server still runs; `weft doctor` tells what this machine lacks"),
-        _ => Failure::failed(what).hint("`weft doctor` tells what this machine lacks"),
+            .hint("see whether the server still runs; `weft doctor` says what this machine does not support"),
+        _ => Failure::failed(what).hint("`weft doctor` says what this machine does not support"),
     }
 }

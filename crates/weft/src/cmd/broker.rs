@@ -26,11 +26,14 @@ namespace; `weft run --hosts` starts one with the defaults where there is none, 
 Brokers of two hosts speak TLS 1.3 with the keys of `weft key`. A broker takes and dials only those whose key is its own (the same key pair on both \
 hosts), or in ~/.config/weft/authorized_keys: so name the key of each host on the other.
 
-Without a broker on the peer's host connections stay plain TCP, and that host is left alone for a minute.
+Without a broker on the peer's host connections stay plain TCP, and that host is left alone for a minute.";
 
+const EXAMPLES: &str = "\
 Examples:
-  weft key                                  print the key that the other host has to know
-  weft broker                               on port 7479 of all addresses, until it is stopped
+  # print the key that the other host has to know
+  weft key
+  # serve until it is stopped, on port 7479 of all addresses
+  weft broker
   weft run --hosts -- redis-server --bind 0.0.0.0 --protected-mode no";
 
 /// How long a broker in the background may take to listen.
@@ -40,6 +43,7 @@ const IDLE: &str = "60";
 
 /// Options of `weft broker`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// Where brokers of other hosts reach this one (can be given several times) [default: port 7479 of all addresses]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, PORT))]
@@ -92,7 +96,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     }
     let device = builder.open().map_err(|e| {
         Failure::failed(format!("cannot open an RNIC: {e}"))
-            .hint("`weft doctor` tells what this machine lacks")
+            .hint("`weft doctor` says what this machine does not support")
     })?;
     let start = |bind| {
         Broker::start(Config {

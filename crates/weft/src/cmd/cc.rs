@@ -37,23 +37,33 @@ What cannot go out (linking, assembler, -march=native, plugins, coverage ...), a
 
 A daemon (`weft ccd`) that is started by itself keeps the connections. What leaves the machine is encrypted and authenticated by TLS 1.3 with the keys of \
 `weft key`, as for `weft cp`. A worker runs compilers in a sandbox (Landlock, seccomp); give its keys to those alone whom you trust, and use only workers that \
-you trust: a wrong object cannot be seen, only compared (--verify).
+you trust: a wrong object cannot be seen, only compared (--verify).";
 
+const EXAMPLES: &str = "\
 Examples:
-  weft cc worker --bind 0.0.0.0                        on each machine that compiles
+  # on each machine that compiles for others
+  weft cc worker --bind 0.0.0.0
+
+  # here: name the workers, look at them, and say whether their keys are right
   export WEFT_CC_HOSTS=a,b:7477,[fd00::3]
-  weft cc check                                        shows the workers, and asks for their keys
+  weft cc check
   make -j32 CC='weft cc gcc' CXX='weft cc g++'
-  weft cc status                                       who compiles what, and what stayed here
-  weft cc summary --html build.html                    a picture of the last build
-  WEFT_CC_PULL=1 make -j32 CC='weft cc gcc'            workers preprocess too, with headers that they read from here
-  make -j32 CC='weft-cc gcc'                           the same in a smaller program, which starts faster
+  # who compiles what, what stayed here, and a picture of the last build
+  weft cc status
+  weft cc summary --html build.html
+
+  # workers preprocess too, with headers that they read from here
+  WEFT_CC_PULL=1 make -j32 CC='weft cc gcc'
+  # the same in a smaller program, which starts faster
+  make -j32 CC='weft-cc gcc'
   CCACHE_PREFIX=weft-cc make -j32 CC='ccache gcc'
-  ln -s $(which weft-cc) ~/bin/gcc                     then gcc is `weft cc gcc`";
+  # a link with a compiler's name is `weft cc` with that compiler
+  ln -s $(which weft-cc) ~/bin/gcc";
 
 /// Options of `weft cc`.
 #[derive(Debug, clap::Args)]
 #[command(
+    after_long_help = EXAMPLES,
     subcommand_value_name = "COMPILER ARGUMENTS... | COMMAND",
     subcommand_help_heading = "Commands"
 )]
@@ -623,7 +633,7 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         .as_ref()
         .map_or(Ok(0), |authorized| authorized.keys().map(|keys| keys.len()))?;
     if !bind.ip().is_loopback() && known == 0 && !args.open {
-        return Err(Failure::usage(format!("{bind} can be reached from other machines, and it is not said who there may compile here"))
+        return Err(Failure::usage(format!("{bind} can be reached from other machines, and no key there may compile here yet"))
             .hint("put the masters' public keys (`weft key` prints them) into ~/.config/weft/authorized_keys; --open lets everybody in"));
     }
     let (identity, made) = keypair::read_or_make(&path)?;

@@ -15,6 +15,6 @@ pub struct Args {
 pub fn run(args: &Args, command: &mut clap::Command) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "weft", &mut script);
-    let _ = std::io::Write::write_all(&mut std::io::stdout(), &script);
+    super::print(&script);
     Ok(Exit::Ok)
 }

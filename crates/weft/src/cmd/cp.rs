@@ -43,21 +43,29 @@ shared memory carries the files.";
 
 const EXAMPLES: &str = "\
 Examples:
-  weft cp --listen /srv/in                       receive on this machine's loopback address
-  weft cp data.bin localhost:                    and send to it
-  weft key                                       make a key pair; its line goes into the receiver's authorized_keys
-  weft cp --listen /srv/in --bind 0.0.0.0        then this takes your files on the network
+  # receive on this machine's loopback address, and send to it
+  weft cp --listen /srv/in
+  weft cp data.bin localhost:
+
+  # between machines: make a key pair here, put the line that is printed into
+  # the receiver's ~/.config/weft/authorized_keys, and receive on all addresses
+  weft key
+  weft cp --listen /srv/in --bind 0.0.0.0
   weft cp -r photos music host:backup/today
-  weft cp --peer SHA256:... data.bin host:       in a script: the fingerprint that the listener prints
-  weft cp --gen-key ~/weft.key                   a shared key instead, copied to the other machine
+  # in a script: the fingerprint that the listener prints
+  weft cp --peer SHA256:... data.bin host:
+
+  # a shared key instead, copied to the other machine
+  weft cp --gen-key ~/weft.key
   weft cp --key ~/weft.key data.bin host:
-  weft cp big.iso [2001:db8::7]:7471:            IPv6 addresses stand in brackets";
+  # IPv6 addresses stand in brackets
+  weft cp big.iso [2001:db8::7]:7471:";
 
 /// Options of `weft cp`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = EXAMPLES,
-    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]] [--authorized FILE | --key FILE | --open] [--once]\n       weft cp --gen-key FILE"
+    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]]\n       weft cp --gen-key FILE"
 )]
 pub struct Args {
     /// Files to send; the last argument says where to, DIR below the listener's directory and made if missing
@@ -67,7 +75,7 @@ pub struct Args {
     /// Receive files into DIR
     #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "gen_key"], help_heading = "Receiving")]
     listen: Option<PathBuf>,
-    /// Listen on this address; on any but a loopback address only known keys send, or --open [default: 127.0.0.1:7471]
+    /// Listen on this address. Beyond the loopback address senders need an authorized key, unless --open is given [default: 127.0.0.1:7471]
     #[arg(long, value_name = "ADDR[:PORT]", requires = "listen", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT), help_heading = "Receiving")]
     bind: Option<SocketAddr>,
     /// Let anybody send who can reach the address
@@ -138,7 +146,7 @@ pub struct Args {
     /// Bring each file to the disk before it gets its name (either side can say so)
     #[arg(long)]
     fsync: bool,
-    /// Give the peer up after so many seconds of silence
+    /// Give up when the peer has been silent for so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 
@@ -301,8 +309,12 @@ impl Events for Lines {
             eprintln!("weft: {peer}: {e}{hint}");
         }
         if !self.quiet && totals.started {
+            let failed = match totals.failed {
+                0 => String::new(),
+                n => format!("; {n} failed"),
+            };
             say(format_args!(
-                "{peer}: {}",
+                "{peer}: {}{failed}",
                 speed(totals.files, totals.bytes, took)
             ));
         }
@@ -330,7 +342,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         .filter(|(_, sources)| !sources.is_empty())
     else {
         return Err(
-            Failure::usage("there is a file and no target, or a target and no file")
+            Failure::usage("one argument is not enough: name a file and where it goes")
                 .hint("weft cp FILE... HOST[:PORT]:DIR, for example `weft cp data.bin localhost:`"),
         );
     };

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 use weft_fs::name::{RemotePath, parse_size};
 use weft_fs::server::Events;
@@ -33,17 +33,22 @@ What a program reads comes by RDMA Read, what it writes goes by RDMA Write. On t
 doors: `weft fs run` for unmodified programs, `weft fs mount` for static programs, Go and mmap, and `ls`, `cat`, `put`, `get`, `rm`, `stat` for scripts.
 
 A buffer takes memory with its first write. It is freed when the last program closes it; with `serve --keep` it stays until it is removed. What leaves the \
-machine is encrypted and authenticated by TLS 1.3 with the keys of `weft key`, as for `weft cp`.
+machine is encrypted and authenticated by TLS 1.3 with the keys of `weft key`, as for `weft cp`.";
 
+const EXAMPLES: &str = "\
 Examples:
-  weft fs serve --keep /srv/films                  on this machine's loopback address
-  weft fs serve --keep --bind 0.0.0.0 --quota 8G   for those whose keys are in ~/.config/weft/authorized_keys
+  # offer memory and a folder to this user's programs on this machine
+  weft fs serve --keep /srv/films
+  # to other machines: those whose keys are in ~/.config/weft/authorized_keys
+  weft fs serve --keep --bind 0.0.0.0 --quota 8G
+
   weft fs put data.bin /rdma/localhost:7474/data
   weft fs run -- cp /rdma/host:7474/data .
   weft fs mount /rdma/host:7474 /mnt";
 
 /// Options of `weft fs`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -327,16 +332,15 @@ fn show(name: &str, attr: &Attr, json: bool) {
     } else {
         ""
     };
-    let age = (UNIX_EPOCH + Duration::from_nanos(attr.mtime))
-        .elapsed()
-        .map_or(0, |age| age.as_secs());
+    let age = (UNIX_EPOCH + Duration::from_nanos(attr.mtime)).elapsed();
+    let age = HumanDuration(age.unwrap_or_default());
     say(format_args!(
         "{kind:6} {:>14} {:>10} {name}{slash}",
         attr.size,
         if attr.mtime == 0 {
             "-".into()
         } else {
-            format!("{age} s ago")
+            format!("{age:#} ago")
         }
     ));
 }

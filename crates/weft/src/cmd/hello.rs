@@ -1,11 +1,13 @@
 //! `weft hello`: the thesis's first program (fig. 3.17) on the `iw` crate.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::mpsc;
 
 use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Options, Wc};
 use weft_verbs::Device;
 
 use super::{carrier, say};
+use crate::address::{parse_bind, resolve_peer};
 use crate::failure::{Exit, Failure};
 
 /// The port that `weft hello` uses unless told.
@@ -26,7 +28,7 @@ Without arguments both run in this process. The example hello_iwarp of the crate
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Be the responder, here or on another address [default: 127.0.0.1:7472]
-    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1:7472", conflicts_with = "peer")]
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1:7472", conflicts_with = "peer", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
     listen: Option<SocketAddr>,
     /// Be the initiator: the responder's HOST[:PORT], IPv6 addresses in brackets
     #[arg(value_name = "HOST[:PORT]")]
@@ -44,47 +46,20 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         ));
         responder(&listener).map_err(|e| failed("the responder", &e))?;
     } else if let Some(peer) = &args.peer {
-        initiator(resolve(peer, DEFAULT_PORT)?)
+        initiator(resolve_peer(peer, DEFAULT_PORT)?)
             .map_err(|e| failed(&format!("the initiator, with {peer}"), &e))?;
     } else {
         let listener = open(here(0))?;
         let addr = listener.local_addr();
-        std::thread::scope(|scope| {
-            let serving =
-                scope.spawn(|| responder(&listener).map_err(|e| failed("the responder", &e)));
-            initiator(addr).map_err(|e| failed("the initiator", &e))?;
-            serving
-                .join()
-                .map_err(|_| Failure::failed("the responder's thread panicked"))?
-        })?;
+        let (ended, end) = mpsc::channel();
+        // Nobody joins it: it waits for a request for ever where the initiator could not make one.
+        std::thread::spawn(move || ended.send(responder(&listener)));
+        initiator(addr).map_err(|e| failed("the initiator", &e))?;
+        end.recv()
+            .map_err(|_| Failure::failed("the responder's thread panicked"))?
+            .map_err(|e| failed("the responder", &e))?;
     }
     Ok(Exit::Ok)
-}
-
-/// The first address of `HOST[:PORT]`.
-pub(super) fn resolve(peer: &str, port: u16) -> Result<SocketAddr, Failure> {
-    let unknown = |why: String| {
-        Failure::usage(format!("'{peer}' is not an address: {why}"))
-            .hint("write HOST, HOST:PORT or [IPv6]:PORT")
-    };
-    let found = with_port(peer, port).to_socket_addrs();
-    found
-        .map_err(|e| unknown(e.to_string()))?
-        .next()
-        .ok_or_else(|| unknown("it has none".to_owned()))
-}
-
-/// A host without a port gets this one.
-fn with_port(peer: &str, port: u16) -> String {
-    let bare = peer
-        .strip_prefix('[')
-        .and_then(|p| p.strip_suffix(']'))
-        .unwrap_or(peer);
-    match bare.parse::<IpAddr>() {
-        Ok(ip) => SocketAddr::new(ip, port).to_string(),
-        Err(_) if peer.contains(':') => peer.to_owned(),
-        Err(_) => format!("{peer}:{port}"),
-    }
 }
 
 /// Options for an address: beyond this host the connection is made by TLS.
@@ -97,8 +72,11 @@ fn options(addr: IpAddr) -> Result<Options, Error> {
 fn open(addr: SocketAddr) -> Result<Listener, Failure> {
     let opened = options(addr.ip()).and_then(|options| Listener::open_with(addr, options));
     opened.map_err(|e| {
-        Failure::failed(e.to_string())
-            .hint("another program may use the port: give another with --listen=ADDR:PORT")
+        let hint = match e {
+            Error::Address { .. } => "--listen=ADDR:PORT chooses another address",
+            _ => "`weft doctor` says what this machine does not support",
+        };
+        Failure::failed(e.to_string()).hint(hint)
     })
 }
 
@@ -110,7 +88,7 @@ fn failed(who: &str, e: &Error) -> Failure {
             Failure::peer(format!("{who}: {e}")).hint("the peer went away; see what it says")
         }
         _ => Failure::failed(format!("{who}: {e}"))
-            .hint("`weft doctor` tells what this machine lacks"),
+            .hint("`weft doctor` says what this machine does not support"),
     }
 }
 

@@ -20,10 +20,13 @@ In ~/.config/weft (or $XDG_CONFIG_HOME/weft): `key`, the key pair; `known_peers`
 
 const EXAMPLES: &str = "\
 Examples:
-  weft key                         make a key pair
-  weft key --show                  print its public key and fingerprint again
+  # make a key pair, and print its public key and fingerprint (again)
+  weft key
+  weft key --show
+  # let this user send files to a host
   weft key --show | ssh host 'head -n 1 >> ~/.config/weft/authorized_keys'
-  weft key forget host             the listener there has a new key, and that is right";
+  # the listener there has a new key, and that is right
+  weft key forget host";
 
 /// Options of `weft key`.
 #[derive(Debug, clap::Args)]

@@ -1,6 +1,5 @@
 //! `weft man`.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use crate::failure::{Exit, Failure};
@@ -28,7 +27,7 @@ pub fn run(args: &Args, command: clap::Command) -> Result<Exit, Failure> {
         clap_mangen::Man::new(command)
             .render(&mut page)
             .map_err(|e| Failure::failed(format!("cannot make the manual page: {e}")))?;
-        let _ = std::io::stdout().write_all(&page);
+        super::print(&page);
     }
     Ok(Exit::Ok)
 }

@@ -22,6 +22,11 @@ pub mod stat;
 pub mod verbs;
 mod view;
 
+use std::io::Write;
+use std::sync::OnceLock;
+
+use crate::failure::Failure;
+
 /// What carries a connection, in words.
 pub(crate) fn carrier(transport: &str) -> &str {
     match transport {
@@ -46,8 +51,33 @@ pub(crate) fn raise_nofile() {
     }
 }
 
+/// Why standard output did not take everything: a full disk, say.
+static LOST: OnceLock<std::io::Error> = OnceLock::new();
+
 /// Prints a line to stdout; a reader that has gone is not an error.
 pub(crate) fn say(line: impl std::fmt::Display) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stdout(), "{line}");
+    print(format!("{line}\n").as_bytes());
+}
+
+/// Prints to stdout; whether somebody still takes it. A reader that has gone is not an error, see [`lost_output`] for others.
+pub(crate) fn print(bytes: &[u8]) -> bool {
+    let mut out = std::io::stdout();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => true,
+        Err(e) => {
+            if e.kind() != std::io::ErrorKind::BrokenPipe {
+                let _ = LOST.set(e);
+            }
+            false
+        }
+    }
+}
+
+/// What stdout did not take, for the end of the program.
+#[must_use]
+pub fn lost_output() -> Option<Failure> {
+    let error = LOST.get()?;
+    Some(Failure::failed(format!(
+        "cannot write to standard output: {error}"
+    )))
 }

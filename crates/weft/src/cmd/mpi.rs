@@ -16,16 +16,21 @@ pub(crate) const LONG: &str = "\
 Run an MPI job on weft: set the environment by which Open MPI or MPICH finds weft, and become mpirun. Neither the MPI nor the program is changed.
 
 Transports:
-  rc     connections (RC): Open MPI on libfabric's verbs;ofi_rxm, MPICH on UCX's rc_verbs
-  ud     datagrams alone (UD), which the MPI's library makes reliable: verbs;ofi_rxd, ud_verbs
-  weft   weft's own provider of libfabric: small messages by datagrams, large ones by RDMA
-         Write-Record, and connections to busy peers of this host (or WEFT_FI_RC=N of any). Not with an MPICH that is built on UCX alone, as Debian's is
+  rc     connections (RC): for Open MPI libfabric's verbs;ofi_rxm, for MPICH
+         UCX's rc_verbs
+  ud     datagrams alone (UD), which the MPI's library makes reliable: for Open
+         MPI libfabric's verbs;ofi_rxd, for MPICH UCX's ud_verbs
+  weft   weft's own provider of libfabric: small messages by datagrams, large
+         ones by RDMA Write-Record, and connections to busy peers of this host
+         (or WEFT_FI_RC=N of any). Not with an MPICH that is built on UCX alone,
+         as Debian's is
   tcp    the MPI's own TCP, without weft, to compare with
   auto   rc (the default); weft with an MPICH that is built on both UCX and libfabric, as PyPI's is: on UCX that one (5.0.2) does not
          get past a receive from MPI_ANY_SOURCE, whatever UCX runs on
 
-Settings of yours in the environment stay as they are; those that contradict the transport are named on stderr. Options given to mpirun (--mca, -genv) come first in any case.
+Settings of yours in the environment stay as they are; those that contradict the transport are named on stderr. Options given to mpirun (--mca, -genv) come first in any case.";
 
+const EXAMPLES: &str = "\
 Examples:
   weft mpi -- mpirun -np 4 ./program
   weft mpi --transport weft --explain -- mpirun.openmpi -np 4 ./program
@@ -37,6 +42,7 @@ const PROVIDER: &str = "libweft-fi.so";
 
 /// Options of `weft mpi`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// What carries the messages
     #[arg(long, value_name = "NAME", default_value = "auto")]

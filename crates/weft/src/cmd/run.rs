@@ -32,13 +32,14 @@ UDP sockets too: datagrams to another program that was started in this way, unde
 `--mode azsdp` returns from a large send before the peer has the bytes, and protects the memory meanwhile. It is opt-in, because a system call that this library does not stand in front of gets \
 EFAULT from protected memory, and because the bytes of a program that is killed are lost with it: the peer then sees a reset.
 
-Programs that make their own system calls (statically linked ones and those of Go) are run plain, with a notice.
+Programs that make their own system calls (statically linked ones and those of Go) are run plain, with a notice.";
 
+const EXAMPLES: &str = "\
 Examples:
   weft run -- redis-server --port 7000
   weft run --explain -- redis-benchmark -p 7000 -q -t get
   weft run --hosts --explain -- iperf3 -c other-host
-  weft run --mode azsdp --azsdp copy --explain -- iperf3 -c 127.0.0.1 -l 1M
+  weft run --mode azsdp --azsdp copy -- iperf3 -c 127.0.0.1 -l 1M
 
 Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
 
@@ -51,6 +52,7 @@ const EXIT_OWN: u8 = 125;
 
 /// Options of `weft run`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// How large sends move on one host: `bsdp` is buffered, through rings in shared memory; with `zsdp` the peer reads them from the program's memory
     /// while the send waits; with `azsdp` from memory that is protected while the program goes on; `auto` takes `zsdp` where this machine is faster with it, else `bsdp`.

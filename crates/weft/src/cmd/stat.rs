@@ -1,6 +1,6 @@
 //! `weft stat`.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use weft_verbs::stat::{Survey, survey};
@@ -100,16 +100,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             }
         };
         // One that is watched by a program, or goes to a file, is not cleared.
-        let mut out = std::io::stdout();
-        if args.watch.is_some() && !args.json && out.is_terminal() {
+        if args.watch.is_some() && !args.json && std::io::stdout().is_terminal() {
             text.insert_str(0, "\x1b[H\x1b[2J");
         }
-        if out
-            .write_all(text.as_bytes())
-            .and_then(|()| out.flush())
-            .is_err()
-        {
-            // Nobody reads any more.
+        if !super::print(text.as_bytes()) {
             return Ok(Exit::Ok);
         }
         let Some(interval) = args.watch else {

@@ -22,20 +22,22 @@ pub(crate) const LONG: &str = "\
 Run a program that was written for RDMA hardware, unmodified: every libibverbs and librdmacm that it loads is weft's. It sees two \
 devices, without a kernel module and without root:
 
-  weft0     iWARP, as an RNIC with that protocol. Connections are made with rdma_cm
-  weft_ib0  for programs that know InfiniBand or RoCE only: they exchange a GID and a queue pair
-            number themselves and call ibv_modify_qp. Its GIDs are the addresses of this host
+  weft0     an iWARP adapter (RNIC); connections are made with rdma_cm
+  weft_ib0  for programs that know InfiniBand or RoCE only: they exchange a GID
+            and a queue pair number themselves and call ibv_modify_qp. Its GIDs
+            are the addresses of this host
 
 They are also in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband, for programs that look there themselves. A Go \
 or static program has to be shown them by --sysfs=namespace.
 
-The peer has to run on weft too, or, for weft0, to be an RNIC with iWARP or the kernel's siw.
+The peer has to run on weft too, or, for weft0, to be an RNIC with iWARP or the kernel's siw.";
 
+const EXAMPLES: &str = "\
 Examples:
   weft verbs -- rping -s -a 127.0.0.1 -C 10 -v
   weft verbs --devices weft_ib0 -- ibv_rc_pingpong -g 0 HOST
   weft verbs -- ibstat weft_ib0
-  weft verbs --sysfs=namespace -- busybox find /sys/class/infiniband/weft0/
+  weft verbs --sysfs=namespace -- busybox ls /sys/class/infiniband
   eval \"$(weft verbs --print-env)\"; pytest
 
 Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
@@ -53,6 +55,7 @@ const EXIT_NOT_FOUND: u8 = 127;
 
 /// Options of `weft verbs`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// The folder of the drop-in libraries [default: where packages and `./x dist` leave them]
     #[arg(long, value_name = "DIR", env = "WEFT_VERBS_LIB")]
@@ -154,7 +157,12 @@ pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
     } else {
         EXIT_NOT_EXECUTABLE
     };
-    let failure = Failure::failed(format!("cannot run {}: {error}", name.display()));
+    let failure = if missing {
+        Failure::failed(format!("cannot run {}: no such program", name.display()))
+            .hint("name a program of PATH, or its file, after `--`")
+    } else {
+        Failure::failed(format!("cannot run {}: {error}", name.display()))
+    };
     fail(code, &failure)
 }
 

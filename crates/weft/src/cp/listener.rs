@@ -96,7 +96,7 @@ impl Listener {
         let known = config.serve.key.is_some() || authorized > 0;
         if !config.bind.ip().is_loopback() && !known && !config.open {
             return Err(Failure::usage(format!(
-                "{} can be reached from other machines, and it is not said who there may write into {}",
+                "{} can be reached from other machines, and no key there may write into {} yet",
                 config.bind,
                 config.dir.display()
             ))
@@ -128,7 +128,7 @@ impl Listener {
             let tls = Tls::new(config.identity.clone()).map_err(|e| no_tls(&e))?;
             let listener =
                 cm::Listener::bind(&device, config.bind, 64, &param(tls.clone(), Vec::new()))
-                    .map_err(|e| bind_error(&e))?;
+                    .map_err(|e| bind_error(&e.source))?;
             Door::Rdma(device, listener, tls)
         };
         let lobby = Lobby::new(if config.once { 1 } else { config.max_senders });

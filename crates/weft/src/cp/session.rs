@@ -75,7 +75,7 @@ pub(super) fn hello(key: bool, status: Status) -> Result<Hello, Failure> {
 
 pub(super) fn no_device(e: &dyn std::fmt::Display) -> Failure {
     Failure::failed(format!("cannot open the soft RNIC: {e}"))
-        .hint("`weft doctor` tells what this machine lacks")
+        .hint("`weft doctor` says what this machine does not support")
 }
 
 pub(super) fn is_us(uid: u32) -> bool {
@@ -363,7 +363,7 @@ fn explain(addr: SocketAddr, e: &SendError, who: &Who) -> Failure {
                 .hint("use the same version on both sides")
         }
         SendError::Link(LinkError::Local(why)) => {
-            Failure::failed(why.clone()).hint("`weft doctor` tells what is missing")
+            Failure::failed(why.clone()).hint("`weft doctor` says what is missing")
         }
         SendError::Refused {
             code: Code::KeyWrong,

@@ -251,7 +251,7 @@ fn transport(peer: Peer<'_>) -> Check {
                 NAME,
                 format!("two processes of this host could not be connected: {e}"),
                 "perhaps nothing of weft works between processes of this host",
-                "try WEFT_LOCAL=off, and please report what `weft -vv doctor` says",
+                "bring the loopback interface up (`ip link set lo up`); else set WEFT_LOCAL=off, and please report what `weft -vv doctor` says",
             );
         }
     };

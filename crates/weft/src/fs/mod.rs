@@ -77,7 +77,7 @@ pub fn parse(path: &Path) -> Result<RemotePath, Failure> {
         let what = match e {
             Errno::NAMETOOLONG => "its name is too long",
             Errno::NOENT => "it does not begin with /rdma/",
-            _ => "its host, port, size or name cannot be",
+            _ => "its host, port, name or size is missing or wrong",
         };
         Failure::usage(format!("{}: {what}", path.display())).hint(
             "write /rdma/HOST:PORT/NAME or /rdma/HOST:PORT/NAME:SIZE, IPv6 addresses in brackets",
@@ -161,10 +161,11 @@ fn refused(endpoint: &Endpoint, e: &Error, lasting: bool, identity: &Identity) -
             .hint("check the port; `weft fs serve` prints the one that it uses")
         }
         Error::Local(_) => {
-            Failure::failed(e.to_string()).hint("`weft doctor` tells what this machine lacks")
+            Failure::failed(e.to_string()).hint("`weft doctor` says what this machine does not support")
         }
         _ => Failure::peer(format!("cannot reach {endpoint}: {e}")).hint(format!(
-            "check the address and that `weft fs serve --bind {endpoint}` runs there"
+            "check the address, and that `weft fs serve --bind ADDR:{}` runs there",
+            endpoint.port
         )),
     }
 }
@@ -223,6 +224,14 @@ pub struct Serving {
 
 /// Starts a server. On any but a loopback address it has to be said who is let in.
 pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failure> {
+    if let Some(dir) = how.dir
+        && let Err(e) = std::fs::read_dir(dir)
+    {
+        return Err(
+            Failure::failed(format!("cannot offer the files of {}: {e}", dir.display()))
+                .hint("name a directory that exists and that you can read"),
+        );
+    }
     let path = match how.identity {
         Some(path) => path.to_owned(),
         None => Folder::of_user()?.key(),
@@ -239,7 +248,7 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
     };
     if !how.bind.ip().is_loopback() && known == 0 && !how.open {
         return Err(Failure::usage(format!(
-            "{} can be reached from other machines, and it is not said who there may use this one's memory",
+            "{} can be reached from other machines, and no key there may use this one's memory yet",
             how.bind
         ))
         .hint(format!(
@@ -275,10 +284,8 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
         open: how.open,
     };
     let server = Server::start(config, events).map_err(|e| {
-        let dir = how.dir.map_or_else(String::new, |dir| format!(" with {}", dir.display()));
-        Failure::failed(format!("cannot serve on {}{dir}: {e}", how.bind)).hint(
-            "another program may use the port (--bind ADDR:PORT chooses, port 0 takes a free one); DIR has to be a directory that can be read",
-        )
+        Failure::failed(format!("cannot serve on {}: {e}", how.bind))
+            .hint("--bind ADDR:PORT chooses the address (port 0: a free one)")
     })?;
     Ok(Serving {
         server,

@@ -185,7 +185,7 @@ pub fn regions(bed: &Bed) {
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let outcome = pd.alloc_mr(8, access).map(drop);
         assert!(
-            matches!(outcome, Err(Error::Memory(MemError::BadArgument))),
+            matches!(outcome, Err(Error::Memory(MemError::NeedsLocalWrite))),
             "{access:?} without the local right: {outcome:?}"
         );
     }

@@ -250,9 +250,12 @@ pub fn refused_posts(bed: &Bed) {
     let reason = |wr: SendWr| a.qp.post_send_one(wr).unwrap_err().reason;
     assert_eq!(
         reason(SendWr::send(0).sges(&[sge; 3])),
-        PostReason::TooManySges
+        PostReason::TooManySges { asked: 3, max: 2 }
     );
-    assert_eq!(reason(SendWr::send(0).inline(&[0; 17])), PostReason::Inline);
+    assert_eq!(
+        reason(SendWr::send(0).inline(&[0; 17])),
+        PostReason::InlineTooLong { asked: 17, max: 16 }
+    );
     assert_eq!(
         reason(SendWr::send(0).inline(&[0; 4]).sge(sge)),
         PostReason::Inline
@@ -281,7 +284,7 @@ pub fn refused_posts(bed: &Bed) {
     assert_eq!(recv(RecvWr::new(0).sge(huge).sge(huge)), PostReason::Length);
     assert_eq!(
         recv(RecvWr::new(0).sge(sge).sge(sge).sge(sge)),
-        PostReason::TooManySges
+        PostReason::TooManySges { asked: 3, max: 2 }
     );
     // Two good ones, then a bad one, then a good one that must not be taken.
     for _ in 0..3 {
@@ -295,7 +298,10 @@ pub fn refused_posts(bed: &Bed) {
             SendWr::send(4).signaled(),
         ])
         .unwrap_err();
-    assert_eq!((error.index, error.reason), (2, PostReason::TooManySges));
+    assert_eq!(
+        (error.index, error.reason),
+        (2, PostReason::TooManySges { asked: 3, max: 2 })
+    );
     let ids: Vec<_> = take(&a.scq, 2).iter().map(|wc| wc.wr_id).collect();
     assert_eq!(ids, [1, 2]);
     take(&b.rcq, 2);

@@ -113,7 +113,10 @@ pub fn refused_posts(bed: &Bed) {
     let srq = pd.create_srq(4, 1).unwrap();
     let wide = RecvWr::new(1).sge(mr.whole()).sge(mr.whole());
     let error = srq.post_recv(&[RecvWr::new(0), wide]).unwrap_err();
-    assert_eq!((error.index, error.reason), (1, PostReason::TooManySges));
+    assert_eq!(
+        (error.index, error.reason),
+        (1, PostReason::TooManySges { asked: 2, max: 1 })
+    );
 }
 
 /// A queue can be made longer and shorter, but not shorter than what is posted.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use weft_dropin::{Weft, have};
 
 use super::fabric::provider;
-use super::mpi::{compile, hello, verified};
+use super::mpi::{compile, verified};
 use super::ucx::reliable;
 
 /// The programs of a wheel, if it is there.
@@ -143,24 +143,5 @@ fn open_mpi_of_pypi_on_its_ucx() {
         .env("OMPI_MCA_pml", "ucx")
         .env("OMPI_MCA_pml_ucx_tls", "any")
         .env("OMPI_MCA_pml_ucx_devices", "any");
-    on_verbs(&bin, "mpirun", on_their_ucx(&weft));
-}
-
-/// A short program: each rank spins, and where others want the cores too a message takes until the next time slice.
-#[test]
-fn mpich_of_pypi_on_its_ucx() {
-    let Some(bin) = wheel("mpich") else {
-        return;
-    };
-    let weft = Weft::on("weft_ib0")
-        .env("MPIR_CVAR_CH4_NETMOD", "ucx")
-        .env("MPIR_CVAR_NOLOCAL", "1");
-    let dir = tempfile::tempdir().unwrap();
-    let mpicc = bin.join("mpicc").display().to_string();
-    let program = compile(&mpicc, "hello.c", dir.path());
-    let mpiexec = bin.join("mpiexec").display().to_string();
-    for weft in on_their_ucx(&weft) {
-        let weft = weft.limit(Duration::from_mins(2));
-        hello(&weft.run(&format!("{mpiexec} -np 2 {program}")));
-    }
+    on_verbs(&bin, "mpirun", "262144 1", on_their_ucx(&weft));
 }

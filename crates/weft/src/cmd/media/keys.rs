@@ -60,7 +60,7 @@ impl Listening {
         };
         if !bind.ip().is_loopback() && known == 0 && !args.open {
             return Err(Failure::usage(format!(
-                "{bind} can be reached from other machines, and it is not said who there may watch"
+                "{bind} can be reached from other machines, and no key there may watch yet"
             ))
             .hint(format!(
                 "put the viewers' public keys (`weft key` prints them) into {}; --open lets everybody in",
@@ -300,7 +300,7 @@ impl Caller {
                 "check the address and that `weft media serve DIR --bind {addr}` runs there"
             )),
             OpenError::Local(e) => {
-                Failure::failed(e.clone()).hint("`weft doctor` tells what this machine lacks")
+                Failure::failed(e.clone()).hint("`weft doctor` says what this machine does not support")
             }
         }
     }

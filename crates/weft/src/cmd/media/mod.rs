@@ -34,15 +34,23 @@ All that leaves the machine is encrypted and authenticated by TLS 1.3, with the 
 
 const EXAMPLES: &str = "\
 Examples:
-  weft media serve /srv/movies                       serve this user's programs on this machine
-  weft media play localhost/a.mp4 | mpv -            watch
+  # serve this user's programs on this machine, list the titles, and watch one
+  weft media serve /srv/movies
+  weft media list localhost
+  weft media play localhost/a.mp4 | mpv -
   weft media play --player 'ffplay -' localhost/a.mp4
-  weft media serve --bind 0.0.0.0 /srv/movies        serve the network: those in ~/.config/weft/authorized_keys
-  weft media list host                               what there is
-  ffmpeg -re -i in.mp4 -c copy -f mp4 -movflags frag_keyframe+empty_moov+default_base_moof - | weft media live cam
-  weft media play localhost:7476/cam | mpv -         watch it
-  weft media proxy localhost localhost:7476          a page for browsers on http://127.0.0.1:8473/
-  weft media play --rtp 127.0.0.1:5004 localhost/a.ts    then: vlc rtp://@127.0.0.1:5004";
+  # serve the network: those in ~/.config/weft/authorized_keys
+  weft media serve --bind 0.0.0.0 /srv/movies
+
+  # a live stream, and watching it
+  ffmpeg -re -i in.mp4 -c copy -f mp4 \\
+    -movflags frag_keyframe+empty_moov+default_base_moof - | weft media live cam
+  weft media play localhost:7476/cam | mpv -
+
+  # a page for browsers on http://127.0.0.1:8473/
+  weft media proxy localhost localhost:7476
+  # for players of RTP: then `vlc rtp://@127.0.0.1:5004`
+  weft media play --rtp 127.0.0.1:5004 localhost/a.ts";
 
 /// Options of `weft media`.
 #[derive(Debug, clap::Args)]
@@ -144,7 +152,7 @@ impl DoorArgs {
 fn open_device() -> Result<Device, Failure> {
     Device::open().map_err(|e| {
         Failure::failed(format!("cannot open the soft RNIC: {e}"))
-            .hint("`weft doctor` tells what this machine lacks")
+            .hint("`weft doctor` says what this machine does not support")
     })
 }
 

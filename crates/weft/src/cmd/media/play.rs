@@ -251,9 +251,8 @@ fn view_failure(e: &ViewError) -> Failure {
         ViewError::Violation(_) => {
             Failure::refused(e.to_string()).hint("use the same version on both sides")
         }
-        ViewError::Local(_) => {
-            Failure::failed(e.to_string()).hint("`weft doctor` tells what this machine lacks")
-        }
+        ViewError::Local(_) => Failure::failed(e.to_string())
+            .hint("`weft doctor` says what this machine does not support"),
         _ => Failure::peer(e.to_string())
             .hint("the same command again begins anew; --from BYTES goes on"),
     }

@@ -1,0 +1,135 @@
+//! What a number is to be: the aims of weft and the claims of the papers, one type for every suite.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::report::{Section, Table};
+
+/// What a number is to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Limit {
+    AtLeast(f64),
+    AtMost(f64),
+    Within(f64, f64),
+    /// It is there to be seen.
+    None,
+}
+
+impl Limit {
+    /// Whether the number is that; `None`: it is not to be anything.
+    pub(crate) fn holds(self, number: f64) -> Option<bool> {
+        match self {
+            Limit::AtLeast(least) => Some(number >= least),
+            Limit::AtMost(most) => Some(number <= most),
+            Limit::Within(least, most) => Some((least..=most).contains(&number)),
+            Limit::None => None,
+        }
+    }
+
+    /// The number itself, where there is one.
+    pub(crate) fn bound(self) -> Option<f64> {
+        match self {
+            Limit::AtLeast(bound) | Limit::AtMost(bound) => Some(bound),
+            Limit::Within(..) | Limit::None => None,
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::AtLeast(least) => write!(f, "at least {least}"),
+            Limit::AtMost(most) => write!(f, "at most {most}"),
+            Limit::Within(least, most) => write!(f, "{least} to {most}"),
+            Limit::None => Ok(()),
+        }
+    }
+}
+
+/// A number that was measured, and what it is to be. Not a number: it was to be measured, and could not be.
+#[derive(Clone, Debug)]
+pub(crate) struct Aim {
+    pub(crate) what: String,
+    pub(crate) limit: Limit,
+    pub(crate) measured: f64,
+}
+
+impl Aim {
+    pub(crate) fn new(what: impl Into<String>, limit: Limit, measured: f64) -> Self {
+        Self {
+            what: what.into(),
+            limit,
+            measured,
+        }
+    }
+
+    /// Whether it is what it is to be; `None`: nothing is asked, or it was not measured.
+    pub(crate) fn holds(&self) -> Option<bool> {
+        let holds = self.limit.holds(self.measured);
+        holds.filter(|_| !self.measured.is_nan())
+    }
+
+    pub(crate) fn json(&self, bench: &str) -> Value {
+        let Aim {
+            what,
+            limit,
+            measured,
+        } = self;
+        json!({
+            "bench": bench, "verdict": what, "target": limit.to_string(), "measured": measured, "holds": self.holds(),
+        })
+    }
+}
+
+/// In words: nothing for what is only to be seen.
+pub(crate) fn verdict(holds: Option<bool>) -> &'static str {
+    match holds {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "",
+    }
+}
+
+/// All of them as a table; `None` where nothing was measured.
+pub(crate) fn section(title: &str, aims: &[Aim]) -> Option<Section> {
+    let mut table = Table::new(&["what", "measured", "to reach", "holds"]);
+    for aim in aims {
+        table.push([
+            aim.what.clone(),
+            if aim.measured.is_nan() {
+                "not measured".to_owned()
+            } else {
+                format!("{:.3}", aim.measured)
+            },
+            aim.limit.to_string(),
+            verdict(aim.holds()).to_owned(),
+        ]);
+    }
+    (!table.is_empty()).then(|| Section::new(title).table(table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_say_what_they_are() {
+        for (limit, number, holds, text) in [
+            (Limit::AtLeast(2.5), 2.5, Some(true), "at least 2.5"),
+            (Limit::AtLeast(2.5), 2.4, Some(false), "at least 2.5"),
+            (Limit::AtMost(0.5), 0.6, Some(false), "at most 0.5"),
+            (Limit::Within(0.9, 1.1), 1.0, Some(true), "0.9 to 1.1"),
+            (Limit::None, 7.0, None, ""),
+        ] {
+            assert_eq!(limit.holds(number), holds, "{limit:?}");
+            assert_eq!(limit.to_string(), text);
+        }
+        assert_eq!(Limit::AtLeast(1.0).holds(f64::NAN), Some(false));
+        assert!(section("nothing", &[]).is_none());
+        let aims = [Aim::new("seen only", Limit::None, 1.5)];
+        let section = section("Aims", &aims).unwrap();
+        assert_eq!(section.blocks.len(), 1);
+        assert_eq!(aims[0].json("x")["holds"], Value::Null);
+    }
+}

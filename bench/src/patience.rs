@@ -1,0 +1,19 @@
+//! How long a benchmark waits for what it has started.
+
+use crate::error::{BenchError, Result};
+use std::time::{Duration, Instant};
+
+/// How long either side waits for the other before it gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Waits until a program that was started does what is asked of it.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        if Instant::now() > end {
+            return Err(BenchError::PeerGone(format!("{what} does not answer")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
