@@ -4,13 +4,21 @@
 //!
 //! One `unsafe` call, `getrusage`, which `rustix` lacks.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Processors this process may use: at least 1; affinity and cgroup quotas count, as they were at the first call (a look takes 20
 /// system calls).
 pub fn cpu_count() -> usize {
-    static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+    // Not a `OnceLock`: a child that was forked while another thread was at its first look would wait for that for ever.
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    match COUNT.load(Ordering::Relaxed) {
+        0 => {
+            let count = std::thread::available_parallelism().map_or(1, usize::from);
+            COUNT.store(count, Ordering::Relaxed);
+            count
+        }
+        count => count,
+    }
 }
 
 /// Seconds of processor time of the whole process: (user, system).

@@ -137,9 +137,18 @@ pub fn connect_start(addr: SocketAddr, bind: Option<SocketAddr>) -> io::Result<O
 /// # Errors
 /// As there.
 pub fn connect_bound(fd: impl AsFd, addr: SocketAddr) -> io::Result<()> {
+    let fd = fd.as_fd();
     // As in `listen_bound`.
-    sockopt::set_socket_reuseaddr(&fd, true)?;
-    match net::connect(fd, &addr) {
+    sockopt::set_socket_reuseaddr(fd, true)?;
+    let mut begun = net::connect(fd, &addr);
+    if begun == Err(Errno::ISCONN) {
+        // It listens. It gives that up, and with it a port that the kernel has chosen.
+        let own = net::getsockname(fd)?;
+        net::shutdown(fd, net::Shutdown::Read)?;
+        let _ = net::bind(fd, &own);
+        begun = net::connect(fd, &addr);
+    }
+    match begun {
         // An interrupted connect goes on by itself.
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
         Err(e) => Err(e.into()),
@@ -217,4 +226,25 @@ pub fn mss(fd: impl AsFd) -> io::Result<u32> {
         return Err(io::Error::last_os_error());
     }
     Ok(u32::try_from(value).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Peers that come early wait, and the socket can still be used to connect from its address.
+    #[test]
+    fn a_socket_that_listens_early_connects_from_its_port() {
+        let here = "127.0.0.1:0".parse().unwrap();
+        let options = BindOptions::default();
+        let (early, late) = (bind(here, options).unwrap(), bind(here, options).unwrap());
+        for fd in [&early, &late] {
+            listen_bound(fd, 8).unwrap();
+        }
+        let own = local_addr(&early).unwrap();
+        connect_bound(&early, local_addr(&late).unwrap()).unwrap();
+        while !connect_result(&early).unwrap() {}
+        let (_, peer) = accept(&late).unwrap().unwrap();
+        assert_eq!((peer, local_addr(&early).unwrap()), (own, own));
+    }
 }

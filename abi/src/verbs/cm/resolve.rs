@@ -34,7 +34,14 @@ impl Port {
         let taken = if datagrams(ps) {
             native.bind_service(addr, options).map(Port::Datagram)
         } else {
-            native.bind_with(addr, options).map(Port::Stream)
+            let bound = native.bind_with(addr, options);
+            bound.and_then(|bound| {
+                // A server's: qperf tells its client the port, and listens then.
+                if addr.ip().is_unspecified() && addr.port() == 0 {
+                    bound.admit()?;
+                }
+                Ok(Port::Stream(bound))
+            })
         };
         taken.map_err(|e| errno(&e))
     }

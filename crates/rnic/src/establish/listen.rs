@@ -106,6 +106,18 @@ impl Bound {
         self.addr
     }
 
+    /// Has peers wait that come before [`Bound::listen`], which is to follow, in place of turning them away: programs tell others their port as soon as they
+    /// have it. (A simulated network turns them away.)
+    ///
+    /// # Errors
+    /// As `listen(2)`.
+    pub fn admit(&self) -> io::Result<()> {
+        match &self.port {
+            Port::Tcp(fd) => tcp::listen_bound(fd, 8),
+            Port::Sim(_) => Ok(()),
+        }
+    }
+
     /// Dial from here, as [`Device::dial`] does.
     pub fn dial(
         self,

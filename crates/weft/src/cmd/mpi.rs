@@ -25,8 +25,9 @@ Transports:
          (or WEFT_FI_RC=N of any). Not with an MPICH that is built on UCX alone,
          as Debian's is
   tcp    the MPI's own TCP, without weft, to compare with
-  auto   rc (the default); weft with an MPICH that is built on both UCX and libfabric, as PyPI's is: on UCX that one (5.0.2) does not
-         get past a receive from MPI_ANY_SOURCE, whatever UCX runs on
+  auto   rc (the default); weft with an MPICH that is built on both UCX and
+         libfabric, as PyPI's is: on UCX that one (5.0.2) does not get past a
+         receive from MPI_ANY_SOURCE, whatever UCX runs on
 
 Settings of yours in the environment stay as they are; those that contradict the transport are named on stderr. Options given to mpirun (--mca, -genv) come first in any case.";
 
