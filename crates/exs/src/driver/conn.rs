@@ -460,7 +460,12 @@ impl Conn {
         files
             + self.with(|core| {
                 let wanted_op = |op: &Op| wanted(op.token) && !op.target.is_part();
-                let ops = core.io.ops.ids().filter(|(_, op)| wanted_op(op));
+                let ops = core
+                    .io
+                    .ops
+                    .oldest_first()
+                    .into_iter()
+                    .filter(|(_, op)| wanted_op(op));
                 let ids: Vec<OpId> = ops.map(|(id, _)| id).collect();
                 if let Some(machine) = &mut core.machine {
                     for &id in &ids {
@@ -537,7 +542,12 @@ impl Conn {
     /// while there is something to send, as a peer that writes there finds the connection broken.
     fn end_receives(&self, core: &mut Core, more: bool) {
         core.io.unwanted = true;
-        let recvs = core.io.ops.ids().filter(|(_, op)| !op.is_send());
+        let recvs = core
+            .io
+            .ops
+            .oldest_first()
+            .into_iter()
+            .filter(|(_, op)| !op.is_send());
         let recvs: Vec<OpId> = recvs.map(|(id, _)| id).collect();
         for id in recvs {
             if (more || core.io.sending > 0) && self.call_back(core, id) {
@@ -882,7 +892,8 @@ pub(crate) fn agree(hello: &Hello, private_data: &[u8]) -> Result<Agreed, Errno>
 impl Drop for Conn {
     fn drop(&mut self) {
         let core = self.core.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let left: Vec<OpId> = core.io.ops.ids().map(|(id, _)| id).collect();
+        let left = core.io.ops.oldest_first().into_iter();
+        let left: Vec<OpId> = left.map(|(id, _)| id).collect();
         for id in left {
             core.io.finish(id, Err(Errno::CANCELED), 0, false, None);
         }

@@ -167,7 +167,7 @@ impl Conn {
         self.with(|core| {
             // No part comes after one that is cut here.
             file.stopped.store(true, Ordering::Relaxed);
-            let ops = core.io.ops.ids();
+            let ops = core.io.ops.oldest_first().into_iter();
             let parts = ops.filter(|(_, op)| op.target.is_part_of(&file.stopped));
             let parts: Vec<OpId> = parts.map(|(id, _)| id).collect();
             if let Some(machine) = &mut core.machine {

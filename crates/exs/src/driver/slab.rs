@@ -6,8 +6,16 @@ use crate::machine::OpId;
 const COUNT_MASK: u32 = 0x0fff_ffff;
 
 pub(crate) struct Slab<T> {
-    entries: Vec<(u32, Option<T>)>,
+    entries: Vec<Entry<T>>,
     free: Vec<u32>,
+    inserted: u64,
+}
+
+struct Entry<T> {
+    count: u32,
+    /// How many came before it.
+    born: u64,
+    value: Option<T>,
 }
 
 impl<T> Default for Slab<T> {
@@ -15,6 +23,7 @@ impl<T> Default for Slab<T> {
         Slab {
             entries: Vec::new(),
             free: Vec::new(),
+            inserted: 0,
         }
     }
 }
@@ -22,29 +31,35 @@ impl<T> Default for Slab<T> {
 impl<T> Slab<T> {
     pub(crate) fn insert(&mut self, value: T) -> OpId {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.entries.push((0, None));
+            self.entries.push(Entry {
+                count: 0,
+                born: 0,
+                value: None,
+            });
             (self.entries.len() - 1) as u32
         });
         let entry = &mut self.entries[index as usize];
-        entry.1 = Some(value);
-        OpId(u64::from(entry.0) << 32 | u64::from(index))
+        entry.value = Some(value);
+        entry.born = self.inserted;
+        self.inserted += 1;
+        OpId(u64::from(entry.count) << 32 | u64::from(index))
     }
 
     pub(crate) fn get_mut(&mut self, id: OpId) -> Option<&mut T> {
         match self.entries.get_mut(id.0 as u32 as usize) {
-            Some((count, value)) if u64::from(*count) == id.0 >> 32 => value.as_mut(),
+            Some(entry) if u64::from(entry.count) == id.0 >> 32 => entry.value.as_mut(),
             _ => None,
         }
     }
 
     pub(crate) fn remove(&mut self, id: OpId) -> Option<T> {
         let index = id.0 as u32;
-        let (count, value) = self.entries.get_mut(index as usize)?;
-        if u64::from(*count) != id.0 >> 32 {
+        let entry = self.entries.get_mut(index as usize)?;
+        if u64::from(entry.count) != id.0 >> 32 {
             return None;
         }
-        let value = value.take()?;
-        *count = count.wrapping_add(1) & COUNT_MASK;
+        let value = entry.value.take()?;
+        entry.count = entry.count.wrapping_add(1) & COUNT_MASK;
         self.free.push(index);
         Some(value)
     }
@@ -53,13 +68,13 @@ impl<T> Slab<T> {
     #[inline]
     pub(crate) fn remove_with<R>(&mut self, id: OpId, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let index = id.0 as u32;
-        let (count, value) = self.entries.get_mut(index as usize)?;
-        if u64::from(*count) != id.0 >> 32 {
+        let entry = self.entries.get_mut(index as usize)?;
+        if u64::from(entry.count) != id.0 >> 32 {
             return None;
         }
-        let out = f(value.as_mut()?);
-        *value = None;
-        *count = count.wrapping_add(1) & COUNT_MASK;
+        let out = f(entry.value.as_mut()?);
+        entry.value = None;
+        entry.count = entry.count.wrapping_add(1) & COUNT_MASK;
         self.free.push(index);
         Some(out)
     }
@@ -69,13 +84,37 @@ impl<T> Slab<T> {
         self.entries
             .iter()
             .enumerate()
-            .filter_map(|(index, (count, value))| {
-                let id = OpId(u64::from(*count) << 32 | index as u64);
-                Some((id, value.as_ref()?))
+            .filter_map(|(index, entry)| {
+                let id = OpId(u64::from(entry.count) << 32 | index as u64);
+                Some((id, entry.value.as_ref()?))
             })
+    }
+
+    /// Those in use, in the order in which they came.
+    pub(crate) fn oldest_first(&self) -> Vec<(OpId, &T)> {
+        let mut ids: Vec<_> = self.ids().collect();
+        ids.sort_by_key(|(id, _)| self.entries[id.0 as u32 as usize].born);
+        ids
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.free.len() == self.entries.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_come_first_wherever_they_are() {
+        let mut slab = Slab::default();
+        let ids: Vec<OpId> = (0..4).map(|n| slab.insert(n)).collect();
+        slab.remove(ids[0]);
+        slab.remove(ids[2]);
+        slab.insert(4);
+        slab.insert(5);
+        let values = slab.oldest_first().into_iter().map(|(_, value)| *value);
+        assert_eq!(values.collect::<Vec<_>>(), [1, 3, 4, 5]);
     }
 }

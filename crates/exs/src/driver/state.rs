@@ -373,7 +373,8 @@ impl Core {
                 errno == Errno::PIPE && self.machine.as_ref().is_some_and(Endpoint::peer_closed);
             let left: Vec<_> = io
                 .ops
-                .ids()
+                .oldest_first()
+                .into_iter()
                 .map(|(id, op)| {
                     let direct = self.machine.as_ref().map_or(0, |m| m.received(id)) as usize;
                     (id, op.is_send(), op.filled.max(direct))
