@@ -401,13 +401,7 @@ pub(crate) fn end_with_unread(conn: &'static Conn) {
     if chan.carrier != Carrier::Here || conn.holders(&inside) != 1 {
         return;
     }
-    let side = chan.side();
-    let is_unread = {
-        let _rx = side.rx_lock.lock();
-        let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
-        side.rx_state.load(SeqCst) == RING && ready.is_ok_and(|(n, _)| n > 0)
-    };
-    if is_unread {
+    if rx::ring_bytes(chan).is_some_and(|n| n > 0) {
         rx::lost(conn, chan);
     }
 }

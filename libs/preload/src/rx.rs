@@ -389,7 +389,7 @@ const THERE: u64 = 1_000_000;
 /// time whether the peer has been killed (under `rx_lock`).
 fn was_just_probed(chan: &Chan) -> bool {
     let side = chan.side();
-    if side.eager.load(Relaxed) != 0 || chan.stream.has_finished(chan.peer()) {
+    if !is_only_looked_at(chan) {
         return false;
     }
     let now = spin::about_now();
@@ -400,13 +400,18 @@ fn was_just_probed(chan: &Chan) -> bool {
     false
 }
 
-/// The same before `rx_lock` is taken: the ring is empty, and the peer was there when it was last looked for.
+/// The socket is in no epoll set, and its sender has not finished.
+#[inline]
+fn is_only_looked_at(chan: &Chan) -> bool {
+    chan.side().eager.load(Relaxed) == 0 && !chan.stream.has_finished(chan.peer())
+}
+
+/// As [`was_just_probed`], before `rx_lock` is taken: the ring is empty, and the peer was there when it was last looked for.
 #[inline]
 fn is_still_empty(chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, false)))
-        && side.eager.load(Relaxed) == 0
-        && !stream.has_finished(peer)
+        && is_only_looked_at(chan)
         && spin::about_now().wrapping_sub(side.probed.load(Relaxed)) < THERE
 }
 
