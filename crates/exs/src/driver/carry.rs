@@ -15,7 +15,7 @@ use super::state::{ALWAYS_GO, Core, Head, Io};
 use crate::event::{InPlace, Place};
 use crate::machine::policy::Verdict;
 use crate::machine::{Action, Completion, Endpoint, Outcome};
-use crate::{Error, EventKind, Memory};
+use crate::{Error, Memory};
 
 /// Transfers from here on go out at once, in bytes: what comes after takes its time.
 const LARGE: u32 = 32 << 10;
@@ -132,7 +132,7 @@ impl Conn {
         if io.closing || io.no_send().is_some() || !(io.sends.is_empty() && io.recvs.is_empty()) {
             return None;
         }
-        if io.is_end_waiting(EventKind::Send) {
+        if io.has_waiting_send() {
             // Its end would be told before theirs.
             return None;
         }

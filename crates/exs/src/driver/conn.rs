@@ -460,13 +460,7 @@ impl Conn {
         files
             + self.with(|core| {
                 let wanted_op = |op: &Op| wanted(op.token) && !op.target.is_part();
-                let ops = core
-                    .io
-                    .ops
-                    .oldest_first()
-                    .into_iter()
-                    .filter(|(_, op)| wanted_op(op));
-                let ids: Vec<OpId> = ops.map(|(id, _)| id).collect();
+                let ids = core.io.ops.oldest_first(wanted_op);
                 if let Some(machine) = &mut core.machine {
                     for &id in &ids {
                         machine.cancel(id);
@@ -542,14 +536,7 @@ impl Conn {
     /// while there is something to send, as a peer that writes there finds the connection broken.
     fn end_receives(&self, core: &mut Core, more: bool) {
         core.io.unwanted = true;
-        let recvs = core
-            .io
-            .ops
-            .oldest_first()
-            .into_iter()
-            .filter(|(_, op)| !op.is_send());
-        let recvs: Vec<OpId> = recvs.map(|(id, _)| id).collect();
-        for id in recvs {
+        for id in core.io.ops.oldest_first(|op| !op.is_send()) {
             if (more || core.io.sending > 0) && self.call_back(core, id) {
                 continue;
             }
@@ -892,9 +879,7 @@ pub(crate) fn agree(hello: &Hello, private_data: &[u8]) -> Result<Agreed, Errno>
 impl Drop for Conn {
     fn drop(&mut self) {
         let core = self.core.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let left = core.io.ops.oldest_first().into_iter();
-        let left: Vec<OpId> = left.map(|(id, _)| id).collect();
-        for id in left {
+        for id in core.io.ops.oldest_first(|_| true) {
             core.io.finish(id, Err(Errno::CANCELED), 0, false, None);
         }
         std::mem::take(&mut core.io.late)

@@ -10,11 +10,10 @@ use weft_sockets::lock::lock;
 
 use super::conn::Conn;
 use super::limit::Alarms;
-use super::op::{Part, Slot, Target, file_end};
+use super::op::{Op, Part, Slot, Target, file_end};
 use super::timer::deadline;
 use crate::event::Event;
 use crate::file::{FileLane, FileSend};
-use crate::machine::OpId;
 use crate::plain::{Done, Outcome};
 use crate::{EventKind, Memory, Piece};
 
@@ -167,9 +166,8 @@ impl Conn {
         self.with(|core| {
             // No part comes after one that is cut here.
             file.stopped.store(true, Ordering::Relaxed);
-            let ops = core.io.ops.oldest_first().into_iter();
-            let parts = ops.filter(|(_, op)| op.target.is_part_of(&file.stopped));
-            let parts: Vec<OpId> = parts.map(|(id, _)| id).collect();
+            let is_part = |op: &Op| op.target.is_part_of(&file.stopped);
+            let parts = core.io.ops.oldest_first(is_part);
             if let Some(machine) = &mut core.machine {
                 for id in parts {
                     machine.cancel(id);

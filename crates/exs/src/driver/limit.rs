@@ -241,14 +241,7 @@ impl Conn {
         self.with(|core| {
             core.io.deaf = true;
             let waits = |op: &Op| !op.is_send() && op.target.is_slot();
-            let ops = core
-                .io
-                .ops
-                .oldest_first()
-                .into_iter()
-                .filter(|(_, op)| waits(op));
-            let ids: Vec<OpId> = ops.map(|(id, _)| id).collect();
-            for id in ids {
+            for id in core.io.ops.oldest_first(waits) {
                 self.call_back(core, id);
             }
         });

@@ -90,10 +90,11 @@ impl<T> Slab<T> {
             })
     }
 
-    /// Those in use, in the order in which they came.
-    pub(crate) fn oldest_first(&self) -> Vec<(OpId, &T)> {
-        let mut ids: Vec<_> = self.ids().collect();
-        ids.sort_by_key(|(id, _)| self.entries[id.0 as u32 as usize].born);
+    /// Those in use that are wanted, in the order in which they came.
+    pub(crate) fn oldest_first(&self, wanted: impl Fn(&T) -> bool) -> Vec<OpId> {
+        let wanted = self.ids().filter(|(_, value)| wanted(value));
+        let mut ids: Vec<OpId> = wanted.map(|(id, _)| id).collect();
+        ids.sort_by_key(|id| self.entries[id.0 as u32 as usize].born);
         ids
     }
 
@@ -114,7 +115,8 @@ mod tests {
         slab.remove(ids[2]);
         slab.insert(4);
         slab.insert(5);
-        let values = slab.oldest_first().into_iter().map(|(_, value)| *value);
+        let ids = slab.oldest_first(|_| true).into_iter();
+        let values = ids.filter_map(|id| slab.remove(id));
         assert_eq!(values.collect::<Vec<_>>(), [1, 3, 4, 5]);
     }
 }

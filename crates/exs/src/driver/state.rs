@@ -279,11 +279,10 @@ impl Io {
         }
     }
 
-    /// Whether the end of an operation of this direction waits until its memory has been left, and so must all behind it.
+    /// Whether the end of a send waits until its memory has been left, and so must those of all behind it.
     #[inline]
-    pub(super) fn is_end_waiting(&self, kind: EventKind) -> bool {
-        let is_send = matches!(kind, EventKind::Send | EventKind::SendMsg);
-        self.ends[usize::from(is_send)].len() > 0
+    pub(super) fn has_waiting_send(&self) -> bool {
+        self.ends[usize::from(true)].len() > 0
     }
 
     #[inline]
@@ -371,16 +370,12 @@ impl Core {
             // The machine has served what it could from what had come.
             let eof =
                 errno == Errno::PIPE && self.machine.as_ref().is_some_and(Endpoint::peer_closed);
-            let left: Vec<_> = io
-                .ops
-                .oldest_first()
-                .into_iter()
-                .map(|(id, op)| {
-                    let direct = self.machine.as_ref().map_or(0, |m| m.received(id)) as usize;
-                    (id, op.is_send(), op.filled.max(direct))
-                })
-                .collect();
-            for (id, is_send, bytes) in left {
+            for id in io.ops.oldest_first(|_| true) {
+                let Some(op) = io.ops.get_mut(id) else {
+                    continue;
+                };
+                let direct = self.machine.as_ref().map_or(0, |m| m.received(id)) as usize;
+                let (is_send, bytes) = (op.is_send(), op.filled.max(direct));
                 let result = match (is_send, errno) {
                     (false, _) if io.unwanted => Err(Errno::CANCELED),
                     (false, _) if eof => Ok(bytes),
