@@ -1,15 +1,20 @@
 //! How a plan for one node becomes one for a ring: an optimizer rule.
 //!
-//! The rows of a distributed operator are those of all nodes together, each on one node. Scans take a part of their files. A join keeps its
-//! build side (S) where it is, and its probe side (R) goes round once. Joins that preserve rows of R change their sides first. Aggregates
-//! work in two steps, before and after their partial results come to node 0. Whatever else needs all rows at once gets them at node 0.
+//! The rows of a distributed operator are those of all nodes together, each on one node. Scans take a part of their files. One relation of a
+//! join (S) stays where it is, and the other (R) goes round once. R is the probe side, so that each node holds a part of the hash table; joins
+//! that preserve rows of R change their sides first. Where a hash join's build side is much smaller, it is R: each node holds the whole hash
+//! table, and no row of the large relation moves. Aggregates work in two steps, before and after their partial results come to node 0.
+//! Whatever else needs all rows at once gets them at node 0.
 
+use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use datafusion::arrow::datatypes::{FieldRef, Fields};
+use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::common::{JoinType, config::ConfigOptions};
+use datafusion::common::{ColumnStatistics, JoinType, Statistics};
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig, FileScanConfigBuilder};
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::Result;
@@ -20,6 +25,7 @@ use datafusion::physical_plan::joins::{
     CrossJoinExec, HashJoinExec, NestedLoopJoinExec, PartitionMode,
 };
 use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
+use datafusion::physical_plan::statistics::{StatisticsArgs, StatisticsContext};
 use datafusion::physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, displayable, replace_children_if_necessary,
 };
@@ -42,26 +48,54 @@ const ROW_WISE: [&str; 9] = [
     "CooperativeExec",
 ];
 
+/// How many rows are probed in the time in which one is put into a hash table.
+const PROBES: usize = 3;
+/// The largest build side that goes round, in bytes, where the memory of a query has no limit.
+const WHOLE: usize = 256 << 20;
+/// Bytes of a value without a fixed width, where a file does not say them.
+const TEXT: usize = 64;
+/// The part of a query's memory that a build side which goes round may take: a hash table is larger than its rows, and a query can have
+/// several.
+const SHARE: usize = 8;
+
 /// Makes plans for the ring of a query.
 #[derive(Debug)]
-pub struct Distribute(pub Arc<Query>);
+pub struct Distribute {
+    query: Arc<Query>,
+    /// Bytes of the largest build side that goes round.
+    whole: usize,
+}
+
+impl Distribute {
+    /// For a query that has so much memory on each node.
+    pub fn new(query: Arc<Query>, memory: Option<usize>) -> Self {
+        let whole = memory.map_or(WHOLE, |memory| memory / SHARE);
+        Self { query, whole }
+    }
+}
 
 impl PhysicalOptimizerRule for Distribute {
     fn optimize(&self, plan: Plan, config: &ConfigOptions) -> Result<Plan> {
-        if self.0.ring.nodes.len() == 1 {
+        if self.query.ring.nodes.len() == 1 {
             return self.can_end(plan);
         }
         let mut digest = DefaultHasher::new();
         let shown = displayable(plan.as_ref()).indent(false).to_string();
         shown.hash(&mut digest);
-        self.0.agreement.store(digest.finish(), Ordering::SeqCst);
         let work = Work {
-            query: &self.0,
+            query: &self.query,
             config,
+            whole: self.whole,
             exchanges: AtomicU32::new(0),
+            builds: RefCell::default(),
         };
         let spread = work.spread(plan)?;
-        self.can_end(work.gather(spread)?)
+        let spread = work.gather(spread)?;
+        // Nodes with other statistics or another limit can choose other sides.
+        work.builds.borrow().hash(&mut digest);
+        let agreement = &self.query.agreement;
+        agreement.store(digest.finish(), Ordering::SeqCst);
+        self.can_end(spread)
     }
 
     fn name(&self) -> &'static str {
@@ -83,7 +117,7 @@ impl Distribute {
             let watched: Plan = Arc::new(SomeRowsExec::new(
                 plan,
                 Rows::UntilEnded,
-                Arc::clone(&self.0),
+                Arc::clone(&self.query),
             ));
             Ok(Transformed::yes(watched))
         })
@@ -100,7 +134,10 @@ struct Spread {
 struct Work<'a> {
     query: &'a Arc<Query>,
     config: &'a ConfigOptions,
+    whole: usize,
     exchanges: AtomicU32,
+    /// Of each hash join, whether its build side goes round.
+    builds: RefCell<Vec<bool>>,
 }
 
 impl Work<'_> {
@@ -144,8 +181,15 @@ impl Work<'_> {
         }
         if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
             let types = *join.join_type();
-            if plan.fetch().is_none() && !join.null_aware && keeps_probe_side(types) {
-                return self.spread(join.swap_inputs(PartitionMode::CollectLeft)?);
+            if plan.fetch().is_none() && !join.null_aware {
+                let build = self.build_goes_round(join);
+                self.builds.borrow_mut().push(build);
+                if build {
+                    return self.join_whole_build(&plan, join);
+                }
+                if keeps_probe_side(types) {
+                    return self.spread(join.swap_inputs(PartitionMode::CollectLeft)?);
+                }
             }
             return self.join(&plan, types);
         }
@@ -233,6 +277,39 @@ impl Work<'_> {
         })
     }
 
+    /// Whether it costs less to give every node the whole build side than to let every node see the whole probe side.
+    fn build_goes_round(&self, join: &HashJoinExec) -> bool {
+        let types = *join.join_type();
+        if types != JoinType::Inner && !keeps_probe_side(types) {
+            return false;
+        }
+        let statistics = StatisticsContext::new();
+        let of = |side: &Plan| statistics.compute(side.as_ref(), &StatisticsArgs::new());
+        let (Ok(build), Ok(probe)) = (of(join.left()), of(join.right())) else {
+            return false;
+        };
+        let (Some(&rows), Some(&probes)) = (build.num_rows.get_value(), probe.num_rows.get_value())
+        else {
+            return false;
+        };
+        rows.saturating_mul(PROBES) <= probes
+            && bytes_of(rows, &build, join.left().schema().fields()) <= self.whole
+    }
+
+    /// The rows of the probe side stay where they are.
+    fn join_whole_build(&self, plan: &Plan, join: &HashJoinExec) -> Result<Spread> {
+        let left = self.spread(Arc::clone(join.left()))?;
+        let right = self.spread(Arc::clone(join.right()))?;
+        let first = right.first;
+        let left = if left.first && first {
+            left.plan
+        } else {
+            self.exchange(left.plan, Kind::Rotate)
+        };
+        let plan = replace_children_if_necessary(Arc::clone(plan), vec![left, right.plan])?;
+        Ok(Spread { plan, first })
+    }
+
     fn aggregate(&self, plan: &Plan, aggregate: &AggregateExec) -> Result<Spread> {
         let input = self.spread(Arc::clone(aggregate.input()))?;
         let single = matches!(
@@ -305,6 +382,17 @@ impl Work<'_> {
             first: false,
         })
     }
+}
+
+/// About the bytes of so many rows in memory.
+fn bytes_of(rows: usize, statistics: &Statistics, fields: &Fields) -> usize {
+    let column = |(field, column): (&FieldRef, &ColumnStatistics)| {
+        let known = column.byte_size.get_value().copied();
+        let width = || field.data_type().primitive_width().unwrap_or(TEXT);
+        known.unwrap_or_else(|| rows.saturating_mul(width()))
+    };
+    let columns = fields.iter().zip(&statistics.column_statistics);
+    columns.map(column).fold(0, usize::saturating_add)
 }
 
 /// Whether rows of the probe side can come out without a match, or once for several: no single node knows about that.

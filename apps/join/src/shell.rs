@@ -145,7 +145,8 @@ pub fn doors(workers: &[SocketAddr]) -> Result<Vec<Arc<Door>>, Error> {
     let beyond = workers
         .iter()
         .any(|addr| !addr.ip().to_canonical().is_loopback());
-    let families: [(fn(&SocketAddr) -> bool, IpAddr, IpAddr); 2] = [
+    type OfFamily = fn(&SocketAddr) -> bool;
+    let families: [(OfFamily, IpAddr, IpAddr); 2] = [
         (
             SocketAddr::is_ipv4,
             Ipv4Addr::UNSPECIFIED.into(),

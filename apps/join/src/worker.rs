@@ -348,7 +348,7 @@ pub fn context(query: &Arc<Query>, memory: Option<usize>) -> Result<SessionConte
         .with_runtime_env(environment.build_arc()?)
         .with_default_features()
         .with_physical_optimizer_rule(Arc::new(Bands))
-        .with_physical_optimizer_rule(Arc::new(Distribute(Arc::clone(query))))
+        .with_physical_optimizer_rule(Arc::new(Distribute::new(Arc::clone(query), memory)))
         .build();
     Ok(SessionContext::new_with_state(state))
 }

@@ -172,7 +172,8 @@ fn query(random: &mut Random, condition: &str) -> String {
     }
 }
 
-fn explained(workers: &Workers, tables: &[Table], sql: &str) -> String {
+/// The plan of a query.
+pub fn explained(workers: &Workers, tables: &[Table], sql: &str) -> String {
     let sql = format!("EXPLAIN {sql}");
     rows(
         &ask(&workers.question(tables, &sql), |_| ())

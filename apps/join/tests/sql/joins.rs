@@ -8,6 +8,7 @@ use datafusion::prelude::{CsvReadOptions, SessionContext};
 use weft_join::shell::{Trouble, ask};
 use weft_join::talk::Table;
 
+use crate::band::explained;
 use crate::help::{Workers, alone, duckdb, rows};
 
 /// Joins of all kinds, and what stands around them. `f` is a float without NULL, `k` a key with duplicates and NULL.
@@ -127,6 +128,48 @@ fn rings_read_parquet_beside_csv() {
     for sql in QUERIES.iter().filter(|sql| !sql.contains(" e ")) {
         let answer = ask(&workers.question(&mixed, sql), |_| ()).unwrap();
         assert_eq!(rows(&answer.batches), alone(&mixed, sql), "{sql}");
+    }
+}
+
+/// Whether the build side of the only hash join goes round: it is the first input.
+fn build_goes_round(plan: &str) -> bool {
+    let lines: Vec<_> = plan.lines().map(str::trim_start).collect();
+    let join = lines.iter().position(|line| line.contains("HashJoinExec"));
+    let input = join.and_then(|join| lines.get(join + 1));
+    let input = input.unwrap_or_else(|| panic!("no hash join: {plan}"));
+    input.contains("RoundaboutExec: Rotate")
+}
+
+#[test]
+fn a_much_smaller_build_side_goes_round_and_the_large_side_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tables = data(folder.path());
+    tables.pop();
+    let tables = parquet(&tables);
+    let (many, few) = (Workers::start(3), Workers::with_memory(3, Some(1 << 12)));
+    for (sql, small) in [
+        ("SELECT r.id, t.name FROM t JOIN r ON r.k = t.id", true),
+        ("SELECT r.id, t.name FROM r JOIN t ON r.k = t.id", true),
+        ("SELECT r.id, t.name FROM r LEFT JOIN t ON r.k = t.id", true),
+        (
+            "SELECT r.id, t.id FROM t RIGHT JOIN r ON r.k = t.id AND r.id > t.id",
+            true,
+        ),
+        ("SELECT id FROM r WHERE k IN (SELECT id FROM t)", true),
+        (
+            "SELECT id FROM r WHERE NOT EXISTS (SELECT 1 FROM t WHERE t.id = r.k)",
+            true,
+        ),
+        // Rows of the small side that have no match are known where the small side stays alone.
+        ("SELECT r.id, t.id FROM t LEFT JOIN r ON r.k = t.id", false),
+        ("SELECT r.id, s.id FROM r JOIN s ON r.k = s.k", false),
+    ] {
+        let plan = explained(&many, &tables, sql);
+        assert_eq!(build_goes_round(&plan), small, "{sql}: {plan}");
+        let plan = explained(&few, &tables, sql);
+        assert!(!build_goes_round(&plan), "{sql}: {plan}");
+        let answer = ask(&many.question(&tables, sql), |_| ()).unwrap();
+        assert_eq!(rows(&answer.batches), alone(&tables, sql), "{sql}");
     }
 }
 
