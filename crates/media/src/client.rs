@@ -393,7 +393,7 @@ impl Range<'_> {
 
     fn post(&mut self) -> Result<(), ViewError> {
         if self.first && self.next < self.end {
-            // What an earlier range has left behind.
+            // Reads of an earlier range that was dropped may still be outstanding.
             let posted = self.viewer.posted;
             self.viewer.complete(posted)?;
         }

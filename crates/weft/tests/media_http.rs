@@ -419,7 +419,9 @@ fn chromium_plays_pauses_and_seeks_by_clicks() {
     ));
     browser.click("#newest");
     browser.click("#play");
-    browser.until(&format!("!{player}.paused && {player}.currentTime > {still} + 1"));
+    browser.until(&format!(
+        "!{player}.paused && {player}.currentTime > {still} + 1"
+    ));
     assert_eq!(
         browser.eval("document.querySelector('#notice').textContent"),
         ""
