@@ -319,7 +319,9 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     let mut output = args.output.open()?;
     let load = load_average();
     let mut measured = Measured::default();
-    earlier.into_iter().for_each(|line| measured.take(line));
+    for line in earlier {
+        measured.take(line);
+    }
     let folder = Folder::make()?;
     if wanted(Experiment::Load) {
         for &rate in &args.rate {
