@@ -133,9 +133,9 @@ pub(super) fn bars(measured: &Measured) -> Vec<Aim> {
             of(kind).zip(of(Kind::Sendfile)).map(|(p, q)| ratio(p, q)),
         );
     }
-    if let Some((readers, _, p99, _)) = measured.live {
-        let what = format!("live, {readers} readers: p99 of notice to data, ms");
-        add(what, 5.0, Some(p99));
+    if let Some(live) = measured.live {
+        let what = format!("live, {} readers: p99 of notice to data, ms", live.readers);
+        add(what, 5.0, Some(live.p99));
     }
     for kind in [Kind::Local, Kind::Tcp] {
         let what = format!("idle viewers, {}: percent of a core", kind.name());
@@ -356,10 +356,35 @@ mod tests {
             bytes: viewers as u64 * 1_000_000,
             seconds: 1.0,
             cpu,
+            viewers_cpu: cpu,
             switches: (cpu * 1e4) as u64,
             late: 0,
             starved: 0,
         }
+    }
+
+    #[test]
+    fn what_was_written_is_read_again_and_the_last_one_counts() {
+        let mut measured = Measured::default();
+        let mut points = [0.2, 0.4].map(|cpu| point(Kind::Tcp, 200, cpu, Some(30.0)).json());
+        measured.take(points[0].take());
+        measured.take(point(Kind::Tcp, 200, 0.1, None).json());
+        measured.take(points[1].take());
+        measured.take(serde_json::json!({"bench": "media", "aim": "of an earlier run"}));
+        let seek = |us| super::super::Single::json("seek", Kind::Plain, us, 9.0);
+        measured.take(seek(7.0));
+        measured.take(seek(8.0));
+        assert_eq!(measured.lines.len(), 3);
+        let of = |jump| measured.point(Kind::Tcp, 200, 8.0, jump).unwrap().cpu;
+        assert!(same(of(Some(30.0)), 0.4) && same(of(None), 0.1));
+        assert_eq!(measured.single("seek", Kind::Plain), Some(8.0));
+        let mut again = Measured::default();
+        measured
+            .lines
+            .iter()
+            .for_each(|line| again.take(line.clone()));
+        assert_eq!(again.lines, measured.lines);
+        assert_eq!(again.points.len(), 2);
     }
 
     #[test]
@@ -375,7 +400,12 @@ mod tests {
                 point(Kind::Tcp, 200, 0.3, Some(60.0)),
                 point(Kind::Tcp, 1000, 3.0, None),
             ],
-            live: Some((100, 0.5, 7.0, 9)),
+            live: Some(super::super::Live {
+                readers: 100,
+                p50: 0.5,
+                p99: 7.0,
+                fetches: 9,
+            }),
             ..Measured::default()
         };
         let bars = bars(&measured);

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::error::{BenchError, Result};
 use crate::output::OutputArgs;
-use crate::usage::load_average;
+use crate::usage::{cpu_seconds, load_average};
 
 use server::{Kind, Served};
 use viewer::{Crowd, Plan};
@@ -50,12 +50,26 @@ pub enum Experiment {
     Idle,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  # all of it, in half an hour; a small part of it, in two minutes
+  weft bench media --html media.html
+  weft bench media --quick
+  # in parts, and what they have found together
+  weft bench media --experiment load --rate 1,2.5 --json a.jsonl
+  weft bench media --experiment load --rate 5.3,8.7 --json b.jsonl
+  weft bench media --from a.jsonl,b.jsonl --html media.html";
+
 /// Options of `weft bench media`.
 #[derive(Args, Clone, Debug)]
+#[command(after_long_help = EXAMPLES)]
 pub struct MediaArgs {
-    /// What to measure [default: all]
+    /// What to measure [default: all; nothing with --from]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub experiment: Vec<Experiment>,
+    /// Results of earlier runs (of --json), which the tables and files are to have as well; of a point that is measured again, the last result
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub from: Vec<PathBuf>,
     /// Servers to compare [default: all that are installed]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub server: Vec<Kind>,
@@ -120,6 +134,8 @@ struct Point {
     bytes: u64,
     seconds: f64,
     cpu: f64,
+    /// CPU seconds of the viewers, which are in this process.
+    viewers_cpu: f64,
     switches: u64,
     late: u64,
     starved: u64,
@@ -128,6 +144,11 @@ struct Point {
 impl Point {
     fn cpu_per_gb(&self) -> f64 {
         self.cpu * 1e9 / self.bytes.max(1) as f64
+    }
+
+    /// Of the server and its viewers together.
+    fn both_per_gb(&self) -> f64 {
+        (self.cpu + self.viewers_cpu) * 1e9 / self.bytes.max(1) as f64
     }
 
     /// Percent of one core.
@@ -155,27 +176,104 @@ impl Point {
         json!({
             "bench": "media", "experiment": if self.jump.is_some() { "jumps" } else { "load" }, "server": self.server.name(),
             "viewers": self.viewers, "rate_Mbps": self.rate, "jump_s": self.jump, "bytes": self.bytes, "seconds": self.seconds,
-            "cpu_s": self.cpu, "cpu_s_per_GB": self.cpu_per_gb(), "switches_per_s": self.switches_per_s(), "late_fetches": self.late,
-            "viewers_in_time_percent": self.in_time(), "load": load_average(),
+            "cpu_s": self.cpu, "cpu_s_per_GB": self.cpu_per_gb(), "viewers_cpu_s": self.viewers_cpu, "switches": self.switches, "switches_per_s": self.switches_per_s(), "late_fetches": self.late,
+            "starved": self.starved, "viewers_in_time_percent": self.in_time(), "load": load_average(),
         })
     }
+
+    /// As [`Point::json`] has written it.
+    fn parse(line: &Value) -> Option<Self> {
+        Some(Self {
+            server: Kind::from_str(line["server"].as_str()?, false).ok()?,
+            viewers: line["viewers"].as_u64()? as usize,
+            rate: line["rate_Mbps"].as_f64()?,
+            jump: line["jump_s"].as_f64(),
+            bytes: line["bytes"].as_u64()?,
+            seconds: line["seconds"].as_f64()?,
+            cpu: line["cpu_s"].as_f64()?,
+            viewers_cpu: line["viewers_cpu_s"].as_f64()?,
+            switches: line["switches"].as_u64()?,
+            late: line["late_fetches"].as_u64()?,
+            starved: line["starved"].as_u64()?,
+        })
+    }
+
+    /// The same servers, viewers, rates and jumps.
+    fn is_again(&self, other: &Self) -> bool {
+        let key = |p: &Self| {
+            (
+                p.server,
+                p.viewers,
+                p.rate.to_bits(),
+                p.jump.map(f64::to_bits),
+            )
+        };
+        key(self) == key(other)
+    }
 }
+
+/// Experiments that have one number for a server, what it is, and another one beside it.
+const SINGLES: [(&str, &str, &str); 3] = [
+    ("gigabyte", "cpu_s_per_GB", "seconds_per_GB"),
+    ("seek", "us_p50", "us_p99"),
+    ("idle", "cpu_percent", "switches_per_s"),
+];
 
 /// A number for one server, of an experiment that is no load.
 #[derive(Clone, Debug)]
 struct Single {
     experiment: &'static str,
     server: Kind,
-    metric: &'static str,
     value: f64,
-    /// Another one beside it: its name and value.
-    beside: (&'static str, f64),
+    /// Another one beside it.
+    beside: f64,
 }
 
 impl Single {
-    fn json(&self) -> Value {
-        json!({"bench": "media", "experiment": self.experiment, "server": self.server.name(), self.metric: self.value,
-            self.beside.0: self.beside.1, "load": load_average()})
+    fn json(experiment: &str, server: Kind, value: f64, beside: f64) -> Value {
+        let mut line = json!({"bench": "media", "experiment": experiment, "server": server.name(), "load": load_average()});
+        if let Some((_, metric, other)) = SINGLES.iter().find(|s| s.0 == experiment) {
+            line[metric] = value.into();
+            line[other] = beside.into();
+        }
+        line
+    }
+
+    fn parse(line: &Value) -> Option<Self> {
+        let (experiment, metric, other) =
+            SINGLES.into_iter().find(|s| line["experiment"] == s.0)?;
+        Some(Self {
+            experiment,
+            server: Kind::from_str(line["server"].as_str()?, false).ok()?,
+            value: line[metric].as_f64()?,
+            beside: line[other].as_f64()?,
+        })
+    }
+}
+
+/// The live stream, as its readers saw it.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    readers: usize,
+    /// Milliseconds from notice to data.
+    p50: f64,
+    p99: f64,
+    fetches: usize,
+}
+
+impl Live {
+    fn json(self) -> Value {
+        json!({"bench": "media", "experiment": "live", "readers": self.readers, "fragments": self.fetches,
+            "notice_to_data_ms_p50": self.p50, "notice_to_data_ms_p99": self.p99, "load": load_average()})
+    }
+
+    fn parse(line: &Value) -> Option<Self> {
+        Some(Self {
+            readers: line["readers"].as_u64()? as usize,
+            p50: line["notice_to_data_ms_p50"].as_f64()?,
+            p99: line["notice_to_data_ms_p99"].as_f64()?,
+            fetches: line["fragments"].as_u64()? as usize,
+        })
     }
 }
 
@@ -184,21 +282,47 @@ impl Single {
 struct Measured {
     points: Vec<Point>,
     singles: Vec<Single>,
-    /// Readers, milliseconds from notice to data at the median and the 99th percentile, fetches.
-    live: Option<(usize, f64, f64, usize)>,
+    live: Option<Live>,
+    /// All of that as it is written; what was measured twice, as it was the last time.
     lines: Vec<Value>,
     /// What could not be measured, and why.
     failed: Vec<String>,
 }
 
+impl Measured {
+    /// Takes in a result, of this run or of an earlier one. What is none, such as the verdicts of an earlier run, is left out.
+    fn take(&mut self, line: Value) {
+        if let Some(point) = Point::parse(&line) {
+            self.points.retain(|p| !p.is_again(&point));
+            self.points.push(point);
+        } else if let Some(single) = Single::parse(&line) {
+            let again = |s: &Single| (s.experiment, s.server) == (single.experiment, single.server);
+            self.singles.retain(|s| !again(s));
+            self.singles.push(single);
+        } else if let Some(live) = Live::parse(&line) {
+            self.live = Some(live);
+        } else {
+            return;
+        }
+        const KEY: [&str; 5] = ["experiment", "server", "viewers", "rate_Mbps", "jump_s"];
+        self.lines.retain(|l| KEY.iter().any(|k| l[k] != line[k]));
+        self.lines.push(line);
+    }
+}
+
 /// Runs the experiments.
 pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     let args = &args.clone().complete();
-    let wanted = |e| args.experiment.is_empty() || args.experiment.contains(&e);
+    let all = args.experiment.is_empty() && args.from.is_empty();
+    let wanted = |e| all || args.experiment.contains(&e);
+    let earlier: Vec<Value> = crate::output::read(&args.from)?;
     let mut output = args.output.open()?;
-    let folder = Folder::make()?;
     let load = load_average();
     let mut measured = Measured::default();
+    for line in earlier {
+        measured.take(line);
+    }
+    let folder = Folder::make()?;
     if wanted(Experiment::Load) {
         for &rate in &args.rate {
             grow(args, &folder, rate, None, &mut measured);
@@ -225,9 +349,16 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     }
     if wanted(Experiment::Live) {
         let (p50, p99, fetches) = live::measure(args.readers, args.seconds().as_secs_f64())?;
-        measured.live = Some((args.readers, p50, p99, fetches));
-        measured.lines.push(json!({"bench": "media", "experiment": "live", "readers": args.readers, "fragments": fetches,
-            "notice_to_data_ms_p50": p50, "notice_to_data_ms_p99": p99, "load": load_average()}));
+        let readers = args.readers;
+        measured.take(
+            Live {
+                readers,
+                p50,
+                p99,
+                fetches,
+            }
+            .json(),
+        );
     }
     let bars = conclusions::bars(&measured);
     measured
@@ -263,8 +394,7 @@ fn grow(args: &MediaArgs, folder: &Folder, rate: f64, jump: Option<f64>, measure
                     if point.delivered() < 0.5 {
                         exhausted.push(kind);
                     }
-                    measured.lines.push(point.json());
-                    measured.points.push(point);
+                    measured.take(point.json());
                 }
                 Err(e) => {
                     let text = format!("{}, {viewers} viewers at {rate} Mb/s: {e}", kind.name());
@@ -295,7 +425,9 @@ fn measure(
     std::thread::sleep(WARM);
     crowd.check()?;
     let (before, had, began) = (served.usage()?, crowd.begin(), Instant::now());
+    let viewers_before = cpu_seconds();
     std::thread::sleep(args.seconds());
+    let viewers_cpu = cpu_seconds() - viewers_before;
     let (after, (have, late, starved)) = (served.usage()?, crowd.counted());
     let seconds = began.elapsed().as_secs_f64();
     crowd.check()?;
@@ -308,17 +440,11 @@ fn measure(
         bytes: have - had,
         seconds,
         cpu: after.cpu - before.cpu,
+        viewers_cpu,
         switches: after.switches.saturating_sub(before.switches),
         late,
         starved,
     })
-}
-
-impl Measured {
-    fn add(&mut self, single: Single) {
-        self.lines.push(single.json());
-        self.singles.push(single);
-    }
 }
 
 fn gigabyte(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()> {
@@ -328,13 +454,9 @@ fn gigabyte(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Resul
         let (before, began) = (served.usage()?, Instant::now());
         let bytes = viewer::gulp(&served, GIGABYTE)?;
         let (after, seconds) = (served.usage()?, began.elapsed().as_secs_f64());
-        measured.add(Single {
-            experiment: "gigabyte",
-            server: kind,
-            metric: "cpu_s_per_GB",
-            value: (after.cpu - before.cpu) * 1e9 / bytes as f64,
-            beside: ("seconds_per_GB", seconds * 1e9 / bytes as f64),
-        });
+        let each = 1e9 / bytes as f64;
+        let cpu = (after.cpu - before.cpu) * each;
+        measured.take(Single::json("gigabyte", kind, cpu, seconds * each));
     }
     Ok(())
 }
@@ -355,13 +477,8 @@ fn seek(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()
     }
     for (server, _, _, mut times) in seekers {
         times.sort_by(f64::total_cmp);
-        measured.add(Single {
-            experiment: "seek",
-            server,
-            metric: "us_p50",
-            value: times[times.len() / 2],
-            beside: ("us_p99", times[times.len() * 99 / 100]),
-        });
+        let at = |percent: usize| times[times.len() * percent / 100];
+        measured.take(Single::json("seek", server, at(50), at(99)));
     }
     Ok(())
 }
@@ -376,13 +493,13 @@ fn idle(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()
         let (after, seconds) = (served.usage()?, began.elapsed().as_secs_f64());
         drop(viewers);
         let switches = after.switches.saturating_sub(before.switches);
-        measured.add(Single {
-            experiment: "idle",
+        let percent = 100.0 * (after.cpu - before.cpu) / seconds;
+        measured.take(Single::json(
+            "idle",
             server,
-            metric: "cpu_percent",
-            value: 100.0 * (after.cpu - before.cpu) / seconds,
-            beside: ("switches_per_s", switches as f64 / seconds),
-        });
+            percent,
+            switches as f64 / seconds,
+        ));
     }
     Ok(())
 }

@@ -56,6 +56,7 @@ fn load_section(measured: &Measured, rate: f64, jump: Option<f64>) -> Section {
         "viewers in time %",
         "CPU %",
         "CPU s/GB",
+        "with viewers s/GB",
         "switches/s",
         "late fetches",
     ]);
@@ -70,6 +71,7 @@ fn load_section(measured: &Measured, rate: f64, jump: Option<f64>) -> Section {
             format!("{:.0}", p.in_time()),
             format!("{:.2}", p.cpu_percent()),
             format!("{:.3}", p.cpu_per_gb()),
+            format!("{:.2}", p.both_per_gb()),
             format!("{:.0}", p.switches_per_s()),
             p.late.to_string(),
         ]);
@@ -104,9 +106,29 @@ fn single_section(
         .filter(|s| s.experiment == experiment)
     {
         let name = single.server.name().to_owned();
-        table.push([name, number(single.value), number(single.beside.1)]);
+        table.push([name, number(single.value), number(single.beside)]);
     }
     (!table.is_empty()).then(|| Section::new(title).table(table))
+}
+
+/// The shortest and the longest time of a point, which earlier runs may have measured.
+fn seconds_of(measured: &Measured, args: &MediaArgs) -> String {
+    let all = || measured.points.iter().map(|p| p.seconds);
+    let (least, most) = (all().fold(f64::MAX, f64::min), all().fold(0.0, f64::max));
+    if least > most {
+        return number(args.seconds().as_secs_f64());
+    }
+    if most - least < 0.1 {
+        return format!("{most:.0}");
+    }
+    format!("{least:.0} to {most:.0}")
+}
+
+/// The system's choice.
+fn congestion() -> String {
+    let file = "/proc/sys/net/ipv4/tcp_congestion_control";
+    let text = std::fs::read_to_string(file).unwrap_or_else(|_| "unknown".into());
+    text.trim().to_owned()
 }
 
 pub(super) fn report(measured: &Measured, bars: &[Aim], args: &MediaArgs, load: &str) -> Report {
@@ -117,8 +139,10 @@ pub(super) fn report(measured: &Measured, bars: &[Aim], args: &MediaArgs, load: 
             "The experiments of thesis chapter 6, {} s a point, servers in turn at each number of viewers. All viewers are in one process beside the server. Those of HTTP \
              take what they need four times a second of what their sockets hold, some seconds of film; those of weft have no such buffer in the kernel and fetch a second at a time. A fetch is late, and its viewer not in time, when it is done a second after it was due; of RTP, when a \
              datagram is lost. weft-local: viewers of the same host; weft-tcp: over TCP in the clear, without CRC, as HTTP is; nginx has one worker. CPU and switches \
-             are those of the server's process, as the kernel counts them.",
-            args.seconds().as_secs_f64()
+             are those of the server's process, as the kernel counts them; with viewers: CPU of the server and of all viewers. TCP's congestion control: {}; weft's connections on \
+             loopback take reno.",
+            seconds_of(measured, args),
+            congestion(),
         ),
         NOT_REMADE.to_owned(),
     ];
@@ -163,13 +187,13 @@ pub(super) fn report(measured: &Measured, bars: &[Aim], args: &MediaArgs, load: 
             .sections
             .extend(single_section(measured, experiment, title, columns));
     }
-    if let Some((readers, p50, p99, fetches)) = measured.live {
+    if let Some(live) = measured.live {
         let mut table = Table::new(&["readers", "fetches", "ms, median", "ms, 99th percentile"]);
         table.push([
-            readers.to_string(),
-            fetches.to_string(),
-            format!("{p50:.2}"),
-            format!("{p99:.2}"),
+            live.readers.to_string(),
+            live.fetches.to_string(),
+            format!("{:.2}", live.p50),
+            format!("{:.2}", live.p99),
         ]);
         let section = Section::new("Live: from the server's notice to a reader's data, 6.4.4");
         report.sections.push(section.table(table));

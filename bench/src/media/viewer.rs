@@ -66,9 +66,8 @@ impl Way {
             _ => None,
         };
         let dial = Dial {
-            // What a viewer takes at a time at 8.7 Mb/s is four Reads, posted together.
-            read: 288 << 10,
-            depth: 4,
+            read: client::READ,
+            depth: client::DEPTH,
             ..Dial::new(served.addr, tls)
         };
         Ok(Self { device, dial })
@@ -204,7 +203,7 @@ struct Seat {
 impl Crowd {
     /// Connects them all; they begin at different times and places.
     pub(super) fn start(served: &Served, plan: &Plan) -> Result<Self> {
-        let way = if served.kind.is_weft() {
+        let mut way = if served.kind.is_weft() {
             Some(Way::new(served)?)
         } else {
             None
@@ -215,6 +214,10 @@ impl Crowd {
             _ => TICK,
         };
         let part = (plan.rate * 1e6 / 8.0 * tick.as_secs_f64()) as u64;
+        if let Some(way) = &mut way {
+            // What a viewer takes at a time is one Read, so that a fetch wakes the server once.
+            (way.dial.read, way.dial.depth) = (part as u32, 1);
+        }
         let mut rows: Vec<Vec<Seat>> = (0..THREADS).map(|_| Vec::new()).collect();
         let begin = Instant::now();
         for index in 0..plan.viewers {
@@ -416,9 +419,7 @@ impl Seeker {
 /// Takes the movie so many times, as fast as it comes; the bytes.
 pub(super) fn gulp(served: &Served, times: u64) -> Result<u64> {
     if served.kind.is_weft() {
-        let mut way = Way::new(served)?;
-        (way.dial.read, way.dial.depth) = (client::READ, client::DEPTH);
-        let mut viewer = way.open()?;
+        let mut viewer = Way::new(served)?.open()?;
         for _ in 0..times {
             let mut range = viewer.range(0, MOVIE);
             while range

@@ -1,9 +1,9 @@
-//! Boxes of the ISO base media file format (ISO/IEC 14496-12): as much as it takes to find fragments, their times and key frames.
+//! Boxes of the ISO base media file format (ISO/IEC 14496-12), as far as needed to find fragments, their times and key frames.
 //!
-//! Every byte is hostile: no length is believed, nothing is allocated that a length asks for, and nothing recurses further than
-//! the boxes that are named here.
+//! Every byte is hostile: lengths are checked, no allocation depends on one, and recursion goes no deeper than the boxes that are
+//! named here.
 
-/// Longest movie box that is looked at, in bytes.
+/// Longest movie box that is parsed, in bytes.
 pub const MAX_MOOV: u64 = 16 << 20;
 /// Most tracks of a movie.
 const MAX_TRACKS: usize = 64;
@@ -15,10 +15,10 @@ pub enum BoxError {
     /// A box ends before its fields do, or is longer than what holds it.
     #[error("a box is shorter than its content, or longer than what holds it")]
     Short,
-    /// A box that has to be there is not.
+    /// A required box is missing.
     #[error("there is no {0} box")]
     Missing(&'static str),
-    /// More of something than is taken.
+    /// More of something than the limit.
     #[error("too many or too long: {0}")]
     Limit(&'static str),
     /// The movie has no fragments.
@@ -119,7 +119,7 @@ impl Fields<'_> {
     }
 }
 
-/// What fragments need to know of a track.
+/// The fields of a track that its fragments refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Track {
     id: u32,
@@ -129,7 +129,7 @@ struct Track {
     flags: u32,
 }
 
-/// What fragments need to know of a movie.
+/// The fields of a movie that its fragments refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Movie {
     tracks: Vec<Track>,
@@ -172,7 +172,7 @@ impl Movie {
         Ok(Self { tracks })
     }
 
-    /// The track that times and key frames are those of: the first of video, else the first.
+    /// The track whose times and key frames count: the first video track, else the first track.
     fn reference(&self) -> &Track {
         let video = self.tracks.iter().find(|t| t.video);
         video.unwrap_or(&self.tracks[0])
@@ -286,7 +286,7 @@ fn run(body: &[u8], defaults: &Track) -> Result<(u32, u64), BoxError> {
     if flags & 0xf00 == 0 {
         return Ok((first_flags, u64::from(count) * u64::from(defaults.duration)));
     }
-    // Each sample takes bytes here, so their number is bounded by the box.
+    // Each sample takes bytes here, so the box bounds their number.
     let mut sum = 0_u64;
     for index in 0..count {
         let duration = fields.when(flags & 0x100 != 0)?;

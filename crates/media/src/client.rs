@@ -265,20 +265,26 @@ impl Viewer {
         }
     }
 
-    /// Posts a Read of at most a slot's length; the caller has seen that there is a slot.
-    fn post(&mut self, offset: u64, len: u32) -> Result<usize, ViewError> {
-        let slot = (self.posted % self.count) as usize * self.slot_len as usize;
+    /// The slot of the next Read but so many, and the Read; it is of at most a slot's length.
+    fn read(&self, after: usize, offset: u64, len: u32) -> (usize, SendWr) {
+        let number = self.posted + after as u64;
+        let slot = (number % self.count) as usize * self.slot_len as usize;
         let remote = RemoteAddr {
             addr: self.grant.at.addr + offset,
             rkey: self.grant.at.rkey,
         };
-        let read = SendWr::read(self.posted, remote)
+        let read = SendWr::read(number, remote)
             .sge(self.slots.sge(slot, len as usize))
             .signaled();
-        match self.qp.post_send_one(read) {
+        (slot, read)
+    }
+
+    /// Posts Reads; the caller has seen that there are slots.
+    fn post(&mut self, reads: &[SendWr]) -> Result<(), ViewError> {
+        match self.qp.post_send(reads) {
             Ok(()) => {
-                self.posted += 1;
-                Ok(slot)
+                self.posted += reads.len() as u64;
+                Ok(())
             }
             Err(e) => Err(self.ended(ViewError::Gone(e.to_string()))),
         }
@@ -387,11 +393,17 @@ impl Range<'_> {
 
     fn post(&mut self) -> Result<(), ViewError> {
         if self.first && self.next < self.end {
-            // What an earlier range has left behind.
+            // Reads of an earlier range that was dropped may still be outstanding.
             let posted = self.viewer.posted;
             self.viewer.complete(posted)?;
         }
-        while self.next < self.end && (self.waiting.len() as u64) < self.viewer.count - 1 {
+        let depth = self.viewer.count as usize - 1;
+        // Several together wake a server over TCP once; until then the other half is watched.
+        if !self.first && self.waiting.len() > depth / 2 {
+            return Ok(());
+        }
+        let mut reads = Vec::new();
+        while self.next < self.end && self.waiting.len() < depth {
             let most = if self.first && self.seek {
                 FIRST.min(self.viewer.slot_len)
             } else {
@@ -399,16 +411,21 @@ impl Range<'_> {
             };
             self.first = false;
             let len = u32::try_from(self.end - self.next).map_or(most, |left| left.min(most));
-            let slot = self.viewer.post(self.next, len)?;
+            let (slot, read) = self.viewer.read(reads.len(), self.next, len);
+            reads.push(read);
             let piece = Piece {
                 slot,
                 offset: self.next,
                 len,
             };
-            self.waiting.push_back((piece, self.viewer.posted));
+            let complete_at = self.viewer.posted + reads.len() as u64;
+            self.waiting.push_back((piece, complete_at));
             self.next += u64::from(len);
         }
-        Ok(())
+        if reads.is_empty() {
+            return Ok(());
+        }
+        self.viewer.post(&reads)
     }
 
     /// The bytes of a piece.

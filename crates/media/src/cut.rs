@@ -16,7 +16,7 @@ pub enum CutError {
     /// MP4 that cannot be cut.
     #[error("MP4: {0}")]
     Mp4(#[from] BoxError),
-    /// A packet does not begin where it has to.
+    /// A packet does not begin where the one before ends.
     #[error("the transport stream has lost its packets' boundaries")]
     Sync,
     /// It does not fit into the ring.
@@ -99,7 +99,7 @@ impl Cutter {
         Ok(())
     }
 
-    /// The stream has ended: what is left is a fragment too, if it is whole.
+    /// The stream has ended: the rest is a fragment too, if it is whole.
     pub fn finish(mut self, mut out: impl FnMut(Part)) {
         if let State::Ts {
             begun,
@@ -206,7 +206,7 @@ impl Cutter {
                     *begun = true;
                     (*key, *time) = (true, look.time.unwrap_or(0));
                 } else if pending.len() + PACKET > self.most {
-                    // No key frame yet: what came cannot be decoded.
+                    // No key frame yet: this cannot be decoded.
                     pending.clear();
                 }
             } else if look.frame && (look.key || pending.len() >= TS_FRAGMENT) {

@@ -1,9 +1,9 @@
 //! A live server: a ring of fragments in registered memory, which is overwritten as time goes on.
 //!
-//! The region holds an index of slots, room for the init segment, and the ring. Who writes a fragment first takes away the
-//! generations of those that it overwrites, then writes the bytes, then the slot, and its generation last. A viewer
-//! looks at the slot before and after it Reads the bytes: what has the same generation both times is whole. Sends tell what is
-//! new; they carry no data, and a viewer that misses some loses nothing.
+//! The region holds an index of slots, room for the init segment, and the ring. The server first clears the generations of the
+//! fragments that it is about to overwrite, then writes the bytes, then the slot, and its generation last. A viewer Reads the slot
+//! before and after the bytes: they are whole if the generation is the same both times. Sends announce the newest fragment; they
+//! carry no data, and a viewer that misses some loses nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{Ordering, fence};
@@ -23,7 +23,7 @@ use crate::wire::{
 pub const SLOTS: u32 = 1024;
 /// Length of the ring in bytes unless told.
 pub const RING: u64 = 64 << 20;
-/// How often viewers that could not be told are looked at.
+/// How often the server tries again to tell viewers that did not receive.
 const AGAIN: Duration = Duration::from_millis(20);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -92,7 +92,7 @@ impl Ring {
         let wraps = self.at + len > self.layout.data_len;
         let start = if wraps { 0 } else { self.at };
         let end = start + len;
-        // The order of the ring is that of time: what is in the way is the oldest, also what is left at the end.
+        // The ring is in the order of time, so what is in the way is the oldest; that includes the unused rest at its end.
         while let Some(&(_, from, to)) = self.there.front() {
             let in_the_way = from < end && start < to || wraps && from >= self.at;
             if !in_the_way && self.there.len() < self.layout.slots as usize {
@@ -100,7 +100,7 @@ impl Ring {
             }
             self.retire()?;
         }
-        // Whoever sees a byte of what follows sees that the generations are gone.
+        // A viewer that sees a byte of the new fragment also sees that the old generations are gone.
         fence(Ordering::SeqCst);
         self.mr
             .write((self.layout.data_at + start) as usize, bytes)?;
@@ -238,7 +238,7 @@ impl Live {
         there.filter(|l| l.qp.strong_count() > 0).count()
     }
 
-    /// Tells each viewer of the newest fragment, those who do not receive later and only of the newest then.
+    /// Tells each viewer of the newest fragment. A viewer that does not receive is told later, and then of the newest only.
     fn tell(&self, cq: &Cq) {
         let mut state = lock(&self.state);
         while !state.closed {

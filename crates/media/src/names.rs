@@ -1,4 +1,4 @@
-//! Names of titles: which there may be, what they stand for below a directory, and the catalogue.
+//! Names of titles: which are valid, the files that they name below a directory, and the catalogue.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ const MOST: usize = 50_000;
 /// A title, as the catalogue lists it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Title {
-    /// What to ask for.
+    /// Its name, as a request has it.
     pub name: String,
     /// Its length in bytes; 0 for a live stream.
     pub size: u64,
@@ -31,7 +31,7 @@ pub struct Title {
     pub live: bool,
 }
 
-/// Why a name is none.
+/// Why a name is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a name is a path below the server's directory, of at most 400 bytes, without `..`, empty or hidden parts, and control characters"
@@ -76,7 +76,7 @@ pub fn media_type(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Opens the file of a name: by no symbolic link, and nothing outside `dir`.
+/// Opens the file of a name: no symbolic links, and nothing outside `dir`.
 ///
 /// # Errors
 /// As `open(2)`: `NotFound`, `ELOOP` for a link; `InvalidInput` for a bad name, and for what is not a regular file.
@@ -109,7 +109,7 @@ pub fn open_below(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
 /// The titles below a directory, sorted by name; pictures beside them (`NAME.jpg`, `.png`, `.webp`) belong to them.
 ///
 /// # Errors
-/// When the directory itself cannot be read; what is below it and cannot be read is left out.
+/// When the directory itself cannot be read; what cannot be read below it is left out.
 pub fn list(dir: BorrowedFd<'_>) -> io::Result<Vec<Title>> {
     let mut found = Vec::new();
     walk(dir, "", 1, &mut found)?;

@@ -1,4 +1,4 @@
-//! MPEG-2 transport streams (ISO/IEC 13818-1): as much as it takes to cut one where a decoder can begin.
+//! MPEG-2 transport streams (ISO/IEC 13818-1): as far as needed to cut one where a decoder can begin.
 
 /// Bytes of a packet.
 pub const PACKET: usize = 188;
@@ -6,7 +6,7 @@ pub const PACKET: usize = 188;
 const MAX_PMT: usize = 8;
 const SYNC: u8 = 0x47;
 
-/// What a packet is to whoever cuts the stream.
+/// What the cutter has to know of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Look {
     /// A frame of the reference stream begins in it.
@@ -17,7 +17,7 @@ pub struct Look {
     pub time: Option<u64>,
     /// The program clock reference in microseconds, if it carries one.
     pub clock: Option<u64>,
-    /// It is of a table that every decoder needs first.
+    /// It belongs to a table that every decoder needs first.
     pub table: bool,
 }
 
@@ -32,13 +32,13 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// The packets that a decoder needs first: the program association and map tables; `None` before they came.
+    /// The packets that a decoder needs first: the program association and map tables; `None` before they have come.
     pub fn tables(&self) -> Option<Vec<u8>> {
         self.reference?;
         Some([&self.pat[..], &self.pmt].concat())
     }
 
-    /// Looks at a packet; `None` if it is none.
+    /// Parses a packet; `None` if it is malformed.
     pub fn look(&mut self, packet: &[u8; PACKET]) -> Option<Look> {
         if packet[0] != SYNC {
             return None;
@@ -114,7 +114,7 @@ fn section(payload: &[u8]) -> Option<&[u8]> {
     let section = rest.get(usize::from(pointer)..)?;
     let head = section.first_chunk::<3>()?;
     let len = usize::from(u16::from_be_bytes([head[1], head[2]]) & 0xfff);
-    // What goes on in the next packet is not looked at; the checksum at the end is left out.
+    // A section that continues in the next packet is not read further; the checksum at the end is left out.
     section.get(..(3 + len).saturating_sub(4).min(section.len()))
 }
 

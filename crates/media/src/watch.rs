@@ -93,7 +93,7 @@ impl Watch {
         self.viewer.fetch(init_at, init_len as usize)
     }
 
-    /// What happens next; `None` if nothing does for so long.
+    /// The next event; `None` if there is none for so long.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -115,7 +115,7 @@ impl Watch {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.viewer.notice(left)? {
-                // The index may have told more than a notice that was on its way.
+                // The index may be newer than a notice that was on its way.
                 Some(notice) if notice.newest < self.newest && notice.ended => {
                     return Err(ViewError::Violation("a stream that goes back"));
                 }
@@ -161,7 +161,7 @@ impl Watch {
         Ok(Event::Skipped { from: sequence, to })
     }
 
-    /// Looks through the index for where to begin, at this number or later.
+    /// Searches the index for the fragment to begin with, at this number or later.
     fn first(&mut self, least: u64) -> Result<Option<u64>, ViewError> {
         let index = self.layout.slots as usize * SLOT_LEN;
         let bytes = self.viewer.fetch(0, index)?;

@@ -81,6 +81,7 @@ pub fn bind(addr: SocketAddr, options: BindOptions) -> io::Result<OwnedFd> {
 pub fn listen_bound(fd: impl AsFd, backlog: u32) -> io::Result<()> {
     // Connections inherit it: when they have closed, the port can be taken at once.
     sockopt::set_socket_reuseaddr(&fd, true)?;
+    unpaced_on_loopback(&fd, local_addr(&fd)?);
     Ok(net::listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))?)
 }
 
@@ -140,6 +141,7 @@ pub fn connect_bound(fd: impl AsFd, addr: SocketAddr) -> io::Result<()> {
     let fd = fd.as_fd();
     // As in `listen_bound`.
     sockopt::set_socket_reuseaddr(fd, true)?;
+    unpaced_on_loopback(fd, addr);
     let mut begun = net::connect(fd, &addr);
     if begun == Err(Errno::ISCONN) {
         // It listens. It gives that up, and with it a port that the kernel has chosen.
@@ -152,6 +154,14 @@ pub fn connect_bound(fd: impl AsFd, addr: SocketAddr) -> io::Result<()> {
         // An interrupted connect goes on by itself.
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
         Err(e) => Err(e.into()),
+    }
+}
+
+/// Over loopback there is no line whose bandwidth could be measured. Where the system's choice of congestion control is one that paces by it (BBR), a
+/// connection keeps its timers for good once it has begun with it; so another one is chosen before. Every kernel has this one, for everybody.
+fn unpaced_on_loopback(fd: impl AsFd, addr: SocketAddr) {
+    if addr.ip().to_canonical().is_loopback() {
+        let _ = sockopt::set_tcp_congestion(fd, "reno");
     }
 }
 

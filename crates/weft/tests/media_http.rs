@@ -378,14 +378,7 @@ fn chromium_plays_pauses_and_seeks_by_clicks() {
         "{player}.currentTime > 0.3 && {player}.videoWidth === 640"
     ));
     assert_eq!(browser.eval(&format!("Math.round({player}.duration)")), 30);
-    browser.click("#play");
-    browser.until(&format!("{player}.paused"));
-    let still = browser.eval(&format!("{player}.currentTime"));
-    assert_eq!(browser.eval(&format!("{player}.currentTime")), still);
-    browser.click("#bar");
-    browser.until(&format!(
-        "Math.abs({player}.currentTime - 15) < 2 && !{player}.seeking"
-    ));
+    browser.pause_and_seek(15.0, 2.0);
     assert_eq!(
         browser.eval("document.querySelector('#time').textContent.endsWith('0:30')"),
         true
@@ -415,6 +408,20 @@ fn chromium_plays_pauses_and_seeks_by_clicks() {
         "{player}.readyState > 2 && {player}.videoWidth === 640"
     ));
     browser.until("document.querySelector('#delay').textContent.endsWith(' ms')");
+    // Pause, back to what is behind, and on with what is new.
+    browser.until(&format!("{player}.currentTime > 2"));
+    browser.click("#play");
+    browser.until(&format!("{player}.paused"));
+    let still = browser.eval(&format!("{player}.currentTime"));
+    browser.click("#back");
+    browser.until(&format!(
+        "{player}.currentTime < {still} && !{player}.seeking && {player}.readyState > 2"
+    ));
+    browser.click("#newest");
+    browser.click("#play");
+    browser.until(&format!(
+        "!{player}.paused && {player}.currentTime > {still} + 1"
+    ));
     assert_eq!(
         browser.eval("document.querySelector('#notice').textContent"),
         ""

@@ -157,14 +157,7 @@ fn chromium_plays_pauses_and_seeks_films_of_1080_lines() {
         browser.until(&format!(
             "{player}.currentSrc.endsWith('{name}') && {player}.currentTime > 0.3 && {player}.videoWidth === 1920 && {player}.videoHeight === 1080"
         ));
-        browser.click("#play");
-        browser.until(&format!("{player}.paused"));
-        let still = browser.eval(&format!("{player}.currentTime"));
-        assert_eq!(browser.eval(&format!("{player}.currentTime")), still);
-        browser.click("#bar");
-        browser.until(&format!(
-            "Math.abs({player}.currentTime - 4) < 0.7 && !{player}.seeking && {player}.readyState > 2"
-        ));
+        browser.pause_and_seek(4.0, 0.7);
         browser.click("#play");
         browser.until(&format!("!{player}.paused && {player}.currentTime > 4.8"));
     }

@@ -1,7 +1,7 @@
-//! The HTTP proxy: what a server has, for browsers and players beside the viewer (thesis 6.4.1).
+//! The HTTP proxy: a server's titles, for browsers and players on the viewer's host (thesis 6.4.1).
 //!
 //! Files come as they are, with ranges; live streams and fragmented files as HLS; and a page lists, plays and seeks. Each request
-//! that streams has a thread of the runtime's blocking pool, which fetches only as fast as the player takes.
+//! that streams has a thread of the runtime's blocking pool, which fetches no faster than the player reads.
 
 mod feed;
 mod pool;
@@ -159,7 +159,7 @@ impl axum::serve::Listener for Doorman {
         loop {
             match self.listener.accept().await {
                 Ok((stream, peer)) if self.open || is_ours(&stream) => {
-                    // Small answers go out at once; without it they are late, and nothing else.
+                    // Small answers go out at once. Without it they are late, but correct.
                     let _ = stream.set_nodelay(true);
                     return (stream, peer);
                 }
@@ -187,8 +187,8 @@ fn is_ours(stream: &TcpStream) -> bool {
     weft_verbs::tcp_peer_uid(stream).is_ok_and(|uid| uid == Some(us))
 }
 
-/// Answers no request that a page of another site has made for a name that it has pointed here, and lets no other site show what
-/// is here.
+/// Refuses requests by DNS rebinding: a page of another site whose name has been made to resolve to this address. No other site may
+/// embed these pages.
 async fn guard(request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST);
     let host = host.and_then(|h| h.to_str().ok()).unwrap_or_default();
@@ -230,7 +230,7 @@ fn is_address(host: &str) -> bool {
 
 type Shared = State<Arc<App>>;
 
-/// Runs what blocks elsewhere.
+/// Runs blocking code on the blocking pool.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Response> {
@@ -401,7 +401,7 @@ async fn media(
     (status, out, body).into_response()
 }
 
-/// Fetches a range as fast as it is taken. A player that leaves is seen when the next piece finds nobody.
+/// Fetches a range as fast as the player reads it. That a player has left is noticed at the next piece.
 fn stream(
     pool: &Pool,
     name: &str,
@@ -417,7 +417,7 @@ fn stream(
     let mut again = true;
     let outcome = loop {
         match pieces(pool, &mut viewer, &mut at, to, sender) {
-            // A connection that was kept may have ended since: once, another one of the same content goes on.
+            // A kept connection may have ended meanwhile: another one with the same content continues, once.
             Err(Some(e)) if again => {
                 again = false;
                 match pool.open(name) {
@@ -438,7 +438,7 @@ fn stream(
     }
 }
 
-/// Sends pieces; `Err(None)` when nobody takes them any more.
+/// Sends pieces; `Err(None)` when the player has left.
 fn pieces(
     pool: &Pool,
     viewer: &mut Viewer,
@@ -477,7 +477,7 @@ impl http_body::Body for Pieces {
                 Some(Ok(http_body::Frame::data(bytes)))
             }
             Some(Err(e)) => Some(Err(e)),
-            // The thread has ended without a word.
+            // The thread has panicked.
             None if self.left > 0 => Some(Err(io::ErrorKind::UnexpectedEof.into())),
             None => None,
         })

@@ -9,7 +9,7 @@ use crate::client::{OpenError, Viewer};
 use crate::names::Title;
 use crate::wire::{Content, Request};
 
-/// How long after it was opened a connection is kept: as long, at most, a file that was replaced is given as it was.
+/// How long a connection is kept after it was opened; so long, at most, players still get the old content of a replaced file.
 const KEEP: Duration = Duration::from_secs(5);
 /// Connections that are kept of one title.
 const MOST: usize = 4;
@@ -19,7 +19,7 @@ const MAX_CATALOGUE: u64 = 64 << 20;
 /// A function that connects to a server and asks.
 pub type Open = Box<dyn Fn(&Request) -> Result<Viewer, OpenError> + Send + Sync>;
 
-/// A server that the proxy stands before.
+/// A server whose titles the proxy offers.
 pub struct Server {
     /// What the page calls it.
     pub label: String,

@@ -1,13 +1,13 @@
 //! The `Range` header of a request (RFC 9110 14.2).
 
-/// What a request wants of a title.
+/// The part of a title that a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     /// All of it.
     Whole,
     /// From one byte to before another, at least one.
     Part(u64, u64),
-    /// What it does not have.
+    /// A range that the title does not have.
     Unsatisfiable,
 }
 
@@ -16,7 +16,7 @@ pub(super) fn wanted(header: Option<&str>, len: u64) -> Wanted {
     let parse = |digits: &str| {
         let digits = digits.trim();
         let good = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        // A number that no file is as long as.
+        // A number larger than any file's length.
         good.then(|| digits.parse::<u64>().unwrap_or(u64::MAX))
     };
     let range = header

@@ -28,8 +28,7 @@ impl TcpLink {
         let peer = tcp::peer_addr(&fd)?;
         let link = TcpLink { fd, local, peer };
         if link.on_this_host() {
-            // Where the system's choice is one that paces what it sends by measured bandwidth (BBR): there is no line here to be
-            // measured. Every kernel has this one and lets everybody use it.
+            // As weft_sys does before a connection over loopback begins; here for those by another address of this host.
             let _ = sockopt::set_tcp_congestion(&link.fd, "reno");
         } else {
             // A peer that has vanished without a word is noticed after two minutes, not never. On this host the kernel says so at once.

@@ -83,7 +83,7 @@ struct ServeArgs {
     /// Files below it can be read by clients, not changed
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Listen on this address; on any but a loopback address only known keys are let in, or --open [default: 127.0.0.1:7474]
+    /// Listen on this address; beyond loopback, clients need a known key, or give --open [default: 127.0.0.1:7474]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
     bind: Option<SocketAddr>,
     /// Memory for all buffers together, in bytes or with K, M, G [default: a quarter of this machine's]

@@ -27,7 +27,7 @@ pub struct Who {
     /// A key pair of `weft key` [default: ~/.config/weft/key, if there is one]
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
     pub identity: Option<PathBuf>,
-    /// The server's key has this fingerprint: no other will do, and nothing is asked (can be given several times)
+    /// Accept only a server key with this fingerprint, and ask nothing (can be given several times)
     #[arg(long = "peer", value_name = "FINGERPRINT", help_heading = "Keys")]
     pub peers: Vec<Fingerprint>,
 }

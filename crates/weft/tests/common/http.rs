@@ -204,6 +204,19 @@ impl Browser {
         )
     }
 
+    /// Pauses the film that plays, and seeks to its middle, which is at this second, by a click on the bar; how near that leads is told by the bar's width.
+    pub fn pause_and_seek(&self, middle: f64, within: f64) {
+        let player = "document.querySelector('#player')";
+        self.click("#play");
+        self.until(&format!("{player}.paused"));
+        let still = self.eval(&format!("{player}.currentTime"));
+        assert_eq!(self.eval(&format!("{player}.currentTime")), still);
+        self.click("#bar");
+        self.until(&format!(
+            "Math.abs({player}.currentTime - {middle}) < {within} && !{player}.seeking && {player}.readyState > 2"
+        ));
+    }
+
     /// Waits until an expression is true.
     pub fn until(&self, expression: &str) {
         let began = std::time::Instant::now();

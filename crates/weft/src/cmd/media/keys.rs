@@ -1,4 +1,4 @@
-//! Who is who: the keys of `weft key`, for servers and for viewers.
+//! The keys of `weft key`, for servers and for viewers.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -154,7 +154,7 @@ pub(super) struct DialArgs {
     /// A key pair of `weft key` [default: ~/.config/weft/key if it is there]
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
-    /// The server's key has this fingerprint: no other will do, and nothing is asked (can be given several times)
+    /// Accept only a server key with this fingerprint, and ask nothing (can be given several times)
     #[arg(long = "peer", value_name = "FINGERPRINT")]
     peers: Vec<Fingerprint>,
     /// Neither encrypt nor ask for keys, on a loopback address, to compare with

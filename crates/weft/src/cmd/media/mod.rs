@@ -66,7 +66,7 @@ enum Command {
     Serve(ServeArgs),
     /// Serve a live stream from standard input: fragmented MP4, or an MPEG transport stream
     Live(live::Args),
-    /// Stand between servers and ordinary players: a page for browsers, HTTP with ranges, HLS
+    /// Offer servers' titles to ordinary players and browsers: a page, HTTP with ranges, HLS
     Proxy(proxy::Args),
     /// Fetch a title to standard output, or to a player on a pipe
     Play(play::Args),
@@ -90,10 +90,10 @@ struct ServeArgs {
     /// The directory with the movies
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Listen on this address; on any but a loopback address only known keys watch, or --open [default: 127.0.0.1:7475]
+    /// Listen on this address; beyond loopback, viewers need a known key, or give --open [default: 127.0.0.1:7475]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, SERVE_PORT))]
     bind: Option<SocketAddr>,
-    /// Memory for movies, in bytes or with K, M, G; those that nobody watches make room [default: half of what is free]
+    /// Memory for movies, in bytes or with K, M, G; movies that nobody watches are dropped for new ones [default: half of what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
     #[command(flatten)]
@@ -109,10 +109,10 @@ struct DoorArgs {
     /// A key pair of `weft key` [default: ~/.config/weft/key, which is made if there is none]
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
-    /// Let the owners of the public keys in FILE watch, a line each [default: `~/.config/weft/authorized_keys`]
+    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
     #[arg(long, value_name = "FILE", conflicts_with = "open")]
     authorized: Option<PathBuf>,
-    /// Let anybody watch who can reach the address
+    /// Admit every viewer that can reach the address
     #[arg(long)]
     open: bool,
     /// Neither encrypt nor ask for keys, on a loopback address, to compare with

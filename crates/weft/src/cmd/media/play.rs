@@ -32,7 +32,7 @@ const MAX_CATALOGUE: u64 = 64 << 20;
 pub(super) struct Args {
     /// What to fetch: HOST[:PORT]/NAME, also with weft:// before it
     url: String,
-    /// Start this program by the shell, with the title on its standard input; a name alone, such as mpv, vlc or ffplay, gets `-`, by which players mean that
+    /// Start this shell command with the title on its standard input; after a bare program name, such as mpv, vlc or ffplay, `-` is added
     #[arg(long, value_name = "COMMAND")]
     player: Option<String>,
     /// Begin with this byte
@@ -41,13 +41,13 @@ pub(super) struct Args {
     /// Fetch so many bytes
     #[arg(long, value_name = "BYTES")]
     length: Option<u64>,
-    /// Of a live stream, begin with the oldest fragment that is there, not with the newest key frame
+    /// Begin a live stream with the oldest fragment in the ring, not with the newest key frame
     #[arg(long)]
     oldest: bool,
-    /// When a live stream's server is not there or goes away, try again for so many seconds
+    /// While a live stream's server cannot be reached, try again for so many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     retry: u64,
-    /// Send the title, an MPEG transport stream, by RTP to this address and port, at the speed of its own clock
+    /// Send the title, an MPEG transport stream, by RTP to this address, paced by the stream's clock
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "player")]
     rtp: Option<SocketAddr>,
     #[command(flatten)]
@@ -230,7 +230,7 @@ impl Sink {
 
 /// What ended a fetch.
 enum Stop {
-    /// Whoever reads has had enough.
+    /// The reader has closed its end.
     Reader,
     Failed(Failure),
 }

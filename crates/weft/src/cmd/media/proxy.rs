@@ -26,7 +26,7 @@ pub(super) struct Args {
     /// Listen for browsers and players on this address [default: 127.0.0.1:8473]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, HTTP_PORT))]
     http: Option<SocketAddr>,
-    /// Let any user connect who can reach the address: HTTP has no keys
+    /// Admit every user that can reach the address: HTTP has no keys
     #[arg(long)]
     open: bool,
     #[command(flatten)]
