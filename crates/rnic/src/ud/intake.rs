@@ -2,8 +2,8 @@
 //! completions one look at its queue.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Weak};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 use weft_wire::dgram::{self, Datagram, Grh};

@@ -286,7 +286,8 @@ mod tests {
     fn maps_have_a_limit() {
         let mut maps = Maps::default();
         for i in 0..MAX_RANGES as u64 + 10 {
-            maps.map(7).add(&record(2 * i, 1, std::slice::from_ref(&(0..1))));
+            maps.map(7)
+                .add(&record(2 * i, 1, std::slice::from_ref(&(0..1))));
         }
         assert_eq!(maps.get(7).ranges().count(), MAX_RANGES);
         for rkey in 0..MAX_MAPS as u32 + 10 {
