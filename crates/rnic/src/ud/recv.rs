@@ -683,3 +683,60 @@ pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
         grh.emit(payload, room);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(number: u32) -> Finished<()> {
+        let target = Target {
+            stag: number,
+            to: 0x1000,
+        };
+        Finished {
+            source: Source {
+                addr: SocketAddr::from(([127, 0, 0, 1], 1)),
+                qp_num: 2,
+                incarnation: 3,
+            },
+            header: Segment {
+                dst_qp: 4,
+                src_qp: 2,
+                qkey: 5,
+                incarnation: 3,
+                msn: number,
+                len: 10,
+                offset: 0,
+                target: Some(target),
+                imm: None,
+                solicited: false,
+                reliable: None,
+            },
+            valid: weft_proto::dgram::Ranges::up_to(10),
+            buffer: (),
+        }
+    }
+
+    /// In whatever order the program asks for them, and once.
+    #[test]
+    fn records_are_found_by_their_number() {
+        for order in [[0, 1, 2, 3, 4], [3, 0, 4, 1, 2], [4, 3, 2, 1, 0]] {
+            let mut taking = Taking::new(weft_proto::dgram::Config::default(), &Table::new(8));
+            for number in 0..5 {
+                taking
+                    .records
+                    .push_back((number + 100, message(number as u32)));
+            }
+            assert!(taking.take_record(99).is_none() && taking.take_record(105).is_none());
+            for number in order {
+                let record = taking.take_record(number + 100).unwrap();
+                assert_eq!(
+                    (record.rkey, record.valid),
+                    (number as u32, vec![0..10]),
+                    "{order:?}"
+                );
+                assert!(taking.take_record(number + 100).is_none());
+            }
+        }
+    }
+}
