@@ -294,15 +294,15 @@ impl End {
     }
 
     fn stream(&mut self, count: u64) -> Result<()> {
-        let wr = self.data()?;
         let batch = u64::from(self.spec.window).clamp(1, BATCH as u64);
+        let wrs = vec![(self.data()?, self.peer); batch as usize];
         let mut left = count;
         loop {
             while left > 0 {
                 let now = left.min(batch);
                 self.room(now as u32)?;
-                let wrs = vec![(wr.clone(), self.peer); now as usize];
-                self.qp.post_sends(&wrs).map_err(stack("post sends"))?;
+                let wrs = &wrs[..now as usize];
+                self.qp.post_sends(wrs).map_err(stack("post sends"))?;
                 left -= now;
             }
             self.room(SENDS)?;

@@ -30,6 +30,8 @@ use crate::wire::{self, HEADER, MAX_PACKET, Meta};
 
 /// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
 pub const THRESHOLD: u64 = 64 << 10;
+/// The same for peers with a connection: a Write into the receive saves two copies, and needs no record there.
+pub const CONNECTED_THRESHOLD: u64 = 16 << 10;
 
 /// Packets that may come before they are looked at, and be on their way into the kernel.
 const RECVS: u32 = 256;
@@ -73,6 +75,7 @@ struct Inner {
     device: Device,
     /// Connections only to peers of this host.
     near: bool,
+    connected_threshold: u64,
     inbox: Inbox,
     weak: Weak<Inner>,
     qp: UdQp,
@@ -91,6 +94,8 @@ pub struct Setup {
     pub addr: SocketAddr,
     /// Messages that are longer go by RDMA Write-Record.
     pub threshold: u64,
+    /// The same for peers with a connection.
+    pub connected_threshold: u64,
     /// What goes wrong on purpose.
     pub weather: Weather,
     /// Connections to the busiest peers there may be.
@@ -178,6 +183,7 @@ impl Endpoint {
             state: Mutex::new(state),
             device: device.clone(),
             near: setup.near,
+            connected_threshold: setup.connected_threshold,
             inbox: Inbox::default(),
             qp,
             cq,
@@ -245,7 +251,7 @@ impl Endpoint {
         let number = state.memory.number();
         let read = |at: u64, buffer: &mut [u8]| read_ranges(ranges, at as usize, buffer);
         let mut mr = None;
-        if ranges.len() > 1 && (synchronous || meta.len > state.machine.threshold()) {
+        if ranges.len() > 1 && (synchronous || meta.len > state.machine.threshold(peer)) {
             // The memory of a Write is one region.
             let mut whole = vec![0; meta.len as usize];
             read(0, &mut whole);
@@ -871,6 +877,7 @@ mod tests {
         let setup = Setup {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: THRESHOLD,
+            connected_threshold: CONNECTED_THRESHOLD,
             weather: Weather::default(),
             connections: 0,
             near: false,

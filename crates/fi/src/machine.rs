@@ -74,11 +74,14 @@ struct Peer {
     named: bool,
     /// Nothing with a number goes to it now.
     held: bool,
+    /// Messages of more bytes are large.
+    threshold: u64,
 }
 
 impl Peer {
-    fn new(key: u32) -> Peer {
+    fn new(key: u32, threshold: u64) -> Peer {
         Peer {
+            threshold,
             link: Link::new(key),
             coming: None,
             stored: 0,
@@ -158,9 +161,14 @@ impl Machine {
         }
     }
 
-    /// Messages of more bytes are written by RDMA Write-Record.
-    pub fn threshold(&self) -> u64 {
-        self.threshold
+    /// Messages of more bytes to this peer are large.
+    pub fn threshold(&self, peer: PeerId) -> u64 {
+        self.peers[peer].threshold
+    }
+
+    /// From now on messages of more bytes to this peer are large; `None`: as at first.
+    pub fn set_threshold(&mut self, peer: PeerId, bytes: Option<u64>) {
+        self.peers[peer].threshold = bytes.unwrap_or(self.threshold);
     }
 
     /// One more peer.
@@ -171,7 +179,7 @@ impl Machine {
         if self.peers.len() >= MAX_PEERS {
             return Err(Refused::TooMany);
         }
-        self.peers.push(Peer::new(self.key));
+        self.peers.push(Peer::new(self.key, self.threshold));
         Ok(self.peers.len() - 1)
     }
 
@@ -253,7 +261,7 @@ impl Machine {
         if state.link.pending() >= MAX_PENDING {
             return Err(Refused::Busy);
         }
-        if synchronous || meta.len > self.threshold {
+        if synchronous || meta.len > state.threshold {
             let id = self.next_out;
             self.next_out = id.wrapping_add(1);
             let outgoing = Outgoing {

@@ -222,9 +222,15 @@ impl KeySpan<'_> {
     /// Copies `bytes` to its start; panics when they are more than it has.
     #[inline]
     pub fn copy_in(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.len);
-        // SAFETY: a checked range that stays as long as `self`.
-        unsafe { copy::store(self.start(), bytes.as_ptr(), bytes.len()) }
+        self.copy_in_at(0, bytes);
+    }
+
+    /// Copies `bytes` behind its first `at` bytes; panics when they are more than there are.
+    #[inline]
+    pub fn copy_in_at(&self, at: usize, bytes: &[u8]) {
+        assert!(at <= self.len && bytes.len() <= self.len - at);
+        // SAFETY: within a checked range that stays as long as `self`.
+        unsafe { copy::store(self.start().add(at), bytes.as_ptr(), bytes.len()) }
     }
 }
 

@@ -31,7 +31,7 @@ pub use event_wait::EventWait;
 pub(crate) use glance::Glance;
 pub(crate) use member::{Member, Port};
 pub(crate) use poller::Poller;
-use poller::QUEUES;
+use poller::{Kept, Only, QUEUES};
 use spin::SpinBudget;
 
 /// Up to this many members a poller tries each member's socket itself; past it, trying costs more than asking the
@@ -88,7 +88,7 @@ pub(crate) struct CqInner {
     wake: OnceLock<EventFd>,
     notify: Notify,
     members: RwLock<Vec<Weak<dyn Member>>>,
-    /// Names the queue in this process, and counts changes of `members` and `ports`: see [`Sole`](poller::Sole).
+    /// Names the queue in this process, and counts changes of `members` and `ports`: see [`Only`].
     id: u64,
     changes: AtomicU32,
     /// Ports of datagram queue pairs, with how many of those there are, and whether there are any.
@@ -615,7 +615,7 @@ impl CqInner {
         members.retain(|m| m.strong_count() > 0 && !std::ptr::addr_eq(m.as_ptr(), member));
         self.changes.fetch_add(1, Ordering::Release);
         drop(members);
-        self.forget_sole();
+        self.forget_only();
     }
 
     /// A datagram queue pair with this port has its completions here.
@@ -640,6 +640,8 @@ impl CqInner {
         });
         self.has_ports.store(!ports.is_empty(), Ordering::Release);
         self.changes.fetch_add(1, Ordering::Release);
+        drop(ports);
+        self.forget_only();
     }
 
     fn for_ports(&self, f: impl Fn(&dyn Port)) {
@@ -696,9 +698,17 @@ impl CqInner {
         }
         let empty_polls = self.empty_polls.load(Ordering::Relaxed);
         let armed = self.is_armed() && self.awaited.load(Ordering::Relaxed) == 0;
-        if !armed && let Some(member) = self.with_sole(|sole| sole.member.upgrade()).flatten() {
-            member.drive_polled(empty_polls, poller);
-            return;
+        let only = (!armed).then(|| self.with_only(Only::keep));
+        match only.flatten().flatten() {
+            Some(Kept::Member(member)) => {
+                member.drive_polled(empty_polls, poller);
+                return;
+            }
+            Some(Kept::Port(port)) => {
+                port.drive_leased();
+                return;
+            }
+            None => {}
         }
         match self.few_members() {
             None if put_off => self.members().into_iter().for_each(Member::flush_deferred),

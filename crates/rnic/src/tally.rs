@@ -88,12 +88,20 @@ impl Tally {
 
     /// A send is done, and makes no completion. False: nobody counts it.
     #[inline]
-    pub(crate) fn note_silent(&self, op: WcOpcode) -> bool {
+    fn note_silent(&self, op: WcOpcode) -> bool {
         let counted = work_of(op).is_some_and(|work| self.counts(work));
         if counted {
             self.silent.fetch_add(1, Ordering::AcqRel);
         }
         counted
+    }
+
+    /// A send is done, and makes no completion: the next one stands for it too, unless somebody counts it.
+    #[inline]
+    pub(crate) fn done_silently(tally: Option<&Arc<Tally>>, op: WcOpcode, silent: &mut u32) {
+        if !tally.is_some_and(|tally| tally.note_silent(op)) {
+            *silent += 1;
+        }
     }
 
     /// Whether this request will be counted.

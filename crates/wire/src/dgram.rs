@@ -145,13 +145,17 @@ impl Header {
             msn: self.msn,
             mo: 0,
         });
-        out.extend_from_slice(&[MAGIC, VERSION]);
-        out.extend_from_slice(&self.dst_qp.to_be_bytes());
-        out.extend_from_slice(&self.src_qp.to_be_bytes());
-        out.extend_from_slice(&self.qkey.to_be_bytes());
-        let mut raw = [0; ddp::MAX_LEN];
-        let len = segment.emit(&mut raw);
-        out.extend_from_slice(&raw[..len]);
+        // Appended as one: the lengths of the parts are known only when they are written.
+        let mut raw = [0; ADDRESSING + ddp::MAX_LEN];
+        let (addressing, ddp) = raw.split_at_mut(ADDRESSING);
+        addressing[..2].copy_from_slice(&[MAGIC, VERSION]);
+        addressing[2..6].copy_from_slice(&self.dst_qp.to_be_bytes());
+        addressing[6..10].copy_from_slice(&self.src_qp.to_be_bytes());
+        addressing[10..].copy_from_slice(&self.qkey.to_be_bytes());
+        if let Some(ddp) = ddp.first_chunk_mut() {
+            segment.emit(ddp);
+        }
+        out.extend_from_slice(&raw[..HEADER_LEN]);
         if let Some(imm) = self.imm {
             out.extend_from_slice(&imm.to_be_bytes());
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
-use weft_fi::endpoint::{Endpoint, Setup, Weather};
+use weft_fi::endpoint::{CONNECTED_THRESHOLD, Endpoint, Setup, THRESHOLD, Weather};
 use weft_fi::machine::{PeerId, Refused, Want};
 use weft_fi::wire::Meta;
 use weft_verbs::{LocalMode, RawMemory};
@@ -145,7 +145,8 @@ pub(crate) unsafe extern "C" fn open(
         addr: info
             .and_then(info::source)
             .unwrap_or_else(info::usual_address),
-        threshold: info::threshold(),
+        threshold: info::threshold().unwrap_or(THRESHOLD),
+        connected_threshold: info::threshold().unwrap_or(CONNECTED_THRESHOLD),
         weather: weather(),
         connections,
         near,

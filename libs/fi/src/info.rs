@@ -40,17 +40,17 @@ const QUEUE: usize = 1024;
 /// Newer versions of libfabric have longer structures: they find zeros there.
 const SPARE: usize = 512;
 
-/// Messages that are longer go by RDMA Write-Record: `WEFT_FI_RENDEZVOUS`, in bytes.
-pub(crate) fn threshold() -> u64 {
+/// Messages that are longer go by RDMA Write: `WEFT_FI_RENDEZVOUS`, in bytes.
+pub(crate) fn threshold() -> Option<u64> {
     let set = std::env::var("WEFT_FI_RENDEZVOUS").ok();
     let set = set.and_then(|bytes| bytes.parse().ok());
     // Larger ones would fill the receivers' memory before there is a receive for them.
-    set.map_or(THRESHOLD, |bytes: u64| bytes.clamp(64, 1 << 20))
+    set.map(|bytes: u64| bytes.clamp(64, 1 << 20))
 }
 
 /// The longest message whose memory is the caller's again as the call returns.
 pub(crate) fn inject_size() -> usize {
-    usize::try_from(threshold()).unwrap_or(usize::MAX).min(4096)
+    usize::try_from(threshold().unwrap_or(THRESHOLD)).map_or(4096, |bytes| bytes.min(4096))
 }
 
 /// Memory that `fi_freeinfo` frees.

@@ -80,7 +80,11 @@ impl Inner {
                 }
                 News::Dialled(peer, done) => state.connections.dialled(peer, done).then_some(peer),
             };
-            state.memory.connected.extend(connected);
+            if let Some(peer) = connected {
+                state.memory.connected.insert(peer);
+                let threshold = Some(self.connected_threshold);
+                state.machine.set_threshold(peer, threshold);
+            }
         }
     }
 
@@ -149,6 +153,7 @@ impl State {
         if self.connections.lose(peer) {
             tracing::info!(peer = %self.peers[peer].addr, "a connection broke; datagrams take its place");
             self.memory.connected.remove(&peer);
+            self.machine.set_threshold(peer, None);
             self.machine.hold(peer, false);
             self.machine.unsure(peer);
         }
@@ -176,6 +181,7 @@ mod tests {
         let setup = Setup {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: 16 << 10,
+            connected_threshold: 8 << 10,
             weather: crate::weather::Weather::default(),
             connections,
             near: false,
@@ -195,14 +201,14 @@ mod tests {
         }
     }
 
-    /// `count` messages from one to the other, of lengths on both sides of the threshold: all come as they were sent, in order.
+    /// `count` messages from one to the other, of lengths on both sides of the thresholds: all come as they were sent, in order.
     fn messages(from: &(Endpoint, Queue), to: &(Endpoint, Queue), count: u64) {
         let peer = from.0.peer(&to.0.address()).unwrap();
         // Both name each other, as MPI does.
         to.0.peer(&from.0.address()).unwrap();
         let end = Instant::now() + Duration::from_mins(1);
         for i in 0..count {
-            let len = if i % 3 == 2 { 100_000 } else { 500 };
+            let len = [500, 12_000, 100_000][i as usize % 3];
             let bytes: Vec<u8> = (0..len).map(|at| (at as u64 * 7 + i) as u8).collect();
             let room = RawMemory::leak(vec![0; len]);
             let want = Want {

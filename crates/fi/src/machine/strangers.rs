@@ -45,7 +45,7 @@ impl Machine {
             // It may still stand in the list of those who have something to send.
             queued: self.peers[peer].queued,
             named: false,
-            ..Peer::new(self.key)
+            ..Peer::new(self.key, self.threshold)
         };
         Ok(peer)
     }

@@ -13,7 +13,7 @@ const OVERHEAD: u64 = 1280;
 /// The window is never smaller: two of the longest datagrams have to fit.
 const LEAST: u64 = 160 << 10;
 /// Probes without an answer, one after the other, after which a receiver that has never answered is taken for one that does not.
-const PATIENCE: u32 = 5;
+const PATIENCE: u32 = 15;
 /// The same for one that has answered: what is on its way is then taken for arrived or lost.
 const LONG_PATIENCE: u32 = 100;
 

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use thiserror::Error;
 use weft_wire::dgram::Segment;
 
@@ -50,12 +51,12 @@ pub struct Source {
 
 /// Byte ranges of a message, in order, with a gap between any two.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranges(Vec<(u32, u32)>);
+pub struct Ranges(SmallVec<[(u32, u32); 2]>);
 
 impl Ranges {
     /// One range, from 0 to `len`.
     pub fn up_to(len: u32) -> Ranges {
-        Ranges(if len == 0 { Vec::new() } else { vec![(0, len)] })
+        Ranges((len > 0).then_some((0, len)).into_iter().collect())
     }
 
     /// Start and end of each.
@@ -70,7 +71,7 @@ impl Ranges {
 
     /// Whether it is one range, from 0 to `len`.
     pub fn covers(&self, len: u32) -> bool {
-        len == 0 || self.0 == [(0, len)]
+        len == 0 || self.as_slice() == [(0, len)]
     }
 
     /// Where a range would be put in, with what it touches on both sides.

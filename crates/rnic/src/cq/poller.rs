@@ -6,7 +6,8 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use super::{CqInner, Glance, Member};
+use super::{CqInner, Glance, Member, Port};
+use crate::lock::lock;
 use crate::types::Wc;
 
 /// One who polls, and takes what completes while he drives. It need not go through the queue, as long as nothing is in the queue that
@@ -40,75 +41,100 @@ impl Poller<'_> {
     }
 }
 
-/// The only member of a queue, as a thread remembers it that polls there: valid as long as the queue has not changed since.
-pub(super) struct Sole {
+/// What a thread that polls a queue remembers of it: valid as long as the queue has not changed since.
+struct Known {
     cq: u64,
     changes: u32,
-    pub(super) member: Weak<dyn Member>,
-    glance: Arc<Glance>,
+    /// `None`: there is more than one, or nothing.
+    only: Option<Only>,
+}
+
+/// All that a queue has to be driven for.
+pub(super) enum Only {
+    Member(Weak<dyn Member>, Arc<Glance>),
+    Port(Weak<dyn Port>),
+}
+
+/// The same, kept.
+pub(super) enum Kept {
+    Member(Arc<dyn Member>),
+    Port(Arc<dyn Port>),
+}
+
+impl Only {
+    pub(super) fn keep(&self) -> Option<Kept> {
+        match self {
+            Only::Member(member, _) => member.upgrade().map(Kept::Member),
+            Only::Port(port) => port.upgrade().map(Kept::Port),
+        }
+    }
 }
 
 /// Counts completion queues.
 pub(super) static QUEUES: AtomicU64 = AtomicU64::new(1);
-/// Queues that a thread remembers the only members of.
+/// Queues that a thread remembers something of.
 const REMEMBERED: usize = 4;
 
 thread_local! {
-    static SOLES: RefCell<[Option<Sole>; REMEMBERED]> = const { RefCell::new([const { None }; REMEMBERED]) };
+    static KNOWN: RefCell<[Option<Known>; REMEMBERED]> = const { RefCell::new([const { None }; REMEMBERED]) };
 }
 
 impl CqInner {
-    /// Do something with what this thread remembers of the only member, if there is only one and no port.
-    pub(super) fn with_sole<R>(&self, f: impl FnOnce(&Sole) -> R) -> Option<R> {
-        SOLES
-            .try_with(|soles| {
-                let mut soles = soles.try_borrow_mut().ok()?;
-                let place = &mut soles[self.id as usize % REMEMBERED];
+    /// Do something with the only member or port, if there is only one.
+    pub(super) fn with_only<R>(&self, f: impl FnOnce(&Only) -> R) -> Option<R> {
+        KNOWN
+            .try_with(|known| {
+                let mut known = known.try_borrow_mut().ok()?;
+                let place = &mut known[self.id as usize % REMEMBERED];
                 let changes = self.changes.load(Ordering::Acquire);
-                if let Some(sole) = place
-                    && (sole.cq, sole.changes) == (self.id, changes)
+                if let Some(known) = place
+                    && (known.cq, known.changes) == (self.id, changes)
                 {
-                    return Some(f(sole));
+                    return known.only.as_ref().map(f);
                 }
-                *place = None;
-                let sole = place.insert(self.find_sole(changes)?);
-                Some(f(sole))
+                let known = place.insert(Known {
+                    cq: self.id,
+                    changes,
+                    only: self.find_only(),
+                });
+                known.only.as_ref().map(f)
             })
             .ok()
             .flatten()
     }
 
     #[cold]
-    fn find_sole(&self, changes: u32) -> Option<Sole> {
+    fn find_only(&self) -> Option<Only> {
         let members = self
             .members
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let [one] = members.as_slice() else {
-            return None;
-        };
-        let member = one.upgrade()?;
-        (!self.has_ports.load(Ordering::Acquire)).then(|| Sole {
-            cq: self.id,
-            changes,
-            member: Weak::clone(one),
-            glance: Arc::clone(member.glance()),
-        })
+        let ports = lock(&self.ports);
+        match (members.as_slice(), ports.as_slice()) {
+            ([one], []) => {
+                let member = one.upgrade()?;
+                let glance = Arc::clone(member.glance());
+                Some(Only::Member(Weak::clone(one), glance))
+            }
+            ([], [(port, _)]) => Some(Only::Port(Weak::clone(port))),
+            _ => None,
+        }
     }
 
-    /// A member goes: this thread does not keep what it remembers of it. (Others do until they poll again, or end.)
-    pub(super) fn forget_sole(&self) {
-        let _ = SOLES.try_with(|soles| {
-            let mut soles = soles.try_borrow_mut().ok()?;
-            let place = &mut soles[self.id as usize % REMEMBERED];
-            place.take_if(|sole| sole.cq == self.id)
+    /// A member or port goes: this thread does not keep what it remembers of it. (Others do until they poll again, or end.)
+    pub(super) fn forget_only(&self) {
+        let _ = KNOWN.try_with(|known| {
+            let mut known = known.try_borrow_mut().ok()?;
+            let place = &mut known[self.id as usize % REMEMBERED];
+            place.take_if(|known| known.cq == self.id)
         });
     }
 
     /// A poll would find nothing, and do nothing: told by loads alone.
     pub(super) fn is_idle(&self) -> bool {
         !self.deferred.load(Ordering::Relaxed)
-            && self.with_sole(|sole| sole.glance.is_idle()) == Some(true)
+            && self.with_only(|only| matches!(only, Only::Member(_, glance) if glance.is_idle()))
+                == Some(true)
             && self.len.load(Ordering::Acquire) == 0
     }
 }

@@ -15,6 +15,7 @@ use super::direct::Outcome;
 use super::frame::{Frame, LOCAL_HEADER_LEN};
 use super::tx::DIRECT_BYTES;
 use super::{Core, QpInner, Stream};
+use crate::tally::Tally;
 use crate::transport::local::{LocalLink, REF_MAPPED};
 use crate::types::{QpState, SendOp, SendWr, Wc, WcStatus};
 
@@ -143,7 +144,7 @@ impl QpInner {
     fn note_done(&self, wr: &SendWr, len: u32, silent: &mut u32, wcs: &mut SmallVec<[Wc; 16]>) {
         self.note(wr.op.opcode(), WcStatus::Success, len);
         if !wr.signaled && !self.sq_sig_all {
-            self.note_silent(wr.op.opcode(), silent);
+            Tally::done_silently(self.tally.as_ref(), wr.op.opcode(), silent);
             return;
         }
         wcs.push(Wc {

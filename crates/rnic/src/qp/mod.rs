@@ -60,7 +60,6 @@ pub use handle::{Ender, Qp, QpInit};
 pub(crate) use receives::RecvSource;
 use rnr::RNR_FOR_EVER;
 use rx::Rx;
-pub(crate) use rx::scatter;
 use tx::Tx;
 pub(crate) use tx::sub_list;
 use xrc::name_srq;
@@ -781,7 +780,7 @@ impl QpInner {
                     ..Wc::default()
                 });
             } else {
-                self.note_silent(slot.wr.op.opcode(), silent);
+                Tally::done_silently(self.tally.as_ref(), slot.wr.op.opcode(), silent);
             }
         }
         stream.shrink(256);
@@ -794,15 +793,6 @@ impl QpInner {
             && !self.orphan.load(Ordering::Relaxed)
         {
             tally.note(opcode, status, len);
-        }
-    }
-
-    /// A send is done, and makes no completion: the next one stands for it too, unless it is counted.
-    #[inline]
-    fn note_silent(&self, opcode: WcOpcode, silent: &mut u32) {
-        let counted = |tally: &Arc<Tally>| tally.note_silent(opcode);
-        if !self.tally.as_ref().is_some_and(counted) {
-            *silent += 1;
         }
     }
 

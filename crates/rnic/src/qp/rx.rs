@@ -819,7 +819,7 @@ fn receive_from(
 }
 
 /// Spread bytes over spans, in order.
-pub(crate) fn scatter(spans: &[Span], mut bytes: &[u8]) {
+fn scatter(spans: &[Span], mut bytes: &[u8]) {
     for span in spans {
         let (now, later) = bytes.split_at(span.len().min(bytes.len()));
         span.copy_in(0, now);

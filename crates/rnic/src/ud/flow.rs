@@ -12,12 +12,9 @@ use weft_proto::dgram::{
 };
 use weft_wire::dgram::{Control, FaultCode, Flow, Grh, Segment, Target};
 
-use weft_mem::Access;
-
 use super::recv::{Arrived, Buffer, Came, Taking, count, write_grh};
 use super::reliable::Reliable;
 use super::{UdDest, UdError, UdErrorKind, UdInner};
-use crate::lock::lock;
 use crate::srq::Lack;
 use crate::types::{QpState, RecvWr, UdSource};
 
@@ -154,10 +151,12 @@ impl UdInner {
                 if self.grh {
                     write_grh(segment.len as usize, arrived);
                 }
-                self.place(wr, 0, &arrived.bytes[Grh::LEN - front as usize..])
+                let bytes = &arrived.bytes[Grh::LEN - front as usize..];
+                self.place(&taking.keys, wr, 0, bytes)
             }
             (None, Some(Buffer::Recv(wr))) => {
-                self.place(wr, front + segment.offset, &arrived.bytes[Grh::LEN..])
+                let bytes = &arrived.bytes[Grh::LEN..];
+                self.place(&taking.keys, wr, front + segment.offset, bytes)
             }
             (None, _) => return Err(Stop::Refused(FaultCode::Operation)),
         };
@@ -168,7 +167,8 @@ impl UdInner {
             let taken = wr.map(Buffer::Recv).or(open);
             if let Some(Buffer::Recv(wr)) = taken {
                 let len = segment.len + front;
-                self.received(&wr, placed, len, segment.imm, source, segment.solicited);
+                let (imm, solicited) = (segment.imm, segment.solicited);
+                self.received(taking, &wr, placed, len, imm, source, solicited);
             }
             return Err(Stop::Refused(FaultCode::Operation));
         }
@@ -217,16 +217,9 @@ impl UdInner {
             (segment.offset, payload.len() as u32)
         };
         let to = target.to.wrapping_add(at.into());
-        let table = &self.pd.device.table;
-        match table.remote(
-            self.pd.id,
-            self.num,
-            target.stag,
-            to,
-            len,
-            Access::REMOTE_WRITE,
-        ) {
-            Ok(span) => span.copy_in((segment.offset - at) as usize, payload),
+        let skip = (segment.offset - at) as usize;
+        match self.write_remote(&taking.keys, target.stag, to, len, skip, payload) {
+            Ok(()) => {}
             Err(error) => {
                 tracing::debug!(%error, from = %arrived.from, stag = target.stag, "a reliable Write-Record is refused");
                 count(&self.counters.no_access);
@@ -266,7 +259,7 @@ impl UdInner {
 
     /// Acknowledgements, and what else senders are to know, of everything that has come in.
     pub(crate) fn answer(&self) {
-        let answers = lock(&self.taking).flows.answers();
+        let answers = self.hold().flows.answers();
         for (to, via, control) in answers {
             self.send_answer(to, via, control);
         }
@@ -292,7 +285,7 @@ impl UdInner {
         if !self.starving.load(Ordering::SeqCst) || !self.starving.swap(false, Ordering::SeqCst) {
             return;
         }
-        let mut taking = lock(&self.taking);
+        let mut taking = self.hold();
         if !taking.live || self.state() == QpState::Error {
             return;
         }
@@ -337,9 +330,10 @@ impl UdInner {
     /// A queue pair asks for a cookie.
     pub(crate) fn hello(&self, flow: &Flow, qkey: u32, arrived: &Arrived<'_>) {
         let control = {
-            let Some(taking) = self.hears(qkey) else {
+            let taking = self.hold();
+            if !self.hears(&taking, qkey) {
                 return;
-            };
+            }
             match &self.reliable {
                 Some(reliable) => {
                     let now = reliable.since(arrived.now.time());

@@ -16,11 +16,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use weft_mem::KeyLock;
 use weft_proto::dgram::Config;
 use weft_wire::dgram;
 
 mod echo;
 mod flow;
+mod intake;
 mod local;
 mod port;
 mod record;
@@ -33,8 +35,7 @@ pub use local::UdLocalPeer;
 use port::PortInner;
 pub use port::{UdPort, UdPortCounters};
 pub use record::{ValidityMap, WriteRecord};
-pub(crate) use recv::{Arrived, Came};
-use recv::{Counters, Taking};
+use recv::{Arrived, Came, Counters, Taking};
 use reliable::Reliable;
 pub use reliable::UdReliable;
 use send::Sends;
@@ -262,9 +263,9 @@ pub(crate) struct UdInner {
     /// Somebody's next message found no receive, or no room for its record.
     starving: AtomicBool,
     sq_used: AtomicU32,
-    sends: Mutex<Sends>,
+    sends: KeyLock<Sends>,
     /// Held by whoever takes a receive until its completion is made.
-    taking: Mutex<Taking>,
+    taking: KeyLock<Taking>,
     counters: Counters,
 }
 
@@ -285,7 +286,7 @@ impl UdInner {
     }
 
     fn report(&self, error: UdError) {
-        lock(&self.taking).report(error);
+        self.hold().report(error);
     }
 
     fn flush(&self) {
@@ -396,7 +397,7 @@ impl UdQp {
     /// The record that a completion with [`WcOpcode::WriteRecord`](crate::WcOpcode::WriteRecord) names by its
     /// [`wr_id`](crate::Wc::wr_id). Taking it makes room for another one. `None` when it was taken.
     pub fn take_record(&self, wr_id: u64) -> Option<WriteRecord> {
-        let record = lock(&self.inner.taking).take_record(wr_id);
+        let record = self.inner.hold().take_record(wr_id);
         self.inner.feed();
         record
     }
@@ -421,17 +422,17 @@ impl UdQp {
     /// What RDMA Write-Record has filled of the region or window with this key, since that was last asked with
     /// [`UdQp::take_validity_map`]. Maps are kept for the 256 keys written to last, of 4,096 ranges each: valid bytes beyond that are not in them.
     pub fn validity_map(&self, rkey: u32) -> ValidityMap {
-        lock(&self.inner.taking).maps().get(rkey)
+        self.inner.hold().maps().get(rkey)
     }
 
     /// As [`UdQp::validity_map`], and from now on nothing is valid that is not written again: to be called by who reads the memory.
     pub fn take_validity_map(&self, rkey: u32) -> ValidityMap {
-        lock(&self.inner.taking).maps().take(rkey)
+        self.inner.hold().maps().take(rkey)
     }
 
     /// What has gone wrong, oldest first; the last 64 errors are kept.
     pub fn take_error(&self) -> Option<UdError> {
-        lock(&self.inner.taking).take_error()
+        self.inner.hold().take_error()
     }
 
     /// Whether [`UdQp::post_send`] would take a request like this, given room for it.
@@ -511,12 +512,12 @@ impl Drop for UdQp {
         for (_, port) in lock(&self.groups).drain() {
             self.part_from(&port, UD_GROUP);
         }
-        lock(&inner.sends).clear();
+        inner.sends.lock().clear();
         if let Some(reliable) = &inner.reliable {
             reliable.clear();
         }
         // Whoever has a datagram for it in hand is done after this, or drops it.
-        lock(&inner.taking).live = false;
+        inner.hold().live = false;
         inner.flush_recvs(false);
     }
 }
@@ -590,8 +591,8 @@ impl Pd {
                 .map(|settings| Reliable::new(settings, segment)),
             tally: init.tally.clone(),
             starving: AtomicBool::new(false),
-            sends: Mutex::new(Sends::new(device.random_u32())),
-            taking: Mutex::new(Taking::new(config)),
+            sends: KeyLock::new(Sends::new(device.random_u32(), &device.table)),
+            taking: KeyLock::new(Taking::new(config, &device.table)),
             counters: Counters::default(),
         });
         for cq in inner.queues() {

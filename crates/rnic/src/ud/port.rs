@@ -6,24 +6,24 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
+use weft_lock::Brief;
 use weft_proto::dgram::{Pacer, PacerConfig};
 use weft_sys::udp::{RecvBatch, TRAIN, UdpSocket};
 use weft_sys::{Event, Interest};
-use weft_wire::dgram::{self, Control, Datagram, Grh};
+use weft_wire::dgram::{self, Control};
 
+use super::intake::{Answering, HEADROOM, Intake, Last, Train};
 use super::local::{Locals, Pipe, UdLocalPeer};
 use super::{Arrived, Came, UdDest, UdInner};
 use crate::cq::Port;
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
-use crate::lock::{lock, try_lock};
+use crate::lock::lock;
 
 mod pipes;
 
@@ -37,12 +37,10 @@ const PLACES: usize = 4;
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// With less, senders are slowed down or datagrams are lost; who administers the system is told.
 const ENOUGH: usize = 1 << 20;
-/// The headers and what stands in front of them make room for the [`Grh`].
-const HEADROOM: usize = Grh::LEN - dgram::HEADER_LEN;
 /// The longest datagram, or train of them, that there is.
 const ROOM: usize = 1 << 16;
-/// A poller of a port with pipes looks at the kernel's socket once in so many polls.
-const SOCKET_EVERY: u32 = 16;
+/// A poller of a port with pipes looks at the kernel's socket once in so many polls: every 3 µs or so.
+const SOCKET_EVERY: u32 = 64;
 /// Destinations whose pace is known; one that was not sent to for the longest is forgotten.
 const MAX_PATHS: usize = 4096;
 
@@ -89,6 +87,13 @@ struct Paced {
     member: Weak<UdInner>,
 }
 
+#[derive(Default)]
+struct Waits {
+    of: HashMap<(SocketAddr, MemberId), Paced>,
+    /// When the engine looks at them, at the latest.
+    timer: Option<Instant>,
+}
+
 /// What is at hand while datagrams are received.
 struct Rx {
     batch: RecvBatch,
@@ -99,18 +104,7 @@ struct Rx {
     changes: u32,
     /// Who is first.
     turn: usize,
-}
-
-/// Queue pairs that have answers for their senders.
-type Answering = SmallVec<[Arc<UdInner>; 4]>;
-
-/// The queue pair of the last datagram: mostly it is the next one's, too.
-type Known = Option<Arc<UdInner>>;
-
-fn note(answering: &mut Answering, member: Arc<UdInner>) {
-    if !answering.iter().any(|other| Arc::ptr_eq(other, &member)) {
-        answering.push(member);
-    }
+    last: Last,
 }
 
 pub(crate) struct PortInner {
@@ -120,8 +114,10 @@ pub(crate) struct PortInner {
     registration: Registration,
     locals: Arc<Locals>,
     members: RwLock<HashMap<u32, Weak<UdInner>>>,
+    /// Counts changes of `members`.
+    member_changes: AtomicU32,
     /// Receiving is one thread's at a time; with the buffer for it.
-    rx: Mutex<Rx>,
+    rx: Brief<Rx>,
     /// Pipes are to knock from now on, which whoever receives sees to.
     dozing: AtomicBool,
     /// What the kernel gives us of [`RECEIVE_BUFFER`].
@@ -129,7 +125,9 @@ pub(crate) struct PortInner {
     /// How fast each destination takes what is sent to it.
     paths: Mutex<Paths>,
     /// Queue pairs that wait for a report of a destination, each once for each, and when they try again without one.
-    paced: Mutex<HashMap<(SocketAddr, MemberId), Paced>>,
+    paced: Mutex<Waits>,
+    /// One of those may go on: whoever drives the port sees to it.
+    due: AtomicBool,
     /// When to look at queue pairs again.
     alarms: Mutex<Vec<(Instant, Weak<UdInner>)>>,
     /// The engine's epoll can fire.
@@ -141,7 +139,7 @@ pub(crate) struct PortInner {
     /// The socket takes no more; these wait for it.
     blocked: AtomicBool,
     waiting: Mutex<VecDeque<Weak<UdInner>>>,
-    malformed: AtomicU64,
+    pub(super) malformed: AtomicU64,
     unknown: AtomicU64,
 }
 
@@ -166,6 +164,9 @@ impl PortInner {
         if self.locals.any() {
             self.doze();
         }
+        if self.due.load(Ordering::SeqCst) {
+            self.registration.poke();
+        }
         loop {
             let interest = self.interest();
             self.registration.arm(self.fd(), interest);
@@ -178,7 +179,9 @@ impl PortInner {
 
     /// A poll that found nothing: the poller receives from now on.
     pub(crate) fn drive_leased(&self) {
-        let seq = self.drive_seq.fetch_add(1, Ordering::Relaxed);
+        // Polls that are counted once are no harm.
+        let seq = self.drive_seq.load(Ordering::Relaxed).wrapping_add(1);
+        self.drive_seq.store(seq, Ordering::Relaxed);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
             self.watch_lease();
         }
@@ -208,11 +211,16 @@ impl PortInner {
         if self.blocked.load(Ordering::Relaxed) {
             self.flush();
         }
-        let Some(mut rx) = try_lock(&self.rx) else {
+        if self.due.load(Ordering::Relaxed) && self.due.swap(false, Ordering::SeqCst) {
+            let now = Instant::now();
+            self.resume(|_, until| until <= now);
+        }
+        let Some(mut rx) = self.rx.try_lock() else {
             return;
         };
         if socket {
-            self.receive_some(&mut rx.batch);
+            let Rx { batch, last, .. } = &mut *rx;
+            self.receive_some(batch, last);
         }
         if self.locals.any() || !rx.pipes.is_empty() {
             self.receive_local(&mut rx);
@@ -225,16 +233,16 @@ impl PortInner {
         }
     }
 
-    fn receive_some(&self, batch: &mut RecvBatch) {
+    fn receive_some(&self, batch: &mut RecvBatch, last: &mut Last) {
         for _ in 0..BATCH {
-            if !self.receive(batch) {
+            if !self.receive(batch, last) {
                 break;
             }
         }
     }
 
     /// Takes in what is there: whether there may be more.
-    fn receive(&self, batch: &mut RecvBatch) -> bool {
+    fn receive(&self, batch: &mut RecvBatch, last: &mut Last) -> bool {
         match self.socket.recv_batch(batch) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
@@ -251,26 +259,15 @@ impl PortInner {
                 continue;
             };
             let arrival = train.arrival;
-            let to = arrival.to.unwrap_or_else(|| self.addr.ip());
-            let mut start = HEADROOM;
-            // An empty datagram is one, too.
-            loop {
-                let end = buffer.len().min(start + train.each.max(1));
-                let mut arrived = Arrived {
-                    bytes: &mut buffer[start - HEADROOM..end],
-                    from: arrival.from,
-                    to,
-                    traffic_class: arrival.traffic_class,
-                    now: &now,
-                };
-                if let Some(member) = self.deliver(&mut arrived, &mut known) {
-                    note(&mut answering, member);
-                }
-                start = end;
-                if start >= buffer.len() {
-                    break;
-                }
-            }
+            let mut intake = Intake {
+                port: self,
+                feed: Train::new(buffer, train.each),
+                from: arrival.from,
+                to: arrival.to.unwrap_or_else(|| self.addr.ip()),
+                traffic_class: arrival.traffic_class,
+                now: &now,
+            };
+            intake.take_all(last, &mut known, &mut answering);
         }
         // One answer to a sender for all that was here of it.
         for member in answering {
@@ -279,69 +276,11 @@ impl PortInner {
         batch.len() == batch.places()
     }
 
-    /// One datagram, with what is free in front of it. A queue pair that has answers to it.
-    fn deliver(&self, arrived: &mut Arrived<'_>, known: &mut Known) -> Option<Arc<UdInner>> {
-        let from = arrived.from;
-        let datagram = match dgram::read(&arrived.bytes[HEADROOM..]) {
-            Ok(datagram) => datagram,
-            Err(error) => {
-                self.malformed.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(%error, %from, "a datagram is dropped");
-                return None;
-            }
-        };
-        let (dst_qp, payload) = match &datagram {
-            Datagram::Message(header, payload) => (header.dst_qp, payload.clone()),
-            Datagram::Segment(segment, payload) => (segment.dst_qp, payload.clone()),
-            Datagram::Control(control) => {
-                self.control(*control, arrived);
-                return None;
-            }
-        };
-        if known.as_ref().is_none_or(|member| member.num != dst_qp) {
-            *known = None;
-            // A group's members have numbers of their own.
-            let member = self.member(dst_qp)?;
-            if member.num != dst_qp {
-                return Self::hand_over(&member, &datagram, payload, arrived);
-            }
-            *known = Some(member);
-        }
-        let member = known.as_ref()?;
-        Self::hand_over(member, &datagram, payload, arrived)
+    pub(super) fn member_changes(&self) -> u32 {
+        self.member_changes.load(Ordering::Acquire)
     }
 
-    fn hand_over(
-        member: &Arc<UdInner>,
-        datagram: &Datagram,
-        payload: Range<usize>,
-        arrived: &mut Arrived<'_>,
-    ) -> Option<Arc<UdInner>> {
-        let (to, of) = match datagram {
-            Datagram::Message(header, _) => (header.dst_qp, header.src_qp),
-            Datagram::Segment(segment, _) => (segment.dst_qp, segment.src_qp),
-            Datagram::Control(_) => return None,
-        };
-        if member.is_echo(to, of, arrived.from) {
-            return None;
-        }
-        let start = HEADROOM + payload.start;
-        let mut arrived = Arrived {
-            bytes: &mut arrived.bytes[start - Grh::LEN..HEADROOM + payload.end],
-            ..*arrived
-        };
-        match datagram {
-            Datagram::Message(header, _) => member.arrived(header, &mut arrived),
-            Datagram::Segment(segment, _) => {
-                let answers = member.segment_arrived(segment, &mut arrived);
-                return answers.then(|| Arc::clone(member));
-            }
-            Datagram::Control(_) => {}
-        }
-        None
-    }
-
-    fn member(&self, num: u32) -> Option<Arc<UdInner>> {
+    pub(super) fn member(&self, num: u32) -> Option<Arc<UdInner>> {
         let member = {
             let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
             members.get(&num).and_then(Weak::upgrade)
@@ -352,7 +291,7 @@ impl PortInner {
         member
     }
 
-    fn control(&self, control: Control, arrived: &Arrived<'_>) {
+    pub(super) fn control(&self, control: Control, arrived: &Arrived<'_>) {
         match control {
             Control::Probe { cookie, sent } => {
                 // A group's members do not all answer for the group.
@@ -400,7 +339,7 @@ impl PortInner {
         // One that waits for several destinations tries them all at once.
         let waiting: HashMap<_, _> = {
             let mut paced = lock(&self.paced);
-            let resumed = paced.extract_if(resumed);
+            let resumed = paced.of.extract_if(resumed);
             resumed.map(|((_, id), p)| (id, p.member)).collect()
         };
         for member in waiting.values().filter_map(Weak::upgrade) {
@@ -491,7 +430,7 @@ impl PortInner {
     pub(crate) fn wait_for_report(&self, until: Instant, dest: &UdDest, member: Weak<UdInner>) {
         let to = dest.addr;
         let key = (to, member_id(&member));
-        lock(&self.paced).insert(key, Paced { until, member });
+        lock(&self.paced).of.insert(key, Paced { until, member });
         // The report may have come before anybody waited for it.
         let open = if let Some(pipe) = self.locals.pipe(dest) {
             pipe.may_send().is_ok()
@@ -499,9 +438,28 @@ impl PortInner {
             let paths = lock(&self.paths);
             paths.of.get(&to).is_none_or(|(_, p)| p.is_open())
         };
-        let until = if open { Instant::now() } else { until };
-        if let Some(paced) = lock(&self.paced).get_mut(&key) {
-            paced.until = until;
+        if !open {
+            self.paced_by(until);
+            return;
+        }
+        if let Some(paced) = lock(&self.paced).of.get_mut(&key) {
+            paced.until = Instant::now();
+        }
+        self.due.store(true, Ordering::SeqCst);
+        // A poller sees it by itself, and gives the port back when it ceases to poll.
+        if self.armed.load(Ordering::SeqCst) {
+            self.registration.poke();
+        }
+    }
+
+    /// The engine is to look at those who wait at this time, if it does not before. A timer for each wait would wake it as often as they wait.
+    fn paced_by(&self, until: Instant) {
+        {
+            let mut paced = lock(&self.paced);
+            if paced.timer.is_some_and(|timer| timer <= until) {
+                return;
+            }
+            paced.timer = Some(until);
         }
         self.registration.set_timer(until);
     }
@@ -516,6 +474,14 @@ impl PortInner {
         let now = Instant::now();
         // For these no report has come.
         self.resume(|_, until| until <= now);
+        let next = {
+            let mut paced = lock(&self.paced);
+            paced.timer.take_if(|timer| *timer <= now);
+            paced.of.values().map(|paced| paced.until).min()
+        };
+        if let Some(next) = next {
+            self.paced_by(next);
+        }
         let mut due = HashMap::new();
         lock(&self.alarms).retain(|(at, member)| {
             if *at <= now {
@@ -647,6 +613,7 @@ impl UdPort {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         members.insert(num, Arc::downgrade(member));
+        self.inner().member_changes.fetch_add(1, Ordering::Release);
     }
 
     pub(crate) fn remove(&self, num: u32) {
@@ -656,6 +623,7 @@ impl UdPort {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         members.remove(&num);
+        self.inner().member_changes.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -706,17 +674,20 @@ impl UdPort {
             socket,
             registration: Registration::new(&device.engine),
             members: RwLock::default(),
-            rx: Mutex::new(Rx {
+            member_changes: AtomicU32::new(1),
+            rx: Brief::new(Rx {
                 batch: RecvBatch::new(places, HEADROOM, ROOM),
                 datagram: Vec::new(),
                 pipes: Vec::new(),
                 changes: 0,
                 turn: 0,
+                last: Last::default(),
             }),
             dozing: AtomicBool::new(false),
             receive_room: u32::try_from(room).unwrap_or(u32::MAX),
             paths: Mutex::default(),
             paced: Mutex::default(),
+            due: AtomicBool::new(false),
             alarms: Mutex::default(),
             armed: AtomicBool::new(true),
             timed: AtomicBool::new(false),
@@ -742,6 +713,8 @@ impl UdPort {
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
+
+    use weft_wire::dgram::Datagram;
 
     use super::super::{UdInit, UdQp, UdReliable};
     use super::*;
@@ -811,7 +784,7 @@ mod tests {
         bed.stall(&qp);
         for _ in 0..20 {
             port.resume(|_, _| true);
-            let waits = lock(&port.paced).len();
+            let waits = lock(&port.paced).of.len();
             assert!(waits <= 1, "{waits}");
             assert!(lock(&port.alarms).is_empty());
         }
@@ -868,7 +841,7 @@ mod tests {
                 assert!(Instant::now() < end, "the engine does nothing else");
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let waits = (lock(&port.paced).len(), lock(&port.alarms).len());
+            let waits = (lock(&port.paced).of.len(), lock(&port.alarms).len());
             assert!(waits.0 <= 1 && waits.1 <= 16, "{waits:?}");
         }
     }

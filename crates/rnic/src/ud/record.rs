@@ -143,12 +143,6 @@ impl ValidityMap {
             // The region was found to hold all of the message: no sum wraps.
             record.addr.wrapping_add(range.start.into())..record.addr.wrapping_add(range.end.into())
         };
-        if let [all] = &record.valid[..]
-            && record.is_complete()
-            && self.contains(&at(all))
-        {
-            return;
-        }
         for range in record.missing() {
             self.clear(&at(&range));
         }
@@ -167,17 +161,32 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    pub(super) fn add(&mut self, record: &WriteRecord) {
+    /// A message is over; `complete`: all of it has come.
+    pub(super) fn add_message<B>(&mut self, message: &Finished<B>, complete: bool) {
+        let Some(target) = message.header.target else {
+            return;
+        };
+        let map = self.map(target.stag);
+        let all = target.to..target.to.wrapping_add(message.header.len.into());
+        // Mostly a buffer is used again and again.
+        if !(complete && map.contains(&all))
+            && let Some(record) = WriteRecord::of(message)
+        {
+            map.add(&record);
+        }
+    }
+
+    fn map(&mut self, rkey: u32) -> &mut ValidityMap {
         self.age += 1;
-        if self.of.len() >= MAX_MAPS && !self.of.contains_key(&record.rkey) {
+        if self.of.len() >= MAX_MAPS && !self.of.contains_key(&rkey) {
             let oldest = self.of.iter().min_by_key(|(_, (age, _))| *age);
-            if let Some(rkey) = oldest.map(|(&rkey, _)| rkey) {
-                self.of.remove(&rkey);
+            if let Some(oldest) = oldest.map(|(&rkey, _)| rkey) {
+                self.of.remove(&oldest);
             }
         }
-        let (age, map) = self.of.entry(record.rkey).or_default();
+        let (age, map) = self.of.entry(rkey).or_default();
         *age = self.age;
-        map.add(record);
+        map
     }
 
     pub(super) fn get(&self, rkey: u32) -> ValidityMap {
@@ -250,7 +259,7 @@ mod tests {
                 at = end.max(start) + 1;
             }
             let record = record(addr, len, &valid);
-            maps.add(&record);
+            maps.map(record.rkey).add(&record);
             for i in 0..len {
                 bytes[addr as usize + i as usize] = valid.iter().any(|range| range.contains(&i));
             }
@@ -277,7 +286,8 @@ mod tests {
     fn maps_have_a_limit() {
         let mut maps = Maps::default();
         for i in 0..MAX_RANGES as u64 + 10 {
-            maps.add(&record(2 * i, 1, std::slice::from_ref(&(0..1))));
+            maps.map(7)
+                .add(&record(2 * i, 1, std::slice::from_ref(&(0..1))));
         }
         assert_eq!(maps.get(7).ranges().count(), MAX_RANGES);
         for rkey in 0..MAX_MAPS as u32 + 10 {
@@ -285,7 +295,7 @@ mod tests {
                 rkey,
                 ..record(0, 1, std::slice::from_ref(&(0..1)))
             };
-            maps.add(&of);
+            maps.map(of.rkey).add(&of);
         }
         assert_eq!(maps.of.len(), MAX_MAPS);
         assert_eq!(maps.get(MAX_MAPS as u32 + 9).bytes(), 1);

@@ -4,20 +4,21 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, MemError, Span};
+use weft_mem::{Access, KeyGuard, KeySpan, Keys, MemError, Table};
 use weft_proto::dgram::{Finished, Reassembler, Refusal, Source, Ticket};
 use weft_wire::dgram::{self, Grh, Segment, Target};
 
 use super::flow::{Heard, heard};
 use super::record::{Maps, WriteRecord};
 use super::{UdError, UdErrorKind, UdInner};
-use crate::lock::{add_alone, lock};
-use crate::qp::{RecvSource, scatter, sub_list};
+use crate::lock::add_alone;
+use crate::qp::{RecvSource, sub_list};
 use crate::srq::Lack;
 use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len};
 
@@ -63,16 +64,27 @@ pub(super) struct Taking {
     flows_timed: bool,
     /// Messages of Write-Record that are open, and records that wait for the program.
     recording: usize,
-    records: VecDeque<(u64, WriteRecord)>,
+    records: VecDeque<(u64, Finished<()>)>,
     next_record: u64,
     maps: Maps,
     errors: VecDeque<UdError>,
     /// The engine will look at what has become too old.
     timed: bool,
+    /// Completions that go to the queue at the end of the hold, and whether one of them is solicited or an error.
+    made: Vec<Wc>,
+    urgent: bool,
+    /// Memory that receives and Write-Records have named.
+    pub(super) keys: Keys,
+}
+
+impl AsMut<Keys> for Taking {
+    fn as_mut(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
 }
 
 impl Taking {
-    pub(super) fn new(config: weft_proto::dgram::Config) -> Taking {
+    pub(super) fn new(config: weft_proto::dgram::Config, table: &Table) -> Taking {
         Taking {
             live: true,
             reassembler: Reassembler::new(config),
@@ -84,6 +96,9 @@ impl Taking {
             maps: Maps::default(),
             errors: VecDeque::new(),
             timed: false,
+            made: Vec::new(),
+            urgent: false,
+            keys: Keys::new(table),
         }
     }
 
@@ -99,11 +114,17 @@ impl Taking {
     }
 
     pub(super) fn take_record(&mut self, number: u64) -> Option<WriteRecord> {
-        let at = self
-            .records
-            .binary_search_by_key(&number, |(n, _)| *n)
-            .ok()?;
-        self.records.remove(at).map(|(_, record)| record)
+        // Mostly they are taken in order: then none is missing in front of it.
+        let guess = number.checked_sub(self.records.front()?.0)? as usize;
+        let at = match self.records.get(guess) {
+            Some((n, _)) if *n == number => guess,
+            _ => self
+                .records
+                .binary_search_by_key(&number, |(n, _)| *n)
+                .ok()?,
+        };
+        let (_, message) = self.records.remove(at)?;
+        WriteRecord::of(&message)
     }
 
     /// Messages of Write-Record that are open, and records that wait for the program.
@@ -144,58 +165,101 @@ pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-impl UdInner {
-    /// A message of version 1 has come in for this queue pair.
-    pub(crate) fn arrived(&self, header: &dgram::Header, arrived: &mut Arrived<'_>) {
-        if let Some(mut taking) = self.hears(header.qkey) {
-            if self.reliable.is_some() {
-                // It may be doubled, or out of order: not here.
-                count(&self.counters.dropped);
-                return;
-            }
-            self.take_message(&mut taking, header, arrived);
+/// A hold of what a thread needs to take in datagrams. Completions that are made in it come to the queue at its end, all at once.
+pub(super) struct Hold<'a> {
+    of: &'a UdInner,
+    taking: KeyGuard<'a, Taking>,
+}
+
+impl Deref for Hold<'_> {
+    type Target = Taking;
+
+    fn deref(&self) -> &Taking {
+        &self.taking
+    }
+}
+
+impl DerefMut for Hold<'_> {
+    fn deref_mut(&mut self) -> &mut Taking {
+        &mut self.taking
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let Taking { made, urgent, .. } = &mut *self.taking;
+        if !made.is_empty() {
+            // One without room is of no more use, which its device's event says; the queue pair is not touched by it.
+            self.of.recv_cq.push(made, std::mem::take(urgent));
+            made.clear();
         }
-        self.call_hooks();
+    }
+}
+
+impl UdInner {
+    pub(super) fn hold(&self) -> Hold<'_> {
+        Hold {
+            of: self,
+            taking: self.taking.lock(),
+        }
+    }
+
+    /// A message of version 1 has come in for this queue pair.
+    pub(super) fn message_arrived(
+        &self,
+        taking: &mut Taking,
+        header: &dgram::Header,
+        arrived: &mut Arrived<'_>,
+    ) {
+        if !self.hears(taking, header.qkey) {
+            return;
+        }
+        if self.reliable.is_some() {
+            // It may be doubled, or out of order: not here.
+            count(&self.counters.dropped);
+            return;
+        }
+        self.take_message(taking, header, arrived);
     }
 
     /// A segment has come in for this queue pair. `true`: [`UdInner::answer`] is to be called after the last datagram that is here.
-    pub(crate) fn segment_arrived(
+    pub(super) fn segment_arrived(
         self: &Arc<Self>,
+        taking: &mut Taking,
         segment: &Segment,
         arrived: &mut Arrived<'_>,
     ) -> bool {
-        let mut answers = false;
-        if let Some(mut taking) = self.hears(segment.qkey) {
-            match (&self.reliable, segment.reliable) {
-                (Some(reliable), Some(_)) if segment.dst_qp == self.num => {
-                    answers = self.take_reliable(reliable, &mut taking, segment, arrived);
-                    self.set_flow_alarm(reliable, &mut taking);
-                }
-                (None, None) => {
-                    self.take_segment(&mut taking, segment, arrived);
-                    self.set_alarm(&mut taking);
-                }
-                (None, Some(_)) if segment.dst_qp == self.num => {
-                    count(&self.counters.dropped);
-                    self.refuse_reliable(segment, arrived);
-                }
-                _ => count(&self.counters.dropped),
-            }
+        if !self.hears(taking, segment.qkey) {
+            return false;
         }
-        self.call_hooks();
-        answers
+        match (&self.reliable, segment.reliable) {
+            (Some(reliable), Some(_)) if segment.dst_qp == self.num => {
+                let answers = self.take_reliable(reliable, taking, segment, arrived);
+                self.set_flow_alarm(reliable, taking);
+                return answers;
+            }
+            (None, None) => {
+                self.take_segment(taking, segment, arrived);
+                self.set_alarm(taking);
+            }
+            (None, Some(_)) if segment.dst_qp == self.num => {
+                count(&self.counters.dropped);
+                self.refuse_reliable(segment, arrived);
+            }
+            _ => count(&self.counters.dropped),
+        }
+        false
     }
 
-    pub(super) fn hears(&self, qkey: u32) -> Option<MutexGuard<'_, Taking>> {
-        let taking = lock(&self.taking);
+    pub(super) fn hears(&self, taking: &Taking, qkey: u32) -> bool {
         if !taking.live || self.state() == QpState::Error || self.is_down() {
-            return None;
+            return false;
         }
-        if u64::from(qkey) != self.qkey.load(Ordering::Relaxed) {
+        let right = u64::from(qkey) == self.qkey.load(Ordering::Relaxed);
+        if !right {
             count(&self.counters.wrong_qkey);
-            return None;
         }
-        Some(taking)
+        right
     }
 
     /// Bytes in front of a message in its receive.
@@ -246,13 +310,16 @@ impl UdInner {
         if self.grh {
             write_grh(payload, arrived);
         }
-        let placed = self.place(&wr, 0, &arrived.bytes[Grh::LEN - front as usize..]);
-        self.received(&wr, placed, len, header.imm, source, header.solicited);
+        let bytes = &arrived.bytes[Grh::LEN - front as usize..];
+        let placed = self.place(&taking.keys, &wr, 0, bytes);
+        let (imm, solicited) = (header.imm, header.solicited);
+        self.received(taking, &wr, placed, len, imm, source, solicited);
     }
 
-    /// Whoever calls this holds `taking`.
+    #[expect(clippy::too_many_arguments, reason = "what a completion says")]
     pub(super) fn received(
         &self,
+        taking: &mut Taking,
         wr: &RecvWr,
         placed: Result<(), MemError>,
         len: u32,
@@ -266,7 +333,8 @@ impl UdInner {
             Err(_) => WcStatus::LocProtErr,
         };
         self.note(WcOpcode::Recv, status, len);
-        let wc = Wc {
+        taking.urgent |= solicited || status != WcStatus::Success;
+        taking.made.push(Wc {
             wr_id: wr.id,
             status,
             opcode: WcOpcode::Recv,
@@ -276,10 +344,7 @@ impl UdInner {
             source: Some(source),
             places: 1,
             ..Wc::default()
-        };
-        let urgent = solicited || status != WcStatus::Success;
-        // One without room is of no more use, which its device's event says; the queue pair is not touched by it.
-        self.recv_cq.push(&[wc], urgent);
+        });
     }
 
     fn take_segment(&self, taking: &mut Taking, segment: &Segment, arrived: &mut Arrived<'_>) {
@@ -338,11 +403,12 @@ impl UdInner {
                 // What stands in front comes with the first segment that does, whichever that is.
                 let payload = &arrived.bytes[Grh::LEN..];
                 let grh = &arrived.bytes[Grh::LEN - front as usize..Grh::LEN];
-                self.place(wr, 0, grh)
-                    .and_then(|()| self.place(wr, front + segment.offset, payload))
+                self.place(&taking.keys, wr, 0, grh)
+                    .and_then(|()| self.place(&taking.keys, wr, front + segment.offset, payload))
             }
             (None, Some(Buffer::Recv(wr))) => {
-                self.place(wr, front + segment.offset, &arrived.bytes[Grh::LEN..])
+                let payload = &arrived.bytes[Grh::LEN..];
+                self.place(&taking.keys, wr, front + segment.offset, payload)
             }
             (None, _) => return,
         };
@@ -353,7 +419,8 @@ impl UdInner {
                 _ => None,
             });
             if let Some(wr) = wr {
-                self.received(&wr, placed, len, segment.imm, source, segment.solicited);
+                let (imm, solicited) = (segment.imm, segment.solicited);
+                self.received(taking, &wr, placed, len, imm, source, solicited);
             }
             return;
         }
@@ -392,10 +459,9 @@ impl UdInner {
             (segment.offset, payload.len() as u32)
         };
         let to = target.to.wrapping_add(at.into());
-        let table = &self.pd.device.table;
-        let need = Access::REMOTE_WRITE;
-        match table.remote(self.pd.id, self.num, target.stag, to, len, need) {
-            Ok(span) => span.copy_in((segment.offset - at) as usize, payload),
+        let skip = (segment.offset - at) as usize;
+        match self.write_remote(&taking.keys, target.stag, to, len, skip, payload) {
+            Ok(()) => {}
             Err(error) => {
                 tracing::debug!(%error, from = %arrived.from, stag = target.stag, "a Write-Record is refused");
                 count(&self.counters.no_access);
@@ -428,22 +494,27 @@ impl UdInner {
             count(&self.counters.incomplete);
             taking.report(UdError::from(UdErrorKind::Incomplete, source, header.msn));
         }
-        let record = WriteRecord::of(&message);
-        match (message.buffer, record) {
-            (Buffer::Recv(wr), _) if complete => {
+        match message.buffer {
+            Buffer::Recv(wr) if complete => {
                 let len = header.len + self.front();
-                self.received(&wr, Ok(()), len, header.imm, source, header.solicited);
+                let (imm, solicited) = (header.imm, header.solicited);
+                self.received(taking, &wr, Ok(()), len, imm, source, solicited);
             }
             // The next message may have it.
-            (Buffer::Recv(wr), _) => self.put_back(wr),
-            (Buffer::Region, Some(record)) => {
+            Buffer::Recv(wr) => self.put_back(wr),
+            Buffer::Region => {
                 taking.recording = taking.recording.saturating_sub(1);
-                taking.maps.add(&record);
+                let message = Finished {
+                    source: message.source,
+                    header,
+                    valid: message.valid,
+                    buffer: (),
+                };
+                taking.maps.add_message(&message, complete);
                 if complete || self.partial_records {
-                    self.recorded(taking, record, header.solicited);
+                    self.recorded(taking, message);
                 }
             }
-            (Buffer::Region, None) => {}
         }
     }
 
@@ -458,34 +529,75 @@ impl UdInner {
         }
     }
 
-    fn recorded(&self, taking: &mut Taking, record: WriteRecord, solicited: bool) {
-        count(&self.counters.records);
+    fn recorded(&self, taking: &mut Taking, message: Finished<()>) {
+        add_alone(&self.counters.records, 1);
         let number = taking.next_record;
         taking.next_record += 1;
-        let wc = Wc {
+        taking.urgent |= message.header.solicited;
+        taking.made.push(Wc {
             wr_id: number,
             opcode: WcOpcode::WriteRecord,
-            byte_len: record.valid_bytes(),
+            byte_len: message.valid.bytes(),
             qp_num: self.num,
-            imm: record.imm,
-            source: Some(record.source),
+            imm: message.header.imm,
+            source: Some(UdSource {
+                addr: message.source.addr,
+                qp_num: message.source.qp_num,
+            }),
             ..Wc::default()
-        };
-        taking.records.push_back((number, record));
-        self.recv_cq.push(&[wc], solicited);
+        });
+        taking.records.push_back((number, message));
     }
 
     /// Bytes of a message to their place in a receive that has room for them.
-    pub(super) fn place(&self, wr: &RecvWr, offset: u32, bytes: &[u8]) -> Result<(), MemError> {
-        let len = bytes.len() as u32;
+    pub(super) fn place(
+        &self,
+        keys: &Keys,
+        wr: &RecvWr,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), MemError> {
         let local = |sge: Sge| {
             let need = Access::LOCAL_WRITE;
-            let table = &self.pd.device.table;
-            table.local(self.pd.id, sge.lkey, sge.addr, sge.len, need)
+            keys.local(self.pd.id, sge.lkey, sge.addr, sge.len, need)
         };
-        let spans: Result<SmallVec<[Span; 2]>, _> =
-            sub_list(&wr.sges, offset, len).map(local).collect();
-        scatter(&spans?, bytes);
+        let mut ranges = sub_list(&wr.sges, offset, bytes.len() as u32);
+        let Some(first) = ranges.next() else {
+            return Ok(());
+        };
+        let first = local(first)?;
+        // All are looked at before the first byte is placed.
+        let others: SmallVec<[KeySpan<'_>; 2]> = ranges.map(local).collect::<Result<_, _>>()?;
+        let mut rest = bytes;
+        for span in std::iter::once(&first).chain(&others) {
+            let (here, behind) = rest.split_at(span.len().min(rest.len()));
+            span.copy_in(here);
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// Bytes to the memory that a peer names, `skip` behind its beginning; all of it, `len` bytes, has to be the peer's to write.
+    pub(super) fn write_remote(
+        &self,
+        keys: &Keys,
+        stag: u32,
+        to: u64,
+        len: u32,
+        skip: usize,
+        bytes: &[u8],
+    ) -> Result<(), MemError> {
+        let need = Access::REMOTE_WRITE;
+        let pd = self.pd.id;
+        match keys.local(pd, stag, to, len, need) {
+            // No region: a window.
+            Err(MemError::InvalidStag) => {
+                let table = &self.pd.device.table;
+                let span = table.remote(pd, self.num, stag, to, len, need)?;
+                span.copy_in(skip, bytes);
+            }
+            span => span?.copy_in_at(skip, bytes),
+        }
         Ok(())
     }
 
@@ -501,7 +613,7 @@ impl UdInner {
 
     /// The time has come that the port was told of.
     pub(crate) fn alarm(self: &Arc<Self>, now: Instant) {
-        let mut taking = lock(&self.taking);
+        let mut taking = self.hold();
         taking.timed = false;
         taking.flows_timed = false;
         if taking.live
@@ -526,7 +638,7 @@ impl UdInner {
 
     /// Everything that waits for messages is over. `tell`: with completions.
     pub(super) fn flush_recvs(&self, tell: bool) {
-        let mut taking = lock(&self.taking);
+        let mut taking = self.hold();
         let open = taking.reassembler.clear();
         let open = open.into_iter().map(|message| message.buffer);
         let flows = taking.flows.clear();
@@ -569,5 +681,62 @@ pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
     };
     if let Some(room) = arrived.bytes.first_chunk_mut() {
         grh.emit(payload, room);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(number: u32) -> Finished<()> {
+        let target = Target {
+            stag: number,
+            to: 0x1000,
+        };
+        Finished {
+            source: Source {
+                addr: SocketAddr::from(([127, 0, 0, 1], 1)),
+                qp_num: 2,
+                incarnation: 3,
+            },
+            header: Segment {
+                dst_qp: 4,
+                src_qp: 2,
+                qkey: 5,
+                incarnation: 3,
+                msn: number,
+                len: 10,
+                offset: 0,
+                target: Some(target),
+                imm: None,
+                solicited: false,
+                reliable: None,
+            },
+            valid: weft_proto::dgram::Ranges::up_to(10),
+            buffer: (),
+        }
+    }
+
+    /// In whatever order the program asks for them, and once.
+    #[test]
+    fn records_are_found_by_their_number() {
+        for order in [[0, 1, 2, 3, 4], [3, 0, 4, 1, 2], [4, 3, 2, 1, 0]] {
+            let mut taking = Taking::new(weft_proto::dgram::Config::default(), &Table::new(8));
+            for number in 0..5 {
+                taking
+                    .records
+                    .push_back((number + 100, message(number as u32)));
+            }
+            assert!(taking.take_record(99).is_none() && taking.take_record(105).is_none());
+            for number in order {
+                let record = taking.take_record(number + 100).unwrap();
+                assert_eq!(
+                    (record.rkey, record.valid),
+                    (number as u32, vec![0..10]),
+                    "{order:?}"
+                );
+                assert!(taking.take_record(number + 100).is_none());
+            }
+        }
     }
 }

@@ -197,7 +197,7 @@ impl UdInner {
         if self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr {
             return Err(PostReason::Full);
         }
-        self.sq_used.fetch_add(1, Ordering::Relaxed);
+        self.count_used(1);
         let key = (to.addr, to.qp_num);
         if !paths.of.contains_key(&key) {
             paths.forget_unused(now);
@@ -349,7 +349,7 @@ impl UdInner {
         };
         let start = train.bytes.len();
         segment.emit(len as usize, &mut train.bytes);
-        self.append(wr, offset, len, &mut train.bytes, start)?;
+        self.append(None, wr, offset, len, &mut train.bytes, start)?;
         train.appended(start, dest);
         Ok(())
     }
@@ -465,7 +465,8 @@ impl UdInner {
     }
 
     pub(super) fn flush_reliable(&self, reliable: &Reliable) {
-        let mut paths = std::mem::take(&mut *lock(&reliable.paths));
+        let mut held = lock(&reliable.paths);
+        let mut paths = std::mem::take(&mut *held);
         for path in paths.of.values_mut() {
             for wr in path.pair.drain() {
                 self.finished(&mut paths.silent, &wr, WcStatus::WrFlushErr, 0);

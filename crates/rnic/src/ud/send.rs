@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use weft_mem::MemError;
+use weft_mem::{Access, Keys, MemError, Table};
 use weft_proto::dgram::cut;
 use weft_sys::udp::TRAIN;
 use weft_wire::dgram::{self, Segment, Target};
 
 use super::local::Pipe;
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
-use crate::lock::{add_alone, lock};
+use crate::lock::add_alone;
 use crate::qp::sub_list;
+use crate::tally::Tally;
 use crate::types::{PostReason, QpState, RemoteAddr, SendOp, SendWr, Wc, WcOpcode, WcStatus};
 
 /// Datagrams that are not longer than [`LONG`] ask for room for so many at once.
@@ -36,6 +37,14 @@ pub(super) struct Sends {
     staged: VecDeque<Staged>,
     /// Sends done without a completion, since the last one that made one.
     silent: u32,
+    /// Memory that sends have named.
+    keys: Keys,
+}
+
+impl AsMut<Keys> for Sends {
+    fn as_mut(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
 }
 
 pub(super) struct Waiting {
@@ -129,7 +138,7 @@ impl From<Stall> for Halt {
 }
 
 impl Sends {
-    pub(super) fn new(incarnation: u32) -> Sends {
+    pub(super) fn new(incarnation: u32, table: &Table) -> Sends {
         Sends {
             msn: 0,
             long_msn: 0,
@@ -138,6 +147,7 @@ impl Sends {
             train: Train::default(),
             staged: VecDeque::new(),
             silent: 0,
+            keys: Keys::new(table),
         }
     }
 
@@ -186,7 +196,7 @@ impl UdInner {
             let posts = wrs.iter().map(|(wr, to)| (wr, to));
             return self.post_reliable(reliable, posts);
         }
-        let mut sends = lock(&self.sends);
+        let mut sends = self.sends.lock();
         let refused = wrs.iter().enumerate().find_map(|(index, (wr, to))| {
             let posted = self
                 .check_post(wr)
@@ -205,7 +215,7 @@ impl UdInner {
             return posted.map_err(|(_, reason)| reason);
         }
         let len = self.check_post(wr)?;
-        let mut sends = lock(&self.sends);
+        let mut sends = self.sends.lock();
         let begun = self.begin(&mut sends, wr, to, len);
         self.finish_train(&mut sends);
         drop(sends);
@@ -224,7 +234,7 @@ impl UdInner {
         if self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr {
             return Err(PostReason::Full);
         }
-        self.sq_used.fetch_add(1, Ordering::Relaxed);
+        self.count_used(1);
         if self.state() == QpState::Error {
             self.sent(sends, wr, WcStatus::WrFlushErr, 0);
             return Ok(());
@@ -311,7 +321,7 @@ impl UdInner {
             let bytes = &mut sends.train.bytes;
             let start = bytes.len();
             header.emit(bytes);
-            self.append(wr, 0, len, bytes, start)?;
+            self.append(Some(&sends.keys), wr, 0, len, bytes, start)?;
             sends.train.appended(start, to);
             sends.msn = header.msn;
         } else {
@@ -342,7 +352,7 @@ impl UdInner {
                 let bytes = &mut sends.train.bytes;
                 let start = bytes.len();
                 segment.emit(part as usize, bytes);
-                self.append(wr, offset, part, bytes, start)?;
+                self.append(Some(&sends.keys), wr, offset, part, bytes, start)?;
                 sends.train.appended(start, to);
             }
         }
@@ -388,9 +398,10 @@ impl UdInner {
         }
     }
 
-    /// Copied: the bytes that the CRC is computed over are the bytes that are sent (docs/adr/0003).
+    /// Copied: the bytes that the CRC is computed over are the bytes that are sent (docs/adr/0003). `keys`: in a hold of their lock.
     pub(super) fn append(
         &self,
+        keys: Option<&Keys>,
         wr: &SendWr,
         offset: u32,
         len: u32,
@@ -403,7 +414,13 @@ impl UdInner {
         } else {
             let table = &self.pd.device.table;
             for sge in sub_list(&wr.sges, offset, len) {
-                let copied = table.copy_local_out(self.pd.id, sge.lkey, sge.addr, sge.len, out);
+                let (pd, lkey) = (self.pd.id, sge.lkey);
+                let copied = match keys {
+                    Some(keys) => keys
+                        .local(pd, lkey, sge.addr, sge.len, Access::empty())
+                        .map(|span| span.append_to(out)),
+                    None => table.copy_local_out(pd, lkey, sge.addr, sge.len, out),
+                };
                 if let Err(error) = copied {
                     out.truncate(start);
                     return Err(error);
@@ -469,8 +486,14 @@ impl UdInner {
         self.done(silent, &staged, status);
     }
 
+    /// Adds to the sends that are outstanding: whoever calls this holds the lock of all sends.
+    pub(super) fn count_used(&self, n: u32) {
+        let used = self.sq_used.load(Ordering::Relaxed).wrapping_add(n);
+        self.sq_used.store(used, Ordering::Relaxed);
+    }
+
     fn done(&self, silent: &mut u32, send: &Staged, status: WcStatus) {
-        self.sq_used.fetch_sub(1, Ordering::Relaxed);
+        self.count_used(u32::MAX);
         self.note(send.opcode, status, send.len);
         let failed = status != WcStatus::Success;
         if failed || send.signaled || self.sq_sig_all {
@@ -484,12 +507,8 @@ impl UdInner {
                 ..Wc::default()
             };
             self.send_cq.push(&[wc], failed);
-        } else if !self
-            .tally
-            .as_ref()
-            .is_some_and(|tally| tally.note_silent(send.opcode))
-        {
-            *silent += 1;
+        } else {
+            Tally::done_silently(self.tally.as_ref(), send.opcode, silent);
         }
     }
 
@@ -504,7 +523,7 @@ impl UdInner {
     }
 
     fn send_waiting(self: &Arc<Self>) -> bool {
-        let mut sends = lock(&self.sends);
+        let mut sends = self.sends.lock();
         let stall = loop {
             let Some(mut first) = sends.waiting.pop_front() else {
                 break self.flush_train(&mut sends).err();
@@ -531,7 +550,7 @@ impl UdInner {
         if let Some(reliable) = &self.reliable {
             return self.flush_reliable(reliable);
         }
-        let sends = &mut *lock(&self.sends);
+        let sends = &mut *self.sends.lock();
         sends.train.clear();
         while let Some(staged) = sends.staged.pop_front() {
             self.done(&mut sends.silent, &staged, WcStatus::WrFlushErr);

@@ -93,6 +93,29 @@ pub struct Packet {
     pub cookie: u64,
 }
 
+/// A header that is being written: appended to a datagram as one.
+struct Raw {
+    bytes: [u8; TAGGED_LEN + RELIABLE_LEN + IMM_LEN],
+    len: usize,
+}
+
+impl Default for Raw {
+    fn default() -> Raw {
+        Raw {
+            bytes: [0; _],
+            len: 0,
+        }
+    }
+}
+
+impl Raw {
+    #[inline]
+    fn put<const N: usize>(&mut self, bytes: [u8; N]) {
+        self.bytes[self.len..][..N].copy_from_slice(&bytes);
+        self.len += N;
+    }
+}
+
 impl Segment {
     /// Bytes in front of the payload.
     pub fn header_len(&self) -> usize {
@@ -121,46 +144,45 @@ impl Segment {
         ] {
             flags |= if set { flag } else { 0 };
         }
-        out.extend_from_slice(&[MAGIC, flags]);
-        for word in [
-            self.dst_qp,
-            self.src_qp,
-            self.qkey,
-            self.incarnation,
-            self.len,
-        ] {
-            out.extend_from_slice(&word.to_be_bytes());
-        }
+        let mut raw = Raw::default();
+        raw.put([MAGIC, flags]);
+        raw.put(self.dst_qp.to_be_bytes());
+        raw.put(self.src_qp.to_be_bytes());
+        raw.put(self.qkey.to_be_bytes());
+        raw.put(self.incarnation.to_be_bytes());
+        raw.put(self.len.to_be_bytes());
         if let Some(packet) = self.reliable {
-            out.extend_from_slice(&packet.psn.to_be_bytes());
-            out.extend_from_slice(&packet.cookie.to_be_bytes());
+            raw.put(packet.psn.to_be_bytes());
+            raw.put(packet.cookie.to_be_bytes());
         }
-        let ddp = match self.target {
-            Some(target) => ddp::Header::Tagged(Tagged {
+        let mut ddp = [0; ddp::MAX_LEN];
+        if let Some(target) = self.target {
+            let header = ddp::Header::Tagged(Tagged {
                 opcode: Opcode::Write,
                 last,
                 stag: target.stag,
                 to: target.to.wrapping_add(u64::from(self.offset)),
-            }),
-            None => ddp::Header::Untagged(Untagged {
+            });
+            header.emit(&mut ddp);
+            raw.put::<{ ddp::TAGGED_LEN }>(std::array::from_fn(|i| ddp[i]));
+            raw.put(self.msn.to_be_bytes());
+            raw.put(self.offset.to_be_bytes());
+        } else {
+            let header = ddp::Header::Untagged(Untagged {
                 opcode: Opcode::Send,
                 last,
                 invalidate: 0,
                 qn: QN_SEND,
                 msn: self.msn,
                 mo: self.offset,
-            }),
-        };
-        let mut raw = [0; ddp::MAX_LEN];
-        let len = ddp.emit(&mut raw);
-        out.extend_from_slice(&raw[..len]);
-        if self.target.is_some() {
-            out.extend_from_slice(&self.msn.to_be_bytes());
-            out.extend_from_slice(&self.offset.to_be_bytes());
+            });
+            header.emit(&mut ddp);
+            raw.put::<{ ddp::UNTAGGED_LEN }>(ddp);
         }
         if let Some(imm) = self.imm {
-            out.extend_from_slice(&imm.to_be_bytes());
+            raw.put(imm.to_be_bytes());
         }
+        out.extend_from_slice(raw.bytes.get(..raw.len).unwrap_or_default());
     }
 
     /// Reads what is in front of the CRC: the segment, and where its payload is.

@@ -4,15 +4,51 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::{Answering, HEADROOM, PortInner, ROOM, Rx, note};
-use crate::lock::try_lock;
+use super::{PortInner, ROOM, Rx};
+use crate::ud::intake::{Answering, Feed, HEADROOM, Intake, Last};
 use crate::ud::local::{Looks, Pipe, Taken};
-use crate::ud::{Arrived, Came, UdDest};
+use crate::ud::{Came, UdDest};
 
 /// Datagrams of one pipe before the others get their turn.
 const TURN: usize = 64;
 /// When a knock that could not be sent is sent again.
 const KNOCK_AGAIN: Duration = Duration::from_millis(1);
+
+/// What is in a pipe, at most a [`TURN`] of it.
+struct Flow<'a> {
+    pipe: &'a Pipe,
+    buffer: &'a mut [u8],
+    /// Of the datagram in the buffer.
+    len: usize,
+    count: usize,
+    bytes: usize,
+    over: bool,
+}
+
+impl Feed for Flow<'_> {
+    fn advance(&mut self) -> bool {
+        if self.count == TURN {
+            return false;
+        }
+        match self.pipe.take(&mut self.buffer[HEADROOM..]) {
+            Taken::Datagram(len) => {
+                self.len = len;
+                self.count += 1;
+                self.bytes += len;
+                true
+            }
+            Taken::Nothing => false,
+            Taken::Over => {
+                self.over = true;
+                false
+            }
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.buffer[..HEADROOM + self.len]
+    }
+}
 
 impl PortInner {
     fn refresh(&self, rx: &mut Rx) {
@@ -32,6 +68,7 @@ impl PortInner {
             datagram,
             pipes,
             turn,
+            last,
             ..
         } = rx;
         *turn += 1;
@@ -39,9 +76,9 @@ impl PortInner {
         for at in 0..pipes.len() {
             let pipe = &pipes[(*turn + at) % pipes.len()];
             if pipe.begins() {
-                self.receive_some(batch);
+                self.receive_some(batch, last);
             }
-            let over = self.receive_pipe(pipe, datagram, &mut answering);
+            let over = self.receive_pipe(pipe, datagram, last, &mut answering);
             if over {
                 self.locals.remove(pipe);
             } else if pipe.has_room() {
@@ -54,32 +91,33 @@ impl PortInner {
     }
 
     /// Whether the pipe is over.
-    fn receive_pipe(&self, pipe: &Pipe, buffer: &mut [u8], answering: &mut Answering) -> bool {
-        let (mut count, mut bytes, mut over) = (0, 0, false);
+    fn receive_pipe(
+        &self,
+        pipe: &Pipe,
+        buffer: &mut [u8],
+        last: &mut Last,
+        answering: &mut Answering,
+    ) -> bool {
         let (now, mut known) = (Came::default(), None);
-        while count < TURN {
-            match pipe.take(&mut buffer[HEADROOM..]) {
-                Taken::Datagram(len) => {
-                    count += 1;
-                    bytes += len;
-                    let mut arrived = Arrived {
-                        bytes: &mut buffer[..HEADROOM + len],
-                        from: pipe.peer,
-                        to: pipe.ours.ip(),
-                        traffic_class: 0,
-                        now: &now,
-                    };
-                    if let Some(member) = self.deliver(&mut arrived, &mut known) {
-                        note(answering, member);
-                    }
-                }
-                Taken::Nothing => break,
-                Taken::Over => {
-                    over = true;
-                    break;
-                }
-            }
-        }
+        let mut intake = Intake {
+            port: self,
+            feed: Flow {
+                pipe,
+                buffer,
+                len: 0,
+                count: 0,
+                bytes: 0,
+                over: false,
+            },
+            from: pipe.peer,
+            to: pipe.ours.ip(),
+            traffic_class: 0,
+            now: &now,
+        };
+        intake.take_all(last, &mut known, answering);
+        let Flow {
+            count, bytes, over, ..
+        } = intake.feed;
         if pipe.release(count, bytes) {
             self.locals.knock(pipe);
         }
@@ -90,7 +128,7 @@ impl PortInner {
     pub(super) fn doze(&self) {
         self.dozing.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let Some(mut rx) = try_lock(&self.rx) else {
+        let Some(mut rx) = self.rx.try_lock() else {
             return;
         };
         self.dozing.store(false, Ordering::SeqCst);
