@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weft_cc::client::{Compiled, Settings, compile};
+use weft_cc::client::{compile, write_launcher};
 use weft_cc::daemon;
 use weft_cc::ipc::{Answer, Ask, JobAsk, Line, Status};
 use weft_cc::options::{self, Language};
@@ -18,13 +18,6 @@ use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{Access, Cq, Device, Mr, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
 
-/// Arguments for the compiler that this program then is, each ended by a unit separator.
-const ARGS: &str = "WEFT_CC_TEST_ARGS";
-const WORKERS: &str = "WEFT_CC_TEST_WORKERS";
-const SOCKET: &str = "WEFT_CC_TEST_SOCKET";
-const VERIFY: &str = "WEFT_CC_TEST_VERIFY";
-const PULL: &str = "WEFT_CC_TEST_PULL";
-
 fn tls() -> Tls {
     Tls::new(Identity::generate().unwrap()).unwrap()
 }
@@ -33,7 +26,7 @@ fn tls() -> Tls {
 fn has_gcc() -> bool {
     let missing = ["gcc", "make"]
         .into_iter()
-        .find(|name| find_program(name, None).is_none());
+        .find(|name| find_program(name).is_none());
     if let Some(name) = missing {
         eprintln!("skipped: there is no {name} (Debian's packages gcc and make)");
     }
@@ -120,7 +113,7 @@ impl Bed {
         file.write_all_at(text, 0).unwrap();
         let job = JobAsk {
             workers: workers.iter().copied().cloned().collect(),
-            driver: find_program("gcc", None).unwrap(),
+            driver: find_program("gcc").unwrap(),
             name: "gcc".into(),
             path: std::env::var("PATH").unwrap(),
             language: Language::C,
@@ -168,19 +161,12 @@ impl Bed {
             format!("CFLAGS = -O2 -g -Wall -MD -Ifirst -isystem second -I$(CURDIR)/third\nall: {objects}\n-include *.d\n"),
         )
         .unwrap();
-        let script = self.path("cc");
-        let own = std::env::current_exe().unwrap();
-        let text = format!(
-            "#!/bin/sh\n{ARGS}=\"$(printf '%s\\037' \"$@\")\" exec {} --exact compiler --nocapture -q\n",
-            own.display()
-        );
-        std::fs::write(&script, text).unwrap();
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let mut make = self.make("./cc");
+        write_launcher(self.dir.path()).unwrap();
+        let mut make = self.make("./weft-cc gcc");
         let workers: Vec<_> = workers.iter().map(ToString::to_string).collect();
-        make.env(WORKERS, workers.join(","))
-            .env(SOCKET, self.socket())
-            .env(VERIFY, verify.to_string());
+        make.env("WEFT_CC_HOSTS", workers.join(","))
+            .env("WEFT_CC_SOCKET", self.socket())
+            .env("WEFT_CC_VERIFY", verify.to_string());
         make
     }
 
@@ -241,30 +227,6 @@ impl Drop for Bed {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-/// Not a test: the compiler of the makes below.
-#[test]
-fn compiler() {
-    let Ok(args) = std::env::var(ARGS) else {
-        return;
-    };
-    let args: Vec<_> = args.split_terminator('\x1f').map(Into::into).collect();
-    let socket = PathBuf::from(std::env::var_os(SOCKET).unwrap());
-    let settings = Settings {
-        workers: std::env::var(WORKERS)
-            .unwrap()
-            .split(',')
-            .map(|w| w.parse().unwrap())
-            .collect(),
-        verify: std::env::var(VERIFY).unwrap().parse().unwrap(),
-        pull: std::env::var_os(PULL).is_some(),
-        line: Box::new(move || Line::connect(&socket)),
-    };
-    match compile(&find_program("gcc", None).unwrap(), &args, &settings).unwrap() {
-        Compiled::There(_) => {}
-        Compiled::Here(status) => assert!(status.success()),
     }
 }
 
@@ -336,7 +298,7 @@ fn workers_that_preprocess_make_the_same_objects() {
     let build = || {
         clean();
         let mut make = bed.project(4, &[&a], 0);
-        make.env(PULL, "1");
+        make.env("WEFT_CC_PULL", "1");
         write("second/deep/x.h", "#pragma once\n#include \"../y.h\"\n");
         write("second/y.h", "int y(void);\n");
         write("third/z.h", "#define Z __FILE__\n");
@@ -381,7 +343,7 @@ fn workers_that_preprocess_make_the_same_objects() {
         "f3.c",
         "#include <sys/stat.h>\n#if !__has_include(\"/etc/passwd\")\n#error no\n#endif\nint x;\n",
     );
-    make.env(PULL, "1");
+    make.env("WEFT_CC_PULL", "1");
     clean();
     bed.compare(4, make);
     let one = |(why, n): (String, u64)| n * u64::from(why.starts_with("preprocessed here"));
@@ -391,7 +353,7 @@ fn workers_that_preprocess_make_the_same_objects() {
     let (_b, b) = worker(config());
     let mut make = bed.project(4, &[&b], 0);
     write("second/h.h", "#define SQUARE(x) 7\nint printf();\n");
-    make.env("HOME", bed.dir.path()).env(PULL, "1");
+    make.env("HOME", bed.dir.path()).env("WEFT_CC_PULL", "1");
     write(
         "f1.c",
         "#define H \"h.h\"\n#include H\nint f(void) { return SQUARE(2); }\n",
@@ -426,8 +388,8 @@ fn a_compiler_that_calls_weft_cc_runs_here_at_once() {
     let (dir, gcc) = (bed.path("bin"), bed.path("bin/gcc"));
     std::fs::create_dir(&dir).unwrap();
     let script = format!(
-        "#!/bin/sh\nPATH='{path}' exec {} \"$@\"\n",
-        bed.path("cc").display()
+        "#!/bin/sh\nPATH='{path}' exec {} gcc \"$@\"\n",
+        bed.path("weft-cc").display()
     );
     std::fs::write(&gcc, script).unwrap();
     std::fs::set_permissions(&gcc, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -438,6 +400,80 @@ fn a_compiler_that_calls_weft_cc_runs_here_at_once() {
     let status = bed.status();
     let all: u64 = status.reasons.iter().map(|(_, n)| n).sum();
     assert_eq!((status.done, all), (0, 1), "{status:?}");
+}
+
+#[test]
+fn a_command_leaves_what_its_compiler_would() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_a, a) = worker(config());
+    let make = bed.project(1, &[&a], 0);
+    let link = bed.path("bin/gcc");
+    std::fs::create_dir(bed.path("bin")).unwrap();
+    std::os::unix::fs::symlink("../weft-cc", &link).unwrap();
+    std::fs::write(bed.path("bin/f0.c"), "#warning one\nint x;\n").unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", bed.path("bin").display());
+    let run = |script: &str| {
+        let mut shell = Command::new("sh");
+        let vars = make
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?)));
+        shell.args(["-c", script]).envs(vars).env("PATH", &path);
+        shell.current_dir(bed.path("bin")).output().unwrap()
+    };
+    // A link finds the compiler that comes after it; the umask is the command's; what is said is said to it.
+    let done = run("umask 027; gcc -O1 -MD -c f0.c");
+    assert!(done.status.success(), "{done:?}");
+    assert!(String::from_utf8_lossy(&done.stderr).contains("#warning one"));
+    for name in ["bin/f0.o", "bin/f0.d"] {
+        let mode = bed.path(name).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640, "{name}");
+    }
+    assert_eq!((bed.status().done, bed.status().reasons.len()), (1, 0));
+    // What links, what fails, and what is no compiler.
+    assert!(run("gcc -shared f0.o -o f.so").status.success());
+    assert_eq!(run("gcc -c nothing.c").status.code(), Some(1));
+    let none = run("../weft-cc gcc-none -c f0.c");
+    assert_eq!(none.status.code(), Some(127), "{none:?}");
+    assert!(String::from_utf8_lossy(&none.stderr).contains("no such compiler"));
+    // Two that see other files are not mixed up.
+    let alone = run("unshare -rm true");
+    if alone.status.success() {
+        run("rm f0.o; unshare -m gcc -c f0.c || unshare -rm gcc -c f0.c");
+        assert!(bed.path("bin/f0.o").exists());
+        let reasons = bed.status().reasons;
+        assert!(
+            reasons.iter().any(|(why, _)| why.contains("other files")),
+            "{reasons:?}"
+        );
+    }
+}
+
+#[test]
+fn a_command_that_is_killed_ends_its_preprocessor() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_a, a) = worker(config());
+    let make = bed.project(1, &[&a], 0);
+    // Which blocks whoever opens it.
+    use rustix::fs::{CWD, Mode, mkfifoat};
+    mkfifoat(CWD, bed.path("h.fifo"), Mode::RUSR | Mode::WUSR).unwrap();
+    std::fs::write(bed.path("f0.c"), "#include \"h.fifo\"\n").unwrap();
+    let mut command = Command::new(bed.path("weft-cc"));
+    let vars = make
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    command.args(["gcc", "-c", "f0.c"]).envs(vars);
+    let mut command = command.current_dir(bed.dir.path()).spawn().unwrap();
+    until("it preprocesses", || bed.status().here == 1);
+    command.kill().unwrap();
+    command.wait().unwrap();
+    until("the preprocessor has ended", || bed.status().here == 0);
 }
 
 #[test]
@@ -553,12 +589,12 @@ fn limits_and_other_compilers_are_reasons() {
     let long = format!("int a[] = {{{}}};\n", "1,".repeat(3_000_000));
     let why = bed.here(&[&at], long.as_bytes());
     assert!(why.contains("the compiler failed on a worker"), "{why}");
-    let (_full, at) = worker(Config {
+    let nowhere = Config {
         place: "/nowhere".into(),
         ..config()
-    });
-    let why = bed.here(&[&at], b"int x;\n");
-    assert!(why.contains("No such file"), "{why}");
+    };
+    let e = Worker::start(nowhere, Arc::new(())).err().unwrap();
+    assert!(e.to_string().contains("/nowhere"), "{e}");
     let nobody = Endpoint {
         host: "127.0.0.1".into(),
         port: 1,
@@ -780,7 +816,7 @@ fn hostile_masters_are_refused() {
     }
     let real = weft_cc::digest::Digests::default()
         .of(
-            &find_program("gcc", None).unwrap(),
+            &find_program("gcc").unwrap(),
             Language::C,
             &std::env::var("PATH").unwrap(),
         )

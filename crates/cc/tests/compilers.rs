@@ -137,7 +137,7 @@ impl Drop for Bed {
 
 #[test]
 fn a_worker_without_the_compiler_takes_the_masters() {
-    let Some(gcc) = find_program("gcc", None) else {
+    let Some(gcc) = find_program("gcc") else {
         return eprintln!("skipped: there is no gcc (Debian's package gcc)");
     };
     let level = sandbox::level();
@@ -162,7 +162,7 @@ fn a_worker_without_the_compiler_takes_the_masters() {
     // One that the worker has is used in place.
     bed.object(&at, &gcc, "gcc", args).unwrap();
     // A name for which the worker has another version.
-    if let Some(old) = find_program("gcc-11", None) {
+    if let Some(old) = find_program("gcc-11") {
         let theirs = bed.object(&at, &old, "gcc", args).unwrap();
         assert!(theirs == bed.own(&old, args) && theirs != bed.own(&gcc, args));
         assert_eq!(came.0.load(Ordering::SeqCst), 2);
@@ -179,7 +179,7 @@ fn a_worker_without_the_compiler_takes_the_masters() {
 #[test]
 fn a_compiler_that_is_a_script_is_not_sent() {
     let level = sandbox::level();
-    if find_program("gcc", None).is_none() || !level.files || !level.calls {
+    if find_program("gcc").is_none() || !level.files || !level.calls {
         return eprintln!("skipped: no gcc (Debian's package gcc), no Landlock or no seccomp");
     }
     let bed = Bed::new();
