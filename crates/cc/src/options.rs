@@ -6,6 +6,9 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use aho_corasick::packed::Searcher;
 
 /// A command file (`@file`) and those that it names, in bytes.
 const MAX_RESPONSE: u64 = 1 << 20;
@@ -578,6 +581,12 @@ pub(crate) const STAYS_OVERLAP: usize = 13;
 
 /// Why preprocessed text cannot go to a worker.
 pub fn stays(source: &[u8]) -> Option<&'static str> {
+    // All words at once, where the processor can; the texts have a megabyte.
+    static ALL: LazyLock<Option<Searcher>> =
+        LazyLock::new(|| Searcher::new(STAYS.iter().map(|(word, _)| word)));
+    if ALL.as_ref().is_some_and(|all| all.find(source).is_none()) {
+        return None;
+    }
     let is_there = |word: &[u8]| memchr::memmem::find(source, word).is_some();
     let found = STAYS.iter().find(|(word, _)| is_there(word));
     found.map(|&(_, why)| why)
