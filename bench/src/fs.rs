@@ -244,21 +244,6 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     Ok(())
 }
 
-/// As [`pair`], for two sides that share what they need.
-fn pair_of(turns: u32, mut one: impl FnMut(bool) -> Result<()>) -> Result<(Vec<f64>, Vec<f64>)> {
-    let (mut a, mut b) = (Vec::new(), Vec::new());
-    one(true)?;
-    one(false)?;
-    for _ in 0..turns {
-        for (first, into) in [(true, &mut a), (false, &mut b)] {
-            let began = Instant::now();
-            one(first)?;
-            into.push(began.elapsed().as_secs_f64());
-        }
-    }
-    Ok((a, b))
-}
-
 /// Raw RDMA over the same kind of connection.
 struct Raw {
     // Dropped first: no memory goes away under a connection.

@@ -649,6 +649,24 @@ mod tests {
     }
 
     #[test]
+    fn an_assembler_may_be_told_its_processor() {
+        let job = |line: &str| parse(Path::new(""), &args(line)).map(|plan| plan.job);
+        let line = "-Wa,-mtune=generic32,--noexecstack -Wa,--gdwarf-5 -c";
+        assert_eq!(job(&format!("{line} a.c")).unwrap(), args(line));
+        for bad in [
+            "-Wa,-mtune=x,-al=y",
+            "-Wa,-m/etc/x",
+            "-Wa,-msyntax@f",
+            "-Wa,-MD,x",
+        ] {
+            assert!(
+                here(&format!("{bad} -c a.c")).contains("assembler"),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
     fn a_plain_compilation_goes_out() {
         let plan = parse(
             Path::new(""),
