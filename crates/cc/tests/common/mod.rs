@@ -16,12 +16,12 @@ use weft_cc::worker::{Config, Worker};
 use weft_cc::{Endpoint, find_program};
 use weft_verbs::tls::{Identity, Tls};
 
-pub fn tls() -> Tls {
+pub(crate) fn tls() -> Tls {
     Tls::new(Identity::generate().unwrap()).unwrap()
 }
 
 /// Says why a test cannot run.
-pub fn has_gcc() -> bool {
+pub(crate) fn has_gcc() -> bool {
     let missing = ["gcc", "make"]
         .into_iter()
         .find(|name| find_program(name).is_none());
@@ -31,14 +31,14 @@ pub fn has_gcc() -> bool {
     missing.is_none()
 }
 
-pub fn config() -> Config {
+pub(crate) fn config() -> Config {
     Config {
         slots: 2,
         ..Config::new("127.0.0.1:0".parse().unwrap(), tls())
     }
 }
 
-pub fn worker(config: Config) -> (Worker, Endpoint) {
+pub(crate) fn worker(config: Config) -> (Worker, Endpoint) {
     let worker = Worker::start(config, Arc::new(())).unwrap();
     let endpoint = Endpoint {
         host: "127.0.0.1".into(),
@@ -47,7 +47,7 @@ pub fn worker(config: Config) -> (Worker, Endpoint) {
     (worker, endpoint)
 }
 
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_mins(1);
     while !holds() {
         assert!(Instant::now() < end, "{what}");
@@ -56,17 +56,17 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// A daemon in this process, with a directory.
-pub struct Bed {
-    pub dir: tempfile::TempDir,
-    pub thread: Option<std::thread::JoinHandle<()>>,
+pub(crate) struct Bed {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Bed {
-    pub fn new(room: u64) -> Self {
+    pub(crate) fn new(room: u64) -> Self {
         Self::patient(room, Duration::from_mins(20))
     }
 
-    pub fn patient(room: u64, patience: Duration) -> Self {
+    pub(crate) fn patient(room: u64, patience: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = daemon::Config {
             room,
@@ -84,15 +84,15 @@ impl Bed {
         bed
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("socket")
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let (answer, _) = Line::connect(&self.socket())
             .unwrap()
             .ask(&Ask::Status, &[])
@@ -104,7 +104,7 @@ impl Bed {
     }
 
     /// A job for a source that needs no preprocessing.
-    pub fn job(&self, workers: &[&Endpoint]) -> JobAsk {
+    pub(crate) fn job(&self, workers: &[&Endpoint]) -> JobAsk {
         JobAsk {
             workers: workers.iter().copied().cloned().collect(),
             driver: find_program("gcc").unwrap(),
@@ -121,7 +121,7 @@ impl Bed {
         }
     }
 
-    pub fn send(&self, mut job: JobAsk, text: &[u8]) -> Line {
+    pub(crate) fn send(&self, mut job: JobAsk, text: &[u8]) -> Line {
         let line = Line::connect(&self.socket()).unwrap();
         let fd = weft_sys::memfd::create("test", text.len() as u64).unwrap();
         let file = std::fs::File::from(fd);
@@ -132,15 +132,15 @@ impl Bed {
         line
     }
 
-    pub fn hand_over(&self, workers: &[&Endpoint], text: &[u8]) -> Line {
+    pub(crate) fn hand_over(&self, workers: &[&Endpoint], text: &[u8]) -> Line {
         self.send(self.job(workers), text)
     }
 
-    pub fn outcome(&self, workers: &[&Endpoint], text: &[u8]) -> (Answer, Option<OwnedFd>) {
+    pub(crate) fn outcome(&self, workers: &[&Endpoint], text: &[u8]) -> (Answer, Option<OwnedFd>) {
         self.hand_over(workers, text).receive().unwrap().unwrap()
     }
 
-    pub fn here(&self, workers: &[&Endpoint], text: &[u8]) -> String {
+    pub(crate) fn here(&self, workers: &[&Endpoint], text: &[u8]) -> String {
         match self.outcome(workers, text).0 {
             Answer::Here(reason) => reason,
             other => panic!("{other:?}"),
@@ -148,7 +148,7 @@ impl Bed {
     }
 
     /// A project of `n` sources that share a header, and a make for it whose compiler is this program.
-    pub fn project(&self, n: usize, workers: &[&Endpoint], verify: u8) -> Command {
+    pub(crate) fn project(&self, n: usize, workers: &[&Endpoint], verify: u8) -> Command {
         std::fs::write(
             self.path("h.h"),
             "#include <stdio.h>\n#define SQUARE(x) ((x) * (x))\n",
@@ -186,7 +186,7 @@ impl Bed {
     }
 
     /// Runs the make, and then one with the compiler itself: the same objects and dependencies.
-    pub fn compare(&self, n: usize, mut make: Command) {
+    pub(crate) fn compare(&self, n: usize, mut make: Command) {
         let done = make.output().unwrap();
         assert!(
             done.status.success(),
@@ -237,7 +237,7 @@ impl Drop for Bed {
 }
 
 /// A text on which a compiler works for long.
-pub fn long_text() -> Vec<u8> {
+pub(crate) fn long_text() -> Vec<u8> {
     let mut text = b"#define A x = x * 3 + y[x & 7]; if (x > y[2]) y[x & 3] += x;\n#define B A A A A A A A A\n#define C B B B B B B B B\n#define D C C C C C C C C\n".to_vec();
     text.extend(b"#define E D D D D D D D D\n#define F E E E E E E E E\nint f(int x, int *y) { F F F F return x; }\n");
     text
