@@ -55,11 +55,15 @@ impl Launch {
         bytes.extend(self.umask.to_le_bytes());
         bytes.extend((self.args.len() as u32).to_le_bytes());
         let mut put = |texts: &[&OsStr]| {
-            texts.iter().for_each(|text| bytes.extend(text.as_bytes()));
+            for text in texts {
+                bytes.extend(text.as_bytes());
+            }
             bytes.push(0);
         };
         put(&[self.dir.as_os_str()]);
-        self.args.iter().for_each(|arg| put(&[arg]));
+        for arg in &self.args {
+            put(&[arg]);
+        }
         for (name, value) in &self.env {
             put(&[name, OsStr::new("="), value]);
         }

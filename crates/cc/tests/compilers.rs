@@ -57,7 +57,7 @@ fn object(
         name: name.into(),
         cwd: bed.dir.path().to_str().unwrap().into(),
         args: args.iter().map(ToString::to_string).collect(),
-        ..bed.job(&[at])
+        ..Bed::job(&[at])
     };
     match bed.send(job, TEXT.as_bytes()).receive().unwrap().unwrap() {
         (Answer::Done { outputs, .. }, Some(room)) => {

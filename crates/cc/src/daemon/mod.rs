@@ -256,9 +256,10 @@ impl Shared {
     }
 
     fn answer<'a>(&'a self, line: &Line, trail: &mut past::Trail<'a>) -> io::Result<()> {
-        let mut _leave = None;
+        // Of the command that becomes a compiler, until it is gone.
+        let mut held = None;
         while let Some((bytes, fd)) = line.receive_bytes()? {
-            drop(_leave.take());
+            drop(held.take());
             trail.left();
             if bytes.first() == Some(&0) {
                 let launch = Launch::decode(&bytes).zip(fd);
@@ -266,7 +267,7 @@ impl Shared {
                 let Some((next, leave)) = self.command(&launch, stderr, line, trail) else {
                     return Ok(());
                 };
-                _leave = leave;
+                held = leave;
                 line.send_bytes(&next.encode(), &[])?;
                 continue;
             }

@@ -104,7 +104,7 @@ impl Bed {
     }
 
     /// A job for a source that needs no preprocessing.
-    pub(crate) fn job(&self, workers: &[&Endpoint]) -> JobAsk {
+    pub(crate) fn job(workers: &[&Endpoint]) -> JobAsk {
         JobAsk {
             workers: workers.iter().copied().cloned().collect(),
             driver: find_program("gcc").unwrap(),
@@ -133,7 +133,7 @@ impl Bed {
     }
 
     pub(crate) fn hand_over(&self, workers: &[&Endpoint], text: &[u8]) -> Line {
-        self.send(self.job(workers), text)
+        self.send(Self::job(workers), text)
     }
 
     pub(crate) fn outcome(&self, workers: &[&Endpoint], text: &[u8]) -> (Answer, Option<OwnedFd>) {
