@@ -184,86 +184,64 @@ fn rates((ours, yardstick): (Vec<f64>, Vec<f64>), bytes: usize) -> (Vec<f64>, Ve
     (rate(ours), rate(yardstick))
 }
 
+/// Two files of this host, made anew for each turn, in turn the one before the other: which pages of the memory a file gets makes more of a difference than what
+/// it is called.
 fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
-    let request = Request {
-        flags: Flags::READ.with(Flags::WRITE).with(Flags::CREATE),
-        ..Request::named(Op::Open, &name("here"))
-    };
-    let opened = ok!(
-        "the server's door",
-        door::ask(world.server.local_addr(), &request)
-    );
-    let Some((_, Some(fd))) = opened else {
-        return Err(failed("the server's door")(&"it is closed"));
-    };
-    let ours = File::from(fd);
-    let path = world.scratch.join("tmpfs");
-    let tmpfs = File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&path)
-        .map_err(BenchError::system("a file in /dev/shm"))?;
     let passes = (args.volume as usize).div_ceil(LEN / MIB);
-    let bytes = passes * LEN;
-    let write = |file: &File| {
-        let part = vec![7; MIB];
-        for _ in 0..passes {
-            for at in (0..LEN).step_by(MIB) {
-                file.write_all_at(&part, at as u64)
-                    .map_err(BenchError::system("writing"))?;
-            }
+    let mut part = vec![7; MIB];
+    let mut pass = |file: &File, writes: bool, passes: usize| {
+        let began = Instant::now();
+        for at in (0..passes).flat_map(|_| (0..LEN as u64).step_by(MIB)) {
+            let done = if writes {
+                file.write_all_at(&part, at)
+            } else {
+                file.read_exact_at(&mut part, at)
+            };
+            done.map_err(BenchError::system("a file of this host"))?;
         }
-        Ok(())
+        Ok((passes * LEN) as f64 / began.elapsed().as_secs_f64() / 1e9)
     };
-    let mut part = vec![0; MIB];
-    let (a, b) = rates(
-        pair(args.repetitions, || write(&ours), || write(&tmpfs))?,
-        bytes,
-    );
-    rows.push(Row {
-        name: "same host, write 1 MiB (tmpfs)",
-        ours: a,
-        yardstick: b,
-        unit: "GB/s",
-        limit: Limit::AtLeast(0.95),
-    });
-    let mut read = |file: &File| {
-        for _ in 0..passes {
-            for at in (0..LEN).step_by(MIB) {
-                file.read_exact_at(&mut part, at as u64)
-                    .map_err(BenchError::system("reading"))?;
-            }
+    // By what is done: ours, and the yardstick's.
+    let mut rates: [[Vec<f64>; 2]; 2] = Default::default();
+    for turn in 0..args.repetitions {
+        let request = Request {
+            flags: Flags::READ.with(Flags::WRITE).with(Flags::CREATE),
+            ..Request::named(Op::Open, &name(&format!("here{turn}")))
+        };
+        let opened = ok!(
+            "the server's door",
+            door::ask(world.server.local_addr(), &request)
+        );
+        let Some((_, Some(fd))) = opened else {
+            return Err(failed("the server's door")(&"it is closed"));
+        };
+        let tmpfs = tempfile::tempfile_in(&world.scratch)
+            .map_err(BenchError::system("a file in /dev/shm"))?;
+        let files = [File::from(fd), tmpfs];
+        let order = [turn as usize % 2, 1 - turn as usize % 2];
+        for side in order {
+            pass(&files[side], true, 1)?;
         }
-        Ok(())
-    };
-    let turns = pair_of(args.repetitions, |first| {
-        read(if first { &ours } else { &tmpfs })
-    })?;
-    let (a, b) = rates(turns, bytes);
-    rows.push(Row {
-        name: "same host, read 1 MiB (tmpfs)",
-        ours: a,
-        yardstick: b,
-        unit: "GB/s",
-        limit: Limit::AtLeast(0.95),
-    });
-    Ok(())
-}
-
-/// As [`pair`], for two sides that share what they need.
-fn pair_of(turns: u32, mut one: impl FnMut(bool) -> Result<()>) -> Result<(Vec<f64>, Vec<f64>)> {
-    let (mut a, mut b) = (Vec::new(), Vec::new());
-    one(true)?;
-    one(false)?;
-    for _ in 0..turns {
-        for (first, into) in [(true, &mut a), (false, &mut b)] {
-            let began = Instant::now();
-            one(first)?;
-            into.push(began.elapsed().as_secs_f64());
+        for (what, writes) in [true, false].into_iter().enumerate() {
+            for side in order {
+                rates[what][side].push(pass(&files[side], writes, passes)?);
+            }
         }
     }
-    Ok((a, b))
+    let names = [
+        "same host, write 1 MiB (tmpfs)",
+        "same host, read 1 MiB (tmpfs)",
+    ];
+    for (name, [ours, yardstick]) in names.into_iter().zip(rates) {
+        rows.push(Row {
+            name,
+            ours,
+            yardstick,
+            unit: "GB/s",
+            limit: Limit::AtLeast(0.95),
+        });
+    }
+    Ok(())
 }
 
 /// Raw RDMA over the same kind of connection.

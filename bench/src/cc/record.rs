@@ -158,7 +158,7 @@ fn one(
 ) -> Result<Option<Job>> {
     let system = BenchError::system;
     let args = without_products(args);
-    let Ok(plan) = options::parse(&args) else {
+    let Ok(plan) = options::parse(dir, &args) else {
         return Ok(None);
     };
     let plain = |text: &str| {

@@ -29,7 +29,7 @@ pub(super) struct Point {
     pub(super) jobs: usize,
     /// CPU time of the commands, without what they start.
     pub(super) client: f64,
-    /// CPU time of what they start: the preprocessor.
+    /// CPU time of what they, and the process beside them, start: the preprocessor.
     pub(super) preprocess: f64,
     /// CPU time of the process beside them.
     pub(super) daemon: f64,
@@ -87,6 +87,24 @@ fn cpu_of(pid: Option<i32>) -> f64 {
         .map_or(0.0, |time| {
             time.tv_sec() as f64 + time.tv_nsec() as f64 / 1e9
         })
+}
+
+/// CPU time of the children that another process has waited for, with theirs: in hundredths of a second, as the kernel tells it.
+fn children_of(pid: Option<i32>) -> f64 {
+    let told = pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).ok());
+    let told = told.unwrap_or_default();
+    // After the name, which may have anything in it: the third word, and what counts are the 16th and 17th.
+    let words = told
+        .rsplit(')')
+        .next()
+        .unwrap_or_default()
+        .split_whitespace();
+    let ticks: f64 = words
+        .skip(13)
+        .take(2)
+        .filter_map(|word| word.parse::<f64>().ok())
+        .sum();
+    ticks / rustix::param::clock_ticks_per_second() as f64
 }
 
 /// Runs a command; the CPU time of its first thread, without its children's.
@@ -252,14 +270,17 @@ pub(super) fn measure(
         at_once
     };
     world.batch(at_once, true, |begun| begun >= first)?;
-    let before = (waited_for()?, cpu_of(running.daemon));
+    // What preprocesses is a child of the command, or of the process beside it.
+    let started = || -> Result<(f64, f64)> { Ok((waited_for()?, children_of(running.daemon))) };
+    let (before, daemon) = (started()?, cpu_of(running.daemon));
     let had = running.other_way();
     let began = Instant::now();
     let end = began + Duration::from_secs_f64(seconds);
     let batch = world.batch(at_once, false, |_| Instant::now() >= end)?;
     let wall = began.elapsed().as_secs_f64();
-    let total = waited_for()? - before.0;
-    let daemon = cpu_of(running.daemon) - before.1;
+    let after = started()?;
+    let total = after.0 - before.0 + after.1 - before.1;
+    let daemon = cpu_of(running.daemon) - daemon;
     let in_time = batch.ended.iter().filter(|at| **at <= end).count();
     let rate = in_time as f64 / seconds;
     let jobs = batch.ended.len();

@@ -52,7 +52,7 @@ impl System {
     /// Those whose programs are installed.
     pub(super) fn installed() -> Vec<Self> {
         let there = |name: &str| {
-            let found = find_program(name, None).is_some();
+            let found = find_program(name).is_some();
             if !found {
                 eprintln!("{name} is not installed here: its columns will be missing");
             }
@@ -75,7 +75,7 @@ const PUMP: [&str; 2] = ["distcc-pump", "pump"];
 
 fn pump() -> &'static str {
     PUMP.into_iter()
-        .find(|name| find_program(name, None).is_some())
+        .find(|name| find_program(name).is_some())
         .unwrap_or(PUMP[1])
 }
 
@@ -246,13 +246,9 @@ impl Running {
         };
         self.set("WEFT_CC_PULL", pull);
         self.socket = Some(socket);
-        // Which starts faster, if it is installed.
-        let alone = program.with_file_name("weft-cc");
-        self.command = if alone.exists() {
-            vec![alone.into(), "gcc".into()]
-        } else {
-            vec![program.into(), "cc".into(), "gcc".into()]
-        };
+        let launcher = weft_cc::client::write_launcher(plan.folder)
+            .map_err(BenchError::system("write weft-cc"))?;
+        self.command = vec![launcher.into(), "gcc".into()];
         Ok(())
     }
 

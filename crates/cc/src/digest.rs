@@ -126,7 +126,7 @@ impl Parts {
             let found = if name.contains('/') {
                 Some(PathBuf::from(&name))
             } else {
-                crate::find_in(path, &name, None)
+                crate::find_in(path, &name, &[])
             };
             let found = found
                 .and_then(|path| path.canonicalize().ok())
@@ -193,12 +193,12 @@ mod tests {
 
     #[test]
     fn another_assembler_in_the_path_is_another_compiler() {
-        let Some(gcc) = crate::find_program("gcc", None) else {
+        let Some(gcc) = crate::find_program("gcc") else {
             eprintln!("skipped: there is no gcc (Debian's package gcc)");
             return;
         };
         let path = std::env::var("PATH").unwrap();
-        if crate::find_program("as", None).is_none() {
+        if crate::find_program("as").is_none() {
             eprintln!("skipped: there is no as in PATH (Debian's package binutils)");
             return;
         }

@@ -9,7 +9,7 @@ pub fn cc_wire(data: &[u8]) {
         .collect();
     let _ = crate::options::check_job(&words);
     let args: Vec<std::ffi::OsString> = words.iter().map(Into::into).collect();
-    if let Ok(plan) = crate::options::parse(&args) {
+    if let Ok(plan) = crate::options::parse(std::path::Path::new("/"), &args) {
         // Whatever goes out, a worker takes.
         assert_eq!(crate::options::check_job(&plan.job), Ok(()));
     }

@@ -18,26 +18,13 @@ use crate::wire::Output;
 /// Where the daemon's socket is, in place of the user's own directory.
 pub const SOCKET: &str = "WEFT_CC_SOCKET";
 /// The longest message in bytes.
-const MAX_MESSAGE: usize = 120 << 10;
+const MAX_MESSAGE: usize = 200 << 10;
 
-/// What a compilation asks of the daemon.
+/// What is asked of the daemon, beside commands ([`crate::client::compile`]).
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Leave to use this machine's processor for preprocessing, until the next message.
-    Preprocess,
-    /// Compile; the source comes beside it as a memory file.
+    /// Have a text compiled that was preprocessed elsewhere; it comes beside this as a memory file.
     Job(Box<JobAsk>),
-    /// Leave to compile here, until the connection ends; for this reason.
-    Here(String),
-    /// It runs here without asking for leave.
-    Note(String),
-    /// The worker's output was compared with one from here.
-    Verified {
-        /// Which.
-        worker: Endpoint,
-        /// Whether they were the same.
-        same: bool,
-    },
     /// Everything that there is to know.
     Status,
     /// What is over, from this number on.
@@ -98,10 +85,8 @@ pub enum Answer {
         /// Who did it.
         worker: Endpoint,
     },
-    /// Compile here (there is leave to do so); why.
+    /// No worker does it; why.
     Here(String),
-    /// The worker cannot preprocess it (there is leave to do so here); why.
-    Preprocess(String),
     /// What there is to know.
     Status(Box<Status>),
     /// The first ones of those that were asked for; none: there are no more.
@@ -274,12 +259,15 @@ impl Line {
     /// # Errors
     /// Those of the socket; `InvalidInput` for one that is too long.
     pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let bytes = serde_json::to_vec(message)?;
+        self.send_bytes(&serde_json::to_vec(message)?, fds)
+    }
+
+    pub(crate) fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         if bytes.len() > MAX_MESSAGE {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         loop {
-            match unix::send_with_fds(&self.0, &bytes, fds) {
+            match unix::send_with_fds(&self.0, bytes, fds) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     poll_fds(&[(self.as_fd(), Interest::WRITE)], None)?;
                 }
@@ -293,12 +281,19 @@ impl Line {
     /// # Errors
     /// Those of the socket; `InvalidData` for something else than a message.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+        let received = self.receive_bytes()?;
+        let parse = |(bytes, fd): (Vec<u8>, _)| Ok((serde_json::from_slice(&bytes)?, fd));
+        received.map(parse).transpose()
+    }
+
+    pub(crate) fn receive_bytes(&self) -> io::Result<Option<(Vec<u8>, Option<OwnedFd>)>> {
         let mut bytes = vec![0; MAX_MESSAGE + 1];
         loop {
             match unix::recv_with_fds(&self.0, &mut bytes, 1) {
                 Ok(None) => return Ok(None),
                 Ok(Some((len, mut fds))) => {
-                    return Ok(Some((serde_json::from_slice(&bytes[..len])?, fds.pop())));
+                    bytes.truncate(len);
+                    return Ok(Some((bytes, fds.pop())));
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     match poll_fds(&[(self.as_fd(), Interest::READ)], None) {

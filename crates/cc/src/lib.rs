@@ -1,6 +1,6 @@
 //! A distributed compiler: chapter 5 of "iWARP Applicability" (P. W. Frey, 2010).
 //!
-//! A *master* preprocesses ([`client`]) and hands the text to a daemon beside it ([`daemon`]), which keeps connections to *workers* ([`worker`]). A worker
+//! A *master*'s command is handed ([`client`]) to a daemon beside it ([`daemon`]), which preprocesses and keeps connections to *workers* ([`worker`]). A worker
 //! drives: it is told of a job with the `STag`s of source and room, reads the one by RDMA Read, compiles, writes the object into the other by RDMA Write, and
 //! Sends the end ([`wire`], `docs/spec/cc.md`). What cannot go out, or fails elsewhere, is compiled by the local compiler, whose word counts.
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@ pub mod digest;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod ipc;
+pub mod launch;
 mod link;
 pub mod options;
 mod pull;
@@ -35,19 +36,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The first program of this name in `PATH` that is not the file `other` (a link to this program, which would call itself).
-pub fn find_program(name: &str, other: Option<&Path>) -> Option<PathBuf> {
+/// The first program of this name in `PATH`.
+pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
-    find_in(path, name, other)
+    find_in(path, name, &[])
 }
 
-/// The same, in this `PATH`.
-fn find_in(path: impl AsRef<OsStr>, name: &str, other: Option<&Path>) -> Option<PathBuf> {
+/// The same, in this `PATH`, and not one of the files `not` (links to this program, which would call itself).
+fn find_in(path: impl AsRef<OsStr>, name: &str, not: &[PathBuf]) -> Option<PathBuf> {
+    find_in_dir(Path::new(""), path, name, not)
+}
+
+/// The same, as it is found from the directory `dir`.
+fn find_in_dir(
+    dir: &Path,
+    path: impl AsRef<OsStr>,
+    name: &str,
+    not: &[PathBuf],
+) -> Option<PathBuf> {
     let good = |path: &PathBuf| {
+        let path = dir.join(path);
         let runs = path
             .metadata()
             .is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0);
-        runs && other.is_none_or(|other| path.canonicalize().is_ok_and(|path| path != other))
+        runs && (not.is_empty() || path.canonicalize().is_ok_and(|path| !not.contains(&path)))
     };
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(good);

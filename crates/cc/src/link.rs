@@ -37,6 +37,26 @@ pub struct Endpoint {
     pub port: u16,
 }
 
+impl Endpoint {
+    /// Reads a list, with commas or blanks between.
+    ///
+    /// # Errors
+    /// What is no worker.
+    pub fn list(text: &str) -> Result<Vec<Self>, String> {
+        let mut all: Vec<Self> = Vec::new();
+        for word in text
+            .split([',', ' ', '\t', '\n'])
+            .filter(|word| !word.is_empty())
+        {
+            let endpoint = word.parse()?;
+            if !all.contains(&endpoint) {
+                all.push(endpoint);
+            }
+        }
+        Ok(all)
+    }
+}
+
 impl FromStr for Endpoint {
     type Err = String;
 
@@ -286,5 +306,8 @@ mod tests {
         ] {
             assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
         }
+        let all = Endpoint::list("a, b:1,[::1]:2 a").unwrap();
+        assert_eq!(all, [at("a", 7477), at("b", 1), at("::1", 2)]);
+        assert!(Endpoint::list("a,b:x").is_err() && Endpoint::list("").unwrap().is_empty());
     }
 }

@@ -6,6 +6,9 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use aho_corasick::packed::Searcher;
 
 /// A command file (`@file`) and those that it names, in bytes.
 const MAX_RESPONSE: u64 = 1 << 20;
@@ -224,7 +227,16 @@ fn kind(arg: &str) -> Kind {
                 "-W",
                 "--no-warn",
             ];
-            if arg[4..].split(',').all(|part| GOOD.contains(&part)) {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "-=+._".contains(c);
+            let good = |part: &str| {
+                // Which processor it is for, and which debug information: it takes no file by these.
+                GOOD.contains(&part)
+                    || (["-m", "--gdwarf-"]
+                        .iter()
+                        .any(|begin| part.starts_with(begin))
+                        && part.chars().all(plain))
+            };
+            if arg[4..].split(',').all(good) {
                 Kind::Both
             } else {
                 Kind::Here("options for the assembler")
@@ -338,18 +350,18 @@ fn split_response(text: &[u8]) -> Vec<OsString> {
 }
 
 /// Puts the contents of command files in their place. One that cannot be read stays as it is, as gcc has it.
-fn expand(args: &[OsString], depth: u32) -> Result<Vec<OsString>, &'static str> {
+fn expand(dir: &Path, args: &[OsString], depth: u32) -> Result<Vec<OsString>, &'static str> {
     let mut all = Vec::with_capacity(args.len());
     for arg in args {
         let Some(path) = arg.as_bytes().strip_prefix(b"@") else {
             all.push(arg.clone());
             continue;
         };
-        let path = Path::new(OsStr::from_bytes(path));
+        let path = &dir.join(OsStr::from_bytes(path));
         match std::fs::metadata(path) {
             Ok(about) if about.is_file() && about.len() <= MAX_RESPONSE && depth > 0 => {
                 let text = std::fs::read(path).map_err(|_| "a command file that cannot be read")?;
-                all.extend(expand(&split_response(&text), depth - 1)?);
+                all.extend(expand(dir, &split_response(&text), depth - 1)?);
             }
             Ok(_) => return Err("a command file that is too long, too deep or no file"),
             Err(_) => all.push(arg.clone()),
@@ -469,13 +481,13 @@ impl Reading {
     }
 }
 
-/// Reads the arguments of a compiler (without its name).
+/// Reads the arguments of a compiler (without its name) that runs in this directory.
 ///
 /// # Errors
 /// [`Here`]: the command runs here.
-pub fn parse(args: &[OsString]) -> Result<Plan, Here> {
+pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
     let mut reading = Reading::default();
-    let expanded = expand(args, MAX_DEPTH);
+    let expanded = expand(dir, args, MAX_DEPTH);
     let compiles = |args: &[OsString]| args.iter().any(|arg| arg == "-c" || arg == "-S");
     let here = |reason: &str, compiles| Here {
         reason: reason.into(),
@@ -524,7 +536,12 @@ pub fn parse(args: &[OsString]) -> Result<Plan, Here> {
         Some(output) => output,
         None => Path::new(source.file_name().unwrap_or_default()).with_extension(extension),
     };
-    if output == Path::new("-") || output.metadata().is_ok_and(|about| !about.is_file()) {
+    if output == Path::new("-")
+        || dir
+            .join(&output)
+            .metadata()
+            .is_ok_and(|about| !about.is_file())
+    {
         return stay("an output that is no regular file");
     }
     let mut preprocess = reading.preprocess;
@@ -564,6 +581,12 @@ pub(crate) const STAYS_OVERLAP: usize = 13;
 
 /// Why preprocessed text cannot go to a worker.
 pub fn stays(source: &[u8]) -> Option<&'static str> {
+    // All words at once, where the processor can; the texts have a megabyte.
+    static ALL: LazyLock<Option<Searcher>> =
+        LazyLock::new(|| Searcher::new(STAYS.iter().map(|(word, _)| word)));
+    if ALL.as_ref().is_some_and(|all| all.find(source).is_none()) {
+        return None;
+    }
     let is_there = |word: &[u8]| memchr::memmem::find(source, word).is_some();
     let found = STAYS.iter().find(|(word, _)| is_there(word));
     found.map(|&(_, why)| why)
@@ -622,14 +645,33 @@ mod tests {
     }
 
     fn here(line: &str) -> String {
-        parse(&args(line)).expect_err(line).reason
+        parse(Path::new(""), &args(line)).expect_err(line).reason
+    }
+
+    #[test]
+    fn an_assembler_may_be_told_its_processor() {
+        let job = |line: &str| parse(Path::new(""), &args(line)).map(|plan| plan.job);
+        let line = "-Wa,-mtune=generic32,--noexecstack -Wa,--gdwarf-5 -c";
+        assert_eq!(job(&format!("{line} a.c")).unwrap().join(" "), line);
+        for bad in [
+            "-Wa,-mtune=x,-al=y",
+            "-Wa,-m/etc/x",
+            "-Wa,-msyntax@f",
+            "-Wa,-MD,x",
+        ] {
+            assert!(
+                here(&format!("{bad} -c a.c")).contains("assembler"),
+                "{bad}"
+            );
+        }
     }
 
     #[test]
     fn a_plain_compilation_goes_out() {
-        let plan = parse(&args(
-            "-O2 -g -Wall -DA=1 -I inc -isystem x -MD -c d/a.c -o out/a.o -lm",
-        ))
+        let plan = parse(
+            Path::new(""),
+            &args("-O2 -g -Wall -DA=1 -I inc -isystem x -MD -c d/a.c -o out/a.o -lm"),
+        )
         .unwrap();
         assert_eq!(plan.job, ["-O2", "-g", "-Wall", "-c"]);
         assert_eq!(
@@ -647,9 +689,13 @@ mod tests {
 
     #[test]
     fn names_follow_from_the_source() {
-        let plan = parse(&args("-S d/a.cc")).unwrap();
+        let plan = parse(Path::new(""), &args("-S d/a.cc")).unwrap();
         assert_eq!((plan.output, plan.language), ("a.s".into(), Language::Cxx));
-        let plan = parse(&args("-c -x c d/a.in -oz.o -MMD -MF z.dep -MT t")).unwrap();
+        let plan = parse(
+            Path::new(""),
+            &args("-c -x c d/a.in -oz.o -MMD -MF z.dep -MT t"),
+        )
+        .unwrap();
         assert_eq!(plan.output, Path::new("z.o"));
         assert_eq!(plan.preprocess.iter().filter(|a| *a == "-MF").count(), 1);
         assert!(!plan.preprocess.iter().any(|a| a == "-MQ"));
@@ -688,8 +734,16 @@ mod tests {
         ] {
             assert!(here(line).contains(why), "{line}: {}", here(line));
         }
-        assert!(parse(&args("-c -save-temps a.c")).unwrap_err().compiles);
-        assert!(!parse(&args("a.o -o a")).unwrap_err().compiles);
+        assert!(
+            parse(Path::new(""), &args("-c -save-temps a.c"))
+                .unwrap_err()
+                .compiles
+        );
+        assert!(
+            !parse(Path::new(""), &args("a.o -o a"))
+                .unwrap_err()
+                .compiles
+        );
     }
 
     #[test]
@@ -698,14 +752,19 @@ mod tests {
         let path = dir.path().join("f");
         std::fs::write(&path, "-O2 '-DX=a b'\n\"-DY=\\\"q\\\"\" -c a.c").unwrap();
         let at = OsString::from(format!("@{}", path.display()));
-        let plan = parse(std::slice::from_ref(&at)).unwrap();
+        let plan = parse(Path::new(""), std::slice::from_ref(&at)).unwrap();
         assert_eq!(
             plan.preprocess[..3],
             ["-O2", "-DX=a b", "-DY=\"q\""].map(OsString::from)
         );
         std::fs::write(&path, at.as_bytes()).unwrap();
-        assert!(parse(&[at]).unwrap_err().reason.contains("too deep"));
-        assert!(parse(&args("-c @nowhere")).is_err());
+        assert!(
+            parse(Path::new(""), &[at])
+                .unwrap_err()
+                .reason
+                .contains("too deep")
+        );
+        assert!(parse(Path::new(""), &args("-c @nowhere")).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Commands whose source the worker preprocesses too (`--pull`): which options of the preprocessor go out, and in which form.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use crate::options::Plan;
@@ -29,11 +29,15 @@ pub(crate) struct Asked {
     pub(crate) roots: Vec<String>,
 }
 
-/// The preprocessor's options of a command for a worker.
+/// The preprocessor's options of a command for a worker; `var` is its environment.
 ///
 /// # Errors
 /// Why the worker cannot preprocess it.
-pub(crate) fn ask(plan: &Plan, cwd: &Path) -> Result<Asked, String> {
+pub(crate) fn ask(
+    plan: &Plan,
+    cwd: &Path,
+    var: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Asked, String> {
     let mut cpp = Vec::new();
     let mut search: Vec<String> = plan
         .job
@@ -99,7 +103,7 @@ pub(crate) fn ask(plan: &Plan, cwd: &Path) -> Result<Asked, String> {
     }
     read(&cpp)?;
     Ok(Asked {
-        roots: roots(plan, &cpp, cwd),
+        roots: roots(plan, &cpp, cwd, var),
         cpp,
         search,
     })
@@ -119,7 +123,12 @@ fn is_known_missing(plan: &Plan, cwd: &Path, option: &str, value: &str) -> bool 
             .is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound)
 }
 
-fn roots(plan: &Plan, cpp: &[String], cwd: &Path) -> Vec<String> {
+fn roots(
+    plan: &Plan,
+    cpp: &[String],
+    cwd: &Path,
+    var: &dyn Fn(&str) -> Option<OsString>,
+) -> Vec<String> {
     let source = cwd.join(&plan.source);
     let mut all = vec![cwd.to_owned(), source.clone()];
     all.extend(source.parent().map(Path::to_owned));
@@ -128,9 +137,9 @@ fn roots(plan: &Plan, cpp: &[String], cwd: &Path) -> Vec<String> {
             all.push(cwd.join(&pair[1]));
         }
     }
-    let more = std::env::var_os(ROOTS).unwrap_or_default();
+    let more = var(ROOTS).unwrap_or_default();
     all.extend(std::env::split_paths(&more).filter(|path| path.is_absolute()));
-    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let home = var("HOME").map(PathBuf::from);
     let real_home = home.as_ref().and_then(|home| home.canonicalize().ok());
     let wide = |path: &PathBuf| {
         WIDE.iter().any(|wide| path == Path::new(wide))
@@ -304,7 +313,11 @@ mod tests {
 
     fn ask_line(line: &str) -> Result<Asked, String> {
         let args: Vec<_> = line.split(' ').map(OsString::from).collect();
-        ask(&crate::options::parse(&args).unwrap(), Path::new("/"))
+        ask(
+            &crate::options::parse(Path::new(""), &args).unwrap(),
+            Path::new("/"),
+            &|name| std::env::var_os(name),
+        )
     }
 
     #[test]
@@ -385,7 +398,12 @@ mod tests {
         std::fs::create_dir_all(base.join("a/b/c")).unwrap();
         std::os::unix::fs::symlink("a/b/c", base.join("link")).unwrap();
         let args = ["-Ilink/../..", "-c", "a.c"].map(OsString::from);
-        let asked = ask(&crate::options::parse(&args).unwrap(), &base).unwrap();
+        let asked = ask(
+            &crate::options::parse(Path::new(""), &args).unwrap(),
+            &base,
+            &|name| std::env::var_os(name),
+        )
+        .unwrap();
         let real = ["", "a"].map(|name| {
             base.join(name)
                 .components()
@@ -402,8 +420,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let of = |line: &str| {
             let args: Vec<_> = line.split(' ').map(OsString::from).collect();
-            let plan = crate::options::parse(&args).unwrap();
-            ask(&plan, dir.path()).unwrap().cpp.join(" ")
+            let plan = crate::options::parse(Path::new(""), &args).unwrap();
+            ask(&plan, dir.path(), &|name| std::env::var_os(name))
+                .unwrap()
+                .cpp
+                .join(" ")
         };
         let missing = "-I/no/such/dir -isystem ../no-such-dir -Igen -I/usr/include";
         assert_eq!(of(&format!("{missing} -c a.c")), "-I gen -I /usr/include");

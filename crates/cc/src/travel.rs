@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn compilers_are_kept_until_others_need_the_room() {
-        let Some(gcc) = crate::find_program("gcc", None) else {
+        let Some(gcc) = crate::find_program("gcc") else {
             eprintln!("skipped: there is no gcc (Debian's package gcc)");
             return;
         };

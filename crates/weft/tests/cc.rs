@@ -146,7 +146,13 @@ fn the_small_program_compiles_too() {
         return;
     }
     let bed = Bed::new(&[]);
-    let small = env!("CARGO_BIN_EXE_weft-cc");
+    // Beside `weft`, from which it starts the daemon.
+    let bin = bed.path("bin");
+    fs::create_dir(&bin).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_weft"), bin.join("weft")).unwrap();
+    let out = bed.run(&["cc", "launcher", bin.to_str().unwrap()]);
+    out.ok();
+    let small = out.stdout.trim_end();
     // As itself, and as a link with a compiler's name; the daemon is the large program's.
     let link = bed.path("gcc");
     std::os::unix::fs::symlink(small, &link).unwrap();
@@ -166,6 +172,24 @@ fn the_small_program_compiles_too() {
     let out = Output::of(bed.surround(&mut Command::new(small)));
     assert!(
         out.code == 127 && out.stderr.contains("no compiler is named"),
+        "{out:?}"
+    );
+    // Without `weft` there is nobody to start a daemon; without workers none is needed.
+    bed.run(&["cc", "stop"]).ok();
+    let args = ["gcc", "-c", "f0.c"];
+    let out = Output::of(
+        bed.surround(Command::new(small).args(args))
+            .env_remove("WEFT_CC_HOSTS"),
+    );
+    out.ok();
+    assert_ne!(bed.run(&["cc", "status"]).code, 0);
+    fs::remove_file(bin.join("weft")).unwrap();
+    let out = Output::of(
+        bed.surround(Command::new(small).args(args))
+            .env("PATH", "/bin"),
+    );
+    assert!(
+        out.code == 127 && out.stderr.contains("no `weft`"),
         "{out:?}"
     );
 }

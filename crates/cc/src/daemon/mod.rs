@@ -3,6 +3,7 @@
 //!
 //! Each connection of a compilation has a thread, and one cycle of it is one job.
 
+mod command;
 mod files;
 mod job;
 mod past;
@@ -23,6 +24,7 @@ use weft_verbs::tls::Tls;
 
 use crate::digest::Digests;
 use crate::ipc::{Answer, Ask, JobStatus, Line, Status};
+use crate::launch::Launch;
 use crate::link::Endpoint;
 use crate::lock;
 use pool::Pool;
@@ -117,6 +119,9 @@ struct Shared {
     clients: AtomicUsize,
     stop: AtomicBool,
     began: Instant,
+    /// What commands must have too, or, of the umask, what they are given.
+    place: command::Place,
+    umask: u32,
 }
 
 /// Runs until nobody has needed it for a while, or it is told to stop.
@@ -137,6 +142,8 @@ pub fn run(config: Config) -> io::Result<()> {
         clients: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         began: Instant::now(),
+        place: command::Place::of("self")?,
+        umask: umask()?,
     });
     let mut idle_since = Instant::now();
     while !shared.stop.load(Ordering::SeqCst) {
@@ -194,6 +201,14 @@ pub fn run(config: Config) -> io::Result<()> {
     Ok(())
 }
 
+/// Of this process. To ask by umask(2) would change it for other threads.
+fn umask() -> io::Result<u32> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let value = text.lines().find_map(|line| line.strip_prefix("Umask:"));
+    let value = value.and_then(|value| u32::from_str_radix(value.trim(), 8).ok());
+    value.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// Leave to use this machine's processors.
 struct Leave<'a>(&'a Shared);
 
@@ -241,16 +256,22 @@ impl Shared {
     }
 
     fn answer<'a>(&'a self, line: &Line, trail: &mut past::Trail<'a>) -> io::Result<()> {
-        let mut leave = None;
-        while let Some((ask, fd)) = line.receive::<Ask>()? {
-            drop(leave.take());
+        // Of the command that becomes a compiler, until it is gone.
+        let mut held = None;
+        while let Some((bytes, fd)) = line.receive_bytes()? {
+            drop(held.take());
             trail.left();
-            match ask {
-                Ask::Preprocess => {
-                    leave = self.leave(line);
-                    trail.preprocesses();
-                    line.send(&Answer::Go, &[])?;
-                }
+            if bytes.first() == Some(&0) {
+                let launch = Launch::decode(&bytes).zip(fd);
+                let (launch, stderr) = launch.ok_or(io::ErrorKind::InvalidData)?;
+                let Some((next, leave)) = self.command(&launch, stderr, line, trail) else {
+                    return Ok(());
+                };
+                held = leave;
+                line.send_bytes(&next.encode(), &[])?;
+                continue;
+            }
+            match serde_json::from_slice::<Ask>(&bytes)? {
                 Ask::Job(job) => match self.job(&job, fd.as_ref(), line, trail) {
                     job::Outcome::Done {
                         outputs,
@@ -262,37 +283,12 @@ impl Shared {
                             &[std::os::fd::AsFd::as_fd(&room)],
                         )?;
                     }
-                    job::Outcome::Here(reason) => {
+                    job::Outcome::Here(reason) | job::Outcome::Preprocess(reason) => {
                         self.note(&reason);
-                        let asked = self.now();
-                        leave = self.leave(line);
-                        trail.runs_here(&job.source, &reason, asked);
                         line.send(&Answer::Here(reason), &[])?;
-                    }
-                    job::Outcome::Preprocess(reason) => {
-                        self.note(&format!("preprocessed here: {reason}"));
-                        leave = self.leave(line);
-                        trail.preprocesses();
-                        line.send(&Answer::Preprocess(reason), &[])?;
                     }
                     job::Outcome::Cancelled => return Ok(()),
                 },
-                Ask::Here(reason) => {
-                    self.note(&reason);
-                    let asked = self.now();
-                    leave = self.leave(line);
-                    trail.runs_here("", &reason, asked);
-                    line.send(&Answer::Go, &[])?;
-                }
-                Ask::Note(reason) => self.note(&reason),
-                Ask::Verified { worker, same } => {
-                    let mut state = lock(&self.state);
-                    state.verified.0 += 1;
-                    if !same {
-                        state.verified.1 += 1;
-                        state.pool.distrust(&worker);
-                    }
-                }
                 Ask::Status => line.send(&Answer::Status(Box::new(self.status())), &[])?,
                 Ask::Past(from) => {
                     let (from, past) = lock(&self.state).past.page(from);

@@ -1,6 +1,7 @@
 //! The worker: takes jobs of masters, one at a time on each connection, and drives them (fig. 5.9 of the thesis).
 
 mod compile;
+mod folder;
 mod pull;
 pub mod sandbox;
 mod session;
@@ -147,6 +148,7 @@ pub struct Accept {
 
 struct Shared {
     config: Config,
+    folder: folder::Folder,
     device: Device,
     events: Arc<dyn Events>,
     digests: Digests,
@@ -189,6 +191,8 @@ impl Worker {
                 })
             })
             .transpose()?;
+        let folder = folder::Folder::new(&config.place)
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", config.place.display())))?;
         let device = Device::open().map_err(io::Error::other)?;
         let listener = cm::Listener::bind(
             &device,
@@ -199,6 +203,7 @@ impl Worker {
         let addr = listener.local_addr();
         let shared = Arc::new(Shared {
             config,
+            folder,
             device,
             events,
             digests: Digests::default(),
@@ -412,12 +417,11 @@ impl Shared {
             if drivers.len() > 256 {
                 drivers.clear();
             }
-            let own = std::env::current_exe()
-                .ok()
-                .and_then(|exe| exe.canonicalize().ok());
+            let path = std::env::var_os("PATH").unwrap_or_else(|| crate::PATH.into());
+            let not = crate::client::not_compilers(None);
             drivers
                 .entry(driver.into())
-                .or_insert_with(|| crate::find_program(driver, own.as_deref()))
+                .or_insert_with(|| crate::find_in(path, driver, &not))
                 .clone()
         };
         let Some(path) = path else {

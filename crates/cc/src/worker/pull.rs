@@ -165,7 +165,7 @@ impl Session<'_> {
         };
         let mut view = match self.view.take() {
             Some(view) if !view.is_full() => view,
-            _ => View::new(&self.shared.config.place).map_err(|e| trouble(job, &e))?,
+            _ => View::new(self.shared.folder.path()).map_err(|e| trouble(job, &e))?,
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
         if !view

@@ -177,7 +177,7 @@ impl<'a> Session<'a> {
         let language = if job.cxx { Language::Cxx } else { Language::C };
         let compiler = self.compiler(job, language)?;
         let trouble = |e: &dyn std::fmt::Display| trouble(job, e);
-        let shop = match Workshop::new(&self.shared.config.place, &job.name) {
+        let shop = match Workshop::new(self.shared.folder.path(), &job.name) {
             Ok(shop) => shop,
             Err(Unfit::Name) => {
                 return stop(job, Verdict::Refused, "a name of a source that cannot be");

@@ -3,20 +3,19 @@
 use std::ffi::OsString;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use comfy_table::{Table, presets};
 use rustix::process::{Resource, Rlimit, setrlimit};
-use weft_cc::client::{Compiled, Settings, compile};
+use weft_cc::client::{compile, write_launcher};
 use weft_cc::daemon::{self, Keys};
-use weft_cc::ipc::{self, Answer, Ask, Line, Status};
+use weft_cc::ipc::{self, Answer, Ask, Line, Status, WorkerStatus};
 use weft_cc::wire::{End, Verdict};
 use weft_cc::worker::{self, Events, Worker};
-use weft_cc::{DEFAULT_PORT, Endpoint, find_program, options};
+use weft_cc::{DEFAULT_PORT, Endpoint, options};
 use weft_fs::name::parse_size;
 use weft_verbs::tls::{Fingerprint, Identity, Tls};
 
@@ -93,6 +92,8 @@ enum Command {
     Check(CheckArgs),
     /// End the daemon
     Stop,
+    /// Write `weft-cc` into a directory: it does what `weft cc` does, and starts in a fraction of the time
+    Launcher(LauncherArgs),
     /// `gcc`, `g++`, `cc`, `c++`, with their arguments
     #[command(external_subcommand)]
     Compile(Vec<OsString>),
@@ -135,6 +136,12 @@ struct WorkerArgs {
 }
 
 #[derive(Debug, clap::Args)]
+struct LauncherArgs {
+    /// Where `weft` is too, or from where `weft` is found in PATH
+    dir: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
 struct StatusArgs {
     /// One JSON object
     #[arg(long)]
@@ -171,21 +178,6 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "write a number of bytes of at least 64M, also with K, M, G or T".into())
 }
 
-/// Reads a list of workers.
-fn workers(text: &str) -> Result<Vec<Endpoint>, String> {
-    let mut all: Vec<Endpoint> = Vec::new();
-    for word in text
-        .split([',', ' ', '\t', '\n'])
-        .filter(|word| !word.is_empty())
-    {
-        let endpoint = word.parse()?;
-        if !all.contains(&endpoint) {
-            all.push(endpoint);
-        }
-    }
-    Ok(all)
-}
-
 /// Does what is asked.
 pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     match &args.command {
@@ -194,12 +186,20 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
         Command::Summary(args) => super::cc_summary::run(args, &running()?).map(Into::into),
         Command::Check(check) => check_workers(args, check).map(Into::into),
         Command::Stop => stop().map(Into::into),
-        Command::Compile(command) => Ok(wrapped(
-            command,
-            args.hosts.as_deref(),
-            args.verify,
-            args.pull,
-        )),
+        Command::Launcher(args) => launcher(args).map(Into::into),
+        Command::Compile(command) => {
+            let pull = if args.pull { "1" } else { "0" };
+            let mut set = vec![
+                ("WEFT_CC_VERIFY", args.verify.to_string().into()),
+                ("WEFT_CC_PULL", pull.into()),
+            ];
+            set.extend(
+                args.hosts
+                    .as_ref()
+                    .map(|hosts| ("WEFT_CC_HOSTS", hosts.into())),
+            );
+            Ok(wrapped(command, &set))
+        }
     }
 }
 
@@ -222,85 +222,40 @@ pub fn masquerade() -> Option<ExitCode> {
     } else {
         return None;
     }
-    Some(by_environment(&args))
+    Some(wrapped(&args, &[]))
 }
 
-/// The program `weft-cc`: what comes after its name is a compiler and its arguments, or its own name is a compiler's.
-pub fn alone() -> ExitCode {
-    let mut args: Vec<OsString> = std::env::args_os().collect();
-    let name = args.first().and_then(|path| Path::new(path).file_name());
-    match name.map(ToOwned::to_owned) {
-        Some(name) if name != ALONE && name.to_str().is_some_and(options::is_driver) => {
-            args[0] = name;
-        }
-        _ => drop(args.drain(..args.len().min(1))),
-    }
-    by_environment(&args)
-}
-
-/// Compiles as the environment says.
-fn by_environment(command: &[OsString]) -> ExitCode {
-    let verify = std::env::var("WEFT_CC_VERIFY")
-        .ok()
-        .and_then(|text| percent(&text).ok())
-        .unwrap_or(0);
-    let pull = std::env::var("WEFT_CC_PULL").is_ok_and(|text| {
-        !["", "0", "n", "no", "f", "false", "off"].contains(&text.to_ascii_lowercase().as_str())
-    });
-    wrapped(
-        command,
-        std::env::var("WEFT_CC_HOSTS").ok().as_deref(),
-        verify,
-        pull,
-    )
-}
-
-/// Compiles, as the compiler would; its own failures are told as such.
-fn wrapped(command: &[OsString], hosts: Option<&str>, verify: u8, pull: bool) -> ExitCode {
-    let fail = |what: &dyn std::fmt::Display| {
-        eprintln!("weft cc: {what}");
-        ExitCode::from(127)
-    };
+/// Compiles, as the compiler would, with these variables; its own failures are told as such.
+fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
     let Some((name, args)) = command.split_first() else {
-        return fail(&"no compiler is named");
+        eprintln!("weft cc: no compiler is named");
+        return ExitCode::from(127);
     };
-    let own = std::env::current_exe()
-        .and_then(|exe| exe.canonicalize())
-        .ok();
-    let Some(driver) = name
-        .to_str()
-        .and_then(|name| find_program(name, own.as_deref()))
-    else {
-        return fail(&format!(
-            "{}: there is no such compiler in PATH, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help",
-            name.display()
-        ));
-    };
-    // A wrong list must not break a build.
-    let workers = workers(hosts.unwrap_or_default()).unwrap_or_else(|e| {
-        eprintln!("weft cc: WEFT_CC_HOSTS: {e}; compiling here");
-        Vec::new()
-    });
-    let settings = Settings {
-        workers,
-        verify,
-        pull,
-        line: Box::new(line),
-    };
-    match compile(&driver, args, &settings) {
-        Ok(Compiled::There(_)) => ExitCode::SUCCESS,
-        Ok(Compiled::Here(status)) => {
-            let code = status
-                .code()
-                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-            ExitCode::from(u8::try_from(code).unwrap_or(1))
+    match compile(name, args, set, line) {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => {
+            let name = name.display();
+            if e.kind() == io::ErrorKind::NotFound {
+                eprintln!(
+                    "weft cc: {name}: there is no such compiler in PATH, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help"
+                );
+            } else {
+                eprintln!("weft cc: {name}: {e}");
+            }
+            ExitCode::from(127)
         }
-        Err(e) => fail(&format!("{}: {e}", driver.display())),
     }
 }
 
-/// The program that compiles and can do nothing else; `weft` is beside it.
-const ALONE: &str = "weft-cc";
+/// Writes the small program.
+fn launcher(args: &LauncherArgs) -> Result<Exit, Failure> {
+    let path = write_launcher(&args.dir).map_err(|e| {
+        Failure::failed(format!("{}: {e}", args.dir.display()))
+            .hint("name a directory that you can write to; there is one for x86-64 and aarch64")
+    })?;
+    say(path.display());
+    Ok(Exit::Ok)
+}
 
 /// A connection to the daemon, which is started if it is not there.
 fn line() -> io::Result<Line> {
@@ -309,11 +264,7 @@ fn line() -> io::Result<Line> {
         return Ok(line);
     }
     // Of several that are started at once, one gets the socket, and the others end.
-    let mut own = std::env::current_exe()?;
-    if own.file_name().is_some_and(|name| name == ALONE) {
-        own.set_file_name("weft");
-    }
-    let mut command = std::process::Command::new(own);
+    let mut command = std::process::Command::new(std::env::current_exe()?);
     command
         .arg("ccd")
         .current_dir("/")
@@ -414,7 +365,7 @@ pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
 }
 
 fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
-    let all = workers(args.hosts.as_deref().unwrap_or_default()).map_err(Failure::usage)?;
+    let all = Endpoint::list(args.hosts.as_deref().unwrap_or_default()).map_err(Failure::usage)?;
     if all.is_empty() {
         return Err(Failure::usage("no worker is named")
             .hint("export WEFT_CC_HOSTS=HOST:PORT,... or give --hosts"));
@@ -494,11 +445,34 @@ fn status(args: &StatusArgs) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// A bar of up to `width` blocks.
-fn bar(part: f64, width: usize) -> String {
-    let eighths = (part.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize;
-    let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];
-    "█".repeat(eighths / 8) + rest
+/// Columns of a terminal that the status takes.
+const COLUMNS: usize = 80;
+
+/// The end of a name that is too long: there stands what tells it from others.
+fn cut(name: &str, width: usize) -> String {
+    let len = name.chars().count();
+    if len <= width {
+        return name.into();
+    }
+    let end = name.chars().skip(len + 1 - width);
+    std::iter::once('…').chain(end).collect()
+}
+
+/// A text in lines of the status' width, of which all but the first are indented.
+fn wrapped_at(indent: usize, text: &str) -> String {
+    let (mut out, mut column) = (String::new(), 0);
+    for word in text.split_inclusive(' ') {
+        let len = word.trim_end().chars().count();
+        if column > indent && column + len > COLUMNS {
+            out.truncate(out.trim_end().len());
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        }
+        out.push_str(word);
+        column += word.chars().count();
+    }
+    out
 }
 
 fn mib(bytes: u64) -> String {
@@ -508,7 +482,7 @@ fn mib(bytes: u64) -> String {
 fn show(status: &Status) {
     let here: u64 = status.reasons.iter().map(|(_, n)| n).sum();
     say(format_args!(
-        "{} objects by workers, {here} commands here, {} tried again; the daemon runs for {:.0} s",
+        "{} objects by workers, {here} commands here, {} again; running for {:.0} s",
         status.done, status.again, status.uptime
     ));
     if status.verified.0 > 0 {
@@ -518,58 +492,16 @@ fn show(status: &Status) {
         ));
     }
     if !status.workers.is_empty() {
-        let most = status
-            .workers
-            .iter()
-            .map(|worker| worker.done)
-            .max()
-            .unwrap_or(0)
-            .max(1);
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
-        table.set_header([
-            "worker",
-            "over",
-            "slots",
-            "in use",
-            "objects",
-            "",
-            "lost",
-            "read",
-            "written",
-            "compiling",
-            "pressure",
-            "",
-        ]);
-        for worker in &status.workers {
-            let transport = if worker.transport.is_empty() {
-                "-"
-            } else {
-                super::carrier(&worker.transport)
-            };
-            table.add_row([
-                worker.endpoint.to_string(),
-                transport.into(),
-                worker.slots.to_string(),
-                worker.in_use.to_string(),
-                worker.done.to_string(),
-                bar(worker.done as f64 / most as f64, 20),
-                worker.lost.to_string(),
-                mib(worker.bytes.0),
-                mib(worker.bytes.1),
-                format!("{:.1} s", worker.compiling),
-                format!("{:.0} %", worker.pressure),
-                worker.trouble.clone(),
-            ]);
-        }
-        say(table);
+        say(table(&status.workers));
     }
     for job in &status.jobs {
         let at = job
             .worker
             .as_ref()
             .map_or_else(|| "waits".into(), |worker| format!("on {worker}"));
-        say(format_args!("{:7.1} s  {at}  {}", job.age, job.source));
+        let before = format!("{:7.1} s  {}  ", job.age, cut(&at, 30));
+        let left = COLUMNS - before.chars().count();
+        say(format_args!("{before}{}", cut(&job.source, left)));
     }
     if status.here > 0 {
         say(format_args!(
@@ -581,8 +513,55 @@ fn show(status: &Status) {
         say("here, because:");
     }
     for (reason, n) in &status.reasons {
-        say(format_args!("{n:7}  {reason}"));
+        say(wrapped_at(9, &format!("{n:7}  {reason}")));
     }
+}
+
+/// A line for each worker, and one for its trouble.
+fn table(workers: &[WorkerStatus]) -> String {
+    let line = |cells: [&str; 9]| {
+        let [
+            name,
+            over,
+            jobs,
+            done,
+            lost,
+            read,
+            written,
+            compiling,
+            pressure,
+        ] = cells;
+        format!(
+            "{name:<22} {over:<6} {jobs:>5} {done:>7} {lost:>4} {read:>8} {written:>8} {compiling:>8} {pressure:>4}"
+        )
+    };
+    let mut lines = vec![line([
+        "worker", "over", "jobs", "objects", "lost", "MiB in", "MiB out", "seconds", "psi%",
+    ])];
+    let mib = |bytes: u64| format!("{:.1}", bytes as f64 / 1_048_576.0);
+    for worker in workers {
+        let over = match worker.transport.as_str() {
+            "" => "-",
+            "local" => "memory",
+            "tls" => "TLS",
+            _ => "TCP",
+        };
+        lines.push(line([
+            &cut(&worker.endpoint.to_string(), 22),
+            over,
+            &format!("{}/{}", worker.in_use, worker.slots),
+            &worker.done.to_string(),
+            &worker.lost.to_string(),
+            &mib(worker.bytes.0),
+            &mib(worker.bytes.1),
+            &format!("{:.1}", worker.compiling),
+            &format!("{:.0}", worker.pressure),
+        ]));
+        if !worker.trouble.is_empty() {
+            lines.push(wrapped_at(2, &format!("  {}", worker.trouble)));
+        }
+    }
+    lines.join("\n")
 }
 
 /// What a worker logs.
@@ -691,7 +670,7 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         .map_err(|e| Failure::failed(format!("cannot forbid core files: {e}")))?;
     let (slots, place) = (config.slots, config.place.clone());
     let worker = Worker::start(config, Arc::new(Lines)).map_err(|e| {
-        Failure::failed(format!("cannot listen on {bind}: {e}")).hint(
+        Failure::failed(format!("cannot work on {bind}: {e}")).hint(
             "another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one",
         )
     })?;
@@ -721,16 +700,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_workers() {
-        let all = workers("a, b:1,[::1]:2 a").unwrap();
-        assert_eq!(
-            all.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            ["a:7477", "b:1", "[::1]:2"]
-        );
-        assert!(workers("a,b:x").is_err());
-        assert!(workers("").unwrap().is_empty());
+    fn values_of_options() {
         assert_eq!((percent("10%"), percent("0")), (Ok(10), Ok(0)));
         assert!(percent("101").is_err() && memory("1M").is_err());
-        assert_eq!(bar(0.5, 4), "██");
+    }
+
+    #[test]
+    fn the_status_fits_80_columns() {
+        let worker = |host: &str| WorkerStatus {
+            endpoint: Endpoint {
+                host: host.into(),
+                port: 65_535,
+            },
+            transport: "local".into(),
+            slots: 128,
+            in_use: 128,
+            done: 123_456,
+            lost: 1000,
+            bytes: (123_456 << 20, 123_456 << 20),
+            compiling: 123_456.7,
+            pressure: 100.0,
+            trouble: "a reason that is as long as reasons are allowed to be ".repeat(4),
+        };
+        let text = table(&[
+            worker("::1"),
+            worker("compile-for-others.far.away.example.org"),
+        ]);
+        assert_eq!(text.lines().count(), 9, "{text}");
+        assert!(text.contains(".example.org:65535") && text.contains("128/128"));
+        for line in text.lines() {
+            assert!(line.chars().count() <= COLUMNS, "{line}");
+        }
+        assert_eq!(cut("ab/cde.c", 5), "…de.c");
     }
 }

@@ -1,0 +1,727 @@
+//! A command that was handed over: preprocess here, hand its text to a worker, write what comes back; or say that the compiler is to do it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::SystemTime;
+
+use rustix::process::{Pid, Signal, getpriority_process, kill_process_group, setpriority_process};
+use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use weft_sys::{Interest, memfd, poll_fds};
+
+use super::past::Trail;
+use super::{Leave, Shared, job};
+use crate::client::{ACTIVE, HOSTS, not_compilers};
+use crate::ipc::{JobAsk, Line, PullAsk};
+use crate::launch::{FROM, Launch, NAME, Next};
+use crate::link::Endpoint;
+use crate::lock;
+use crate::options::{self, Plan};
+use crate::wire::Output;
+
+/// Environment variables that change what a preprocessor reads or writes.
+const SEARCH_ENVIRONMENT: &[&str] = &[
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "DEPENDENCIES_OUTPUT",
+    "SUNPRO_DEPENDENCIES",
+];
+/// Environment variables that change what a compiler is.
+const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
+
+/// Whether this one is among so many percent.
+fn chosen(percent: u8) -> bool {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0) % 100 < percent.into()
+}
+
+/// What a command has that is not of its process alone: who hands it over from elsewhere would compile here with other files than it sees.
+#[derive(PartialEq, Eq)]
+pub(super) struct Place([(u64, u64); 2]);
+
+impl Place {
+    pub(super) fn of(process: &str) -> io::Result<Self> {
+        let at = |name: &str| {
+            let about = std::fs::metadata(format!("/proc/{process}/{name}"))?;
+            io::Result::Ok((about.dev(), about.ino()))
+        };
+        Ok(Self([at("root")?, at("ns/mnt")?]))
+    }
+}
+
+/// How one ends before there is an object.
+enum Stop {
+    /// The compiler does it, which takes a place among those that run here if it compiles.
+    Here { reason: String, compiles: bool },
+    /// The compiler does it, and nobody counts that.
+    Alone,
+    /// It is gone.
+    Gone,
+}
+
+fn here(reason: impl Into<String>) -> Stop {
+    Stop::Here {
+        reason: reason.into(),
+        compiles: true,
+    }
+}
+
+/// A command under way.
+struct Running<'a> {
+    shared: &'a Shared,
+    launch: &'a Launch,
+    line: &'a Line,
+    pid: u32,
+    stderr: File,
+    driver: PathBuf,
+    args: &'a [OsString],
+}
+
+impl Shared {
+    /// Does a command, or says who is to do it. The leave is for who becomes the compiler, until the connection ends. `None`: it is gone.
+    pub(super) fn command<'a>(
+        &'a self,
+        launch: &Launch,
+        stderr: OwnedFd,
+        line: &Line,
+        trail: &mut Trail<'a>,
+    ) -> Option<(Next, Option<Leave<'a>>)> {
+        let mut stderr = File::from(stderr);
+        let under_name = Path::new(&launch.args[0]).file_name() == Some(OsStr::new(NAME));
+        let (named, args) = launch.args[usize::from(under_name)..].split_first()?;
+        let name = if under_name {
+            named.clone()
+        } else {
+            Path::new(named).file_name()?.to_owned()
+        };
+        let pid = weft_sys::unix::peer_cred(line).ok()?.pid?;
+        let Some(driver) = driver(launch, &name, pid) else {
+            let _ = writeln!(
+                stderr,
+                "weft cc: {}: there is no such compiler in PATH, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help",
+                name.display()
+            );
+            return Some((Next::End(127), None));
+        };
+        let mut running = Running {
+            shared: self,
+            launch,
+            line,
+            pid,
+            stderr,
+            driver,
+            args,
+        };
+        let mut source = String::new();
+        let stop = match running.run(trail, &mut source) {
+            Ok(code) => return Some((Next::End(code), None)),
+            Err(stop) => stop,
+        };
+        let path = running.driver;
+        let alone = Next::Compiler {
+            path: path.clone(),
+            held: false,
+        };
+        match stop {
+            Stop::Gone => None,
+            Stop::Alone => Some((alone, None)),
+            Stop::Here { reason, compiles } => {
+                self.note(&reason);
+                // What links is for make's own count; what compiles takes a place of this machine's.
+                if !compiles {
+                    return Some((alone, None));
+                }
+                let asked = self.now();
+                let leave = self.leave(line)?;
+                trail.runs_here(&source, &reason, asked);
+                Some((Next::Compiler { path, held: true }, Some(leave)))
+            }
+        }
+    }
+}
+
+/// The compiler of this name as the command would find it.
+fn driver(launch: &Launch, name: &OsStr, pid: u32) -> Option<PathBuf> {
+    let mut not = not_compilers(launch.var(FROM).map(OsStr::to_owned));
+    not.extend(std::fs::read_link(format!("/proc/{pid}/exe")));
+    let path = launch.var("PATH").unwrap_or(OsStr::new(crate::PATH));
+    let found = crate::find_in_dir(&launch.dir, path, name.to_str()?, &not)?;
+    Some(launch.dir.join(found))
+}
+
+/// The locale that diagnostics are in.
+fn locale(launch: &Launch) -> String {
+    let set = |name| launch.var(name)?.to_str().filter(|value| !value.is_empty());
+    set("LC_ALL")
+        .or_else(|| set("LC_MESSAGES"))
+        .or_else(|| set("LANG"))
+        .unwrap_or_default()
+        .into()
+}
+
+/// The working directory as compilers see it: `PWD`, if it is that.
+fn working_directory(launch: &Launch) -> PathBuf {
+    let told = launch.var("PWD").map(PathBuf::from);
+    let same = |told: &PathBuf| {
+        let (a, b) = (told.metadata().ok()?, launch.dir.metadata().ok()?);
+        Some((a.dev(), a.ino()) == (b.dev(), b.ino()))
+    };
+    told.filter(|told| *told == launch.dir || (told.is_absolute() && same(told) == Some(true)))
+        .unwrap_or_else(|| launch.dir.clone())
+}
+
+impl Running<'_> {
+    fn text(path: &Path) -> Result<String, Stop> {
+        let text = path.to_str().map(str::to_owned);
+        text.ok_or_else(|| here("a name that is not UTF-8"))
+    }
+
+    /// The status that it ends with.
+    fn run(&mut self, trail: &mut Trail<'_>, told: &mut String) -> Result<u8, Stop> {
+        let launch = self.launch;
+        if launch.var(ACTIVE).is_some() {
+            return Err(Stop::Alone);
+        }
+        let hosts = launch.var(HOSTS).and_then(OsStr::to_str);
+        // A wrong list must not break a build.
+        let workers = Endpoint::list(hosts.unwrap_or_default()).unwrap_or_else(|e| {
+            let _ = writeln!(self.stderr, "weft cc: WEFT_CC_HOSTS: {e}; compiling here");
+            Vec::new()
+        });
+        if workers.is_empty() {
+            return Err(Stop::Alone);
+        }
+        if !Place::of(&self.pid.to_string()).is_ok_and(|theirs| theirs == self.shared.place) {
+            return Err(here(
+                "it sees other files than the daemon (a container, chroot)",
+            ));
+        }
+        let plan = options::parse(&launch.dir, self.args).map_err(|stay| Stop::Here {
+            reason: stay.reason,
+            compiles: stay.compiles,
+        })?;
+        if let Some(name) = ENVIRONMENT.iter().find(|name| launch.var(name).is_some()) {
+            return Err(here(format!("{name} is set")));
+        }
+        let name = self.driver.file_name().and_then(OsStr::to_str);
+        let name = name.unwrap_or_default().to_owned();
+        if !options::is_driver(&name) {
+            return Err(here(format!("`{name}` is not gcc")));
+        }
+        let source = Self::text(&plan.source)?;
+        source.clone_into(told);
+        if !options::is_source_name(&source) {
+            return Err(here("a source whose name begins with @ or -"));
+        }
+        let began = SystemTime::now();
+        let mut args = plan.job.clone();
+        let coloured = |arg: &String| arg.starts_with("-fdiagnostics-color");
+        if self.stderr.is_terminal() && !args.iter().any(coloured) {
+            args.push("-fdiagnostics-color=always".into());
+        }
+        let path = launch.var("PATH").unwrap_or(OsStr::new(crate::PATH));
+        let job = JobAsk {
+            workers,
+            driver: self.driver.clone(),
+            name,
+            path: Self::text(Path::new(path))?,
+            language: plan.language,
+            cwd: Self::text(&working_directory(launch))?,
+            source,
+            locale: locale(launch),
+            args,
+            at: 0,
+            len: 0,
+            pull: None,
+        };
+        let (outcome, said) = self.remote(&plan, job, trail)?;
+        let (outputs, room, worker) = match outcome {
+            job::Outcome::Done {
+                outputs,
+                room,
+                worker,
+            } => (outputs, File::from(room), worker),
+            job::Outcome::Here(reason) => return Err(here(reason)),
+            job::Outcome::Preprocess(_) => return Err(here("a worker's answer that cannot be")),
+            job::Outcome::Cancelled => return Err(Stop::Gone),
+        };
+        self.deliver(&plan, &room, &outputs, &said, began)?;
+        let percent = launch.var("WEFT_CC_VERIFY").and_then(OsStr::to_str);
+        let percent = percent.map_or(Ok(0), |text| text.trim_end_matches('%').parse());
+        if !options::is_repeatable(&plan.job) || !chosen(percent.unwrap_or(0)) {
+            return Ok(0);
+        }
+        self.verify(&plan, &worker, &room, &outputs)
+    }
+
+    /// By a worker that preprocesses too, where that is wanted and can be; else its text is made here.
+    fn remote(
+        &mut self,
+        plan: &Plan,
+        mut job: JobAsk,
+        trail: &mut Trail<'_>,
+    ) -> Result<(job::Outcome, Vec<u8>), Stop> {
+        let shared = self.shared;
+        if self.launch.var("WEFT_CC_PULL").is_some_and(is_true) {
+            match self.pulled(plan, &job.cwd) {
+                Ok(pull) => {
+                    job.pull = Some(pull);
+                    match shared.job(&job, None, self.line, trail) {
+                        job::Outcome::Preprocess(why) => {
+                            shared.note(&format!("preprocessed here: {why}"));
+                        }
+                        other => return Ok((other, Vec::new())),
+                    }
+                    job.pull = None;
+                }
+                Err(why) => shared.note(&format!("preprocessed here: {why}")),
+            }
+        }
+        let leave = shared.leave(self.line).ok_or(Stop::Gone)?;
+        trail.preprocesses();
+        let text = self.preprocess(plan)?;
+        drop(leave);
+        trail.left();
+        (job.at, job.len) = (text.at, text.len);
+        let file = OwnedFd::from(text.file);
+        let outcome = shared.job(&job, Some(&file), self.line, trail);
+        Ok((outcome, text.said))
+    }
+
+    /// What a worker needs to preprocess this.
+    fn pulled(&self, plan: &Plan, cwd: &str) -> Result<PullAsk, String> {
+        let var = |name: &str| self.launch.var(name).map(OsStr::to_owned);
+        if let Some(name) = SEARCH_ENVIRONMENT.iter().find(|name| var(name).is_some()) {
+            return Err(format!("{name} is set"));
+        }
+        let crate::pull::Asked { cpp, search, roots } =
+            crate::pull::ask(plan, Path::new(cwd), &var)?;
+        Ok(PullAsk { cpp, search, roots })
+    }
+
+    /// The compiler with these arguments, as the command would have started it. `None`: the command is gone, and so is what was started.
+    fn start(
+        &self,
+        args: &[OsString],
+        stdout: Stdio,
+        stderr: Stdio,
+    ) -> io::Result<Option<ExitStatus>> {
+        let launch = self.launch;
+        let mut command = if launch.umask == self.shared.umask {
+            Command::new(&self.driver)
+        } else {
+            let mut shell = Command::new("/bin/sh");
+            let script = format!("umask {:03o}; exec \"$@\"", launch.umask);
+            shell.args(["-c", &script, "sh"]).arg(&self.driver);
+            shell
+        };
+        command
+            .args(args)
+            .env_clear()
+            .envs(launch.env.iter().map(|(name, value)| (name, value)))
+            .env(ACTIVE, "1")
+            .current_dir(&launch.dir)
+            .stdin(Stdio::null())
+            .stdout(stdout)
+            .stderr(stderr)
+            .process_group(0);
+        // Nicer than this for good: the thread is this command's.
+        let pid = Pid::from_raw(self.pid.cast_signed());
+        if let (Ok(theirs), Ok(ours)) = (getpriority_process(pid), getpriority_process(None))
+            && theirs > ours
+        {
+            let _ = setpriority_process(None, theirs);
+        }
+        let (theirs, ours) = (sched_getaffinity(pid), sched_getaffinity(None));
+        let moved = matches!((&theirs, &ours), (Ok(a), Ok(b)) if a != b);
+        let stay = |set: &rustix::io::Result<rustix::thread::CpuSet>| {
+            if moved && let Ok(set) = set {
+                let _ = sched_setaffinity(None, set);
+            }
+        };
+        stay(&theirs);
+        let child = command.spawn();
+        stay(&ours);
+        let mut child = child?;
+        let ended = weft_sys::process::pidfd_open(child.id())?;
+        loop {
+            let both = [
+                (ended.as_fd(), Interest::READ),
+                (self.line.as_fd(), Interest::READ),
+            ];
+            let ready = poll_fds(&both, None).unwrap_or(0);
+            if ready & 1 != 0 {
+                return child.wait().map(Some);
+            }
+            if ready & 2 != 0 {
+                let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+                child.wait()?;
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The preprocessor writes into the memory file that the worker reads: through a pipe each 4 KiB of its text would wake this process.
+    fn preprocess(&self, plan: &Plan) -> Result<Text, Stop> {
+        let failed = |e: io::Error| here(format!("cannot preprocess: {e}"));
+        let file = memfd::create_growing("weft-cc-source").map_err(failed)?;
+        let said = File::from(memfd::create_growing("weft-cc-said").map_err(failed)?);
+        let both = [file.try_clone(), said.try_clone().map(OwnedFd::from)];
+        let [stdout, stderr] = both.map(|fd| fd.map(Stdio::from).map_err(failed));
+        let status = self
+            .start(&plan.preprocess, stdout?, stderr?)
+            .map_err(failed)?
+            .ok_or(Stop::Gone)?;
+        if !status.success() {
+            // It says what is wrong better when it compiles.
+            return Err(here("preprocessing failed"));
+        }
+        let file = File::from(file);
+        let (at, end) = judge(&file)
+            .map_err(|e| here(format!("no memory for the source: {e}")))?
+            .map_err(here)?;
+        let len = said.metadata().map_err(failed)?.len();
+        let mut text = vec![0; usize::try_from(len).unwrap_or(0)];
+        said.read_exact_at(&mut text, 0).map_err(failed)?;
+        Ok(Text {
+            file,
+            at,
+            len: end - at,
+            said: text,
+        })
+    }
+
+    /// Writes dependencies, then the object, then what was said.
+    fn deliver(
+        &mut self,
+        plan: &Plan,
+        room: &File,
+        outputs: &[(Output, u64, u64)],
+        said: &[u8],
+        began: SystemTime,
+    ) -> Result<(), Stop> {
+        let dir = &self.launch.dir;
+        let take = |what| Part::find(room, outputs, what);
+        let object = take(Output::Object).map_err(|e| here(format!("the object: {e}")))?;
+        let mode = (self.launch.umask != self.shared.umask).then_some(0o666 & !self.launch.umask);
+        let write = |path: &Path, part: &Part| {
+            write_whole(path, part, began, mode)
+                .map_err(|e| here(format!("{}: {e}", path.display())))
+        };
+        let told = dependencies(&plan.preprocess).map(|path| dir.join(path));
+        if let (Some(path), Ok(part)) = (&told, take(Output::Dependencies)) {
+            // Before the object: a make that sees the one sees the other.
+            write(path, &part)?;
+        }
+        // Nothing is said that a compilation here would say again.
+        write(&dir.join(&plan.output), &object)?;
+        if let Some(path) = told
+            && let Err(e) = set_time(&path, began)
+        {
+            tracing::info!("the time of {}: {e}", path.display());
+        }
+        let diagnostics = take(Output::Diagnostics).and_then(|part| part.read());
+        let diagnostics = printable(&diagnostics.unwrap_or_default());
+        for text in [said, &diagnostics] {
+            let _ = self.stderr.write_all(text);
+        }
+        Ok(())
+    }
+
+    /// Compiles here too, and keeps that.
+    fn verify(
+        &mut self,
+        plan: &Plan,
+        worker: &Endpoint,
+        room: &File,
+        outputs: &[(Output, u64, u64)],
+    ) -> Result<u8, Stop> {
+        let failed = |e: io::Error| here(format!("cannot compare: {e}"));
+        let theirs = Part::find(room, outputs, Output::Object).and_then(|part| part.read());
+        let theirs = theirs.map_err(failed)?;
+        let leave = self.shared.leave(self.line).ok_or(Stop::Gone)?;
+        let stderr = self.stderr.try_clone().map_err(failed)?;
+        let status = self
+            .start(self.args, Stdio::null(), stderr.into())
+            .map_err(failed)?
+            .ok_or(Stop::Gone)?;
+        drop(leave);
+        let output = self.launch.dir.join(&plan.output);
+        let same = std::fs::read(&output).unwrap_or_default() == theirs;
+        let mut state = lock(&self.shared.state);
+        state.verified.0 += 1;
+        if !same {
+            state.verified.1 += 1;
+            state.pool.distrust(worker);
+        }
+        drop(state);
+        if !same {
+            let _ = writeln!(
+                self.stderr,
+                "weft cc: {}: the object of {worker} differs from the one that was compiled here, which is kept; {worker} gets no more jobs",
+                plan.output.display()
+            );
+        }
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        Ok(code.unwrap_or(1))
+    }
+}
+
+/// As the command line takes it.
+fn is_true(value: &OsStr) -> bool {
+    let value = value.to_ascii_lowercase();
+    !["", "0", "n", "no", "f", "false", "off"]
+        .iter()
+        .any(|no| value == *no)
+}
+
+/// A preprocessed source.
+struct Text {
+    /// A memory file.
+    file: File,
+    /// Where in it the source begins, and its length.
+    at: u64,
+    len: u64,
+    /// What the preprocessor said.
+    said: Vec<u8>,
+}
+
+/// Writes beside the name and renames: there is never half an object. Its time is that of the preprocessing: a header that was changed since is newer.
+fn write_whole(path: &Path, part: &Part, time: SystemTime, mode: Option<u32>) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut beside = OsString::from(".");
+    beside.push(name);
+    beside.push(format!(
+        ".weft-{}.part",
+        rustix::thread::gettid().as_raw_nonzero()
+    ));
+    let beside = path.with_file_name(beside);
+    let done = (|| {
+        let mut file = File::options().write(true).create_new(true).open(&beside)?;
+        part.write_to(&mut file)?;
+        file.set_modified(time)?;
+        if let Some(mode) = mode {
+            file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+        }
+        std::fs::rename(&beside, path)
+    })();
+    if done.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    done
+}
+
+/// Bytes of a text that are looked at together; what compilers have built in comes among the first.
+const PIECE: usize = 128 << 10;
+
+/// Where the source for a worker begins and ends in a preprocessed text, or why there is none. What the worker's compiler has built in is overwritten by the lines
+/// before it, and the source begins there.
+fn judge(file: &File) -> io::Result<Result<(u64, u64), &'static str>> {
+    let mut piece = vec![0; PIECE];
+    let (mut begin, mut at, mut kept) = (0, 0, 0);
+    loop {
+        let n = match file.read_at(&mut piece[kept..], at) {
+            Ok(0) => return Ok(Ok((begin, at))),
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        let text = &piece[..kept + n];
+        if at == 0 {
+            let cut = options::built_in(text);
+            begin = cut.len() as u64;
+            file.write_all_at(&text[..cut.start], begin)?;
+        }
+        if let Some(why) = options::stays(text) {
+            return Ok(Err(why));
+        }
+        at += n as u64;
+        let all = text.len();
+        kept = all.min(options::STAYS_OVERLAP);
+        piece.copy_within(all - kept..all, 0);
+    }
+}
+
+/// An output in the room.
+struct Part {
+    room: File,
+    at: u64,
+    len: u64,
+}
+
+impl Part {
+    fn find(room: &File, outputs: &[(Output, u64, u64)], what: Output) -> io::Result<Self> {
+        let found = outputs.iter().find(|&&(other, _, _)| other == what);
+        let &(_, at, len) = found.ok_or(io::ErrorKind::NotFound)?;
+        let room = room.try_clone()?;
+        Ok(Self { room, at, len })
+    }
+
+    fn read(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(self.len).map_err(io::Error::other)?];
+        self.room.read_exact_at(&mut bytes, self.at)?;
+        Ok(bytes)
+    }
+
+    /// The kernel copies.
+    fn write_to(&self, file: &mut File) -> io::Result<()> {
+        let mut room = &self.room;
+        room.seek(io::SeekFrom::Start(self.at))?;
+        if io::copy(&mut room.take(self.len), file)? < self.len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+}
+
+/// Where the preprocessor writes dependencies.
+fn dependencies(preprocess: &[OsString]) -> Option<PathBuf> {
+    let mut found = None;
+    let mut args = preprocess.iter();
+    while let Some(arg) = args.next() {
+        let arg = arg.as_bytes();
+        let joined = [&b"-Wp,-MD,"[..], b"-Wp,-MMD,", b"-MF"]
+            .iter()
+            .find_map(|prefix| arg.strip_prefix(*prefix));
+        match joined {
+            Some(b"") => found = args.next().map(PathBuf::from),
+            Some(name) => found = Some(OsStr::from_bytes(name).into()),
+            None => {}
+        }
+    }
+    found
+}
+
+/// Gives a file the object's time: makes take an object that is older than its dependencies for an old one.
+fn set_time(path: &Path, time: SystemTime) -> io::Result<()> {
+    if !path.metadata()?.is_file() {
+        return Ok(());
+    }
+    File::open(path)?.set_modified(time)
+}
+
+/// Diagnostics of a worker for a terminal: text, and the sequences that colour it, but no others.
+fn printable(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&b, after)) = rest.split_first() {
+        rest = after;
+        match b {
+            b'\n' | b'\t' | b' '..=b'~' | 0x80.. => out.push(b),
+            0x1b => {
+                let body = after.strip_prefix(b"[").unwrap_or_default();
+                let len = body
+                    .iter()
+                    .take_while(|b| b.is_ascii_digit() || **b == b';')
+                    .count();
+                if matches!(body.get(len), Some(b'm' | b'K')) && len < 32 {
+                    out.extend([0x1b, b'[']);
+                    out.extend(&body[..=len]);
+                    rest = &body[len + 1..];
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_terminal_is_told_colours_alone() {
+        assert_eq!(
+            printable(b"\x1b[01;31m\x1b[Kerror\x1b[m\n"),
+            b"\x1b[01;31m\x1b[Kerror\x1b[m\n"
+        );
+        assert_eq!(
+            printable(b"\x1b]0;title\x07a\x1b[2Jb\x1b"),
+            b"]0;titlea[2Jb"
+        );
+        assert_eq!(printable("‘x’".as_bytes()), "‘x’".as_bytes());
+    }
+
+    #[test]
+    fn dependencies_are_found() {
+        let of = |line: &str| {
+            let args: Vec<_> = line.split(' ').map(OsString::from).collect();
+            dependencies(&args)
+        };
+        for line in [
+            "-MD -MF a.d x.c",
+            "-MFa.d x.c",
+            "-Wp,-MMD,a.d x.c",
+            "x.c -Wp,-MD,a.d",
+        ] {
+            assert_eq!(of(line), Some("a.d".into()), "{line}");
+        }
+        assert_eq!(of("-MMD -MT a.d x.c"), None);
+    }
+
+    #[test]
+    fn an_object_is_whole_or_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.o");
+        let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        let part = |at, len| Part {
+            room: file(b"an object, and more"),
+            at,
+            len,
+        };
+        write_whole(&path, &part(3, 6), time, Some(0o640)).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"object");
+        let about = path.metadata().unwrap();
+        assert_eq!(
+            (about.modified().unwrap(), about.mode() & 0o777),
+            (time, 0o640)
+        );
+        write_whole(&dir.path().join("no/a.o"), &part(0, 1), time, None).unwrap_err();
+        write_whole(&dir.path().join("b.o"), &part(3, 60), time, None).unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_source_begins_after_what_compilers_have_built_in() {
+        let head = "# 0 \"a.c\"\n";
+        let built_in = "# 0 \"<built-in>\"\n#define A 1\n";
+        let rest = "# 0 \"<command-line>\"\n# 1 \"a.c\"\nint x;\n".repeat(PIECE / 30);
+        for (text, source) in [
+            (format!("{head}{built_in}{rest}"), format!("{head}{rest}")),
+            (rest.clone(), rest.clone()),
+            (String::new(), String::new()),
+        ] {
+            let file = file(text.as_bytes());
+            let (at, end) = judge(&file).unwrap().unwrap();
+            let mut found = vec![0; (end - at) as usize];
+            file.read_exact_at(&mut found, at).unwrap();
+            assert!(found == source.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_word_that_keeps_a_text_here_is_found_between_pieces() {
+        for (word, before) in ["__TIMESTAMP__", ".incbin"]
+            .into_iter()
+            .flat_map(|word| (0..=word.len()).map(move |before| (word, before)))
+        {
+            let mut text = vec![b'x'; 2 * PIECE];
+            text[PIECE - before..][..word.len()].copy_from_slice(word.as_bytes());
+            judge(&file(&text)).unwrap().unwrap_err();
+        }
+    }
+}

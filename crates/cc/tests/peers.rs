@@ -1,0 +1,325 @@
+//! Masters and workers without manners: nobody else notices.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Bed, config, has_gcc, long_text, tls, until, worker};
+use weft_cc::ipc::Answer;
+use weft_cc::options::Language;
+use weft_cc::wire::{End, Hello, Job, Output, Region, Report, Request, Verdict};
+use weft_cc::worker::Config;
+use weft_cc::{Endpoint, find_program};
+use weft_verbs::cm::{self, ConnParam};
+use weft_verbs::{Access, Cq, Device, Mr, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
+
+/// A peer without manners: messages as it likes.
+struct Peer {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+}
+
+impl Peer {
+    fn objects(device: &Device) -> (Qp, Cq, Mr) {
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(64, None).unwrap();
+        let mr = pd
+            .alloc_mr(
+                1 << 20,
+                Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+            )
+            .unwrap();
+        let qp = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
+        for i in 0..4 {
+            qp.post_recv(&[RecvWr::new(i).sge(mr.sge(i as usize * 65_536, 65_536))])
+                .unwrap();
+        }
+        (qp, cq, mr)
+    }
+
+    fn param(hello: Hello) -> ConnParam {
+        ConnParam {
+            private_data: hello.encode().to_vec(),
+            tls: Some(tls()),
+            ..ConnParam::default()
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        let at = 512 << 10;
+        self.mr.write(at, bytes).unwrap();
+        self.qp
+            .post_send_one(SendWr::send(99).sge(self.mr.sge(at, bytes.len())))
+            .unwrap();
+    }
+
+    /// The next message; `None` at the end of the connection.
+    fn message(&self) -> Option<Vec<u8>> {
+        let mut wc = [Wc::default(); 1];
+        let end = Instant::now() + Duration::from_mins(1);
+        loop {
+            assert!(Instant::now() < end, "nothing comes");
+            if self.cq.wait(&mut wc, Some(Duration::from_secs(1))).unwrap() == 0 {
+                continue;
+            }
+            if wc[0].status != WcStatus::Success {
+                return None;
+            }
+            if wc[0].wr_id < 4 {
+                let at = wc[0].wr_id as usize * 65_536;
+                let bytes = self.mr.to_vec(at, wc[0].byte_len as usize).unwrap();
+                self.qp
+                    .post_recv(&[RecvWr::new(wc[0].wr_id).sge(self.mr.sge(at, 65_536))])
+                    .unwrap();
+                return Some(bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn too_many_connections_are_turned_away_and_memory_is_limited() {
+    if !has_gcc() {
+        return;
+    }
+    let (_worker, at) = worker(Config {
+        max_connections: 1,
+        ..config()
+    });
+    let (first, second) = (Bed::new(1 << 20), Bed::new(1 << 20));
+    assert!(matches!(
+        first.outcome(&[&at], b"int x;\n").0,
+        Answer::Done { .. }
+    ));
+    // The first daemon keeps its connection.
+    let why = second.here(&[&at], b"int x;\n");
+    assert!(why.contains("turned the connection away"), "{why}");
+    drop(first);
+    let (_small, at) = worker(Config {
+        memory: 32 << 20,
+        ..config()
+    });
+    let third = Bed::new(1 << 20);
+    let why = third.here(&[&at], &long_text());
+    assert!(why.contains("failed on a worker"), "{why}");
+}
+
+#[test]
+fn hostile_masters_are_refused() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (worker, at) = worker(config());
+    let device = Device::open().unwrap();
+    let region = |mr: &Mr, len| Region {
+        rkey: mr.rkey(),
+        addr: 0,
+        len,
+    };
+    let hello = Hello::new(weft_cc::wire::Status::Ok, 0);
+    let connect = || {
+        let (qp, cq, mr) = Peer::objects(&device);
+        let conn = cm::connect_qp(worker.local_addr(), qp, &device, &Peer::param(hello)).unwrap();
+        Peer {
+            qp: conn.qp,
+            cq,
+            mr,
+        }
+    };
+    let digest = [0; 32];
+    let job = |peer: &Peer| Job {
+        id: 1,
+        cxx: false,
+        source: region(&peer.mr, 100),
+        room: region(&peer.mr, 100),
+        digest,
+        driver: "gcc".into(),
+        locale: String::new(),
+        cwd: "/".into(),
+        name: "a.c".into(),
+        args: vec!["-c".into()],
+        pull: None,
+    };
+    // What may not be asked is refused, and the connection goes on.
+    let peer = connect();
+    for (change, verdict) in [
+        (
+            Box::new(|job: &mut Job| job.args.push("-fplugin=/tmp/x.so".into()))
+                as Box<dyn Fn(&mut Job)>,
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.args.push("@/etc/passwd".into())),
+            Verdict::Refused,
+        ),
+        // gcc would read the text as its arguments.
+        (
+            Box::new(|job: &mut Job| job.name = "@a/../a/../f".into()),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.name = "a/../-f.c".into()),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.locale = "../../x".into()),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.source.len = 1 << 40),
+            Verdict::Limit,
+        ),
+        (
+            Box::new(|job: &mut Job| job.driver = "/bin/sh".into()),
+            Verdict::Environment,
+        ),
+        (Box::new(|_: &mut Job| {}), Verdict::Environment),
+    ] {
+        let mut job = job(&peer);
+        change(&mut job);
+        peer.send(&Request::Job(job).encode().unwrap());
+        let Report::End(end) = Report::decode(&peer.message().unwrap()).unwrap() else {
+            panic!()
+        };
+        assert_eq!(end.verdict, verdict, "{}", end.reason);
+    }
+    // Nonsense, room that nobody asked for, and a key that is nobody's end the connection.
+    let room = Request::Room {
+        id: 1,
+        room: Region::default(),
+    }
+    .encode()
+    .unwrap();
+    for bytes in [vec![0xff; 40], vec![1], room] {
+        let peer = connect();
+        peer.send(&bytes);
+        assert_eq!(peer.message(), None);
+    }
+    let real = weft_cc::digest::Digests::default()
+        .of(
+            &find_program("gcc").unwrap(),
+            Language::C,
+            &std::env::var("PATH").unwrap(),
+        )
+        .unwrap();
+    let peer = connect();
+    let mut stale = Job {
+        digest: real,
+        ..job(&peer)
+    };
+    stale.source.rkey ^= 0x5a5a_5a00;
+    peer.send(&Request::Job(stale).encode().unwrap());
+    assert_eq!(peer.message(), None);
+    // Nobody else notices.
+    assert!(matches!(
+        bed.outcome(&[&at], b"int x;\n").0,
+        Answer::Done { .. }
+    ));
+    until("no compiler is left", || worker.running() == 0);
+}
+
+#[test]
+fn hostile_workers_cost_no_object() {
+    if !has_gcc() {
+        return;
+    }
+    let device = Device::open().unwrap();
+    let listener = cm::Listener::bind(
+        &device,
+        "127.0.0.1:0".parse().unwrap(),
+        16,
+        &Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1)),
+    )
+    .unwrap();
+    let at = Endpoint {
+        host: "127.0.0.1".into(),
+        port: listener.local_addr().port(),
+    };
+    let end = |outputs: Vec<(Output, u64, u64)>| {
+        move |id| {
+            Report::End(End {
+                outputs: outputs.clone(),
+                ..End::new(id, Verdict::Done, "")
+            })
+            .encode()
+        }
+    };
+    let answers: Vec<Box<dyn Fn(u32) -> Vec<u8> + Send>> = vec![
+        Box::new(|_| vec![0x77; 50]),
+        Box::new(end(vec![(Output::Object, 0, u64::MAX / 2)])),
+        Box::new(end(vec![(Output::Object, u64::MAX - 5, 5)])),
+        Box::new(end(vec![])),
+        Box::new(end(vec![(Output::Object, 0, 0)])),
+        Box::new(|id| Report::End(End::new(id + 1, Verdict::Done, "")).encode()),
+    ];
+    let count = answers.len();
+    let hostile = std::thread::spawn(move || {
+        for answer in answers {
+            let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
+            let (qp, cq, mr) = Peer::objects(&device);
+            let conn = request
+                .accept(qp, &Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1)))
+                .unwrap();
+            let peer = Peer {
+                qp: conn.qp,
+                cq,
+                mr,
+            };
+            let Ok(Request::Job(job)) = Request::decode(&peer.message().unwrap()) else {
+                panic!()
+            };
+            peer.send(&answer(job.id));
+            assert_eq!(peer.message(), None);
+        }
+    });
+    for _ in 0..count {
+        // A daemon of its own: a worker that failed gets no jobs for a while.
+        let bed = Bed::new(1 << 20);
+        let why = bed.here(&[&at], b"int x;\n");
+        assert!(why.contains(&at.to_string()), "{why}");
+        assert_eq!(bed.status().done, 0);
+    }
+    hostile.join().unwrap();
+}
+
+#[test]
+fn a_worker_that_stays_busy_does_not_hold_a_build() {
+    if !has_gcc() {
+        return;
+    }
+    let device = Device::open().unwrap();
+    let hello = || Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1));
+    let listener =
+        cm::Listener::bind(&device, "127.0.0.1:0".parse().unwrap(), 16, &hello()).unwrap();
+    let at = Endpoint {
+        host: "127.0.0.1".into(),
+        port: listener.local_addr().port(),
+    };
+    let busy = std::thread::spawn(move || {
+        let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
+        let (qp, cq, mr) = Peer::objects(&device);
+        let conn = request.accept(qp, &hello()).unwrap();
+        let peer = Peer {
+            qp: conn.qp,
+            cq,
+            mr,
+        };
+        let mut times = 0;
+        while let Some(bytes) = peer.message() {
+            let Ok(Request::Job(job)) = Request::decode(&bytes) else {
+                panic!()
+            };
+            let end = End::new(job.id, Verdict::Busy, "later");
+            peer.send(&Report::End(end).encode());
+            times += 1;
+        }
+        times
+    });
+    let bed = Bed::patient(1 << 20, Duration::from_secs(1));
+    let why = bed.here(&[&at], b"int x;\n");
+    assert!(why.contains("in time") || why.contains("too long"), "{why}");
+    drop(bed);
+    assert!(busy.join().unwrap() > 0);
+}
