@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use weft_lock::Brief;
+use weft_sys::thread::offer_turn;
 use weft_sys::{EventFd, Interest, poll_fds};
 
 use crate::device::{Counted, Device, DeviceInner};
@@ -46,6 +47,9 @@ const YIELD_EVERY: u32 = 16;
 /// Empty polls before the first yield, where the peer wants this core, and where it has one of its own: some microseconds.
 const LEAST_PATIENCE: u32 = 32;
 const MOST_PATIENCE: u32 = 512;
+
+/// How long a poll sleeps in place of a yield, where busy threads share the core: see [`CqInner::make_way`].
+const DOZE: Duration = Duration::from_micros(20);
 
 /// How long a sleep lasts at most for want of a descriptor to be woken by.
 const NAP: Duration = Duration::from_millis(1);
@@ -449,11 +453,13 @@ impl CqInner {
 
     /// A program that polls in a loop keeps a core busy. Where cores are scarce, the peer it waits for may be the one who wants this core:
     /// past the first empty polls, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
+    /// Where somebody else takes such a turn and keeps it for milliseconds, a poll sleeps for a moment in place of it: the peer's doorbell ends
+    /// that, and the kernel lets the thread that wakes go first.
     fn make_way(&self) {
         let polls = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.empty_polls.store(polls, Ordering::Relaxed);
-        if polls >= self.patience.load(Ordering::Relaxed) && polls.is_multiple_of(YIELD_EVERY) {
-            weft_sys::thread::sched_yield();
+        if polls >= self.patience.load(Ordering::Relaxed) && polls.is_multiple_of(YIELD_EVERY) && !offer_turn() {
+            self.sleep(Some(DOZE), &|| false);
         }
     }
 
