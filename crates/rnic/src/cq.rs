@@ -419,7 +419,7 @@ impl Cq {
             ARMED_ANY
         };
         self.0.armed.fetch_max(want, Ordering::SeqCst);
-        self.0.settle();
+        self.0.look_under_lock();
         let awaited = self.0.awaited.load(Ordering::Relaxed);
         if awaited > 0 {
             // The caller drives while it waits for the event. If it does not come, the engine's tick takes over.
@@ -484,7 +484,7 @@ impl CqInner {
     }
 
     /// Show those who look without the lock what there is. Who is about to sleep, or to ask for an event, must not miss what comes
-    /// then: it takes the lock once after it has said so ([`CqInner::settle`]).
+    /// then: it takes the lock once after it has said so ([`CqInner::look_under_lock`]).
     fn count(&self, ring: &Ring) {
         let len = ring.entries.len() + usize::from(ring.overrun);
         self.len.store(len, Ordering::Release);
@@ -492,7 +492,7 @@ impl CqInner {
 
     /// Whoever adds a completion after this sees what this thread has said before it (`waiters`, `armed`); what was added before this is
     /// seen by this thread. Says whether there is something.
-    fn settle(&self) -> bool {
+    fn look_under_lock(&self) -> bool {
         let ring = self.ring.lock();
         !ring.entries.is_empty() || ring.overrun
     }
@@ -733,7 +733,7 @@ impl CqInner {
     fn sleep(&self, timeout: Option<Duration>, over: &impl Fn() -> bool) -> bool {
         let wake = self.wake();
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        if !self.settle() && !over() {
+        if !self.look_under_lock() && !over() {
             let members = self.members();
             let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> =
                 SmallVec::new();
