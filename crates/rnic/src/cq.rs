@@ -458,7 +458,10 @@ impl CqInner {
     fn make_way(&self) {
         let polls = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.empty_polls.store(polls, Ordering::Relaxed);
-        if polls >= self.patience.load(Ordering::Relaxed) && polls.is_multiple_of(YIELD_EVERY) && !offer_turn() {
+        if polls >= self.patience.load(Ordering::Relaxed)
+            && polls.is_multiple_of(YIELD_EVERY)
+            && !offer_turn()
+        {
             self.sleep(Some(DOZE), &|| false);
         }
     }
