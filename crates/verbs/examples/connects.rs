@@ -77,7 +77,7 @@ fn main() -> Fallible<()> {
     }
     drop(server.stdin.take());
     server.wait()?;
-    let mut median = |times: &mut Vec<std::time::Duration>| {
+    let median = |times: &mut Vec<std::time::Duration>| {
         times.sort();
         times[times.len() / 2].as_secs_f64() * 1e6
     };
