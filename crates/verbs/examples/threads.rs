@@ -6,9 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_verbs::{
-    Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpCap, QpInit, SendWr, Wc, WcStatus, cm,
-};
+use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, SendWr, Wc, WcStatus, cm};
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -26,12 +24,8 @@ fn pair(device: &Device, pd: &Pd, depth: u32) -> Fallible<Pair> {
     param.options.peer_to_peer = false;
     let listener = cm::Listener::bind(device, "127.0.0.1:0".parse()?, 1, &param)?;
     let (cq, far_cq) = (device.create_cq(depth, None)?, device.create_cq(4, None)?);
-    let cap = QpCap {
-        max_send_wr: depth,
-        ..QpCap::default()
-    };
     let init = QpInit {
-        cap,
+        max_send_wr: depth,
         ..QpInit::new(&cq, &cq)
     };
     let addr = listener.local_addr();
