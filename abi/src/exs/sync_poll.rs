@@ -1,5 +1,6 @@
 //! `exs_sync_poll` and `exs_sync_select`, over sockets of ours and descriptors of the system together.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -19,6 +20,17 @@ use super::sync::has_room;
 use super::table::{Entry, Found};
 use crate::call::system;
 use crate::{option, select};
+
+/// How long a call looks before it sleeps, where that has paid off lately: a message to a sleeper wakes the engine, and the engine the sleeper.
+const LOOKS: Duration = Duration::from_micros(20);
+/// Calls that sleep at once after one that has looked in vain: twice as many after each further one.
+const PAUSE: u32 = 8;
+const LONGEST_PAUSE: u32 = 1024;
+
+thread_local! {
+    /// Calls of this thread that are still to sleep at once, and how many after the next look in vain.
+    static PAUSES: Cell<(u32, u32)> = const { Cell::new((0, PAUSE)) };
+}
 
 const READ: i16 = POLLIN | POLLRDNORM;
 const WRITE: i16 = POLLOUT | POLLWRNORM;
@@ -46,14 +58,44 @@ fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
     if ours.iter().all(Option::is_none) {
         return system_poll(fds, until);
     }
+    let mut looked = false;
     loop {
         // Without waiting, ours and the system's.
         let ready = look(fds, &ours)?;
         if ready > 0 || until.is_some_and(|until| until <= Instant::now()) {
             return Ok(ready);
         }
+        if !std::mem::replace(&mut looked, true) {
+            let ready = look_for_a_while(fds, &ours)?;
+            if ready > 0 {
+                return Ok(ready);
+            }
+        }
         sleep(fds, &ours, until)?;
     }
+}
+
+/// Looks again and again, where that has paid off lately; how many are ready.
+fn look_for_a_while(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c_int, Errno> {
+    let (left, next) = PAUSES.get();
+    if left > 0 {
+        PAUSES.set((left - 1, next));
+        return Ok(0);
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < LOOKS {
+        // The peer may be waiting for this very processor.
+        std::thread::yield_now();
+        let ready = look(fds, ours)?;
+        if ready > 0 {
+            // Somebody busy had the processor in between: sleeping would have been quicker, and will be for a while.
+            let crowded = begun.elapsed() > 5 * LOOKS;
+            PAUSES.set((if crowded { LONGEST_PAUSE } else { 0 }, PAUSE));
+            return Ok(ready);
+        }
+    }
+    PAUSES.set((next, (next * 2).min(LONGEST_PAUSE)));
+    Ok(0)
 }
 
 /// Sleeps until something may be ready.
@@ -104,6 +146,9 @@ fn of_system(fds: &[pollfd], ours: &[Option<Arc<Entry>>]) -> Vec<pollfd> {
 
 /// Looks at all of them once; how many are ready.
 fn look(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c_int, Errno> {
+    if ours.iter().all(Option::is_some) {
+        return Ok(ours_ready(fds, ours) as c_int);
+    }
     let mut theirs = of_system(fds, ours);
     let count = system_poll(&mut theirs, Some(Instant::now()))? as usize;
     for ((fd, theirs), ours) in fds.iter_mut().zip(&theirs).zip(ours) {

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_uint};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -31,6 +32,8 @@ struct Counts {
     /// Events that the program got, and those of them that it is done with.
     given: u32,
     acked: u32,
+    /// Threads that wait until it is done with all.
+    waiting: u32,
     /// No events any more.
     closed: bool,
 }
@@ -48,8 +51,12 @@ impl Subject {
     pub(crate) fn ack(&self, count: u32) {
         let mut counts = lock(&self.counts);
         counts.acked = counts.acked.wrapping_add(count);
+        let awaited = counts.waiting > 0;
         drop(counts);
-        self.changed.notify_all();
+        // Telling is a system call, also where nobody listens.
+        if awaited {
+            self.changed.notify_all();
+        }
     }
 
     /// The object ends: what the program has not fetched is taken back, and what it has fetched is waited for.
@@ -61,14 +68,15 @@ impl Subject {
 
     /// Waits until the program is done with what it got.
     pub(crate) fn settle(&self) {
-        let counts = lock(&self.counts);
+        let mut counts = lock(&self.counts);
         // More acknowledged than given is the program's mistake, and no reason to wait.
         let open = |counts: &mut Counts| (counts.given.wrapping_sub(counts.acked) as i32) > 0;
-        drop(
-            self.changed
-                .wait_while(counts, open)
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        counts.waiting += 1;
+        let mut counts = self
+            .changed
+            .wait_while(counts, open)
+            .unwrap_or_else(PoisonError::into_inner);
+        counts.waiting -= 1;
     }
 }
 
@@ -77,6 +85,8 @@ impl Subject {
 pub(crate) struct EventQueue<T> {
     list: Mutex<VecDeque<(Arc<Subject>, T)>>,
     fd: OwnedFd,
+    /// Counts of the descriptor whose events were taken back before their count was there to be taken, too.
+    owed: AtomicU32,
 }
 
 impl<T> EventQueue<T> {
@@ -84,6 +94,7 @@ impl<T> EventQueue<T> {
         Ok(Arc::new(EventQueue {
             list: Mutex::default(),
             fd: eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC)?,
+            owed: AtomicU32::new(0),
         }))
     }
 
@@ -101,12 +112,28 @@ impl<T> EventQueue<T> {
     }
 
     pub(crate) fn push(&self, subject: &Arc<Subject>, what: T) {
-        let mut list = lock(&self.list);
-        if !lock(&subject.counts).closed {
+        {
+            let mut list = lock(&self.list);
+            if lock(&subject.counts).closed {
+                return;
+            }
             list.push_back((Arc::clone(subject), what));
-            // It blocks only past 2^64 events.
-            let _ = write(&self.fd, &1_u64.to_ne_bytes());
         }
+        // Without the lock: who is woken by this takes this processor, most likely, and wants the lock at once. It blocks only past 2^64 events.
+        let _ = write(&self.fd, &1_u64.to_ne_bytes());
+        if self.owed.load(Ordering::SeqCst) > 0 {
+            let _one = lock(&self.list);
+            if self.owed.load(Ordering::SeqCst) > 0 && self.take_count() {
+                self.owed.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Take a count of the descriptor, if there is one. Under the list's lock.
+    fn take_count(&self) -> bool {
+        let mut count = [0_u8; 8];
+        let mut bufs = [IoSliceMut::new(&mut count)];
+        preadv2(&self.fd, &mut bufs, u64::MAX, ReadWriteFlags::NOWAIT).is_ok()
     }
 
     /// The next event.
@@ -125,7 +152,14 @@ impl<T> EventQueue<T> {
     /// The event that a count was read for; `None` when it has been taken back.
     pub(crate) fn fetch(&self) -> Option<(Arc<Subject>, T)> {
         let mut list = lock(&self.list);
-        let (subject, what) = list.pop_front()?;
+        let Some((subject, what)) = list.pop_front() else {
+            // The count was that of an event which was taken back.
+            let less = |owed: u32| owed.checked_sub(1);
+            let _ = self
+                .owed
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+            return None;
+        };
         lock(&subject.counts).given += 1;
         Some((subject, what))
     }
@@ -145,10 +179,12 @@ impl<T> EventQueue<T> {
             .partition(|(of, _)| Arc::ptr_eq(of, subject));
         *list = left.into();
         for _ in &taken {
-            let mut count = [0_u8; 8];
-            let mut bufs = [IoSliceMut::new(&mut count)];
-            // The count may be another thread's already, which will find nothing.
-            let _ = preadv2(&self.fd, &mut bufs, u64::MAX, ReadWriteFlags::NOWAIT);
+            // Before the look, so that whoever is about to write the count sees it afterwards. Another thread may have the count already, and will
+            // find nothing.
+            self.owed.fetch_add(1, Ordering::SeqCst);
+            if self.take_count() {
+                self.owed.fetch_sub(1, Ordering::SeqCst);
+            }
         }
         taken.into_iter().map(|(_, what)| what).collect()
     }
@@ -454,6 +490,31 @@ mod tests {
         queue.push(&two, 5);
         assert!(readable(&queue));
         assert_eq!(queue.next().unwrap().1, 5);
+    }
+
+    #[test]
+    fn as_many_counts_as_events_whoever_takes_events_back() {
+        const ROUNDS: usize = 3000;
+        let queue = EventQueue::new().unwrap();
+        let stays = Subject::new::<u8>(std::ptr::without_provenance_mut(1));
+        let goes = Subject::new::<u8>(std::ptr::without_provenance_mut(2));
+        std::thread::scope(|scope| {
+            for (subject, what) in [(&stays, 1), (&goes, 2)] {
+                let queue = &queue;
+                scope.spawn(move || (0..ROUNDS).for_each(|_| queue.push(subject, what)));
+            }
+            let takers = scope.spawn(|| (0..ROUNDS).map(|_| queue.take_back(&goes).len()).sum());
+            let fetched = (0..ROUNDS).filter(|_| queue.next().unwrap().1 == 1).count();
+            let _: usize = takers.join().unwrap();
+            for _ in fetched..ROUNDS {
+                while queue.next().unwrap().1 != 1 {}
+            }
+        });
+        queue.take_back(&goes);
+        assert!(queue.is_empty() && !readable(&queue));
+        queue.push(&goes, 3);
+        assert!(readable(&queue) && queue.next().unwrap().1 == 3);
+        assert!(!readable(&queue));
     }
 
     #[test]

@@ -88,6 +88,7 @@ impl Registered {
                 let capacity = v.capacity();
                 // SAFETY: a Vec's pointer is never null.
                 let ptr = unsafe { NonNull::new_unchecked(v.as_mut_ptr()) };
+                weft_sys::map::prefer_huge_pages(ptr, v.len());
                 (ptr, v.len(), Storage::Heap { capacity })
             }
             Backing::Anonymous(0) | Backing::Shared(0) => {
@@ -96,6 +97,7 @@ impl Registered {
             // Those that could be lent are made by `from_lent`.
             Backing::Anonymous(len) | Backing::Shared(len) => {
                 let ptr = weft_sys::map::map_anonymous(len).map_err(|_| MemError::NoMemory)?;
+                weft_sys::map::prefer_huge_pages(ptr, len);
                 (ptr, len, Storage::Map)
             }
             Backing::File(mapping) => {
@@ -118,6 +120,7 @@ impl Registered {
             None if len == 0 => NonNull::dangling(),
             None => return Err(MemError::BadArgument),
         };
+        weft_sys::map::prefer_huge_pages(ptr, len);
         Registered::build(pd, ptr, len, Storage::Raw, iova, access)
     }
 

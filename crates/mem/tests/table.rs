@@ -485,3 +485,40 @@ fn a_dropped_region_takes_its_windows_along() {
     drop(windows);
     other.deregister().unwrap();
 }
+
+/// Whether the kernel has been asked for huge pages (`hg`) where this byte is; `None` where it does not say.
+fn prefers_huge_pages(at: usize) -> Option<bool> {
+    let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut inside = false;
+    for line in maps.lines() {
+        let range = line.split(' ').next()?.split_once('-');
+        let number = |text| usize::from_str_radix(text, 16).ok();
+        if let Some((Some(from), Some(to))) = range.map(|(a, b)| (number(a), number(b))) {
+            inside = (from..to).contains(&at);
+        } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| inside) {
+            return Some(flags.split(' ').any(|flag| flag == "hg"));
+        }
+    }
+    None
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "asks the kernel")]
+fn large_regions_ask_for_huge_pages() {
+    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        eprintln!("skipped: the kernel has no transparent huge pages");
+        return;
+    }
+    let table = Table::new(8);
+    let (large, small) = (8 << 20, 1 << 20);
+    let middle = |r: &Region| prefers_huge_pages(r.as_ptr() as usize + r.len() / 2);
+    let owned = region(&table, large, 0, ALL);
+    assert_eq!(middle(&owned), Some(true));
+    let anonymous = table.register(PD, Backing::Anonymous(large), 0, ALL);
+    assert_eq!(middle(&anonymous.unwrap()), Some(true));
+    let memory = RawMemory::leak(vec![0; large]);
+    let promised = table.register_promised(PD, &memory, 0, ALL).unwrap();
+    assert_eq!(middle(&promised), Some(true));
+    let short = table.register(PD, Backing::Anonymous(small), 0, ALL);
+    assert_eq!(middle(&short.unwrap()), Some(false));
+}

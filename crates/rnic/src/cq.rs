@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use weft_lock::Brief;
+use weft_sys::thread::offer_turn;
 use weft_sys::{EventFd, Interest, poll_fds};
 
 use crate::device::{Counted, Device, DeviceInner};
@@ -46,6 +47,9 @@ const YIELD_EVERY: u32 = 16;
 /// Empty polls before the first yield, where the peer wants this core, and where it has one of its own: some microseconds.
 const LEAST_PATIENCE: u32 = 32;
 const MOST_PATIENCE: u32 = 512;
+
+/// How long a poll sleeps in place of a yield, where busy threads share the core: see [`CqInner::make_way`].
+const DOZE: Duration = Duration::from_micros(20);
 
 /// How long a sleep lasts at most for want of a descriptor to be woken by.
 const NAP: Duration = Duration::from_millis(1);
@@ -415,7 +419,7 @@ impl Cq {
             ARMED_ANY
         };
         self.0.armed.fetch_max(want, Ordering::SeqCst);
-        self.0.settle();
+        self.0.look_under_lock();
         let awaited = self.0.awaited.load(Ordering::Relaxed);
         if awaited > 0 {
             // The caller drives while it waits for the event. If it does not come, the engine's tick takes over.
@@ -449,11 +453,16 @@ impl CqInner {
 
     /// A program that polls in a loop keeps a core busy. Where cores are scarce, the peer it waits for may be the one who wants this core:
     /// past the first empty polls, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
+    /// Where somebody else takes such a turn and keeps it for milliseconds, a poll sleeps for a moment in place of it: the peer's doorbell ends
+    /// that, and the kernel lets the thread that wakes go first.
     fn make_way(&self) {
         let polls = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.empty_polls.store(polls, Ordering::Relaxed);
-        if polls >= self.patience.load(Ordering::Relaxed) && polls.is_multiple_of(YIELD_EVERY) {
-            weft_sys::thread::sched_yield();
+        if polls >= self.patience.load(Ordering::Relaxed)
+            && polls.is_multiple_of(YIELD_EVERY)
+            && !offer_turn()
+        {
+            self.sleep(Some(DOZE), &|| false);
         }
     }
 
@@ -478,7 +487,7 @@ impl CqInner {
     }
 
     /// Show those who look without the lock what there is. Who is about to sleep, or to ask for an event, must not miss what comes
-    /// then: it takes the lock once after it has said so ([`CqInner::settle`]).
+    /// then: it takes the lock once after it has said so ([`CqInner::look_under_lock`]).
     fn count(&self, ring: &Ring) {
         let len = ring.entries.len() + usize::from(ring.overrun);
         self.len.store(len, Ordering::Release);
@@ -486,7 +495,7 @@ impl CqInner {
 
     /// Whoever adds a completion after this sees what this thread has said before it (`waiters`, `armed`); what was added before this is
     /// seen by this thread. Says whether there is something.
-    fn settle(&self) -> bool {
+    fn look_under_lock(&self) -> bool {
         let ring = self.ring.lock();
         !ring.entries.is_empty() || ring.overrun
     }
@@ -737,7 +746,7 @@ impl CqInner {
     fn sleep(&self, timeout: Option<Duration>, over: &impl Fn() -> bool) -> bool {
         let wake = self.wake();
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        if !self.settle() && !over() {
+        if !self.look_under_lock() && !over() {
             let members = self.members();
             let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> =
                 SmallVec::new();

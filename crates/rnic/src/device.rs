@@ -110,7 +110,7 @@ pub(crate) struct DeviceInner {
     /// Connections in start-up, oldest first.
     pub(crate) greetings: Mutex<VecDeque<Weak<dyn StartUp>>>,
     pub(crate) local: LocalMode,
-    /// Where doors that containers share are: a directory mounted into each (`WEFT_LOCAL_DIR`).
+    /// Where containers share the Unix sockets beside listeners: a directory mounted into each (`WEFT_LOCAL_DIR`).
     pub(crate) local_dir: Option<PathBuf>,
     pub(crate) neighbours: Neighbours,
     /// For connections whose [`ConnParam`](crate::ConnParam) says nothing of it.

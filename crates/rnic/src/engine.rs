@@ -438,9 +438,9 @@ impl Engine {
                     hangup: false,
                 }));
             }
-            if soon.is_some() && events.is_empty() {
-                // The peer may be waiting for this very processor.
-                weft_sys::thread::sched_yield();
+            // The peer may be waiting for this very processor.
+            if soon.is_some() && events.is_empty() && !weft_sys::thread::offer_turn() {
+                soon = None;
             }
             for event in &events {
                 if event.token == WAKE_TOKEN {

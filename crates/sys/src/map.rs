@@ -56,3 +56,20 @@ pub unsafe fn unlock(ptr: NonNull<u8>, len: usize) -> io::Result<()> {
     // SAFETY: the caller's promise.
     unsafe { rustix::mm::munlock(ptr.as_ptr().cast(), len) }.map_err(io::Error::from)
 }
+
+/// What a huge page is taken to be.
+const HUGE: usize = 2 << 20;
+
+/// Asks for huge pages for those of these bytes that make up whole ones: what is touched from now on comes in them, and the kernel joins small
+/// pages that are there already when it has the time. Only advice, which changes no byte: memory of other kinds, and a system without huge
+/// pages, stay as they are. It does nothing for less than a huge page.
+pub fn prefer_huge_pages(ptr: NonNull<u8>, len: usize) {
+    let skip = ptr.as_ptr().align_offset(HUGE);
+    let whole = len.saturating_sub(skip) / HUGE * HUGE;
+    if whole == 0 || cfg!(miri) {
+        return;
+    }
+    let at = ptr.as_ptr().wrapping_add(skip);
+    // SAFETY: the advice changes neither what is mapped nor any byte, wherever the range may be.
+    let _ = unsafe { rustix::mm::madvise(at.cast(), whole, rustix::mm::Advice::LinuxHugepage) };
+}

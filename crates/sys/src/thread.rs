@@ -5,6 +5,8 @@
 //! Two `unsafe` calls, `sched_getattr` and `sched_setattr`, which `rustix` lacks.
 
 use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// The shortest turn that the kernel grants.
 const BRIEF_NS: u64 = 100_000;
@@ -12,6 +14,62 @@ const BRIEF_NS: u64 = 100_000;
 /// Lets another runnable thread have this processor (`sched_yield`).
 pub fn sched_yield() {
     rustix::thread::sched_yield();
+}
+
+/// A thread that has yielded its processor and is kept from it for so long has a busy neighbour there.
+const LONG: Duration = Duration::from_micros(500);
+
+/// Lets another runnable thread have this processor, for a thread that waits by looking. False, and nothing is done: whoever got it lately
+/// kept it for milliseconds. To sleep for a moment is better then, because the kernel gives the processor back sooner to a thread that wakes
+/// than to one that has yielded.
+#[must_use]
+pub fn offer_turn() -> bool {
+    static LOST: LostTurns = LostTurns::new();
+    if !LOST.may_yield() {
+        return false;
+    }
+    let begun = Instant::now();
+    sched_yield();
+    LOST.note(begun.elapsed());
+    true
+}
+
+/// What yielding has cost this process lately. Where it took long, the next offers are refused, and twice as many each time: one in so many
+/// finds out whether the neighbour is still there. Threads race for the counts, which only makes them a little wrong.
+struct LostTurns {
+    refuse: AtomicU32,
+    next: AtomicU32,
+}
+
+impl LostTurns {
+    const FIRST: u32 = 64;
+    const MOST: u32 = 8192;
+
+    const fn new() -> Self {
+        LostTurns {
+            refuse: AtomicU32::new(0),
+            next: AtomicU32::new(Self::FIRST),
+        }
+    }
+
+    fn may_yield(&self) -> bool {
+        let refuse = self.refuse.load(Ordering::Relaxed);
+        if refuse > 0 {
+            self.refuse.store(refuse - 1, Ordering::Relaxed);
+        }
+        refuse == 0
+    }
+
+    fn note(&self, took: Duration) {
+        if took >= LONG {
+            let next = self.next.load(Ordering::Relaxed);
+            self.refuse.store(next, Ordering::Relaxed);
+            let doubled = (next * 2).min(Self::MOST);
+            self.next.store(doubled, Ordering::Relaxed);
+        } else if self.next.load(Ordering::Relaxed) != Self::FIRST {
+            self.next.store(Self::FIRST, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Asks for short turns of the processor for the calling thread: 0.1 ms each, in exchange for getting one sooner after it
@@ -45,6 +103,27 @@ pub fn ask_for_short_turns() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::{LONG, LostTurns};
+    use std::time::Duration;
+
+    #[test]
+    fn turns_that_were_lost_are_not_offered_again_at_once() {
+        let lost = LostTurns::new();
+        let refused = || (0..).take_while(|_| !lost.may_yield()).count() as u32;
+        assert_eq!(refused(), 0);
+        lost.note(Duration::from_micros(1));
+        assert_eq!(refused(), 0);
+        for wanted in [64, 128, 256, 512, 1024, 2048, 4096, 8192, 8192] {
+            lost.note(LONG);
+            assert_eq!(refused(), wanted);
+        }
+        // The neighbour has gone.
+        lost.note(Duration::from_micros(1));
+        assert_eq!(refused(), 0);
+        lost.note(LONG);
+        assert_eq!(refused(), 64);
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn turns_can_be_short() {

@@ -200,3 +200,78 @@ on_confirmed_setups!({
     threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
     states: quiet_end, expected, disconnect, to_error, drop_of_a_qp;
 });
+
+/// How many threads run a scenario at once, each with queue pairs of its own, on devices, engines and tables that they share.
+const THREADS: usize = 4;
+
+fn by_threads(setup: Setup, scenario: fn(&Bed)) {
+    let Some(bed) = Bed::new(setup) else {
+        return;
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| scenario(&bed));
+        }
+    });
+}
+
+macro_rules! threads_column {
+    ($name:ident, $setup:expr, { $($topic:ident: $($scenario:ident),+ $(,)?;)+ }) => {
+        mod $name {
+            use super::*;
+            $(mod $topic {
+                use super::*;
+                $(#[test]
+                fn $scenario() {
+                    by_threads($setup, weft_conformance::scenarios::$topic::$scenario);
+                })+
+            })+
+        }
+    };
+}
+
+macro_rules! by_four_threads {
+    ($rows:tt) => {
+        threads_column!(tcp_by_threads, Setup::tcp().largest(70_000), $rows);
+        threads_column!(
+            local_by_threads,
+            Setup::local(Memory::Allocated).largest(70_000),
+            $rows
+        );
+        threads_column!(
+            local_in_place_by_threads,
+            Setup::local(Memory::InPlace).largest(70_000),
+            $rows
+        );
+        threads_column!(
+            sim_by_threads,
+            Setup::sim(31, faults(3000, 9)).largest(70_000),
+            $rows
+        );
+    };
+}
+
+// Not here: what looks at the asynchronous events of a whole device, where those of the other threads are too.
+by_four_threads!({
+    send_recv: with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
+        unsignaled, all_signaled, message_too_long, no_receive, refused_posts;
+    write_read: write_every_size, read_every_size, responder_reads_and_writes, read_and_write_lists,
+        write_with_immediate, write_then_read, fence, read_depth_of_one, read_depths_differ, mixed_order,
+        target_is_asleep, target_watches_memory, zero_length_needs_no_key, bad_local_list;
+    atomics: each_operation, concurrent, refused;
+    windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
+    srq: resized, shared_by_several, shared_concurrently, refused_posts, one_member_ends;
+    rnr: answers_pass_a_long_message, one_by_one, much, limited, answers_do_not_wait, requests_wait, posted_by_another_thread, shared_queue, ends,
+        sleeps_beside_it;
+    cq: wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
+        filled_to_the_brim, shared_by_many;
+    events: notified_by_a_call, arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
+        two_queues_on_one_channel, in_an_epoll, wait_in_vain, awaited;
+    cm: bound_first, private_data, private_data_too_long, reject, refused, address_in_use, addresses, connected_once, backlog,
+        time_out, time_out_after_success, several_at_once, events, events_of_failure, events_out_of_order, descriptors,
+        strangers;
+    lifetimes: handles_go_first, device_goes, no_completions_after_drop, deregistration_in_use, own_region_goes,
+        receive_without_right, disconnect_after_much, drop_after_post;
+    threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
+    states: expected, expected_read_refused, fails_unconnected, accept_in_error, before_connected, disconnect, disconnect_beside_a_poller, cut, pause, to_error, drop_of_a_qp;
+});

@@ -7,15 +7,15 @@ use std::time::Duration;
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
 use weft_verbs::{Access, INLINE_DATA, InlineData, RemoteAddr, SendWr};
-use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Packet, Remote};
+use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Message, Packet, Remote};
 
 use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER};
 use super::op::Op;
 use super::state::{ALWAYS_GO, Core, Head, Io};
 use crate::event::{InPlace, Place};
 use crate::machine::policy::Verdict;
-use crate::machine::{Action, Completion, Endpoint, Outcome};
-use crate::{Error, Memory};
+use crate::machine::{Action, Completion, Endpoint, OpId, Outcome};
+use crate::{Context, Error, Memory};
 
 /// Transfers from here on go out at once, in bytes: what comes after takes its time.
 const LARGE: u32 = 32 << 10;
@@ -259,46 +259,10 @@ impl Conn {
                 header,
                 ..
             } => {
-                let (off, len) = (off as usize, len as usize);
-                let mut head = [0; MAX_LEN];
-                let n = header.emit(&mut head);
-                let Some(it) = io.ops.get_mut(op) else {
-                    return Ok(());
-                };
-                if n + len > INLINE_MAX {
-                    let wr = SendWr::send(TAG_HEADER | op.0).signaled();
-                    let wr = if let Some(slot) = io.free_headers.pop()
-                        && let Some(headers) = &io.headers
-                    {
-                        let at = slot as usize * HEADER_SLOT;
-                        headers.write(at, &head[..n])?;
-                        let mut wr = wr.sge(headers.sge(at, n));
-                        io.used_headers.push_back(Head::Slot(slot));
-                        it.sges(context, off, len, &mut wr.sges)?;
-                        wr
-                    } else {
-                        // All in use, or none made: what we may send small is for the peer to say.
-                        let data = joined(&head[..n], it, off, len)?;
-                        let mr = context.pd().reg_mr(data, Access::LOCAL_WRITE)?;
-                        let wr = wr.sge(mr.sge(0, n + len));
-                        io.used_headers.push_back(Head::Own(mr));
-                        wr
-                    };
-                    io.sends.push(wr);
-                    return Ok(());
+                if io.send_small(context, op, (off as usize, len as usize), &header)? {
+                    // Its bytes are copied: there is nothing to wait for.
+                    machine.on_transferred(op);
                 }
-                let mut wr = SendWr::send(0);
-                let mut short = [0; INLINE_DATA];
-                wr.inline = Some(if let Some(room) = short.get_mut(..n + len) {
-                    room[..n].copy_from_slice(&head[..n]);
-                    it.read(off, &mut room[n..])?;
-                    InlineData::from_slice(room)
-                } else {
-                    InlineData::from_vec(joined(&head[..n], it, off, len)?)
-                });
-                io.sends.push(wr);
-                // Its bytes are copied: there is nothing to wait for.
-                machine.on_transferred(op);
             }
             Action::Read {
                 op,
@@ -341,25 +305,17 @@ impl Conn {
                 outcome,
                 in_place,
             }) => {
-                let bytes = len as usize;
-                let in_grace = io.ops.get_mut(op).is_some_and(|op| op.grace.is_some());
-                let timed_out = in_grace && !io.nobody_wants(op);
-                let result = match outcome {
-                    Outcome::Canceled if timed_out => Err(Errno::TIMEDOUT),
-                    Outcome::Canceled => Err(Errno::CANCELED),
-                    Outcome::Done | Outcome::Truncated | Outcome::Eof => Ok(bytes),
-                };
                 let place = in_place.map(|at| {
                     InPlace(Box::new(Place {
                         recycle: Some(self.recycler(at.buffer)),
                         memory: Memory::Region {
                             region: Arc::clone(&io.ctrl),
                             off: at.buffer as usize * io.slot + HEADER_LEN + at.off as usize,
-                            len: bytes,
+                            len: len as usize,
                         },
                     }))
                 });
-                io.finish(op, result, bytes, outcome == Outcome::Truncated, place);
+                io.complete(op, len as usize, outcome, place);
             }
         }
         Ok(())
@@ -377,6 +333,68 @@ impl Conn {
                 conn.settle();
             }
         })
+    }
+}
+
+impl Io {
+    /// Send a header and these bytes of a send in one message. True: it has left the send's memory already.
+    fn send_small(
+        &mut self,
+        context: &Context,
+        op: OpId,
+        (off, len): (usize, usize),
+        header: &Message,
+    ) -> Result<bool, Error> {
+        let mut head = [0; MAX_LEN];
+        let n = header.emit(&mut head);
+        let Some(it) = self.ops.get_mut(op) else {
+            return Ok(false);
+        };
+        if n + len > INLINE_MAX {
+            let wr = SendWr::send(TAG_HEADER | op.0).signaled();
+            let wr = if let Some(slot) = self.free_headers.pop()
+                && let Some(headers) = &self.headers
+            {
+                let at = slot as usize * HEADER_SLOT;
+                headers.write(at, &head[..n])?;
+                let mut wr = wr.sge(headers.sge(at, n));
+                self.used_headers.push_back(Head::Slot(slot));
+                it.sges(context, off, len, &mut wr.sges)?;
+                wr
+            } else {
+                // All in use, or none made: what we may send small is for the peer to say.
+                let data = joined(&head[..n], it, off, len)?;
+                let mr = context.pd().reg_mr(data, Access::LOCAL_WRITE)?;
+                let wr = wr.sge(mr.sge(0, n + len));
+                self.used_headers.push_back(Head::Own(mr));
+                wr
+            };
+            self.sends.push(wr);
+            return Ok(false);
+        }
+        let mut wr = SendWr::send(0);
+        let mut short = [0; INLINE_DATA];
+        wr.inline = Some(if let Some(room) = short.get_mut(..n + len) {
+            room[..n].copy_from_slice(&head[..n]);
+            it.read(off, &mut room[n..])?;
+            InlineData::from_slice(room)
+        } else {
+            InlineData::from_vec(joined(&head[..n], it, off, len)?)
+        });
+        self.sends.push(wr);
+        Ok(true)
+    }
+
+    /// An operation has ended.
+    fn complete(&mut self, op: OpId, bytes: usize, outcome: Outcome, place: Option<InPlace>) {
+        let in_grace = self.ops.get_mut(op).is_some_and(|op| op.grace.is_some());
+        let timed_out = in_grace && !self.nobody_wants(op);
+        let result = match outcome {
+            Outcome::Canceled if timed_out => Err(Errno::TIMEDOUT),
+            Outcome::Canceled => Err(Errno::CANCELED),
+            Outcome::Done | Outcome::Truncated | Outcome::Eof => Ok(bytes),
+        };
+        self.finish(op, result, bytes, outcome == Outcome::Truncated, place);
     }
 }
 

@@ -268,7 +268,9 @@ impl Dial {
                 return;
             }
             // The peer may be waiting for this very processor.
-            thread::sched_yield();
+            if !thread::offer_turn() {
+                break;
+            }
         }
         let left = self.deadline.saturating_duration_since(begun);
         let _ = poll_fds(&[(fd, interest)], Some(left.min(NAP)));
@@ -332,39 +334,8 @@ impl Dial {
             *stage = self.connect_shm(engine, link)?;
             return Ok(());
         }
-        if let DialStage::ShmConnecting(_, shm) = stage {
-            let why = match shm.answer(&self.device) {
-                Answer::Wait if Instant::now() < shm.deadline => {
-                    if let Some(registration) = &shm.registration {
-                        registration.arm(shm.fd(), Interest::READ);
-                    }
-                    return Ok(());
-                }
-                Answer::Wait => {
-                    Some("the peer does not answer the handshake for shared memory".to_owned())
-                }
-                Answer::Welcome => None,
-                Answer::No(why) => Some(why),
-            };
-            // The engine does not watch the handshake any more.
-            if let Some(registration) = shm.registration.take() {
-                registration.release(shm.fd());
-            }
-            let DialStage::ShmConnecting(link, shm) = std::mem::replace(stage, DialStage::Over)
-            else {
-                return Ok(());
-            };
-            let shm = match why {
-                None => Some(shm),
-                Some(why) => {
-                    // Before the request: a responder that welcomes us late must find nobody to attach to.
-                    drop(shm);
-                    self.stays_on_tcp(why)?;
-                    None
-                }
-            };
-            *stage = self.request(link, shm)?;
-            return Ok(());
+        if matches!(stage, DialStage::ShmConnecting(..)) {
+            return self.step_shm(stage);
         }
         let DialStage::Started(link, buf, shm) = stage else {
             return Ok(());
@@ -451,6 +422,44 @@ impl Dial {
                 self.request(link, None)
             }
         }
+    }
+
+    /// A step of the handshake for shared memory, and what comes after it.
+    fn step_shm(self: &Arc<Self>, stage: &mut DialStage) -> Result<(), ConnectError> {
+        let DialStage::ShmConnecting(_, shm) = stage else {
+            return Ok(());
+        };
+        let why = match shm.answer(&self.device) {
+            Answer::Wait if Instant::now() < shm.deadline => {
+                if let Some(registration) = &shm.registration {
+                    registration.arm(shm.fd(), Interest::READ);
+                }
+                return Ok(());
+            }
+            Answer::Wait => {
+                Some("the peer does not answer the handshake for shared memory".to_owned())
+            }
+            Answer::Welcome => None,
+            Answer::No(why) => Some(why),
+        };
+        // The engine does not watch the handshake any more.
+        if let Some(registration) = shm.registration.take() {
+            registration.release(shm.fd());
+        }
+        let DialStage::ShmConnecting(link, shm) = std::mem::replace(stage, DialStage::Over) else {
+            return Ok(());
+        };
+        let shm = match why {
+            None => Some(shm),
+            Some(why) => {
+                // Before the request: a responder that welcomes us late must find nobody to attach to.
+                drop(shm);
+                self.stays_on_tcp(why)?;
+                None
+            }
+        };
+        *stage = self.request(link, shm)?;
+        Ok(())
     }
 
     fn stays_on_tcp(&self, why: String) -> Result<(), ConnectError> {

@@ -376,7 +376,7 @@ impl Qp {
 
     /// Take sends from now on, before there is a connection: they are kept, and go out when it comes about. (Reads and atomics on a
     /// connection that then allows none fail.)
-    pub fn expect(&self) {
+    pub fn allow_early_posts(&self) {
         self.0.expected.store(true, Ordering::Relaxed);
     }
 

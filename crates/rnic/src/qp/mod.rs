@@ -174,7 +174,7 @@ pub(crate) struct QpInner {
     /// Inbound and outbound Reads and atomics, once connected.
     depths: OnceLock<(u16, u16)>,
     state: AtomicU8,
-    /// Sends are taken before the connection is there, see [`Qp::expect`].
+    /// Sends are taken before the connection is there, see [`Qp::allow_early_posts`].
     expected: AtomicBool,
     sq_used: AtomicU32,
     inbox: Mutex<VecDeque<SendWr>>,

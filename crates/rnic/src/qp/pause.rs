@@ -28,7 +28,7 @@ impl QpInner {
             let changed = self.paused.swap(paused, Ordering::Relaxed) != paused;
             let local = self.connected.get().and_then(|c| c.link.local());
             if let Some(local) = local.filter(|_| changed && core.ended.is_none()) {
-                // A paused peer's door is shut: what it asks for waits in the ring.
+                // The doors are shut to a paused peer: what it asks for waits in the ring.
                 local.let_in(self.open_rights());
             }
         });

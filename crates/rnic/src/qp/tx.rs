@@ -220,6 +220,31 @@ impl Tx {
         !self.held.is_empty()
     }
 
+    /// Put pad, CRC and markers to an FPDU that begins at `start` in the scratch buffer, where its payload is too, unless it is sent in place.
+    /// Says how long it is.
+    fn finish_fpdu(&mut self, start: usize, ulpdu_len: usize, in_place: bool) -> usize {
+        let trailer_from = if in_place { self.scratch.len() } else { start };
+        let pad = self.frame.pad(ulpdu_len);
+        self.scratch.extend_from_slice(&[0; 3][..pad]);
+        if self.frame.has_crc() {
+            let crc = if self.crc {
+                crc32c(&self.scratch[start..])
+            } else {
+                0
+            };
+            self.scratch.extend_from_slice(&crc.to_le_bytes());
+        }
+        let mut fpdu_len = self.frame.total(ulpdu_len);
+        if let Some(markers) = &mut self.markers {
+            let fpdu = self.scratch.split_off(start);
+            markers.insert(&fpdu, &mut self.scratch);
+            fpdu_len = self.scratch.len() - start;
+        }
+        self.close_scratch(trailer_from);
+        self.built += fpdu_len as u64;
+        fpdu_len
+    }
+
     fn close_scratch(&mut self, from: usize) {
         if from == self.scratch.len() {
             return;
@@ -486,16 +511,7 @@ impl QpInner {
                     None => Err(Fault::LocalCatastrophic),
                 },
                 Payload::Source { stag, to, len } => {
-                    let put = self
-                        .remote_span(stag, to, len, Access::REMOTE_READ)
-                        .map(|span| {
-                            if copy {
-                                span.extend(0, span.len(), &mut tx.scratch);
-                            } else {
-                                tx.close_scratch(start);
-                                tx.pieces.push_back(Piece::Source { stag, to, len });
-                            }
-                        });
+                    let put = self.put_source(tx, start, (stag, to, len), copy);
                     if let Err(error) = put {
                         // The region went away while the response was on its way: nothing of this FPDU is sent.
                         tx.scratch.truncate(start);
@@ -518,26 +534,7 @@ impl QpInner {
                 ledger.tx_copied += u64::from(payload.len());
             }
             ledger.tx_fpdus += 1;
-            let trailer_from = if in_place { tx.scratch.len() } else { start };
-            let pad = tx.frame.pad(ulpdu_len);
-            tx.scratch.extend_from_slice(&[0; 3][..pad]);
-            if tx.frame.has_crc() {
-                let crc = if tx.crc {
-                    crc32c(&tx.scratch[start..])
-                } else {
-                    0
-                };
-                tx.scratch.extend_from_slice(&crc.to_le_bytes());
-            }
-            let mut fpdu_len = tx.frame.total(ulpdu_len);
-            if let Some(markers) = &mut tx.markers {
-                let fpdu = tx.scratch.split_off(start);
-                markers.insert(&fpdu, &mut tx.scratch);
-                fpdu_len = tx.scratch.len() - start;
-            }
-            tx.close_scratch(trailer_from);
-            tx.built += fpdu_len as u64;
-            bytes += fpdu_len;
+            bytes += tx.finish_fpdu(start, ulpdu_len, in_place);
             if let Some(seq) = segment.completes {
                 tx.marks.push_back((tx.built, seq));
             }
@@ -559,6 +556,24 @@ impl QpInner {
             self.end(core, super::EndReason::Terminated(code));
         }
         direct
+    }
+
+    /// Put what a peer reads into the flight.
+    fn put_source(
+        &self,
+        tx: &mut Tx,
+        start: usize,
+        (stag, to, len): (u32, u64, u32),
+        copy: bool,
+    ) -> Result<(), MemError> {
+        let span = self.remote_span(stag, to, len, Access::REMOTE_READ)?;
+        if copy {
+            span.extend(0, span.len(), &mut tx.scratch);
+        } else {
+            tx.close_scratch(start);
+            tx.pieces.push_back(Piece::Source { stag, to, len });
+        }
+        Ok(())
     }
 
     /// Put payload of a work request into the flight.

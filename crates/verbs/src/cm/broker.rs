@@ -111,7 +111,7 @@ fn refusal(code: u8) -> Vec<u8> {
 }
 
 /// A listener and the numbers behind it.
-struct Door {
+struct NumberBlock {
     /// The unspecified address of its family.
     ip: IpAddr,
     port: u16,
@@ -123,7 +123,7 @@ struct Door {
     _listening: Listening,
 }
 
-impl Door {
+impl NumberBlock {
     fn take(&mut self) -> Option<u32> {
         let num = |index: usize| u32::from(self.port) << 8 | index as u32;
         let index = (0..INDEXES)
@@ -165,7 +165,7 @@ struct Joining {
 
 #[derive(Default)]
 struct State {
-    doors: Vec<Door>,
+    blocks: Vec<NumberBlock>,
     joining: HashMap<u32, Joining>,
     /// Numbers whose queue pairs have been told their peer, and do not wait for it any more.
     settled: HashSet<u32>,
@@ -186,7 +186,7 @@ struct State {
 
 impl State {
     /// This queue pair is joined to its peer.
-    fn settle(&mut self, num: u32) {
+    fn end_join(&mut self, num: u32) {
         if let Some(joining) = self.joining.remove(&num) {
             self.heard.insert(joining.hello.to.ip, Instant::now());
         }
@@ -223,12 +223,12 @@ impl Broker {
     /// As `bind(2)` and `listen(2)`.
     pub fn reserve(&self) -> io::Result<Number> {
         let mut state = lock(&self.0.state);
-        if let Some(num) = state.doors.iter_mut().find_map(Door::take) {
+        if let Some(num) = state.blocks.iter_mut().find_map(NumberBlock::take) {
             return Ok(Number(num, self.clone()));
         }
-        let mut door = self.open_door()?;
-        let num = door.take().ok_or(io::ErrorKind::AddrInUse)?;
-        state.doors.push(door);
+        let mut block = self.open_block()?;
+        let num = block.take().ok_or(io::ErrorKind::AddrInUse)?;
+        state.blocks.push(block);
         Ok(Number(num, self.clone()))
     }
 
@@ -240,32 +240,32 @@ impl Broker {
     pub fn reserve_datagram(&self) -> io::Result<(Number, UdPort)> {
         let device = &self.0.device;
         let mut state = lock(&self.0.state);
-        for door in &mut state.doors {
+        for block in &mut state.blocks {
             // The port may be somebody else's; then another one it is.
-            if door.used.contains(&false)
-                && let Ok(port) = door.datagrams(device)
-                && let Some(num) = door.take()
+            if block.used.contains(&false)
+                && let Ok(port) = block.datagrams(device)
+                && let Some(num) = block.take()
             {
                 return Ok((Number(num, self.clone()), port));
             }
         }
         let mut refused = Vec::new();
         loop {
-            let mut door = self.open_door()?;
-            match door.datagrams(device) {
+            let mut block = self.open_block()?;
+            match block.datagrams(device) {
                 Ok(port) => {
-                    let num = door.take().ok_or(io::ErrorKind::AddrInUse)?;
-                    state.doors.push(door);
+                    let num = block.take().ok_or(io::ErrorKind::AddrInUse)?;
+                    state.blocks.push(block);
                     return Ok((Number(num, self.clone()), port));
                 }
                 Err(error) if refused.len() == DATAGRAM_DOORS => return Err(error),
                 // Kept for now, so that the kernel gives us another port.
-                Err(_) => refused.push(door),
+                Err(_) => refused.push(block),
             }
         }
     }
 
-    fn open_door(&self) -> io::Result<Door> {
+    fn open_block(&self) -> io::Result<NumberBlock> {
         let weak = Arc::downgrade(&self.0);
         let on_request = move |incoming| {
             if let Some(inner) = weak.upgrade() {
@@ -284,7 +284,7 @@ impl Broker {
         let listening = listen(Ipv6Addr::UNSPECIFIED.into())
             .or_else(|_| listen(Ipv4Addr::UNSPECIFIED.into()))?;
         let addr = listening.local_addr();
-        Ok(Door {
+        Ok(NumberBlock {
             ip: addr.ip(),
             port: addr.port(),
             used: [false; INDEXES],
@@ -337,7 +337,7 @@ impl Broker {
             let twin = qp.twin().ok_or(io::ErrorKind::InvalidInput)?;
             state.twins.insert(ours.num, Arc::new(twin));
         }
-        qp.expect();
+        qp.allow_early_posts();
         state.rounds += 1;
         let round = state.rounds;
         let now = Instant::now();
@@ -410,8 +410,8 @@ impl Drop for Number {
         self.1.leave(self.0);
         let mut state = lock(&self.1.0.state);
         let port = (self.0 >> 8) as u16;
-        if let Some(door) = state.doors.iter_mut().find(|d| d.port == port) {
-            door.used[self.0 as usize % INDEXES] = false;
+        if let Some(block) = state.blocks.iter_mut().find(|d| d.port == port) {
+            block.used[self.0 as usize % INDEXES] = false;
         }
     }
 }
@@ -453,7 +453,7 @@ impl Inner {
             return;
         };
         match outcome {
-            Ok(()) => state.settle(num),
+            Ok(()) => state.end_join(num),
             Err(error) => {
                 tracing::debug!(num, peer = joining.hello.to.num, %error, "the peer is not there yet");
                 joining.dialling = false;
@@ -481,8 +481,8 @@ impl Inner {
     fn admit(&self, hello: Hello, incoming: Incoming) {
         let num = hello.to.num;
         let mut state = lock(&self.state);
-        let known = state.doors.iter().any(|door| {
-            door.port == hello.to.port() && door.used[num as usize % INDEXES] && num < 1 << 24
+        let known = state.blocks.iter().any(|block| {
+            block.port == hello.to.port() && block.used[num as usize % INDEXES] && num < 1 << 24
         });
         if !known {
             drop(state);
@@ -528,7 +528,7 @@ impl Inner {
                 let mut state = lock(&self.state);
                 // One that is joined to itself is joined when its dial says so.
                 if !itself && state.joining.get(&num).is_some_and(|j| j.round == round) {
-                    state.settle(num);
+                    state.end_join(num);
                 }
             }
             // It will dial again.

@@ -13,7 +13,9 @@ use super::auth::{Challenge, Key, Role};
 use super::digest::digest;
 use super::link::{Link, LinkError, Parcel, write_slot};
 use super::protocol::pack::Records;
-use super::protocol::{ASKS, Code, Digest, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
+use super::protocol::{
+    ASKS, Code, Digest, FileSpec, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
+};
 use super::store::{Incoming, Store, StoreError};
 use super::{LOCAL_SLOT_LEN, START_PATIENCE, cpu_time};
 
@@ -424,23 +426,7 @@ impl Worker<'_> {
                 if spec.flags.no_wait && spec.size > u64::from(self.slot_len) {
                     return violation("a file of several blocks has to wait for its OFFER");
                 }
-                let (no_wait, path) = (spec.flags.no_wait, spec.path.to_string());
-                match self.store.begin(spec, self.slot_len) {
-                    Ok(file) if no_wait => self.current = Current::Open(id, file),
-                    Ok(mut file) => match file.offer() {
-                        Ok((blocks, digest)) => {
-                            self.answer(Message::Offer { id, blocks, digest });
-                            self.current = Current::Offered(id, file);
-                        }
-                        Err(e) => self.failed(id, &path, &e),
-                    },
-                    Err(e) => {
-                        self.failed(id, &path, &e);
-                        if no_wait {
-                            self.current = Current::Failed(id);
-                        }
-                    }
-                }
+                self.begin_file(id, spec);
             }
             (Message::From { id, block }, Current::Offered(ours, mut file)) if id == ours => {
                 match file.start(block) {
@@ -503,10 +489,7 @@ impl Worker<'_> {
                 } else {
                     self.store.enter_directory(&path)
                 };
-                match made {
-                    Ok(()) => self.done(id),
-                    Err(e) => self.failed(id, &path.to_string(), &e),
-                }
+                self.told(id, &path, made, Self::done);
             }
             (
                 Message::Link {
@@ -516,10 +499,10 @@ impl Worker<'_> {
                     path,
                 },
                 Current::None,
-            ) => match self.store.make_link(&path, &target, flags) {
-                Ok(()) => self.written(id),
-                Err(e) => self.failed(id, &path.to_string(), &e),
-            },
+            ) => {
+                let made = self.store.make_link(&path, &target, flags);
+                self.told(id, &path, made, Self::written);
+            }
             (Message::Done { .. }, Current::None) => {
                 self.shared.count(|t| t.complete = true);
                 self.answer(Message::Done {
@@ -529,6 +512,41 @@ impl Worker<'_> {
             _ => return violation("a message that does not fit the state of the file"),
         }
         Ok(())
+    }
+
+    /// A file begins: opened, and offered unless its blocks come without being asked for.
+    fn begin_file(&mut self, id: u32, spec: FileSpec) {
+        let (no_wait, path) = (spec.flags.no_wait, spec.path.to_string());
+        match self.store.begin(spec, self.slot_len) {
+            Ok(file) if no_wait => self.current = Current::Open(id, file),
+            Ok(mut file) => match file.offer() {
+                Ok((blocks, digest)) => {
+                    self.answer(Message::Offer { id, blocks, digest });
+                    self.current = Current::Offered(id, file);
+                }
+                Err(e) => self.failed(id, &path, &e),
+            },
+            Err(e) => {
+                self.failed(id, &path, &e);
+                if no_wait {
+                    self.current = Current::Failed(id);
+                }
+            }
+        }
+    }
+
+    /// What has no contents is there, or not.
+    fn told(
+        &mut self,
+        id: u32,
+        path: &RelPath,
+        made: Result<(), StoreError>,
+        good: fn(&mut Self, u32),
+    ) {
+        match made {
+            Ok(()) => good(self, id),
+            Err(e) => self.failed(id, &path.to_string(), &e),
+        }
     }
 
     /// Writes the files of a pack. An error ends the connection.

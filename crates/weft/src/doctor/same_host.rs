@@ -39,6 +39,7 @@ pub fn checks(peer: Peer<'_>) -> Vec<Check> {
         environment(),
         memory_files(),
         memory_limits(),
+        huge_pages(fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()),
         sockets(),
         dumpable(),
         transport(peer),
@@ -154,6 +155,26 @@ fn memory_limits() -> Check {
             most => format!("{most} bytes of memory in this control group, memory files included"),
         },
     )
+}
+
+/// `modes`: what the kernel says of transparent huge pages, the one that applies in brackets.
+fn huge_pages(modes: Option<String>) -> Check {
+    const NAME: &str = "huge pages";
+    match modes {
+        Some(modes) if !modes.contains("[never]") => Check::ok(
+            NAME,
+            "registered memory of 2 MiB and more gets them as it is touched",
+        ),
+        modes => Check::warn(
+            NAME,
+            match modes {
+                Some(_) => "off (transparent_hugepage/enabled is never)",
+                None => "this kernel has no transparent ones, or does not say",
+            },
+            "messages of a MiB and more between programs of this host take a fifth longer",
+            "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`",
+        ),
+    }
 }
 
 fn sockets() -> Check {
@@ -372,6 +393,16 @@ fn reaches(qp: &Qp, cq: &Cq, buffer: Sge, rkey: u32) -> Result<bool, Failed> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::Verdict;
+
+    #[test]
+    fn huge_pages_are_off_where_the_kernel_says_never() {
+        let verdict = |modes: &str| huge_pages(Some(modes.to_owned())).verdict;
+        assert_eq!(verdict("always [madvise] never\n"), Verdict::Ok);
+        assert_eq!(verdict("[always] madvise never\n"), Verdict::Ok);
+        assert_eq!(verdict("always madvise [never]\n"), Verdict::Warn);
+        assert_eq!(huge_pages(None).verdict, Verdict::Warn);
+    }
 
     #[test]
     fn what_a_peer_says_is_understood() {

@@ -234,7 +234,7 @@ pub fn expected(bed: &Bed) {
     let (a, b) = (bed.end(&bed.a, &half), bed.end(&bed.b, &half));
     let there = b.mr_of(b"there");
     let mr = a.mr(8);
-    a.qp.expect();
+    a.qp.allow_early_posts();
     assert_eq!(a.qp.state(), QpState::Init);
     a.post(SendWr::send(1));
     a.post(SendWr::send(2).signaled());
@@ -247,7 +247,7 @@ pub fn expected(bed: &Bed) {
     let error = a.qp.post_send_one(SendWr::send(5)).unwrap_err();
     assert_eq!((error.index, error.reason), (0, PostReason::Full));
     assert_none(&a.scq);
-    b.qp.expect();
+    b.qp.allow_early_posts();
     b.post(SendWr::send(6).signaled());
     let (a, b) = connect(bed, a, b, 16);
     for id in 0..3 {
@@ -272,7 +272,7 @@ pub fn expected_read_refused(bed: &Bed) {
     };
     let (a, b) = (bed.end(&bed.a, &half), bed.end(&bed.b, &half));
     let remote = b.mr(8).remote(0);
-    a.qp.expect();
+    a.qp.allow_early_posts();
     a.post(SendWr::read(2, remote).sge(a.mr(8).whole()));
     a.post(SendWr::send(3));
     let (a, b) = connect(bed, a, b, 0);
@@ -303,7 +303,7 @@ fn connect(bed: &Bed, a: End, b: End, ord: u16) -> (End, End) {
 /// Who joins queue pairs can say why that failed: the first send completes with that.
 pub fn fails_unconnected(bed: &Bed) {
     let end = bed.end(&bed.a, &Half::default());
-    end.qp.expect();
+    end.qp.allow_early_posts();
     end.post_recv(RecvWr::new(1));
     end.post(SendWr::send(2));
     end.post(SendWr::send(3).signaled());

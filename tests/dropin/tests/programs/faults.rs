@@ -81,7 +81,7 @@ fn a_script_that_means_nothing_is_not_ignored() {
 }
 
 /// A program of ours, made in a folder; `None` where it cannot be.
-fn made(name: &str) -> Option<(TempDir, String)> {
+pub(super) fn made(name: &str) -> Option<(TempDir, String)> {
     if !have(&[
         ("cc", "gcc"),
         ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),

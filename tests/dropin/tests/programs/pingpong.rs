@@ -3,6 +3,24 @@
 use weft_dropin::{Weft, free_port, have, pair};
 
 use super::carriers;
+use super::faults::made;
+
+/// Both sides sleep while they wait: in `ibv_get_cq_event`, or in an `epoll` of their own on the channel's descriptor.
+#[test]
+fn programs_that_sleep_are_woken_for_each_message() {
+    let Some((_dir, program)) = made("asleep") else {
+        return;
+    };
+    for weft in carriers("weft_ib0") {
+        for how in ["event", "epoll", "poll"] {
+            let port = free_port();
+            let line = |side| format!("{program} {side} {port} {how} 400");
+            let (server, client) = pair(&weft, port, &line("server"), &line("client"));
+            server.good();
+            client.good().says(&format!("{how} 64 B: median"));
+        }
+    }
+}
 
 fn pingpong(program: &str, weft: &Weft, options: &str, rounds: &str) {
     if !have(&[(program, "ibverbs-utils")]) {
