@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use weft_verbs::RawMemory;
 
+use super::access::{check_access, rights};
 use super::device::Which;
 use super::export::{self, Entry, MAGIC, Map, Owner, Sort, TABLE};
-use super::mr::{check_access, rights};
 use super::types::IBV_ACCESS_LOCAL_WRITE;
 
 /// Another process' context.

@@ -10,6 +10,7 @@ pub mod sysfs;
 pub mod tree;
 pub mod types;
 
+mod access;
 mod ah;
 mod buf;
 mod channel;

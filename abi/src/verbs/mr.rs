@@ -5,8 +5,9 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Access, MemError, RawMemory};
+use weft_verbs::{MemError, RawMemory};
 
+use super::access::{check_access, rights};
 use super::context::{Context, Held};
 use super::export::{Entry, Shown, Sort, show};
 use super::foreign::{self, Foreign};
@@ -53,34 +54,6 @@ impl Mr {
     pub(crate) fn key(&self) -> Result<u32, Errno> {
         Ok(self.native.as_ref().ok_or(Errno::INVAL)?.lkey())
     }
-}
-
-/// Rights that mean something here.
-const RIGHTS: c_uint = IBV_ACCESS_LOCAL_WRITE
-    | IBV_ACCESS_REMOTE_WRITE
-    | IBV_ACCESS_REMOTE_READ
-    | IBV_ACCESS_REMOTE_ATOMIC
-    | IBV_ACCESS_MW_BIND
-    | IBV_ACCESS_ZERO_BASED;
-/// Wishes about page tables, of which no device needs any.
-const WISHES: c_uint = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
-
-/// The rights behind the flags. The native flags have the same values.
-pub(crate) fn rights(flags: c_uint) -> Access {
-    Access::from_bits_truncate(flags & RIGHTS)
-}
-
-pub(super) fn check_access(flags: c_uint) -> Result<(), Errno> {
-    if flags & !(RIGHTS | WISHES) != 0 {
-        return Err(Errno::INVAL);
-    }
-    // What a peer may change the owner must be able to.
-    if flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0
-        && flags & IBV_ACCESS_LOCAL_WRITE == 0
-    {
-        return Err(Errno::INVAL);
-    }
-    Ok(())
 }
 
 /// The memory of a region to be, looked at.
