@@ -39,12 +39,11 @@ pub unsafe fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
                 contexts.find(|context| context.ctx.file == file && context.ctx.foreign.is_none());
             same.map(|context| (context.ctx.which, context.ctx.export.clone()))
         };
-        let (which, export, foreign) = match same {
-            Some((which, export)) => (which, export, None),
-            None => {
-                let (foreign, which) = Foreign::open(cmd)?;
-                (which, None, Some(foreign))
-            }
+        let (which, export, foreign) = if let Some((which, export)) = same {
+            (which, export, None)
+        } else {
+            let (foreign, which) = Foreign::open(cmd)?;
+            (which, None, Some(foreign))
         };
         let device = devices()
             .find(|device| super::device::which(*device) == Ok(which))

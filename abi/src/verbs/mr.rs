@@ -289,15 +289,13 @@ fn import_foreign(
         let is = (region.of, region.domain, region.handle) == (of, domain, key);
         is.then(|| Arc::clone(region))
     });
-    match same {
-        Some(region) => Ok(region),
-        None => {
-            let context = find::<Context>(context)?;
-            let file = context.cmd.as_fd();
-            let region = foreign.region(file, of, (&pd.native, domain), key)?;
-            Ok(Arc::new(region))
-        }
+    if let Some(region) = same {
+        return Ok(region);
     }
+    let context = find::<Context>(context)?;
+    let file = context.cmd.as_fd();
+    let region = foreign.region(file, of, (&pd.native, domain), key)?;
+    Ok(Arc::new(region))
 }
 
 /// A region as other processes see it.
