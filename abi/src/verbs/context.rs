@@ -9,6 +9,8 @@ use rustix::io::Errno;
 
 use super::device::Which;
 use super::events::EventQueue;
+use super::export::Export;
+use super::foreign::Foreign;
 use super::object::{Kind, PerFork, Pool, find};
 use super::types::*;
 
@@ -19,11 +21,20 @@ pub(crate) struct Ctx {
     pub(crate) events: Arc<EventQueue<ibv_event_type>>,
     /// Device and inode of the descriptor that the context can be imported by.
     pub(crate) file: (u64, u64),
+    /// Where other processes see its objects.
+    pub(super) export: Option<Arc<Export>>,
+    /// It is another process' context.
+    pub(super) foreign: Option<Foreign>,
 }
 
 impl Ctx {
     pub(crate) fn is_persona(&self) -> bool {
         self.which == Which::Persona
+    }
+
+    /// The handle of an object that was made in it, given that of this process: another process may have used that one in the same context.
+    pub(super) fn handle(&self, next: u32) -> u32 {
+        next | u32::from(self.foreign.is_some()) << 31
     }
 }
 
@@ -31,7 +42,7 @@ impl Ctx {
 pub(crate) struct Context {
     pub(crate) ctx: Arc<Ctx>,
     /// What other contexts of the same objects are made by.
-    pub(super) _cmd: OwnedFd,
+    pub(super) cmd: OwnedFd,
 }
 
 impl Kind for Context {

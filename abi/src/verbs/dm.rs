@@ -1,14 +1,15 @@
 //! Device memory. A soft device has none of its own: it is ordinary memory of the process, which programs reach by offsets only.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use weft_verbs::RawMemory;
 
 use super::context::{Context, Users};
+use super::export::{Entry, Map, Shown, Sort, show};
 use super::mr;
 use super::object::{Guard, Inherited, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
@@ -35,6 +36,9 @@ pub(crate) struct Dm {
     /// The handle that it can be imported by, and the file of the context that it was made in.
     num: u32,
     file: (u64, u64),
+    /// Where it begins in that file, if it is there, and that other processes see it.
+    place: Option<u64>,
+    _shown: Option<Shown>,
     /// Regions of it.
     pub(crate) users: Users,
 }
@@ -49,39 +53,44 @@ impl Kind for Dm {
     }
 }
 
-/// Pages of our own, zeroed.
+/// Pages with device memory, zeroed. No region of them is left when they go.
 struct Pages {
-    at: *mut c_void,
-    len: usize,
+    map: Map,
+    /// They are this process' own, not imported.
+    own: bool,
 }
 
-// SAFETY: an address and a length; what is there is only reached through checked copies.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
-
 impl Pages {
-    fn new(len: usize) -> Result<Pages, Errno> {
+    /// Pages at a place of the context's file, or of no file.
+    fn new(len: usize, place: Option<(&OwnedFd, u64)>) -> Result<Pages, Errno> {
         let used = &USED.get().0;
         if used.fetch_add(len, Ordering::AcqRel) + len > MAX_DM {
             used.fetch_sub(len, Ordering::AcqRel);
             return Err(Errno::NOMEM);
         }
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at no address of ours.
-        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), len, rights, MapFlags::PRIVATE) };
-        let at = at.inspect_err(|_| {
+        let map = match place {
+            Some((file, offset)) => Map::of(file, offset, len, true),
+            None => Map::anonymous(len),
+        };
+        let map = map.inspect_err(|_| {
             used.fetch_sub(len, Ordering::AcqRel);
         })?;
-        Ok(Pages { at, len })
+        Ok(Pages { map, own: true })
+    }
+
+    /// All of them, which stay as long as the object that has `self`.
+    fn memory(&self) -> Result<RawMemory, Errno> {
+        // SAFETY: mapped, until `self` goes.
+        unsafe { RawMemory::new(self.map.start(), self.map.len()) }.ok_or(Errno::NOMEM)
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by us with this length, and no region of it is left.
-        let _ = unsafe { munmap(self.at, self.len) };
-        USED.get().0.fetch_sub(self.len, Ordering::AcqRel);
+        if self.own {
+            self.map.clear();
+            USED.get().0.fetch_sub(self.map.len(), Ordering::AcqRel);
+        }
     }
 }
 
@@ -102,15 +111,30 @@ pub(crate) unsafe extern "C" fn alloc_dm(
         if attr.length > MAX_DM {
             return Err(Errno::NOMEM);
         }
-        let pages = Pages::new(attr.length)?;
-        // SAFETY: the pages are there as long as the object.
-        let memory = unsafe { RawMemory::new(pages.at.cast(), pages.len) }.ok_or(Errno::NOMEM)?;
         static NEXT: AtomicU32 = AtomicU32::new(1);
+        let num = NEXT.fetch_add(1, Ordering::Relaxed);
+        let known = find::<Context>(context).ok();
+        let known = known.as_deref();
+        let export = known.and_then(|context| context.ctx.export.as_ref());
+        let place = export.and_then(|export| export.give(attr.length));
+        let file = known.map(|context| &context.cmd).zip(place);
+        let pages = Pages::new(attr.length, file)?;
+        let entry = |addr| Entry {
+            sort: Sort::Dm,
+            handle: num,
+            domain: 0,
+            addr,
+            len: attr.length as u64,
+            iova: 0,
+            access: 0,
+        };
         let body = Dm {
-            memory,
+            memory: pages.memory()?,
             pages: Arc::new(pages),
-            num: NEXT.fetch_add(1, Ordering::Relaxed),
-            file: find::<Context>(context).map_or((0, 0), |context| context.ctx.file),
+            num: known.map_or(num, |context| context.ctx.handle(num)),
+            file: known.map_or((0, 0), |context| context.ctx.file),
+            place,
+            _shown: place.and_then(|addr| show(export, &entry(addr))),
             users: Users::default(),
         };
         made(body, context)
@@ -133,15 +157,23 @@ fn made(body: Dm, context: *mut ibv_context) -> Result<*mut ibv_dm, Errno> {
 /// # Errors
 /// `ENOENT` when there is none.
 pub(super) fn import(context: &Guard<Context>, num: u32) -> Result<*mut ibv_dm, Errno> {
-    let own = Dm::pool()
-        .all()
-        .find(|dm| dm.num == num && dm.file == context.ctx.file)
-        .ok_or(Errno::NOENT)?;
+    let (file, foreign) = (context.ctx.file, context.ctx.foreign.as_ref());
+    let own = Dm::pool().all().find(|dm| dm.num == num && dm.file == file);
+    let (pages, place) = match (own, foreign) {
+        (Some(own), _) => (Arc::clone(&own.pages), own.place),
+        (None, Some(foreign)) => {
+            let map = foreign.device_memory(context.cmd.as_fd(), num)?;
+            (Arc::new(Pages { map, own: false }), None)
+        }
+        (None, None) => return Err(Errno::NOENT),
+    };
     let body = Dm {
-        memory: own.memory.clone(),
-        pages: Arc::clone(&own.pages),
+        memory: pages.memory()?,
+        pages,
         num,
-        file: own.file,
+        file,
+        place,
+        _shown: None,
         users: Users::default(),
     };
     made(body, context.handle())
@@ -234,6 +266,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         if access & IBV_ACCESS_ZERO_BASED == 0 {
             return Err(Errno::INVAL);
         }
-        mr::of_device_memory(&pd, &memory, access, dm.users.hold())
+        let place = dm.place.map(|place| place + dm_offset);
+        mr::of_device_memory(&pd, &memory, access, dm.users.hold(), place)
     })
 }

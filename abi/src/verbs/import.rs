@@ -1,7 +1,7 @@
-//! Importing: further handles of what another context of this process has made (`ibv_import_device(3)`).
+//! Importing: further handles of what another context has made (`ibv_import_device(3)`).
 //!
-//! The kernel would share these objects between processes. Here they are memory of one process, so a context that comes from another process has no
-//! objects to import.
+//! The kernel would share these objects between processes. Here they are memory of one process: what a context of another process has is made here
+//! anew, as its table ([`super::export`]) and its files say.
 
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
@@ -12,8 +12,9 @@ use rustix::io::Errno;
 use super::context::Context;
 use super::device::devices;
 use super::dm::{self, Dm};
+use super::foreign::Foreign;
 use super::mr::{self, Mr};
-use super::object::{Guard, Kind, find, turn};
+use super::object::{Kind, find, turn};
 use super::open::open;
 use super::pd::{self, Pd};
 use super::types::*;
@@ -28,19 +29,32 @@ pub unsafe fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
         if cmd_fd < 0 {
             return Err(Errno::BADF);
         }
-        // SAFETY: it is used for the next call only, which says so if it is none.
-        let stat = fstat(unsafe { BorrowedFd::borrow_raw(cmd_fd) })?;
+        // SAFETY: the caller's descriptor, which says so if it is none, and is used in this call only.
+        let cmd = unsafe { BorrowedFd::borrow_raw(cmd_fd) };
+        let stat = fstat(cmd)?;
         let file = (stat.st_dev, stat.st_ino);
-        let which = {
+        let same = {
             let mut contexts = Context::pool().all();
-            let same = contexts.find(|context| context.ctx.file == file);
-            same.ok_or(Errno::OPNOTSUPP)?.ctx.which
+            let same =
+                contexts.find(|context| context.ctx.file == file && context.ctx.foreign.is_none());
+            same.map(|context| (context.ctx.which, context.ctx.export.clone()))
+        };
+        let (which, export, foreign) = if let Some((which, export)) = same {
+            (which, export, None)
+        } else {
+            let (foreign, which) = Foreign::open(cmd)?;
+            (which, None, Some(foreign))
         };
         let device = devices()
             .find(|device| super::device::which(*device) == Ok(which))
             .ok_or(Errno::NODEV)?;
         // SAFETY: an open descriptor, which the caller gives away.
-        open(device, unsafe { OwnedFd::from_raw_fd(cmd_fd) })
+        open(
+            device,
+            unsafe { OwnedFd::from_raw_fd(cmd_fd) },
+            export,
+            foreign,
+        )
     })
 }
 
@@ -51,11 +65,11 @@ pub unsafe fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
 pub unsafe fn ibv_import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
     pointer(|| {
         let context = find::<Context>(context)?;
-        let own: Guard<Pd> = Pd::pool()
-            .all()
-            .find(|pd| pd.num == pd_handle && pd.ctx.file == context.ctx.file)
-            .ok_or(Errno::NOENT)?;
-        pd::import(&own, &context)
+        let name = (context.ctx.file, pd_handle);
+        match Pd::pool().all().find(|pd| pd.identity() == name) {
+            Some(own) => pd::import(&own, &context),
+            None => pd::import_foreign(&context, pd_handle),
+        }
     })
 }
 

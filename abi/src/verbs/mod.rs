@@ -10,6 +10,7 @@ pub mod sysfs;
 pub mod tree;
 pub mod types;
 
+mod access;
 mod ah;
 mod buf;
 mod channel;
@@ -21,7 +22,9 @@ mod device;
 mod dm;
 mod events;
 mod ex;
+mod export;
 mod faults;
+mod foreign;
 mod gid;
 mod import;
 mod limit;

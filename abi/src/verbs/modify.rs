@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 use weft_verbs::Qp;
 
+use super::access::rights;
 use super::events::{Audience, Of};
 use super::faults::QpFaults;
-use super::mr::rights;
 use super::object::{Turn, find, lock, turn};
 use super::persona;
 use super::port;

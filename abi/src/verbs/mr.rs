@@ -1,13 +1,18 @@
 //! Memory regions: any memory of the program, at the program's own addresses.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Access, MemError, RawMemory};
+use weft_verbs::{MemError, RawMemory};
 
-use super::context::Held;
+use super::access::{check_access, rights};
+use super::context::{Context, Held};
+use super::export::{Entry, Shown, Sort, show};
+use super::foreign::{self, Foreign};
 use super::null::Null;
-use super::object::{Guard, Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Kind, PerFork, Pool, find, lock, turn};
 use super::pd::Pd;
 use super::types::*;
 use crate::call::{pointer, status};
@@ -19,9 +24,13 @@ pub(crate) struct Mr {
     native: Option<weft_verbs::Mr>,
     /// It is a null region.
     null: Option<Null>,
+    /// It is a region of another process.
+    foreign: Option<Arc<foreign::Region>>,
+    /// Other processes see it.
+    shown: Option<Shown>,
     pd: weft_verbs::Pd,
-    /// The handle of its domain.
-    domain: u32,
+    /// The name of its domain.
+    domain: ((u64, u64), u32),
     #[allow(dead_code)] // until it is dropped
     held: Held,
     /// The device memory that it is a region of.
@@ -45,34 +54,6 @@ impl Mr {
     pub(crate) fn key(&self) -> Result<u32, Errno> {
         Ok(self.native.as_ref().ok_or(Errno::INVAL)?.lkey())
     }
-}
-
-/// Rights that mean something here.
-const RIGHTS: c_uint = IBV_ACCESS_LOCAL_WRITE
-    | IBV_ACCESS_REMOTE_WRITE
-    | IBV_ACCESS_REMOTE_READ
-    | IBV_ACCESS_REMOTE_ATOMIC
-    | IBV_ACCESS_MW_BIND
-    | IBV_ACCESS_ZERO_BASED;
-/// Wishes about page tables, of which no device needs any.
-const WISHES: c_uint = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
-
-/// The rights behind the flags. The native flags have the same values.
-pub(crate) fn rights(flags: c_uint) -> Access {
-    Access::from_bits_truncate(flags & RIGHTS)
-}
-
-fn check_access(flags: c_uint) -> Result<(), Errno> {
-    if flags & !(RIGHTS | WISHES) != 0 {
-        return Err(Errno::INVAL);
-    }
-    // What a peer may change the owner must be able to.
-    if flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0
-        && flags & IBV_ACCESS_LOCAL_WRITE == 0
-    {
-        return Err(Errno::INVAL);
-    }
-    Ok(())
 }
 
 /// The memory of a region to be, looked at.
@@ -119,8 +100,13 @@ pub unsafe fn ibv_reg_mr_iova2(
         let body = Mr {
             native: Some(native),
             null: None,
+            foreign: None,
+            shown: show(
+                pd.ctx.export.as_ref(),
+                &region(key, pd.num, (addr, length), (iova, access)),
+            ),
             pd: pd.native.clone(),
-            domain: pd.num,
+            domain: pd.identity(),
             held: pd.users.hold(),
             dm: None,
             access,
@@ -169,7 +155,7 @@ pub unsafe fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
 }
 
-/// A region of device memory, whose addresses begin with 0.
+/// A region of device memory, whose addresses begin with 0. `place` is where the memory is in the context's file.
 ///
 /// # Errors
 /// As `ibv_reg_dm_mr`.
@@ -178,6 +164,7 @@ pub(crate) fn of_device_memory(
     memory: &RawMemory,
     access: c_uint,
     dm: Held,
+    place: Option<u64>,
 ) -> Result<*mut ibv_mr, Errno> {
     check_access(access)?;
     let native = pd.native.reg_raw_at(memory, 0, rights(access));
@@ -186,8 +173,19 @@ pub(crate) fn of_device_memory(
     let body = Mr {
         native: Some(native),
         null: None,
+        foreign: None,
+        shown: place.and_then(|addr| {
+            let sort = Sort::DmMr;
+            let of = region(
+                key,
+                pd.num,
+                (std::ptr::null_mut(), memory.len()),
+                (0, access),
+            );
+            show(pd.ctx.export.as_ref(), &Entry { sort, addr, ..of })
+        }),
         pd: pd.native.clone(),
-        domain: pd.num,
+        domain: pd.identity(),
         held: pd.users.hold(),
         dm: Some(dm),
         access,
@@ -213,8 +211,10 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         let body = Mr {
             native: None,
             null: Some(null),
+            foreign: None,
+            shown: None,
             pd: pd.native.clone(),
-            domain: pd.num,
+            domain: pd.identity(),
             held: pd.users.hold(),
             dm: None,
             access: IBV_ACCESS_LOCAL_WRITE,
@@ -238,28 +238,32 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 /// # Errors
 /// `ENOENT` when the domain has no such region.
 pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: a live object.
+    let context = unsafe { (*pd.c()).context };
     let there = Mr::pool().all().any(|mr| {
         let own = mr
             .native
             .as_ref()
             .or(mr.null.as_ref().map(|null| &null.drain));
-        mr.domain == pd.num && own.is_some_and(|own| own.lkey() == key)
+        mr.domain == pd.identity() && own.is_some_and(|own| own.lkey() == key)
     });
-    if !there {
-        return Err(Errno::NOENT);
-    }
+    let foreign = match &pd.ctx.foreign {
+        _ if there => None,
+        None => return Err(Errno::NOENT),
+        Some(foreign) => Some(import_foreign(pd, foreign, context, key)?),
+    };
     let body = Mr {
         native: None,
         null: None,
+        foreign,
+        shown: None,
         pd: pd.native.clone(),
-        domain: pd.num,
+        domain: pd.identity(),
         held: pd.users.hold(),
         dm: None,
         access: 0,
         iova: 0,
     };
-    // SAFETY: a live object.
-    let context = unsafe { (*pd.c()).context };
     let made = Mr::pool().make(body, |c, _| {
         c.context = context;
         c.pd = pd.handle();
@@ -267,6 +271,49 @@ pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
         (c.lkey, c.rkey) = (key, key);
     })?;
     Ok(made.handle())
+}
+
+/// A region of another process, of which there is one here, however many handles it has.
+fn import_foreign(
+    pd: &Guard<Pd>,
+    foreign: &Foreign,
+    context: *mut ibv_context,
+    key: u32,
+) -> Result<Arc<foreign::Region>, Errno> {
+    /// One at a time, or two would find none and make it twice.
+    static ONE: PerFork<Mutex<()>> = PerFork::new();
+    let _one = lock(ONE.get());
+    let (of, domain) = pd.identity();
+    let same = Mr::pool().all().find_map(|mr| {
+        let region = mr.foreign.as_ref()?;
+        let is = (region.of, region.domain, region.handle) == (of, domain, key);
+        is.then(|| Arc::clone(region))
+    });
+    if let Some(region) = same {
+        return Ok(region);
+    }
+    let context = find::<Context>(context)?;
+    let file = context.cmd.as_fd();
+    let region = foreign.region(file, of, (&pd.native, domain), key)?;
+    Ok(Arc::new(region))
+}
+
+/// A region as other processes see it.
+fn region(
+    key: u32,
+    domain: u32,
+    (addr, len): (*mut c_void, usize),
+    (iova, access): (u64, c_uint),
+) -> Entry {
+    Entry {
+        sort: Sort::Mr,
+        handle: key,
+        domain,
+        addr: addr as u64,
+        len: len as u64,
+        iova,
+        access,
+    }
 }
 
 impl Mr {
@@ -372,10 +419,15 @@ pub unsafe fn ibv_rereg_mr(
         let native = domain.as_ref().map_or(&mr.pd, |pd| &pd.native).clone();
         // SAFETY: the caller's promise: the old memory or the new.
         let memory = unsafe { memory(at, bytes, iova, access) }?;
-        let held = domain.as_ref().map(|pd| (pd.users.hold(), pd.num));
+        let export = domain.as_ref().map_or_else(
+            || mr.shown.as_ref().map(Shown::export),
+            |pd| pd.ctx.export.clone(),
+        );
+        let held = domain.as_ref().map(|pd| (pd.users.hold(), pd.identity()));
         let key = mr.alone(|mr| {
             let key = mr.key()?;
             revoke(mr)?;
+            mr.shown = None;
             result = IBV_REREG_MR_ERR_CMD;
             let made = native.reg_raw_again(&memory, iova, rights(access), key);
             let made = mr.native.insert(made.map_err(super::errno)?);
@@ -386,6 +438,8 @@ pub unsafe fn ibv_rereg_mr(
             if let Some((held, domain)) = held {
                 (mr.held, mr.domain) = (held, domain);
             }
+            let of = region(key, mr.domain.1, (at, bytes), (iova, access));
+            mr.shown = show(export.as_ref(), &of);
             Ok::<u32, Errno>(key)
         })?;
         // SAFETY: a live object; programs read the keys after this call.

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::io::Errno;
 use weft_verbs::{SendOp, SendWr};
 
+use super::access::rights;
 use super::context::Held;
-use super::mr::{Mr, rights};
+use super::mr::Mr;
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
 use super::post::set_flags;

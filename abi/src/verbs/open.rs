@@ -4,12 +4,14 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use rustix::fs::fstat;
 use rustix::io::Errno;
 
 use super::context::{Context, Ctx};
 use super::device::which;
 use super::events::EventQueue;
+use super::export::{self, Export};
+use super::foreign::Foreign;
 use super::object::{Kind, PerFork, find, lock, turn};
 use super::types::*;
 use super::{cq, create, device, dm, ex, mr, mw, pd, post, qp, settings, shared, srq, xrc};
@@ -22,17 +24,21 @@ use crate::call::{pointer, status};
 pub unsafe fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
         settings::check()?;
-        // Its name is for who finds it in /proc.
-        let cmd = memfd_create(which(device)?.name(), MemfdFlags::CLOEXEC)?;
-        open(device, cmd)
+        let (cmd, export) = export::new(which(device)?)?;
+        open(device, cmd, export, None)
     })
 }
 
-/// A context whose objects can be imported by the descriptor `cmd`.
+/// A context whose objects can be imported by the descriptor `cmd`: by other processes as `export` shows them. It may be `foreign`, another process'.
 ///
 /// # Errors
 /// `EINVAL` when it is no device; what the system says when it lacks something.
-pub(super) fn open(device: *mut ibv_device, cmd: OwnedFd) -> Result<*mut ibv_context, Errno> {
+pub(super) fn open(
+    device: *mut ibv_device,
+    cmd: OwnedFd,
+    export: Option<Arc<Export>>,
+    foreign: Option<Foreign>,
+) -> Result<*mut ibv_context, Errno> {
     let which = which(device)?;
     // Here, so that a machine that cannot do it says so here.
     device::native()?;
@@ -45,8 +51,10 @@ pub(super) fn open(device: *mut ibv_device, cmd: OwnedFd) -> Result<*mut ibv_con
             which,
             events,
             file,
+            export,
+            foreign,
         }),
-        _cmd: cmd,
+        cmd,
     };
     let made = Context::pool().make(body, |c, _| {
         extended(c);

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::context::{Context, Ctx, Held, Users};
 use super::device::native;
+use super::export::{Entry, Shown, Sort, show};
 use super::limit::{Count, Counted};
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::types::*;
@@ -24,6 +25,8 @@ pub(crate) struct Pd {
     pub(crate) ctx: Arc<Ctx>,
     /// The handle that it can be imported by.
     pub(crate) num: u32,
+    /// Other processes see it.
+    _shown: Option<Shown>,
     /// What was made in it.
     pub(crate) users: Users,
     /// A parent domain: the domain, and perhaps the thread domain, that it stands on.
@@ -71,10 +74,12 @@ impl Kind for Td {
 pub unsafe fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     pointer(|| {
         let context = find::<Context>(context)?;
+        let num = context.ctx.handle(next());
         let body = Pd {
             native: native()?.alloc_pd().map_err(super::errno)?,
             ctx: Arc::clone(&context.ctx),
-            num: next(),
+            num,
+            _shown: shown(&context.ctx, num),
             users: Users::default(),
             on: None,
             _counted: Some(COUNT.take(MAX_PDS)?),
@@ -98,11 +103,53 @@ pub(super) fn import(pd: &Pd, context: &Guard<Context>) -> Result<*mut ibv_pd, E
         native: pd.native.clone(),
         ctx: Arc::clone(&context.ctx),
         num: pd.num,
+        _shown: None,
         users: Users::default(),
         on: None,
         _counted: None,
     };
     made(body, context.handle())
+}
+
+/// A domain of another process, for regions of that process, and for queue pairs of this one.
+///
+/// # Errors
+/// `ENOENT` when there is none; as `ibv_alloc_pd`.
+pub(super) fn import_foreign(context: &Guard<Context>, handle: u32) -> Result<*mut ibv_pd, Errno> {
+    let foreign = context.ctx.foreign.as_ref().ok_or(Errno::NOENT)?;
+    if !foreign.has_domain(handle) {
+        return Err(Errno::NOENT);
+    }
+    let body = Pd {
+        native: native()?.alloc_pd().map_err(super::errno)?,
+        ctx: Arc::clone(&context.ctx),
+        num: handle,
+        _shown: None,
+        users: Users::default(),
+        on: None,
+        _counted: Some(COUNT.take(MAX_PDS)?),
+    };
+    made(body, context.handle())
+}
+
+fn shown(ctx: &Ctx, handle: u32) -> Option<Shown> {
+    let entry = Entry {
+        sort: Sort::Pd,
+        handle,
+        domain: handle,
+        addr: 0,
+        len: 0,
+        iova: 0,
+        access: 0,
+    };
+    show(ctx.export.as_ref(), &entry)
+}
+
+impl Pd {
+    /// The domain, and the descriptor of its context: other processes' may have the same number.
+    pub(super) fn identity(&self) -> ((u64, u64), u32) {
+        (self.ctx.file, self.num)
+    }
 }
 
 /// `ibv_dealloc_pd`; parent domains too.
@@ -179,10 +226,12 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         } else {
             Some(find::<Td>(attr.td)?.users.hold())
         };
+        let num = context.ctx.handle(next());
         let body = Pd {
             native: pd.native.clone(),
             ctx: Arc::clone(&pd.ctx),
-            num: next(),
+            num,
+            _shown: shown(&context.ctx, num),
             users: Users::default(),
             on: Some((pd.users.hold(), td)),
             _counted: None,

@@ -47,6 +47,16 @@ fn the_manual_pages_promises_are_kept() {
     }
 }
 
+#[test]
+fn another_process_imports_what_is_shared() {
+    let Some((dist, program)) = built("imports") else {
+        return;
+    };
+    for local in ["auto", "off"] {
+        good(run(dist.path(), &program).env("WEFT_LOCAL", local));
+    }
+}
+
 /// `WEFT_BLESS=1` writes the table.
 #[test]
 fn the_page_says_what_each_device_can_do() {

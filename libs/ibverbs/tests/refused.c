@@ -148,7 +148,7 @@ static int imported(struct on *on) { return GOT(ibv_import_device(dup(on->contex
 
 static int imported_from_elsewhere(struct on *on) {
     (void)on;
-    return GOT(ibv_import_device(memfd_create("another's", 0)));
+    return GOT(ibv_import_device(memfd_create("nothing", 0)));
 }
 
 static int group(struct on *on) {
@@ -213,8 +213,8 @@ static const struct {
     {"`ibv_alloc_dmah`", dmah},
     {"`ibv_create_comp_cntr`", comp_cntr},
     {"`ibv_query_port_speed`", port_speed},
-    {"`ibv_import_device`, of a context of this process", imported},
-    {"of another process", imported_from_elsewhere},
+    {"`ibv_import_device`", imported},
+    {"of a descriptor that is no context's", imported_from_elsewhere},
     {"`ibv_create_flow`", flow},
     {"`ibv_create_counters`", counters},
     {"`ibv_create_wq`", work_queue},

@@ -8,6 +8,8 @@
 mod libraries;
 mod net;
 mod run;
+#[cfg(test)]
+mod settings;
 mod table;
 
 pub use libraries::{built, libraries};

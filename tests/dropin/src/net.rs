@@ -1,26 +1,40 @@
 //! Ports.
 
-use std::collections::HashSet;
 use std::net::{Ipv6Addr, TcpListener};
+use std::ops::Range;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Mutex, PoisonError};
 
-/// A TCP port that nobody uses, and that no other caller in this process was given.
+/// Below the ports that the system gives to those who ask for any (`net.ipv4.ip_local_port_range`): each program on `weft_ib0` listens on one of these,
+/// and would answer in the place of a server that comes a moment later.
+const OURS: Range<u16> = 16_384..32_768;
+
+/// A TCP port that nobody uses, and that no other caller was given, in this process or another.
 ///
 /// # Panics
 /// When the host has none.
 pub fn free_port() -> u16 {
-    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    /// The names of the ports that this process was given. They go with it.
+    static GIVEN: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let given = given.get_or_insert_with(HashSet::new);
-    loop {
-        let probe = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
-            .or_else(|_| TcpListener::bind("0.0.0.0:0"))
-            .expect("a free port");
-        let port = probe.local_addr().expect("an address").port();
-        if given.insert(port) {
+    // Processes that start together look at different places first.
+    let first = std::process::id().wrapping_mul(101) as usize + given.len();
+    let all = OURS.len();
+    for port in OURS.cycle().skip(first % all).take(all) {
+        let name = format!("weft-test-port-{port}");
+        let name = SocketAddr::from_abstract_name(name).expect("a short name");
+        let Ok(name) = UnixListener::bind_addr(&name) else {
+            continue;
+        };
+        let free = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+            .or_else(|_| TcpListener::bind(("0.0.0.0", port)));
+        if free.is_ok() {
+            given.push(name);
             return port;
         }
     }
+    panic!("no free port");
 }
 
 /// Whether a process listens on this TCP port, of any address. Asking disturbs nobody.
@@ -67,6 +81,13 @@ mod tests {
         assert_ne!(free_port(), free);
         drop(listener);
         assert!(!listening(free));
+        // What the system gives to anybody is never one of them.
+        let given = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        assert!(!OURS.contains(&given.local_addr().unwrap().port()));
+        assert!(OURS.contains(&free));
+        // Another process would see that it is taken, though nobody listens.
+        let name = SocketAddr::from_abstract_name(format!("weft-test-port-{free}")).unwrap();
+        assert!(UnixListener::bind_addr(&name).is_err());
         let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let port = socket.local_addr().unwrap().port();
         assert_eq!(hearing(port), 1);

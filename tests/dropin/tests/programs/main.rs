@@ -9,6 +9,7 @@ mod mooncake;
 mod mpi;
 mod mpi_trouble;
 mod mpi_wheels;
+mod nixl;
 mod perftest;
 mod pingpong;
 mod pyverbs;

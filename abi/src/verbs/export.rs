@@ -1,0 +1,343 @@
+//! What a context tells other processes: a table of its objects in the memory file behind `cmd_fd`, which a process that is given the descriptor reads
+//! ([`super::foreign`]). The same file holds the context's device memory.
+//!
+//! The owner only ever writes to the table, so whoever else has the file cannot mislead it.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, stat};
+use rustix::io::Errno;
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munmap,
+};
+use rustix::process::{Resource, getpid, getrlimit};
+
+use super::device::Which;
+use super::object::lock;
+
+/// The first word of a table, while its context lives.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"weftcmd1");
+/// Words before the first entry, and of an entry.
+const HEAD: usize = 512;
+const ENTRY: usize = 8;
+/// Objects that can be in the table at a time. Others cannot be imported by another process.
+const ENTRIES: usize = 1 << 18;
+/// Bytes of head and table.
+pub(super) const TABLE: usize = (HEAD + ENTRIES * ENTRY) * 8;
+/// Device memory begins here in the file. No part is used twice, so that who imported a part never sees another's.
+const MEMORY: u64 = 1 << 30;
+/// Holes take no memory.
+const SIZE: u64 = 1 << 46;
+
+/// Kinds of objects, as the table has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Sort {
+    Pd = 1,
+    /// A region of memory at `addr` in the owner.
+    Mr = 2,
+    /// A region of device memory: `addr` is a place in the file.
+    DmMr = 3,
+    Dm = 4,
+}
+
+/// An object in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) sort: Sort,
+    pub(super) handle: u32,
+    /// The domain of a region.
+    pub(super) domain: u32,
+    pub(super) addr: u64,
+    pub(super) len: u64,
+    pub(super) iova: u64,
+    pub(super) access: u32,
+}
+
+/// Bytes that are mapped, until this is dropped.
+pub(super) struct Map {
+    at: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: an address range; what is there is only reached through atomics and checked copies.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// `len` bytes of a file from `offset`, a multiple of the page size.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub(super) fn of(
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+        writable: bool,
+    ) -> Result<Map, Errno> {
+        let mut rights = ProtFlags::READ;
+        rights.set(ProtFlags::WRITE, writable);
+        let nowhere = std::ptr::null_mut();
+        // SAFETY: a new mapping, at no address of ours.
+        let at = unsafe { mmap(nowhere, len, rights, MapFlags::SHARED, file, offset) }?;
+        Ok(Map { at, len })
+    }
+
+    /// Zeroed bytes of no file, for this process alone.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    pub(super) fn anonymous(len: usize) -> Result<Map, Errno> {
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        let nowhere = std::ptr::null_mut();
+        // SAFETY: a new mapping, at no address of ours.
+        let at = unsafe { mmap_anonymous(nowhere, len, rights, MapFlags::PRIVATE) }?;
+        Ok(Map { at, len })
+    }
+
+    /// Once more what the program has mapped for others too at `addr`, a multiple of the page size.
+    ///
+    /// # Errors
+    /// Those of `mremap(2)`: `EINVAL` where the mapping is private, `EFAULT` where there is none.
+    pub(super) fn again(addr: usize, len: usize) -> Result<Map, Errno> {
+        let old = std::ptr::with_exposed_provenance_mut(addr);
+        // SAFETY: a length of 0 leaves the old mapping as it is, and makes a new one at no address of ours.
+        let at = unsafe { mremap(old, 0, len, MremapFlags::MAYMOVE) }?;
+        Ok(Map { at, len })
+    }
+
+    pub(super) fn start(&self) -> *mut u8 {
+        self.at.cast()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Give the memory behind it back.
+    pub(super) fn clear(&self) {
+        // SAFETY: ours, for writing; nobody in this process looks at it any more.
+        let _ = unsafe { madvise(self.at, self.len, Advice::LinuxRemove) };
+    }
+
+    /// A word of it, which others may change at any time.
+    pub(super) fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.len / 8);
+        // SAFETY: inside the mapping, aligned, and only reached by atomics.
+        unsafe { AtomicU64::from_ptr(self.at.cast::<u64>().add(index)) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped by us with this length; who uses the bytes holds `self`.
+        let _ = unsafe { munmap(self.at, self.len) };
+    }
+}
+
+/// The owner's side of a table.
+pub(crate) struct Export {
+    map: Map,
+    slots: Mutex<Slots>,
+    /// Bytes of device memory that were given out.
+    given: AtomicU64,
+}
+
+#[derive(Default)]
+struct Slots {
+    used: usize,
+    free: Vec<usize>,
+}
+
+/// A new file for a context, and the table in it; none where the machine allows no file of that size.
+///
+/// # Errors
+/// Those of `memfd_create(2)`.
+pub(super) fn new(which: Which) -> Result<(OwnedFd, Option<Arc<Export>>), Errno> {
+    // Its name is for who finds it in /proc.
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create(which.name(), flags)?;
+    let export = Export::new(&file, which)
+        .inspect_err(|errno| tracing::debug!(%errno, "other processes cannot import this context"));
+    Ok((file, export.ok().map(Arc::new)))
+}
+
+impl Export {
+    fn new(file: &OwnedFd, which: Which) -> Result<Export, Errno> {
+        // Past the limit the call would end the process.
+        if getrlimit(Resource::Fsize)
+            .current
+            .is_some_and(|limit| limit < SIZE)
+        {
+            return Err(Errno::FBIG);
+        }
+        let owner = Owner::here().ok_or(Errno::NOENT)?;
+        ftruncate(file, SIZE)?;
+        fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let map = Map::of(file, 0, TABLE, true)?;
+        let words = [which as u64, owner.pid, owner.begun, owner.namespace];
+        for (at, word) in words.into_iter().enumerate() {
+            map.word(at + 1).store(word, Ordering::Relaxed);
+        }
+        map.word(0).store(MAGIC, Ordering::Release);
+        Ok(Export {
+            map,
+            slots: Mutex::default(),
+            given: AtomicU64::new(MEMORY),
+        })
+    }
+
+    /// A place for device memory in the file.
+    pub(super) fn give(&self, len: usize) -> Option<u64> {
+        let len = (len as u64).checked_next_multiple_of(1 << 16)?;
+        let end = |at: u64| at.checked_add(len).filter(|end| *end <= SIZE);
+        let given = &self.given;
+        given
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, end)
+            .ok()
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        self.map.word(0).store(0, Ordering::Release);
+    }
+}
+
+/// An object is in the table until this is dropped.
+pub(crate) struct Shown {
+    export: Arc<Export>,
+    slot: usize,
+}
+
+/// Puts an object into a context's table, if it has one with room.
+pub(super) fn show(export: Option<&Arc<Export>>, entry: &Entry) -> Option<Shown> {
+    let export = export?;
+    let slot = {
+        let mut slots = lock(&export.slots);
+        if let Some(slot) = slots.free.pop() {
+            slot
+        } else if slots.used < ENTRIES {
+            slots.used += 1;
+            export
+                .map
+                .word(5)
+                .store(slots.used as u64, Ordering::Relaxed);
+            slots.used - 1
+        } else {
+            tracing::debug!(?entry, "no place: other processes cannot import it");
+            return None;
+        }
+    };
+    let word = |at: usize| export.map.word(HEAD + slot * ENTRY + at);
+    let fields = [
+        u64::from(entry.handle) | u64::from(entry.domain) << 32,
+        entry.addr,
+        entry.len,
+        entry.iova,
+        entry.access.into(),
+    ];
+    // Who sees one of the new fields sees that the object of before is gone.
+    fence(Ordering::Release);
+    for (at, field) in fields.into_iter().enumerate() {
+        word(at + 1).store(field, Ordering::Relaxed);
+    }
+    // Each use of a slot has a number, so that a reader does not take parts of two.
+    let turn = word(6).load(Ordering::Relaxed).wrapping_add(1);
+    word(6).store(turn, Ordering::Relaxed);
+    word(0).store(turn << 8 | entry.sort as u64, Ordering::Release);
+    Some(Shown {
+        export: Arc::clone(export),
+        slot,
+    })
+}
+
+impl Shown {
+    /// The table that it is in.
+    pub(super) fn export(&self) -> Arc<Export> {
+        Arc::clone(&self.export)
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let state = self.export.map.word(HEAD + self.slot * ENTRY);
+        state.store(0, Ordering::SeqCst);
+        lock(&self.export.slots).free.push(self.slot);
+    }
+}
+
+/// The entry of a table for which `wanted` is true. Whoever has the file may have written it.
+pub(super) fn find(map: &Map, wanted: impl Fn(&Entry) -> bool) -> Option<Entry> {
+    let used = map.word(5).load(Ordering::Relaxed).min(ENTRIES as u64);
+    (0..used as usize).find_map(|slot| {
+        let word = |at: usize| map.word(HEAD + slot * ENTRY + at);
+        let state = word(0).load(Ordering::Acquire);
+        let sort = match state & 0xff {
+            1 => Sort::Pd,
+            2 => Sort::Mr,
+            3 => Sort::DmMr,
+            4 => Sort::Dm,
+            _ => return None,
+        };
+        let field = |at: usize| word(at).load(Ordering::Acquire);
+        let names = field(1);
+        let entry = Entry {
+            sort,
+            handle: names as u32,
+            domain: (names >> 32) as u32,
+            addr: field(2),
+            len: field(3),
+            iova: field(4),
+            access: field(5) as u32,
+        };
+        (word(0).load(Ordering::Relaxed) == state && wanted(&entry)).then_some(entry)
+    })
+}
+
+/// A process, so that its number cannot be another's later, or elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) pid: u64,
+    /// When it began, as the kernel counts.
+    begun: u64,
+    /// The inode of its namespace of process numbers.
+    namespace: u64,
+}
+
+impl Owner {
+    /// This process; none without `/proc`.
+    pub(super) fn here() -> Option<Owner> {
+        Owner::at(getpid().as_raw_nonzero().get().unsigned_abs().into())
+    }
+
+    fn at(pid: u64) -> Option<Owner> {
+        let stat_line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name may have anything in it.
+        let (_, rest) = stat_line.rsplit_once(')')?;
+        Some(Owner {
+            pid,
+            begun: rest.split_whitespace().nth(19)?.parse().ok()?,
+            namespace: stat("/proc/self/ns/pid").ok()?.st_ino,
+        })
+    }
+
+    /// Who a table says wrote it.
+    pub(super) fn of(map: &Map) -> Owner {
+        let [pid, begun, namespace] = [2, 3, 4].map(|at| map.word(at).load(Ordering::Relaxed));
+        Owner {
+            pid,
+            begun,
+            namespace,
+        }
+    }
+
+    /// Whether `/proc` of this process shows it, alive.
+    pub(super) fn is_seen(self) -> bool {
+        Owner::at(self.pid) == Some(self)
+    }
+}
