@@ -26,7 +26,8 @@ class End:
         self.rng = random.Random(seed)
         # How many receives there are is a matter of time.
         self.chunks = random.Random(seed)
-        self.buf = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        kind = self.rng.choice((mmap.MAP_PRIVATE, mmap.MAP_SHARED))
+        self.buf = mmap.mmap(-1, SIZE, flags=kind | mmap.MAP_ANONYMOUS)
         self.into = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def send(self, n, offset, way, after):

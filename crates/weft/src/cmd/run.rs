@@ -62,6 +62,9 @@ pub struct Args {
     /// What a write to memory under way does with `--mode azsdp`: it waits until the peer has read it (`block`), or copies it (`copy`)
     #[arg(long, value_name = "HOW", value_parser = ["block", "copy"], default_value = "block")]
     azsdp: String,
+    /// With `--mode azsdp`: lend shared memory that other processes can have, because none of them writes to it while it is sent
+    #[arg(long)]
+    azsdp_shared: bool,
     /// From how many bytes on a send is from the program's memory, at least a page
     #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES)]
     from: usize,
@@ -113,6 +116,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         command.env("LD_PRELOAD", preload);
         command.env(lend::MODE, &args.mode);
         command.env(lend::ON_WRITE, &args.azsdp);
+        if args.azsdp_shared {
+            command.env(lend::SHARED, "trust");
+        }
         command.env(lend::FROM, args.from.to_string());
         if args.hosts {
             if let Err(failure) = super::broker::ensure() {
