@@ -378,6 +378,8 @@ impl Table {
             return Ok(hold);
         }
         let part = mapping::check(start, end)?;
+        // Before it takes a place, perhaps another zone's.
+        part.as_ref().map_or(Ok(()), shared::allowed)?;
         let (index, state) = Self::slot()?;
         let zone = &ZONES[index];
         let age = state & !(PHASE | HOLDS);

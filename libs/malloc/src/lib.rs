@@ -143,13 +143,11 @@ doors! {
     }
 
     fn reallocarray(at: *mut c_void, count: size_t, size: size_t) -> *mut c_void {
-        match count.checked_mul(size) {
-            Some(n) => realloc(at, n),
-            None => {
-                *libc::__errno_location() = libc::ENOMEM;
-                std::ptr::null_mut()
-            }
+        if let Some(n) = count.checked_mul(size) {
+            return realloc(at, n);
         }
+        *libc::__errno_location() = libc::ENOMEM;
+        std::ptr::null_mut()
     }
 
     fn memalign(align: size_t, n: size_t) -> *mut c_void {

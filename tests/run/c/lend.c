@@ -150,6 +150,8 @@ static void again_rx(int fd) {
     get_end(fd);
 }
 
+static void whole_rx(int fd) { static char b[65536]; for (int i = 0; i < 200; i++) { CHECK(recv(fd, b, sizeof b, MSG_WAITALL) == sizeof b && b[0] == 7 && b[65535] == 7); } get_end(fd); }
+
 static void overwrite_tx(int fd) {
     char *b = pages(BIG);
     for (int i = 0; i < 40; i++) { fill_put(fd, b, BIG); memset(b + rnd() % BIG, 0xee, 1); b[0] ^= 1; }
@@ -219,6 +221,7 @@ static void free_tx(int fd) {
         b = calloc(1, n); for (size_t k = 0; k < n; k += 4096) CHECK(b[k] == 0); free(b);
     }
 }
+static void whole_tx(int fd) { char *b[4]; for (int i = 0; i < 4; i++) b[i] = malloc(65536); for (int i = 0; i < 200; i++) { if (i < 4) memset(b[i], 7, 65536); put(fd, b[i % 4], 65536); } for (int i = 0; i < 4; i++) free(b[i]); }
 static void trim_tx(int fd) {
     for (int i = 0; i < 20; i++) {
         char *b = malloc(2 * BIG), *top = malloc(100);
@@ -612,7 +615,7 @@ static const struct { const char *name; void (*tx)(int), (*rx)(int); } all[] = {
     {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx}, {"trim", trim_tx, late_rx},
     {"droprx", plain_tx, drop_rx}, {"droptx", drop_tx, wait_rx}, {"badbuf", plain_tx, badbuf_rx},
     {"anon", anon_tx, late_rx}, {"names", names_tx, late_rx}, {"renamed", renamed_tx, late_rx}, {"heirs", heirs_tx, late_rx}, {"others", others_tx, late_rx},
-    {"twins", twins_tx, late_rx},
+    {"twins", twins_tx, late_rx}, {"whole", whole_tx, whole_rx},
 };
 
 static void one(unsigned which) {

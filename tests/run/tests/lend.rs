@@ -27,26 +27,35 @@ fn lending((_, mode, on_write): (&str, &str, &str)) -> Weft {
     weft().env("WEFT_RUN", mode).env("WEFT_RUN_AZSDP", on_write)
 }
 
-/// The traps, compiled once; `None` without a compiler.
+/// A program of the folder c; `None` without a compiler.
+fn compiled(name: &str) -> Option<PathBuf> {
+    if !have(&[("cc", "gcc")]) {
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("c/{name}.c"));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let made = Command::new("cc")
+        .args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .output()
+        .expect("cc runs");
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{said}");
+    Some(program)
+}
+
+/// The traps, compiled once.
 fn traps() -> Option<&'static Path> {
     static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FILE.get_or_init(|| {
-        if !have(&[("cc", "gcc")]) {
-            return None;
-        }
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/lend.c");
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lend");
-        let made = Command::new("cc")
-            .args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
-            .arg(&program)
-            .arg(&source)
-            .output()
-            .expect("cc runs");
-        let said = String::from_utf8_lossy(&made.stderr);
-        assert!(made.status.success(), "{said}");
-        Some(program)
-    })
-    .as_deref()
+    FILE.get_or_init(|| compiled("lend")).as_deref()
+}
+
+/// What `--azsdp-malloc` preloads, alone and behind the other library.
+fn malloc_hook() -> [String; 2] {
+    let both = library().display().to_string();
+    let alone = both.replace("libweft-run.so", "libweft-malloc.so");
+    [alone.clone(), format!("{both}:{alone}")]
 }
 
 /// A number before a text, summed over all lines.
@@ -178,6 +187,41 @@ fn shared_memory_is_lent_where_nobody_else_writes_to_it() {
         let done = run("twins", true);
         assert!(!done.text.contains(OTHERS), "{}", done.show());
         assert!(mib(&done) >= 8, "{}: {}", mode.0, done.show());
+    }
+}
+
+#[test]
+fn large_allocations_get_pages_of_their_own() {
+    let Some(program) = compiled("pages") else {
+        return;
+    };
+    let program = program.display();
+    plain().run(&program.to_string()).good().says("ok");
+    for preload in malloc_hook() {
+        let side = lending(MODES[2]).env("LD_PRELOAD", preload);
+        side.run(&format!("{program} own")).good().says("ok");
+    }
+}
+
+/// 16 pages from malloc(3): without the hook they begin behind the allocator's words, and only the 15 whole pages in them are lent.
+#[test]
+fn whole_buffers_are_lent_with_the_malloc_hook() {
+    let Some(program) = traps() else { return };
+    let line = format!("{} whole", program.display());
+    let [_, both] = malloc_hook();
+    let done = lending(MODES[1]).env("LD_PRELOAD", &both).run(&line);
+    done.good().says("ok whole");
+    // The first steps lend 48 pages at a time.
+    let bytes = lent(&done.text);
+    assert!(
+        bytes > 4 << 20 && bytes.is_multiple_of(65536),
+        "{}",
+        done.show()
+    );
+    for name in ["stream", "free", "trim", "threads", "vector", "fork"] {
+        let side = lending(MODES[2]).env("LD_PRELOAD", &both);
+        let done = side.run(&format!("{} {name}", program.display()));
+        done.good().says(&format!("ok {name}"));
     }
 }
 

@@ -56,11 +56,17 @@ fn is_own(object: &Object) -> bool {
     DEVICE.load(Ordering::SeqCst) == device(object) && OWN.iter().any(is)
 }
 
-/// Finds the other names of what a zone is about to protect. Its state is known to others already.
-pub(super) fn enter(part: &Part, zone: &Zone) -> Result<(), Refused> {
-    if !TRUST.load(Ordering::SeqCst) && !is_own(&part.object) {
-        return Err(Refused::Shared);
+/// Whether nobody else writes to it.
+pub(super) fn allowed(part: &Part) -> Result<(), Refused> {
+    if TRUST.load(Ordering::SeqCst) || is_own(&part.object) {
+        return Ok(());
     }
+    Err(Refused::Shared)
+}
+
+/// Finds the other names of what a zone is about to protect. Its state is known to others already, so a fork that has begun before is seen here.
+pub(super) fn enter(part: &Part, zone: &Zone) -> Result<(), Refused> {
+    allowed(part)?;
     let mut n = 0;
     mapping::aliases(part, zone.range().0, |start, end| {
         let (from, to) = zone.aliases.get(n).ok_or(Refused::Shared)?;

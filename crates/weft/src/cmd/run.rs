@@ -192,10 +192,17 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
 /// The library of `--azsdp-malloc`, beside the other one.
 fn malloc(library: &Path) -> Result<PathBuf, Failure> {
     let names = MALLOC.iter().map(|name| library.with_file_name(name));
-    names.into_iter().find(|file| file.is_file()).ok_or_else(|| {
-        Failure::failed(format!("there is no {} beside {}", MALLOC[0], library.display()))
+    names
+        .into_iter()
+        .find(|file| file.is_file())
+        .ok_or_else(|| {
+            Failure::failed(format!(
+                "there is no {} beside {}",
+                MALLOC[0],
+                library.display()
+            ))
             .hint("`./x dist` builds both; without --azsdp-malloc it is not needed")
-    })
+        })
 }
 
 fn within(dir: &Path) -> Option<PathBuf> {
