@@ -166,9 +166,10 @@ fn shared_memory_is_lent_where_nobody_else_writes_to_it() {
     for mode in [MODES[1], MODES[2]] {
         let run = |name: &str, trust: bool| {
             let side = lending(mode);
-            let side = match trust {
-                true => side.env("WEFT_RUN_SHARED", "trust"),
-                false => side,
+            let side = if trust {
+                side.env("WEFT_RUN_SHARED", "trust")
+            } else {
+                side
             };
             let done = side.run(&format!("{} {name}", program.display()));
             done.good().says(&format!("ok {name}"));

@@ -54,7 +54,7 @@ fn every_result_is_that_of_plain_tcp() {
         while begun.elapsed() < Duration::from_secs(seconds) {
             compare(seed, 100);
             seed += 1;
-            if seed % 100 == 0 {
+            if seed.is_multiple_of(100) {
                 say(&format!("{} seeds", seed - first));
             }
         }
