@@ -5,8 +5,16 @@ use std::path::Path;
 
 use crate::library::{self, at};
 
-/// Builds that of `weft run` and puts it below `dir`. Returns what it did.
+/// Builds those of `weft run` and puts them below `dir`. Returns what it did.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
+    let crate_name = "weft_malloc_preload";
+    put(
+        dir,
+        release,
+        "weft-libmalloc",
+        crate_name,
+        "libweft-malloc.so",
+    )?;
     put(
         dir,
         release,

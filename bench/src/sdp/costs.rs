@@ -15,7 +15,7 @@ const SIZES: [usize; 2] = [64 << 10, 1 << 20];
 const TIMES: u32 = 50;
 
 /// The steps of the table, with their words.
-pub(super) const STEPS: [(&str, &str); 9] = [
+pub(super) const STEPS: [(&str, &str); 11] = [
     ("register", "registration and its end"),
     ("protect", "memory protect: pages that were writable"),
     (
@@ -30,8 +30,17 @@ pub(super) const STEPS: [(&str, &str); 9] = [
         "malloc_hook",
         "allocation of 40 bytes and a page (malloc hook, fig. 5)",
     ),
+    ("allocate", "allocation of the bytes, and its end"),
+    (
+        "allocate_pages",
+        "the same on pages of their own (weft run --azsdp-malloc)",
+    ),
     ("two_copies", "two copies of the bytes (BSDP's)"),
 ];
+
+/// Memory that begins on a page and fills it.
+#[repr(align(4096))]
+struct Page(#[expect(dead_code, reason = "only its size is used")] [u8; 4096]);
 
 /// Microseconds of each step, `runs` samples each.
 pub(super) fn measure(runs: u32) -> Result<Vec<Record>> {
@@ -75,6 +84,11 @@ pub(super) fn measure(runs: u32) -> Result<Vec<Record>> {
                         "malloc" => drop(std::hint::black_box(Vec::<u8>::with_capacity(40))),
                         "malloc_hook" => {
                             drop(std::hint::black_box(Vec::<u8>::with_capacity(40 + page)));
+                        }
+                        "allocate" => drop(std::hint::black_box(Vec::<u8>::with_capacity(len))),
+                        "allocate_pages" => {
+                            let pages = Vec::<Page>::with_capacity(len / size_of::<Page>());
+                            drop(std::hint::black_box(pages));
                         }
                         "copy" => from.copy_to(0, &to, 0, len).map_err(stack("copy"))?,
                         _ => {

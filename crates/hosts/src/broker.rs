@@ -1,6 +1,6 @@
 //! The broker: who has registered, which hosts have no broker, and its threads.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,6 +15,7 @@ use weft_run::hosts::{self, Answer, Registration};
 use weft_run::ledger::Carrier;
 use weft_run::meet::Why;
 use weft_sdp::{Listener, Options, Stream};
+use weft_sys::process::is_gone;
 use weft_sys::{Interest, poll_fds, unix};
 use weft_verbs::Device;
 
@@ -31,6 +32,8 @@ const PLACES: usize = 1024;
 const WAITING: usize = 4096;
 /// Threads at the same time.
 const THREADS: usize = 8192;
+/// Processes whose end is waited for.
+const PROCESSES: usize = 4096;
 /// A thread's stack.
 const STACK: usize = 256 << 10;
 
@@ -45,7 +48,7 @@ pub struct Config {
     /// Addresses are translated on the way: connections with other addresses than the peer's broker names are considered too, where exactly one
     /// has the right beginning. Two with equal beginnings can then be taken for each other.
     pub nat: bool,
-    /// It ends when it has had nothing to do for so long; `None`: never.
+    /// It ends when it has had nothing to do for so long, and no process lives that has ever come to it ([`hosts::is_there`]); `None`: never.
     pub idle: Option<Duration>,
 }
 
@@ -125,10 +128,19 @@ impl Broker {
                 .spawn(move || inner.accept(&listener))?;
         }
         let mut since = Instant::now();
+        // `weft run` comes before it becomes the program: a server that waits for its first client is one of them.
+        let mut lives = BTreeSet::new();
         loop {
             match unix::accept(&self.programs) {
                 Ok(Some(wire)) => {
                     since = Instant::now();
+                    if self.idle.is_some()
+                        && lives.len() < PROCESSES
+                        && let Ok(cred) = unix::peer_cred(&wire)
+                        && cred.is_same_user()
+                    {
+                        lives.extend(cred.pid);
+                    }
                     self.inner.spawn(move |inner| inner.program(wire));
                     continue;
                 }
@@ -139,7 +151,8 @@ impl Broker {
                     thread::sleep(Duration::from_millis(100));
                 }
             }
-            if self.inner.is_busy() {
+            lives.retain(|&pid| !is_gone(pid));
+            if !lives.is_empty() || self.inner.is_busy() {
                 since = Instant::now();
             }
             if self.idle.is_some_and(|idle| since.elapsed() >= idle) {

@@ -59,6 +59,8 @@ impl Mode {
 pub const MODE: &str = "WEFT_RUN";
 /// What a write to protected memory does: `block` or `copy`.
 pub const ON_WRITE: &str = "WEFT_RUN_AZSDP";
+/// `trust`: no other process writes to shared memory that is sent.
+pub const SHARED: &str = "WEFT_RUN_SHARED";
 /// From how many bytes on a send is from the program's memory.
 pub const FROM: &str = "WEFT_RUN_FROM";
 /// The default of [`FROM`].
@@ -78,7 +80,7 @@ pub enum Copied {
     Shared,
     /// Both ends are of one process.
     OneProcess,
-    /// A stack, a shared or a read-only mapping, or less than the least number of whole pages.
+    /// A stack, a read-only mapping, or less than the least number of whole pages.
     Memory,
     /// The memory is protected already, with other borders.
     Overlap,
@@ -92,10 +94,12 @@ pub enum Copied {
     SlowReader,
     /// Two copies are faster for this kind of memory.
     Slower,
+    /// A shared mapping that other processes can have.
+    Others,
 }
 
 impl Copied {
-    const ALL: [Copied; 12] = [
+    const ALL: [Copied; 13] = [
         Copied::NonBlocking,
         Copied::NotYet,
         Copied::NotAllowed,
@@ -108,6 +112,7 @@ impl Copied {
         Copied::Faults,
         Copied::SlowReader,
         Copied::Slower,
+        Copied::Others,
     ];
 
     /// Its bit.
@@ -131,7 +136,7 @@ impl Copied {
             Copied::Shared => "several processes share the socket",
             Copied::OneProcess => "both ends are of one process",
             Copied::Memory => {
-                "the memory cannot be protected: stack, shared, read-only, or too few whole pages"
+                "the memory cannot be protected: stack, read-only, or too few whole pages"
             }
             Copied::Overlap => "the memory is under way already with other borders",
             Copied::Handler => "the program has a SIGSEGV handler of its own in the place of ours",
@@ -139,6 +144,9 @@ impl Copied {
             Copied::Faults => "the program wrote to memory under way too often",
             Copied::SlowReader => "the receiver did not fetch for a while",
             Copied::Slower => "two copies are faster here",
+            Copied::Others => {
+                "other processes can have the shared memory, or its names are too many"
+            }
         }
     }
 }

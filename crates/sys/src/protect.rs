@@ -16,6 +16,9 @@
 //! The handler uses atomics, `futex`, `write` on an eventfd, `mprotect` and `sched_yield` only, with all signals blocked. Faults
 //! that are not of a zone go to the action that the program has installed ([`swap_program_action`]).
 //!
+//! A zone of a shared mapping has aliases, other addresses of the same pages in this process, which are protected with it (shared.rs). Other processes
+//! cannot be made to wait: memory that they can have is refused.
+//!
 //! A child of `fork` inherits protected pages, but nothing that is on its way: its handler makes them writable at once.
 //!
 //! # Safety
@@ -25,6 +28,9 @@
 
 mod handler;
 mod mapping;
+mod shared;
+
+pub use shared::{begin_sharing, end_sharing, made_shared, settle_shared, trust_others};
 
 pub use handler::{handler_address, swap_program_action, use_sigaction};
 
@@ -36,7 +42,9 @@ use std::convert::Infallible;
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +52,8 @@ use std::time::Duration;
 pub const MOST_ZONES: usize = 256;
 /// Holders of one zone that have different bells, at most.
 const BELLS: usize = 4;
+/// Other addresses at which a zone of a shared mapping is mapped, at most.
+const ALIASES: usize = 4;
 /// How long a thread that waits for a zone sleeps before it rings again.
 const RING_AGAIN: Duration = Duration::from_millis(10);
 
@@ -65,7 +75,7 @@ pub enum Refused {
     Unaligned,
     /// A part of it is not mapped, or not writable.
     ReadOnly,
-    /// A part of it is a shared mapping, which has other names that the protection does not cover.
+    /// A part of it is a shared mapping that another process can have, or that has too many names in this one.
     Shared,
     /// A part of it is a stack, where the kernel could not put the signal's frame.
     Stack,
@@ -84,7 +94,7 @@ impl fmt::Display for Refused {
         f.write_str(match self {
             Refused::Unaligned => "not whole pages",
             Refused::ReadOnly => "not writable",
-            Refused::Shared => "a shared mapping",
+            Refused::Shared => "a shared mapping that others can have",
             Refused::Stack => "on a stack",
             Refused::Busy => "protected already, with other borders, or waited for",
             Refused::Full => "too many protected zones",
@@ -104,6 +114,10 @@ struct Zone {
     word: AtomicU32,
     /// Descriptors to ring, or -1.
     bells: [AtomicI32; BELLS],
+    /// It is of a shared mapping.
+    shared: AtomicBool,
+    /// Where else it is mapped, and protected as well; from 0 to 0: nowhere.
+    aliases: [(AtomicUsize, AtomicUsize); ALIASES],
 }
 
 impl Zone {
@@ -115,7 +129,29 @@ impl Zone {
             wanted: AtomicU32::new(0),
             word: AtomicU32::new(0),
             bells: [const { AtomicI32::new(-1) }; BELLS],
+            shared: AtomicBool::new(false),
+            aliases: [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; ALIASES],
         }
+    }
+
+    /// All addresses that it has.
+    fn ranges(&self) -> impl Iterator<Item = (usize, usize)> {
+        let others = self.aliases.iter().map(|(start, end)| {
+            let (start, end) = (start.load(Ordering::Acquire), end.load(Ordering::Acquire));
+            (start, end)
+        });
+        std::iter::once(self.range()).chain(others.filter(|(start, end)| start < end))
+    }
+
+    fn overlaps(&self, start: usize, end: usize) -> bool {
+        self.ranges().any(|(from, to)| from < end && start < to)
+    }
+
+    /// Makes it writable again, wherever it is mapped.
+    fn unprotect(&self) -> bool {
+        // All of them, also after a failure.
+        self.ranges()
+            .fold(true, |made, (start, end)| unprotect(start, end) && made)
     }
 
     fn range(&self) -> (usize, usize) {
@@ -178,8 +214,7 @@ impl Zone {
         {
             return Lifted::NotNow;
         }
-        let (start, end) = self.range();
-        let made = unprotect(start, end);
+        let made = self.unprotect();
         self.release(changing);
         if made { Lifted::Yes } else { Lifted::Failed }
     }
@@ -189,6 +224,11 @@ impl Zone {
         self.wanted.store(0, Ordering::SeqCst);
         for bell in &self.bells {
             bell.store(-1, Ordering::Release);
+        }
+        self.shared.store(false, Ordering::SeqCst);
+        for (start, end) in &self.aliases {
+            start.store(0, Ordering::Release);
+            end.store(0, Ordering::Release);
         }
         let age = (changing & !(PHASE | HOLDS)).wrapping_add(AGE);
         self.state.store(age | FREE, Ordering::SeqCst);
@@ -260,11 +300,11 @@ pub fn set_helper(helper: Helper) {
 /// In a child of `fork`, before anything else runs there: makes the memory that its parent had protected writable, so that system calls can write
 /// to it too. Async-signal-safe.
 pub fn in_child() {
+    shared::in_child();
     for zone in in_use() {
         let state = zone.state.load(Ordering::SeqCst);
         if state & PHASE != FREE {
-            let (start, end) = zone.range();
-            unprotect(start, end);
+            zone.unprotect();
             zone.release(state);
         }
     }
@@ -337,7 +377,9 @@ impl Table {
         if let Some(hold) = Self::again(start, end, bell)? {
             return Ok(hold);
         }
-        mapping::check(start, end)?;
+        let part = mapping::check(start, end)?;
+        // Before it takes a place, perhaps another zone's.
+        part.as_ref().map_or(Ok(()), shared::allowed)?;
         let (index, state) = Self::slot()?;
         let zone = &ZONES[index];
         let age = state & !(PHASE | HOLDS);
@@ -345,16 +387,26 @@ impl Table {
         zone.start.store(start, Ordering::Release);
         zone.end.store(end, Ordering::Release);
         zone.bells[0].store(bell, Ordering::Release);
+        zone.shared.store(part.is_some(), Ordering::SeqCst);
         zone.state.store(age | CHANGING, Ordering::SeqCst);
-        let at = std::ptr::with_exposed_provenance_mut(start);
-        // SAFETY: the caller of `guard` has promised that these pages are mapped, and that whoever writes to them may be made to wait;
-        // they were just seen to be private and writable.
-        let made = unsafe { rustix::mm::mprotect(at, end - start, MprotectFlags::READ) };
-        if made.is_err() {
-            // Perhaps the first pages were.
-            unprotect(start, end);
+        // After the state: who makes a new name for it, or shares it, waits from now on until this is done.
+        if let Some(part) = part
+            && let Err(why) = shared::enter(&part, zone)
+        {
             zone.release(age | CHANGING);
-            return Err(Refused::System);
+            return Err(why);
+        }
+        for (start, end) in zone.ranges() {
+            let at = std::ptr::with_exposed_provenance_mut(start);
+            // SAFETY: the caller of `guard` has promised that these pages are mapped, and that whoever writes to them may be made to wait;
+            // they, and the other names of the same pages, were just seen to be writable.
+            let made = unsafe { rustix::mm::mprotect(at, end - start, MprotectFlags::READ) };
+            if made.is_err() {
+                // Perhaps the first pages were.
+                zone.unprotect();
+                zone.release(age | CHANGING);
+                return Err(Refused::System);
+            }
         }
         zone.state.store(age | OPEN | 1, Ordering::SeqCst);
         zone.wake();
@@ -368,7 +420,7 @@ impl Table {
             loop {
                 let state = zone.state.load(Ordering::SeqCst);
                 let (from, to) = zone.range();
-                if state & PHASE == FREE || to <= start || end <= from {
+                if state & PHASE == FREE || !zone.overlaps(start, end) {
                     break;
                 }
                 if zone.wanted.load(Ordering::SeqCst) != 0 {
@@ -568,8 +620,7 @@ pub fn settle(start: *const u8, len: usize) {
     }
     for zone in in_use() {
         let state = zone.state.load(Ordering::SeqCst);
-        let (from, to) = zone.range();
-        if state & PHASE != FREE && from < end && start < to {
+        if state & PHASE != FREE && zone.overlaps(start, end) {
             let _blocked = SignalsBlocked::new();
             zone.resolve(state);
         }
@@ -580,10 +631,9 @@ pub fn settle(start: *const u8, len: usize) {
 pub fn is_guarded(start: *const u8, len: usize) -> bool {
     let start = start.addr();
     let end = start.saturating_add(len);
-    in_use().iter().any(|zone| {
-        let (from, to) = zone.range();
-        zone.state.load(Ordering::SeqCst) & PHASE != FREE && from < end && start < to
-    })
+    in_use()
+        .iter()
+        .any(|zone| zone.state.load(Ordering::SeqCst) & PHASE != FREE && zone.overlaps(start, end))
 }
 
 /// This descriptor is about to be closed: no handler rings it any more.

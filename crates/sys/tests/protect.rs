@@ -207,9 +207,103 @@ fn stacks_shared_and_read_only_memory_are_refused() {
     };
     assert_ne!(shared, libc::MAP_FAILED);
     assert_eq!(check(shared.expose_provenance()), Refused::Shared);
+    // SAFETY: the test's own page. Its rights would be less afterwards than before.
+    unsafe {
+        libc::mprotect(
+            shared,
+            page,
+            libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
+        )
+    };
+    assert_eq!(check(shared.expose_provenance()), Refused::ReadOnly);
 }
 
 fn check_code() {}
+
+fn map_shared(pages: usize) -> Pages {
+    let len = pages * page_size();
+    let mut made = null_mut();
+    protect::made_shared(|| {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping.
+        made = unsafe { libc::mmap(null_mut(), len, rights, flags, -1, 0) };
+        Some(made.cast_const().cast())
+    });
+    assert_ne!(made, libc::MAP_FAILED);
+    Pages(NonNull::new(made.cast()).unwrap(), len)
+}
+
+/// Another name of so many pages, from one of them on.
+fn alias(of: Pages, from: usize, pages: usize) -> Pages {
+    let len = pages * page_size();
+    // SAFETY: the pages are mapped, and a length of 0 moves nothing.
+    let made = unsafe {
+        let at = of.0.as_ptr().add(from * page_size());
+        libc::mremap(at.cast(), 0, len, libc::MREMAP_MAYMOVE)
+    };
+    assert_ne!(made, libc::MAP_FAILED);
+    Pages(NonNull::new(made.cast()).unwrap(), len)
+}
+
+#[test]
+fn shared_memory_of_our_own_is_protected_by_all_its_names() {
+    let bell = bell();
+    let whole = map_shared(6);
+    let middle = Pages(
+        NonNull::new(whole.0.as_ptr().wrapping_add(page_size())).unwrap(),
+        2 * page_size(),
+    );
+    // Of the zone's pages 1 and 2 the first other name has both, the second one has one.
+    let (all, some) = (alias(whole, 0, 6), alias(whole, 2, 4));
+    let hold = middle.guard(bell.as_fd()).unwrap();
+    let guarded = |pages: Pages, page: usize| {
+        is_guarded(pages.0.as_ptr().wrapping_add(page * page_size()), 1)
+    };
+    let seen = [0, 1, 2, 3].map(|page| guarded(all, page));
+    assert_eq!(seen, [false, true, true, false]);
+    assert!(guarded(some, 0) && !guarded(some, 1));
+    // A writer by another name waits, and what is settled by another name is waited for.
+    let written = Arc::new(AtomicBool::new(false));
+    let thread = thread::spawn({
+        let written = Arc::clone(&written);
+        move || {
+            some.write(0, 7);
+            written.store(true, Ordering::SeqCst);
+        }
+    });
+    rings(&bell);
+    assert!(!written.load(Ordering::SeqCst) && middle.read(page_size()) == 0);
+    drop(hold);
+    thread.join().unwrap();
+    assert_eq!(
+        (middle.read(page_size()), all.read(2 * page_size())),
+        (7, 7)
+    );
+    assert!(!guarded(all, 1) && !middle.is_guarded());
+    // A zone by another name is in the way of one by this name, as long as it is held.
+    let other = Pages(
+        NonNull::new(all.0.as_ptr().wrapping_add(page_size())).unwrap(),
+        2 * page_size(),
+    );
+    let hold = other.guard(bell.as_fd()).unwrap();
+    assert_eq!(middle.guard(bell.as_fd()).unwrap_err(), Refused::Busy);
+    drop(hold);
+    drop(middle.guard(bell.as_fd()).unwrap());
+    // Before a new name can be used, and before a child has the memory, nothing of it is protected.
+    protect::settle_shared();
+    assert!(!middle.is_guarded());
+    drop(middle.guard(bell.as_fd()).unwrap());
+    protect::begin_sharing();
+    assert!(!middle.is_guarded());
+    assert_eq!(middle.guard(bell.as_fd()).unwrap_err(), Refused::Shared);
+    let meanwhile = map_shared(1);
+    protect::end_sharing();
+    for pages in [middle, other, meanwhile] {
+        assert_eq!(pages.guard(bell.as_fd()).unwrap_err(), Refused::Shared);
+    }
+    drop(map_shared(1).guard(bell.as_fd()).unwrap());
+}
 
 #[test]
 fn a_forked_child_writes_at_once_and_the_parent_is_not_disturbed() {

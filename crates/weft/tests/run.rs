@@ -60,6 +60,24 @@ fn the_program_gets_the_library_before_what_is_preloaded_already() {
 }
 
 #[test]
+fn the_library_of_azsdp_malloc_comes_behind_it() {
+    let lib = library();
+    let mut command = run(lib.path());
+    let script = "echo $LD_PRELOAD; echo $WEFT_RUN $WEFT_RUN_SHARED";
+    command.args(["--mode", "azsdp", "--azsdp-malloc", "--azsdp-shared"]);
+    command.args(["--", "sh", "-c", script]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(texts(&output).1.contains("libweft-malloc.so"), "{output:?}");
+    fs::write(lib.path().join("libweft-malloc.so"), b"").unwrap();
+    let (out, err) = texts(&command.output().unwrap());
+    let dir = lib.path().canonicalize().unwrap();
+    let dir = dir.display();
+    let expected = format!("{dir}/libweft-run.so:{dir}/libweft-malloc.so\nazsdp trust\n");
+    assert_eq!(out, expected, "{err}");
+}
+
+#[test]
 fn what_cannot_be_run_has_the_exit_status_of_env() {
     let lib = library();
     let code = |command: &mut Command| command.output().unwrap().status.code();

@@ -6,6 +6,7 @@
 
 use libc::{c_int, c_long};
 
+use crate::lend::memory::{self, Sharing};
 use crate::lend::privileges;
 use crate::{io, link, next, sock};
 
@@ -49,6 +50,32 @@ pub(crate) unsafe fn syscall(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_dup3 => sock::dup3(fd, b as c_int, c as c_int).into(),
             libc::SYS_epoll_create1 => sock::epoll_create1(fd).into(),
             libc::SYS_epoll_ctl => sock::epoll_ctl(fd, b as c_int, c as c_int, pointer(d)).into(),
+            libc::SYS_mmap => memory::mmap(
+                pointer(a),
+                b as usize,
+                c as c_int,
+                d as c_int,
+                e as c_int,
+                f,
+            )
+            .expose_provenance() as c_long,
+            libc::SYS_munmap => memory::munmap(pointer(a), b as usize).into(),
+            libc::SYS_mprotect => memory::mprotect(pointer(a), b as usize, c as c_int).into(),
+            libc::SYS_mremap => {
+                memory::mremap(pointer(a), b as usize, c as usize, d as c_int, pointer(e))
+                    .expose_provenance() as c_long
+            }
+            libc::SYS_madvise => memory::madvise(pointer(a), b as usize, c as c_int).into(),
+            // Threads have what we have.
+            libc::SYS_clone if a as c_int & libc::CLONE_VM == 0 => {
+                let _sharing = Sharing::begin();
+                next::syscall(number, a, b, c, d, e, f)
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_fork => {
+                let _sharing = Sharing::begin();
+                next::syscall(number, a, b, c, d, e, f)
+            }
             libc::SYS_exit_group => {
                 crate::lend::finish_for_good();
                 next::syscall(number, a, b, c, d, e, f)

@@ -4,6 +4,8 @@
 //!
 //! Each is found by its name with `dlsym(RTLD_NEXT)`, once, and called with the signature that its manual page gives.
 
+#![allow(non_snake_case, reason = "the C library's names")]
+
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, gid_t, iovec, mmsghdr,
     msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
@@ -109,6 +111,10 @@ functions! {
     posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
     system(command: *const c_char) -> c_int;
     fork() -> pid_t;
+    _Fork() -> pid_t;
+    clone(run: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int;
+    remap_file_pages(at: *mut c_void, len: size_t, prot: c_int, page: size_t, flags: c_int) -> c_int;
+    shmdt(at: *const c_void) -> c_int;
 
     sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
     pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
@@ -143,6 +149,17 @@ pub(crate) unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
         let function: unsafe extern "C-unwind" fn(c_int, *const c_char) -> *mut libc::FILE =
             std::mem::transmute(find(c"fdopen"));
         function(fd, mode)
+    }
+}
+
+/// # Safety
+/// As its manual page says.
+pub(crate) unsafe fn shmat(segment: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
+    // SAFETY: the C library's function has this signature.
+    unsafe {
+        let function: unsafe extern "C" fn(c_int, *const c_void, c_int) -> *mut c_void =
+            std::mem::transmute(find(c"shmat"));
+        function(segment, at, flags)
     }
 }
 

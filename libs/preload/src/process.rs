@@ -14,6 +14,7 @@ use weft_run::meet::Why;
 
 use crate::conn::{Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
 use crate::io::doors;
+use crate::lend::memory::Sharing;
 use crate::table::{self, Entry};
 use crate::{dgram, fd, late, ledger, lend, link, lock, next, ready};
 
@@ -71,9 +72,13 @@ pub(crate) fn each_conn(mut f: impl FnMut(c_int, &'static Conn)) {
 thread_local! {
     /// Held from before a fork until after it, so that the child finds nothing half done.
     static HELD: Cell<Option<(Locks, late::Lists)>> = const { Cell::new(None) };
+    static SHARING: Cell<Option<Sharing>> = const { Cell::new(None) };
 }
 
 extern "C" fn before_fork() {
+    // First: it waits for peers, which may need what is locked below.
+    let sharing = Sharing::begin();
+    let _ = SHARING.try_with(|held| held.set(sharing));
     dgram::fork::before();
     let guard = big();
     let lists = late::before_fork(&guard);
@@ -101,12 +106,14 @@ extern "C" fn before_fork() {
 extern "C" fn in_parent() {
     dgram::fork::in_parent();
     let _ = HELD.try_with(Cell::take);
+    let _ = SHARING.try_with(Cell::take);
 }
 
 extern "C" fn in_child() {
     if let Ok(Some((_, lists))) = HELD.try_with(Cell::take) {
         late::in_child(lists);
     }
+    let _ = SHARING.try_with(Cell::take);
     lock::after_fork();
     lend::after_fork();
     ledger::after_fork();
@@ -179,6 +186,17 @@ doors! {
             crate::set_errno(errno);
         }
         pid
+    }
+
+    fn _Fork() -> pid_t {
+        let _sharing = Sharing::begin();
+        next::_Fork()
+    }
+
+    fn clone(run: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int {
+        // Threads have what we have.
+        let _sharing = (flags & libc::CLONE_VM == 0).then(Sharing::begin);
+        next::clone(run, stack, flags, arg, parent, tls, child)
     }
 
     fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {

@@ -331,7 +331,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             if !closed && hosts::is_lost(chan, peer) {
                 return Step::Done(lost(conn, chan));
             }
-            if !closed {
+            if !closed || (chan.carrier == Carrier::Here && stream.has_finished(peer)) {
                 await_end(conn);
             }
             let why = if closed && !hosts::is_at_end(conn, chan) {
@@ -429,7 +429,10 @@ fn spin(chan: &Chan) {
     spun.wait(|| !matches!(stream.ready(peer, head), Ok((0, false))));
 }
 
-/// The peer has closed its bell: its FIN or RST is there, or comes at once.
+/// The peer has closed its bell: its FIN or RST is there, or comes at once. Where memory for TCP is short the kernel drops even what stays on the host,
+/// and sends it again later; a program that was told by the bell has to find the end all the same.
+const END_MS: c_int = 2000;
+
 fn await_end(conn: &Conn) {
     let fd = crate::fd::any(conn);
     if fd < 0 {
@@ -441,7 +444,7 @@ fn await_end(conn: &Conn) {
         revents: 0,
     };
     // SAFETY: one entry.
-    unsafe { next::poll(&raw mut poll, 1, 100) };
+    unsafe { next::poll(&raw mut poll, 1, END_MS) };
 }
 
 /// The peer wrote what no honest peer writes: the connection is at its end, as after a reset.

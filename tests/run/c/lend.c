@@ -17,7 +17,9 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -148,6 +150,8 @@ static void again_rx(int fd) {
     get_end(fd);
 }
 
+static void whole_rx(int fd) { static char b[65536]; for (int i = 0; i < 200; i++) { CHECK(recv(fd, b, sizeof b, MSG_WAITALL) == sizeof b && b[0] == 7 && b[65535] == 7); } get_end(fd); }
+
 static void overwrite_tx(int fd) {
     char *b = pages(BIG);
     for (int i = 0; i < 40; i++) { fill_put(fd, b, BIG); memset(b + rnd() % BIG, 0xee, 1); b[0] ^= 1; }
@@ -217,6 +221,7 @@ static void free_tx(int fd) {
         b = calloc(1, n); for (size_t k = 0; k < n; k += 4096) CHECK(b[k] == 0); free(b);
     }
 }
+static void whole_tx(int fd) { char *b[4]; for (int i = 0; i < 4; i++) b[i] = malloc(65536); for (int i = 0; i < 200; i++) { if (i < 4) memset(b[i], 7, 65536); put(fd, b[i % 4], 65536); } for (int i = 0; i < 4; i++) free(b[i]); }
 static void trim_tx(int fd) {
     for (int i = 0; i < 20; i++) {
         char *b = malloc(2 * BIG), *top = malloc(100);
@@ -350,6 +355,140 @@ static void kinds_rx(int fd) {
     get_end(fd);
 }
 
+/* Shared memory: it is written to by another name of it, by a name that it gets while it is under way, and by a child. */
+static char *shared_pages(size_t n) {
+    char *p = mmap(0, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(p != MAP_FAILED);
+    return p;
+}
+static char *alias(char *p, size_t n) {
+    char *q = mremap(p, 0, n, MREMAP_MAYMOVE);
+    CHECK(q != MAP_FAILED && q != p);
+    return q;
+}
+static void anon_tx(int fd) {
+    char *b = shared_pages(BIG);
+    for (int i = 0; i < 20; i++) { fill_put(fd, b, BIG); if (i % 2) memset(b, 0xee, BIG); else b[rnd() % BIG] ^= 1; }
+    CHECK(munmap(b, BIG) == 0);
+}
+static void names_tx(int fd) {
+    char *b = shared_pages(2 * BIG), *c = alias(b, BIG), *d = alias(b + BIG / 2, BIG);
+    int z = open("/dev/zero", O_RDONLY);
+    for (int i = 0; i < 24; i++) {
+        size_t off = rnd() % (BIG / 4) & -(i & 1);
+        fill_put(fd, b + off, BIG - off);
+        switch (i % 8) {
+        case 0: memset(c, 0xee, BIG); break;
+        case 1: memset(d, 0xee, BIG); break;
+        case 2: c[BIG - 1] ^= 1; CHECK(b[BIG - 1] == c[BIG - 1]); break;
+        case 3: CHECK(read(z, d, BIG) == BIG && b[BIG - 1] == 0); break;
+        case 4: fill_put(fd, c, BIG); memset(b, 0xee, BIG); break;
+        case 5: munmap(c, BIG); memset(pages(BIG), 0xee, BIG); b[off + 70000] ^= 1; c = alias(b, BIG); break;
+        case 6: CHECK(mmap(c, BIG, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == c); memset(c, 0xee, BIG); munmap(c, BIG); c = alias(b, BIG); break;
+        case 7: c = mremap(c, BIG, 2 * BIG, MREMAP_MAYMOVE); CHECK(c != MAP_FAILED); memset(c, 0xee, BIG); munmap(c + BIG, BIG); break;
+        }
+    }
+    CHECK(shmdt(b + 8) == -1 && errno == EINVAL);
+}
+static void renamed_tx(int fd) {
+    char *b = shared_pages(BIG), *c = alias(b, BIG);
+    for (int i = 0; i < 15; i++) {
+        if (i % 3 == 1) CHECK(mprotect(c, BIG, PROT_READ) == 0);
+        fill_put(fd, b, BIG);
+        if (i % 3 == 0) { char *d = alias(b, BIG); memset(d, 0xee, BIG); munmap(d, BIG); }
+        else if (i % 3 == 1) { CHECK(c[7] == b[7] && mprotect(c, BIG, PROT_READ | PROT_WRITE) == 0); memset(c, 0xee, BIG); }
+        else { char *d[6]; for (int k = 0; k < 6; k++) d[k] = alias(b, BIG); memset(d[5], 0xee, BIG); fill_put(fd, d[2], BIG); memset(d[4], 0xee, BIG); for (int k = 0; k < 6; k++) munmap(d[k], BIG); }
+    }
+}
+static pid_t plain_fork(void) { return fork(); }
+static pid_t bare_fork(void) { return syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); }
+static void heirs_tx(int fd) {
+    char *b = 0;
+    for (int i = 0; i < 8; i++) {
+        if (i % 4 == 0) b = shared_pages(BIG);
+        fill_put(fd, b, BIG);
+        pid_t pid = i % 2 ? bare_fork() : plain_fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            if (i % 2 == 0) close(fd);
+            memset(b, 0xee, BIG);
+            /* And what was sent after the fork is not the parent's alone either. */
+            for (int k = 0; k < 30; k++) { nap(1); memset(b, 0xdd, 10); memset(b + BIG / 2, 0xdd, BIG / 2); }
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && status == 0 && b[BIG - 1] == (char)0xdd);
+        char *own = shared_pages(BIG);
+        fill_put(fd, own, BIG);
+        memset(own, 0xee, BIG);
+        munmap(own, BIG);
+    }
+}
+/* Memory that others have: a child that was there before writes to it as soon as it has been sent, also by its name. */
+static void others_tx(int fd) {
+    char name[64];
+    snprintf(name, sizeof name, "/weft-lend-%d", getpid());
+    int s = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600), m = memfd_create("x", 0), id = shmget(IPC_PRIVATE, BIG, 0600);
+    CHECK(s >= 0 && ftruncate(s, BIG) == 0 && ftruncate(m, BIG) == 0 && id >= 0);
+    int go[2], done[2];
+    CHECK(pipe(go) == 0 && pipe(done) == 0);
+    char *here[4] = {mmap(0, BIG, PROT_READ | PROT_WRITE, MAP_SHARED, s, 0), mmap(0, BIG, PROT_READ | PROT_WRITE, MAP_SHARED, m, 0), shmat(id, 0, 0), shared_pages(BIG)};
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        close(go[1]); close(fd);
+        int again = shm_open(name, O_RDWR, 0);
+        char *there[4] = {mmap(0, BIG, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0), mmap(0, BIG, PROT_READ | PROT_WRITE, MAP_SHARED, m, 0), shmat(id, 0, 0), here[3]};
+        for (char k; read(go[0], &k, 1) == 1;) { memset(there[(int)k], 0xee, BIG); CHECK(write(done[1], "", 1) == 1); }
+        _exit(0);
+    }
+    close(go[0]);
+    for (char k = 0, c; k < 12; k++) {
+        char which = k % 4;
+        fill_put(fd, here[(int)which], BIG);
+        CHECK(write(go[1], &which, 1) == 1 && read(done[0], &c, 1) == 1 && here[(int)which][9] == (char)0xee);
+    }
+    close(go[1]);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    /* A segment in the place of memory that is under way. */
+    char *b = pages(BIG);
+    fill_put(fd, b, BIG);
+    CHECK(shmat(id, b, SHM_REMAP) == b);
+    memset(b, 0xee, BIG);
+    CHECK(shmdt(b) == 0);
+    shm_unlink(name);
+    shmctl(id, IPC_RMID, 0);
+}
+/* The same kinds, which nobody else writes to: two names of each in this process. */
+static void twins_tx(int fd) {
+    char name[64];
+    snprintf(name, sizeof name, "/weft-lend-%d", getpid());
+    int s = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600), m = memfd_create("x", 0), id = shmget(IPC_PRIVATE, BIG, 0600);
+    CHECK(s >= 0 && ftruncate(s, BIG) == 0 && ftruncate(m, BIG) == 0 && id >= 0);
+    shm_unlink(name);
+    char *one[3], *two[3];
+    for (int k = 0; k < 2; k++) {
+        char **to = k ? two : one;
+        to[0] = mmap(0, BIG, PROT_READ | PROT_WRITE, MAP_SHARED, s, 0);
+        to[1] = mmap(0, BIG, PROT_READ | PROT_WRITE, MAP_SHARED, m, 0);
+        to[2] = shmat(id, 0, 0);
+        for (int i = 0; i < 3; i++) CHECK(to[i] != MAP_FAILED);
+    }
+    shmctl(id, IPC_RMID, 0);
+    close(s);
+    for (int i = 0; i < 18; i++) {
+        fill_put(fd, one[i % 3], BIG);
+        memset(two[i % 3], 0xee, BIG);
+        CHECK(one[i % 3][BIG - 1] == (char)0xee);
+    }
+    fill_put(fd, one[2], BIG);
+    CHECK(shmdt(two[2]) == 0);
+    one[2][5] ^= 1;
+    fill_put(fd, one[2], BIG);
+    CHECK(shmdt(one[2]) == 0);
+}
+
 static void nonblock_tx(int fd) {
     char *b = pages(BIG);
     fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -475,6 +614,8 @@ static const struct { const char *name; void (*tx)(int), (*rx)(int); } all[] = {
     {"nonblock", nonblock_tx, epoll_rx}, {"epoll", plain_tx, epoll_rx}, {"vector", vector_tx, late_rx}, {"stopped", stopped_tx, late_rx},
     {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx}, {"trim", trim_tx, late_rx},
     {"droprx", plain_tx, drop_rx}, {"droptx", drop_tx, wait_rx}, {"badbuf", plain_tx, badbuf_rx},
+    {"anon", anon_tx, late_rx}, {"names", names_tx, late_rx}, {"renamed", renamed_tx, late_rx}, {"heirs", heirs_tx, late_rx}, {"others", others_tx, late_rx},
+    {"twins", twins_tx, late_rx}, {"whole", whole_tx, whole_rx},
 };
 
 static void one(unsigned which) {

@@ -1,6 +1,6 @@
 /* The paper's experiments on a plain TCP connection between two processes (figures 6 to 8): a sender that computes between sends, and writes to its buffer after
  * each window of sends. `overlap SIZE SECONDS COMPUTE_US WINDOW BUFFERS` prints the throughput; WINDOW 0: never writes; SIZE with a `p` behind it: ping-pong,
- * half a round trip. Behind it the processor time of both processes for each MiB, which other work on the machine changes least. */
+ * half a round trip; `malloc` behind it all: the buffers are of malloc(3) and not mapped. Behind it the processor time of both processes for each MiB, which other work on the machine changes least. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -47,7 +47,7 @@ int main(int argc, char **argv) {
     char small[100];
     for (int i = 0; i < 10; i++) { whole(fd, small, 100, 1); whole(fd, small, 100, 0); }
     char *b[64];
-    for (int i = 0; i < buffers && i < 64; i++) b[i] = pages(size);
+    for (int i = 0; i < buffers && i < 64; i++) b[i] = argc > 6 ? memset(malloc(size), 1, size) : pages(size);
     long n = 0;
     double begun = 0, end = 1e18, before = 0;
     for (long i = -20; i < 0 || now() < end; i++) {

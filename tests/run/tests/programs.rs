@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use weft_run_tests::{Done, Weft, free_port, have, plain, switched, weft};
+use weft_run_tests::{Done, Weft, free_port, have, plain, say, switched, weft};
 
 const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
 
@@ -428,6 +428,22 @@ fn haproxy_stands_between_accelerated_and_plain_ends() {
 }
 
 /// It cannot have what is left in the ring, and must not go on behind it.
+/// A FIN that the kernel has to send again, as it does on one host where TCP's memory is short.
+#[test]
+fn an_end_that_comes_late_is_an_end() {
+    if !have(&[PYTHON, ("unshare", "util-linux"), ("ip", "iproute2")]) {
+        return;
+    }
+    let script = python("late_end.py");
+    let line = format!("unshare --net {} {}", PYTHON.0, script.display());
+    let expected = plain().run(&line);
+    if !expected.is_good() {
+        return say("skipped: no network namespaces");
+    }
+    expected.says("end: b''");
+    weft().run(&line).good().says("end: b''");
+}
+
 #[test]
 fn a_program_that_is_executed_with_unread_bytes_sees_no_hole_in_the_stream() {
     if !have(&[PYTHON]) {

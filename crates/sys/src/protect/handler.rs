@@ -5,7 +5,7 @@
 //! The handler is async-signal-safe: it reads static atomics and makes system calls. What it passes on to the program's
 //! handler is what the kernel gave it.
 
-use super::{FAULTS, FREE, HOLDS, PHASE, Refused, Zone, in_use, is_here, unprotect};
+use super::{FAULTS, FREE, HOLDS, PHASE, Refused, Zone, in_use, is_here};
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -122,8 +122,7 @@ unsafe fn is_ours(info: *mut libc::siginfo_t, context: *mut libc::c_void) -> boo
     while let Some((zone, state)) = find(at) {
         if !is_here() {
             // A child: nothing of its memory is on its way.
-            let (start, end) = zone.range();
-            return unprotect(start, end);
+            return zone.unprotect();
         }
         if !ours {
             FAULTS.fetch_add(1, Ordering::Relaxed);
@@ -140,8 +139,7 @@ unsafe fn is_ours(info: *mut libc::siginfo_t, context: *mut libc::c_void) -> boo
 fn find(at: usize) -> Option<(&'static Zone, u64)> {
     in_use().iter().find_map(|zone| {
         let state = zone.state.load(Ordering::SeqCst);
-        let (start, end) = zone.range();
-        let here = state & PHASE != FREE && start <= at && at < end;
+        let here = state & PHASE != FREE && zone.overlaps(at, at + 1);
         // The borders are those of this age, if it is still the same.
         let same = zone.state.load(Ordering::SeqCst) & !(PHASE | HOLDS) == state & !(PHASE | HOLDS);
         (here && same).then_some((zone, state))

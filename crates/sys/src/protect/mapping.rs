@@ -13,45 +13,123 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// What is mapped: a file's device and inode. Anonymous shared memory is a file of the kernel's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Object {
+    pub(super) device: (u32, u32),
+    pub(super) inode: u64,
+}
+
+/// A part of what a shared mapping shows, which other mappings can show too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) object: Object,
+    from: u64,
+    to: u64,
+}
+
 /// One mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mapping {
     start: usize,
     end: usize,
     writable: bool,
+    /// Readable and writable, and nothing else: what it is after a protection that has ended.
+    plain: bool,
     shared: bool,
     /// The main thread's stack.
     stack: bool,
+    object: Object,
+    /// That of its first byte in the object.
+    offset: u64,
 }
 
-/// Whether all of the range is private and writable, and no stack.
-pub(super) fn check(start: usize, end: usize) -> Result<(), Refused> {
+/// Whether all of the range is readable and writable, and no stack; and what it is a part of where it is a shared mapping.
+pub(super) fn check(start: usize, end: usize) -> Result<Option<Part>, Refused> {
     let (low, high) = own_stack();
     if start < high && low < end {
         return Err(Refused::Stack);
     }
     let mut at = start;
+    let mut part: Option<Part> = None;
     while at < end {
         let mapping = mapping_at(at).ok_or(Refused::ReadOnly)?;
         if mapping.stack {
             return Err(Refused::Stack);
         }
-        if mapping.shared {
-            return Err(Refused::Shared);
-        }
-        if !mapping.writable {
+        if !mapping.plain {
             return Err(Refused::ReadOnly);
+        }
+        if mapping.shared {
+            let from = mapping.offset + (at - mapping.start) as u64;
+            let to = from + (mapping.end.min(end) - at) as u64;
+            let object = mapping.object;
+            part = match part {
+                None if at == start => Some(Part { object, from, to }),
+                Some(before) if before.object == object && before.to == from => {
+                    Some(Part { to, ..before })
+                }
+                _ => return Err(Refused::Shared),
+            };
+        } else if part.is_some() {
+            return Err(Refused::Shared);
         }
         at = mapping.end;
     }
-    Ok(())
+    Ok(part)
 }
 
-fn mapping_at(at: usize) -> Option<Mapping> {
-    // 0: not tried yet; the answer of the first look holds for the kernel that runs.
-    static BY_IOCTL: AtomicBool = AtomicBool::new(true);
+/// What the shared mapping at this address shows.
+pub(super) fn object_at(at: usize) -> Option<Object> {
+    let mapping = mapping_at(at)?;
+    mapping.shared.then_some(mapping.object)
+}
+
+/// Calls `f` with the addresses of each other mapping through which the part can be written; it is mapped at `start` too.
+pub(super) fn aliases(
+    part: &Part,
+    start: usize,
+    mut f: impl FnMut(usize, usize) -> Result<(), Refused>,
+) -> Result<(), Refused> {
+    let own = start..start + (part.to - part.from) as usize;
+    let mut found = |mapping: Mapping| {
+        let until = mapping.offset + (mapping.end - mapping.start) as u64;
+        let (from, to) = (part.from.max(mapping.offset), part.to.min(until));
+        if mapping.object != part.object || !mapping.shared || !mapping.writable || from >= to {
+            return Ok(());
+        }
+        let at = mapping.start + (from - mapping.offset) as usize;
+        if own.contains(&at) {
+            return Ok(());
+        }
+        if !mapping.plain {
+            return Err(Refused::Shared);
+        }
+        f(at, at + (to - from) as usize)
+    };
     if BY_IOCTL.load(Ordering::Relaxed) {
-        match ask(at) {
+        let mut at = 0;
+        loop {
+            match ask(at, NEXT | SHARED) {
+                Ok(mapping) => {
+                    at = mapping.end;
+                    found(mapping)?;
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+                Err(_) => return Err(Refused::System),
+            }
+        }
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| Refused::System)?;
+    maps.lines().filter_map(parse).try_for_each(found)
+}
+
+/// False once the kernel does not know the question; that holds as long as it runs.
+static BY_IOCTL: AtomicBool = AtomicBool::new(true);
+
+fn mapping_at(at: usize) -> Option<Mapping> {
+    if BY_IOCTL.load(Ordering::Relaxed) {
+        match ask(at, 0) {
             Ok(mapping) => return Some(mapping),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return None,
             Err(_) => BY_IOCTL.store(false, Ordering::Relaxed),
@@ -69,12 +147,23 @@ fn parse(line: &str) -> Option<Mapping> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
     let rights = words.next()?.as_bytes();
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let (major, minor) = words.next()?.split_once(':')?;
     Some(Mapping {
         start: usize::from_str_radix(start, 16).ok()?,
         end: usize::from_str_radix(end, 16).ok()?,
-        writable: rights.get(..2) == Some(b"rw"),
+        writable: rights.get(1) == Some(&b'w'),
+        plain: rights.get(..3) == Some(b"rw-"),
         shared: rights.get(3) == Some(&b's'),
-        stack: words.nth(3) == Some("[stack]"),
+        object: Object {
+            device: (
+                u32::from_str_radix(major, 16).ok()?,
+                u32::from_str_radix(minor, 16).ok()?,
+            ),
+            inode: words.next()?.parse().ok()?,
+        },
+        offset,
+        stack: words.next() == Some("[stack]"),
     })
 }
 
@@ -99,13 +188,18 @@ struct Query {
     build_id_addr: u64,
 }
 
+// Flags of a question, and of what is answered.
+const WRITABLE: u64 = 2;
+const SHARED: u64 = 8;
+/// The next mapping where there is none.
+const NEXT: u64 = 0x10;
+
 /// The mapping of an address by `PROCMAP_QUERY` (Linux 6.11 and later); `ENOENT` where there is none.
-fn ask(at: usize) -> io::Result<Mapping> {
+fn ask(at: usize, flags: u64) -> io::Result<Mapping> {
     // _IOWR('f', 17, struct procmap_query)
     const PROCMAP_QUERY: libc::c_ulong =
         3 << 30 | (size_of::<Query>() as libc::c_ulong) << 16 | 0x66 << 8 | 0x11;
-    const WRITABLE: u64 = 2;
-    const SHARED: u64 = 8;
+    const RIGHTS: u64 = 7;
     const NAME: usize = 32;
     static MAPS: PerProcess<File> = PerProcess::new();
     let maps = MAPS.get(|| File::open("/proc/self/maps").map(Arc::new))?;
@@ -113,6 +207,7 @@ fn ask(at: usize) -> io::Result<Mapping> {
     let mut query = Query {
         size: size_of::<Query>() as u64,
         addr: at as u64,
+        flags,
         vma_name_size: NAME as u32,
         vma_name_addr: name.as_mut_ptr().expose_provenance() as u64,
         ..Query::default()
@@ -143,8 +238,14 @@ fn ask(at: usize) -> io::Result<Mapping> {
     Ok(Mapping {
         start: query.vma_start as usize,
         end: query.vma_end as usize,
-        writable: query.vma_flags & 3 == WRITABLE | 1,
+        writable: query.vma_flags & WRITABLE != 0,
+        plain: query.vma_flags & RIGHTS == WRITABLE | 1,
         shared: query.vma_flags & SHARED != 0,
+        object: Object {
+            device: (query.dev_major, query.dev_minor),
+            inode: query.inode,
+        },
+        offset: query.vma_offset,
         stack: name.starts_with(b"[stack]"),
     })
 }
@@ -193,15 +294,16 @@ mod tests {
         let text = text.into_iter().find(|m| m.start <= at && at < m.end);
         let text = text.unwrap();
         assert!(text.writable && !text.shared && !text.stack);
-        match ask(at) {
+        match ask(at, 0) {
             Ok(asked) => assert_eq!(
-                (asked.writable, asked.shared, asked.stack),
+                (asked.plain, asked.shared, asked.stack),
                 (true, false, false)
             ),
             Err(error) => println!("skipped: {error}"),
         }
-        assert_eq!(check(at, at + 4 * page), Ok(()));
-        let code = check as fn(usize, usize) -> Result<(), Refused> as usize / page * page;
+        assert_eq!(check(at, at + 4 * page), Ok(None));
+        let code =
+            check as fn(usize, usize) -> Result<Option<Part>, Refused> as usize / page * page;
         assert_eq!(check(code, code + page), Err(Refused::ReadOnly));
         let local = 0_u8;
         let here = (&raw const local).addr() / page * page;
@@ -216,7 +318,14 @@ mod tests {
         let line = "7ffc0a-7ffc0b rw-p 00000000 00:00 0                          [stack]";
         let map = parse(line).unwrap();
         assert!(map.stack && map.writable && !map.shared);
-        let shared = parse("10-20 rw-s 00000000 00:01 5 /dev/zero (deleted)").unwrap();
-        assert!(shared.shared);
+        let shared = parse("10-20 rw-s 00003000 00:1f 5 /dev/zero (deleted)").unwrap();
+        assert!(shared.shared && shared.plain && shared.offset == 0x3000);
+        let object = Object {
+            device: (0, 0x1f),
+            inode: 5,
+        };
+        assert_eq!(shared.object, object);
+        let code = parse("10-20 rwxp 00000000 00:00 0").unwrap();
+        assert!(code.writable && !code.plain);
     }
 }

@@ -244,6 +244,8 @@ pub(crate) fn ensure() -> Result<(), Failure> {
     };
     // Another user may have the port.
     if attempt(&[])?.success() || attempt(&["--dial-only"])?.success() {
+        // It stays as long as we live, once we have come ourselves.
+        hosts::is_there();
         return Ok(());
     }
     Err(unable("it does not start".into()))

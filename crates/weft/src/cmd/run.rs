@@ -46,6 +46,8 @@ Exit status: that of the program; 125 when weft cannot do its part, 126 when the
 const LIBRARY: &str = "libweft-run.so";
 /// As cargo names it.
 const CARGO_LIBRARY: &str = "libweft_run_preload.so";
+/// That of `--azsdp-malloc`, and as cargo names it.
+const MALLOC: [&str; 2] = ["libweft-malloc.so", "libweft_malloc_preload.so"];
 /// Ours has this text, no other library has.
 const MARK: &[u8] = b"weft-run-ledger";
 const EXIT_OWN: u8 = 125;
@@ -62,6 +64,12 @@ pub struct Args {
     /// What a write to memory under way does with `--mode azsdp`: it waits until the peer has read it (`block`), or copies it (`copy`)
     #[arg(long, value_name = "HOW", value_parser = ["block", "copy"], default_value = "block")]
     azsdp: String,
+    /// With `--mode azsdp`: lend shared memory that other processes can have, because none of them writes to it while it is sent
+    #[arg(long)]
+    azsdp_shared: bool,
+    /// With `--mode azsdp`: allocations of `--from` bytes and more get pages of their own, so that all of such a buffer can be lent
+    #[arg(long)]
+    azsdp_malloc: bool,
     /// From how many bytes on a send is from the program's memory, at least a page
     #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES)]
     from: usize,
@@ -105,7 +113,16 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             Ok(library) => library,
             Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
         };
-        let mut preload = library.into_os_string();
+        let mut preload = library.clone().into_os_string();
+        if args.azsdp_malloc {
+            match malloc(&library) {
+                Ok(file) => {
+                    preload.push(":");
+                    preload.push(file);
+                }
+                Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
+            }
+        }
         if let Some(rest) = env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty()) {
             preload.push(":");
             preload.push(rest);
@@ -113,6 +130,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         command.env("LD_PRELOAD", preload);
         command.env(lend::MODE, &args.mode);
         command.env(lend::ON_WRITE, &args.azsdp);
+        if args.azsdp_shared {
+            command.env(lend::SHARED, "trust");
+        }
         command.env(lend::FROM, args.from.to_string());
         if args.hosts {
             if let Err(failure) = super::broker::ensure() {
@@ -167,6 +187,22 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
         )));
     }
     Ok(file)
+}
+
+/// The library of `--azsdp-malloc`, beside the other one.
+fn malloc(library: &Path) -> Result<PathBuf, Failure> {
+    let names = MALLOC.iter().map(|name| library.with_file_name(name));
+    names
+        .into_iter()
+        .find(|file| file.is_file())
+        .ok_or_else(|| {
+            Failure::failed(format!(
+                "there is no {} beside {}",
+                MALLOC[0],
+                library.display()
+            ))
+            .hint("`./x dist` builds both; without --azsdp-malloc it is not needed")
+        })
 }
 
 fn within(dir: &Path) -> Option<PathBuf> {

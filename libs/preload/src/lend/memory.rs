@@ -18,6 +18,9 @@ use crate::next;
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn start() {
+    if std::env::var_os(weft_run::lend::SHARED).is_some_and(|value| value == "trust") {
+        protect::trust_others();
+    }
     // The C library unmaps freed memory by calls of its own, which are not seen: it keeps it.
     // SAFETY: takes numbers.
     unsafe {
@@ -87,16 +90,62 @@ unsafe fn map(
     }
     let prot = ProtFlags::from_bits_retain(prot as u32);
     let kind = MapFlags::from_bits_retain(flags as u32);
-    // SAFETY: the caller's promise.
-    unsafe {
-        if flags & libc::MAP_ANONYMOUS != 0 {
-            return address(rustix::mm::mmap_anonymous(at, len, prot, kind));
+    let make = || {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if flags & libc::MAP_ANONYMOUS != 0 {
+                return rustix::mm::mmap_anonymous(at, len, prot, kind);
+            }
+            if fd < 0 {
+                return Err(rustix::io::Errno::BADF);
+            }
+            let fd = BorrowedFd::borrow_raw(fd);
+            rustix::mm::mmap(at, len, prot, kind, fd, offset as u64)
         }
-        if fd < 0 {
-            return address(Err(rustix::io::Errno::BADF));
+    };
+    let shared = ACTIVE.load(Relaxed) && flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+    if shared && flags & libc::MAP_ANONYMOUS != 0 {
+        let mut made = Err(rustix::io::Errno::INVAL);
+        protect::made_shared(|| {
+            made = make();
+            made.ok().map(|at| at.cast_const().cast())
+        });
+        return address(made);
+    }
+    let made = make();
+    if shared {
+        renamed();
+    }
+    address(made)
+}
+
+/// A call may have given a shared mapping another name, by which it can be written: to be called before the program has it.
+fn renamed() {
+    if ACTIVE.load(Relaxed) {
+        let errno = crate::errno();
+        protect::settle_shared();
+        crate::set_errno(errno);
+    }
+}
+
+/// Memory that others can have is not lent while this lives: the process forks.
+pub(crate) struct Sharing(());
+
+impl Sharing {
+    pub(crate) fn begin() -> Option<Sharing> {
+        if !ACTIVE.load(Relaxed) {
+            return None;
         }
-        let fd = BorrowedFd::borrow_raw(fd);
-        address(rustix::mm::mmap(at, len, prot, kind, fd, offset as u64))
+        let errno = crate::errno();
+        protect::begin_sharing();
+        crate::set_errno(errno);
+        Some(Sharing(()))
+    }
+}
+
+impl Drop for Sharing {
+    fn drop(&mut self) {
+        protect::end_sharing();
     }
 }
 
@@ -115,18 +164,44 @@ doors! {
     }
 
     fn mremap(at: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void {
-        settle(at, old);
-        if flags & libc::MREMAP_FIXED != 0 {
+        // From 0 bytes on, it makes another mapping of the same memory, with the rights of now.
+        settle(at, if old == 0 { new } else { old });
+        let made = if flags & libc::MREMAP_FIXED != 0 {
             settle(to, new);
             let flags = MremapFlags::from_bits_retain((flags & !libc::MREMAP_FIXED) as u32);
-            return address(rustix::mm::mremap_fixed(at, old, new, flags, to));
-        }
-        address(rustix::mm::mremap(at, old, new, MremapFlags::from_bits_retain(flags as u32)))
+            rustix::mm::mremap_fixed(at, old, new, flags, to)
+        } else {
+            rustix::mm::mremap(at, old, new, MremapFlags::from_bits_retain(flags as u32))
+        };
+        renamed();
+        address(made)
     }
 
     fn mprotect(at: *mut c_void, len: size_t, prot: c_int) -> c_int {
         settle(at, len);
-        result(rustix::mm::mprotect(at, len, MprotectFlags::from_bits_retain(prot as u32)))
+        let made = rustix::mm::mprotect(at, len, MprotectFlags::from_bits_retain(prot as u32));
+        if prot & libc::PROT_WRITE != 0 { renamed(); }
+        result(made)
+    }
+
+    fn remap_file_pages(at: *mut c_void, len: size_t, prot: c_int, page: size_t, flags: c_int) -> c_int {
+        settle(at, len);
+        let made = next::remap_file_pages(at, len, prot, page, flags);
+        renamed();
+        made
+    }
+
+    fn shmat(segment: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
+        // How long it is, and so what it replaces, is the segment's matter.
+        if flags & libc::SHM_REMAP != 0 { settle(std::ptr::null(), usize::MAX); }
+        let made = next::shmat(segment, at, flags);
+        renamed();
+        made
+    }
+
+    fn shmdt(at: *const c_void) -> c_int {
+        renamed();
+        next::shmdt(at)
     }
 
     fn madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int {

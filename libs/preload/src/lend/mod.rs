@@ -319,6 +319,7 @@ impl Call {
                     Refused::Busy => Copied::Overlap,
                     Refused::Full => Copied::Full,
                     Refused::Handler => Copied::Handler,
+                    Refused::Shared => Copied::Others,
                     _ => Copied::Memory,
                 };
                 note(conn, why, len);

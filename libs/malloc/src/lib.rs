@@ -1,0 +1,174 @@
+//! `libweft-malloc.so`: large allocations of an unmodified program begin on a page and share none with others, so that all of a buffer can be
+//! protected while it is sent (`weft run --mode azsdp --azsdp-malloc`; the malloc hook of the AZ-SDP paper, section 4.4.1).
+//!
+//! The memory is that of the allocator behind this library, by its `memalign`. So `free` and `malloc_usable_size` are left alone, memory that was there
+//! before this library is as good as any, and a `fork` needs nothing. Sizes below `WEFT_RUN_FROM` go to the allocator as they come.
+//!
+//! # Safety
+//!
+//! Every exported function is as safe as its manual page says. The functions behind them are looked up at their first call; `dlsym` allocates only
+//! where it fails (glibc 2.34), and an allocator has them all.
+
+use libc::{c_int, c_void, size_t};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
+
+/// From how many bytes on; as `weft_run::lend::FROM_BYTES`.
+static FROM: AtomicUsize = AtomicUsize::new(32 << 10);
+static PAGE: AtomicUsize = AtomicUsize::new(4096);
+/// Cleared memory above this is left to the allocator, which knows what is clear already.
+const MOST_CLEARED: usize = 4 << 20;
+
+extern "C" fn at_start() {
+    // SAFETY: asks for a number; the variable's text has its end.
+    unsafe {
+        if let Ok(page) = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)) {
+            PAGE.store(page, Relaxed);
+        }
+        let text = libc::getenv(c"WEFT_RUN_FROM".as_ptr());
+        if !text.is_null()
+            && let Ok(from) = CStr::from_ptr(text).to_str().unwrap_or_default().parse()
+        {
+            FROM.store(from, Relaxed);
+        }
+    }
+}
+
+// SAFETY: the loader calls the functions of this section at the start.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = at_start;
+
+/// The whole pages that a large allocation gets; `None`: it is none.
+fn pages(n: usize) -> Option<usize> {
+    let page = PAGE.load(Relaxed);
+    (n >= FROM.load(Relaxed).max(page)).then(|| n.checked_next_multiple_of(page))?
+}
+
+macro_rules! next {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        mod next {
+            use super::*;
+            $(
+                /// # Safety
+                /// As its manual page says.
+                #[inline]
+                pub(super) unsafe fn $name($($arg: $type),*) -> $result {
+                    static FUNCTION: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+                    let mut function = FUNCTION.load(Relaxed);
+                    if function.is_null() {
+                        const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                            Ok(name) => name,
+                            Err(_) => panic!("a name with a zero byte"),
+                        };
+                        // SAFETY: a name with its end.
+                        function = unsafe { libc::dlsym(libc::RTLD_NEXT, NAME.as_ptr()) };
+                        FUNCTION.store(function, Relaxed);
+                    }
+                    type Function = unsafe extern "C" fn($($type),*) -> $result;
+                    // SAFETY: the allocator's function of this name has this signature.
+                    let function = unsafe { std::mem::transmute::<*mut c_void, Function>(function) };
+                    // SAFETY: the caller's promise.
+                    unsafe { function($($arg),*) }
+                }
+            )*
+        }
+    };
+}
+
+next! {
+    malloc(n: size_t) -> *mut c_void;
+    calloc(count: size_t, size: size_t) -> *mut c_void;
+    realloc(at: *mut c_void, n: size_t) -> *mut c_void;
+    free(at: *mut c_void) -> ();
+    memalign(align: size_t, n: size_t) -> *mut c_void;
+    posix_memalign(at: *mut *mut c_void, align: size_t, n: size_t) -> c_int;
+    malloc_usable_size(at: *mut c_void) -> size_t;
+}
+
+macro_rules! doors {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
+        /// # Safety
+        /// As the manual page says.
+        // SAFETY: this library is there to have this name.
+        #[unsafe(no_mangle)]
+        #[allow(unreachable_pub, reason = "for the loader")]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+            // SAFETY: the caller's promise.
+            unsafe { $body }
+        }
+    )*};
+}
+
+doors! {
+    fn malloc(n: size_t) -> *mut c_void {
+        match pages(n) {
+            Some(whole) => next::memalign(PAGE.load(Relaxed), whole),
+            None => next::malloc(n),
+        }
+    }
+
+    fn calloc(count: size_t, size: size_t) -> *mut c_void {
+        match count.checked_mul(size).filter(|n| *n <= MOST_CLEARED).and_then(pages) {
+            Some(whole) => {
+                let at = next::memalign(PAGE.load(Relaxed), whole);
+                if !at.is_null() { at.write_bytes(0, whole); }
+                at
+            }
+            None => next::calloc(count, size),
+        }
+    }
+
+    fn realloc(at: *mut c_void, n: size_t) -> *mut c_void {
+        let Some(whole) = pages(n) else { return next::realloc(at, n) };
+        let page = PAGE.load(Relaxed);
+        if at.is_null() {
+            return next::memalign(page, whole);
+        }
+        // Where it grows in its place it stays where it begins.
+        let before = next::malloc_usable_size(at);
+        let grown = next::realloc(at, whole);
+        if grown.is_null() || grown.addr().is_multiple_of(page) {
+            return grown;
+        }
+        let moved = next::memalign(page, whole);
+        if moved.is_null() {
+            // As good, but for its pages.
+            return grown;
+        }
+        std::ptr::copy_nonoverlapping(grown.cast::<u8>(), moved.cast(), before.min(whole));
+        next::free(grown);
+        moved
+    }
+
+    fn reallocarray(at: *mut c_void, count: size_t, size: size_t) -> *mut c_void {
+        if let Some(n) = count.checked_mul(size) {
+            return realloc(at, n);
+        }
+        *libc::__errno_location() = libc::ENOMEM;
+        std::ptr::null_mut()
+    }
+
+    fn memalign(align: size_t, n: size_t) -> *mut c_void {
+        match pages(n) {
+            Some(whole) => next::memalign(align.max(PAGE.load(Relaxed)), whole),
+            None => next::memalign(align, n),
+        }
+    }
+
+    fn aligned_alloc(align: size_t, n: size_t) -> *mut c_void {
+        memalign(align, n)
+    }
+
+    fn posix_memalign(at: *mut *mut c_void, align: size_t, n: size_t) -> c_int {
+        match pages(n) {
+            Some(whole) if align.is_power_of_two() && align >= size_of::<usize>() => next::posix_memalign(at, align.max(PAGE.load(Relaxed)), whole),
+            _ => next::posix_memalign(at, align, n),
+        }
+    }
+
+    fn valloc(n: size_t) -> *mut c_void {
+        memalign(PAGE.load(Relaxed), n)
+    }
+}
