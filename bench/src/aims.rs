@@ -11,6 +11,8 @@ use crate::report::{Section, Table};
 pub(crate) enum Limit {
     AtLeast(f64),
     AtMost(f64),
+    Above(f64),
+    Below(f64),
     Within(f64, f64),
     /// It is there to be seen.
     None,
@@ -22,6 +24,8 @@ impl Limit {
         match self {
             Limit::AtLeast(least) => Some(number >= least),
             Limit::AtMost(most) => Some(number <= most),
+            Limit::Above(least) => Some(number > least),
+            Limit::Below(most) => Some(number < most),
             Limit::Within(least, most) => Some((least..=most).contains(&number)),
             Limit::None => None,
         }
@@ -31,6 +35,7 @@ impl Limit {
     pub(crate) fn bound(self) -> Option<f64> {
         match self {
             Limit::AtLeast(bound) | Limit::AtMost(bound) => Some(bound),
+            Limit::Above(bound) | Limit::Below(bound) => Some(bound),
             Limit::Within(..) | Limit::None => None,
         }
     }
@@ -41,6 +46,8 @@ impl fmt::Display for Limit {
         match self {
             Limit::AtLeast(least) => write!(f, "at least {least}"),
             Limit::AtMost(most) => write!(f, "at most {most}"),
+            Limit::Above(least) => write!(f, "more than {least}"),
+            Limit::Below(most) => write!(f, "less than {most}"),
             Limit::Within(least, most) => write!(f, "{least} to {most}"),
             Limit::None => Ok(()),
         }

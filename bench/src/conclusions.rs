@@ -1,10 +1,55 @@
 //! What a paper concludes, and what is to be reached: whether it holds here, with the number.
 
+use crate::aims::Limit;
 use crate::driver::Transport;
-use crate::report::{Section, Table};
+use crate::report::{Section, Table, number};
 
 /// Whether something holds, and the number that says so; `None` where it was not measured.
 pub(crate) type Verdict = Option<(bool, String)>;
+
+/// A table of claims: where each comes from and what it says, and whether it holds.
+macro_rules! claims {
+    ($found:expr; $($source:expr, $claim:expr => $verdict:expr;)*) => {
+        $($found.add($source, $claim, $verdict);)*
+    };
+}
+pub(crate) use claims;
+
+/// The smallest and the largest of several numbers, with the place of each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) low: (f64, u64),
+    pub(crate) high: (f64, u64),
+}
+
+impl Range {
+    pub(crate) fn of(values: impl IntoIterator<Item = (u64, f64)>) -> Option<Self> {
+        let values = values.into_iter().map(|(place, value)| (value, place));
+        values.fold(None, |range, at| {
+            let Self { low, high } = range.unwrap_or(Self { low: at, high: at });
+            Some(Self {
+                low: if at.0 < low.0 { at } else { low },
+                high: if at.0 > high.0 { at } else { high },
+            })
+        })
+    }
+
+    pub(crate) fn words(&self) -> String {
+        format!("{} to {}", number(self.low.0), number(self.high.0))
+    }
+
+    /// Whether all of it is what it is to be; `of` follows its words.
+    pub(crate) fn all(&self, limit: Limit, of: &str) -> (bool, String) {
+        let ends = [self.low.0, self.high.0];
+        let holds = ends.iter().all(|end| limit.holds(*end) == Some(true));
+        (holds, self.words() + of)
+    }
+
+    /// Whether the largest is what it is to be.
+    pub(crate) fn largest(&self, limit: Limit, of: &str) -> (bool, String) {
+        (limit.holds(self.high.0) == Some(true), self.words() + of)
+    }
+}
 
 /// One of them.
 pub(crate) struct Conclusion {
@@ -53,5 +98,22 @@ impl Conclusions {
             table.push(row.chain([verdict, &each.number]));
         }
         (!table.is_empty()).then(|| Section::new(title).table(table))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_held_against_limits() {
+        assert!(Range::of([]).is_none());
+        let range = Range::of([(1, 0.9), (2, 0.5), (3, 1.4)]).unwrap();
+        assert_eq!((range.low, range.high), ((0.5, 2), (1.4, 3)));
+        let words = "0.500 to 1.40 of it".to_owned();
+        assert_eq!(range.all(Limit::Above(0.4), " of it"), (true, words));
+        assert!(!range.all(Limit::Below(1.0), "").0);
+        assert!(!range.all(Limit::Above(1.0), "").0);
+        assert!(range.largest(Limit::AtLeast(1.35), "").0);
     }
 }

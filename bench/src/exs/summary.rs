@@ -2,6 +2,7 @@
 
 use super::blast::Run;
 use super::plan::{Lengths, Plan};
+use super::run::Counters;
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
 use crate::size::human;
 use crate::stats::Mean;
@@ -15,93 +16,79 @@ pub(crate) struct Figure {
     pub(crate) read: fn(&Run) -> f64,
 }
 
-pub(crate) const GIGABITS: Figure = Figure {
-    name: "throughput_Gbps",
-    words: "throughput",
-    unit: "Gb/s",
-    read: Run::gigabits,
-};
-pub(crate) const SERVER_CPU: Figure = Figure {
-    name: "cpu_percent_receiver",
-    words: "CPU of the receiver",
-    unit: "%",
-    read: Run::server_percent,
-};
-pub(crate) const CLIENT_CPU: Figure = Figure {
-    name: "cpu_percent_sender",
-    words: "CPU of the sender",
-    unit: "%",
-    read: Run::client_percent,
-};
-pub(crate) const DIRECT_RATIO: Figure = Figure {
-    name: "direct_ratio",
-    words: "direct sends of all",
-    unit: "",
-    read: |run| run.client.direct_ratio(),
-};
-pub(crate) const SWITCHES: Figure = Figure {
-    name: "mode_switches",
-    words: "mode switches",
-    unit: "",
-    read: |run| run.client.mode_switches as f64,
-};
+macro_rules! figure {
+    ($name:literal, $words:literal, $unit:literal, $read:expr) => {
+        Figure {
+            name: $name,
+            words: $words,
+            unit: $unit,
+            read: $read,
+        }
+    };
+}
+
+pub(crate) const GIGABITS: Figure = figure!("throughput_Gbps", "throughput", "Gb/s", Run::gigabits);
+pub(crate) const SERVER_CPU: Figure = figure!(
+    "cpu_percent_receiver",
+    "CPU of the receiver",
+    "%",
+    Run::server_percent
+);
+pub(crate) const CLIENT_CPU: Figure = figure!(
+    "cpu_percent_sender",
+    "CPU of the sender",
+    "%",
+    Run::client_percent
+);
+pub(crate) const DIRECT_RATIO: Figure =
+    figure!("direct_ratio", "direct sends of all", "", |run| run
+        .client
+        .direct_ratio());
+pub(crate) const SWITCHES: Figure = figure!("mode_switches", "mode switches", "", |run| run
+    .client
+    .mode_switches
+    as f64);
 
 /// All figures, in the order in which they are shown.
 pub(crate) const FIGURES: [Figure; 13] = [
     GIGABITS,
-    Figure {
-        name: "message_us",
-        words: "time per message",
-        unit: "µs",
-        read: Run::message_us,
-    },
+    figure!("message_us", "time per message", "µs", Run::message_us),
     CLIENT_CPU,
     SERVER_CPU,
     DIRECT_RATIO,
-    Figure {
-        name: "direct",
-        words: "direct transfers",
-        unit: "",
-        read: |run| run.client.direct as f64,
-    },
-    Figure {
-        name: "indirect",
-        words: "indirect transfers",
-        unit: "",
-        read: |run| run.client.indirect as f64,
-    },
-    Figure {
-        name: "small",
-        words: "small packets",
-        unit: "",
-        read: |run| run.client.small as f64,
-    },
+    figure!("direct", "direct transfers", "", |run| run.client.direct
+        as f64),
+    figure!(
+        "indirect",
+        "indirect transfers",
+        "",
+        |run| run.client.indirect as f64
+    ),
+    figure!("small", "small packets", "", |run| run.client.small as f64),
     SWITCHES,
-    Figure {
-        name: "adverts",
-        words: "adverts sent",
-        unit: "",
-        read: |run| (run.server.adverts_sent + run.client.adverts_sent) as f64,
-    },
-    Figure {
-        name: "adverts_dropped",
-        words: "adverts dropped as stale",
-        unit: "",
-        read: |run| (run.server.adverts_dropped + run.client.adverts_dropped) as f64,
-    },
-    Figure {
-        name: "credit_stalls",
-        words: "waits for a credit, both sides",
-        unit: "",
-        read: |run| (run.server.credit_stalls + run.client.credit_stalls) as f64,
-    },
-    Figure {
-        name: "ring_stalls",
-        words: "waits for room in the buffer",
-        unit: "",
-        read: |run| run.client.ring_stalls as f64,
-    },
+    figure!("adverts", "adverts sent", "", |run| both(run, |side| side
+        .adverts_sent)),
+    figure!("adverts_dropped", "adverts dropped as stale", "", |run| {
+        both(run, |side| side.adverts_dropped)
+    }),
+    figure!(
+        "credit_stalls",
+        "waits for a credit, both sides",
+        "",
+        |run| both(run, |side| side.credit_stalls)
+    ),
+    figure!(
+        "ring_stalls",
+        "waits for room in the buffer",
+        "",
+        |run| run.client.ring_stalls as f64
+    ),
 ];
+
+/// A counter of both ends.
+fn both(run: &Run, of: fn(&Counters) -> u64) -> f64 {
+    (of(&run.client) + of(&run.server)) as f64
+}
 
 impl Figure {
     /// In words, with its unit.
@@ -252,7 +239,6 @@ pub fn report(plan: &Plan, runs: &[Run]) -> Report {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Counters;
     use super::*;
 
     fn run(seconds: f64) -> Run {

@@ -1,6 +1,7 @@
 //! Ratios as horizontal bars, with the spread of the runs and what each is to reach.
 
-use super::html::escape;
+use super::{html::escape, number};
+use crate::stats::Summary;
 use std::fmt::Write;
 
 const WIDTH: f64 = 896.0;
@@ -44,6 +45,37 @@ impl Bars {
             title: title.to_owned(),
             marks: marks.into_iter().filter(fits).collect(),
         }
+    }
+
+    /// Ratios to the same thing, of which a larger one is better: blue from 1 on, red below, and a stroke at 1. Each row has its label and its ratios.
+    pub fn gains(title: &str, rows: impl IntoIterator<Item = (String, Summary)>) -> Self {
+        let marks = rows.into_iter().map(|(label, ratio)| Mark {
+            label,
+            ratio: ratio.median,
+            spread: (ratio.min, ratio.max),
+            aim: Some(1.0),
+            reached: ratio.median >= 1.0,
+        });
+        Self::new(title, marks.collect())
+    }
+
+    /// What is gained most, and what is not gained, in words.
+    pub fn words(&self) -> String {
+        let most = self.marks.iter();
+        let Some(most) = most.max_by(|a, b| a.ratio.total_cmp(&b.ratio)) else {
+            return "Nothing was compared.".to_owned();
+        };
+        let lost = self.marks.iter().filter(|mark| mark.ratio < 1.0);
+        let lost: Vec<String> = lost
+            .map(|mark| format!("{} ({})", mark.label, number(mark.ratio)))
+            .collect();
+        let lost = if lost.is_empty() {
+            "none".to_owned()
+        } else {
+            lost.join("; ")
+        };
+        let (ratio, label) = (number(most.ratio), &most.label);
+        format!("Largest gain: {label}, {ratio} times. Not better: {lost}.")
     }
 
     /// The powers of two at the ends of the axis.
@@ -154,6 +186,24 @@ mod tests {
             "{svg}"
         );
         assert!(svg.contains("#2f7ed8") && svg.contains("#e67e22"), "{svg}");
+    }
+
+    #[test]
+    fn gains_and_losses_are_told_apart() {
+        let ratio = |value: f64| Summary::of(&[value]).unwrap();
+        let rows = [
+            ("write".to_owned(), ratio(8.0)),
+            ("send".to_owned(), ratio(0.5)),
+        ];
+        let bars = Bars::gains("times", rows);
+        assert_eq!(
+            bars.words(),
+            "Largest gain: write, 8.00 times. Not better: send (0.50)."
+        );
+        let svg = bars.to_inline_svg();
+        assert!(svg.contains("#2f7ed8") && svg.contains("#d64541"), "{svg}");
+        let none = Bars::gains("times", []).words();
+        assert_eq!(none, "Nothing was compared.");
     }
 
     #[test]

@@ -62,6 +62,13 @@ impl Section {
         self
     }
 
+    /// Appends ratios beside each other.
+    #[must_use]
+    pub fn bars(mut self, bars: Bars) -> Self {
+        self.blocks.push(Block::Bars(bars));
+        self
+    }
+
     /// Appends a plot; one without points is left out.
     #[must_use]
     pub fn plot(mut self, plot: Plot) -> Self {

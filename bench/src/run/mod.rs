@@ -15,6 +15,7 @@ use clap::Args;
 pub use parts::PartArgs;
 pub use programs::Program;
 
+use crate::aims::Limit;
 use crate::error::{BenchError, Result};
 use crate::output::OutputArgs;
 use crate::progress::Progress;
@@ -318,13 +319,7 @@ fn report(
                 },
             ]);
             if let Some(ratio) = ratio.filter(|_| !goal.difference) {
-                marks.push(Mark {
-                    label: goal.name.to_owned(),
-                    ratio: ratio.median,
-                    spread: (ratio.min, ratio.max),
-                    aim: goal.limit.bound(),
-                    reached: reached == Some(true),
-                });
+                marks.push(mark(goal, &ratio, reached == Some(true)));
             }
         }
     }
@@ -333,19 +328,36 @@ fn report(
         "The last column counts the client's connections that went over to shared memory in the last run. A one-way time is better when it is smaller, everything \
          else when it is larger.",
     );
-    let bars = Bars::new(
-        "ratio to the stack beside it; the thick stroke is what is to be reached",
-        marks,
-    );
-    section.blocks.insert(0, crate::report::Block::Bars(bars));
+    let bars = Bars::new("times as good as the stack beside it", marks);
+    let opening = Section::new("What programs gain under weft run, and where they do not")
+        .text(bars.words())
+        .text(
+            "Right of 1 a program is better than the stack beside it, left of 1 it is worse; of times and CPU the ratio is turned round. The thick stroke is what is to be reached: \
+             blue reaches it, red does not, orange has nothing to reach. The thin line goes from the least to the most of the runs.",
+        )
+        .bars(bars);
+    report.sections.push(opening);
     report.sections.push(section);
     report
+}
+
+/// A goal's bar. What is to be small is turned round: to the right is better, for every bar.
+fn mark(goal: &Goal, ratio: &Summary, reached: bool) -> Mark {
+    let small = matches!(goal.limit, Limit::AtMost(_) | Limit::Below(_));
+    let better = |ratio: f64| if small { 1.0 / ratio } else { ratio };
+    let (one, other) = (better(ratio.min), better(ratio.max));
+    Mark {
+        label: goal.name.to_owned(),
+        ratio: better(ratio.median),
+        spread: (one.min(other), one.max(other)),
+        aim: goal.limit.bound().map(better),
+        reached,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aims::Limit;
 
     fn outcome(plain: &[f64], weft: &[f64], limit: Limit) -> Outcome {
         let values = |stack, values: &[f64]| Values {

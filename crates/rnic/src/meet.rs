@@ -112,7 +112,7 @@ fn offer(pd: &PdInner, qp: u32, trusted: bool) -> Result<LocalOffer, Why> {
     let domain = device
         .table
         .domain(pd.id)
-        .map_err(why("no shared memory to be had"))?;
+        .map_err(why("cannot make shared memory"))?;
     // Declared void when nobody holds it any more.
     let _ = pd.domain.set(Arc::clone(&domain));
     Ok(LocalOffer {

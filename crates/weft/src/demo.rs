@@ -11,7 +11,9 @@ use clap::Parser;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use weft_bench::record::{Metric, Record, read_lines};
-use weft_bench::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
+use weft_bench::report::{
+    Axis, Bars, Plot, Report, Section, Series, Stroke, Table, machine, number,
+};
 use weft_bench::size::human;
 use weft_bench::stats::{Summary, paired_ratio};
 
@@ -164,6 +166,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
             work.0.display()
         ),
     ];
+    let gains = gains(options, &measured, &records);
+    say(&gains.words());
+    report.sections.push(opening(gains));
     report.sections.push(section);
     report.sections.extend(verbs_sections(&records));
     html.write_all(report.to_html().as_bytes())
@@ -378,6 +383,55 @@ fn transfer(
         cpu: field("cpu_s")?,
         peer_cpu: field("peer_cpu_s")?,
     })
+}
+
+/// How many times better than plain TCP each way is, at each size: the file, then the verbs.
+fn gains(options: &Options, measured: &[Measured; WAYS.len()], records: &[Record]) -> Bars {
+    let files = WAYS[..TCP].iter().zip(measured).filter_map(|(way, of)| {
+        let ratio = paired_ratio(&of.gbps, &measured[TCP].gbps)?;
+        Some((
+            format!("a file of {}, {}", human(options.size), way.name),
+            ratio,
+        ))
+    });
+    let mut rows: Vec<_> = files.collect();
+    for (transport, words) in [("local", "shared memory"), ("tcp", "over TCP")] {
+        for (op, metric, what) in [
+            ("write", Metric::bandwidth_GBps, "throughput of a Write"),
+            ("send", Metric::latency_us_p50, "latency of a Send"),
+        ] {
+            let mut of: Vec<_> = records
+                .iter()
+                .filter(|r| (&*r.op, r.metric, &*r.stack) == (op, metric, "weft"))
+                .filter(|r| r.transport == transport && r.crc != Some(true))
+                .collect();
+            of.sort_by_key(|r| r.bytes);
+            for record in of {
+                let ratios = [record.ratio_tcp, record.ratio_tcp_min, record.ratio_tcp_max];
+                let [Some(ratio), Some(least), Some(most)] = ratios else {
+                    continue;
+                };
+                let all = [least, ratio, most];
+                // Of two times the shorter one is better.
+                let is_time = metric == Metric::latency_us_p50;
+                let better = all.map(|ratio| if is_time { 1.0 / ratio } else { ratio });
+                let label = format!("{words}: {what}, {}", human(record.bytes));
+                rows.extend(Summary::of(&better).map(|summary| (label, summary)));
+            }
+        }
+    }
+    Bars::gains("times as good as plain TCP", rows)
+}
+
+/// What the page begins with.
+fn opening(gains: Bars) -> Section {
+    Section::new("What weft gains beside plain TCP, and where it does not")
+        .text(gains.words())
+        .text(
+            "Blue is better than plain TCP, red is worse, and the thick stroke at 1 is plain TCP itself; the thin line goes from the least to the most of the runs. \
+             Both ends are processes of this machine, which sleep while they wait. For latency it is TCP's time over weft's. The file's speed is limited by reading and writing it.",
+        )
+        .bars(gains)
 }
 
 /// The file's part of the report, and its lines for the terminal.

@@ -154,6 +154,10 @@ fn the_demo_moves_a_file_and_writes_one_page() {
     assert!(out.stdout.contains("of plain TCP"), "{}", out.stdout);
     let page = std::fs::read_to_string(&html).unwrap();
     assert!(page.contains("<svg") && page.contains("A file of 5 MiB"));
+    // The page opens with one picture of what is gained, and the terminal says it too.
+    assert!(out.stdout.contains("Largest gain: "), "{}", out.stdout);
+    let picture = page.find("times as good as plain TCP").unwrap();
+    assert!(picture < page.find("A file of 5 MiB").unwrap());
     for foreign in ["<script", "<link", "src=\"http", "@import"] {
         assert!(!page.contains(foreign), "the page stands alone: {foreign}");
     }
