@@ -146,7 +146,7 @@ fn a_much_smaller_build_side_goes_round_and_the_large_side_stays() {
     let mut tables = data(folder.path());
     tables.pop();
     let tables = parquet(&tables);
-    let (many, few) = (Workers::start(3), Workers::with_memory(3, Some(1 << 12)));
+    let (many, few) = (Workers::start(3), Workers::with_memory(3, Some(1 << 10)));
     for (sql, small) in [
         ("SELECT r.id, t.name FROM t JOIN r ON r.k = t.id", true),
         ("SELECT r.id, t.name FROM r JOIN t ON r.k = t.id", true),
