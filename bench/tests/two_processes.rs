@@ -270,7 +270,6 @@ fn extended_sockets(directory: &Path) {
     }
 }
 
-/// The other libraries' programs need not be there, or not work here: then the page says so.
 /// Every figure of the AZ-SDP paper, at few places.
 fn sockets_direct(directory: &Path) {
     let (json, html) = (directory.join("sdp.jsonl"), directory.join("sdp.html"));
@@ -310,11 +309,12 @@ fn sockets_direct(directory: &Path) {
         }
     }
     let costs = records.iter().filter(|record| record.op == "costs");
-    assert_eq!(costs.count(), 18);
+    assert_eq!(costs.count(), 22);
     let page = std::fs::read_to_string(html).expect("the page");
     assert!(page.contains("The paper's conclusions") && page.contains("<svg"));
 }
 
+/// The other libraries' programs need not be there, or not work here: then the page says so.
 fn peers(directory: &Path) {
     let (records, page) = bench(
         directory,
