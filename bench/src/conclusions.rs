@@ -110,7 +110,7 @@ mod tests {
         assert!(Range::of([]).is_none());
         let range = Range::of([(1, 0.9), (2, 0.5), (3, 1.4)]).unwrap();
         assert_eq!((range.low, range.high), ((0.5, 2), (1.4, 3)));
-        let words = "0.500 to 1.40 of it".to_owned();
+        let words = "0.50 to 1.40 of it".to_owned();
         assert_eq!(range.all(Limit::Above(0.4), " of it"), (true, words));
         assert!(!range.all(Limit::Below(1.0), "").0);
         assert!(!range.all(Limit::Above(1.0), "").0);

@@ -532,7 +532,7 @@ fn table(workers: &[WorkerStatus]) -> String {
             pressure,
         ] = cells;
         format!(
-            "{name:<22} {over:<6} {jobs:>5} {done:>7} {lost:>4} {read:>8} {written:>8} {compiling:>8} {pressure:>4}"
+            "{name:<20} {over:<6} {jobs:>7} {done:>7} {lost:>4} {read:>8} {written:>8} {compiling:>8} {pressure:>4}"
         )
     };
     let mut lines = vec![line([
@@ -547,7 +547,7 @@ fn table(workers: &[WorkerStatus]) -> String {
             _ => "TCP",
         };
         lines.push(line([
-            &cut(&worker.endpoint.to_string(), 22),
+            &cut(&worker.endpoint.to_string(), 20),
             over,
             &format!("{}/{}", worker.in_use, worker.slots),
             &worker.done.to_string(),
