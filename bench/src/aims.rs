@@ -34,8 +34,10 @@ impl Limit {
     /// The number itself, where there is one.
     pub(crate) fn bound(self) -> Option<f64> {
         match self {
-            Limit::AtLeast(bound) | Limit::AtMost(bound) => Some(bound),
-            Limit::Above(bound) | Limit::Below(bound) => Some(bound),
+            Limit::AtLeast(bound)
+            | Limit::AtMost(bound)
+            | Limit::Above(bound)
+            | Limit::Below(bound) => Some(bound),
             Limit::Within(..) | Limit::None => None,
         }
     }

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -93,12 +94,14 @@ impl Weft {
     /// When there is no such program.
     pub fn start_words(&self, words: &[&str]) -> Running {
         let (reader, writer) = std::io::pipe().expect("a pipe");
+        let mark = mark();
         // timeout(1) ends it even when this process cannot.
         let mut command = Command::new("timeout");
         command
             .args(["-k", "2", &self.limit.as_secs().to_string()])
             .args(words)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .env(MARK, &mark)
             .process_group(0)
             .stdin(Stdio::null())
             .stdout(writer.try_clone().expect("a descriptor"))
@@ -133,6 +136,7 @@ impl Weft {
         Running {
             ran: Ran::of(words, &value),
             shown,
+            mark,
             child,
             status: None,
             said,
@@ -148,6 +152,23 @@ impl Weft {
     pub fn run(&self, line: &str) -> Done {
         self.start(line).end()
     }
+}
+
+/// In the environment of a program and of all that it starts.
+const MARK: &str = "WEFT_TEST_PROGRAM";
+
+/// Of one program, as no other has it now.
+fn mark() -> String {
+    static PROGRAMS: AtomicU32 = AtomicU32::new(0);
+    let number = PROGRAMS.fetch_add(1, Ordering::Relaxed);
+    format!("{}.{number}", std::process::id())
+}
+
+/// All that there are.
+fn processes() -> impl Iterator<Item = Pid> {
+    let entries = std::fs::read_dir("/proc").expect("/proc");
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter_map(Pid::from_raw)
 }
 
 #[derive(Default)]
@@ -166,6 +187,7 @@ impl Said {
 pub struct Running {
     ran: Option<Ran>,
     shown: String,
+    mark: String,
     child: Child,
     status: Option<ExitStatus>,
     said: Arc<Said>,
@@ -233,17 +255,15 @@ impl Running {
     /// The processes of its group, without timeout(1).
     fn members(&self) -> Vec<Pid> {
         let group = self.child.id();
-        let is_member = |pid: u32| {
+        let is_member = |pid: &Pid| {
+            let pid = pid.as_raw_nonzero().get().cast_unsigned();
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
             // State, parent and group stand behind the name, which can have anything in it.
             let (_, rest) = stat.rsplit_once(')')?;
             Some(pid != group && rest.split_whitespace().nth(2)?.parse() == Ok(group))
         };
-        let entries = std::fs::read_dir("/proc").expect("/proc");
-        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        let members = pids.filter(|&pid| is_member(pid).unwrap_or(false));
-        members
-            .filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+        processes()
+            .filter(|pid| is_member(pid).unwrap_or(false))
             .collect()
     }
 
@@ -251,6 +271,19 @@ impl Running {
     pub fn kill(self) -> Done {
         self.signal(Signal::KILL);
         self.end()
+    }
+
+    /// Kills what it started in sessions of their own, as fio's jobs are.
+    fn kill_marked(&self) {
+        let mark = format!("{MARK}={}", self.mark);
+        let has_mark = |pid: &Pid| {
+            let environment = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero()));
+            let environment = environment.unwrap_or_default();
+            environment.split(|b| *b == 0).any(|e| e == mark.as_bytes())
+        };
+        for process in processes().filter(has_mark) {
+            let _ = kill_process(process, Signal::KILL);
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -276,6 +309,7 @@ impl Running {
     fn done(mut self) -> Done {
         // What it left behind may hold the pipe.
         self.signal(Signal::KILL);
+        self.kill_marked();
         if let Some(listener) = self.listener.take() {
             let _ = listener.join();
         }
@@ -291,6 +325,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
+        self.kill_marked();
         let _ = self.child.wait();
     }
 }

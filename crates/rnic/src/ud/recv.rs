@@ -731,8 +731,8 @@ mod tests {
             for number in order {
                 let record = taking.take_record(number + 100).unwrap();
                 assert_eq!(
-                    (record.rkey, record.valid),
-                    (number as u32, vec![0..10]),
+                    (record.rkey, record.valid.as_slice()),
+                    (number as u32, std::slice::from_ref(&(0..10))),
                     "{order:?}"
                 );
                 assert!(taking.take_record(number + 100).is_none());
