@@ -246,8 +246,17 @@ impl Running {
     /// Ends it as a user would with Ctrl-C; for servers that go on for ever. Each process of the group hears it once: timeout(1) would pass on what it gets, and
     /// a program that is told again while it ends leaves out what it does at its end.
     pub fn interrupt(self) -> Done {
+        self.tell(Signal::INT)
+    }
+
+    /// Ends a server that takes no notice of Ctrl-C, as dnsmasq does.
+    pub fn terminate(self) -> Done {
+        self.tell(Signal::TERM)
+    }
+
+    fn tell(self, signal: Signal) -> Done {
         for process in self.members() {
-            let _ = kill_process(process, Signal::INT);
+            let _ = kill_process(process, signal);
         }
         self.end()
     }
