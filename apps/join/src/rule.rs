@@ -48,6 +48,9 @@ const ROW_WISE: [&str; 9] = [
     "CooperativeExec",
 ];
 
+/// The sides of a join, as its children stand.
+const BUILD: usize = 0;
+const PROBE: usize = 1;
 /// How many rows are probed in the time in which one is put into a hash table.
 const PROBES: usize = 3;
 /// The largest build side that goes round, in bytes, where the memory of a query has no limit.
@@ -185,7 +188,7 @@ impl Work<'_> {
                 let build = self.build_goes_round(join);
                 self.builds.borrow_mut().push(build);
                 if build {
-                    return self.join_whole_build(&plan, join);
+                    return self.one_goes_round(&plan, BUILD);
                 }
                 if keeps_probe_side(types) {
                     return self.spread(join.swap_inputs(PartitionMode::CollectLeft)?);
@@ -260,21 +263,24 @@ impl Work<'_> {
         if !stays(types) || plan.fetch().is_some() {
             return self.all_at_first(Arc::clone(plan));
         }
-        let mut children = plan.children().into_iter().cloned();
-        let (Some(left), Some(right)) = (children.next(), children.next()) else {
+        self.one_goes_round(plan, PROBE)
+    }
+
+    /// A join of which this side goes round, and the other one stays.
+    fn one_goes_round(&self, plan: &Plan, moving: usize) -> Result<Spread> {
+        let children: Vec<Plan> = plan.children().into_iter().cloned().collect();
+        let Ok([left, right]) = <[Plan; 2]>::try_from(children) else {
             return self.all_at_first(Arc::clone(plan));
         };
-        let (left, right) = (self.spread(left)?, self.spread(right)?);
-        if left.first && right.first {
-            let plan =
-                replace_children_if_necessary(Arc::clone(plan), vec![left.plan, right.plan])?;
-            return Ok(Spread { plan, first: true });
+        let mut sides = [self.spread(left)?, self.spread(right)?];
+        let first = sides[1 - moving].first;
+        if !sides.iter().all(|side| side.first) {
+            let side = &mut sides[moving].plan;
+            *side = self.exchange(Arc::clone(side), Kind::Rotate);
         }
-        let right = self.exchange(right.plan, Kind::Rotate);
-        Ok(Spread {
-            plan: replace_children_if_necessary(Arc::clone(plan), vec![left.plan, right])?,
-            first: left.first,
-        })
+        let sides = sides.map(|side| side.plan).to_vec();
+        let plan = replace_children_if_necessary(Arc::clone(plan), sides)?;
+        Ok(Spread { plan, first })
     }
 
     /// Whether it costs less to give every node the whole build side than to let every node see the whole probe side.
@@ -294,20 +300,6 @@ impl Work<'_> {
         };
         rows.saturating_mul(PROBES) <= probes
             && bytes_of(rows, &build, join.left().schema().fields()) <= self.whole
-    }
-
-    /// The rows of the probe side stay where they are.
-    fn join_whole_build(&self, plan: &Plan, join: &HashJoinExec) -> Result<Spread> {
-        let left = self.spread(Arc::clone(join.left()))?;
-        let right = self.spread(Arc::clone(join.right()))?;
-        let first = right.first;
-        let left = if left.first && first {
-            left.plan
-        } else {
-            self.exchange(left.plan, Kind::Rotate)
-        };
-        let plan = replace_children_if_necessary(Arc::clone(plan), vec![left, right.plan])?;
-        Ok(Spread { plan, first })
     }
 
     fn aggregate(&self, plan: &Plan, aggregate: &AggregateExec) -> Result<Spread> {
