@@ -29,41 +29,13 @@
 #include <time.h>
 #include <unistd.h>
 
-static int failures;
-static const char *running;
+#include "check.h"
 
-#define CHECK(what)                                                                                                            \
-    do {                                                                                                                       \
-        if (!(what)) {                                                                                                         \
-            fprintf(stderr, "%s:%d: %s: %s (errno %d, %s)\n", __FILE__, __LINE__, running, #what, errno, strerror(errno));     \
-            failures++;                                                                                                        \
-        }                                                                                                                      \
-    } while (0)
-#define MUST(what)                                                                                                             \
-    do {                                                                                                                       \
-        if (!(what)) {                                                                                                         \
-            fprintf(stderr, "%s:%d: %s: %s (errno %d, %s)\n", __FILE__, __LINE__, running, #what, errno, strerror(errno));     \
-            exit(100);                                                                                                         \
-        }                                                                                                                      \
-    } while (0)
-/* Calls that return NULL, or -1, and set errno. */
-#define NO(call, with) CHECK((errno = 0, (call) == NULL) && errno == (with))
+/* A call that returns -1, and sets errno. */
 #define MINUS(call, with) CHECK((errno = 0, (call) == -1) && errno == (with))
 
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 #define SIZE 65536
-
-static struct ibv_context *open_named(const char *name) {
-    struct ibv_context *context = NULL;
-    int count;
-    struct ibv_device **list = ibv_get_device_list(&count);
-    MUST(list);
-    for (int i = 0; i < count; i++)
-        if (!strcmp(ibv_get_device_name(list[i]), name)) context = ibv_open_device(list[i]);
-    ibv_free_device_list(list);
-    MUST(context);
-    return context;
-}
 
 /* One half of a connection, all of its own. */
 struct half {

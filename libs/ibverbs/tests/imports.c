@@ -16,24 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int failures;
-static const char *running = "exporter";
-
-#define CHECK(what)                                                                                                            \
-    do {                                                                                                                       \
-        if (!(what)) {                                                                                                         \
-            fprintf(stderr, "%s:%d: %s: %s (errno %d, %s)\n", __FILE__, __LINE__, running, #what, errno, strerror(errno));     \
-            failures++;                                                                                                        \
-        }                                                                                                                      \
-    } while (0)
-#define MUST(what)                                                                                                             \
-    do {                                                                                                                       \
-        if (!(what)) {                                                                                                         \
-            fprintf(stderr, "%s:%d: %s: %s (errno %d, %s)\n", __FILE__, __LINE__, running, #what, errno, strerror(errno));     \
-            exit(100);                                                                                                         \
-        }                                                                                                                      \
-    } while (0)
-#define NO(call, with) CHECK((errno = 0, (call) == NULL) && errno == (with))
+#include "check.h"
 
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
 #define PAGE 4096
@@ -44,17 +27,6 @@ struct told {
     uint32_t pd, other_pd, mr[3], dm, dm_mr, qpn;
     uint64_t addr[3];
 };
-
-static struct ibv_context *open_device(void) {
-    struct ibv_context *context = NULL;
-    struct ibv_device **list = ibv_get_device_list(NULL);
-    MUST(list);
-    for (int i = 0; list[i]; i++)
-        if (!strcmp(ibv_get_device_name(list[i]), "weft_ib0")) context = ibv_open_device(list[i]);
-    ibv_free_device_list(list);
-    MUST(context);
-    return context;
-}
 
 static void say(int to, const void *bytes, size_t len, int fd) {
     struct iovec part = {(void *)bytes, len};
@@ -131,7 +103,7 @@ static int importer(int line, const char *nameless) {
     struct told told;
     int fd = hear(line, &told, sizeof told), late = dup(fd);
     MUST(fd >= 0);
-    struct ibv_context *own = open_device();
+    struct ibv_context *own = open_named("weft_ib0");
     struct ibv_context *context = ibv_import_device(fd);
     MUST(context);
     CHECK(context->cmd_fd == fd && !strcmp(ibv_get_device_name(context->device), "weft_ib0"));
@@ -198,6 +170,7 @@ static int importer(int line, const char *nameless) {
 }
 
 int main(void) {
+    running = "exporter";
     alarm(240);
     int line[2];
     MUST(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, line) == 0);
@@ -210,7 +183,7 @@ int main(void) {
         return importer(line[1], nameless);
     }
     close(line[1]);
-    struct ibv_context *context = open_device();
+    struct ibv_context *context = open_named("weft_ib0");
     struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
     MUST(pd && other);
     int file = memfd_create("shared", 0);
