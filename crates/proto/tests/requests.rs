@@ -273,6 +273,33 @@ fn a_terminate_tells_what_was_received_before() {
     }
 }
 
+/// A peer that goes says what it has received: those Sends and what came before them are complete, and nothing that it cannot have.
+#[test]
+fn a_peer_that_goes_tells_what_it_has_received() {
+    for (messages, done) in [(0, 0), (1, 1), (2, 3), (7, 3), (3 << 30, 0), (u32::MAX, 0)] {
+        let mut a = stream();
+        a.complete_when_answered();
+        let write = Op::Write { stag: 7, to: 0 };
+        for op in [SEND, write, SEND, write, SEND] {
+            a.post(wr(op, 1));
+        }
+        for _ in 0..4 {
+            must_tx(&mut a);
+        }
+        a.peer_received(messages);
+        a.flush();
+        let popped: Vec<_> = std::iter::from_fn(|| a.pop_completed()).map(Some).collect();
+        let judge = |seq| if seq < done { ok(seq, 1) } else { flushed(seq) };
+        let want: Vec<_> = (0..5).map(judge).collect();
+        assert_eq!(popped, want, "{messages}");
+    }
+    let mut a = stream();
+    a.post(wr(SEND, 1));
+    must_tx(&mut a);
+    a.peer_received(1);
+    assert_eq!(a.pop_completed(), None, "complete when transmitted");
+}
+
 #[test]
 fn a_cut_connection_flushes_what_is_not_done() {
     let (mut a, mut b) = (stream(), stream());

@@ -506,6 +506,26 @@ impl<W> Stream<W> {
         }
     }
 
+    /// How many of the peer's messages on queue 0 have come whole, modulo 2^32.
+    pub const fn messages_received(&self) -> u32 {
+        self.rx_msn[QN_SEND as usize].wrapping_sub(1)
+    }
+
+    /// The peer says how many of our messages on queue 0 it has received, modulo 2^32: they are complete, and so are the Writes before them.
+    /// Only with [`complete_when_answered`](Self::complete_when_answered); of messages that have not been handed out it says nothing.
+    pub fn peer_received(&mut self, messages: u32) {
+        if !self.until_answered {
+            return;
+        }
+        let sent = (self.next - self.base) as usize;
+        let last = self.sq.iter().take(sent).rposition(|entry| {
+            entry.wr.op.takes_receive() && messages.wrapping_sub(entry.msn) < 1 << 31
+        });
+        if let Some(last) = last {
+            self.received_before(self.base + last as u64 + 1);
+        }
+    }
+
     /// The sequence number of the request just accepted.
     fn request_number(&self) -> u32 {
         match self.offender.header {

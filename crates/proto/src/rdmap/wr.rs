@@ -89,6 +89,14 @@ impl Op {
     pub const fn is_answered(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::Atomic { .. })
     }
+
+    /// True for the operations that consume a receive of the peer's.
+    pub const fn takes_receive(&self) -> bool {
+        matches!(
+            self,
+            Self::Send { .. } | Self::SendImm { .. } | Self::Imm { .. } | Self::WriteImm { .. }
+        )
+    }
 }
 
 /// One thing for the transmit loop to do, from [`next_tx`](super::Stream::next_tx).

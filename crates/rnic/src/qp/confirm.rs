@@ -4,6 +4,9 @@
 //! Read says that everything before it has been placed or received. So an empty Read goes out behind what is posted; the protocol machine
 //! completes what is before it when it is answered. On shared memory most Writes are carried out by ourselves: there the Read goes out only
 //! when something is left that was not.
+//!
+//! A peer that ends the connection once it has received everything may be gone before it answers. So it says what it has received before it
+//! goes (docs/spec/rdmap-extensions.md).
 
 use std::sync::atomic::Ordering;
 
@@ -14,6 +17,8 @@ use crate::types::SendOp;
 
 /// Reads of our own that may be outstanding. Their place is negotiated beside that of the program's.
 const CONFIRMS: u16 = 16;
+/// The tagged offset of the notice of what was received, but for the number of messages in the low half.
+const NOTICE: u64 = u64::from_be_bytes(*b"wRCV\0\0\0\0");
 
 /// The program's part of a depth that was negotiated: all of it but ours. A peer that was not prepared for ours shares.
 pub(super) fn visible(depth: u16) -> u16 {
@@ -27,6 +32,8 @@ pub(super) struct Confirming {
     outstanding: u16,
     /// Something was posted since, and is waited for.
     wanted: bool,
+    /// Messages that the peer was told we have received.
+    told: u32,
 }
 
 impl Confirming {
@@ -57,6 +64,7 @@ impl Core {
                 local: link.local().is_some(),
                 outstanding: 0,
                 wanted: false,
+                told: 0,
             });
         }
     }
@@ -77,6 +85,29 @@ impl Core {
         confirming.outstanding += 1;
         post_internal(self, zero_read());
         true
+    }
+
+    /// The connection is about to end: the peer is to know what we have received. False when it does.
+    pub(super) fn tell_received(&mut self) -> bool {
+        let (Some(stream), Some(confirming)) = (&mut self.stream, &mut self.confirming) else {
+            return false;
+        };
+        let received = stream.messages_received();
+        if received == confirming.told {
+            return false;
+        }
+        confirming.told = received;
+        stream.notify(NOTICE | u64::from(received));
+        true
+    }
+
+    /// The peer has sent an empty Write to this tagged offset: perhaps it says what it has received.
+    pub(super) fn hear_received(&mut self, to: u64) {
+        if let Some(stream) = &mut self.stream
+            && to >> 32 == NOTICE >> 32
+        {
+            stream.peer_received(to as u32);
+        }
     }
 }
 

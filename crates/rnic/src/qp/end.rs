@@ -421,6 +421,9 @@ impl QpInner {
             self.end_quiet(core, first);
             return;
         }
+        if core.owes_nothing() && core.tell_received() {
+            self.pump_tx(core, &connected.link);
+        }
         self.take_inbox(core);
         // What is done already is not to blame.
         note_transmitted(core, &connected.link);
@@ -460,6 +463,7 @@ impl QpInner {
                 // What was posted may have come while another thread was at it, which then left it to us.
                 if let Some(connected) = self.connected.get() {
                     self.take_inbox(core);
+                    core.tell_received();
                     self.pump_tx(core, &connected.link);
                 }
                 // What is in the flight is still sent, nothing more is accepted. One that is closing in order goes on.
@@ -527,6 +531,11 @@ impl Core {
         stream
             .flat_map(|s| s.requests_mut())
             .filter(|slot| !slot.internal)
+    }
+
+    /// Nothing waits to be sent, answers to the peer included.
+    pub(super) fn owes_nothing(&self) -> bool {
+        self.stream.as_ref().is_none_or(|s| !s.has_work())
     }
 
     fn first_posted(&mut self) -> Option<&mut Slot> {

@@ -619,6 +619,8 @@ impl QpInner {
             link.pause();
             return false;
         }
+        // Before we look at what there is: what the peer asked behind the last message that the program has is answered before our end.
+        let closing = receive && self.state() == QpState::Closing;
         self.take_inbox(core);
         let mut moved = self.pump_tx(core, link);
         if core.confirming.as_ref().is_some_and(Confirming::is_late) {
@@ -640,6 +642,9 @@ impl QpInner {
                 core.ask_for_confirmation();
             }
             if core.ended.is_none() {
+                if closing {
+                    core.tell_received();
+                }
                 moved |= self.pump_tx(core, link);
             }
         }
@@ -652,10 +657,11 @@ impl QpInner {
             self.hand_over(core, poller);
         }
         self.deliver(core);
-        if core.ended.is_none() && self.state() == QpState::Closing {
+        if closing && core.ended.is_none() {
             // Closing in order: once everything is sent, the peer sees our end. What was posted before the close may
             // have come into the inbox after this drive emptied it; whoever closes drives once more.
             if core.nothing_posted()
+                && core.owes_nothing()
                 && core.tx.is_empty()
                 && !core.shut
                 && lock(&self.inbox).is_empty()

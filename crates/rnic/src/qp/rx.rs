@@ -565,6 +565,7 @@ impl QpInner {
             }
         };
         if let Some(to) = told {
+            core.hear_received(to);
             self.hear_srq(core, to)?;
         }
         // The whole segment is checked before its first byte is placed: where none of it is here yet, when it is fetched.

@@ -1,6 +1,6 @@
 //! Completions that say that the peer has a message, for queue pairs that want to know.
 
-use weft_verbs::{QpState, RecvWr, Rnr, SendWr, WcOpcode, WcStatus};
+use weft_verbs::{QpState, RecvWr, Rnr, SendWr, Wc, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, End, Half, assert_none, assert_ok, take, until};
 
@@ -108,6 +108,39 @@ pub fn peer_goes(bed: &Bed) {
     let wcs = take(&a.scq, 2);
     assert_eq!((wcs[0].wr_id, wcs[0].status), (1, WcStatus::RetryExcErr));
     assert_eq!((wcs[1].wr_id, wcs[1].status), (2, WcStatus::WrFlushErr));
+}
+
+/// A peer that ends the connection when it has received everything: its sender hears of that first.
+pub fn peer_leaves(bed: &Bed) {
+    const SENDS: u64 = 16;
+    let rounds = if bed.setup.largest < 100_000 { 20 } else { 100 };
+    for round in 0..rounds {
+        let (a, b) = pair(bed);
+        let len = bed.setup.largest.min(65_536);
+        let (from, to) = (a.mr(len), b.mr(len));
+        let wrs: Vec<_> = (0..SENDS)
+            .map(|id| RecvWr::new(id).sge(to.whole()))
+            .collect();
+        b.qp.post_recv(&wrs).unwrap();
+        let leaves = std::thread::spawn(move || {
+            let mut wcs = [Wc::default(); SENDS as usize];
+            let mut received = 0;
+            until("all receives", || {
+                received += b.rcq.take(&mut wcs).unwrap();
+                received == wcs.len()
+            });
+            b.qp.disconnect();
+            drop(b);
+        });
+        let wrs: Vec<_> = (0..SENDS)
+            .map(|id| SendWr::send(id).sge(from.whole()).signaled())
+            .collect();
+        a.qp.post_send(&wrs).unwrap();
+        for wc in take(&a.scq, SENDS as usize) {
+            assert_eq!(wc.status, WcStatus::Success, "round {round}: {wc:?}");
+        }
+        leaves.join().unwrap();
+    }
 }
 
 /// The Reads that find out do not take the program's place, and a connection without Reads does without them.
