@@ -54,14 +54,32 @@ impl Bench<'_> {
     pub(super) fn chapter(&mut self) -> Result<Report> {
         let mut chapter = Chapter::default();
         let began = usage::load_average();
-        self.link(&mut chapter)?;
-        self.loop_delay(&mut chapter)?;
-        let hash = self.hash_over_nodes(&mut chapter)?;
-        self.skew(&mut chapter)?;
-        self.nested(&mut chapter)?;
-        self.merge_over_nodes(&mut chapter, &hash)?;
-        self.volume(&mut chapter)?;
-        self.threads(&mut chapter)?;
+        let figures = &self.args.figure;
+        let wants = |figure: &str| figures.is_empty() || figures.iter().any(|f| f == figure);
+        if wants("7.7") {
+            self.link(&mut chapter)?;
+        }
+        if wants("7.1") {
+            self.loop_delay(&mut chapter)?;
+        }
+        if wants("7.9") || wants("7.14") {
+            let hash = self.hash_over_nodes(&mut chapter)?;
+            if wants("7.14") {
+                self.merge_over_nodes(&mut chapter, &hash)?;
+            }
+        }
+        if wants("7.10") {
+            self.skew(&mut chapter)?;
+        }
+        if wants("7.11") {
+            self.nested(&mut chapter)?;
+        }
+        if wants("7.12") {
+            self.volume(&mut chapter)?;
+        }
+        if wants("7.15") {
+            self.threads(&mut chapter)?;
+        }
         self.engines(&mut chapter)?;
         let mut report = Report::new("weft bench join: chapter 7 of the thesis");
         report.intro = vec![

@@ -19,6 +19,9 @@ use node::{Carrier, Doors, How, Outcome, Plan, Work, failed};
 
 const MIB: usize = 1 << 20;
 
+/// What can be asked for.
+const FIGURES: [&str; 8] = ["7.1", "7.7", "7.9", "7.10", "7.11", "7.12", "7.14", "7.15"];
+
 /// Options of `weft bench join`.
 #[derive(Args, Clone, Debug)]
 pub struct JoinArgs {
@@ -34,6 +37,9 @@ pub struct JoinArgs {
     /// Runs of each point; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     repetitions: u32,
+    /// Only these figures (7.1 is the table of the loop delay; 7.14 stands beside 7.9)
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = FIGURES)]
+    figure: Vec<String>,
     /// Measure `weft join` beside other engines, too, with this program: weft-join-bench of apps/join, which is built on its own
     #[arg(long, value_name = "PROGRAM")]
     engines: Option<std::path::PathBuf>,

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use weft_roundabout::joins::{HashJoin, Partitioned, Sorted, nested_loops, radix_bits, zipf};
-use weft_roundabout::{Door, ELEMENTS, Next, Node, Ring, Security};
+use weft_roundabout::{Door, ELEMENTS, Element, Next, Node, Ring, Security};
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, QpInit, RecvWr, SendWr, Wc, WcStatus};
+
+use zerocopy::IntoBytes;
 
 use crate::error::{BenchError, Result};
 use crate::usage;
@@ -348,20 +350,23 @@ fn relations(
 
     let mut node = join(plan, door, false)?;
     let (began, cpu) = clocks();
-    let (mut words, mut scratch) = (Vec::new(), Vec::new());
+    let mut words = Vec::new();
     loop {
         let more = !rotating.is_empty();
         match node.next(more).map_err(ring_error)? {
             Next::Room(mut room) => {
                 rotating.fill(room.capacity() / 8, &mut words);
-                let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
-                room.write(0, &bytes).map_err(ring_error)?;
-                drop(room.commit(bytes.len(), 0, [0; 4]).map_err(ring_error)?);
-                outcome.matches += blocks(&words, &stays, threads)?;
+                room.write(0, words.as_bytes()).map_err(ring_error)?;
+                let len = size_of_val(words.as_slice());
+                drop(room.commit(len, 0, [0; 4]).map_err(ring_error)?);
+                outcome.matches += blocks(&Words::Here(&words), &stays, threads)?;
             }
             Next::Element(element) => {
-                let words = element.words(&mut scratch).map_err(ring_error)?;
-                outcome.matches += blocks(words, &stays, threads)?;
+                let words = match element.in_place() {
+                    Some(words) => Words::Here(words),
+                    None => Words::Registered(&element),
+                };
+                outcome.matches += blocks(&words, &stays, threads)?;
             }
             Next::End => break,
             Next::Woken => {}
@@ -374,43 +379,107 @@ fn relations(
     Ok(outcome)
 }
 
-/// Joins the blocks of an element, each by one of the threads.
-fn blocks(mut words: &[u64], stays: &Stays, threads: usize) -> Result<u64> {
+/// The words of an element.
+enum Words<'a> {
+    Here(&'a [u64]),
+    /// Registered memory is never borrowed (ADR 1). A piece at a time is copied, which is still in the first level of the cache when it is
+    /// looked at.
+    Registered(&'a Element),
+}
+
+/// Rows of a piece: 16 KiB of keys and row numbers.
+const PIECE: usize = 1024;
+
+impl Words<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Words::Here(words) => words.len(),
+            Words::Registered(element) => element.len() / 8,
+        }
+    }
+
+    /// `len` words from `at` on, which are there.
+    fn get<'b>(&'b self, at: usize, len: usize, copy: &'b mut [u64]) -> Result<&'b [u64]> {
+        match self {
+            Words::Here(words) => Ok(&words[at..at + len]),
+            Words::Registered(element) => {
+                let copy = &mut copy[..len];
+                element.read_words(at, copy).map_err(ring_error)?;
+                Ok(copy)
+            }
+        }
+    }
+}
+
+/// Rows of one partition: where their keys and their row numbers are in the element.
+struct Block {
+    part: usize,
+    keys: usize,
+    rows: usize,
+    count: usize,
+}
+
+impl Block {
+    /// Its matches.
+    fn count(&self, words: &Words<'_>, stays: &Stays) -> Result<u64> {
+        let (mut keys, mut rows) = ([0; PIECE], [0; PIECE]);
+        let mut matches = 0;
+        for at in (0..self.count).step_by(PIECE) {
+            let len = PIECE.min(self.count - at);
+            let keys = words.get(self.keys + at, len, &mut keys)?;
+            let rows = words.get(self.rows + at, len, &mut rows)?;
+            matches += stays.count(self.part, keys, rows);
+        }
+        Ok(matches)
+    }
+}
+
+/// The blocks of an element. Long ones are cut, so that all threads have something to do.
+fn cut(words: &Words<'_>, stays: &Stays, threads: usize) -> Result<Vec<Block>> {
     let mut blocks = Vec::new();
-    while let [part, count, rest @ ..] = words {
-        let count = *count as usize;
-        let partitions = match stays {
-            Stays::Hash(hash) => 1 << hash.bits(),
-            _ => 1,
-        };
+    let partitions = match stays {
+        Stays::Hash(hash) => 1 << hash.bits(),
+        _ => 1,
+    };
+    let mut at = 0;
+    while at + 2 <= words.len() {
+        let mut copy = [0; 2];
+        let head = words.get(at, 2, &mut copy)?;
+        let (part, count) = (head[0] as usize, head[1] as usize);
+        let keys = at + 2;
         // Written by a node of our own benchmark, and looked at all the same.
-        if rest.len() / 2 < count || *part as usize >= partitions {
+        if (words.len() - keys) / 2 < count || part >= partitions {
             return Err(failed("an element")(&"a block that is none"));
         }
-        let (keys, after) = rest.split_at(count);
-        let (rows, after) = after.split_at(count);
-        // Long blocks are cut, so that all threads have something to do.
-        let cut = count.div_ceil(threads).max(1);
-        for (keys, rows) in keys.chunks(cut).zip(rows.chunks(cut)) {
-            blocks.push((*part as usize, keys, rows));
-        }
-        words = after;
+        let share = count.div_ceil(threads).max(1);
+        blocks.extend((0..count).step_by(share).map(|from| Block {
+            part,
+            keys: keys + from,
+            rows: keys + count + from,
+            count: share.min(count - from),
+        }));
+        at = keys + 2 * count;
     }
+    Ok(blocks)
+}
+
+/// Joins the blocks of an element, each by one of the threads.
+fn blocks(words: &Words<'_>, stays: &Stays, threads: usize) -> Result<u64> {
+    let blocks = cut(words, stays, threads)?;
     let sum = |step: usize| {
         let mine = blocks.iter().skip(step).step_by(threads);
-        mine.map(|(part, keys, rows)| stays.count(*part, keys, rows))
-            .sum::<u64>()
+        mine.map(|block| block.count(words, stays)).sum()
     };
     if threads == 1 {
-        return Ok(sum(0));
+        return sum(0);
     }
-    Ok(std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads)
             .map(|step| scope.spawn(move || sum(step)))
             .collect();
-        running
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or(0))
+        let ended = running.into_iter().map(|thread| thread.join());
+        ended
+            .map(|sum| sum.unwrap_or_else(|_| Err(failed("a thread")(&"it panicked"))))
             .sum()
-    }))
+    })
 }

@@ -14,9 +14,10 @@ use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Device, LocalMode};
 
-use crate::link::Ring;
+use crate::kept::Kept;
+use crate::link::{In, Out, Ring};
 use crate::node::Node;
-use crate::rdma::{Memory, Prepared, RdmaIn, RdmaOut};
+use crate::rdma::{Prepared, RdmaIn, RdmaOut};
 use crate::tcp::TcpLink;
 use crate::wire::{HELLO, Hello, VERSION};
 use crate::{Error, VISIT, VISIT_ELEMENT, lock};
@@ -148,6 +149,7 @@ pub struct Door {
     stop: Arc<AtomicBool>,
     /// Wakes the listening thread.
     wake: Arc<OwnedFd>,
+    kept: Arc<Kept>,
     listening: Option<JoinHandle<()>>,
 }
 
@@ -287,6 +289,7 @@ impl Door {
             waiting,
             stop,
             wake,
+            kept: Arc::default(),
             listening: Some(listening),
         })
     }
@@ -310,9 +313,9 @@ impl Door {
 
     fn join_rdma(&self, ring: &Ring, device: &Device, security: &Security) -> Result<Node, Error> {
         let said = |e: weft_verbs::Error| Error::Local(e.to_string());
-        let memory = Arc::new(Memory::new(device, ring).map_err(said)?);
+        let memory = self.kept.registered(device, ring).map_err(said)?;
         if ring.nodes.len() == 1 {
-            return Node::start(ring.clone(), Some(memory), None);
+            return Node::start(ring.clone(), Some(memory), None, &self.kept);
         }
         let end = Instant::now() + ring.patience;
         let (out_base, out_qp) = Prepared::out(&memory).map_err(said)?;
@@ -344,12 +347,13 @@ impl Door {
             ring.clone(),
             Some(memory),
             Some((Box::new(from), Box::new(out))),
+            &self.kept,
         )
     }
 
     fn join_tcp(&self, ring: &Ring) -> Result<Node, Error> {
         if ring.nodes.len() == 1 {
-            return Node::start(ring.clone(), None, None);
+            return Node::start(ring.clone(), None, None, &self.kept);
         }
         let end = Instant::now() + ring.patience;
         let to = ring.nodes[ring.next()];
@@ -368,7 +372,8 @@ impl Door {
             TcpLink::new(from).map_err(said)?,
             TcpLink::new(out).map_err(said)?,
         );
-        Node::start(ring.clone(), None, Some((Box::new(from), Box::new(out))))
+        let links = (Box::new(from) as Box<dyn In>, Box::new(out) as Box<dyn Out>);
+        Node::start(ring.clone(), None, Some(links), &self.kept)
     }
 
     /// The next visitor: a node that asks for a ring of two with us ([`VISIT`]), which [`Door::join`] then forms. `None`: nobody came in time.

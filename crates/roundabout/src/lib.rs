@@ -12,6 +12,7 @@
 
 mod door;
 pub mod joins;
+mod kept;
 mod link;
 mod node;
 mod rdma;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
+use crate::kept::Kept;
 use crate::link::{Failure, In, LOOK, Out, Ring, Slot, Trouble};
 use crate::wire::{Header, Kind};
 use crate::{Error, lock, rdma};
@@ -50,6 +51,15 @@ pub(crate) struct Shared {
     memory: Option<Arc<rdma::Memory>>,
     state: Mutex<State>,
     changed: Condvar,
+    kept: Arc<Kept>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.memory.is_none() {
+            self.kept.keep(lock(&self.state).free.drain(..));
+        }
+    }
 }
 
 impl Shared {
@@ -321,22 +331,19 @@ impl Element {
         Ok(())
     }
 
-    /// Its data as words of this machine: in place where it is not registered memory, else copied to `scratch`. Bytes beyond the last whole word
-    /// are left out.
+    /// Its data as words of this machine, where it is not registered memory. Bytes beyond the last whole word are left out.
+    pub fn in_place(&self) -> Option<&[u64]> {
+        let slot = self.slot.as_ref()?;
+        let words = self.len() / 8;
+        self.shared.memory.is_none().then(|| &slot.plain[..words])
+    }
+
+    /// As [`Element::read`], of words of this machine, from this word on.
     ///
     /// # Errors
     /// As [`Element::read`].
-    pub fn words<'a>(&'a self, scratch: &'a mut Vec<u64>) -> Result<&'a [u64], Error> {
-        let words = self.len() / 8;
-        if let (None, Some(slot)) = (&self.shared.memory, &self.slot) {
-            return Ok(&slot.plain[..words]);
-        }
-        // Not filled with zeros anew for each element.
-        if scratch.len() < words {
-            scratch.resize(words, 0);
-        }
-        self.read(0, scratch[..words].as_mut_bytes())?;
-        Ok(&scratch[..words])
+    pub fn read_words(&self, off: usize, out: &mut [u64]) -> Result<(), Error> {
+        self.read(off.saturating_mul(8), out.as_mut_bytes())
     }
 }
 
@@ -453,6 +460,7 @@ impl Node {
         ring: Ring,
         memory: Option<Arc<rdma::Memory>>,
         links: Option<(Box<dyn In>, Box<dyn Out>)>,
+        kept: &Arc<Kept>,
     ) -> Result<Self, Error> {
         let words = if memory.is_some() {
             0
@@ -462,7 +470,7 @@ impl Node {
         let free = (0..ring.elements)
             .map(|index| Slot {
                 index,
-                plain: vec![0; words].into_boxed_slice(),
+                plain: kept.plain(words),
             })
             .collect();
         let expected = ring.limit().into();
@@ -474,6 +482,7 @@ impl Node {
                 ..State::default()
             }),
             changed: Condvar::new(),
+            kept: Arc::clone(kept),
         });
         let mut node = Self {
             shared,

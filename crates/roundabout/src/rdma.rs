@@ -46,6 +46,11 @@ impl Memory {
         })
     }
 
+    /// Whether it is what this ring needs.
+    pub(crate) fn fits(&self, ring: &Ring) -> bool {
+        (self.element, self.data.len()) == (ring.element, ring.element * ring.elements)
+    }
+
     pub(crate) fn read(&self, slot: &Slot, off: usize, out: &mut [u8]) -> Result<(), String> {
         let at = slot.index * self.element + off;
         self.data.read(at, out).map_err(|e| e.to_string())

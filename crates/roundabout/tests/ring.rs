@@ -59,7 +59,13 @@ fn turn(mut node: Node, count: u64) -> Result<Vec<(usize, u64, usize)>, Error> {
         };
         let number = element.user()[0];
         assert_eq!((element.flags(), element.user()[3]), (5, 3));
-        let words = element.words(&mut scratch)?;
+        let words = if let Some(words) = element.in_place() {
+            words
+        } else {
+            scratch.resize(element.len() / 8, 0);
+            element.read_words(0, &mut scratch)?;
+            &scratch
+        };
         assert!((number * 1000..).zip(words).all(|(a, &b)| a == b));
         seen.push((element.origin(), number, element.len()));
     }
