@@ -69,6 +69,8 @@ pub struct RecvBatch {
     headroom: usize,
     room: usize,
     places: usize,
+    /// The last look found nothing.
+    idle: bool,
     arrivals: Vec<Option<Train>>,
 }
 
@@ -81,6 +83,7 @@ impl RecvBatch {
             headroom,
             room,
             places,
+            idle: false,
             arrivals: Vec::with_capacity(places),
         }
     }
@@ -352,31 +355,45 @@ impl UdpSocket {
         Ok(sockopt::socket_recv_buffer_size(&self.fd)?)
     }
 
-    /// Receives what is there, as many datagrams (or trains of them) as the batch has places.
+    /// Receives what is there, as many datagrams (or trains of them) as the batch has places; but one only after a look that found nothing: who
+    /// looks again and again waits for a first one, and it would wait for the kernel's look at a second.
     ///
     /// # Errors
     /// `WouldBlock` when there is none; what the network says of one that was sent, once.
     pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<()> {
+        let received = if batch.idle {
+            self.recv_places::<1>(batch)
+        } else {
+            self.recv_places::<PLACES>(batch)
+        };
+        let none = |e: &io::Error| e.kind() == io::ErrorKind::WouldBlock;
+        batch.idle = received.as_ref().is_err_and(none);
+        received
+    }
+
+    fn recv_places<const N: usize>(&self, batch: &mut RecvBatch) -> io::Result<()> {
         let RecvBatch {
             bytes,
             headroom,
             room,
             arrivals,
             places,
+            ..
         } = batch;
+        let places = N.min(*places);
         arrivals.clear();
         let slot = *headroom + *room;
-        let mut controls: [Control; PLACES] = Default::default();
-        let mut names: [MaybeUninit<libc::sockaddr_storage>; PLACES] =
-            [const { MaybeUninit::zeroed() }; PLACES];
+        let mut controls: [Control; N] = std::array::from_fn(|_| Control::default());
+        let mut names: [MaybeUninit<libc::sockaddr_storage>; N] =
+            [const { MaybeUninit::zeroed() }; N];
         // SAFETY: all zeros is the empty message, and no part of an address.
-        let (mut messages, mut iovs): ([libc::mmsghdr; PLACES], [libc::iovec; PLACES]) = unsafe {
+        let (mut messages, mut iovs): ([libc::mmsghdr; N], [libc::iovec; N]) = unsafe {
             (
                 MaybeUninit::zeroed().assume_init(),
                 MaybeUninit::zeroed().assume_init(),
             )
         };
-        let buffers = bytes.chunks_exact_mut(slot).take(*places);
+        let buffers = bytes.chunks_exact_mut(slot).take(places);
         for (i, buffer) in buffers.enumerate() {
             let into = &mut buffer[*headroom..];
             iovs[i].iov_base = into.as_mut_ptr().cast();
@@ -395,7 +412,7 @@ impl UdpSocket {
         let count = retry(|| {
             let first = messages.as_mut_ptr();
             // SAFETY: the messages point at buffers that outlive the call, with their lengths; see above.
-            unsafe { libc::syscall(libc::SYS_recvmmsg, fd, first, *places, flags, none) }
+            unsafe { libc::syscall(libc::SYS_recvmmsg, fd, first, places, flags, none) }
         })?;
         for (message, name) in messages.iter().zip(&names).take(count) {
             // SAFETY: zeros, or what the kernel wrote.

@@ -284,18 +284,26 @@ impl<B, K> Flows<B, K> {
             return Admit::Done;
         };
         let key = (from, segment.src_qp);
-        if !self.knows(now, from, via, segment, packet.cookie) {
-            return Admit::Done;
-        }
-        let Some(known) = self.known.get_mut(&key) else {
-            return Admit::Done;
+        let same = (packet.cookie, segment.incarnation);
+        // Looked up once for each segment that continues what is known: the key is hashed with care, as strangers choose it.
+        let known = match self.known.get_mut(&key) {
+            Some(known) if (known.cookie, known.incarnation) == same => known,
+            _ => {
+                let begins = self.begins(now, from, via, segment, packet.cookie);
+                match self.known.get_mut(&key).filter(|_| begins) {
+                    Some(known) => known,
+                    None => return Admit::Done,
+                }
+            }
         };
         known.heard = now;
         known.via = via;
-        self.answer(key);
-        let Some(known) = self.known.get_mut(&key).filter(|k| k.dead.is_none()) else {
+        if !std::mem::replace(&mut known.due, true) {
+            self.due.push(key);
+        }
+        if known.dead.is_some() {
             return Admit::Done;
-        };
+        }
         match known.incoming.arrived(packet.psn) {
             Arrival::Next => {
                 // Kept when there was no receive: now there may be one.
@@ -303,7 +311,16 @@ impl<B, K> Flows<B, K> {
                     known.held -= kept.held;
                     self.held -= kept.held;
                 }
-                self.next(key, segment, payload)
+                if known.continues(segment, payload) {
+                    let segment = *segment;
+                    return Admit::Next(Spot {
+                        key,
+                        segment,
+                        payload,
+                    });
+                }
+                self.contradicts(key, segment, payload);
+                Admit::Done
             }
             Arrival::Early => {
                 self.keep(key, segment, payload, keep);
@@ -313,8 +330,8 @@ impl<B, K> Flows<B, K> {
         }
     }
 
-    /// Whether a segment is one of a flow that is known, or begins one.
-    fn knows(
+    /// Whether a segment that is not of the flow that is known of its sender, if there is one, begins another.
+    fn begins(
         &mut self,
         now: Now,
         from: SocketAddr,
@@ -330,9 +347,6 @@ impl<B, K> Flows<B, K> {
         } = segment;
         let key = (from, src_qp);
         let older = self.known.get(&key).map(|known| known.cookie);
-        if older == Some(cookie) && self.known[&key].incarnation == incarnation {
-            return true;
-        }
         let issued = issue_of(cookie);
         let fresh = self.is_fresh(now, issued)
             && self.cookie(from, src_qp, dst_qp, incarnation, issued) == cookie
@@ -432,35 +446,15 @@ impl<B, K> Flows<B, K> {
         }
     }
 
-    /// The expected packet of a flow: whether it continues what came before.
-    fn next(&mut self, key: Key, segment: &Segment, payload: u32) -> Admit {
-        let Some(known) = self.known.get_mut(&key) else {
-            return Admit::Done;
-        };
-        let continues = match &known.open {
-            Some(open) => {
-                segment.offset == open.filled
-                    && Segment {
-                        offset: 0,
-                        reliable: None,
-                        ..*segment
-                    } == open.header
-            }
-            None => segment.offset == 0 && segment.msn == known.msn.wrapping_add(1),
-        };
-        let end = segment.offset.checked_add(payload);
-        let fits = end.is_some_and(|end| end <= segment.len) && (payload > 0 || segment.len == 0);
+    /// The expected packet of a flow does not continue what came before: the flow is over.
+    fn contradicts(&mut self, key: Key, segment: &Segment, payload: u32) {
         let spot = Spot {
             key,
             segment: *segment,
             payload,
         };
-        if continues && fits {
-            return Admit::Next(spot);
-        }
         let open = self.refuse(&spot, FaultCode::Operation);
         self.released.extend(open);
-        Admit::Done
     }
 
     /// Where the message of a segment goes that does not [open](Spot::opens) one.
@@ -542,10 +536,17 @@ impl<B, K> Flows<B, K> {
         let kept = known.incoming.kept()?;
         known.held -= kept.held;
         self.held -= kept.held;
-        match self.next(key, &kept.segment, kept.payload) {
-            Admit::Next(spot) => Some((spot, kept.what)),
-            Admit::Done => None,
+        let (segment, payload) = (kept.segment, kept.payload);
+        if !known.continues(&segment, payload) {
+            self.contradicts(key, &segment, payload);
+            return None;
         }
+        let spot = Spot {
+            key,
+            segment,
+            payload,
+        };
+        Some((spot, kept.what))
     }
 
     /// Whether a flow stands still because there was no receive.
@@ -752,6 +753,24 @@ impl<B, K> Known<B, K> {
             listed: false,
             due: false,
         }
+    }
+
+    /// Whether the expected packet continues what came before.
+    fn continues(&self, segment: &Segment, payload: u32) -> bool {
+        let continues = match &self.open {
+            Some(open) => {
+                segment.offset == open.filled
+                    && Segment {
+                        offset: 0,
+                        reliable: None,
+                        ..*segment
+                    } == open.header
+            }
+            None => segment.offset == 0 && segment.msn == self.msn.wrapping_add(1),
+        };
+        let end = segment.offset.checked_add(payload);
+        let fits = end.is_some_and(|end| end <= segment.len) && (payload > 0 || segment.len == 0);
+        continues && fits
     }
 
     fn stands_still(&self) -> bool {

@@ -27,6 +27,9 @@ const HOLD: Duration = Duration::from_millis(1);
 /// … at most after this.
 const MOST_HOLD: Duration = Duration::from_millis(100);
 
+/// Bytes of payload that go to the kernel by one call, about: who has room for those has room for enough.
+const TRAIN: u32 = 64_000;
+
 /// Settings of a [`Pair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairConfig {
@@ -130,6 +133,8 @@ pub struct Pair<T> {
     next: usize,
     offset: u32,
     last_msn: u32,
+    /// New segments go out until the window is full; then not before there is room for [several](Pair::fill).
+    filling: bool,
     used: Now,
     resent: u64,
 }
@@ -149,6 +154,7 @@ impl<T> Pair<T> {
             next: 0,
             offset: 0,
             last_msn: 0,
+            filling: true,
             used: Duration::ZERO,
             resent: 0,
         }
@@ -227,21 +233,47 @@ impl<T> Pair<T> {
         })
     }
 
-    /// Whether something may go out now, and how many bytes of payload: what [`Pair::transmit`] gives then.
-    pub fn ready(&self, now: Now) -> Option<u32> {
-        match self.state {
-            State::Idle | State::Failed(_) => None,
-            State::Asking { asked, .. } => asked.is_none().then_some(0),
-            State::Held { until, .. } => {
-                let oldest = self.window.oldest().filter(|_| now >= until);
-                oldest.map(|(_, part)| part.len)
-            }
-            State::Open { .. } => {
-                let lost = self.window.lost().copied();
-                let new = || self.new_part().filter(|_| self.window.has_room());
-                lost.or_else(new).map(|part| part.len)
-            }
+    /// Whether new segments may go out. A receiver acknowledges all that it finds at once by one datagram. If each acknowledgement let one segment go, each
+    /// segment would be a datagram and have an acknowledgement for ever: so a full window is filled again when a quarter of it is free, or all that waits fits.
+    fn fill(&mut self, part: &Part) -> bool {
+        let room = self.window.room();
+        self.filling &= room > 0;
+        if !self.filling && room > 0 {
+            let of_this = self.messages[self.next].len - part.offset;
+            let waiting = of_this.div_ceil(part.len.max(1)).max(1) as usize;
+            let waiting = waiting + self.messages.len() - self.next - 1;
+            let train = (TRAIN / part.len.max(1)).max(1) as usize;
+            let enough = (self.window.window() / 4).min(waiting).min(train);
+            self.filling = room >= enough;
         }
+        self.filling
+    }
+
+    /// Whether something may go out now: what [`Pair::transmit`] gives then, the payload's length and the message's token (none of a control datagram).
+    pub fn ready(&mut self, now: Now) -> Option<(u32, Option<&T>)> {
+        let part = match self.state {
+            State::Idle | State::Failed(_) => return None,
+            State::Asking { asked, .. } => return asked.is_none().then_some((0, None)),
+            State::Held { until, .. } => *self.window.oldest().filter(|_| now >= until)?.1,
+            State::Open { .. } => {
+                if let Some(lost) = self.window.lost() {
+                    *lost
+                } else {
+                    let new = self.new_part()?;
+                    if !self.fill(&new) {
+                        return None;
+                    }
+                    new
+                }
+            }
+        };
+        Some((part.len, Some(&self.message_of(&part)?.token)))
+    }
+
+    /// What is on its way is of a message that is not acknowledged.
+    fn message_of(&self, part: &Part) -> Option<&Message<T>> {
+        let first = self.messages.front()?.msn;
+        self.messages.get(part.msn.wrapping_sub(first) as usize)
     }
 
     /// What goes out now.
@@ -291,9 +323,7 @@ impl<T> Pair<T> {
                 (*cookie, psn, *part)
             }
         };
-        // What is on its way is of a message that is not acknowledged.
-        let first = self.messages.front()?.msn;
-        let message = self.messages.get(part.msn.wrapping_sub(first) as usize)?;
+        let message = self.message_of(&part)?;
         Some(Transmit::Segment {
             token: &message.token,
             incarnation: self.incarnation,
@@ -454,4 +484,83 @@ fn asking_again(config: &PairConfig, times: u32) -> Duration {
         ..
     } = config.window;
     (first_rto * (1 << times.saturating_sub(1).min(7))).min(most_rto)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weft_wire::dgram::Control;
+
+    const CONFIG: PairConfig = PairConfig {
+        window: WindowConfig {
+            first_window: 64,
+            first_rto: Duration::from_millis(100),
+            least_rto: Duration::from_millis(20),
+            most_rto: Duration::from_secs(2),
+            patience: Duration::from_secs(10),
+            timeouts: 8,
+        },
+        not_ready: None,
+        segment: 1400,
+    };
+
+    /// One that may send, with so many messages of 64 bytes.
+    fn open(messages: u32) -> (Pair<u32>, Flow) {
+        let mut pair = Pair::new(CONFIG, 1, 2, 3);
+        for n in 0..messages {
+            pair.push(Duration::ZERO, n, 64, || 7);
+        }
+        assert_eq!(sent(&mut pair), 1, "the question");
+        let flow = Flow {
+            dst_qp: 1,
+            src_qp: 2,
+            incarnation: 7,
+        };
+        let cookie = 9;
+        pair.control(Duration::ZERO, &Control::Welcome { flow, cookie }, |_| ());
+        (pair, flow)
+    }
+
+    fn sent(pair: &mut Pair<u32>) -> usize {
+        let mut count = 0;
+        while pair.ready(Duration::ZERO).is_some() {
+            assert!(pair.transmit(Duration::ZERO).is_some());
+            count += 1;
+        }
+        count
+    }
+
+    fn acknowledge(pair: &mut Pair<u32>, flow: Flow, psn: u32) {
+        let sack = 0;
+        pair.control(Duration::ZERO, &Control::Ack { flow, psn, sack }, |_| ());
+    }
+
+    /// Else each datagram would go alone, and have an acknowledgement of its own, for as long as there is something to send.
+    #[test]
+    fn a_full_window_is_filled_again_when_a_quarter_of_it_is_free() {
+        let (mut pair, flow) = open(1000);
+        assert_eq!(sent(&mut pair), 64);
+        for taken in 1..=15 {
+            acknowledge(&mut pair, flow, 1 + taken);
+            assert_eq!(sent(&mut pair), 0, "{taken} are free");
+        }
+        acknowledge(&mut pair, flow, 17);
+        assert_eq!(sent(&mut pair), 16);
+    }
+
+    /// Nothing comes after it that it could go with.
+    #[test]
+    fn what_is_left_goes_as_soon_as_all_of_it_fits() {
+        let (mut pair, flow) = open(66);
+        assert_eq!(sent(&mut pair), 64);
+        acknowledge(&mut pair, flow, 2);
+        assert_eq!(sent(&mut pair), 0);
+        acknowledge(&mut pair, flow, 3);
+        assert_eq!(sent(&mut pair), 2);
+        pair.push(Duration::ZERO, 66, 64, || 7);
+        acknowledge(&mut pair, flow, 4);
+        assert_eq!(sent(&mut pair), 1);
+        acknowledge(&mut pair, flow, 68);
+        assert!(pair.is_idle());
+    }
 }

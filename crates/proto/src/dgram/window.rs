@@ -66,6 +66,9 @@ pub struct Outgoing<P> {
     config: WindowConfig,
     next_seq: u32,
     unacked: VecDeque<Unacked<P>>,
+    /// Of those, how many the peer has, and how many are to be sent again.
+    here: usize,
+    lost: usize,
     window: usize,
     /// Packets acknowledged since the window grew.
     grown: usize,
@@ -88,6 +91,8 @@ impl<P> Outgoing<P> {
             config,
             next_seq: 1,
             unacked: VecDeque::new(),
+            here: 0,
+            lost: 0,
             window: config.first_window.clamp(LEAST_WINDOW, WINDOW),
             grown: 0,
             recover: 0,
@@ -112,25 +117,40 @@ impl<P> Outgoing<P> {
     /// Forgets what was sent; the numbers go on.
     pub fn clear(&mut self) {
         self.unacked.clear();
+        (self.here, self.lost) = (0, 0);
     }
 
     /// Whether a packet more may be on its way.
     pub fn has_room(&self) -> bool {
-        let on_way = self.unacked.iter().filter(|u| !u.here).count();
+        self.room() > 0
+    }
+
+    /// How many packets more may be on their way.
+    pub fn room(&self) -> usize {
+        let on_way = self.unacked.len() - self.here;
+        let room = self.window.saturating_sub(on_way);
         // Numbers beyond the receiver's map would be refused.
-        on_way < self.window && self.unacked.len() < WINDOW
+        room.min(WINDOW - self.unacked.len())
+    }
+
+    /// How many packets may be on their way at once.
+    pub fn window(&self) -> usize {
+        self.window
+    }
+
+    fn first_lost(&self) -> Option<usize> {
+        let first = || self.unacked.iter().position(|u| u.lost);
+        (self.lost > 0).then(first).flatten()
     }
 
     /// The packet that [`Outgoing::resend`] would give.
     pub fn lost(&self) -> Option<&P> {
-        let lost = self.unacked.iter().find(|u| u.lost);
-        lost.map(|u| &u.packet)
+        self.first_lost().map(|at| &self.unacked[at].packet)
     }
 
     /// How often that one has been sent; 0: there is none.
     pub fn lost_times(&self) -> u32 {
-        let lost = self.unacked.iter().find(|u| u.lost);
-        lost.map_or(0, |u| u.times)
+        self.first_lost().map_or(0, |at| self.unacked[at].times)
     }
 
     /// The oldest packet that is not acknowledged, and its number.
@@ -140,7 +160,7 @@ impl<P> Outgoing<P> {
 
     /// A packet that is to be sent again now, with its number; to be called before [`Outgoing::send`].
     pub fn resend(&mut self, now: Now) -> Option<(u32, &mut P)> {
-        let at = self.unacked.iter().position(|u| u.lost)?;
+        let at = self.first_lost()?;
         Some(self.again(now, at))
     }
 
@@ -154,7 +174,7 @@ impl<P> Outgoing<P> {
         let entry = &mut self.unacked[at];
         entry.sent = now;
         entry.times += 1;
-        entry.lost = false;
+        self.lost -= usize::from(std::mem::take(&mut entry.lost));
         entry.passed = 0;
         (entry.seq, &mut entry.packet)
     }
@@ -193,17 +213,20 @@ impl<P> Outgoing<P> {
             if first.times == 1 && !first.here {
                 sample = Some(now.saturating_sub(first.sent));
             }
+            self.here -= usize::from(first.here);
+            self.lost -= usize::from(first.lost);
             came += 1;
             done(first.packet);
         }
         let mut newest = None;
-        for entry in &mut self.unacked {
+        let marked = if sack == 0 { 0 } else { self.unacked.len() };
+        for entry in self.unacked.range_mut(..marked) {
             let bit = entry.seq.wrapping_sub(ack).wrapping_sub(1);
             if bit < u64::BITS && sack & 1 << bit != 0 {
                 newest = Some(entry.seq);
-                if !entry.here {
-                    entry.here = true;
-                    entry.lost = false;
+                if !std::mem::replace(&mut entry.here, true) {
+                    self.here += 1;
+                    self.lost -= usize::from(std::mem::take(&mut entry.lost));
                     came += 1;
                 }
             }
@@ -237,6 +260,7 @@ impl<P> Outgoing<P> {
             entry.passed = entry.passed.saturating_add(came);
             if entry.passed >= REORDERED && entry.times == 1 {
                 entry.lost = true;
+                self.lost += 1;
                 lost = Some(entry.seq);
             }
         }
@@ -274,6 +298,7 @@ impl<P> Outgoing<P> {
         for entry in self.unacked.iter_mut().filter(|u| !u.here) {
             entry.lost = true;
         }
+        self.lost = self.unacked.len() - self.here;
     }
 
     /// The peer has shown that it is there, though it acknowledges nothing.
@@ -297,7 +322,9 @@ impl<P> Outgoing<P> {
             let anew = !oldest.lost;
             for entry in self.unacked.iter_mut().filter(|u| !u.here) {
                 // What went out lately may still be on its way.
-                entry.lost |= now.saturating_sub(entry.sent) >= rto;
+                let late = now.saturating_sub(entry.sent) >= rto;
+                self.lost += usize::from(late && !entry.lost);
+                entry.lost |= late;
             }
             self.backoff = self.backoff.saturating_add(1);
             self.timed_out = now;

@@ -87,9 +87,6 @@ impl Paths {
     }
 
     fn forget_unused(&mut self, now: Now) {
-        if self.of.len() < self.many.max(MANY) {
-            return;
-        }
         self.of.retain(|_, path| {
             let unused = now.saturating_sub(path.pair.last_used()) >= UNUSED;
             // One that has failed stays so until the program resets it.
@@ -161,6 +158,15 @@ enum Stall {
     Pace(Instant),
 }
 
+/// The length of a datagram with so much of a message.
+fn packet_len(wr: &SendWr, payload: u32) -> usize {
+    let header = match what_is_sent(wr) {
+        (None, imm) => segment::UNTAGGED_LEN + imm.map_or(0, |_| dgram::IMM_LEN),
+        (Some(_), imm) => segment::TAGGED_LEN + imm.map_or(0, |_| dgram::IMM_LEN),
+    };
+    header + segment::RELIABLE_LEN + payload as usize + dgram::CRC_LEN
+}
+
 impl UdInner {
     pub(super) fn post_reliable<'a>(
         self: &Arc<Self>,
@@ -199,7 +205,7 @@ impl UdInner {
         }
         self.count_used(1);
         let key = (to.addr, to.qp_num);
-        if !paths.of.contains_key(&key) {
+        if paths.of.len() >= paths.many.max(MANY) && !paths.of.contains_key(&key) {
             paths.forget_unused(now);
         }
         let path = paths.of.entry(key).or_insert_with(|| Path {
@@ -215,7 +221,9 @@ impl UdInner {
         }
         let random = || self.pd.device.random_u32();
         path.pair.push(now, wr.clone(), len, random);
-        paths.queue(key);
+        if !std::mem::replace(&mut path.queued, true) {
+            paths.ready.push_back(key);
+        }
         Ok(())
     }
 
@@ -279,9 +287,9 @@ impl UdInner {
     ) -> Result<(), Stall> {
         let now = reliable.since(Instant::now());
         path.pair.tick(now);
-        let headers = segment::TAGGED_LEN + segment::RELIABLE_LEN + dgram::IMM_LEN + dgram::CRC_LEN;
-        while let Some(len) = path.pair.ready(now) {
-            let size = headers + len as usize;
+        while let Some((len, wr)) = path.pair.ready(now) {
+            // Exactly: what is longer than the train's first one does not go with it.
+            let size = wr.map_or(segment::PROBE_LEN, |wr| packet_len(wr, len));
             if !paths.train.takes(size, &path.dest) {
                 self.flush_packets(&mut paths.train)?;
             }
@@ -350,6 +358,7 @@ impl UdInner {
         let start = train.bytes.len();
         segment.emit(len as usize, &mut train.bytes);
         self.append(None, wr, offset, len, &mut train.bytes, start)?;
+        debug_assert_eq!(train.bytes.len() - start, packet_len(wr, len));
         train.appended(start, dest);
         Ok(())
     }
