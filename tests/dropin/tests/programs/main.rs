@@ -16,6 +16,7 @@ mod pyverbs;
 mod qperf;
 mod rdmacm;
 mod rsockets;
+mod seccomp;
 mod storage;
 mod sysfs;
 mod tls;
