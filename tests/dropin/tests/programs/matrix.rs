@@ -183,7 +183,9 @@ fn bless(table: &str, head: &str, rows: &[String]) {
             let start = format!("| `{program}` | {device} |");
             let new = rows.iter().map(|row| row.trim_end());
             let row = new.chain(old.lines()).find(|row| row.starts_with(&start));
-            row.iter().for_each(|row| text += &format!("{row}\n"));
+            if let Some(row) = row {
+                let _ = writeln!(text, "{row}");
+            }
         }
     }
     std::fs::write(DOCUMENT, format!("{before}{begin}{text}{end}{after}")).expect("the page");
@@ -298,7 +300,7 @@ impl Native {
         value.unwrap_or_else(|| panic!("no {metric} in {lines}"))
     }
 
-    /// The same out of perftest's line of numbers: t_typical, MiB/s, or millions a second.
+    /// The same out of perftest's line of numbers: `t_typical`, MiB/s, or millions a second.
     fn of(&self, row: &[f64]) -> f64 {
         let cell = |at: usize| row.get(at).copied().unwrap_or(f64::NAN);
         match self.metric {
@@ -333,7 +335,7 @@ fn weft_program() -> Option<PathBuf> {
     places.into_iter().find(|place| place.exists())
 }
 
-/// The measurements of each program beside those of `weft bench verbs`, in turn, with libraries from `WEFT_VERBS_LIB` (those of a release).
+/// The measurements of each program beside those of `weft bench verbs`, in turn, with libraries from `WEFT_VERBS_LIB`, those of a release.
 #[test]
 #[ignore = "takes minutes, and wants a release"]
 fn perftest_matrix_beside_native() {
