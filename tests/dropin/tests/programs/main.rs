@@ -4,6 +4,7 @@ mod container;
 mod devices;
 mod fabric;
 mod faults;
+mod limits;
 mod matrix;
 mod mooncake;
 mod mpi;
