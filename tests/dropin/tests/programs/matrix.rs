@@ -1,14 +1,15 @@
 //! perftest's programs times its options, on both devices, in shared memory and over TCP.
 //!
-//! It takes minutes, and a machine without much other work: `cargo test -p weft-dropin --test programs perftest_matrix -- --ignored` runs it, prints a
-//! table, and with `WEFT_BLESS=1` writes it into docs/figures/perftest.md. What fails is said with what both sides said. `WEFT_MATRIX="ib_send_bw ib_read_lat"`
-//! runs these programs alone, and writes nothing.
+//! It takes minutes, and a machine without much other work: `cargo test -p weft-dropin --test programs perftest_matrix -- --ignored --test-threads 1` runs
+//! it, prints two tables (what works; the figures beside the native benchmark), and with `WEFT_BLESS=1` writes them into docs/figures/perftest.md. What fails
+//! is said with what both sides said. `WEFT_MATRIX="ib_send_bw ib_read_lat"` runs these programs alone, and writes their rows alone.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use weft_dropin::{Done, Weft, free_port, have, say};
+use weft_dropin::{Done, Weft, free_port, have, libraries, say};
 
 use super::carriers;
 
@@ -19,8 +20,6 @@ const DOCUMENT: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../docs/figures/perftest.md"
 );
-const BEGIN: &str = "<!-- matrix: begin -->\n";
-const END: &str = "<!-- matrix: end -->";
 
 const ALL: [&str; 8] = [
     "ib_send_bw",
@@ -132,16 +131,6 @@ fn cell(line: &str, program: &str, device: &str, options: &str) -> (String, bool
             good = false;
             "**no**".to_owned()
         }
-        // t_typical; average bandwidth in MiB/s, and millions a second where they have eight bytes.
-        Outcome::Good(row) if options.is_empty() && program.ends_with("lat") => {
-            format!("{:.1} µs", row.get(4).copied().unwrap_or(f64::NAN))
-        }
-        Outcome::Good(row) if options.is_empty() && program.contains("atomic") => {
-            format!("{:.3} M/s", row.get(4).copied().unwrap_or(f64::NAN))
-        }
-        Outcome::Good(row) if options.is_empty() => {
-            format!("{:.0} MiB/s", row.get(3).copied().unwrap_or(f64::NAN))
-        }
         Outcome::Good(_) => "ok".to_owned(),
     });
     let (shared, tcp) = (words.next(), words.next());
@@ -169,28 +158,56 @@ fn refuses_known(program: &str, options: &str) -> bool {
     }
 }
 
+/// Whether `WEFT_MATRIX` asks for a program, or for none in particular.
+fn wanted(program: &str) -> bool {
+    let only = std::env::var("WEFT_MATRIX").ok();
+    only.is_none_or(|only| only.split_whitespace().any(|one| one == program))
+}
+
+/// Puts rows into a table of the page, in place of those that begin with the same two cells; a row of another program stays.
+fn bless(table: &str, head: &str, rows: &[String]) {
+    say(&format!("perftest\n{head}{}", rows.concat()));
+    if std::env::var_os("WEFT_BLESS").is_none() {
+        return;
+    }
+    let (begin, end) = (
+        format!("<!-- {table}: begin -->\n"),
+        format!("<!-- {table}: end -->"),
+    );
+    let page = std::fs::read_to_string(DOCUMENT).expect("the page");
+    let (before, rest) = page.split_once(&begin).expect("a place for the table");
+    let (old, after) = rest.split_once(&end).expect("an end of the table");
+    let mut text = head.to_owned();
+    for program in ALL {
+        for (device, _) in DEVICES {
+            let start = format!("| `{program}` | {device} |");
+            let new = rows.iter().map(|row| row.trim_end());
+            let row = new.chain(old.lines()).find(|row| row.starts_with(&start));
+            if let Some(row) = row {
+                let _ = writeln!(text, "{row}");
+            }
+        }
+    }
+    std::fs::write(DOCUMENT, format!("{before}{begin}{text}{end}{after}")).expect("the page");
+}
+
 #[test]
 #[ignore = "takes minutes"]
 fn perftest_matrix() {
     if !have(&[("ib_send_bw", "perftest")]) {
         return;
     }
-    let only = std::env::var("WEFT_MATRIX").ok();
-    let wanted = |program: &str| {
-        let only = only.as_deref();
-        only.is_none_or(|only| only.split_whitespace().any(|one| one == program))
-    };
-    let mut table = "| program | device |".to_owned();
+    let mut head = "| program | device |".to_owned();
     for options in OPTIONS {
         let _ = match options {
-            "" => write!(table, " plain |"),
-            options => write!(table, " `{options}` |"),
+            "" => write!(head, " plain |"),
+            options => write!(head, " `{options}` |"),
         };
     }
-    table.push_str("\n|---|---|");
-    table.push_str(&"---|".repeat(OPTIONS.len()));
-    table.push('\n');
-    let mut problems = String::new();
+    head.push_str("\n|---|---|");
+    head.push_str(&"---|".repeat(OPTIONS.len()));
+    head.push('\n');
+    let (mut rows, mut problems) = (Vec::new(), String::new());
     for program in ALL.into_iter().filter(|program| wanted(program)) {
         for (device, by) in DEVICES {
             let mut row = format!("| `{program}` | {device} |");
@@ -211,15 +228,155 @@ fn perftest_matrix() {
             if !all_good {
                 problems += &row;
             }
-            table += &row;
+            rows.push(row);
         }
     }
-    say(&format!("perftest\n{table}"));
-    if std::env::var_os("WEFT_BLESS").is_some() && only.is_none() {
-        let document = std::fs::read_to_string(Path::new(DOCUMENT)).expect("the page");
-        let (head, rest) = document.split_once(BEGIN).expect("a place for the table");
-        let (_, tail) = rest.split_once(END).expect("an end of the table");
-        std::fs::write(DOCUMENT, format!("{head}{BEGIN}{table}{END}{tail}")).expect("the page");
-    }
+    bless("matrix", &head, &rows);
     assert!(problems.is_empty(), "{problems}");
+}
+
+/// Turns of perftest and the native benchmark, one after the other.
+const TURNS: usize = 5;
+/// Enough that the start of a stream is not seen in its rate, and a median is one. `ib_write_lat` spins for memory beside the engine's thread, which waits
+/// for a tick of the scheduler where all cores spin.
+fn iterations(program: &str) -> &'static str {
+    match program {
+        "ib_write_lat" => "-n 2000",
+        _ => "-n 20000",
+    }
+}
+
+/// What a program measures, and how `weft bench verbs` is asked for the same on the same carrier.
+struct Native {
+    op: &'static str,
+    figure: &'static str,
+    bytes: u32,
+    metric: &'static str,
+}
+
+fn native(program: &str) -> Native {
+    let op = match program {
+        "ib_send_bw" | "ib_send_lat" => "send",
+        "ib_write_bw" | "ib_write_lat" => "write",
+        "ib_read_bw" | "ib_read_lat" => "read",
+        _ => "fetch_add",
+    };
+    let (figure, bytes, metric) = match program {
+        _ if program.ends_with("lat") => ("latency", 64, "latency_us_p50"),
+        "ib_atomic_bw" => ("bandwidth", 8, "messages_per_s"),
+        _ => ("bandwidth", 65536, "bandwidth_GBps"),
+    };
+    Native {
+        op,
+        figure,
+        bytes,
+        metric,
+    }
+}
+
+impl Native {
+    /// One run of the benchmark on weft's own API, with memory as a program for libibverbs has it.
+    fn run(&self, weft: &Path, carrier: &str) -> f64 {
+        let dir = tempfile::tempdir().unwrap();
+        let json = dir.path().join("lines");
+        let mut command = Command::new(weft);
+        command
+            .args(["--quiet", "bench", "verbs", "--stack", "weft", "--op"])
+            .args([self.op, "--figure", self.figure, "--transport", carrier])
+            .args(["--memory", "ordinary", "--crc", "on", "--poll", "busy"])
+            .args(["--runs", "1", "--seconds", "0.3", "--json"])
+            .arg(&json);
+        if self.op != "fetch_add" {
+            command.args(["--size", &self.bytes.to_string()]);
+        }
+        let output = command.output().expect("weft");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {said}");
+        let lines = std::fs::read_to_string(json).expect("the results");
+        let metric = format!("\"metric\":\"{}\"", self.metric);
+        let line = lines.lines().find(|line| line.contains(&metric));
+        let value = line.and_then(|line| line.split_once("\"median\":")?.1.split(',').next());
+        let value = value.and_then(|value| value.parse().ok());
+        value.unwrap_or_else(|| panic!("no {metric} in {lines}"))
+    }
+
+    /// The same out of perftest's line of numbers: `t_typical`, MiB/s, or millions a second.
+    fn of(&self, row: &[f64]) -> f64 {
+        let cell = |at: usize| row.get(at).copied().unwrap_or(f64::NAN);
+        match self.metric {
+            "latency_us_p50" => cell(4),
+            "bandwidth_GBps" => cell(3) * f64::from(1 << 20) / 1e9,
+            _ => cell(4) * 1e6,
+        }
+    }
+
+    fn show(&self, value: f64) -> String {
+        match self.metric {
+            "latency_us_p50" => format!("{value:.2} µs"),
+            "bandwidth_GBps" => format!("{value:.1} GB/s"),
+            _ => format!("{:.2} M/s", value / 1e6),
+        }
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The program `weft` beside the libraries, as a distribution has them, or beside this test.
+fn weft_program() -> Option<PathBuf> {
+    let test = std::env::current_exe().unwrap();
+    let places = [
+        libraries().with_file_name("bin").join("weft"),
+        test.ancestors().nth(2).unwrap().join("weft"),
+    ];
+    places.into_iter().find(|place| place.exists())
+}
+
+/// The measurements of each program beside those of `weft bench verbs`, in turn, with libraries from `WEFT_VERBS_LIB`, those of a release.
+#[test]
+#[ignore = "takes minutes, and wants a release"]
+fn perftest_matrix_beside_native() {
+    if !have(&[("ib_send_bw", "perftest")]) {
+        return;
+    }
+    let Some(weft) = weft_program() else {
+        say("perftest_matrix_beside_native skipped: there is no weft program");
+        return;
+    };
+    let mut rows = Vec::new();
+    for program in ALL.into_iter().filter(|program| wanted(program)) {
+        let native = native(program);
+        for (device, by) in DEVICES {
+            let peak = if program.ends_with("bw") { "-N" } else { "" };
+            let mut line = format!("{program} -F {by} {} {peak}", iterations(program));
+            if native.op != "fetch_add" {
+                let _ = write!(line, " -s {}", native.bytes);
+            }
+            let mut row = format!("| `{program}` | {device} |");
+            for (carrier, setting) in ["local", "tcp"].into_iter().zip(carriers(device)) {
+                let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+                for _ in 0..TURNS {
+                    let plain = native.run(&weft, carrier);
+                    let measured = match run(&setting.clone().limit(LIMIT), &line, 1) {
+                        Outcome::Good(row) => native.of(&row),
+                        Outcome::Bad(why) => panic!("{line}: {why}"),
+                        Outcome::Refused => panic!("{line} was refused"),
+                    };
+                    ours.push(measured);
+                    theirs.push(plain);
+                    ratios.push(measured / plain);
+                }
+                let (ours, theirs) = (native.show(median(&ours)), native.show(median(&theirs)));
+                let _ = write!(row, " {ours} | {theirs} | {:.2} |", median(&ratios));
+            }
+            say(&row);
+            row.push('\n');
+            rows.push(row);
+        }
+    }
+    let head = "| program | device | shared memory | native | ratio | TCP | native | ratio |\n|---|---|---|---|---|---|---|---|\n";
+    bless("native", head, &rows);
 }

@@ -217,3 +217,43 @@ fn many_queue_pairs() {
     let weft = Weft::on("weft_ib0").limit(std::time::Duration::from_mins(5));
     perftest(&weft, "ib_write_bw", "-d weft_ib0 -N -q 512 -n 100", 1);
 }
+
+/// perftest's other programs send Ethernet frames of their own making, for which there are no queue pairs: they say so and end.
+#[test]
+fn raw_packets_are_refused() {
+    if !have(&[("raw_ethernet_bw", "perftest")]) {
+        return;
+    }
+    for device in ["weft0", "weft_ib0"] {
+        for (program, side) in [
+            ("raw_ethernet_bw", "--client"),
+            ("raw_ethernet_lat", "--client"),
+            ("raw_ethernet_burst_lat", "--client"),
+            ("raw_ethernet_fs_rate", "--server"),
+        ] {
+            let macs = "-B 00:11:22:33:44:55 -E 00:11:22:33:44:66";
+            let line = format!("{program} -F -d {device} {side} {macs} -n 10");
+            let done = Weft::on(device).run(&line);
+            if program != "raw_ethernet_burst_lat" {
+                // That one says nothing.
+                done.says("reate QP");
+            }
+            assert_eq!(done.code(), 1, "{}", done.show());
+        }
+    }
+}
+
+/// The package's script that starts both sides.
+#[test]
+fn the_script_for_one_machine() {
+    if !have(&[("run_perftest_loopback", "perftest")]) {
+        return;
+    }
+    for weft in carriers("weft_ib0") {
+        let port = weft_dropin::free_port();
+        let line = format!("run_perftest_loopback 0 0 ib_write_bw -F -n 100 -p {port}");
+        let done = weft.run(&line);
+        // Both sides print their results.
+        assert_eq!(done.good().table().len(), 2, "{}", done.show());
+    }
+}
