@@ -137,7 +137,7 @@ pub(super) fn report(measured: &Measured, bars: &[Aim], args: &MediaArgs, load: 
         format!("{}; load before the run: {load}.", machine()),
         format!(
             "The experiments of thesis chapter 6, {} s a point, servers in turn at each number of viewers. All viewers are in one process beside the server. Those of HTTP \
-             take what they need four times a second of what their sockets hold, some seconds of film (1,000 of them: 256 KiB, `--buffer`, because the system has no more memory for TCP); those of weft have no such buffer in the kernel and fetch a second at a time. A fetch is late, and its viewer not in time, when it is done a second after it was due; of RTP, when a \
+             take what they need four times a second of what their sockets hold, some seconds of film; those of weft have no such buffer in the kernel and fetch a second at a time. A fetch is late, and its viewer not in time, when it is done a second after it was due; of RTP, when a \
              datagram is lost. weft-local: viewers of the same host; weft-tcp: over TCP in the clear, without CRC, as HTTP is; nginx has one worker. CPU and switches \
              are those of the server's process, as the kernel counts them; with viewers: CPU of the server and of all viewers. TCP's congestion control: {}; weft's connections on \
              loopback take reno.",
