@@ -10,6 +10,7 @@ use weft_media::client::{Dial, OpenError, Viewer};
 use weft_media::live::now;
 use weft_media::watch::{Event, From, Watch};
 use weft_media::wire::{Refusal, Request};
+use weft_sys::process::end_with_us;
 use weft_verbs::Device;
 
 use crate::error::{BenchError, Result};
@@ -57,7 +58,7 @@ fn fragment(n: u32) -> Vec<u8> {
 pub(super) fn measure(readers: usize, seconds: f64) -> Result<(f64, f64, usize)> {
     let program =
         std::env::current_exe().map_err(BenchError::system("find this program's file"))?;
-    let mut child = Command::new(program)
+    let mut child = end_with_us(&mut Command::new(program))
         .args([
             "media",
             "live",

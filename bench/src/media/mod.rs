@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
+use weft_sys::process::is_gone;
 
 use crate::error::{BenchError, Result};
-use crate::output::OutputArgs;
+use crate::output::{Output, OutputArgs};
 use crate::usage::{cpu_seconds, load_average};
 
 use server::{Kind, Served};
@@ -91,6 +92,9 @@ pub struct MediaArgs {
     /// Viewers that watch nothing [default: 1000, quick: 200]
     #[arg(long, value_name = "N")]
     pub idle: Option<usize>,
+    /// Receive buffer of each HTTP viewer, in bytes [default: the system's, which grows to some seconds of film, and with a thousand viewers past the memory that the system has for TCP]
+    #[arg(long, value_name = "BYTES")]
+    pub buffer: Option<usize>,
     /// Fewer points, shorter
     #[arg(long)]
     pub quick: bool,
@@ -310,22 +314,39 @@ impl Measured {
     }
 }
 
+/// What was measured, and the files that it goes to.
+struct Kept {
+    measured: Measured,
+    output: Output,
+}
+
+impl Kept {
+    /// Writes a result as soon as it is there: of a run that is killed, what it has found so far is left.
+    fn take(&mut self, line: Value) -> Result<()> {
+        self.output.lines([&line])?;
+        self.measured.take(line);
+        Ok(())
+    }
+}
+
 /// Runs the experiments.
 pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     let args = &args.clone().complete();
     let all = args.experiment.is_empty() && args.from.is_empty();
     let wanted = |e| all || args.experiment.contains(&e);
     let earlier: Vec<Value> = crate::output::read(&args.from)?;
-    let mut output = args.output.open()?;
     let load = load_average();
     let mut measured = Measured::default();
     for line in earlier {
         measured.take(line);
     }
+    let mut output = args.output.open()?;
+    output.lines(&measured.lines)?;
+    let mut kept = Kept { measured, output };
     let folder = Folder::make()?;
     if wanted(Experiment::Load) {
         for &rate in &args.rate {
-            grow(args, &folder, rate, None, &mut measured);
+            grow(args, &folder, rate, None, &mut kept)?;
         }
     }
     if wanted(Experiment::Jumps) {
@@ -335,22 +356,22 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
             jumps.insert(0, None);
         }
         for jump in jumps {
-            grow(args, &folder, rate, jump, &mut measured);
+            grow(args, &folder, rate, jump, &mut kept)?;
         }
     }
     if wanted(Experiment::Gigabyte) {
-        gigabyte(args, &folder, &mut measured)?;
+        gigabyte(args, &folder, &mut kept)?;
     }
     if wanted(Experiment::Seek) {
-        seek(args, &folder, &mut measured)?;
+        seek(args, &folder, &mut kept)?;
     }
     if wanted(Experiment::Idle) {
-        idle(args, &folder, &mut measured)?;
+        idle(args, &folder, &mut kept)?;
     }
     if wanted(Experiment::Live) {
         let (p50, p99, fetches) = live::measure(args.readers, args.seconds().as_secs_f64())?;
         let readers = args.readers;
-        measured.take(
+        kept.take(
             Live {
                 readers,
                 p50,
@@ -358,13 +379,14 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
                 fetches,
             }
             .json(),
-        );
+        )?;
     }
+    let Kept {
+        measured,
+        mut output,
+    } = kept;
     let bars = conclusions::bars(&measured);
-    measured
-        .lines
-        .extend(bars.iter().map(|bar| bar.json("media")));
-    output.lines(&measured.lines)?;
+    output.lines(bars.iter().map(|bar| bar.json("media")))?;
     let exit = output.finish(&show::report(&measured, &bars, args, &load))?;
     Ok(if measured.failed.is_empty() {
         exit
@@ -375,7 +397,13 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
 
 /// One rate and kind of jumps, with more and more viewers; servers in turn at each number. A server that has delivered less than half of
 /// what was wanted is not asked for more.
-fn grow(args: &MediaArgs, folder: &Folder, rate: f64, jump: Option<f64>, measured: &mut Measured) {
+fn grow(
+    args: &MediaArgs,
+    folder: &Folder,
+    rate: f64,
+    jump: Option<f64>,
+    kept: &mut Kept,
+) -> Result<()> {
     let mut exhausted: Vec<Kind> = Vec::new();
     for &viewers in &args.viewers {
         for &kind in &args.server {
@@ -394,17 +422,18 @@ fn grow(args: &MediaArgs, folder: &Folder, rate: f64, jump: Option<f64>, measure
                     if point.delivered() < 0.5 {
                         exhausted.push(kind);
                     }
-                    measured.take(point.json());
+                    kept.take(point.json())?;
                 }
                 Err(e) => {
                     let text = format!("{}, {viewers} viewers at {rate} Mb/s: {e}", kind.name());
                     eprintln!("{text}");
-                    measured.failed.push(text);
+                    kept.measured.failed.push(text);
                     exhausted.push(kind);
                 }
             }
         }
     }
+    Ok(())
 }
 
 fn measure(
@@ -420,6 +449,7 @@ fn measure(
         viewers,
         rate,
         jump: jump.map(Duration::from_secs_f64),
+        buffer: args.buffer,
     };
     let crowd = Crowd::start(&served, &plan)?;
     std::thread::sleep(WARM);
@@ -447,7 +477,7 @@ fn measure(
     })
 }
 
-fn gigabyte(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()> {
+fn gigabyte(args: &MediaArgs, folder: &Folder, kept: &mut Kept) -> Result<()> {
     for &kind in args.server.iter().filter(|kind| **kind != Kind::Vlc) {
         let served = Served::start(kind, folder.path(), 0.0)?;
         viewer::gulp(&served, 1)?;
@@ -456,12 +486,12 @@ fn gigabyte(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Resul
         let (after, seconds) = (served.usage()?, began.elapsed().as_secs_f64());
         let each = 1e9 / bytes as f64;
         let cpu = (after.cpu - before.cpu) * each;
-        measured.take(Single::json("gigabyte", kind, cpu, seconds * each));
+        kept.take(Single::json("gigabyte", kind, cpu, seconds * each))?;
     }
     Ok(())
 }
 
-fn seek(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()> {
+fn seek(args: &MediaArgs, folder: &Folder, kept: &mut Kept) -> Result<()> {
     const SEEKS: usize = 300;
     let mut seekers = Vec::new();
     for &kind in args.server.iter().filter(|kind| **kind != Kind::Vlc) {
@@ -478,12 +508,12 @@ fn seek(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()
     for (server, _, _, mut times) in seekers {
         times.sort_by(f64::total_cmp);
         let at = |percent: usize| times[times.len() * percent / 100];
-        measured.take(Single::json("seek", server, at(50), at(99)));
+        kept.take(Single::json("seek", server, at(50), at(99)))?;
     }
     Ok(())
 }
 
-fn idle(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()> {
+fn idle(args: &MediaArgs, folder: &Folder, kept: &mut Kept) -> Result<()> {
     for server in [Kind::Local, Kind::Tcp] {
         let served = Served::start(server, folder.path(), 0.0)?;
         let viewers = viewer::idle(&served, args.idle.unwrap_or(1000))?;
@@ -494,12 +524,12 @@ fn idle(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()
         drop(viewers);
         let switches = after.switches.saturating_sub(before.switches);
         let percent = 100.0 * (after.cpu - before.cpu) / seconds;
-        measured.take(Single::json(
+        kept.take(Single::json(
             "idle",
             server,
             percent,
             switches as f64 / seconds,
-        ));
+        ))?;
     }
     Ok(())
 }
@@ -508,8 +538,28 @@ fn idle(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()
 struct Folder(PathBuf);
 
 impl Folder {
+    const PREFIX: &str = "weft-bench-media-";
+
+    /// Removes what killed runs have left.
+    fn sweep() {
+        for entry in std::fs::read_dir(std::env::temp_dir())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = entry.file_name();
+            let of = name
+                .to_str()
+                .and_then(|n| n.strip_prefix(Self::PREFIX)?.parse().ok());
+            if of.is_some_and(is_gone) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
     fn make() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("weft-bench-media-{}", std::process::id()));
+        Self::sweep();
+        let path = std::env::temp_dir().join(format!("{}{}", Self::PREFIX, std::process::id()));
         let made = || -> std::io::Result<()> {
             std::fs::create_dir(&path)?;
             let mut file = std::fs::File::create(path.join(server::NAME))?;

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use weft_sys::process::end_with_us;
+
 use crate::error::{BenchError, Result};
 
 /// Seconds of VLC's movie, and of the part of it that is encoded; the rest repeats it.
@@ -35,7 +37,7 @@ pub(crate) fn movie(dir: &Path, rate: f64) -> Result<PathBuf> {
     let ffmpeg = |args: &[&str], out: &Path| {
         let mut command = Command::new("ffmpeg");
         command.args(["-v", "error", "-y"]).args(args).arg(out);
-        let status = command.stdin(Stdio::null()).status();
+        let status = end_with_us(&mut command).stdin(Stdio::null()).status();
         let status = status.map_err(BenchError::system("start ffmpeg"))?;
         if status.success() {
             return Ok(());
@@ -73,7 +75,7 @@ pub(super) fn start(dir: &Path, rate: f64) -> Result<(Child, SocketAddr)> {
         .and_then(|l| l.local_addr())
         .map_err(BenchError::system("find a free port"))?;
     let mut command = Command::new("vlc");
-    command
+    end_with_us(&mut command)
         .args(["-I", "dummy", "-q", "--vlm-conf"])
         .arg(settings)
         .args(["--rtsp-host", "127.0.0.1", "--rtsp-port"])

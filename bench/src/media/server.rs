@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use weft_sys::process::end_with_us;
 
 use super::rtp;
 use crate::error::{BenchError, Result};
@@ -145,7 +146,7 @@ impl Served {
             // Its viewers say whether they go by shared memory.
             command.arg(dir);
         }
-        let mut child = command
+        let mut child = end_with_us(&mut command)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -200,7 +201,7 @@ impl Served {
             .and_then(|()| fs::write(folder.join("conf"), text))
             .map_err(system)?;
         let config = Config(folder.clone());
-        let child = Command::new(program)
+        let child = end_with_us(&mut Command::new(program))
             .arg("-c")
             .arg(folder.join("conf"))
             .stdin(Stdio::null())

@@ -36,6 +36,8 @@ pub(super) struct Plan {
     pub(super) rate: f64,
     /// Time between a viewer's jumps.
     pub(super) jump: Option<Duration>,
+    /// Receive buffer of an HTTP player's socket; `None` for the system's, which grows.
+    pub(super) buffer: Option<usize>,
 }
 
 fn stack(what: &'static str) -> impl FnOnce(String) -> BenchError {
@@ -82,16 +84,26 @@ impl Way {
 /// An HTTP player: one long answer, of which it takes what it needs.
 struct Http {
     served: std::net::SocketAddr,
+    buffer: Option<usize>,
     stream: BufReader<TcpStream>,
 }
 
 impl Http {
-    fn open(addr: std::net::SocketAddr, from: u64, to: u64) -> std::io::Result<Self> {
+    fn open(
+        addr: std::net::SocketAddr,
+        buffer: Option<usize>,
+        from: u64,
+        to: u64,
+    ) -> std::io::Result<Self> {
         let stream = TcpStream::connect(addr)?;
+        if let Some(bytes) = buffer {
+            rustix::net::sockopt::set_socket_recv_buffer_size(&stream, bytes)?;
+        }
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
         let mut http = Self {
             served: addr,
+            buffer,
             stream: BufReader::with_capacity(4096, stream),
         };
         http.ask(from, to)?;
@@ -151,7 +163,9 @@ impl Player {
         let jumped = match self {
             Self::Weft(_) => Ok(()),
             // The rest of the long answer is on its way: only another connection has what is wanted now.
-            Self::Http(http) => Http::open(http.served, at, MOVIE).map(|new| *http = new),
+            Self::Http(http) => {
+                Http::open(http.served, http.buffer, at, MOVIE).map(|new| *http = new)
+            }
             Self::Rtp(rtp) => rtp.play(seconds(at)),
         };
         jumped.map_err(BenchError::system("jump"))
@@ -229,7 +243,9 @@ impl Crowd {
                 None if served.kind == Kind::Vlc => {
                     Player::Rtp(Rtp::open(served.addr, seconds(at)).map_err(connect)?)
                 }
-                None => Player::Http(Http::open(served.addr, at, MOVIE).map_err(connect)?),
+                None => {
+                    Player::Http(Http::open(served.addr, plan.buffer, at, MOVIE).map_err(connect)?)
+                }
             };
             let offset = tick * (index as u32 % 64) / 64;
             rows[index % THREADS].push(Seat {
@@ -432,7 +448,7 @@ pub(super) fn gulp(served: &Served, times: u64) -> Result<u64> {
         let mut block = vec![0; 1 << 20];
         for _ in 0..times {
             let mut talk = || {
-                let mut http = Http::open(served.addr, 0, MOVIE)?;
+                let mut http = Http::open(served.addr, None, 0, MOVIE)?;
                 let mut left = MOVIE as usize;
                 while left > 0 {
                     let now = left.min(block.len());

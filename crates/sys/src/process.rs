@@ -4,14 +4,14 @@
 //!
 //! [`vm_readv`] and [`vm_writev`] take raw memory from their caller and are `unsafe` as the functions of
 //! [`crate::raw`] are. [`Birthmark`] owns the page that it reads. `ioctl` on a process's descriptor makes a new
-//! descriptor, and reads nothing of ours. [`keep_files`] makes one system call in a forked child.
+//! descriptor, and reads nothing of ours. [`keep_files`] and [`end_with_us`] make system calls in a forked child.
 
 use crate::map::{map_anonymous, unmap};
 use crate::raw::{MAX_IOV, retry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{Advice, madvise};
-use rustix::process::{Pid, PidfdFlags};
+use rustix::process::{Pid, PidfdFlags, Signal};
 use std::ffi::CStr;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -42,6 +42,23 @@ pub fn keep_files(command: &mut Command) -> &mut Command {
                 libc::CLOSE_RANGE_CLOEXEC,
             );
             Ok(())
+        })
+    }
+}
+
+/// Has the kernel kill the program when the thread that starts it ends, in whatever way. A program that takes other rights at its start is let off.
+pub fn end_with_us(command: &mut Command) -> &mut Command {
+    let ours = rustix::process::getpid();
+    // SAFETY: between fork and exec there are two system calls with numbers alone, which are safe after a fork, and nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // It may have ended before that.
+            if rustix::process::getppid() == Some(ours) {
+                Ok(())
+            } else {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
         })
     }
 }
@@ -274,6 +291,7 @@ impl Drop for Birthmark {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn a_process_is_gone_when_it_has_ended_and_nobody_has_asked_for_it() {
@@ -285,6 +303,17 @@ mod tests {
             std::thread::yield_now();
         }
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_program_ends_with_the_thread_that_has_started_it() {
+        let start = || {
+            let mut command = Command::new("sleep");
+            end_with_us(command.arg("600")).spawn().unwrap()
+        };
+        let mut child = std::thread::spawn(start).join().unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGKILL));
     }
 
     #[test]

@@ -490,3 +490,35 @@ fn the_benchmark_measures_servers_beside_each_other() {
         );
     }
 }
+
+#[test]
+fn a_killed_benchmark_leaves_its_rows_and_no_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("figures.jsonl");
+    let mut bench = weft()
+        .args(["bench", "media", "--experiment", "load", "--seconds", "1"])
+        .args(["--server", "weft-local,weft-tcp", "--viewers", "1"])
+        .args(["--rate", "1,2,3,4,5,6,7,8", "--json"])
+        .arg(&json)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = bench.id();
+    let rows = || fs::read_to_string(&json).unwrap_or_default();
+    let servers = || fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    while rows().is_empty() || servers().is_empty() {
+        assert!(bench.try_wait().unwrap().is_none(), "it has ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let servers = servers();
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    let row: serde_json::Value = serde_json::from_str(rows().lines().next().unwrap()).unwrap();
+    assert_eq!(row["experiment"], "load");
+    for server in servers.split_whitespace() {
+        // One that has ended has no command line, be it that nobody has asked for its end yet.
+        let line = format!("/proc/{server}/cmdline");
+        let lives = || fs::read(&line).is_ok_and(|line| !line.is_empty());
+        until("its server to end", || (!lives()).then_some(()));
+    }
+}
