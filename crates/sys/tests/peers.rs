@@ -121,7 +121,7 @@ fn child() {
 }
 
 /// A child with a liveness page.
-fn liveness(part: &str) -> (Child, OwnedFd, PeerLiveness) {
+fn shown(part: &str) -> (Child, OwnedFd, PeerLiveness) {
     let (child, conn) = start(part);
     let (text, fds) = receive(&conn, 1).unwrap();
     assert_eq!(text, b"liveness");
@@ -133,7 +133,7 @@ fn liveness(part: &str) -> (Child, OwnedFd, PeerLiveness) {
 
 #[test]
 fn a_heart_stops_when_its_process_exits() {
-    let (mut child, conn, liveness) = liveness("exit");
+    let (mut child, conn, liveness) = shown("exit");
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     assert!(child.wait().unwrap().success());
     assert!(!liveness.beats());
@@ -141,7 +141,7 @@ fn a_heart_stops_when_its_process_exits() {
 
 #[test]
 fn a_heart_stops_when_its_process_is_killed() {
-    let (mut child, conn, liveness) = liveness("killed");
+    let (mut child, conn, liveness) = shown("killed");
     let pidfd = process::pidfd_open(child.id()).unwrap();
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     assert!(process::pidfd_alive(&pidfd));
@@ -156,7 +156,7 @@ fn a_heart_stops_when_its_process_is_killed() {
 
 #[test]
 fn a_heart_stops_when_its_thread_ends() {
-    let (mut child, conn, liveness) = liveness("thread-ends");
+    let (mut child, conn, liveness) = shown("thread-ends");
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     child.wait().unwrap();
     assert!(!liveness.beats());
@@ -164,7 +164,7 @@ fn a_heart_stops_when_its_thread_ends() {
 
 #[test]
 fn a_heart_stops_when_its_process_runs_another_program() {
-    let (mut child, conn, liveness) = liveness("exec");
+    let (mut child, conn, liveness) = shown("exec");
     let pidfd = process::pidfd_open(child.id()).unwrap();
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     // The connection is closed by exec.
@@ -177,7 +177,7 @@ fn a_heart_stops_when_its_process_runs_another_program() {
 
 #[test]
 fn a_heart_outlives_children_of_fork_and_stops_when_dropped() {
-    let (mut child, conn, liveness) = liveness("fork");
+    let (mut child, conn, liveness) = shown("fork");
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     assert_eq!(receive(&conn, 0).unwrap().0, b"reaped");
     assert!(liveness.beats());
@@ -185,7 +185,7 @@ fn a_heart_outlives_children_of_fork_and_stops_when_dropped() {
     child.wait().unwrap();
     assert!(!liveness.beats());
 
-    let (mut child, conn, liveness) = liveness("drop");
+    let (mut child, conn, liveness) = shown("drop");
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     assert_eq!(receive(&conn, 0).unwrap().0, b"dropped");
     assert!(!liveness.beats());
