@@ -302,22 +302,11 @@ fn hello_ends_where_nothing_can_be_connected() {
 #[test]
 fn wrong_uses_are_answered() {
     let dir = tempfile::tempdir().unwrap();
-    let home = dir.path().join("home");
-    std::fs::write(&home, "not a directory").unwrap();
     let missing = dir.path().join("missing");
     let missing = missing.to_str().unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
         (&["demo", "--html", "x.html", "--size", "0"], 2, "1M"),
-        (
-            &["demo", "--html", "x.html", "--dir", missing],
-            1,
-            "is not a directory",
-        ),
-        (
-            &["cp", "localhost:file", "."],
-            2,
-            "weft cp --listen DIR` here",
-        ),
+        (&["cp", "localhost:file", "."], 2, "weft cp --listen DIR"),
         (
             &["cp", "-", "localhost:"],
             1,
@@ -329,28 +318,10 @@ fn wrong_uses_are_answered() {
             1,
             "No such file or directory",
         ),
-        (&["cc", "check", "--hosts", "127.0.0.1:1"], 1, "127.0.0.1:1"),
-        (&["media", "play", "127.0.0.1:1/x"], 3, "weft: cannot reach"),
-        (
-            &["media", "live", "--bind", "127.0.0.1:0", "cam"],
-            1,
-            "before a whole fragment",
-        ),
-        (&["broker", "--bind", "127.0.0.1:0"], 1, "--identity FILE"),
-        (&["key"], 1, "--file FILE"),
     ];
     for (args, code, words) in cases {
-        let mut command = weft();
-        command.args(*args).stdin(std::process::Stdio::null());
-        match args[0] {
-            // A home that no key can be kept in.
-            "broker" | "key" => command.env("HOME", &home),
-            _ => command.env("HOME", dir.path()),
-        };
-        command.env_remove("XDG_CONFIG_HOME");
-        let out = Output::of(&mut command);
+        let out = Output::of(weft().args(*args));
         assert_eq!(out.code, *code, "{args:?}: {}", out.stderr);
         assert!(out.stderr.contains(words), "{args:?}: {}", out.stderr);
-        assert!(!out.stderr.contains("os error"), "{args:?}: {}", out.stderr);
     }
 }
