@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use crate::deps::UnsafeCode;
 
-/// Files should stay near or under 1,000 lines; above this many the check fails.
-pub(crate) const MAX_LINES: usize = 1_100;
+/// The most lines of a file.
+pub(crate) const MAX_LINES: usize = 900;
+/// The most lines of a function outside tests, signature and braces counted.
+const MAX_FUNCTION: usize = 120;
 
 /// All `.rs` files under a folder, except in build output and hidden folders.
 pub(crate) fn rust_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
@@ -37,6 +39,15 @@ pub(crate) fn check(name: &str, text: &str, unsafe_code: UnsafeCode, is_root: bo
             "{name} has {lines} lines; split it at or under {MAX_LINES}"
         ));
     }
+    if !is_test(name) {
+        problems.extend(
+            functions(&code_only(text))
+                .filter(|(_, _, lines)| *lines > MAX_FUNCTION)
+                .map(|(function, number, lines)| {
+                    format!("{name}:{number}: {function} has {lines} lines; split it at or under {MAX_FUNCTION}")
+                }),
+        );
+    }
     if unsafe_code != UnsafeCode::Allowed {
         let code = code_only(text);
         if is_root
@@ -61,6 +72,45 @@ pub(crate) fn check(name: &str, text: &str, unsafe_code: UnsafeCode, is_root: bo
         );
     }
     problems
+}
+
+/// Tests and benchmarks are lists of steps: they may be long.
+fn is_test(name: &str) -> bool {
+    let mut parts = Path::new(name).iter();
+    parts.any(|part| part == "tests" || part == "benches" || part == "tests.rs")
+}
+
+/// The functions of a text as rustfmt leaves it: name, line of the signature, lines.
+fn functions(code: &str) -> impl Iterator<Item = (&str, usize, usize)> {
+    let lines: Vec<&str> = code.lines().collect();
+    (0..lines.len()).filter_map(move |first| {
+        let line = lines[first];
+        let indent = line.len() - line.trim_start().len();
+        let mut words = line.split_whitespace();
+        // A name comes after `pub(crate) const unsafe extern "C" fn` and the like, never after other words.
+        let mut head = words.by_ref().take_while(|word| *word != "fn");
+        let is_head = |word: &str| {
+            word.starts_with("pub")
+                || ["const", "async", "unsafe", "extern", "default", "in"].contains(&word)
+                || word.starts_with('"')
+                || word.ends_with(')')
+        };
+        let name = if head.all(is_head) {
+            words.next()?
+        } else {
+            return None;
+        };
+        let name = name.split(['(', '<']).next()?;
+        if line.ends_with([';', '}']) {
+            return None;
+        }
+        let is_end = |line: &&str| {
+            line.len() - line.trim_start().len() == indent
+                && (line.trim_start().starts_with('}') || line.ends_with(';'))
+        };
+        let last = first + 1 + lines[first + 1..].iter().position(|line| is_end(&line))?;
+        Some((name, first + 1, last - first + 1))
+    })
 }
 
 /// The text without comments and without the contents of string and character literals; lines stay where they are.
@@ -159,6 +209,26 @@ fn is_char_literal(text: &str) -> bool {
 mod tests {
     use super::*;
     use UnsafeCode::{Allowed, Forbidden, InMacros};
+
+    #[test]
+    fn functions_are_as_long_as_their_lines() {
+        let body = "        step();\n".repeat(MAX_FUNCTION - 1);
+        let text = format!(
+            "impl X {{\n    pub(crate) unsafe extern \"C\" fn long<T>(\n        x: T,\n    ) {{\n{body}    }}\n\n    fn short() {{\n    }}\n}}\n"
+        );
+        let found: Vec<_> = functions(&text).collect();
+        assert_eq!(found, [("long", 2, MAX_FUNCTION + 3), ("short", 126, 2)]);
+        let told = check("crates/x/src/y.rs", &text, UnsafeCode::Allowed, false);
+        assert!(
+            matches!(&told[..], [one] if one.contains("long")),
+            "{told:?}"
+        );
+        assert!(check("crates/x/tests/y.rs", &text, UnsafeCode::Allowed, false).is_empty());
+        assert_eq!(
+            functions("// a fn in words {\n}\nlet f = fn_of();\n").count(),
+            0
+        );
+    }
 
     #[test]
     fn finds_unsafe_code_and_nothing_else() {

@@ -3,8 +3,10 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use rustix::io::Errno;
+use weft_sys::memfd::Mapping;
 
 use super::context::Held;
+use super::export::errno;
 use super::mr::{ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
 use super::object::{Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
@@ -51,8 +53,7 @@ const MASK_BUF: u64 = 1 << 5;
 
 /// A buffer: whole pages, unmapped when it is freed.
 struct Buf {
-    addr: usize,
-    len: usize,
+    memory: Mapping,
     /// The domain that it was allocated for.
     pd: usize,
     #[allow(dead_code)] // until it is dropped
@@ -69,13 +70,6 @@ impl Kind for Buf {
     }
 }
 
-impl Drop for Buf {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `ibv_alloc_buf`, and unmapped here only; the program has given it back.
-        let _ = unsafe { rustix::mm::munmap(self.addr as *mut c_void, self.len) };
-    }
-}
-
 /// `ibv_alloc_buf`
 ///
 /// # Safety
@@ -86,14 +80,10 @@ pub unsafe fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf
         if size == 0 || buf.is_null() {
             return Err(Errno::INVAL);
         }
-        let flags = rustix::mm::MapFlags::PRIVATE;
-        let rights = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-        // SAFETY: a new mapping, where the kernel finds room.
-        let addr =
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, rights, flags) }?;
+        let memory = Mapping::anonymous(size, false).map_err(errno)?;
+        let addr = memory.as_ptr().cast();
         let body = Buf {
-            addr: addr as usize,
-            len: size,
+            memory,
             pd: pd as usize,
             held: of.users.hold(),
         };
@@ -118,9 +108,11 @@ pub unsafe fn ibv_free_buf(buf: *mut ibv_buf) {
 /// Whether a range is within a buffer of this domain.
 fn within(buf: *mut ibv_buf, pd: *mut ibv_pd, addr: *mut c_void, len: usize) -> Result<(), Errno> {
     let buf = find::<Buf>(buf)?;
-    let at = (addr as usize).checked_sub(buf.addr).ok_or(Errno::INVAL)?;
+    let at = (addr as usize)
+        .checked_sub(buf.memory.as_ptr() as usize)
+        .ok_or(Errno::INVAL)?;
     let end = at.checked_add(len).ok_or(Errno::INVAL)?;
-    if buf.pd == pd as usize && end <= buf.len {
+    if buf.pd == pd as usize && end <= buf.memory.len() {
         Ok(())
     } else {
         Err(Errno::INVAL)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::Wc;
+use weft_verbs::above::CqAbove;
 
 use super::channel::{Awaited, Channel};
 use super::context::{Context, Held, Users};

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
+use weft_sys::memfd::Mapping;
 use weft_verbs::RawMemory;
 
 use super::context::{Context, Users};
-use super::export::{Entry, Map, Shown, Sort, show};
+use super::export::{Entry, Shown, Sort, errno, show};
 use super::mr;
 use super::object::{Guard, Inherited, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
@@ -55,7 +56,7 @@ impl Kind for Dm {
 
 /// Pages with device memory, zeroed. No region of them is left when they go.
 struct Pages {
-    map: Map,
+    map: Mapping,
     /// They are this process' own, not imported.
     own: bool,
 }
@@ -69,11 +70,12 @@ impl Pages {
             return Err(Errno::NOMEM);
         }
         let map = match place {
-            Some((file, offset)) => Map::of(file, offset, len, true),
-            None => Map::anonymous(len),
+            Some((file, offset)) => Mapping::new(file, offset, len, true),
+            None => Mapping::anonymous(len, false),
         };
-        let map = map.inspect_err(|_| {
+        let map = map.map_err(|error| {
             used.fetch_sub(len, Ordering::AcqRel);
+            errno(error)
         })?;
         Ok(Pages { map, own: true })
     }
@@ -81,7 +83,7 @@ impl Pages {
     /// All of them, which stay as long as the object that has `self`.
     fn memory(&self) -> Result<RawMemory, Errno> {
         // SAFETY: mapped, until `self` goes.
-        unsafe { RawMemory::new(self.map.start(), self.map.len()) }.ok_or(Errno::NOMEM)
+        unsafe { RawMemory::new(self.map.as_ptr(), self.map.len()) }.ok_or(Errno::NOMEM)
     }
 }
 

@@ -3,20 +3,23 @@
 //!
 //! The owner only ever writes to the table, so whoever else has the file cannot mislead it.
 
-use std::ffi::c_void;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, stat};
 use rustix::io::Errno;
-use rustix::mm::{
-    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munmap,
-};
 use rustix::process::{Resource, getpid, getrlimit};
+use weft_sys::memfd::Mapping;
 
 use super::device::Which;
 use super::object::lock;
+
+/// What the kernel said.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+pub(super) fn errno(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
 
 /// The first word of a table, while its context lives.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"weftcmd1");
@@ -57,91 +60,9 @@ pub(super) struct Entry {
     pub(super) access: u32,
 }
 
-/// Bytes that are mapped, until this is dropped.
-pub(super) struct Map {
-    at: *mut c_void,
-    len: usize,
-}
-
-// SAFETY: an address range; what is there is only reached through atomics and checked copies.
-unsafe impl Send for Map {}
-// SAFETY: as above.
-unsafe impl Sync for Map {}
-
-impl Map {
-    /// `len` bytes of a file from `offset`, a multiple of the page size.
-    ///
-    /// # Errors
-    /// Those of `mmap(2)`.
-    pub(super) fn of(
-        file: impl AsFd,
-        offset: u64,
-        len: usize,
-        writable: bool,
-    ) -> Result<Map, Errno> {
-        let mut rights = ProtFlags::READ;
-        rights.set(ProtFlags::WRITE, writable);
-        let nowhere = std::ptr::null_mut();
-        // SAFETY: a new mapping, at no address of ours.
-        let at = unsafe { mmap(nowhere, len, rights, MapFlags::SHARED, file, offset) }?;
-        Ok(Map { at, len })
-    }
-
-    /// Zeroed bytes of no file, for this process alone.
-    ///
-    /// # Errors
-    /// Those of `mmap(2)`.
-    pub(super) fn anonymous(len: usize) -> Result<Map, Errno> {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        let nowhere = std::ptr::null_mut();
-        // SAFETY: a new mapping, at no address of ours.
-        let at = unsafe { mmap_anonymous(nowhere, len, rights, MapFlags::PRIVATE) }?;
-        Ok(Map { at, len })
-    }
-
-    /// Once more what the program has mapped for others too at `addr`, a multiple of the page size.
-    ///
-    /// # Errors
-    /// Those of `mremap(2)`: `EINVAL` where the mapping is private, `EFAULT` where there is none.
-    pub(super) fn again(addr: usize, len: usize) -> Result<Map, Errno> {
-        let old = std::ptr::with_exposed_provenance_mut(addr);
-        // SAFETY: a length of 0 leaves the old mapping as it is, and makes a new one at no address of ours.
-        let at = unsafe { mremap(old, 0, len, MremapFlags::MAYMOVE) }?;
-        Ok(Map { at, len })
-    }
-
-    pub(super) fn start(&self) -> *mut u8 {
-        self.at.cast()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Give the memory behind it back.
-    pub(super) fn clear(&self) {
-        // SAFETY: ours, for writing; nobody in this process looks at it any more.
-        let _ = unsafe { madvise(self.at, self.len, Advice::LinuxRemove) };
-    }
-
-    /// A word of it, which others may change at any time.
-    pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < self.len / 8);
-        // SAFETY: inside the mapping, aligned, and only reached by atomics.
-        unsafe { AtomicU64::from_ptr(self.at.cast::<u64>().add(index)) }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: mapped by us with this length; who uses the bytes holds `self`.
-        let _ = unsafe { munmap(self.at, self.len) };
-    }
-}
-
 /// The owner's side of a table.
 pub(crate) struct Export {
-    map: Map,
+    map: Mapping,
     slots: Mutex<Slots>,
     /// Bytes of device memory that were given out.
     given: AtomicU64,
@@ -178,7 +99,7 @@ impl Export {
         let owner = Owner::here().ok_or(Errno::NOENT)?;
         ftruncate(file, SIZE)?;
         fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let map = Map::of(file, 0, TABLE, true)?;
+        let map = Mapping::new(file, 0, TABLE, true).map_err(errno)?;
         let words = [which as u64, owner.pid, owner.begun, owner.namespace];
         for (at, word) in words.into_iter().enumerate() {
             map.word(at + 1).store(word, Ordering::Relaxed);
@@ -272,7 +193,7 @@ impl Drop for Shown {
 }
 
 /// The entry of a table for which `wanted` is true. Whoever has the file may have written it.
-pub(super) fn find(map: &Map, wanted: impl Fn(&Entry) -> bool) -> Option<Entry> {
+pub(super) fn find(map: &Mapping, wanted: impl Fn(&Entry) -> bool) -> Option<Entry> {
     let used = map.word(5).load(Ordering::Relaxed).min(ENTRIES as u64);
     (0..used as usize).find_map(|slot| {
         let word = |at: usize| map.word(HEAD + slot * ENTRY + at);
@@ -327,7 +248,7 @@ impl Owner {
     }
 
     /// Who a table says wrote it.
-    pub(super) fn of(map: &Map) -> Owner {
+    pub(super) fn of(map: &Mapping) -> Owner {
         let [pid, begun, namespace] = [2, 3, 4].map(|at| map.word(at).load(Ordering::Relaxed));
         Owner {
             pid,

@@ -12,16 +12,17 @@ use std::path::Path;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use weft_sys::memfd::Mapping;
 use weft_verbs::RawMemory;
 
 use super::access::{check_access, rights};
 use super::device::Which;
-use super::export::{self, Entry, MAGIC, Map, Owner, Sort, TABLE};
+use super::export::{self, Entry, MAGIC, Owner, Sort, TABLE, errno};
 use super::types::IBV_ACCESS_LOCAL_WRITE;
 
 /// Another process' context.
 pub(crate) struct Foreign {
-    table: Map,
+    table: Mapping,
     owner: Owner,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct Region {
     pub(super) handle: u32,
     // Before the memory that it stands on.
     _native: weft_verbs::Mr,
-    _map: Map,
+    _map: Mapping,
 }
 
 /// Says why something cannot be imported.
@@ -57,7 +58,7 @@ impl Foreign {
             tracing::warn!("nothing is imported from another user's process");
             return Err(Errno::ACCESS);
         }
-        let table = Map::of(file, 0, TABLE, false)?;
+        let table = Mapping::new(file, 0, TABLE, false).map_err(errno)?;
         let owner = Owner::of(&table);
         if table.word(0).load(std::sync::atomic::Ordering::Acquire) != MAGIC
             || Owner::here() == Some(owner)
@@ -84,12 +85,16 @@ impl Foreign {
     ///
     /// # Errors
     /// `ENOENT` when there is none, and those of mapping.
-    pub(super) fn device_memory(&self, file: BorrowedFd<'_>, handle: u32) -> Result<Map, Errno> {
+    pub(super) fn device_memory(
+        &self,
+        file: BorrowedFd<'_>,
+        handle: u32,
+    ) -> Result<Mapping, Errno> {
         let wanted = |entry: &Entry| entry.sort == Sort::Dm && entry.handle == handle;
         let entry = export::find(&self.table, wanted).ok_or(Errno::NOENT)?;
         let len = usize::try_from(entry.len).map_err(|_| Errno::NOENT)?;
         inside(file, entry.addr, len)?;
-        Map::of(file, entry.addr, len, true)
+        Mapping::new(file, entry.addr, len, true).map_err(errno)
     }
 
     /// Registers a region of the other process' domain here too, under its key.
@@ -120,12 +125,15 @@ impl Foreign {
             inside(file, entry.addr, len)?;
             let skip = entry.addr % page();
             let whole = len.checked_add(skip as usize).ok_or(Errno::NOENT)?;
-            (Map::of(file, entry.addr - skip, whole, writable)?, skip)
+            (
+                Mapping::new(file, entry.addr - skip, whole, writable).map_err(errno)?,
+                skip,
+            )
         } else {
             self.shared(entry.addr, len, writable)?
         };
         // SAFETY: the mapping has so many bytes from there on, and stays until the region is gone: [`Region`] drops it last.
-        let memory = unsafe { RawMemory::new(map.start().add(skip as usize), len) };
+        let memory = unsafe { RawMemory::new(map.as_ptr().add(skip as usize), len) };
         let memory = memory.ok_or(Errno::NOMEM)?;
         let native = pd.reg_raw_again(&memory, entry.iova, rights(access), handle);
         let native = native.map_err(super::errno)?;
@@ -142,7 +150,7 @@ impl Foreign {
     }
 
     /// Maps what the other process has mapped at `addr`. The bytes begin so far behind the start of the mapping.
-    fn shared(&self, addr: u64, len: usize, writable: bool) -> Result<(Map, u64), Errno> {
+    fn shared(&self, addr: u64, len: usize, writable: bool) -> Result<(Mapping, u64), Errno> {
         if !self.owner.is_seen() {
             return Err(refused(
                 "the process is gone, or has other process numbers than this one",
@@ -157,7 +165,7 @@ impl Foreign {
         let map = own(&range, from, whole, writable)
             .or_else(|| {
                 let file = open(&range, &process, writable)?;
-                Map::of(&file, from, whole, writable).ok()
+                Mapping::new(&file, from, whole, writable).ok()
             })
             .ok_or_else(|| {
                 refused("the file behind the region is not mapped here, and cannot be opened")
@@ -265,7 +273,7 @@ impl Range {
 }
 
 /// The range as this process has it mapped already, mapped once more: so memory comes along that has no name and no descriptor.
-fn own(range: &Range, from: u64, len: usize, writable: bool) -> Option<Map> {
+fn own(range: &Range, from: u64, len: usize, writable: bool) -> Option<Mapping> {
     let areas = areas("/proc/self").ok()?;
     let there = areas.iter().find(|area| {
         let begins = from.checked_sub(area.offset);
@@ -279,7 +287,7 @@ fn own(range: &Range, from: u64, len: usize, writable: bool) -> Option<Map> {
             })
     })?;
     let addr = there.start + (from - there.offset);
-    Map::again(usize::try_from(addr).ok()?, len).ok()
+    Mapping::again(usize::try_from(addr).ok()?, len).ok()
 }
 
 /// The file behind a range: a descriptor of the other process', or a file that still has its name.

@@ -98,7 +98,7 @@ pub(crate) fn polled(wcs: &[Wc]) {
         let is_recv = |wc: &Wc| matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvWithImm);
         let same = |wc: &&Wc| wc.qp_num == first.qp_num && is_recv(wc) == is_recv(first);
         let run = rest.iter().take_while(same).count();
-        let count = rest[..run].iter().map(|wc| wc.places).sum();
+        let count = rest[..run].iter().map(|wc| wc.wqes_retired).sum();
         rest = &rest[run..];
         let (page, at) = place(first.qp_num);
         if let Some(page) = page.get() {
@@ -121,7 +121,7 @@ mod tests {
         Wc {
             qp_num,
             opcode,
-            places,
+            wqes_retired: places,
             ..Wc::default()
         }
     }

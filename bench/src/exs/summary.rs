@@ -199,7 +199,11 @@ pub fn report(plan: &Plan, runs: &[Run]) -> Report {
     report.intro.push(describe(plan));
     report.intro.push(machine());
     if let Some(run) = runs.first() {
-        report.intro.push(format!("Over {}.", run.path));
+        let path = match run.path.strip_prefix("local") {
+            Some(why) => format!("shared memory{why}"),
+            None => run.path.clone(),
+        };
+        report.intro.push(format!("Over {path}."));
     }
     if plan.verify.is_some() {
         report.intro.push(

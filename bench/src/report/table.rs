@@ -1,6 +1,14 @@
 //! Tables, for terminals and for pages.
 
-use comfy_table::{CellAlignment, ContentArrangement, TableComponent, presets};
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, TableComponent, Width, presets,
+};
+
+/// What stands between two columns.
+const PADDING: usize = 3;
+
+/// Numbers with their spread are never longer than this; what is longer is a sentence that begins with a number.
+const WHOLE: usize = 32;
 
 /// Rows of text under headers. Cells after the first column that start like a number are set to the right.
 #[derive(Clone, Debug)]
@@ -36,7 +44,51 @@ impl Table {
     }
 
     /// The table drawn for a terminal `width` columns wide (`None`: as wide as it needs).
+    ///
+    /// Where a number would have to be cut, the columns are shown in several parts below each other, each with the
+    /// first column.
     pub fn to_text(&self, width: Option<u16>) -> String {
+        let Some(width) = width else {
+            let all: Vec<_> = (0..self.headers.len()).collect();
+            return self.part(&all, None);
+        };
+        let parts = self.parts(usize::from(width));
+        let drawn = parts.iter().map(|part| self.part(part, Some(width)));
+        drawn.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Which columns stand in which part, so that no part needs more than `width`.
+    fn parts(&self, width: usize) -> Vec<Vec<usize>> {
+        let least = |column| self.least_width(column) + PADDING;
+        let first = least(0);
+        let (mut parts, mut used) = (vec![vec![0]], first);
+        for column in 1..self.headers.len() {
+            let part = parts.last_mut().expect("begins with one");
+            if used + least(column) <= width || part.len() == 1 {
+                part.push(column);
+                used += least(column);
+            } else {
+                used = first + least(column);
+                parts.push(vec![0, column]);
+            }
+        }
+        parts
+    }
+
+    /// Columns that a column needs: a number stays in one piece, other text is wrapped between words.
+    fn least_width(&self, column: usize) -> usize {
+        let longest = |text: &str| text.split(' ').map(|word| word.chars().count()).max();
+        let header = self.headers.get(column).and_then(|header| longest(header));
+        let whole = column == 0 || self.is_numeric(column);
+        let cells = self.rows.iter().filter_map(|row| row.get(column));
+        let cells = cells.map(|cell| match cell.chars().count() {
+            chars if whole && chars <= WHOLE => chars,
+            _ => longest(cell).unwrap_or(0),
+        });
+        cells.chain(header).max().unwrap_or(0)
+    }
+
+    fn part(&self, columns: &[usize], width: Option<u16>) -> String {
         let mut table = comfy_table::Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
         // Rules between rows would double the length of the longer tables.
@@ -52,13 +104,26 @@ impl Table {
             table.set_content_arrangement(ContentArrangement::Dynamic);
             table.set_width(width);
         }
-        table.set_header(&self.headers);
+        let of = |cells: &[String]| -> Vec<String> {
+            let cells = columns.iter().map(|&column| cells.get(column));
+            cells
+                .map(|cell| cell.cloned().unwrap_or_default())
+                .collect()
+        };
+        table.set_header(of(&self.headers));
         for row in &self.rows {
-            table.add_row(row);
+            table.add_row(of(row));
         }
-        for index in 0..self.headers.len() {
-            if let Some(column) = table.column_mut(index).filter(|_| self.is_numeric(index)) {
-                column.set_cell_alignment(CellAlignment::Right);
+        for (index, &column) in columns.iter().enumerate() {
+            let Some(drawn) = table.column_mut(index) else {
+                continue;
+            };
+            if self.is_numeric(column) {
+                drawn.set_cell_alignment(CellAlignment::Right);
+            }
+            let least = u16::try_from(self.least_width(column) + PADDING).unwrap_or(u16::MAX);
+            if width.is_some_and(|width| least < width / 2) {
+                drawn.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(least)));
             }
         }
         table.trim_fmt()
@@ -97,5 +162,29 @@ mod tests {
         assert!(!table.is_numeric(0));
         assert!(table.is_numeric(1));
         assert!(!table.is_empty());
+    }
+
+    /// At 80 and 120 columns each line fits, and each number is in one piece.
+    #[test]
+    fn columns_that_do_not_fit_follow_below() {
+        let headers: Vec<String> = (0..9)
+            .map(|n| format!("weft CRC CPU s/GB sender + receiver {n}"))
+            .collect();
+        let headers: Vec<_> = headers.iter().map(String::as_str).collect();
+        let cell = |n| format!("{n}.24 ({n}.20..{n}.29)");
+        let table = Table::new(&[&["size"], &headers[..]].concat())
+            .row(["4 KiB".to_owned()].into_iter().chain((0..9).map(cell)))
+            .row(["4 MiB".to_owned()].into_iter().chain((0..9).map(cell)));
+        for width in [80, 120] {
+            let text = table.to_text(Some(width));
+            let longest = text.lines().map(|line| line.chars().count()).max();
+            assert!(longest <= Some(width.into()), "{text}");
+            for n in 0..9 {
+                assert_eq!(text.matches(&cell(n)).count(), 2, "{text}");
+            }
+            assert!(text.matches("4 KiB").count() > 1, "{text}");
+        }
+        let wide = table.to_text(None);
+        assert_eq!(wide.matches("4 KiB").count(), 1, "{wide}");
     }
 }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use weft_sys::{Interest, poll_fds};
+use weft_verbs::above::CqAbove;
 use weft_verbs::cm::{ConnParam, LinkOptions};
 use weft_verbs::tls::Tls;
 use weft_verbs::{

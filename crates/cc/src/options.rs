@@ -130,6 +130,70 @@ const HERE_VALUE: &[&str] = &[
     "-dumpbase-ext",
 ];
 
+/// How options begin that name files, or make the compiler write some.
+const NAME_FILES: &[&str] = &[
+    "-fdump",
+    "-fstack-usage",
+    "-fcallgraph-info",
+    "-fsave-optimization-record",
+    "-fopt-info",
+    "-fpch",
+    "-fmodule",
+    "-fcompare-debug",
+    "-fdbg",
+    "-fdebug-cpp",
+    "-fdirectives-only",
+    "-fpreprocessed",
+    "-fada",
+    "-fself-test",
+    "-foffload",
+    "-ftime-report",
+    "-fmem-report",
+    "-fpre-ipa",
+    "-fpost-ipa",
+    "-flto-",
+    "-fwpa",
+    "-fltrans",
+    "-fresolution",
+    "-freport",
+    "-fdisable",
+    "-fenable",
+    "-fuse-ld",
+    "-fdiagnostics-format",
+    "-fdeps",
+    "-femit-struct",
+    "-fmap",
+    "-fsanitize-",
+];
+
+/// What the options after `-Wa,` are.
+fn for_assembler(list: &str) -> Kind {
+    // What lists, reads or writes files is not for a worker.
+    const GOOD: &[&str] = &[
+        "--noexecstack",
+        "--execstack",
+        "-mrelax-relocations=no",
+        "-mrelax-relocations=yes",
+        "--fatal-warnings",
+        "-W",
+        "--no-warn",
+    ];
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-=+._".contains(c);
+    let good = |part: &str| {
+        // Which processor it is for, and which debug information: it takes no file by these.
+        GOOD.contains(&part)
+            || (["-m", "--gdwarf-"]
+                .iter()
+                .any(|begin| part.starts_with(begin))
+                && part.chars().all(plain))
+    };
+    if list.split(',').all(good) {
+        Kind::Both
+    } else {
+        Kind::Here("options for the assembler")
+    }
+}
+
 /// What an option that stands alone is.
 fn kind(arg: &str) -> Kind {
     const PLUGIN: &str = "a plugin";
@@ -169,43 +233,7 @@ fn kind(arg: &str) -> Kind {
         {
             Kind::Here(PROFILE)
         }
-        _ if begins(&[
-            "-fdump",
-            "-fstack-usage",
-            "-fcallgraph-info",
-            "-fsave-optimization-record",
-            "-fopt-info",
-            "-fpch",
-            "-fmodule",
-            "-fcompare-debug",
-            "-fdbg",
-            "-fdebug-cpp",
-            "-fdirectives-only",
-            "-fpreprocessed",
-            "-fada",
-            "-fself-test",
-            "-foffload",
-            "-ftime-report",
-            "-fmem-report",
-            "-fpre-ipa",
-            "-fpost-ipa",
-            "-flto-",
-            "-fwpa",
-            "-fltrans",
-            "-fresolution",
-            "-freport",
-            "-fdisable",
-            "-fenable",
-            "-fuse-ld",
-            "-fdiagnostics-format",
-            "-fdeps",
-            "-femit-struct",
-            "-fmap",
-            "-fsanitize-",
-        ]) =>
-        {
-            Kind::Here(FILES)
-        }
+        _ if begins(NAME_FILES) => Kind::Here(FILES),
         _ if begins(&["-Wp,"]) => {
             if arg[4..].starts_with("-MD,")
                 || arg[4..].starts_with("-MMD,")
@@ -216,32 +244,7 @@ fn kind(arg: &str) -> Kind {
                 Kind::Here(UNKNOWN)
             }
         }
-        _ if begins(&["-Wa,"]) => {
-            // What lists, reads or writes files is not for a worker.
-            const GOOD: &[&str] = &[
-                "--noexecstack",
-                "--execstack",
-                "-mrelax-relocations=no",
-                "-mrelax-relocations=yes",
-                "--fatal-warnings",
-                "-W",
-                "--no-warn",
-            ];
-            let plain = |c: char| c.is_ascii_alphanumeric() || "-=+._".contains(c);
-            let good = |part: &str| {
-                // Which processor it is for, and which debug information: it takes no file by these.
-                GOOD.contains(&part)
-                    || (["-m", "--gdwarf-"]
-                        .iter()
-                        .any(|begin| part.starts_with(begin))
-                        && part.chars().all(plain))
-            };
-            if arg[4..].split(',').all(good) {
-                Kind::Both
-            } else {
-                Kind::Here("options for the assembler")
-            }
-        }
+        _ if begins(&["-Wa,"]) => for_assembler(&arg[4..]),
         _ if begins(&["-Wl,"]) => Kind::Link,
         _ if begins(&["-D", "-U", "-I", "-i", "--sysroot="]) => Kind::Cpp,
         _ if begins(&["-MF", "-MT", "-MQ"]) => Kind::Cpp,

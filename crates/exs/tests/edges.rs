@@ -15,6 +15,7 @@ use weft_exs::{
     Design, EventKind, FilePiece, Kind, Memory, Mode, Options, Piece, Queue, RecvFlags, Region,
     Sink, Socket,
 };
+use weft_verbs::above::CqAbove;
 use weft_verbs::{Device, LocalMode};
 
 fn file(len: usize) -> Arc<OwnedFd> {

@@ -17,6 +17,7 @@ use weft_exs::{
     Context, Design, Errno, EventKind, FilePiece, Kind, Memory, Piece, Queue, Ready, RecvFlags,
     Region, Sink, Socket,
 };
+use weft_verbs::above::CqAbove;
 use weft_verbs::{Access, Cq, Device, LocalMode, Pd, RemoteAddr, SendWr, Wc};
 use weft_wire::exs::{
     Body, HEADER_LEN, Hello, Imm, Kind as HelloKind, MAX_LEN, Message, Packet, Remote, Transfer,

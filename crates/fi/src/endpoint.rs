@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
+use weft_verbs::above::CqAbove;
 use weft_verbs::{
     Access, Cq, Device, Error, Mr, RawMemory, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdQp,
     UdSource, Wc, WcOpcode, WcStatus,

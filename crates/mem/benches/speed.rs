@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 use weft_mem::{Access, Backing, PdId, Peer, Process, SendList, Table};
-use weft_sys::heart::{Heart, Pulse};
+use weft_sys::liveness::{Liveness, PeerLiveness};
 use weft_sys::process;
 
 const PD: PdId = PdId(1);
@@ -131,12 +131,12 @@ fn peers() {
     let fds = domain.fds(true);
     let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap());
     let peer = Peer::open(fds.collect()).unwrap();
-    let heart = Heart::start().unwrap();
+    let liveness = Liveness::start().unwrap();
     let pid = std::process::id();
     peer.set_process(Process {
         pid,
         pidfd: process::pidfd_open(pid).unwrap(),
-        pulse: Pulse::open(heart.fd()).unwrap(),
+        liveness: PeerLiveness::open(liveness.fd()).unwrap(),
     });
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
 

@@ -21,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
-use weft_sys::heart::Pulse;
+use weft_sys::liveness::PeerLiveness;
 use weft_sys::memfd::{self, Mapping};
 use weft_sys::process::{pidfd_alive, vm_readv, vm_writev};
 
@@ -34,7 +34,7 @@ const MAX_WINDOWS: usize = 1024;
 const POPULATE: usize = 64 << 10;
 /// Parts of a window that are remembered as present.
 const GRAIN: usize = 64 << 10;
-/// How often the peer's process is asked for, on top of its pulse.
+/// How often the peer's process is asked for, on top of its liveness.
 const ASK_EVERY_MS: u64 = 1;
 
 /// A peer's process, for memory that is not in arenas.
@@ -45,7 +45,7 @@ pub struct Process {
     /// A descriptor that stands for it.
     pub pidfd: OwnedFd,
     /// Whether its address space is still the one that the peer's table speaks of.
-    pub pulse: Pulse,
+    pub liveness: PeerLiveness,
 }
 
 /// A range of a peer's memory that its exported table allows to use.
@@ -236,7 +236,7 @@ impl Peer {
     /// Whether the peer's address space is still there; true while no process is set.
     #[inline]
     pub fn alive(&self) -> bool {
-        self.process.get().is_none_or(|p| p.pulse.beats())
+        self.process.get().is_none_or(|p| p.liveness.beats())
     }
 
     /// Reads 16 bytes at an address of the peer's process: whether that works at all, and whether it is
@@ -443,7 +443,7 @@ impl Peer {
             self.asked.store(now, Ordering::Relaxed);
         }
         // Last: this thread may have been stopped for long at the end of that system call.
-        if !process.pulse.beats() {
+        if !process.liveness.beats() {
             return Err(dead());
         }
         Ok(process)

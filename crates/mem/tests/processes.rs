@@ -11,7 +11,7 @@ use std::time::Duration;
 use weft_mem::{
     Access, Backing, PdId, Peer, Place, Process, RecvList, Region, SendList, Table, Target,
 };
-use weft_sys::heart::{Heart, Pulse};
+use weft_sys::liveness::{Liveness, PeerLiveness};
 use weft_sys::memfd::Mapping;
 use weft_sys::unix::{self, Name};
 use weft_sys::{Interest, poll_fds, process};
@@ -137,7 +137,7 @@ fn child() {
 
 /// Shows a domain, and does what it is told.
 fn owner(conn: &OwnedFd) {
-    let heart = Heart::start().unwrap();
+    let liveness = Liveness::start().unwrap();
     let table = Table::new(100);
     let domain = table.domain(PD).unwrap();
     let cookie = Box::new(COOKIE);
@@ -160,7 +160,7 @@ fn owner(conn: &OwnedFd) {
         hello.extend([r.stag().into(), space.into(), addr]);
     }
     let mut fds = domain.fds(true);
-    fds.push(heart.fd());
+    fds.push(liveness.fd());
     send(conn, &hello, &fds);
     while let Some((order, _)) = receive(conn) {
         let region = regions.get_mut(order[1] as usize).unwrap();
@@ -228,7 +228,7 @@ impl Other {
     fn new() -> Other {
         let (child, conn) = start("owner");
         let (hello, mut fds) = receive(&conn).unwrap();
-        let pulse = Pulse::open(fds.pop().unwrap()).unwrap();
+        let liveness = PeerLiveness::open(fds.pop().unwrap()).unwrap();
         let peer = Peer::open(fds).unwrap();
         let regions: Vec<_> = hello[1..].chunks(3).collect();
         let stags: Vec<_> = regions.iter().map(|r| r[0] as u32).collect();
@@ -239,7 +239,11 @@ impl Other {
         let pid = unix::peer_cred(&conn).unwrap().pid.unwrap();
         assert_eq!(pid, child.id());
         let pidfd = process::pidfd_open(pid).unwrap();
-        peer.set_process(Process { pid, pidfd, pulse });
+        peer.set_process(Process {
+            pid,
+            pidfd,
+            liveness,
+        });
         let place = |r: &&[u64]| Place {
             space: r[1] as u32,
             addr: r[2],

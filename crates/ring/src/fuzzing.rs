@@ -114,10 +114,10 @@ impl Sides<'_> {
         }
         let end = &self.ends[side];
         let pushed = end.pushed();
-        let mut kept = (0, 0);
-        if let (0..=3, Ok(consumed)) = (op % 16, end.consumed()) {
-            kept = (consumed, pushed);
-        }
+        let kept = match (op % 16, end.consumed()) {
+            (0..=3, Ok(consumed)) => (consumed, pushed),
+            _ => (0, 0),
+        };
         match op % 16 {
             0..=2 => {
                 let (skip, n, cut) = (input.u8(), input.u16(), input.u8());
@@ -187,13 +187,9 @@ impl Sides<'_> {
             9 => {
                 let _ = end.release(input.u8() & 1 != 0);
             }
-            10 => {
-                if end.sleep_on_data() {
-                    end.awake();
-                }
-            }
-            11 => {
-                if end.sleep_on_room(input.u64()) {
+            what @ (10 | 11) => {
+                if what == 10 && end.sleep_on_data() || what == 11 && end.sleep_on_room(input.u64())
+                {
                     end.awake();
                 }
             }

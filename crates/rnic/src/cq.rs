@@ -22,8 +22,10 @@ use weft_lock::Brief;
 use weft_sys::thread::offer_turn;
 use weft_sys::{EventFd, Interest, poll_fds};
 
+use crate::above::CqAbove;
 use crate::device::{Counted, Device, DeviceInner};
 use crate::engine::guarded;
+use crate::errors::CqOverrun;
 use crate::lock::lock;
 use crate::types::{AsyncEvent, Error, LimitReached, Wc};
 use channel::ChannelInner;
@@ -116,13 +118,6 @@ pub(crate) struct CqInner {
 /// A completion queue. Clones are handles of the same queue.
 #[derive(Clone)]
 pub struct Cq(pub(crate) Arc<CqInner>);
-
-/// The queue had no room for a completion once; it is of no more use (like a hardware queue that was overrun).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the completion queue was overrun: it was created with too few entries for the work that was posted"
-)]
-pub struct CqOverrun;
 
 fn check_depth(depth: u32, device: &DeviceInner) -> Result<(), Error> {
     if depth == 0 {
@@ -322,11 +317,51 @@ impl Cq {
         }
     }
 
-    /// Block until there is something to take, somebody calls [`Cq::interrupt`] after `epoch` was read with [`Cq::epoch`], or the
-    /// time is up. Takes nothing: for owners who take under a lock of their own, and wait for what another thread may do for them.
-    /// Without `spin` it sleeps at once. Also ends, and says so with true, when a signal's handler ran while it slept and there is
-    /// nothing else.
-    pub fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool {
+    /// Ask for one event on the queue's channel: for the next completion, or, with `solicited_only`, for the next
+    /// receive that the peer marked as solicited or the next error. A completion that is already in the queue makes
+    /// no event: poll once more after asking (as with every verbs provider).
+    pub fn req_notify(&self, solicited_only: bool) {
+        let want = if solicited_only {
+            ARMED_SOLICITED
+        } else {
+            ARMED_ANY
+        };
+        self.0.armed.fetch_max(want, Ordering::SeqCst);
+        self.0.look_under_lock();
+        let awaited = self.0.awaited.load(Ordering::Relaxed);
+        if awaited > 0 {
+            // The caller drives while it waits for the event. If it does not come, the engine's tick takes over.
+            self.0.awaited.store(awaited - 1, Ordering::Relaxed);
+            self.0.for_members(Member::flush_deferred);
+            self.0.device.engine.hurry();
+        } else {
+            // The caller is about to sleep on the channel: the engine takes over now, not after its next look around.
+            self.release();
+        }
+    }
+
+    /// Whether two handles name the same queue.
+    pub fn same(&self, other: &Cq) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl CqAbove for Cq {
+    fn take(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
+        self.0.pop(out)
+    }
+
+    fn look(&self) -> bool {
+        let cq = &*self.0;
+        if cq.len.load(Ordering::Acquire) == 0 {
+            cq.drive_members(None);
+        } else {
+            cq.flush_deferred();
+        }
+        cq.len.load(Ordering::Acquire) > 0
+    }
+
+    fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool {
         let cq = &*self.0;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let over = || cq.len.load(Ordering::SeqCst) > 0 || cq.epoch.load(Ordering::SeqCst) != epoch;
@@ -364,38 +399,16 @@ impl Cq {
         }
     }
 
-    /// See [`Cq::watch`].
-    pub fn epoch(&self) -> u32 {
+    fn epoch(&self) -> u32 {
         self.0.epoch.load(Ordering::SeqCst)
     }
 
-    /// End all waits of [`Cq::watch`] that began with an epoch of before.
-    pub fn interrupt(&self) {
+    fn interrupt(&self) {
         self.0.epoch.fetch_add(1, Ordering::SeqCst);
         self.0.kick();
     }
 
-    /// Take up to `out.len()` completions that are there already; drives nothing.
-    ///
-    /// # Errors
-    /// [`CqOverrun`] as in [`Cq::poll`].
-    pub fn take(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
-        self.0.pop(out)
-    }
-
-    /// Drive the members if nothing is there; says whether something is now. Takes nothing.
-    pub fn look(&self) -> bool {
-        let cq = &*self.0;
-        if cq.len.load(Ordering::Acquire) == 0 {
-            cq.drive_members(None);
-        } else {
-            cq.flush_deferred();
-        }
-        cq.len.load(Ordering::Acquire) > 0
-    }
-
-    /// The owner goes to sleep somewhere else: the engine drives the members from now on, without a look around first.
-    pub fn release(&self) {
+    fn release(&self) {
         self.0.for_members(|member| {
             Arc::clone(&member).flush_deferred();
             member.release_lease();
@@ -403,45 +416,14 @@ impl Cq {
         self.0.for_ports(|port| port.release_lease());
     }
 
-    /// Call this on the engine's thread, whenever the engine has left completions in the queue. It is how a layer above goes on
-    /// while its program does something else; it must not block. Only once, before members exist.
-    pub fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+    fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.hook.set(Box::new(hook));
     }
 
-    /// Ask for one event on the queue's channel: for the next completion, or, with `solicited_only`, for the next
-    /// receive that the peer marked as solicited or the next error. A completion that is already in the queue makes
-    /// no event: poll once more after asking (as with every verbs provider).
-    pub fn req_notify(&self, solicited_only: bool) {
-        let want = if solicited_only {
-            ARMED_SOLICITED
-        } else {
-            ARMED_ANY
-        };
-        self.0.armed.fetch_max(want, Ordering::SeqCst);
-        self.0.look_under_lock();
-        let awaited = self.0.awaited.load(Ordering::Relaxed);
-        if awaited > 0 {
-            // The caller drives while it waits for the event. If it does not come, the engine's tick takes over.
-            self.0.awaited.store(awaited - 1, Ordering::Relaxed);
-            self.0.for_members(Member::flush_deferred);
-            self.0.device.engine.hurry();
-        } else {
-            // The caller is about to sleep on the channel: the engine takes over now, not after its next look around.
-            self.release();
-        }
-    }
-
-    /// Take out what the queue pair of this number has left here: nobody wants to hear of it any more.
-    pub fn forget(&self, qp_num: u32) {
+    fn forget(&self, qp_num: u32) {
         let mut ring = self.0.ring.lock();
         ring.entries.retain(|wc| wc.qp_num != qp_num);
         self.0.count(&ring);
-    }
-
-    /// Whether two handles name the same queue.
-    pub fn same(&self, other: &Cq) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
@@ -801,6 +783,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use crate::Device;
+    use crate::above::CqAbove;
 
     /// Of two who sleep, the one that runs first goes to sleep again at once: it must not take the other's wake-up with it.
     #[test]

@@ -6,7 +6,7 @@
 //!
 //! A source (queue pair, listener, handshake) is *armed* while its one-shot registration in the engine's epoll can
 //! fire. When it fires, or when a poller takes the lease, it is no longer armed. Leased queue pairs sit in the
-//! `lent` list, which the engine looks at every [`TICK`] while it is not empty: one whose owner has not polled since
+//! `leased` list, which the engine looks at every [`TICK`] while it is not empty: one whose owner has not polled since
 //! the last look, and is not asleep on it, is driven by the engine from then on and armed again.
 
 use std::collections::BTreeSet;
@@ -15,20 +15,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_sys::heart::Heart;
+use weft_sys::liveness::Liveness;
 use weft_sys::{Epoll, Event, EventFd, Interest};
 
 use crate::lock::lock;
 use crate::report::Connection;
 
-/// How often the engine looks at queue pairs that it has lent out: the longest time that work which their owners left
+/// How often the engine looks at queue pairs that it has leased out: the longest time that work which their owners left
 /// undone has to wait.
 const TICK: Duration = Duration::from_millis(1);
 /// The same while owners have polled without a break for [`STEADY_TICKS`], and have put nothing off: each look takes a
 /// core from somebody who spins.
 const SLOW_TICK: Duration = Duration::from_millis(4);
 const STEADY_TICKS: u32 = 32;
-/// Quiet ticks (all lent queue pairs have a sleeping owner) after which the engine sleeps until it is called.
+/// Quiet ticks (all leased queue pairs have a sleeping owner) after which the engine sleeps until it is called.
 const QUIET_TICKS: u32 = 20;
 /// How long the engine goes on looking at queue pairs that just moved data, before it arms them again.
 const HOT_SPIN: Duration = Duration::from_micros(10);
@@ -36,10 +36,10 @@ const HOT_SPIN: Duration = Duration::from_micros(10);
 const SOON: Duration = Duration::from_micros(50);
 /// Ticks between two looks at whether the peers of polled queue pairs are alive.
 const CHECK_TICKS: u32 = 8;
-/// How often to look whether the engine's thread has begun, and from when on that is done [`HEART_LOOK`] apart.
-const HEART_LOOKS: u32 = 10_000;
-const HEART_YIELDS: u32 = 100;
-const HEART_LOOK: Duration = Duration::from_micros(100);
+/// How often to look whether the engine's thread has begun, and from when on that is done [`LIVENESS_LOOK`] apart.
+const LIVENESS_LOOKS: u32 = 10_000;
+const LIVENESS_YIELDS: u32 = 100;
+const LIVENESS_LOOK: Duration = Duration::from_micros(100);
 const WAKE_TOKEN: u64 = u64::MAX;
 
 /// Something with a descriptor that the engine serves.
@@ -78,8 +78,8 @@ pub(crate) trait Driven: Source {
     fn has_deferred(&self) -> bool;
     /// Whether no owner sleeps on it.
     fn is_awake(&self) -> bool;
-    /// Whether it has to be put on the engine's list of what is lent now.
-    fn enter_lent(&self) -> bool;
+    /// Whether it has to be put on the engine's list of what is leased now.
+    fn enter_leased(&self) -> bool;
     /// The engine takes it back, see [`Engine::lend`].
     fn take_back(self: Arc<Self>);
     /// The engine goes on to others, and another thread was driving it at the last look.
@@ -206,12 +206,12 @@ pub(crate) struct Engine {
     wake: EventFd,
     slots: Mutex<Slots>,
     timers: Mutex<BTreeSet<(Instant, Token)>>,
-    lent: Mutex<Vec<Weak<dyn Driven>>>,
+    leased: Mutex<Vec<Weak<dyn Driven>>>,
     /// Sources that are ready without their descriptor saying so.
     poked: Mutex<Vec<Token>>,
     /// Shows peers of this host that our address space is still the one they met. The engine's thread sets it first of all.
-    heart: OnceLock<Option<OwnedFd>>,
-    /// The engine looks at `lent` every tick; when false, whoever needs that must wake it.
+    liveness: OnceLock<Option<OwnedFd>>,
+    /// The engine looks at `leased` every tick; when false, whoever needs that must wake it.
     ticking: AtomicBool,
     /// It does so at the slow pace; whoever puts work off must wake it.
     slow: AtomicBool,
@@ -223,15 +223,15 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Start the engine's thread.
-    pub(crate) fn start(cores: usize, with_heart: bool) -> std::io::Result<Arc<Engine>> {
+    pub(crate) fn start(cores: usize, with_liveness: bool) -> std::io::Result<Arc<Engine>> {
         let engine = Arc::new(Engine {
             epoll: Epoll::new()?,
             wake: EventFd::new()?,
             slots: Mutex::default(),
             timers: Mutex::default(),
-            lent: Mutex::default(),
+            leased: Mutex::default(),
             poked: Mutex::default(),
-            heart: OnceLock::new(),
+            liveness: OnceLock::new(),
             ticking: AtomicBool::new(false),
             slow: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -251,17 +251,19 @@ impl Engine {
                     tracing::debug!(%error, "the engine takes turns of the usual length");
                 }
                 // It lives as long as the thread.
-                let heart = with_heart.then(Heart::start).transpose();
-                let shown = heart.as_ref().map_err(|error| error.kind().into());
-                let shown = shown.and_then(|heart| {
-                    let fd = heart.as_ref().map(|heart| heart.fd().try_clone_to_owned());
+                let liveness = with_liveness.then(Liveness::start).transpose();
+                let shown = liveness.as_ref().map_err(|error| error.kind().into());
+                let shown = shown.and_then(|liveness| {
+                    let fd = liveness
+                        .as_ref()
+                        .map(|liveness| liveness.fd().try_clone_to_owned());
                     fd.transpose()
                 });
                 if let Err(error) = &shown {
-                    let error: &std::io::Error = heart.as_ref().err().unwrap_or(error);
+                    let error: &std::io::Error = liveness.as_ref().err().unwrap_or(error);
                     tracing::warn!(%error, "no same-host connections");
                 }
-                let _ = runner.heart.set(shown.ok().flatten());
+                let _ = runner.liveness.set(shown.ok().flatten());
                 runner.run();
             })?;
         Ok(engine)
@@ -269,17 +271,17 @@ impl Engine {
 
     /// For peers of this host, if they can be served. Waits for a thread that has only just been started, but not for ever: a child of `fork`
     /// has none.
-    pub(crate) fn heart(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn liveness(&self) -> Option<BorrowedFd<'_>> {
         let mut looks = 0;
-        while self.heart.get().is_none() && looks < HEART_LOOKS {
-            if looks < HEART_YIELDS {
+        while self.liveness.get().is_none() && looks < LIVENESS_LOOKS {
+            if looks < LIVENESS_YIELDS {
                 weft_sys::thread::sched_yield();
             } else {
-                std::thread::sleep(HEART_LOOK);
+                std::thread::sleep(LIVENESS_LOOK);
             }
             looks += 1;
         }
-        self.heart.get()?.as_ref().map(AsFd::as_fd)
+        self.liveness.get()?.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether there are processors to spare for looking before sleeping.
@@ -368,22 +370,22 @@ impl Engine {
 
     /// A poller drives this queue pair now.
     pub(crate) fn lend(&self, qp: &Arc<impl Driven + 'static>) {
-        if qp.enter_lent() {
+        if qp.enter_leased() {
             let weak = Arc::downgrade(qp);
-            lock(&self.lent).push(weak);
+            lock(&self.leased).push(weak);
         }
         self.keep_ticking();
     }
 
     /// As [`Engine::lend`], from the engine's own thread.
     fn lend_again(&self, qp: &Arc<dyn Driven>) {
-        if qp.enter_lent() {
-            lock(&self.lent).push(Arc::downgrade(qp));
+        if qp.enter_leased() {
+            lock(&self.leased).push(Arc::downgrade(qp));
         }
         self.keep_ticking();
     }
 
-    /// Work was put off: make sure that lent queue pairs are looked at within a [`TICK`].
+    /// Work was put off: make sure that leased queue pairs are looked at within a [`TICK`].
     pub(crate) fn hurry(&self) {
         if self.slow.load(Ordering::SeqCst) && self.slow.swap(false, Ordering::SeqCst) {
             self.call();
@@ -391,7 +393,7 @@ impl Engine {
         self.keep_ticking();
     }
 
-    /// Make sure that lent queue pairs are looked at.
+    /// Make sure that leased queue pairs are looked at.
     pub(crate) fn keep_ticking(&self) {
         if !self.ticking.load(Ordering::SeqCst) && !self.ticking.swap(true, Ordering::SeqCst) {
             self.call();
@@ -478,13 +480,13 @@ impl Engine {
         };
         let gone = std::mem::replace(&mut *lock(&self.slots), over);
         drop(gone);
-        lock(&self.lent).clear();
+        lock(&self.leased).clear();
     }
 
     /// Data comes in bursts: stay with the queue pairs that just moved some, for a bounded time, unless their owner
     /// has come back.
     ///
-    /// One that another thread is driving (the flag), perhaps only to post, is looked at again as well: left lent at once, it would
+    /// One that another thread is driving (the flag), perhaps only to post, is looked at again as well: left leased at once, it would
     /// wait for the next tick when that thread is done.
     fn drive_hot(&self, hot: &mut Vec<(Arc<dyn Driven>, bool)>) {
         if hot.is_empty() {
@@ -558,15 +560,15 @@ impl Engine {
         }
     }
 
-    /// Look at what is lent: take back what nobody drives. Says whether all of it was polled, and nothing put off.
+    /// Look at what is leased: take back what nobody drives. Says whether all of it was polled, and nothing put off.
     fn tick(&self, quiet: &mut u32) -> bool {
-        let lent = std::mem::take(&mut *lock(&self.lent));
-        let mut keep = Vec::with_capacity(lent.len());
+        let leased = std::mem::take(&mut *lock(&self.leased));
+        let mut keep = Vec::with_capacity(leased.len());
         let mut active = false;
-        let mut only_polled = !lent.is_empty();
+        let mut only_polled = !leased.is_empty();
         let ticks = self.ticks.fetch_add(1, Ordering::Relaxed);
         let look = ticks.is_multiple_of(CHECK_TICKS);
-        for weak in lent {
+        for weak in leased {
             let Some(qp) = weak.upgrade() else { continue };
             let look_at = || {
                 let state = qp.lease_state();
@@ -591,14 +593,14 @@ impl Engine {
             }
         }
         *quiet = if active { 0 } else { *quiet + 1 };
-        let mut lent = lock(&self.lent);
-        let news = !lent.is_empty();
-        lent.append(&mut keep);
-        if lent.is_empty() || (*quiet >= QUIET_TICKS && !news) {
+        let mut leased = lock(&self.leased);
+        let news = !leased.is_empty();
+        leased.append(&mut keep);
+        if leased.is_empty() || (*quiet >= QUIET_TICKS && !news) {
             *quiet = 0;
             self.ticking.store(false, Ordering::SeqCst);
             // A sleeper that woke meanwhile saw the engine ticking, and counts on it.
-            if lent
+            if leased
                 .iter()
                 .filter_map(Weak::upgrade)
                 .any(|qp| qp.is_awake())
@@ -652,13 +654,13 @@ fn serve<S: Source + ?Sized, T>(
     out
 }
 
-/// What the owner of a lent queue pair has done since the last look.
+/// What the owner of a leased queue pair has done since the last look.
 pub(crate) enum Lease {
     /// It polled.
     Polled,
     /// It sleeps on the queue pair's socket, and will drive it when it wakes.
     Asleep,
-    /// Nothing, or the queue pair is not lent any more.
+    /// Nothing, or the queue pair is not leased any more.
     Idle,
 }
 
@@ -667,6 +669,7 @@ mod tests {
     use tracing::span;
 
     use super::*;
+    use crate::above::CqAbove;
     use crate::testing::{connected, readable};
     use crate::{Device, LocalMode, QpState, RecvWr, RemoteAddr, SendWr, Wc};
 

@@ -132,3 +132,10 @@ impl fmt::Debug for TerminateCode {
         write!(f, "{} ({self})", self.0)
     }
 }
+
+/// The queue had no room for a completion once; it is of no more use (like a hardware queue that was overrun).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the completion queue was overrun: it was created with too few entries for the work that was posted"
+)]
+pub struct CqOverrun;

@@ -7,6 +7,7 @@
 //! * `engine`: who makes progress, and when.
 //! * `establish`: TCP connections and MPA start-up.
 //! * [`stat`]: what other programs may ask about our connections, and how.
+//! * `above`: calls for layers that drive their queues themselves; programs need none of them.
 //! * `tls_env`: what the environment says about TLS.
 //! * `ud`: unreliable datagram queue pairs.
 //! * `sidr`: finding a datagram queue pair by the UDP port that its program listens at.
@@ -14,6 +15,7 @@
 //! * `meet`, `neighbours`: how two processes of one host agree on shared memory, and what a device knows of the other one.
 #![forbid(unsafe_code)]
 
+pub mod above;
 mod cq;
 mod device;
 mod doorbell;
@@ -43,9 +45,10 @@ mod ud;
 mod warnings;
 mod xrc;
 
-pub use cq::{CompChannel, Cq, CqOverrun, EventWait};
+pub use cq::{CompChannel, Cq, EventWait};
 pub use device::{Device, DeviceBuilder, Pd, Transport};
 pub use doorbell::Doorbell;
+pub use errors::CqOverrun;
 pub use establish::{Bound, ConnParam, ConnectError, Dialed, Incoming, Listening};
 pub use leave::Leaving;
 pub use mr::{Mr, Mw};

@@ -5,9 +5,9 @@
 //!  TCP connect ─────────────────────────────────────► accepts
 //!  Unix connect, Hello (cell) ──────────────────────► has that TCP connection? same user?
 //!  same user?  ◄─────────────────────── Welcome (cell, proof) or Decline
-//!  Join (proof, segment, heart, domain) ────────────►
+//!  Join (proof, segment, liveness, domain) ────────────►
 //!  MPA request on TCP ──────────────────────────────► the program accepts
-//!              ◄──────────── Attach (heart, domain) or Decline, then the MPA reply on TCP
+//!              ◄──────────── Attach (liveness, domain) or Decline, then the MPA reply on TCP
 //! ```
 //!
 //! Whatever goes wrong on the way, at any point, the connection stays on TCP: the Attach is the only message that
@@ -41,7 +41,7 @@ const HUNG_UP: &str = "the peer hung up";
 /// The kernel does not say which; the first is what happens between peers that keep to the rules.
 const TRUNCATED: &str =
     "a message came without all of its descriptors (too many open files), or was too long";
-/// Descriptors of an Attach: heart, table and up to three arenas; a Join has the segment before them.
+/// Descriptors of an Attach: liveness, table and up to three arenas; a Join has the segment before them.
 const PARTY_FDS: usize = 5;
 
 /// Names of the Unix socket beside a listener, likeliest first.
@@ -131,7 +131,7 @@ fn bytes(message: &Message) -> Vec<u8> {
     bytes
 }
 
-/// Send a message with the segment, if any, the heart and the domain.
+/// Send a message with the segment, if any, the liveness and the domain.
 fn send(
     wire: BorrowedFd<'_>,
     device: &DeviceInner,
@@ -139,12 +139,12 @@ fn send(
     segment: Option<BorrowedFd<'_>>,
     offer: &LocalOffer,
 ) -> Result<(), Why> {
-    let heart = device
+    let liveness = device
         .engine
-        .heart()
+        .liveness()
         .ok_or("no memory for the sign of life")?;
     let mut fds: Vec<BorrowedFd<'_>> = segment.into_iter().collect();
-    fds.push(heart);
+    fds.push(liveness);
     fds.extend(offer.domain.fds(offer.party.trusted));
     say_signed(wire, message, &fds)
 }

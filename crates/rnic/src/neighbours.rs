@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use weft_mem::{Peer, Process};
-use weft_sys::heart::Pulse;
+use weft_sys::liveness::PeerLiveness;
 use weft_sys::{Event, Interest, process};
 use weft_wire::local::Party;
 
@@ -126,13 +126,17 @@ impl Neighbours {
         if fds.len() < 2 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let heart = fds.remove(0);
+        let liveness = fds.remove(0);
         let open = || {
             let peer = Peer::open(fds)?;
-            let pulse = Pulse::open(&heart)?;
+            let liveness = PeerLiveness::open(&liveness)?;
             if let (Some(pid), Some(pidfd), true) = (who.pid, &who.pidfd, by_number) {
                 let pidfd = pidfd.try_clone()?;
-                peer.set_process(Process { pid, pidfd, pulse });
+                peer.set_process(Process {
+                    pid,
+                    pidfd,
+                    liveness,
+                });
             }
             Ok::<_, io::Error>(Arc::new(peer))
         };

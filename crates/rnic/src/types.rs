@@ -477,7 +477,7 @@ pub struct Wc {
     /// When a Terminate ended the stream: layer << 12 | type << 8 | code, as on the wire; else 0. [`TerminateCode`] has it in words.
     pub vendor_err: u32,
     /// Requests of its queue that it stands for: its own, and for a send those before it that made no completion.
-    pub places: u32,
+    pub wqes_retired: u32,
 }
 
 impl Wc {

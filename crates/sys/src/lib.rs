@@ -2,7 +2,7 @@
 //!
 //! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
 //! [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), who is at their other end ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings
-//! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`heart`]), what a forked child must make anew
+//! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`liveness`]), what a forked child must make anew
 //! ([`PerProcess`]), network interfaces of ours ([`tun`]), and what the machine allows ([`limits`], [`cpu`]).
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
@@ -19,8 +19,8 @@ pub mod diag;
 mod epoll;
 mod eventfd;
 mod fork;
-pub mod heart;
 pub mod limits;
+pub mod liveness;
 pub mod map;
 pub mod memfd;
 pub mod pages;

@@ -7,11 +7,15 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fchmod, fcntl_add_seals,
     fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, open,
 };
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap, munmap,
+};
 use rustix::process::{Resource, getrlimit};
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 /// A new file of `len` zero bytes whose size is sealed for good (`F_SEAL_SHRINK`, `F_SEAL_GROW`,
 /// `F_SEAL_SEAL`), closed on exec, mode 0600. `name` is for `/proc` only.
@@ -170,7 +174,7 @@ fn bad(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// A shared mapping (`MAP_SHARED`) of part of a file, unmapped on drop.
+/// Bytes that are mapped (of a file always `MAP_SHARED`), unmapped on drop.
 ///
 /// Whoever else has the file may change the bytes at any time: they are to be reached through atomics
 /// and racing copies only.
@@ -209,8 +213,56 @@ impl Mapping {
                 offset,
             )
         }?;
+        Mapping::made(ptr, len)
+    }
+
+    /// Zeroed bytes of no file; those of a `shared` one are also those of the children of this process.
+    ///
+    /// # Errors
+    /// `EINVAL` for a length of 0, `ENOMEM`.
+    pub fn anonymous(len: usize, shared: bool) -> io::Result<Mapping> {
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        let sharing = if shared {
+            MapFlags::SHARED
+        } else {
+            MapFlags::PRIVATE
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let ptr = unsafe { mmap_anonymous(std::ptr::null_mut(), len, rights, sharing) }?;
+        Mapping::made(ptr, len)
+    }
+
+    /// Once more what the program has mapped for others too at `addr`, a multiple of the page size.
+    ///
+    /// # Errors
+    /// `EINVAL` where the mapping is private, `EFAULT` where there is none.
+    pub fn again(addr: usize, len: usize) -> io::Result<Mapping> {
+        let old = std::ptr::with_exposed_provenance_mut(addr);
+        // SAFETY: a length of 0 leaves the old mapping as it is, and makes a new one at an address of the kernel's choice.
+        let ptr = unsafe { mremap(old, 0, len, MremapFlags::MAYMOVE) }?;
+        Mapping::made(ptr, len)
+    }
+
+    fn made(ptr: *mut c_void, len: usize) -> io::Result<Mapping> {
         let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { ptr, len })
+    }
+
+    /// Gives the memory behind it back; its bytes are zeros then, in the file too.
+    pub fn clear(&self) {
+        // SAFETY: our own mapping; others may change its bytes at any time, and so may this.
+        let _ = unsafe { madvise(self.ptr.as_ptr().cast(), self.len, Advice::LinuxRemove) };
+    }
+
+    /// A word of it, which others may change at any time.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    #[allow(clippy::cast_ptr_alignment)] // a page is aligned for all
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.len / 8);
+        // SAFETY: inside the mapping, aligned, and only reached by atomics.
+        unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().cast::<u64>().add(index)) }
     }
 
     /// Makes a page-aligned range present in our page tables in one go, instead of one fault a page. Done for
@@ -241,7 +293,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody may use the bytes after `self`.
+        // SAFETY: mapped by us with this length, and nobody may use the bytes after `self`.
         let unmapped = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }

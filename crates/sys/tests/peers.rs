@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use weft_sys::heart::{Heart, Pulse};
+use weft_sys::liveness::{Liveness, PeerLiveness};
 use weft_sys::memfd::{self, Mapping};
 use weft_sys::unix::{self, Name};
 use weft_sys::{Interest, poll_fds, process};
@@ -77,16 +77,16 @@ fn child() {
         let _ = receive(&conn, 0);
         return;
     }
-    let heart = Heart::start().unwrap();
+    let liveness = Liveness::start().unwrap();
     let mark = process::Birthmark::new().unwrap();
     assert!(mark.is_here());
-    unix::send_with_fds(&conn, b"heart", &[heart.fd()]).unwrap();
+    unix::send_with_fds(&conn, b"liveness", &[liveness.fd()]).unwrap();
     assert!(receive(&conn, 0).is_some());
     match part.as_str() {
         "exit" => {}
-        "thread-ends" => std::mem::forget(heart),
+        "thread-ends" => std::mem::forget(liveness),
         "drop" => {
-            drop(heart);
+            drop(liveness);
             say(b"dropped", &[]);
             let _ = receive(&conn, 0);
         }
@@ -102,7 +102,7 @@ fn child() {
             // SAFETY: the child only ends.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                drop(heart);
+                drop(liveness);
                 // SAFETY: it is always allowed to end.
                 unsafe { libc::_exit(i32::from(mark.is_here())) };
             }
@@ -120,28 +120,28 @@ fn child() {
     }
 }
 
-/// A child with a heart that beats.
-fn heart(part: &str) -> (Child, OwnedFd, Pulse) {
+/// A child with a liveness page.
+fn shown(part: &str) -> (Child, OwnedFd, PeerLiveness) {
     let (child, conn) = start(part);
     let (text, fds) = receive(&conn, 1).unwrap();
-    assert_eq!(text, b"heart");
-    let pulse = Pulse::open(&fds[0]).unwrap();
-    assert!(pulse.beats());
+    assert_eq!(text, b"liveness");
+    let liveness = PeerLiveness::open(&fds[0]).unwrap();
+    assert!(liveness.beats());
     assert!(Mapping::new(&fds[0], 0, 4096, true).is_err(), "not ours");
-    (child, conn, pulse)
+    (child, conn, liveness)
 }
 
 #[test]
 fn a_heart_stops_when_its_process_exits() {
-    let (mut child, conn, pulse) = heart("exit");
+    let (mut child, conn, liveness) = shown("exit");
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     assert!(child.wait().unwrap().success());
-    assert!(!pulse.beats());
+    assert!(!liveness.beats());
 }
 
 #[test]
 fn a_heart_stops_when_its_process_is_killed() {
-    let (mut child, conn, pulse) = heart("killed");
+    let (mut child, conn, liveness) = shown("killed");
     let pidfd = process::pidfd_open(child.id()).unwrap();
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     assert!(process::pidfd_alive(&pidfd));
@@ -149,60 +149,60 @@ fn a_heart_stops_when_its_process_is_killed() {
     readable(&pidfd);
     // Before anybody reaps it, so before its number can be another's.
     assert!(!process::pidfd_alive(&pidfd));
-    assert!(!pulse.beats());
+    assert!(!liveness.beats());
     child.wait().unwrap();
     assert!(process::pidfd_open(u32::MAX).is_err());
 }
 
 #[test]
 fn a_heart_stops_when_its_thread_ends() {
-    let (mut child, conn, pulse) = heart("thread-ends");
+    let (mut child, conn, liveness) = shown("thread-ends");
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     child.wait().unwrap();
-    assert!(!pulse.beats());
+    assert!(!liveness.beats());
 }
 
 #[test]
 fn a_heart_stops_when_its_process_runs_another_program() {
-    let (mut child, conn, pulse) = heart("exec");
+    let (mut child, conn, liveness) = shown("exec");
     let pidfd = process::pidfd_open(child.id()).unwrap();
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     // The connection is closed by exec.
     assert!(receive(&conn, 0).is_none());
     assert!(process::pidfd_alive(&pidfd), "the number lives on");
-    assert!(!pulse.beats());
+    assert!(!liveness.beats());
     drop(child.stdin.take());
     child.wait().unwrap();
 }
 
 #[test]
 fn a_heart_outlives_children_of_fork_and_stops_when_dropped() {
-    let (mut child, conn, pulse) = heart("fork");
+    let (mut child, conn, liveness) = shown("fork");
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     assert_eq!(receive(&conn, 0).unwrap().0, b"reaped");
-    assert!(pulse.beats());
+    assert!(liveness.beats());
     drop(conn);
     child.wait().unwrap();
-    assert!(!pulse.beats());
+    assert!(!liveness.beats());
 
-    let (mut child, conn, pulse) = heart("drop");
+    let (mut child, conn, liveness) = shown("drop");
     unix::send_with_fds(&conn, b"go", &[]).unwrap();
     assert_eq!(receive(&conn, 0).unwrap().0, b"dropped");
-    assert!(!pulse.beats());
+    assert!(!liveness.beats());
     drop(conn);
     child.wait().unwrap();
 }
 
 #[test]
 fn a_heart_is_judged_by_its_file() {
-    assert!(Pulse::open(File::open("/dev/null").unwrap()).is_err());
+    assert!(PeerLiveness::open(File::open("/dev/null").unwrap()).is_err());
     let dead = memfd::create("weft-test", 4096).unwrap();
     assert_eq!(
-        Pulse::open(&dead).unwrap_err().kind(),
+        PeerLiveness::open(&dead).unwrap_err().kind(),
         ErrorKind::NotConnected
     );
     let short = memfd::create("weft-test", 100).unwrap();
-    assert!(Pulse::open(&short).is_err());
+    assert!(PeerLiveness::open(&short).is_err());
 }
 
 #[test]

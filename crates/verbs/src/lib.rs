@@ -51,6 +51,7 @@
 pub mod cm;
 pub mod faults;
 
+pub use weft_rnic::above;
 pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Counter, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder,
     Doorbell, EndReason, Ender, Error, EventWait, Grh, INLINE_DATA, InlineData, Leaving, Ledger,

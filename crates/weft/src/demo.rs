@@ -196,6 +196,12 @@ impl WorkDir {
             None if room(Path::new("/dev/shm")) => "/dev/shm".into(),
             None => std::env::temp_dir(),
         };
+        if !base.is_dir() {
+            return Err(
+                Failure::failed(format!("{} is not a directory", base.display()))
+                    .hint("name one that exists and that you can write to with --dir DIR"),
+            );
+        }
         if !room(&base) {
             return Err(Failure::failed(format!(
                 "{} has no room for {}",

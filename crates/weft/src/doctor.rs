@@ -430,9 +430,18 @@ fn port(name: &'static str, port: u16) -> Check {
 }
 
 fn mtus() -> Vec<Check> {
+    // /sys shows the network namespace that it was mounted in, /proc the one of this process.
+    let ours = fs::read_to_string("/proc/self/net/dev");
+    let is_ours = |name: &str| {
+        ours.as_ref().map_or(true, |list| {
+            list.lines()
+                .any(|line| line.trim_start().split(':').next() == Some(name))
+        })
+    };
     let mut names: Vec<_> = fs::read_dir("/sys/class/net")
         .map(|list| {
             list.filter_map(|e| e.ok()?.file_name().into_string().ok())
+                .filter(|name| is_ours(name))
                 .collect()
         })
         .unwrap_or_default();

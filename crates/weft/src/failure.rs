@@ -135,9 +135,20 @@ fn remedy(what: &str) -> Option<&'static str> {
     })
 }
 
+/// Text without the numbers that `std` appends to errors of the system.
+fn without_numbers(text: &str) -> String {
+    let mut pieces = text.split(" (os error ");
+    let mut plain = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let rest = piece.trim_start_matches(|c: char| c.is_ascii_digit());
+        plain.push_str(rest.strip_prefix(')').unwrap_or(rest));
+    }
+    plain
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)?;
+        f.write_str(&without_numbers(&self.what))?;
         let hint = remedy(&self.what).unwrap_or(&self.hint);
         if !hint.is_empty() {
             write!(f, "\n  try: {hint}")?;
@@ -165,6 +176,9 @@ mod tests {
         assert!(told(Errno::ADDRNOTAVAIL).contains("ip address"));
         assert!(told(Errno::ADDRINUSE).contains("another port"));
         assert!(told(Errno::NOENT).ends_with("try: choose a good name"));
+        let nested = "the peer is gone (Broken pipe (os error 32)), or not (x (os error 2))";
+        let plain = Failure::failed(nested).to_string();
+        assert_eq!(plain, "the peer is gone (Broken pipe), or not (x)");
         let plain = Failure::failed("nothing to do").hint("do it").to_string();
         assert_eq!(plain, "nothing to do\n  try: do it");
     }

@@ -297,3 +297,31 @@ fn hello_ends_where_nothing_can_be_connected() {
     assert_eq!(out.code, 1, "{out:?}");
     assert!(out.stderr.contains("ulimit -n 4096"), "{}", out.stderr);
 }
+
+/// Each answer says what is wrong and what to do, in the words of the subcommand that was used, and without numbers of the system.
+#[test]
+fn wrong_uses_are_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("missing");
+    let missing = missing.to_str().unwrap();
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["demo", "--html", "x.html", "--size", "0"], 2, "1M"),
+        (&["cp", "localhost:file", "."], 2, "weft cp --listen DIR"),
+        (
+            &["cp", "-", "localhost:"],
+            1,
+            "standard input cannot be sent",
+        ),
+        (&["cp", missing, "localhost:"], 1, "no source can be used"),
+        (
+            &["fs", "put", missing, "/rdma/localhost:1/x"],
+            1,
+            "No such file or directory",
+        ),
+    ];
+    for (args, code, words) in cases {
+        let out = Output::of(weft().args(*args));
+        assert_eq!(out.code, *code, "{args:?}: {}", out.stderr);
+        assert!(out.stderr.contains(words), "{args:?}: {}", out.stderr);
+    }
+}

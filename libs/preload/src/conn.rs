@@ -19,6 +19,7 @@ use weft_ring::stream::Stream;
 use weft_run::hosts::Beginning;
 use weft_run::ledger::{AFTER, Carrier, RING, TCP};
 use weft_run::meet::{Ends, Why};
+use weft_sys::memfd::Mapping;
 
 use crate::fetch::Kept;
 use crate::lend::Lent;
@@ -98,25 +99,13 @@ pub(crate) struct Chan {
     pub(crate) answered: AtomicBool,
     pub(crate) lent: Lent,
     pub(crate) kept: Kept,
-    side: *mut Side,
+    /// Shared with the children of this process.
+    side: Mapping,
 }
 
 impl Chan {
     pub(crate) fn new(stream: Stream, role: Role, bell: c_int, nonblock: bool) -> Option<Chan> {
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let side = unsafe {
-            libc::mmap(
-                null_mut(),
-                4096,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if side == libc::MAP_FAILED {
-            return None;
-        }
+        let side = Mapping::anonymous(4096, true).ok()?;
         let chan = Chan {
             stream: Arc::new(stream),
             role,
@@ -128,7 +117,7 @@ impl Chan {
             answered: AtomicBool::new(false),
             lent: Lent::default(),
             kept: Kept::default(),
-            side: side.cast(),
+            side,
         };
         chan.side().holders.store(1, Relaxed);
         chan.side().nonblock.store(nonblock.into(), Relaxed);
@@ -138,7 +127,7 @@ impl Chan {
     #[inline]
     pub(crate) fn side(&self) -> &Side {
         // SAFETY: the mapping is of a page of zeros, which are a `Side`, and lives as long as `self`.
-        unsafe { &*self.side }
+        unsafe { &*self.side.as_ptr().cast() }
     }
 
     #[inline]
@@ -150,13 +139,6 @@ impl Chan {
     #[inline]
     pub(crate) fn peer(&self) -> Role {
         self.role.peer()
-    }
-}
-
-impl Drop for Chan {
-    fn drop(&mut self) {
-        // SAFETY: nobody is inside any more.
-        unsafe { libc::munmap(self.side.cast(), 4096) };
     }
 }
 

@@ -350,6 +350,70 @@ pub(crate) unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
     (event.events, event.u64)
 }
 
+/// The kernel's own registration, and what is kept about it.
+///
+/// # Safety
+/// As `epoll_ctl(2)`.
+unsafe fn in_kernel(
+    conn: &'static Conn,
+    chan: Option<&Chan>,
+    regs: &mut Vec<Reg>,
+    at: Option<usize>,
+    (set, op, fd, number): (c_int, c_int, c_int, usize),
+    event: *mut epoll_event,
+) -> c_int {
+    // What has fired is not in the set.
+    let is_gone = at.is_some_and(|at| regs[at].fired);
+    let rc = match op {
+        libc::EPOLL_CTL_DEL if is_gone => 0,
+        // SAFETY: the caller's promise.
+        libc::EPOLL_CTL_MOD if is_gone => unsafe {
+            next::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, event)
+        },
+        // SAFETY: the caller's promise.
+        _ => unsafe { next::epoll_ctl(set, op, fd, event) },
+    };
+    if rc == 0 {
+        // SAFETY: the kernel has read it.
+        let (events, data) = unsafe { parts(event) };
+        match (op, at) {
+            (libc::EPOLL_CTL_DEL, Some(at)) => forget(&mut regs.swap_remove(at)),
+            (libc::EPOLL_CTL_MOD, Some(at)) => {
+                let reg = &mut regs[at];
+                (reg.events, reg.data, reg.tcp) = (events, data, Some(events));
+                reg.told = data;
+                reg.fired = false;
+            }
+            (libc::EPOLL_CTL_ADD, _) => {
+                regs.iter_mut()
+                    .filter(|reg| reg.set == set && reg.fd == fd)
+                    .for_each(forget);
+                regs.retain(|reg| !(reg.set == set && reg.fd == fd));
+                regs.push(Reg {
+                    set,
+                    number,
+                    fd,
+                    events,
+                    data,
+                    tcp: Some(events),
+                    bell: None,
+                    own_bell: -1,
+                    mixed: false,
+                    fired: false,
+                    is_gone: false,
+                    told: data,
+                });
+            }
+            _ => {}
+        }
+        if let Some(chan) = chan {
+            late::follow(conn, Some(chan), regs);
+            set_eager(chan, !regs.is_empty());
+        }
+    }
+    rc
+}
+
 /// # Safety
 /// As `epoll_ctl(2)`.
 pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
@@ -403,57 +467,8 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
         || (op != libc::EPOLL_CTL_ADD && at.is_none())
         || event.is_null() && op != libc::EPOLL_CTL_DEL
     {
-        // What has fired is not in the set.
-        let is_gone = at.is_some_and(|at| slow.regs[at].fired);
-        let rc = match op {
-            libc::EPOLL_CTL_DEL if is_gone => 0,
-            // SAFETY: the caller's promise.
-            libc::EPOLL_CTL_MOD if is_gone => unsafe {
-                next::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, event)
-            },
-            // SAFETY: the caller's promise.
-            _ => unsafe { next::epoll_ctl(set, op, fd, event) },
-        };
-        if rc == 0 {
-            // SAFETY: the kernel has read it.
-            let (events, data) = unsafe { parts(event) };
-            match (op, at) {
-                (libc::EPOLL_CTL_DEL, Some(at)) => forget(&mut slow.regs.swap_remove(at)),
-                (libc::EPOLL_CTL_MOD, Some(at)) => {
-                    let reg = &mut slow.regs[at];
-                    (reg.events, reg.data, reg.tcp) = (events, data, Some(events));
-                    reg.told = data;
-                    reg.fired = false;
-                }
-                (libc::EPOLL_CTL_ADD, _) => {
-                    slow.regs
-                        .iter_mut()
-                        .filter(|reg| reg.set == set && reg.fd == fd)
-                        .for_each(forget);
-                    slow.regs.retain(|reg| !(reg.set == set && reg.fd == fd));
-                    slow.regs.push(Reg {
-                        set,
-                        number,
-                        fd,
-                        events,
-                        data,
-                        tcp: Some(events),
-                        bell: None,
-                        own_bell: -1,
-                        mixed: false,
-                        fired: false,
-                        is_gone: false,
-                        told: data,
-                    });
-                }
-                _ => {}
-            }
-            if let Some(chan) = chan {
-                late::follow(conn, Some(chan), &slow.regs);
-                set_eager(chan, !slow.regs.is_empty());
-            }
-        }
-        return rc;
+        // SAFETY: the caller's promise.
+        return unsafe { in_kernel(conn, chan, &mut slow.regs, at, (set, op, fd, number), event) };
     }
     let Some(chan) = chan else { return -1 };
     // SAFETY: the caller's promise.

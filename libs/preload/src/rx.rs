@@ -252,6 +252,15 @@ pub(crate) fn each_piece(
     }
 }
 
+/// What has come so far, or else why nothing did.
+fn so_far(got: usize, errno: c_int) -> Step {
+    Step::Done(if got > 0 {
+        got as ssize_t
+    } else {
+        failed(errno)
+    })
+}
+
 unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_int) -> Step {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let want = total(iov);
@@ -306,11 +315,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                     && !ended
                     && (late::is_put_off(conn, chan) || was_just_probed(chan))
                 {
-                    return Step::Done(if got > 0 {
-                        got as ssize_t
-                    } else {
-                        failed(libc::EAGAIN)
-                    });
+                    return so_far(got, libc::EAGAIN);
                 } else if bell::settle(chan) {
                     continue;
                 }
@@ -348,11 +353,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                 ended = true;
                 continue;
             }
-            return Step::Done(if got > 0 {
-                got as ssize_t
-            } else {
-                failed(libc::EAGAIN)
-            });
+            return so_far(got, libc::EAGAIN);
         }
         if !spun {
             spun = true;
@@ -364,20 +365,8 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
         match bell::wait_in(chan.bell()) {
             Heard::Alive => ended = bell::is_cut_in_fill(chan),
             Heard::End => ended = true,
-            Heard::Late => {
-                return Step::Done(if got > 0 {
-                    got as ssize_t
-                } else {
-                    failed(libc::EAGAIN)
-                });
-            }
-            Heard::Interrupted => {
-                return Step::Done(if got > 0 {
-                    got as ssize_t
-                } else {
-                    failed(libc::EINTR)
-                });
-            }
+            Heard::Late => return so_far(got, libc::EAGAIN),
+            Heard::Interrupted => return so_far(got, libc::EINTR),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use weft_mem::{Domain, PdId, RecvList, SendList, Table};
 use weft_ring::{End, Front, Role, Segment};
-use weft_sys::heart::Heart;
+use weft_sys::liveness::Liveness;
 use weft_sys::unix::{self, Name};
 use weft_sys::{Interest, poll_fds, process, wake};
 use weft_wire::local::{Cell, MAX_LEN, Message, Party, Secret};
@@ -23,18 +23,18 @@ pub fn door(addr: SocketAddr) -> Vec<u8> {
 }
 
 /// A sign of life that beats as long as the process.
-pub fn heart() -> BorrowedFd<'static> {
-    static HEART: OnceLock<OwnedFd> = OnceLock::new();
-    let fd = HEART.get_or_init(|| {
+pub fn liveness() -> BorrowedFd<'static> {
+    static LIVENESS: OnceLock<OwnedFd> = OnceLock::new();
+    let fd = LIVENESS.get_or_init(|| {
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let heart = Heart::start().expect("a heart");
-            let _ = tell.send(heart.fd().try_clone_to_owned().expect("a descriptor"));
+            let liveness = Liveness::start().expect("a liveness page");
+            let _ = tell.send(liveness.fd().try_clone_to_owned().expect("a descriptor"));
             loop {
                 std::thread::park();
             }
         });
-        told.recv().expect("a heart")
+        told.recv().expect("a liveness page")
     });
     fd.as_fd()
 }
@@ -104,7 +104,7 @@ pub fn open_door(door: &OwnedFd) -> OwnedFd {
 
 /// The descriptors that follow a segment in a Join, or are those of an Attach.
 pub fn fds(domain: &Domain) -> Vec<BorrowedFd<'_>> {
-    let mut fds = vec![heart()];
+    let mut fds = vec![liveness()];
     fds.extend(domain.fds(false));
     fds
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
+use weft_verbs::above::CqAbove;
 use weft_verbs::cm::Broker;
 use weft_verbs::{
     Access, Cq, Device, Mr, Pd, PostReason, QpState, RecvWr, SendOp, SendWr, UD_GROUP, UD_MTU,

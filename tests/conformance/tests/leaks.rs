@@ -9,7 +9,9 @@ fn maps() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
     // A device keeps its own sign of life.
     let shared = maps.lines().filter(|line| line.contains("weft-"));
-    shared.filter(|line| !line.contains("weft-heart")).count()
+    shared
+        .filter(|line| !line.contains("weft-liveness"))
+        .count()
 }
 
 /// Connect, talk and go, `count` pairs at a time.

@@ -526,7 +526,7 @@ fn guests_with_the_wrong_descriptors() {
         ("no tables", with(&file).drain(..2).collect()),
         ("one arena", with(&file).drain(..4).collect()),
     ];
-    for (i, what) in (1..5).zip(["a heart", "a table", "an arena", "another arena"]) {
+    for (i, what) in (1..5).zip(["a liveness page", "a table", "an arena", "another arena"]) {
         for wrong in [&pipe, &plain, &unsealed] {
             let mut all = with(&file);
             all[i] = copy(wrong);

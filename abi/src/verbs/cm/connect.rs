@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use weft_verbs::above::QpAbove;
 use weft_verbs::cm::{ConnParam, ConnectError, Dialed, Incoming};
 use weft_verbs::{Ender, Qp};
 

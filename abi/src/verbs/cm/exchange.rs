@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::io::Errno;
+use weft_verbs::above::CqAbove;
 use weft_verbs::{Cq, Qp, QpInit, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
 use super::channel::News;

@@ -15,7 +15,7 @@ use super::past::Trail;
 use super::pool::{Conn, Pick, dial};
 use super::{LOOK, Running, Shared};
 use crate::digest::{Digest, Parts};
-use crate::ipc::{JobAsk, Line};
+use crate::ipc::{JobAsk, Line, PullAsk};
 use crate::link::{Endpoint, Event, Gone};
 use crate::lock;
 use crate::options::Language;
@@ -165,6 +165,34 @@ fn plain(reason: &str) -> String {
 }
 
 impl Shared {
+    /// Enters a job into the list of those that run.
+    fn list(&self, source: &str) -> Listed<'_> {
+        let mut state = lock(&self.state);
+        state.next += 1;
+        let number = state.next;
+        let running = Running {
+            source: source.to_owned(),
+            worker: None,
+            since: Instant::now(),
+        };
+        state.jobs.insert(number, running);
+        Listed(self, number)
+    }
+
+    /// What a worker needs that preprocesses too.
+    fn pulling(&self, ask: &JobAsk, pull: &PullAsk) -> Result<Pulling, String> {
+        let system = self
+            .system
+            .of(&ask.driver, ask.language, &pull.search, &ask.path)?;
+        Ok(Pulling {
+            roots: Roots::new(pull, &system),
+            pull: Pull {
+                cpp: pull.cpp.clone(),
+                system,
+            },
+        })
+    }
+
     pub(super) fn job(
         &self,
         ask: &JobAsk,
@@ -184,39 +212,13 @@ impl Shared {
                 ));
             }
         };
-        let pull = match &ask.pull {
+        let pull = match ask.pull.as_ref().map(|pull| self.pulling(ask, pull)) {
             None => None,
-            Some(pull) => {
-                match self
-                    .system
-                    .of(&ask.driver, ask.language, &pull.search, &ask.path)
-                {
-                    Ok(system) => Some(Pulling {
-                        roots: Roots::new(pull, &system),
-                        pull: Pull {
-                            cpp: pull.cpp.clone(),
-                            system,
-                        },
-                    }),
-                    Err(why) => return Outcome::Preprocess(why),
-                }
-            }
+            Some(Ok(pull)) => Some(pull),
+            Some(Err(why)) => return Outcome::Preprocess(why),
         };
-        let number = {
-            let mut state = lock(&self.state);
-            state.next += 1;
-            let number = state.next;
-            state.jobs.insert(
-                number,
-                Running {
-                    source: ask.source.clone(),
-                    worker: None,
-                    since: Instant::now(),
-                },
-            );
-            number
-        };
-        let listed = Listed(self, number);
+        let listed = self.list(&ask.source);
+        let number = listed.1;
         let end = Instant::now() + self.config.patience;
         let task = Task {
             id: number as u32,

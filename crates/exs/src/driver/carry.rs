@@ -158,76 +158,9 @@ impl Conn {
                 io.hurry |= matches!(message.body, Body::Ack { .. });
                 io.send_message(&message);
             }
-            Action::Advertise {
-                op,
-                off,
-                len,
-                seq,
-                phase,
-                waitall,
-                credits,
-            } => {
-                io.advertise(
-                    context,
-                    op,
-                    (off, len),
-                    Access::REMOTE_WRITE,
-                    credits,
-                    |addr, rkey| {
-                        let memory = Remote { addr, rkey, len };
-                        Body::Advert(Advert {
-                            seq,
-                            phase,
-                            waitall,
-                            memory,
-                        })
-                    },
-                )?;
-            }
-            Action::AdvertisePacket {
-                op,
-                index,
-                len,
-                credits,
-            } => {
-                io.advertise(
-                    context,
-                    op,
-                    (0, len),
-                    Access::REMOTE_WRITE,
-                    credits,
-                    |addr, rkey| {
-                        Body::PktAdvert(Packet {
-                            index,
-                            addr,
-                            rkey,
-                            len,
-                        })
-                    },
-                )?;
-            }
-            Action::AdvertiseSource {
-                op,
-                index,
-                len,
-                credits,
-            } => {
-                io.advertise(
-                    context,
-                    op,
-                    (0, len),
-                    Access::REMOTE_READ,
-                    credits,
-                    |addr, rkey| {
-                        Body::Source(Packet {
-                            index,
-                            addr,
-                            rkey,
-                            len,
-                        })
-                    },
-                )?;
-            }
+            Action::Advertise { .. }
+            | Action::AdvertisePacket { .. }
+            | Action::AdvertiseSource { .. } => io.carry_advert(context, action)?,
             Action::Write {
                 op,
                 off,
@@ -337,6 +270,77 @@ impl Conn {
 }
 
 impl Io {
+    /// Opens memory of an operation to the peer, and says where it is.
+    fn carry_advert(&mut self, context: &Context, action: Action) -> Result<(), Error> {
+        match action {
+            Action::Advertise {
+                op,
+                off,
+                len,
+                seq,
+                phase,
+                waitall,
+                credits,
+            } => self.advertise(
+                context,
+                op,
+                (off, len),
+                Access::REMOTE_WRITE,
+                credits,
+                |addr, rkey| {
+                    let memory = Remote { addr, rkey, len };
+                    Body::Advert(Advert {
+                        seq,
+                        phase,
+                        waitall,
+                        memory,
+                    })
+                },
+            ),
+            Action::AdvertisePacket {
+                op,
+                index,
+                len,
+                credits,
+            } => self.advertise(
+                context,
+                op,
+                (0, len),
+                Access::REMOTE_WRITE,
+                credits,
+                |addr, rkey| {
+                    Body::PktAdvert(Packet {
+                        index,
+                        addr,
+                        rkey,
+                        len,
+                    })
+                },
+            ),
+            Action::AdvertiseSource {
+                op,
+                index,
+                len,
+                credits,
+            } => self.advertise(
+                context,
+                op,
+                (0, len),
+                Access::REMOTE_READ,
+                credits,
+                |addr, rkey| {
+                    Body::Source(Packet {
+                        index,
+                        addr,
+                        rkey,
+                        len,
+                    })
+                },
+            ),
+            _ => unreachable!("what advertises nothing"),
+        }
+    }
+
     /// Send a header and these bytes of a send in one message. True: it has left the send's memory already.
     fn send_small(
         &mut self,

@@ -218,55 +218,8 @@ impl<W> Stream<W> {
                     terminate: false,
                 });
             }
-            Op::Read { src_stag, src_to } => {
-                let sink_stag = self.ask(seq, len, false);
-                let request = ReadRequest {
-                    sink_stag,
-                    sink_to: 0,
-                    size: len,
-                    src_stag,
-                    src_to,
-                };
-                let header_len = emit_control(
-                    &request_header(Opcode::ReadRequest, request_msn),
-                    hdr,
-                    |b| request.emit(b),
-                );
-                return Some(Tx {
-                    header_len,
-                    payload: Payload::None,
-                    completes: Some(seq),
-                    terminate: false,
-                });
-            }
-            Op::Atomic {
-                op,
-                stag,
-                to,
-                add_or_swap,
-                add_or_swap_mask,
-                compare,
-                compare_mask,
-            } => {
-                let request_id = self.ask(seq, 0, true);
-                let request = AtomicRequest {
-                    op,
-                    request_id,
-                    stag,
-                    to,
-                    add_or_swap,
-                    add_or_swap_mask,
-                    compare,
-                    compare_mask,
-                };
-                let header = request_header(Opcode::AtomicRequest, request_msn);
-                let header_len = emit_control(&header, hdr, |b| request.emit(b));
-                return Some(Tx {
-                    header_len,
-                    payload: Payload::None,
-                    completes: Some(seq),
-                    terminate: false,
-                });
+            Op::Read { .. } | Op::Atomic { .. } => {
+                return Some(self.cut_request(op, len, request_msn, hdr));
             }
             Op::WriteImm { imm, solicited, .. } if immediate => {
                 return Some(self.cut_immediate(imm, solicited, hdr));
@@ -286,49 +239,7 @@ impl<W> Stream<W> {
                 )
             }
             Op::SendImm { imm, solicited } => {
-                let opcode = immediate_opcode(solicited);
-                // The immediate data counts as the message's first bytes.
-                let (before, mo) = if offset == 0 {
-                    (IMMEDIATE_LEN, 0)
-                } else {
-                    (0, offset + IMMEDIATE_LEN as u32)
-                };
-                let (n, last) = self.piece(len - offset, ddp::UNTAGGED_LEN + before);
-                let header = Header::Untagged(Untagged {
-                    last,
-                    mo,
-                    invalidate: WITH_SEND,
-                    ..untagged_0(opcode, send_msn)
-                });
-                let header_len = if offset == 0 {
-                    emit_control(&header, hdr, |body| *body = imm.to_be_bytes())
-                } else {
-                    emit(&header, hdr)
-                };
-                if last {
-                    self.send_msn = send_msn.wrapping_add(1);
-                    self.finish_wr();
-                } else {
-                    self.cut = Cut::Wr {
-                        offset: offset + n,
-                        immediate: false,
-                    };
-                }
-                let payload = if n == 0 {
-                    Payload::None
-                } else {
-                    Payload::Wr {
-                        seq,
-                        offset,
-                        len: n,
-                    }
-                };
-                return Some(Tx {
-                    header_len,
-                    payload,
-                    completes: last.then_some(seq),
-                    terminate: false,
-                });
+                return Some(self.cut_send_imm((imm, solicited), offset, len, hdr));
             }
             Op::Send {
                 solicited,
@@ -382,6 +293,109 @@ impl<W> Stream<W> {
             completes: completes.then_some(seq),
             terminate: false,
         })
+    }
+
+    /// What the peer answers: a request for a Read or an atomic operation.
+    fn cut_request(&mut self, op: Op, len: u32, msn: u32, hdr: &mut [u8; MAX_HEADER]) -> Tx {
+        let seq = self.next;
+        let header_len = match op {
+            Op::Read { src_stag, src_to } => {
+                let sink_stag = self.ask(seq, len, false);
+                let request = ReadRequest {
+                    sink_stag,
+                    sink_to: 0,
+                    size: len,
+                    src_stag,
+                    src_to,
+                };
+                let header = request_header(Opcode::ReadRequest, msn);
+                emit_control(&header, hdr, |b| request.emit(b))
+            }
+            Op::Atomic {
+                op,
+                stag,
+                to,
+                add_or_swap,
+                add_or_swap_mask,
+                compare,
+                compare_mask,
+            } => {
+                let request_id = self.ask(seq, 0, true);
+                let request = AtomicRequest {
+                    op,
+                    request_id,
+                    stag,
+                    to,
+                    add_or_swap,
+                    add_or_swap_mask,
+                    compare,
+                    compare_mask,
+                };
+                let header = request_header(Opcode::AtomicRequest, msn);
+                emit_control(&header, hdr, |b| request.emit(b))
+            }
+            _ => unreachable!("other operations are not answered"),
+        };
+        Tx {
+            header_len,
+            payload: Payload::None,
+            completes: Some(seq),
+            terminate: false,
+        }
+    }
+
+    /// A piece of a Send with immediate data.
+    fn cut_send_imm(
+        &mut self,
+        (imm, solicited): (u64, bool),
+        offset: u32,
+        len: u32,
+        hdr: &mut [u8; MAX_HEADER],
+    ) -> Tx {
+        let (seq, msn) = (self.next, self.send_msn);
+        let opcode = immediate_opcode(solicited);
+        // The immediate data counts as the message's first bytes.
+        let (before, mo) = if offset == 0 {
+            (IMMEDIATE_LEN, 0)
+        } else {
+            (0, offset + IMMEDIATE_LEN as u32)
+        };
+        let (n, last) = self.piece(len - offset, ddp::UNTAGGED_LEN + before);
+        let header = Header::Untagged(Untagged {
+            last,
+            mo,
+            invalidate: WITH_SEND,
+            ..untagged_0(opcode, msn)
+        });
+        let header_len = if offset == 0 {
+            emit_control(&header, hdr, |body| *body = imm.to_be_bytes())
+        } else {
+            emit(&header, hdr)
+        };
+        if last {
+            self.send_msn = msn.wrapping_add(1);
+            self.finish_wr();
+        } else {
+            self.cut = Cut::Wr {
+                offset: offset + n,
+                immediate: false,
+            };
+        }
+        let payload = if n == 0 {
+            Payload::None
+        } else {
+            Payload::Wr {
+                seq,
+                offset,
+                len: n,
+            }
+        };
+        Tx {
+            header_len,
+            payload,
+            completes: last.then_some(seq),
+            terminate: false,
+        }
     }
 
     /// An Immediate Data message, the end of its work request.

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Cq;
 use super::spin::SpinBudget;
+use crate::above::CqAbove;
 
 /// Threads that wait for events of completion queues: for a moment they drive the members themselves, where that has paid off lately. A
 /// message that comes then wakes nobody, neither the engine nor the thread.

@@ -13,7 +13,17 @@ fn same_user(cred: &Cred) -> Result<(), Why> {
     if cred.is_same_user() {
         Ok(())
     } else {
-        Err("the peer runs as another user".into())
+        Err(stranger(cred).into())
+    }
+}
+
+/// Why somebody is not of our user.
+fn stranger(cred: &Cred) -> &'static str {
+    if cred.uid == weft_sys::process::uid() {
+        // `is_same_user` takes nobody for anybody.
+        "user 65534 (nobody) stands for all users that a user namespace does not know: run both as another user"
+    } else {
+        "the peer runs as another user"
     }
 }
 

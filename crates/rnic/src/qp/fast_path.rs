@@ -153,7 +153,7 @@ impl QpInner {
             opcode: wr.op.opcode(),
             byte_len: len,
             qp_num: self.num,
-            places: 1 + std::mem::take(silent),
+            wqes_retired: 1 + std::mem::take(silent),
             ..Wc::default()
         });
     }

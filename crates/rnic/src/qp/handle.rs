@@ -14,6 +14,7 @@ use super::rnr::RNR_FOR_EVER;
 use super::rx::Rx;
 use super::tx::Tx;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
+use crate::above::QpAbove;
 use crate::cq::{Cq, Member};
 use crate::device::{Counted, Pd, PdInner, QpNumber};
 use crate::srq::{RecvQueue, Srq};
@@ -123,40 +124,6 @@ impl Qp {
         )
     }
 
-    /// The other end for a connection of this queue pair with itself: what arrives there takes the receives of this one, and
-    /// completes as its own. It goes when its handle is dropped. `None` if there has been one.
-    pub fn twin(&self) -> Option<Qp> {
-        let first = &self.0;
-        let init = QpInit {
-            max_send_wr: 0,
-            max_recv_wr: 0,
-            max_sge: first.max_sge,
-            rnr: if first.rnr_wait.load(Ordering::Relaxed) {
-                Rnr::Wait
-            } else {
-                Rnr::Terminate
-            },
-            remote_completion: first.remote_completion,
-            quiet_end: first.quiet_end,
-            tally: first.tally.clone(),
-            ..QpInit::new(
-                &Cq(Arc::clone(&first.send_cq)),
-                &Cq(Arc::clone(&first.recv_cq)),
-            )
-        };
-        let recv = match &first.recv {
-            RecvSource::Shared(srq) => RecvSource::Shared(Arc::clone(srq)),
-            RecvSource::Own(_) => RecvSource::Twin(Arc::downgrade(first)),
-            RecvSource::Twin(_) | RecvSource::Xrc(_) => return None,
-        };
-        let twin = Self::make(&first.pd, first.num, &init, recv, true);
-        twin.set_access(first.access());
-        twin.set_min_rnr_timer(first.min_rnr_timer());
-        let qp = Qp(twin, None);
-        first.twin.set(Arc::downgrade(&qp.0)).ok()?;
-        Some(qp)
-    }
-
     fn make(
         pd: &Arc<PdInner>,
         num: u32,
@@ -205,7 +172,7 @@ impl Qp {
             dead: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
             armed: AtomicBool::new(false),
-            in_lent: AtomicBool::new(false),
+            in_leased: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
             rx_stopped: AtomicBool::new(false),
             rx_closed: AtomicBool::new(false),
@@ -322,17 +289,6 @@ impl Qp {
         self.post_recv(&[wr])
     }
 
-    /// Whether [`Qp::post_send`] would take a request like this, given a connection and room for it.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
-        match self.0.check_request(wr) {
-            Ok(_) => Ok(()),
-            Err(reason) => Err(PostError { index: 0, reason }),
-        }
-    }
-
     /// What the peer may do through this queue pair, whatever regions and windows allow: remote rights that are not in `access` are
     /// refused. At first all of them are there.
     pub fn set_access(&self, access: Access) {
@@ -357,12 +313,6 @@ impl Qp {
         }
     }
 
-    /// What the peer sends waits for its receive so often, as if the peer had said so ([`Qp::set_rnr_retry`]), also if the queue pair was made
-    /// with [`Rnr::Terminate`].
-    pub fn wait_for_receives(&self, retry: u8) {
-        self.0.wait_for_receives(retry);
-    }
-
     /// Close in order: what was posted is sent, then the peer sees the end. Receives are flushed when the peer has
     /// closed its side too. Returns at once.
     pub fn disconnect(&self) {
@@ -372,32 +322,6 @@ impl Qp {
     /// End the connection at once; the peer gets a Terminate. Everything outstanding is flushed.
     pub fn to_error(&self) {
         self.0.to_error();
-    }
-
-    /// Take sends from now on, before there is a connection: they are kept, and go out when it comes about. (Reads and atomics on a
-    /// connection that then allows none fail.)
-    pub fn allow_early_posts(&self) {
-        self.0.expected.store(true, Ordering::Relaxed);
-    }
-
-    /// End the connection as if the wire were cut, for tests of what programs make of it: neither side is told why.
-    pub fn cut(&self) {
-        self.0.cut();
-    }
-
-    /// From now on nothing of the connection moves, as if the port were down, until this is called with `false`: what is posted waits, and so does what
-    /// the peer does. Neither side is told.
-    pub fn pause(&self, paused: bool) {
-        self.0.set_paused(paused);
-        if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {
-            twin.set_paused(paused);
-        }
-    }
-
-    /// End a connection, or the wait for one: the first send that is outstanding completes with `status`, everything else outstanding is
-    /// flushed. A peer gets a Terminate. Nothing on a queue pair that has ended.
-    pub fn fail(&self, status: WcStatus) {
-        self.0.fail(status);
     }
 
     /// Sends that were posted and are not complete.
@@ -471,6 +395,70 @@ impl Qp {
     /// Sets the hook of [`Qp::on_end`] later, from a place that does not hold the queue pair.
     pub fn ender(&self) -> Ender {
         Ender(Arc::downgrade(&self.0))
+    }
+}
+
+impl QpAbove for Qp {
+    fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
+        match self.0.check_request(wr) {
+            Ok(_) => Ok(()),
+            Err(reason) => Err(PostError { index: 0, reason }),
+        }
+    }
+
+    fn allow_early_posts(&self) {
+        self.0.expected.store(true, Ordering::Relaxed);
+    }
+
+    fn wait_for_receives(&self, retry: u8) {
+        self.0.wait_for_receives(retry);
+    }
+
+    fn pause(&self, paused: bool) {
+        self.0.set_paused(paused);
+        if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {
+            twin.set_paused(paused);
+        }
+    }
+
+    fn cut(&self) {
+        self.0.cut();
+    }
+
+    fn fail(&self, status: WcStatus) {
+        self.0.fail(status);
+    }
+
+    fn twin(&self) -> Option<Qp> {
+        let first = &self.0;
+        let init = QpInit {
+            max_send_wr: 0,
+            max_recv_wr: 0,
+            max_sge: first.max_sge,
+            rnr: if first.rnr_wait.load(Ordering::Relaxed) {
+                Rnr::Wait
+            } else {
+                Rnr::Terminate
+            },
+            remote_completion: first.remote_completion,
+            quiet_end: first.quiet_end,
+            tally: first.tally.clone(),
+            ..QpInit::new(
+                &Cq(Arc::clone(&first.send_cq)),
+                &Cq(Arc::clone(&first.recv_cq)),
+            )
+        };
+        let recv = match &first.recv {
+            RecvSource::Shared(srq) => RecvSource::Shared(Arc::clone(srq)),
+            RecvSource::Own(_) => RecvSource::Twin(Arc::downgrade(first)),
+            RecvSource::Twin(_) | RecvSource::Xrc(_) => return None,
+        };
+        let twin = Self::make(&first.pd, first.num, &init, recv, true);
+        twin.set_access(first.access());
+        twin.set_min_rnr_timer(first.min_rnr_timer());
+        let qp = Qp(twin, None);
+        first.twin.set(Arc::downgrade(&qp.0)).ok()?;
+        Some(qp)
     }
 }
 

@@ -182,13 +182,13 @@ impl QpInner {
     }
 
     /// Whether it has to be put on the engine's list of lent queue pairs now.
-    pub(crate) fn enter_lent(&self) -> bool {
-        !self.in_lent.swap(true, Ordering::SeqCst)
+    pub(crate) fn enter_leased(&self) -> bool {
+        !self.in_leased.swap(true, Ordering::SeqCst)
     }
 
     /// The engine takes a lent queue pair back.
     pub(crate) fn take_back(self: &Arc<Self>) {
-        self.in_lent.store(false, Ordering::SeqCst);
+        self.in_leased.store(false, Ordering::SeqCst);
         if self.armed.load(Ordering::SeqCst) {
             // Posts were put off, and no poll came.
             if self.has_deferred() {

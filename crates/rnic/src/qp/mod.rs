@@ -203,7 +203,7 @@ pub(crate) struct QpInner {
     /// The owner's handle is gone: no more completions.
     orphan: AtomicBool,
     armed: AtomicBool,
-    in_lent: AtomicBool,
+    in_leased: AtomicBool,
     tx_blocked: AtomicBool,
     /// A message waits in the transport: nothing is received for now.
     rx_stopped: AtomicBool,
@@ -685,7 +685,7 @@ impl QpInner {
                 status,
                 opcode: wr.op.opcode(),
                 qp_num: self.num,
-                places: 1,
+                wqes_retired: 1,
                 ..Wc::default()
             });
         }
@@ -782,7 +782,7 @@ impl QpInner {
                     byte_len,
                     qp_num: self.num,
                     vendor_err,
-                    places: 1 + std::mem::take(silent),
+                    wqes_retired: 1 + std::mem::take(silent),
                     ..Wc::default()
                 });
             } else {

@@ -78,7 +78,7 @@ impl QpInner {
             opcode: WcOpcode::Recv,
             qp_num: self.num,
             vendor_err,
-            places: 1,
+            wqes_retired: 1,
             ..Wc::default()
         }
     }

@@ -24,8 +24,8 @@ impl Driven for QpInner {
     fn is_awake(&self) -> bool {
         QpInner::is_awake(self)
     }
-    fn enter_lent(&self) -> bool {
-        QpInner::enter_lent(self)
+    fn enter_leased(&self) -> bool {
+        QpInner::enter_leased(self)
     }
     fn take_back(self: Arc<Self>) {
         QpInner::take_back(&self);

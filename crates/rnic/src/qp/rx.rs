@@ -706,7 +706,7 @@ impl QpInner {
                     qp_num: self.num,
                     imm: immediate,
                     invalidated: invalidate,
-                    places: 1,
+                    wqes_retired: 1,
                     ..Wc::default()
                 });
             }

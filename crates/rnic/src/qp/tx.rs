@@ -434,11 +434,7 @@ impl QpInner {
             core.tx.scratch.clear();
         }
         let copy_all = core.tx.crc || core.tx.markers.is_some();
-        let limit = if copy_all {
-            FLIGHT_BYTES_COPIED
-        } else {
-            FLIGHT_BYTES
-        };
+        let limit = flight_limit(copy_all);
         let mut bytes = 0;
         let mut failed = None;
         let mut source_gone = false;
@@ -466,9 +462,7 @@ impl QpInner {
                 break;
             };
             if segment.terminate {
-                tx.terminate = hdr.get(UNTAGGED_LEN..UNTAGGED_LEN + 2).map_or(0, |b| {
-                    term_code(TermError::from_parts(b[0] >> 4, b[0] & 15, b[1]))
-                });
+                tx.terminate = reason_in(&hdr);
             }
             if tx.scratch.capacity() == 0 {
                 tx.scratch = self.device.pool().get_tx();
@@ -528,12 +522,7 @@ impl QpInner {
                 break;
             }
             let in_place = !copy && !payload.is_empty();
-            if in_place {
-                ledger.tx_direct += u64::from(payload.len());
-            } else {
-                ledger.tx_copied += u64::from(payload.len());
-            }
-            ledger.tx_fpdus += 1;
+            count_fpdu(ledger, payload.len(), in_place);
             bytes += tx.finish_fpdu(start, ulpdu_len, in_place);
             if let Some(seq) = segment.completes {
                 tx.marks.push_back((tx.built, seq));
@@ -757,4 +746,29 @@ pub(super) fn note_transmitted(core: &mut Core, link: &Link) {
         tx.marks.pop_front();
         stream.transmitted(seq);
     }
+}
+
+/// Bytes in one flight.
+fn flight_limit(copied: bool) -> usize {
+    if copied {
+        FLIGHT_BYTES_COPIED
+    } else {
+        FLIGHT_BYTES
+    }
+}
+
+fn count_fpdu(ledger: &mut Ledger, payload: u32, in_place: bool) {
+    if in_place {
+        ledger.tx_direct += u64::from(payload);
+    } else {
+        ledger.tx_copied += u64::from(payload);
+    }
+    ledger.tx_fpdus += 1;
+}
+
+/// The reason that a Terminate message gives.
+fn reason_in(hdr: &[u8; MAX_HEADER]) -> u32 {
+    hdr.get(UNTAGGED_LEN..UNTAGGED_LEN + 2).map_or(0, |b| {
+        term_code(TermError::from_parts(b[0] >> 4, b[0] & 15, b[1]))
+    })
 }

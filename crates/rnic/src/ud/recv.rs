@@ -342,7 +342,7 @@ impl UdInner {
             qp_num: self.num,
             imm,
             source: Some(source),
-            places: 1,
+            wqes_retired: 1,
             ..Wc::default()
         });
     }
@@ -665,7 +665,7 @@ impl UdInner {
                 status: WcStatus::WrFlushErr,
                 opcode: WcOpcode::Recv,
                 qp_num: self.num,
-                places: 1,
+                wqes_retired: 1,
                 ..Wc::default()
             };
             self.recv_cq.push(&[wc], true);

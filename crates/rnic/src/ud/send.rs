@@ -503,7 +503,7 @@ impl UdInner {
                 opcode: send.opcode,
                 byte_len: if failed { 0 } else { send.len },
                 qp_num: self.num,
-                places: 1 + std::mem::take(silent),
+                wqes_retired: 1 + std::mem::take(silent),
                 ..Wc::default()
             };
             self.send_cq.push(&[wc], failed);

@@ -7,6 +7,7 @@ use weft_sockets::lock::lock;
 
 use super::{Conn, Core, Fetch, lingering};
 use crate::machine::Endpoint;
+use weft_verbs::above::CqAbove;
 
 /// How long a close waits for a peer that is in the program's memory.
 const INSIST: Duration = Duration::from_secs(5);

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use weft_sockets::bell::Bell;
 use weft_sockets::error::errno;
 use weft_sockets::lock::{lock, try_lock};
+use weft_verbs::above::CqAbove;
 use weft_verbs::{
     Access, Cq, Device, Doorbell, EndReason, Mr, Path, Pd, PerProcess, Qp, QpInit, RecvWr, Wc,
     WcStatus,

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use weft_sockets::lock::{lock, try_lock};
 use weft_sockets::memory::{Source, gather, take, total};
 use weft_sockets::wait::Wait;
+use weft_verbs::above::CqAbove;
 use weft_verbs::{InlineData, RawMemory, protect};
 
 use super::{Conn, Core, INLINE, LOW};

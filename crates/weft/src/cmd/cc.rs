@@ -68,7 +68,7 @@ Examples:
 )]
 pub struct Args {
     /// Workers: HOST, HOST:PORT or [IPV6]:PORT, with commas between
-    #[arg(long, value_name = "WORKERS", env = "WEFT_CC_HOSTS")]
+    #[arg(long, global = true, value_name = "WORKERS", env = "WEFT_CC_HOSTS")]
     hosts: Option<String>,
     /// Compile so many percent of the objects here too, and compare
     #[arg(long, value_name = "PERCENT", env = "WEFT_CC_VERIFY", default_value = "0", value_parser = percent)]

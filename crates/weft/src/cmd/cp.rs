@@ -325,7 +325,8 @@ fn speed(files: u64, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-6);
     let plural = if files == 1 { "" } else { "s" };
     let rate = match bytes as f64 / seconds {
-        0.0 => String::new(),
+        // The rate of so few bytes is that of the start.
+        _ if bytes < 1 << 20 => String::new(),
         fast if fast >= 1e8 => format!(", {:.2} GB/s", fast / 1e9),
         slow => format!(", {:.1} MB/s", slow / 1e6),
     };
@@ -359,8 +360,9 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         }
     }
     if plan.entries.is_empty() {
-        return Err(Failure::failed("there is nothing to send")
-            .hint("name files that exist and that you can read"));
+        return Err(
+            Failure::failed("nothing was sent: no source can be used").hint("see the lines above")
+        );
     }
     let options = sender::Options {
         key,

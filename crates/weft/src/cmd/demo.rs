@@ -13,7 +13,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     html: PathBuf,
     /// Length of the file that is moved
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = weft_bench::size::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = file_size)]
     size: u64,
     /// Work in this directory, on a disk for example [default: /dev/shm if it has room, so that the disk is not what is measured]
     #[arg(long, value_name = "DIR")]
@@ -24,6 +24,17 @@ pub struct Args {
     /// Leave the figures of the verbs out
     #[arg(long)]
     no_verbs: bool,
+}
+
+/// Less than this says nothing about speed.
+const SMALLEST: u64 = 1 << 20;
+
+fn file_size(text: &str) -> Result<u64, String> {
+    let size = weft_bench::size::parse_size(text).map_err(|e| e.to_string())?;
+    if size < SMALLEST {
+        return Err("the smallest file that can be timed has 1M".to_owned());
+    }
+    Ok(size)
 }
 
 /// Moves the file, measures, and writes the report.

@@ -546,6 +546,11 @@ fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
 
 fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
     let path = fs::parse(&args.target)?;
+    // Before anybody is called: a misspelt name is no matter of the network.
+    for source in args.sources.iter().filter(|s| *s != Path::new("-")) {
+        std::fs::metadata(source)
+            .map_err(|e| Failure::failed(format!("{}: {e}", source.display())))?;
+    }
     let client = args.common.connect(&path)?;
     for source in &args.sources {
         let stdin = source == Path::new("-");

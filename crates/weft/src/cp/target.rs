@@ -36,7 +36,12 @@ impl Target {
             }
             None => text
                 .split_once(':')
-                .ok_or_else(|| wrong(format!("`{text}` is not HOST[:PORT]:DIR")))?,
+                .ok_or_else(|| {
+                    Failure::usage(format!("`{text}` is not HOST[:PORT]:DIR")).hint(format!(
+                        "the last argument is where the files go; {FORM}. To fetch files, run `weft cp --listen DIR` here \
+                         and `weft cp` there"
+                    ))
+                })?,
         };
         if host.is_empty() {
             return Err(wrong(format!("`{text}` names no host")));

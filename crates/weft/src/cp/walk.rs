@@ -141,7 +141,16 @@ impl Plan {
             let stat = match fs::stat(source) {
                 Ok(stat) => stat,
                 Err(e) => {
-                    plan.error(source, &e.into());
+                    if source == Path::new("-") && e == rustix::io::Errno::NOENT {
+                        plan.skipped.push(Skipped {
+                            source: source.clone(),
+                            why: "standard input cannot be sent; write it to a file first"
+                                .to_owned(),
+                            error: true,
+                        });
+                    } else {
+                        plan.error(source, &e.into());
+                    }
                     continue;
                 }
             };

@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -348,7 +349,14 @@ fn run(program: &Path, addr: SocketAddr) -> Result<Probe, Failed> {
         .output()?;
     let text = String::from_utf8_lossy(&out.stdout);
     Probe::parse(text.trim_end())
-        .ok_or_else(|| String::from_utf8_lossy(&out.stderr).trim_end().into())
+        .ok_or_else(|| first_line(&String::from_utf8_lossy(&out.stderr)).into())
+}
+
+/// What a `weft` said that failed, without its name and its advice: the check has an advice of its own.
+fn first_line(said: &str) -> &str {
+    let line = said.lines().find(|line| !line.trim().is_empty());
+    let line = line.unwrap_or("it said nothing");
+    line.strip_prefix("weft: ").unwrap_or(line)
 }
 
 /// The peer's part: connect, and see which of the other side's memory can be reached without its help.
@@ -363,7 +371,16 @@ pub fn probe(addr: SocketAddr) -> Result<Probe, Failed> {
     let [mapped, process] = *keys else {
         return Err("what listens there is not `weft doctor`".into());
     };
-    let reach = |key| reaches(&connection.qp, &cq, buffer.whole(), u32::from_le_bytes(key));
+    let reach = |key| {
+        // The first operations can go by the ring, while the region's mapping is on its way.
+        for _ in 0..20 {
+            if reaches(&connection.qp, &cq, buffer.whole(), u32::from_le_bytes(key))? {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok::<_, Failed>(false)
+    };
     Ok(Probe {
         mapped: reach(mapped)?,
         process: reach(process)?,
@@ -419,6 +436,12 @@ mod tests {
         };
         assert_eq!(Probe::parse(probe.to_string().trim_end()), Some(probe));
         assert_eq!(Probe::parse("weft: no such address"), None);
+    }
+
+    #[test]
+    fn advice_of_the_peer_is_left_out() {
+        let said = "\nweft: the address cannot be reached\n  try: look at `ip link`\n";
+        assert_eq!(first_line(said), "the address cannot be reached");
     }
 
     #[test]

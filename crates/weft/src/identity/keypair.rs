@@ -53,7 +53,7 @@ pub fn make(path: &Path, replace: bool) -> Result<Identity, Failure> {
                 .hint("`weft key --show` shows it; --force replaces it, and those who know its key do not know the new one")
         } else {
             Failure::failed(format!("cannot write the key file {shown}: {e}"))
-                .hint("name a file in a directory that you can write to with --file FILE")
+                .hint("name a file that you can write: --identity FILE (`weft key`: --file FILE); or set HOME or XDG_CONFIG_HOME to a directory that you can write to")
         }
     })?;
     Ok(identity)

@@ -30,7 +30,7 @@ impl Folder {
             .or_else(|| absolute("HOME").map(|home| home.join(".config")))
             .ok_or_else(|| {
                 Failure::failed("there is no home directory to keep keys in").hint(
-                    "set HOME or XDG_CONFIG_HOME to an absolute path, or name the files (--identity, --authorized)",
+                    "set HOME or XDG_CONFIG_HOME to an absolute path, or name the files (--identity and --authorized; `weft key`: --file)",
                 )
             })?;
         Ok(Self(config.join("weft")))

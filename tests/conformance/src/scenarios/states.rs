@@ -1,5 +1,6 @@
 //! The life of a queue pair: what may be posted when, what is flushed, and how a connection ends.
 
+use weft_verbs::above::QpAbove;
 use weft_verbs::cm::ConnectError;
 use weft_verbs::{EndReason, PostReason, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 

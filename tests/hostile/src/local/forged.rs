@@ -29,7 +29,7 @@ pub fn run(target: &Target, seed: u64, report: &mut Report) {
     let mut rng = Rng::new(seed);
     for (which, part) in [
         "segment",
-        "heart",
+        "liveness",
         "table",
         "arena rw",
         "arena ro",

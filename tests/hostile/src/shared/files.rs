@@ -46,8 +46,8 @@ pub fn segment(ring: u32) -> io::Result<File> {
     memory(&segment_head(1, ring), 4096 + 2 * u64::from(ring), SEALS)
 }
 
-/// A page as an engine's heart: its word says that this thread holds it.
-pub fn heart() -> io::Result<File> {
+/// A page as an engine's liveness: its word says that this thread holds it.
+pub fn liveness() -> io::Result<File> {
     let holder = rustix::thread::gettid().as_raw_nonzero().get();
     memory(&holder.to_ne_bytes(), 4096, SEALS | SealFlags::FUTURE_WRITE)
 }
@@ -107,8 +107,8 @@ impl Entry {
 pub struct Files {
     /// Segment (of a Join).
     pub segment: Option<File>,
-    /// Heart.
-    pub heart: OwnedFd,
+    /// Liveness.
+    pub liveness: OwnedFd,
     /// Exported table.
     pub table: OwnedFd,
     /// Arenas: to write, to read, and perhaps the private one.
@@ -126,7 +126,7 @@ impl Files {
         let private = memory(&[], ARENA, SEALS)?;
         Ok(Files {
             segment: Some(segment(ring)?),
-            heart: heart()?.into(),
+            liveness: liveness()?.into(),
             table: read_only(&table)?.into(),
             arenas: vec![
                 rw.try_clone()?.into(),
@@ -141,7 +141,7 @@ impl Files {
     pub fn all(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
         let mut all = Vec::new();
         all.extend(self.segment.iter().map(AsFd::as_fd));
-        all.push(self.heart.as_fd());
+        all.push(self.liveness.as_fd());
         all.push(self.table.as_fd());
         all.extend(self.arenas.iter().map(AsFd::as_fd));
         all

@@ -41,7 +41,7 @@ pub struct Ring {
     pub at: (u64, u64),
     /// What is left of the record that is being consumed.
     left: u64,
-    /// Files of the other side: heart, table, arenas.
+    /// Files of the other side: liveness, table, arenas.
     pub theirs: Vec<OwnedFd>,
 }
 

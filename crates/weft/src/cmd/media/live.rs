@@ -73,6 +73,9 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
                 .hint("raise the limit of threads (`ulimit -u`)")
         })?;
     let (fragments, bytes) = feed(args, &stream)?;
+    if fragments == 0 {
+        return Err(Failure::failed("the input ended before a whole fragment").hint(EXAMPLE));
+    }
     stream.end(Duration::from_secs(args.linger));
     if !global.quiet {
         say(format_args!(
@@ -82,6 +85,8 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     }
     Ok(Exit::Ok)
 }
+
+const EXAMPLE: &str = "for example: ffmpeg ... -f mp4 -movflags frag_keyframe+empty_moov+default_base_moof - | weft media live NAME";
 
 /// Reads the input to its end; fragments and their bytes.
 fn feed(args: &Args, stream: &Live) -> Result<(u64, u64), Failure> {
@@ -119,11 +124,7 @@ fn feed(args: &Args, stream: &Live) -> Result<(u64, u64), Failure> {
                 outcome = put(part);
             }
         });
-        fed.map_err(|e| {
-            Failure::failed(format!("the input cannot be served: {e}")).hint(
-                "for example: ffmpeg ... -f mp4 -movflags frag_keyframe+empty_moov+default_base_moof - | weft media live NAME",
-            )
-        })?;
+        fed.map_err(|e| Failure::failed(format!("the input cannot be served: {e}")).hint(EXAMPLE))?;
         if outcome.is_err() {
             return Err(too_long(&args.name));
         }

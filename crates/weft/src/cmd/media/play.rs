@@ -283,7 +283,8 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         ..
     } = show;
     let ended = sink.finish();
-    if !global.quiet {
+    // An error says all where nothing came.
+    if !global.quiet && (done > 0 || played.is_ok()) {
         let lost = match skipped {
             0 => String::new(),
             n => format!(", {n} fragments skipped"),

@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use indicatif::HumanBytes;
 use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -227,8 +228,9 @@ impl Incoming {
             return Err(StoreError::new(
                 Code::NoSpace,
                 format!(
-                    "no space: {} bytes are needed and {free} are free",
-                    self.spec.size - have.min(self.spec.size)
+                    "no space: {} are needed and {} are free",
+                    HumanBytes(self.spec.size - have.min(self.spec.size)),
+                    HumanBytes(free)
                 ),
             ));
         }

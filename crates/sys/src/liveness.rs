@@ -45,21 +45,21 @@ fn look(page: &Mapping) -> u32 {
 /// The thread must not call `exec` itself, unless it is the process's first: at `exec` the kernel gives the
 /// calling thread the number of the first one before it looks for robust futexes, and then does not know
 /// this one as held. (Threads that end because another one calls `exec` are no trouble.)
-pub struct Heart {
+pub struct Liveness {
     fd: OwnedFd,
     page: Mapping,
     /// Only the thread that locked the mutex may unlock it.
     _here: PhantomData<*const ()>,
 }
 
-impl Heart {
+impl Liveness {
     /// Starts one for the calling thread.
     ///
     /// # Errors
     /// Those of making a memory file; `Unsupported` when the C library's mutex is not what we take it for.
-    pub fn start() -> io::Result<Heart> {
+    pub fn start() -> io::Result<Liveness> {
         const _: () = assert!(size_of::<libc::pthread_mutex_t>() <= PAGE);
-        let (fd, page) = create_owned("weft-heart", PAGE)?;
+        let (fd, page) = create_owned("weft-liveness", PAGE)?;
         #[allow(clippy::cast_ptr_alignment)] // a page is aligned for all
         let mutex = page.as_ptr().cast::<libc::pthread_mutex_t>();
         let check = |rc: libc::c_int| match rc {
@@ -86,27 +86,27 @@ impl Heart {
             made?;
             check(libc::pthread_mutex_lock(mutex))?;
         }
-        let heart = Heart {
+        let liveness = Liveness {
             fd,
             page,
             _here: PhantomData,
         };
         let me = gettid().as_raw_nonzero().get() as u32;
-        if word(&heart.page).load(Ordering::Relaxed) & TID != me {
+        if word(&liveness.page).load(Ordering::Relaxed) & TID != me {
             // The mutex is on the thread's list of robust ones, so its page must stay.
-            std::mem::forget(heart);
+            std::mem::forget(liveness);
             return Err(io::ErrorKind::Unsupported.into());
         }
-        Ok(heart)
+        Ok(liveness)
     }
 
-    /// For a peer's [`Pulse::open`]; nobody can write through it.
+    /// For a peer's [`PeerLiveness::open`]; nobody can write through it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl Drop for Heart {
+impl Drop for Liveness {
     fn drop(&mut self) {
         let me = gettid().as_raw_nonzero().get() as u32;
         // A child of fork has the guard, but not the lock.
@@ -117,19 +117,19 @@ impl Drop for Heart {
     }
 }
 
-/// A peer's [`Heart`], to look at.
+/// A peer's [`Liveness`], to look at.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct PeerLiveness {
     page: Mapping,
     owner: u32,
 }
 
-impl Pulse {
-    /// Looks at a peer's heart for the first time.
+impl PeerLiveness {
+    /// Looks at a peer's liveness for the first time.
     ///
     /// # Errors
     /// `InvalidData` when it is no sealed memory file of a page, `NotConnected` when it does not beat.
-    pub fn open(fd: impl AsFd) -> io::Result<Pulse> {
+    pub fn open(fd: impl AsFd) -> io::Result<PeerLiveness> {
         if check(&fd)? < PAGE as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -138,7 +138,7 @@ impl Pulse {
         if owner & OWNER_DIED != 0 || owner & TID == 0 {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        Ok(Pulse {
+        Ok(PeerLiveness {
             page,
             owner: owner & TID,
         })

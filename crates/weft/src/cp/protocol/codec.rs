@@ -1,0 +1,503 @@
+//! Messages of `weft cp` to bytes and back, by docs/spec/cp.md.
+
+use super::{
+    Code, DecodeError, FileFlags, FileSpec, MAX_MESSAGE, MAX_PATH, MAX_TEXT, Message, Mtime,
+    PACK_FILES, PACK_LEN, RelPath, RingAdvert, SLOT_LEN, SLOTS, pack, printable,
+};
+
+impl Message {
+    /// Appends the message to `out`, granting `credits` more receives to the peer.
+    pub fn encode(&self, credits: u16, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend([self.kind(), 0]);
+        out.extend(credits.to_be_bytes());
+        out.extend([0; 4]);
+        match self {
+            Self::Start { receives, proof } => {
+                out.extend(receives.to_be_bytes());
+                out.extend([0; 6]);
+                out.extend(proof);
+            }
+            Self::Ready {
+                receives,
+                ring,
+                proof,
+            } => {
+                out.extend(receives.to_be_bytes());
+                out.extend(ring.slots.to_be_bytes());
+                out.extend(ring.slot_len.to_be_bytes());
+                out.extend(ring.addr.to_be_bytes());
+                out.extend(ring.rkey.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(proof);
+            }
+            Self::Refuse { code, text } => {
+                out.extend((*code as u16).to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(clip(text));
+            }
+            Self::Credit => {}
+            Self::Done { cpu_us } => out.extend(cpu_us.to_be_bytes()),
+            Self::Pack { .. } | Self::Packed { .. } | Self::Ask { .. } | Self::Held { .. } => {
+                self.encode_many(out);
+            }
+            _ => self.encode_file(out),
+        }
+        let len = (out.len() - start) as u32;
+        out[start + 4..start + 8].copy_from_slice(&len.to_be_bytes());
+    }
+
+    /// What is said about one file, directory or link.
+    fn encode_file(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::File { id, spec } => {
+                out.extend(id.to_be_bytes());
+                out.extend(spec.flags.code().to_be_bytes());
+                out.extend((spec.mode as u16).to_be_bytes());
+                put_mtime(out, spec.mtime);
+                out.extend([0; 4]);
+                out.extend(spec.size.to_be_bytes());
+                out.extend(spec.source);
+                out.extend(spec.path.as_bytes());
+            }
+            Self::Offer { id, blocks, digest } => {
+                out.extend(id.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(blocks.to_be_bytes());
+                out.extend(digest);
+            }
+            Self::From { id, block } => {
+                out.extend(id.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(block.to_be_bytes());
+            }
+            Self::Block {
+                id,
+                slot,
+                index,
+                len,
+                digest,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(slot.to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(index.to_be_bytes());
+                out.extend(len.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(digest);
+            }
+            Self::Free { slot } => {
+                out.extend(slot.to_be_bytes());
+                out.extend([0; 2]);
+            }
+            Self::End { id, digest } => {
+                out.extend(id.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(digest);
+            }
+            Self::Abandon { id } => out.extend(id.to_be_bytes()),
+            Self::Result { id, code, text } => {
+                out.extend(id.to_be_bytes());
+                out.extend((*code as u16).to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(clip(text));
+            }
+            Self::Directory {
+                id,
+                leave,
+                mode,
+                mtime,
+                path,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(u16::from(*leave).to_be_bytes());
+                out.extend((*mode as u16).to_be_bytes());
+                put_mtime(out, *mtime);
+                out.extend([0; 4]);
+                out.extend(path.as_bytes());
+            }
+            Self::Link {
+                id,
+                flags,
+                target,
+                path,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(flags.code().to_be_bytes());
+                out.extend((target.len() as u16).to_be_bytes());
+                out.extend(target);
+                out.extend(path.as_bytes());
+            }
+            _ => unreachable!("encoded by another function"),
+        }
+    }
+
+    /// What is said about many files at once.
+    fn encode_many(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Pack {
+                id,
+                slot,
+                count,
+                len,
+                digest,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(slot.to_be_bytes());
+                out.extend(count.to_be_bytes());
+                out.extend(len.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(digest);
+            }
+            Self::Packed { id, count } => {
+                out.extend(id.to_be_bytes());
+                out.extend(count.to_be_bytes());
+                out.extend([0; 2]);
+            }
+            Self::Ask { paths } => pack::put_names(out, paths),
+            Self::Held { held } => pack::put_held(out, held),
+            _ => unreachable!("encoded by another function"),
+        }
+    }
+
+    /// Reads one message: the credits that it grants, and itself.
+    pub fn decode(bytes: &[u8]) -> Result<(u16, Self), DecodeError> {
+        let mut r = Reader(bytes);
+        let kind = r.u8()?;
+        r.zero(1)?;
+        let credits = r.u16()?;
+        if r.u32()? as usize != bytes.len() || bytes.len() > MAX_MESSAGE {
+            return Err(DecodeError::Length);
+        }
+        let message = match kind {
+            1 => {
+                let receives = r.receives()?;
+                r.zero(6)?;
+                Self::Start {
+                    receives,
+                    proof: r.array()?,
+                }
+            }
+            2 => {
+                let receives = r.receives()?;
+                let slots = r.u16()?;
+                let slot_len = r.u32()?;
+                let addr = r.u64()?;
+                let rkey = r.u32()?;
+                r.zero(4)?;
+                if !SLOTS.contains(&slots) {
+                    return Err(DecodeError::Value("slots"));
+                }
+                if !SLOT_LEN.contains(&slot_len) {
+                    return Err(DecodeError::Value("slot length"));
+                }
+                if addr
+                    .checked_add(u64::from(slots) * u64::from(slot_len))
+                    .is_none()
+                {
+                    return Err(DecodeError::Value("address"));
+                }
+                let ring = RingAdvert {
+                    slots,
+                    slot_len,
+                    rkey,
+                    addr,
+                };
+                Self::Ready {
+                    receives,
+                    ring,
+                    proof: r.array()?,
+                }
+            }
+            3 => {
+                let code = Code::from_u16(r.u16()?)?;
+                r.zero(2)?;
+                Self::Refuse {
+                    code,
+                    text: r.text()?,
+                }
+            }
+            14 => Self::Credit,
+            15 => Self::Done { cpu_us: r.u64()? },
+            4..=13 => Self::decode_file(kind, &mut r)?,
+            _ => Self::decode_many(kind, &mut r)?,
+        };
+        r.end()?;
+        Ok((credits, message))
+    }
+
+    fn decode_file(kind: u8, r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(match kind {
+            4 => {
+                let id = r.u32()?;
+                let flags = FileFlags::from_u16(r.flags(0b1111)?);
+                let mode = r.mode()?;
+                let mtime = r.mtime()?;
+                r.zero(4)?;
+                let size = r.u64()?;
+                if i64::try_from(size).is_err() {
+                    return Err(DecodeError::Value("size"));
+                }
+                let source = r.array()?;
+                let path = r.path()?;
+                Self::File {
+                    id,
+                    spec: FileSpec {
+                        flags,
+                        mode,
+                        mtime,
+                        size,
+                        source,
+                        path,
+                    },
+                }
+            }
+            5 => {
+                let id = r.u32()?;
+                r.zero(4)?;
+                Self::Offer {
+                    id,
+                    blocks: r.u64()?,
+                    digest: r.array()?,
+                }
+            }
+            6 => {
+                let id = r.u32()?;
+                r.zero(4)?;
+                Self::From {
+                    id,
+                    block: r.u64()?,
+                }
+            }
+            7 => {
+                let id = r.u32()?;
+                let slot = r.u16()?;
+                r.zero(2)?;
+                let index = r.u64()?;
+                let len = r.u32()?;
+                r.zero(4)?;
+                if len == 0 || len > *SLOT_LEN.end() {
+                    return Err(DecodeError::Value("block length"));
+                }
+                Self::Block {
+                    id,
+                    slot,
+                    index,
+                    len,
+                    digest: r.array()?,
+                }
+            }
+            8 => {
+                let slot = r.u16()?;
+                r.zero(2)?;
+                Self::Free { slot }
+            }
+            9 => {
+                let id = r.u32()?;
+                r.zero(4)?;
+                Self::End {
+                    id,
+                    digest: r.array()?,
+                }
+            }
+            10 => Self::Abandon { id: r.u32()? },
+            11 => {
+                let id = r.u32()?;
+                let code = Code::from_u16(r.u16()?)?;
+                r.zero(2)?;
+                Self::Result {
+                    id,
+                    code,
+                    text: r.text()?,
+                }
+            }
+            12 => {
+                let id = r.u32()?;
+                let leave = r.flags(1)? == 1;
+                let mode = r.mode()?;
+                let mtime = r.mtime()?;
+                r.zero(4)?;
+                Self::Directory {
+                    id,
+                    leave,
+                    mode,
+                    mtime,
+                    path: r.path()?,
+                }
+            }
+            13 => {
+                let id = r.u32()?;
+                let flags = FileFlags::from_u16(r.flags(0b0110)?);
+                let len = usize::from(r.u16()?);
+                if len == 0 || len > MAX_PATH {
+                    return Err(DecodeError::Value("link target"));
+                }
+                let target = r.bytes(len)?.to_vec();
+                if target.contains(&0) {
+                    return Err(DecodeError::Value("link target"));
+                }
+                Self::Link {
+                    id,
+                    flags,
+                    target,
+                    path: r.path()?,
+                }
+            }
+            _ => return Err(DecodeError::Kind(kind)),
+        })
+    }
+
+    fn decode_many(kind: u8, r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(match kind {
+            16 => {
+                let id = r.u32()?;
+                let slot = r.u16()?;
+                let count = r.pack_files()?;
+                let len = r.u32()?;
+                r.zero(4)?;
+                if len > PACK_LEN {
+                    return Err(DecodeError::Value("pack length"));
+                }
+                Self::Pack {
+                    id,
+                    slot,
+                    count,
+                    len,
+                    digest: r.array()?,
+                }
+            }
+            17 => {
+                let id = r.u32()?;
+                let count = r.pack_files()?;
+                r.zero(2)?;
+                Self::Packed { id, count }
+            }
+            18 => Self::Ask {
+                paths: pack::names(r)?,
+            },
+            19 => Self::Held {
+                held: pack::held(r)?,
+            },
+            _ => return Err(DecodeError::Kind(kind)),
+        })
+    }
+}
+
+/// A text cut to [`MAX_TEXT`] bytes at a character's border.
+fn clip(text: &str) -> &[u8] {
+    &text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)]
+}
+
+pub(super) fn put_mtime(out: &mut Vec<u8>, t: Mtime) {
+    out.extend(t.secs.to_be_bytes());
+    out.extend(t.nanos.to_be_bytes());
+}
+
+/// What is left of a message.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn bytes(&mut self, n: usize) -> Result<&'a [u8], DecodeError> {
+        let (head, tail) = self.0.split_at_checked(n).ok_or(DecodeError::Short)?;
+        self.0 = tail;
+        Ok(head)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let (head, tail) = self.0.split_first_chunk().ok_or(DecodeError::Short)?;
+        self.0 = tail;
+        Ok(*head)
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8, DecodeError> {
+        self.array().map(u8::from_be_bytes)
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, DecodeError> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, DecodeError> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, DecodeError> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    pub(super) fn zero(&mut self, n: usize) -> Result<(), DecodeError> {
+        if self.bytes(n)?.iter().all(|&b| b == 0) {
+            Ok(())
+        } else {
+            Err(DecodeError::Reserved)
+        }
+    }
+
+    pub(super) fn flags(&mut self, known: u16) -> Result<u16, DecodeError> {
+        let v = self.u16()?;
+        if v & !known == 0 {
+            Ok(v)
+        } else {
+            Err(DecodeError::Reserved)
+        }
+    }
+
+    pub(super) fn mode(&mut self) -> Result<u32, DecodeError> {
+        let mode = self.u16()?;
+        if mode <= 0o777 {
+            Ok(u32::from(mode))
+        } else {
+            Err(DecodeError::Value("mode"))
+        }
+    }
+
+    /// Fewer than 4 receives could not carry data, answers and credits at once.
+    pub(super) fn receives(&mut self) -> Result<u16, DecodeError> {
+        let n = self.u16()?;
+        if (4..=4096).contains(&n) {
+            Ok(n)
+        } else {
+            Err(DecodeError::Value("receives"))
+        }
+    }
+
+    pub(super) fn pack_files(&mut self) -> Result<u16, DecodeError> {
+        let n = self.u16()?;
+        if (1..=PACK_FILES).contains(&n) {
+            Ok(n)
+        } else {
+            Err(DecodeError::Value("files in a pack"))
+        }
+    }
+
+    pub(super) fn mtime(&mut self) -> Result<Mtime, DecodeError> {
+        let secs = i64::from_be_bytes(self.array()?);
+        let nanos = self.u32()?;
+        if nanos < 1_000_000_000 {
+            Ok(Mtime { secs, nanos })
+        } else {
+            Err(DecodeError::Value("mtime"))
+        }
+    }
+
+    pub(super) fn text(&mut self) -> Result<String, DecodeError> {
+        let rest = std::mem::take(&mut self.0);
+        if rest.len() > MAX_TEXT {
+            Err(DecodeError::Value("text"))
+        } else {
+            Ok(printable(rest))
+        }
+    }
+
+    pub(super) fn path(&mut self) -> Result<RelPath, DecodeError> {
+        RelPath::new(std::mem::take(&mut self.0)).map_err(DecodeError::Path)
+    }
+
+    pub(super) fn end(&self) -> Result<(), DecodeError> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(DecodeError::Trailing)
+        }
+    }
+}
