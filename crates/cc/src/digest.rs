@@ -100,6 +100,8 @@ fn libraries(program: &Path, path: &str) -> Vec<(String, PathBuf)> {
 /// Names under which a compiler's own files count; its compiler proper has its own.
 pub(crate) const DRIVER: &str = "driver";
 pub(crate) const ASSEMBLER: &str = "as";
+/// For `-gsplit-dwarf`.
+const SPLITTER: &str = "objcopy";
 pub(crate) const LOADER: &str = "loader";
 pub(crate) const SPECS: &str = "specs";
 
@@ -120,7 +122,7 @@ impl Parts {
             .canonicalize()
             .map_err(|e| format!("{}: {e}", driver.display()))?;
         let mut programs = vec![(DRIVER, driver.clone())];
-        for program in [language.program(), ASSEMBLER] {
+        for program in [language.program(), ASSEMBLER, SPLITTER] {
             let told = output(&driver, &[&format!("-print-prog-name={program}")], path)?;
             let name = String::from_utf8_lossy(&told).trim().to_owned();
             let found = if name.contains('/') {
@@ -160,7 +162,7 @@ impl Parts {
 /// The digest of a compiler whose files have these names and digests.
 pub(crate) fn of_files(files: &BTreeMap<String, Digest>) -> Digest {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(b"weft cc environment 2\0");
+    hasher.update(b"weft cc environment 3\0");
     for (name, digest) in files {
         hasher.update(name.as_bytes()).update(b"\0").update(digest);
     }

@@ -54,6 +54,8 @@ pub struct JobAsk {
     pub locale: String,
     /// Options.
     pub args: Vec<String>,
+    /// What the names of further outputs begin with; empty where there are none.
+    pub beside: String,
     /// Where in its file the source begins.
     pub at: u64,
     /// Bytes of the source.

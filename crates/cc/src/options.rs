@@ -5,10 +5,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
 
 use aho_corasick::packed::Searcher;
+
+use crate::wire::Output;
 
 /// A command file (`@file`) and those that it names, in bytes.
 const MAX_RESPONSE: u64 = 1 << 20;
@@ -71,6 +73,17 @@ pub struct Plan {
     pub output: PathBuf,
     /// Its language.
     pub language: Language,
+    /// What the names of further outputs begin with, which the object names; empty where there are none.
+    pub beside: String,
+}
+
+/// The output beside the object that an option asks for.
+pub(crate) fn further(arg: &str) -> Option<Output> {
+    match arg {
+        "-gsplit-dwarf" => Some(Output::Split),
+        "--coverage" | "-ftest-coverage" => Some(Output::Notes),
+        _ => None,
+    }
 }
 
 /// Why a command runs here.
@@ -143,8 +156,9 @@ fn kind(arg: &str) -> Kind {
         | "-rdynamic" | "-s" => Kind::Both,
         "-nostdinc" | "-nostdinc++" | "-trigraphs" | "-MD" | "-MMD" | "-MP" | "-H" => Kind::Cpp,
         "-E" | "-M" | "-MM" | "-MG" => Kind::Here("only preprocessing"),
-        "-gsplit-dwarf" => Kind::Here("-gsplit-dwarf, which names a second output"),
-        "--coverage" | "-pg" => Kind::Here(PROFILE),
+        _ if further(arg).is_some() => Kind::Both,
+        "-fprofile-arcs" => Kind::Both,
+        "-pg" => Kind::Here(PROFILE),
         "-g3" | "-ggdb3" => Kind::Here("macros in the debug information"),
         "-undef" => Kind::Here("-undef, without which workers compile"),
         "-pedantic-errors" => Kind::Here("-pedantic-errors, which takes no line markers"),
@@ -544,6 +558,10 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
     {
         return stay("an output that is no regular file");
     }
+    let beside = match name_beside(&reading.job, phase, &output) {
+        Ok(beside) => beside,
+        Err(why) => return stay(why),
+    };
     let mut preprocess = reading.preprocess;
     preprocess.extend(["-E", "-fdirectives-only"].map(OsString::from));
     if reading.makes_dependencies {
@@ -563,7 +581,40 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
         source: source.clone(),
         output,
         language,
+        beside,
     })
+}
+
+/// What the names of further outputs begin with. Debug information of its own has to be below the working directory of a worker, too.
+fn name_beside(job: &[String], phase: &str, output: &Path) -> Result<String, &'static str> {
+    let counts = |arg: &String| arg == "-fprofile-arcs" || further(arg) == Some(Output::Notes);
+    let (split, counts) = (asks_for(job, Output::Split), job.iter().any(counts));
+    if !split && !counts {
+        return Ok(String::new());
+    }
+    let stem = output.to_str().and_then(|output| output.strip_suffix(".o"));
+    match stem {
+        // They have a worker's options in them, one of which names its file.
+        _ if counts && job.iter().any(|arg| arg.starts_with("-g") && arg != "-g0") => {
+            Err("debug information with coverage")
+        }
+        Some(stem) if phase == "-c" && !stem.is_empty() => {
+            let below = Path::new(stem)
+                .components()
+                .all(|part| matches!(part, Component::Normal(_)));
+            if counts || below && !stem.starts_with("./") {
+                Ok(stem.into())
+            } else {
+                Err("-gsplit-dwarf, and an object that is not below the working directory")
+            }
+        }
+        _ => Err("further outputs of something else than an object (.o)"),
+    }
+}
+
+/// Whether these options ask for an output beside the object.
+pub(crate) fn asks_for(args: &[String], what: Output) -> bool {
+    args.iter().any(|arg| further(arg) == Some(what))
 }
 
 /// Words in a preprocessed text that keep it here, and why.
@@ -614,10 +665,10 @@ pub fn built_in(source: &[u8]) -> std::ops::Range<usize> {
     0..0
 }
 
-/// Whether each compilation gives the same object. With `-flto` it has the directory and options of the worker in it, and numbers at random in its names.
+/// Whether each compilation gives the same object. With `-flto` it has the directory and options of the worker in it, and numbers at random in its names; with coverage, the time.
 pub fn is_repeatable(args: &[String]) -> bool {
     let begins = |prefix| args.iter().any(|arg| arg.starts_with(prefix));
-    !begins("-flto")
+    !begins("-flto") && (!asks_for(args, Output::Notes) || begins("-frandom-seed="))
 }
 
 /// Where `-f*-prefix-map` options put a path: the last that fits counts.
@@ -708,9 +759,10 @@ mod tests {
             ("-c a.c b.c", "several sources"),
             ("-c -march=native a.c", "native"),
             ("-c -fplugin=./x.so a.c", "plugin"),
-            ("-c --coverage a.c", "coverage"),
+            ("-c --coverage -gsplit-dwarf a.c", "coverage"),
+            ("-S --coverage a.c", "further outputs"),
+            ("-c -gsplit-dwarf a.c -o ../a.o", "below"),
             ("-c -fprofile-use a.c", "coverage"),
-            ("-c -gsplit-dwarf a.c", "second output"),
             ("-c a.S", "assembler"),
             ("-c x.h", "header"),
             ("-E a.c", "several steps"),

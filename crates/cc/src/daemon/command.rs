@@ -227,13 +227,22 @@ impl Running<'_> {
             args.push("-fdiagnostics-color=always".into());
         }
         let path = launch.var("PATH").unwrap_or(OsStr::new(crate::PATH));
+        let cwd = Self::text(&working_directory(launch))?;
+        // The object has the file of its counts by an absolute name.
+        let counts = !plan.beside.is_empty() && !options::asks_for(&plan.job, Output::Split);
+        let beside = if counts && !plan.beside.starts_with('/') {
+            format!("{cwd}/{}", plan.beside)
+        } else {
+            plan.beside.clone()
+        };
         let job = JobAsk {
             workers,
             driver: self.driver.clone(),
             name,
             path: Self::text(Path::new(path))?,
             language: plan.language,
-            cwd: Self::text(&working_directory(launch))?,
+            cwd,
+            beside,
             source,
             locale: locale(launch),
             args,
@@ -419,6 +428,12 @@ impl Running<'_> {
         if let (Some(path), Ok(part)) = (&told, take(Output::Dependencies)) {
             // Before the object: a make that sees the one sees the other.
             write(path, &part)?;
+        }
+        for (what, extension) in [(Output::Split, "dwo"), (Output::Notes, "gcno")] {
+            if options::asks_for(&plan.job, what) {
+                let part = take(what).map_err(|e| here(format!("its .{extension}: {e}")))?;
+                write(&dir.join(format!("{}.{extension}", plan.beside)), &part)?;
+            }
         }
         // Nothing is said that a compilation here would say again.
         write(&dir.join(&plan.output), &object)?;
