@@ -32,7 +32,9 @@ impl Digests {
     /// Why there is none, in words.
     pub fn of(&self, driver: &Path, language: Language, path: &str) -> Result<Digest, String> {
         let key = (driver.to_owned(), language, path.to_owned());
-        if let Some((digest, seen)) = lock(&self.0).get(&key)
+        // Held meanwhile: the first commands of a make come together, and one reading of a compiler's files does for all.
+        let mut all = lock(&self.0);
+        if let Some((digest, seen)) = all.get(&key)
             && seen
                 .iter()
                 .all(|was| look(&was.0).is_ok_and(|is| is == *was))
@@ -40,7 +42,7 @@ impl Digests {
             return Ok(*digest);
         }
         let (digest, seen) = make(driver, language, path)?;
-        lock(&self.0).insert(key, (digest, seen));
+        all.insert(key, (digest, seen));
         Ok(digest)
     }
 }

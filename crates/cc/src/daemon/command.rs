@@ -18,7 +18,7 @@ use weft_sys::{Interest, memfd, poll_fds};
 use super::past::Trail;
 use super::{Leave, Shared, job};
 use crate::client::{ACTIVE, HOSTS, not_compilers};
-use crate::ipc::{JobAsk, Line, PullAsk};
+use crate::ipc::{JobAsk, Line, PullAsk, with_scratch};
 use crate::launch::{FROM, Launch, NAME, Next};
 use crate::link::Endpoint;
 use crate::lock;
@@ -539,7 +539,10 @@ const PIECE: usize = 128 << 10;
 /// Where the source for a worker begins and ends in a preprocessed text, or why there is none. What the worker's compiler has built in is overwritten by the lines
 /// before it, and the source begins there.
 fn judge(file: &File) -> io::Result<Result<(u64, u64), &'static str>> {
-    let mut piece = vec![0; PIECE];
+    with_scratch(PIECE, |piece| judge_in(piece, file))
+}
+
+fn judge_in(piece: &mut [u8], file: &File) -> io::Result<Result<(u64, u64), &'static str>> {
     let (mut begin, mut at, mut kept) = (0, 0, 0);
     loop {
         let n = match file.read_at(&mut piece[kept..], at) {
