@@ -643,6 +643,49 @@ pub fn stays(source: &[u8]) -> Option<&'static str> {
     found.map(|&(_, why)| why)
 }
 
+/// The same text with blanks for what is in comments; `None` where it is not quite clear what is a comment (raw strings, quotes that do not close on their line).
+fn without_comments(source: &[u8]) -> Option<Vec<u8>> {
+    let mut out = source.to_vec();
+    let mut at = 0;
+    while at < source.len() {
+        let rest = &source[at..];
+        let len = match rest {
+            [b'/', b'*', inside @ ..] => {
+                let len = 4 + memchr::memmem::find(inside, b"*/")?;
+                out[at..at + len].fill(b' ');
+                len
+            }
+            [b'/', b'/', ..] => {
+                let ends = |&n: &usize| !source[..at + n].ends_with(b"\\");
+                let len = memchr::memchr_iter(b'\n', rest).find(ends)?;
+                out[at..at + len].fill(b' ');
+                len
+            }
+            [b'"', ..] if source[..at].ends_with(b"R") => return None,
+            [quote @ (b'"' | b'\''), ..] => {
+                let mut len = 1;
+                loop {
+                    match rest.get(len)? {
+                        b'\n' => return None,
+                        b'\\' => len += 2,
+                        b if b == quote => break len + 1,
+                        _ => len += 1,
+                    }
+                }
+            }
+            _ => 1,
+        };
+        at += len;
+    }
+    Some(out)
+}
+
+/// [`stays`] of a whole text, in which comments do not count: headers speak of what they do not do.
+pub fn stays_in_code(source: &[u8]) -> Option<&'static str> {
+    let found = stays(source)?;
+    without_comments(source).map_or(Some(found), |code| stays(&code))
+}
+
 /// The part of a preprocessed text that a worker's compiler has already: the definitions that are built in. It would warn of each.
 pub fn built_in(source: &[u8]) -> std::ops::Range<usize> {
     const MARK: &[u8] = b" \"<built-in>\"";
@@ -896,6 +939,27 @@ mod tests {
         assert_eq!(map_path(&args, "/a/b/c"), "y/c");
         assert_eq!(map_path(&args, "/a/c"), "/x/c");
         assert_eq!(map_path(&args, "/z"), "/z");
+    }
+
+    #[test]
+    fn comments_do_not_keep_a_text_here() {
+        let asm = "asm(\".include <x>\");";
+        for (text, stay) in [
+            (format!("{asm}\n"), true),
+            (format!("/* {asm} */ int x;\n"), false),
+            (format!("int x; // don't {asm}\nchar *q = \"/*\";\n"), false),
+            (format!("// a \\\n {asm}\nint x;\n"), false),
+            (format!("char *p = \"/*\"; {asm} char *q = \"*/\";\n"), true),
+            (format!("char c = '\"', d = '\\''; /* \" */ {asm}\n"), true),
+            (format!("char *p = \"\\\"/*\"; {asm} /* x */\n"), true),
+            (format!("/* a */ {asm} /* b */\n"), true),
+            // Not clear enough.
+            (format!("char *p = R\"(\")\"; /* {asm} */\n"), true),
+            (format!("#define X don't\n/* {asm} */\n"), true),
+            (format!("/* {asm}"), true),
+        ] {
+            assert_eq!(stays_in_code(text.as_bytes()).is_some(), stay, "{text}");
+        }
     }
 
     #[test]

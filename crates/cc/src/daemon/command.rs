@@ -557,8 +557,14 @@ fn judge_in(piece: &mut [u8], file: &File) -> io::Result<Result<(u64, u64), &'st
             begin = cut.len() as u64;
             file.write_all_at(&text[..cut.start], begin)?;
         }
-        if let Some(why) = options::stays(text) {
-            return Ok(Err(why));
+        if options::stays(text).is_some() {
+            // Seldom; then all of it is looked at.
+            let mut whole = Vec::new();
+            let mut file = file;
+            file.seek(io::SeekFrom::Start(begin))?;
+            let end = begin + file.read_to_end(&mut whole)? as u64;
+            let why = options::stays_in_code(&whole);
+            return Ok(why.map_or(Ok((begin, end)), Err));
         }
         at += n as u64;
         let all = text.len();

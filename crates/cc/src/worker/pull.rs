@@ -12,7 +12,7 @@ use super::sandbox::Place;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::view::{State, View};
 use crate::link::Gone;
-use crate::options::{built_in, stays};
+use crate::options::{built_in, stays_in_code};
 use crate::pull::{Cpp, read};
 use crate::wire::{Entry, Job, MAX_CHECK, MAX_NEED, Node, Pull, Region, Report, Request, Verdict};
 
@@ -248,7 +248,7 @@ impl Session<'_> {
             {
                 return refuse(ABSOLUTE);
             }
-            if let Some(why) = stays(&text) {
+            if let Some(why) = stays_in_code(&text) {
                 return refuse(why);
             }
             return finish(task, view, shop, &text, &stderr);
