@@ -32,7 +32,9 @@ impl Digests {
     /// Why there is none, in words.
     pub fn of(&self, driver: &Path, language: Language, path: &str) -> Result<Digest, String> {
         let key = (driver.to_owned(), language, path.to_owned());
-        if let Some((digest, seen)) = lock(&self.0).get(&key)
+        // Held meanwhile: the first commands of a make come together, and one reading of a compiler's files does for all.
+        let mut all = lock(&self.0);
+        if let Some((digest, seen)) = all.get(&key)
             && seen
                 .iter()
                 .all(|was| look(&was.0).is_ok_and(|is| is == *was))
@@ -40,7 +42,7 @@ impl Digests {
             return Ok(*digest);
         }
         let (digest, seen) = make(driver, language, path)?;
-        lock(&self.0).insert(key, (digest, seen));
+        all.insert(key, (digest, seen));
         Ok(digest)
     }
 }
@@ -100,6 +102,8 @@ fn libraries(program: &Path, path: &str) -> Vec<(String, PathBuf)> {
 /// Names under which a compiler's own files count; its compiler proper has its own.
 pub(crate) const DRIVER: &str = "driver";
 pub(crate) const ASSEMBLER: &str = "as";
+/// For `-gsplit-dwarf`.
+const SPLITTER: &str = "objcopy";
 pub(crate) const LOADER: &str = "loader";
 pub(crate) const SPECS: &str = "specs";
 
@@ -120,7 +124,7 @@ impl Parts {
             .canonicalize()
             .map_err(|e| format!("{}: {e}", driver.display()))?;
         let mut programs = vec![(DRIVER, driver.clone())];
-        for program in [language.program(), ASSEMBLER] {
+        for program in [language.program(), ASSEMBLER, SPLITTER] {
             let told = output(&driver, &[&format!("-print-prog-name={program}")], path)?;
             let name = String::from_utf8_lossy(&told).trim().to_owned();
             let found = if name.contains('/') {
@@ -160,7 +164,7 @@ impl Parts {
 /// The digest of a compiler whose files have these names and digests.
 pub(crate) fn of_files(files: &BTreeMap<String, Digest>) -> Digest {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(b"weft cc environment 2\0");
+    hasher.update(b"weft cc environment 3\0");
     for (name, digest) in files {
         hasher.update(name.as_bytes()).update(b"\0").update(digest);
     }

@@ -1,5 +1,6 @@
 //! What a compilation and the daemon beside it say to each other: JSON in the messages of a Unix socket, memory files as descriptors.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -54,6 +55,8 @@ pub struct JobAsk {
     pub locale: String,
     /// Options.
     pub args: Vec<String>,
+    /// What the names of further outputs begin with; empty where there are none.
+    pub beside: String,
     /// Where in its file the source begins.
     pub at: u64,
     /// Bytes of the source.
@@ -225,6 +228,16 @@ pub fn socket() -> io::Result<PathBuf> {
     Ok(dir.join("socket"))
 }
 
+/// Lends a buffer that the thread keeps, with whatever is in it: pages that the kernel has given once need not be asked for again.
+pub(crate) fn with_scratch<T>(len: usize, with: impl FnOnce(&mut [u8]) -> T) -> T {
+    thread_local!(static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
+    let mut scratch = SCRATCH.take();
+    scratch.resize(len.max(scratch.len()), 0);
+    let done = with(&mut scratch[..len]);
+    SCRATCH.set(scratch);
+    done
+}
+
 /// A connection between the two.
 pub struct Line(pub(crate) OwnedFd);
 
@@ -287,14 +300,14 @@ impl Line {
     }
 
     pub(crate) fn receive_bytes(&self) -> io::Result<Option<(Vec<u8>, Option<OwnedFd>)>> {
-        let mut bytes = vec![0; MAX_MESSAGE + 1];
         loop {
-            match unix::recv_with_fds(&self.0, &mut bytes, 1) {
-                Ok(None) => return Ok(None),
-                Ok(Some((len, mut fds))) => {
-                    bytes.truncate(len);
-                    return Ok(Some((bytes, fds.pop())));
-                }
+            let received = with_scratch(MAX_MESSAGE + 1, |into| {
+                let (len, mut fds) = unix::recv_with_fds(&self.0, into, 1)?.unzip();
+                let bytes = len.map(|len| into[..len].to_vec());
+                io::Result::Ok(bytes.zip(Some(fds.as_mut().and_then(Vec::pop))))
+            });
+            match received {
+                Ok(received) => return Ok(received),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     match poll_fds(&[(self.as_fd(), Interest::READ)], None) {
                         Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),

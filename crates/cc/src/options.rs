@@ -5,10 +5,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::LazyLock;
 
 use aho_corasick::packed::Searcher;
+
+use crate::wire::Output;
 
 /// A command file (`@file`) and those that it names, in bytes.
 const MAX_RESPONSE: u64 = 1 << 20;
@@ -71,6 +73,17 @@ pub struct Plan {
     pub output: PathBuf,
     /// Its language.
     pub language: Language,
+    /// What the names of further outputs begin with, which the object names; empty where there are none.
+    pub beside: String,
+}
+
+/// The output beside the object that an option asks for.
+pub(crate) fn further(arg: &str) -> Option<Output> {
+    match arg {
+        "-gsplit-dwarf" => Some(Output::Split),
+        "--coverage" | "-ftest-coverage" => Some(Output::Notes),
+        _ => None,
+    }
 }
 
 /// Why a command runs here.
@@ -207,8 +220,9 @@ fn kind(arg: &str) -> Kind {
         | "-rdynamic" | "-s" => Kind::Both,
         "-nostdinc" | "-nostdinc++" | "-trigraphs" | "-MD" | "-MMD" | "-MP" | "-H" => Kind::Cpp,
         "-E" | "-M" | "-MM" | "-MG" => Kind::Here("only preprocessing"),
-        "-gsplit-dwarf" => Kind::Here("-gsplit-dwarf, which names a second output"),
-        "--coverage" | "-pg" => Kind::Here(PROFILE),
+        _ if further(arg).is_some() => Kind::Both,
+        "-fprofile-arcs" => Kind::Both,
+        "-pg" => Kind::Here(PROFILE),
         "-g3" | "-ggdb3" => Kind::Here("macros in the debug information"),
         "-undef" => Kind::Here("-undef, without which workers compile"),
         "-pedantic-errors" => Kind::Here("-pedantic-errors, which takes no line markers"),
@@ -547,6 +561,10 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
     {
         return stay("an output that is no regular file");
     }
+    let beside = match name_beside(&reading.job, phase, &output) {
+        Ok(beside) => beside,
+        Err(why) => return stay(why),
+    };
     let mut preprocess = reading.preprocess;
     preprocess.extend(["-E", "-fdirectives-only"].map(OsString::from));
     if reading.makes_dependencies {
@@ -566,7 +584,40 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
         source: source.clone(),
         output,
         language,
+        beside,
     })
+}
+
+/// What the names of further outputs begin with. Debug information of its own has to be below the working directory of a worker, too.
+fn name_beside(job: &[String], phase: &str, output: &Path) -> Result<String, &'static str> {
+    let counts = |arg: &String| arg == "-fprofile-arcs" || further(arg) == Some(Output::Notes);
+    let (split, counts) = (asks_for(job, Output::Split), job.iter().any(counts));
+    if !split && !counts {
+        return Ok(String::new());
+    }
+    let stem = output.to_str().and_then(|output| output.strip_suffix(".o"));
+    match stem {
+        // They have a worker's options in them, one of which names its file.
+        _ if counts && job.iter().any(|arg| arg.starts_with("-g") && arg != "-g0") => {
+            Err("debug information with coverage")
+        }
+        Some(stem) if phase == "-c" && !stem.is_empty() => {
+            let below = Path::new(stem)
+                .components()
+                .all(|part| matches!(part, Component::Normal(_)));
+            if counts || below && !stem.starts_with("./") {
+                Ok(stem.into())
+            } else {
+                Err("-gsplit-dwarf, and an object that is not below the working directory")
+            }
+        }
+        _ => Err("further outputs of something else than an object (.o)"),
+    }
+}
+
+/// Whether these options ask for an output beside the object.
+pub(crate) fn asks_for(args: &[String], what: Output) -> bool {
+    args.iter().any(|arg| further(arg) == Some(what))
 }
 
 /// Words in a preprocessed text that keep it here, and why.
@@ -595,6 +646,49 @@ pub fn stays(source: &[u8]) -> Option<&'static str> {
     found.map(|&(_, why)| why)
 }
 
+/// The same text with blanks for what is in comments; `None` where it is not quite clear what is a comment (raw strings, quotes that do not close on their line).
+fn without_comments(source: &[u8]) -> Option<Vec<u8>> {
+    let mut out = source.to_vec();
+    let mut at = 0;
+    while at < source.len() {
+        let rest = &source[at..];
+        let len = match rest {
+            [b'/', b'*', inside @ ..] => {
+                let len = 4 + memchr::memmem::find(inside, b"*/")?;
+                out[at..at + len].fill(b' ');
+                len
+            }
+            [b'/', b'/', ..] => {
+                let ends = |&n: &usize| !source[..at + n].ends_with(b"\\");
+                let len = memchr::memchr_iter(b'\n', rest).find(ends)?;
+                out[at..at + len].fill(b' ');
+                len
+            }
+            [b'"', ..] if source[..at].ends_with(b"R") => return None,
+            [quote @ (b'"' | b'\''), ..] => {
+                let mut len = 1;
+                loop {
+                    match rest.get(len)? {
+                        b'\n' => return None,
+                        b'\\' => len += 2,
+                        b if b == quote => break len + 1,
+                        _ => len += 1,
+                    }
+                }
+            }
+            _ => 1,
+        };
+        at += len;
+    }
+    Some(out)
+}
+
+/// [`stays`] of a whole text, in which comments do not count: headers speak of what they do not do.
+pub fn stays_in_code(source: &[u8]) -> Option<&'static str> {
+    let found = stays(source)?;
+    without_comments(source).map_or(Some(found), |code| stays(&code))
+}
+
 /// The part of a preprocessed text that a worker's compiler has already: the definitions that are built in. It would warn of each.
 pub fn built_in(source: &[u8]) -> std::ops::Range<usize> {
     const MARK: &[u8] = b" \"<built-in>\"";
@@ -617,10 +711,10 @@ pub fn built_in(source: &[u8]) -> std::ops::Range<usize> {
     0..0
 }
 
-/// Whether each compilation gives the same object. With `-flto` it has the directory and options of the worker in it, and numbers at random in its names.
+/// Whether each compilation gives the same object. With `-flto` it has the directory and options of the worker in it, and numbers at random in its names; with coverage, the time.
 pub fn is_repeatable(args: &[String]) -> bool {
     let begins = |prefix| args.iter().any(|arg| arg.starts_with(prefix));
-    !begins("-flto")
+    !begins("-flto") && (!asks_for(args, Output::Notes) || begins("-frandom-seed="))
 }
 
 /// Where `-f*-prefix-map` options put a path: the last that fits counts.
@@ -711,9 +805,10 @@ mod tests {
             ("-c a.c b.c", "several sources"),
             ("-c -march=native a.c", "native"),
             ("-c -fplugin=./x.so a.c", "plugin"),
-            ("-c --coverage a.c", "coverage"),
+            ("-c --coverage -gsplit-dwarf a.c", "coverage"),
+            ("-S --coverage a.c", "further outputs"),
+            ("-c -gsplit-dwarf a.c -o ../a.o", "below"),
             ("-c -fprofile-use a.c", "coverage"),
-            ("-c -gsplit-dwarf a.c", "second output"),
             ("-c a.S", "assembler"),
             ("-c x.h", "header"),
             ("-E a.c", "several steps"),
@@ -847,6 +942,27 @@ mod tests {
         assert_eq!(map_path(&args, "/a/b/c"), "y/c");
         assert_eq!(map_path(&args, "/a/c"), "/x/c");
         assert_eq!(map_path(&args, "/z"), "/z");
+    }
+
+    #[test]
+    fn comments_do_not_keep_a_text_here() {
+        let asm = "asm(\".include <x>\");";
+        for (text, stay) in [
+            (format!("{asm}\n"), true),
+            (format!("/* {asm} */ int x;\n"), false),
+            (format!("int x; // don't {asm}\nchar *q = \"/*\";\n"), false),
+            (format!("// a \\\n {asm}\nint x;\n"), false),
+            (format!("char *p = \"/*\"; {asm} char *q = \"*/\";\n"), true),
+            (format!("char c = '\"', d = '\\''; /* \" */ {asm}\n"), true),
+            (format!("char *p = \"\\\"/*\"; {asm} /* x */\n"), true),
+            (format!("/* a */ {asm} /* b */\n"), true),
+            // Not clear enough.
+            (format!("char *p = R\"(\")\"; /* {asm} */\n"), true),
+            (format!("#define X don't\n/* {asm} */\n"), true),
+            (format!("/* {asm}"), true),
+        ] {
+            assert_eq!(stays_in_code(text.as_bytes()).is_some(), stay, "{text}");
+        }
     }
 
     #[test]

@@ -227,6 +227,128 @@ fn a_command_leaves_what_its_compiler_would() {
     }
 }
 
+/// Sources and options that are not everybody's: what is left is what the compiler here leaves, by a worker or, for the reason that is named, by itself.
+#[test]
+fn odd_sources_and_options_leave_the_same() {
+    const WORKER: &str = "";
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_a, a) = worker(config());
+    let make = bed.project(1, &[&a], 0);
+    let write = |name: &str, text: &str| std::fs::write(bed.path(name), text).unwrap();
+    std::fs::create_dir(bed.path("out")).unwrap();
+    write(
+        "a.c",
+        "#include \"h.h\"\nint f(int a) { return a > 3 ? puts(\"x\") : SQUARE(a); }\n",
+    );
+    write("bin.c", "__asm__(\".data; .incbin \\\"h.h\\\"\"); int x;\n");
+    write("time.c", "const char *t = __DATE__ __TIME__;\n");
+    write(
+        "pch.c",
+        "#include \"pre.h\"\nint g(void) { return puts(\"y\"); }\n",
+    );
+    write("pre.h", "#include <stdio.h>\n");
+    write("args", "-O2 '-DN=a b' -c a.c -o out/a.o");
+    write("bad.c", "int x = ;\n");
+    let mut header = Command::new("gcc");
+    let header = header
+        .args(["-x", "c-header", "pre.h"])
+        .current_dir(bed.dir.path());
+    assert!(header.status().unwrap().success());
+    let mut done = 0;
+    let left = || {
+        let mut all: Vec<_> = ["", "out"]
+            .iter()
+            .flat_map(|dir| std::fs::read_dir(bed.path(dir)).unwrap())
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| {
+                let extension = path.extension().and_then(|extension| extension.to_str());
+                extension.is_some_and(|e| ["o", "dwo", "gcno", "s", "d"].contains(&e))
+            })
+            .map(|path| {
+                (
+                    path.clone(),
+                    std::fs::read(&path).unwrap(),
+                    std::fs::remove_file(path),
+                )
+            })
+            .map(|(path, bytes, _)| (path, bytes))
+            .collect();
+        all.sort();
+        all
+    };
+    for (line, files, why) in [
+        ("-O1 -g -c a.c", 1, WORKER),
+        ("-O1 -g -gsplit-dwarf -c a.c -o out/a.o", 2, WORKER),
+        ("-O1 -g -gsplit-dwarf -c a.c", 2, WORKER),
+        (
+            "-O1 --coverage -frandom-seed=7 -c a.c -MD -o out/a.c.o",
+            3,
+            WORKER,
+        ),
+        (
+            "-O1 -fprofile-arcs -ftest-coverage -frandom-seed=7 -g0 -c a.c",
+            2,
+            WORKER,
+        ),
+        (
+            "-O1 --coverage -frandom-seed=7 -g -gsplit-dwarf -c a.c",
+            3,
+            "with coverage",
+        ),
+        ("@args", 1, WORKER),
+        ("-O2 -S a.c -o out/a.s", 1, WORKER),
+        ("-O2 -march=native -c a.c", 1, "native"),
+        ("-c bin.c", 1, ".incbin"),
+        ("-c time.c", 1, "__"),
+        ("-O0 -c pch.c", 1, WORKER),
+        ("-fplugin=./none.so -c a.c", 0, "plugin"),
+        ("-c bad.c", 0, "failed"),
+        ("-c none.c", 0, "preprocessing failed"),
+    ] {
+        let run = |program: &str, args: &[&str]| {
+            let mut command = Command::new(program);
+            let vars = make
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?)));
+            command.args(args).args(line.split(' ')).envs(vars);
+            // For `__TIME__`.
+            command.env("SOURCE_DATE_EPOCH", "1000000000");
+            let ended = command.current_dir(bed.dir.path()).output().unwrap();
+            (ended.status.code(), left(), ended.stderr)
+        };
+        let theirs = run("./weft-cc", &["gcc"]);
+        let ours = run("gcc", &[]);
+        let names = |all: &[(std::path::PathBuf, Vec<u8>)]| -> Vec<_> {
+            all.iter()
+                .map(|(path, bytes)| (path.clone(), bytes.len()))
+                .collect()
+        };
+        assert_eq!(
+            (theirs.0, names(&theirs.1)),
+            (ours.0, names(&ours.1)),
+            "{line}"
+        );
+        assert!(theirs.1 == ours.1, "{line}: they differ");
+        assert_eq!(theirs.1.len(), files, "{line}");
+        assert_eq!(
+            String::from_utf8_lossy(&theirs.2),
+            String::from_utf8_lossy(&ours.2),
+            "{line}"
+        );
+        let status = bed.status();
+        done += u64::from(why == WORKER);
+        let there = why == WORKER
+            || status
+                .reasons
+                .iter()
+                .any(|(reason, _)| reason.contains(why));
+        assert!(status.done == done && there, "{line}: {status:?}");
+    }
+}
+
 #[test]
 fn a_command_that_is_killed_ends_its_preprocessor() {
     if !has_gcc() {

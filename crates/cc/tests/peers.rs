@@ -140,6 +140,7 @@ fn hostile_masters_are_refused() {
         cwd: "/".into(),
         name: "a.c".into(),
         args: vec!["-c".into()],
+        beside: String::new(),
         pull: None,
     };
     // What may not be asked is refused, and the connection goes on.

@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use weft_verbs::cm::ConnectError;
+use weft_verbs::tls::TlsError;
 
 use crate::wire::Status;
 
@@ -37,6 +38,8 @@ impl Error {
         match self {
             Self::Errno(errno) => *errno,
             Self::Resolve(_) => Errno::NOENT,
+            // A server that is being killed ends a connection in its handshake, too.
+            Self::Connect(ConnectError::Tls(TlsError::ClosedInHandshake)) => Errno::IO,
             Self::Connect(ConnectError::Tls(_)) | Self::Rejected(Status::Stranger) => Errno::ACCESS,
             Self::Rejected(Status::Busy) => Errno::USERS,
             Self::Foreign(_) | Self::Rejected(_) => Errno::PROTO,

@@ -305,6 +305,11 @@ fn a_lost_server_is_an_error_and_a_new_one_is_another() {
     let mut part = [0; 5];
     assert_eq!(errno(a.pread(&mut part, 0)), Errno::IO);
     assert_eq!(errno(a.pwrite(b"x", 0)), Errno::IO);
+    // One that is being killed still takes connections, and ends them.
+    let dying = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let ends = std::thread::spawn(move || drop(dying.accept().unwrap()));
+    assert_eq!(errno(a.pread(&mut part, 0)), Errno::IO);
+    ends.join().unwrap();
     let server = Server::start(
         Config {
             bind: ([127, 0, 0, 1], port).into(),

@@ -3,9 +3,11 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 
 use common::{Output, weft};
 
@@ -235,6 +237,99 @@ fn a_worker_takes_the_masters_compilers() {
         kept.filter(|entry| entry.as_ref().unwrap().path().is_dir())
             .count(),
         2
+    );
+}
+
+/// Where connections to a worker go through that end after so many bytes, counted in both directions.
+fn cut(to: &str, after: usize) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (at, to) = (listener.local_addr().unwrap().to_string(), to.to_owned());
+    let left = Arc::new(Mutex::new(after));
+    std::thread::spawn(move || {
+        for near in listener.incoming() {
+            let (near, Ok(far)) = (near.unwrap(), TcpStream::connect(&to)) else {
+                return;
+            };
+            for (mut from, mut into) in [(&near, &far), (&far, &near)]
+                .map(|(from, into)| (from.try_clone().unwrap(), into.try_clone().unwrap()))
+            {
+                let left = Arc::clone(&left);
+                std::thread::spawn(move || {
+                    let mut part = [0; 1000];
+                    while let Ok(n @ 1..) = from.read(&mut part) {
+                        let mut left = left.lock().unwrap();
+                        let may = n.min(*left);
+                        *left -= may;
+                        if into.write_all(&part[..may]).is_err() || *left == 0 {
+                            break;
+                        }
+                    }
+                    for end in [&from, &into] {
+                        let _ = end.shutdown(Shutdown::Both);
+                    }
+                });
+            }
+        }
+    });
+    at
+}
+
+/// During the handshake, the command, the source, while it compiles, and during the object: it is made here, whole, and nothing is left beside it.
+#[test]
+fn a_connection_that_ends_anywhere_costs_no_object() {
+    if !has(&["gcc"]) {
+        return;
+    }
+    let mut bed = Bed::new(&[]);
+    let worker = bed.at.clone();
+    let compile = |bed: &Bed, program: &mut Command| {
+        program.env("WEFT_LOCAL", "off");
+        let args = ["-O1", "-g", "-c", "f0.c", "-o", "f0.o"];
+        Output::of(bed.surround(program.args(args))).ok();
+        let object = fs::read(bed.path("f0.o")).unwrap();
+        fs::remove_file(bed.path("f0.o")).unwrap();
+        object
+    };
+    let own = compile(&bed, &mut Command::new("gcc"));
+    let mut whole = 0;
+    for after in [
+        100,
+        1500,
+        3000,
+        5000,
+        20_000,
+        60_000,
+        70_000,
+        75_000,
+        80_000,
+        1 << 30,
+    ] {
+        bed.at = cut(&worker, after);
+        let theirs = compile(&bed, weft().args(["cc", "gcc"]));
+        assert!(theirs == own, "after {after} bytes");
+        let status = bed.status();
+        let (done, why) = (status["done"].as_u64().unwrap(), &status["reasons"]);
+        assert_eq!(
+            done + u64::from(why != &serde_json::json!([])),
+            1,
+            "after {after}: {status}"
+        );
+        whole += done;
+        bed.run(&["cc", "stop"]).ok();
+    }
+    let left = fs::read_dir(bed.dir.path()).unwrap();
+    let left = left.filter(|entry| {
+        entry
+            .as_ref()
+            .unwrap()
+            .file_name()
+            .to_string_lossy()
+            .contains(".part")
+    });
+    assert_eq!(
+        (left.count(), (1..8).contains(&whole)),
+        (0, true),
+        "{whole}"
     );
 }
 

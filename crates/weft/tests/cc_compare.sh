@@ -36,7 +36,7 @@ hosts=
 for n in 1 2; do
   "$weft" cc worker --bind 127.0.0.1:0 --slots 2 >"$work/worker$n" &
   workers+=($!)
-  for _ in $(seq 100); do at=$(sed -n 's/^compiling on \([^ ]*\) .*/\1/p' "$work/worker$n"); [[ -n $at ]] && break; sleep 0.1; done
+  for _ in $(seq 100); do at=$(sed -n 's/^compiling on \([^ ]*\) .*/\1/p' "$work/worker$n" 2>/dev/null || true); [[ -n $at ]] && break; sleep 0.1; done
   hosts+=${hosts:+,}$at
 done
 mkdir "$work/bin" && ln -s "$weft" "$work/bin/weft"

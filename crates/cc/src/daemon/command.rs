@@ -18,7 +18,7 @@ use weft_sys::{Interest, memfd, poll_fds};
 use super::past::Trail;
 use super::{Leave, Shared, job};
 use crate::client::{ACTIVE, HOSTS, not_compilers};
-use crate::ipc::{JobAsk, Line, PullAsk};
+use crate::ipc::{JobAsk, Line, PullAsk, with_scratch};
 use crate::launch::{FROM, Launch, NAME, Next};
 use crate::link::Endpoint;
 use crate::lock;
@@ -227,13 +227,22 @@ impl Running<'_> {
             args.push("-fdiagnostics-color=always".into());
         }
         let path = launch.var("PATH").unwrap_or(OsStr::new(crate::PATH));
+        let cwd = Self::text(&working_directory(launch))?;
+        // The object has the file of its counts by an absolute name.
+        let counts = !plan.beside.is_empty() && !options::asks_for(&plan.job, Output::Split);
+        let beside = if counts && !plan.beside.starts_with('/') {
+            format!("{cwd}/{}", plan.beside)
+        } else {
+            plan.beside.clone()
+        };
         let job = JobAsk {
             workers,
             driver: self.driver.clone(),
             name,
             path: Self::text(Path::new(path))?,
             language: plan.language,
-            cwd: Self::text(&working_directory(launch))?,
+            cwd,
+            beside,
             source,
             locale: locale(launch),
             args,
@@ -420,6 +429,12 @@ impl Running<'_> {
             // Before the object: a make that sees the one sees the other.
             write(path, &part)?;
         }
+        for (what, extension) in [(Output::Split, "dwo"), (Output::Notes, "gcno")] {
+            if options::asks_for(&plan.job, what) {
+                let part = take(what).map_err(|e| here(format!("its .{extension}: {e}")))?;
+                write(&dir.join(format!("{}.{extension}", plan.beside)), &part)?;
+            }
+        }
         // Nothing is said that a compilation here would say again.
         write(&dir.join(&plan.output), &object)?;
         if let Some(path) = told
@@ -524,7 +539,10 @@ const PIECE: usize = 128 << 10;
 /// Where the source for a worker begins and ends in a preprocessed text, or why there is none. What the worker's compiler has built in is overwritten by the lines
 /// before it, and the source begins there.
 fn judge(file: &File) -> io::Result<Result<(u64, u64), &'static str>> {
-    let mut piece = vec![0; PIECE];
+    with_scratch(PIECE, |piece| judge_in(piece, file))
+}
+
+fn judge_in(piece: &mut [u8], file: &File) -> io::Result<Result<(u64, u64), &'static str>> {
     let (mut begin, mut at, mut kept) = (0, 0, 0);
     loop {
         let n = match file.read_at(&mut piece[kept..], at) {
@@ -539,8 +557,14 @@ fn judge(file: &File) -> io::Result<Result<(u64, u64), &'static str>> {
             begin = cut.len() as u64;
             file.write_all_at(&text[..cut.start], begin)?;
         }
-        if let Some(why) = options::stays(text) {
-            return Ok(Err(why));
+        if options::stays(text).is_some() {
+            // Seldom; then all of it is looked at.
+            let mut whole = Vec::new();
+            let mut file = file;
+            file.seek(io::SeekFrom::Start(begin))?;
+            let end = begin + file.read_to_end(&mut whole)? as u64;
+            let why = options::stays_in_code(&whole);
+            return Ok(why.map_or(Ok((begin, end)), Err));
         }
         at += n as u64;
         let all = text.len();

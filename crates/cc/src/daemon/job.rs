@@ -386,6 +386,7 @@ impl Shared {
             cwd: ask.cwd.clone(),
             name: ask.source.clone(),
             args: ask.args.clone(),
+            beside: ask.beside.clone(),
             pull: task.pull.map(|pulling| pulling.pull.clone()),
         });
         let Some(bytes) = request.encode() else {

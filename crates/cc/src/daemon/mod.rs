@@ -9,14 +9,16 @@ mod job;
 mod past;
 mod pool;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::getpriority_process;
 use weft_sys::unix::{self, Name};
 use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
@@ -34,6 +36,8 @@ pub use weft_sys::process::keep_files;
 
 /// How often threads look whether somebody is gone.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long a thread waits for another compilation.
+const WITHOUT_WORK: Duration = Duration::from_secs(5);
 /// Different reasons that are counted.
 const MAX_REASONS: usize = 100;
 
@@ -108,6 +112,13 @@ struct State {
     past: past::List,
 }
 
+/// Compilations that threads are to do which have nothing to do.
+#[derive(Default)]
+struct Work {
+    lines: VecDeque<OwnedFd>,
+    waiting: usize,
+}
+
 struct Shared {
     config: Config,
     device: Device,
@@ -116,8 +127,12 @@ struct Shared {
     system: files::System,
     state: Mutex<State>,
     changed: Condvar,
+    work: Mutex<Work>,
+    called: Condvar,
     clients: AtomicUsize,
     stop: AtomicBool,
+    /// Threads without work are to end.
+    over: AtomicBool,
     began: Instant,
     /// What commands must have too, or, of the umask, what they are given.
     place: command::Place,
@@ -139,8 +154,11 @@ pub fn run(config: Config) -> io::Result<()> {
         system: files::System::default(),
         state: Mutex::default(),
         changed: Condvar::new(),
+        work: Mutex::default(),
+        called: Condvar::new(),
         clients: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
+        over: AtomicBool::new(false),
         began: Instant::now(),
         place: command::Place::of("self")?,
         umask: umask()?,
@@ -176,16 +194,7 @@ pub fn run(config: Config) -> io::Result<()> {
             }
             idle_since = Instant::now();
             shared.clients.fetch_add(1, Ordering::SeqCst);
-            let client = Arc::clone(&shared);
-            let spawned = thread::Builder::new()
-                .name("weft-ccd-client".into())
-                .spawn(move || {
-                    if let Err(e) = client.serve(&Line(fd)) {
-                        tracing::debug!("a compilation: {e}");
-                    }
-                    client.clients.fetch_sub(1, Ordering::SeqCst);
-                });
-            if spawned.is_err() {
+            if shared.employ(fd).is_err() {
                 shared.clients.fetch_sub(1, Ordering::SeqCst);
             }
         }
@@ -198,6 +207,10 @@ pub fn run(config: Config) -> io::Result<()> {
     while shared.clients.load(Ordering::SeqCst) > 0 && Instant::now() < end {
         thread::sleep(LOOK / 10);
     }
+    let work = lock(&shared.work);
+    shared.over.store(true, Ordering::SeqCst);
+    shared.called.notify_all();
+    drop(work);
     Ok(())
 }
 
@@ -225,7 +238,7 @@ impl Shared {
         let mut state = lock(&self.state);
         while state.here >= self.config.here {
             let waited = self.changed.wait_timeout(state, LOOK);
-            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
             if line.stirs() {
                 return None;
             }
@@ -246,6 +259,44 @@ impl Shared {
     /// Seconds since the start.
     fn now(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
+    }
+
+    /// Hands a compilation to a thread that waits for one, or to a new one: to start one for each costs a tenth of what a job costs here.
+    fn employ(self: &Arc<Self>, fd: OwnedFd) -> io::Result<()> {
+        let mut work = lock(&self.work);
+        if work.waiting > work.lines.len() {
+            work.lines.push_back(fd);
+            self.called.notify_one();
+            return Ok(());
+        }
+        drop(work);
+        let shared = Arc::clone(self);
+        let thread = thread::Builder::new().name("weft-ccd-client".into());
+        thread.spawn(move || shared.clients(fd))?;
+        Ok(())
+    }
+
+    /// One compilation after the other, until none comes for a while.
+    fn clients(&self, first: OwnedFd) {
+        let nice = getpriority_process(None);
+        let mut next = Some(first);
+        while let Some(fd) = next {
+            if let Err(e) = self.serve(&Line(fd)) {
+                tracing::debug!("a compilation: {e}");
+            }
+            self.clients.fetch_sub(1, Ordering::SeqCst);
+            // A thread that has become nicer for its command stays so.
+            if getpriority_process(None) != nice {
+                return;
+            }
+            let mut work = lock(&self.work);
+            work.waiting += 1;
+            let none = |work: &mut Work| work.lines.is_empty() && !self.over.load(Ordering::SeqCst);
+            let waited = self.called.wait_timeout_while(work, WITHOUT_WORK, none);
+            work = waited.unwrap_or_else(PoisonError::into_inner).0;
+            work.waiting -= 1;
+            next = work.lines.pop_front();
+        }
     }
 
     fn serve(&self, line: &Line) -> io::Result<()> {

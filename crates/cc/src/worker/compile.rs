@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,14 +17,18 @@ use tempfile::TempDir;
 use weft_sys::EventFd;
 
 use super::sandbox;
+use super::session::open_output;
 use super::view::View;
 use crate::lock;
-use crate::options::{Language, is_source_name, map_path};
-use crate::wire::{Job, Pull};
+use crate::options::{Language, asks_for, is_source_name, map_path};
+use crate::wire::{Job, Output, Pull};
 
 /// Components that a source's name may have, and bytes.
 const MAX_COMPONENTS: usize = 64;
 const MAX_NAME: usize = 2048;
+
+/// What is written for coverage, below the job's directory.
+const NOTES: &str = "notes";
 
 /// A directory for one job, removed with this.
 pub(crate) struct Workshop {
@@ -53,7 +58,8 @@ impl From<io::Error> for Unfit {
 
 impl Workshop {
     /// Makes the directories that a source of this name needs, so that the compiler sees the name that it would see on the master. No name leads out.
-    pub(crate) fn new(place: &Path, name: &str) -> Result<Self, Unfit> {
+    pub(super) fn new(place: &Path, job: &Job) -> Result<Self, Unfit> {
+        let name = &*job.name;
         let path = Path::new(name);
         let parts: Vec<_> = path.components().collect();
         let file = path.file_name().ok_or(Unfit::Name)?;
@@ -97,6 +103,15 @@ impl Workshop {
                 }
                 _ => {}
             }
+        }
+        let beside = Path::new(&job.beside);
+        if asks_for(&job.args, Output::Split) {
+            // The name is in the object as the master has it: the file comes below the working directory.
+            let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+            if !beside.components().all(plain) || job.beside.len() > MAX_NAME {
+                return Err(Unfit::Name);
+            }
+            std::fs::create_dir_all(cwd.join(beside.parent().unwrap_or(beside)))?;
         }
         let source = at.join(file);
         if !source.starts_with(dir.path()) {
@@ -226,6 +241,36 @@ impl Workshop {
         Ok(())
     }
 
+    /// Where debug information of its own is to come.
+    pub(super) fn split(&self, job: &Job) -> Option<PathBuf> {
+        let name = format!("{}.dwo", job.beside);
+        asks_for(&job.args, Output::Split).then(|| self.cwd.join(name))
+    }
+
+    /// What is to be known for coverage, with the master's working directory; empty where nobody asks for it.
+    pub(super) fn notes(&self, job: &Job) -> io::Result<Vec<u8>> {
+        if !asks_for(&job.args, Output::Notes) {
+            return Ok(Vec::new());
+        }
+        let (file, len) = open_output(&self.dir.path().join(NOTES))?;
+        let mut bytes = Vec::new();
+        file.take(len).read_to_end(&mut bytes)?;
+        // After four numbers comes the directory: its length, and it with a zero byte. A compiler that maps prefixes there too has written the master's.
+        let text = |dir: &[u8]| [&(dir.len() as u32 + 1).to_le_bytes(), dir, b"\0"].concat();
+        let own = text(self.cwd.as_os_str().as_bytes());
+        let theirs = text(job.cwd.as_bytes());
+        let mapped = text(map_path(&job.args, &job.cwd).as_bytes());
+        let (head, rest) = bytes
+            .split_at_checked(16)
+            .ok_or(io::ErrorKind::InvalidData)?;
+        if let Some(rest) = rest.strip_prefix(&own[..]) {
+            return Ok([head, &theirs, rest].concat());
+        }
+        let good = rest.starts_with(&mapped);
+        good.then_some(bytes)
+            .ok_or_else(|| io::Error::other("notes for coverage of a form that is not known"))
+    }
+
     /// `memory`, `size`: bytes that each process may allocate, and that a file may have.
     pub(super) fn command(
         &self,
@@ -251,6 +296,16 @@ impl Workshop {
                 text(&self.source)?,
                 map_path(&job.args, &job.name)
             ));
+        }
+        if !job.beside.is_empty() {
+            let (dir, name) = job
+                .beside
+                .split_at(job.beside.rfind('/').map_or(0, |n| n + 1));
+            command.args(["-dumpdir", dir, "-dumpbase", name]);
+        }
+        if asks_for(&job.args, Output::Notes) {
+            let notes = text(&self.dir.path().join(NOTES))?;
+            command.arg(format!("-fprofile-note={notes}"));
         }
         command
             .args(["-x", language.name(), "-o"])

@@ -9,10 +9,10 @@ use weft_verbs::{Access, SendWr};
 use super::Environment;
 use super::compile::{Ended, Workshop};
 use super::sandbox::Place;
-use super::session::{Session, Stop, gone, stop, transfer, trouble};
+use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::view::{State, View};
 use crate::link::Gone;
-use crate::options::{built_in, stays};
+use crate::options::{built_in, stays_in_code};
 use crate::pull::{Cpp, read};
 use crate::wire::{Entry, Job, MAX_CHECK, MAX_NEED, Node, Pull, Region, Report, Request, Verdict};
 
@@ -98,12 +98,6 @@ impl Task<'_> {
             .collect()
     }
 
-    /// Ends the job here: the master preprocesses.
-    fn refuse<T>(&self, path: &Path) -> Result<T, Stop> {
-        let why = format!("{} is not for workers to read", path.display());
-        stop(self.job, Verdict::Refused, why)
-    }
-
     /// Where the compiler may find a header that this file names.
     fn candidates<'b>(
         &'b self,
@@ -124,6 +118,11 @@ impl Task<'_> {
     }
 }
 
+/// Ends the job here: the master preprocesses.
+fn unreadable<T>(path: &Path) -> Result<T, Stop> {
+    refuse(format!("{} is not for workers to read", path.display()))
+}
+
 /// Why a source stays that may name a header of this machine.
 const ABSOLUTE: &str = "a header may be included by its absolute name";
 /// The header that gcc includes by itself, from the first directory that has it.
@@ -139,22 +138,14 @@ impl Session<'_> {
         compiler: &Environment,
     ) -> Result<Preprocessed, Stop> {
         if !self.shared.level.files {
-            return stop(
-                job,
-                Verdict::Refused,
-                "it preprocesses for nobody without Landlock",
-            );
+            return refuse("it preprocesses for nobody without Landlock");
         }
         let cpp = match read(&pull.cpp) {
             Ok(cpp) if pull.system.iter().all(|dir| dir.starts_with('/')) => cpp,
             Ok(_) => {
-                return stop(
-                    job,
-                    Verdict::Refused,
-                    "a directory of the system that cannot be",
-                );
+                return refuse("a directory of the system that cannot be");
             }
-            Err(why) => return stop(job, Verdict::Refused, why),
+            Err(why) => return refuse(why),
         };
         let source = Path::new(&job.cwd).join(&job.name);
         let task = Task {
@@ -165,7 +156,7 @@ impl Session<'_> {
         };
         let mut view = match self.view.take() {
             Some(view) if !view.is_full() => view,
-            _ => View::new(self.shared.folder.path()).map_err(|e| trouble(job, &e))?,
+            _ => View::new(self.shared.folder.path())?,
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
         if !view
@@ -173,11 +164,7 @@ impl Session<'_> {
             .to_str()
             .is_some_and(|root| root.chars().all(plain))
         {
-            return stop(
-                job,
-                Verdict::Refused,
-                "the directory for jobs has a name that cannot be in a view",
-            );
+            return refuse("the directory for jobs has a name that cannot be in a view");
         }
         view.begin();
         let done = self.rounds(&task, &mut view, shop, compiler);
@@ -196,7 +183,7 @@ impl Session<'_> {
         let job = task.job;
         for _ in 0..ROUNDS {
             if view.is_full() {
-                return stop(job, Verdict::Limit, "too many headers");
+                return stop(Verdict::Limit, "too many headers");
             }
             self.ensure(task, view, task.first())?;
             self.whole(task, view, &task.searched())?;
@@ -218,16 +205,16 @@ impl Session<'_> {
                     continue;
                 }
                 if let Some(path) = refused {
-                    return task.refuse(&path);
+                    return unreadable(&path);
                 }
                 if absolute {
-                    return stop(job, Verdict::Refused, ABSOLUTE);
+                    return refuse(ABSOLUTE);
                 }
-                return stop(job, Verdict::Failed, "preprocessing failed");
+                return stop(Verdict::Failed, "preprocessing failed");
             }
-            let text = std::fs::read(shop.text()).map_err(|e| trouble(job, &e))?;
+            let text = std::fs::read(shop.text())?;
             if text.len() as u64 > self.shared.config.size_limit {
-                return stop(job, Verdict::Limit, "a text that is too long");
+                return stop(Verdict::Limit, "a text that is too long");
             }
             let (text, names) = rewrite(&text, view.root().to_str().unwrap_or_default(), job.cxx);
             let (mut used, mut own) = (HashSet::new(), Vec::new());
@@ -242,11 +229,9 @@ impl Session<'_> {
                     // With `-g`: the working directory.
                     State::Directory(_) if name.ends_with("//") => {}
                     _ => {
-                        return stop(
-                            job,
-                            Verdict::Refused,
-                            format!("a text from {name}, which is not of the master's view"),
-                        );
+                        return refuse(format!(
+                            "a text from {name}, which is not of the master's view"
+                        ));
                     }
                 }
             }
@@ -261,14 +246,14 @@ impl Session<'_> {
                 .iter()
                 .any(|path| view.facts(path).is_some_and(|facts| facts.absolute))
             {
-                return stop(job, Verdict::Refused, ABSOLUTE);
+                return refuse(ABSOLUTE);
             }
-            if let Some(why) = stays(&text) {
-                return stop(job, Verdict::Refused, why);
+            if let Some(why) = stays_in_code(&text) {
+                return refuse(why);
             }
             return finish(task, view, shop, &text, &stderr);
         }
-        stop(job, Verdict::Trouble, "its headers change all the time")
+        stop(Verdict::Trouble, "its headers change all the time")
     }
 
     /// Runs the preprocessor; whether it did it, and what it said.
@@ -291,31 +276,27 @@ impl Session<'_> {
                 .iter()
                 .any(|arg| ["-ffreestanding", "-fno-hosted"].contains(&arg.as_str()))
         });
-        let command = shop
-            .preprocess(
-                &compiler.command,
-                job,
-                task.pull,
-                view,
-                predefined.as_deref(),
-                config.memory,
-                config.size_limit,
-            )
-            .map_err(|e| trouble(job, &e))?;
+        let command = shop.preprocess(
+            &compiler.command,
+            job,
+            task.pull,
+            view,
+            predefined.as_deref(),
+            config.memory,
+            config.size_limit,
+        )?;
         let place = Place {
             dir: shop.path(),
             view: Some(view.dir()),
             tools: compiler.tools.as_deref(),
             alone: compiler.sent.is_some(),
         };
-        let compiler = self.start(&place, command).map_err(|e| trouble(job, &e))?;
+        let compiler = self.start(&place, command)?;
         let (how, _, killed) = self.wait_for(compiler)?;
-        let stderr = std::fs::read(shop.diagnostics()).map_err(|e| trouble(job, &e))?;
+        let stderr = std::fs::read(shop.diagnostics())?;
         match how {
-            Ended::NotStarted(e) => Err(trouble(job, &format!("cannot start {}: {e}", job.driver))),
-            Ended::Status(_) if killed => {
-                stop(job, Verdict::Limit, "the preprocessor took too long")
-            }
+            Ended::NotStarted(e) => Err(trouble(&format!("cannot start {}: {e}", job.driver))),
+            Ended::Status(_) if killed => stop(Verdict::Limit, "the preprocessor took too long"),
             Ended::Status(status) => Ok((status.success(), stderr)),
         }
     }
@@ -337,11 +318,11 @@ impl Session<'_> {
                 _ => false,
             });
             if need.is_empty() {
-                return view.settle().map_err(|e| trouble(task.job, &e));
+                return Ok(view.settle()?);
             }
             self.fetch(task, view, need)?;
         }
-        stop(task.job, Verdict::Trouble, "a path without an end")
+        stop(Verdict::Trouble, "a path without an end")
     }
 
     /// Sees to it that all names of these directories are in the view: the compiler takes those that are not for absent. Whether that changed the view.
@@ -354,9 +335,9 @@ impl Session<'_> {
             let mut old = Vec::new();
             for dir in dirs {
                 match view.state(dir) {
-                    State::Refused(path) => return task.refuse(&path),
+                    State::Refused(path) => return unreadable(&path),
                     State::Directory(path) => match view.way(&path) {
-                        Some(true) => return task.refuse(&path),
+                        Some(true) => return unreadable(&path),
                         // An earlier job had other roots.
                         Some(false) => old.push(path),
                         None => {}
@@ -371,11 +352,7 @@ impl Session<'_> {
             self.fetch(task, view, old)?;
             self.ensure(task, view, dirs.to_vec())?;
         }
-        stop(
-            task.job,
-            Verdict::Trouble,
-            "its directories change all the time",
-        )
+        stop(Verdict::Trouble, "its directories change all the time")
     }
 
     /// Fetches what the source will include, as far as that can be seen without preprocessing. Whether something may be included by an absolute name.
@@ -414,7 +391,7 @@ impl Session<'_> {
                             }
                             // The compiler would find nothing there, which may not be so.
                             State::Refused(path) if name.contains("../") || !view.has(&path) => {
-                                return task.refuse(&path);
+                                return unreadable(&path);
                             }
                             State::Refused(_) => break,
                             State::Absent | State::Directory(_) => {}
@@ -427,7 +404,7 @@ impl Session<'_> {
             }
             self.fetch(task, view, need)?;
         }
-        view.settle().map_err(|e| trouble(task.job, &e))?;
+        view.settle()?;
         Ok(absolute)
     }
 
@@ -471,7 +448,7 @@ impl Session<'_> {
         for path in &paths {
             match path.to_str() {
                 Some(text) if text.len() < 4096 => texts.push(text.to_owned()),
-                _ => return stop(job, Verdict::Refused, "a path that is too long"),
+                _ => return refuse("a path that is too long"),
             }
         }
         // A message has room for so many.
@@ -489,7 +466,7 @@ impl Session<'_> {
                 } if id == job.id && entries.len() == texts.len() => (region, entries),
                 _ => return Err(gone("another message than files").into()),
             };
-            let contents = self.contents(job, &region, &entries)?;
+            let contents = self.contents(&region, &entries)?;
             for ((path, entry), bytes) in texts.iter().zip(&entries).zip(contents) {
                 let path = Path::new(path);
                 // Beside a directory that has changed meanwhile.
@@ -500,21 +477,16 @@ impl Session<'_> {
                     continue;
                 }
                 view.install(path, entry, &bytes)
-                    .map_err(|e| trouble(job, &format!("{}: {e}", path.display())))?;
+                    .map_err(|e| trouble(&format!("{}: {e}", path.display())))?;
             }
         }
         Ok(())
     }
 
     /// The contents of an answer, which are read unless all of them are here already.
-    fn contents(
-        &mut self,
-        job: &Job,
-        region: &Region,
-        entries: &[Entry],
-    ) -> Result<Vec<Arc<[u8]>>, Stop> {
+    fn contents(&mut self, region: &Region, entries: &[Entry]) -> Result<Vec<Arc<[u8]>>, Stop> {
         if region.len > MAX_CONTENTS {
-            return stop(job, Verdict::Limit, "contents that are too long");
+            return stop(Verdict::Limit, "contents that are too long");
         }
         if !fit(entries, region.len) {
             return Err(gone("more contents than their region has").into());
@@ -541,11 +513,7 @@ impl Session<'_> {
             return Ok(known);
         }
         let len = region.len as usize;
-        let mr = self
-            .link
-            .pd
-            .alloc_mr(len.max(1), Access::LOCAL_WRITE)
-            .map_err(|e| trouble(job, &e))?;
+        let mr = self.link.pd.alloc_mr(len.max(1), Access::LOCAL_WRITE)?;
         transfer(&mut self.link, &mr, region, region.len, |_, sge, remote| {
             SendWr::read(0, remote).sge(sge)
         })?;
@@ -589,15 +557,14 @@ fn finish(
     text: &[u8],
     stderr: &[u8],
 ) -> Result<Preprocessed, Stop> {
-    let job = task.job;
     let cut = built_in(text);
     let whole = [&text[..cut.start], &text[cut.end..]].concat();
-    std::fs::write(&shop.source, whole).map_err(|e| trouble(job, &e))?;
+    std::fs::write(&shop.source, whole)?;
     let root = view.root().to_str().unwrap_or_default();
     let dependencies = match task.cpp.dependencies {
         None => Vec::new(),
         Some(without_system) => {
-            let bytes = std::fs::read(shop.dependencies()).map_err(|e| trouble(job, &e))?;
+            let bytes = std::fs::read(shop.dependencies())?;
             dependencies(&String::from_utf8_lossy(&bytes), root, without_system)
         }
     };

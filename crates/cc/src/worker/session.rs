@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use weft_verbs::{Access, Mr, RemoteAddr, SendWr};
+use weft_verbs::{Access, MemError, Mr, RemoteAddr, SendWr};
 
 use super::compile::{Compiler, Ended, Leader, Unfit, Workshop};
 use super::pull::Preprocessed;
@@ -45,8 +45,8 @@ pub(super) struct Session<'a> {
 
 /// How a step of a job goes wrong.
 pub(super) enum Stop {
-    /// The job ends, the connection goes on.
-    End(Box<End>),
+    /// The job ends like this, the connection goes on.
+    End(Verdict, String),
     /// The connection is over.
     Gone(Gone),
 }
@@ -57,12 +57,35 @@ impl From<Gone> for Stop {
     }
 }
 
-pub(super) fn stop<T>(job: &Job, verdict: Verdict, reason: impl Into<String>) -> Result<T, Stop> {
-    Err(Stop::End(Box::new(End::new(job.id, verdict, reason))))
+/// What the worker lacks.
+impl From<std::io::Error> for Stop {
+    fn from(e: std::io::Error) -> Self {
+        trouble(&e)
+    }
 }
 
-pub(super) fn trouble(job: &Job, e: &dyn std::fmt::Display) -> Stop {
-    Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
+impl From<weft_verbs::Error> for Stop {
+    fn from(e: weft_verbs::Error) -> Self {
+        trouble(&e)
+    }
+}
+
+impl From<MemError> for Stop {
+    fn from(e: MemError) -> Self {
+        trouble(&e)
+    }
+}
+
+pub(super) fn stop<T>(verdict: Verdict, reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::End(verdict, reason.into()))
+}
+
+pub(super) fn refuse<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    stop(Verdict::Refused, reason)
+}
+
+pub(super) fn trouble(e: &dyn std::fmt::Display) -> Stop {
+    Stop::End(Verdict::Trouble, e.to_string())
 }
 
 pub(super) fn gone(why: &str) -> Gone {
@@ -126,7 +149,7 @@ impl<'a> Session<'a> {
         let began = Instant::now();
         let mut end = match self.job(&job) {
             Ok(end) => end,
-            Err(Stop::End(end)) => *end,
+            Err(Stop::End(verdict, reason)) => End::new(job.id, verdict, reason),
             Err(Stop::Gone(gone)) => return Err(gone),
         };
         end.pressure = pressure();
@@ -144,10 +167,10 @@ impl<'a> Session<'a> {
 
     fn job(&mut self, job: &Job) -> Result<End, Stop> {
         if let Err(why) = check_job(&job.args) {
-            return stop(job, Verdict::Refused, why);
+            return refuse(why);
         }
         if !is_source_name(&job.name) {
-            return stop(job, Verdict::Refused, "a name of a source that cannot be");
+            return refuse("a name of a source that cannot be");
         }
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
         if !job.locale.chars().all(good)
@@ -155,34 +178,28 @@ impl<'a> Session<'a> {
             || !job.cwd.starts_with('/')
             || job.cwd.contains('=')
         {
-            return stop(
-                job,
-                Verdict::Refused,
-                "a locale or working directory that cannot be",
-            );
+            return refuse("a locale or working directory that cannot be");
         }
         if (job.source.len == 0) != job.pull.is_some()
             || job.source.len > self.shared.config.size_limit
         {
             return stop(
-                job,
                 Verdict::Limit,
                 format!("a source of {} bytes", job.source.len),
             );
         }
         let Some(_place) = Place::take(&self.shared.running, self.shared.config.slots.into())
         else {
-            return stop(job, Verdict::Busy, "all slots are taken");
+            return stop(Verdict::Busy, "all slots are taken");
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };
         let compiler = self.compiler(job, language)?;
-        let trouble = |e: &dyn std::fmt::Display| trouble(job, e);
-        let shop = match Workshop::new(self.shared.folder.path(), &job.name) {
+        let shop = match Workshop::new(self.shared.folder.path(), job) {
             Ok(shop) => shop,
             Err(Unfit::Name) => {
-                return stop(job, Verdict::Refused, "a name of a source that cannot be");
+                return refuse("a name of a source that cannot be");
             }
-            Err(Unfit::Io(e)) => return Err(trouble(&e)),
+            Err(Unfit::Io(e)) => return Err(e.into()),
         };
         let mut end = End::new(job.id, Verdict::Done, "");
         let began = Instant::now();
@@ -204,12 +221,11 @@ impl<'a> Session<'a> {
             Ok(command) => command,
             Err(Unfit::Name) => {
                 return stop(
-                    job,
                     Verdict::Trouble,
                     "the directory for jobs has a name that cannot be",
                 );
             }
-            Err(Unfit::Io(e)) => return Err(trouble(&e)),
+            Err(Unfit::Io(e)) => return Err(e.into()),
         };
         let place = sandbox::Place {
             dir: shop.path(),
@@ -217,7 +233,7 @@ impl<'a> Session<'a> {
             tools: compiler.tools.as_deref(),
             alone: compiler.sent.is_some(),
         };
-        let running = self.start(&place, command).map_err(|e| trouble(&e))?;
+        let running = self.start(&place, command)?;
         let (how, took, killed) = self.wait_for(running)?;
         end.times[1] = micros(took);
         match how {
@@ -226,7 +242,6 @@ impl<'a> Session<'a> {
             }
             Ended::Status(_) if killed => {
                 return stop(
-                    job,
                     Verdict::Limit,
                     format!(
                         "the compiler took more than {} s",
@@ -242,7 +257,7 @@ impl<'a> Session<'a> {
                         status.code().unwrap_or(-1)
                     ),
                 };
-                return stop(job, Verdict::Failed, reason);
+                return stop(Verdict::Failed, reason);
             }
             Ended::Status(_) => {}
         }
@@ -258,13 +273,13 @@ impl<'a> Session<'a> {
             Err(why) => why,
         };
         let Some(cache) = &self.shared.compilers else {
-            return stop(job, Verdict::Environment, why);
+            return stop(Verdict::Environment, why);
         };
         let claim = match cache.find(&job.digest) {
             Found::There(kept) => return Ok(Environment::sent(job.digest, kept)),
             Found::Coming => {
                 let why = "another connection brings the compiler";
-                return stop(job, Verdict::Busy, why);
+                return stop(Verdict::Busy, why);
             }
             Found::Missing(claim) => claim,
         };
@@ -273,17 +288,16 @@ impl<'a> Session<'a> {
             _ => return Err(gone("another message than a compiler").into()),
         };
         if region.len == 0 {
-            return stop(job, Verdict::Environment, why);
+            return stop(Verdict::Environment, why);
         }
         if region.len > MAX_PACKED {
             let why = format!("a compiler of {} bytes", region.len);
-            return stop(job, Verdict::Environment, why);
+            return stop(Verdict::Environment, why);
         }
         let mr = self
             .link
             .pd
-            .alloc_mr(region.len as usize, Access::LOCAL_WRITE)
-            .map_err(|e| trouble(job, &e))?;
+            .alloc_mr(region.len as usize, Access::LOCAL_WRITE)?;
         transfer(
             &mut self.link,
             &mr,
@@ -297,7 +311,6 @@ impl<'a> Session<'a> {
                 Ok(Environment::sent(job.digest, kept))
             }
             Err(why) => stop(
-                job,
                 Verdict::Environment,
                 format!("the compiler that came cannot be used: {why}"),
             ),
@@ -306,21 +319,16 @@ impl<'a> Session<'a> {
 
     /// RDMA Reads, as many at once as the connection allows; then the compiler's file.
     fn read_source(&mut self, job: &Job, shop: &Workshop) -> Result<(), Stop> {
-        let trouble = |e: &dyn std::fmt::Display| trouble(job, e);
         let Ok(len) = usize::try_from(job.source.len) else {
-            return stop(job, Verdict::Limit, "a source that is too long");
+            return stop(Verdict::Limit, "a source that is too long");
         };
         if self.source.as_ref().is_none_or(|mr| mr.len() < len) {
             self.source = None;
-            let mr = self
-                .link
-                .pd
-                .alloc_mr(len.max(KEPT), Access::LOCAL_WRITE)
-                .map_err(|e| trouble(&e))?;
+            let mr = self.link.pd.alloc_mr(len.max(KEPT), Access::LOCAL_WRITE)?;
             self.source = Some(mr);
         }
         let Some(mr) = &self.source else {
-            return stop(job, Verdict::Trouble, "no memory");
+            return stop(Verdict::Trouble, "no memory");
         };
         transfer(
             &mut self.link,
@@ -329,11 +337,11 @@ impl<'a> Session<'a> {
             job.source.len,
             |_, sge, remote| SendWr::read(0, remote).sge(sge),
         )?;
-        let file = File::create_new(&shop.source).map_err(|e| trouble(&e))?;
+        let file = File::create_new(&shop.source)?;
         let mut at = 0;
         while at < len {
             match mr.write_to_file(&file, None, at, len - at) {
-                Ok(0) => return stop(job, Verdict::Trouble, "no space for the source"),
+                Ok(0) => return stop(Verdict::Trouble, "no space for the source"),
                 Ok(n) => at += n,
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(trouble(&e)),
@@ -371,21 +379,25 @@ impl<'a> Session<'a> {
         preprocessed: Option<Preprocessed>,
         end: &mut End,
     ) -> Result<(), Stop> {
-        let trouble = |e: &dyn std::fmt::Display| trouble(job, e);
-        let (object, object_len) = open_output(&shop.output())
-            .map_err(|e| trouble(&format!("the compiler left no output: {e}")))?;
-        let (text, text_len) = open_output(&shop.diagnostics()).map_err(|e| trouble(&e))?;
+        let left = |e: std::io::Error| trouble(&format!("the compiler left no output: {e}"));
+        let mut files = vec![(Output::Object, open_output(&shop.output()).map_err(left)?)];
+        if let Some(path) = shop.split(job) {
+            files.push((Output::Split, open_output(&path).map_err(left)?));
+        }
+        let notes = shop.notes(job).map_err(left)?;
+        let (text, text_len) = open_output(&shop.diagnostics())?;
         // What the preprocessor said comes first.
         let (mut said, dependencies) = preprocessed
             .map(|p| (p.diagnostics, p.dependencies))
             .unwrap_or_default();
         text.take(MAX_DIAGNOSTICS.min(text_len))
-            .read_to_end(&mut said)
-            .map_err(|e| trouble(&e))?;
+            .read_to_end(&mut said)?;
         said.truncate(MAX_DIAGNOSTICS as usize);
-        let need = object_len.saturating_add((said.len() + dependencies.len()) as u64);
+        let lens = files.iter().map(|(_, (_, len))| *len);
+        let lens = lens.chain([&said, &dependencies, &notes].map(|bytes| bytes.len() as u64));
+        let need = lens.fold(0, u64::saturating_add);
         if need > self.shared.config.size_limit {
-            return stop(job, Verdict::Limit, format!("outputs of {need} bytes"));
+            return stop(Verdict::Limit, format!("outputs of {need} bytes"));
         }
         let room = if need > job.room.len {
             self.ask_for_room(job, need)?
@@ -394,27 +406,28 @@ impl<'a> Session<'a> {
         };
         let total = usize::try_from(need).unwrap_or(usize::MAX);
         // `OBJ TX`: registered for each object.
-        let mr = self
-            .link
-            .pd
-            .alloc_mr(total.max(1), Access::LOCAL_WRITE)
-            .map_err(|e| trouble(&e))?;
-        let (mut at, len) = (0, object_len as usize);
-        while at < len {
-            match mr.read_from_file(&object, None, at, len - at) {
-                Ok(0) => return stop(job, Verdict::Trouble, "an output became shorter"),
-                Ok(n) => at += n,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(trouble(&e)),
+        let pd = &self.link.pd;
+        let mr = pd.alloc_mr(total.max(1), Access::LOCAL_WRITE)?;
+        let mut at = 0;
+        for (what, (file, len)) in &files {
+            end.outputs.push((*what, at as u64, *len));
+            let until = at + *len as usize;
+            while at < until {
+                match mr.read_from_file(file, None, at, until - at) {
+                    Ok(0) => return stop(Verdict::Trouble, "an output became shorter"),
+                    Ok(n) => at += n,
+                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(e.into()),
+                }
             }
         }
-        end.outputs.push((Output::Object, 0, object_len));
         for (bytes, what) in [
             (said, Output::Diagnostics),
             (dependencies, Output::Dependencies),
+            (notes, Output::Notes),
         ] {
             if !bytes.is_empty() {
-                mr.write(at, &bytes).map_err(|e| trouble(&e))?;
+                mr.write(at, &bytes)?;
                 end.outputs.push((what, at as u64, bytes.len() as u64));
                 at += bytes.len();
             }
@@ -429,7 +442,6 @@ impl<'a> Session<'a> {
         match self.ask(&Report::More { id: job.id, need })? {
             Request::Room { id, room } if id == job.id && room.len >= need => Ok(room),
             Request::Room { id, room } if id == job.id && room.len == 0 => stop(
-                job,
                 Verdict::Limit,
                 format!("the master has no room for {need} bytes"),
             ),
@@ -470,7 +482,7 @@ impl Read for Contents<'_> {
 }
 
 /// Opens what a compiler left under this name, and its length. The compiler may be hostile: a link would lead out of its directory, and a FIFO would block.
-fn open_output(path: &Path) -> std::io::Result<(File, u64)> {
+pub(super) fn open_output(path: &Path) -> std::io::Result<(File, u64)> {
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)

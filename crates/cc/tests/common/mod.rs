@@ -115,6 +115,7 @@ impl Bed {
             source: "a.c".into(),
             locale: String::new(),
             args: vec!["-O1".into(), "-c".into()],
+            beside: String::new(),
             at: 0,
             len: 0,
             pull: None,
