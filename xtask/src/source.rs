@@ -108,7 +108,7 @@ fn functions(code: &str) -> impl Iterator<Item = (&str, usize, usize)> {
             line.len() - line.trim_start().len() == indent
                 && (line.trim_start().starts_with('}') || line.ends_with(';'))
         };
-        let last = first + 1 + lines[first + 1..].iter().position(|line| is_end(&line))?;
+        let last = first + 1 + lines[first + 1..].iter().position(is_end)?;
         Some((name, first + 1, last - first + 1))
     })
 }

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -473,11 +474,11 @@ fn blocks(words: &Words<'_>, stays: &Stays, threads: usize) -> Result<u64> {
     if threads == 1 {
         return sum(0);
     }
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let running: Vec<_> = (0..threads)
             .map(|step| scope.spawn(move || sum(step)))
             .collect();
-        let ended = running.into_iter().map(|thread| thread.join());
+        let ended = running.into_iter().map(thread::ScopedJoinHandle::join);
         ended
             .map(|sum| sum.unwrap_or_else(|_| Err(failed("a thread")(&"it panicked"))))
             .sum()

@@ -1,5 +1,6 @@
 //! Completions that say that the peer has a message, for queue pairs that want to know.
 
+use weft_verbs::above::CqAbove;
 use weft_verbs::{QpState, RecvWr, Rnr, SendWr, Wc, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, End, Half, assert_none, assert_ok, take, until};
@@ -126,7 +127,7 @@ pub fn peer_leaves(bed: &Bed) {
             let mut wcs = [Wc::default(); SENDS as usize];
             let mut received = 0;
             until("all receives", || {
-                received += b.rcq.take(&mut wcs).unwrap();
+                received += CqAbove::take(&b.rcq, &mut wcs).unwrap();
                 received == wcs.len()
             });
             b.qp.disconnect();
