@@ -34,9 +34,12 @@ use crate::engine::Registration;
 use crate::neighbours::{Cell, Neighbour, Who, Why, admitted, why};
 use crate::transport::ByteStream;
 use crate::transport::local::{Joint, LocalLink, RING_BYTES};
+use crate::types::LocalMode;
 
 /// How long an initiator waits for a Welcome before it goes on over TCP.
 pub(crate) const SHM_TIMEOUT: Duration = Duration::from_millis(500);
+/// The same where it would not go on over TCP.
+const SHM_TIMEOUT_REQUIRED: Duration = Duration::from_secs(5);
 const HUNG_UP: &str = "the peer hung up";
 /// The kernel does not say which; the first is what happens between peers that keep to the rules.
 const TRUNCATED: &str =
@@ -300,6 +303,11 @@ impl ShmConnecting {
         say_signed(wire.as_fd(), &hello, &[])?;
         // Not before: a socket that asks gets a name of its own when it sends.
         unix::ask_for_senders(&wire, true).map_err(why("asking who is there"))?;
+        let patience = if device.local == LocalMode::Require {
+            SHM_TIMEOUT_REQUIRED
+        } else {
+            SHM_TIMEOUT
+        };
         // While the responder is at it.
         Ok(ShmConnecting {
             segment: Segment::create(RING_BYTES).map_err(why("a segment"))?,
@@ -309,7 +317,7 @@ impl ShmConnecting {
             cell,
             challenge,
             welcomed: None,
-            deadline: Instant::now() + SHM_TIMEOUT,
+            deadline: Instant::now() + patience,
             registration: None,
         })
     }

@@ -337,7 +337,7 @@ fn unreadable_and_missing_sources_do_not_stop_the_others() {
     );
     assert_eq!(names(&to), ["good"]);
     let out = send(&[missing.to_str().unwrap()], &listener.target(""));
-    assert!(out.stderr.contains("nothing to send"), "{}", out.stderr);
+    assert!(out.stderr.contains("nothing was sent"), "{}", out.stderr);
 }
 
 /// Whoever can write to a directory that is being sent must not choose what else is.
