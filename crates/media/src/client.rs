@@ -214,7 +214,6 @@ impl Viewer {
         Range {
             next: from.min(end),
             end,
-            then: None,
             waiting: VecDeque::new(),
             seek: from != self.reached,
             first: true,
@@ -227,30 +226,16 @@ impl Viewer {
     /// # Errors
     /// [`ViewError`].
     pub fn fetch(&mut self, from: u64, len: usize) -> Result<Vec<u8>, ViewError> {
-        self.fetch_both((from, len), (0, 0)).map(|(out, _)| out)
-    }
-
-    /// Copies of two ranges, asked for together. The server reads the second one when it has read the first.
-    ///
-    /// # Errors
-    /// [`ViewError`].
-    pub fn fetch_both(
-        &mut self,
-        (from, len): (u64, usize),
-        (then, more): (u64, usize),
-    ) -> Result<(Vec<u8>, Vec<u8>), ViewError> {
-        let mut out = Vec::with_capacity(len + more);
-        let end = self.grant.len;
+        let mut out = Vec::with_capacity(len);
         let mut range = self.range(from, from.saturating_add(len as u64));
-        range.then = (more > 0).then(|| (then.min(end), then.saturating_add(more as u64).min(end)));
         while let Some(piece) = range.next()? {
             range.append(&piece, &mut out)?;
         }
-        if out.len() != len + more {
-            return Err(ViewError::Violation("a range past the end"));
+        if out.len() == len {
+            Ok(out)
+        } else {
+            Err(ViewError::Violation("a range past the end"))
         }
-        let second = out.split_off(len);
-        Ok((out, second))
     }
 
     /// The bytes of a piece.
@@ -383,8 +368,6 @@ pub struct Range<'v> {
     viewer: &'v mut Viewer,
     next: u64,
     end: u64,
-    /// Another range, which follows when this one is asked for.
-    then: Option<(u64, u64)>,
     /// Pieces whose Reads are posted, with the number of Reads that have to be complete for each.
     waiting: VecDeque<(Piece, u64)>,
     first: bool,
@@ -420,12 +403,7 @@ impl Range<'_> {
             return Ok(());
         }
         let mut reads = Vec::new();
-        while self.waiting.len() < depth {
-            if self.next == self.end {
-                let Some(then) = self.then.take() else { break };
-                (self.next, self.end) = then;
-                continue;
-            }
+        while self.next < self.end && self.waiting.len() < depth {
             let most = if self.first && self.seek {
                 FIRST.min(self.viewer.slot_len)
             } else {

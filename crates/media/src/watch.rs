@@ -129,7 +129,9 @@ impl Watch {
         }
     }
 
-    fn slot(&self, bytes: &[u8]) -> Result<Option<Slot>, ViewError> {
+    fn slot(&mut self, sequence: u64) -> Result<Option<Slot>, ViewError> {
+        let at = sequence % u64::from(self.layout.slots) * SLOT_LEN as u64;
+        let bytes = self.viewer.fetch(at, SLOT_LEN)?;
         let bytes = bytes
             .first_chunk()
             .ok_or(ViewError::Violation("a short slot"))?;
@@ -138,14 +140,11 @@ impl Watch {
 
     /// Reads the fragment of this number, if it is there before and after; else skips to one that is.
     fn take(&mut self, sequence: u64) -> Result<Event, ViewError> {
-        let at = sequence % u64::from(self.layout.slots) * SLOT_LEN as u64;
-        let before = self.viewer.fetch(at, SLOT_LEN)?;
-        let before = self.slot(&before)?;
+        let before = self.slot(sequence)?;
         if let Some(slot) = before.filter(|s| s.sequence() == sequence) {
-            let data = (self.layout.data_at + slot.offset, slot.len as usize);
-            // Reads are answered in their order: what the slot says is what it said after the bytes were read.
-            let (bytes, after) = self.viewer.fetch_both(data, (at, SLOT_LEN))?;
-            if self.slot(&after)? == before {
+            let from = self.layout.data_at + slot.offset;
+            let bytes = self.viewer.fetch(from, slot.len as usize)?;
+            if self.slot(sequence)? == before {
                 self.next = Some(sequence + 1);
                 return Ok(Event::Fragment {
                     slot,
