@@ -80,7 +80,7 @@ impl Tally {
         self.counters[work as usize].get().is_some()
     }
 
-    /// How many sends were counted and made no completion, since the last call: [`Wc::places`](crate::Wc::places) does not know of them, because who
+    /// How many sends were counted and made no completion, since the last call: [`Wc::wqes_retired`](crate::Wc::wqes_retired) does not know of them, because who
     /// counts may never poll.
     pub fn take_silent(&self) -> u32 {
         self.silent.swap(0, Ordering::AcqRel)

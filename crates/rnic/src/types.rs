@@ -377,7 +377,7 @@ pub enum WcStatus {
     RemInvReqErr,
     /// The peer could not carry out the request.
     RemOpErr,
-    /// The peer could not be reached, or was lost: what [`Qp::fail`](crate::Qp::fail) is given by those who join queue pairs.
+    /// The peer could not be reached, or was lost: what [`Qp::fail`](crate::above::QpAbove::fail) is given by those who join queue pairs.
     RetryExcErr,
     /// The peer had no receive for too long.
     RnrRetryExcErr,
