@@ -10,7 +10,6 @@ use weft_roundabout::joins::{HashJoin, Partitioned, Sorted, nested_loops, radix_
 use weft_roundabout::{Door, ELEMENTS, Element, Next, Node, Ring, Security};
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, QpInit, RecvWr, SendWr, Wc, WcStatus};
-
 use zerocopy::IntoBytes;
 
 use crate::error::{BenchError, Result};

@@ -37,7 +37,7 @@ use crate::transport::local::{Joint, LocalLink, RING_BYTES};
 use crate::types::LocalMode;
 
 /// How long an initiator waits for a Welcome before it goes on over TCP.
-pub(crate) const SHM_TIMEOUT: Duration = Duration::from_millis(500);
+const SHM_TIMEOUT: Duration = Duration::from_millis(500);
 /// The same where it would not go on over TCP.
 const SHM_TIMEOUT_REQUIRED: Duration = Duration::from_secs(5);
 const HUNG_UP: &str = "the peer hung up";

@@ -166,6 +166,26 @@ pub(crate) struct Reg {
     pub(crate) told: u64,
 }
 
+impl Reg {
+    /// What the program registers, before anything of it is registered with the kernel.
+    pub(crate) fn new(set: c_int, number: usize, fd: c_int, events: u32, data: u64) -> Reg {
+        Reg {
+            set,
+            number,
+            fd,
+            events,
+            data,
+            tcp: None,
+            bell: None,
+            own_bell: -1,
+            mixed: false,
+            fired: false,
+            is_gone: false,
+            told: data,
+        }
+    }
+}
+
 /// Reached under [`big`] only.
 #[derive(Default)]
 pub(crate) struct Slow {

@@ -390,18 +390,8 @@ unsafe fn in_kernel(
                     .for_each(forget);
                 regs.retain(|reg| !(reg.set == set && reg.fd == fd));
                 regs.push(Reg {
-                    set,
-                    number,
-                    fd,
-                    events,
-                    data,
                     tcp: Some(events),
-                    bell: None,
-                    own_bell: -1,
-                    mixed: false,
-                    fired: false,
-                    is_gone: false,
-                    told: data,
+                    ..Reg::new(set, number, fd, events, data)
                 });
             }
             _ => {}
@@ -476,20 +466,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
     let done = match (op, at) {
         (libc::EPOLL_CTL_ADD, Some(_)) => Err(libc::EEXIST),
         (libc::EPOLL_CTL_ADD, None) => {
-            let mut reg = Reg {
-                set,
-                number,
-                fd,
-                events,
-                data,
-                tcp: None,
-                bell: None,
-                own_bell: -1,
-                mixed: false,
-                fired: false,
-                is_gone: false,
-                told: data,
-            };
+            let mut reg = Reg::new(set, number, fd, events, data);
             let done = apply(&mut reg, chan, false, is_taken(&slow.regs, set, fd));
             if done.is_ok() {
                 slow.regs.push(reg);
