@@ -8,6 +8,15 @@ use crate::sync::{AtomicU64, Ordering, in_order};
 const SPINS: u32 = 128;
 /// Turns given up before it sleeps.
 const YIELDS: u32 = 32;
+/// Pauses before [`Word::try_begin_soon`] looks again, at first and at most: one to five microseconds. Meanwhile the word, and what the lock
+/// guards, stay in the cache of the other processor, which makes many short holds in that time; where each hold moves them from one processor to
+/// the other, it takes several times as long (docs/figures/floor.md).
+const FIRST_BACKOFF: u32 = 32;
+const MOST_BACKOFF: u32 = 128;
+/// How often it looks.
+const LOOKS: u32 = 8;
+/// Turns given up for a hold that goes on from one look to the next: its thread may have lost the processor.
+const TURNS: u32 = 16;
 /// A sleep: the holder is in a long system call, or has lost the processor to another program.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -34,6 +43,42 @@ impl Word {
                 .is_ok();
         in_order();
         begun
+    }
+
+    /// As [`Word::try_begin`]; waits some microseconds where holds are short, and gives up a few turns of the processor for a hold that is
+    /// not. False: somebody still holds it.
+    #[inline]
+    pub fn try_begin_soon(&self) -> bool {
+        self.try_begin() || self.try_begin_again()
+    }
+
+    #[cold]
+    fn try_begin_again(&self) -> bool {
+        let mut before = self.0.load(Ordering::Relaxed);
+        let mut pauses = FIRST_BACKOFF;
+        for _ in 0..LOOKS {
+            back_off(pauses);
+            pauses = (2 * pauses).min(MOST_BACKOFF);
+            if self.try_begin() {
+                return true;
+            }
+            let now = self.0.load(Ordering::Relaxed);
+            if now == before && !now.is_multiple_of(2) {
+                return self.try_begin_after_turns();
+            }
+            before = now;
+        }
+        false
+    }
+
+    fn try_begin_after_turns(&self) -> bool {
+        for _ in 0..TURNS {
+            give_way();
+            if self.try_begin() {
+                return true;
+            }
+        }
+        false
     }
 
     /// As [`Word::try_begin`]; waits for another holder.
@@ -106,6 +151,18 @@ impl Waits {
 }
 
 #[cfg(not(loom))]
+fn back_off(pauses: u32) {
+    for _ in 0..pauses {
+        std::hint::spin_loop();
+    }
+}
+
+#[cfg(loom)]
+fn back_off(_pauses: u32) {
+    give_way();
+}
+
+#[cfg(not(loom))]
 fn give_way() {
     weft_sys::thread::sched_yield();
 }
@@ -113,4 +170,36 @@ fn give_way() {
 #[cfg(loom)]
 fn give_way() {
     loom::thread::yield_now();
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_holds_are_waited_for_and_long_ones_are_not() {
+        let word = Word::default();
+        assert!(word.try_begin());
+        assert!(!word.try_begin_soon(), "somebody holds it");
+        word.end();
+        let rounds: u32 = if cfg!(miri) { 20 } else { 20_000 };
+        let got = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..rounds {
+                        if word.try_begin_soon() {
+                            // Not atomic together: two holders would lose one.
+                            let seen = got.load(std::sync::atomic::Ordering::Relaxed);
+                            got.store(seen + 1, std::sync::atomic::Ordering::Relaxed);
+                            word.end();
+                        }
+                    }
+                });
+            }
+        });
+        let got = u64::from(got.into_inner());
+        assert_eq!(word.mine(), 2 * (got + 1));
+        assert!(got > 0);
+    }
 }

@@ -274,6 +274,12 @@ impl<T: AsMut<Keys>> KeyLock<T> {
     pub fn try_lock(&self) -> Option<KeyGuard<'_, T>> {
         self.holder.word.try_begin().then(|| KeyGuard(self))
     }
+
+    /// As [`KeyLock::try_lock`]; waits a few microseconds where holds are short.
+    #[inline]
+    pub fn try_lock_soon(&self) -> Option<KeyGuard<'_, T>> {
+        self.holder.word.try_begin_soon().then(|| KeyGuard(self))
+    }
 }
 
 /// The hold of a [`KeyLock`].

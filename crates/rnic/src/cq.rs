@@ -90,6 +90,8 @@ pub(crate) struct CqInner {
     pub(crate) taken: AtomicU32,
     armed: AtomicU8,
     waiters: AtomicU32,
+    /// `wake` was signalled, and nobody who sleeps has taken that yet: one signal stands for all that is added meanwhile.
+    kicked: AtomicBool,
     /// Made at the first sleep, before the sleeper is counted: most queues are only polled, or have a channel.
     wake: OnceLock<EventFd>,
     notify: Notify,
@@ -189,6 +191,7 @@ impl Cq {
             taken: AtomicU32::new(0),
             armed: AtomicU8::new(DISARMED),
             waiters: AtomicU32::new(0),
+            kicked: AtomicBool::new(false),
             wake: OnceLock::new(),
             notify,
             members: RwLock::new(Vec::new()),
@@ -444,7 +447,8 @@ impl CqInner {
             && polls.is_multiple_of(YIELD_EVERY)
             && !offer_turn()
         {
-            self.sleep(Some(DOZE), &|| false);
+            // Threads that add to the queue need not wake this one: it is awake again before a wake-up would have paid.
+            self.sleep_on_members(None, Some(DOZE));
         }
     }
 
@@ -572,6 +576,7 @@ impl CqInner {
     pub(crate) fn kick(&self) {
         if self.waiters.load(Ordering::SeqCst) > 0
             && let Some(wake) = self.wake.get()
+            && !self.kicked.swap(true, Ordering::SeqCst)
         {
             wake.signal();
         }
@@ -728,53 +733,68 @@ impl CqInner {
     fn sleep(&self, timeout: Option<Duration>, over: &impl Fn() -> bool) -> bool {
         let wake = self.wake();
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        if !self.look_under_lock() && !over() {
-            let members = self.members();
-            let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> =
-                SmallVec::new();
-            let mut timeout = timeout;
-            match wake {
-                Some(wake) => fds.push((wake.as_fd(), Interest::READ)),
-                None => timeout = Some(timeout.map_or(NAP, |timeout| timeout.min(NAP))),
-            }
-            let mut leased: SmallVec<[&Arc<dyn Member>; DIRECT_MEMBERS]> = SmallVec::new();
-            if members.len() <= DIRECT_MEMBERS {
-                for member in &members {
-                    if Arc::clone(member).begin_wait() {
-                        leased.push(member);
-                        match member.wait_on() {
-                            Some((fd, Some(interest))) => fds.push((fd, interest)),
-                            _ => timeout = Some(Duration::ZERO),
-                        }
-                    }
-                }
-            } else {
-                let members = members.iter().map(Arc::clone);
-                members.for_each(Member::release_lease);
-            }
-            self.for_ports(|port| port.release_lease());
-            let (ready, handled) = match poll_fds(&fds, timeout) {
-                Ok(ready) => (ready, false),
-                Err(error) if error.kind() == ErrorKind::Interrupted => (0, true),
-                Err(_) => (1, false),
-            };
-            for member in leased {
-                member.end_wait();
-            }
-            let woken = wake.filter(|_| ready & 1 != 0);
-            let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
-            if let Some(wake) = woken.filter(|_| last) {
+        if self.look_under_lock() || over() {
+            self.waiters.fetch_sub(1, Ordering::SeqCst);
+            return false;
+        }
+        let timeout = match wake {
+            Some(_) => timeout,
+            None => Some(timeout.map_or(NAP, |timeout| timeout.min(NAP))),
+        };
+        let woken = self.sleep_on_members(wake, timeout);
+        let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
+        if let Some(wake) = wake.filter(|_| woken == Woken::ByKick) {
+            if last {
                 wake.drain();
-            } else if woken.is_some() {
+                // Who found it signalled until here has added before this look at the queue.
+                self.kicked.swap(false, Ordering::SeqCst);
+            } else {
                 // Another one was woken with us and may not have run yet: without the signal it would sleep on.
                 weft_sys::thread::sched_yield();
             }
-            handled
-        } else {
-            self.waiters.fetch_sub(1, Ordering::SeqCst);
-            false
         }
+        woken == Woken::BySignal
     }
+
+    /// Sleep until a member's socket, `wake` or the time-out ends it.
+    fn sleep_on_members(&self, wake: Option<&EventFd>, mut timeout: Option<Duration>) -> Woken {
+        let members = self.members();
+        let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> = SmallVec::new();
+        fds.extend(wake.map(|wake| (wake.as_fd(), Interest::READ)));
+        let mut leased: SmallVec<[&Arc<dyn Member>; DIRECT_MEMBERS]> = SmallVec::new();
+        if members.len() <= DIRECT_MEMBERS {
+            for member in &members {
+                if Arc::clone(member).begin_wait() {
+                    leased.push(member);
+                    match member.wait_on() {
+                        Some((fd, Some(interest))) => fds.push((fd, interest)),
+                        _ => timeout = Some(Duration::ZERO),
+                    }
+                }
+            }
+        } else {
+            let members = members.iter().map(Arc::clone);
+            members.for_each(Member::release_lease);
+        }
+        self.for_ports(|port| port.release_lease());
+        let woken = match poll_fds(&fds, timeout) {
+            Ok(ready) if wake.is_some() && ready & 1 != 0 => Woken::ByKick,
+            Err(error) if error.kind() == ErrorKind::Interrupted => Woken::BySignal,
+            Ok(_) | Err(_) => Woken::Else,
+        };
+        for member in leased {
+            member.end_wait();
+        }
+        woken
+    }
+}
+
+/// What ended a sleep.
+#[derive(PartialEq)]
+enum Woken {
+    ByKick,
+    BySignal,
+    Else,
 }
 
 #[cfg(test)]

@@ -32,7 +32,8 @@ impl QpInner {
         if self.state() != QpState::Rts || self.sq_used.load(Ordering::SeqCst) > 0 {
             return 0;
         }
-        let Some(core) = self.core.try_lock() else {
+        // Threads that share the queue pair are in holds of some ten nanoseconds; the way over the inbox takes several times that.
+        let Some(core) = self.core.try_lock_soon() else {
             return 0;
         };
         let done = self.hold(core, |core| self.carry_out(core, local, wrs));
