@@ -6,7 +6,9 @@ use common::{
     CONFIG, FETCH_ADD, READ, SEND, SMALL, announce, carry, fenced, flushed, hex, must_tx, ok,
     receive, received, stream, tx, wr,
 };
-use weft_proto::rdmap::{Config, Done, DoneStatus, Event, Fault, Op, Payload, Rx, State, Stream};
+use weft_proto::rdmap::{
+    Config, Done, DoneStatus, Event, Fault, Op, Payload, Rx, State, Stream, notice, noticed,
+};
 use weft_wire::ddp::{Header, Tagged};
 use weft_wire::rdmap::{Opcode, ProtectionError, TermError, Terminate, UntaggedError};
 
@@ -225,10 +227,16 @@ fn notices_go_before_what_is_posted_later() {
     let (mut a, mut b) = (stream(), stream());
     a.post(wr(SEND, 1));
     a.notify(0x1234);
+    a.notify(0x9_0000_0001);
+    // In the place of the first, which has the same high half.
     a.notify(0x5678);
     a.post(wr(SEND, 1));
     assert!(!a.is_idle());
     assert_eq!(carry(&mut a, &mut b), Ok(received(1)));
+    let (other, _) = must_tx(&mut a);
+    assert_eq!(other, hex("c1 40 00000000 0000000900000001"));
+    announce(&mut b, &other, 0).unwrap();
+    assert_eq!(b.rx_placed(), None);
     let (notice, tx) = must_tx(&mut a);
     assert_eq!(notice, hex("c1 40 00000000 0000000000005678"));
     assert_eq!((tx.payload, tx.completes), (Payload::None, None));
@@ -248,6 +256,19 @@ fn notices_go_before_what_is_posted_later() {
     assert!(a.is_idle());
     a.notify(1);
     assert!(a.has_work() && !a.is_idle());
+}
+
+#[test]
+fn a_notice_has_a_kind_and_a_number() {
+    let to = notice(*b"wXRC", 7);
+    assert_eq!(to, u64::from_be_bytes(*b"wXRC\0\0\0\x07"));
+    assert_eq!(noticed(*b"wXRC", to), Some(7));
+    assert_eq!(
+        noticed(*b"wXRC", notice(*b"wXRC", u32::MAX)),
+        Some(u32::MAX)
+    );
+    assert_eq!(noticed(*b"wXRC", u64::from_be_bytes(*b"weftRNR\0")), None);
+    assert_eq!(noticed(*b"wXRC", 0), None);
 }
 
 /// What the peer has passed before the request that its Terminate names is complete, but for answers that bring something.

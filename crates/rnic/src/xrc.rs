@@ -13,18 +13,8 @@ use crate::lock::lock;
 use crate::srq::{Srq, SrqInner};
 use crate::types::Error;
 
-/// The tagged offset of the notice that names a queue, but for its number in the low half.
-const NOTICE: u64 = u64::from_be_bytes(*b"wXRC\0\0\0\0");
-
-/// The notice that the messages behind it are for this queue.
-pub(crate) fn notice(srq: u32) -> u64 {
-    NOTICE | u64::from(srq)
-}
-
-/// The queue that this notice names, if it is one.
-pub(crate) fn noticed(to: u64) -> Option<u32> {
-    (to >> 32 == NOTICE >> 32).then_some(to as u32)
-}
+/// The kind of notice that says which queue the messages behind it are for.
+pub(crate) const NAMED: [u8; 4] = *b"wXRC";
 
 pub(crate) struct XrcInner {
     /// Of target queue pairs that are made before there is a queue. No memory belongs to it.
@@ -137,18 +127,5 @@ impl XrcTarget {
 
     pub(crate) fn cqs(&self) -> Vec<Arc<CqInner>> {
         lock(&self.cqs).clone()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn notices_name_a_queue() {
-        assert_eq!(noticed(notice(7)), Some(7));
-        assert_eq!(noticed(notice(u32::MAX)), Some(u32::MAX));
-        assert_eq!(noticed(u64::from_be_bytes(*b"weftRNR\0")), None);
-        assert_eq!(noticed(0), None);
     }
 }

@@ -61,6 +61,7 @@ use weft_wire::rdmap::{
 pub use fault::Fault;
 pub use rx::{Event, Rx};
 pub use state::State;
+pub use tx::{notice, noticed};
 pub use wr::{Done, DoneStatus, Op, Payload, SendWr, Tx};
 
 use fault::Offender;
@@ -168,8 +169,8 @@ pub struct Stream<W = ()> {
     cut: Cut,
     /// What [`Stream::written_directly`] was said of.
     written: u32,
-    /// See [`Stream::notify`]: its tagged offset, and the number of the work request that it goes before.
-    notice: Option<(u64, u64)>,
+    /// See [`Stream::notify`]: their tagged offsets, and the number of the work request that each goes before.
+    notices: VecDeque<(u64, u64)>,
     /// A response goes before the next work request.
     response_turn: bool,
     send_msn: u32,
@@ -216,7 +217,7 @@ impl<W> Stream<W> {
             responses: VecDeque::new(),
             cut: Cut::Idle,
             written: 0,
-            notice: None,
+            notices: VecDeque::new(),
             response_turn: false,
             send_msn: 1,
             request_msn: 1,

@@ -33,6 +33,16 @@ pub(super) enum Cut {
     },
 }
 
+/// The tagged offset of a notice of this kind, for [`Stream::notify`].
+pub const fn notice(kind: [u8; 4], number: u32) -> u64 {
+    (u32::from_be_bytes(kind) as u64) << 32 | number as u64
+}
+
+/// The number in the notice with this tagged offset, if it is of this kind.
+pub fn noticed(kind: [u8; 4], to: u64) -> Option<u32> {
+    (to >> 32 == u64::from(u32::from_be_bytes(kind))).then_some(to as u32)
+}
+
 impl<W> Stream<W> {
     /// The next thing to transmit, its header written to `hdr`; `None` if there is nothing that may go now.
     pub fn next_tx(&mut self, hdr: &mut [u8; MAX_HEADER]) -> Option<Tx> {
@@ -55,14 +65,16 @@ impl<W> Stream<W> {
     }
 
     /// Before the next work request that is posted goes an empty RDMA Write to `STag` 0 with this tagged offset. It means something to peers
-    /// that know the number, and nothing to others: no memory is touched (RFC 5040 section 5.1). A later notice takes the place of one that
-    /// waits.
+    /// that know the number, and nothing to others: no memory is touched (RFC 5040 section 5.1). The high half says of what kind it is
+    /// ([`notice`]); a later notice takes the place of one of its kind that waits.
     pub fn notify(&mut self, to: u64) {
-        self.notice = Some((to, self.base + self.sq.len() as u64));
+        self.notices.retain(|(other, _)| other >> 32 != to >> 32);
+        self.notices
+            .push_back((to, self.base + self.sq.len() as u64));
     }
 
     fn cut_notice(&mut self, to: u64, hdr: &mut [u8; MAX_HEADER]) -> Tx {
-        self.notice = None;
+        self.notices.pop_front();
         let header = Header::Tagged(Tagged {
             opcode: Opcode::Write,
             last: true,
@@ -118,7 +130,7 @@ impl<W> Stream<W> {
         self.state == State::Open
             && !self.hold
             && self.cut == Cut::Idle
-            && self.notice.is_none()
+            && self.notices.is_empty()
             && self.sq.is_empty()
             && self.outstanding.is_empty()
             && self.responses.is_empty()
@@ -165,7 +177,7 @@ impl<W> Stream<W> {
         if self.cut != Cut::Idle {
             return Some(self.cut);
         }
-        if let Some((to, before)) = self.notice
+        if let Some(&(to, before)) = self.notices.front()
             && self.next >= before
         {
             return Some(Cut::Notice { to });

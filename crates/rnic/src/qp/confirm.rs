@@ -10,6 +10,8 @@
 
 use std::sync::atomic::Ordering;
 
+use weft_proto::rdmap::{notice, noticed};
+
 use super::convert::zero_read;
 use super::{Core, QpInner, post_internal};
 use crate::transport::Link;
@@ -17,8 +19,8 @@ use crate::types::SendOp;
 
 /// Reads of our own that may be outstanding. Their place is negotiated beside that of the program's.
 const CONFIRMS: u16 = 16;
-/// The tagged offset of the notice of what was received, but for the number of messages in the low half.
-const NOTICE: u64 = u64::from_be_bytes(*b"wRCV\0\0\0\0");
+/// The kind of notice that says how many messages were received.
+const RECEIVED: [u8; 4] = *b"wRCV";
 
 /// The program's part of a depth that was negotiated: all of it but ours. A peer that was not prepared for ours shares.
 pub(super) fn visible(depth: u16) -> u16 {
@@ -97,16 +99,16 @@ impl Core {
             return false;
         }
         confirming.told = received;
-        stream.notify(NOTICE | u64::from(received));
+        stream.notify(notice(RECEIVED, received));
         true
     }
 
     /// The peer has sent an empty Write to this tagged offset: perhaps it says what it has received.
     pub(super) fn hear_received(&mut self, to: u64) {
         if let Some(stream) = &mut self.stream
-            && to >> 32 == NOTICE >> 32
+            && let Some(count) = noticed(RECEIVED, to)
         {
-            stream.peer_received(to as u32);
+            stream.peer_received(count);
         }
     }
 }

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Weak};
 
 use weft_mem::{Access, MemError, PdId, Span};
-use weft_proto::rdmap::Fault;
+use weft_proto::rdmap::{Fault, notice, noticed};
 
 use super::convert::zero_write;
 use super::{Core, QpInner, RecvSource, Slot, Stream, to_proto};
 use crate::cq::{CqInner, Member};
 use crate::lock::lock;
 use crate::types::{SendOp, SendWr};
-use crate::xrc::{XrcTarget, notice, noticed};
+use crate::xrc::{NAMED, XrcTarget};
 
 impl QpInner {
     fn xrc(&self) -> Option<&XrcTarget> {
@@ -76,7 +76,7 @@ impl QpInner {
 
     /// The peer has sent an empty Write to this tagged offset: perhaps it names the queue of the messages that follow.
     pub(super) fn hear_srq(self: &Arc<Self>, core: &mut Core, to: u64) -> Result<(), Fault> {
-        let (Some(target), Some(num)) = (self.xrc(), noticed(to)) else {
+        let (Some(target), Some(num)) = (self.xrc(), noticed(NAMED, to)) else {
             return Ok(());
         };
         if core.rx.recv.is_some() {
@@ -138,7 +138,7 @@ pub(super) fn name_srq(stream: &mut Stream, named: &mut Option<u32>, wr: &SendWr
     *named = Some(srq);
     let mut wr = zero_write();
     if let SendOp::Write { remote } = &mut wr.op {
-        remote.addr = notice(srq);
+        remote.addr = notice(NAMED, srq);
     }
     let slot = Slot {
         wr,
