@@ -200,6 +200,17 @@ fn the_calls_do_what_the_pages_say() {
     good(command(&program).env("WEFT_LOCAL", "off")); // and over TCP
 }
 
+/// What docs/figures/floor.md measures: one program on plain sockets and on EXS, told apart by the names of its calls.
+#[test]
+fn a_poll_server_is_ported_by_the_names_of_its_calls() {
+    let source = root().join("libs/exs/tests/poll_server.c");
+    for flags in [&["-std=gnu11", "-DPLAIN"][..], &["-std=gnu11"]] {
+        let program = compile(&source, flags);
+        let took = text(&good(command(&program).args(["200", "3"])));
+        assert!(took.trim().parse::<f64>().unwrap() > 0.0, "{took}");
+    }
+}
+
 /// No invalid access, and nothing decided on memory that nobody has written.
 #[test]
 fn valgrind_finds_nothing_in_the_last_example() {

@@ -274,7 +274,7 @@ fn absorb(chan: &Chan, side: &Side) -> bool {
 }
 
 /// The ring was found empty (under `rx_lock`): asks for a bell and takes the bytes of the last. `true`: there is data after all.
-pub(crate) fn settle(chan: &Chan) -> bool {
+pub(crate) fn ask(chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     absorb(chan, side);
     let head = side.head.load(Relaxed);

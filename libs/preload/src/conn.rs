@@ -229,7 +229,7 @@ pub(crate) struct Conn {
     pub(crate) late_fd: AtomicI32,
     pub(crate) late_events: AtomicU32,
     pub(crate) late_data: AtomicU64,
-    /// It does, and our bell is not settled (under `rx_lock`).
+    /// It does, and our bell is not asked for (under `rx_lock`).
     pub(crate) is_late: AtomicBool,
     /// The kernel does not have our registration as it is (under [`big`]).
     pub(crate) is_behind: AtomicBool,

@@ -244,7 +244,7 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
 }
 
 /// Leaves [`BOTH`] when it is clear how the stream goes on. Returns whether it has.
-pub(crate) fn settle(conn: &'static Conn, chan: &Chan) -> bool {
+pub(crate) fn leave_both(conn: &'static Conn, chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     // In this order: a broker that closes has told the count before.
     let closed = stream.is_closed(peer);
@@ -332,7 +332,7 @@ pub(crate) unsafe fn receive(
     let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
     let mut waited = 0;
     loop {
-        if settle(conn, chan) {
+        if leave_both(conn, chan) {
             return None;
         }
         if !stream.has_consented(peer) {
@@ -354,7 +354,7 @@ pub(crate) unsafe fn receive(
                 stream.add_seen(peer, n as u64);
                 conn.rx_count.fetch_add(n as u64, SeqCst);
                 ledger::tcp(conn);
-                settle(conn, chan);
+                leave_both(conn, chan);
             }
             return Some(n);
         }
@@ -364,12 +364,12 @@ pub(crate) unsafe fn receive(
                 // It asked for nothing: that is not the end.
                 return Some(0);
             }
-            if settle(conn, chan) {
+            if leave_both(conn, chan) {
                 return None;
             }
             // In this order: the count may have come since.
             if stream.has_joined(peer) {
-                if settle(conn, chan) {
+                if leave_both(conn, chan) {
                     return None;
                 }
                 // The end came before what the peer's host says was sent.
@@ -387,7 +387,7 @@ pub(crate) unsafe fn receive(
             match wait(&mut fds[..1], END_MS) {
                 0 => {}
                 // A bell that was left there: it does not say more.
-                1.. if !settle(conn, chan) => std::thread::sleep(END),
+                1.. if !leave_both(conn, chan) => std::thread::sleep(END),
                 1.. => return None,
                 _ if crate::errno() == libc::EINTR && !bell::signals_interrupt() => {}
                 _ => return Some(-1),
@@ -419,7 +419,7 @@ pub(crate) unsafe fn receive(
 
 /// The broker's end of the bell is closed: `None` when it has said before how the stream goes on.
 fn gone(conn: &'static Conn, chan: &Chan) -> Option<ssize_t> {
-    if settle(conn, chan) {
+    if leave_both(conn, chan) {
         return None;
     }
     Some(rx::lost(conn, chan))

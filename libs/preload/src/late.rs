@@ -1,8 +1,8 @@
 //! `epoll_wait` looks at rings before it asks the kernel.
 //!
-//! A receive that empties a ring does not settle its bell at once: the byte of the last bell stays, and no new one is asked for. The connection is *late*, and
+//! A receive that empties a ring does not ask for a bell at once: the byte of the last bell stays, and no new one is asked for. The connection is *late*, and
 //! stands in the list of its set. `epoll_wait` finds what has come in these rings by itself, so neither side makes a system call for it. Before a thread waits in
-//! the kernel, and at least each [`TURNS`] answers or [`BOUND`], all late bells are settled, and the kernel is asked, for the other descriptors of the set too.
+//! the kernel, and at least each [`TURNS`] answers or [`BOUND`], all late bells are asked for, and the kernel is asked, for the other descriptors of the set too.
 //!
 //! Changes of a late connection's level-triggered registration are put off too: programs that ask for readability and writability in turn do so at each message.
 //!
@@ -222,9 +222,9 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
     seen
 }
 
-/// Settles the bell of a connection that was late, and is it no more. `false`: it stays in the list, for there is something that the program has not been
+/// Asks for the bell of a connection that was late, and is it no more. `false`: it stays in the list, for there is something that the program has not been
 /// told of, and the kernel does not know.
-fn settle(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
+fn ask_for(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
     let inside = one.conn.enter();
     let Some(chan) = one.conn.chan(&inside) else {
         one.conn.is_late.store(false, SeqCst);
@@ -246,7 +246,7 @@ fn settle(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
             return false;
         }
         let is_empty = ready == 0 && end & CLOSED == 0;
-        if is_empty && bell::settle(chan) && is_edge {
+        if is_empty && bell::ask(chan) && is_edge {
             return false;
         }
     }
@@ -254,8 +254,8 @@ fn settle(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
     true
 }
 
-/// Settles all late bells of a set. Returns whether there is something to be told of first.
-fn settle_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
+/// Asks for all late bells of a set. Returns whether there is something to be told of first.
+fn ask_for_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
     let Some(mut held) = lock(slot) else {
         return false;
     };
@@ -264,7 +264,7 @@ fn settle_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
     }
     let mut all = std::mem::take(held.list());
     drop(held);
-    all.retain(|one| !settle(one, big));
+    all.retain(|one| !ask_for(one, big));
     let Some(mut held) = lock(slot) else {
         return false;
     };
@@ -330,7 +330,7 @@ pub(crate) unsafe fn wait(
             return known as c_int;
         }
         slot.asleep.fetch_add(1, SeqCst);
-        let is_more = settle_all(slot, None);
+        let is_more = ask_for_all(slot, None);
         let left = &mut room[known..];
         let n = if left.is_empty() {
             0
@@ -440,7 +440,7 @@ pub(crate) fn is_put_off(conn: &Conn, chan: &Chan) -> bool {
         && (conn.late_events.load(Relaxed) & EDGE == 0 || !bell::is_ended(chan.bell()))
 }
 
-/// The registrations of a connection have changed, or its directions have (under the big lock): settles what was put off, and learns which set may look at its ring.
+/// The registrations of a connection have changed, or its directions have (under the big lock): does what was put off, and learns which set may look at its ring.
 pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
     let may = chan.and_then(|chan| {
         let [reg] = regs else { return None };
@@ -502,7 +502,7 @@ fn forget(conn: &'static Conn, chan: Option<&Chan>) {
         gone = Some(held.list().swap_remove(at));
     }
     if let Some(one) = gone
-        && !settle(&one, None)
+        && !ask_for(&one, None)
         && let Some(chan) = chan
     {
         // The kernel looks once more, and tells of what the program has not been told of.
@@ -522,7 +522,7 @@ pub(crate) fn be_exact(fd: c_int) {
         && let Some(slot) = claim(number)
         && !slot.is_exact.swap(true, SeqCst)
     {
-        settle_all(slot, None);
+        ask_for_all(slot, None);
     }
 }
 
@@ -530,7 +530,7 @@ pub(crate) fn be_exact(fd: c_int) {
 pub(crate) fn close(number: usize) {
     if let Some(slot) = slot_of(number) {
         slot.is_exact.store(true, SeqCst);
-        settle_all(slot, None);
+        ask_for_all(slot, None);
         if let Some(mut held) = lock(slot) {
             for one in held.list().drain(..) {
                 one.conn.is_late.store(false, SeqCst);
@@ -547,7 +547,7 @@ pub(crate) type Lists = Vec<MutexGuard<'static, Vec<Late>>>;
 pub(crate) fn before_fork(big: &MutexGuard<'_, ()>) -> Lists {
     for slot in &SLOTS {
         if slot.number.load(SeqCst) != 0 {
-            settle_all(slot, Some(big));
+            ask_for_all(slot, Some(big));
         }
     }
     SLOTS

@@ -91,11 +91,11 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
             continue;
         };
         if chan.side().rx_state.load(SeqCst) == BOTH {
-            hosts::settle(conn, chan);
+            hosts::leave_both(conn, chan);
         }
         let (tx, rx) = Conn::mode(chan);
         if rx == RING {
-            rx::settle_for_poll(conn, chan, &waiting.1);
+            rx::take_bell_for_poll(conn, chan, &waiting.1);
         }
         match (rx == RING, tx == RING) {
             (true, true) => put(at, chan.bell(), one.events),

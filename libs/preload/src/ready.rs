@@ -335,7 +335,7 @@ fn set_eager(chan: &Chan, eager: bool) {
     if eager && side.rx_state.load(SeqCst) == RING {
         let _rx = side.rx_lock.lock();
         if let Ok((0, false)) = chan.stream.ready(chan.peer(), side.head.load(Relaxed)) {
-            bell::settle(chan);
+            bell::ask(chan);
         }
     }
 }

@@ -292,7 +292,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                         let is_empty = side.head.load(Relaxed) == head.wrapping_add(ready as u64);
                         let is_eager = is_empty && side.eager.load(Relaxed) != 0 && !is_closed;
                         if is_eager && !late::put_off(conn, chan) {
-                            bell::settle(chan);
+                            bell::ask(chan);
                         }
                         if got == want || flags & libc::MSG_WAITALL == 0 {
                             return Step::Done(got as ssize_t);
@@ -316,7 +316,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                     && (late::is_put_off(conn, chan) || was_just_probed(chan))
                 {
                     return so_far(got, libc::EAGAIN);
-                } else if bell::settle(chan) {
+                } else if bell::ask(chan) {
                     continue;
                 }
             }
@@ -374,7 +374,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
 /// How long a peer that was there is taken to be, in nanoseconds; at least a tick of the kernel, by whose clock it is counted.
 const THERE: u64 = 1_000_000;
 
-/// A program that looks again and again at a socket which is in no epoll set: the bell can wait, for who waits for it settles it first. The kernel is asked from time to
+/// A program that looks again and again at a socket which is in no epoll set: the bell can wait, for who waits for it asks first. The kernel is asked from time to
 /// time whether the peer has been killed (under `rx_lock`).
 fn was_just_probed(chan: &Chan) -> bool {
     let side = chan.side();
@@ -469,7 +469,7 @@ pub(crate) fn ring_bytes(chan: &Chan) -> Option<usize> {
 }
 
 /// Before the program waits for the socket by `poll` or `select`: a bell that was left is taken, so that readiness is the ring's.
-pub(crate) fn settle_for_poll(conn: &'static Conn, chan: &Chan, _inside: &Inside) {
+pub(crate) fn take_bell_for_poll(conn: &'static Conn, chan: &Chan, _inside: &Inside) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let _ = conn;
     if side.rx_state.load(SeqCst) != RING {
@@ -477,6 +477,6 @@ pub(crate) fn settle_for_poll(conn: &'static Conn, chan: &Chan, _inside: &Inside
     }
     let _rx = side.rx_lock.lock();
     if let Ok((0, false)) = stream.ready(peer, side.head.load(Relaxed)) {
-        bell::settle(chan);
+        bell::ask(chan);
     }
 }

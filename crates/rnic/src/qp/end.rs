@@ -299,7 +299,7 @@ impl QpInner {
             self.bury(core);
         } else if link.local().is_some() {
             // References that went out with the last flight: once the peer has them, nobody waits for that any more.
-            link.settled(core.tx.sent());
+            link.copied(core.tx.sent());
             self.watch_again(link, true);
         }
         false

@@ -302,7 +302,7 @@ impl Tx {
         self.refused = 0;
         drop(list);
         self.consume(n);
-        if !spans.is_empty() && link.settled(self.sent) < self.sent {
+        if !spans.is_empty() && link.copied(self.sent) < self.sent {
             for (end, span) in spans {
                 if end - (span.len() as u64) < self.sent {
                     self.held.push_back((end.min(self.sent), span));
@@ -735,12 +735,12 @@ pub(super) fn note_transmitted(core: &mut Core, link: &Link) {
     else {
         return;
     };
-    let settled = link.settled(tx.sent);
-    while tx.held.front().is_some_and(|(end, _)| *end <= settled) {
+    let copied = link.copied(tx.sent);
+    while tx.held.front().is_some_and(|(end, _)| *end <= copied) {
         tx.held.pop_front();
     }
     while let Some(&(position, seq)) = tx.marks.front() {
-        if position > settled {
+        if position > copied {
             break;
         }
         tx.marks.pop_front();

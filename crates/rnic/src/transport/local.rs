@@ -603,7 +603,7 @@ impl LocalLink {
         quiet.then_some(Interest::READ)
     }
 
-    pub(super) fn settled(&self, sent: u64) -> u64 {
+    pub(super) fn copied(&self, sent: u64) -> u64 {
         if !self.lends() {
             return sent;
         }

@@ -140,10 +140,10 @@ impl Link {
 
     /// Of the `sent` bytes handed over, how many are out of the sender's memory: from there on the transport still
     /// reads it.
-    pub(crate) fn settled(&self, sent: u64) -> u64 {
+    pub(crate) fn copied(&self, sent: u64) -> u64 {
         match self {
             Link::Stream(_) => sent,
-            Link::Local(local) => local.settled(sent),
+            Link::Local(local) => local.copied(sent),
         }
     }
 
