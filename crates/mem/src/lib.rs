@@ -58,7 +58,7 @@ pub use copy::{load as racing_load, store as racing_store};
 pub use domain::{Domain, PEER_LIMIT, Reader};
 pub use keys::{KeyGuard, KeyLock, KeySpan, Keys};
 pub use list::{Piece, RecvList, SendList};
-pub use peer::{LastWindow, Peer, Process, Target};
+pub use peer::{LastStretch, Peer, Process, Target};
 pub use place::Place;
 pub use raw::RawMemory;
 pub use region::{Leaving, Region};

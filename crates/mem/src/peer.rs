@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! What comes from the peer is hostile: its table is read through atomics and each number is checked against
-//! the length of a file that cannot shrink, before a byte is mapped or touched. Arenas are mapped in windows that live while
+//! the length of a file that cannot shrink, before a byte is mapped or touched. Arenas are mapped in stretches that live while
 //! a copy holds them, and are never behind a reference. The peer's own address space is reached through the kernel,
 //! which checks the addresses.
 
@@ -26,13 +26,13 @@ use weft_sys::memfd::{self, Mapping};
 use weft_sys::process::{pidfd_alive, vm_readv, vm_writev};
 
 /// Bytes of one mapping of an arena.
-const WINDOW: u64 = 64 << 20;
-/// Windows kept mapped.
-const MAX_WINDOWS: usize = 1024;
+const STRETCH: u64 = 64 << 20;
+/// Stretches kept mapped.
+const MAX_STRETCHES: usize = 1024;
 /// From this size on, pages that were not touched yet are made present in one system call: the first Write of 64 KiB
 /// takes 8 us with it and 22 us without, that of 1 MiB 90 us and 320 us.
 const POPULATE: usize = 64 << 10;
-/// Parts of a window that are remembered as present.
+/// Parts of a stretch that are remembered as present.
 const GRAIN: usize = 64 << 10;
 /// How often the peer's process is asked for, on top of its liveness.
 const ASK_EVERY_MS: u64 = 1;
@@ -76,8 +76,8 @@ impl Target {
 pub struct Peer {
     table: Mapping,
     arenas: SmallVec<[Arena; 3]>,
-    windows: RwLock<HashMap<u64, Slot, BuildHasherDefault<IndexHasher>>>,
-    /// Counts windows made, to know roughly which was not used for longest.
+    stretches: RwLock<HashMap<u64, Slot, BuildHasherDefault<IndexHasher>>>,
+    /// Counts stretches made, to know roughly which was not used for longest.
     clock: AtomicU64,
     process: OnceLock<Process>,
     started: Instant,
@@ -93,12 +93,12 @@ struct Arena {
 /// The part of a peer's arenas that its owner used last, mapped, and the `STag` that it was used by: who uses it again need not look
 /// either up. It belongs to one queue pair of the peer.
 #[derive(Default)]
-pub struct LastWindow {
-    window: Option<(u64, Arc<Window>)>,
+pub struct LastStretch {
+    stretch: Option<(u64, Arc<Stretch>)>,
     known: Known,
 }
 
-/// What an `STag` means, as far as it is in the window beside this.
+/// What an `STag` means, as far as it is in the stretch beside this.
 #[derive(Clone, Copy)]
 struct Known {
     /// 0: nothing.
@@ -107,7 +107,7 @@ struct Known {
     /// Where its entry is in the table, and the entry's generation.
     entry: usize,
     generation: u64,
-    /// The addresses of the peer that are in the window, and where the first of them is there.
+    /// The addresses of the peer that are in the stretch, and where the first of them is there.
     base: u64,
     len: u64,
     offset: usize,
@@ -128,17 +128,17 @@ impl Default for Known {
 }
 
 struct Slot {
-    window: Arc<Window>,
+    stretch: Arc<Stretch>,
     used: AtomicU64,
 }
 
-struct Window {
+struct Stretch {
     mapping: Mapping,
     /// A bit for each grain that was made present.
-    present: [AtomicU64; WINDOW as usize / GRAIN / 64],
+    present: [AtomicU64; STRETCH as usize / GRAIN / 64],
 }
 
-impl Window {
+impl Stretch {
     /// Makes pages present that were not touched yet.
     fn prepare(&self, offset: usize, len: usize) {
         if len < POPULATE {
@@ -163,8 +163,8 @@ impl Window {
     }
 }
 
-fn window_key(space: u32, addr: u64) -> u64 {
-    (u64::from(space) << 56) | (addr / WINDOW)
+fn stretch_key(space: u32, addr: u64) -> u64 {
+    (u64::from(space) << 56) | (addr / STRETCH)
 }
 
 /// Good enough for advice on ranges.
@@ -206,7 +206,7 @@ impl Peer {
                     Ok(Arena { fd, len })
                 })
                 .collect::<io::Result<_>>()?,
-            windows: RwLock::default(),
+            stretches: RwLock::default(),
             clock: AtomicU64::new(0),
             process: OnceLock::new(),
             started: Instant::now(),
@@ -280,28 +280,28 @@ impl Peer {
         self.arenas.get((space as usize).checked_sub(1)?)
     }
 
-    /// The window with this byte of an arena.
-    fn window<'a>(
+    /// The stretch with this byte of an arena.
+    fn stretch<'a>(
         &self,
         space: u32,
         addr: u64,
-        last: &'a mut LastWindow,
-    ) -> io::Result<&'a Window> {
-        let key = window_key(space, addr);
-        if last.window.as_ref().is_none_or(|(known, _)| *known != key) {
+        last: &'a mut LastStretch,
+    ) -> io::Result<&'a Stretch> {
+        let key = stretch_key(space, addr);
+        if last.stretch.as_ref().is_none_or(|(known, _)| *known != key) {
             last.known.stag = 0;
-            last.window = Some((key, self.find_window(key, space, addr)?));
+            last.stretch = Some((key, self.find_stretch(key, space, addr)?));
         }
-        match &last.window {
-            Some((_, window)) => Ok(window),
+        match &last.stretch {
+            Some((_, stretch)) => Ok(stretch),
             None => Err(unsupported()),
         }
     }
 
-    /// Remember what `stag` means to the peer's queue pair `qp`, as far as it is in the last window.
-    fn remember(&self, qp: u32, stag: u32, last: &mut LastWindow) {
-        let LastWindow {
-            window: Some((key, window)),
+    /// Remember what `stag` means to the peer's queue pair `qp`, as far as it is in the last stretch.
+    fn remember(&self, qp: u32, stag: u32, last: &mut LastStretch) {
+        let LastStretch {
+            stretch: Some((key, stretch)),
             known,
         } = last
         else {
@@ -315,15 +315,15 @@ impl Peer {
         if (e.qp != 0 && e.qp != qp) || space != RW {
             return;
         }
-        // The part of the region that is in the window, in addresses of the arena.
-        let start = (*key & (u64::MAX >> 8)) * WINDOW;
+        // The part of the region that is in the stretch, in addresses of the arena.
+        let start = (*key & (u64::MAX >> 8)) * STRETCH;
         let (from, to) = (
             addr.max(start),
             addr.saturating_add(e.len)
-                .min(start.saturating_add(window.mapping.len() as u64)),
+                .min(start.saturating_add(stretch.mapping.len() as u64)),
         );
         let base = e.base.checked_add(from.saturating_sub(addr));
-        let (Some(base), true, true) = (base, from < to, *key == window_key(space, from)) else {
+        let (Some(base), true, true) = (base, from < to, *key == stretch_key(space, from)) else {
             return;
         };
         *known = Known {
@@ -340,9 +340,9 @@ impl Peer {
     /// Copies to the peer's memory what is still known of it from the last time; false: nothing was done. As for [`Self::find`], the caller
     /// has said before which `STag` it uses.
     #[inline]
-    pub fn write_known(&self, last: &LastWindow, stag: u32, to: u64, from: &KeySpan<'_>) -> bool {
+    pub fn write_known(&self, last: &LastStretch, stag: u32, to: u64, from: &KeySpan<'_>) -> bool {
         let known = &last.known;
-        let Some((_, window)) = &last.window else {
+        let Some((_, stretch)) = &last.stretch else {
             return false;
         };
         let start = to.wrapping_sub(known.base);
@@ -356,45 +356,54 @@ impl Peer {
         {
             return false;
         }
-        // SAFETY: `offset..offset + len` is inside the window since it was remembered, and the bytes are inside that; the span is of
+        // SAFETY: `offset..offset + len` is inside the stretch since it was remembered, and the bytes are inside that; the span is of
         // a hold. Both are reached by racing copies only.
         unsafe {
-            let to = window.mapping.as_ptr().add(known.offset + start as usize);
+            let to = stretch.mapping.as_ptr().add(known.offset + start as usize);
             copy::relay(to, from.start(), len);
         }
         true
     }
 
-    fn find_window(&self, key: u64, space: u32, addr: u64) -> io::Result<Arc<Window>> {
+    fn find_stretch(&self, key: u64, space: u32, addr: u64) -> io::Result<Arc<Stretch>> {
         let now = self.clock.load(Ordering::Relaxed);
-        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(slot) = windows.get(&key) {
+        let stretches = self
+            .stretches
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = stretches.get(&key) {
             if slot.used.load(Ordering::Relaxed) != now {
                 slot.used.store(now, Ordering::Relaxed);
             }
-            return Ok(slot.window.clone());
+            return Ok(slot.stretch.clone());
         }
-        drop(windows);
+        drop(stretches);
         let arena = self.arena(space).ok_or_else(unsupported)?;
-        let start = addr / WINDOW * WINDOW;
-        let len = arena.len.saturating_sub(start).min(WINDOW);
-        let window = Arc::new(Window {
+        let start = addr / STRETCH * STRETCH;
+        let len = arena.len.saturating_sub(start).min(STRETCH);
+        let stretch = Arc::new(Stretch {
             mapping: Mapping::new(&arena.fd, start, len as usize, space == RW)?,
             present: [const { AtomicU64::new(0) }; _],
         });
         let now = self.clock.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
-        if windows.len() >= MAX_WINDOWS {
+        let mut stretches = self
+            .stretches
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        if stretches.len() >= MAX_STRETCHES {
             let used = |s: &Slot| s.used.load(Ordering::Relaxed);
-            let oldest = windows.iter().min_by_key(|(_, s)| used(s)).map(|(k, _)| *k);
-            oldest.and_then(|k| windows.remove(&k));
+            let oldest = stretches
+                .iter()
+                .min_by_key(|(_, s)| used(s))
+                .map(|(k, _)| *k);
+            oldest.and_then(|k| stretches.remove(&k));
         }
         let slot = Slot {
-            window: window.clone(),
+            stretch: stretch.clone(),
             used: AtomicU64::new(now),
         };
-        windows.insert(key, slot);
-        Ok(window)
+        stretches.insert(key, slot);
+        Ok(stretch)
     }
 
     /// Calls `f(address, bytes done before, bytes)` for each part of a range of an arena.
@@ -403,7 +412,7 @@ impl Peer {
         place: Place,
         n: usize,
         write: bool,
-        last: &mut LastWindow,
+        last: &mut LastStretch,
         mut f: impl FnMut(*mut u8, usize, usize),
     ) -> io::Result<()> {
         let arena = self.arena(place.space).ok_or_else(unsupported)?;
@@ -417,14 +426,14 @@ impl Peer {
         let mut done = 0;
         while done < n {
             let addr = place.addr + done as u64;
-            let window = self
-                .window(place.space, addr, last)
+            let stretch = self
+                .stretch(place.space, addr, last)
                 .map_err(|e| at_start(done, e))?;
-            let offset = (addr % WINDOW) as usize;
-            let now = (window.mapping.len() - offset).min(n - done);
-            window.prepare(offset, now);
+            let offset = (addr % STRETCH) as usize;
+            let now = (stretch.mapping.len() - offset).min(n - done);
+            stretch.prepare(offset, now);
             // SAFETY: `offset` is inside the mapping, which holds `now` bytes more.
-            f(unsafe { window.mapping.as_ptr().add(offset) }, done, now);
+            f(unsafe { stretch.mapping.as_ptr().add(offset) }, done, now);
             done += now;
         }
         Ok(())
@@ -503,7 +512,7 @@ impl Peer {
             from,
             0,
             from.len_bytes(),
-            &mut LastWindow::default(),
+            &mut LastStretch::default(),
         )
     }
 
@@ -518,7 +527,7 @@ impl Peer {
         target: &Target,
         from: &SendList<'_>,
         (skip, n): (usize, usize),
-        last: &mut LastWindow,
+        last: &mut LastStretch,
     ) -> io::Result<()> {
         self.write_part(target, from, skip, n, last)?;
         if target.place.space == RW && n < POPULATE {
@@ -533,7 +542,7 @@ impl Peer {
         from: &SendList<'_>,
         skip: usize,
         n: usize,
-        last: &mut LastWindow,
+        last: &mut LastStretch,
     ) -> io::Result<()> {
         let there = from.len_bytes().checked_sub(skip);
         if n as u64 > target.len.into() || there.is_none_or(|there| n > there) {
@@ -579,7 +588,7 @@ impl Peer {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         if place.space != 0 {
-            let last = &mut LastWindow::default();
+            let last = &mut LastStretch::default();
             return self.in_arena(place, n, false, last, |from, done, now| {
                 // SAFETY: as in `write`.
                 unsafe { into.fill_range_from(skip + done, from, now) };
@@ -600,11 +609,11 @@ impl Peer {
         }
         let mut f = Some(f);
         let mut old = None;
-        let last = &mut LastWindow::default();
+        let last = &mut LastStretch::default();
         self.in_arena(target.place, 8, true, last, |p, _, _| {
-            #[allow(clippy::cast_ptr_alignment)] // checked above; windows begin on pages
+            #[allow(clippy::cast_ptr_alignment)] // checked above; stretches begin on pages
             let p = p.cast::<u64>();
-            // SAFETY: eight mapped bytes (an aligned word is in one window), never behind a plain reference.
+            // SAFETY: eight mapped bytes (an aligned word is in one stretch), never behind a plain reference.
             old = f.take().map(|f| f(unsafe { AtomicU64::from_ptr(p) }));
         })
         .ok()?;

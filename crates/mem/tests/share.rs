@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use weft_mem::{
-    Access, Backing, Domain, KeyLock, Keys, LastWindow, Leaving, MemError, PEER_LIMIT, PdId, Peer,
+    Access, Backing, Domain, KeyLock, Keys, LastStretch, Leaving, MemError, PEER_LIMIT, PdId, Peer,
     Piece, Place, Reader, RecvList, Region, SendList, Table, WindowType,
 };
 use weft_sys::memfd::{self, Mapping};
@@ -187,7 +187,7 @@ fn what_is_remembered_is_what_the_table_says() {
         .register(PD, Backing::Owned((0..200).collect()), 0, Access::empty())
         .unwrap();
     let lock = KeyLock::new(Holding(Keys::new(&own)));
-    let mut last = LastWindow::default();
+    let mut last = LastStretch::default();
     // Whether nothing was looked up; the same bytes are there either way.
     let mut write = |stag: u32, to: u64, len: u32| -> Option<bool> {
         let held = lock.lock();

@@ -14,11 +14,11 @@
 /// Waits are at least so long before they count as in vain.
 const SHORTEST_PATIENCE: u64 = 1_000_000;
 const LONGEST_PATIENCE: u64 = 20_000_000;
-/// A window has at least so many transfers, and lasts at most so long.
+/// A sample has at least so many transfers, and lasts at most so long.
 const WINDOW_TRANSFERS: u64 = 32;
 const WINDOW_TIME: u64 = 20_000_000;
 const FIRST_WINDOW_TIME: u64 = 2_000_000;
-/// A pause longer than this begins a new window: a program that sends one thing after another does not pause.
+/// A pause longer than this begins a new sample: a program that sends one thing after another does not pause.
 const IDLE: u64 = 100_000;
 /// Sends of this length on begin with waiting: until more is known, one copy fewer weighs more than a message.
 const LONG: u64 = 192 << 10;
@@ -73,7 +73,7 @@ pub enum Verdict {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Window {
+struct Sample {
     begun: u64,
     bytes: u64,
     transfers: u64,
@@ -89,7 +89,7 @@ pub struct Policy {
     begun: bool,
     /// Bytes a nanosecond of each way, where it has been measured.
     rate: [Option<f64>; 2],
-    window: Window,
+    sample: Sample,
     window_bytes: u64,
     /// Windows until the other way is tried, and after the next try.
     until_probe: u32,
@@ -114,7 +114,7 @@ impl Policy {
             way: Way::Go,
             begun: false,
             rate: [None, None],
-            window: Window::default(),
+            sample: Sample::default(),
             window_bytes: u64::from(peer_ring).max(64 << 10) * 4,
             until_probe: 0,
             interval: INTERVAL,
@@ -170,13 +170,13 @@ impl Policy {
             self.usual_wait = (self.usual_wait * 7 + wait) / 8;
             self.next_detour = (self.next_detour / 2).max(FIRST_DETOUR);
         }
-        if self.window.begun == 0 {
+        if self.sample.begun == 0 {
             // These bytes began to move before, nobody knows when.
-            self.window.begun = now.max(1);
+            self.sample.begun = now.max(1);
             return;
         }
-        self.window.bytes += bytes;
-        self.window.transfers += transfers;
+        self.sample.bytes += bytes;
+        self.sample.transfers += transfers;
         self.look(now);
     }
 
@@ -191,29 +191,29 @@ impl Policy {
             && now.saturating_sub(since) > IDLE
         {
             // Only what is sent without a pause says how fast a way is.
-            self.window = Window {
-                settling: self.window.settling,
-                ..Window::default()
+            self.sample = Sample {
+                settling: self.sample.settling,
+                ..Sample::default()
             };
         }
     }
 
     fn look(&mut self, now: u64) {
-        let time = now.saturating_sub(self.window.begun);
+        let time = now.saturating_sub(self.sample.begun);
         if time == 0 {
             return;
         }
-        let rate = self.window.bytes as f64 / time as f64;
+        let rate = self.sample.bytes as f64 / time as f64;
         let usual = self.rate[self.way.other() as usize];
         if self.probing.is_some() && time >= GLANCE && usual.is_some_and(|u| rate < u * HOPELESS) {
             return self.give_up_probe(now, rate);
         }
-        let Window {
+        let Sample {
             bytes,
             transfers,
             settling,
             ..
-        } = self.window;
+        } = self.sample;
         let full = bytes >= self.window_bytes && transfers >= WINDOW_TRANSFERS;
         // The first comparison comes soon.
         let longest = if usual.is_none() {
@@ -224,9 +224,9 @@ impl Policy {
         if !(full || (time >= longest && transfers >= 8)) {
             return;
         }
-        self.window = Window {
+        self.sample = Sample {
             begun: now.max(1),
-            ..Window::default()
+            ..Sample::default()
         };
         if settling {
             return;
@@ -265,9 +265,9 @@ impl Policy {
 
     fn change(&mut self) {
         self.way = self.way.other();
-        self.window = Window {
+        self.sample = Sample {
             settling: true,
-            ..Window::default()
+            ..Sample::default()
         };
         self.detour = 0;
         self.waiting_since = None;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, KeySpan, Keys, LastWindow, Peer, RecvList, SendList, Target};
+use weft_mem::{Access, KeySpan, Keys, LastStretch, Peer, RecvList, SendList, Target};
 use weft_proto::rdmap::WRITTEN;
 
 use super::confirm::Confirming;
@@ -77,7 +77,7 @@ impl QpInner {
                 local.come_back();
                 return moved;
             }
-            match self.one_sided(&slot.wr, local, keys, &mut tx.window) {
+            match self.one_sided(&slot.wr, local, keys, &mut tx.stretch) {
                 Outcome::NotDirect => return moved,
                 Outcome::Done => stream.done_directly(),
                 Outcome::DataDone => stream.written_directly(),
@@ -92,20 +92,20 @@ impl QpInner {
         }
     }
 
-    /// Carry a request out in the peer's memory, if that can be. `window` is what was used of its arenas last.
+    /// Carry a request out in the peer's memory, if that can be. `stretch` is what was used of its arenas last.
     pub(super) fn one_sided(
         &self,
         wr: &SendWr,
         local: &LocalLink,
         keys: &Keys,
-        window: &mut LastWindow,
+        stretch: &mut LastStretch,
     ) -> Outcome {
         match wr.op {
             SendOp::Write { remote } => {
-                self.write_directly(wr, remote, local, keys, window, Outcome::Done)
+                self.write_directly(wr, remote, local, keys, stretch, Outcome::Done)
             }
             SendOp::WriteImm { remote, .. } => {
-                self.write_directly(wr, remote, local, keys, window, Outcome::DataDone)
+                self.write_directly(wr, remote, local, keys, stretch, Outcome::DataDone)
             }
             SendOp::Read { remote } => self.read_directly(wr, remote, local, keys),
             SendOp::FetchAdd { remote, .. }
@@ -124,13 +124,13 @@ impl QpInner {
         remote: RemoteAddr,
         marked: &mut Marked<'_>,
         keys: &Keys,
-        window: &LastWindow,
+        stretch: &LastStretch,
     ) -> bool {
         let [sge] = wr.sges.as_slice() else {
             return false;
         };
         match keys.known(self.pd.id, sge.lkey, sge.addr, sge.len, Access::empty()) {
-            Some(from) if sge.len > 0 => marked.write(window, remote.rkey, remote.addr, &from),
+            Some(from) if sge.len > 0 => marked.write(stretch, remote.rkey, remote.addr, &from),
             _ => false,
         }
     }
@@ -158,7 +158,7 @@ impl QpInner {
         remote: RemoteAddr,
         local: &LocalLink,
         keys: &Keys,
-        window: &mut LastWindow,
+        stretch: &mut LastStretch,
         done: Outcome,
     ) -> Outcome {
         let Some(spans) = self.spans_of(keys, wr, Access::empty()) else {
@@ -185,7 +185,7 @@ impl QpInner {
                 return Err(io::ErrorKind::Unsupported.into());
             }
             let by = (local.peer_qp(), remote.rkey);
-            peer.write_by(by, target, &list, (at, now), window)
+            peer.write_by(by, target, &list, (at, now), stretch)
         });
         outcome(copied, done)
     }

@@ -73,7 +73,7 @@ impl QpInner {
             };
             if let SendOp::Write { remote } = wr.op
                 && tx.may_overtake(local)
-                && self.write_known(wr, remote, &mut marked, keys, &tx.window)
+                && self.write_known(wr, remote, &mut marked, keys, &tx.stretch)
             {
                 ledger.one_sided += 1;
                 ledger.one_sided_bytes += u64::from(len);
@@ -87,7 +87,7 @@ impl QpInner {
                 if len == 0 || u64::from(len) > DIRECT_BYTES || !tx.may_overtake(local) {
                     return Outcome::NotDirect;
                 }
-                self.one_sided(wr, local, keys, &mut tx.window)
+                self.one_sided(wr, local, keys, &mut tx.stretch)
             };
             let carried = match wr.op {
                 _ if wr.srq.is_some() && wr.op.is_two_sided() => false,

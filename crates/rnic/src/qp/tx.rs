@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, LastWindow, MemError, SendList, Span};
+use weft_mem::{Access, LastStretch, MemError, SendList, Span};
 use weft_proto::rdmap::{Fault, MAX_HEADER, Payload};
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::{Header, UNTAGGED_LEN};
@@ -118,7 +118,7 @@ pub(super) struct Tx {
     /// The request that nothing is started before.
     settling: Option<Settling>,
     /// Of the peer's arenas, for direct work.
-    pub(super) window: LastWindow,
+    pub(super) stretch: LastStretch,
     /// Memory that the transport still reads, by the position in the stream up to which it does.
     /// Each span to its own end, so that a request's memory is free when the request is complete.
     held: VecDeque<(u64, Span)>,
@@ -170,7 +170,7 @@ impl Tx {
         self.marks = VecDeque::new();
         self.blocked = false;
         self.settling = None;
-        self.window = LastWindow::default();
+        self.stretch = LastStretch::default();
         pool.put_tx(std::mem::take(&mut self.scratch));
     }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{
-    Access, KeySpan, LastWindow, PEER_LIMIT, Place, Reader, RecvList, SendList, Target,
+    Access, KeySpan, LastStretch, PEER_LIMIT, Place, Reader, RecvList, SendList, Target,
 };
 use weft_ring::{Broken, End, Front, Ref};
 use weft_sys::{Interest, wake};
@@ -448,7 +448,7 @@ impl Marked<'_> {
     #[inline]
     pub(crate) fn write(
         &mut self,
-        last: &LastWindow,
+        last: &LastStretch,
         stag: u32,
         to: u64,
         from: &KeySpan<'_>,
