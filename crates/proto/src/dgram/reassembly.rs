@@ -56,7 +56,11 @@ pub struct Ranges(SmallVec<[(u32, u32); 2]>);
 impl Ranges {
     /// One range, from 0 to `len`.
     pub fn up_to(len: u32) -> Ranges {
-        Ranges((len > 0).then_some((0, len)).into_iter().collect())
+        let mut ranges = SmallVec::new();
+        if len > 0 {
+            ranges.push((0, len));
+        }
+        Ranges(ranges)
     }
 
     /// Start and end of each.
