@@ -114,7 +114,7 @@ fn reliable() {
     let (mut asked, mut answered) = (0, 0);
     let mut begun = false;
     for n in 0..SOURCES {
-        let now = Duration::from_secs(60) + Duration::from_micros(u64::from(n));
+        let now = Duration::from_mins(1) + Duration::from_micros(u64::from(n));
         let hello = Control::Hello { flow, qkey: 1 };
         let mut segment = segment(1, 0);
         match n % 3 {
