@@ -411,9 +411,19 @@ pub fn reassembly(data: &[u8]) {
             solicited: imm & 2 != 0,
             reliable: None,
         };
+        let whole = machine.admit_whole(&source, &segment, usize::from(payload));
         let Ok(ticket) = machine.admit(&source, &segment, usize::from(payload)) else {
+            assert!(whole.is_none());
             continue;
         };
+        // Beside an open message of its source it goes the long way.
+        assert!(whole.is_none() || ticket.opens() && payload == len);
+        if imm & 4 != 0
+            && let Some(whole) = whole
+        {
+            machine.came(whole);
+            continue;
+        }
         if who & 0x80 != 0 {
             if let Some(finished) = machine.abandon(&ticket) {
                 over(&mut placed, &finished);

@@ -197,8 +197,6 @@ pub fn offer(
 /// What a receiver was offered, and has found to be true.
 #[derive(Debug)]
 pub struct Offer {
-    /// Where to answer; it ends with the sender.
-    pub wire: OwnedFd,
     /// The file of the segment; not looked at yet.
     pub segment: OwnedFd,
     /// From the address that the sender's socket has, to one of ours.
@@ -207,20 +205,29 @@ pub struct Offer {
     pub peer: u64,
 }
 
-/// Looks whether a sender has come to `listener`, of the socket with the number `own`, and checks what it brings.
+/// Looks whether a sender has come to `listener`: the connection on which it [speaks](hear), and hears the [answer](answer()). It ends with the sender.
 ///
 /// # Errors
 /// Why it was turned away; the next call looks at the next one.
-pub fn take(listener: impl AsFd, own: u64) -> Result<Option<Offer>, Why> {
+pub fn caller(listener: impl AsFd) -> Result<Option<OwnedFd>, Why> {
     let Some(wire) = unix::accept(listener).map_err(|_| Why::System)? else {
         return Ok(None);
     };
     same_user(&wire)?;
+    Ok(Some(wire))
+}
+
+/// Checks what a sender brings to the socket with the number `own`. `None`: it has not spoken yet. It can lose its processor between its connection and its
+/// offer, so it is kept for the next look.
+///
+/// # Errors
+/// Why it is turned away.
+pub fn hear(wire: impl AsFd, own: u64) -> Result<Option<Offer>, Why> {
     let mut bytes = [0; OFFER + 1];
-    // Who dials sends at once; one that has not by now is turned away, and dials again.
-    let (n, fds) = match unix::recv_with_fds(&wire, &mut bytes, 1) {
+    let (n, fds) = match unix::recv_with_fds(wire, &mut bytes, 1) {
         Ok(Some(got)) => got,
         Ok(None) => return Err(Why::Impostor),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
         Err(_) => return Err(Why::System),
     };
     if n != OFFER || bytes[..8] != OFFER_MAGIC || number(&bytes, 16) != own {
@@ -242,7 +249,6 @@ pub fn take(listener: impl AsFd, own: u64) -> Result<Option<Offer>, Why> {
         return Err(Why::Impostor);
     };
     Ok(Some(Offer {
-        wire,
         segment,
         route,
         peer,
@@ -305,19 +311,22 @@ mod tests {
         assert_eq!(receiver(&route), Ok(Some(peer)));
         assert!(dial(peer).unwrap().is_none());
         let listener = listen(peer).unwrap();
-        assert!(take(&listener, peer).unwrap().is_none());
+        assert!(caller(&listener).unwrap().is_none());
         let wire = dial(peer).unwrap().unwrap();
+        // It takes its time.
+        let end = caller(&listener).unwrap().unwrap();
+        assert!(hear(&end, peer).unwrap().is_none());
         let (_ring, segment) = Stream::create(1 << 16).unwrap();
         offer(&wire, own, peer, &route, segment.as_fd()).unwrap();
         assert!(answered(&wire).unwrap().is_none());
-        let got = take(&listener, peer).unwrap().unwrap();
+        let got = hear(&end, peer).unwrap().unwrap();
         assert_eq!((got.route, got.peer), (route, own));
         assert!(Stream::open(got.segment).is_ok());
         let bell = EventFd::new().unwrap();
-        answer(&got.wire, 1234, bell.as_fd()).unwrap();
+        answer(&end, 1234, bell.as_fd()).unwrap();
         let (bound, _bell) = answered(&wire).unwrap().unwrap();
         assert_eq!(bound, 1234);
-        drop(got.wire);
+        drop(end);
         assert_eq!(answered(&wire).err(), Some(Why::NoPeer));
     }
 
@@ -331,7 +340,7 @@ mod tests {
         let try_it = |own: u64, peer: u64, route: Route| {
             let wire = dial(cookie(&b).unwrap()).unwrap().unwrap();
             offer(&wire, own, peer, &route, segment.as_fd()).unwrap();
-            take(&listener, cookie(&b).unwrap()).err()
+            hear(caller(&listener).unwrap().unwrap(), cookie(&b).unwrap()).err()
         };
         let forged = Route {
             from: other.local_addr().unwrap(),
@@ -362,7 +371,8 @@ mod tests {
         assert_eq!(try_it(own, peer, route), None);
         // Nothing at all.
         drop(dial(peer).unwrap().unwrap());
-        assert_eq!(take(&listener, peer).err(), Some(Why::Impostor));
+        let end = caller(&listener).unwrap().unwrap();
+        assert_eq!(hear(end, peer).err(), Some(Why::Impostor));
     }
 
     #[test]

@@ -103,6 +103,7 @@ pub enum Datagram {
 ///
 /// # Errors
 /// [`DatagramError`]: such a datagram is dropped, whoever sent it.
+#[inline]
 pub fn read(datagram: &[u8]) -> Result<Datagram, DatagramError> {
     if datagram
         .get(1)
@@ -182,10 +183,14 @@ pub fn seal(datagram: &mut Vec<u8>) {
     datagram.extend_from_slice(&crc);
 }
 
-/// As [`seal`], for the datagram that begins at `start` of `out`.
-pub fn seal_from(out: &mut Vec<u8>, start: usize) {
-    let crc = crc32c(&out[start..]).to_le_bytes();
-    out.extend_from_slice(&crc);
+/// As [`seal`], for datagrams of `each` bytes that lie behind each other, the last of which may be shorter; each ends with [`CRC_LEN`] bytes for it. The CRC
+/// of what was just copied waits for the copy, so that of several datagrams comes after all copies.
+pub fn seal_all(train: &mut [u8], each: usize) {
+    for datagram in train.chunks_mut(each.max(1)) {
+        if let Some((covered, room)) = datagram.split_last_chunk_mut::<CRC_LEN>() {
+            *room = crc32c(covered).to_le_bytes();
+        }
+    }
 }
 
 /// The header of a datagram, and where its payload is. Reserved bits are not looked at.

@@ -32,8 +32,8 @@ const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
 const NEVER: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
 
 /// The kernel is asked at least after so many answers without it, or so many nanoseconds.
-const TURNS: u32 = 64;
-const BOUND: u64 = 1_000_000;
+pub(crate) const TURNS: u32 = 64;
+pub(crate) const BOUND: u64 = 1_000_000;
 /// Late connections of a set.
 const MOST: usize = 256;
 /// Sets that can have late connections at a time.

@@ -5,6 +5,7 @@
 //! As `poll(2)` and `select(2)`.
 
 use libc::{c_int, c_short, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::RING;
@@ -195,20 +196,36 @@ fn by_ring(one: pollfd) -> Option<c_short> {
 fn look(list: &mut [pollfd]) -> Seen {
     let mut seen = Seen::default();
     for one in list {
+        one.revents = 0;
         if one.fd < 0 {
-            one.revents = 0;
             continue;
         }
-        match by_ring(*one) {
-            Some(answer) => {
-                seen.has_rings = true;
-                one.revents = answer;
-                seen.ready += c_int::from(answer != 0);
-            }
-            None => seen.is_partial = true,
+        if let Some(has_data) = dgram::ready::by_ring(one.fd, one.events) {
+            seen.has_rings = true;
+            // Without data there the kernel may have some.
+            seen.is_partial |= !has_data;
+            one.revents = if has_data { one.events & IN } else { 0 };
+        } else if let Some(answer) = by_ring(*one) {
+            seen.has_rings = true;
+            one.revents = answer;
+        } else {
+            seen.is_partial = true;
         }
+        seen.ready += c_int::from(one.revents != 0);
     }
     seen
+}
+
+thread_local! {
+    /// Answers of this thread since it last asked the kernel, and when that was.
+    static UNASKED: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// Whether the kernel has to be asked for the other descriptors of a list, some of which are ready.
+fn is_due() -> bool {
+    let (turns, asked) = UNASKED.get();
+    UNASKED.set((turns + 1, asked));
+    turns >= late::TURNS || spin::now().wrapping_sub(asked) > late::BOUND
 }
 
 /// Looks at the rings of a list first, for a moment where the program would wait. `Some`: that is the answer.
@@ -220,7 +237,18 @@ fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
             seen.ready > 0 || !seen.has_rings
         });
     }
-    (seen.ready > 0 && !seen.is_partial).then_some(seen.ready)
+    if seen.ready == 0 {
+        return None;
+    }
+    if !seen.is_partial {
+        return Some(seen.ready);
+    }
+    // Who does not wait wants to know of everything that is ready now.
+    if may_wait && !is_due() {
+        return Some(seen.ready);
+    }
+    UNASKED.set((0, spin::now()));
+    None
 }
 
 /// Asks by `call`, with the program's list or what stands for it.

@@ -452,6 +452,41 @@ fn hostile_segments_change_nothing() {
     assert_eq!((b.next().wr_id, qb.counters().no_recv), (7, 0));
 }
 
+/// Whoever sends under another's address and port does not know its incarnation: a source of its own, whose segments are no part of the other's message.
+#[test]
+fn a_spoofed_source_adds_nothing_to_a_message() {
+    let b = Side::new("127.0.0.1:0");
+    let qp = b.qp();
+    (0..110).for_each(|id| b.recv(&qp, id, 16 * id as usize, 16));
+    let honest = Forger::new(&qp);
+    let port = honest.socket.local_addr().expect("bound").port();
+    let elsewhere = std::net::SocketAddr::from(([127, 0, 0, 2], port));
+    let spoofer = weft_sys::udp::UdpSocket::bind(elsewhere, 1 << 16).expect("a socket");
+    honest.send(&honest.base, b"honest");
+    let ours = honest.socket.local_addr().expect("bound").ip();
+    for guess in 100..200 {
+        let segment = Segment {
+            incarnation: guess,
+            offset: 6,
+            ..honest.base
+        };
+        let mut raw = Vec::new();
+        segment.emit(6, &mut raw);
+        raw.extend_from_slice(b"forged");
+        seal(&mut raw);
+        spoofer.send(&raw, honest.to, Some(ours)).expect("sent");
+    }
+    let rest = Segment {
+        offset: 6,
+        ..honest.base
+    };
+    honest.send(&rest, b" bytes");
+    let wc = b.next();
+    assert_eq!((wc.wr_id, wc.byte_len), (0, 12));
+    assert_eq!(b.mr.to_vec(0, 12).expect("in bounds"), b"honest bytes");
+    assert_eq!(wc.source.map(|source| source.addr.port()), Some(port));
+}
+
 #[test]
 fn records_that_nobody_takes_have_a_limit() {
     let (a, b) = (Side::new("127.0.0.1:0"), Side::new("127.0.0.1:0"));

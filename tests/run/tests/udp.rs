@@ -92,6 +92,38 @@ fn iperf3_sends_datagrams() {
     }
 }
 
+/// Both ends are busy from the first datagram on: the sender has no moment to wait for its ring, and the receiver looks for it while it is being offered.
+#[test]
+fn a_sender_that_never_stops_goes_over() {
+    if !have(&[("iperf3", "iperf3")]) {
+        return;
+    }
+    for _ in 0..5 {
+        let port = free_port();
+        let server = weft()
+            .start(&format!("iperf3 -s -1 -p {port}"))
+            .listens(port);
+        let done = weft().run(&format!(
+            "iperf3 -u -c 127.0.0.1 -p {port} -n 100M -b 0 -l 1400"
+        ));
+        done.good().says("iperf Done.");
+        assert_eq!(paths(&done.text), 1, "{}", done.show());
+        server.end().good();
+    }
+}
+
+#[test]
+fn other_descriptors_are_heard_of_beside_a_busy_ring() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let line = python("udp_others.py");
+    plain().run(&line).good().says("others: heard");
+    let done = weft().run(&line);
+    done.good().says("others: heard");
+    assert!(paths(&done.text) > 0, "{}", done.show());
+}
+
 #[test]
 fn socat_carries_a_file() {
     if !have(&[("socat", "socat")]) {

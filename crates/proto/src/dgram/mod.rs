@@ -23,7 +23,7 @@ mod window;
 pub use flows::{Admit, Answer, Carried, Flows, FlowsConfig, Resumed, Spot};
 pub use pace::{Pacer, PacerConfig, Wait};
 pub use pair::{Failure, Pair, PairConfig, Transmit};
-pub use reassembly::{Config, Finished, Ranges, Reassembler, Refusal, Source, Ticket};
+pub use reassembly::{Config, Finished, Ranges, Reassembler, Refusal, Source, Ticket, Whole};
 pub use window::{Arrival, Incoming, Now, Outgoing, WINDOW, WindowConfig};
 
 use weft_wire::dgram::segment::MAX_PAYLOAD;

@@ -56,7 +56,11 @@ pub struct Ranges(SmallVec<[(u32, u32); 2]>);
 impl Ranges {
     /// One range, from 0 to `len`.
     pub fn up_to(len: u32) -> Ranges {
-        Ranges((len > 0).then_some((0, len)).into_iter().collect())
+        let mut ranges = SmallVec::new();
+        if len > 0 {
+            ranges.push((0, len));
+        }
+        Ranges(ranges)
     }
 
     /// Start and end of each.
@@ -144,6 +148,14 @@ impl Ticket {
     pub fn opens(&self) -> bool {
         self.opens
     }
+}
+
+/// A segment that is all of its message, and was admitted. Give it back with [`Reassembler::came`], or drop it, and nothing has happened.
+#[derive(Debug)]
+#[must_use]
+pub struct Whole {
+    source: usize,
+    msn: u32,
 }
 
 /// A message that is over.
@@ -308,6 +320,33 @@ impl<B> Reassembler<B> {
             payload,
             opens,
         })
+    }
+
+    /// As [`Reassembler::admit`], of a segment that is all of its message: less is to be done for it. `None`: ask there.
+    #[inline]
+    pub fn admit_whole(
+        &mut self,
+        source: &Source,
+        segment: &Segment,
+        payload: usize,
+    ) -> Option<Whole> {
+        if segment.offset != 0 || u32::try_from(payload) != Ok(segment.len) {
+            return None;
+        }
+        let at = self.know(source);
+        let known = &self.known[at];
+        // Of an open message something has come already.
+        (known.open == 0 && !known.is_over(segment.msn)).then_some(Whole {
+            source: at,
+            msn: segment.msn,
+        })
+    }
+
+    /// It was placed, or is not wanted: its message is over. Nothing else was asked of the machine in between.
+    #[inline]
+    #[expect(clippy::needless_pass_by_value, reason = "it is for one use")]
+    pub fn came(&mut self, whole: Whole) {
+        self.known[whole.source].finish(whole.msn);
     }
 
     /// Where the message of this segment goes, if it does not [open](Ticket::opens) one.

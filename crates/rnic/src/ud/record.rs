@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use weft_proto::dgram::Finished;
+use weft_proto::dgram::Ranges;
+use weft_wire::dgram::{Segment, Target};
 
 use crate::types::UdSource;
 
@@ -31,28 +32,43 @@ pub struct WriteRecord {
     pub valid: Vec<Range<u32>>,
 }
 
-impl WriteRecord {
-    pub(super) fn of<B>(finished: &Finished<B>) -> Option<WriteRecord> {
-        let target = finished.header.target?;
-        Some(WriteRecord {
-            source: UdSource {
-                addr: finished.source.addr,
-                qp_num: finished.source.qp_num,
-            },
-            msn: finished.header.msn,
-            rkey: target.stag,
-            addr: target.to,
-            len: finished.header.len,
-            imm: finished.header.imm,
-            valid: finished
-                .valid
-                .as_slice()
-                .iter()
-                .map(|&(start, end)| start..end)
-                .collect(),
-        })
+/// What a [`WriteRecord`] is made of when the program asks for it.
+pub(super) struct Written {
+    pub(super) source: UdSource,
+    pub(super) msn: u32,
+    pub(super) target: Target,
+    pub(super) len: u32,
+    pub(super) imm: Option<u64>,
+    pub(super) valid: Ranges,
+}
+
+impl Written {
+    pub(super) fn new(source: UdSource, segment: &Segment, target: Target, valid: Ranges) -> Self {
+        Written {
+            source,
+            msn: segment.msn,
+            target,
+            len: segment.len,
+            imm: segment.imm,
+            valid,
+        }
     }
 
+    pub(super) fn record(&self) -> WriteRecord {
+        let valid = self.valid.as_slice().iter();
+        WriteRecord {
+            source: self.source,
+            msn: self.msn,
+            rkey: self.target.stag,
+            addr: self.target.to,
+            len: self.len,
+            imm: self.imm,
+            valid: valid.map(|&(start, end)| start..end).collect(),
+        }
+    }
+}
+
+impl WriteRecord {
     /// Whether all of the message has come.
     pub fn is_complete(&self) -> bool {
         self.valid_bytes() == self.len
@@ -162,17 +178,12 @@ pub(super) struct Maps {
 
 impl Maps {
     /// A message is over; `complete`: all of it has come.
-    pub(super) fn add_message<B>(&mut self, message: &Finished<B>, complete: bool) {
-        let Some(target) = message.header.target else {
-            return;
-        };
-        let map = self.map(target.stag);
-        let all = target.to..target.to.wrapping_add(message.header.len.into());
+    pub(super) fn add_message(&mut self, message: &Written, complete: bool) {
+        let map = self.map(message.target.stag);
+        let start = message.target.to;
         // Mostly a buffer is used again and again.
-        if !(complete && map.contains(&all))
-            && let Some(record) = WriteRecord::of(message)
-        {
-            map.add(&record);
+        if !(complete && map.contains(&(start..start.wrapping_add(message.len.into())))) {
+            map.add(&message.record());
         }
     }
 

@@ -11,11 +11,11 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 use weft_mem::{Access, KeyGuard, KeySpan, Keys, MemError, Table};
-use weft_proto::dgram::{Finished, Reassembler, Refusal, Source, Ticket};
+use weft_proto::dgram::{Finished, Ranges, Reassembler, Refusal, Source, Ticket, Whole};
 use weft_wire::dgram::{self, Grh, Segment, Target};
 
 use super::flow::{Heard, heard};
-use super::record::{Maps, WriteRecord};
+use super::record::{Maps, WriteRecord, Written};
 use super::{UdError, UdErrorKind, UdInner};
 use crate::lock::add_alone;
 use crate::qp::{RecvSource, sub_list};
@@ -64,7 +64,7 @@ pub(super) struct Taking {
     flows_timed: bool,
     /// Messages of Write-Record that are open, and records that wait for the program.
     recording: usize,
-    records: VecDeque<(u64, Finished<()>)>,
+    records: VecDeque<(u64, Written)>,
     next_record: u64,
     maps: Maps,
     errors: VecDeque<UdError>,
@@ -116,6 +116,11 @@ impl Taking {
     pub(super) fn take_record(&mut self, number: u64) -> Option<WriteRecord> {
         // Mostly they are taken in order: then none is missing in front of it.
         let guess = number.checked_sub(self.records.front()?.0)? as usize;
+        if guess == 0 {
+            let first = self.records.front()?.1.record();
+            self.records.pop_front();
+            return Some(first);
+        }
         let at = match self.records.get(guess) {
             Some((n, _)) if *n == number => guess,
             _ => self
@@ -123,8 +128,7 @@ impl Taking {
                 .binary_search_by_key(&number, |(n, _)| *n)
                 .ok()?,
         };
-        let (_, message) = self.records.remove(at)?;
-        WriteRecord::of(&message)
+        Some(self.records.remove(at)?.1.record())
     }
 
     /// Messages of Write-Record that are open, and records that wait for the program.
@@ -354,6 +358,11 @@ impl UdInner {
             incarnation: segment.incarnation,
         };
         let payload = arrived.bytes.len() - Grh::LEN;
+        if let Some(target) = segment.target
+            && let Some(whole) = taking.reassembler.admit_whole(&source, segment, payload)
+        {
+            return self.take_whole_record(taking, segment, target, whole, arrived);
+        }
         let ticket = match taking.reassembler.admit(&source, segment, payload) {
             Ok(ticket) => ticket,
             Err(refusal) => {
@@ -433,6 +442,54 @@ impl UdInner {
         }
     }
 
+    /// A Write-Record that is one segment, as short ones are.
+    fn take_whole_record(
+        &self,
+        taking: &mut Taking,
+        segment: &Segment,
+        target: Target,
+        whole: Whole,
+        arrived: &Arrived<'_>,
+    ) {
+        // Whatever becomes of it, what comes of it again is late.
+        taking.reassembler.came(whole);
+        let source = UdSource {
+            addr: arrived.from,
+            qp_num: segment.src_qp,
+        };
+        if taking.records_held() >= self.record_depth as usize {
+            return self.lacks_record(taking, source, segment.msn);
+        }
+        let payload = &arrived.bytes[Grh::LEN..];
+        let keys = &taking.keys;
+        let placed = self.write_remote(keys, target.stag, target.to, segment.len, 0, payload);
+        if let Err(error) = placed {
+            return self.no_access(taking, error, target.stag, source, segment.msn);
+        }
+        let valid = Ranges::up_to(segment.len);
+        let written = Written::new(source, segment, target, valid);
+        taking.maps.add_message(&written, true);
+        self.recorded(taking, written, segment.len, segment.solicited);
+    }
+
+    fn lacks_record(&self, taking: &mut Taking, source: UdSource, msn: u32) {
+        count(&self.counters.no_record);
+        taking.report(UdError::from(UdErrorKind::NoRecord, source, msn));
+    }
+
+    fn no_access(
+        &self,
+        taking: &mut Taking,
+        error: MemError,
+        stag: u32,
+        source: UdSource,
+        msn: u32,
+    ) {
+        tracing::debug!(%error, from = %source.addr, stag, "a Write-Record is refused");
+        count(&self.counters.no_access);
+        taking.report(UdError::from(UdErrorKind::NoAccess, source, msn));
+    }
+
     fn take_record_segment(
         &self,
         taking: &mut Taking,
@@ -447,9 +504,7 @@ impl UdInner {
         };
         if ticket.opens() && taking.recording + taking.records.len() >= self.record_depth as usize {
             taking.reassembler.abandon(&ticket);
-            count(&self.counters.no_record);
-            taking.report(UdError::from(UdErrorKind::NoRecord, source, segment.msn));
-            return;
+            return self.lacks_record(taking, source, segment.msn);
         }
         let payload = &arrived.bytes[Grh::LEN..];
         // All of the message has to be within the region, before its first byte is placed; the rights are looked at for each segment.
@@ -460,17 +515,13 @@ impl UdInner {
         };
         let to = target.to.wrapping_add(at.into());
         let skip = (segment.offset - at) as usize;
-        match self.write_remote(&taking.keys, target.stag, to, len, skip, payload) {
-            Ok(()) => {}
-            Err(error) => {
-                tracing::debug!(%error, from = %arrived.from, stag = target.stag, "a Write-Record is refused");
-                count(&self.counters.no_access);
-                taking.report(UdError::from(UdErrorKind::NoAccess, source, segment.msn));
-                if let Some(open) = taking.reassembler.abandon(&ticket) {
-                    self.over(taking, open);
-                }
-                return;
+        let placed = self.write_remote(&taking.keys, target.stag, to, len, skip, payload);
+        if let Err(error) = placed {
+            self.no_access(taking, error, target.stag, source, segment.msn);
+            if let Some(open) = taking.reassembler.abandon(&ticket) {
+                self.over(taking, open);
             }
+            return;
         }
         let opens = ticket.opens();
         let (whole, evicted) = taking
@@ -504,15 +555,14 @@ impl UdInner {
             Buffer::Recv(wr) => self.put_back(wr),
             Buffer::Region => {
                 taking.recording = taking.recording.saturating_sub(1);
-                let message = Finished {
-                    source: message.source,
-                    header,
-                    valid: message.valid,
-                    buffer: (),
+                let Some(target) = header.target else {
+                    return;
                 };
-                taking.maps.add_message(&message, complete);
+                let bytes = message.valid.bytes();
+                let written = Written::new(source, &header, target, message.valid);
+                taking.maps.add_message(&written, complete);
                 if complete || self.partial_records {
-                    self.recorded(taking, message);
+                    self.recorded(taking, written, bytes, header.solicited);
                 }
             }
         }
@@ -529,24 +579,21 @@ impl UdInner {
         }
     }
 
-    fn recorded(&self, taking: &mut Taking, message: Finished<()>) {
+    fn recorded(&self, taking: &mut Taking, written: Written, bytes: u32, solicited: bool) {
         add_alone(&self.counters.records, 1);
         let number = taking.next_record;
         taking.next_record += 1;
-        taking.urgent |= message.header.solicited;
+        taking.urgent |= solicited;
         taking.made.push(Wc {
             wr_id: number,
             opcode: WcOpcode::WriteRecord,
-            byte_len: message.valid.bytes(),
+            byte_len: bytes,
             qp_num: self.num,
-            imm: message.header.imm,
-            source: Some(UdSource {
-                addr: message.source.addr,
-                qp_num: message.source.qp_num,
-            }),
+            imm: written.imm,
+            source: Some(written.source),
             ..Wc::default()
         });
-        taking.records.push_back((number, message));
+        taking.records.push_back((number, written));
     }
 
     /// Bytes of a message to their place in a receive that has room for them.
@@ -557,10 +604,16 @@ impl UdInner {
         offset: u32,
         bytes: &[u8],
     ) -> Result<(), MemError> {
-        let local = |sge: Sge| {
-            let need = Access::LOCAL_WRITE;
-            keys.local(self.pd.id, sge.lkey, sge.addr, sge.len, need)
-        };
+        let need = Access::LOCAL_WRITE;
+        if let [one] = wr.sges.as_slice()
+            && let Some(room) = one.len.checked_sub(offset)
+            && bytes.len() <= room as usize
+            && let Some(span) = keys.known(self.pd.id, one.lkey, one.addr, one.len, need)
+        {
+            span.copy_in_at(offset as usize, bytes);
+            return Ok(());
+        }
+        let local = |sge: Sge| keys.local(self.pd.id, sge.lkey, sge.addr, sge.len, need);
         let mut ranges = sub_list(&wr.sges, offset, bytes.len() as u32);
         let Some(first) = ranges.next() else {
             return Ok(());
@@ -589,6 +642,10 @@ impl UdInner {
     ) -> Result<(), MemError> {
         let need = Access::REMOTE_WRITE;
         let pd = self.pd.id;
+        if let Some(span) = keys.known(pd, stag, to, len, need) {
+            span.copy_in_at(skip, bytes);
+            return Ok(());
+        }
         match keys.local(pd, stag, to, len, need) {
             // No region: a window.
             Err(MemError::InvalidStag) => {
@@ -688,32 +745,20 @@ pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
 mod tests {
     use super::*;
 
-    fn message(number: u32) -> Finished<()> {
-        let target = Target {
-            stag: number,
-            to: 0x1000,
-        };
-        Finished {
-            source: Source {
+    fn message(number: u32) -> Written {
+        Written {
+            source: UdSource {
                 addr: SocketAddr::from(([127, 0, 0, 1], 1)),
                 qp_num: 2,
-                incarnation: 3,
             },
-            header: Segment {
-                dst_qp: 4,
-                src_qp: 2,
-                qkey: 5,
-                incarnation: 3,
-                msn: number,
-                len: 10,
-                offset: 0,
-                target: Some(target),
-                imm: None,
-                solicited: false,
-                reliable: None,
+            msn: number,
+            target: Target {
+                stag: number,
+                to: 0x1000,
             },
-            valid: weft_proto::dgram::Ranges::up_to(10),
-            buffer: (),
+            len: 10,
+            imm: None,
+            valid: Ranges::up_to(10),
         }
     }
 

@@ -364,6 +364,7 @@ impl UdInner {
     }
 
     fn flush_packets(&self, train: &mut Train) -> Result<(), Stall> {
+        train.seal();
         while train.gone < train.bytes.len()
             && let Some(to) = &train.to
             && !self.is_down()

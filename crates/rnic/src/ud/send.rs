@@ -104,6 +104,13 @@ impl Train {
         self.count += 1;
     }
 
+    /// Before it goes: the CRCs of its datagrams.
+    pub(super) fn seal(&mut self) {
+        if self.gone == 0 {
+            dgram::seal_all(&mut self.bytes, self.each);
+        }
+    }
+
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         (self.gone, self.count, self.closed) = (0, 0, false);
@@ -398,7 +405,7 @@ impl UdInner {
         }
     }
 
-    /// Copied: the bytes that the CRC is computed over are the bytes that are sent (docs/adr/0003). `keys`: in a hold of their lock.
+    /// Copied: the bytes that the CRC will be computed over are the bytes that are sent (docs/adr/0003). `keys`: in a hold of their lock.
     pub(super) fn append(
         &self,
         keys: Option<&Keys>,
@@ -427,13 +434,15 @@ impl UdInner {
                 }
             }
         }
-        dgram::seal_from(out, start);
+        // For the CRC, which the train gets when it goes.
+        out.extend_from_slice(&[0; dgram::CRC_LEN]);
         Ok(())
     }
 
     /// Hands the train to the kernel; the sends that end with it are complete then.
     fn flush_train(&self, sends: &mut Sends) -> Result<(), Stall> {
         let Sends { train, .. } = &mut *sends;
+        train.seal();
         while train.gone < train.bytes.len()
             && let Some(to) = &train.to
             && !self.is_down()

@@ -186,10 +186,13 @@ impl Segment {
     }
 
     /// Reads what is in front of the CRC: the segment, and where its payload is.
+    #[inline]
     pub(super) fn parse(covered: &[u8]) -> Result<(Segment, Range<usize>), DatagramError> {
         let mut rest = Reader(covered);
-        let [_, flags] = rest.take()?;
-        let [dst_qp, src_qp, qkey, incarnation, len] = [(); 5].map(|()| rest.u32());
+        let head: [u8; ADDRESSING] = rest.take()?;
+        let flags = head[1];
+        let word =
+            |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let reliable = if flags & RELIABLE == 0 {
             None
         } else {
@@ -226,12 +229,12 @@ impl Segment {
             Some(u64::from_be_bytes(rest.take()?))
         };
         let segment = Segment {
-            dst_qp: dst_qp?,
-            src_qp: src_qp?,
-            qkey: qkey?,
-            incarnation: incarnation?,
+            dst_qp: word(2),
+            src_qp: word(6),
+            qkey: word(10),
+            incarnation: word(14),
             msn,
-            len: len?,
+            len: word(18),
             offset,
             target,
             imm,
@@ -243,6 +246,7 @@ impl Segment {
     }
 
     /// Whether the place of `payload` bytes in the message, and in the address space behind the STag, is one.
+    #[inline]
     fn check(&self, payload: usize, last: bool) -> Result<(), DatagramError> {
         if payload > MAX_PAYLOAD || self.len > MAX_MESSAGE {
             return Err(DatagramError::Length);
@@ -511,16 +515,19 @@ impl fmt::Display for Control {
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
+    #[inline]
     fn take<const N: usize>(&mut self) -> Result<[u8; N], DatagramError> {
         let (first, rest) = self.0.split_first_chunk().ok_or(DatagramError::Length)?;
         self.0 = rest;
         Ok(*first)
     }
 
+    #[inline]
     fn u32(&mut self) -> Result<u32, DatagramError> {
         Ok(u32::from_be_bytes(self.take()?))
     }
 
+    #[inline]
     fn skip(&mut self, n: usize) -> Result<(), DatagramError> {
         self.0 = self.0.get(n..).ok_or(DatagramError::Length)?;
         Ok(())

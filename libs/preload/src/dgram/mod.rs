@@ -63,6 +63,8 @@ pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
 #[derive(Default)]
 pub(crate) struct Slow {
     pub(crate) listener: Option<Own>,
+    /// Senders that have come to it and not spoken yet.
+    pub(crate) silent: Vec<Own>,
     pub(crate) cookie: u64,
     pub(crate) regs: Vec<ready::Reg>,
 }
@@ -197,7 +199,11 @@ impl Dgram {
         if self.deaf.swap(true, SeqCst) {
             return;
         }
-        self.slow().listener = None;
+        {
+            let mut slow = self.slow();
+            slow.listener = None;
+            slow.silent.clear();
+        }
         self.rx().close_all();
     }
 
@@ -326,8 +332,10 @@ impl Dgram {
             ready::bell_moves(self, &slow, to);
             return true;
         }
-        let listener = slow.listener.as_mut().filter(|own| own.0 == fd);
-        if let Some(own) = listener {
+        let Slow {
+            listener, silent, ..
+        } = &mut *slow;
+        if let Some(own) = listener.iter_mut().chain(silent).find(|own| own.0 == fd) {
             own.0 = to;
             return true;
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::{Dgram, Slow, rx};
 use crate::ready::{self as sets, control};
 use crate::table::{self, Entry};
-use crate::{hidden, next};
+use crate::{hidden, next, signal};
 
 /// A registration in an epoll set.
 #[derive(Debug)]
@@ -248,6 +248,16 @@ pub(crate) fn for_poll(fd: c_int, events: c_short, mut put: impl FnMut(c_int, c_
         put(d.bell.load(SeqCst), libc::POLLIN);
     }
     Asked::Rings
+}
+
+/// Whether the rings of a socket have data for a poll list. `None`: it has no rings, or more is asked for than data.
+pub(crate) fn by_ring(fd: c_int, events: c_short) -> Option<bool> {
+    let data = libc::POLLIN | libc::POLLRDNORM;
+    if events & data == 0 || events & !data != 0 {
+        return None;
+    }
+    let d = super::of(fd).filter(|d| d.inbound.load(SeqCst) && !signal::is_inside(*d))?;
+    Some(d.rx().has_data())
 }
 
 /// Whether a poll list has to be looked through for this descriptor.

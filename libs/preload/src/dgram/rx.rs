@@ -24,6 +24,8 @@ use crate::{hidden, ledger, link, next, set_errno, signal};
 
 /// Senders of one socket that can have a ring; others use the kernel.
 const MAX_LINKS: usize = 64;
+/// Senders that have come and not spoken yet; of more the latest are turned away.
+const MAX_SILENT: usize = 4;
 /// Datagrams of rings after which the kernel's socket is looked at.
 const TURN: u32 = 64;
 /// Datagrams of the kernel that are taken before one that was sent after some of them.
@@ -125,7 +127,7 @@ impl Rx {
         }
     }
 
-    fn has_data(&self) -> bool {
+    pub(crate) fn has_data(&self) -> bool {
         self.links.iter().any(In::has_data)
     }
 
@@ -756,17 +758,24 @@ fn look(fd: c_int, d: &'static Dgram) {
         };
         slow.listener = Some(own);
     }
-    for _ in 0..4 {
-        let Some(listener) = &slow.listener else {
-            return;
-        };
-        match rules::take(listener, slow.cookie) {
+    // Who had not spoken at the last look comes first.
+    let mut silent = std::mem::take(&mut slow.silent);
+    for _ in 0..MAX_SILENT {
+        match slow.listener.as_ref().map(rules::caller) {
+            Some(Ok(Some(wire))) => silent.extend(Own::new(wire)),
+            Some(Err(why)) => ledger::datagrams_stay(why),
+            Some(Ok(None)) | None => break,
+        }
+    }
+    for wire in silent {
+        match rules::hear(&wire, slow.cookie) {
+            Ok(None) if slow.silent.len() < MAX_SILENT => slow.silent.push(wire),
+            Ok(None) => {}
             Ok(Some(offer)) => {
-                if let Err(why) = accept(fd, d, &mut slow, offer) {
+                if let Err(why) = accept(fd, d, &mut slow, offer, wire) {
                     ledger::datagrams_stay(why);
                 }
             }
-            Ok(None) => return,
             Err(why) => ledger::datagrams_stay(why),
         }
     }
@@ -794,6 +803,7 @@ fn accept(
     d: &'static Dgram,
     slow: &mut super::Slow,
     offer: rules::Offer,
+    wire: Own,
 ) -> Result<(), Why> {
     if d.pktinfo.load(Relaxed) && !offer.route.to.ip().is_loopback() {
         return Err(Why::Option);
@@ -802,7 +812,6 @@ fn accept(
         return Err(Why::Epoll);
     }
     let stream = Stream::open(offer.segment).map_err(|_| Why::Broken)?;
-    let wire = Own::new(offer.wire).ok_or(Why::Descriptors)?;
     let bell = match d.bell.load(SeqCst) {
         -1 => make_bell(fd, d)?,
         bell => bell,

@@ -465,13 +465,11 @@ fn offer(fd: c_int, d: &Dgram, to: SocketAddr) -> Result<Option<Offered>, Why> {
         return Ok(None);
     };
     let (stream, segment) = Stream::create(RING_BYTES).map_err(|_| Why::System)?;
-    rules::offer(
-        &wire,
-        own,
-        peer,
-        &route,
-        borrowed(std::os::fd::AsRawFd::as_raw_fd(&segment)),
-    )?;
+    let file = borrowed(std::os::fd::AsRawFd::as_raw_fd(&segment));
+    if rules::offer(&wire, own, peer, &route, file).is_err() {
+        // It has hung up; it may have closed the socket, and another one may come.
+        return Ok(None);
+    }
     let wire = Own::new(wire).ok_or(Why::Descriptors)?;
     Ok(Some(Offered {
         stream: Some(stream),
