@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 
 use crate::lock;
@@ -60,6 +60,11 @@ fn look(path: &Path) -> io::Result<(PathBuf, u64, u64, i64)> {
 }
 
 fn output(program: &Path, args: &[&str], path: &str) -> Result<Vec<u8>, String> {
+    asked(program, args, path).map(|done| done.stdout)
+}
+
+/// What a compiler, or what tells of one, answers with its own messages in English.
+pub(crate) fn asked(program: &Path, args: &[&str], path: &str) -> Result<Output, String> {
     let done = Command::new(program)
         .args(args)
         .env("LC_ALL", "C")
@@ -69,14 +74,10 @@ fn output(program: &Path, args: &[&str], path: &str) -> Result<Vec<u8>, String> 
         .env_remove("COMPILER_PATH")
         .env(crate::client::ACTIVE, "1")
         .stdin(Stdio::null())
-        .stderr(Stdio::null())
         .output()
         .map_err(|e| format!("{}: {e}", program.display()))?;
-    if done.status.success() {
-        Ok(done.stdout)
-    } else {
-        Err(format!("{} {} failed", program.display(), args.join(" ")))
-    }
+    let failed = || format!("{} {} failed", program.display(), args.join(" "));
+    done.status.success().then_some(done).ok_or_else(failed)
 }
 
 /// What `ldd` lists: shared libraries under the names by which programs ask for them, and the loader as [`LOADER`]. Nothing for a static program.

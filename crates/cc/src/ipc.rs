@@ -68,7 +68,7 @@ pub struct JobAsk {
 /// What a job needs whose source the worker preprocesses.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PullAsk {
-    /// Options of the preprocessor.
+    /// Options of the preprocessor: one argument each, values apart.
     pub cpp: Vec<String>,
     /// Options that decide which directories the compiler searches by itself.
     pub search: Vec<String>,

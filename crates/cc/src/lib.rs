@@ -5,6 +5,11 @@
 //! Sends the end ([`wire`], `docs/spec/cc.md`). What cannot go out, or fails elsewhere, is compiled by the local compiler, whose word counts.
 #![forbid(unsafe_code)]
 
+/// A table of words.
+macro_rules! words {
+    ($($word:literal)*) => { &[$($word),*] };
+}
+
 pub mod client;
 pub mod daemon;
 pub mod digest;

@@ -107,90 +107,40 @@ enum Kind {
 }
 
 /// Options whose value is the next argument, for the preprocessor.
-const CPP_VALUE: &[&str] = &[
-    "-D",
-    "-U",
-    "-I",
-    "-include",
-    "-imacros",
-    "-isystem",
-    "-iquote",
-    "-idirafter",
-    "-iprefix",
-    "-iwithprefix",
-    "-iwithprefixbefore",
-    "-isysroot",
-    "-imultilib",
-    "-imultiarch",
-    "-MF",
-    "-MT",
-    "-MQ",
-    "--sysroot",
-];
+const CPP_VALUE: &[&str] = words! {
+    "-D" "-U" "-I" "-include" "-imacros" "-isystem" "-iquote" "-idirafter" "-iprefix" "-iwithprefix" "-iwithprefixbefore" "-isysroot" "-imultilib"
+    "-imultiarch" "-MF" "-MT" "-MQ" "--sysroot"
+};
 /// The same for the linker.
 const LINK_VALUE: &[&str] = &["-L", "-l", "-T", "-u", "-z", "-e"];
 /// The same, and the command runs here.
-const HERE_VALUE: &[&str] = &[
-    "-Xpreprocessor",
-    "-Xassembler",
-    "-Xlinker",
-    "-B",
-    "-specs",
-    "-aux-info",
-    "-wrapper",
-    "-dumpbase",
-    "-dumpdir",
-    "-dumpbase-ext",
-];
+const HERE_VALUE: &[&str] = words! {
+    "-Xpreprocessor" "-Xassembler" "-Xlinker" "-B" "-specs" "-aux-info" "-wrapper" "-dumpbase" "-dumpdir" "-dumpbase-ext"
+};
 
 /// How options begin that name files, or make the compiler write some.
-const NAME_FILES: &[&str] = &[
-    "-fdump",
-    "-fstack-usage",
-    "-fcallgraph-info",
-    "-fsave-optimization-record",
-    "-fopt-info",
-    "-fpch",
-    "-fmodule",
-    "-fcompare-debug",
-    "-fdbg",
-    "-fdebug-cpp",
-    "-fdirectives-only",
-    "-fpreprocessed",
-    "-fada",
-    "-fself-test",
-    "-foffload",
-    "-ftime-report",
-    "-fmem-report",
-    "-fpre-ipa",
-    "-fpost-ipa",
-    "-flto-",
-    "-fwpa",
-    "-fltrans",
-    "-fresolution",
-    "-freport",
-    "-fdisable",
-    "-fenable",
-    "-fuse-ld",
-    "-fdiagnostics-format",
-    "-fdeps",
-    "-femit-struct",
-    "-fmap",
-    "-fsanitize-",
-];
+const NAME_FILES: &[&str] = words! {
+    "-fdump" "-fstack-usage" "-fcallgraph-info" "-fsave-optimization-record" "-fopt-info" "-fpch" "-fmodule" "-fcompare-debug" "-fdbg" "-fdebug-cpp"
+    "-fdirectives-only" "-fpreprocessed" "-fada" "-fself-test" "-foffload" "-ftime-report" "-fmem-report" "-fpre-ipa" "-fpost-ipa" "-flto-" "-fwpa"
+    "-fltrans" "-fresolution" "-freport" "-fdisable" "-fenable" "-fuse-ld" "-fdiagnostics-format" "-fdeps" "-femit-struct" "-fmap" "-fsanitize-"
+};
+
+/// How options begin that count what runs, or read such counts.
+const COUNTED: &[&str] = words! {
+    "-fprofile" "-ftest-coverage" "-fbranch-probabilities" "-fauto-profile" "-fcondition-coverage" "-fpath-coverage"
+};
+/// How options begin that change what comes out, and name no file unless they have a slash.
+const PLAIN: &[&str] = words! {
+    "-O" "-W" "-std=" "--std=" "--param=" "-f" "-m" "-gdwarf" "-gz" "-gno-" "-gstrict" "-ggdb" "-gcolumn" "-gas-" "-gstatement" "-gvariable"
+    "-ginline" "-gpubnames" "-gtype"
+};
 
 /// What the options after `-Wa,` are.
 fn for_assembler(list: &str) -> Kind {
     // What lists, reads or writes files is not for a worker.
-    const GOOD: &[&str] = &[
-        "--noexecstack",
-        "--execstack",
-        "-mrelax-relocations=no",
-        "-mrelax-relocations=yes",
-        "--fatal-warnings",
-        "-W",
-        "--no-warn",
-    ];
+    const GOOD: &[&str] = words! {
+        "--noexecstack" "--execstack" "-mrelax-relocations=no" "-mrelax-relocations=yes" "--fatal-warnings" "-W" "--no-warn"
+    };
     let plain = |c: char| c.is_ascii_alphanumeric() || "-=+._".contains(c);
     let good = |part: &str| {
         // Which processor it is for, and which debug information: it takes no file by these.
@@ -236,17 +186,7 @@ fn kind(arg: &str) -> Kind {
         // The worker's compiler would read what has been converted already.
         _ if begins(&["-finput-charset"]) => Kind::Here("-finput-charset"),
         _ if begins(&["-fplugin"]) => Kind::Here(PLUGIN),
-        _ if begins(&[
-            "-fprofile",
-            "-ftest-coverage",
-            "-fbranch-probabilities",
-            "-fauto-profile",
-            "-fcondition-coverage",
-            "-fpath-coverage",
-        ]) =>
-        {
-            Kind::Here(PROFILE)
-        }
+        _ if begins(COUNTED) => Kind::Here(PROFILE),
         _ if begins(NAME_FILES) => Kind::Here(FILES),
         _ if begins(&["-Wp,"]) => {
             if arg[4..].starts_with("-MD,")
@@ -263,28 +203,7 @@ fn kind(arg: &str) -> Kind {
         _ if begins(&["-D", "-U", "-I", "-i", "--sysroot="]) => Kind::Cpp,
         _ if begins(&["-MF", "-MT", "-MQ"]) => Kind::Cpp,
         _ if begins(&["-L", "-l"]) => Kind::Link,
-        _ if begins(&[
-            "-O",
-            "-W",
-            "-std=",
-            "--std=",
-            "--param=",
-            "-f",
-            "-m",
-            "-gdwarf",
-            "-gz",
-            "-gno-",
-            "-gstrict",
-            "-ggdb",
-            "-gcolumn",
-            "-gas-",
-            "-gstatement",
-            "-gvariable",
-            "-ginline",
-            "-gpubnames",
-            "-gtype",
-        ]) || matches!(arg, "-g0" | "-g1" | "-g2") =>
-        {
+        _ if begins(PLAIN) || matches!(arg, "-g0" | "-g1" | "-g2") => {
             // Prefixes of paths are text here: no file is opened. Anything else with a path is.
             let maps = begins(&[
                 "-fdebug-prefix-map=",

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use crate::ipc::PullAsk;
 use crate::options::Plan;
 
 /// Options of the preprocessor that take a path.
@@ -12,22 +13,11 @@ const VALUES: &[&str] = &["-D", "-U", "-MT", "-MQ"];
 /// Those that stand alone. The file that `-Wp,` names is the receiver's business.
 const FLAGS: &[&str] = &["-MD", "-MMD", "-MP", "-trigraphs", "-Wp,-MD,", "-Wp,-MMD,"];
 /// Directories that are no root of a build: too much is below them.
-const WIDE: &[&str] = &[
-    "/", "/boot", "/dev", "/etc", "/home", "/media", "/mnt", "/opt", "/proc", "/root", "/run",
-    "/srv", "/sys", "/tmp", "/usr", "/var", "/var/tmp",
-];
+const WIDE: &[&str] = words! {
+    "/" "/boot" "/dev" "/etc" "/home" "/media" "/mnt" "/opt" "/proc" "/root" "/run" "/srv" "/sys" "/tmp" "/usr" "/var" "/var/tmp"
+};
 /// Further roots, with colons between.
 const ROOTS: &str = "WEFT_CC_PULL_ROOTS";
-
-/// What a worker needs to know of a command.
-pub(crate) struct Asked {
-    /// Options: one argument each, values apart.
-    pub(crate) cpp: Vec<String>,
-    /// Options that decide which directories the compiler searches by itself.
-    pub(crate) search: Vec<String>,
-    /// What the worker may read.
-    pub(crate) roots: Vec<String>,
-}
 
 /// The preprocessor's options of a command for a worker; `var` is its environment.
 ///
@@ -37,7 +27,7 @@ pub(crate) fn ask(
     plan: &Plan,
     cwd: &Path,
     var: &dyn Fn(&str) -> Option<OsString>,
-) -> Result<Asked, String> {
+) -> Result<PullAsk, String> {
     let mut cpp = Vec::new();
     let mut search: Vec<String> = plan
         .job
@@ -102,7 +92,7 @@ pub(crate) fn ask(
         }
     }
     read(&cpp)?;
-    Ok(Asked {
+    Ok(PullAsk {
         roots: roots(plan, &cpp, cwd, var),
         cpp,
         search,
@@ -311,7 +301,7 @@ mod tests {
     use super::*;
     use std::ffi::OsString;
 
-    fn ask_line(line: &str) -> Result<Asked, String> {
+    fn ask_line(line: &str) -> Result<PullAsk, String> {
         let args: Vec<_> = line.split(' ').map(OsString::from).collect();
         ask(
             &crate::options::parse(Path::new(""), &args).unwrap(),

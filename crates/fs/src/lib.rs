@@ -13,6 +13,8 @@ pub mod client;
 pub mod door;
 mod error;
 pub mod file;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod keys;
 mod link;
 pub mod name;

@@ -602,11 +602,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = Request::decode(&bytes);
-            let _ = Hello::decode(&bytes);
-            if let Ok(reply) = Reply::decode(&bytes) {
-                prop_assert_eq!(Reply::decode(&reply.encode()).unwrap(), reply);
-            }
+            crate::fuzzing::fs_wire(&bytes);
         }
 
         #[test]

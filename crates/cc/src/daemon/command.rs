@@ -310,9 +310,7 @@ impl Running<'_> {
         if let Some(name) = SEARCH_ENVIRONMENT.iter().find(|name| var(name).is_some()) {
             return Err(format!("{name} is set"));
         }
-        let crate::pull::Asked { cpp, search, roots } =
-            crate::pull::ask(plan, Path::new(cwd), &var)?;
-        Ok(PullAsk { cpp, search, roots })
+        crate::pull::ask(plan, Path::new(cwd), &var)
     }
 
     /// The compiler with these arguments, as the command would have started it. `None`: the command is gone, and so is what was started.

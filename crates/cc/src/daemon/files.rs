@@ -6,7 +6,6 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
@@ -48,16 +47,9 @@ impl System {
         if let Some(known) = lock(&self.0).get(&key) {
             return Ok(known.clone());
         }
-        let told = Command::new(driver)
-            .args(search)
-            .args(["-E", "-v", "-x", language.name(), "/dev/null"])
-            .env("LC_ALL", "C")
-            .env("PATH", path)
-            .env(crate::client::ACTIVE, "1")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .output()
-            .map_err(|e| format!("{}: {e}", driver.display()))?;
+        let last = ["-E", "-v", "-x", language.name(), "/dev/null"];
+        let args: Vec<_> = search.iter().map(String::as_str).chain(last).collect();
+        let told = crate::digest::asked(driver, &args, path)?;
         let text = String::from_utf8_lossy(&told.stderr);
         let mut dirs = None;
         for line in text.lines() {
@@ -68,7 +60,7 @@ impl System {
                 _ => {}
             }
         }
-        let dirs = dirs.filter(|_| told.status.success()).ok_or_else(|| {
+        let dirs = dirs.ok_or_else(|| {
             format!(
                 "{} does not say where it looks for headers",
                 driver.display()

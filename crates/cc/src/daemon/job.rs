@@ -62,6 +62,10 @@ impl From<Gone> for Lost {
     }
 }
 
+fn lacks(e: impl std::fmt::Display) -> Lost {
+    Lost::Gone(format!("this machine lacks something: {e}"))
+}
+
 /// A range of a region, which fits into memory.
 fn region(mr: &Mr, at: u64, len: u64) -> Region {
     let remote = mr.remote(at as usize);
@@ -92,14 +96,10 @@ struct Task<'a> {
 
 /// A region that the worker can read, with a copy: the files may change, and become shorter, at any time.
 fn export(conn: &Conn, contents: &[u8]) -> Result<Mr, Lost> {
-    let local =
-        |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
-    let mr = conn
-        .link
-        .pd
-        .alloc_mr(contents.len(), Access::REMOTE_READ | Access::LOCAL_WRITE)
-        .map_err(|e| local(&e))?;
-    mr.write(0, contents).map_err(|e| local(&e))?;
+    let access = Access::REMOTE_READ | Access::LOCAL_WRITE;
+    let mr = conn.link.pd.alloc_mr(contents.len(), access);
+    let mr = mr.map_err(lacks)?;
+    mr.write(0, contents).map_err(lacks)?;
     Ok(mr)
 }
 
@@ -350,27 +350,15 @@ impl Shared {
     /// The worker drives; here are only the two regions, and room if it asks for more.
     fn drive(&self, conn: &mut Conn, task: &Task<'_>) -> Result<(End, OwnedFd), Lost> {
         let Task { id, ask, .. } = *task;
-        let local =
-            |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
-        let len = ask.at.saturating_add(ask.len);
-        let len = usize::try_from(len).map_err(|e| local(&e))?;
-        let source = match task.source {
-            Some(source) => Some(
-                conn.link
-                    .pd
-                    .reg_memfd(source, len, Access::REMOTE_READ)
-                    .map_err(|e| local(&e))?,
-            ),
-            None => None,
-        };
-        let room_file = memfd::create_growing("weft-cc-room").map_err(|e| local(&e))?;
+        let len = usize::try_from(ask.at.saturating_add(ask.len)).map_err(lacks)?;
+        let register = |source| conn.link.pd.reg_memfd(source, len, Access::REMOTE_READ);
+        let source = task.source.map(register).transpose().map_err(lacks)?;
+        let room_file = memfd::create_growing("weft-cc-room").map_err(lacks)?;
         let access = Access::REMOTE_WRITE | Access::LOCAL_WRITE;
         let make_room = |conn: &Conn, len: u64| {
-            memfd::grow(&room_file, len).map_err(|e| local(&e))?;
-            conn.link
-                .pd
-                .reg_memfd(&room_file, len as usize, access)
-                .map_err(|e| local(&e))
+            memfd::grow(&room_file, len).map_err(lacks)?;
+            let mr = conn.link.pd.reg_memfd(&room_file, len as usize, access);
+            mr.map_err(lacks)
         };
         let mut room = make_room(conn, self.config.room)?;
         let request = Request::Job(Job {
@@ -451,7 +439,7 @@ impl Shared {
             let Some(Event::Message(bytes)) = event else {
                 continue;
             };
-            match Report::decode(&bytes).map_err(|e| Lost::Gone(e.to_string()))? {
+            let answer = match Report::decode(&bytes).map_err(|e| Lost::Gone(e.to_string()))? {
                 Report::End(mut end) if end.id == id => {
                     end.reason = plain(&end.reason);
                     if let Some(why) = unsent {
@@ -469,10 +457,7 @@ impl Shared {
                     } else {
                         Region::default()
                     };
-                    let answer = Request::Room { id, room: granted }
-                        .encode()
-                        .unwrap_or_default();
-                    conn.link.send(&answer)?;
+                    Request::Room { id, room: granted }
                 }
                 Report::Need { id: of, paths } if of == id => {
                     let Some(pulling) = pull else {
@@ -486,40 +471,35 @@ impl Shared {
                         from = region(&mr, 0, contents.len() as u64);
                         _read = Some(mr);
                     }
-                    let answer = Request::Files {
+                    Request::Files {
                         id,
                         region: from,
                         entries,
-                    };
-                    conn.link.send(&answer.encode().unwrap_or_default())?;
+                    }
                 }
                 Report::Compiler { id: of } if of == id => {
                     _read = None;
                     let mut from = Region::default();
                     match self.packed.of(task.ask, task.digest) {
                         Ok(packed) => {
-                            let failed = |e: &dyn std::fmt::Display| gone(&e.to_string());
-                            let len = packed.metadata().map_err(|e| failed(&e))?.len();
-                            let mr = conn
-                                .link
-                                .pd
-                                .reg_memfd(&*packed, len as usize, Access::REMOTE_READ)
-                                .map_err(|e| failed(&e))?;
+                            let len = packed.metadata().map_err(lacks)?.len();
+                            let pd = &conn.link.pd;
+                            let mr = pd.reg_memfd(&*packed, len as usize, Access::REMOTE_READ);
+                            let mr = mr.map_err(lacks)?;
                             from = region(&mr, 0, len);
                             _read = Some(mr);
                         }
                         Err(why) => unsent = Some(why),
                     }
-                    let answer = Request::Compiler { id, region: from };
-                    conn.link.send(&answer.encode().unwrap_or_default())?;
+                    Request::Compiler { id, region: from }
                 }
                 Report::Check { id: of, nodes } if of == id && pull.is_some() => {
                     let nodes = conn.served.stale(nodes);
-                    let answer = Request::Stale { id, nodes };
-                    conn.link.send(&answer.encode().unwrap_or_default())?;
+                    Request::Stale { id, nodes }
                 }
                 _ => return Err(gone("a report of another job")),
-            }
+            };
+            conn.link.send(&answer.encode().unwrap_or_default())?;
         }
     }
 }

@@ -319,7 +319,9 @@ impl Workshop {
 
 /// A driver whose processes, and their files, have these limits. They stand before it begins, and it hands them on.
 fn limited(driver: &[OsString], memory: u64, size: u64) -> Command {
-    let mut command = Command::new("prlimit");
+    // By its whole name: one that is looked for in the PATH of another environment is started by fork, which copies the page tables of this process.
+    let prlimit = crate::find_in(crate::PATH, "prlimit", &[]);
+    let mut command = Command::new(prlimit.unwrap_or_else(|| "prlimit".into()));
     command.args([format!("--data={memory}"), format!("--fsize={size}")]);
     command.args(driver);
     command
@@ -377,7 +379,7 @@ pub(crate) struct Compiler {
 impl Compiler {
     /// Starts it in the group of `leader`, on a thread of its own, restricted as far as `needed` or not at all, so that it reaches `place`.
     pub(crate) fn start(
-        place: &sandbox::Place<'_>,
+        place: sandbox::Place,
         mut command: Command,
         needed: sandbox::Level,
         leader: Arc<Leader>,
@@ -387,16 +389,8 @@ impl Compiler {
         let bell = Arc::new(EventFd::new()?);
         let (told, ring) = (Arc::clone(&over), Arc::clone(&bell));
         let seen = Arc::clone(&group);
-        let [view, tools] = [place.view, place.tools].map(|path| path.map(Path::to_owned));
-        let (dir, alone) = (place.dir.to_owned(), place.alone);
         let mut run = move || {
             let pid = Pid::from_child(&leader.ended);
-            let place = sandbox::Place {
-                dir: &dir,
-                view: view.as_deref(),
-                tools: tools.as_deref(),
-                alone,
-            };
             let level = sandbox::enter(&place, &leader.filters);
             if !level.holds(needed) {
                 return Err(io::Error::other(format!(
@@ -491,15 +485,13 @@ mod tests {
             return None;
         }
         let place = sandbox::Place {
-            dir,
-            view: None,
-            tools: None,
-            alone: false,
+            dir: dir.into(),
+            ..sandbox::Place::default()
         };
         let mut command = Command::new("perl");
         command.args(["-e", script]).current_dir(dir);
         let leader = Arc::new(Leader::new().unwrap());
-        let compiler = Compiler::start(&place, command, level, leader).unwrap();
+        let compiler = Compiler::start(place, command, level, leader).unwrap();
         Some(compiler.end().0)
     }
 

@@ -127,6 +127,16 @@ struct Environment {
 }
 
 impl Environment {
+    /// What it may reach in a job.
+    fn place(&self, shop: &compile::Workshop, view: Option<&Path>) -> sandbox::Place {
+        sandbox::Place {
+            dir: shop.path().to_owned(),
+            view: view.map(Path::to_owned),
+            tools: self.tools.clone(),
+            alone: self.sent.is_some(),
+        }
+    }
+
     fn sent(digest: Digest, kept: Arc<Installed>) -> Self {
         Self {
             command: kept.command.clone(),
@@ -158,8 +168,8 @@ struct Shared {
     level: sandbox::Level,
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
     stop: AtomicBool,
-    running: AtomicUsize,
-    connections: AtomicUsize,
+    running: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
     jobs: AtomicU64,
     sessions: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -212,8 +222,8 @@ impl Worker {
             level,
             drivers: Mutex::default(),
             stop: AtomicBool::new(false),
-            running: AtomicUsize::new(0),
-            connections: AtomicUsize::new(0),
+            running: Arc::default(),
+            connections: Arc::default(),
             jobs: AtomicU64::new(0),
             sessions: Mutex::default(),
         });
@@ -265,36 +275,19 @@ impl Drop for Worker {
 }
 
 /// One of a limited number of places.
-struct Place<'a>(&'a AtomicUsize);
+struct Taken(Arc<AtomicUsize>);
 
-impl<'a> Place<'a> {
-    fn take(count: &'a AtomicUsize, most: usize) -> Option<Self> {
+impl Taken {
+    fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let taken = count.fetch_add(1, Ordering::SeqCst);
-        let place = Self(count);
+        let place = Self(Arc::clone(count));
         (taken < most).then_some(place)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Taken {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// One of the connections that there may be at once.
-struct Connection(Arc<Shared>);
-
-impl Connection {
-    fn take(shared: &Arc<Shared>) -> Option<Self> {
-        let taken = shared.connections.fetch_add(1, Ordering::SeqCst);
-        let connection = Self(Arc::clone(shared));
-        (taken < shared.config.max_connections).then_some(connection)
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -326,15 +319,19 @@ impl Shared {
             };
             let peer = request.peer_addr();
             // Before there is a thread: strangers must not use them up.
-            let Some(connection) = Connection::take(self) else {
+            let Some(place) = Taken::take(&self.connections, self.config.max_connections) else {
                 let _ = request.reject(&Hello::new(Status::Busy, 0).encode());
                 self.events.refused(peer, "too many connections");
                 continue;
             };
             // A thread for each connection: one cycle of it is one job.
+            let shared = Arc::clone(self);
             let session = thread::Builder::new()
                 .name("weft-cc".into())
-                .spawn(move || connection.0.serve(request, peer));
+                .spawn(move || {
+                    shared.serve(request, peer);
+                    drop(place);
+                });
             match session {
                 Ok(session) => lock(&self.sessions).push(session),
                 Err(e) => self.events.refused(peer, &format!("no thread: {e}")),

@@ -8,7 +8,6 @@ use weft_verbs::{Access, SendWr};
 
 use super::Environment;
 use super::compile::{Ended, Workshop};
-use super::sandbox::Place;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::view::{State, View};
 use crate::link::Gone;
@@ -95,6 +94,18 @@ impl Task<'_> {
             .filter_map(|file| file.parent().map(Path::to_owned))
             .chain([PathBuf::from(&self.job.cwd)])
             .chain(dirs.into_iter().flatten().map(|name| self.path(name)))
+            .collect()
+    }
+
+    /// What decides where a header is found: the directories in their order, those for quotes alone apart.
+    fn order(&self) -> Vec<PathBuf> {
+        let cpp = &self.cpp;
+        let dirs = [&cpp.quote, &cpp.dirs, &self.pull.system, &cpp.after];
+        let parts = dirs
+            .into_iter()
+            .map(|dirs| dirs.iter().map(|dir| self.path(dir)));
+        parts
+            .flat_map(|dirs| dirs.chain([PathBuf::new()]))
             .collect()
     }
 
@@ -285,13 +296,7 @@ impl Session<'_> {
             config.memory,
             config.size_limit,
         )?;
-        let place = Place {
-            dir: shop.path(),
-            view: Some(view.dir()),
-            tools: compiler.tools.as_deref(),
-            alone: compiler.sent.is_some(),
-        };
-        let compiler = self.start(&place, command)?;
+        let compiler = self.start(compiler.place(shop, Some(view.dir())), command)?;
         let (how, _, killed) = self.wait_for(compiler)?;
         let stderr = std::fs::read(shop.diagnostics())?;
         match how {
@@ -361,16 +366,19 @@ impl Session<'_> {
         for _ in 0..ROUNDS {
             let mut need = Vec::new();
             let mut seen = HashSet::new();
+            let mut refused = false;
             let mut todo: Vec<PathBuf> = [task.source.clone()]
                 .into_iter()
                 .chain(task.cpp.includes.iter().map(|name| task.path(name)))
                 .collect();
+            // Most headers were looked through for an earlier source, and the tree is what it was.
+            let complete = std::mem::take(view.complete(task.order()));
             while let Some(named) = todo.pop() {
                 let State::File(real) = view.state(&named) else {
                     continue;
                 };
                 // By its name: that decides which directory is its own.
-                if !seen.insert(named.clone()) {
+                if complete.contains(&named) || !seen.insert(named.clone()) {
                     continue;
                 }
                 let Some(facts) = view.facts(&real) else {
@@ -393,13 +401,22 @@ impl Session<'_> {
                             State::Refused(path) if name.contains("../") || !view.has(&path) => {
                                 return unreadable(&path);
                             }
-                            State::Refused(_) => break,
+                            State::Refused(_) => {
+                                refused = true;
+                                break;
+                            }
                             State::Absent | State::Directory(_) => {}
                         }
                     }
                 }
             }
+            let all = view.complete(task.order());
+            *all = complete;
             if need.is_empty() {
+                // What is refused, and absolute names, count for each job anew.
+                if !refused && !absolute {
+                    all.extend(seen);
+                }
                 break;
             }
             self.fetch(task, view, need)?;

@@ -3,7 +3,7 @@
 //! Landlock and seccomp restrict a thread and what it starts, so each job starts its compiler from a thread of its own, which is restricted first.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::PathBuf;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
@@ -16,86 +16,32 @@ use seccompiler::{
 };
 
 /// What compilers may read and run.
-const READ: &[&str] = &[
-    "/usr",
-    "/lib",
-    "/lib64",
-    "/lib32",
-    "/bin",
-    "/opt",
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.preload",
-];
+const READ: &[&str] = words! {
+    "/usr" "/lib" "/lib64" "/lib32" "/bin" "/opt" "/etc/alternatives" "/etc/ld.so.cache" "/etc/ld.so.preload"
+};
 
 /// The same where the compiler is to find a master's headers, and not those of this machine.
-const PROGRAMS: &[&str] = &[
-    "/usr/bin",
-    "/usr/lib",
-    "/usr/lib32",
-    "/usr/lib64",
-    "/usr/libexec",
-    "/lib",
-    "/lib64",
-    "/lib32",
-    "/bin",
-    "/opt",
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.preload",
-];
+const PROGRAMS: &[&str] = words! {
+    "/usr/bin" "/usr/lib" "/usr/lib32" "/usr/lib64" "/usr/libexec" "/lib" "/lib64" "/lib32" "/bin" "/opt" "/etc/alternatives" "/etc/ld.so.cache"
+    "/etc/ld.so.preload"
+};
 
 /// The same where the compiler has brought all that it needs: what its limits are set with.
-const LIMITER: &[&str] = &[
-    "/usr/bin",
-    "/bin",
-    "/usr/lib",
-    "/usr/lib64",
-    "/lib",
-    "/lib64",
-];
+const LIMITER: &[&str] = words! {
+    "/usr/bin" "/bin" "/usr/lib" "/usr/lib64" "/lib" "/lib64"
+};
+
+macro_rules! calls {
+    ($($name:ident)*) => { &[$(libc::$name),*] };
+}
 
 /// What is not for compilers.
-#[allow(clippy::cast_lossless)]
-const FORBIDDEN: &[libc::c_long] = &[
-    libc::SYS_socket,
-    libc::SYS_connect,
-    libc::SYS_bind,
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_fsopen,
-    libc::SYS_fsmount,
-    libc::SYS_fspick,
-    libc::SYS_move_mount,
-    libc::SYS_open_tree,
-    libc::SYS_mount_setattr,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_unshare,
-    libc::SYS_setns,
-    libc::SYS_setsid,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_userfaultfd,
-    libc::SYS_io_uring_setup,
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_kexec_load,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_reboot,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_shmget,
-    libc::SYS_msgget,
-    libc::SYS_semget,
-];
+const FORBIDDEN: &[libc::c_long] = calls! {
+    SYS_socket SYS_connect SYS_bind SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_mount SYS_umount2 SYS_fsopen SYS_fsmount SYS_fspick
+    SYS_move_mount SYS_open_tree SYS_mount_setattr SYS_pivot_root SYS_chroot SYS_unshare SYS_setns SYS_setsid SYS_bpf SYS_perf_event_open
+    SYS_userfaultfd SYS_io_uring_setup SYS_keyctl SYS_add_key SYS_request_key SYS_kexec_load SYS_init_module SYS_finit_module SYS_delete_module
+    SYS_open_by_handle_at SYS_reboot SYS_swapon SYS_swapoff SYS_shmget SYS_msgget SYS_semget
+};
 
 /// How far the kernel restricts compilers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,7 +122,7 @@ fn filter_of(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Option<BpfPr
     filter.try_into().ok()
 }
 
-fn files(place: &Place<'_>) -> Result<bool, landlock::RulesetError> {
+fn files(place: &Place) -> Result<bool, landlock::RulesetError> {
     let abi = ABI::V6;
     let write = AccessFs::from_file(abi) & !AccessFs::Execute;
     // A compiler makes files and directories, and nothing that leads elsewhere.
@@ -199,32 +145,32 @@ fn files(place: &Place<'_>) -> Result<bool, landlock::RulesetError> {
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(programs, AccessFs::from_read(abi)))?
-        .add_rules(path_beneath_rules(place.tools, AccessFs::from_read(abi)))?
+        .add_rules(path_beneath_rules(&place.tools, AccessFs::from_read(abi)))?
         .add_rules(path_beneath_rules(
-            place.view,
+            &place.view,
             AccessFs::ReadFile | AccessFs::ReadDir,
         ))?
-        .add_rules(path_beneath_rules([place.dir], own))?
+        .add_rules(path_beneath_rules([&place.dir], own))?
         .add_rules(path_beneath_rules(["/dev/null"], write))?
         .restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
 /// What a compiler may reach beside the system's programs.
-#[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+#[derive(Default)]
+pub(crate) struct Place {
     /// It writes here.
-    pub(crate) dir: &'a Path,
+    pub(crate) dir: PathBuf,
     /// It reads here: a master's headers.
-    pub(crate) view: Option<&'a Path>,
+    pub(crate) view: Option<PathBuf>,
     /// It reads and runs what is here: a compiler that is not the system's.
-    pub(crate) tools: Option<&'a Path>,
+    pub(crate) tools: Option<PathBuf>,
     /// The compiler needs nothing else.
     pub(crate) alone: bool,
 }
 
 /// Restricts this thread, and what it starts, for good.
-pub(crate) fn enter(place: &Place<'_>, filters: &Filters) -> Level {
+pub(crate) fn enter(place: &Place, filters: &Filters) -> Level {
     let files = files(place).unwrap_or_else(|e| {
         tracing::warn!("no Landlock: {e}");
         false
@@ -242,10 +188,8 @@ pub fn level() -> Level {
     let dir = std::env::temp_dir();
     let enter = move || {
         let place = Place {
-            dir: &dir,
-            view: None,
-            tools: None,
-            alone: false,
+            dir,
+            ..Place::default()
         };
         enter(&place, &Filters::new(None))
     };

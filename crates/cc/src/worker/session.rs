@@ -16,7 +16,7 @@ use weft_verbs::{Access, MemError, Mr, RemoteAddr, SendWr};
 use super::compile::{Compiler, Ended, Leader, Unfit, Workshop};
 use super::pull::Preprocessed;
 use super::view::View;
-use super::{Environment, LOOK, Place, Shared, pressure, sandbox};
+use super::{Environment, LOOK, Shared, Taken, pressure, sandbox};
 use crate::link::{DEPTH, Event, Gone, Link};
 use crate::options::{Language, check_job, is_source_name};
 use crate::travel::{Found, MAX_PACKED};
@@ -107,7 +107,7 @@ impl<'a> Session<'a> {
     /// Starts a compiler in this place.
     pub(super) fn start(
         &mut self,
-        place: &sandbox::Place<'_>,
+        place: sandbox::Place,
         command: Command,
     ) -> std::io::Result<Compiler> {
         let leader = match &self.leader {
@@ -188,8 +188,8 @@ impl<'a> Session<'a> {
                 format!("a source of {} bytes", job.source.len),
             );
         }
-        let Some(_place) = Place::take(&self.shared.running, self.shared.config.slots.into())
-        else {
+        let slots = self.shared.config.slots.into();
+        let Some(_place) = Taken::take(&self.shared.running, slots) else {
             return stop(Verdict::Busy, "all slots are taken");
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };
@@ -227,13 +227,7 @@ impl<'a> Session<'a> {
             }
             Err(Unfit::Io(e)) => return Err(e.into()),
         };
-        let place = sandbox::Place {
-            dir: shop.path(),
-            view: None,
-            tools: compiler.tools.as_deref(),
-            alone: compiler.sent.is_some(),
-        };
-        let running = self.start(&place, command)?;
+        let running = self.start(compiler.place(&shop, None), command)?;
         let (how, took, killed) = self.wait_for(running)?;
         end.times[1] = micros(took);
         match how {

@@ -23,6 +23,9 @@ const MAX_TARGET: usize = 4096;
 const MAX_NAMES: usize = 400_000;
 const MAX_BYTES: u64 = 512 << 20;
 
+/// Names of files that are known to be complete.
+const MAX_COMPLETE: usize = 50_000;
+
 /// What a source or header names.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
@@ -70,6 +73,9 @@ pub(super) struct View {
     links: HashSet<PathBuf>,
     /// Ways that were asked for in this job.
     asked: HashSet<PathBuf>,
+    /// Files of which all is here that they, and what they include, look for in `searched`, by the names under which they were included.
+    complete: HashSet<PathBuf>,
+    searched: Vec<PathBuf>,
     names: usize,
     bytes: u64,
     /// There was more to hold than may be.
@@ -90,6 +96,8 @@ impl View {
             held: HashMap::new(),
             links: HashSet::new(),
             asked: HashSet::new(),
+            complete: HashSet::new(),
+            searched: Vec::new(),
             names: 0,
             bytes: 0,
             full: false,
@@ -115,6 +123,15 @@ impl View {
         self.asked.clear();
         self.held
             .retain(|_, held| !matches!(held.kind, Kind::Refused));
+    }
+
+    /// The files of which nothing has to be looked for any more by who looks for headers in these directories, in this order.
+    pub(super) fn complete(&mut self, searched: Vec<PathBuf>) -> &mut HashSet<PathBuf> {
+        if self.searched != searched || self.complete.len() > MAX_COMPLETE {
+            self.complete.clear();
+            self.searched = searched;
+        }
+        &mut self.complete
     }
 
     /// Where a path of the master's is here.
@@ -226,6 +243,7 @@ impl View {
             }
         };
         if let Some(held) = self.held.remove(path) {
+            self.complete.clear();
             gone(&held);
             if matches!(held.kind, Kind::Directory(_) | Kind::Way(_)) {
                 self.held.retain(|other, held| {
@@ -349,7 +367,10 @@ impl View {
             Some(Held {
                 kind: Kind::Directory(names) | Kind::Way(names),
                 ..
-            }) => names,
+            }) => {
+                self.complete.clear();
+                names
+            }
             other => {
                 if let Some(held) = other {
                     self.held.insert(path.into(), held);
@@ -496,6 +517,39 @@ mod tests {
         // `__has_include` must not find that there is nothing.
         let e = File::open(view.at(path("/p/a/y.h"))).unwrap_err();
         assert_eq!(e.raw_os_error(), Some(libc::ELOOP));
+    }
+
+    #[test]
+    fn what_changes_makes_no_file_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut view = View::new(dir.path()).unwrap();
+        let path = Path::new;
+        let order = || vec![PathBuf::from("/p")];
+        view.install(path("/"), &entry(Node::Directory), b"a.h\0b.h\0p\0")
+            .unwrap();
+        let found = |view: &mut View, change: &dyn Fn(&mut View)| {
+            view.complete(order()).insert("/a.h".into());
+            change(view);
+            view.complete(order()).contains(path("/a.h"))
+        };
+        // What is new was asked for before anything was complete.
+        let new = |view: &mut View| view.install(path("/b.h"), &entry(Node::File), b"").unwrap();
+        assert!(found(&mut view, &new));
+        assert!(found(&mut view, &|view| view.begin()));
+        // It may name others; it may hide others; it may be gone.
+        assert!(!found(&mut view, &new));
+        assert!(!found(&mut view, &|view| {
+            view.install(path("/"), &entry(Node::Directory), b"a.h\0b.h\0c.h\0p\0")
+                .unwrap();
+        }));
+        assert!(!found(&mut view, &|view| {
+            view.install(path("/b.h"), &entry(Node::Absent), b"")
+                .unwrap();
+        }));
+        // And others are found elsewhere.
+        assert!(!found(&mut view, &|view| {
+            view.complete(vec![PathBuf::from("/q")]);
+        }));
     }
 
     #[test]
