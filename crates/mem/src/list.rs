@@ -126,9 +126,7 @@ impl<'a> SendList<'a> {
     pub fn pieces(&self) -> impl Iterator<Item = Piece> {
         self.iov.iter().zip(&self.origins).map(|(v, origin)| Piece {
             place: match origin {
-                Origin::Span(span) if !span.is_implicit() => {
-                    Some(span.place_of(v.iov_base.cast()))
-                }
+                Origin::Span(span) if !span.is_implicit() => Some(span.place_of(v.iov_base.cast())),
                 Origin::Span(_) | Origin::Plain | Origin::Key => None,
             },
             len: v.iov_len,

@@ -59,13 +59,11 @@ impl RawMemory {
         const FIRST: usize = 0x1000;
         static POSSIBLE: OnceLock<bool> = OnceLock::new();
         let ptr = NonNull::new(std::ptr::without_provenance_mut(FIRST))?;
-        POSSIBLE
-            .get_or_init(copy::is_careful)
-            .then_some(RawMemory {
-                ptr,
-                len: isize::MAX as usize - FIRST,
-                implicit: true,
-            })
+        POSSIBLE.get_or_init(copy::is_careful).then_some(RawMemory {
+            ptr,
+            len: isize::MAX as usize - FIRST,
+            implicit: true,
+        })
     }
 
     /// The bytes of a buffer that is never freed: for memory that is to stay as long as the process.

@@ -256,8 +256,8 @@ impl Entry {
             }),
             Entry::Window(w) => {
                 // A queue pair 0 would read as any.
-                if let Some(b) = 
-                    w.bound
+                if let Some(b) = w
+                    .bound
                     .as_ref()
                     .filter(|b| b.qp != Some(0) && !b.region.implicit)
                 {

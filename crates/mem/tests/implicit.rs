@@ -116,8 +116,15 @@ fn what_is_mapped_is_there_and_what_is_not_is_refused() {
     drop(window);
 
     // Advice.
-    let advise =
-        |at: usize, fault| table.prefetch(PD, region.stag(), (at as u64, 8), RIGHTS & Access::LOCAL_WRITE, fault);
+    let advise = |at: usize, fault| {
+        table.prefetch(
+            PD,
+            region.stag(),
+            (at as u64, 8),
+            RIGHTS & Access::LOCAL_WRITE,
+            fault,
+        )
+    };
     assert_eq!(advise(at + PAGE, true), Ok(()));
     assert_eq!(advise(at + 2 * PAGE, false), Ok(()));
     assert_eq!(advise(at + 2 * PAGE, true), Err(MemError::Bounds));
@@ -147,7 +154,14 @@ fn memory_that_goes_after_the_look_ends_nothing() {
         let begun = std::time::Instant::now();
         while (there.min(gone) < 200 || there + gone < 20_000) && begun.elapsed().as_secs() < 20 {
             let addr = (at + PAGE / 2) as u64;
-            let span = table.remote(PD, 7, region.stag(), addr, PAGE as u32, Access::REMOTE_WRITE);
+            let span = table.remote(
+                PD,
+                7,
+                region.stag(),
+                addr,
+                PAGE as u32,
+                Access::REMOTE_WRITE,
+            );
             match span {
                 Ok(span) => {
                     span.copy_in(0, &bytes);
@@ -179,9 +193,15 @@ fn its_end_waits_for_those_who_use_it() {
     };
     let at = map(0, 1, RW);
     let stag = region.stag();
-    let span = table.local(PD, stag, at as u64, 8, Access::LOCAL_WRITE).unwrap();
+    let span = table
+        .local(PD, stag, at as u64, 8, Access::LOCAL_WRITE)
+        .unwrap();
     let leaving = region.retire().expect_err("it is in use");
-    assert!(table.local(PD, stag, at as u64, 8, Access::empty()).is_err());
+    assert!(
+        table
+            .local(PD, stag, at as u64, 8, Access::empty())
+            .is_err()
+    );
     drop(span);
     assert!(leaving.finish().is_ok());
     unmap(at, 1);

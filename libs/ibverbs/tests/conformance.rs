@@ -71,10 +71,18 @@ fn limits_are_where_the_page_says() {
 
 /// The body of a function of C or Rust with this name, in a file of these folders.
 fn function(file: &str, name: &str) -> Option<String> {
-    let folders = ["libs/ibverbs/tests", "tests/dropin/tests/programs", "abi/tests"];
+    let folders = [
+        "libs/ibverbs/tests",
+        "tests/dropin/tests/programs",
+        "abi/tests",
+    ];
     let mut paths = folders.iter().map(|folder| root().join(folder).join(file));
     let source = paths.find_map(|path| std::fs::read_to_string(path).ok())?;
-    let begin = [format!("static void {name}("), format!("static int {name}("), format!("fn {name}(")];
+    let begin = [
+        format!("static void {name}("),
+        format!("static int {name}("),
+        format!("fn {name}("),
+    ];
     let mut starts = begin.iter().filter_map(|begin| source.find(begin));
     let (_, body) = source.split_at(starts.next()?);
     let (body, _) = body.split_once("\n}\n")?;
@@ -86,7 +94,9 @@ fn function(file: &str, name: &str) -> Option<String> {
 fn each_limit_of_the_page_is_met_by_a_test() {
     let page = std::fs::read_to_string(root().join("docs/verbs.md")).unwrap();
     let table = page.split_once("| | error | met by |\n|---|---|---|\n");
-    let (table, _) = table.and_then(|(_, rest)| rest.split_once("\n\n")).expect("the table of limits");
+    let (table, _) = table
+        .and_then(|(_, rest)| rest.split_once("\n\n"))
+        .expect("the table of limits");
     assert!(table.lines().count() > 15, "{table}");
     for row in table.lines() {
         let cells: Vec<_> = row.trim_matches('|').split(" | ").map(str::trim).collect();
@@ -95,7 +105,10 @@ fn each_limit_of_the_page_is_met_by_a_test() {
         };
         let mut bodies = String::new();
         for test in tests.split("; ") {
-            let (file, name) = test.trim_matches('`').split_once(": ").expect("`FILE: NAME`");
+            let (file, name) = test
+                .trim_matches('`')
+                .split_once(": ")
+                .expect("`FILE: NAME`");
             bodies += &function(file, name).unwrap_or_else(|| panic!("no {name} in {file}: {row}"));
         }
         let named = |word: &&str| word.chars().all(|c| c.is_ascii_uppercase() || c == '_');
