@@ -50,6 +50,22 @@ impl Kind for Mr {
 }
 
 impl Mr {
+    /// A region of this domain, before it has anything.
+    fn nothing(pd: &Guard<Pd>) -> Mr {
+        Mr {
+            native: None,
+            null: None,
+            foreign: None,
+            shown: None,
+            pd: pd.native.clone(),
+            domain: pd.identity(),
+            held: pd.users.hold(),
+            dm: None,
+            access: 0,
+            iova: 0,
+        }
+    }
+
     /// Its key.
     pub(crate) fn key(&self) -> Result<u32, Errno> {
         Ok(self.native.as_ref().ok_or(Errno::INVAL)?.lkey())
@@ -74,6 +90,26 @@ fn begin(memory: &RawMemory, implicit: bool, iova: u64) -> u64 {
     } else {
         iova
     }
+}
+
+/// The program's handle of a new region.
+fn enter(
+    pd: &Guard<Pd>,
+    body: Mr,
+    key: u32,
+    addr: *mut c_void,
+    length: usize,
+) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: a live object.
+    let context = unsafe { (*pd.c()).context };
+    let made = Mr::pool().make(body, |c, _| {
+        c.context = context;
+        c.pd = pd.handle();
+        (c.addr, c.length) = (addr, length);
+        c.handle = key;
+        (c.lkey, c.rkey) = (key, key);
+    })?;
+    Ok(made.handle())
 }
 
 /// The memory of a region to be, looked at.
@@ -128,30 +164,15 @@ pub unsafe fn ibv_reg_mr_iova2(
         let key = native.lkey();
         let body = Mr {
             native: Some(native),
-            null: None,
-            foreign: None,
             shown: show(
                 pd.ctx.export.as_ref().filter(|_| !implicit),
                 &region(key, pd.num, (addr, length), (iova, access)),
             ),
-            pd: pd.native.clone(),
-            domain: pd.identity(),
-            held: pd.users.hold(),
-            dm: None,
             access,
             iova,
+            ..Mr::nothing(&pd)
         };
-        // SAFETY: a live object.
-        let context = unsafe { (*pd.c()).context };
-        let made = Mr::pool().make(body, |c, _| {
-            c.context = context;
-            c.pd = pd.handle();
-            c.addr = addr;
-            c.length = length;
-            c.handle = key;
-            (c.lkey, c.rkey) = (key, key);
-        })?;
-        Ok(made.handle())
+        enter(&pd, body, key, addr, length)
     })
 }
 
@@ -201,8 +222,6 @@ pub(crate) fn of_device_memory(
     let key = native.lkey();
     let body = Mr {
         native: Some(native),
-        null: None,
-        foreign: None,
         shown: place.and_then(|addr| {
             let sort = Sort::DmMr;
             let of = region(
@@ -213,23 +232,11 @@ pub(crate) fn of_device_memory(
             );
             show(pd.ctx.export.as_ref(), &Entry { sort, addr, ..of })
         }),
-        pd: pd.native.clone(),
-        domain: pd.identity(),
-        held: pd.users.hold(),
         dm: Some(dm),
         access,
-        iova: 0,
+        ..Mr::nothing(pd)
     };
-    // SAFETY: a live object.
-    let context = unsafe { (*pd.c()).context };
-    let made = Mr::pool().make(body, |c, _| {
-        c.context = context;
-        c.pd = pd.handle();
-        c.length = memory.len();
-        c.handle = key;
-        (c.lkey, c.rkey) = (key, key);
-    })?;
-    Ok(made.handle())
+    enter(pd, body, key, std::ptr::null_mut(), memory.len())
 }
 
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
@@ -238,27 +245,11 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         let null = Null::new(&pd.native)?;
         let key = null.drain.lkey();
         let body = Mr {
-            native: None,
             null: Some(null),
-            foreign: None,
-            shown: None,
-            pd: pd.native.clone(),
-            domain: pd.identity(),
-            held: pd.users.hold(),
-            dm: None,
             access: IBV_ACCESS_LOCAL_WRITE,
-            iova: 0,
+            ..Mr::nothing(&pd)
         };
-        // SAFETY: a live object.
-        let context = unsafe { (*pd.c()).context };
-        let made = Mr::pool().make(body, |c, _| {
-            c.context = context;
-            c.pd = pd.handle();
-            c.length = usize::MAX;
-            c.handle = key;
-            (c.lkey, c.rkey) = (key, key);
-        })?;
-        Ok(made.handle())
+        enter(&pd, body, key, std::ptr::null_mut(), usize::MAX)
     })
 }
 
@@ -282,24 +273,10 @@ pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
         Some(foreign) => Some(import_foreign(pd, foreign, context, key)?),
     };
     let body = Mr {
-        native: None,
-        null: None,
         foreign,
-        shown: None,
-        pd: pd.native.clone(),
-        domain: pd.identity(),
-        held: pd.users.hold(),
-        dm: None,
-        access: 0,
-        iova: 0,
+        ..Mr::nothing(pd)
     };
-    let made = Mr::pool().make(body, |c, _| {
-        c.context = context;
-        c.pd = pd.handle();
-        c.handle = key;
-        (c.lkey, c.rkey) = (key, key);
-    })?;
-    Ok(made.handle())
+    enter(pd, body, key, std::ptr::null_mut(), 0)
 }
 
 /// A region of another process, of which there is one here, however many handles it has.

@@ -144,7 +144,7 @@ static int importer(int line, const char *nameless) {
     say(line, &qp->qp_num, sizeof qp->qp_num, -1);
     join(qp, told.qpn);
     struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
-    struct ibv_mw_bind bind = {.bind_info = {second, told.addr[0], 64, IBV_ACCESS_REMOTE_WRITE}};
+    struct ibv_mw_bind bind = {.bind_info = {mr[1], told.addr[1], 64, IBV_ACCESS_REMOTE_WRITE}};
     MUST(mw);
     CHECK(ibv_bind_mw(qp, mw, &bind) == EINVAL && ibv_dealloc_mw(mw) == 0);
     /* The exporter writes to each region, and reads device memory, by this queue pair and its own keys. */
