@@ -30,10 +30,8 @@ const SLOW_TICK: Duration = Duration::from_millis(4);
 const STEADY_TICKS: u32 = 32;
 /// Quiet ticks (all leased queue pairs have a sleeping owner) after which the engine sleeps until it is called.
 const QUIET_TICKS: u32 = 20;
-/// How long the engine goes on looking at queue pairs that just moved data, before it arms them again: where there are cores for both ends'
-/// programs and for it. With fewer, somebody who spins for what it has just placed waits on the same core for the end of this.
+/// How long the engine goes on looking at queue pairs that just moved data, before it arms them again.
 const HOT_SPIN: Duration = Duration::from_micros(10);
-const CORES_TO_SPIN: usize = 3;
 /// How long the engine looks for the next message of somebody who is making a connection before it sleeps: to be woken takes as long.
 const SOON: Duration = Duration::from_micros(50);
 /// Ticks between two looks at whether the peers of polled queue pairs are alive.
@@ -221,8 +219,6 @@ pub(crate) struct Engine {
     ticks: AtomicU32,
     /// There are cores to spare for spinning.
     spins: bool,
-    /// [`HOT_SPIN`], or none.
-    hot_spin: Duration,
 }
 
 impl Engine {
@@ -241,11 +237,6 @@ impl Engine {
             stop: AtomicBool::new(false),
             ticks: AtomicU32::new(0),
             spins: cores > 1,
-            hot_spin: if cores < CORES_TO_SPIN {
-                Duration::ZERO
-            } else {
-                HOT_SPIN
-            },
         });
         engine
             .epoll
@@ -527,8 +518,7 @@ impl Engine {
                 last_move = now;
             }
             // Others wait: look at them at least every tick.
-            let patience = if busy { HOT_SPIN } else { self.hot_spin };
-            if hot.is_empty() || !self.spins || now - last_move > patience || now - start > TICK {
+            if hot.is_empty() || !self.spins || now - last_move > HOT_SPIN || now - start > TICK {
                 break;
             }
             if busy {

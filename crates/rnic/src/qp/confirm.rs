@@ -69,11 +69,6 @@ impl Core {
         }
     }
 
-    /// Questions that the peer has not answered.
-    pub(super) fn outstanding_questions(&self) -> usize {
-        self.confirming.as_ref().map_or(0, Confirming::outstanding)
-    }
-
     /// Ask if somebody wants to know; says whether that was done.
     pub(super) fn ask_for_confirmation(&mut self) -> bool {
         let nothing_posted = self.nothing_posted();

@@ -631,19 +631,15 @@ impl QpInner {
         }
         let mut received = false;
         if receive && core.ended.is_none() {
-            let asked = core.outstanding_questions();
             received = self.pump_rx(core, link);
             moved |= received;
-            let mut confirmed = false;
+            if received && !on_engine() {
+                self.app_received.store(true, Ordering::Relaxed);
+            }
             if core.confirming.is_some() {
                 // What is confirmed may allow the next question.
                 self.reap(core);
-                confirmed = core.outstanding_questions() < asked && core.done.recv.is_empty();
                 core.ask_for_confirmation();
-            }
-            // Who learns what became of its own requests may spin on its memory next.
-            if received && !confirmed && !on_engine() {
-                self.app_received.store(true, Ordering::Relaxed);
             }
             if core.ended.is_none() {
                 if closing {
