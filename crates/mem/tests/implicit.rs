@@ -35,11 +35,9 @@ fn map(at: usize, pages: usize, protection: libc::c_int) -> usize {
 }
 
 fn unmap(at: usize, pages: usize) {
+    let at = std::ptr::with_exposed_provenance_mut(at);
     // SAFETY: a mapping of ours.
-    assert_eq!(
-        unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(at), pages * PAGE) },
-        0
-    );
+    assert_eq!(unsafe { libc::munmap(at, pages * PAGE) }, 0);
 }
 
 const RW: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;

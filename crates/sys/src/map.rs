@@ -63,7 +63,7 @@ pub unsafe fn unlock(ptr: NonNull<u8>, len: usize) -> io::Result<()> {
 /// `ENOMEM` where nothing is mapped, `EFAULT` or `EHWPOISON` where a page is not to be had for this, `EINVAL` for memory of devices, and for
 /// everything before Linux 5.14.
 pub fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
-    let first = addr & !(crate::protect::page_size() - 1);
+    let first = addr & !(rustix::param::page_size() - 1);
     let Some(whole) = len.checked_add(addr - first) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
