@@ -3,6 +3,8 @@
 use std::ffi::c_void;
 
 use rustix::io::Errno;
+#[cfg(feature = "verbs")]
+use weft_sys::map;
 
 #[cfg(feature = "verbs")]
 use crate::made::Made;
@@ -61,22 +63,11 @@ pub(crate) fn allows(addr: usize, len: usize, write: bool) -> Result<(), Errno> 
 /// Whether the page at `addr` can be faulted in for this. Kernels before 5.14 do not say; then it is "yes".
 fn populate(addr: usize, write: bool) -> bool {
     static KNOWN: Made<bool> = Made::new();
-    let advice = if write {
-        libc::MADV_POPULATE_WRITE
-    } else {
-        libc::MADV_POPULATE_READ
-    };
-    let ask = |addr: usize, advice| {
-        // SAFETY: no parameter is a pointer.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-        // SAFETY: it does what reading a byte, or writing it back, would do, without the signal.
-        unsafe { libc::madvise((addr & !(page - 1)) as *mut c_void, 1, advice) == 0 }
-    };
     let known = *KNOWN.get_or_make(|| {
         let mut here = 0_u8;
-        ask(&raw mut here as usize, libc::MADV_POPULATE_WRITE)
+        map::populate(&raw mut here as usize, 1, true).is_ok()
     });
-    !known || ask(addr, advice)
+    !known || map::populate(addr, 1, write).is_ok()
 }
 
 #[cfg(all(test, feature = "verbs"))]

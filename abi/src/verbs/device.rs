@@ -14,6 +14,7 @@ use super::context::Context;
 use super::dm::MAX_DM;
 use super::events::Audience;
 use super::gid;
+use super::mr;
 use super::object::{PerFork, find, lock};
 use super::pd::MAX_PDS;
 use super::port as ports;
@@ -354,6 +355,9 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         filled.orig_attr = attributes(kind)?;
         // All memory is there when it is touched.
         filled.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
+        if mr::has_implicit() {
+            filled.odp_caps.general_caps |= u64::from(IBV_ODP_SUPPORT_IMPLICIT);
+        }
         filled.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND
             | IBV_ODP_SUPPORT_RECV
             | IBV_ODP_SUPPORT_WRITE

@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{MemError, RawMemory};
+use weft_verbs::{MemError, RawMemory, Sge};
 
 use super::access::{check_access, rights};
 use super::context::{Context, Held};
@@ -50,10 +50,66 @@ impl Kind for Mr {
 }
 
 impl Mr {
+    /// A region of this domain, before it has anything.
+    fn nothing(pd: &Guard<Pd>) -> Mr {
+        Mr {
+            native: None,
+            null: None,
+            foreign: None,
+            shown: None,
+            pd: pd.native.clone(),
+            domain: pd.identity(),
+            held: pd.users.hold(),
+            dm: None,
+            access: 0,
+            iova: 0,
+        }
+    }
+
     /// Its key.
     pub(crate) fn key(&self) -> Result<u32, Errno> {
         Ok(self.native.as_ref().ok_or(Errno::INVAL)?.lkey())
     }
+}
+
+/// A region of whatever is mapped when it is used.
+fn is_implicit(addr: *mut c_void, length: usize) -> bool {
+    addr.is_null() && length == usize::MAX
+}
+
+/// Whether this system has what such regions take.
+pub(super) fn has_implicit() -> bool {
+    // SAFETY: nothing is done with it.
+    unsafe { RawMemory::everything() }.is_some()
+}
+
+/// Where in the program's memory the address 0 of an implicit region would be: the memory begins behind it.
+fn begin(memory: &RawMemory, implicit: bool, iova: u64) -> u64 {
+    if implicit {
+        memory.as_ptr().addr() as u64
+    } else {
+        iova
+    }
+}
+
+/// The program's handle of a new region.
+fn enter(
+    pd: &Guard<Pd>,
+    body: Mr,
+    key: u32,
+    addr: *mut c_void,
+    length: usize,
+) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: a live object.
+    let context = unsafe { (*pd.c()).context };
+    let made = Mr::pool().make(body, |c, _| {
+        c.context = context;
+        c.pd = pd.handle();
+        (c.addr, c.length) = (addr, length);
+        c.handle = key;
+        (c.lkey, c.rkey) = (key, key);
+    })?;
+    Ok(made.handle())
 }
 
 /// The memory of a region to be, looked at.
@@ -67,6 +123,13 @@ unsafe fn memory(
     access: c_uint,
 ) -> Result<RawMemory, Errno> {
     check_access(access)?;
+    if is_implicit(addr, length) {
+        if iova != 0 || access & IBV_ACCESS_ON_DEMAND == 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise, for what it names of it.
+        return unsafe { RawMemory::everything() }.ok_or(Errno::OPNOTSUPP);
+    }
     pages::mapped(addr as usize, length)?;
     pages::allows(addr as usize, length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
     iova.checked_add(length as u64).ok_or(Errno::INVAL)?;
@@ -94,35 +157,22 @@ pub unsafe fn ibv_reg_mr_iova2(
         };
         // SAFETY: the caller's promise.
         let memory = unsafe { memory(addr, length, iova, access) }?;
-        let native = pd.native.reg_raw_at(&memory, iova, rights(access));
+        let implicit = is_implicit(addr, length);
+        let at = begin(&memory, implicit, iova);
+        let native = pd.native.reg_raw_at(&memory, at, rights(access));
         let native = native.map_err(super::errno)?;
         let key = native.lkey();
         let body = Mr {
             native: Some(native),
-            null: None,
-            foreign: None,
             shown: show(
-                pd.ctx.export.as_ref(),
+                pd.ctx.export.as_ref().filter(|_| !implicit),
                 &region(key, pd.num, (addr, length), (iova, access)),
             ),
-            pd: pd.native.clone(),
-            domain: pd.identity(),
-            held: pd.users.hold(),
-            dm: None,
             access,
             iova,
+            ..Mr::nothing(&pd)
         };
-        // SAFETY: a live object.
-        let context = unsafe { (*pd.c()).context };
-        let made = Mr::pool().make(body, |c, _| {
-            c.context = context;
-            c.pd = pd.handle();
-            c.addr = addr;
-            c.length = length;
-            c.handle = key;
-            (c.lkey, c.rkey) = (key, key);
-        })?;
-        Ok(made.handle())
+        enter(&pd, body, key, addr, length)
     })
 }
 
@@ -172,8 +222,6 @@ pub(crate) fn of_device_memory(
     let key = native.lkey();
     let body = Mr {
         native: Some(native),
-        null: None,
-        foreign: None,
         shown: place.and_then(|addr| {
             let sort = Sort::DmMr;
             let of = region(
@@ -184,23 +232,11 @@ pub(crate) fn of_device_memory(
             );
             show(pd.ctx.export.as_ref(), &Entry { sort, addr, ..of })
         }),
-        pd: pd.native.clone(),
-        domain: pd.identity(),
-        held: pd.users.hold(),
         dm: Some(dm),
         access,
-        iova: 0,
+        ..Mr::nothing(pd)
     };
-    // SAFETY: a live object.
-    let context = unsafe { (*pd.c()).context };
-    let made = Mr::pool().make(body, |c, _| {
-        c.context = context;
-        c.pd = pd.handle();
-        c.length = memory.len();
-        c.handle = key;
-        (c.lkey, c.rkey) = (key, key);
-    })?;
-    Ok(made.handle())
+    enter(pd, body, key, std::ptr::null_mut(), memory.len())
 }
 
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
@@ -209,27 +245,11 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         let null = Null::new(&pd.native)?;
         let key = null.drain.lkey();
         let body = Mr {
-            native: None,
             null: Some(null),
-            foreign: None,
-            shown: None,
-            pd: pd.native.clone(),
-            domain: pd.identity(),
-            held: pd.users.hold(),
-            dm: None,
             access: IBV_ACCESS_LOCAL_WRITE,
-            iova: 0,
+            ..Mr::nothing(&pd)
         };
-        // SAFETY: a live object.
-        let context = unsafe { (*pd.c()).context };
-        let made = Mr::pool().make(body, |c, _| {
-            c.context = context;
-            c.pd = pd.handle();
-            c.length = usize::MAX;
-            c.handle = key;
-            (c.lkey, c.rkey) = (key, key);
-        })?;
-        Ok(made.handle())
+        enter(&pd, body, key, std::ptr::null_mut(), usize::MAX)
     })
 }
 
@@ -253,24 +273,10 @@ pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
         Some(foreign) => Some(import_foreign(pd, foreign, context, key)?),
     };
     let body = Mr {
-        native: None,
-        null: None,
         foreign,
-        shown: None,
-        pd: pd.native.clone(),
-        domain: pd.identity(),
-        held: pd.users.hold(),
-        dm: None,
-        access: 0,
-        iova: 0,
+        ..Mr::nothing(pd)
     };
-    let made = Mr::pool().make(body, |c, _| {
-        c.context = context;
-        c.pd = pd.handle();
-        c.handle = key;
-        (c.lkey, c.rkey) = (key, key);
-    })?;
-    Ok(made.handle())
+    enter(pd, body, key, std::ptr::null_mut(), 0)
 }
 
 /// A region of another process, of which there is one here, however many handles it has.
@@ -397,6 +403,10 @@ pub unsafe fn ibv_rereg_mr(
             return Err(Errno::INVAL);
         }
         let c = mr.c();
+        // SAFETY: a live object.
+        if unsafe { is_implicit((*c).addr, (*c).length) } {
+            return Err(Errno::INVAL);
+        }
         let domain = if flags & IBV_REREG_MR_CHANGE_PD != 0 {
             Some(find::<Pd>(pd)?)
         } else {
@@ -459,7 +469,16 @@ pub unsafe fn ibv_rereg_mr(
     result
 }
 
-/// `ibv_advise_mr`: all pages are there when they are needed.
+/// What `ibv_advise_mr` says of an element, as the kernel's drivers do.
+fn unadvised(error: MemError) -> Errno {
+    match error {
+        MemError::InvalidStag => Errno::NOENT,
+        MemError::Access | MemError::Pd => Errno::PERM,
+        _ => Errno::FAULT,
+    }
+}
+
+/// `ibv_advise_mr`: what is mapped is there when it is needed. Who waits hears what is not.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: ibv_advise_mr_advice,
@@ -468,7 +487,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     num_sges: u32,
 ) -> c_int {
     status(|| {
-        let _pd = find::<Pd>(pd)?;
+        let pd = find::<Pd>(pd)?;
         let known = matches!(
             advice,
             IBV_ADVISE_MR_ADVICE_PREFETCH
@@ -477,6 +496,22 @@ pub(crate) unsafe extern "C" fn advise_mr(
         );
         if !known || flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || num_sges == 0 || sg_list.is_null() {
             return Err(Errno::INVAL);
+        }
+        let write = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+        let fault = advice != IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
+        for at in 0..num_sges as usize {
+            // SAFETY: the caller's promise: so many elements.
+            let sge = unsafe { sg_list.add(at).read() };
+            let element = Sge {
+                addr: sge.addr,
+                len: sge.length,
+                lkey: sge.lkey,
+            };
+            let advise = |fault| pd.native.prefetch(element, write, fault).map_err(unadvised);
+            advise(false)?;
+            if fault && (advise(true).is_err() && flags & IBV_ADVISE_MR_FLAG_FLUSH != 0) {
+                return Err(Errno::FAULT);
+            }
         }
         Ok(())
     })

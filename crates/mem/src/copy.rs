@@ -7,7 +7,11 @@
 //! that the compiler cannot look into: an `asm!` block that calls the C library's `memmove`. What it
 //! may have read in a race is then just *some* bytes, as for the kernel or a DMA engine. Elsewhere
 //! (miri, other processors) relaxed byte atomics do the same, slowly. See
-//! `docs/adr/0001-racing-copies.md`.
+//! `docs/adr/0001-racing-copies.md`. Memory of implicit regions, which may go at any moment, is copied by the kernel
+//! (`docs/adr/0069-implicit-regions.md`).
+
+use weft_sys::map::populate;
+use weft_sys::process::{vm_readv, vm_writev};
 
 #[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod imp {
@@ -259,6 +263,110 @@ pub(crate) unsafe fn relay(dst: *mut u8, src: *const u8, n: usize) {
 pub(crate) unsafe fn fill(dst: *mut u8, byte: u8, n: usize) {
     // SAFETY: the caller's promise.
     unsafe { imp::fill(dst, byte, n) }
+}
+
+/// [`store`]; if the target is `implicit` memory, to as much of it as is mapped.
+///
+/// # Safety
+/// As [`store`]; such memory need not be mapped.
+#[inline]
+pub(crate) unsafe fn store_to(implicit: bool, dst: *mut u8, src: *const u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if implicit {
+            by_kernel(dst, src, n, true);
+        } else {
+            store(dst, src, n);
+        }
+    }
+}
+
+/// [`load`]; if the source is `implicit` memory, what is not mapped is zeros.
+///
+/// # Safety
+/// As [`load`]; such memory need not be mapped.
+#[inline]
+pub(crate) unsafe fn load_from(implicit: bool, dst: *mut u8, src: *const u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if implicit {
+            let done = by_kernel(dst, src, n, false);
+            dst.add(done).write_bytes(0, n - done);
+        } else {
+            load(dst, src, n);
+        }
+    }
+}
+
+/// [`relay`]; if the source is `implicit` memory, from as much of it as is mapped.
+///
+/// # Safety
+/// As [`relay`]; such memory need not be mapped.
+#[inline]
+pub(crate) unsafe fn relay_from(implicit: bool, dst: *mut u8, src: *const u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if implicit {
+            let done = by_kernel(dst, src, n, false);
+            fill(dst.add(done), 0, n - done);
+        } else {
+            relay(dst, src, n);
+        }
+    }
+}
+
+/// [`relay`]; if the target is `implicit` memory, to as much of it as is mapped.
+///
+/// # Safety
+/// As [`relay`]; such memory need not be mapped.
+#[inline]
+pub(crate) unsafe fn relay_to(implicit: bool, dst: *mut u8, src: *const u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if implicit {
+            by_kernel(dst, src, n, true);
+        } else {
+            relay(dst, src, n);
+        }
+    }
+}
+
+/// A copy that ends where memory is missing: how many bytes it has copied. `to`: it is the target that may be missing, else the source.
+///
+/// # Safety
+/// The other range must be mapped. Nobody refers to the target.
+#[cold]
+unsafe fn by_kernel(dst: *mut u8, src: *const u8, n: usize, to: bool) -> usize {
+    let pid = std::process::id();
+    let range = |base: *mut u8, done: usize| libc::iovec {
+        iov_base: base.wrapping_add(done).cast(),
+        iov_len: n - done,
+    };
+    let mut done = 0;
+    while done < n {
+        let (dst, src) = (range(dst, done), range(src.cast_mut(), done));
+        // SAFETY: the caller's promise for what is named as ours; the kernel checks the other range, which is of this process too.
+        let now = unsafe {
+            if to {
+                vm_writev(pid, &[src], &[dst])
+            } else {
+                vm_readv(pid, &[dst], &[src])
+            }
+        };
+        match now {
+            Ok(now @ 1..) => done += now,
+            _ => break,
+        }
+    }
+    done
+}
+
+/// Whether this system has what implicit regions take: pages that are made present without a signal, and copies by the kernel.
+pub(crate) fn is_careful() -> bool {
+    let (from, mut to) = (7_u8, 0_u8);
+    let there = !cfg!(miri) && populate((&raw mut to).addr(), 1, true).is_ok();
+    // SAFETY: two bytes of our own.
+    there && unsafe { by_kernel(&raw mut to, &raw const from, 1, false) } == 1
 }
 
 #[cfg(test)]

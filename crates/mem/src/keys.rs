@@ -150,7 +150,7 @@ impl Keys {
         }
         let generation = self.table.generation().now();
         let remembered = self.table.with_region(stag, |region: &Registered| {
-            if region.pd != pd {
+            if region.pd != pd || region.implicit {
                 return false;
             }
             // The region cannot leave the table here, so whoever takes it away later sees this.
@@ -176,7 +176,6 @@ pub struct KeySpan<'a> {
     ptr: NonNull<u8>,
     len: usize,
     /// Where the region could not be remembered.
-    #[cfg_attr(not(test), expect(dead_code, reason = "it keeps the region"))]
     counted: Option<Span>,
     _keys: PhantomData<&'a Keys>,
 }
@@ -202,6 +201,12 @@ impl KeySpan<'_> {
         self.len == 0
     }
 
+    /// Its memory may go at any moment; such a region is never remembered.
+    #[inline]
+    pub(crate) fn is_implicit(&self) -> bool {
+        self.counted.as_ref().is_some_and(Span::is_implicit)
+    }
+
     /// The address of its first byte.
     #[inline]
     pub(crate) fn start(&self) -> *mut u8 {
@@ -214,7 +219,8 @@ impl KeySpan<'_> {
         out.reserve(self.len);
         // SAFETY: a checked range that stays as long as `self`; `reserve` made room, all of which is written.
         unsafe {
-            copy::load(out.as_mut_ptr().add(out.len()), self.start(), self.len);
+            let to = out.as_mut_ptr().add(out.len());
+            copy::load_from(self.is_implicit(), to, self.start(), self.len);
             out.set_len(out.len() + self.len);
         }
     }
@@ -230,7 +236,10 @@ impl KeySpan<'_> {
     pub fn copy_in_at(&self, at: usize, bytes: &[u8]) {
         assert!(at <= self.len && bytes.len() <= self.len - at);
         // SAFETY: within a checked range that stays as long as `self`.
-        unsafe { copy::store(self.start().add(at), bytes.as_ptr(), bytes.len()) }
+        unsafe {
+            let to = self.start().wrapping_add(at);
+            copy::store_to(self.is_implicit(), to, bytes.as_ptr(), bytes.len());
+        }
     }
 }
 

@@ -29,6 +29,8 @@ pub struct SendList<'a> {
     bytes: usize,
     /// There are entries that go by pages.
     by_pages: bool,
+    /// There are entries of implicit regions.
+    implicit: bool,
     _borrow: PhantomData<&'a [u8]>,
 }
 
@@ -43,7 +45,7 @@ enum Origin<'a> {
 /// One entry of a [`SendList`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it is for a peer of this host; `None` for plain bytes, which may be gone before a peer looks.
+    /// Where it is for a peer of this host; `None` for plain bytes and those of implicit regions, which may be gone before a peer looks.
     pub place: Option<Place>,
     /// Bytes.
     pub len: usize,
@@ -58,6 +60,7 @@ impl<'a> SendList<'a> {
             origins: SmallVec::new(),
             bytes: 0,
             by_pages: false,
+            implicit: false,
             _borrow: PhantomData,
         }
     }
@@ -69,6 +72,7 @@ impl<'a> SendList<'a> {
             origins: SmallVec::with_capacity(n),
             bytes: 0,
             by_pages: false,
+            implicit: false,
             _borrow: PhantomData,
         }
     }
@@ -95,12 +99,14 @@ impl<'a> SendList<'a> {
     #[inline]
     pub fn push_span(&mut self, span: &'a Span, off: usize, len: usize) {
         self.by_pages |= len >= BY_PAGES && span.frozen_file().is_some();
+        self.implicit |= span.is_implicit();
         self.push(span.range(off, len), len, Origin::Span(span));
     }
 
     /// Appends a range of a hold, which is no [`Place`] for peers.
     #[inline]
     pub fn push_key(&mut self, span: &'a KeySpan<'a>) {
+        self.implicit |= span.is_implicit();
         self.push(span.start(), span.len(), Origin::Key);
     }
 
@@ -120,8 +126,8 @@ impl<'a> SendList<'a> {
     pub fn pieces(&self) -> impl Iterator<Item = Piece> {
         self.iov.iter().zip(&self.origins).map(|(v, origin)| Piece {
             place: match origin {
-                Origin::Span(span) => Some(span.place_of(v.iov_base.cast())),
-                Origin::Plain | Origin::Key => None,
+                Origin::Span(span) if !span.is_implicit() => Some(span.place_of(v.iov_base.cast())),
+                Origin::Span(_) | Origin::Plain | Origin::Key => None,
             },
             len: v.iov_len,
         })
@@ -207,7 +213,7 @@ impl<'a> SendList<'a> {
             let copied = for_range(&self.iov, skip, total, |i, from, done, now| {
                 let to = to.add(done);
                 if self.is_registered(i) {
-                    copy::load(to, from, now);
+                    copy::load_from(self.implicit, to, from, now);
                 } else {
                     to.copy_from_nonoverlapping(from, now);
                 }
@@ -229,7 +235,7 @@ impl<'a> SendList<'a> {
             for_range(&self.iov, skip, n, |i, from, done, now| {
                 let to = to.add(done);
                 if self.is_registered(i) {
-                    copy::relay(to, from, now);
+                    copy::relay_from(self.implicit, to, from, now);
                 } else {
                     copy::store(to, from, now);
                 }
@@ -254,11 +260,8 @@ fn ranges(iov: &[iovec], mut skip: usize, mut n: usize) -> impl Iterator<Item = 
 
 /// Calls `f(entry, its address, bytes done before, bytes)` for each part of `n` bytes from byte `skip`
 /// on; returns how many bytes there were.
-///
-/// # Safety
-/// The entries' ranges must be mapped.
 #[inline]
-unsafe fn for_range(
+fn for_range(
     iov: &[iovec],
     mut skip: usize,
     n: usize,
@@ -274,8 +277,7 @@ unsafe fn for_range(
         if now == 0 {
             break;
         }
-        // SAFETY: `skip` is inside the entry.
-        f(i, unsafe { v.iov_base.cast::<u8>().add(skip) }, done, now);
+        f(i, v.iov_base.cast::<u8>().wrapping_add(skip), done, now);
         done += now;
         skip = 0;
     }
@@ -287,6 +289,8 @@ unsafe fn for_range(
 pub struct RecvList<'a> {
     iov: SmallVec<[iovec; INLINE]>,
     bytes: usize,
+    /// There are entries of implicit regions.
+    implicit: bool,
     _borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -297,6 +301,7 @@ impl<'a> RecvList<'a> {
         RecvList {
             iov: SmallVec::new(),
             bytes: 0,
+            implicit: false,
             _borrow: PhantomData,
         }
     }
@@ -321,12 +326,14 @@ impl<'a> RecvList<'a> {
     /// Appends `len` bytes of a span from `off`; panics when they are not inside it.
     #[inline]
     pub fn push_span(&mut self, span: &'a Span, off: usize, len: usize) {
+        self.implicit |= span.is_implicit();
         self.push(span.range(off, len), len);
     }
 
     /// Appends a range of a hold.
     #[inline]
     pub fn push_key(&mut self, span: &'a KeySpan<'a>) {
+        self.implicit |= span.is_implicit();
         self.push(span.start(), span.len());
     }
 
@@ -359,10 +366,11 @@ impl<'a> RecvList<'a> {
 
     /// Fills the list from `src`, from the list's byte `skip` on; returns the bytes that fitted.
     pub fn fill_at(&mut self, skip: usize, src: &[u8]) -> usize {
+        let implicit = self.implicit;
         // SAFETY: the entries' borrows are held by `'a`.
         unsafe {
             for_range(&self.iov, skip, src.len(), |_, to, done, now| {
-                copy::store(to, src[done..].as_ptr(), now);
+                copy::store_to(implicit, to, src[done..].as_ptr(), now);
             })
         }
     }
@@ -374,10 +382,11 @@ impl<'a> RecvList<'a> {
     /// `from..from + n` must be mapped, and memory that nobody writes by plain references.
     #[inline]
     pub unsafe fn fill_range_from(&mut self, skip: usize, from: *const u8, n: usize) -> usize {
+        let implicit = self.implicit;
         // SAFETY: the entries' borrows are held by `'a`; the rest is the caller's promise.
         unsafe {
             for_range(&self.iov, skip, n, |_, to, done, now| {
-                copy::relay(to, from.add(done), now);
+                copy::relay_to(implicit, to, from.add(done), now);
             })
         }
     }

@@ -9,6 +9,7 @@ use crate::{MemError, copy};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 /// A range of memory of which somebody has promised that it stays usable, see [`RawMemory::new`]. Safe code passes it on, cuts it
 /// and copies it; a clone is another name for the same bytes.
@@ -16,6 +17,8 @@ use std::ptr::NonNull;
 pub struct RawMemory {
     ptr: NonNull<u8>,
     len: usize,
+    /// It is all that the process has or will have: [`RawMemory::everything`].
+    pub(crate) implicit: bool,
 }
 
 // SAFETY: the bytes are reached by racing copies and system calls only, from any thread.
@@ -38,7 +41,29 @@ impl RawMemory {
             None => return None,
         };
         ptr.addr().get().checked_add(len)?;
-        Some(RawMemory { ptr, len })
+        Some(RawMemory {
+            ptr,
+            len,
+            implicit: false,
+        })
+    }
+
+    /// All memory that the process has or will have, by its addresses: what an implicit region is made of. What is not mapped when
+    /// it is used is an error of that use. It can be registered, and nothing else. `None` where the kernel has not what it takes (Linux 5.14),
+    /// or a filter forbids it.
+    ///
+    /// # Safety
+    /// As [`RawMemory::new`], for whatever memory is named by those who use the region: but it need not be mapped.
+    pub unsafe fn everything() -> Option<RawMemory> {
+        /// Nothing is mapped before, and nothing of a program behind.
+        const FIRST: usize = 0x1000;
+        static POSSIBLE: OnceLock<bool> = OnceLock::new();
+        let ptr = NonNull::new(std::ptr::without_provenance_mut(FIRST))?;
+        POSSIBLE.get_or_init(copy::is_careful).then_some(RawMemory {
+            ptr,
+            len: isize::MAX as usize - FIRST,
+            implicit: true,
+        })
     }
 
     /// The bytes of a buffer that is never freed: for memory that is to stay as long as the process.
@@ -47,6 +72,7 @@ impl RawMemory {
         RawMemory {
             len: bytes.len(),
             ptr: NonNull::from(bytes).cast(),
+            implicit: false,
         }
     }
 
@@ -73,11 +99,12 @@ impl RawMemory {
         Ok(RawMemory {
             ptr: self.range(off, len)?,
             len,
+            implicit: false,
         })
     }
 
     fn range(&self, off: usize, len: usize) -> Result<NonNull<u8>, MemError> {
-        if off > self.len || len > self.len - off {
+        if self.implicit || off > self.len || len > self.len - off {
             return Err(MemError::Bounds);
         }
         // SAFETY: inside the promised range, or one past its end.
@@ -133,6 +160,7 @@ impl RawMemory {
 
     /// A copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
+        assert!(!self.implicit, "not of everything");
         let mut out = vec![0; self.len];
         // SAFETY: as in `write`.
         unsafe { copy::load(out.as_mut_ptr(), self.ptr.as_ptr(), self.len) };

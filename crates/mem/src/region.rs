@@ -90,8 +90,7 @@ impl Table {
         iova: u64,
         access: Access,
     ) -> Result<Region, MemError> {
-        let (ptr, len) = (memory.as_ptr(), memory.len());
-        self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
+        self.enter(Registered::from_promised(pd, memory, iova, access)?)
     }
 
     /// As [`Self::register_promised`], in the place of a region that has just been deregistered: with its `STag`, unless that is in use again.
@@ -106,8 +105,7 @@ impl Table {
         access: Access,
         stag: u32,
     ) -> Result<Region, MemError> {
-        let (ptr, len) = (memory.as_ptr(), memory.len());
-        let new = Registered::from_raw(pd, ptr, len, iova, access)?;
+        let new = Registered::from_promised(pd, memory, iova, access)?;
         self.enter_as(new, Some(stag))
     }
 
@@ -306,7 +304,7 @@ impl Region {
     #[inline]
     fn range(&self, off: usize, len: usize) -> Result<NonNull<u8>, MemError> {
         let r = self.inner();
-        if off > r.len() || len > r.len() - off {
+        if r.implicit || off > r.len() || len > r.len() - off {
             return Err(MemError::Bounds);
         }
         Ok(r.at(off))

@@ -8,7 +8,7 @@
 //! such a region waits for the spans.
 
 use crate::domain::{Lent, Memory};
-use crate::{Access, MemError, PdId, Place, copy};
+use crate::{Access, MemError, PdId, Place, RawMemory, copy};
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -48,6 +48,8 @@ enum Storage {
     File(#[allow(dead_code)] Mapping),
     /// Somebody else's.
     Raw,
+    /// Whatever the process has mapped at that address when it is used.
+    Implicit,
     /// A range of another registration, from this offset on: it keeps that one's memory.
     Part(Arc<Registered>, usize),
     Nothing,
@@ -66,6 +68,8 @@ pub(crate) struct Registered {
     locked: AtomicBool,
     /// Its bytes do not change any more.
     frozen: AtomicBool,
+    /// Addresses of it may have no memory: it is reached by the kernel's copies alone.
+    pub(crate) implicit: bool,
     storage: Storage,
 }
 
@@ -106,6 +110,21 @@ impl Registered {
             }
         };
         Registered::build(pd, ptr, len, storage, iova, access)
+    }
+
+    /// Of memory that was promised.
+    pub(crate) fn from_promised(
+        pd: PdId,
+        memory: &RawMemory,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let (ptr, len) = (memory.as_ptr(), memory.len());
+        if !memory.implicit {
+            return Registered::from_raw(pd, ptr, len, iova, access);
+        }
+        let ptr = NonNull::new(ptr).ok_or(MemError::BadArgument)?;
+        Registered::build(pd, ptr, len, Storage::Implicit, iova, access)
     }
 
     pub(crate) fn from_raw(
@@ -153,7 +172,10 @@ impl Registered {
 
     /// Whether its bytes are somebody's who has them back when the region is gone, and not the library's.
     pub(crate) fn is_promised(&self) -> bool {
-        matches!(self.storage, Storage::Raw | Storage::Part(..))
+        matches!(
+            self.storage,
+            Storage::Raw | Storage::Implicit | Storage::Part(..)
+        )
     }
 
     /// Whether peers of this host can have been let in: by its own `STag`, or by windows.
@@ -192,7 +214,12 @@ impl Registered {
         iova: u64,
         access: Access,
     ) -> Result<Registered, MemError> {
+        let implicit = match &storage {
+            Storage::Part(whole, _) => whole.implicit,
+            storage => matches!(storage, Storage::Implicit),
+        };
         let new = Registered {
+            implicit,
             ptr,
             len,
             iova,
@@ -226,8 +253,22 @@ impl Registered {
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
         assert!(offset <= self.len);
-        // SAFETY: inside the allocation, or one past its end.
-        unsafe { self.ptr.add(offset) }
+        // SAFETY: no sum of an address and an offset inside, or one past the end, is 0.
+        unsafe { NonNull::new_unchecked(self.ptr.as_ptr().wrapping_add(offset)) }
+    }
+
+    /// Whether a range of an implicit region is there for such a use. What is gone a moment later is as if it had been used before that.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`]; [`MemError::Access`] for atomics, which no call of the kernel does.
+    #[cold]
+    pub(crate) fn reach(&self, offset: usize, len: usize, need: Access) -> Result<(), MemError> {
+        if need.contains(Access::REMOTE_ATOMIC) {
+            return Err(MemError::Access);
+        }
+        let write = need.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let at = self.at(offset).as_ptr().addr();
+        weft_sys::map::populate(at, len, write).map_err(|_| MemError::Bounds)
     }
 
     /// Appends `len` bytes from `offset` to `out`; panics when they are not inside the region.
@@ -237,11 +278,8 @@ impl Registered {
         out.reserve(len);
         // SAFETY: a checked range of memory that lives as long as `self`; `reserve` made room, all of which is written.
         unsafe {
-            copy::load(
-                out.as_mut_ptr().add(out.len()),
-                self.at(offset).as_ptr(),
-                len,
-            );
+            let to = out.as_mut_ptr().add(out.len());
+            copy::load_from(self.implicit, to, self.at(offset).as_ptr(), len);
             out.set_len(out.len() + len);
         }
     }
@@ -317,6 +355,7 @@ impl Registered {
             Storage::Lent(_)
             | Storage::File(_)
             | Storage::Raw
+            | Storage::Implicit
             | Storage::Part(..)
             | Storage::Nothing => None,
         }

@@ -50,6 +50,12 @@ impl Span {
         self.len == 0
     }
 
+    /// Its memory may go at any moment: see [`crate::RawMemory::everything`].
+    #[inline]
+    pub(crate) fn is_implicit(&self) -> bool {
+        self.region.implicit
+    }
+
     /// Where its first byte is, for a peer of this host.
     pub fn place(&self) -> Place {
         self.place_of(self.ptr.as_ptr())
@@ -75,8 +81,7 @@ impl Span {
             "{off}+{len} is outside a span of {} bytes",
             self.len
         );
-        // SAFETY: inside the region, or one past its end.
-        unsafe { self.ptr.add(off) }.as_ptr()
+        self.ptr.as_ptr().wrapping_add(off)
     }
 
     /// Copies `src` to `off`.
@@ -84,7 +89,7 @@ impl Span {
     pub fn copy_in(&self, off: usize, src: &[u8]) {
         let p = self.range(off, src.len());
         // SAFETY: a checked range that lives as long as `self`.
-        unsafe { copy::store(p, src.as_ptr(), src.len()) }
+        unsafe { copy::store_to(self.region.implicit, p, src.as_ptr(), src.len()) }
     }
 
     /// Copies from `off` to `dst`.
@@ -92,7 +97,7 @@ impl Span {
     pub fn copy_out(&self, off: usize, dst: &mut [u8]) {
         let p = self.range(off, dst.len());
         // SAFETY: as in `copy_in`.
-        unsafe { copy::load(dst.as_mut_ptr(), p, dst.len()) }
+        unsafe { copy::load_from(self.region.implicit, dst.as_mut_ptr(), p, dst.len()) }
     }
 
     /// Appends `len` bytes from `off` to `out`.
@@ -101,7 +106,8 @@ impl Span {
         out.reserve(len);
         // SAFETY: a checked range; `reserve` made room for `len` bytes, all of which `load` writes.
         unsafe {
-            copy::load(out.as_mut_ptr().add(out.len()), p, len);
+            let to = out.as_mut_ptr().add(out.len());
+            copy::load_from(self.region.implicit, to, p, len);
             out.set_len(out.len() + len);
         }
     }
@@ -110,6 +116,9 @@ impl Span {
     fn word(&self) -> Result<&AtomicU64, MemError> {
         if self.len < 8 {
             return Err(MemError::Bounds);
+        }
+        if self.region.implicit {
+            return Err(MemError::Access);
         }
         let p = self.ptr.cast::<u64>();
         if !p.is_aligned() {

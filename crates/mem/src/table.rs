@@ -244,6 +244,8 @@ impl Entry {
     /// Shows a region or a bound window to peers of this host.
     fn show(&self, domain: &Domain) {
         match self {
+            // Peers ask, so that what is not mapped is an error and not their fault.
+            Entry::Region(r) if r.implicit => {}
             Entry::Region(r) => domain.publish(&export::Entry {
                 stag: r.stag,
                 qp: 0,
@@ -254,7 +256,11 @@ impl Entry {
             }),
             Entry::Window(w) => {
                 // A queue pair 0 would read as any.
-                if let Some(b) = w.bound.as_ref().filter(|b| b.qp != Some(0)) {
+                if let Some(b) = w
+                    .bound
+                    .as_ref()
+                    .filter(|b| b.qp != Some(0) && !b.region.implicit)
+                {
                     domain.publish(&export::Entry {
                         stag: w.stag,
                         qp: b.qp.unwrap_or(0),
@@ -385,7 +391,8 @@ impl Table {
 
     /// Cuts off the peers of this host that were told to fetch bytes of a region, and have not done so.
     pub(crate) fn cut_off_borrowers(&self, region: &Registered) {
-        if let Some(domain) = self.0.shown(region.pd) {
+        // Of an implicit region peers borrow nothing.
+        if let Some(domain) = self.0.shown(region.pd).filter(|_| !region.implicit) {
             domain.cut_off_borrowers(region.place(0), region.len() as u64);
         }
     }
@@ -423,6 +430,35 @@ impl Table {
             Some(Entry::Region(r)) if r.stag == stag => Some(f(r)),
             _ => None,
         }
+    }
+
+    /// As [`Self::local`] without a use, but that the pages are made present if `fault` says so.
+    ///
+    /// # Errors
+    /// As [`Self::local`]; [`MemError::Bounds`] too where memory that was promised is not there.
+    pub fn prefetch(
+        &self,
+        pd: PdId,
+        stag: u32,
+        (addr, len): (u64, u32),
+        need: Access,
+        fault: bool,
+    ) -> Result<(), MemError> {
+        let region = match self.0.read(stag).get(&index(stag)) {
+            Some(Entry::Region(r)) if r.stag == stag => r.clone(),
+            _ => return Err(MemError::InvalidStag),
+        };
+        if region.pd != pd {
+            return Err(MemError::Pd);
+        }
+        if !region.access.contains(need) {
+            return Err(MemError::Access);
+        }
+        let at = locate(region.iova, region.len() as u64, addr, len.into())?;
+        if fault {
+            region.reach(at as usize, len as usize, need)?;
+        }
+        Ok(())
     }
 
     /// As [`Self::local`] to read, with the copy: appends the bytes to `out`. For small ranges: the table is locked
@@ -473,6 +509,9 @@ impl Table {
                 }
                 let at = locate(bound.base, bound.len, to, len.into())?;
                 let start = bound.start + at as usize;
+                if bound.region.implicit {
+                    bound.region.reach(start, len as usize, need)?;
+                }
                 Ok(Span::new(bound.region.clone(), start, len as usize))
             }
             None => Err(MemError::InvalidStag),
@@ -683,7 +722,11 @@ fn region_range(
     if !r.access.contains(need) {
         return Err(MemError::Access);
     }
-    locate(r.iova, r.len() as u64, addr, len.into()).map(|start| start as usize)
+    let start = locate(r.iova, r.len() as u64, addr, len.into())? as usize;
+    if r.implicit {
+        r.reach(start, len as usize, need)?;
+    }
+    Ok(start)
 }
 
 impl WindowState {

@@ -79,6 +79,20 @@ impl Pd {
         })
     }
 
+    /// Look whether an element of a region may be read or written, and if `fault` says so make its pages present.
+    ///
+    /// # Errors
+    /// [`MemError`]: as a request with this element would be answered.
+    pub fn prefetch(&self, sge: Sge, write: bool, fault: bool) -> Result<(), MemError> {
+        let need = if write {
+            Access::LOCAL_WRITE
+        } else {
+            Access::empty()
+        };
+        let table = &self.0.device.table;
+        table.prefetch(self.0.id, sge.lkey, (sge.addr, sge.len), need, fault)
+    }
+
     /// As [`Pd::reg_raw_at`], in the place of a region that has just been deregistered: with its key, unless that is in use again.
     ///
     /// # Errors

@@ -57,6 +57,29 @@ pub unsafe fn unlock(ptr: NonNull<u8>, len: usize) -> io::Result<()> {
     unsafe { rustix::mm::munlock(ptr.as_ptr().cast(), len) }.map_err(io::Error::from)
 }
 
+/// Makes the pages of a range present, as reading or writing a byte of each would, without a signal where that cannot be. No byte changes.
+///
+/// # Errors
+/// `ENOMEM` where nothing is mapped, `EFAULT` or `EHWPOISON` where a page is not to be had for this, `EINVAL` for memory of devices, and for
+/// everything before Linux 5.14.
+pub fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
+    let first = addr & !(rustix::param::page_size() - 1);
+    let Some(whole) = len.checked_add(addr - first) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    if len == 0 {
+        return Ok(());
+    }
+    let advice = if write {
+        libc::MADV_POPULATE_WRITE
+    } else {
+        libc::MADV_POPULATE_READ
+    };
+    let first = std::ptr::without_provenance_mut(first);
+    // SAFETY: it does what reading a byte, or writing it back, would do, wherever the range may be.
+    crate::raw::retry(|| unsafe { libc::madvise(first, whole, advice) }.into()).map(drop)
+}
+
 /// What a huge page is taken to be.
 const HUGE: usize = 2 << 20;
 

@@ -207,6 +207,8 @@ static void aim(struct ibv_send_wr *wr, struct half *peer, size_t off) {
 
 #include "counters.h"
 
+#include "implicit.h"
+
 static void devices(void) {
     int count = -1;
     struct ibv_device **list = ibv_get_device_list(&count);
@@ -453,7 +455,7 @@ static void memory(void) {
     close(exe);
 
     struct ibv_sge sge = {(uintptr_t)bytes, 10, 0};
-    CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1) == 0);
+    CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1) == ENOENT);
     CHECK(ibv_advise_mr(pd, 77, 0, &sge, 1) == EINVAL);
     NO(ibv_reg_dmabuf_mr(pd, 0, 10, 0, 3, 0), EOPNOTSUPP);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
@@ -2757,6 +2759,7 @@ static const struct {
              {"attrs", attrs},
              {"domains", domains},
              {"memory", memory},
+             {"implicit", implicit},
              {"queues", queues},
              {"addresses", addresses},
              {"new_addresses", new_addresses},

@@ -10,9 +10,11 @@ use common::{good, root, text};
 
 /// Our library, and one of the programs here that is linked with it.
 fn built(name: &str) -> Option<(tempfile::TempDir, PathBuf)> {
-    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        eprintln!("skipped: the header of libibverbs is not installed");
-        return None;
+    for header in ["infiniband/verbs.h", "rdma/rsocket.h"] {
+        if !Path::new("/usr/include").join(header).exists() {
+            eprintln!("skipped: the headers of libibverbs and librdmacm are not installed");
+            return None;
+        }
     }
     let dist = common::lay_out("verbs");
     let program = dist.path().join(name);
@@ -24,7 +26,7 @@ fn built(name: &str) -> Option<(tempfile::TempDir, PathBuf)> {
             .args([&program, &source])
             .arg("-L")
             .arg(dist.path().join("lib"))
-            .args(["-libverbs", "-lpthread"]),
+            .args(["-libverbs", "-lrdmacm", "-lpthread"]),
     );
     Some((dist, program))
 }
@@ -54,6 +56,65 @@ fn another_process_imports_what_is_shared() {
     };
     for local in ["auto", "off"] {
         good(run(dist.path(), &program).env("WEFT_LOCAL", local));
+    }
+}
+
+#[test]
+fn limits_are_where_the_page_says() {
+    let Some((dist, program)) = built("limits") else {
+        return;
+    };
+    for local in ["auto", "off"] {
+        good(run(dist.path(), &program).env("WEFT_LOCAL", local));
+    }
+}
+
+/// The body of a function of C or Rust with this name, in a file of these folders.
+fn function(file: &str, name: &str) -> Option<String> {
+    let folders = [
+        "libs/ibverbs/tests",
+        "tests/dropin/tests/programs",
+        "abi/tests",
+    ];
+    let mut paths = folders.iter().map(|folder| root().join(folder).join(file));
+    let source = paths.find_map(|path| std::fs::read_to_string(path).ok())?;
+    let begin = [
+        format!("static void {name}("),
+        format!("static int {name}("),
+        format!("fn {name}("),
+    ];
+    let mut starts = begin.iter().filter_map(|begin| source.find(begin));
+    let (_, body) = source.split_at(starts.next()?);
+    let (body, _) = body.split_once("\n}\n")?;
+    Some(body.to_owned())
+}
+
+/// Each row of the table of limits names the tests that meet them, and what it says that they get stands in those tests.
+#[test]
+fn each_limit_of_the_page_is_met_by_a_test() {
+    let page = std::fs::read_to_string(root().join("docs/verbs.md")).unwrap();
+    let table = page.split_once("| | error | met by |\n|---|---|---|\n");
+    let (table, _) = table
+        .and_then(|(_, rest)| rest.split_once("\n\n"))
+        .expect("the table of limits");
+    assert!(table.lines().count() > 15, "{table}");
+    for row in table.lines() {
+        let cells: Vec<_> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [_, errors, tests] = cells[..] else {
+            panic!("three cells: {row}");
+        };
+        let mut bodies = String::new();
+        for test in tests.split("; ") {
+            let (file, name) = test
+                .trim_matches('`')
+                .split_once(": ")
+                .expect("`FILE: NAME`");
+            bodies += &function(file, name).unwrap_or_else(|| panic!("no {name} in {file}: {row}"));
+        }
+        let named = |word: &&str| word.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        for error in errors.split('`').skip(1).step_by(2).filter(named) {
+            assert!(bodies.contains(error), "{error} is not in {tests}");
+        }
     }
 }
 

@@ -24,7 +24,7 @@
 
 /* What the exporter tells. Regions are named by their handles; 0: the open file, 1: a file of no descriptor and no name, 2: its own memory. */
 struct told {
-    uint32_t pd, other_pd, mr[3], dm, dm_mr, qpn;
+    uint32_t pd, other_pd, mr[3], dm, dm_mr, null, qpn;
     uint64_t addr[3];
 };
 
@@ -124,8 +124,9 @@ static int importer(int line, const char *nameless) {
         MUST(mr[i] = ibv_import_mr(pd, told.mr[i]));
         CHECK(mr[i]->lkey == told.mr[i] && mr[i]->rkey == told.mr[i] && !mr[i]->addr);
     }
-    /* What the other process shares with nobody cannot come. */
+    /* What the other process shares with nobody cannot come, nor can null regions. */
     NO(ibv_import_mr(pd, told.mr[2]), EOPNOTSUPP);
+    NO(ibv_import_mr(pd, told.null), ENOENT);
     /* A second handle, and the first goes. */
     struct ibv_mr *second = ibv_import_mr(again, told.mr[0]);
     MUST(second);
@@ -142,6 +143,10 @@ static int importer(int line, const char *nameless) {
     struct ibv_qp *qp = queue_pair(pd, cq);
     say(line, &qp->qp_num, sizeof qp->qp_num, -1);
     join(qp, told.qpn);
+    struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+    struct ibv_mw_bind bind = {.bind_info = {mr[1], told.addr[1], 64, IBV_ACCESS_REMOTE_WRITE}};
+    MUST(mw);
+    CHECK(ibv_bind_mw(qp, mw, &bind) == EINVAL && ibv_dealloc_mw(mw) == 0);
     /* The exporter writes to each region, and reads device memory, by this queue pair and its own keys. */
     char done;
     hear(line, &done, 1);
@@ -208,6 +213,9 @@ int main(void) {
     MUST(dm_mr);
     told.dm = dm->handle;
     told.dm_mr = dm_mr->handle;
+    struct ibv_mr *null = ibv_alloc_null_mr(pd);
+    MUST(null);
+    told.null = null->handle;
     struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
     struct ibv_qp *qp = queue_pair(other, cq);
     told.qpn = qp->qp_num;
@@ -239,7 +247,7 @@ int main(void) {
     CHECK(!strcmp(near[2], "written to 0") && !strcmp(near[3], "written to 1"));
     CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
     for (int i = 0; i < 3; i++) CHECK(ibv_dereg_mr(mr[i]) == 0);
-    CHECK(ibv_dereg_mr(mine) == 0 && ibv_dereg_mr(dm_mr) == 0 && ibv_free_dm(dm) == 0 && ibv_free_dm(unused) == 0);
+    CHECK(ibv_dereg_mr(null) == 0 && ibv_dereg_mr(mine) == 0 && ibv_dereg_mr(dm_mr) == 0 && ibv_free_dm(dm) == 0 && ibv_free_dm(unused) == 0);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(other) == 0 && ibv_close_device(context) == 0);
     say(line[0], &done, 1, -1);
     int status;

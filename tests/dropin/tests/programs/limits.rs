@@ -32,6 +32,14 @@ fn what_wants_weft_ib0_says_so_without_it() {
 }
 
 #[test]
+fn there_is_no_subnet_management() {
+    let done = Weft::on("weft0,weft_ib0").run("ls /dev/infiniband");
+    done.good().says("uverbs").never_says("umad");
+    let done = Weft::on("weft0,weft_ib0").run("ls /sys/class/infiniband_mad");
+    assert!(!done.is_good(), "{}", done.show());
+}
+
+#[test]
 fn device_memory_has_an_end() {
     let pyverbs = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
     if !have(&[(pyverbs, "python3-pyverbs")]) {
