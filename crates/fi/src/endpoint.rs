@@ -33,7 +33,7 @@ use crate::wire::{self, HEADER, MAX_PACKET, Meta};
 /// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
 pub const THRESHOLD: u64 = 32 << 10;
 /// The same for peers with a connection: a Write into the receive saves two copies, and needs no record there.
-pub const CONNECTED_THRESHOLD: u64 = 16 << 10;
+pub const CONNECTED_THRESHOLD: u64 = 12 << 10;
 
 /// Packets that may come before they are looked at, and be on their way into the kernel.
 const RECVS: u32 = 256;
