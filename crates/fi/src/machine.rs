@@ -777,10 +777,8 @@ impl Machine {
 
     /// Whether all that is to be sent may wait until [`Machine::transmit`] is called for another reason: the program's next call, or an acknowledgement.
     pub fn gathers(&self, now: Now) -> bool {
-        let peers = self.ready.iter().map(|&peer| &self.peers[peer]);
-        peers
-            .map(|peer| peer.gathers && peer.link.gathers(now))
-            .all(|gathers| gathers)
+        let mut peers = self.ready.iter().map(|&peer| &self.peers[peer]);
+        peers.all(|peer| peer.gathers && peer.link.gathers(now))
     }
 
     /// Whether everything that was said was acknowledged.
