@@ -7,6 +7,7 @@
 //! sent from the program's memory and arrive in it.
 
 mod connected;
+mod outgoing;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -16,23 +17,23 @@ use std::time::{Duration, Instant};
 
 use weft_verbs::above::CqAbove;
 use weft_verbs::{
-    Access, Cq, Device, Error, Mr, RawMemory, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdQp,
-    UdSource, Wc, WcOpcode, WcStatus,
+    Access, Cq, Device, Error, Mr, RawMemory, RecvWr, SendWr, UdDest, UdInit, UdQp, UdSource, Wc,
+    WcOpcode, WcStatus,
 };
 
 pub use crate::address::{ADDRESS, Address};
 pub use crate::completion::{Completion, Counter, Queue, Status};
-use crate::machine::{Event, Machine, Outbound, PeerId, Refused, Want};
-use crate::memory::{Many, Memory, Recv, Send, Way, Write, read_ranges};
+use crate::machine::{Event, Machine, PeerId, Refused, Want};
+use crate::memory::{Many, Memory, Recv, Send, read_ranges};
 use crate::rc::{self, Connections, Inbox, RC};
 use crate::weather::Sky;
 pub use crate::weather::Weather;
 use crate::wire::{self, HEADER, MAX_PACKET, Meta};
 
 /// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
-pub const THRESHOLD: u64 = 64 << 10;
+pub const THRESHOLD: u64 = 32 << 10;
 /// The same for peers with a connection: a Write into the receive saves two copies, and needs no record there.
-pub const CONNECTED_THRESHOLD: u64 = 16 << 10;
+pub const CONNECTED_THRESHOLD: u64 = 12 << 10;
 
 /// Packets that may come before they are looked at, and be on their way into the kernel.
 const RECVS: u32 = 256;
@@ -277,7 +278,7 @@ impl Endpoint {
         } else if state.connections.sent(peer, meta.len) {
             self.0.offer(state, now, peer);
         }
-        self.0.flush(state, now, false);
+        self.0.flush_burst(state, now);
         state.settle();
         done
     }
@@ -314,7 +315,7 @@ impl Endpoint {
             state.machine.recv(&mut state.memory, number, want, room);
         }
         let now = self.0.now();
-        self.0.flush(state, now, false);
+        self.0.flush_burst(state, now);
         state.settle();
         found
     }
@@ -336,7 +337,7 @@ impl Endpoint {
         state.contexts.insert(context, number);
         state.machine.recv_many(&mut state.memory, number, want);
         let now = self.0.now();
-        self.0.flush(state, now, false);
+        self.0.flush_burst(state, now);
         state.settle();
     }
 
@@ -558,100 +559,6 @@ impl Inner {
         state
             .machine
             .record(memory, now, peer, id, record.rkey, valid);
-    }
-
-    /// Posts what the machine has to say, and Writes.
-    fn flush(&self, state: &mut State, now: Duration, at_once: bool) {
-        let mut packet = std::mem::take(&mut state.packet);
-        let mut last = None;
-        while let Some(slot) = state.free.pop() {
-            let outbound = state.machine.transmit(now, at_once, &mut packet);
-            if outbound.map(|o| o.peer) != last {
-                Self::post_connected(state, last);
-                last = outbound.map(|o| o.peer);
-            }
-            let Some(Outbound { peer, again }) = outbound else {
-                state.free.push(slot);
-                break;
-            };
-            if !again && state.send_connected(peer, &packet) {
-                state.free.push(slot);
-                continue;
-            }
-            let at = slot as usize * MAX_PACKET;
-            if state.sky.loses() || self.go.write(at, &packet).is_err() {
-                state.free.push(slot);
-                continue;
-            }
-            let sge = self.go.sge(at, packet.len());
-            let wr = SendWr::send(slot.into()).sge(sge).signaled();
-            state.batch.push((wr, state.peers[peer]));
-            if state.batch.len() == BATCH {
-                self.post(state);
-            }
-        }
-        state.packet = packet;
-        Self::post_connected(state, last);
-        self.post(state);
-        while state.writing < WRITES
-            && let Some(write) = state.memory.writes.pop_front()
-        {
-            self.post_write(state, &write);
-        }
-    }
-
-    fn post(&self, state: &mut State) {
-        if state.batch.is_empty() {
-            return;
-        }
-        if let Err(error) = self.qp.post_sends(&state.batch) {
-            // What was not taken is lost, and sent again in time.
-            tracing::warn!("packets: {error}");
-            let rest = state.batch.iter().skip(error.index);
-            state.free.extend(rest.map(|(wr, _)| wr.id as u32));
-        }
-        state.batch.clear();
-    }
-
-    fn post_write(&self, state: &mut State, write: &Write) {
-        let Some(send) = state.memory.sends.get_mut(&write.send) else {
-            return;
-        };
-        let (start, len) = (write.range.start, write.range.end - write.range.start);
-        if let (None, Some(memory)) = (&send.mr, &send.memory) {
-            let mr = state.memory.pd.reg_raw(memory, Access::empty());
-            let mr = mr.inspect_err(|e| tracing::warn!("memory to send from: {e}"));
-            send.mr = mr.ok();
-        }
-        let lost = write.way == Way::Datagrams && state.sky.loses();
-        let connections = &mut state.connections;
-        let posted = send.mr.as_ref().filter(|_| !lost).is_some_and(|mr| {
-            let remote = RemoteAddr {
-                addr: write.target.addr.wrapping_add(start),
-                rkey: write.target.rkey,
-            };
-            let id = write.send | WRITE;
-            let wr = match write.way {
-                Way::Connection { last: false } => SendWr::write(id, remote),
-                _ => SendWr::write_imm(id, remote, write.id),
-            };
-            let wr = wr.sge(mr.sge(start as usize, len as usize)).signaled();
-            if write.way != Way::Datagrams {
-                // Without it the peer asks again.
-                let rc = connections.open(write.to);
-                return rc.is_some_and(|rc| rc.qp.post_send_one(wr).is_ok());
-            }
-            let posted = self.qp.post_send(&wr, &state.peers[write.to]);
-            posted
-                .inspect_err(|e| tracing::warn!("RDMA Write-Record: {e}"))
-                .is_ok()
-        });
-        if posted {
-            state.writing += 1;
-        } else {
-            // The peer will find that it lacks it.
-            state.written(write.send);
-        }
     }
 
     /// Waits for acknowledgements, then tells the peers that nobody is here any more.

@@ -19,6 +19,12 @@ const ACK_DELAY: Duration = Duration::from_millis(1);
 /// A peer that acknowledges nothing for so long is given up: a program may not have called for longer than that.
 const PATIENCE: Duration = Duration::from_mins(2);
 
+/// What goes to a peer in a burst goes together: what is queued within so long of the packet before waits for company …
+const BURST: Duration = Duration::from_micros(20);
+/// … until there are so many packets, or bytes of them.
+const GATHER: usize = 32;
+const GATHER_BYTES: usize = 32 << 10;
+
 /// What an early packet takes beside its bytes.
 const EARLY: usize = 64;
 
@@ -26,6 +32,9 @@ const EARLY: usize = 64;
 pub struct Link {
     key: u32,
     pending: VecDeque<Vec<u8>>,
+    pending_bytes: usize,
+    /// When the last packet with a number went.
+    went: Option<Now>,
     /// Packets queued so far.
     pushed: u64,
     outgoing: Outgoing<Vec<u8>>,
@@ -46,6 +55,8 @@ impl Link {
         Link {
             key,
             pending: VecDeque::new(),
+            pending_bytes: 0,
+            went: None,
             pushed: 0,
             outgoing: Outgoing::new(config),
             incoming: Incoming::default(),
@@ -57,6 +68,7 @@ impl Link {
 
     /// Queues a packet.
     pub fn push(&mut self, packet: Vec<u8>) {
+        self.pending_bytes += packet.len();
         self.pending.push_back(packet);
         self.pushed += 1;
     }
@@ -69,6 +81,17 @@ impl Link {
     /// Packets that wait for their turn.
     pub fn pending(&self) -> usize {
         self.pending.len()
+    }
+
+    /// Whether what is queued may wait for company: a packet that went a moment ago is not acknowledged yet, and its acknowledgement ends the wait at the
+    /// latest.
+    pub fn gathers(&self, now: Now) -> bool {
+        let burst = |went| now.saturating_sub(went) < BURST;
+        !self.outgoing.is_empty()
+            && self.went.is_some_and(burst)
+            && self.pending.len() < GATHER
+            && self.pending_bytes < GATHER_BYTES
+            && self.outgoing.lost_times() == 0
     }
 
     /// Packets sent again, for statistics.
@@ -84,6 +107,7 @@ impl Link {
     /// Forgets all that was to be sent, acknowledgements too, and what came early.
     pub fn clear(&mut self) {
         self.pending.clear();
+        self.pending_bytes = 0;
         self.outgoing.clear();
         self.incoming.clear().for_each(drop);
         self.early_bytes = 0;
@@ -112,7 +136,10 @@ impl Link {
         let (seq, packet) = if times > 0 {
             self.outgoing.resend(now)?
         } else {
-            self.outgoing.send(now, self.pending.pop_front()?)
+            let packet = self.pending.pop_front()?;
+            self.pending_bytes -= packet.len();
+            self.went = Some(now);
+            self.outgoing.send(now, packet)
         };
         stamp(packet, &Header { seq, ..header });
         Some((packet, times + 1))
@@ -187,5 +214,45 @@ impl Link {
         self.early_bytes -= packet.len() + EARLY;
         self.incoming.advance();
         Some(packet)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Body, encode};
+
+    #[test]
+    fn only_what_goes_in_a_burst_waits() {
+        let mut link = Link::new(1);
+        let now = Duration::from_secs(1);
+        link.push(encode(&Body::Ack));
+        assert!(!link.gathers(now), "the first goes at once");
+        assert!(link.transmit(now).is_some());
+        link.push(encode(&Body::Ack));
+        assert!(link.gathers(now));
+        assert!(!link.gathers(now + BURST));
+        for _ in 1..GATHER {
+            link.push(encode(&Body::Ack));
+        }
+        assert!(!link.gathers(now), "enough of them");
+    }
+
+    #[test]
+    fn nothing_waits_for_who_has_acknowledged_all() {
+        let mut link = Link::new(1);
+        let now = Duration::from_secs(1);
+        link.push(encode(&Body::Ack));
+        assert!(link.transmit(now).is_some());
+        link.push(encode(&Body::Ack));
+        let (next, _) = link.outgoing.oldest().unwrap();
+        let header = Header {
+            key: 2,
+            seq: 0,
+            ack: next.wrapping_add(1),
+            sack: 0,
+        };
+        link.acknowledged(now, &header);
+        assert!(!link.gathers(now));
     }
 }

@@ -76,6 +76,8 @@ struct Peer {
     held: bool,
     /// Messages of more bytes are large.
     threshold: u64,
+    /// Packets for it may wait for company.
+    gathers: bool,
 }
 
 impl Peer {
@@ -90,6 +92,7 @@ impl Peer {
             gone: false,
             named: true,
             held: false,
+            gathers: true,
         }
     }
 }
@@ -166,9 +169,10 @@ impl Machine {
         self.peers[peer].threshold
     }
 
-    /// From now on messages of more bytes to this peer are large; `None`: as at first.
+    /// From now on messages of more bytes to this peer are large, and packets do not wait for company; `None`: as at first.
     pub fn set_threshold(&mut self, peer: PeerId, bytes: Option<u64>) {
         self.peers[peer].threshold = bytes.unwrap_or(self.threshold);
+        self.peers[peer].gathers = bytes.is_none();
     }
 
     /// One more peer.
@@ -769,6 +773,12 @@ impl Machine {
             }
         }
         None
+    }
+
+    /// Whether all that is to be sent may wait until [`Machine::transmit`] is called for another reason: the program's next call, or an acknowledgement.
+    pub fn gathers(&self, now: Now) -> bool {
+        let mut peers = self.ready.iter().map(|&peer| &self.peers[peer]);
+        peers.all(|peer| peer.gathers && peer.link.gathers(now))
     }
 
     /// Whether everything that was said was acknowledged.

@@ -207,7 +207,8 @@ impl PortInner {
     }
 
     /// As [`PortInner::drive`], with the kernel's socket or without.
-    fn drive_some(&self, socket: bool) {
+    /// `false`: another thread is receiving.
+    fn drive_some(&self, socket: bool) -> bool {
         if self.blocked.load(Ordering::Relaxed) {
             self.flush();
         }
@@ -216,7 +217,7 @@ impl PortInner {
             self.resume(|_, until| until <= now);
         }
         let Some(mut rx) = self.rx.try_lock() else {
-            return;
+            return false;
         };
         if socket {
             let Rx { batch, last, .. } = &mut *rx;
@@ -231,6 +232,7 @@ impl PortInner {
                 self.doze();
             }
         }
+        true
     }
 
     fn receive_some(&self, batch: &mut RecvBatch, last: &mut Last) {
@@ -540,8 +542,13 @@ impl Port for PortInner {
 impl Source for PortInner {
     fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
         if self.armed.swap(false, Ordering::SeqCst) {
-            self.drive();
-            self.rearm();
+            if self.drive_some(true) {
+                self.rearm();
+            } else {
+                // The socket stays readable for as long as a poller takes a burst out of it. Armed, it would call the engine again and again, on a
+                // core that somebody needs.
+                self.watch_lease();
+            }
         }
         Next::Done
     }
@@ -556,7 +563,8 @@ impl Source for PortInner {
             return;
         }
         let seq = self.drive_seq.load(Ordering::SeqCst);
-        if self.seen_seq.swap(seq, Ordering::SeqCst) == seq {
+        // Who has been receiving since the last look polls all the same.
+        if self.seen_seq.swap(seq, Ordering::SeqCst) == seq && self.rx.try_lock().is_some() {
             self.rearm();
         } else {
             self.watch_lease();
@@ -862,5 +870,28 @@ mod tests {
         }
         port.flush();
         assert!(lock(&port.waiting).is_empty());
+    }
+
+    /// While a thread takes a burst out of the socket, the engine leaves the port alone; afterwards it takes what nobody took.
+    #[test]
+    fn the_engine_does_not_turn_round_beside_who_receives() {
+        let bed = Bed::new();
+        let port = bed.port.inner();
+        let held = port.rx.try_lock().unwrap();
+        bed.silent.send_to(b"?", bed.port.local_addr()).unwrap();
+        let end = Instant::now() + Duration::from_mins(1);
+        while port.armed.load(Ordering::SeqCst) {
+            assert!(Instant::now() < end, "the engine does not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for _ in 0..50 {
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(!port.armed.load(Ordering::SeqCst), "it is called again");
+        }
+        drop(held);
+        while port.malformed.load(Ordering::Relaxed) == 0 {
+            assert!(Instant::now() < end, "nobody takes it");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
