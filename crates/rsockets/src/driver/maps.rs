@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use weft_sockets::error::errno;
 use weft_sockets::lock::lock;
 use weft_sockets::memory::{Source, total};
+use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 use weft_verbs::{Access, Mr, RawMemory};
 

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use weft_sockets::lock::{lock, try_lock};
 use weft_sockets::memory::{Source, gather, take, total};
+use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 use weft_verbs::{Access, InlineData, Mr, RemoteAddr, SendWr};
 
@@ -131,7 +132,7 @@ impl Conn {
         if direct.is_some() {
             // The program's memory is its own again when we return.
             self.wait_through(None, |core| {
-                (core.flying.direct == 0 || core.over.is_some()).then_some(())
+                (core.flying.direct == 0 || core.state.over.is_some()).then_some(())
             });
         }
         match failed {
@@ -145,12 +146,12 @@ impl Conn {
     /// Why nothing can be sent.
     pub(super) fn no_send(core: &Core) -> Result<(), Errno> {
         let Some(machine) = &core.machine else {
-            return Err(core.over.unwrap_or(Errno::NOTCONN));
+            return Err(core.state.over.unwrap_or(Errno::NOTCONN));
         };
-        if core.send_shut || machine.is_shut() {
+        if core.state.send_shut || machine.is_shut() {
             return Err(Errno::PIPE);
         }
-        if let Some(errno) = core.over {
+        if let Some(errno) = core.state.over {
             return Err(errno);
         }
         if machine.peer_is_gone() {
@@ -277,7 +278,7 @@ impl Conn {
             tracing::debug!(%error, "a send was refused");
             self.with(|core| {
                 self.fail(core, Errno::CONNRESET);
-                core.over.unwrap_or(Errno::CONNRESET)
+                core.state.over.unwrap_or(Errno::CONNRESET)
             })
         })
     }
