@@ -34,7 +34,7 @@ impl Data<'_> {
         Range::of(ratios.filter(|(x, _)| at.contains(x)))
     }
 
-    /// Whether all of them are what they are to be.
+    /// Whether all of them reach their target.
     fn all(&self, figure: SdpFigure, rows: [Row; 2], at: Places, limit: Limit) -> Verdict {
         Some(self.range(figure, rows, at)?.all(limit, whose(rows[1])))
     }

@@ -20,7 +20,7 @@ use crate::wire::{Buffer, ENTRY_LEN, MAP_LEN, Message, key_and_len};
 #[derive(Default)]
 pub(super) struct Maps {
     list: Vec<Map>,
-    /// Entries of the peer's table that it is to be told of: index, offset, place.
+    /// Entries of the peer's table that it has not been told of: index, offset, place.
     updates: VecDeque<(u16, u64, Buffer)>,
 }
 

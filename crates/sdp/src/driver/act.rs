@@ -23,7 +23,7 @@ pub(super) struct Mark {
 }
 
 impl Conn {
-    /// Do all that is to be done, as far as there is room for it.
+    /// Carry out the machine's actions, as far as there is room for them.
     pub(super) fn act(&self, core: &mut Core) {
         loop {
             if core.state.over.is_some() || core.posted >= MOST_POSTED {
