@@ -1,7 +1,6 @@
 //! What the paper concludes: whether it holds here, with the number.
 
-use super::plan::{Row, SdpFigure};
-use super::suite::line;
+use super::plan::{Row, SdpFigure, line};
 use crate::aims::Limit::{self, Above, AtLeast, Below};
 use crate::conclusions::{Conclusions, Range, Verdict, claims};
 use crate::driver::Transport;

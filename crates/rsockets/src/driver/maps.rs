@@ -11,8 +11,7 @@ use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 use weft_verbs::{Access, Mr, RawMemory};
 
-use super::send::Sender;
-use super::{Conn, Core};
+use super::{Conn, Core, Sender};
 use crate::machine::{Endpoint, Write};
 use crate::wire::{Buffer, ENTRY_LEN, MAP_LEN, Message, key_and_len};
 

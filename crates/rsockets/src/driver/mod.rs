@@ -30,7 +30,7 @@ use crate::options::Options;
 use crate::wire::{
     Buffer, ENTRY_LEN, Greeting, Kin, MAP_LEN, MESSAGE_LEN, Message, Order, key_and_len,
 };
-use send::Sender;
+use maps::Maps;
 
 const TAG_RECV: u64 = 1 << 63;
 /// Work requests of messages that are no data: there are never so many, because each answers something.
@@ -57,6 +57,16 @@ struct Mark {
     bytes: usize,
     /// Whether they go out from the program's own memory.
     direct: u32,
+}
+
+/// What only the thread that sends touches.
+#[derive(Default)]
+struct Sender {
+    /// The send buffer, made when it is first needed.
+    buffer: Option<Mr>,
+    /// Where its next bytes go.
+    at: usize,
+    maps: Maps,
 }
 
 /// What the lock guards.

@@ -11,8 +11,7 @@ use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 use weft_verbs::{Access, InlineData, Mr, RemoteAddr, SendWr};
 
-use super::maps::Maps;
-use super::{Conn, Core, QUIET};
+use super::{Conn, Core, QUIET, Sender};
 use crate::machine::Write;
 use crate::wire::Message;
 
@@ -22,16 +21,6 @@ const DIRECT_MIN: usize = 16 << 10;
 const CHUNK: usize = 64 << 10;
 /// A send begins when the send buffer has room for this many bytes, or all.
 const LOW: usize = 2048;
-
-/// What only the thread that sends touches.
-#[derive(Default)]
-pub(super) struct Sender {
-    /// The send buffer, made when it is first needed.
-    buffer: Option<Mr>,
-    /// Where its next bytes go.
-    at: usize,
-    pub(super) maps: Maps,
-}
 
 /// How bytes get out.
 #[derive(Clone, Copy, PartialEq, Eq)]
