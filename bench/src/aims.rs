@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::report::{Section, Table};
 
-/// What a number is to be.
+/// A number's target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Limit {
     AtLeast(f64),
@@ -56,7 +56,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// A number that was measured, and what it is to be. Not a number: it was to be measured, and could not be.
+/// A number that was measured, and its target. Not a number: it could not be measured.
 #[derive(Clone, Debug)]
 pub(crate) struct Aim {
     pub(crate) what: String,
@@ -73,7 +73,7 @@ impl Aim {
         }
     }
 
-    /// Whether it is what it is to be; `None`: nothing is asked, or it was not measured.
+    /// Whether it reaches its target; `None`: it has none, or was not measured.
     pub(crate) fn holds(&self) -> Option<bool> {
         let holds = self.limit.holds(self.measured);
         holds.filter(|_| !self.measured.is_nan())

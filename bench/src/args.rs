@@ -6,10 +6,19 @@ use crate::size::Sizes;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
+const VERBS_EXAMPLES: &str = "\
+Examples:
+  # the page of results that are kept, with each plot as a file beside it
+  weft bench verbs --from docs/figures/verbs.jsonl --html verbs.html --svg .";
+
 /// Options of `weft bench verbs`.
 #[derive(Args, Clone, Debug)]
+#[command(after_long_help = VERBS_EXAMPLES)]
 pub struct VerbsArgs {
-    /// What to measure, separated by commas [default: send,write,read,rate; all: everything]
+    /// Results of earlier runs (of --json), which the tables and files are to have as well
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub from: Vec<PathBuf>,
+    /// What to measure, separated by commas [default: send,write,read,rate; nothing with --from; all: everything]
     #[arg(
         long,
         value_name = "LIST",
@@ -80,12 +89,12 @@ pub enum DgramFigure {
     /// Their bandwidth
     #[value(name = "6")]
     Six,
-    /// What arrives of messages over a link that loses packets, with Send and Write-Record (also 8; needs root)
-    #[value(name = "9", alias = "8")]
-    Nine,
     /// One sender and one to three receivers: a group beside a message to each
     #[value(name = "7")]
     Seven,
+    /// What arrives of messages over a link that loses packets, with Send and Write-Record (also 8; needs root)
+    #[value(name = "9", alias = "8")]
+    Nine,
     /// How long VLC buffers, by UDP and by HTTP, plain and under weft run (needs vlc and ffmpeg)
     #[value(name = "10")]
     Ten,

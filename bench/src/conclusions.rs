@@ -38,14 +38,14 @@ impl Range {
         format!("{} to {}", number(self.low.0), number(self.high.0))
     }
 
-    /// Whether all of it is what it is to be; `of` follows its words.
+    /// Whether all of it reaches its target; `of` follows its words.
     pub(crate) fn all(&self, limit: Limit, of: &str) -> (bool, String) {
         let ends = [self.low.0, self.high.0];
         let holds = ends.iter().all(|end| limit.holds(*end) == Some(true));
         (holds, self.words() + of)
     }
 
-    /// Whether the largest is what it is to be.
+    /// Whether the largest reaches its target.
     pub(crate) fn largest(&self, limit: Limit, of: &str) -> (bool, String) {
         (limit.holds(self.high.0) == Some(true), self.words() + of)
     }

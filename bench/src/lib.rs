@@ -35,6 +35,7 @@ pub mod sdp;
 pub mod size;
 mod sshfs;
 pub mod stats;
+pub mod terminal;
 mod usage;
 mod verbs;
 

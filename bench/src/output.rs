@@ -2,11 +2,12 @@
 
 use crate::error::{BenchError, Result};
 use crate::report::Report;
+use crate::terminal;
 use clap::Args;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -137,10 +138,8 @@ impl Output {
 
 /// Prints on standard output; a reader that has gone away is not an error.
 fn print(report: &Report) -> Result<()> {
-    let width = io::stdout()
-        .is_terminal()
-        .then(|| rustix::termios::tcgetwinsize(io::stdout()).map_or(80, |size| size.ws_col));
-    match writeln!(io::stdout(), "{}", report.to_text(width)) {
+    let text = report.to_text(terminal::width(&io::stdout()));
+    match writeln!(io::stdout(), "{}", terminal::in_locale(&text)) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(BenchError::system("print")(error))
         }

@@ -1,7 +1,6 @@
 //! How far a long run is, on standard error.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 /// Between two lines where there is no terminal to draw a bar on.
@@ -17,7 +16,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new(total: u64) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = crate::terminal::redraws(&std::io::stderr()).then(|| {
             let bar = ProgressBar::new(total);
             if let Ok(style) = ProgressStyle::with_template(
                 "{bar:30} {pos}/{len} {elapsed} (about {eta} left) {msg}",

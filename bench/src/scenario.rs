@@ -256,7 +256,7 @@ fn share(spec: &Spec) -> f64 {
 /// What a group's runs brought.
 pub(crate) struct Outcome {
     pub(crate) records: Vec<Record>,
-    /// Why other libraries' columns lack this point.
+    /// Why other libraries' columns do not have this point.
     pub(crate) notes: Vec<String>,
 }
 

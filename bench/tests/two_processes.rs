@@ -414,6 +414,22 @@ fn lossy_datagrams(directory: &Path) {
     );
 }
 
+/// The page of results that are kept is made without a measurement.
+fn kept_results(directory: &Path) {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/figures");
+    for (file, title) in [
+        ("verbs", "Throughput of the operations"),
+        ("same-host-peers", "ucx-posix"),
+    ] {
+        let from = kept.join(file).with_extension("jsonl");
+        let (records, page) = bench(directory, &format!("--from {}", from.display()));
+        let text = std::fs::read_to_string(&from).expect("the file");
+        assert_eq!(records, read_lines(&text).expect("JSON lines"));
+        assert!(page.contains(title) && page.contains("<svg"), "{file}");
+        assert!(page.contains("earlier runs"), "{file}");
+    }
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).take(2).collect();
     if words == PEER_ARGS {
@@ -422,7 +438,7 @@ fn main() -> ExitCode {
     }
     let directory = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory for results");
-    let tests: [Test; 17] = [
+    let tests: [Test; 18] = [
         ("transfers", transfers),
         ("atomics", atomics),
         ("rate", rate),
@@ -439,6 +455,7 @@ fn main() -> ExitCode {
         ("datagrams", datagrams),
         ("sockets_direct", sockets_direct),
         ("lossy_datagrams", lossy_datagrams),
+        ("kept_results", kept_results),
         ("several_sizes_and_one_stack", several_sizes_and_one_stack),
     ];
     // `cargo test NAME` and its lists work as with any other test; one at a time, as benchmarks should run.

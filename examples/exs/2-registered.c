@@ -5,27 +5,15 @@
  *     2-registered server ADDRESS [PORT]     prints the port that it listens on, and serves one client
  *     2-registered client ADDRESS PORT
  */
-#include <arpa/inet.h>
 #include <sys/exs.h>
-#include <netdb.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
 
-enum { ROUNDS = 100, SHORT = 64, BLOCKS = 256, BLOCK = 64 * 1024 };
+#include "common.h"
 
 static struct memory {
     unsigned char message[SHORT], answer[SHORT], block[BLOCK];
     uint32_t sum;
 } m;
 static exs_mhandle_t mh;
-
-static void fail(const char *what) {
-    perror(what);
-    exit(1);
-}
 
 static void send_all(int fd, const void *data, size_t len) {
     const char *at = data;
@@ -51,30 +39,6 @@ static void recv_all(int fd, void *data, size_t len) {
         at += n;
         len -= (size_t)n;
     }
-}
-
-static void fill(unsigned char *data, size_t len, unsigned seed) {
-    for (size_t i = 0; i < len; i++)
-        data[i] = (unsigned char)((i + seed) * 2654435761u >> 13);
-}
-
-static uint32_t checksum(uint32_t sum, const unsigned char *data, size_t len) {
-    for (size_t i = 0; i < len; i++)
-        sum = (sum ^ data[i]) * 16777619u;
-    return sum;
-}
-
-static struct addrinfo *resolve(const char *address, const char *port) {
-    struct addrinfo hints, *found;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-    int error = getaddrinfo(address, port, &hints, &found);
-    if (error != 0) {
-        fprintf(stderr, "%s port %s: %s\n", address, port, gai_strerror(error));
-        exit(1);
-    }
-    return found;
 }
 
 static void print_port(int fd) {

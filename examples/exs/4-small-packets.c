@@ -5,17 +5,13 @@
  *     4-small-packets server ADDRESS [PORT]     prints the port that it listens on, and serves one client
  *     4-small-packets client ADDRESS PORT
  */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <sys/exs.h>
-#include <netdb.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
 
-enum { ROUNDS = 100, SHORT = 64, BLOCKS = 256, BLOCK = 64 * 1024, UNDER_WAY = 8 };
+#include "common.h"
+
+/* Blocks on their way at a time. */
+enum { UNDER_WAY = 8 };
 
 static struct memory {
     unsigned char message[SHORT], answer[SHORT], block[UNDER_WAY][BLOCK];
@@ -24,11 +20,6 @@ static struct memory {
 static exs_mhandle_t mh;
 static exs_qhandle_t queue;
 static int left_in_place;
-
-static void fail(const char *what) {
-    perror(what);
-    exit(1);
-}
 
 /* The next event, which must be of this type. */
 static exs_event_t next_event(int type, const char *what) {
@@ -106,30 +97,6 @@ static void close_and_wait(int fd) {
     if (exs_close(fd, 0, queue, NULL) < 0)
         fail("exs_close");
     next_event(EXS_EVT_CLOSE, "exs_close");
-}
-
-static void fill(unsigned char *data, size_t len, unsigned seed) {
-    for (size_t i = 0; i < len; i++)
-        data[i] = (unsigned char)((i + seed) * 2654435761u >> 13);
-}
-
-static uint32_t checksum(uint32_t sum, const unsigned char *data, size_t len) {
-    for (size_t i = 0; i < len; i++)
-        sum = (sum ^ data[i]) * 16777619u;
-    return sum;
-}
-
-static struct addrinfo *resolve(const char *address, const char *port) {
-    struct addrinfo hints, *found;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-    int error = getaddrinfo(address, port, &hints, &found);
-    if (error != 0) {
-        fprintf(stderr, "%s port %s: %s\n", address, port, gai_strerror(error));
-        exit(1);
-    }
-    return found;
 }
 
 static void print_port(int fd) {

@@ -1,6 +1,7 @@
 //! What cargo does not do: checks of the tree that no compiler makes, and shared libraries for C. Run as `cargo xtask`.
 #![forbid(unsafe_code)]
 
+mod decisions;
 mod deps;
 mod inventory;
 mod libexs;
@@ -17,8 +18,9 @@ use std::process::{Command, ExitCode};
 
 const HELP: &str = "\
 cargo xtask deps    check the crates against the table in ARCHITECTURE.md: every dependency edge is allowed there,
-                    unsafe code stays in the crates that may have it, no source file is too long, modules
-                    of a crate do not import each other in a circle
+                    unsafe code stays in the crates that may have it, no source file or function is too
+                    long, modules of a crate do not import each other in a circle; decision pages have one form
+                    and are all listed
 cargo xtask libexs DIR [--debug]
                     the C library of extended sockets below DIR: lib/, include/, share/man/, lib/pkgconfig/
 cargo xtask verbs DIR [--debug]
@@ -158,6 +160,14 @@ fn check_deps() -> Result<String, Vec<String>> {
             }
         }
         problems.extend(modules::check(&package.name, &modules));
+    }
+    let pages = root.join("docs/adr");
+    let unreadable = |e: std::io::Error| fatal(format!("{}: {e}", pages.display()));
+    for entry in std::fs::read_dir(&pages).map_err(unreadable)? {
+        let page = entry.map_err(unreadable)?;
+        let body = std::fs::read_to_string(page.path()).map_err(unreadable)?;
+        let name = page.file_name().to_string_lossy().into_owned();
+        problems.extend(decisions::check(&name, &body, &text));
     }
     if problems.is_empty() {
         let edges: usize = packages.iter().map(|p| p.uses.len()).sum();

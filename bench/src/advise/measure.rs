@@ -56,7 +56,7 @@ pub const STEPS: u64 = 8;
 /// Measures the machine; `at` hears what comes next, [`STEPS`] times.
 ///
 /// # Errors
-/// When memory, threads or loopback sockets are not to be had. What only lacks a right is left out and named in [`Machine::missing`].
+/// When there is no memory, thread or loopback socket. A measurement for which this user has no right is left out, and named in [`Machine::missing`].
 pub fn measure(effort: &Effort, mut at: impl FnMut(&str)) -> Result<Machine> {
     let mut machine = Machine {
         threads: weft_sys::cpu_count().clamp(2, 4),

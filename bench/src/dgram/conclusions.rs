@@ -8,7 +8,7 @@ use crate::aims::{
 use crate::record::{Metric, Record};
 use crate::report::Section;
 
-/// What it says, the number, if it was measured, and what it is to be.
+/// What it says, the number, if it was measured, and its target.
 type Row = (&'static str, Option<f64>, Limit);
 
 /// Figs. 5 and 6, by the lines of [`super::LINES`].

@@ -28,7 +28,7 @@ pub(crate) struct Said {
 pub(crate) enum Program {
     Ucx,
     Fabric,
-    /// `ib_write_bw` and its like, started by `weft verbs`.
+    /// perftest (`ib_write_bw` and the others), started by `weft verbs`.
     Perftest,
 }
 

@@ -1,8 +1,7 @@
 //! What the papers conclude, and what extended sockets are to reach: whether it holds here, with the number.
 
+use super::data::{Data, PING_PONG, STREAM, SYNC_PING_PONG, SYNC_STREAM};
 use super::experiment::Experiment;
-use super::figures::Data;
-use super::suite::{PING_PONG, STREAM, SYNC_PING_PONG, SYNC_STREAM};
 use super::summary::{DIRECT_RATIO, Figure, GIGABITS, SERVER_CPU};
 use crate::aims::Limit::{Above, AtLeast, AtMost, Below, Within};
 use crate::conclusions::{Conclusions, Range, claims};

@@ -2,108 +2,16 @@
 
 use super::args::ExsArgs;
 use super::conclusions::conclusions;
+use super::data::{Data, PING_PONG, Results, STREAM, SYNC_PING_PONG, SYNC_STREAM};
 use super::experiment::Experiment;
-use super::suite::{Cell, PING_PONG, Results, STREAM, SYNC_PING_PONG, SYNC_STREAM};
 use super::summary::{
     CLIENT_CPU, DIRECT_RATIO, Figure, GIGABITS, SERVER_CPU, SWITCHES, with_interval,
 };
 use crate::driver::Transport;
-use crate::record::{Metric, Record};
+use crate::record::Metric;
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
 use crate::size::human;
-use crate::stats::{Summary, paired_ratio};
-
-/// The measurements, to be asked.
-pub(super) struct Data<'a> {
-    cells: &'a [Cell],
-    pub(super) targets: &'a [Record],
-}
-
-impl<'a> Data<'a> {
-    /// One line of a figure.
-    fn line(
-        &self,
-        experiment: Experiment,
-        transport: Transport,
-        variant: &str,
-    ) -> impl Iterator<Item = &'a Cell> {
-        self.cells.iter().filter(move |cell| {
-            (cell.experiment, cell.transport) == (experiment, transport) && cell.variant == variant
-        })
-    }
-
-    fn cell(&self, beside: &Cell, variant: &str) -> Option<&'a Cell> {
-        let mut line = self.line(beside.experiment, beside.transport, variant);
-        line.find(|cell| cell.x == beside.x)
-    }
-
-    /// Medians along a line.
-    pub(super) fn medians(
-        &self,
-        experiment: Experiment,
-        transport: Transport,
-        variant: &str,
-        figure: &Figure,
-    ) -> impl Iterator<Item = (u64, f64)> {
-        self.line(experiment, transport, variant)
-            .filter_map(|cell| Some((cell.x, Summary::of(&cell.read(figure))?.median)))
-    }
-
-    /// Medians of one variant over another, repetition by repetition.
-    pub(super) fn ratios(
-        &self,
-        experiment: Experiment,
-        transport: Transport,
-        figure: &Figure,
-        over: &str,
-        under: &str,
-    ) -> impl Iterator<Item = (u64, f64)> {
-        self.line(experiment, transport, over).filter_map(|cell| {
-            let other = self.cell(cell, under)?;
-            let ratio = paired_ratio(&cell.read(figure), &other.read(figure))?;
-            Some((cell.x, ratio.median))
-        })
-    }
-
-    /// The dynamic mode's throughput over that of the better of the other two, at each place.
-    pub(super) fn of_the_best(
-        &self,
-        experiment: Experiment,
-        transport: Transport,
-    ) -> impl Iterator<Item = (u64, f64)> {
-        self.line(experiment, transport, "dynamic")
-            .filter_map(|cell| Some((cell.x, self.best_ratio(cell)?.median)))
-    }
-
-    fn best_ratio(&self, dynamic: &Cell) -> Option<Summary> {
-        let others = ["direct", "indirect"].map(|variant| {
-            let samples = self.cell(dynamic, variant)?.read(&GIGABITS);
-            Some((Summary::of(&samples)?.median, samples))
-        });
-        let best = others
-            .into_iter()
-            .flatten()
-            .max_by(|left, right| left.0.total_cmp(&right.0))?;
-        paired_ratio(&dynamic.read(&GIGABITS), &best.1)
-    }
-
-    /// The places of a figure, and the names of its lines.
-    fn axes(&self, experiment: Experiment, transport: Transport) -> (Vec<u64>, Vec<String>) {
-        let (mut places, mut variants) = (Vec::new(), Vec::new());
-        for cell in self.cells {
-            if (cell.experiment, cell.transport) != (experiment, transport) {
-                continue;
-            }
-            if !places.contains(&cell.x) {
-                places.push(cell.x);
-            }
-            if !variants.contains(&cell.variant) {
-                variants.push(cell.variant.clone());
-            }
-        }
-        (places, variants)
-    }
-}
+use crate::stats::Summary;
 
 /// How a figure is titled and drawn.
 struct Style {

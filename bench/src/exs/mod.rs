@@ -4,6 +4,7 @@ mod args;
 mod blast;
 mod conclusions;
 mod control;
+mod data;
 mod experiment;
 mod figures;
 mod plan;

@@ -2,18 +2,17 @@
 
 use super::args::ExsArgs;
 use super::blast::Run;
+use super::data::{Cell, PING_PONG, Results, STREAM, SYNC_PING_PONG, SYNC_STREAM};
 use super::experiment::{Base, Experiment, Figure, Point, points};
+use super::figures;
 use super::plan::{Lengths, Plan};
-use super::{figures, summary};
 use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
 use crate::error::{BenchError, Result};
 use crate::process::{Peer, Reply, Task, unexpected};
 use crate::progress::Progress;
-use crate::record::{Record, of_suite};
+use crate::record::of_suite;
 use crate::scenario::{Contender, Effort, Group, run_group, window};
-use crate::stats::{Mean, Summary};
 use crate::usage;
-use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -68,60 +67,6 @@ impl Pair {
     }
 }
 
-/// One line of a figure at one place: all its runs.
-#[derive(Clone, Debug)]
-pub(super) struct Cell {
-    pub(super) experiment: Experiment,
-    pub(super) transport: Transport,
-    pub(super) variant: String,
-    /// Outstanding sends, or bytes of a message.
-    pub(super) x: u64,
-    pub(super) plan: Plan,
-    pub(super) runs: Vec<Run>,
-}
-
-/// A figure of a cell as a line of JSON.
-#[derive(Serialize)]
-struct Line<'a> {
-    bench: &'static str,
-    experiment: Experiment,
-    transport: Transport,
-    variant: &'a str,
-    x: u64,
-    metric: &'static str,
-    #[serde(flatten)]
-    summary: Summary,
-    mean: f64,
-    ci95: Option<f64>,
-    plan: &'a Plan,
-}
-
-impl Cell {
-    /// A figure of each run.
-    pub(super) fn read(&self, figure: &summary::Figure) -> Vec<f64> {
-        self.runs.iter().map(figure.read).collect()
-    }
-
-    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
-        summary::FIGURES.iter().filter_map(|figure| {
-            let samples = self.read(figure);
-            let Mean { mean, ci95, .. } = Mean::of(&samples)?;
-            Some(Line {
-                bench: "exs",
-                experiment: self.experiment,
-                transport: self.transport,
-                variant: &self.variant,
-                x: self.x,
-                metric: figure.name,
-                summary: Summary::of(&samples)?,
-                mean,
-                ci95,
-                plan: &self.plan,
-            })
-        })
-    }
-}
-
 /// Measures a point: in each repetition all variants, starting with another one each time.
 fn measure(
     pair: &mut Option<Pair>,
@@ -156,14 +101,6 @@ fn measure(
     }
     *pair = Some(working);
     Ok(cells)
-}
-
-/// Everything that was measured.
-pub(super) struct Results {
-    pub(super) cells: Vec<Cell>,
-    pub(super) targets: Vec<Record>,
-    pub(super) notes: Vec<String>,
-    pub(super) load: String,
 }
 
 /// Runs the suite: prints tables, and writes what the options ask for.
@@ -297,12 +234,6 @@ fn base(args: &ExsArgs, distant: bool) -> Base {
         quick: args.quick,
     }
 }
-
-/// The names of the targets in the results.
-pub(super) const STREAM: &str = "exs-stream";
-pub(super) const PING_PONG: &str = "exs-ping-pong";
-pub(super) const SYNC_STREAM: &str = "exs-sync-stream";
-pub(super) const SYNC_PING_PONG: &str = "exs-sync-ping-pong";
 
 /// The points of the targets. What they are compared with stands beside them.
 fn targets(args: &ExsArgs, wants: impl Fn(Figure) -> bool) -> Vec<Group> {

@@ -40,7 +40,7 @@ fn cpu(way: &Way) -> &[f64] {
     &way.cpu
 }
 
-/// What is to be reached: `ours` takes at most `target` of what `theirs` takes.
+/// A target: `ours` takes at most `target` of what `theirs` takes.
 struct Aim {
     experiment: &'static str,
     ours: &'static str,

@@ -99,7 +99,7 @@ pub(super) struct Line {
     to_rc: Option<f64>,
 }
 
-/// Something that a ratio is to be.
+/// A ratio's target.
 struct Claim {
     source: &'static str,
     text: &'static str,

@@ -261,7 +261,7 @@ impl Plot {
         let mut svg = String::new();
         let root =
             SVGBackend::with_string(&mut svg, (WIDTH as u32, HEIGHT as u32)).into_drawing_area();
-        // A backend that writes to a string does not fail; if it did, the page would lack a plot.
+        // A backend that writes to a string does not fail; if it did, the page would be without a plot.
         if let Err(error) = self.draw_on(&root) {
             eprintln!("plot '{}': {error}", self.title);
         }

@@ -341,7 +341,7 @@ fn report(
     report
 }
 
-/// A goal's bar. What is to be small is turned round: to the right is better, for every bar.
+/// A goal's bar. The ratio of a cost is turned round, so that every bar is better to the right.
 fn mark(goal: &Goal, ratio: &Summary, reached: bool) -> Mark {
     let small = matches!(goal.limit, Limit::AtMost(_) | Limit::Below(_));
     let better = |ratio: f64| if small { 1.0 / ratio } else { ratio };

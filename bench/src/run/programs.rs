@@ -15,7 +15,7 @@ pub(crate) struct Goal {
     pub(crate) name: &'static str,
     pub(crate) stack: Stack,
     pub(crate) beside: Stack,
-    /// What the ratio is to be.
+    /// The ratio's target.
     pub(crate) limit: Limit,
     /// It is of the difference in the unit of the case, and not of the ratio.
     pub(crate) difference: bool,

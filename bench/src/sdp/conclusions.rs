@@ -1,7 +1,6 @@
 //! What the paper concludes: whether it holds here, with the number.
 
-use super::plan::{Row, SdpFigure};
-use super::suite::line;
+use super::plan::{Row, SdpFigure, line};
 use crate::aims::Limit::{self, Above, AtLeast, Below};
 use crate::conclusions::{Conclusions, Range, Verdict, claims};
 use crate::driver::Transport;
@@ -34,7 +33,7 @@ impl Data<'_> {
         Range::of(ratios.filter(|(x, _)| at.contains(x)))
     }
 
-    /// Whether all of them are what they are to be.
+    /// Whether all of them reach their target.
     fn all(&self, figure: SdpFigure, rows: [Row; 2], at: Places, limit: Limit) -> Verdict {
         Some(self.range(figure, rows, at)?.all(limit, whose(rows[1])))
     }

@@ -1,6 +1,6 @@
 //! Table 1: what the steps of a send cost, in this process.
 
-use super::suite::RECORDS;
+use super::plan::RECORDS;
 use crate::driver::stack;
 use crate::error::Result;
 use crate::record::{Metric, Record};

@@ -1,9 +1,14 @@
 //! The experiments as data.
 
 use crate::driver::Transport;
+use crate::record::Record;
+use crate::stats::Summary;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use weft_sdp::Mode;
+
+/// The suite's name in its records.
+pub(super) const RECORDS: &str = "sdp";
 
 /// What is measured beside each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
@@ -283,4 +288,19 @@ impl Plan {
             ..self
         }
     }
+}
+
+/// What was measured in a figure over a transport by a row: places and medians.
+pub(super) fn line(
+    records: &[Record],
+    figure: SdpFigure,
+    transport: Transport,
+    row: Row,
+) -> impl Iterator<Item = (u64, &Summary)> {
+    records.iter().filter_map(move |record| {
+        let (beside, x) = record.case.as_deref()?.split_once(':')?;
+        let same =
+            record.op == figure.op() && record.stack == row.name() && beside == transport.name();
+        same.then(|| Some((x.parse().ok()?, &record.summary)))?
+    })
 }

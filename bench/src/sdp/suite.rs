@@ -3,7 +3,7 @@
 use super::args::SdpArgs;
 use super::conclusions::conclusions;
 use super::costs::{self, STEPS};
-use super::plan::{Plan, Row, SdpFigure, Shape};
+use super::plan::{Plan, RECORDS, Row, SdpFigure, Shape, line};
 use super::run::{Devices, Pair};
 use crate::driver::Transport;
 use crate::error::{BenchError, Result};
@@ -16,8 +16,6 @@ use crate::stats::{Summary, paired_ratio};
 use crate::usage;
 use std::process::ExitCode;
 
-/// The suite's name in its records.
-pub(super) const RECORDS: &str = "sdp";
 /// No run has more sends.
 const MOST: u64 = 1 << 20;
 
@@ -135,21 +133,6 @@ fn value(figure: SdpFigure, plan: &Plan, count: u64, wall: f64) -> f64 {
     let all = count * plan.bytes * u64::from(plan.connections);
     debug_assert!(plan.shape != Shape::HotSpot);
     all as f64 / wall / 1e9
-}
-
-/// What was measured in a figure over a transport by a row: places and medians.
-pub(super) fn line(
-    records: &[Record],
-    figure: SdpFigure,
-    transport: Transport,
-    row: Row,
-) -> impl Iterator<Item = (u64, &Summary)> {
-    records.iter().filter_map(move |record| {
-        let (beside, x) = record.case.as_deref()?.split_once(':')?;
-        let same =
-            record.op == figure.op() && record.stack == row.name() && beside == transport.name();
-        same.then(|| Some((x.parse().ok()?, &record.summary)))?
-    })
 }
 
 fn report(records: &[Record], args: &SdpArgs, load: &str) -> Report {

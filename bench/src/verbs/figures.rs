@@ -10,12 +10,16 @@ use crate::record::{Metric, Record, Side};
 use crate::report::{Axis, Plot, Report, Section, Stroke, Table, machine};
 use crate::size::human;
 
-pub(super) fn report(
-    records: &[Record],
-    common: &CommonArgs,
-    notes: &[String],
-    load: &str,
-) -> Report {
+/// Where and how results of this machine are measured.
+pub(super) fn origin(common: &CommonArgs, load: &str) -> String {
+    format!(
+        "{}; load average {load} when the measurements began: what spins needs the CPUs for itself. Runs: {}.",
+        machine(),
+        common.runs()
+    )
+}
+
+pub(super) fn report(records: &[Record], origin: String, notes: &[String]) -> Report {
     let every = View(records.iter().collect());
     // The others have tables of their own, one measure in each: here they would crowd.
     let all = every.filter(|record| {
@@ -25,16 +29,11 @@ pub(super) fn report(
     });
     let mut report = Report::new("weft bench verbs");
     report.intro = vec![
-        format!(
-            "{}; load average {load} when the measurements began: what spins needs the CPUs for itself.",
-            machine()
-        ),
-        format!(
-            "Two processes on this machine over loopback; runs: {}, the stacks taking turns within each. \
-             Numbers are medians, with the smallest and largest run in brackets; ratios are medians of each run's \
-             weft over the plain TCP beside it. GB is 10^9 bytes; CPU is user and system time of a whole process.",
-            common.runs()
-        ),
+        origin,
+        "Two processes on one machine over loopback, the stacks taking turns within each run. Numbers are medians, with \
+         the smallest and largest run in brackets; ratios are medians of each run's weft over the plain TCP beside it. \
+         GB is 10^9 bytes; CPU is user and system time of a whole process."
+            .to_owned(),
     ];
     report.sections = [goals(&every)].into_iter().flatten().collect();
     report.sections.extend(peers::sections(&every, notes));

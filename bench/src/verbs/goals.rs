@@ -30,7 +30,7 @@ struct Goal {
     poll: Option<&'static str>,
     case: Option<&'static str>,
     against: Against,
-    /// What the ratio is to be.
+    /// The ratio's target.
     limit: Limit,
     /// What is enough of the number itself, whatever the ratio.
     enough: Limit,

@@ -78,8 +78,14 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     args.common.stack.retain(|stack| !missing.contains(stack));
     let args = &args;
     let common = &args.common;
-    let ops = chosen(&args.op);
+    let mut records: Vec<Record> = crate::output::read(&args.from)?;
+    let ops = if args.op.is_empty() && !records.is_empty() {
+        Vec::new()
+    } else {
+        chosen(&args.op)
+    };
     let mut output = common.output.open()?;
+    output.lines(&records)?;
     if let Some(directory) = &common.svg {
         std::fs::create_dir_all(directory).map_err(|source| cannot_write(directory, source))?;
     }
@@ -94,13 +100,13 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
         .copied()
         .filter(|op| matches!(op, VerbsOp::Register | VerbsOp::Setup | VerbsOp::Memory))
         .collect();
-    if groups.is_empty() && extras.is_empty() {
+    if groups.is_empty() && extras.is_empty() && records.is_empty() {
         return Err(BenchError::Usage(
             "nothing to measure: the options leave no point".to_owned(),
         ));
     }
     let load = usage::load_average();
-    let mut records = Vec::new();
+    let earlier = !records.is_empty();
     let mut progress = Progress::new((groups.len() + extras.len()) as u64);
     let mut context = Context::default();
     let mut peer = None;
@@ -143,7 +149,13 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
         progress.step();
     }
     drop(progress);
-    let report = figures::report(&records, common, &notes, &load);
+    let origin = if earlier {
+        "Results of earlier runs, which are kept as JSON; each number's runs are counted there."
+            .to_owned()
+    } else {
+        figures::origin(common, &load)
+    };
+    let report = figures::report(&records, origin, &notes);
     if let Some(directory) = &common.svg {
         for (name, plot) in report.plots() {
             let path = directory.join(format!("{name}.svg"));
@@ -172,7 +184,8 @@ pub(crate) fn measured(args: &VerbsArgs) -> Result<(Vec<Record>, Vec<Section>)> 
     if args.op.contains(&VerbsOp::Setup) {
         records.extend(setup::measure(&mut context, common)?);
     }
-    let report = figures::report(&records, common, &notes, &usage::load_average());
+    let origin = figures::origin(common, &usage::load_average());
+    let report = figures::report(&records, origin, &notes);
     Ok((records, report.sections))
 }
 
@@ -216,7 +229,7 @@ fn with_peers(args: &VerbsArgs) -> VerbsArgs {
     if !args.peers {
         return args;
     }
-    if args.op.is_empty() {
+    if args.op.is_empty() && args.from.is_empty() {
         args.op = vec![
             VerbsOp::Send,
             VerbsOp::Write,

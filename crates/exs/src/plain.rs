@@ -127,7 +127,7 @@ struct FileJob {
     send: Option<FileSend>,
 }
 
-/// An end that is to be told.
+/// An end that the program has not been told of.
 enum Finished {
     Moved(Done, Outcome),
     File(Box<dyn FnOnce() + Send>),

@@ -265,7 +265,7 @@ impl QueueInner {
         self.used.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Put an event into the place that its operation has. What is to be done about it is for when all locks are let go.
+    /// Put an event into the place that its operation has. The caller wakes who waits for it after all locks are released.
     #[inline]
     pub(crate) fn push(&self, event: Event) -> Option<Late> {
         let waiters = {

@@ -8,7 +8,7 @@ use crate::context::{ADV_ID, Context, lock};
 use crate::{ADV_LEN, Error, Lmr, Rmr};
 
 bitflags::bitflags! {
-    /// How a request is to be treated.
+    /// Options of a request.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct Flags: u8 {
         /// It makes a completion.

@@ -43,8 +43,9 @@ pub mod wire;
 pub use common::Common;
 pub use datagram::{DatagramSocket, MAX_DATAGRAM, Received};
 pub use options::Options;
-pub use socket::{Shutdown, Socket};
+pub use socket::Socket;
 pub use weft_sockets::memory::{Sink, Source};
+pub use weft_sockets::stream::Shutdown;
 
 bitflags::bitflags! {
     /// Flags of a receive.

@@ -1,10 +1,10 @@
-//! Listening sockets. A peer's connection is made as soon as it arrives, up to the backlog, as a kernel does it for TCP; accepting only hands it over.
+//! Listening sockets.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
+use weft_sockets::backlog::Backlog;
 use weft_sockets::bell::Bell;
 use weft_sockets::error::io_errno;
 use weft_sockets::lock::lock;
@@ -19,20 +19,11 @@ pub(crate) struct Listener {
     device: Device,
     /// Those that the socket has when a peer comes.
     options: Arc<Mutex<Options>>,
-    backlog: usize,
     listening: Mutex<Option<Listening>>,
     addr: OnceLock<SocketAddr>,
-    state: Mutex<Waiting>,
+    /// Each with the bell that its socket will have.
+    backlog: Backlog<(Arc<Conn>, Arc<Bell>)>,
     bell: Arc<Bell>,
-}
-
-#[derive(Default)]
-struct Waiting {
-    /// Connections that nobody has accepted yet, each with the bell that its socket will have.
-    ready: VecDeque<(Arc<Conn>, Arc<Bell>)>,
-    /// Connections being made.
-    making: usize,
-    closed: bool,
 }
 
 impl Listener {
@@ -47,10 +38,9 @@ impl Listener {
         let listener = Arc::new(Listener {
             device: device.clone(),
             options,
-            backlog: backlog.max(1) as usize,
             listening: Mutex::default(),
             addr: OnceLock::new(),
-            state: Mutex::default(),
+            backlog: Backlog::new(backlog),
             bell,
         });
         let weak = Arc::downgrade(&listener);
@@ -61,7 +51,8 @@ impl Listener {
         let listening = bound
             .listen(backlog.max(1), &param, move |incoming| {
                 if let Some(listener) = weak.upgrade() {
-                    listener.take(incoming);
+                    let make = || listener.make(incoming);
+                    listener.backlog.take(&listener.bell, make);
                 }
             })
             .map_err(|error| io_errno(&error))?;
@@ -72,27 +63,6 @@ impl Listener {
 
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         self.addr.get().copied()
-    }
-
-    fn take(&self, incoming: Incoming) {
-        {
-            let mut state = lock(&self.state);
-            if state.closed || state.ready.len() + state.making >= self.backlog {
-                // Dropping a request rejects it.
-                return;
-            }
-            state.making += 1;
-        }
-        let made = self.make(incoming);
-        let mut state = lock(&self.state);
-        state.making -= 1;
-        match made {
-            Ok(made) if !state.closed => state.ready.push_back(made),
-            Ok(_) => return,
-            Err(error) => return tracing::debug!(%error, "a connection could not be accepted"),
-        }
-        drop(state);
-        self.bell.ring();
     }
 
     fn make(&self, incoming: Incoming) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
@@ -110,7 +80,7 @@ impl Listener {
             let _ = incoming.reject(&param.private_data);
             return Err(Errno::PROTO);
         }
-        incoming.accept(conn.qp(), &param).map_err(|error| {
+        incoming.accept(&conn.qp, &param).map_err(|error| {
             tracing::debug!(%error, "a peer went away before it was accepted");
             Errno::CONNABORTED
         })?;
@@ -123,27 +93,16 @@ impl Listener {
     /// # Errors
     /// `EAGAIN`, `EINTR`; `EINVAL` when the socket was closed meanwhile.
     pub(crate) fn accept(&self, wait: Wait) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
-        wait.until(&self.bell, || {
-            let mut state = lock(&self.state);
-            if state.closed {
-                return Some(Err(Errno::INVAL));
-            }
-            state.ready.pop_front().map(Ok)
-        })
-        .flatten()
+        wait.until(&self.bell, || self.backlog.pop()).flatten()
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        !lock(&self.state).ready.is_empty()
+        self.backlog.is_ready()
     }
 
     pub(crate) fn close(&self) {
         drop(lock(&self.listening).take());
-        let ready = {
-            let mut state = lock(&self.state);
-            state.closed = true;
-            std::mem::take(&mut state.ready)
-        };
+        let ready = self.backlog.close();
         self.bell.ring();
         for (conn, _) in ready {
             conn.close(std::time::Duration::ZERO);

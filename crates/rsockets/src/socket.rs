@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use weft_sockets::bell::{Bell, Heard};
 use weft_sockets::error::io_errno;
 use weft_sockets::lock::lock;
+use weft_sockets::stream::{Shutdown, Stream as _};
 use weft_sockets::wait::Wait;
 use weft_verbs::cm::{Bound, ConnParam, ConnectError};
 use weft_verbs::{Device, Path, RawMemory};
@@ -44,17 +45,6 @@ enum State {
     Connected,
     Listening(Arc<Listener>),
     Closed,
-}
-
-/// Which direction [`Socket::shutdown`] ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shutdown {
-    /// What the peer sends is not read any more. (It is not told.)
-    Read,
-    /// Nothing is sent any more.
-    Write,
-    /// Both.
-    Both,
 }
 
 impl Drop for Inner {
@@ -250,8 +240,8 @@ impl Socket {
             inner.common.bell.ring();
         };
         match bound {
-            Some(bound) => bound.dial(addr, conn.qp(), &param, done),
-            None => self.device.dial(addr, None, conn.qp(), &param, done),
+            Some(bound) => bound.dial(addr, &conn.qp, &param, done),
+            None => self.device.dial(addr, None, &conn.qp, &param, done),
         }
         let wait = self.send_wait(false);
         if wait.waits() {

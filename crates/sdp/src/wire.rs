@@ -139,7 +139,7 @@ pub enum Body {
         /// The last one is urgent.
         urgent: bool,
     },
-    /// SOURCE AVAIL: the next bytes of the stream are to be fetched by RDMA Read.
+    /// SOURCE AVAIL: the receiver fetches the next bytes of the stream by RDMA Read.
     SrcAvail {
         /// Counts the sources of this direction, from 0.
         index: u32,
@@ -172,7 +172,7 @@ pub enum Body {
         /// Bytes, not 0.
         len: u32,
     },
-    /// The sink is to be given back.
+    /// The receiver gives the sink back.
     SinkAvailCancel,
     /// It is not used any more.
     SinkCancelAck,
@@ -185,7 +185,7 @@ pub enum Body {
 pub struct Message {
     /// Urgent bytes wait that have not been sent yet (`OOB_PEND`).
     pub pending: bool,
-    /// Receives that are posted (`bufs`), of which those taken by messages after `ack` are to be counted off.
+    /// Receives that are posted (`bufs`), minus those taken by messages after `ack`.
     pub bufs: u16,
     /// The message's number, from 1 (`mseq`).
     pub seq: u32,

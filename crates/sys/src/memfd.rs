@@ -176,7 +176,7 @@ fn bad(why: &'static str) -> io::Error {
 
 /// Bytes that are mapped (of a file always `MAP_SHARED`), unmapped on drop.
 ///
-/// Whoever else has the file may change the bytes at any time: they are to be reached through atomics
+/// Whoever else has the file may change the bytes at any time: reach them through atomics
 /// and racing copies only.
 #[derive(Debug)]
 pub struct Mapping {

@@ -16,7 +16,7 @@ pub fn sched_yield() {
     rustix::thread::sched_yield();
 }
 
-/// A thread that has yielded its processor and is kept from it for so long has a busy neighbour there.
+/// A thread that has yielded its processor and does not get it back for this long shares it with a busy thread.
 const LONG: Duration = Duration::from_micros(500);
 
 /// Lets another runnable thread have this processor, for a thread that waits by looking. False, and nothing is done: whoever got it lately

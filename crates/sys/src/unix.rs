@@ -258,7 +258,7 @@ pub struct Packet {
 pub struct Sender {
     /// Its process and user.
     pub cred: Cred,
-    /// Stands for the process; `None` before Linux 6.5, and when there was no descriptor to be had.
+    /// Stands for the process; `None` before Linux 6.5, and when no descriptor was free.
     pub pidfd: Option<OwnedFd>,
 }
 

@@ -101,6 +101,9 @@ pub enum Command {
     Man(cmd::man::Args),
     /// Print the completion script of a shell
     Completion(cmd::completion::Args),
+    /// The same as --version
+    #[command(hide = true)]
+    Version,
 }
 
 impl Cli {
@@ -129,6 +132,10 @@ impl Cli {
             Command::Man(args) => cmd::man::run(&args, Cli::command()).map(Into::into),
             Command::Completion(args) => {
                 cmd::completion::run(&args, &mut Cli::command()).map(Into::into)
+            }
+            Command::Version => {
+                cmd::say(Cli::command().render_version().trim_end());
+                Ok(ExitCode::SUCCESS)
             }
         }
     }

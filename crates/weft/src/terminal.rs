@@ -6,18 +6,13 @@ use std::time::{Duration, Instant};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{
-    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr,
 };
+use weft_bench::terminal::in_locale;
 
 /// Columns of standard output; `None` for a file or a pipe, whose lines may have any length.
 pub(crate) fn width() -> Option<u16> {
-    let out = stdout();
-    if !out.is_terminal() {
-        return None;
-    }
-    let told = tcgetwinsize(&out).map_or(0, |size| size.ws_col);
-    let named = || std::env::var("COLUMNS").ok()?.parse().ok();
-    Some(told).filter(|n| *n > 0).or_else(named).or(Some(80))
+    weft_bench::terminal::width(&stdout())
 }
 
 /// Column titles or values, two that share a column where the terminal is narrow.
@@ -67,7 +62,7 @@ fn laid_out<Row: AsRef<[String]>>(
     for column in table.column_iter_mut().skip(numbers) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    table.to_string()
+    in_locale(&table.to_string()).into_owned()
 }
 
 /// Keys one by one, while it lives: without Enter, not shown.

@@ -85,6 +85,45 @@ fn manual_pages() {
 }
 
 #[test]
+fn what_a_newcomer_types() {
+    let out = Output::of(weft().args(["man", "cp"]));
+    out.ok();
+    assert!(out.stdout.contains("clobber"), "{}", out.stdout);
+    let out = Output::of(weft().args(["man", "nosuch"]));
+    assert_eq!(out.code, 2);
+    assert!(
+        out.stderr.contains("no subcommand `nosuch`"),
+        "{}",
+        out.stderr
+    );
+    let out = Output::of(weft().arg("version"));
+    out.ok();
+    assert!(out.stdout.starts_with("weft "), "{}", out.stdout);
+    let home = tempfile::tempdir().unwrap();
+    let mut key = weft();
+    let key = key
+        .args(["key", "show"])
+        .env("XDG_CONFIG_HOME", home.path());
+    let out = Output::of(key);
+    assert_eq!(out.code, 1);
+    assert!(out.stderr.contains("no key pair"), "{}", out.stderr);
+    let out = Output::of(weft().args(["join", "--help"]).env("PATH", "/nowhere"));
+    assert!(out.stdout.contains("Data Roundabout"), "{}", out.stdout);
+    let out = Output::of(weft().args(["stat", "abc"]));
+    assert_eq!(out.code, 2);
+    assert!(out.stderr.contains("number of a process"), "{}", out.stderr);
+}
+
+#[test]
+fn tables_are_ascii_where_the_locale_is() {
+    let doctor = |locale: &str| Output::of(weft().arg("doctor").env("LC_ALL", locale));
+    let plain = doctor("C");
+    assert!(plain.stdout.is_ascii(), "{}", plain.stdout);
+    assert!(plain.stdout.starts_with("+--"), "{}", plain.stdout);
+    assert!(doctor("C.UTF-8").stdout.starts_with('┌'));
+}
+
+#[test]
 fn completion_scripts() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let out = Output::of(weft().args(["completion", shell]));

@@ -465,7 +465,7 @@ impl Op {
     /// The operation is over: close its memory, and tell.
     ///
     /// # Errors
-    /// The peer is in the memory: it is to be told later.
+    /// The peer is in the memory: the end is told later.
     #[inline]
     pub(super) fn finish(
         &mut self,

@@ -136,7 +136,7 @@ pub(super) struct Io {
     pub(super) deaf: bool,
     /// The program has closed the socket: nobody receives any more.
     pub(super) unwanted: bool,
-    /// The same, and all that is to be sent before has been started.
+    /// The same, and everything before it has been started.
     pub(super) closing: bool,
     /// The queue pair has been closed.
     pub(super) closed: bool,

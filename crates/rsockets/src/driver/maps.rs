@@ -7,11 +7,11 @@ use rustix::io::Errno;
 use weft_sockets::error::errno;
 use weft_sockets::lock::lock;
 use weft_sockets::memory::{Source, total};
+use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 use weft_verbs::{Access, Mr, RawMemory};
 
-use super::send::Sender;
-use super::{Conn, Core};
+use super::{Conn, Core, Sender};
 use crate::machine::{Endpoint, Write};
 use crate::wire::{Buffer, ENTRY_LEN, MAP_LEN, Message, key_and_len};
 
@@ -19,7 +19,7 @@ use crate::wire::{Buffer, ENTRY_LEN, MAP_LEN, Message, key_and_len};
 #[derive(Default)]
 pub(super) struct Maps {
     list: Vec<Map>,
-    /// Entries of the peer's table that it is to be told of: index, offset, place.
+    /// Entries of the peer's table that it has not been told of: index, offset, place.
     updates: VecDeque<(u16, u64, Buffer)>,
 }
 

@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 use weft_sockets::lock::{lock, try_lock};
 use weft_sockets::memory::{Sink, room, scatter};
+use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 
 use super::{Conn, Core};
@@ -81,9 +82,9 @@ impl Conn {
 /// What there is to receive, `skip` bytes on; nothing while more may come.
 fn find(core: &mut Core, skip: usize) -> Option<Result<Found, Errno>> {
     let Some(machine) = &core.machine else {
-        return Some(Err(core.over.unwrap_or(Errno::NOTCONN)));
+        return Some(Err(core.state.over.unwrap_or(Errno::NOTCONN)));
     };
-    if core.read_shut {
+    if core.state.read_shut {
         return Some(Ok(Found::End));
     }
     let (at, len) = machine.next_run(skip);
@@ -93,5 +94,5 @@ fn find(core: &mut Core, skip: usize) -> Option<Result<Found, Errno>> {
     if machine.peer_is_done() {
         return Some(Ok(Found::End));
     }
-    core.over.map(Err)
+    core.state.over.map(Err)
 }

@@ -7,11 +7,11 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use weft_sockets::lock::{lock, try_lock};
 use weft_sockets::memory::{Source, gather, take, total};
+use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 use weft_verbs::{Access, InlineData, Mr, RemoteAddr, SendWr};
 
-use super::maps::Maps;
-use super::{Conn, Core, QUIET};
+use super::{Conn, Core, QUIET, Sender};
 use crate::machine::Write;
 use crate::wire::Message;
 
@@ -21,16 +21,6 @@ const DIRECT_MIN: usize = 16 << 10;
 const CHUNK: usize = 64 << 10;
 /// A send begins when the send buffer has room for this many bytes, or all.
 const LOW: usize = 2048;
-
-/// What only the thread that sends touches.
-#[derive(Default)]
-pub(super) struct Sender {
-    /// The send buffer, made when it is first needed.
-    buffer: Option<Mr>,
-    /// Where its next bytes go.
-    at: usize,
-    pub(super) maps: Maps,
-}
 
 /// How bytes get out.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -131,7 +121,7 @@ impl Conn {
         if direct.is_some() {
             // The program's memory is its own again when we return.
             self.wait_through(None, |core| {
-                (core.flying.direct == 0 || core.over.is_some()).then_some(())
+                (core.flying.direct == 0 || core.state.over.is_some()).then_some(())
             });
         }
         match failed {
@@ -145,12 +135,12 @@ impl Conn {
     /// Why nothing can be sent.
     pub(super) fn no_send(core: &Core) -> Result<(), Errno> {
         let Some(machine) = &core.machine else {
-            return Err(core.over.unwrap_or(Errno::NOTCONN));
+            return Err(core.state.over.unwrap_or(Errno::NOTCONN));
         };
-        if core.send_shut || machine.is_shut() {
+        if core.state.send_shut || machine.is_shut() {
             return Err(Errno::PIPE);
         }
-        if let Some(errno) = core.over {
+        if let Some(errno) = core.state.over {
             return Err(errno);
         }
         if machine.peer_is_gone() {
@@ -277,7 +267,7 @@ impl Conn {
             tracing::debug!(%error, "a send was refused");
             self.with(|core| {
                 self.fail(core, Errno::CONNRESET);
-                core.over.unwrap_or(Errno::CONNRESET)
+                core.state.over.unwrap_or(Errno::CONNRESET)
             })
         })
     }

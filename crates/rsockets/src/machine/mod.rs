@@ -54,7 +54,7 @@ pub enum Violation {
     Unknown(#[from] crate::wire::Unknown),
 }
 
-/// What is to be told the peer.
+/// What the peer must be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// To be written first: an entry of its table.
@@ -244,7 +244,7 @@ impl Endpoint {
         }
     }
 
-    /// What is to be told the peer now; nothing while nothing is.
+    /// What the peer must be told now, if anything.
     pub fn grant(&mut self) -> Option<Grant> {
         if self.peer_gone || self.we_left {
             return None;
@@ -279,12 +279,12 @@ impl Endpoint {
 
     // ---- sending ---------------------------------------------------------------------------------------------------
 
-    /// The entry of our table that is to be looked at, where there is no room left.
+    /// The entry of our table to look at, where no room is left.
     pub fn entry_wanted(&self) -> Option<usize> {
         (self.room.len == 0).then_some(self.slot)
     }
 
-    /// That entry names a half of the peer's receive buffer. It is used up with this: what stands there is to be made void.
+    /// That entry names a half of the peer's receive buffer. It is used up with this: the caller clears it.
     pub fn entry(&mut self, buffer: Buffer) {
         if self.room.len == 0 {
             self.room = buffer;
@@ -361,7 +361,7 @@ impl Endpoint {
 
     // ---- ends ------------------------------------------------------------------------------------------------------
 
-    /// We send no more; what is to be told the peer.
+    /// We send no more; what the peer must be told.
     pub fn shut_down(&mut self) -> Option<Message> {
         if self.we_shut || self.peer_gone {
             self.we_shut = true;
@@ -375,7 +375,7 @@ impl Endpoint {
         Some(Message::Shutdown)
     }
 
-    /// We neither send nor receive any more; what is to be told the peer.
+    /// We neither send nor receive any more; what the peer must be told.
     pub fn leave(&mut self) -> Option<Message> {
         let told = self.we_left || self.peer_gone;
         self.we_shut = true;

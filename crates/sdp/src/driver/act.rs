@@ -1,6 +1,7 @@
 //! Carrying out what the machine says.
 
 use smallvec::SmallVec;
+use weft_sockets::stream::Stream as _;
 use weft_verbs::{InlineData, PostReason, RemoteAddr, SendWr, SgList};
 
 use super::{Conn, Core, INLINE, LONGEST, MOST_POSTED, TAG_SEND};
@@ -22,10 +23,10 @@ pub(super) struct Mark {
 }
 
 impl Conn {
-    /// Do all that is to be done, as far as there is room for it.
+    /// Carry out the machine's actions, as far as there is room for them.
     pub(super) fn act(&self, core: &mut Core) {
         loop {
-            if core.over.is_some() || core.posted >= MOST_POSTED {
+            if core.state.over.is_some() || core.posted >= MOST_POSTED {
                 break;
             }
             let Some(action) = core
@@ -36,7 +37,7 @@ impl Conn {
                 break;
             };
             match action {
-                Action::Repost { buffer } => core.recvs.push(self.receive(buffer)),
+                Action::Repost { buffer } => core.state.recvs.push(self.receive(buffer)),
                 Action::Urgent { buffer, off } => {
                     let mut byte = [0];
                     if self
@@ -74,10 +75,10 @@ impl Conn {
     }
 
     fn post_receives(&self, core: &mut Core) {
-        if !core.recvs.is_empty() {
+        if !core.state.recvs.is_empty() {
             // Refused only when the connection has ended.
-            let _ = self.qp.post_recv(&core.recvs);
-            core.recvs.clear();
+            let _ = self.qp.post_recv(&core.state.recvs);
+            core.state.recvs.clear();
         }
     }
 

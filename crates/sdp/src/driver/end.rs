@@ -7,6 +7,7 @@ use weft_sockets::lock::lock;
 
 use super::{Conn, Core, Fetch, lingering};
 use crate::machine::Endpoint;
+use weft_sockets::stream::Stream as _;
 use weft_verbs::above::CqAbove;
 
 /// How long a close waits for a peer that is in the program's memory.
@@ -22,14 +23,14 @@ impl Conn {
         if core.read == Fetch::Going {
             core.read = Fetch::Failed;
         }
-        if core.over.is_none() {
+        if core.state.over.is_none() {
             let machine = core.machine.as_ref();
             let closed = machine.is_some_and(Endpoint::peer_closed);
             // A peer that has said its end, and gone, has closed; sends get EPIPE.
-            core.over = Some(Errno::CONNRESET);
+            core.state.over = Some(Errno::CONNRESET);
             if !closed {
                 tracing::debug!("the connection ended without a farewell");
-                core.error.get_or_insert(Errno::CONNRESET);
+                core.state.error.get_or_insert(Errno::CONNRESET);
             }
         }
         Self::drop_sources(core);
@@ -41,7 +42,7 @@ impl Conn {
             if core.machine.is_none() {
                 return Err(Errno::NOTCONN);
             }
-            core.read_shut = true;
+            core.state.read_shut = true;
             self.wake();
             Ok(())
         })
@@ -50,7 +51,7 @@ impl Conn {
     /// The program sends no more.
     pub(crate) fn shut_write(&self) -> Result<(), Errno> {
         let connected = self.with(|core| {
-            core.send_shut = true;
+            core.state.send_shut = true;
             self.wake();
             core.machine.is_some()
         });
@@ -72,7 +73,7 @@ impl Conn {
     pub(super) fn part(&self, core: &Core) {
         let machine = core.machine.as_ref();
         let flushed = machine.is_none_or(|m| m.is_shut() && m.is_flushed());
-        if flushed && core.sources.is_empty() && core.over.is_none() {
+        if flushed && core.sources.is_empty() && core.state.over.is_none() {
             self.qp.disconnect();
         }
     }
@@ -83,8 +84,8 @@ impl Conn {
     pub(crate) fn close(&self, patience: Duration) {
         if patience.is_zero() {
             self.with(|core| {
-                core.read_shut = true;
-                core.send_shut = true;
+                core.state.read_shut = true;
+                core.state.send_shut = true;
                 self.fail(core, Errno::CONNRESET);
                 Self::drop_sources(core);
                 self.wake();
@@ -95,7 +96,7 @@ impl Conn {
         if self.shut_write().is_err() {
             return;
         }
-        let gone = |core: &Core| core.over.is_some() || self.end.get().is_some();
+        let gone = |core: &Core| core.state.over.is_some() || self.end.get().is_some();
         let deadline = Instant::now() + patience;
         self.wait_through(Some(deadline), |core| {
             let flushed = core
@@ -139,7 +140,7 @@ impl Conn {
                 self.act(core);
             });
             self.cq.release();
-            if self.end.get().is_some() || self.with(|core| core.over.is_some()) {
+            if self.end.get().is_some() || self.with(|core| core.state.over.is_some()) {
                 lock(&lingering).retain(|other| !std::sync::Arc::ptr_eq(other, &me));
             }
         }

@@ -11,20 +11,17 @@ mod source;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use weft_sockets::bell::Bell;
 use weft_sockets::error::errno;
-use weft_sockets::lock::{lock, try_lock};
-use weft_verbs::above::CqAbove;
+use weft_sockets::stream::{Base, Lingering, State, Stream};
 use weft_verbs::{
-    Access, Cq, Device, Doorbell, EndReason, Mr, Path, Pd, PerProcess, Qp, QpInit, RecvWr, Wc,
-    WcStatus,
+    Access, Device, Doorbell, EndReason, Mr, Pd, PerProcess, QpInit, RecvWr, Wc, WcStatus,
 };
 
 use crate::ledger::Ledger;
@@ -36,8 +33,6 @@ use act::Mark;
 use recv::Receiver;
 use source::Source;
 
-/// Completions taken at once.
-const BATCH: usize = 32;
 const TAG: u64 = 3 << 62;
 const TAG_SEND: u64 = 0;
 const TAG_RECV: u64 = 1 << 62;
@@ -51,7 +46,7 @@ const INLINE: usize = 256;
 const LOW: u32 = 2048;
 
 /// Closed by their programs, with something left to do.
-fn lingering() -> Arc<Mutex<Vec<Arc<Conn>>>> {
+fn lingering() -> Lingering<Conn> {
     static LINGERING: PerProcess<Mutex<Vec<Arc<Conn>>>> = PerProcess::new();
     let Ok(lingering) = LINGERING.get(|| Ok::<_, Infallible>(Arc::default()));
     lingering
@@ -67,7 +62,8 @@ enum Fetch {
 }
 
 /// What the lock guards.
-struct Core {
+pub(crate) struct Core {
+    state: State,
     /// There once the peer has greeted.
     machine: Option<Endpoint>,
     policy: Policy,
@@ -87,37 +83,19 @@ struct Core {
     copies: usize,
     read: Fetch,
     urgent: Option<u8>,
-    /// Room for completions and receives, kept from one look to the next.
-    wcs: Vec<Wc>,
-    recvs: Vec<RecvWr>,
-    /// The connection broke.
-    over: Option<Errno>,
-    /// For `SO_ERROR`.
-    error: Option<Errno>,
-    /// The program reads, or sends, no more.
-    read_shut: bool,
-    send_shut: bool,
     /// The program has closed it.
     closing: bool,
 }
 
 /// A connection, or one to be.
 pub(crate) struct Conn {
-    qp: Qp,
-    cq: Cq,
+    base: Base<Core>,
     pd: Pd,
     options: Options,
-    core: Mutex<Core>,
-    /// Somebody had something for the core while another had the lock.
-    pending: AtomicBool,
     /// A thread waits for memory that is being sent.
     wanted: AtomicBool,
-    /// How the queue pair ended.
-    end: OnceLock<EndReason>,
     /// There with the machine.
     peer: OnceLock<Hello>,
-    /// Threads in [`Conn::wait_until`].
-    waiting: AtomicU32,
     sender: Mutex<()>,
     receiver: Mutex<Receiver>,
     /// The send buffer, headers on their way, receives, locks of the peer's sources, and where the answers of atomics arrive.
@@ -126,7 +104,6 @@ pub(crate) struct Conn {
     inbox: Mr,
     locks: Mr,
     answer: Mr,
-    bell: Arc<Bell>,
     doorbell: OnceLock<Doorbell>,
     me: Weak<Conn>,
 }
@@ -163,6 +140,7 @@ impl Conn {
                 let _ = lock_words.store_u64(8 * index, locks::word(index as u32, locks::FREE));
             }
             let core = Core {
+                state: State::default(),
                 machine: None,
                 policy: Policy::new(options.mode, options.zero_copy, options.fault_limit),
                 ledger: Ledger::default(),
@@ -176,25 +154,14 @@ impl Conn {
                 copies: 0,
                 read: Fetch::None,
                 urgent: None,
-                wcs: vec![Wc::default(); BATCH],
-                recvs: Vec::new(),
-                over: None,
-                error: None,
-                read_shut: false,
-                send_shut: false,
                 closing: false,
             };
             Ok(Arc::new_cyclic(|me: &Weak<Conn>| Conn {
-                qp,
-                cq,
+                base: Base::new(qp, cq, core, bell),
                 pd,
                 options,
-                core: Mutex::new(core),
-                pending: AtomicBool::new(false),
                 wanted: AtomicBool::new(false),
-                end: OnceLock::new(),
                 peer: OnceLock::new(),
-                waiting: AtomicU32::new(0),
                 sender: Mutex::default(),
                 receiver: Mutex::default(),
                 ring,
@@ -202,7 +169,6 @@ impl Conn {
                 inbox,
                 locks: lock_words,
                 answer,
-                bell,
                 doorbell: OnceLock::new(),
                 me: me.clone(),
             }))
@@ -212,12 +178,7 @@ impl Conn {
             .map(|place| conn.receive(place))
             .collect();
         conn.qp.post_recv(&recvs).map_err(|_| Errno::IO)?;
-        let me = conn.me.clone();
-        conn.cq.set_hook(move || {
-            if let Some(conn) = me.upgrade() {
-                conn.settle();
-            }
-        });
+        Conn::set_hook(&conn.me, &conn.cq);
         Ok(conn)
     }
 
@@ -241,11 +202,6 @@ impl Conn {
             lock_addr: self.locks.addr(),
             lock_key: self.locks.rkey(),
         }
-    }
-
-    /// The queue pair, to connect it.
-    pub(crate) fn qp(&self) -> &Qp {
-        &self.qp
     }
 
     /// Settings, as they are in effect.
@@ -272,14 +228,7 @@ impl Conn {
             peer_sources: self.options.sources,
         };
         let _ = self.peer.set(peer);
-        let me = self.me.clone();
-        self.qp.on_end(move |reason| {
-            let Some(conn) = me.upgrade() else { return };
-            let _ = conn.end.set(reason);
-            conn.cq.interrupt();
-            conn.settle();
-            lock(&lingering()).retain(|other| !Arc::ptr_eq(other, &conn));
-        });
+        self.hear_end(self.me.clone(), lingering());
         self.with(|core| {
             core.machine = Some(Endpoint::new(&config));
             self.process(core);
@@ -287,21 +236,9 @@ impl Conn {
         Ok(())
     }
 
-    pub(crate) fn path(&self) -> Option<Path> {
-        self.qp.path()
-    }
-
     /// Whether it goes through shared memory.
     fn is_local(&self) -> bool {
         self.qp.path().is_some_and(|path| path.transport == "local")
-    }
-
-    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
-        self.qp.local_addr()
-    }
-
-    pub(crate) fn peer_addr(&self) -> Option<SocketAddr> {
-        self.qp.peer_addr()
     }
 
     pub(crate) fn mode(&self) -> Mode {
@@ -338,103 +275,6 @@ impl Conn {
 
     // ---- progress --------------------------------------------------------------------------------------------------
 
-    /// Do something under the lock, and then what others left meanwhile.
-    fn with<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
-        let out = f(&mut lock(&self.core));
-        if self.pending.load(Ordering::SeqCst) {
-            self.settle();
-        }
-        out
-    }
-
-    /// Do what completions ask for. From any thread, also one that has the lock: then its holder does it.
-    fn settle(&self) {
-        loop {
-            let core = try_lock(&self.core).or_else(|| {
-                self.pending.store(true, Ordering::SeqCst);
-                try_lock(&self.core)
-            });
-            let Some(mut core) = core else { return };
-            self.pending.store(false, Ordering::SeqCst);
-            self.process(&mut core);
-            drop(core);
-            if !self.pending.load(Ordering::SeqCst) {
-                return;
-            }
-        }
-    }
-
-    /// Drive the connection once.
-    fn drive(&self, core: &mut Core) {
-        if self.cq.look() || self.end.get().is_some() {
-            self.process(core);
-        }
-    }
-
-    fn process(&self, core: &mut Core) {
-        if core.machine.is_none() {
-            // What comes before the greeting has been looked at waits in the completion queue.
-            return;
-        }
-        // Completions of before the end are there when we see the end.
-        let ended = self.end.get().is_some();
-        let mut changed = false;
-        let mut wcs = std::mem::take(&mut core.wcs);
-        loop {
-            let Ok(n) = self.cq.take(&mut wcs) else {
-                self.fail(core, Errno::IO);
-                break;
-            };
-            for wc in &wcs[..n] {
-                if let Err(errno) = self.completed(core, wc) {
-                    self.fail(core, errno);
-                }
-            }
-            changed |= n > 0;
-            if n < wcs.len() {
-                break;
-            }
-        }
-        core.wcs = wcs;
-        if self.wanted.swap(false, Ordering::SeqCst) {
-            self.serve_wanted(core);
-        }
-        self.act(core);
-        if ended {
-            Self::ended(core);
-            changed = true;
-        }
-        if changed {
-            self.wake();
-        }
-    }
-
-    /// Something has changed that others may wait for.
-    fn wake(&self) {
-        if self.waiting.load(Ordering::SeqCst) > 0 {
-            self.cq.interrupt();
-        }
-        self.bell.ring();
-    }
-
-    /// What a completion means. The error is for the whole connection.
-    fn completed(&self, core: &mut Core, wc: &Wc) -> Result<(), Errno> {
-        let good = wc.status == WcStatus::Success;
-        if !good && wc.status != WcStatus::WrFlushErr {
-            tracing::debug!(status = %wc.status, "a work request failed");
-        }
-        match wc.wr_id & TAG {
-            TAG_READ if good => core.read = Fetch::Done,
-            TAG_READ => core.read = Fetch::Failed,
-            TAG_LOCK => self.locked(core, good),
-            // The end of the queue pair follows a failure.
-            _ if !good => {}
-            TAG_SEND => Self::transmitted(core),
-            _ => return self.arrived(core, (wc.wr_id & !TAG) as u32, wc.byte_len),
-        }
-        Ok(())
-    }
-
     /// A message has come.
     fn arrived(&self, core: &mut Core, place: u32, len: u32) -> Result<(), Errno> {
         let at = place as usize * self.slot();
@@ -455,117 +295,73 @@ impl Conn {
             Errno::PROTO
         })
     }
+}
 
-    /// The connection cannot go on.
-    fn fail(&self, core: &mut Core, errno: Errno) {
-        if core.over.is_none() {
-            core.over = Some(errno);
-            core.error = Some(errno);
-            self.qp.to_error();
+impl AsMut<State> for Core {
+    fn as_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Deref for Conn {
+    type Target = Base<Core>;
+
+    fn deref(&self) -> &Base<Core> {
+        &self.base
+    }
+}
+
+impl Stream for Conn {
+    type Core = Core;
+
+    fn is_established(core: &Core) -> bool {
+        core.machine.is_some()
+    }
+
+    fn completed(&self, core: &mut Core, wc: &Wc) -> Result<(), Errno> {
+        let good = wc.status == WcStatus::Success;
+        if !good && wc.status != WcStatus::WrFlushErr {
+            tracing::debug!(status = %wc.status, "a work request failed");
         }
-    }
-
-    /// Sleep until `test` finds something; drives the connection.
-    ///
-    /// # Errors
-    /// `EAGAIN` when the time is up, `EINTR` when a signal's handler ran.
-    fn wait_until<T>(
-        &self,
-        deadline: Option<Instant>,
-        mut test: impl FnMut(&mut Core) -> Option<T>,
-    ) -> Result<T, Errno> {
-        self.waiting.fetch_add(1, Ordering::SeqCst);
-        let found = loop {
-            let (found, epoch) = self.with(|core| {
-                self.process(core);
-                // Whatever changes from here on makes another epoch.
-                (test(core), self.cq.epoch())
-            });
-            if let Some(found) = found {
-                break Ok(found);
-            }
-            let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                break Err(Errno::AGAIN);
-            }
-            if self.cq.watch(epoch, true, left) {
-                break Err(Errno::INTR);
-            }
-        };
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
-        found
-    }
-
-    /// The same whatever signals come. `None`: the time is up.
-    fn wait_through<T>(
-        &self,
-        deadline: Option<Instant>,
-        mut test: impl FnMut(&mut Core) -> Option<T>,
-    ) -> Option<T> {
-        loop {
-            match self.wait_until(deadline, &mut test) {
-                Err(Errno::INTR) => {}
-                waited => return waited.ok(),
-            }
+        match wc.wr_id & TAG {
+            TAG_READ if good => core.read = Fetch::Done,
+            TAG_READ => core.read = Fetch::Failed,
+            TAG_LOCK => self.locked(core, good),
+            // The end of the queue pair follows a failure.
+            _ if !good => {}
+            TAG_SEND => Self::transmitted(core),
+            _ => return self.arrived(core, (wc.wr_id & !TAG) as u32, wc.byte_len),
         }
+        Ok(())
     }
 
-    // ---- readiness -------------------------------------------------------------------------------------------------
-
-    /// What the connection is ready for.
-    pub(crate) fn ready(&self) -> PollFlags {
-        self.with(|core| {
-            self.drive(core);
-            Self::ready_now(core)
-        })
+    fn go_on(&self, core: &mut Core, ended: Option<EndReason>) -> bool {
+        if self.wanted.swap(false, Ordering::SeqCst) {
+            self.serve_wanted(core);
+        }
+        self.act(core);
+        if ended.is_some() {
+            Self::ended(core);
+        }
+        ended.is_some()
     }
 
-    fn ready_now(core: &Core) -> PollFlags {
+    fn ready_now(&self, core: &mut Core) -> PollFlags {
         let mut ready = PollFlags::empty();
         let Some(machine) = &core.machine else {
             return ready;
         };
-        let over = core.over.is_some();
-        let end = machine.peer_closed() || core.read_shut || over;
+        let over = core.state.over.is_some();
+        let end = machine.peer_closed() || core.state.read_shut || over;
         ready.set(PollFlags::IN, end || machine.readable() > 0);
         ready.set(PollFlags::PRI, core.urgent.is_some());
         ready.set(PollFlags::RDHUP, end);
-        let no_send = over || core.send_shut;
+        let no_send = over || core.state.send_shut;
         ready.set(PollFlags::OUT, no_send || machine.room() >= LOW);
         // Not before what came has been read: programs take it for the end of everything.
         let hung_up = machine.peer_closed() && machine.is_shut() && machine.readable() == 0;
         ready.set(PollFlags::HUP, over || hung_up);
-        ready.set(PollFlags::ERR, core.error.is_some());
+        ready.set(PollFlags::ERR, core.state.error.is_some());
         ready
-    }
-
-    /// Sleep until the connection is ready for something of `wanted`, or the time is up.
-    ///
-    /// # Errors
-    /// `EINTR` when a signal's handler ran.
-    pub(crate) fn wait_ready(
-        &self,
-        wanted: PollFlags,
-        deadline: Option<Instant>,
-    ) -> Result<PollFlags, Errno> {
-        let wanted = wanted | PollFlags::ERR | PollFlags::HUP;
-        let waited = self.wait_until(deadline, |core| {
-            let ready = Self::ready_now(core) & wanted;
-            (!ready.is_empty()).then_some(ready)
-        });
-        match waited {
-            Err(Errno::AGAIN) => Ok(PollFlags::empty()),
-            waited => waited,
-        }
-    }
-
-    /// The program goes to sleep somewhere else: the engine drives.
-    pub(crate) fn leave_it(&self) {
-        self.cq.release();
-    }
-
-    /// The error that `SO_ERROR` tells once.
-    pub(crate) fn take_error(&self) -> Option<Errno> {
-        self.with(|core| core.error.take())
     }
 }

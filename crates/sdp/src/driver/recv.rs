@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 use weft_sockets::lock::{lock, try_lock};
 use weft_sockets::memory::{Sink, room, scatter};
+use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 use weft_verbs::{Access, Mr, RawMemory, RemoteAddr, SendWr, protect};
 
@@ -121,11 +122,11 @@ impl Conn {
 
     /// What there is to receive, `skip` bytes on; nothing while more may come. `fresh`: the call has nothing yet, so it goes past a mark.
     fn find_next(&self, core: &mut Core, skip: usize, fresh: bool) -> Option<Result<Found, Errno>> {
-        let over = core.over;
+        let over = core.state.over;
         let Some(machine) = &mut core.machine else {
             return Some(Err(over.unwrap_or(Errno::NOTCONN)));
         };
-        if core.read_shut {
+        if core.state.read_shut {
             return Some(Ok(Found::End));
         }
         loop {
@@ -249,7 +250,7 @@ impl Conn {
             .sge(to.sge(0, len))
             .signaled();
         self.with(|core| {
-            if let Some(errno) = core.over {
+            if let Some(errno) = core.state.over {
                 return Err(errno);
             }
             core.read = Fetch::Going;
@@ -260,7 +261,7 @@ impl Conn {
             })
         })?;
         let done = self.wait_through(None, |core| {
-            let failed = core.over.unwrap_or(Errno::CONNRESET);
+            let failed = core.state.over.unwrap_or(Errno::CONNRESET);
             match core.read {
                 Fetch::Done => {
                     core.read = Fetch::None;
@@ -287,7 +288,7 @@ impl Conn {
             return None;
         }
         self.with(|core| {
-            if core.policy.mode() == Mode::Bsdp || core.over.is_some() {
+            if core.policy.mode() == Mode::Bsdp || core.state.over.is_some() {
                 return None;
             }
             let machine = core.machine.as_mut()?;
@@ -317,7 +318,7 @@ impl Conn {
     ) -> Result<Found, Errno> {
         let open = self.with(|core| {
             let machine = core.machine.as_mut()?;
-            if machine.has_sink() && core.over.is_none() {
+            if machine.has_sink() && core.state.over.is_none() {
                 machine.cancel_sink();
                 self.act(core);
             }
@@ -327,7 +328,7 @@ impl Conn {
             self.wait_through(None, |core| {
                 let machine = core.machine.as_ref();
                 let closed = machine.is_none_or(|machine| !machine.has_sink());
-                (closed || core.over.is_some()).then_some(())
+                (closed || core.state.over.is_some()).then_some(())
             });
         }
         drop(region);

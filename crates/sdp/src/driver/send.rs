@@ -5,6 +5,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use weft_sockets::lock::{lock, try_lock};
 use weft_sockets::memory::{Source, gather, take, total};
+use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
 use weft_verbs::above::CqAbove;
 use weft_verbs::{InlineData, RawMemory, protect};
@@ -84,12 +85,12 @@ impl Conn {
     /// Why nothing can be sent.
     fn no_send(core: &Core) -> Result<(), Errno> {
         let Some(machine) = &core.machine else {
-            return Err(core.over.unwrap_or(Errno::NOTCONN));
+            return Err(core.state.over.unwrap_or(Errno::NOTCONN));
         };
-        if core.send_shut || machine.is_shut() {
+        if core.state.send_shut || machine.is_shut() {
             return Err(Errno::PIPE);
         }
-        match core.over {
+        match core.state.over {
             Some(_) if machine.peer_closed() => Err(Errno::PIPE),
             Some(errno) => Err(errno),
             None => Ok(()),
@@ -228,8 +229,9 @@ impl Conn {
             core.ledger.sync_bytes += len as u64;
             core.ledger.sync_sends += 1;
         });
-        let back =
-            |core: &mut Core| (core.over.is_some() || Self::is_back(core, op)).then_some(core.over);
+        let back = |core: &mut Core| {
+            (core.state.over.is_some() || Self::is_back(core, op)).then_some(core.state.over)
+        };
         let patience = self
             .options
             .patience
@@ -251,7 +253,7 @@ impl Conn {
         let over = over.unwrap_or_else(|_| {
             // Out of time, or a signal came: the bytes are as good as sent.
             self.insist(op);
-            self.with(|core| core.over)
+            self.with(|core| core.state.over)
         });
         match over {
             None => Ok(len),
@@ -268,7 +270,7 @@ impl Conn {
         let nap = std::time::Duration::from_millis(1);
         loop {
             let back = self.wait_through(Some(Instant::now() + nap), |core| {
-                (core.over.is_some() || Self::is_back(core, op)).then_some(())
+                (core.state.over.is_some() || Self::is_back(core, op)).then_some(())
             });
             if back.is_some() {
                 return;

@@ -8,6 +8,7 @@
 use std::time::Instant;
 
 use rustix::io::Errno;
+use weft_sockets::stream::Stream as _;
 use weft_verbs::protect::Hold;
 use weft_verbs::{Access, Mr, RawMemory, RemoteAddr, SendWr, Sge};
 
@@ -165,7 +166,7 @@ impl Conn {
 
     /// Threads wait for memory of ours: do what can be done for them.
     pub(super) fn serve_wanted(&self, core: &mut Core) {
-        if core.over.is_some() {
+        if core.state.over.is_some() {
             return;
         }
         let mode = core.policy.mode();

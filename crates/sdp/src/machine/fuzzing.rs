@@ -197,7 +197,7 @@ fn peer(end: &mut Endpoint, books: &mut Books, input: &mut Input<'_>) -> bool {
     end.on_message(place, &message).is_ok()
 }
 
-/// Carry out what is to be done.
+/// Carry out the actions.
 fn settle(end: &mut Endpoint, books: &mut Books) {
     while let Some(action) = end.poll() {
         match action {

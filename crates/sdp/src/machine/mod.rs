@@ -204,7 +204,7 @@ pub struct Endpoint {
     credits: Credits,
     tx: tx::Sender,
     rx: rx::Receiver,
-    /// What is to be done without a message.
+    /// An action without a message.
     done: VecDeque<Action>,
     stats: Stats,
 }

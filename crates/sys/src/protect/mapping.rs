@@ -250,7 +250,7 @@ fn ask(at: usize, flags: u64) -> io::Result<Mapping> {
     })
 }
 
-/// The bounds of the calling thread's stack; `(0, 0)` where they are not to be had.
+/// The bounds of the calling thread's stack; `(0, 0)` where the system does not tell them.
 fn own_stack() -> (usize, usize) {
     thread_local! {
         static STACK: Cell<Option<(usize, usize)>> = const { Cell::new(None) };

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use weft_advise::machine::Machine;
 use weft_advise::record::{self, Count, Record};
 use weft_bench::advise as bench;
 use weft_bench::report::{Report, Section, machine as about_machine};
+use weft_bench::terminal;
 
 use super::run::plain;
 use super::verbs::{fail, find, refuse};
@@ -141,8 +142,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn measure() -> Result<Machine, Failure> {
-    let bar = std::io::stderr()
-        .is_terminal()
+    let bar = weft_bench::terminal::redraws(&std::io::stderr())
         .then(|| indicatif::ProgressBar::new(bench::STEPS));
     let measured = bench::measure(&bench::Effort::brief(), |what| {
         if let Some(bar) = &bar {
@@ -186,10 +186,8 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
     if record.processes.is_empty() && watched {
         report.sections.push(nothing_seen(record));
     }
-    let width = std::io::stderr()
-        .is_terminal()
-        .then(|| rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| size.ws_col));
-    let text = report.to_text(width);
+    let text = report.to_text(terminal::width(&std::io::stderr()));
+    let text = terminal::in_locale(&text);
     if watched || args.json.as_deref() == Some(Path::new("-")) {
         let _ = writeln!(std::io::stderr(), "\n{text}");
     } else {

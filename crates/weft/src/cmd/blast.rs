@@ -1,6 +1,6 @@
 //! `weft blast`.
 
-use std::io::{BufRead, BufReader, IsTerminal};
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -353,7 +353,7 @@ fn connect(addr: SocketAddr) -> Result<Client, Failure> {
 }
 
 fn progress(global: Global) -> ProgressBar {
-    if global.quiet || !std::io::stderr().is_terminal() {
+    if global.quiet || !weft_bench::terminal::redraws(&std::io::stderr()) {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(STEPS as u64);

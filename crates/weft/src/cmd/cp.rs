@@ -1,7 +1,6 @@
 //! `weft cp`.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -442,7 +441,7 @@ struct Show {
 
 impl Show {
     fn new(total: u64, silent: bool) -> Self {
-        let terminal = std::io::stderr().is_terminal();
+        let terminal = weft_bench::terminal::redraws(&std::io::stderr());
         let bar = (terminal && !silent).then(|| {
             let style =
                 "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";

@@ -10,7 +10,7 @@ use crate::failure::{Exit, Failure};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Write the report here, as one self-contained page
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", default_value = "weft-demo.html")]
     html: PathBuf,
     /// Length of the file that is moved
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = file_size)]

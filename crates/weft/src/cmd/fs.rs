@@ -1,7 +1,7 @@
 //! `weft fs`: remote memory as files.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -528,7 +528,7 @@ fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
 }
 
 fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
-    if hidden || !io::stderr().is_terminal() {
+    if hidden || !weft_bench::terminal::redraws(&io::stderr()) {
         return ProgressBar::hidden();
     }
     let (bar, form) = match len {

@@ -46,7 +46,11 @@ fn find() -> Option<PathBuf> {
 /// # Errors
 /// It is not there, or cannot be started.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let program = find().ok_or_else(|| {
+    let found = find();
+    if found.is_none() && args.args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        super::say(LONG);
+    }
+    let program = found.ok_or_else(|| {
         Failure::failed(format!(
             "{PROGRAM} is neither beside weft nor on PATH: it is built on its own"
         ))

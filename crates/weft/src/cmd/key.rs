@@ -47,6 +47,9 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    /// The same as --show
+    #[command(hide = true)]
+    Show,
     /// Take the key of a peer out of the known ones
     Forget {
         /// All ports of a host, or one
@@ -64,7 +67,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         Some(path) => path.clone(),
         None => Folder::of_user()?.key(),
     };
-    let identity = if args.show {
+    let identity = if args.show || matches!(args.what, Some(What::Show)) {
         keypair::read(&path)?.ok_or_else(|| {
             Failure::failed(format!("there is no key pair in {}", path.display()))
                 .hint("`weft key` makes one")

@@ -10,6 +10,9 @@ pub struct Args {
     /// Write weft.1 and a page for every subcommand into this directory
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// The page of this subcommand
+    #[arg(value_name = "SUBCOMMAND", conflicts_with = "dir")]
+    of: Option<String>,
 }
 
 /// Prints or writes manual pages of this command line.
@@ -23,7 +26,16 @@ pub fn run(args: &Args, command: clap::Command) -> Result<Exit, Failure> {
             .hint("name a directory that exists and that you can write to")
         })?;
     } else {
+        let mut command = command;
         let mut page = Vec::new();
+        if let Some(of) = &args.of {
+            command.build();
+            let found = command.find_subcommand(of).cloned();
+            command = found.ok_or_else(|| {
+                Failure::usage(format!("there is no subcommand `{of}`"))
+                    .hint("`weft --help` lists them")
+            })?;
+        }
         clap_mangen::Man::new(command)
             .render(&mut page)
             .map_err(|e| Failure::failed(format!("cannot make the manual page: {e}")))?;

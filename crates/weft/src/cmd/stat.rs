@@ -1,6 +1,5 @@
 //! `weft stat`.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use weft_verbs::stat::{Survey, survey};
@@ -27,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Only these processes
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", value_parser = pid)]
     pids: Vec<u32>,
     /// Print JSON, one connection a line
     #[arg(long)]
@@ -35,6 +34,11 @@ pub struct Args {
     /// Look again every SECONDS, and show what moved in a second; `q` ends it
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
+}
+
+fn pid(text: &str) -> Result<u32, String> {
+    text.parse()
+        .map_err(|_| "write the number of a process, as `ps` shows it".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -100,8 +104,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             }
         };
         // One that is watched by a program, or goes to a file, is not cleared.
-        if args.watch.is_some() && !args.json && std::io::stdout().is_terminal() {
-            text.insert_str(0, "\x1b[H\x1b[2J");
+        if args.watch.is_some() && !args.json {
+            let out = std::io::stdout();
+            if weft_bench::terminal::redraws(&out) {
+                text.insert_str(0, "\x1b[H\x1b[2J");
+            } else if !first {
+                text.insert(0, '\n');
+            }
         }
         if !super::print(text.as_bytes()) {
             return Ok(Exit::Ok);

@@ -161,7 +161,13 @@ pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
         Failure::failed(format!("cannot run {}: no such program", name.display()))
             .hint("name a program of PATH, or its file, after `--`")
     } else {
-        Failure::failed(format!("cannot run {}: {error}", name.display()))
+        let failure = Failure::failed(format!("cannot run {}: {error}", name.display()));
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => {
+                failure.hint("it is no program, or not executable by this user: see `ls -l`")
+            }
+            _ => failure,
+        }
     };
     fail(code, &failure)
 }
