@@ -130,7 +130,7 @@ fn a_peer_is_told_long_after_the_other() {
         qy.post_recv(&[RecvWr::new(1).sge(y.mr.whole())])
             .expect("room");
         // Long enough for some requests to be given up.
-        std::thread::sleep(Duration::from_millis(1000));
+        std::thread::sleep(Duration::from_secs(1));
         join(y, qy, ey, ex);
         qx.post_send_one(SendWr::send(2).inline(b"at last"))
             .expect("kept");
