@@ -7,12 +7,14 @@
 //! sent from the program's memory and arrive in it.
 
 mod connected;
+mod held;
 mod outgoing;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use weft_verbs::above::CqAbove;
@@ -74,6 +76,8 @@ struct State {
 
 struct Inner {
     state: Mutex<State>,
+    /// The engine found it locked.
+    pending: AtomicBool,
     device: Device,
     /// Connections only to peers of this host.
     near: bool,
@@ -183,6 +187,7 @@ impl Endpoint {
         let inner = Arc::new_cyclic(|weak| Inner {
             weak: weak.clone(),
             state: Mutex::new(state),
+            pending: AtomicBool::new(false),
             device: device.clone(),
             near: setup.near,
             connected_threshold: setup.connected_threshold,
@@ -197,7 +202,7 @@ impl Endpoint {
         let slots: Vec<u32> = (0..RECVS).collect();
         inner.post_recvs(&slots);
         let weak = Arc::downgrade(&inner);
-        inner.cq.set_hook(move || drive(&weak));
+        inner.cq.set_hook(move || held::drive(&weak));
         Ok(Endpoint(inner))
     }
 
@@ -208,7 +213,7 @@ impl Endpoint {
 
     /// Has completions of sends and receives put into these queues.
     pub fn complete_to(&self, sent: Option<&Queue>, received: Option<&Queue>) {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state();
         if let Some(queue) = sent {
             state.sent_to = Arc::clone(queue);
         }
@@ -219,7 +224,7 @@ impl Endpoint {
 
     /// Has sends and receives counted when they are complete, whether they make completions or not.
     pub fn count_to(&self, sent: Option<&Arc<Counter>>, received: Option<&Arc<Counter>>) {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state();
         state.sends_counted.extend(sent.cloned());
         state.recvs_counted.extend(received.cloned());
     }
@@ -229,7 +234,7 @@ impl Endpoint {
     /// # Errors
     /// [`Refused::TooMany`].
     pub fn peer(&self, address: &Address) -> Result<PeerId, Refused> {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state();
         let peer = state.peer(address, Machine::add_peer)?;
         state.machine.name(peer);
         Ok(peer)
@@ -248,7 +253,7 @@ impl Endpoint {
         context: Option<usize>,
         synchronous: bool,
     ) -> Result<(), Refused> {
-        let mut guard = lock(&self.0.state);
+        let mut guard = self.0.state();
         let state = &mut *guard;
         let number = state.memory.number();
         let read = |at: u64, buffer: &mut [u8]| read_ranges(ranges, at as usize, buffer);
@@ -291,7 +296,7 @@ impl Endpoint {
         claim: Option<usize>,
         context: usize,
     ) -> bool {
-        let mut guard = lock(&self.0.state);
+        let mut guard = self.0.state();
         let state = &mut *guard;
         let number = state.memory.number();
         let room = memory.len() as u64;
@@ -322,7 +327,7 @@ impl Endpoint {
 
     /// Posts a receive that takes one message behind the other, until less than `least` bytes are left of its memory.
     pub fn recv_many(&self, memory: RawMemory, want: Want, least: usize, context: usize) {
-        let mut guard = lock(&self.0.state);
+        let mut guard = self.0.state();
         let state = &mut *guard;
         let number = state.memory.number();
         let many = Many {
@@ -344,7 +349,8 @@ impl Endpoint {
     /// Completes with the message that such a receive would take, or with [`Status::NoMessage`]. With `claim` the message is kept for the
     /// receive that names this context.
     pub fn peek(&self, want: &Want, claim: bool, context: usize) {
-        let mut state = self.0.progress(lock(&self.0.state), false);
+        let mut state = self.0.state();
+        self.0.progress(&mut state, false);
         let found = state.machine.peek(want, claim.then_some(context as u64));
         let (peer, meta) = found.unzip();
         let completion = Completion {
@@ -366,7 +372,7 @@ impl Endpoint {
 
     /// Takes the receive with this context back, unless it has a message.
     pub fn cancel(&self, context: usize) {
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state();
         let Some(&number) = state.contexts.get(&context) else {
             return;
         };
@@ -378,7 +384,7 @@ impl Endpoint {
 
     /// Takes what has come, and sends what is to be sent.
     pub fn progress(&self) {
-        drop(self.0.progress(lock(&self.0.state), false));
+        self.0.progress(&mut self.0.state(), false);
     }
 
     /// Waits until something may have happened; not longer than `limit`.
@@ -400,10 +406,7 @@ impl Endpoint {
                 let Some(inner) = weak.upgrade() else {
                     return;
                 };
-                let state = inner.state.try_lock();
-                if let Ok(state) = state {
-                    drop(inner.progress(state, false));
-                }
+                inner.progress(&mut inner.state(), false);
             }
         };
         let thread = std::thread::Builder::new().name("weft-fi".into());
@@ -412,12 +415,12 @@ impl Endpoint {
 
     /// Connections there are, and those that broke.
     pub fn connections(&self) -> (usize, usize) {
-        lock(&self.0.state).connections.count()
+        self.0.state().connections.count()
     }
 
     /// Packets sent again, and bytes of large messages that were asked for again.
     pub fn repeated(&self) -> (u64, u64) {
-        lock(&self.0.state).machine.repeated()
+        self.0.state().machine.repeated()
     }
 }
 
@@ -439,12 +442,7 @@ impl Inner {
         }
     }
 
-    fn progress<'a>(
-        &self,
-        mut guard: MutexGuard<'a, State>,
-        at_once: bool,
-    ) -> MutexGuard<'a, State> {
-        let state = &mut *guard;
+    fn progress(&self, state: &mut State, at_once: bool) {
         let now = self.now();
         self.read_news(state);
         let mut wcs = std::mem::take(&mut state.wcs);
@@ -479,7 +477,6 @@ impl Inner {
         self.take_offers(state);
         self.flush(state, now, at_once);
         state.settle();
-        guard
     }
 
     fn completed(&self, state: &mut State, now: Duration, wc: &Wc, again: &mut Vec<u32>) {
@@ -564,18 +561,20 @@ impl Inner {
     /// Waits for acknowledgements, then tells the peers that nobody is here any more.
     fn close(&self) {
         let end = Instant::now() + LINGER;
-        let mut state = self.progress(lock(&self.state), false);
+        let mut state = self.state();
+        self.progress(&mut state, false);
         while !state.machine.is_said() && Instant::now() < end {
             drop(state);
             let epoch = self.cq.epoch();
             self.cq.watch(epoch, true, Some(TICK));
-            state = self.progress(lock(&self.state), false);
+            state = self.state();
+            self.progress(&mut state, false);
         }
         let mut packet = Vec::new();
         // One may be lost.
         for peer in (0..state.machine.peers()).chain(0..state.machine.peers()) {
             let Some(slot) = state.free.pop() else {
-                state = self.progress(state, false);
+                self.progress(&mut state, false);
                 continue;
             };
             state.machine.bye(peer, &mut packet);
@@ -587,7 +586,7 @@ impl Inner {
         }
         let end = Instant::now() + Duration::from_millis(200);
         while self.qp.outstanding() > 0 && Instant::now() < end {
-            state = self.progress(state, false);
+            self.progress(&mut state, false);
         }
         // The engine may still drive for what comes late: the program's memory is not ours any more.
         state.memory.writes.clear();
@@ -607,18 +606,6 @@ impl Inner {
         drop(state);
         // Without the lock: their end is told to us.
         drop(connections);
-    }
-}
-
-/// Whoever has the lock drives; nobody is waited for.
-fn drive(weak: &Weak<Inner>) {
-    if let Some(inner) = weak.upgrade() {
-        let state = match inner.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        drop(inner.progress(state, true));
     }
 }
 

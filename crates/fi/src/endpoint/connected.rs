@@ -6,7 +6,8 @@ use std::time::Duration;
 use weft_verbs::cm::ConnParam;
 use weft_verbs::{UdDest, Wc, WcOpcode, WcStatus};
 
-use super::{Inner, State, WRITES, drive, lock};
+use super::held::drive;
+use super::{Inner, State, WRITES, lock};
 use crate::host::PeerId;
 use crate::memory::Offer;
 use crate::rc::{self, News};
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!((a.0.connections(), b.0.connections()), ((1, 0), (1, 0)));
         // It breaks in the middle of things: datagrams take over.
         let peer = a.0.peer(&b.0.address()).unwrap();
-        let mut state = super::lock(&a.0.0.state);
+        let mut state = a.0.0.state();
         state.connections.open(peer).unwrap().qp.disconnect();
         drop(state);
         messages(&a, &b, 50);
