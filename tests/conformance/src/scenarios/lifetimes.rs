@@ -129,7 +129,8 @@ pub fn own_region_goes(bed: &Bed) {
             1 => a.post(SendWr::read(1, target.remote(0)).sge(sge)),
             _ => {
                 a.post_recv(RecvWr::new(1).sge(sge));
-                b.run(SendWr::send(1).inline(&[1; 8]));
+                // Complete, or at fault by what the peer says of it, whichever comes first.
+                b.post(SendWr::send(1).inline(&[1; 8]));
                 let wc = a.received();
                 assert_eq!((wc.wr_id, wc.status), (1, WcStatus::LocProtErr), "{wc:?}");
                 continue;
