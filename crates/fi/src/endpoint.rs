@@ -767,17 +767,21 @@ impl Drop for Endpoint {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_closed_endpoint_has_no_memory_of_the_program() {
-        let setup = Setup {
+    /// On any port, without connections.
+    pub(super) fn setup() -> Setup {
+        Setup {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: THRESHOLD,
             connected_threshold: CONNECTED_THRESHOLD,
             weather: Weather::default(),
             connections: 0,
             near: false,
-        };
-        let endpoint = Endpoint::open(&Device::open().unwrap(), &setup).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_closed_endpoint_has_no_memory_of_the_program() {
+        let endpoint = Endpoint::open(&Device::open().unwrap(), &setup()).unwrap();
         let inner = Arc::clone(&endpoint.0);
         let want = Want {
             tagged: false,

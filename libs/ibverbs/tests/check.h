@@ -37,3 +37,24 @@ static struct ibv_context *open_named(const char *name) {
     MUST(context);
     return context;
 }
+
+/* A case of a program, by the name that chooses it on the command line. */
+struct named_case {
+    const char *name;
+    void (*run)(void);
+};
+
+/* Runs the cases that are named, or all of them; how many checks failed, as a status of exit: 99 stands for more, and 100 is that of MUST. */
+static inline int run_cases(const struct named_case *cases, size_t n, int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (size_t i = 0; i < n; i++) {
+        int wanted = argc < 2;
+        for (int k = 1; k < argc; k++) wanted |= !strcmp(argv[k], cases[i].name);
+        if (!wanted) continue;
+        running = cases[i].name;
+        int before = failures;
+        cases[i].run();
+        printf("%s: %s\n", running, failures == before ? "ok" : "FAILED");
+    }
+    return failures > 99 ? 99 : failures;
+}

@@ -2752,10 +2752,7 @@ static void flush_rights(void) {
     }
 }
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-} cases[] = {{"devices", devices},
+static const struct named_case cases[] = {{"devices", devices},
              {"attrs", attrs},
              {"domains", domains},
              {"memory", memory},
@@ -2809,15 +2806,5 @@ static const struct {
              {"races", races}};
 
 int main(int argc, char **argv) {
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int wanted = argc < 2;
-        for (int k = 1; k < argc; k++) wanted |= !strcmp(argv[k], cases[i].name);
-        if (!wanted) continue;
-        running = cases[i].name;
-        int before = failures;
-        cases[i].run();
-        printf("%s: %s\n", running, failures == before ? "ok" : "FAILED");
-    }
-    return failures > 99 ? 99 : failures;
+    return run_cases(cases, sizeof cases / sizeof *cases, argc, argv);
 }

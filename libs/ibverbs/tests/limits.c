@@ -242,10 +242,7 @@ static void import_by_another_user(void) {
     CHECK(ibv_close_device(context) == 0);
 }
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-} cases[] = {{"xrc_of_another_process", xrc_of_another_process},
+static const struct named_case cases[] = {{"xrc_of_another_process", xrc_of_another_process},
              {"unmapped", unmapped},
              {"import_by_another_user", import_by_another_user},
              {"groups", groups},
@@ -254,15 +251,5 @@ static const struct {
              {"rights_of_weft0", rights_of_weft0}};
 
 int main(int argc, char **argv) {
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int wanted = argc < 2;
-        for (int k = 1; k < argc; k++) wanted |= !strcmp(argv[k], cases[i].name);
-        if (!wanted) continue;
-        running = cases[i].name;
-        int before = failures;
-        cases[i].run();
-        printf("%s: %s\n", running, failures == before ? "ok" : "FAILED");
-    }
-    return failures;
+    return run_cases(cases, sizeof cases / sizeof *cases, argc, argv);
 }

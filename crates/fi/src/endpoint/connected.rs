@@ -180,12 +180,10 @@ mod tests {
 
     fn endpoint(device: &Device, connections: usize) -> (Endpoint, Queue) {
         let setup = Setup {
-            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: 16 << 10,
             connected_threshold: 8 << 10,
-            weather: crate::weather::Weather::default(),
             connections,
-            near: false,
+            ..super::super::tests::setup()
         };
         let endpoint = Endpoint::open(device, &setup).unwrap();
         let queue = Queue::default();

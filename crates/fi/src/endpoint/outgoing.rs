@@ -116,28 +116,19 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
     use std::time::{Duration, Instant};
 
     use weft_verbs::{DeviceBuilder, LocalMode, RawMemory};
 
-    use super::super::{CONNECTED_THRESHOLD, Endpoint, Queue, Setup, THRESHOLD};
+    use super::super::tests::setup;
+    use super::super::{Endpoint, Queue};
     use crate::machine::Want;
-    use crate::weather::Weather;
     use crate::wire::Meta;
 
     fn endpoint() -> (Endpoint, Queue) {
-        let setup = Setup {
-            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
-            threshold: THRESHOLD,
-            connected_threshold: CONNECTED_THRESHOLD,
-            weather: Weather::default(),
-            connections: 0,
-            near: false,
-        };
         // Each with an engine of its own.
         let device = DeviceBuilder::default().local(LocalMode::Off).open();
-        let endpoint = Endpoint::open(&device.unwrap(), &setup).unwrap();
+        let endpoint = Endpoint::open(&device.unwrap(), &setup()).unwrap();
         let queue = Queue::default();
         endpoint.complete_to(Some(&queue), Some(&queue));
         (endpoint, queue)
