@@ -1,11 +1,12 @@
 //! An endpoint: the machine over a datagram queue pair.
 //!
-//! Who calls drives ([`Endpoint::progress`]). While nobody does, the device's engine takes what comes, places it and acknowledges it; only what is to be
-//! sent again for want of an acknowledgement waits for the next call.
+//! Who calls drives ([`Endpoint::progress`]). While nobody does, the device's engine takes what comes, places it and acknowledges it, and a thread of
+//! the endpoint sends again what was lost.
 //!
 //! Small messages are copied into their packet, from there into registered memory, out of that at the receiver, and into their place. Large ones are
 //! sent from the program's memory and arrive in it.
 
+mod clock;
 mod connected;
 mod held;
 mod outgoing;
@@ -23,6 +24,7 @@ use weft_verbs::{
     WcOpcode, WcStatus,
 };
 
+use self::clock::Clock;
 pub use crate::address::{ADDRESS, Address};
 pub use crate::completion::{Completion, Counter, Queue, Status};
 use crate::machine::{Event, Machine, PeerId, Refused, Want};
@@ -44,8 +46,6 @@ const WRITES: u32 = 64;
 const RECORDS: u32 = 512;
 const BATCH: usize = 32;
 const TICK: Duration = Duration::from_millis(1);
-/// How often the clock is looked at for a program that sleeps on a descriptor.
-const WAKE: Duration = Duration::from_millis(10);
 /// How long a closing endpoint waits for what it sent to be acknowledged.
 const LINGER: Duration = Duration::from_secs(5);
 /// Set in the number of a request that is a Write.
@@ -64,6 +64,7 @@ struct State {
     /// Sends of a connection that are not posted yet.
     connected: Vec<SendWr>,
     ticked: Duration,
+    clock: Clock,
     packet: Vec<u8>,
     wcs: Vec<Wc>,
     batch: Vec<(SendWr, UdDest)>,
@@ -175,6 +176,7 @@ impl Endpoint {
             connections: Connections::new(setup.connections),
             connected: Vec::new(),
             ticked: Duration::ZERO,
+            clock: Clock::new(),
             packet: Vec::with_capacity(MAX_PACKET),
             wcs: vec![Wc::default(); BATCH],
             batch: Vec::with_capacity(BATCH),
@@ -203,6 +205,7 @@ impl Endpoint {
         inner.post_recvs(&slots);
         let weak = Arc::downgrade(&inner);
         inner.cq.set_hook(move || held::drive(&weak));
+        inner.run_clock()?;
         Ok(Endpoint(inner))
     }
 
@@ -392,25 +395,6 @@ impl Endpoint {
         let epoch = self.0.cq.epoch();
         let limit = limit.min(TICK * 5);
         self.0.cq.watch(epoch, true, Some(limit));
-    }
-
-    /// Has what was lost sent again while the program sleeps on a descriptor and does not call: by a thread, while the endpoint is there.
-    ///
-    /// # Errors
-    /// As for a thread.
-    pub fn keep_time(&self) -> io::Result<()> {
-        let weak = Arc::downgrade(&self.0);
-        let keep = move || {
-            loop {
-                std::thread::sleep(WAKE);
-                let Some(inner) = weak.upgrade() else {
-                    return;
-                };
-                inner.progress(&mut inner.state(), false);
-            }
-        };
-        let thread = std::thread::Builder::new().name("weft-fi".into());
-        thread.spawn(keep).map(drop)
     }
 
     /// Connections there are, and those that broke.
@@ -760,6 +744,7 @@ impl State {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.0.close();
+        self.0.end_clock();
     }
 }
 

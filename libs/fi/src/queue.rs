@@ -111,7 +111,7 @@ impl Cq {
         let mut endpoints = self.endpoints();
         let known = endpoints.iter().any(|(known, _)| known.ptr_eq(&weak));
         if !known && self.ready.is_some() {
-            endpoint.keep_time()?;
+            endpoint.sleeps_on_descriptor();
         }
         endpoints.retain(|(known, _)| known.strong_count() > 0 && !known.ptr_eq(&weak));
         endpoints.push((weak, Arc::clone(vector)));

@@ -14,6 +14,7 @@ impl Inner {
     /// completions posts them, or the engine when what went before is acknowledged.
     pub(super) fn flush_burst(&self, state: &mut State, now: Duration) {
         if state.memory.writes.is_empty() && state.machine.gathers(now) {
+            state.start_clock();
             return;
         }
         self.flush(state, now, false);
@@ -57,6 +58,7 @@ impl Inner {
         {
             self.post_write(state, &write);
         }
+        state.start_clock();
     }
 
     fn post(&self, state: &mut State) {
@@ -121,7 +123,7 @@ mod tests {
     use weft_verbs::{DeviceBuilder, LocalMode, RawMemory};
 
     use super::super::tests::setup;
-    use super::super::{Endpoint, Queue};
+    use super::super::{Endpoint, Queue, Sky, Weather};
     use crate::machine::Want;
     use crate::wire::Meta;
 
@@ -134,6 +136,53 @@ mod tests {
         (endpoint, queue)
     }
 
+    fn meta(tag: u64) -> Meta {
+        Meta {
+            tagged: true,
+            tag,
+            data: None,
+            len: 8,
+        }
+    }
+
+    /// Receives the message with this tag, of 8 bytes that say it; what the sender's program does not do meanwhile is not needed for it.
+    fn receive(to: &(Endpoint, Queue), tag: u64, end: Instant) {
+        let want = Want {
+            tagged: true,
+            tag,
+            ignore: 0,
+            peer: None,
+        };
+        let room = RawMemory::leak(vec![9; 8]);
+        assert!(to.0.recv(room.clone(), want, None, tag as usize));
+        while to.1.lock().pop_front().is_none() {
+            assert!(Instant::now() < end, "message {tag}");
+            to.0.progress();
+        }
+        let mut came = [0; 8];
+        room.read(0, &mut came).unwrap();
+        assert_eq!(came, [tag as u8; 8]);
+    }
+
+    /// The program sends, the packet is lost, and the program waits for something else from then on.
+    #[test]
+    fn what_was_lost_is_sent_again_without_another_call() {
+        let (a, b) = (endpoint(), endpoint());
+        let peer = a.0.peer(&b.0.address()).unwrap();
+        b.0.peer(&a.0.address()).unwrap();
+        for tag in 0..3 {
+            let lost = Weather {
+                lost: 1_000_000,
+                ..Weather::default()
+            };
+            a.0.0.state().sky = Sky::new(lost, 1);
+            let bytes = [RawMemory::leak(vec![tag as u8; 8])];
+            a.0.send(peer, &bytes, meta(tag), None, false).unwrap();
+            a.0.0.state().sky = Sky::new(Weather::default(), 1);
+            receive(&b, tag, Instant::now() + Duration::from_secs(20));
+        }
+    }
+
     /// The program sends and computes from then on: what waits for company goes when what went before is acknowledged.
     #[test]
     fn what_waits_for_company_goes_without_another_call() {
@@ -141,33 +190,13 @@ mod tests {
         let peer = a.0.peer(&b.0.address()).unwrap();
         b.0.peer(&a.0.address()).unwrap();
         let end = Instant::now() + Duration::from_mins(1);
-        for burst in 0..20 {
+        for _burst in 0..20 {
             for tag in 0..4 {
-                let meta = Meta {
-                    tagged: true,
-                    tag,
-                    data: None,
-                    len: 8,
-                };
                 let bytes = [RawMemory::leak(vec![tag as u8; 8])];
-                a.0.send(peer, &bytes, meta, None, false).unwrap();
+                a.0.send(peer, &bytes, meta(tag), None, false).unwrap();
             }
             for tag in 0..4 {
-                let want = Want {
-                    tagged: true,
-                    tag,
-                    ignore: 0,
-                    peer: None,
-                };
-                let room = RawMemory::leak(vec![9; 8]);
-                assert!(b.0.recv(room.clone(), want, None, tag as usize));
-                while b.1.lock().pop_front().is_none() {
-                    assert!(Instant::now() < end, "burst {burst}, message {tag}");
-                    b.0.progress();
-                }
-                let mut came = [0; 8];
-                room.read(0, &mut came).unwrap();
-                assert_eq!(came, [tag as u8; 8]);
+                receive(&b, tag, end);
             }
         }
     }

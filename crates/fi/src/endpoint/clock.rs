@@ -1,0 +1,97 @@
+//! The clock of an endpoint: a thread that sends again what was lost while the program does not call.
+//! It sleeps without a limit while nothing waits for an acknowledgement.
+
+use std::io;
+use std::process;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::{Endpoint, Inner, State};
+
+/// How often a program that may block elsewhere has the time looked at for it.
+const PERIOD: Duration = Duration::from_millis(50);
+/// The same for a program that sleeps on a descriptor of the endpoint: a loss keeps it from its next message.
+const SHORT_PERIOD: Duration = Duration::from_millis(10);
+
+pub(super) struct Clock {
+    /// `None` before it runs and after it has ended; with the process that has it.
+    thread: Option<(JoinHandle<()>, u32)>,
+    /// It waits to be woken by [`State::start_clock`].
+    stopped: bool,
+    ends: bool,
+    period: Duration,
+}
+
+impl Clock {
+    pub(super) fn new() -> Clock {
+        Clock {
+            thread: None,
+            stopped: false,
+            ends: false,
+            period: PERIOD,
+        }
+    }
+}
+
+impl State {
+    /// Called when something has been sent, or waits for company.
+    pub(super) fn start_clock(&mut self) {
+        if self.clock.stopped && self.machine.next_time().is_some() {
+            self.clock.stopped = false;
+            if let Some((thread, _)) = &self.clock.thread {
+                thread.thread().unpark();
+            }
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn run_clock(self: &Arc<Self>) -> io::Result<()> {
+        let inner = Arc::clone(self);
+        let thread = thread::Builder::new().name("weft-fi".into());
+        let thread = thread.spawn(move || while inner.tick() {})?;
+        self.state().clock.thread = Some((thread, process::id()));
+        Ok(())
+    }
+
+    /// Waits for the thread's end: the library may be unloaded then.
+    pub(super) fn end_clock(&self) {
+        let mut state = self.state();
+        state.clock.ends = true;
+        let thread = state.clock.thread.take();
+        drop(state);
+        // A child of fork has no such thread.
+        if let Some((thread, process)) = thread
+            && process == process::id()
+        {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+
+    /// One round of the thread. `false`: the endpoint is closed.
+    fn tick(&self) -> bool {
+        let mut state = self.state();
+        if state.clock.ends {
+            return false;
+        }
+        self.progress(&mut state, true);
+        // With the lock: who sends something next sees that the thread is to be woken.
+        state.clock.stopped = state.machine.next_time().is_none();
+        let (stopped, period) = (state.clock.stopped, state.clock.period);
+        drop(state);
+        if stopped {
+            thread::park();
+        }
+        thread::park_timeout(period);
+        true
+    }
+}
+
+impl Endpoint {
+    /// The program sleeps on a descriptor of the endpoint: what was lost is sent again sooner.
+    pub fn sleeps_on_descriptor(&self) {
+        self.0.state().clock.period = SHORT_PERIOD;
+    }
+}
