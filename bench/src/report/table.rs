@@ -1,11 +1,17 @@
 //! Tables, for terminals and for pages.
 
 use comfy_table::{
-    CellAlignment, ColumnConstraint, ContentArrangement, TableComponent, Width, presets,
+    CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, TableStyle, Width,
 };
 
 /// What stands between two columns.
 const PADDING: usize = 3;
+
+/// Horizontal lines only, and none between rows: they would double the length of the longer tables.
+const STYLE: TableStyle = TableStyle::new()
+    .top_border(LineStyle::none().fill('─').junction('─'))
+    .header_separator(LineStyle::none().fill('═').junction('═'))
+    .bottom_border(LineStyle::none().fill('─').junction('─'));
 
 /// Numbers with their spread are never longer than this; what is longer is a sentence that begins with a number.
 const WHOLE: usize = 32;
@@ -90,16 +96,7 @@ impl Table {
 
     fn part(&self, columns: &[usize], width: Option<u16>) -> String {
         let mut table = comfy_table::Table::new();
-        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        // Rules between rows would double the length of the longer tables.
-        for rule in [
-            TableComponent::HorizontalLines,
-            TableComponent::MiddleIntersections,
-            TableComponent::LeftBorderIntersections,
-            TableComponent::RightBorderIntersections,
-        ] {
-            table.remove_style(rule);
-        }
+        table.load_style(STYLE);
         if let Some(width) = width {
             table.set_content_arrangement(ContentArrangement::Dynamic);
             table.set_width(width);

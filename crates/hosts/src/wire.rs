@@ -2,7 +2,7 @@
 //!
 //! All numbers are big-endian. The messages are in `docs/spec/run.md`.
 
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::net::SocketAddr;
 use weft_run::addr::{get_addr, put_addr};

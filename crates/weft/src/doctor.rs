@@ -129,7 +129,7 @@ pub fn all(peer: same_host::Peer<'_>, ports: &[(&'static str, u16)]) -> Vec<Chec
 pub fn table(checks: &[Check]) -> String {
     let mut table = Table::new();
     table
-        .load_preset(presets::UTF8_BORDERS_ONLY)
+        .load_style(presets::UTF8_BORDERS_ONLY)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_width(terminal::width().map_or(110, |width| width.min(110)))
         .set_header(["check", "verdict", "what was found"]);

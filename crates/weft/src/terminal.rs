@@ -48,7 +48,7 @@ fn laid_out<Row: AsRef<[String]>>(
 ) -> String {
     let mut table = Table::new();
     table
-        .load_preset(presets::UTF8_BORDERS_ONLY)
+        .load_style(presets::UTF8_BORDERS_ONLY)
         .set_content_arrangement(ContentArrangement::Disabled)
         .set_header(header);
     if let Some(width) = width {

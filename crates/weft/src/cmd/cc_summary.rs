@@ -150,7 +150,7 @@ fn show(build: &[Past]) {
         end - begin
     ));
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     table.set_header([
         "where",
         "objects",

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use super::protocol::{PROOF_LEN, VERSION};
