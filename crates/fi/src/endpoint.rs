@@ -56,7 +56,6 @@ struct State {
     memory: Memory,
     peers: Vec<UdDest>,
     known: HashMap<(SocketAddr, u32), PeerId>,
-    contexts: HashMap<usize, u64>,
     free: Vec<u32>,
     /// Writes that the queue pairs have.
     writing: u32,
@@ -170,7 +169,6 @@ impl Endpoint {
             memory,
             peers: Vec::new(),
             known: HashMap::new(),
-            contexts: HashMap::new(),
             free: (0..SLOTS).rev().collect(),
             writing: 0,
             connections: Connections::new(setup.connections),
@@ -310,14 +308,12 @@ impl Endpoint {
             parent: None,
         };
         state.memory.recvs.insert(number, recv);
-        state.contexts.insert(context, number);
         let mut found = true;
         if let Some(claim) = claim {
             let (machine, memory) = (&mut state.machine, &mut state.memory);
             found = machine.recv_claimed(memory, claim as u64, number, room);
             if !found {
                 state.memory.recvs.remove(&number);
-                state.contexts.remove(&context);
             }
         } else {
             state.machine.recv(&mut state.memory, number, want, room);
@@ -342,7 +338,6 @@ impl Endpoint {
             spent: false,
         };
         state.memory.many.insert(number, many);
-        state.contexts.insert(context, number);
         state.machine.recv_many(&mut state.memory, number, want);
         let now = self.0.now();
         self.0.flush_burst(state, now);
@@ -376,7 +371,7 @@ impl Endpoint {
     /// Takes the receive with this context back, unless it has a message.
     pub fn cancel(&self, context: usize) {
         let mut state = self.0.state();
-        let Some(&number) = state.contexts.get(&context) else {
+        let Some(number) = state.memory.latest(context) else {
             return;
         };
         if state.machine.cancel(number) {
@@ -699,7 +694,6 @@ impl State {
             });
             if let Some(parent) = recv.parent.filter(|_| released) {
                 many.remove(&parent);
-                self.forget(recv.context, parent);
             }
             (memory, context) = (recv.memory, recv.context);
         } else if let Some(recv) = many.get_mut(&number) {
@@ -713,7 +707,6 @@ impl State {
         } else {
             return;
         }
-        self.forget(context, number);
         for counter in &self.recvs_counted {
             counter.count(status);
         }
@@ -727,12 +720,6 @@ impl State {
             from: peer.map(|peer| self.address(peer)),
             status,
         });
-    }
-
-    fn forget(&mut self, context: usize, number: u64) {
-        if self.contexts.get(&context) == Some(&number) {
-            self.contexts.remove(&context);
-        }
     }
 
     fn address(&self, peer: PeerId) -> Address {

@@ -90,6 +90,15 @@ impl Memory {
         self.next += 1;
         self.next
     }
+
+    /// The latest receive with this context that is not complete.
+    pub(crate) fn latest(&self, context: usize) -> Option<u64> {
+        let whole = self.recvs.iter().filter(|(_, r)| r.parent.is_none());
+        let recvs = whole.map(|(number, r)| (r.context, *number));
+        let many = self.many.iter().map(|(number, m)| (m.context, *number));
+        let named = recvs.chain(many).filter(|(of, _)| *of == context);
+        named.map(|(_, number)| number).max()
+    }
 }
 
 impl Host for Memory {
