@@ -66,4 +66,12 @@ impl BenchError {
     }
 }
 
+/// Makes an error of one of the stacks ours: `what` is what we wanted of it.
+pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> BenchError {
+    move |error| BenchError::Stack {
+        what,
+        why: error.to_string(),
+    }
+}
+
 pub(crate) type Result<T> = std::result::Result<T, BenchError>;

@@ -1,7 +1,6 @@
 //! The measurements: this machine's copies, registrations, pins and transfers.
 
-use crate::driver::stack;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::stats::Summary;
 use std::hint::black_box;
 use std::io::{ErrorKind, Read, Write};

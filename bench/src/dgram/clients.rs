@@ -12,8 +12,7 @@ use weft_verbs::{
     Access, Cq, Device, Mr, RecvWr, SendWr, UdDest, UdInit, UdQp, UdSource, Wc, WcOpcode,
 };
 
-use crate::driver::stack;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::process::{Peer, Reply, Task, unexpected};
 use crate::record::{Metric, Record};
 use crate::report::{Section, Table};

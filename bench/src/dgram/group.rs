@@ -8,8 +8,7 @@ use weft_verbs::{
     Access, Cq, Device, Mr, RecvWr, SendWr, UD_GROUP, UdDest, UdInit, UdQp, Wc, WcOpcode,
 };
 
-use crate::driver::stack;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::process::{Peer, Reply, Task, unexpected};
 use crate::record::{Metric, Record};
 use crate::report::{Axis, Plot, Section, Series, Stroke, Table};

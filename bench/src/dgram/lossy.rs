@@ -3,8 +3,7 @@
 //! The sender sends without waiting for anything but its pacing; the receiver counts what is valid. Nothing is sent again.
 
 use crate::args::DgramArgs;
-use crate::driver::stack;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::process::{Peer, Reply, Task, unexpected};
 use crate::progress::Progress;
 use crate::record::{Metric, Record};

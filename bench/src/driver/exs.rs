@@ -2,8 +2,8 @@
 //!
 //! All of them are streams. Receives stay outstanding from one run to the next; the end of a run is acknowledged by a byte.
 
-use super::{Initiator, Kind, Responder, Spec, Transport, lap, stack};
-use crate::error::{BenchError, Result};
+use super::{Initiator, Kind, Responder, Spec, Transport, lap};
+use crate::error::{BenchError, Result, stack};
 use crate::patience::PATIENCE;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;

@@ -1,9 +1,9 @@
 //! weft's small iWARP library, at the initiator of a stream of writes: its far end is that of the
 //! verbs, so that the two differ in nothing but the library (thesis fig. 3.21).
 
-use super::weft::{Context, NOTE_END, param, stack};
+use super::weft::{Context, NOTE_END, param};
 use super::{Initiator, Remote, Spec};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use std::net::SocketAddr;
 use weft_iw::{CqType, Flags, Lmr, Options, Rmr};
 use weft_verbs::{Access, RemoteAddr, Wc};

@@ -19,7 +19,7 @@ use std::time::Instant;
 pub(crate) use exs::SocketContexts;
 pub(crate) use memory::Copy;
 pub(crate) use tcp::transfer_whole as tcp_transfer_whole;
-pub(crate) use weft::{Context, accept_one, deregister, open_device, param, stack};
+pub(crate) use weft::{Context, accept_one, deregister, open_device, param};
 
 /// Whose code carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]

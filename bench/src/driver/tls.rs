@@ -1,7 +1,7 @@
 //! rustls over a TCP socket: the same operations as plain TCP's, with rustls' own records.
 
-use super::{Initiator, Responder, Spec, stack, tcp};
-use crate::error::{BenchError, Result};
+use super::{Initiator, Responder, Spec, tcp};
+use crate::error::{BenchError, Result, stack};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use std::net::{SocketAddr, TcpListener};

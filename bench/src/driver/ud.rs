@@ -3,9 +3,8 @@
 //! Nothing makes sure that a datagram arrives, but in the reliable mode. After a stream the initiator asks how many messages have come, and sends as many again as have
 //! not: what is measured is what arrived.
 
-use super::weft::stack;
 use super::{Initiator, Kind, Op, Patience, Remote, Responder, Spec, Stack, Transport, lap};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::patience::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};

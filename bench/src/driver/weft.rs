@@ -7,7 +7,7 @@
 use super::{
     Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, Stack, Transport, lap,
 };
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::patience::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
@@ -34,13 +34,6 @@ const BATCH: usize = 64;
 const SIGNAL_EVERY: u64 = 32;
 /// Smallest buffer: notes and atomics fit in it.
 const SMALLEST: usize = 16;
-
-pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> BenchError {
-    move |error| BenchError::Stack {
-        what,
-        why: error.to_string(),
-    }
-}
 
 /// The devices of this process, one for each transport, each with a protection domain; opened when first used.
 #[derive(Default)]

@@ -6,8 +6,7 @@
 use super::control::{Answer, Ask, Control, unexpected};
 use super::plan::Plan;
 use super::run::{Contexts, Counters, Received, Receiver, Sent, send};
-use crate::driver::stack;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::patience::PATIENCE;
 use serde::{Deserialize, Serialize};
 use std::net::{SocketAddr, TcpListener};

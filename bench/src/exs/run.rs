@@ -1,8 +1,8 @@
 //! The two ends of a run: the client sends as fast as it can, the server receives.
 
 use super::plan::{Amount, Plan, pattern};
-use crate::driver::{SocketContexts, Transport, stack};
-use crate::error::{BenchError, Result};
+use crate::driver::{SocketContexts, Transport};
+use crate::error::{BenchError, Result, stack};
 use crate::patience::PATIENCE;
 use crate::usage;
 use serde::{Deserialize, Serialize};

@@ -15,7 +15,7 @@ use weft_verbs::{Device, LocalMode};
 use super::MOVIE;
 use super::rtp::{self, Rtp};
 use super::server::{Kind, NAME, Served};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 
 /// Threads that the viewers share.
 const THREADS: usize = 4;
@@ -38,10 +38,6 @@ pub(super) struct Plan {
     pub(super) jump: Option<Duration>,
     /// Receive buffer of an HTTP player's socket; `None` for the system's, which grows.
     pub(super) buffer: Option<usize>,
-}
-
-fn stack(what: &'static str) -> impl FnOnce(String) -> BenchError {
-    move |why| BenchError::Stack { what, why }
 }
 
 /// How viewers of weft connect to a server.

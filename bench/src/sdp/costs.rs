@@ -1,8 +1,7 @@
 //! Table 1: what the steps of a send cost, in this process.
 
 use super::plan::RECORDS;
-use crate::driver::stack;
-use crate::error::Result;
+use crate::error::{Result, stack};
 use crate::record::{Metric, Record};
 use crate::stats::Summary;
 use std::time::Instant;

@@ -1,8 +1,8 @@
 //! Carrying out a plan, at either end.
 
 use super::plan::{Plan, Row, Shape};
-use crate::driver::{Transport, stack};
-use crate::error::{BenchError, Result};
+use crate::driver::Transport;
+use crate::error::{BenchError, Result, stack};
 use crate::patience::PATIENCE;
 use crate::process::{Peer, Reply, Task, unexpected};
 use std::io::{Read as _, Write as _};

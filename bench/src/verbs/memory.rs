@@ -4,8 +4,8 @@
 //! serve again and hide what a connection needs.
 
 use crate::args::CommonArgs;
-use crate::driver::{Context, Transport, accept_one, param, stack};
-use crate::error::{BenchError, Result};
+use crate::driver::{Context, Transport, accept_one, param};
+use crate::error::{BenchError, Result, stack};
 use crate::process::{Peer, Reply, Task, unexpected};
 use crate::record::{Metric, Record};
 use crate::stats::Summary;

@@ -4,8 +4,8 @@
 //! fresh mapping whose pages are not resident, without a line of unsafe code.
 
 use crate::args::CommonArgs;
-use crate::driver::{Context, Transport, deregister, stack};
-use crate::error::{BenchError, Result};
+use crate::driver::{Context, Transport, deregister};
+use crate::error::{BenchError, Result, stack};
 use crate::process::{Peer, Task};
 use crate::record::{Metric, Record};
 use crate::stats::{Summary, percentile};

@@ -2,10 +2,9 @@
 
 use crate::args::CommonArgs;
 use crate::driver::{
-    Context, Stack, Transport, accept_one, deregister, open_device, param, stack,
-    tcp_transfer_whole,
+    Context, Stack, Transport, accept_one, deregister, open_device, param, tcp_transfer_whole,
 };
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::patience::PATIENCE;
 use crate::process::{Peer, Reply, Task};
 use crate::record::{Metric, Record};
