@@ -18,9 +18,9 @@ use super::flow::{Heard, heard};
 use super::record::{Maps, WriteRecord, Written};
 use super::{UdError, UdErrorKind, UdInner};
 use crate::lock::add_alone;
-use crate::qp::{RecvSource, sub_list};
+use crate::qp::RecvSource;
 use crate::srq::Lack;
-use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len};
+use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len, sub_list};
 
 /// Errors that wait for the program; the oldest are forgotten.
 const MAX_ERRORS: usize = 64;
