@@ -285,7 +285,7 @@ impl Endpoint {
             self.0.offer(state, now, peer);
         }
         self.0.flush_burst(state, now);
-        state.settle();
+        state.complete_events();
         done
     }
 
@@ -320,7 +320,7 @@ impl Endpoint {
         }
         let now = self.0.now();
         self.0.flush_burst(state, now);
-        state.settle();
+        state.complete_events();
         found
     }
 
@@ -341,7 +341,7 @@ impl Endpoint {
         state.machine.recv_many(&mut state.memory, number, want);
         let now = self.0.now();
         self.0.flush_burst(state, now);
-        state.settle();
+        state.complete_events();
     }
 
     /// Completes with the message that such a receive would take, or with [`Status::NoMessage`]. With `claim` the message is kept for the
@@ -455,7 +455,7 @@ impl Inner {
         }
         self.take_offers(state);
         self.flush(state, now, at_once);
-        state.settle();
+        state.complete_events();
     }
 
     fn completed(&self, state: &mut State, now: Duration, wc: &Wc, again: &mut Vec<u32>) {
@@ -599,7 +599,7 @@ impl State {
             return Ok(peer);
         }
         // The new one may get the number of one that has gone, which what happened so far still names.
-        self.settle();
+        self.complete_events();
         let peer = add(&mut self.machine)?;
         self.known.insert((addr, key), peer);
         let dest = UdDest {
@@ -619,7 +619,7 @@ impl State {
     }
 
     /// Turns the machine's events into completions.
-    fn settle(&mut self) {
+    fn complete_events(&mut self) {
         for event in std::mem::take(&mut self.memory.events) {
             match event {
                 Event::Sent(send) => self.sent(send, Status::Done),

@@ -213,7 +213,7 @@ impl World {
         self.launch(from, to, Flying::Record { id, rkey, bytes }, late);
     }
 
-    fn settle(&mut self, at: usize) {
+    fn carry_out(&mut self, at: usize) {
         let mut out = Vec::new();
         while let Some(outbound) = self.nodes[at].machine.transmit(self.now, false, &mut out) {
             self.packet(at, node_of(at, outbound.peer), &out);
@@ -287,7 +287,7 @@ impl World {
             }
             Err(other) => panic!("{other:?}"),
         }
-        self.settle(from);
+        self.carry_out(from);
         done.is_ok()
     }
 
@@ -310,7 +310,7 @@ impl World {
         } else {
             node.machine.recv(&mut node.memory, recv, want, room as u64);
         }
-        self.settle(at);
+        self.carry_out(at);
     }
 
     fn step(&mut self) -> bool {
@@ -328,7 +328,7 @@ impl World {
         for at in 0..NODES {
             let node = &mut self.nodes[at];
             node.machine.tick(&mut node.memory, self.now);
-            self.settle(at);
+            self.carry_out(at);
         }
         true
     }
@@ -357,7 +357,7 @@ impl World {
                     .record(&mut node.memory, self.now, peer, id, rkey, valid);
             }
         }
-        self.settle(to);
+        self.carry_out(to);
     }
 }
 

@@ -98,7 +98,7 @@ struct State {
     /// What failed in the background.
     error: Option<Errno>,
     /// Written, and not known to have been placed.
-    unsettled: bool,
+    unplaced: bool,
     /// Where the next read is if it follows the last.
     next_read: u64,
     streak: u32,
@@ -378,12 +378,12 @@ impl File {
             return state.report();
         };
         let flushed = state.flush(conn);
-        let settled = state.settle(conn);
+        let waited = state.wait_for_background(conn);
         let closed = conn.call(&Request {
             handle: state.handle,
             ..Request::new(Op::Close)
         });
-        let all = flushed.and(settled).and(closed.map(drop));
+        let all = flushed.and(waited).and(closed.map(drop));
         if all.as_ref().is_err_and(Error::is_of_connection) {
             slot.conn = None;
             state.lose();
@@ -466,10 +466,10 @@ impl State {
     /// The connection is gone, and what was under way with it.
     fn lose(&mut self) {
         let dirty = self.behind.iter().any(|window| window.len > 0);
-        if dirty || self.unsettled {
+        if dirty || self.unplaced {
             self.error = Some(Errno::IO);
         }
-        self.unsettled = false;
+        self.unplaced = false;
         self.ahead.clear();
         self.behind.clear();
         self.filling = 0;
@@ -484,12 +484,12 @@ impl State {
         self.attr = reply.attr;
         self.region = reply.region;
         self.word = reply.word;
-        self.unsettled = false;
+        self.unplaced = false;
     }
 
     fn call(&mut self, conn: &mut Conn, op: Op, size: u64) -> Result<Reply, Error> {
         // The region may change: nothing of ours is under way in it.
-        self.settle(conn)?;
+        self.wait_for_background(conn)?;
         conn.call(&Request {
             handle: self.handle,
             size,
@@ -524,7 +524,7 @@ impl State {
     }
 
     /// Waits for what is under way in the background.
-    fn settle(&mut self, conn: &mut Conn) -> Result<(), Error> {
+    fn wait_for_background(&mut self, conn: &mut Conn) -> Result<(), Error> {
         for window in self.ahead.iter_mut().chain(&mut self.behind) {
             if let Some(id) = window.pending.take() {
                 conn.wait(id)?;
@@ -695,7 +695,7 @@ impl State {
             None => self.reserve(conn, len as u64)?,
         };
         self.reach(conn, off + len as u64)?;
-        self.unsettled = true;
+        self.unplaced = true;
         if let Source::Raw(memory) = source {
             self.move_raw(conn, memory, off, Access::empty(), SendWr::write)?;
             return Ok(len);
@@ -802,7 +802,7 @@ impl State {
             off
         };
         self.reach(conn, off + len as u64)?;
-        self.unsettled = true;
+        self.unplaced = true;
         let to = self.remote(off);
         let window = &mut self.behind[which];
         window.pending = Some(conn.post(SendWr::write(0, to).sge(window.mr.sge(0, len)))?);

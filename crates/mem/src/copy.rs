@@ -223,6 +223,8 @@ mod imp {
     }
 }
 
+type CopyFn = unsafe fn(*mut u8, *const u8, usize);
+
 /// Copies `n` private bytes at `src` to shared memory at `dst`.
 ///
 /// # Safety
@@ -265,68 +267,35 @@ pub(crate) unsafe fn fill(dst: *mut u8, byte: u8, n: usize) {
     unsafe { imp::fill(dst, byte, n) }
 }
 
-/// [`store`]; if the target is `implicit` memory, to as much of it as is mapped.
+/// Copies to `dst` by `copy`, which is [`store`] or [`relay`]; if the target is `implicit` memory, to as much of it as is mapped.
 ///
 /// # Safety
-/// As [`store`]; such memory need not be mapped.
+/// As for `copy`; `implicit` memory need not be mapped.
 #[inline]
-pub(crate) unsafe fn store_to(implicit: bool, dst: *mut u8, src: *const u8, n: usize) {
+pub(crate) unsafe fn to(implicit: bool, dst: *mut u8, src: *const u8, n: usize, copy: CopyFn) {
     // SAFETY: the caller's promise.
     unsafe {
         if implicit {
             by_kernel(dst, src, n, true);
         } else {
-            store(dst, src, n);
+            copy(dst, src, n);
         }
     }
 }
 
-/// [`load`]; if the source is `implicit` memory, what is not mapped is zeros.
+/// Copies from `src` by `copy`, which is [`load`] or [`relay`]; if the source is `implicit` memory, what is not mapped is zeros.
 ///
 /// # Safety
-/// As [`load`]; such memory need not be mapped.
+/// As for `copy`; `implicit` memory need not be mapped.
 #[inline]
-pub(crate) unsafe fn load_from(implicit: bool, dst: *mut u8, src: *const u8, n: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if implicit {
-            let done = by_kernel(dst, src, n, false);
-            dst.add(done).write_bytes(0, n - done);
-        } else {
-            load(dst, src, n);
-        }
-    }
-}
-
-/// [`relay`]; if the source is `implicit` memory, from as much of it as is mapped.
-///
-/// # Safety
-/// As [`relay`]; such memory need not be mapped.
-#[inline]
-pub(crate) unsafe fn relay_from(implicit: bool, dst: *mut u8, src: *const u8, n: usize) {
+pub(crate) unsafe fn from(implicit: bool, dst: *mut u8, src: *const u8, n: usize, copy: CopyFn) {
     // SAFETY: the caller's promise.
     unsafe {
         if implicit {
             let done = by_kernel(dst, src, n, false);
             fill(dst.add(done), 0, n - done);
         } else {
-            relay(dst, src, n);
-        }
-    }
-}
-
-/// [`relay`]; if the target is `implicit` memory, to as much of it as is mapped.
-///
-/// # Safety
-/// As [`relay`]; such memory need not be mapped.
-#[inline]
-pub(crate) unsafe fn relay_to(implicit: bool, dst: *mut u8, src: *const u8, n: usize) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if implicit {
-            by_kernel(dst, src, n, true);
-        } else {
-            relay(dst, src, n);
+            copy(dst, src, n);
         }
     }
 }

@@ -220,7 +220,7 @@ impl KeySpan<'_> {
         // SAFETY: a checked range that stays as long as `self`; `reserve` made room, all of which is written.
         unsafe {
             let to = out.as_mut_ptr().add(out.len());
-            copy::load_from(self.is_implicit(), to, self.start(), self.len);
+            copy::from(self.is_implicit(), to, self.start(), self.len, copy::load);
             out.set_len(out.len() + self.len);
         }
     }
@@ -238,7 +238,13 @@ impl KeySpan<'_> {
         // SAFETY: within a checked range that stays as long as `self`.
         unsafe {
             let to = self.start().wrapping_add(at);
-            copy::store_to(self.is_implicit(), to, bytes.as_ptr(), bytes.len());
+            copy::to(
+                self.is_implicit(),
+                to,
+                bytes.as_ptr(),
+                bytes.len(),
+                copy::store,
+            );
         }
     }
 }

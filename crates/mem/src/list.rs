@@ -213,7 +213,7 @@ impl<'a> SendList<'a> {
             let copied = for_range(&self.iov, skip, total, |i, from, done, now| {
                 let to = to.add(done);
                 if self.is_registered(i) {
-                    copy::load_from(self.implicit, to, from, now);
+                    copy::from(self.implicit, to, from, now, copy::load);
                 } else {
                     to.copy_from_nonoverlapping(from, now);
                 }
@@ -235,7 +235,7 @@ impl<'a> SendList<'a> {
             for_range(&self.iov, skip, n, |i, from, done, now| {
                 let to = to.add(done);
                 if self.is_registered(i) {
-                    copy::relay_from(self.implicit, to, from, now);
+                    copy::from(self.implicit, to, from, now, copy::relay);
                 } else {
                     copy::store(to, from, now);
                 }
@@ -370,7 +370,7 @@ impl<'a> RecvList<'a> {
         // SAFETY: the entries' borrows are held by `'a`.
         unsafe {
             for_range(&self.iov, skip, src.len(), |_, to, done, now| {
-                copy::store_to(implicit, to, src[done..].as_ptr(), now);
+                copy::to(implicit, to, src[done..].as_ptr(), now, copy::store);
             })
         }
     }
@@ -386,7 +386,7 @@ impl<'a> RecvList<'a> {
         // SAFETY: the entries' borrows are held by `'a`; the rest is the caller's promise.
         unsafe {
             for_range(&self.iov, skip, n, |_, to, done, now| {
-                copy::relay_to(implicit, to, from.add(done), now);
+                copy::to(implicit, to, from.add(done), now, copy::relay);
             })
         }
     }

@@ -279,7 +279,7 @@ impl Registered {
         // SAFETY: a checked range of memory that lives as long as `self`; `reserve` made room, all of which is written.
         unsafe {
             let to = out.as_mut_ptr().add(out.len());
-            copy::load_from(self.implicit, to, self.at(offset).as_ptr(), len);
+            copy::from(self.implicit, to, self.at(offset).as_ptr(), len, copy::load);
             out.set_len(out.len() + len);
         }
     }

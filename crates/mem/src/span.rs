@@ -88,16 +88,18 @@ impl Span {
     #[inline]
     pub fn copy_in(&self, off: usize, src: &[u8]) {
         let p = self.range(off, src.len());
+        let implicit = self.region.implicit;
         // SAFETY: a checked range that lives as long as `self`.
-        unsafe { copy::store_to(self.region.implicit, p, src.as_ptr(), src.len()) }
+        unsafe { copy::to(implicit, p, src.as_ptr(), src.len(), copy::store) };
     }
 
     /// Copies from `off` to `dst`.
     #[inline]
     pub fn copy_out(&self, off: usize, dst: &mut [u8]) {
         let p = self.range(off, dst.len());
+        let implicit = self.region.implicit;
         // SAFETY: as in `copy_in`.
-        unsafe { copy::load_from(self.region.implicit, dst.as_mut_ptr(), p, dst.len()) }
+        unsafe { copy::from(implicit, dst.as_mut_ptr(), p, dst.len(), copy::load) };
     }
 
     /// Appends `len` bytes from `off` to `out`.
@@ -107,7 +109,7 @@ impl Span {
         // SAFETY: a checked range; `reserve` made room for `len` bytes, all of which `load` writes.
         unsafe {
             let to = out.as_mut_ptr().add(out.len());
-            copy::load_from(self.region.implicit, to, p, len);
+            copy::from(self.region.implicit, to, p, len, copy::load);
             out.set_len(out.len() + len);
         }
     }

@@ -23,14 +23,15 @@ use crate::qp::Qp;
 use crate::transport::ByteStream;
 use crate::types::{LinkOptions, QpState};
 
+mod bind;
 mod dial;
 mod greet;
-mod listen;
+mod listener;
 mod shm_listener;
 
+pub use bind::{Bound, Listening};
 pub use dial::Dialed;
 pub use greet::Incoming;
-pub use listen::{Bound, Listening};
 
 /// The first byte of a TLS alert (RFC 8446 5.1): how somebody who takes TLS only answers a start-up frame.
 const TLS_ALERT: u8 = 21;

@@ -318,6 +318,27 @@ pub(crate) fn sg_len(sges: &[Sge]) -> Option<u32> {
         .try_fold(0u32, |sum, sge| sum.checked_add(sge.len))
 }
 
+/// The part of a list that covers `len` bytes from `offset` on.
+pub(crate) fn sub_list(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Item = Sge> + '_ {
+    let mut skip = offset;
+    let mut left = len;
+    sges.iter().filter_map(move |sge| {
+        if skip >= sge.len {
+            skip -= sge.len;
+            return None;
+        }
+        let take = (sge.len - skip).min(left);
+        let part = Sge {
+            addr: sge.addr.wrapping_add(u64::from(skip)),
+            len: take,
+            lkey: sge.lkey,
+        };
+        skip = 0;
+        left -= take;
+        (take > 0).then_some(part)
+    })
+}
+
 /// A receive work request.
 #[derive(Clone, Debug)]
 pub struct RecvWr {

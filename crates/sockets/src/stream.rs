@@ -135,7 +135,7 @@ pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'stat
         let me = me.clone();
         cq.set_hook(move || {
             if let Some(conn) = me.upgrade() {
-                conn.settle();
+                conn.make_progress();
             }
         });
     }
@@ -146,7 +146,7 @@ pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'stat
             let Some(conn) = me.upgrade() else { return };
             let _ = conn.end.set(reason);
             conn.cq.interrupt();
-            conn.settle();
+            conn.make_progress();
             lock(&lingering).retain(|other| !Arc::ptr_eq(other, &conn));
         });
     }
@@ -155,13 +155,13 @@ pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'stat
     fn with<R>(&self, f: impl FnOnce(&mut Self::Core) -> R) -> R {
         let out = f(&mut lock(&self.core));
         if self.pending.load(Ordering::SeqCst) {
-            self.settle();
+            self.make_progress();
         }
         out
     }
 
     /// Do what completions ask for. From any thread, also one that has the lock: then its holder does it.
-    fn settle(&self) {
+    fn make_progress(&self) {
         loop {
             let core = try_lock(&self.core).or_else(|| {
                 self.pending.store(true, Ordering::SeqCst);

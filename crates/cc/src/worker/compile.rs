@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,7 +18,6 @@ use tempfile::TempDir;
 use weft_sys::EventFd;
 
 use super::sandbox;
-use super::session::open_output;
 use super::view::View;
 use crate::lock;
 use crate::options::{Language, asks_for, is_source_name, map_path};
@@ -317,6 +317,19 @@ impl Workshop {
     }
 }
 
+/// Opens what a compiler left under this name, and its length. The compiler may be hostile: a link would lead out of its directory, and a FIFO would block.
+pub(super) fn open_output(path: &Path) -> io::Result<(File, u64)> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.nlink() != 1 {
+        return Err(io::Error::other("it is no file of its own"));
+    }
+    Ok((file, about.len()))
+}
+
 /// A driver whose processes, and their files, have these limits. They stand before it begins, and it hands them on.
 fn limited(driver: &[OsString], memory: u64, size: u64) -> Command {
     // By its whole name: one that is looked for in the PATH of another environment is started by fork, which copies the page tables of this process.
@@ -537,5 +550,21 @@ mod tests {
             let refused = matches!(how, Ended::Status(status) if status.code() == Some(5));
             assert!(refused, "{call}");
         }
+    }
+
+    #[test]
+    fn outputs_are_files_of_their_own() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("out"), b"object").unwrap();
+        assert_eq!(open_output(&path("out")).unwrap().1, 6);
+        std::os::unix::fs::symlink(path("out"), path("symlink")).unwrap();
+        mkfifoat(CWD, path("fifo"), Mode::RUSR | Mode::WUSR).unwrap();
+        for name in ["symlink", "fifo", "", "nothing"] {
+            open_output(&path(name)).expect_err(name);
+        }
+        std::fs::hard_link(path("out"), path("link")).unwrap();
+        open_output(&path("link")).unwrap_err();
     }
 }

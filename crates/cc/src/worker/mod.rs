@@ -2,6 +2,7 @@
 
 mod compile;
 mod folder;
+mod job;
 mod pull;
 pub mod sandbox;
 mod session;

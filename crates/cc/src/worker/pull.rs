@@ -323,7 +323,7 @@ impl Session<'_> {
                 _ => false,
             });
             if need.is_empty() {
-                return Ok(view.settle()?);
+                return Ok(view.point_links()?);
             }
             self.fetch(task, view, need)?;
         }
@@ -421,7 +421,7 @@ impl Session<'_> {
             }
             self.fetch(task, view, need)?;
         }
-        view.settle()?;
+        view.point_links()?;
         Ok(absolute)
     }
 
@@ -531,9 +531,7 @@ impl Session<'_> {
         }
         let len = region.len as usize;
         let mr = self.link.pd.alloc_mr(len.max(1), Access::LOCAL_WRITE)?;
-        transfer(&mut self.link, &mr, region, region.len, |_, sge, remote| {
-            SendWr::read(0, remote).sge(sge)
-        })?;
+        transfer(&mut self.link, &mr, region, region.len, SendWr::read)?;
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
             if !has(entry) {

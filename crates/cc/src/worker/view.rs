@@ -407,8 +407,8 @@ impl View {
         Ok(())
     }
 
-    /// Links lead where they are to lead, as soon as that is there.
-    pub(super) fn settle(&mut self) -> io::Result<()> {
+    /// Points links at what they lead to, as soon as that is there.
+    pub(super) fn point_links(&mut self) -> io::Result<()> {
         let pending: Vec<_> = self.links.iter().cloned().collect();
         for link in pending {
             let Some(Kind::Link(to)) = self.held.get(&link).map(|held| &held.kind) else {
@@ -464,13 +464,13 @@ mod tests {
         assert_eq!(view.state(path("/p/../q/x.h")), State::Refused("/q".into()));
         view.install(path("/p/l"), &entry(Node::Link), b"/p/sub")
             .unwrap();
-        view.settle().unwrap();
+        view.point_links().unwrap();
         assert_eq!(open(&view, "/p/l/x.h"), Err(Some(libc::ELOOP)));
         view.install(path("/p/sub"), &entry(Node::Directory), b"x.h\0")
             .unwrap();
         view.install(path("/p/sub/x.h"), &entry(Node::File), b"int x;")
             .unwrap();
-        view.settle().unwrap();
+        view.point_links().unwrap();
         assert_eq!(
             view.state(path("/p/l/x.h")),
             State::File("/p/sub/x.h".into())
@@ -596,7 +596,7 @@ mod tests {
         }
         view.install(path("/p"), &entry(Node::Link), b"/etc/passwd")
             .unwrap();
-        view.settle().unwrap();
+        view.point_links().unwrap();
         File::open(view.at(path("/p"))).unwrap_err();
         // A circle ends.
         view.install(path("/p"), &entry(Node::Link), b"/p").unwrap();

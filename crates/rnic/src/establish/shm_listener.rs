@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use weft_sys::unix::{self, Name};
 use weft_sys::{Event, Interest};
 
-use super::listen::ListenerInner;
+use super::listener::Listener;
 use crate::device::{Counted, DeviceInner};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
@@ -30,15 +30,12 @@ pub(super) struct ShmListener {
     fd: OwnedFd,
     path: Option<PathBuf>,
     device: Weak<DeviceInner>,
-    listener: Weak<ListenerInner>,
+    listener: Weak<Listener>,
     registration: Registration,
 }
 
 /// Open the Unix sockets beside a listener. Without any, its connections stay on TCP.
-pub(super) fn open(
-    device: &Arc<DeviceInner>,
-    listener: &Arc<ListenerInner>,
-) -> Vec<Arc<ShmListener>> {
+pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<Listener>) -> Vec<Arc<ShmListener>> {
     let names = Names::at(listener.addr, device.local_dir.as_deref());
     let abstracts = names
         .abstracts
@@ -111,12 +108,7 @@ impl Source for ShmListener {
     }
 }
 
-fn greet(
-    engine: &Arc<Engine>,
-    device: &Arc<DeviceInner>,
-    listener: &Arc<ListenerInner>,
-    wire: OwnedFd,
-) {
+fn greet(engine: &Arc<Engine>, device: &Arc<DeviceInner>, listener: &Arc<Listener>, wire: OwnedFd) {
     let Some(accepted) = ShmAccepted::admit(wire) else {
         return;
     };
@@ -156,7 +148,7 @@ struct HandshakeState {
 
 /// The handshake with one initiator, until its TCP connection is found.
 struct ShmHandshake {
-    listener: Weak<ListenerInner>,
+    listener: Weak<Listener>,
     state: Mutex<Option<HandshakeState>>,
     registration: Registration,
 }

@@ -1,6 +1,7 @@
 //! Between the terms of verbs and those of the protocol machine.
 
-use weft_proto::rdmap;
+use weft_mem::MemError;
+use weft_proto::rdmap::{self, Fault};
 use weft_wire::rdmap::{
     AtomicOp, OperationError, ProtectionError, TaggedError, TermError, UntaggedError,
 };
@@ -76,6 +77,20 @@ pub(super) fn to_proto(wr: &SendWr) -> rdmap::SendWr {
         op,
         len: wr.len().unwrap_or(0),
         fence: wr.fence,
+    }
+}
+
+/// What the peer is told about memory of ours that it may not use.
+pub(super) fn fault_of(error: MemError) -> Fault {
+    match error {
+        MemError::InvalidStag => Fault::InvalidStag,
+        MemError::Bounds => Fault::Bounds,
+        MemError::Misaligned => Fault::Misaligned,
+        MemError::Access => Fault::AccessRights,
+        MemError::Pd => Fault::StagNotAssociated,
+        MemError::Wrap => Fault::ToWrap,
+        MemError::CannotInvalidate => Fault::CannotInvalidate,
+        _ => Fault::LocalCatastrophic,
     }
 }
 

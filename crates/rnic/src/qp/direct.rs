@@ -5,7 +5,7 @@
 //! reason that the peer would have to be told.
 //!
 //! Work done directly overtakes what is in the ring. That is seen by nobody but where earlier work in the ring touches
-//! the same memory, or takes the right to touch it away: then it waits its turn there too (see [`Barrier`]).
+//! the same memory, or takes the right to touch it away: then it waits its turn there too (see [`Barrier`](super::flight::Barrier)).
 
 use std::io;
 use std::sync::Arc;
@@ -16,23 +16,11 @@ use weft_mem::{Access, KeySpan, Keys, LastStretch, Peer, RecvList, SendList, Tar
 use weft_proto::rdmap::WRITTEN;
 
 use super::confirm::Confirming;
-use super::{Core, EndReason, QpInner, Slot};
+use super::end::EndReason;
+use super::{Core, QpInner, Slot};
 use crate::transport::Link;
 use crate::transport::local::{LocalLink, Marked, PROCESS_MIN, TOUCH_MAX};
 use crate::types::{RemoteAddr, SendOp, SendWr};
-
-/// Earlier work of ours, in the ring, that direct work must not overtake: Writes, Reads and atomics that went that way,
-/// and Sends that invalidate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Barrier {
-    /// None.
-    #[default]
-    None,
-    /// In a flight that is not sent yet.
-    Built,
-    /// Up to this position of the ring.
-    Ring(u64),
-}
 
 /// What came of trying.
 pub(super) enum Outcome {
@@ -374,7 +362,7 @@ mod tests {
             near.0.take_inbox(core);
             assert!(near.0.pump_tx(core, &connected.link));
             let done = core.ledger.one_sided - before;
-            assert_eq!((done * LEN, core.tx.blocked()), (DIRECT_BYTES, true));
+            assert_eq!((done * LEN, core.tx.blocked), (DIRECT_BYTES, true));
         });
         // Nobody polls.
         let deadline = Instant::now() + PATIENCE;

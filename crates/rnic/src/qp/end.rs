@@ -1,19 +1,19 @@
-//! The end of a connection: faults, flushing, closing in order, and what is left of the socket.
+//! The end of a connection: flushing, when it is told, and what is left of the socket.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{PEER_LIMIT, Reader};
-use weft_proto::rdmap::Fault;
 use weft_wire::rdmap::TermError;
 
 use super::convert::{is_access_code, term_code};
-use super::rnr::Held;
-use super::tx::note_transmitted;
-use super::{CallOff, Core, EndHook, QpInner, RecvSource, Slot};
+use super::flight::note_transmitted;
+use super::held::Held;
+use super::receives::RecvSource;
+use super::{Core, QpInner, Slot};
 use crate::engine::guarded;
 use crate::lock::lock;
 use crate::timer;
@@ -65,20 +65,6 @@ pub(super) struct Withheld {
 }
 
 impl QpInner {
-    /// We found something wrong with what the peer sent (or with ourselves): send a Terminate and end.
-    pub(super) fn fault(self: &Arc<Self>, core: &mut Core, fault: Fault) {
-        tracing::debug!(qp = self.num, %fault, "terminating the stream");
-        if let Some(stream) = &mut core.stream {
-            stream.fail(fault);
-        }
-        // The Terminate goes into the flight before the stream is flushed.
-        if let Some(connected) = self.connected.get() {
-            self.build(core, &connected.link);
-        }
-        let code = core.tx.terminate_code();
-        self.end(core, EndReason::Terminated(code));
-    }
-
     /// The connection is over, for this reason: flush everything.
     pub(super) fn end(self: &Arc<Self>, core: &mut Core, mut reason: EndReason) {
         if core.ended.is_some() {
@@ -87,7 +73,7 @@ impl QpInner {
         let unheard = self.quiet_end
             && self.state() == QpState::Rts
             && !self.orphan.load(Ordering::SeqCst)
-            && (is_silent(reason) || core.rx.patience.is_over());
+            && (is_silent(reason) || core.rx.patience.over);
         if !unheard {
             self.state.store(QpState::Error as u8, Ordering::Release);
         }
@@ -111,7 +97,7 @@ impl QpInner {
             self.withhold(core);
         }
         core.rx.held = Held::default();
-        core.tx.give_up_settling();
+        core.tx.overdue = None;
         self.take_inbox(core);
         if unheard {
             self.reap(core);
@@ -240,7 +226,7 @@ impl QpInner {
     /// The receive of a message that will not be completed is the next one again.
     fn keep_recv(&self, core: &mut Core) {
         if self.state() == QpState::Rts
-            && let Some(wr) = core.rx.take_recv()
+            && let Some(wr) = core.rx.recv.take()
         {
             self.put_back_recv(wr);
             core.gave_back = true;
@@ -258,7 +244,7 @@ impl QpInner {
         if core.withheld.is_some() {
             return;
         }
-        let current = core.rx.take_recv();
+        let current = core.rx.recv.take();
         let queued = match &self.recv {
             RecvSource::Own(queue) => queue.drain(),
             RecvSource::Shared(_) | RecvSource::Twin(_) | RecvSource::Xrc(_) => VecDeque::new(),
@@ -299,14 +285,14 @@ impl QpInner {
             self.bury(core);
         } else if link.local().is_some() {
             // References that went out with the last flight: once the peer has them, nobody waits for that any more.
-            link.copied(core.tx.sent());
+            link.copied(core.tx.sent);
             self.watch_again(link, true);
         }
         false
     }
 
     /// Start the time that the connection has from here on.
-    fn linger(&self, core: &mut Core) {
+    pub(super) fn linger(&self, core: &mut Core) {
         if let Some(connected) = self.connected.get() {
             let until = Instant::now() + LINGER;
             core.linger_until = Some(until);
@@ -364,150 +350,6 @@ impl QpInner {
             guarded(|| hook(reason));
         }
     }
-
-    pub(super) fn disconnect(self: &Arc<Self>) {
-        let rts = QpState::Rts as u8;
-        let closing = QpState::Closing as u8;
-        if self
-            .state
-            .compare_exchange(rts, closing, Ordering::SeqCst, Ordering::SeqCst)
-            .is_err()
-        {
-            return;
-        }
-        self.with_core(|core| {
-            if core.ended.is_some() {
-                self.end_quiet(core, None);
-            } else {
-                self.linger(core);
-                // It ends when all that was posted is known to be done.
-                self.take_inbox(core);
-                self.want_confirmation(core, true, true);
-            }
-        });
-        self.drive(true);
-        self.release_lease();
-    }
-
-    /// End at once, with a Terminate when connected.
-    pub(super) fn to_error(self: &Arc<Self>) {
-        self.with_core(|core| self.break_off(core, None));
-    }
-
-    /// The same, and this is what came of the first request that is outstanding.
-    pub(super) fn fail(self: &Arc<Self>, status: WcStatus) {
-        self.with_core(|core| self.break_off(core, Some(status)));
-    }
-
-    /// The wire is cut.
-    pub(super) fn cut(self: &Arc<Self>) {
-        self.with_core(|core| {
-            if let Some(connected) = self.connected.get() {
-                connected.link.cut();
-                self.end(core, EndReason::Lost);
-            }
-        });
-    }
-
-    fn break_off(self: &Arc<Self>, core: &mut Core, first: Option<WcStatus>) {
-        let Some(connected) = self.connected.get() else {
-            self.state.store(QpState::Error as u8, Ordering::Release);
-            self.call_off_dial();
-            self.flush_recvs(core);
-            self.flush_unconnected(core, first);
-            return;
-        };
-        if core.ended.is_some() {
-            self.end_quiet(core, first);
-            return;
-        }
-        if core.owes_nothing() && core.tell_received() {
-            self.pump_tx(core, &connected.link);
-        }
-        self.take_inbox(core);
-        // What is done already is not to blame.
-        note_transmitted(core, &connected.link);
-        self.reap(core);
-        if let Some(slot) = core.first_posted() {
-            slot.fault = slot.fault.or(first);
-        }
-        self.fault(core, Fault::LocalCatastrophic);
-    }
-
-    /// The connection has come about, and allows no Reads and atomics: if one was posted before it, it fails.
-    pub(super) fn refuse_reads(self: &Arc<Self>) {
-        self.with_core(|core| {
-            self.take_inbox(core);
-            if core.ended.is_some() {
-                return;
-            }
-            let refused = core.posted().find(|slot| slot.wr.op.is_sink());
-            if let Some(slot) = refused {
-                slot.fault = Some(WcStatus::LocQpOpErr);
-                self.fault(core, Fault::LocalCatastrophic);
-            }
-        });
-    }
-
-    /// The owner's handle is gone.
-    pub(super) fn destroy(self: &Arc<Self>) {
-        lock(&self.on_end).take();
-        self.orphan.store(true, Ordering::SeqCst);
-        self.drive(false);
-        self.with_core(|core| {
-            if self.connected.get().is_none() {
-                // A start-up that is under way finds it gone.
-                self.state.store(QpState::Error as u8, Ordering::Release);
-                self.call_off_dial();
-            } else if core.ended.is_none() && self.state() != QpState::Closing {
-                // What was posted may have come while another thread was at it, which then left it to us.
-                if let Some(connected) = self.connected.get() {
-                    self.take_inbox(core);
-                    core.tell_received();
-                    self.pump_tx(core, &connected.link);
-                }
-                // What is in the flight is still sent, nothing more is accepted. One that is closing in order goes on.
-                self.end(core, EndReason::Disconnected);
-            }
-        });
-        if let RecvSource::Shared(srq) = &self.recv {
-            srq.forget(&**self);
-        }
-        self.leave_xrc();
-        self.send_cq.detach(&**self);
-        self.recv_cq.detach(&**self);
-        self.release_lease();
-    }
-
-    /// Wait until no peer is in our memory because of a connection that has ended.
-    pub(super) fn wait_until_left(self: &Arc<Self>) {
-        if let Some(local) = self.local()
-            && self.with_core(|core| core.withheld.is_some())
-        {
-            local.wait_until_outside();
-        }
-    }
-
-    /// This connects it, from now on.
-    pub(crate) fn dials_by(&self, dial: Weak<dyn CallOff>) {
-        *lock(&self.dial) = Some(dial);
-    }
-
-    /// It is not to be connected any more.
-    fn call_off_dial(&self) {
-        let dial = lock(&self.dial).take();
-        if let Some(dial) = dial.and_then(|dial| dial.upgrade()) {
-            dial.call_off();
-        }
-    }
-
-    pub(crate) fn set_end_hook(self: &Arc<Self>, hook: EndHook) {
-        *lock(&self.on_end) = Some(hook);
-        let ended = self.with_core(|core| core.told_end());
-        if let Some(reason) = ended {
-            self.announce_end(reason);
-        }
-    }
 }
 
 /// The peer has ended the connection of its own accord, or it was lost: InfiniBand would not notice.
@@ -526,7 +368,7 @@ impl Core {
     }
 
     /// What the program has posted, oldest first.
-    fn posted(&mut self) -> impl Iterator<Item = &mut Slot> {
+    pub(super) fn posted(&mut self) -> impl Iterator<Item = &mut Slot> {
         let stream = self.stream.iter_mut();
         stream
             .flat_map(|s| s.requests_mut())
@@ -538,20 +380,20 @@ impl Core {
         self.stream.as_ref().is_none_or(|s| !s.has_work())
     }
 
-    fn first_posted(&mut self) -> Option<&mut Slot> {
+    pub(super) fn first_posted(&mut self) -> Option<&mut Slot> {
         self.posted().next()
     }
 
     /// Why it ended, once that may be told. A peer that has closed behind messages that wait for their receives has ended it, too.
     pub(super) fn told_end(&self) -> Option<EndReason> {
         match self.ended {
-            None if self.rx.held.is_closed() => Some(EndReason::Disconnected),
+            None if self.rx.held.closed => Some(EndReason::Disconnected),
             ended => ended.filter(|_| self.withheld.is_none()),
         }
     }
 
     /// Bytes that have moved so far, either way.
     fn moved(&self) -> u64 {
-        self.tx.sent() + self.ledger.rx_direct + self.ledger.rx_copied
+        self.tx.sent + self.ledger.rx_direct + self.ledger.rx_copied
     }
 }

@@ -12,6 +12,7 @@ use weft_mem::{Access, Keys, SendList};
 use weft_proto::rdmap::{Fault, MAX_HEADER};
 
 use super::direct::Outcome;
+use super::flight::Tx;
 use super::frame::{Frame, LOCAL_HEADER_LEN};
 use super::tx::DIRECT_BYTES;
 use super::{Core, QpInner, Stream};
@@ -82,7 +83,7 @@ impl QpInner {
                 continue;
             }
             marked.leave();
-            let one_sided = |tx: &mut super::Tx| {
+            let one_sided = |tx: &mut Tx| {
                 // The lock is not held for long.
                 if len == 0 || u64::from(len) > DIRECT_BYTES || !tx.may_overtake(local) {
                     return Outcome::NotDirect;
@@ -162,7 +163,7 @@ impl QpInner {
     fn send_frame(
         &self,
         stream: &mut Stream,
-        tx: &mut super::Tx,
+        tx: &mut Tx,
         keys: &Keys,
         local: &LocalLink,
         wr: &SendWr,
@@ -219,7 +220,7 @@ fn header_of(
 
 fn immediate_frame(
     stream: &mut Stream,
-    tx: &mut super::Tx,
+    tx: &mut Tx,
     local: &LocalLink,
     imm: u64,
     solicited: bool,

@@ -17,7 +17,7 @@ impl QpInner {
     fn is_still(&self, core: &Core) -> bool {
         core.ended.is_none()
             && core.tx.is_still()
-            && !core.rx.held.waits()
+            && !core.rx.held.waits
             && core.stream.as_ref().is_some_and(|s| !s.has_work())
             && core.confirming.as_ref().is_none_or(|c| !c.is_late())
             && self.local().is_some_and(|local| !local.lends())

@@ -10,9 +10,9 @@ use weft_mem::{Access, KeyLock, Keys};
 use weft_sys::diag::tcp_peer_uid;
 use weft_tls::{TlsError, TlsInfo};
 
-use super::rnr::RNR_FOR_EVER;
-use super::rx::Rx;
-use super::tx::Tx;
+use super::flight::Tx;
+use super::held::RNR_FOR_EVER;
+use super::place::Rx;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::above::QpAbove;
 use crate::cq::{Cq, Member};

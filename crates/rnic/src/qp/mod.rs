@@ -9,17 +9,24 @@
 //! Two locks: `inbox` takes what is posted, `core` holds the protocol machine and is only ever *tried*. Whoever
 //! fails to get it sets `pending`, and the holder looks at `pending` after letting go: nobody waits for a system
 //! call that another thread makes.
+//!
+//! From the bottom up: `frame` and `convert`; what a connection holds (`flight` on its way out, `held` for want of a receive); its `end`; what segments
+//! and requests do (`place`, `rnr`, `direct`); `tx` and `rx`; what programs call (`post`, `fast_path`, `close`, `handle`).
 
+mod close;
 mod confirm;
 mod convert;
 mod direct;
 mod end;
 mod fast_path;
+mod flight;
 mod frame;
 mod glance;
 mod handle;
+mod held;
 mod lease;
 mod pause;
+mod place;
 mod post;
 mod receives;
 mod rnr;
@@ -55,13 +62,12 @@ use confirm::{Confirming, visible};
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
 use end::Withheld;
+use flight::Tx;
 use frame::Frame;
 pub use handle::{Ender, Qp, QpInit};
+use held::RNR_FOR_EVER;
+use place::Rx;
 pub(crate) use receives::RecvSource;
-use rnr::RNR_FOR_EVER;
-use rx::Rx;
-use tx::Tx;
-pub(crate) use tx::sub_list;
 use xrc::name_srq;
 
 /// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
@@ -525,18 +531,18 @@ impl QpInner {
         let told_before = core.told_end().is_some();
         let out = f(&mut core);
         let ended = core.told_end().filter(|_| !told_before);
-        let blocked = core.tx.blocked();
+        let blocked = core.tx.blocked;
         // Written under the lock alone.
         let was_blocked = self.tx_blocked.load(Ordering::SeqCst);
         if blocked != was_blocked {
             self.tx_blocked.store(blocked, Ordering::SeqCst);
         }
-        let stopped = core.rx.held.stopped();
+        let stopped = core.rx.held.stopped;
         let was_stopped = self.rx_stopped.load(Ordering::SeqCst);
         if stopped != was_stopped {
             self.rx_stopped.store(stopped, Ordering::SeqCst);
         }
-        let closed = core.rx.held.is_closed();
+        let closed = core.rx.held.closed;
         if closed != self.rx_closed.load(Ordering::SeqCst) {
             self.rx_closed.store(closed, Ordering::SeqCst);
         }

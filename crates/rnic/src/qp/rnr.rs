@@ -11,169 +11,18 @@
 //! It waits for ever, unless somebody has said how often to wait: the peer, by a notice (docs/spec/rdmap-extensions.md), or our own
 //! program's connection manager. When that time is over a Terminate names the message, and the sender learns what became of it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use weft_proto::rdmap::Fault;
 use weft_wire::ddp::Header;
 use weft_wire::rdmap::{Opcode, QN_ATOMIC_RESPONSE, QN_SEND, QN_TERMINATE};
 
-use super::rx::{Segment, Stop};
-use super::{Core, QpInner, RecvSource};
-
-/// What may wait beside the transport, in bytes, for one queue pair and for all of a device; each segment counts for a little more
-/// than its length.
-const HELD_MAX: usize = 64 << 20;
-const HELD_BY_ALL: usize = 256 << 20;
-const HELD_COST: usize = 64;
-
-/// Retries that have no end, as InfiniBand encodes them.
-pub(super) const RNR_FOR_EVER: u8 = 7;
-/// The longest timer that InfiniBand has, which connections of its connection manager get.
-const RNR_TIMER: Duration = Duration::from_micros(655_360);
-/// The tagged offset of the notice of how often to wait, but for that number in the lowest byte.
-const NOTICE: u64 = u64::from_be_bytes(*b"weftRNR\0");
-
-/// How long a message waits for its receive.
-pub(super) struct Patience {
-    retry: u8,
-    timer: Duration,
-    /// The message that waits now: its first segment, and how long that is.
-    first: Option<(Header, usize)>,
-    /// When it has waited too long.
-    due: Option<Instant>,
-    /// When the engine calls us. One timer at a time, however many messages wait one after the other.
-    timed: Option<Instant>,
-    over: bool,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Patience {
-            retry: RNR_FOR_EVER,
-            timer: RNR_TIMER,
-            first: None,
-            due: None,
-            timed: None,
-            over: false,
-        }
-    }
-}
-
-impl Patience {
-    /// The peer has sent an empty Write to this tagged offset.
-    pub(super) fn hear(&mut self, to: u64) {
-        if to & !0xff == NOTICE {
-            self.retry = to as u8;
-        }
-    }
-
-    /// A message has waited too long.
-    pub(super) fn is_over(&self) -> bool {
-        self.over
-    }
-
-    /// This message begins to wait. When to look whether it still does, unless that is known.
-    fn begin(&mut self, header: Header, len: usize) -> Option<Instant> {
-        self.first = Some((header, len));
-        self.due = None;
-        if self.retry >= RNR_FOR_EVER {
-            return None;
-        }
-        let due = Instant::now().checked_add(self.timer.saturating_mul(u32::from(self.retry) + 1));
-        self.due = due;
-        if self
-            .timed
-            .is_some_and(|timed| due.is_none_or(|due| timed <= due))
-        {
-            return None;
-        }
-        self.timed = due;
-        due
-    }
-
-    fn end(&mut self) {
-        (self.first, self.due) = (None, None);
-    }
-}
-
-/// What waits for a receive.
-#[derive(Default)]
-pub(super) struct Held {
-    /// Something does: the first of `ulpdus`, or what the staging buffer begins with.
-    waits: bool,
-    /// What the staging buffer begins with has to wait there.
-    stopped: bool,
-    /// The peer has closed, behind what waits.
-    closed: bool,
-    /// A Read Response has begun and not ended: nothing may come in between.
-    response_open: bool,
-    ulpdus: VecDeque<Box<[u8]>>,
-    /// A segment that is being fetched.
-    pub(super) partial: Vec<u8>,
-    bytes: usize,
-    /// What all of the device keep, once this keeps anything.
-    by_all: Option<Arc<AtomicUsize>>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(all) = &self.by_all {
-            all.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Held {
-    /// Room for a segment of this length, if there is any.
-    fn reserve(&mut self, len: usize, by_all: &Arc<AtomicUsize>) -> bool {
-        let cost = len + HELD_COST;
-        let all = self.by_all.get_or_insert_with(|| Arc::clone(by_all));
-        if self.bytes + cost > HELD_MAX
-            || all.fetch_add(cost, Ordering::Relaxed) + cost > HELD_BY_ALL
-        {
-            if self.bytes + cost <= HELD_MAX {
-                all.fetch_sub(cost, Ordering::Relaxed);
-            }
-            return false;
-        }
-        self.bytes += cost;
-        true
-    }
-
-    fn release(&mut self, len: usize) {
-        self.bytes -= len + HELD_COST;
-        if let Some(all) = &self.by_all {
-            all.fetch_sub(len + HELD_COST, Ordering::Relaxed);
-        }
-    }
-
-    /// The segment that was being fetched is there.
-    pub(super) fn fetched(&mut self) {
-        self.ulpdus
-            .push_back(std::mem::take(&mut self.partial).into());
-    }
-
-    pub(super) fn waits(&self) -> bool {
-        self.waits
-    }
-
-    /// Nothing is to be received now.
-    pub(super) fn stopped(&self) -> bool {
-        self.stopped
-    }
-
-    /// The peer has closed: nothing follows what waits. The program is told now, and the queue pair ends when the last of it has its receive.
-    pub(super) fn close(&mut self) {
-        (self.stopped, self.closed) = (true, true);
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed
-    }
-}
+use super::held::{NOTICE, RNR_FOR_EVER};
+use super::place::{Segment, Stop};
+use super::receives::RecvSource;
+use super::{Core, QpInner};
 
 impl QpInner {
     /// Whether this segment has to wait; then it is kept if there is room.

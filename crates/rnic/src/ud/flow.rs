@@ -1,47 +1,19 @@
 //! The receiving half of a datagram queue pair in the reliable mode: messages are taken in the order in which they were sent
 //! (docs/spec/dgram.md, "Reliable mode").
 
-use std::hash::RandomState;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use weft_proto::dgram::{
-    Admit, Carried, Finished, Flows, FlowsConfig, Ranges, Resumed, Source, Spot,
-};
+use weft_proto::dgram::{Admit, Carried, Finished, Ranges, Resumed, Source, Spot};
 use weft_wire::dgram::{Control, FaultCode, Flow, Grh, Segment, Target};
 
-use super::recv::{Arrived, Buffer, Came, Taking, count, write_grh};
 use super::reliable::Reliable;
+use super::taking::{Arrived, Buffer, Came, Early, Taking, count, write_grh};
 use super::{UdDest, UdError, UdErrorKind, UdInner};
 use crate::srq::Lack;
 use crate::types::{QpState, RecvWr, UdSource};
-
-/// A payload that came early, with what is free in front of it, and how it came.
-pub(super) struct Early {
-    bytes: Vec<u8>,
-    to: IpAddr,
-    traffic_class: u8,
-}
-
-impl Early {
-    fn of(arrived: &Arrived<'_>) -> (Early, usize) {
-        let early = Early {
-            bytes: arrived.bytes.to_vec(),
-            to: arrived.to,
-            traffic_class: arrived.traffic_class,
-        };
-        let held = early.bytes.len() + size_of::<Early>();
-        (early, held)
-    }
-}
-
-pub(super) type Heard = Flows<Buffer, Early>;
-
-pub(super) fn heard() -> Heard {
-    Flows::new(FlowsConfig::default(), RandomState::new())
-}
 
 /// Senders whose segments were not kept and who are told at once, for a receive, to send them again. The others try again by themselves.
 const TOLD: usize = 16;
@@ -229,7 +201,7 @@ impl UdInner {
             }
         }
         if opens {
-            taking.recording_begins();
+            taking.recording += 1;
             return Ok(Some(Buffer::Region));
         }
         Ok(None)
@@ -362,7 +334,7 @@ impl UdInner {
     /// The engine is to look again when flows are to be forgotten.
     pub(super) fn set_flow_alarm(self: &Arc<Self>, reliable: &Reliable, taking: &mut Taking) {
         if let Some(at) = taking.flows.next_time()
-            && taking.flow_alarm()
+            && !std::mem::replace(&mut taking.flows_timed, true)
         {
             let this = Arc::downgrade(self);
             self.port.set_alarm(reliable.at(at), this);

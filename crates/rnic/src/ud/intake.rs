@@ -1,18 +1,19 @@
 //! Taking in what has come at once: datagrams of one sender that follow each other for one queue pair are one hold of its lock, and their
 //! completions one look at its queue.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use smallvec::SmallVec;
-use weft_wire::dgram::{self, Datagram, Grh};
+use weft_wire::dgram::{self, Control, Datagram, Grh, Segment};
 
-use super::port::PortInner;
-use super::{Arrived, Came, UdInner};
-
-/// The headers and what stands in front of them make room for the [`Grh`].
-pub(super) const HEADROOM: usize = Grh::LEN - dgram::HEADER_LEN;
+use super::UdInner;
+use super::port::{HEADROOM, Last, MemberId, Paced, PortInner};
+use super::taking::{Arrived, Came, Taking, count};
+use crate::lock::lock;
 
 /// Datagrams that lie here, or can be had at once.
 pub(super) trait Feed {
@@ -69,32 +70,6 @@ pub(super) type Answering = SmallVec<[Arc<UdInner>; 4]>;
 
 /// The queue pair of the last datagram and the number by which it was addressed: mostly it is the next one's, too.
 pub(super) type Known = Option<(u32, Arc<UdInner>)>;
-
-/// The same, from one look to the next: good while the port's queue pairs are the same.
-#[derive(Default)]
-pub(super) struct Last {
-    changes: u32,
-    number: u32,
-    member: Weak<UdInner>,
-}
-
-impl Last {
-    fn find(&mut self, port: &PortInner, number: u32) -> Option<Arc<UdInner>> {
-        let changes = port.member_changes();
-        if (self.changes, self.number) == (changes, number)
-            && let Some(member) = self.member.upgrade()
-        {
-            return Some(member);
-        }
-        let member = port.member(number)?;
-        *self = Last {
-            changes,
-            number,
-            member: Arc::downgrade(&member),
-        };
-        Some(member)
-    }
-}
 
 /// What is taken in, and how it came.
 pub(super) struct Intake<'a, F> {
@@ -182,6 +157,64 @@ fn addressed(datagram: &Datagram) -> Option<u32> {
     }
 }
 
+impl PortInner {
+    fn control(&self, control: Control, arrived: &Arrived<'_>) {
+        match control {
+            Control::Probe { cookie, sent } => {
+                // A group's members do not all answer for the group.
+                if self.addr.ip().is_multicast() {
+                    return;
+                }
+                let mut report = Vec::with_capacity(dgram::segment::PROBE_LEN);
+                let room = self.receive_room;
+                Control::Report { cookie, sent, room }.emit(&mut report);
+                // Lost, it is asked for again. It comes from where the probe went.
+                let _ = self.socket.send(&report, arrived.from, Some(arrived.to));
+            }
+            Control::Report { cookie, sent, room } => {
+                let news = {
+                    let mut paths = lock(&self.paths);
+                    let path = paths.of.get_mut(&arrived.from);
+                    path.is_some_and(|(_, p)| p.report(Instant::now(), cookie, sent, room))
+                };
+                if news {
+                    self.resume(|to, _| to == arrived.from);
+                }
+            }
+            // It has woken us. There may be room in the pipe, too.
+            Control::Knock => self.resume(|to, _| to == arrived.from),
+            // To a group, nobody answers for all.
+            Control::Hello { flow, qkey } if flow.dst_qp != dgram::GROUP_QP => {
+                if let Some(member) = self.member(flow.dst_qp) {
+                    member.hello(&flow, qkey, arrived);
+                }
+            }
+            Control::Hello { .. } => {}
+            Control::Ack { flow, .. }
+            | Control::Fault { flow, .. }
+            | Control::Welcome { flow, .. } => {
+                if let Some(member) = self.member(flow.dst_qp) {
+                    member.answered(arrived.from, &control);
+                }
+            }
+        }
+    }
+
+    /// Queue pairs that wait for a report of such a destination, until such a time, try again.
+    pub(super) fn resume(&self, of: impl Fn(SocketAddr, Instant) -> bool) {
+        let resumed = |&(to, _): &(SocketAddr, MemberId), paced: &mut Paced| of(to, paced.until);
+        // One that waits for several destinations tries them all at once.
+        let waiting: HashMap<_, _> = {
+            let mut paced = lock(&self.paced);
+            let resumed = paced.of.extract_if(resumed);
+            resumed.map(|((_, id), p)| (id, p.member)).collect()
+        };
+        for member in waiting.values().filter_map(Weak::upgrade) {
+            member.send_on();
+        }
+    }
+}
+
 impl UdInner {
     /// Takes in this datagram, and those behind it that are addressed alike. What comes then, and whether [`UdInner::answer`] is to be called
     /// after the last datagram that is here.
@@ -218,5 +251,52 @@ impl UdInner {
         drop(taking);
         self.call_hooks();
         (next, answers)
+    }
+
+    /// A message of version 1 has come in for this queue pair.
+    fn message_arrived(
+        &self,
+        taking: &mut Taking,
+        header: &dgram::Header,
+        arrived: &mut Arrived<'_>,
+    ) {
+        if !self.hears(taking, header.qkey) {
+            return;
+        }
+        if self.reliable.is_some() {
+            // It may be doubled, or out of order: not here.
+            count(&self.counters.dropped);
+            return;
+        }
+        self.take_message(taking, header, arrived);
+    }
+
+    /// A segment has come in for this queue pair. `true`: [`UdInner::answer`] is to be called after the last datagram that is here.
+    fn segment_arrived(
+        self: &Arc<Self>,
+        taking: &mut Taking,
+        segment: &Segment,
+        arrived: &mut Arrived<'_>,
+    ) -> bool {
+        if !self.hears(taking, segment.qkey) {
+            return false;
+        }
+        match (&self.reliable, segment.reliable) {
+            (Some(reliable), Some(_)) if segment.dst_qp == self.num => {
+                let answers = self.take_reliable(reliable, taking, segment, arrived);
+                self.set_flow_alarm(reliable, taking);
+                return answers;
+            }
+            (None, None) => {
+                self.take_segment(taking, segment, arrived);
+                self.set_alarm(taking);
+            }
+            (None, Some(_)) if segment.dst_qp == self.num => {
+                count(&self.counters.dropped);
+                self.refuse_reliable(segment, arrived);
+            }
+            _ => count(&self.counters.dropped),
+        }
+        false
     }
 }

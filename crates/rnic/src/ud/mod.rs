@@ -7,19 +7,23 @@
 //!
 //! In the reliable mode ([`UdInit::reliable`]) messages are acknowledged and sent again: each comes once, and in the order of its pair of queue pairs.
 //! An error is that pair's, and not the queue pair's.
+//!
+//! From the bottom up: `local` (rings) and `port` (the socket); `taking` and `record`; the halves of a queue pair, `send` and `recv`, with `reliable`
+//! and `flow` for the reliable mode; `intake`, which gives each what has come for it, and `drive`, which has it taken in.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use weft_mem::KeyLock;
 use weft_proto::dgram::Config;
 use weft_wire::dgram;
 
+mod drive;
 mod echo;
 mod flow;
 mod intake;
@@ -29,16 +33,17 @@ mod record;
 mod recv;
 mod reliable;
 mod send;
+mod taking;
 
 use echo::Echo;
 pub use local::UdLocalPeer;
 use port::PortInner;
 pub use port::{UdPort, UdPortCounters};
 pub use record::{ValidityMap, WriteRecord};
-use recv::{Arrived, Came, Counters, Taking};
 use reliable::Reliable;
 pub use reliable::UdReliable;
 use send::Sends;
+use taking::{Counters, Taking};
 /// Why a receiver refuses a reliable message.
 pub use weft_wire::dgram::FaultCode as UdFault;
 
@@ -295,6 +300,31 @@ impl UdInner {
         self.call_hooks();
     }
 
+    /// The time has come that the port was told of.
+    fn alarm(self: &Arc<Self>, now: Instant) {
+        let mut taking = self.hold();
+        taking.timed = false;
+        taking.flows_timed = false;
+        if taking.live
+            && let Some(reliable) = &self.reliable
+        {
+            taking.flows.expire(reliable.since(now));
+            self.give_back(&mut taking);
+            self.set_flow_alarm(reliable, &mut taking);
+        }
+        if taking.live {
+            while let Some(message) = taking.reassembler.expire(now) {
+                self.over(&mut taking, message);
+            }
+            self.set_alarm(&mut taking);
+        }
+        drop(taking);
+        if let Some(reliable) = &self.reliable {
+            self.reliable_on(reliable);
+        }
+        self.call_hooks();
+    }
+
     /// Whoever calls this holds no lock that anybody waits for: the layers above may do anything with the queue pair.
     fn call_hooks(&self) {
         if on_engine() {
@@ -422,12 +452,12 @@ impl UdQp {
     /// What RDMA Write-Record has filled of the region or window with this key, since that was last asked with
     /// [`UdQp::take_validity_map`]. Maps are kept for the 256 keys written to last, of 4,096 ranges each: valid bytes beyond that are not in them.
     pub fn validity_map(&self, rkey: u32) -> ValidityMap {
-        self.inner.hold().maps().get(rkey)
+        self.inner.hold().maps.get(rkey)
     }
 
     /// As [`UdQp::validity_map`], and from now on nothing is valid that is not written again: to be called by who reads the memory.
     pub fn take_validity_map(&self, rkey: u32) -> ValidityMap {
-        self.inner.hold().maps().take(rkey)
+        self.inner.hold().maps.take(rkey)
     }
 
     /// What has gone wrong, oldest first; the last 64 errors are kept.

@@ -1,260 +1,23 @@
 //! The receiving half of a datagram queue pair: segments are placed as they come, in the receive that their message has taken or in the
 //! region that it names, and completions are made when a message is whole or its time is up.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, KeyGuard, KeySpan, Keys, MemError, Table};
-use weft_proto::dgram::{Finished, Ranges, Reassembler, Refusal, Source, Ticket, Whole};
+use weft_mem::{Access, KeySpan, Keys, MemError};
+use weft_proto::dgram::{Finished, Ranges, Refusal, Source, Ticket, Whole};
 use weft_wire::dgram::{self, Grh, Segment, Target};
 
-use super::flow::{Heard, heard};
-use super::record::{Maps, WriteRecord, Written};
+use super::record::Written;
+use super::taking::{Arrived, Buffer, Taking, count, write_grh};
 use super::{UdError, UdErrorKind, UdInner};
 use crate::lock::add_alone;
-use crate::qp::{RecvSource, sub_list};
+use crate::qp::RecvSource;
 use crate::srq::Lack;
-use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len};
-
-/// Errors that wait for the program; the oldest are forgotten.
-const MAX_ERRORS: usize = 64;
-
-/// What a datagram brings, and how it came.
-pub(crate) struct Arrived<'a> {
-    /// The payload, behind [`Grh::LEN`] bytes that are free.
-    pub(crate) bytes: &'a mut [u8],
-    pub(crate) from: SocketAddr,
-    pub(crate) to: IpAddr,
-    pub(crate) traffic_class: u8,
-    /// When it was taken in.
-    pub(crate) now: &'a Came,
-}
-
-/// When datagrams that are taken in at once have come. Messages that are one datagram do not ask, and the clock is a part of what they cost in shared memory.
-#[derive(Default)]
-pub(crate) struct Came(Cell<Option<Instant>>);
-
-impl Came {
-    pub(super) fn time(&self) -> Instant {
-        let time = self.0.get().unwrap_or_else(Instant::now);
-        self.0.set(Some(time));
-        time
-    }
-}
-
-/// Where a message's bytes go.
-pub(super) enum Buffer {
-    Recv(RecvWr),
-    Region,
-}
-
-/// What a thread holds while it takes in datagrams.
-pub(super) struct Taking {
-    /// Somebody still wants completions.
-    pub(super) live: bool,
-    reassembler: Reassembler<Buffer>,
-    /// What comes in the reliable mode, and whether the engine will look at what has become too old of that.
-    pub(super) flows: Heard,
-    flows_timed: bool,
-    /// Messages of Write-Record that are open, and records that wait for the program.
-    recording: usize,
-    records: VecDeque<(u64, Written)>,
-    next_record: u64,
-    maps: Maps,
-    errors: VecDeque<UdError>,
-    /// The engine will look at what has become too old.
-    timed: bool,
-    /// Completions that go to the queue at the end of the hold, and whether one of them is solicited or an error.
-    made: Vec<Wc>,
-    urgent: bool,
-    /// Memory that receives and Write-Records have named.
-    pub(super) keys: Keys,
-}
-
-impl AsMut<Keys> for Taking {
-    fn as_mut(&mut self) -> &mut Keys {
-        &mut self.keys
-    }
-}
-
-impl Taking {
-    pub(super) fn new(config: weft_proto::dgram::Config, table: &Table) -> Taking {
-        Taking {
-            live: true,
-            reassembler: Reassembler::new(config),
-            flows: heard(),
-            flows_timed: false,
-            recording: 0,
-            records: VecDeque::new(),
-            next_record: 0,
-            maps: Maps::default(),
-            errors: VecDeque::new(),
-            timed: false,
-            made: Vec::new(),
-            urgent: false,
-            keys: Keys::new(table),
-        }
-    }
-
-    pub(super) fn report(&mut self, error: UdError) {
-        if self.errors.len() >= MAX_ERRORS {
-            self.errors.pop_front();
-        }
-        self.errors.push_back(error);
-    }
-
-    pub(super) fn take_error(&mut self) -> Option<UdError> {
-        self.errors.pop_front()
-    }
-
-    pub(super) fn take_record(&mut self, number: u64) -> Option<WriteRecord> {
-        // Mostly they are taken in order: then none is missing in front of it.
-        let guess = number.checked_sub(self.records.front()?.0)? as usize;
-        if guess == 0 {
-            let first = self.records.front()?.1.record();
-            self.records.pop_front();
-            return Some(first);
-        }
-        let at = match self.records.get(guess) {
-            Some((n, _)) if *n == number => guess,
-            _ => self
-                .records
-                .binary_search_by_key(&number, |(n, _)| *n)
-                .ok()?,
-        };
-        Some(self.records.remove(at)?.1.record())
-    }
-
-    /// Messages of Write-Record that are open, and records that wait for the program.
-    pub(super) fn records_held(&self) -> usize {
-        self.recording + self.records.len()
-    }
-
-    pub(super) fn recording_begins(&mut self) {
-        self.recording += 1;
-    }
-
-    /// Whether the engine has to be told of the flows' next time.
-    pub(super) fn flow_alarm(&mut self) -> bool {
-        !std::mem::replace(&mut self.flows_timed, true)
-    }
-
-    pub(super) fn maps(&mut self) -> &mut Maps {
-        &mut self.maps
-    }
-}
-
-#[derive(Default)]
-pub(super) struct Counters {
-    pub(super) sent: AtomicU64,
-    pub(super) received: AtomicU64,
-    pub(super) no_recv: AtomicU64,
-    pub(super) too_long: AtomicU64,
-    pub(super) wrong_qkey: AtomicU64,
-    pub(super) dropped: AtomicU64,
-    pub(super) incomplete: AtomicU64,
-    pub(super) records: AtomicU64,
-    pub(super) no_record: AtomicU64,
-    pub(super) no_access: AtomicU64,
-    pub(super) resent: AtomicU64,
-}
-
-pub(super) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
-/// A hold of what a thread needs to take in datagrams. Completions that are made in it come to the queue at its end, all at once.
-pub(super) struct Hold<'a> {
-    of: &'a UdInner,
-    taking: KeyGuard<'a, Taking>,
-}
-
-impl Deref for Hold<'_> {
-    type Target = Taking;
-
-    fn deref(&self) -> &Taking {
-        &self.taking
-    }
-}
-
-impl DerefMut for Hold<'_> {
-    fn deref_mut(&mut self) -> &mut Taking {
-        &mut self.taking
-    }
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        let Taking { made, urgent, .. } = &mut *self.taking;
-        if !made.is_empty() {
-            // One without room is of no more use, which its device's event says; the queue pair is not touched by it.
-            self.of.recv_cq.push(made, std::mem::take(urgent));
-            made.clear();
-        }
-    }
-}
+use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len, sub_list};
 
 impl UdInner {
-    pub(super) fn hold(&self) -> Hold<'_> {
-        Hold {
-            of: self,
-            taking: self.taking.lock(),
-        }
-    }
-
-    /// A message of version 1 has come in for this queue pair.
-    pub(super) fn message_arrived(
-        &self,
-        taking: &mut Taking,
-        header: &dgram::Header,
-        arrived: &mut Arrived<'_>,
-    ) {
-        if !self.hears(taking, header.qkey) {
-            return;
-        }
-        if self.reliable.is_some() {
-            // It may be doubled, or out of order: not here.
-            count(&self.counters.dropped);
-            return;
-        }
-        self.take_message(taking, header, arrived);
-    }
-
-    /// A segment has come in for this queue pair. `true`: [`UdInner::answer`] is to be called after the last datagram that is here.
-    pub(super) fn segment_arrived(
-        self: &Arc<Self>,
-        taking: &mut Taking,
-        segment: &Segment,
-        arrived: &mut Arrived<'_>,
-    ) -> bool {
-        if !self.hears(taking, segment.qkey) {
-            return false;
-        }
-        match (&self.reliable, segment.reliable) {
-            (Some(reliable), Some(_)) if segment.dst_qp == self.num => {
-                let answers = self.take_reliable(reliable, taking, segment, arrived);
-                self.set_flow_alarm(reliable, taking);
-                return answers;
-            }
-            (None, None) => {
-                self.take_segment(taking, segment, arrived);
-                self.set_alarm(taking);
-            }
-            (None, Some(_)) if segment.dst_qp == self.num => {
-                count(&self.counters.dropped);
-                self.refuse_reliable(segment, arrived);
-            }
-            _ => count(&self.counters.dropped),
-        }
-        false
-    }
-
     pub(super) fn hears(&self, taking: &Taking, qkey: u32) -> bool {
         if !taking.live || self.state() == QpState::Error || self.is_down() {
             return false;
@@ -299,7 +62,13 @@ impl UdInner {
         taking.report(UdError::from(kind, source, msn));
     }
 
-    fn take_message(&self, taking: &mut Taking, header: &dgram::Header, arrived: &mut Arrived<'_>) {
+    /// A message of version 1, which is one datagram.
+    pub(super) fn take_message(
+        &self,
+        taking: &mut Taking,
+        header: &dgram::Header,
+        arrived: &mut Arrived<'_>,
+    ) {
         let front = self.front();
         let payload = arrived.bytes.len() - Grh::LEN;
         let len = payload as u32 + front;
@@ -351,7 +120,12 @@ impl UdInner {
         });
     }
 
-    fn take_segment(&self, taking: &mut Taking, segment: &Segment, arrived: &mut Arrived<'_>) {
+    pub(super) fn take_segment(
+        &self,
+        taking: &mut Taking,
+        segment: &Segment,
+        arrived: &mut Arrived<'_>,
+    ) {
         let source = Source {
             addr: arrived.from,
             qp_num: segment.src_qp,
@@ -502,7 +276,7 @@ impl UdInner {
             addr: arrived.from,
             qp_num: segment.src_qp,
         };
-        if ticket.opens() && taking.recording + taking.records.len() >= self.record_depth as usize {
+        if ticket.opens() && taking.records_held() >= self.record_depth as usize {
             taking.reassembler.abandon(&ticket);
             return self.lacks_record(taking, source, segment.msn);
         }
@@ -659,38 +433,13 @@ impl UdInner {
     }
 
     /// The engine is to look again when the first of the open messages is too old.
-    fn set_alarm(self: &Arc<Self>, taking: &mut Taking) {
+    pub(super) fn set_alarm(self: &Arc<Self>, taking: &mut Taking) {
         if !taking.timed
             && let Some(at) = taking.reassembler.next_timeout()
         {
             taking.timed = true;
             self.port.set_alarm(at, Arc::downgrade(self));
         }
-    }
-
-    /// The time has come that the port was told of.
-    pub(crate) fn alarm(self: &Arc<Self>, now: Instant) {
-        let mut taking = self.hold();
-        taking.timed = false;
-        taking.flows_timed = false;
-        if taking.live
-            && let Some(reliable) = &self.reliable
-        {
-            taking.flows.expire(reliable.since(now));
-            self.give_back(&mut taking);
-            self.set_flow_alarm(reliable, &mut taking);
-        }
-        if taking.live {
-            while let Some(message) = taking.reassembler.expire(now) {
-                self.over(&mut taking, message);
-            }
-            self.set_alarm(&mut taking);
-        }
-        drop(taking);
-        if let Some(reliable) = &self.reliable {
-            self.reliable_on(reliable);
-        }
-        self.call_hooks();
     }
 
     /// Everything that waits for messages is over. `tell`: with completions.
@@ -726,62 +475,6 @@ impl UdInner {
                 ..Wc::default()
             };
             self.recv_cq.push(&[wc], true);
-        }
-    }
-}
-
-pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
-    let grh = Grh {
-        source: arrived.from.ip(),
-        dest: arrived.to,
-        traffic_class: arrived.traffic_class,
-    };
-    if let Some(room) = arrived.bytes.first_chunk_mut() {
-        grh.emit(payload, room);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn message(number: u32) -> Written {
-        Written {
-            source: UdSource {
-                addr: SocketAddr::from(([127, 0, 0, 1], 1)),
-                qp_num: 2,
-            },
-            msn: number,
-            target: Target {
-                stag: number,
-                to: 0x1000,
-            },
-            len: 10,
-            imm: None,
-            valid: Ranges::up_to(10),
-        }
-    }
-
-    /// In whatever order the program asks for them, and once.
-    #[test]
-    fn records_are_found_by_their_number() {
-        for order in [[0, 1, 2, 3, 4], [3, 0, 4, 1, 2], [4, 3, 2, 1, 0]] {
-            let mut taking = Taking::new(weft_proto::dgram::Config::default(), &Table::new(8));
-            for number in 0..5 {
-                taking
-                    .records
-                    .push_back((number + 100, message(number as u32)));
-            }
-            assert!(taking.take_record(99).is_none() && taking.take_record(105).is_none());
-            for number in order {
-                let record = taking.take_record(number + 100).unwrap();
-                assert_eq!(
-                    (record.rkey, record.valid.as_slice()),
-                    (number as u32, std::slice::from_ref(&(0..10))),
-                    "{order:?}"
-                );
-                assert!(taking.take_record(number + 100).is_none());
-            }
         }
     }
 }

@@ -14,9 +14,10 @@ use weft_wire::dgram::{self, Segment, Target};
 use super::local::Pipe;
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
 use crate::lock::add_alone;
-use crate::qp::sub_list;
 use crate::tally::Tally;
-use crate::types::{PostReason, QpState, RemoteAddr, SendOp, SendWr, Wc, WcOpcode, WcStatus};
+use crate::types::{
+    PostReason, QpState, RemoteAddr, SendOp, SendWr, Wc, WcOpcode, WcStatus, sub_list,
+};
 
 /// Datagrams that are not longer than [`LONG`] ask for room for so many at once.
 pub(super) const AHEAD: usize = 8;

@@ -341,13 +341,13 @@ impl Conn {
         let made = self.pd.device().doorbell(move || {
             if let Some(conn) = me.upgrade() {
                 conn.wanted.store(true, std::sync::atomic::Ordering::SeqCst);
-                conn.settle();
+                conn.make_progress();
                 // In shared memory the answer to an atomic is there at once.
                 for _ in 0..AT_ONCE {
                     if !conn.cq.look() {
                         break;
                     }
-                    conn.settle();
+                    conn.make_progress();
                 }
                 // Whoever waits does not drive.
                 conn.cq.release();

@@ -71,7 +71,7 @@ pub fn sdp_machine(data: &[u8]) {
         if input.0.is_empty() || !one(&mut end, &mut books, &mut input, Op(step)) {
             return;
         }
-        settle(&mut end, &mut books);
+        carry_out(&mut end, &mut books);
     }
 }
 
@@ -198,7 +198,7 @@ fn peer(end: &mut Endpoint, books: &mut Books, input: &mut Input<'_>) -> bool {
 }
 
 /// Carry out the actions.
-fn settle(end: &mut Endpoint, books: &mut Books) {
+fn carry_out(end: &mut Endpoint, books: &mut Books) {
     while let Some(action) = end.poll() {
         match action {
             Action::Repost { buffer } => assert!(books.taken.remove(&buffer), "posted twice"),

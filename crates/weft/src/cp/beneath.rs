@@ -8,15 +8,7 @@ use std::path::Path;
 use rustix::fs::{self, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use super::walk::{Entry, Plan};
-
-/// Which file it is, whatever its name: device and inode.
-pub type FileId = (u64, u64);
-
-/// The identity of what was looked at.
-pub fn id_of(stat: &Stat) -> FileId {
-    (stat.st_dev, stat.st_ino)
-}
+use super::walk::{Entry, Plan, id_of};
 
 /// Opens `path` below `dir`, by no symbolic link and out of it by no other way.
 pub fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {

@@ -1,6 +1,6 @@
 //! `weft cp`: files moved with one-sided RDMA Writes.
 //!
-//! The pieces, from pure to busy: [`protocol`] (messages), [`path`], [`auth`] (the key), [`digest`] (checksums),
+//! The pieces, from pure to busy: [`path`], [`protocol`] (messages), [`auth`] (the key), [`digest`] (checksums),
 //! [`target`] and [`walk`] (what goes where), [`beneath`] (opening what was found), [`store`] (the receiver's directory), [`link`] with [`rdma`]
 //! and [`tcp`] (connections), [`sender`] and [`receiver`],
 //! [`session`] (the sender's connection) and [`listener`], with a [`lobby`], that join them. The protocol is described in docs/spec/cp.md.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::protocol::MAX_PATH;
+/// The longest relative path in bytes (`PATH_MAX` less its NUL).
+pub const MAX_PATH: usize = 4095;
 
 /// Why a path is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-pub use super::path::{PathError, RelPath, printable};
+pub use super::path::{MAX_PATH, PathError, RelPath, printable};
 
 mod codec;
 mod hello;
@@ -23,8 +23,6 @@ pub const MAGIC: [u8; 8] = *b"weft-cp\0";
 pub const HELLO_LEN: usize = 48;
 /// Length of the header of every message in bytes.
 pub const HEADER_LEN: usize = 8;
-/// The longest relative path in bytes (`PATH_MAX` less its NUL).
-pub const MAX_PATH: usize = 4095;
 /// The longest explanation that travels with an error, in bytes.
 pub const MAX_TEXT: usize = 512;
 /// The longest message in bytes: a LINK with the longest path and target.

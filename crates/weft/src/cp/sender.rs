@@ -17,14 +17,14 @@ use rustix::fs::{self, FileType, Stat};
 use weft_verbs::Path;
 
 use super::auth::{Challenge, Key, Role};
-use super::beneath::{FileId, Opener, id_of};
+use super::beneath::Opener;
 use super::digest::{BlockList, digest};
 use super::link::{Link, LinkError, Parcel, read_slot, slot_digest};
 use super::protocol::{
     ASKS, Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, PACK_FILES, PACK_LEN,
     RingAdvert, WINDOW, pack,
 };
-use super::walk::{Entry, Kind, Plan, mtime};
+use super::walk::{Entry, FileId, Kind, Plan, id_of, mtime};
 use super::{START_PATIENCE, cpu_time};
 
 /// How a sender sends.

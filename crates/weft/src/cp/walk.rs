@@ -9,9 +9,16 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
-use super::beneath::{FileId, id_of};
 use super::protocol::{Mtime, RelPath};
 use crate::failure::Failure;
+
+/// Which file it is, whatever its name: device and inode.
+pub type FileId = (u64, u64);
+
+/// The identity of what was looked at.
+pub fn id_of(stat: &Stat) -> FileId {
+    (stat.st_dev, stat.st_ino)
+}
 
 /// One thing to send.
 #[derive(Debug, Clone, PartialEq, Eq)]

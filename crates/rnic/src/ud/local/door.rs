@@ -14,7 +14,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use weft_sys::unix::{self, Cred, Name};
 use weft_sys::{Event, Interest, diag, process, udp};
 use weft_wire::local::Message;
 
-use super::pipe::{Pipe, RING_BYTES};
+use super::pipe::{Pipe, RING_BYTES, Wire};
 use super::{Key, Locals};
 use crate::device::Counted;
 use crate::engine::{Engine, Next, Registration, Source};
@@ -187,45 +187,35 @@ enum Stage {
     },
     /// Whatever comes now is the end of it: a process that ends closes its sockets.
     Linked(Arc<Pipe>),
-    Over,
 }
 
-/// The Unix socket between two ports.
-pub(super) struct Visit {
-    wire: OwnedFd,
+/// What is said on the Unix socket between two ports.
+struct Visit {
+    wire: Arc<Wire>,
     stage: Mutex<Stage>,
     locals: Weak<Locals>,
-    registration: Registration,
 }
 
 impl Visit {
-    fn begin(locals: &Arc<Locals>, engine: &Arc<Engine>, wire: OwnedFd, stage: Stage) {
-        let visit = Arc::new(Visit {
-            wire,
-            stage: Mutex::new(stage),
-            locals: Arc::downgrade(locals),
+    fn begin(locals: &Arc<Locals>, engine: &Arc<Engine>, fd: OwnedFd, stage: Stage) {
+        let wire = Arc::new(Wire {
+            fd,
             registration: Registration::new(engine),
         });
-        let source = Arc::clone(&visit) as Arc<dyn Source>;
-        let registration = &visit.registration;
-        if let Ok(()) = registration.start(source, visit.wire.as_fd(), Interest::READ) {
+        let source = Arc::new(Visit {
+            wire: Arc::clone(&wire),
+            stage: Mutex::new(stage),
+            locals: Arc::downgrade(locals),
+        });
+        let registration = &wire.registration;
+        if let Ok(()) = registration.start(source, wire.fd.as_fd(), Interest::READ) {
             registration.set_timer(Instant::now() + PATIENCE);
         }
     }
 
-    /// The wire is closed when the engine has let go of it.
-    pub(super) fn end(&self) {
-        *lock(&self.stage) = Stage::Over;
-        self.registration.release(self.wire.as_fd());
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.wire.as_fd()
-    }
-
     /// What the peer says, if it has said anything.
     fn hear(&self, locals: &Locals, stage: &Stage) -> Result<Option<Arc<Pipe>>, Why> {
-        let Some((message, mut fds, sender)) = receive(&self.wire)? else {
+        let Some((message, mut fds, sender)) = receive(&self.wire.fd)? else {
             return Ok(None);
         };
         let (&Stage::Visited { maker, .. } | &Stage::Offered { maker, .. }) = stage else {
@@ -233,6 +223,7 @@ impl Visit {
         };
         let who = Who::sent(&maker, sender)?;
         who.is_one_of_us(false)?;
+        let wire = Arc::downgrade(&self.wire);
         let pipe = match (stage, message) {
             (
                 Stage::Visited { .. },
@@ -252,15 +243,15 @@ impl Visit {
                 }
                 locals.has_room_for(own)?;
                 let (segment, fd) = Segment::create(RING_BYTES).map_err(why("a segment"))?;
-                let pipe = Pipe::new(segment, Role::Initiator, [to, from], own);
-                say_signed(self.fd(), &Message::Accept, &[fd.as_fd()])?;
+                let pipe = Pipe::new(segment, Role::Initiator, [to, from], own, wire);
+                say_signed(self.wire.fd.as_fd(), &Message::Accept, &[fd.as_fd()])?;
                 pipe
             }
             (&Stage::Offered { addrs, peer, .. }, Message::Accept) => {
                 let fd = fds.pop().ok_or("no segment came")?;
                 let segment = Segment::open(fd).map_err(|error| format!("the segment: {error}"))?;
                 locals.has_room_for(peer)?;
-                Pipe::new(segment, Role::Responder, addrs, peer)
+                Pipe::new(segment, Role::Responder, addrs, peer, wire)
             }
             _ => return Err("the peer's message makes no sense".into()),
         };
@@ -271,7 +262,7 @@ impl Visit {
 impl Source for Visit {
     fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
         let Some(locals) = self.locals.upgrade() else {
-            self.end();
+            self.wire.release();
             return Next::Done;
         };
         let mut stage = lock(&self.stage);
@@ -284,26 +275,25 @@ impl Source for Visit {
         match self.hear(&locals, &stage) {
             Ok(None) => {}
             Ok(Some(pipe)) => {
-                let _ = unix::ask_for_senders(&self.wire, false);
-                let _ = pipe.visit.set(Arc::downgrade(&self));
+                let _ = unix::ask_for_senders(&self.wire.fd, false);
                 *stage = Stage::Linked(Arc::clone(&pipe));
                 drop(stage);
                 locals.add(pipe);
             }
             Err(reason) => {
-                drop(stage);
                 tracing::debug!(reason, "datagrams stay with the kernel");
-                self.end();
+                self.wire.release();
                 return Next::Done;
             }
         }
-        self.registration.arm(self.fd(), Interest::READ);
+        let Wire { fd, registration } = &*self.wire;
+        registration.arm(fd.as_fd(), Interest::READ);
         Next::Done
     }
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
         if !matches!(*lock(&self.stage), Stage::Linked(_)) {
-            self.end();
+            self.wire.release();
         }
     }
 

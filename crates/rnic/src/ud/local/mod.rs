@@ -276,8 +276,8 @@ impl Locals {
         let this = |p: &Arc<Pipe>| Arc::ptr_eq(p, pipe);
         lock(&self.routes).retain(|_, route| !route.pipe.as_ref().is_some_and(this));
         self.recent.lock().take_if(|(_, p)| this(p));
-        if let Some(visit) = pipe.visit.get().and_then(Weak::upgrade) {
-            visit.end();
+        if let Some(wire) = pipe.wire.upgrade() {
+            wire.release();
         }
     }
 

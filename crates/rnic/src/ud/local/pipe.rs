@@ -1,8 +1,9 @@
 //! Two rings between two UDP ports of one host, one for each way: a record is a datagram.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use weft_lock::Brief;
@@ -10,7 +11,7 @@ use weft_mem::{RecvList, SendList};
 use weft_ring::{End, Front, Role, Segment};
 use weft_wire::dgram::segment;
 
-use super::door::Visit;
+use crate::engine::Registration;
 use crate::lock::add_alone;
 use crate::types::Ledger;
 
@@ -31,6 +32,19 @@ struct Tx {
     stuck: Option<u64>,
 }
 
+/// The Unix socket between the two ports: it is closed with the peer's process.
+pub(super) struct Wire {
+    pub(super) fd: OwnedFd,
+    pub(super) registration: Registration,
+}
+
+impl Wire {
+    /// It is closed when the engine has let go of it.
+    pub(super) fn release(&self) {
+        self.registration.release(self.fd.as_fd());
+    }
+}
+
 /// One end of them. What the peer does to its memory ends the pipe, and nothing else.
 pub(in crate::ud) struct Pipe {
     end: End,
@@ -48,7 +62,7 @@ pub(in crate::ud) struct Pipe {
     waited: AtomicBool,
     /// A knock could not be sent.
     pub(super) owes_knock: AtomicBool,
-    pub(super) visit: OnceLock<Weak<Visit>>,
+    pub(super) wire: Weak<Wire>,
     pub(super) since: Instant,
     sent: [AtomicU64; 2],
     received: [AtomicU64; 2],
@@ -78,6 +92,7 @@ impl Pipe {
         role: Role,
         [ours, peer]: [SocketAddr; 2],
         cookie: u64,
+        wire: Weak<Wire>,
     ) -> Pipe {
         Pipe {
             end: End::new(segment.into(), role),
@@ -90,7 +105,7 @@ impl Pipe {
             tx: Brief::new(Tx::default()),
             waited: AtomicBool::new(false),
             owes_knock: AtomicBool::new(false),
-            visit: OnceLock::new(),
+            wire,
             since: Instant::now(),
             sent: Default::default(),
             received: Default::default(),

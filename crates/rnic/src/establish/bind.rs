@@ -2,41 +2,29 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use weft_sys::Interest;
 use weft_sys::tcp::{self, BindOptions};
-use weft_sys::{Event, Interest};
 
 use super::ConnParam;
 use super::dial::{Dialed, Way};
-use super::greet::{Accepted, Incoming, Reception};
+use super::greet::{Incoming, Reception};
+use super::listener::{Listener, Socket};
 use super::shm_listener::{self, ShmListener};
 use crate::device::{Device, Transport};
-use crate::engine::{Engine, Next, Registration, Source};
-use crate::lock::lock;
+use crate::engine::{Registration, Source};
 use crate::qp::Qp;
-use crate::transport::sim::{SimListener, SimPort};
-use crate::transport::tcp::TcpLink;
+use crate::transport::sim::SimPort;
 use crate::types::LocalMode;
 
-enum Socket {
-    Tcp(OwnedFd),
-    Sim(SimListener),
-}
-
-pub(super) struct ListenerInner {
-    pub(super) reception: Arc<Reception>,
-    socket: Socket,
-    pub(super) addr: SocketAddr,
-    registration: Registration,
-    /// Where initiators of this host say hello.
-    shm_listeners: Mutex<Vec<Arc<ShmListener>>>,
-}
-
 /// A listening address. Dropping it stops listening; connections made through it live on.
-pub struct Listening(Arc<ListenerInner>);
+pub struct Listening {
+    listener: Arc<Listener>,
+    /// Where initiators of this host say hello.
+    shm_listeners: Vec<Arc<ShmListener>>,
+}
 
 impl Device {
     /// Listen on `addr` (port 0: any free one). Each complete request is given to `on_request`, from the engine's
@@ -154,92 +142,39 @@ impl Bound {
             Port::Sim(port) => Socket::Sim(port.listen()?),
         };
         let reception = Reception::new(&device, backlog, param, on_request);
-        let inner = Arc::new(ListenerInner {
+        let listener = Arc::new(Listener {
             reception,
             socket,
             addr,
             registration: Registration::new(&device.engine),
-            shm_listeners: Mutex::default(),
         });
-        let source = Arc::clone(&inner) as Arc<dyn Source>;
-        inner
+        let source = Arc::clone(&listener) as Arc<dyn Source>;
+        listener
             .registration
-            .start(source, inner.fd(), Interest::READ)?;
-        if device.local != LocalMode::Off {
-            *lock(&inner.shm_listeners) = shm_listener::open(&device, &inner);
-        }
-        Ok(Listening(inner))
+            .start(source, listener.fd(), Interest::READ)?;
+        let shm_listeners = match device.local {
+            LocalMode::Off => Vec::new(),
+            _ => shm_listener::open(&device, &listener),
+        };
+        Ok(Listening {
+            listener,
+            shm_listeners,
+        })
     }
 }
 
 impl Listening {
     /// The address, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
-        self.0.addr
+        self.listener.addr
     }
 }
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        for shm_listener in lock(&self.0.shm_listeners).drain(..) {
+        for shm_listener in &self.shm_listeners {
             shm_listener.close();
         }
-        self.0.registration.release(self.0.fd());
-    }
-}
-
-impl ListenerInner {
-    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        match &self.socket {
-            Socket::Tcp(fd) => fd.as_fd(),
-            Socket::Sim(listener) => listener.fd(),
-        }
-    }
-
-    fn accept_one(&self) -> io::Result<Option<Accepted>> {
-        match &self.socket {
-            Socket::Tcp(fd) => loop {
-                let Some((socket, _)) = tcp::accept(fd)? else {
-                    return Ok(None);
-                };
-                // A peer that is gone already is no reason to stop.
-                if let Ok(link) = TcpLink::new(socket) {
-                    return Ok(Some(Accepted::Tcp(link)));
-                }
-            },
-            Socket::Sim(listener) => Ok(listener.accept().map(Accepted::Sim)),
-        }
-    }
-}
-
-impl ListenerInner {
-    /// Take in who waits: a bounded number at a time, established connections want their turn too.
-    pub(super) fn accept_some(&self, engine: &Arc<Engine>) -> io::Result<()> {
-        for _ in 0..64 {
-            match self.accept_one()? {
-                Some(link) => self.reception.admit(engine, link),
-                None => break,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Source for ListenerInner {
-    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
-        if let Err(error) = self.accept_some(engine) {
-            let what = "accepting a connection failed";
-            self.reception.warn(what, None, Some(&error));
-            // No descriptors left, most likely: try again later, not in a busy loop.
-            let later = Instant::now() + Duration::from_millis(50);
-            self.registration.set_timer(later);
-            return Next::Done;
-        }
-        self.registration.arm(self.fd(), Interest::READ);
-        Next::Soon
-    }
-
-    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
-        self.registration.arm(self.fd(), Interest::READ);
+        self.listener.registration.release(self.listener.fd());
     }
 }

@@ -1,0 +1,477 @@
+//! Progress of a UDP port: whoever polls a completion queue of one of its queue pairs receives for all of them; the engine does it while nobody polls.
+//! A poller's lease is as in [`crate::engine`], with a timer for the tick.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use weft_sys::Event;
+use weft_sys::udp::RecvBatch;
+
+use super::intake::{Answering, Feed, Intake, Train};
+use super::local::{Pipe, Taken};
+use super::port::{HEADROOM, Last, PortInner, Rx, member_id};
+use super::taking::Came;
+use crate::cq::Port;
+use crate::engine::{Engine, Next, Source};
+use crate::lock::lock;
+
+/// How long a poller that does not poll any more keeps the lease.
+const LEASE: Duration = Duration::from_millis(1);
+/// System calls of one drive, so that a flood cannot keep a poller from what it polls for.
+const BATCH: usize = 8;
+/// A poller of a port with pipes looks at the kernel's socket once in so many polls: every 3 µs or so.
+const SOCKET_EVERY: u32 = 64;
+/// Datagrams of one pipe before the others get their turn.
+const TURN: usize = 64;
+
+/// What is in a pipe, at most a [`TURN`] of it.
+struct PipeFeed<'a> {
+    pipe: &'a Pipe,
+    buffer: &'a mut [u8],
+    /// Of the datagram in the buffer.
+    len: usize,
+    count: usize,
+    bytes: usize,
+    over: bool,
+}
+
+impl Feed for PipeFeed<'_> {
+    fn advance(&mut self) -> bool {
+        if self.count == TURN {
+            return false;
+        }
+        match self.pipe.take(&mut self.buffer[HEADROOM..]) {
+            Taken::Datagram(len) => {
+                self.len = len;
+                self.count += 1;
+                self.bytes += len;
+                true
+            }
+            Taken::Nothing => false,
+            Taken::Over => {
+                self.over = true;
+                false
+            }
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.buffer[..HEADROOM + self.len]
+    }
+}
+
+impl PortInner {
+    fn watch_lease(&self) {
+        if !self.timed.swap(true, Ordering::SeqCst) {
+            self.registration.set_timer(Instant::now() + LEASE);
+        }
+    }
+
+    /// As [`Port::drive`], with the kernel's socket or without.
+    /// `false`: another thread is receiving.
+    fn drive_some(&self, socket: bool) -> bool {
+        if self.blocked.load(Ordering::Relaxed) {
+            self.flush();
+        }
+        if self.due.load(Ordering::Relaxed) && self.due.swap(false, Ordering::SeqCst) {
+            let now = Instant::now();
+            self.resume(|_, until| until <= now);
+        }
+        let Some(mut rx) = self.rx.try_lock() else {
+            return false;
+        };
+        if socket {
+            let Rx { batch, last, .. } = &mut *rx;
+            self.receive_some(batch, last);
+        }
+        if self.locals.any() || !rx.pipes.is_empty() {
+            self.receive_local(&mut rx);
+            drop(rx);
+            // Whoever came meanwhile to put the pipes to sleep has left that to us.
+            fence(Ordering::SeqCst);
+            if self.dozing.load(Ordering::SeqCst) {
+                self.doze();
+            }
+        }
+        true
+    }
+
+    fn receive_some(&self, batch: &mut RecvBatch, last: &mut Last) {
+        for _ in 0..BATCH {
+            if !self.receive(batch, last) {
+                break;
+            }
+        }
+    }
+
+    /// Takes in what is there: whether there may be more.
+    fn receive(&self, batch: &mut RecvBatch, last: &mut Last) -> bool {
+        match self.socket.recv_batch(batch) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            Err(error) => {
+                // What became of a datagram of ours, perhaps; it is the sender's trouble, and told once.
+                tracing::debug!(%error, "receiving datagrams");
+                return true;
+            }
+        }
+        let now = Came::default();
+        let (mut answering, mut known) = (Answering::new(), None);
+        for at in 0..batch.len() {
+            let Some((train, buffer)) = batch.get(at) else {
+                continue;
+            };
+            let arrival = train.arrival;
+            let mut intake = Intake {
+                port: self,
+                feed: Train::new(buffer, train.each),
+                from: arrival.from,
+                to: arrival.to.unwrap_or_else(|| self.addr.ip()),
+                traffic_class: arrival.traffic_class,
+                now: &now,
+            };
+            intake.take_all(last, &mut known, &mut answering);
+        }
+        // One answer to a sender for all that was here of it.
+        for member in answering {
+            member.answer();
+        }
+        batch.len() == batch.places()
+    }
+
+    /// Takes in what is in the pipes.
+    fn receive_local(&self, rx: &mut Rx) {
+        self.refresh(rx);
+        let Rx {
+            batch,
+            datagram,
+            pipes,
+            turn,
+            last,
+            ..
+        } = rx;
+        *turn += 1;
+        let mut answering = Answering::new();
+        for at in 0..pipes.len() {
+            let pipe = &pipes[(*turn + at) % pipes.len()];
+            if pipe.begins() {
+                self.receive_some(batch, last);
+            }
+            let over = self.receive_pipe(pipe, datagram, last, &mut answering);
+            if over {
+                self.locals.remove(pipe);
+            } else if pipe.has_room() {
+                self.resume(|to, _| to == pipe.peer);
+            }
+        }
+        for member in answering {
+            member.answer();
+        }
+    }
+
+    /// Whether the pipe is over.
+    fn receive_pipe(
+        &self,
+        pipe: &Pipe,
+        buffer: &mut [u8],
+        last: &mut Last,
+        answering: &mut Answering,
+    ) -> bool {
+        let (now, mut known) = (Came::default(), None);
+        let mut intake = Intake {
+            port: self,
+            feed: PipeFeed {
+                pipe,
+                buffer,
+                len: 0,
+                count: 0,
+                bytes: 0,
+                over: false,
+            },
+            from: pipe.peer,
+            to: pipe.ours.ip(),
+            traffic_class: 0,
+            now: &now,
+        };
+        intake.take_all(last, &mut known, answering);
+        let PipeFeed {
+            count, bytes, over, ..
+        } = intake.feed;
+        if pipe.release(count, bytes) {
+            self.locals.knock(pipe);
+        }
+        over
+    }
+
+    fn ring_alarms(&self) {
+        let now = Instant::now();
+        // For these no report has come.
+        self.resume(|_, until| until <= now);
+        let next = {
+            let mut paced = lock(&self.paced);
+            paced.timer.take_if(|timer| *timer <= now);
+            paced.of.values().map(|paced| paced.until).min()
+        };
+        if let Some(next) = next {
+            self.paced_by(next);
+        }
+        let mut due = HashMap::new();
+        lock(&self.alarms).retain(|(at, member)| {
+            if *at <= now {
+                due.insert(member_id(member), member.clone());
+            }
+            *at > now
+        });
+        for member in due.values().filter_map(Weak::upgrade) {
+            member.alarm(now);
+        }
+    }
+
+    fn flush(&self) {
+        if !self.blocked.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        loop {
+            let Some(first) = lock(&self.waiting).pop_front() else {
+                return;
+            };
+            if first.upgrade().is_some_and(|member| !member.send_on()) {
+                // It waits again, and the others still do.
+                return;
+            }
+        }
+    }
+}
+
+impl Port for PortInner {
+    fn drive(&self) {
+        self.drive_some(true);
+    }
+    fn drive_leased(&self) {
+        // Polls that are counted once are no harm.
+        let seq = self.drive_seq.load(Ordering::Relaxed).wrapping_add(1);
+        self.drive_seq.store(seq, Ordering::Relaxed);
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
+            self.watch_lease();
+        }
+        self.drive_some(!self.locals.any() || seq.is_multiple_of(SOCKET_EVERY));
+    }
+    fn release_lease(&self) {
+        if !self.armed.load(Ordering::SeqCst) {
+            self.rearm();
+        }
+    }
+}
+
+impl Source for PortInner {
+    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
+        if self.armed.swap(false, Ordering::SeqCst) {
+            if self.drive_some(true) {
+                self.rearm();
+            } else {
+                // The socket stays readable for as long as a poller takes a burst out of it. Armed, it would call the engine again and again, on a
+                // core that somebody needs.
+                self.watch_lease();
+            }
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.ring_alarms();
+        if self.locals.any() {
+            self.locals.knock_again();
+        }
+        self.timed.store(false, Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) {
+            return;
+        }
+        let seq = self.drive_seq.load(Ordering::SeqCst);
+        // Who has been receiving since the last look polls all the same.
+        if self.seen_seq.swap(seq, Ordering::SeqCst) == seq && self.rx.try_lock().is_some() {
+            self.rearm();
+        } else {
+            self.watch_lease();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+    use weft_wire::dgram::{self, Control, Datagram};
+
+    use super::*;
+    use crate::types::SendWr;
+    use crate::{Cq, Device, UdDest, UdInit, UdPort, UdQp, UdReliable};
+
+    const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+    struct Bed {
+        device: Device,
+        port: UdPort,
+        cq: Cq,
+        /// It takes nothing, and answers nothing.
+        silent: std::net::UdpSocket,
+    }
+
+    impl Bed {
+        fn new() -> Bed {
+            let device = Device::open().unwrap();
+            let port = device.bind_ud(HERE).unwrap();
+            let cq = device.create_cq(256, None).unwrap();
+            let silent = std::net::UdpSocket::bind(HERE).unwrap();
+            Bed {
+                device,
+                port,
+                cq,
+                silent,
+            }
+        }
+
+        fn qp(&self, reliable: Option<UdReliable>) -> UdQp {
+            let init = UdInit {
+                max_send_wr: 1024,
+                max_inline: 4096,
+                reliable,
+                ..UdInit::new(&self.port, 1, &self.cq, &self.cq)
+            };
+            self.device.alloc_pd().unwrap().create_ud_qp(&init).unwrap()
+        }
+
+        fn silent(&self) -> UdDest {
+            UdDest {
+                addr: self.silent.local_addr().unwrap(),
+                qp_num: 1,
+                qkey: 1,
+                from: None,
+                traffic_class: 0,
+            }
+        }
+
+        /// More than goes to a destination that reports nothing.
+        fn stall(&self, qp: &UdQp) {
+            let dest = self.silent();
+            for _ in 0..1000 {
+                let wr = SendWr::send(1).inline(&[0; 256]);
+                qp.post_send(&wr, &dest).unwrap();
+            }
+        }
+    }
+
+    /// Who waits for a report of its destination, however often it has tried, waits for it once.
+    #[test]
+    fn one_wait_for_each_destination() {
+        let bed = Bed::new();
+        let qp = bed.qp(None);
+        let port = bed.port.inner();
+        bed.stall(&qp);
+        for _ in 0..20 {
+            port.resume(|_, _| true);
+            let waits = lock(&port.paced).of.len();
+            assert!(waits <= 1, "{waits}");
+            assert!(lock(&port.alarms).is_empty());
+        }
+    }
+
+    /// A hostile receiver that lets a flow begin, says that it has no room, and then nothing any more: the engine serves others meanwhile, and what
+    /// waits does not grow.
+    #[test]
+    fn a_receiver_that_takes_nothing_does_not_keep_the_engine() {
+        let bed = Bed::new();
+        let give_up = Duration::from_hours(1);
+        let not_ready = None;
+        let qp = bed.qp(Some(UdReliable { give_up, not_ready }));
+        let other = bed.device.bind_ud(HERE).unwrap();
+        let port = bed.port.inner();
+        let dest = bed.silent();
+        for id in 0..200 {
+            let wr = SendWr::send(id).inline(&[0; 4096]).signaled();
+            qp.post_send(&wr, &dest).unwrap();
+        }
+        let mut answers = 0;
+        let mut bytes = [0; 8192];
+        while answers < 2 {
+            let (len, from) = bed.silent.recv_from(&mut bytes).unwrap();
+            let answer = match dgram::read(&bytes[..len]) {
+                Ok(Datagram::Control(Control::Hello { flow, .. })) => {
+                    let (dst_qp, src_qp) = (flow.src_qp, flow.dst_qp);
+                    let flow = dgram::Flow {
+                        dst_qp,
+                        src_qp,
+                        ..flow
+                    };
+                    Control::Welcome { flow, cookie: 7 }
+                }
+                Ok(Datagram::Control(Control::Probe { cookie, sent })) => {
+                    let room = 0;
+                    Control::Report { cookie, sent, room }
+                }
+                _ => continue,
+            };
+            let mut raw = Vec::new();
+            answer.emit(&mut raw);
+            bed.silent.send_to(&raw, from).unwrap();
+            answers += 1;
+        }
+        // Long enough for some time-outs, each twice as long as the one before.
+        let start = Instant::now();
+        let end = start + Duration::from_mins(1);
+        while start.elapsed() < Duration::from_secs(3) {
+            // The engine takes another port's datagrams, though nobody polls.
+            let before = other.counters().malformed;
+            bed.silent.send_to(b"?", other.local_addr()).unwrap();
+            while other.counters().malformed == before {
+                assert!(Instant::now() < end, "the engine does nothing else");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let waits = (lock(&port.paced).of.len(), lock(&port.alarms).len());
+            assert!(waits.0 <= 1 && waits.1 <= 16, "{waits:?}");
+        }
+    }
+
+    /// One that waits for its destination is not in the way of those that wait for the socket.
+    #[test]
+    fn room_in_the_socket_is_for_all_that_wait_for_it() {
+        let bed = Bed::new();
+        let (a, b) = (bed.qp(None), bed.qp(None));
+        let port = bed.port.inner();
+        // A poller has the port, not the engine.
+        port.timed.store(true, Ordering::SeqCst);
+        port.armed.store(false, Ordering::SeqCst);
+        bed.stall(&a);
+        for qp in [&a, &b] {
+            let members = port.members.read().unwrap();
+            port.wait_for_room(Weak::clone(&members[&qp.num()]));
+        }
+        port.flush();
+        assert!(lock(&port.waiting).is_empty());
+    }
+
+    /// While a thread takes a burst out of the socket, the engine leaves the port alone; afterwards it takes what nobody took.
+    #[test]
+    fn the_engine_does_not_turn_round_beside_who_receives() {
+        let bed = Bed::new();
+        let port = bed.port.inner();
+        let held = port.rx.try_lock().unwrap();
+        bed.silent.send_to(b"?", bed.port.local_addr()).unwrap();
+        let end = Instant::now() + Duration::from_mins(1);
+        while port.armed.load(Ordering::SeqCst) {
+            assert!(Instant::now() < end, "the engine does not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for _ in 0..50 {
+            std::thread::sleep(Duration::from_millis(1));
+            assert!(!port.armed.load(Ordering::SeqCst), "it is called again");
+        }
+        drop(held);
+        while port.malformed.load(Ordering::Relaxed) == 0 {
+            assert!(Instant::now() < end, "nobody takes it");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! What a thread holds of a datagram queue pair while it takes in datagrams, and what these bring.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::hash::RandomState;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use weft_mem::{KeyGuard, Keys, Table};
+use weft_proto::dgram::{Flows, FlowsConfig, Reassembler};
+use weft_wire::dgram::Grh;
+
+use super::record::{Maps, WriteRecord, Written};
+use super::{UdError, UdInner};
+use crate::types::{RecvWr, Wc};
+
+/// Errors that wait for the program; the oldest are forgotten.
+const MAX_ERRORS: usize = 64;
+
+/// What a datagram brings, and how it came.
+pub(crate) struct Arrived<'a> {
+    /// The payload, behind [`Grh::LEN`] bytes that are free.
+    pub(crate) bytes: &'a mut [u8],
+    pub(crate) from: SocketAddr,
+    pub(crate) to: IpAddr,
+    pub(crate) traffic_class: u8,
+    /// When it was taken in.
+    pub(crate) now: &'a Came,
+}
+
+/// When datagrams that are taken in at once have come. Messages that are one datagram do not ask, and the clock is a part of what they cost in shared memory.
+#[derive(Default)]
+pub(crate) struct Came(Cell<Option<Instant>>);
+
+impl Came {
+    pub(super) fn time(&self) -> Instant {
+        let time = self.0.get().unwrap_or_else(Instant::now);
+        self.0.set(Some(time));
+        time
+    }
+}
+
+/// Writes what stands in front of a message of `payload` bytes.
+pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
+    let grh = Grh {
+        source: arrived.from.ip(),
+        dest: arrived.to,
+        traffic_class: arrived.traffic_class,
+    };
+    if let Some(room) = arrived.bytes.first_chunk_mut() {
+        grh.emit(payload, room);
+    }
+}
+
+/// A payload that came early, with what is free in front of it, and how it came.
+pub(super) struct Early {
+    pub(super) bytes: Vec<u8>,
+    pub(super) to: IpAddr,
+    pub(super) traffic_class: u8,
+}
+
+impl Early {
+    pub(super) fn of(arrived: &Arrived<'_>) -> (Early, usize) {
+        let early = Early {
+            bytes: arrived.bytes.to_vec(),
+            to: arrived.to,
+            traffic_class: arrived.traffic_class,
+        };
+        let held = early.bytes.len() + size_of::<Early>();
+        (early, held)
+    }
+}
+
+/// Where a message's bytes go.
+pub(super) enum Buffer {
+    Recv(RecvWr),
+    Region,
+}
+
+/// What a thread holds while it takes in datagrams.
+pub(super) struct Taking {
+    /// Somebody still wants completions.
+    pub(super) live: bool,
+    pub(super) reassembler: Reassembler<Buffer>,
+    /// What comes in the reliable mode, and whether the engine will look at what has become too old of that.
+    pub(super) flows: Flows<Buffer, Early>,
+    pub(super) flows_timed: bool,
+    /// Messages of Write-Record that are open, and records that wait for the program.
+    pub(super) recording: usize,
+    pub(super) records: VecDeque<(u64, Written)>,
+    pub(super) next_record: u64,
+    pub(super) maps: Maps,
+    errors: VecDeque<UdError>,
+    /// The engine will look at what has become too old.
+    pub(super) timed: bool,
+    /// Completions that go to the queue at the end of the hold, and whether one of them is solicited or an error.
+    pub(super) made: Vec<Wc>,
+    pub(super) urgent: bool,
+    /// Memory that receives and Write-Records have named.
+    pub(super) keys: Keys,
+}
+
+impl AsMut<Keys> for Taking {
+    fn as_mut(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
+}
+
+impl Taking {
+    pub(super) fn new(config: weft_proto::dgram::Config, table: &Table) -> Taking {
+        Taking {
+            live: true,
+            reassembler: Reassembler::new(config),
+            flows: Flows::new(FlowsConfig::default(), RandomState::new()),
+            flows_timed: false,
+            recording: 0,
+            records: VecDeque::new(),
+            next_record: 0,
+            maps: Maps::default(),
+            errors: VecDeque::new(),
+            timed: false,
+            made: Vec::new(),
+            urgent: false,
+            keys: Keys::new(table),
+        }
+    }
+
+    pub(super) fn report(&mut self, error: UdError) {
+        if self.errors.len() >= MAX_ERRORS {
+            self.errors.pop_front();
+        }
+        self.errors.push_back(error);
+    }
+
+    pub(super) fn take_error(&mut self) -> Option<UdError> {
+        self.errors.pop_front()
+    }
+
+    pub(super) fn take_record(&mut self, number: u64) -> Option<WriteRecord> {
+        // Mostly they are taken in order: then none is missing in front of it.
+        let guess = number.checked_sub(self.records.front()?.0)? as usize;
+        if guess == 0 {
+            let first = self.records.front()?.1.record();
+            self.records.pop_front();
+            return Some(first);
+        }
+        let at = match self.records.get(guess) {
+            Some((n, _)) if *n == number => guess,
+            _ => self
+                .records
+                .binary_search_by_key(&number, |(n, _)| *n)
+                .ok()?,
+        };
+        Some(self.records.remove(at)?.1.record())
+    }
+
+    /// Messages of Write-Record that are open, and records that wait for the program.
+    pub(super) fn records_held(&self) -> usize {
+        self.recording + self.records.len()
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) sent: AtomicU64,
+    pub(super) received: AtomicU64,
+    pub(super) no_recv: AtomicU64,
+    pub(super) too_long: AtomicU64,
+    pub(super) wrong_qkey: AtomicU64,
+    pub(super) dropped: AtomicU64,
+    pub(super) incomplete: AtomicU64,
+    pub(super) records: AtomicU64,
+    pub(super) no_record: AtomicU64,
+    pub(super) no_access: AtomicU64,
+    pub(super) resent: AtomicU64,
+}
+
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A hold of what a thread needs to take in datagrams. Completions that are made in it come to the queue at its end, all at once.
+pub(super) struct Hold<'a> {
+    of: &'a UdInner,
+    taking: KeyGuard<'a, Taking>,
+}
+
+impl Deref for Hold<'_> {
+    type Target = Taking;
+
+    fn deref(&self) -> &Taking {
+        &self.taking
+    }
+}
+
+impl DerefMut for Hold<'_> {
+    fn deref_mut(&mut self) -> &mut Taking {
+        &mut self.taking
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        let Taking { made, urgent, .. } = &mut *self.taking;
+        if !made.is_empty() {
+            // One without room is of no more use, which its device's event says; the queue pair is not touched by it.
+            self.of.recv_cq.push(made, std::mem::take(urgent));
+            made.clear();
+        }
+    }
+}
+
+impl UdInner {
+    pub(super) fn hold(&self) -> Hold<'_> {
+        Hold {
+            of: self,
+            taking: self.taking.lock(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_proto::dgram::Ranges;
+    use weft_wire::dgram::Target;
+
+    use super::*;
+    use crate::types::UdSource;
+
+    fn message(number: u32) -> Written {
+        Written {
+            source: UdSource {
+                addr: SocketAddr::from(([127, 0, 0, 1], 1)),
+                qp_num: 2,
+            },
+            msn: number,
+            target: Target {
+                stag: number,
+                to: 0x1000,
+            },
+            len: 10,
+            imm: None,
+            valid: Ranges::up_to(10),
+        }
+    }
+
+    /// In whatever order the program asks for them, and once.
+    #[test]
+    fn records_are_found_by_their_number() {
+        for order in [[0, 1, 2, 3, 4], [3, 0, 4, 1, 2], [4, 3, 2, 1, 0]] {
+            let mut taking = Taking::new(weft_proto::dgram::Config::default(), &Table::new(8));
+            for number in 0..5 {
+                taking
+                    .records
+                    .push_back((number + 100, message(number as u32)));
+            }
+            assert!(taking.take_record(99).is_none() && taking.take_record(105).is_none());
+            for number in order {
+                let record = taking.take_record(number + 100).unwrap();
+                assert_eq!(
+                    (record.rkey, record.valid.as_slice()),
+                    (number as u32, std::slice::from_ref(&(0..10))),
+                    "{order:?}"
+                );
+                assert!(taking.take_record(number + 100).is_none());
+            }
+        }
+    }
+}
