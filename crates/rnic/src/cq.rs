@@ -248,9 +248,7 @@ impl Cq {
         let cq = &*self.0;
         let n = cq.pop(out)?;
         if n > 0 {
-            if cq.deferred.load(Ordering::Relaxed) && cq.deferred.swap(false, Ordering::Relaxed) {
-                cq.for_members(Member::flush_deferred);
-            }
+            cq.flush_deferred();
             cq.end_empty_polls();
             return Ok(n);
         }
@@ -336,6 +334,7 @@ impl Cq {
             // The caller drives while it waits for the event. If it does not come, the engine's tick takes over.
             self.0.awaited.store(awaited - 1, Ordering::Relaxed);
             self.0.for_members(Member::flush_deferred);
+            self.0.for_ports(|port| port.flush_deferred());
             self.0.device.engine.hurry();
         } else {
             // The caller is about to sleep on the channel: the engine takes over now, not after its next look around.
@@ -520,6 +519,7 @@ impl CqInner {
     fn flush_deferred(&self) {
         if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::Relaxed) {
             self.for_members(Member::flush_deferred);
+            self.for_ports(|port| port.flush_deferred());
         }
     }
 

@@ -26,6 +26,7 @@ use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 
 mod pipes;
+mod room;
 
 /// How long a poller that does not poll any more keeps the lease.
 const LEASE: Duration = Duration::from_millis(1);
@@ -196,6 +197,7 @@ impl PortInner {
 
     /// The poller goes to sleep elsewhere: the engine receives from now on.
     pub(crate) fn release_lease(&self) {
+        self.flush_deferred();
         if !self.armed.load(Ordering::SeqCst) {
             self.rearm();
         }
@@ -209,9 +211,7 @@ impl PortInner {
     /// As [`PortInner::drive`], with the kernel's socket or without.
     /// `false`: another thread is receiving.
     fn drive_some(&self, socket: bool) -> bool {
-        if self.blocked.load(Ordering::Relaxed) {
-            self.flush();
-        }
+        self.flush_deferred();
         if self.due.load(Ordering::Relaxed) && self.due.swap(false, Ordering::SeqCst) {
             let now = Instant::now();
             self.resume(|_, until| until <= now);
@@ -495,36 +495,6 @@ impl PortInner {
             member.alarm(now);
         }
     }
-
-    /// This queue pair has something to send, and the socket takes nothing now.
-    pub(crate) fn wait_for_room(&self, member: Weak<UdInner>) {
-        {
-            let mut waiting = lock(&self.waiting);
-            if !waiting.iter().any(|other| other.ptr_eq(&member)) {
-                waiting.push_back(member);
-            }
-        }
-        self.blocked.store(true, Ordering::SeqCst);
-        // A poller tries by itself, and gives the port back when it ceases to poll.
-        if self.armed.load(Ordering::SeqCst) {
-            self.rearm();
-        }
-    }
-
-    fn flush(&self) {
-        if !self.blocked.swap(false, Ordering::SeqCst) {
-            return;
-        }
-        loop {
-            let Some(first) = lock(&self.waiting).pop_front() else {
-                return;
-            };
-            if first.upgrade().is_some_and(|member| !member.send_on()) {
-                // It waits again, and the others still do.
-                return;
-            }
-        }
-    }
 }
 
 impl Port for PortInner {
@@ -533,6 +503,9 @@ impl Port for PortInner {
     }
     fn drive_leased(&self) {
         PortInner::drive_leased(self);
+    }
+    fn flush_deferred(&self) {
+        PortInner::flush_deferred(self);
     }
     fn release_lease(&self) {
         PortInner::release_lease(self);
@@ -562,6 +535,7 @@ impl Source for PortInner {
         if self.armed.load(Ordering::SeqCst) {
             return;
         }
+        self.flush_deferred();
         let seq = self.drive_seq.load(Ordering::SeqCst);
         // Who has been receiving since the last look polls all the same.
         if self.seen_seq.swap(seq, Ordering::SeqCst) == seq && self.rx.try_lock().is_some() {
