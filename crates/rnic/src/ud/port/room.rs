@@ -175,4 +175,27 @@ mod tests {
         }
         until(|| bed.receiver.counters().no_recv == bed.posted);
     }
+
+    /// Who asks for an event and sleeps leaves the port to the engine; who asks and polls on and on does not.
+    #[test]
+    fn a_poller_that_has_asked_for_an_event_keeps_the_lease() {
+        let bed = Bed::new();
+        let armed = || bed.port.inner().armed.load(Ordering::SeqCst);
+        bed.cq.req_notify(true);
+        for _ in 0..3 {
+            bed.poll();
+            assert!(armed(), "it may sleep now");
+        }
+        until(|| {
+            bed.poll();
+            !armed()
+        });
+        until(armed);
+        until(|| {
+            bed.poll();
+            !armed()
+        });
+        bed.cq.req_notify(true);
+        assert!(armed(), "it may sleep now");
+    }
 }
