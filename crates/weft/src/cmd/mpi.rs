@@ -156,7 +156,7 @@ impl Mpi {
         let on_ucx = |transports| vec![("UCX_TLS", transports), ("UCX_NET_DEVICES", "weft_ib0:1")];
         // ofi_rxd sends again what is not acknowledged within a millisecond, and acknowledges once a window: the usual one, 128 packets, takes longer.
         let in_short_windows = |mut variables: Vec<_>| {
-            variables.push(("FI_OFI_RXD_MAX_UNACKED", "16"));
+            variables.push(("FI_OFI_RXD_MAX_UNACKED", "32"));
             variables
         };
         // Ranks of one host use the transport as well, not MPICH's own shared memory.
