@@ -42,6 +42,8 @@ pub(crate) fn set_flags(wr: &mut SendWr, flags: c_uint) {
     wr.solicited = flags & IBV_SEND_SOLICITED != 0;
 }
 
+const ZEROS: [u8; 1024] = [0; 1024];
+
 /// Append program memory to inline data, which may have `max` bytes.
 ///
 /// # Safety
@@ -58,7 +60,11 @@ pub(crate) unsafe fn append(
     }
     // SAFETY: the caller's promise; it is copied at once.
     let memory = unsafe { RawMemory::new(addr as *mut u8, len) }.ok_or(Errno::INVAL)?;
-    data.resize(before + len, 0);
+    // Not `resize`, which goes from byte to byte.
+    while data.len() < before + len {
+        let some = ZEROS.len().min(before + len - data.len());
+        data.extend_from_slice(&ZEROS[..some]);
+    }
     memory
         .read(0, &mut data[before..])
         .map_err(|_| Errno::INVAL)

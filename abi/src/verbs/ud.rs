@@ -60,6 +60,7 @@ impl Datagrams {
             grh: true,
             down: Some(down),
             deaf_to_itself,
+            gather: true,
             tally: init.tally.clone(),
             // What the port's active_mtu says; programs may count on longer ones being refused.
             max_message: UD_MTU,

@@ -56,6 +56,9 @@ const DOZE: Duration = Duration::from_micros(20);
 /// How long a sleep lasts at most for want of a descriptor to be woken by.
 const NAP: Duration = Duration::from_millis(1);
 
+/// Empty polls of a queue that is to announce an event after which whoever polls is taken to go on, and not to sleep.
+const LAST_LOOKS: u32 = 16;
+
 const DISARMED: u8 = 0;
 const ARMED_SOLICITED: u8 = 1;
 const ARMED_ANY: u8 = 2;
@@ -89,6 +92,8 @@ pub(crate) struct CqInner {
     /// Counts the polls that took something.
     pub(crate) taken: AtomicU32,
     armed: AtomicU8,
+    /// Empty polls since an event was asked for, up to [`LAST_LOOKS`].
+    armed_polls: AtomicU32,
     waiters: AtomicU32,
     /// `wake` was signalled, and nobody who sleeps has taken that yet: one signal stands for all that is added meanwhile.
     kicked: AtomicBool,
@@ -190,6 +195,7 @@ impl Cq {
             len: AtomicUsize::new(0),
             taken: AtomicU32::new(0),
             armed: AtomicU8::new(DISARMED),
+            armed_polls: AtomicU32::new(0),
             waiters: AtomicU32::new(0),
             kicked: AtomicBool::new(false),
             wake: OnceLock::new(),
@@ -248,9 +254,7 @@ impl Cq {
         let cq = &*self.0;
         let n = cq.pop(out)?;
         if n > 0 {
-            if cq.deferred.load(Ordering::Relaxed) && cq.deferred.swap(false, Ordering::Relaxed) {
-                cq.for_members(Member::flush_deferred);
-            }
+            cq.flush_deferred();
             cq.end_empty_polls();
             return Ok(n);
         }
@@ -329,6 +333,7 @@ impl Cq {
         } else {
             ARMED_ANY
         };
+        self.0.armed_polls.store(0, Ordering::Relaxed);
         self.0.armed.fetch_max(want, Ordering::SeqCst);
         self.0.look_under_lock();
         let awaited = self.0.awaited.load(Ordering::Relaxed);
@@ -336,6 +341,7 @@ impl Cq {
             // The caller drives while it waits for the event. If it does not come, the engine's tick takes over.
             self.0.awaited.store(awaited - 1, Ordering::Relaxed);
             self.0.for_members(Member::flush_deferred);
+            self.0.for_ports(|port| port.flush_deferred());
             self.0.device.engine.hurry();
         } else {
             // The caller is about to sleep on the channel: the engine takes over now, not after its next look around.
@@ -520,6 +526,7 @@ impl CqInner {
     fn flush_deferred(&self) {
         if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::Relaxed) {
             self.for_members(Member::flush_deferred);
+            self.for_ports(|port| port.flush_deferred());
         }
     }
 
@@ -687,6 +694,16 @@ impl CqInner {
         }
     }
 
+    /// Whoever has asked for an event, and has not polled on and on since, is about to sleep. Others ask for another thread, as UCX does, or for events of
+    /// one kind: the port's lease is theirs, and its tick gives it back when they cease to poll.
+    fn is_last_look(&self) -> bool {
+        let polls = self.armed_polls.load(Ordering::Relaxed);
+        if polls < LAST_LOOKS {
+            self.armed_polls.store(polls + 1, Ordering::Relaxed);
+        }
+        polls < LAST_LOOKS
+    }
+
     fn drive_members(&self, mut poller: Option<&mut Poller<'_>>) {
         let put_off = self.deferred.load(Ordering::Relaxed);
         if put_off {
@@ -694,9 +711,10 @@ impl CqInner {
         }
         let empty_polls = self.empty_polls.load(Ordering::Relaxed);
         let armed = self.is_armed() && self.awaited.load(Ordering::Relaxed) == 0;
-        let only = (!armed).then(|| self.with_only(Only::keep));
+        let sleeps = armed && self.is_last_look();
+        let only = (!sleeps).then(|| self.with_only(Only::keep));
         match only.flatten().flatten() {
-            Some(Kept::Member(member)) => {
+            Some(Kept::Member(member)) if !armed => {
                 member.drive_polled(empty_polls, poller);
                 return;
             }
@@ -704,7 +722,7 @@ impl CqInner {
                 port.drive_leased();
                 return;
             }
-            None => {}
+            _ => {}
         }
         match self.few_members() {
             None if put_off => self.members().into_iter().for_each(Member::flush_deferred),
@@ -719,7 +737,7 @@ impl CqInner {
             Some(members) => members.into_iter().for_each(Member::drive_unleased),
         }
         self.for_ports(|port| {
-            if armed {
+            if sleeps {
                 port.drive();
                 port.release_lease();
             } else {

@@ -36,6 +36,8 @@ pub(crate) trait Port: Send + Sync {
     fn drive(&self);
     /// A poll found nothing: the poller receives from now on.
     fn drive_leased(&self);
+    /// Send what was put off.
+    fn flush_deferred(&self);
     /// The poller goes to sleep elsewhere: the engine receives from now on.
     fn release_lease(&self);
 }

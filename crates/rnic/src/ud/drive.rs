@@ -73,9 +73,7 @@ impl PortInner {
     /// As [`Port::drive`], with the kernel's socket or without.
     /// `false`: another thread is receiving.
     fn drive_some(&self, socket: bool) -> bool {
-        if self.blocked.load(Ordering::Relaxed) {
-            self.flush();
-        }
+        self.flush_deferred();
         if self.due.load(Ordering::Relaxed) && self.due.swap(false, Ordering::SeqCst) {
             let now = Instant::now();
             self.resume(|_, until| until <= now);
@@ -229,21 +227,6 @@ impl PortInner {
             member.alarm(now);
         }
     }
-
-    fn flush(&self) {
-        if !self.blocked.swap(false, Ordering::SeqCst) {
-            return;
-        }
-        loop {
-            let Some(first) = lock(&self.waiting).pop_front() else {
-                return;
-            };
-            if first.upgrade().is_some_and(|member| !member.send_on()) {
-                // It waits again, and the others still do.
-                return;
-            }
-        }
-    }
 }
 
 impl Port for PortInner {
@@ -259,7 +242,11 @@ impl Port for PortInner {
         }
         self.drive_some(!self.locals.any() || seq.is_multiple_of(SOCKET_EVERY));
     }
+    fn flush_deferred(&self) {
+        PortInner::flush_deferred(self);
+    }
     fn release_lease(&self) {
+        self.flush_deferred();
         if !self.armed.load(Ordering::SeqCst) {
             self.rearm();
         }
@@ -289,6 +276,7 @@ impl Source for PortInner {
         if self.armed.load(Ordering::SeqCst) {
             return;
         }
+        self.flush_deferred();
         let seq = self.drive_seq.load(Ordering::SeqCst);
         // Who has been receiving since the last look polls all the same.
         if self.seen_seq.swap(seq, Ordering::SeqCst) == seq && self.rx.try_lock().is_some() {

@@ -32,6 +32,7 @@ mod port;
 mod record;
 mod recv;
 mod reliable;
+mod room;
 mod send;
 mod taking;
 
@@ -120,6 +121,9 @@ pub struct UdInit {
     /// ([`UdQp::pair_state`]); a send is complete when the receiver has it. Both ends have to be made so. The `Q_Key`, own address and traffic class of the first
     /// post to a destination count for all. Default `None`: unreliable.
     pub reliable: Option<UdReliable>,
+    /// Of single posts that follow each other while the program polls, the third and later ones of one length to one destination go together: with the
+    /// next poll, when the train is full, or after a millisecond. For programs that post one by one. Default off. Not in the reliable mode.
+    pub gather: bool,
     /// As [`QpInit::tally`](crate::QpInit::tally).
     pub tally: Option<Arc<Tally>>,
 }
@@ -149,6 +153,7 @@ impl UdInit {
             record_depth: 0,
             partial_records: true,
             reliable: None,
+            gather: false,
             tally: None,
         }
     }
@@ -264,6 +269,7 @@ pub(crate) struct UdInner {
     record_depth: u32,
     partial_records: bool,
     reliable: Option<Reliable>,
+    gather: bool,
     tally: Option<Arc<Tally>>,
     /// Somebody's next message found no receive, or no room for its record.
     starving: AtomicBool,
@@ -505,6 +511,7 @@ impl UdQp {
 
     /// Everything outstanding is flushed, and so is whatever is posted from now on; datagrams are dropped.
     pub fn to_error(&self) {
+        self.inner.send_on();
         let error = QpState::Error as u8;
         self.inner.state.store(error, Ordering::Release);
         self.inner.flush();
@@ -542,6 +549,7 @@ impl Drop for UdQp {
         for (_, port) in lock(&self.groups).drain() {
             self.part_from(&port, UD_GROUP);
         }
+        inner.send_on();
         inner.sends.lock().clear();
         if let Some(reliable) = &inner.reliable {
             reliable.clear();
@@ -619,6 +627,7 @@ impl Pd {
             reliable: init
                 .reliable
                 .map(|settings| Reliable::new(settings, segment)),
+            gather: init.gather,
             tally: init.tally.clone(),
             starving: AtomicBool::new(false),
             sends: KeyLock::new(Sends::new(device.random_u32(), &device.table)),

@@ -173,6 +173,16 @@ impl PortInner {
         interest
     }
 
+    /// Somebody polls, and the engine looks after what he leaves.
+    pub(super) fn is_polled(&self) -> bool {
+        self.timed.load(Ordering::Relaxed) && !self.armed.load(Ordering::Relaxed)
+    }
+
+    /// Changes with each poll that finds nothing.
+    pub(super) fn drives(&self) -> u32 {
+        self.drive_seq.load(Ordering::Relaxed)
+    }
+
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_mem::{Access, Keys, MemError, Table};
 use weft_proto::dgram::cut;
@@ -13,6 +13,7 @@ use weft_wire::dgram::{self, Segment, Target};
 
 use super::local::Pipe;
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
+use crate::cq::CqInner;
 use crate::lock::add_alone;
 use crate::tally::Tally;
 use crate::types::{
@@ -22,6 +23,10 @@ use crate::types::{
 /// Datagrams that are not longer than [`LONG`] ask for room for so many at once.
 pub(super) const AHEAD: usize = 8;
 pub(super) const LONG: usize = 4096;
+/// So many posts of a burst are sent at once, before further ones are taken for the rest of a long one.
+const AT_ONCE: u32 = 2;
+/// Who takes longer than that between two posts computes meanwhile, and may go on with that after the second one.
+const PAUSE: Duration = Duration::from_micros(4);
 /// Most bytes of a train.
 const TRAIN_BYTES: usize = 65_000;
 
@@ -36,6 +41,7 @@ pub(super) struct Sends {
     train: Train,
     /// Sends all of whose datagrams are in the train.
     staged: VecDeque<Staged>,
+    burst: Burst,
     /// Sends done without a completion, since the last one that made one.
     silent: u32,
     /// Memory that sends have named.
@@ -80,6 +86,8 @@ pub(super) struct Train {
     pub(super) each: usize,
     pub(super) count: usize,
     closed: bool,
+    /// It waits for the next poll, which knows of it.
+    held: bool,
     /// What it goes through, if that is known.
     pipe: Option<Arc<Pipe>>,
 }
@@ -114,8 +122,39 @@ impl Train {
 
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
-        (self.gone, self.count, self.closed) = (0, 0, false);
+        (self.gone, self.count, self.closed, self.held) = (0, 0, false, false);
         self.pipe = None;
+    }
+}
+
+/// Posts of one length to one destination, with neither a poll nor much time between them.
+#[derive(Default)]
+struct Burst {
+    to: Option<UdDest>,
+    len: u32,
+    polls: u32,
+    count: u32,
+    /// When the last post was over.
+    last: Option<Instant>,
+}
+
+impl Burst {
+    fn add(&mut self, to: &UdDest, len: u32, polls: u32) {
+        let goes_on = self.len == len
+            && self.polls == polls
+            && self.to.as_ref() == Some(to)
+            && self.last.is_some_and(|last| last.elapsed() < PAUSE);
+        if goes_on {
+            self.count += 1;
+            return;
+        }
+        *self = Burst {
+            to: Some(*to),
+            len,
+            polls,
+            count: 1,
+            last: None,
+        };
     }
 }
 
@@ -154,6 +193,7 @@ impl Sends {
             waiting: VecDeque::new(),
             train: Train::default(),
             staged: VecDeque::new(),
+            burst: Burst::default(),
             silent: 0,
             keys: Keys::new(table),
         }
@@ -225,11 +265,48 @@ impl UdInner {
         let len = self.check_post(wr)?;
         let mut sends = self.sends.lock();
         let begun = self.begin(&mut sends, wr, to, len);
-        self.finish_train(&mut sends);
+        if !self.holds(&mut sends, to, len) {
+            self.finish_train(&mut sends);
+        }
+        if self.gather {
+            sends.burst.last = Some(Instant::now());
+        }
         drop(sends);
         begun?;
         self.call_hooks();
         Ok(())
+    }
+
+    /// Whether what is in the train may wait for the poll that is about to come: its program sends in bursts ([`UdInit::gather`](super::UdInit::gather)).
+    /// The first of a burst are sent at once, and so is a shorter one, which ends it.
+    fn holds(self: &Arc<Self>, sends: &mut Sends, to: &UdDest, len: u32) -> bool {
+        if !self.gather {
+            return false;
+        }
+        let Sends { train, burst, .. } = sends;
+        burst.add(to, len, self.polls());
+        let holds = burst.count > AT_ONCE
+            && train.count > 0
+            && !train.closed
+            && sends.waiting.is_empty()
+            && self.port.is_polled();
+        if holds && !train.held {
+            train.held = true;
+            self.port.wait_for_room(Arc::downgrade(self));
+        }
+        if holds {
+            for cq in self.queues() {
+                cq.deferred.store(true, Ordering::Relaxed);
+            }
+        }
+        holds
+    }
+
+    /// Changes with each poll.
+    fn polls(&self) -> u32 {
+        let taken = |cq: &CqInner| cq.taken.load(Ordering::Relaxed);
+        let found = taken(&self.send_cq).wrapping_add(taken(&self.recv_cq));
+        found.wrapping_add(self.port.drives())
     }
 
     fn begin(
@@ -239,7 +316,11 @@ impl UdInner {
         to: &UdDest,
         len: u32,
     ) -> Result<(), PostReason> {
-        if self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr {
+        let is_full = || self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr;
+        if is_full() {
+            self.finish_train(sends);
+        }
+        if is_full() {
             return Err(PostReason::Full);
         }
         self.count_used(1);

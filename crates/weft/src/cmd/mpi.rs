@@ -154,12 +154,17 @@ impl Mpi {
             ]
         };
         let on_ucx = |transports| vec![("UCX_TLS", transports), ("UCX_NET_DEVICES", "weft_ib0:1")];
+        // ofi_rxd sends again what is not acknowledged within a millisecond, and acknowledges once a window: the usual one, 128 packets, takes longer.
+        let in_short_windows = |mut variables: Vec<_>| {
+            variables.push(("FI_OFI_RXD_MAX_UNACKED", "32"));
+            variables
+        };
         // Ranks of one host use the transport as well, not MPICH's own shared memory.
         let mpich_on_libfabric =
             |provider| vec![("FI_PROVIDER", provider), ("MPIR_CVAR_NOLOCAL", "1")];
         let mut variables = match (self, transport) {
             (Mpi::Open, Transport::Auto | Transport::Rc) => on_libfabric("verbs;ofi_rxm"),
-            (Mpi::Open, Transport::Ud) => on_libfabric("verbs;ofi_rxd"),
+            (Mpi::Open, Transport::Ud) => in_short_windows(on_libfabric("verbs;ofi_rxd")),
             (Mpi::Open, Transport::Weft) => on_libfabric("weft"),
             (Mpi::Open, Transport::Tcp) => {
                 vec![("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")]
@@ -171,7 +176,7 @@ impl Mpi {
             (Mpi::MpichUcx, Transport::Tcp) => vec![("UCX_TLS", "tcp,self")],
             (Mpi::MpichUcx, Transport::Weft) => return None,
             (Mpi::MpichOfi, Transport::Auto | Transport::Rc) => mpich_on_libfabric("verbs;ofi_rxm"),
-            (Mpi::MpichOfi, Transport::Ud) => mpich_on_libfabric("verbs;ofi_rxd"),
+            (Mpi::MpichOfi, Transport::Ud) => in_short_windows(mpich_on_libfabric("verbs;ofi_rxd")),
             (Mpi::MpichOfi | Mpi::MpichBoth, Transport::Weft) => mpich_on_libfabric("weft"),
             (Mpi::MpichOfi, Transport::Tcp) => mpich_on_libfabric("tcp;ofi_rxm"),
             (Mpi::MpichBoth, Transport::Tcp) => mpich_on_libfabric("tcp"),
