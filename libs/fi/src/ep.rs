@@ -216,9 +216,7 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                 let sends = (flags & FI_SEND != 0).then_some(&cq.queue);
                 let receives = (flags & FI_RECV != 0).then_some(&cq.queue);
                 ep.endpoint.complete_to(sends, receives);
-                if let Err(error) = cq.add(&ep.endpoint, &ep.addresses) {
-                    return -error.raw_os_error().unwrap_or(libc::EAGAIN);
-                }
+                cq.add(&ep.endpoint, &ep.addresses);
                 if flags & FI_SEND != 0 {
                     set(&ep.selective, flags & FI_SELECTIVE_COMPLETION != 0);
                 }

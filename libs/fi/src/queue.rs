@@ -106,7 +106,7 @@ pub(crate) unsafe extern "C" fn open(
 }
 
 impl Cq {
-    pub(crate) fn add(&self, endpoint: &Arc<Endpoint>, vector: &Vector) -> std::io::Result<()> {
+    pub(crate) fn add(&self, endpoint: &Arc<Endpoint>, vector: &Vector) {
         let weak = Arc::downgrade(endpoint);
         let mut endpoints = self.endpoints();
         let known = endpoints.iter().any(|(known, _)| known.ptr_eq(&weak));
@@ -115,7 +115,6 @@ impl Cq {
         }
         endpoints.retain(|(known, _)| known.strong_count() > 0 && !known.ptr_eq(&weak));
         endpoints.push((weak, Arc::clone(vector)));
-        Ok(())
     }
 
     fn endpoints(&self) -> MutexGuard<'_, Vec<(Weak<Endpoint>, Vector)>> {
