@@ -159,15 +159,13 @@ mod tests {
             bed.poll();
             assert!(armed(), "it may sleep now");
         }
-        until(|| {
-            bed.poll();
+        let keeps = || {
+            (0..20).for_each(|_| bed.poll());
             !armed()
-        });
+        };
+        until(keeps);
         until(armed);
-        until(|| {
-            bed.poll();
-            !armed()
-        });
+        until(keeps);
         bed.cq.req_notify(true);
         assert!(armed(), "it may sleep now");
     }
