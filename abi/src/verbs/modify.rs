@@ -129,6 +129,9 @@ fn modify_datagram(
     } else {
         qp.set_state(to);
     }
+    if to == IBV_QPS_SQD {
+        ud.drain();
+    }
     let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
     if to == IBV_QPS_SQD && notify && ud.outstanding() == 0 {
         qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);

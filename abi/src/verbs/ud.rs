@@ -181,6 +181,13 @@ impl Datagrams {
         below + lock(&self.resting).len() as u32
     }
 
+    /// What was posted goes out before the send queue comes to rest.
+    pub(crate) fn drain(&self) {
+        if let Some(native) = &self.native {
+            native.send_gathered();
+        }
+    }
+
     /// Post one send of a queue pair in this state.
     pub(crate) fn post(&self, state: ibv_qp_state, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
         let native = self.native()?;

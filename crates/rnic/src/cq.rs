@@ -58,6 +58,8 @@ const NAP: Duration = Duration::from_millis(1);
 
 /// Empty polls of a queue that is to announce an event after which whoever polls is taken to go on, and not to sleep.
 const LAST_LOOKS: u32 = 16;
+/// The time within which they come. Who takes longer sleeps between them, and a port's lease would end each time before the next one.
+const LAST_LOOKS_TIME: Duration = Duration::from_millis(LAST_LOOKS as u64);
 
 const DISARMED: u8 = 0;
 const ARMED_SOLICITED: u8 = 1;
@@ -92,8 +94,9 @@ pub(crate) struct CqInner {
     /// Counts the polls that took something.
     pub(crate) taken: AtomicU32,
     armed: AtomicU8,
-    /// Empty polls since an event was asked for, up to [`LAST_LOOKS`].
+    /// Empty polls since an event was asked for, up to [`LAST_LOOKS`], and when the first of them was.
     armed_polls: AtomicU32,
+    first_look: Mutex<Option<Instant>>,
     waiters: AtomicU32,
     /// `wake` was signalled, and nobody who sleeps has taken that yet: one signal stands for all that is added meanwhile.
     kicked: AtomicBool,
@@ -196,6 +199,7 @@ impl Cq {
             taken: AtomicU32::new(0),
             armed: AtomicU8::new(DISARMED),
             armed_polls: AtomicU32::new(0),
+            first_look: Mutex::default(),
             waiters: AtomicU32::new(0),
             kicked: AtomicBool::new(false),
             wake: OnceLock::new(),
@@ -698,10 +702,20 @@ impl CqInner {
     /// one kind: the port's lease is theirs, and its tick gives it back when they cease to poll.
     fn is_last_look(&self) -> bool {
         let polls = self.armed_polls.load(Ordering::Relaxed);
-        if polls < LAST_LOOKS {
-            self.armed_polls.store(polls + 1, Ordering::Relaxed);
+        if polls == LAST_LOOKS {
+            return false;
         }
-        polls < LAST_LOOKS
+        let mut next = polls + 1;
+        if polls == 0 {
+            *lock(&self.first_look) = Some(Instant::now());
+        } else if next == LAST_LOOKS {
+            let first = *lock(&self.first_look);
+            if first.is_none_or(|first| first.elapsed() >= LAST_LOOKS_TIME) {
+                next = 0;
+            }
+        }
+        self.armed_polls.store(next, Ordering::Relaxed);
+        true
     }
 
     fn drive_members(&self, mut poller: Option<&mut Poller<'_>>) {

@@ -2385,6 +2385,23 @@ static void resting(void) {
     wr.opcode = IBV_WR_SEND;
     sge.length = 4096;
     CHECK(post(&h, &wr) == 0 && to_state(h.qp, IBV_QPS_RTS) == 0 && completion(h.scq).status == IBV_WC_SUCCESS);
+    /* A program that polls and posts a burst is told that its queue is drained. */
+    sge.length = 64;
+    for (int i = 0; i < 200; i++) {
+        struct ibv_wc wc;
+        for (int k = 0; k < 4; k++) CHECK(ibv_poll_cq(h.scq, 1, &wc) == 0);
+        for (int k = 0; k < 8; k++) CHECK(post(&h, &wr) == 0);
+        struct ibv_qp_attr rest = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1};
+        MUST(ibv_modify_qp(h.qp, &rest, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY) == 0);
+        struct pollfd told = {.fd = h.context->async_fd, .events = POLLIN};
+        MUST(poll(&told, 1, 5000) == 1);
+        struct ibv_async_event event;
+        MUST(ibv_get_async_event(h.context, &event) == 0);
+        CHECK(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == h.qp);
+        ibv_ack_async_event(&event);
+        for (int k = 0; k < 8; k++) CHECK(completion(h.scq).status == IBV_WC_SUCCESS);
+        CHECK(to_state(h.qp, IBV_QPS_RTS) == 0);
+    }
     CHECK(ibv_destroy_ah(sender.ah) == 0);
     half_close(&h);
 }

@@ -49,9 +49,11 @@ impl State {
 impl Inner {
     pub(super) fn run_clock(self: &Arc<Self>) -> io::Result<()> {
         let inner = Arc::clone(self);
+        // With the lock: what the engine sends meanwhile finds a thread to wake.
+        let mut state = self.state();
         let thread = thread::Builder::new().name("weft-fi".into());
         let thread = thread.spawn(move || while inner.tick() {})?;
-        self.state().clock.thread = Some((thread, process::id()));
+        state.clock.thread = Some((thread, process::id()));
         Ok(())
     }
 
@@ -83,6 +85,10 @@ impl Inner {
         drop(state);
         if stopped {
             thread::park();
+            // Woken for the end, perhaps, and that is not said twice.
+            if self.state().clock.ends {
+                return false;
+            }
         }
         thread::park_timeout(period);
         true
@@ -93,5 +99,43 @@ impl Endpoint {
     /// The program sleeps on a descriptor of the endpoint: what was lost is sent again sooner.
     pub fn sleeps_on_descriptor(&self) {
         self.0.state().clock.period = SHORT_PERIOD;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use weft_verbs::DeviceBuilder;
+
+    use super::super::tests::setup;
+    use super::*;
+
+    /// Whoever closes an endpoint that has nothing to send again does not wait for its thread's next look.
+    #[test]
+    fn the_end_comes_before_the_next_look() {
+        let device = DeviceBuilder::default().open().unwrap();
+        let endpoint = Endpoint::open(&device, &setup()).unwrap();
+        let stopped = || {
+            let end = Instant::now() + Duration::from_mins(1);
+            while !endpoint.0.state().clock.stopped {
+                assert!(Instant::now() < end, "it looks again and again");
+                thread::yield_now();
+            }
+        };
+        stopped();
+        {
+            let clock = &mut endpoint.0.state().clock;
+            clock.period = Duration::from_secs(20);
+            // It looks once more, and sees that.
+            clock.stopped = false;
+            let (thread, _) = clock.thread.as_ref().unwrap();
+            thread.thread().unpark();
+        }
+        stopped();
+        let start = Instant::now();
+        drop(endpoint);
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(10), "{took:?}");
     }
 }

@@ -430,6 +430,11 @@ impl UdQp {
         self.inner.post_send(wrs).map_err(refused)
     }
 
+    /// Send what waits for the next poll (see [`UdInit::gather`]).
+    pub fn send_gathered(&self) {
+        self.inner.send_on();
+    }
+
     /// The record that a completion with [`WcOpcode::WriteRecord`](crate::WcOpcode::WriteRecord) names by its
     /// [`wr_id`](crate::Wc::wr_id). Taking it makes room for another one. `None` when it was taken.
     pub fn take_record(&self, wr_id: u64) -> Option<WriteRecord> {

@@ -159,16 +159,27 @@ mod tests {
             bed.poll();
             assert!(armed(), "it may sleep now");
         }
-        until(|| {
-            bed.poll();
+        let keeps = || {
+            (0..20).for_each(|_| bed.poll());
             !armed()
-        });
+        };
+        until(keeps);
         until(armed);
-        until(|| {
-            bed.poll();
-            !armed()
-        });
+        until(keeps);
         bed.cq.req_notify(true);
         assert!(armed(), "it may sleep now");
+    }
+
+    /// Who asks for an event and looks now and then, by a timer say, sleeps in between: the event is not to wait for the tick.
+    #[test]
+    fn a_program_that_looks_now_and_then_leaves_the_port_to_the_engine() {
+        let bed = Bed::new();
+        bed.cq.req_notify(false);
+        for look in 0..40 {
+            bed.poll();
+            let armed = bed.port.inner().armed.load(Ordering::SeqCst);
+            assert!(armed, "look {look}");
+            std::thread::sleep(Duration::from_millis(3));
+        }
     }
 }
