@@ -20,6 +20,7 @@ use crate::object::{MISSING, close, no_bind};
 #[repr(C)]
 pub(crate) struct Cq {
     fid: CqFid,
+    /// Locked after `endpoints` by a thread that needs both: endpoints that make progress put completions here.
     pub queue: Queue,
     /// Bytes of an entry.
     entry: usize,
@@ -131,18 +132,6 @@ impl Cq {
         }
     }
 
-    /// The index of a sender in the address vector; unspecified for one that is not in it.
-    fn source(&self, completion: &Completion) -> u64 {
-        let Some(from) = &completion.from else {
-            return FI_ADDR_UNSPEC;
-        };
-        let endpoints = self.endpoints();
-        let found = endpoints
-            .iter()
-            .find_map(|(_, vector)| vector.get()?.index(from));
-        found.unwrap_or(FI_ADDR_UNSPEC)
-    }
-
     fn wait(&self, limit: Duration) {
         let first = self.endpoints().iter().find_map(|(e, _)| e.upgrade());
         match first {
@@ -153,6 +142,7 @@ impl Cq {
 
     /// Takes up to `count` completions, and their senders if `from` is not null; 0 when there are none, `-FI_EAVAIL` when an error is next.
     unsafe fn take(&self, buf: *mut c_void, count: usize, from: *mut u64) -> isize {
+        let endpoints = (!from.is_null()).then(|| self.endpoints());
         let mut queue = self.queue.lock();
         let mut taken = 0;
         while taken < count
@@ -163,8 +153,8 @@ impl Cq {
             unsafe {
                 let to = buf.cast::<u8>().add(taken * self.entry);
                 std::ptr::copy_nonoverlapping((&raw const entry).cast(), to, self.entry);
-                if !from.is_null() {
-                    from.add(taken).write(self.source(&completion));
+                if let Some(endpoints) = &endpoints {
+                    from.add(taken).write(source(endpoints, &completion));
                 }
             }
             taken += 1;
@@ -174,6 +164,17 @@ impl Cq {
         }
         taken.cast_signed()
     }
+}
+
+/// The index of a sender in the address vector; unspecified for one that is not in it.
+fn source(endpoints: &[(Weak<Endpoint>, Vector)], completion: &Completion) -> u64 {
+    let index = |from| {
+        endpoints
+            .iter()
+            .find_map(|(_, vector)| vector.get()?.index(from))
+    };
+    let found = completion.from.as_ref().and_then(index);
+    found.unwrap_or(FI_ADDR_UNSPEC)
 }
 
 /// The error of a completion, if it is none of success.

@@ -1,6 +1,8 @@
-/* Two endpoints of a libfabric provider in one process: the source of each message, counters, a receive of many messages, and a descriptor to sleep on.
+/* Two endpoints of a libfabric provider in one process: the source of each message, counters, a receive of many messages, a descriptor to sleep on, and a
+ * queue that threads share.
  * Usage: fabric PROVIDER. Says "all as it should be" or what is not. */
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
@@ -9,9 +11,11 @@
 #include <rdma/fi_tagged.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { MESSAGES = 300, LONGEST = 20000 };
+enum { MESSAGES = 300, LONGEST = 20000, SHARED = 20000, AT_ONCE = 32 };
 
 #define OK(call)                                                                    \
     do {                                                                            \
@@ -77,6 +81,48 @@ static struct fi_cq_tagged_entry next(struct end *end, fi_addr_t *from) {
 
 static unsigned char at(int i, size_t j) { return (unsigned char)(i * 31 + j * 7); }
 
+static struct end *shared;
+static fi_addr_t sender;
+static atomic_int taken;
+
+/* One of the threads that take the completions of one queue, each with its source. */
+static void *take(void *unused) {
+    (void)unused;
+    struct fi_cq_tagged_entry entries[4];
+    fi_addr_t from[4];
+    while (atomic_load(&taken) < SHARED) {
+        ssize_t n = fi_cq_readfrom(shared->cq, entries, 4, from);
+        IS(n > 0 || n == -FI_EAGAIN);
+        for (ssize_t i = 0; i < n; i++)
+            IS(from[i] == sender);
+        if (n > 0)
+            atomic_fetch_add(&taken, (int)n);
+    }
+    return NULL;
+}
+
+static void threads_share(struct end *from, fi_addr_t to, struct end *end, fi_addr_t source) {
+    static unsigned char in[8], out[8];
+    pthread_t threads[2];
+    shared = end;
+    sender = source;
+    alarm(120);
+    for (int i = 0; i < 2; i++)
+        IS(pthread_create(&threads[i], NULL, take, NULL) == 0);
+    for (int i = 0; i < SHARED; i++) {
+        while (i - atomic_load(&taken) >= AT_ONCE)
+            fi_cq_read(from->cq, NULL, 0);
+        OK(fi_trecv(end->ep, in, sizeof in, NULL, FI_ADDR_UNSPEC, 7, 0, NULL));
+        while (fi_tinject(from->ep, out, sizeof out, to, 7) == -FI_EAGAIN)
+            fi_cq_read(from->cq, NULL, 0);
+    }
+    while (atomic_load(&taken) < SHARED)
+        fi_cq_read(from->cq, NULL, 0);
+    for (int i = 0; i < 2; i++)
+        IS(pthread_join(threads[i], NULL) == 0);
+    alarm(0);
+}
+
 int main(int argc, char **argv) {
     struct fi_info *hints = fi_allocinfo(), *info;
     if (argc != 2 || !hints)
@@ -121,6 +167,8 @@ int main(int argc, char **argv) {
     IS(fi_cntr_read(a.sent) == MESSAGES && fi_cntr_read(b.received) == MESSAGES);
     IS(fi_cntr_read(a.received) == 0 && fi_cntr_readerr(a.sent) == 0);
 
+    threads_share(&a, to_b, &b, to_a);
+
     /* Many into one buffer, until less than 120 bytes are left of 1000. */
     size_t least = 120;
     OK(fi_setopt(&b.ep->fid, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, &least, sizeof least));
@@ -138,8 +186,8 @@ int main(int argc, char **argv) {
         count++;
     }
     IS(count == 6);
-    IS(fi_cntr_wait(a.sent, MESSAGES + 6, 10000) == 0);
-    IS(fi_cntr_wait(b.received, MESSAGES + 7, 50) == -FI_ETIMEDOUT);
+    IS(fi_cntr_wait(a.sent, MESSAGES + SHARED + 6, 10000) == 0);
+    IS(fi_cntr_wait(b.received, MESSAGES + SHARED + 7, 50) == -FI_ETIMEDOUT);
     IS(fi_cq_read(a.cq, out, 1) == -FI_EAGAIN);
 
     OK(fi_close(&a.ep->fid));

@@ -99,7 +99,8 @@ fn fi_pingpong_on_the_provider() {
     }
 }
 
-/// `fabric.c`: sources, counters, receives of many messages, and a program that sleeps on a queue's descriptor, with losses and over connections too.
+/// `fabric.c`: sources, counters, receives of many messages, a program that sleeps on a queue's descriptor, and threads that share a queue, with losses and
+/// over connections too.
 #[test]
 fn what_programs_of_libfabric_ask_of_the_provider() {
     if !have(&[("/usr/include/rdma/fi_endpoint.h", "libfabric-dev")]) {
@@ -109,7 +110,7 @@ fn what_programs_of_libfabric_ask_of_the_provider() {
     let program = dir.path().join("fabric").display().to_string();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/c/fabric.c");
     let mut cc = std::process::Command::new("cc");
-    let built = cc.args(["-O1", "-o", &program, source, "-lfabric"]);
+    let built = cc.args(["-O1", "-o", &program, source, "-lfabric", "-pthread"]);
     assert!(built.status().expect("cc").success());
     let line = format!("{program} weft");
     let datagrams = provider().env("WEFT_LOCAL", "off");
