@@ -22,7 +22,7 @@ use weft_sys::map::map_anonymous;
 use weft_sys::protect::{self, Hold, Refused};
 
 use crate::conn::Conn;
-use crate::{ledger, next};
+use crate::{clock, next};
 
 const FREE: u32 = 0;
 /// Being set or cleared.
@@ -124,12 +124,6 @@ impl Drop for Quiet {
         // SAFETY: the set that was in effect before.
         unsafe { next::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, null_mut()) };
     }
-}
-
-/// Milliseconds of the monotonic clock, never 0. Async-signal-safe.
-pub(crate) fn now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }
 
 /// A look at a loan that keeps its stream. Outside of the handler of faults only under [`Quiet`].
@@ -259,7 +253,7 @@ impl Pinned<'_> {
         stream.source_moved(role, number, (at - taken) as u64, taken as u64);
         // SAFETY: a connection is never freed.
         if let Some(conn) = unsafe { loan.conn.load(Relaxed).as_ref() } {
-            ledger::count(conn, Word::Moved, left as u64);
+            conn.row.count(Word::Moved, left as u64);
         }
         true
     }
@@ -406,12 +400,12 @@ fn help(start: usize, end: usize) {
             loan.release_hold();
             continue;
         }
-        let now = now_ms();
+        let now = clock::now_ms().max(1);
         let since = match loan.since.compare_exchange(0, now, SeqCst, SeqCst) {
             Ok(_) => {
                 // SAFETY: a connection is never freed.
                 if let Some(conn) = unsafe { loan.conn.load(Relaxed).as_ref() } {
-                    ledger::count(conn, Word::Faults, 1);
+                    conn.row.count(Word::Faults, 1);
                     conn.faults.fetch_add(1, Relaxed);
                 }
                 now
@@ -493,7 +487,7 @@ impl Drop for Finishing {
 /// Waits for the loans of now that `which` names, until they are complete or nothing of them is fetched for so long.
 fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
     let end = SERIAL.load(SeqCst);
-    let mut last = (now_ms(), 0);
+    let mut last = (clock::now_ms(), 0);
     loop {
         reap();
         let (mut progress, mut sleep) = (0_u64, None);
@@ -519,7 +513,7 @@ fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
             reap();
             return;
         };
-        let now = now_ms();
+        let now = clock::now_ms();
         if progress != last.1 {
             last = (now, progress);
         } else if now - last.0 >= patience_ms {

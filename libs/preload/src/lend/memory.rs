@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use weft_sys::protect;
 
-use crate::io::{doors, vector};
+use crate::doors::doors;
+use crate::iov::vector;
 use crate::next;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);

@@ -10,7 +10,7 @@ use std::mem::zeroed;
 use weft_sys::protect;
 
 use super::memory::is_active;
-use crate::io::doors;
+use crate::doors::doors;
 use crate::next;
 
 unsafe extern "C" fn change(

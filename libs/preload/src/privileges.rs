@@ -9,13 +9,14 @@
 
 use libc::{c_int, c_long, c_ulong, c_void, gid_t, uid_t};
 
-use crate::io::doors;
-use crate::{fetch, next, process, signal};
+use crate::doors::doors;
+use crate::lend::{Finishing, finish};
+use crate::{conn, fetch, next, signal};
 
 /// To be called before; nothing is lent while what it returns lives.
-fn change() -> super::Finishing {
+fn change() -> Finishing {
     let errno = crate::errno();
-    process::each_conn(|_, conn| {
+    conn::each(|_, conn| {
         // A handler that has interrupted its thread in a call on this socket leaves it alone: the thread may hold the lock.
         let Some(_busy) = signal::enter(conn) else {
             return;
@@ -25,7 +26,7 @@ fn change() -> super::Finishing {
             fetch::keep(chan);
         }
     });
-    let finishing = super::finish();
+    let finishing = finish();
     crate::set_errno(errno);
     finishing
 }
@@ -35,7 +36,7 @@ fn is_of_prctl(op: c_int) -> bool {
 }
 
 /// The same for a system call that the program makes by its number.
-pub(crate) fn before_call(number: c_long, a: c_long) -> Option<super::Finishing> {
+pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
     let is_one = match number {
         libc::SYS_prctl => is_of_prctl(a as c_int),
         libc::SYS_seccomp
