@@ -15,9 +15,10 @@ use weft_fs::name::RemotePath;
 use weft_fs::wire::{Entry, Op, Request};
 use weft_fs::{Error, name::Name};
 
-use crate::real::{real, set_errno};
+use weft_sys::{doors, next::set_errno, real};
+
 use crate::table::{Kind, kind, lock, table};
-use crate::{fail, hooks, link, resolve};
+use crate::{fail, link, resolve};
 
 /// A folder that is read.
 struct Folder {
@@ -124,7 +125,9 @@ fn next(folder: &Folder) -> *mut dirent64 {
     out
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn opendir(path: *const c_char) -> *mut DIR {
         // SAFETY: the program's promise.
         match unsafe { resolve(libc::AT_FDCWD, path) } {

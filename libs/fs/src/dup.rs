@@ -6,12 +6,15 @@
 
 use std::ffi::{c_int, c_long};
 
-use crate::open::fresh;
-use crate::real::real;
-use crate::table::{Kind, is_guest, kind, table};
-use crate::{hooks, stdio};
+use weft_sys::{doors, real};
 
-hooks! {
+use crate::open::fresh;
+use crate::stdio;
+use crate::table::{Kind, is_guest, kind, table};
+
+doors! {
+
+    "C"
     fn dup(fd: c_int) -> c_int {
         // SAFETY: a number.
         let to = fresh(unsafe { real!(dup(c_int) -> c_int)(fd) });

@@ -12,9 +12,14 @@ use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Errno, Error};
 use weft_verbs::RawMemory;
 
-use crate::real::{real, set_errno};
+use weft_sys::{
+    doors,
+    next::{errno, set_errno},
+    real,
+};
+
 use crate::table::{Entry, Kind, kind, lock, number, table};
-use crate::{fail, hooks, link};
+use crate::{fail, link};
 
 /// Bytes of one call, as the kernel limits them.
 const MOST: usize = 0x7fff_f000;
@@ -205,7 +210,7 @@ pub(crate) fn truncate_fd(fd: c_int, len: off_t) -> c_int {
         // SAFETY: numbers.
         let cut = unsafe { real!(ftruncate(c_int, off_t) -> c_int)(fd, len) };
         // A buffer's memory never shrinks: it gets a new one.
-        if cut == 0 || kind(fd) != Kind::Local || crate::real::get_errno() != libc::EPERM {
+        if cut == 0 || kind(fd) != Kind::Local || errno() != libc::EPERM {
             return cut;
         }
         truncate_local(fd, len as u64)
@@ -308,7 +313,7 @@ fn map(
 }
 
 macro_rules! positioned {
-    ($($read:ident, $write:ident, $readv:ident, $writev:ident;)*) => { hooks! {$(
+    ($($read:ident, $write:ident, $readv:ident, $writev:ident;)*) => { doors! {"C" $(
         fn $read(fd: c_int, buf: *mut c_void, len: size_t, off: off_t) -> ssize_t {
             // SAFETY: the program's promise.
             unsafe {
@@ -345,7 +350,9 @@ positioned! {
     pread64, pwrite64, preadv64, pwritev64;
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
         // SAFETY: the program's promise.
         unsafe {

@@ -11,9 +11,14 @@ use weft_fs::name::RemotePath;
 use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Errno, Error};
 
-use crate::real::{real, set_errno};
+use weft_sys::{
+    doors,
+    next::{errno, set_errno},
+    real,
+};
+
 use crate::table::{Kind, Table, is_guest, kind, number, table};
-use crate::{fail, fail_name, hooks, link, resolve};
+use crate::{fail, fail_name, link, resolve};
 
 /// The protocol's flags for those of `open(2)`.
 fn flags_of(how: c_int) -> Flags {
@@ -96,7 +101,7 @@ pub(crate) fn fresh(fd: c_int) -> c_int {
 }
 
 macro_rules! opens {
-    ($($name:ident, $name_at:ident;)*) => { hooks! {$(
+    ($($name:ident, $name_at:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, how: c_int, mode: c_uint) -> c_int {
             // SAFETY: the program's promise.
             match unsafe { resolve(libc::AT_FDCWD, path) } {
@@ -197,14 +202,16 @@ fn cut(path: Result<RemotePath, Errno>, len: off_t) -> c_int {
         return fd;
     }
     let cut = crate::io::truncate_fd(fd, len);
-    let errno = crate::real::get_errno();
+    let errno = errno();
     // SAFETY: opened above.
     unsafe { close(fd) };
     set_errno(errno);
     cut
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn creat(path: *const c_char, mode: mode_t) -> c_int {
         // SAFETY: the program's promise.
         unsafe { open(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
@@ -270,7 +277,7 @@ hooks! {
         match remote!(path) {
             Some(path) => {
                 let gone = change(path.clone(), Op::Unlink);
-                if gone < 0 && crate::real::get_errno() == libc::EISDIR {
+                if gone < 0 && errno() == libc::EISDIR {
                     return change(path, Op::Rmdir);
                 }
                 gone

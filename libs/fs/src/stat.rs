@@ -14,9 +14,10 @@ use weft_fs::name::{Endpoint, RemotePath};
 use weft_fs::wire::{Attr, Flags, Op, Request};
 use weft_fs::{Errno, Error};
 
-use crate::real::real;
+use weft_sys::{doors, real};
+
 use crate::table::{Kind, kind, table};
-use crate::{fail_name, hooks, link, resolve};
+use crate::{fail_name, link, resolve};
 
 const AT_EMPTY_PATH: c_int = libc::AT_EMPTY_PATH;
 
@@ -119,7 +120,7 @@ fn at(dir: c_int, path: *const c_char, how: c_int) -> Option<Result<Stat, Error>
 }
 
 macro_rules! stats {
-    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { hooks! {$(
+    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { doors! {"C" $(
         fn $stat(path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
@@ -158,7 +159,7 @@ stats! {
 
 // Programs that were linked before glibc 2.33 call these.
 macro_rules! old_stats {
-    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { hooks! {$(
+    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { doors! {"C" $(
         fn $stat(version: c_int, path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
@@ -197,7 +198,9 @@ old_stats! {
     __xstat64, __lxstat64, __fxstat64, __fxstatat64;
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn statx(dir: c_int, path: *const c_char, how: c_int, mask: c_uint, to: *mut Statx) -> c_int {
         let Some(done) = at(dir, path, how) else {
             // SAFETY: the program's promise.

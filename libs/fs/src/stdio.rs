@@ -12,9 +12,10 @@ use std::sync::{LazyLock, Mutex};
 
 use libc::{FILE, off64_t, size_t, ssize_t};
 
-use crate::real::{real, set_errno};
+use weft_sys::{doors, next::set_errno, real};
+
 use crate::table::{Kind, kind, lock};
-use crate::{bytes, hooks, resolve};
+use crate::{bytes, resolve};
 
 #[repr(C)]
 struct Functions {
@@ -156,7 +157,9 @@ fn open_stream(
     file
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
         // SAFETY: the program's promise.
         match unsafe { resolve(libc::AT_FDCWD, path) } {

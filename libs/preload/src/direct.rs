@@ -9,7 +9,6 @@ use libc::{c_int, c_long};
 use weft_run::meet::Why;
 
 use crate::conn::Conn;
-use crate::doors::doors;
 use crate::lend::memory::{self, Sharing};
 use crate::{dgram, io, lend, link, next, privileges, settings, sock, table};
 
@@ -28,7 +27,9 @@ fn everything_back() {
     }
 }
 
-doors! {
+weft_sys::doors! {
+    "C-unwind"
+
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
         by_number(number, [a, b, c, d, e, f])
     }

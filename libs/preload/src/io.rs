@@ -13,14 +13,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use weft_run::ledger::RING;
 use weft_run::meet::Why;
 
-use crate::doors::doors;
 use crate::iov::{MAX_RW, Source, one, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
 use crate::{conn, dgram, kernel, link, next};
 
-doors! {
+weft_sys::doors! {
+    "C-unwind"
+
     fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
         settle(buf, n);
         if n == 0 || conn::of(fd).is_none() {

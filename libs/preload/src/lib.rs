@@ -9,7 +9,7 @@
 //!
 //! A module imports those of the lines before it, and of its own line without a circle:
 //!
-//! - `next`, `kernel`, `clock`, `spin`, `lock`, `signal`, `iov`, `doors`, `settings`: the functions behind ours, and small tools
+//! - `next`, `kernel`, `clock`, `spin`, `lock`, `signal`, `iov`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: what each descriptor is; what people are told
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
@@ -36,7 +36,6 @@ mod conn;
 mod dgram;
 mod direct;
 mod direction;
-mod doors;
 mod exec;
 mod fd;
 mod fetch;
@@ -66,17 +65,7 @@ mod spin;
 mod table;
 mod tx;
 
-use libc::c_int;
-
-pub(crate) fn errno() -> c_int {
-    // SAFETY: the thread's own variable.
-    unsafe { *libc::__errno_location() }
-}
-
-pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: the thread's own variable.
-    unsafe { *libc::__errno_location() = errno };
-}
+pub(crate) use weft_sys::next::{errno, set_errno};
 
 extern "C" fn at_start() {
     process::watch_forks();

@@ -9,7 +9,6 @@
 
 use libc::{c_int, c_long, c_ulong, c_void, gid_t, uid_t};
 
-use crate::doors::doors;
 use crate::lend::{Finishing, finish};
 use crate::{conn, fetch, next, signal};
 
@@ -57,7 +56,9 @@ pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
     is_one.then(change)
 }
 
-doors! {
+weft_sys::doors! {
+    "C-unwind"
+
     fn setuid(user: uid_t) -> c_int {
         let _nothing_lent = change();
         next::setuid(user)

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicPtr, AtomicU32};
 use weft_run::meet::Why;
 
 use crate::conn::{self, Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
-use crate::doors::doors;
 use crate::lend::memory::Sharing;
 use crate::{dgram, fd, kernel, late, ledger, lend, link, lock, next, sets, table};
 
@@ -155,7 +154,9 @@ fn before_spawn() -> Vec<&'static Conn> {
     inherited
 }
 
-doors! {
+weft_sys::doors! {
+    "C-unwind"
+
     fn vfork() -> pid_t {
         // A child that shares our memory would change our tables.
         fork()

@@ -14,7 +14,6 @@ use weft_run::ledger::Carrier;
 use weft_run::meet::Why;
 
 use crate::conn::{self, Conn, FRESH, PROBING};
-use crate::doors::doors;
 use crate::full::{patient, patient_until};
 use crate::table::{self, Entry};
 use crate::{
@@ -74,7 +73,9 @@ pub(crate) fn no_listener(fd: c_int) {
     }
 }
 
-doors! {
+weft_sys::doors! {
+    "C-unwind"
+
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let fd = next::socket(domain, kind, protocol);
         if fd >= 0 {

@@ -7,9 +7,9 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
 
-use crate::hooks;
+use weft_sys::{doors, next::set_errno, real};
+
 use crate::place::{Private, fail, hidden, private, show};
-use crate::real::{real, set_errno};
 
 /// As long as a path can be, for the kernel.
 const LONGEST: usize = libc::PATH_MAX as usize;
@@ -40,7 +40,9 @@ unsafe fn link(
     len as isize
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn readlink(path: *const c_char, buf: *mut c_char, size: usize) -> isize {
         let next = real!(readlink(*const c_char, *mut c_char, usize) -> isize);
         // SAFETY: the program's promise.

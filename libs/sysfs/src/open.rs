@@ -8,9 +8,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use libc::{DIR, FILE};
 
-use crate::hooks;
+use weft_sys::{doors, next::set_errno, real};
+
 use crate::place::{Private, fail, private};
-use crate::real::{real, set_errno};
 
 /// Files in `/sys` cannot be written to, not even by root.
 fn refused(path: &Private, how: c_int) -> bool {
@@ -18,7 +18,7 @@ fn refused(path: &Private, how: c_int) -> bool {
 }
 
 macro_rules! opens {
-    ($($name:ident, $name_at:ident;)*) => { hooks! {$(
+    ($($name:ident, $name_at:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, how: c_int, mode: c_uint) -> c_int {
             let next = real!($name(*const c_char, c_int, c_uint) -> c_int);
             // SAFETY: the program's promise.
@@ -52,7 +52,7 @@ opens! {
 }
 
 macro_rules! creats {
-    ($($name:ident;)*) => { hooks! {$(
+    ($($name:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, mode: c_uint) -> c_int {
             let next = real!($name(*const c_char, c_uint) -> c_int);
             // SAFETY: the program's promise.
@@ -83,7 +83,7 @@ unsafe fn writes(mode: *const c_char) -> bool {
 }
 
 macro_rules! fopens {
-    ($($name:ident, $again:ident;)*) => { hooks! {$(
+    ($($name:ident, $again:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
             let next = real!($name(*const c_char, *const c_char) -> *mut FILE);
             // SAFETY: the program's promise.
@@ -122,7 +122,9 @@ fopens! {
     fopen64, freopen64;
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn opendir(path: *const c_char) -> *mut DIR {
         let next = real!(opendir(*const c_char) -> *mut DIR);
         // SAFETY: the program's promise.

@@ -8,22 +8,24 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libc::{stat as Stat, statfs as StatFs, statvfs as StatVfs, statx as Statx};
 
-use crate::hooks;
+use weft_sys::next::Place;
+use weft_sys::{doors, real};
+
 use crate::place::{fail, private};
-use crate::real::{look, real};
 use crate::root;
 
 type FstatAt = unsafe extern "C" fn(c_int, *const c_char, *mut Stat, c_int) -> c_int;
 
 /// The C library's, or the system call where the C library is older than its function of this name (glibc 2.33).
 unsafe fn next_stat(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int) -> c_int {
-    let next = look!("fstatat" as FstatAt);
-    // SAFETY: the caller's promise.
+    static PLACE: Place = Place::new("fstatat\0");
+    let next = PLACE.get();
+    // SAFETY: the caller's promise; the function of this name has this type in the C library.
     unsafe {
-        match next {
-            Some(next) => next(dir, path, stat, flags),
-            None => libc::syscall(libc::SYS_newfstatat, dir, path, stat, flags) as c_int,
+        if next.is_null() {
+            return libc::syscall(libc::SYS_newfstatat, dir, path, stat, flags) as c_int;
         }
+        std::mem::transmute::<*mut c_void, FstatAt>(next)(dir, path, stat, flags)
     }
 }
 
@@ -49,7 +51,7 @@ unsafe fn stat_at(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int
 }
 
 macro_rules! stats {
-    ($($flags:expr, $name:ident, $old:ident;)*) => { hooks! {$(
+    ($($flags:expr, $name:ident, $old:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, stat: *mut Stat) -> c_int {
             // SAFETY: the program's promise.
             unsafe { stat_at(libc::AT_FDCWD, path, stat, $flags) }
@@ -69,7 +71,7 @@ stats! {
 }
 
 macro_rules! stats_at {
-    ($($name:ident, $old:ident;)*) => { hooks! {$(
+    ($($name:ident, $old:ident;)*) => { doors! {"C" $(
         fn $name(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int) -> c_int {
             // SAFETY: the program's promise.
             unsafe { stat_at(dir, path, stat, flags) }
@@ -86,7 +88,9 @@ stats_at! {
     fstatat64, __fxstatat64;
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, stat: *mut Statx) -> c_int {
         let next = real!(statx(c_int, *const c_char, c_int, c_uint, *mut Statx) -> c_int);
         // SAFETY: the program's promise.
@@ -124,7 +128,7 @@ hooks! {
 }
 
 macro_rules! accesses {
-    ($($name:ident;)*) => { hooks! {$(
+    ($($name:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, mode: c_int) -> c_int {
             let next = real!($name(*const c_char, c_int) -> c_int);
             // SAFETY: the program's promise.
@@ -149,7 +153,7 @@ accesses! {
 
 /// Calls whose first argument is the path, and which need nothing but another one.
 macro_rules! of_path {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => { hooks! {$(
+    ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, $($arg: $type),*) -> $ret {
             let next = real!($name(*const c_char, $($type),*) -> $ret);
             // SAFETY: the program's promise.
@@ -175,7 +179,9 @@ of_path! {
     chdir() -> c_int;
 }
 
-hooks! {
+doors! {
+
+    "C"
     /// The kernel says nothing of changes in `/sys` either, and a program must not wait for them in our folder.
     fn inotify_add_watch(fd: c_int, path: *const c_char, mask: u32) -> c_int {
         // SAFETY: the program's promise.
@@ -189,7 +195,7 @@ hooks! {
 }
 
 macro_rules! ends {
-    ($($name:ident;)*) => { hooks! {$(
+    ($($name:ident;)*) => { doors! {"C" $(
         /// Shells end so, and nothing that was registered for the end is called then.
         fn $name(status: c_int) -> ! {
             root::remove();
