@@ -124,29 +124,25 @@ macro_rules! stats {
         fn $stat(path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($stat(*const c_char, *mut Stat) -> c_int)(path, to) },
+                None => real!($stat(*const c_char, *mut Stat) -> c_int)(path, to),
             }
         }
         fn $lstat(path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($lstat(*const c_char, *mut Stat) -> c_int)(path, to) },
+                None => real!($lstat(*const c_char, *mut Stat) -> c_int)(path, to),
             }
         }
         fn $fstat(fd: c_int, to: *mut Stat) -> c_int {
             if is_ours(fd) {
                 return give(of_fd(fd), to);
             }
-            // SAFETY: the program's promise.
-            unsafe { real!($fstat(c_int, *mut Stat) -> c_int)(fd, to) }
+            real!($fstat(c_int, *mut Stat) -> c_int)(fd, to)
         }
         fn $fstatat(dir: c_int, path: *const c_char, to: *mut Stat, how: c_int) -> c_int {
             match at(dir, path, how) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($fstatat(c_int, *const c_char, *mut Stat, c_int) -> c_int)(dir, path, to, how) },
+                None => real!($fstatat(c_int, *const c_char, *mut Stat, c_int) -> c_int)(dir, path, to, how),
             }
         }
     )*} };
@@ -163,31 +159,25 @@ macro_rules! old_stats {
         fn $stat(version: c_int, path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($stat(c_int, *const c_char, *mut Stat) -> c_int)(version, path, to) },
+                None => real!($stat(c_int, *const c_char, *mut Stat) -> c_int)(version, path, to),
             }
         }
         fn $lstat(version: c_int, path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($lstat(c_int, *const c_char, *mut Stat) -> c_int)(version, path, to) },
+                None => real!($lstat(c_int, *const c_char, *mut Stat) -> c_int)(version, path, to),
             }
         }
         fn $fstat(version: c_int, fd: c_int, to: *mut Stat) -> c_int {
             if is_ours(fd) {
                 return give(of_fd(fd), to);
             }
-            // SAFETY: the program's promise.
-            unsafe { real!($fstat(c_int, c_int, *mut Stat) -> c_int)(version, fd, to) }
+            real!($fstat(c_int, c_int, *mut Stat) -> c_int)(version, fd, to)
         }
         fn $fstatat(version: c_int, dir: c_int, path: *const c_char, to: *mut Stat, how: c_int) -> c_int {
             match at(dir, path, how) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe {
-                    real!($fstatat(c_int, c_int, *const c_char, *mut Stat, c_int) -> c_int)(version, dir, path, to, how)
-                },
+                None => real!($fstatat(c_int, c_int, *const c_char, *mut Stat, c_int) -> c_int)(version, dir, path, to, how),
             }
         }
     )*} };
@@ -203,15 +193,11 @@ doors! {
     "C"
     fn statx(dir: c_int, path: *const c_char, how: c_int, mask: c_uint, to: *mut Statx) -> c_int {
         let Some(done) = at(dir, path, how) else {
-            // SAFETY: the program's promise.
-            return unsafe {
-                real!(statx(c_int, *const c_char, c_int, c_uint, *mut Statx) -> c_int)(dir, path, how, mask, to)
-            };
+            return real!(statx(c_int, *const c_char, c_int, c_uint, *mut Statx) -> c_int)(dir, path, how, mask, to);
         };
         match done {
             Ok(stat) => {
-                // SAFETY: the program's promise.
-                unsafe { to.write(extended(&stat)) };
+                to.write(extended(&stat));
                 0
             }
             Err(e) => fail_name(&e),

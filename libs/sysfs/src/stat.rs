@@ -53,12 +53,11 @@ unsafe fn stat_at(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int
 macro_rules! stats {
     ($($flags:expr, $name:ident, $old:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, stat: *mut Stat) -> c_int {
-            // SAFETY: the program's promise.
-            unsafe { stat_at(libc::AT_FDCWD, path, stat, $flags) }
+            stat_at(libc::AT_FDCWD, path, stat, $flags)
         }
         fn $old(_version: c_int, path: *const c_char, stat: *mut Stat) -> c_int {
-            // SAFETY: the program's promise; there is one version on machines of 64 bits.
-            unsafe { stat_at(libc::AT_FDCWD, path, stat, $flags) }
+            // There is one version on machines of 64 bits.
+            stat_at(libc::AT_FDCWD, path, stat, $flags)
         }
     )*} };
 }
@@ -73,12 +72,10 @@ stats! {
 macro_rules! stats_at {
     ($($name:ident, $old:ident;)*) => { doors! {"C" $(
         fn $name(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int) -> c_int {
-            // SAFETY: the program's promise.
-            unsafe { stat_at(dir, path, stat, flags) }
+            stat_at(dir, path, stat, flags)
         }
         fn $old(_version: c_int, dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int) -> c_int {
-            // SAFETY: the program's promise.
-            unsafe { stat_at(dir, path, stat, flags) }
+            stat_at(dir, path, stat, flags)
         }
     )*} };
 }
@@ -93,36 +90,28 @@ doors! {
     "C"
     fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, stat: *mut Statx) -> c_int {
         let next = real!(statx(c_int, *const c_char, c_int, c_uint, *mut Statx) -> c_int);
-        // SAFETY: the program's promise.
-        let Some(place) = (unsafe { private(path) }) else {
-            // SAFETY: as above.
-            return unsafe { next(dir, path, flags, mask, stat) };
+        let Some(place) = private(path) else {
+            return next(dir, path, flags, mask, stat);
         };
         let Some((major, minor)) = place.device() else {
-            // SAFETY: as above.
-            return unsafe { next(dir, place.as_ptr(), flags, mask, stat) };
+            return next(dir, place.as_ptr(), flags, mask, stat);
         };
-        // SAFETY: as above; it is filled if that went well.
-        unsafe {
-            let done = next(dir, place.as_ptr(), flags & !libc::AT_SYMLINK_NOFOLLOW, mask, stat);
-            if done == 0 {
-                ((*stat).stx_rdev_major, (*stat).stx_rdev_minor) = (major, minor);
-            }
-            done
+        // It is filled if that went well.
+        let done = next(dir, place.as_ptr(), flags & !libc::AT_SYMLINK_NOFOLLOW, mask, stat);
+        if done == 0 {
+            ((*stat).stx_rdev_major, (*stat).stx_rdev_minor) = (major, minor);
         }
+        done
     }
 
     fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
         let next = real!(faccessat(c_int, *const c_char, c_int, c_int) -> c_int);
-        // SAFETY: the program's promise.
-        match unsafe { private(path) } {
-            // SAFETY: as above.
-            Some(path) => match unsafe { next(dir, path.as_ptr(), mode, flags) } {
+        match private(path) {
+            Some(path) => match next(dir, path.as_ptr(), mode, flags) {
                 0 if path.read_only() && mode & libc::W_OK != 0 => fail(libc::EACCES),
                 done => done,
             },
-            // SAFETY: as above.
-            None => unsafe { next(dir, path, mode, flags) },
+            None => next(dir, path, mode, flags),
         }
     }
 }
@@ -131,15 +120,12 @@ macro_rules! accesses {
     ($($name:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, mode: c_int) -> c_int {
             let next = real!($name(*const c_char, c_int) -> c_int);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
-                // SAFETY: as above.
-                Some(path) => match unsafe { next(path.as_ptr(), mode) } {
+            match private(path) {
+                Some(path) => match next(path.as_ptr(), mode) {
                     0 if path.read_only() && mode & libc::W_OK != 0 => fail(libc::EACCES),
                     done => done,
                 },
-                // SAFETY: as above.
-                None => unsafe { next(path, mode) },
+                None => next(path, mode),
             }
         }
     )*} };
@@ -156,12 +142,9 @@ macro_rules! of_path {
     ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, $($arg: $type),*) -> $ret {
             let next = real!($name(*const c_char, $($type),*) -> $ret);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
-                // SAFETY: as above.
-                Some(path) => unsafe { next(path.as_ptr(), $($arg),*) },
-                // SAFETY: as above.
-                None => unsafe { next(path, $($arg),*) },
+            match private(path) {
+                Some(path) => next(path.as_ptr(), $($arg),*),
+                None => next(path, $($arg),*),
             }
         }
     )*} };
@@ -184,13 +167,11 @@ doors! {
     "C"
     /// The kernel says nothing of changes in `/sys` either, and a program must not wait for them in our folder.
     fn inotify_add_watch(fd: c_int, path: *const c_char, mask: u32) -> c_int {
-        // SAFETY: the program's promise.
-        if unsafe { private(path) }.is_some() {
+        if private(path).is_some() {
             return fail(libc::EACCES);
         }
         let next = real!(inotify_add_watch(c_int, *const c_char, u32) -> c_int);
-        // SAFETY: as above.
-        unsafe { next(fd, path, mask) }
+        next(fd, path, mask)
     }
 }
 
@@ -200,8 +181,7 @@ macro_rules! ends {
         fn $name(status: c_int) -> ! {
             root::remove();
             let next = real!($name(c_int) -> !);
-            // SAFETY: it takes a number.
-            unsafe { next(status) }
+            next(status)
         }
     )*} };
 }
