@@ -85,19 +85,16 @@ fn result(n: isize) -> Heard {
     }
 }
 
+/// Sends a byte.
+fn press(bell: c_int, flags: c_int) -> isize {
+    // SAFETY: one byte.
+    unsafe { next::send(bell, b"!".as_ptr().cast(), 1, flags | libc::MSG_NOSIGNAL) }
+}
+
 /// Rings: the peer's end becomes readable.
 pub(crate) fn ring(bell: c_int) -> Heard {
     loop {
-        // SAFETY: one byte.
-        let n = unsafe {
-            next::send(
-                bell,
-                b"!".as_ptr().cast(),
-                1,
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-            )
-        };
-        match result(n) {
+        match result(press(bell, libc::MSG_DONTWAIT)) {
             Heard::Interrupted => {}
             // So many bytes are under way that it is readable, and the receiver has to take some first: it counts each of them.
             Heard::Late => {
@@ -278,15 +275,7 @@ pub(crate) fn fill(chan: &Chan) -> Heard {
         if !begin_fill(chan) {
             break;
         }
-        // SAFETY: one byte.
-        let n = unsafe {
-            next::send(
-                bell,
-                b"!".as_ptr().cast(),
-                1,
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-            )
-        };
+        let n = press(bell, libc::MSG_DONTWAIT);
         let heard = result(n);
         chan.stream.end_fill(chan.role, (n == 1).into());
         match heard {
@@ -303,10 +292,7 @@ pub(crate) fn wait_out(chan: &Chan) -> Heard {
     if !begin_fill(chan) {
         return Heard::Alive;
     }
-    // SAFETY: one byte.
-    let n = signal::outside(|| unsafe {
-        next::send(chan.bell(), b"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL)
-    });
+    let n = signal::outside(|| press(chan.bell(), 0));
     let heard = result(n);
     chan.stream.end_fill(chan.role, (n == 1).into());
     match heard {

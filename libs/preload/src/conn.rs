@@ -96,6 +96,7 @@ pub(crate) struct Slow {
 }
 
 #[repr(align(64))]
+#[derive(Default)]
 pub(crate) struct Conn {
     pub(crate) phase: AtomicU32,
     /// Descriptors of this process that are it.
@@ -161,36 +162,7 @@ impl Conn {
     /// For a new socket.
     pub(crate) fn new(phase: u32) -> &'static Conn {
         let used = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let conn = used.unwrap_or_else(|| {
-            Box::leak(Box::new(Conn {
-                phase: AtomicU32::new(FRESH),
-                refs: AtomicU32::new(0),
-                users: AtomicU32::new(0),
-                chan: AtomicPtr::new(null_mut()),
-                old: AtomicPtr::new(null_mut()),
-                ops: AtomicU64::new(0),
-                tx_count: AtomicU64::new(0),
-                rx_count: AtomicU64::new(0),
-                in_tx: AtomicU32::new(0),
-                in_rx: AtomicU32::new(0),
-                joined: AtomicBool::new(false),
-                dialled: AtomicBool::new(false),
-                asked: AtomicBool::new(false),
-                followed: AtomicU32::new(0),
-                late_set: AtomicUsize::new(0),
-                late_fd: AtomicI32::new(-1),
-                late_events: AtomicU32::new(0),
-                late_data: AtomicU64::new(0),
-                is_late: AtomicBool::new(false),
-                is_behind: AtomicBool::new(false),
-                dead: AtomicBool::new(false),
-                why: AtomicU32::new(0),
-                faults: AtomicU32::new(0),
-                shared: AtomicPtr::new(null_mut()),
-                row: Row::none(),
-                slow: UnsafeCell::new(Slow::default()),
-            }))
-        });
+        let conn = used.unwrap_or_else(|| Box::leak(Box::default()));
         conn.refs.store(1, Relaxed);
         conn.phase.store(phase, SeqCst);
         conn

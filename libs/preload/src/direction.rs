@@ -131,15 +131,23 @@ pub(crate) fn stop_sending(conn: &'static Conn, why: Why) {
     let Some(chan) = conn.chan(&inside) else {
         return;
     };
+    if chan.side().tx_state.load(SeqCst) == RING {
+        conn.note(why);
+    }
+    close_sending(conn, chan, why);
+}
+
+/// The same for a connection that the caller is inside of.
+pub(crate) fn close_sending(conn: &'static Conn, chan: &Chan, why: Why) {
+    let side = chan.side();
     {
-        let _tx = chan.side().tx_lock.lock();
+        let _tx = side.tx_lock.lock();
         chan.stream.close(chan.role);
     }
     if chan.stream.disarm(chan.role) {
         bell::ring(chan.bell());
     }
-    if chan.side().tx_state.load(SeqCst) == RING {
-        conn.note(why);
+    if side.tx_state.load(SeqCst) == RING {
         tx_after(conn, chan, why);
     }
 }

@@ -16,7 +16,7 @@ use weft_sys::process::vm_readv;
 use crate::chan::Chan;
 use crate::conn::Conn;
 use crate::iov::each_piece;
-use crate::lend::{UNDER_WAY, loans, memory};
+use crate::lend::{UNDER_WAY, memory};
 use crate::{bell, kernel};
 
 /// What there was.
@@ -271,7 +271,7 @@ pub(crate) unsafe fn take(
         fetched += n;
         if n as u64 == fetch.left {
             if !is_peek && stream.complete_source(peer, number) {
-                loans::wake(stream.completion_word(peer));
+                kernel::wake(stream.completion_word(peer), c_int::MAX);
             }
             head = head.wrapping_add(1);
             number += 1;

@@ -4,7 +4,7 @@
 //!
 //! A descriptor that is not open is an error of the call, and memory is handed over only for the call.
 
-use libc::{c_int, c_short, iovec, msghdr, pollfd, ssize_t, timeval};
+use libc::{c_int, c_long, c_short, iovec, msghdr, pollfd, ssize_t, timeval};
 use std::mem::{size_of, zeroed};
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
@@ -124,4 +124,39 @@ pub(crate) fn nap(nanoseconds: i64) {
     };
     // SAFETY: a time.
     unsafe { libc::nanosleep(&raw const nap, null_mut()) };
+}
+
+/// Sleeps until the word is not `seen` any more, or so many milliseconds are over. Returns the error number; 0: woken, or it had changed. The word may be
+/// of a mapping that is gone: that is an error. Async-signal-safe.
+pub(crate) fn sleep_on(word: *const u32, seen: u32, millis: i64) -> c_int {
+    let limit = libc::timespec {
+        tv_sec: millis / 1000,
+        tv_nsec: millis % 1000 * 1_000_000,
+    };
+    let limit = (&raw const limit) as c_long;
+    let wait = libc::FUTEX_WAIT.into();
+    // SAFETY: the kernel checks the address.
+    let rc = unsafe {
+        next::syscall(
+            libc::SYS_futex,
+            word as c_long,
+            wait,
+            seen.into(),
+            limit,
+            0,
+            0,
+        )
+    };
+    match crate::errno() {
+        _ if rc == 0 => 0,
+        libc::EAGAIN => 0,
+        other => other,
+    }
+}
+
+/// Wakes up to so many that sleep on the word.
+pub(crate) fn wake(word: *const u32, most: c_int) {
+    let wake = libc::FUTEX_WAKE.into();
+    // SAFETY: the kernel checks the address.
+    unsafe { next::syscall(libc::SYS_futex, word as c_long, wake, most.into(), 0, 0, 0) };
 }

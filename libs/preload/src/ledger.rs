@@ -216,13 +216,10 @@ pub(crate) fn datagrams_stay(why: Why) {
 }
 
 /// A row of the file, or none.
+#[derive(Default)]
 pub(crate) struct Row(AtomicU32);
 
 impl Row {
-    pub(crate) const fn none() -> Row {
-        Row(AtomicU32::new(0))
-    }
-
     pub(crate) fn is_none(&self) -> bool {
         self.0.load(Relaxed) == 0
     }

@@ -14,7 +14,7 @@ use weft_run::pace;
 use crate::bell::{self, channel};
 use crate::chan::Chan;
 use crate::conn::{Conn, Inside, PROBING, Slow, big};
-use crate::direction::{rx_after, tx_after};
+use crate::direction::{close_sending, rx_after};
 use crate::kernel::borrowed;
 use crate::{fetch, hidden, hosts, settings};
 
@@ -187,16 +187,7 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     };
     let (stream, side) = (&chan.stream, chan.side());
     conn.note(why);
-    {
-        let _tx = side.tx_lock.lock();
-        stream.close(chan.role);
-    }
-    if stream.disarm(chan.role) {
-        bell::ring(chan.bell());
-    }
-    if side.tx_state.load(SeqCst) == RING {
-        tx_after(conn, chan, why);
-    }
+    close_sending(conn, chan, why);
     if chan.carrier != Carrier::Here {
         let out_of_sight = matches!(why, Why::Exec | Why::Passed | Why::Stdio | Why::Splice);
         return hosts::want_tcp(conn, chan, out_of_sight, why);

@@ -91,20 +91,14 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if rx == RING {
             rx::take_bell_for_poll(chan);
         }
-        match (rx == RING, tx == RING) {
-            (true, true) => put(at, chan.bell(), one.events),
-            (false, false) => put(at, one.fd, one.events),
-            (true, false) => {
-                put(at, chan.bell(), one.events & !OUT);
-                if one.events & OUT != 0 {
-                    put(at, one.fd, one.events & OUT);
-                }
-            }
-            (false, true) => {
-                put(at, one.fd, one.events & !OUT);
-                if one.events & OUT != 0 {
-                    put(at, chan.bell(), one.events & OUT);
-                }
+        let carrier = |mode| if mode == RING { chan.bell() } else { one.fd };
+        let (input, output) = (carrier(rx), carrier(tx));
+        if input == output {
+            put(at, input, one.events);
+        } else {
+            put(at, input, one.events & !OUT);
+            if one.events & OUT != 0 {
+                put(at, output, one.events & OUT);
             }
         }
         if rx == BOTH && one.events & !OUT != 0 {

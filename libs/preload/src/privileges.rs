@@ -56,72 +56,36 @@ pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
     is_one.then(change)
 }
 
+macro_rules! changes {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::doors! {"C-unwind" $(
+        fn $name($($arg: $type),*) -> c_int {
+            let _nothing_lent = change();
+            next::$name($($arg),*)
+        }
+    )*}};
+}
+
+changes! {
+    setuid(user: uid_t);
+    setgid(group: gid_t);
+    seteuid(user: uid_t);
+    setegid(group: gid_t);
+    setreuid(real: uid_t, effective: uid_t);
+    setregid(real: gid_t, effective: gid_t);
+    setresuid(real: uid_t, effective: uid_t, saved: uid_t);
+    setresgid(real: gid_t, effective: gid_t, saved: gid_t);
+    setfsuid(user: uid_t);
+    setfsgid(group: gid_t);
+    capset(head: *mut c_void, data: *const c_void);
+    setns(fd: c_int, kind: c_int);
+}
+
 weft_sys::doors! {
     "C-unwind"
-
-    fn setuid(user: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setuid(user)
-    }
-
-    fn setgid(group: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setgid(group)
-    }
-
-    fn seteuid(user: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::seteuid(user)
-    }
-
-    fn setegid(group: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setegid(group)
-    }
-
-    fn setreuid(real: uid_t, effective: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setreuid(real, effective)
-    }
-
-    fn setregid(real: gid_t, effective: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setregid(real, effective)
-    }
-
-    fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setresuid(real, effective, saved)
-    }
-
-    fn setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setresgid(real, effective, saved)
-    }
-
-    fn setfsuid(user: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setfsuid(user)
-    }
-
-    fn setfsgid(group: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setfsgid(group)
-    }
-
-    fn capset(head: *mut c_void, data: *const c_void) -> c_int {
-        let _nothing_lent = change();
-        next::capset(head, data)
-    }
 
     fn unshare(flags: c_int) -> c_int {
         let _nothing_lent = (flags & libc::CLONE_NEWUSER != 0).then(change);
         next::unshare(flags)
-    }
-
-    fn setns(fd: c_int, kind: c_int) -> c_int {
-        let _nothing_lent = change();
-        next::setns(fd, kind)
     }
 
     fn prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {

@@ -183,31 +183,6 @@ weft_sys::doors! {
         next::clone(run, stack, flags, arg, parent, tls, child)
     }
 
-    fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::execve(path, argv, envp)
-    }
-
-    fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::execv(path, argv)
-    }
-
-    fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::execvp(file, argv)
-    }
-
-    fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::execvpe(file, argv, envp)
-    }
-
-    fn fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::fexecve(file, argv, envp)
-    }
-
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
         before_spawn();
         next::posix_spawn(pid, path, actions, attr, argv, envp)
@@ -250,4 +225,21 @@ weft_sys::doors! {
         }
         next::fclose(file)
     }
+}
+
+macro_rules! execs {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::doors! {"C-unwind" $(
+        fn $name($($arg: $type),*) -> c_int {
+            let _nothing_lent = before_exec();
+            next::$name($($arg),*)
+        }
+    )*}};
+}
+
+execs! {
+    execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
+    execv(path: *const c_char, argv: *const *const c_char);
+    execvp(file: *const c_char, argv: *const *const c_char);
+    execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
+    fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char);
 }

@@ -67,6 +67,7 @@ pub(crate) struct Slow {
 }
 
 #[repr(align(64))]
+#[derive(Default)]
 pub(crate) struct Dgram {
     /// Descriptors of this process that are it.
     refs: AtomicU32,
@@ -130,24 +131,10 @@ impl Dgram {
     fn new(v6: bool, nonblock: bool) -> &'static Dgram {
         let used = locked(&POOL).pop();
         let d = used.unwrap_or_else(|| {
+            let bell = AtomicI32::new(-1);
             Box::leak(Box::new(Dgram {
-                refs: AtomicU32::new(0),
-                plain: AtomicBool::new(false),
-                deaf: AtomicBool::new(false),
-                inbound: AtomicBool::new(false),
-                eager: AtomicBool::new(false),
-                edge: AtomicBool::new(false),
-                nonblock: AtomicBool::new(false),
-                v6: AtomicBool::new(false),
-                pktinfo: AtomicBool::new(false),
-                in_kernel: AtomicU32::new(0),
-                received: AtomicU64::new(0),
-                looked: AtomicU64::new(0),
-                patience: AtomicI64::new(0),
-                bell: AtomicI32::new(-1),
-                slow: Mutex::default(),
-                rx: Mutex::default(),
-                tx: Mutex::default(),
+                bell,
+                ..Dgram::default()
             }))
         });
         d.refs.store(1, Relaxed);

@@ -22,7 +22,7 @@ use weft_sys::map::map_anonymous;
 use weft_sys::protect::{self, Hold, Refused};
 
 use crate::conn::Conn;
-use crate::{clock, next};
+use crate::{clock, kernel, next};
 
 const FREE: u32 = 0;
 /// Being set or cleared.
@@ -132,46 +132,6 @@ struct Pinned<'a>(&'a Loan, &'a Stream, Role);
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         self.0.pins.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Sleeps until the word is not `seen` any more, or the time is over. Async-signal-safe. Returns the error number; 0: woken, or it had changed.
-pub(crate) fn sleep_on(word: *const u32, seen: u32, millis: i64) -> libc::c_int {
-    let limit = libc::timespec {
-        tv_sec: millis / 1000,
-        tv_nsec: millis % 1000 * 1_000_000,
-    };
-    // SAFETY: the kernel checks the address; a word of a mapping that is gone is an error.
-    let rc = unsafe {
-        next::syscall(
-            libc::SYS_futex,
-            word as libc::c_long,
-            libc::FUTEX_WAIT.into(),
-            seen.into(),
-            (&raw const limit) as libc::c_long,
-            0,
-            0,
-        )
-    };
-    match crate::errno() {
-        _ if rc == 0 => 0,
-        libc::EAGAIN => 0,
-        other => other,
-    }
-}
-
-pub(crate) fn wake(word: *const u32) {
-    // SAFETY: the word outlives the call.
-    unsafe {
-        next::syscall(
-            libc::SYS_futex,
-            word as libc::c_long,
-            libc::FUTEX_WAKE.into(),
-            i32::MAX.into(),
-            0,
-            0,
-            0,
-        );
     }
 }
 
@@ -431,7 +391,7 @@ fn help(start: usize, end: usize) {
         }
     }
     match sleep {
-        Some((word, seen)) => _ = sleep_on(word, seen, 5),
+        Some((word, seen)) => _ = kernel::sleep_on(word, seen, 5),
         None => std::thread::yield_now(),
     }
 }
@@ -519,7 +479,7 @@ fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
         } else if now - last.0 >= patience_ms {
             return;
         }
-        sleep_on(word, seen, 20);
+        kernel::sleep_on(word, seen, 20);
     }
 }
 

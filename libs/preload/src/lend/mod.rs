@@ -25,7 +25,7 @@ use crate::bell::{self, Heard, PATIENCE_MS};
 use crate::chan::Chan;
 use crate::conn::Conn;
 use crate::iov::Source;
-use crate::{lock, signal};
+use crate::{kernel, lock, signal};
 use loans::Origin;
 
 /// Bytes of one loan, and of all that are under way in a direction, at most: as much as TCP's buffers hold.
@@ -422,7 +422,7 @@ fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
         if is_done() {
             return Heard::Alive;
         }
-        match loans::sleep_on(stream.completion_word(role), seen, PATIENCE_MS.into()) {
+        match kernel::sleep_on(stream.completion_word(role), seen, PATIENCE_MS.into()) {
             libc::EINTR if signal::interrupts() => return Heard::Interrupted,
             libc::ETIMEDOUT => {
                 if is_done() {
