@@ -1,10 +1,10 @@
-//! System calls, and nothing else.
+//! System calls, and what preload libraries share.
 //!
 //! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
 //! [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), who is at their other end ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings
 //! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`liveness`]), what a forked child must make anew
 //! ([`PerProcess`]), network interfaces of ours ([`tun`]), and what the machine allows ([`limits`], [`cpu`]).
-//! Beside these stands how a preload library calls what it stands before ([`mod@next`]).
+//! Preload libraries find the functions behind theirs by [`mod@next`].
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
 //! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
