@@ -1,9 +1,10 @@
-//! System calls, and nothing else.
+//! System calls, and what preload libraries share.
 //!
 //! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
 //! [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), who is at their other end ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings
 //! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`liveness`]), what a forked child must make anew
 //! ([`PerProcess`]), network interfaces of ours ([`tun`]), and what the machine allows ([`limits`], [`cpu`]).
+//! Preload libraries find the functions behind theirs by [`mod@next`].
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
 //! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
@@ -23,6 +24,7 @@ pub mod limits;
 pub mod liveness;
 pub mod map;
 pub mod memfd;
+pub mod next;
 pub mod pages;
 mod poll;
 pub mod process;

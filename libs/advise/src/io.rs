@@ -15,18 +15,12 @@ use crate::watch::{Asked, Way, file, further, transfer};
 use crate::{next, slot};
 
 macro_rules! watched {
-    ($($name:ident($fd:ident: c_int $(, $arg:ident: $type:ty)*), $way:ident, $asked:expr;)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        /// # Safety
-        /// As the manual page says.
-        // SAFETY: this library is there to have this name.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($fd: c_int $(, $arg: $type)*) -> ssize_t {
+    ($($name:ident($fd:ident: c_int $(, $arg:ident: $type:ty)*), $way:ident, $asked:expr;)*) => { weft_sys::doors! {"C-unwind" $(
+        fn $name($fd: c_int $(, $arg: $type)*) -> ssize_t {
             let asked = $asked;
-            // SAFETY: passed on.
-            transfer($fd, Way::$way, asked, || unsafe { next::$name($fd $(, $arg)*) })
+            transfer($fd, Way::$way, asked, || next::$name($fd $(, $arg)*))
         }
-    )*};
+    )*}};
 }
 
 watched! {
@@ -114,94 +108,28 @@ fn several(
     result
 }
 
-/// `sendmmsg`: see its manual page.
-/// # Safety
-/// As the manual page says.
-// SAFETY: this library is there to have this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendmmsg(
-    fd: c_int,
-    messages: *mut mmsghdr,
-    n: c_uint,
-    flags: c_int,
-) -> c_int {
-    // SAFETY: the program's messages.
-    let asked = unsafe { first(messages, n, flags) };
-    // SAFETY: passed on.
-    several(fd, Way::Sends, asked, messages, || unsafe {
-        next::sendmmsg(fd, messages, n, flags)
-    })
-}
+weft_sys::doors! {
+    "C-unwind"
 
-/// `recvmmsg`: see its manual page.
-/// # Safety
-/// As the manual page says.
-// SAFETY: this library is there to have this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn recvmmsg(
-    fd: c_int,
-    messages: *mut mmsghdr,
-    n: c_uint,
-    flags: c_int,
-    timeout: *mut timespec,
-) -> c_int {
-    // SAFETY: the program's messages.
-    let asked = unsafe { first(messages, n, flags) };
-    // SAFETY: passed on.
-    several(fd, Way::Receives, asked, messages, || unsafe {
-        next::recvmmsg(fd, messages, n, flags, timeout)
-    })
-}
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+        let asked = first(messages, n, flags);
+        several(fd, Way::Sends, asked, messages, || next::sendmmsg(fd, messages, n, flags))
+    }
 
-/// `sendfile`: see its manual page.
-/// # Safety
-/// As the manual page says.
-// SAFETY: this library is there to have this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendfile(
-    out: c_int,
-    from: c_int,
-    offset: *mut off_t,
-    n: size_t,
-) -> ssize_t {
-    // SAFETY: passed on.
-    file([out, -1], || unsafe {
-        next::sendfile(out, from, offset, n)
-    })
-}
+    fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+        let asked = first(messages, n, flags);
+        several(fd, Way::Receives, asked, messages, || next::recvmmsg(fd, messages, n, flags, timeout))
+    }
 
-/// `sendfile64`: see its manual page.
-/// # Safety
-/// As the manual page says.
-// SAFETY: this library is there to have this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn sendfile64(
-    out: c_int,
-    from: c_int,
-    offset: *mut off_t,
-    n: size_t,
-) -> ssize_t {
-    // SAFETY: passed on.
-    file([out, -1], || unsafe {
-        next::sendfile64(out, from, offset, n)
-    })
-}
+    fn sendfile(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t {
+        file([out, -1], || next::sendfile(out, from, offset, n))
+    }
 
-/// `splice`: see its manual page.
-/// # Safety
-/// As the manual page says.
-// SAFETY: this library is there to have this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn splice(
-    from: c_int,
-    from_offset: *mut off_t,
-    to: c_int,
-    to_offset: *mut off_t,
-    n: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    // SAFETY: passed on.
-    file([to, from], || unsafe {
-        next::splice(from, from_offset, to, to_offset, n, flags)
-    })
+    fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t {
+        file([out, -1], || next::sendfile64(out, from, offset, n))
+    }
+
+    fn splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t {
+        file([to, from], || next::splice(from, from_offset, to, to_offset, n, flags))
+    }
 }

@@ -23,17 +23,7 @@ mod slot;
 mod wait;
 mod watch;
 
-use libc::c_int;
-
-pub(crate) fn errno() -> c_int {
-    // SAFETY: the thread's own variable.
-    unsafe { *libc::__errno_location() }
-}
-
-pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: the thread's own variable.
-    unsafe { *libc::__errno_location() = errno };
-}
+pub(crate) use weft_sys::next::{errno, set_errno};
 
 // SAFETY: the loader calls the functions of these sections, at the start and at the end.
 #[used]

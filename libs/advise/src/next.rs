@@ -1,60 +1,13 @@
 //! The functions that ours stand in front of.
-//!
-//! # Safety
-//!
-//! Each is found by its name with `dlsym(RTLD_NEXT)`, once, and called with the signature that its manual page gives.
 
 use libc::{
     c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t,
     pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-#[cold]
-fn find(name: &CStr, place: &AtomicPtr<c_void>) -> *mut c_void {
-    // SAFETY: a name with its end.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-    place.store(found, Relaxed);
-    found
-}
+weft_sys::next! {
+    "C-unwind"
 
-/// What a function returns that the C library lacks.
-#[cold]
-fn missing<T: From<i8>>() -> T {
-    crate::set_errno(libc::ENOSYS);
-    T::from(-1)
-}
-
-macro_rules! functions {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        /// # Safety
-        /// As its manual page says.
-        #[inline]
-        pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
-            static PLACE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-            let mut found = PLACE.load(Relaxed);
-            if found.is_null() {
-                found = find(const {
-                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!("a name with a zero byte"),
-                    }
-                }, &PLACE);
-                if found.is_null() {
-                    return missing();
-                }
-            }
-            type Function = unsafe extern "C-unwind" fn($($type),*) -> $result;
-            // SAFETY: the C library's function of this name has this signature.
-            let function = unsafe { std::mem::transmute::<*mut c_void, Function>(found) };
-            // SAFETY: the caller's promise.
-            unsafe { function($($arg),*) }
-        }
-    )*};
-}
-
-functions! {
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;

@@ -42,18 +42,12 @@ unsafe fn is_zero(time: *const timespec) -> bool {
 }
 
 macro_rules! waiting {
-    ($($name:ident($($arg:ident: $type:ty),*), $zero:expr;)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        /// # Safety
-        /// As the manual page says.
-        // SAFETY: this library is there to have this name.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) -> c_int {
+    ($($name:ident($($arg:ident: $type:ty),*), $zero:expr;)*) => { weft_sys::doors! {"C-unwind" $(
+        fn $name($($arg: $type),*) -> c_int {
             let zero = $zero;
-            // SAFETY: passed on.
-            waits(zero, || unsafe { next::$name($($arg),*) })
+            waits(zero, || next::$name($($arg),*))
         }
-    )*};
+    )*}};
 }
 
 waiting! {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use weft_fi::endpoint::{Counter, Endpoint};
 
-use crate::abi::{CntrFid, CntrOps, DomainFid, FI_CLASS_CNTR, FI_EAVAIL, Fid, Ops};
-use crate::object::{MISSING, close, no_bind, no_control};
+use crate::abi::{CntrFid, CntrOps, DomainFid, FI_CLASS_CNTR, FI_EAVAIL, Ops};
+use crate::object::{fid, plain};
 
 #[repr(C)]
 pub(crate) struct Cntr {
@@ -16,13 +16,7 @@ pub(crate) struct Cntr {
     endpoints: Mutex<Vec<Weak<Endpoint>>>,
 }
 
-static CNTR: Ops = Ops {
-    size: size_of::<Ops>(),
-    close: close::<Cntr>,
-    bind: no_bind,
-    control: no_control,
-    missing: [MISSING; 3],
-};
+static CNTR: Ops = plain::<Cntr>();
 static CNTR_OPS: CntrOps = CntrOps {
     size: size_of::<CntrOps>(),
     read,
@@ -42,11 +36,7 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     let cntr = Box::new(Cntr {
         fid: CntrFid {
-            fid: Fid {
-                fclass: FI_CLASS_CNTR,
-                context,
-                ops: &raw const CNTR,
-            },
+            fid: fid(FI_CLASS_CNTR, context, &CNTR),
             ops: &raw const CNTR_OPS,
         },
         counter: Arc::default(),

@@ -22,7 +22,7 @@ use crate::av::{Addresses, Av, put};
 use crate::counter::Cntr;
 use crate::domain::Domain;
 use crate::info::{self, RANGES};
-use crate::object::{MISSING, close};
+use crate::object::{MISSING, fid, plain};
 use crate::queue::Cq;
 
 #[repr(C)]
@@ -43,11 +43,9 @@ struct Ep {
 }
 
 static EP: Ops = Ops {
-    size: size_of::<Ops>(),
-    close: close::<Ep>,
     bind,
     control,
-    missing: [MISSING; 3],
+    ..plain::<Ep>()
 };
 static EP_OPS: EpOps = EpOps {
     size: size_of::<EpOps>(),
@@ -172,11 +170,7 @@ pub(crate) unsafe extern "C" fn open(
     };
     let ep = Box::new(Ep {
         fid: EpFid {
-            fid: Fid {
-                fclass: FI_CLASS_EP,
-                context,
-                ops: &raw const EP,
-            },
+            fid: fid(FI_CLASS_EP, context, &EP),
             ops: &raw const EP_OPS,
             cm: &raw const CM_OPS,
             msg: &raw const MSG_OPS,

@@ -15,7 +15,7 @@ use crate::abi::{
     Ops,
 };
 use crate::av::Addresses;
-use crate::object::{MISSING, close, no_bind};
+use crate::object::{MISSING, fid, plain};
 
 #[repr(C)]
 pub(crate) struct Cq {
@@ -33,11 +33,8 @@ pub(crate) struct Cq {
 type Vector = Arc<OnceLock<Arc<Addresses>>>;
 
 static CQ: Ops = Ops {
-    size: size_of::<Ops>(),
-    close: close::<Cq>,
-    bind: no_bind,
     control,
-    missing: [MISSING; 3],
+    ..plain::<Cq>()
 };
 static CQ_OPS: CqOps = CqOps {
     size: size_of::<CqOps>(),
@@ -81,11 +78,7 @@ pub(crate) unsafe extern "C" fn open(
     };
     let cq = Box::new(Cq {
         fid: CqFid {
-            fid: Fid {
-                fclass: FI_CLASS_CQ,
-                context,
-                ops: &raw const CQ,
-            },
+            fid: fid(FI_CLASS_CQ, context, &CQ),
             ops: &raw const CQ_OPS,
         },
         queue: Queue::default(),

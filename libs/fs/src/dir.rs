@@ -15,9 +15,10 @@ use weft_fs::name::RemotePath;
 use weft_fs::wire::{Entry, Op, Request};
 use weft_fs::{Error, name::Name};
 
-use crate::real::{real, set_errno};
+use weft_sys::{doors, next::set_errno, real};
+
 use crate::table::{Kind, kind, lock, table};
-use crate::{fail, hooks, link, resolve};
+use crate::{fail, link, resolve};
 
 /// A folder that is read.
 struct Folder {
@@ -124,10 +125,11 @@ fn next(folder: &Folder) -> *mut dirent64 {
     out
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn opendir(path: *const c_char) -> *mut DIR {
-        // SAFETY: the program's promise.
-        match unsafe { resolve(libc::AT_FDCWD, path) } {
+        match resolve(libc::AT_FDCWD, path) {
             Some(path) => {
                 let fd = crate::open::open_path(path, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC);
                 if fd < 0 {
@@ -135,34 +137,30 @@ hooks! {
                 }
                 let dir = begin(fd);
                 if dir.is_null() {
-                    // SAFETY: opened above.
-                    unsafe { crate::open::close(fd) };
+                    // Opened above.
+                    crate::open::close(fd);
                 }
                 dir
             }
-            // SAFETY: as above.
-            None => unsafe { real!(opendir(*const c_char) -> *mut DIR)(path) },
+            None => real!(opendir(*const c_char) -> *mut DIR)(path),
         }
     }
     fn fdopendir(fd: c_int) -> *mut DIR {
         if kind(fd) == Kind::Folder {
             return begin(fd);
         }
-        // SAFETY: the program's promise.
-        unsafe { real!(fdopendir(c_int) -> *mut DIR)(fd) }
+        real!(fdopendir(c_int) -> *mut DIR)(fd)
     }
     fn readdir(dir: *mut DIR) -> *mut dirent64 {
         match ours(dir) {
             Some(folder) => next(&folder),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(readdir(*mut DIR) -> *mut dirent64)(dir) },
+            None => real!(readdir(*mut DIR) -> *mut dirent64)(dir),
         }
     }
     fn readdir64(dir: *mut DIR) -> *mut dirent64 {
         match ours(dir) {
             Some(folder) => next(&folder),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(readdir64(*mut DIR) -> *mut dirent64)(dir) },
+            None => real!(readdir64(*mut DIR) -> *mut dirent64)(dir),
         }
     }
     fn closedir(dir: *mut DIR) -> c_int {
@@ -170,39 +168,34 @@ hooks! {
             let folder = lock(&FOLDERS).remove(&dir.addr());
             if let Some(folder) = folder {
                 OPEN.fetch_sub(1, Ordering::AcqRel);
-                // SAFETY: the folder's own.
-                return unsafe { crate::open::close(folder.fd) };
+                // The folder's own.
+                return crate::open::close(folder.fd);
             }
         }
-        // SAFETY: the program's promise.
-        unsafe { real!(closedir(*mut DIR) -> c_int)(dir) }
+        real!(closedir(*mut DIR) -> c_int)(dir)
     }
     fn dirfd(dir: *mut DIR) -> c_int {
         match ours(dir) {
             Some(folder) => folder.fd,
-            // SAFETY: the program's promise.
-            None => unsafe { real!(dirfd(*mut DIR) -> c_int)(dir) },
+            None => real!(dirfd(*mut DIR) -> c_int)(dir),
         }
     }
     fn rewinddir(dir: *mut DIR) -> () {
         match ours(dir) {
             Some(folder) => lock(&folder.state).next = 0,
-            // SAFETY: the program's promise.
-            None => unsafe { real!(rewinddir(*mut DIR) -> ())(dir) },
+            None => real!(rewinddir(*mut DIR) -> ())(dir),
         }
     }
     fn telldir(dir: *mut DIR) -> c_long {
         match ours(dir) {
             Some(folder) => lock(&folder.state).next as c_long,
-            // SAFETY: the program's promise.
-            None => unsafe { real!(telldir(*mut DIR) -> c_long)(dir) },
+            None => real!(telldir(*mut DIR) -> c_long)(dir),
         }
     }
     fn seekdir(dir: *mut DIR, to: c_long) -> () {
         match ours(dir) {
             Some(folder) => lock(&folder.state).next = usize::try_from(to).unwrap_or(0),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(seekdir(*mut DIR, c_long) -> ())(dir, to) },
+            None => real!(seekdir(*mut DIR, c_long) -> ())(dir, to),
         }
     }
     fn getdents64(fd: c_int, to: *mut c_void, len: usize) -> isize {
@@ -210,7 +203,6 @@ hooks! {
             set_errno(libc::ENOTSUP);
             return -1;
         }
-        // SAFETY: the program's promise.
-        unsafe { real!(getdents64(c_int, *mut c_void, usize) -> isize)(fd, to, len) }
+        real!(getdents64(c_int, *mut c_void, usize) -> isize)(fd, to, len)
     }
 }

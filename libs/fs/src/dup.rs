@@ -6,15 +6,17 @@
 
 use std::ffi::{c_int, c_long};
 
-use crate::open::fresh;
-use crate::real::real;
-use crate::table::{Kind, is_guest, kind, table};
-use crate::{hooks, stdio};
+use weft_sys::{doors, real};
 
-hooks! {
+use crate::open::fresh;
+use crate::stdio;
+use crate::table::{Kind, is_guest, kind, table};
+
+doors! {
+
+    "C"
     fn dup(fd: c_int) -> c_int {
-        // SAFETY: a number.
-        let to = fresh(unsafe { real!(dup(c_int) -> c_int)(fd) });
+        let to = fresh(real!(dup(c_int) -> c_int)(fd));
         if to >= 0 && kind(fd) != Kind::Plain {
             table().duplicated(fd, to);
         }
@@ -22,23 +24,20 @@ hooks! {
     }
     fn dup2(fd: c_int, to: c_int) -> c_int {
         duplicate(fd, to, || {
-            // SAFETY: numbers.
-            unsafe { real!(dup2(c_int, c_int) -> c_int)(fd, to) }
+            real!(dup2(c_int, c_int) -> c_int)(fd, to)
         })
     }
     fn dup3(fd: c_int, to: c_int, how: c_int) -> c_int {
         duplicate(fd, to, || {
-            // SAFETY: numbers.
-            unsafe { real!(dup3(c_int, c_int, c_int) -> c_int)(fd, to, how) }
+            real!(dup3(c_int, c_int, c_int) -> c_int)(fd, to, how)
         })
     }
     fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
-        // SAFETY: the program's promise: a number or a pointer, as the command wants it.
-        copied(fd, command, unsafe { real!(fcntl(c_int, c_int, c_long) -> c_int)(fd, command, arg) })
+        // The program's promise: a number or a pointer, as the command wants it.
+        copied(fd, command, real!(fcntl(c_int, c_int, c_long) -> c_int)(fd, command, arg))
     }
     fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
-        // SAFETY: as above.
-        copied(fd, command, unsafe { real!(fcntl64(c_int, c_int, c_long) -> c_int)(fd, command, arg) })
+        copied(fd, command, real!(fcntl64(c_int, c_int, c_long) -> c_int)(fd, command, arg))
     }
 }
 

@@ -12,9 +12,14 @@ use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Errno, Error};
 use weft_verbs::RawMemory;
 
-use crate::real::{real, set_errno};
+use weft_sys::{
+    doors,
+    next::{errno, set_errno},
+    real,
+};
+
 use crate::table::{Entry, Kind, kind, lock, number, table};
-use crate::{fail, hooks, link};
+use crate::{fail, link};
 
 /// Bytes of one call, as the kernel limits them.
 const MOST: usize = 0x7fff_f000;
@@ -205,7 +210,7 @@ pub(crate) fn truncate_fd(fd: c_int, len: off_t) -> c_int {
         // SAFETY: numbers.
         let cut = unsafe { real!(ftruncate(c_int, off_t) -> c_int)(fd, len) };
         // A buffer's memory never shrinks: it gets a new one.
-        if cut == 0 || kind(fd) != Kind::Local || crate::real::get_errno() != libc::EPERM {
+        if cut == 0 || kind(fd) != Kind::Local || errno() != libc::EPERM {
             return cut;
         }
         truncate_local(fd, len as u64)
@@ -308,34 +313,22 @@ fn map(
 }
 
 macro_rules! positioned {
-    ($($read:ident, $write:ident, $readv:ident, $writev:ident;)*) => { hooks! {$(
+    ($($read:ident, $write:ident, $readv:ident, $writev:ident;)*) => { doors! {"C" $(
         fn $read(fd: c_int, buf: *mut c_void, len: size_t, off: off_t) -> ssize_t {
-            // SAFETY: the program's promise.
-            unsafe {
-                if is_remote(fd) { return count(at(fd, &one(buf, len), off, false)); }
-                real!($read(c_int, *mut c_void, size_t, off_t) -> ssize_t)(fd, buf, len, off)
-            }
+            if is_remote(fd) { return count(at(fd, &one(buf, len), off, false)); }
+            real!($read(c_int, *mut c_void, size_t, off_t) -> ssize_t)(fd, buf, len, off)
         }
         fn $write(fd: c_int, buf: *const c_void, len: size_t, off: off_t) -> ssize_t {
-            // SAFETY: the program's promise.
-            unsafe {
-                if is_remote(fd) { return count(at(fd, &one(buf, len), off, true)); }
-                real!($write(c_int, *const c_void, size_t, off_t) -> ssize_t)(fd, buf, len, off)
-            }
+            if is_remote(fd) { return count(at(fd, &one(buf, len), off, true)); }
+            real!($write(c_int, *const c_void, size_t, off_t) -> ssize_t)(fd, buf, len, off)
         }
         fn $readv(fd: c_int, iov: *const iovec, n: c_int, off: off_t) -> ssize_t {
-            // SAFETY: the program's promise.
-            unsafe {
-                if is_remote(fd) { return count(parts(iov, n).and_then(|iov| at(fd, iov, off, false))); }
-                real!($readv(c_int, *const iovec, c_int, off_t) -> ssize_t)(fd, iov, n, off)
-            }
+            if is_remote(fd) { return count(parts(iov, n).and_then(|iov| at(fd, iov, off, false))); }
+            real!($readv(c_int, *const iovec, c_int, off_t) -> ssize_t)(fd, iov, n, off)
         }
         fn $writev(fd: c_int, iov: *const iovec, n: c_int, off: off_t) -> ssize_t {
-            // SAFETY: the program's promise.
-            unsafe {
-                if is_remote(fd) { return count(parts(iov, n).and_then(|iov| at(fd, iov, off, true))); }
-                real!($writev(c_int, *const iovec, c_int, off_t) -> ssize_t)(fd, iov, n, off)
-            }
+            if is_remote(fd) { return count(parts(iov, n).and_then(|iov| at(fd, iov, off, true))); }
+            real!($writev(c_int, *const iovec, c_int, off_t) -> ssize_t)(fd, iov, n, off)
         }
     )*} };
 }
@@ -345,148 +338,111 @@ positioned! {
     pread64, pwrite64, preadv64, pwritev64;
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
-        // SAFETY: the program's promise.
-        unsafe {
-            if is_remote(fd) { return count(read_at_offset(fd, &one(buf, len))); }
-            real!(read(c_int, *mut c_void, size_t) -> ssize_t)(fd, buf, len)
-        }
+        if is_remote(fd) { return count(read_at_offset(fd, &one(buf, len))); }
+        real!(read(c_int, *mut c_void, size_t) -> ssize_t)(fd, buf, len)
     }
     fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-        // SAFETY: the program's promise.
-        unsafe {
-            if is_remote(fd) && len <= room { return count(read_at_offset(fd, &one(buf, len))); }
-            real!(__read_chk(c_int, *mut c_void, size_t, size_t) -> ssize_t)(fd, buf, len, room)
-        }
+        if is_remote(fd) && len <= room { return count(read_at_offset(fd, &one(buf, len))); }
+        real!(__read_chk(c_int, *mut c_void, size_t, size_t) -> ssize_t)(fd, buf, len, room)
     }
     fn __pread_chk(fd: c_int, buf: *mut c_void, len: size_t, off: off_t, room: size_t) -> ssize_t {
-        // SAFETY: the program's promise.
-        unsafe {
-            if is_remote(fd) && len <= room { return count(at(fd, &one(buf, len), off, false)); }
-            real!(__pread_chk(c_int, *mut c_void, size_t, off_t, size_t) -> ssize_t)(fd, buf, len, off, room)
-        }
+        if is_remote(fd) && len <= room { return count(at(fd, &one(buf, len), off, false)); }
+        real!(__pread_chk(c_int, *mut c_void, size_t, off_t, size_t) -> ssize_t)(fd, buf, len, off, room)
     }
     fn __pread64_chk(fd: c_int, buf: *mut c_void, len: size_t, off: off_t, room: size_t) -> ssize_t {
-        // SAFETY: the program's promise.
-        unsafe {
-            if is_remote(fd) && len <= room { return count(at(fd, &one(buf, len), off, false)); }
-            real!(__pread64_chk(c_int, *mut c_void, size_t, off_t, size_t) -> ssize_t)(fd, buf, len, off, room)
-        }
+        if is_remote(fd) && len <= room { return count(at(fd, &one(buf, len), off, false)); }
+        real!(__pread64_chk(c_int, *mut c_void, size_t, off_t, size_t) -> ssize_t)(fd, buf, len, off, room)
     }
     fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
-        // SAFETY: the program's promise.
-        unsafe {
-            if is_remote(fd) { return count(write_at_offset(fd, &one(buf, len))); }
-            real!(write(c_int, *const c_void, size_t) -> ssize_t)(fd, buf, len)
-        }
+        if is_remote(fd) { return count(write_at_offset(fd, &one(buf, len))); }
+        real!(write(c_int, *const c_void, size_t) -> ssize_t)(fd, buf, len)
     }
     fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
-        // SAFETY: the program's promise.
-        unsafe {
-            if is_remote(fd) { return count(parts(iov, n).and_then(|iov| read_at_offset(fd, iov))); }
-            real!(readv(c_int, *const iovec, c_int) -> ssize_t)(fd, iov, n)
-        }
+        if is_remote(fd) { return count(parts(iov, n).and_then(|iov| read_at_offset(fd, iov))); }
+        real!(readv(c_int, *const iovec, c_int) -> ssize_t)(fd, iov, n)
     }
     fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
-        // SAFETY: the program's promise.
-        unsafe {
-            if is_remote(fd) { return count(parts(iov, n).and_then(|iov| write_at_offset(fd, iov))); }
-            real!(writev(c_int, *const iovec, c_int) -> ssize_t)(fd, iov, n)
-        }
+        if is_remote(fd) { return count(parts(iov, n).and_then(|iov| write_at_offset(fd, iov))); }
+        real!(writev(c_int, *const iovec, c_int) -> ssize_t)(fd, iov, n)
     }
     fn lseek(fd: c_int, off: off_t, whence: c_int) -> off_t {
         if is_remote(fd) {
             return move_to(fd, off, whence).unwrap_or_else(|e| fail(&e).into());
         }
-        // SAFETY: numbers.
-        unsafe { real!(lseek(c_int, off_t, c_int) -> off_t)(fd, off, whence) }
+        real!(lseek(c_int, off_t, c_int) -> off_t)(fd, off, whence)
     }
     fn lseek64(fd: c_int, off: off_t, whence: c_int) -> off_t {
         if is_remote(fd) {
             return move_to(fd, off, whence).unwrap_or_else(|e| fail(&e).into());
         }
-        // SAFETY: numbers.
-        unsafe { real!(lseek64(c_int, off_t, c_int) -> off_t)(fd, off, whence) }
+        real!(lseek64(c_int, off_t, c_int) -> off_t)(fd, off, whence)
     }
     fn ftruncate(fd: c_int, len: off_t) -> c_int {
         if kind(fd) != Kind::Plain {
             return truncate_fd(fd, len);
         }
-        // SAFETY: numbers.
-        unsafe { real!(ftruncate(c_int, off_t) -> c_int)(fd, len) }
+        real!(ftruncate(c_int, off_t) -> c_int)(fd, len)
     }
     fn ftruncate64(fd: c_int, len: off_t) -> c_int {
         if kind(fd) != Kind::Plain {
             return truncate_fd(fd, len);
         }
-        // SAFETY: numbers.
-        unsafe { real!(ftruncate64(c_int, off_t) -> c_int)(fd, len) }
+        real!(ftruncate64(c_int, off_t) -> c_int)(fd, len)
     }
     fn fsync(fd: c_int) -> c_int {
         if is_remote(fd) { return sync(fd); }
-        // SAFETY: a number.
-        unsafe { real!(fsync(c_int) -> c_int)(fd) }
+        real!(fsync(c_int) -> c_int)(fd)
     }
     fn fdatasync(fd: c_int) -> c_int {
         if is_remote(fd) { return sync(fd); }
-        // SAFETY: a number.
-        unsafe { real!(fdatasync(c_int) -> c_int)(fd) }
+        real!(fdatasync(c_int) -> c_int)(fd)
     }
     fn fallocate(fd: c_int, mode: c_int, off: off_t, len: off_t) -> c_int {
         if is_remote(fd) {
             let done = if mode == 0 { allocate(fd, off, len) } else { Err(Errno::OPNOTSUPP.into()) };
             return done.map_or_else(|e| fail(&e), |()| 0);
         }
-        // SAFETY: numbers.
-        unsafe { real!(fallocate(c_int, c_int, off_t, off_t) -> c_int)(fd, mode, off, len) }
+        real!(fallocate(c_int, c_int, off_t, off_t) -> c_int)(fd, mode, off, len)
     }
     fn fallocate64(fd: c_int, mode: c_int, off: off_t, len: off_t) -> c_int {
-        // SAFETY: numbers.
-        unsafe { fallocate(fd, mode, off, len) }
+        fallocate(fd, mode, off, len)
     }
     fn posix_fallocate(fd: c_int, off: off_t, len: off_t) -> c_int {
         if is_remote(fd) {
             return allocate(fd, off, len).map_or_else(|e| e.errno().raw_os_error(), |()| 0);
         }
-        // SAFETY: numbers.
-        unsafe { real!(posix_fallocate(c_int, off_t, off_t) -> c_int)(fd, off, len) }
+        real!(posix_fallocate(c_int, off_t, off_t) -> c_int)(fd, off, len)
     }
     fn posix_fallocate64(fd: c_int, off: off_t, len: off_t) -> c_int {
-        // SAFETY: numbers.
-        unsafe { posix_fallocate(fd, off, len) }
+        posix_fallocate(fd, off, len)
     }
     fn sendfile(out: c_int, from: c_int, off: *mut off_t, len: size_t) -> ssize_t {
         if is_remote(out) || is_remote(from) {
             set_errno(libc::EINVAL);
             return -1;
         }
-        // SAFETY: the program's promise.
-        unsafe { real!(sendfile(c_int, c_int, *mut off_t, size_t) -> ssize_t)(out, from, off, len) }
+        real!(sendfile(c_int, c_int, *mut off_t, size_t) -> ssize_t)(out, from, off, len)
     }
     fn sendfile64(out: c_int, from: c_int, off: *mut off_t, len: size_t) -> ssize_t {
-        // SAFETY: the program's promise.
-        unsafe { sendfile(out, from, off, len) }
+        sendfile(out, from, off, len)
     }
     fn copy_file_range(from: c_int, a: *mut off_t, to: c_int, b: *mut off_t, len: size_t, how: c_uint) -> ssize_t {
         if is_remote(from) || is_remote(to) {
             set_errno(libc::EXDEV);
             return -1;
         }
-        // SAFETY: the program's promise.
-        unsafe {
-            real!(copy_file_range(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t)(from, a, to, b, len, how)
-        }
+        real!(copy_file_range(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t)(from, a, to, b, len, how)
     }
     fn splice(from: c_int, a: *mut off_t, to: c_int, b: *mut off_t, len: size_t, how: c_uint) -> ssize_t {
         if is_remote(from) || is_remote(to) {
             set_errno(libc::EINVAL);
             return -1;
         }
-        // SAFETY: the program's promise.
-        unsafe {
-            real!(splice(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t)(from, a, to, b, len, how)
-        }
+        real!(splice(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t)(from, a, to, b, len, how)
     }
     fn mmap(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, off: off_t) -> *mut c_void {
         if fd >= 0 && is_remote(fd) && flags & libc::MAP_ANONYMOUS == 0 {
@@ -496,32 +452,27 @@ hooks! {
             });
         }
         // The system call: the C library may map before its functions can be looked for.
-        // SAFETY: the program's promise.
-        unsafe { libc::syscall(libc::SYS_mmap, addr, len, prot as c_long, flags as c_long, fd as c_long, off) as *mut c_void }
+        libc::syscall(libc::SYS_mmap, addr, len, prot as c_long, flags as c_long, fd as c_long, off) as *mut c_void
     }
     fn mmap64(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, off: off_t) -> *mut c_void {
-        // SAFETY: the program's promise.
-        unsafe { mmap(addr, len, prot, flags, fd, off) }
+        mmap(addr, len, prot, flags, fd, off)
     }
     fn _exit(code: c_int) -> () {
         table().flush();
-        // SAFETY: a number; it does not come back.
-        unsafe { real!(_exit(c_int) -> ())(code) }
+        // A number; it does not come back.
+        real!(_exit(c_int) -> ())(code);
     }
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
         // What is still here would be gone.
         table().flush();
-        // SAFETY: the program's promise.
-        unsafe { real!(execve(*const c_char, *const *const c_char, *const *const c_char) -> c_int)(path, argv, env) }
+        real!(execve(*const c_char, *const *const c_char, *const *const c_char) -> c_int)(path, argv, env)
     }
     fn execvp(path: *const c_char, argv: *const *const c_char) -> c_int {
         table().flush();
-        // SAFETY: the program's promise.
-        unsafe { real!(execvp(*const c_char, *const *const c_char) -> c_int)(path, argv) }
+        real!(execvp(*const c_char, *const *const c_char) -> c_int)(path, argv)
     }
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
         table().flush();
-        // SAFETY: the program's promise.
-        unsafe { real!(execv(*const c_char, *const *const c_char) -> c_int)(path, argv) }
+        real!(execv(*const c_char, *const *const c_char) -> c_int)(path, argv)
     }
 }

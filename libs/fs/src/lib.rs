@@ -22,7 +22,6 @@ mod dup;
 mod io;
 mod link;
 mod open;
-mod real;
 mod stat;
 mod stdio;
 mod table;
@@ -33,22 +32,9 @@ use weft_fs::name::{Name, RemotePath};
 use weft_fs::{Errno, Error};
 use weft_verbs::cm::ConnectError;
 
-use real::set_errno;
-use table::{Kind, kind, table};
+use weft_sys::next::set_errno;
 
-/// Defines functions under their C names.
-macro_rules! hooks {
-    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
-        $(#[$meta])*
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        // SAFETY: it stands before the C library's function of this name, with its type.
-        #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-            $body
-        }
-    )*};
-}
-pub(crate) use hooks;
+use table::{Kind, kind, table};
 
 /// Fails as C functions do.
 pub(crate) fn fail(e: &Error) -> c_int {

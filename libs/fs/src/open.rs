@@ -11,9 +11,14 @@ use weft_fs::name::RemotePath;
 use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Errno, Error};
 
-use crate::real::{real, set_errno};
+use weft_sys::{
+    doors,
+    next::{errno, set_errno},
+    real,
+};
+
 use crate::table::{Kind, Table, is_guest, kind, number, table};
-use crate::{fail, fail_name, hooks, link, resolve};
+use crate::{fail, fail_name, link, resolve};
 
 /// The protocol's flags for those of `open(2)`.
 fn flags_of(how: c_int) -> Flags {
@@ -96,21 +101,17 @@ pub(crate) fn fresh(fd: c_int) -> c_int {
 }
 
 macro_rules! opens {
-    ($($name:ident, $name_at:ident;)*) => { hooks! {$(
+    ($($name:ident, $name_at:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, how: c_int, mode: c_uint) -> c_int {
-            // SAFETY: the program's promise.
-            match unsafe { resolve(libc::AT_FDCWD, path) } {
+            match resolve(libc::AT_FDCWD, path) {
                 Some(path) => open_path(path, how),
-                // SAFETY: as above.
-                None => fresh(unsafe { real!($name(*const c_char, c_int, c_uint) -> c_int)(path, how, mode) }),
+                None => fresh(real!($name(*const c_char, c_int, c_uint) -> c_int)(path, how, mode)),
             }
         }
         fn $name_at(dir: c_int, path: *const c_char, how: c_int, mode: c_uint) -> c_int {
-            // SAFETY: the program's promise.
-            match unsafe { resolve(dir, path) } {
+            match resolve(dir, path) {
                 Some(path) => open_path(path, how),
-                // SAFETY: as above.
-                None => fresh(unsafe { real!($name_at(c_int, *const c_char, c_int, c_uint) -> c_int)(dir, path, how, mode) }),
+                None => fresh(real!($name_at(c_int, *const c_char, c_int, c_uint) -> c_int)(dir, path, how, mode)),
             }
         }
     )*} };
@@ -197,26 +198,25 @@ fn cut(path: Result<RemotePath, Errno>, len: off_t) -> c_int {
         return fd;
     }
     let cut = crate::io::truncate_fd(fd, len);
-    let errno = crate::real::get_errno();
+    let errno = errno();
     // SAFETY: opened above.
     unsafe { close(fd) };
     set_errno(errno);
     cut
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn creat(path: *const c_char, mode: mode_t) -> c_int {
-        // SAFETY: the program's promise.
-        unsafe { open(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
+        open(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode)
     }
     fn creat64(path: *const c_char, mode: mode_t) -> c_int {
-        // SAFETY: the program's promise.
-        unsafe { open64(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
+        open64(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode)
     }
     fn close(fd: c_int) -> c_int {
         let last = if kind(fd) == Kind::Plain { Ok(()) } else { table().closed(fd) };
-        // SAFETY: a number.
-        let closed = unsafe { real!(close(c_int) -> c_int)(fd) };
+        let closed = real!(close(c_int) -> c_int)(fd);
         match last {
             Ok(()) => closed,
             Err(e) => fail(&e),
@@ -227,8 +227,7 @@ hooks! {
             if first > last {
                 return 0;
             }
-            // SAFETY: numbers.
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, how) as c_int }
+            libc::syscall(libc::SYS_close_range, first, last, how) as c_int
         };
         if is_guest() || how & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || how & libc::CLOSE_RANGE_UNSHARE as c_int != 0 {
             return sweep(first, last);
@@ -248,75 +247,65 @@ hooks! {
         sweep(at, last)
     }
     fn closefrom(first: c_int) -> () {
-        // SAFETY: numbers.
-        unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+        close_range(first.max(0) as c_uint, c_uint::MAX, 0);
     }
     fn unlink(path: *const c_char) -> c_int {
         match remote!(path) {
             Some(path) => change(path, Op::Unlink),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(unlink(*const c_char) -> c_int)(path) },
+            None => real!(unlink(*const c_char) -> c_int)(path),
         }
     }
     fn unlinkat(dir: c_int, path: *const c_char, how: c_int) -> c_int {
         match remote!(dir, path) {
             Some(path) if how & libc::AT_REMOVEDIR != 0 => change(path, Op::Rmdir),
             Some(path) => change(path, Op::Unlink),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(unlinkat(c_int, *const c_char, c_int) -> c_int)(dir, path, how) },
+            None => real!(unlinkat(c_int, *const c_char, c_int) -> c_int)(dir, path, how),
         }
     }
     fn remove(path: *const c_char) -> c_int {
         match remote!(path) {
             Some(path) => {
                 let gone = change(path.clone(), Op::Unlink);
-                if gone < 0 && crate::real::get_errno() == libc::EISDIR {
+                if gone < 0 && errno() == libc::EISDIR {
                     return change(path, Op::Rmdir);
                 }
                 gone
             }
-            // SAFETY: the program's promise.
-            None => unsafe { real!(remove(*const c_char) -> c_int)(path) },
+            None => real!(remove(*const c_char) -> c_int)(path),
         }
     }
     fn mkdir(path: *const c_char, mode: mode_t) -> c_int {
         match remote!(path) {
             Some(path) => change(path, Op::Mkdir),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(mkdir(*const c_char, mode_t) -> c_int)(path, mode) },
+            None => real!(mkdir(*const c_char, mode_t) -> c_int)(path, mode),
         }
     }
     fn mkdirat(dir: c_int, path: *const c_char, mode: mode_t) -> c_int {
         match remote!(dir, path) {
             Some(path) => change(path, Op::Mkdir),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(mkdirat(c_int, *const c_char, mode_t) -> c_int)(dir, path, mode) },
+            None => real!(mkdirat(c_int, *const c_char, mode_t) -> c_int)(dir, path, mode),
         }
     }
     fn rmdir(path: *const c_char) -> c_int {
         match remote!(path) {
             Some(path) => change(path, Op::Rmdir),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(rmdir(*const c_char) -> c_int)(path) },
+            None => real!(rmdir(*const c_char) -> c_int)(path),
         }
     }
     fn rename(from: *const c_char, to: *const c_char) -> c_int {
         rename_at(remote!(from), remote!(to)).unwrap_or_else(|| {
-            // SAFETY: the program's promise.
-            unsafe { real!(rename(*const c_char, *const c_char) -> c_int)(from, to) }
+            real!(rename(*const c_char, *const c_char) -> c_int)(from, to)
         })
     }
     fn renameat(a: c_int, from: *const c_char, b: c_int, to: *const c_char) -> c_int {
         rename_at(remote!(a, from), remote!(b, to)).unwrap_or_else(|| {
-            // SAFETY: the program's promise.
-            unsafe { real!(renameat(c_int, *const c_char, c_int, *const c_char) -> c_int)(a, from, b, to) }
+            real!(renameat(c_int, *const c_char, c_int, *const c_char) -> c_int)(a, from, b, to)
         })
     }
     fn renameat2(a: c_int, from: *const c_char, b: c_int, to: *const c_char, how: c_uint) -> c_int {
         let paths = (remote!(a, from), remote!(b, to));
         if paths.0.is_none() && paths.1.is_none() {
-            // SAFETY: the program's promise.
-            return unsafe { real!(renameat2(c_int, *const c_char, c_int, *const c_char, c_uint) -> c_int)(a, from, b, to, how) };
+            return real!(renameat2(c_int, *const c_char, c_int, *const c_char, c_uint) -> c_int)(a, from, b, to, how);
         }
         if how != 0 {
             return fail(&Errno::INVAL.into());
@@ -326,86 +315,74 @@ hooks! {
     fn access(path: *const c_char, mode: c_int) -> c_int {
         match remote!(path) {
             Some(path) => is_there(path, mode),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(access(*const c_char, c_int) -> c_int)(path, mode) },
+            None => real!(access(*const c_char, c_int) -> c_int)(path, mode),
         }
     }
     fn faccessat(dir: c_int, path: *const c_char, mode: c_int, how: c_int) -> c_int {
         match remote!(dir, path) {
             Some(path) => is_there(path, mode),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(faccessat(c_int, *const c_char, c_int, c_int) -> c_int)(dir, path, mode, how) },
+            None => real!(faccessat(c_int, *const c_char, c_int, c_int) -> c_int)(dir, path, mode, how),
         }
     }
     fn truncate(path: *const c_char, len: off_t) -> c_int {
         match remote!(path) {
             Some(path) => cut(path, len),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(truncate(*const c_char, off_t) -> c_int)(path, len) },
+            None => real!(truncate(*const c_char, off_t) -> c_int)(path, len),
         }
     }
     fn truncate64(path: *const c_char, len: off_t) -> c_int {
         match remote!(path) {
             Some(path) => cut(path, len),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(truncate64(*const c_char, off_t) -> c_int)(path, len) },
+            None => real!(truncate64(*const c_char, off_t) -> c_int)(path, len),
         }
     }
     fn chmod(path: *const c_char, mode: mode_t) -> c_int {
         match remote!(path) {
             Some(path) => ignored(path),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(chmod(*const c_char, mode_t) -> c_int)(path, mode) },
+            None => real!(chmod(*const c_char, mode_t) -> c_int)(path, mode),
         }
     }
     fn fchmodat(dir: c_int, path: *const c_char, mode: mode_t, how: c_int) -> c_int {
         match remote!(dir, path) {
             Some(path) => ignored(path),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(fchmodat(c_int, *const c_char, mode_t, c_int) -> c_int)(dir, path, mode, how) },
+            None => real!(fchmodat(c_int, *const c_char, mode_t, c_int) -> c_int)(dir, path, mode, how),
         }
     }
     fn fchownat(dir: c_int, path: *const c_char, uid: c_uint, gid: c_uint, how: c_int) -> c_int {
         match remote!(dir, path) {
             Some(path) => ignored(path),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(fchownat(c_int, *const c_char, c_uint, c_uint, c_int) -> c_int)(dir, path, uid, gid, how) },
+            None => real!(fchownat(c_int, *const c_char, c_uint, c_uint, c_int) -> c_int)(dir, path, uid, gid, how),
         }
     }
     fn getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, len: usize) -> isize {
         match remote!(path) {
             Some(_) => unsupported(),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(getxattr(*const c_char, *const c_char, *mut c_void, usize) -> isize)(path, name, value, len) },
+            None => real!(getxattr(*const c_char, *const c_char, *mut c_void, usize) -> isize)(path, name, value, len),
         }
     }
     fn lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, len: usize) -> isize {
         match remote!(path) {
             Some(_) => unsupported(),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(lgetxattr(*const c_char, *const c_char, *mut c_void, usize) -> isize)(path, name, value, len) },
+            None => real!(lgetxattr(*const c_char, *const c_char, *mut c_void, usize) -> isize)(path, name, value, len),
         }
     }
     fn listxattr(path: *const c_char, names: *mut c_char, len: usize) -> isize {
         match remote!(path) {
             Some(_) => unsupported(),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(listxattr(*const c_char, *mut c_char, usize) -> isize)(path, names, len) },
+            None => real!(listxattr(*const c_char, *mut c_char, usize) -> isize)(path, names, len),
         }
     }
     fn llistxattr(path: *const c_char, names: *mut c_char, len: usize) -> isize {
         match remote!(path) {
             Some(_) => unsupported(),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(llistxattr(*const c_char, *mut c_char, usize) -> isize)(path, names, len) },
+            None => real!(llistxattr(*const c_char, *mut c_char, usize) -> isize)(path, names, len),
         }
     }
     fn utimensat(dir: c_int, path: *const c_char, times: *const libc::timespec, how: c_int) -> c_int {
         let own = if path.is_null() { None } else { remote!(dir, path) };
         match own {
             Some(path) => ignored(path),
-            // SAFETY: the program's promise.
-            None => unsafe { real!(utimensat(c_int, *const c_char, *const libc::timespec, c_int) -> c_int)(dir, path, times, how) },
+            None => real!(utimensat(c_int, *const c_char, *const libc::timespec, c_int) -> c_int)(dir, path, times, how),
         }
     }
 }

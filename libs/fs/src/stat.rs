@@ -14,9 +14,10 @@ use weft_fs::name::{Endpoint, RemotePath};
 use weft_fs::wire::{Attr, Flags, Op, Request};
 use weft_fs::{Errno, Error};
 
-use crate::real::real;
+use weft_sys::{doors, real};
+
 use crate::table::{Kind, kind, table};
-use crate::{fail_name, hooks, link, resolve};
+use crate::{fail_name, link, resolve};
 
 const AT_EMPTY_PATH: c_int = libc::AT_EMPTY_PATH;
 
@@ -119,33 +120,29 @@ fn at(dir: c_int, path: *const c_char, how: c_int) -> Option<Result<Stat, Error>
 }
 
 macro_rules! stats {
-    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { hooks! {$(
+    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { doors! {"C" $(
         fn $stat(path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($stat(*const c_char, *mut Stat) -> c_int)(path, to) },
+                None => real!($stat(*const c_char, *mut Stat) -> c_int)(path, to),
             }
         }
         fn $lstat(path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($lstat(*const c_char, *mut Stat) -> c_int)(path, to) },
+                None => real!($lstat(*const c_char, *mut Stat) -> c_int)(path, to),
             }
         }
         fn $fstat(fd: c_int, to: *mut Stat) -> c_int {
             if is_ours(fd) {
                 return give(of_fd(fd), to);
             }
-            // SAFETY: the program's promise.
-            unsafe { real!($fstat(c_int, *mut Stat) -> c_int)(fd, to) }
+            real!($fstat(c_int, *mut Stat) -> c_int)(fd, to)
         }
         fn $fstatat(dir: c_int, path: *const c_char, to: *mut Stat, how: c_int) -> c_int {
             match at(dir, path, how) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($fstatat(c_int, *const c_char, *mut Stat, c_int) -> c_int)(dir, path, to, how) },
+                None => real!($fstatat(c_int, *const c_char, *mut Stat, c_int) -> c_int)(dir, path, to, how),
             }
         }
     )*} };
@@ -158,35 +155,29 @@ stats! {
 
 // Programs that were linked before glibc 2.33 call these.
 macro_rules! old_stats {
-    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { hooks! {$(
+    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { doors! {"C" $(
         fn $stat(version: c_int, path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($stat(c_int, *const c_char, *mut Stat) -> c_int)(version, path, to) },
+                None => real!($stat(c_int, *const c_char, *mut Stat) -> c_int)(version, path, to),
             }
         }
         fn $lstat(version: c_int, path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe { real!($lstat(c_int, *const c_char, *mut Stat) -> c_int)(version, path, to) },
+                None => real!($lstat(c_int, *const c_char, *mut Stat) -> c_int)(version, path, to),
             }
         }
         fn $fstat(version: c_int, fd: c_int, to: *mut Stat) -> c_int {
             if is_ours(fd) {
                 return give(of_fd(fd), to);
             }
-            // SAFETY: the program's promise.
-            unsafe { real!($fstat(c_int, c_int, *mut Stat) -> c_int)(version, fd, to) }
+            real!($fstat(c_int, c_int, *mut Stat) -> c_int)(version, fd, to)
         }
         fn $fstatat(version: c_int, dir: c_int, path: *const c_char, to: *mut Stat, how: c_int) -> c_int {
             match at(dir, path, how) {
                 Some(done) => give(done, to),
-                // SAFETY: the program's promise.
-                None => unsafe {
-                    real!($fstatat(c_int, c_int, *const c_char, *mut Stat, c_int) -> c_int)(version, dir, path, to, how)
-                },
+                None => real!($fstatat(c_int, c_int, *const c_char, *mut Stat, c_int) -> c_int)(version, dir, path, to, how),
             }
         }
     )*} };
@@ -197,18 +188,16 @@ old_stats! {
     __xstat64, __lxstat64, __fxstat64, __fxstatat64;
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn statx(dir: c_int, path: *const c_char, how: c_int, mask: c_uint, to: *mut Statx) -> c_int {
         let Some(done) = at(dir, path, how) else {
-            // SAFETY: the program's promise.
-            return unsafe {
-                real!(statx(c_int, *const c_char, c_int, c_uint, *mut Statx) -> c_int)(dir, path, how, mask, to)
-            };
+            return real!(statx(c_int, *const c_char, c_int, c_uint, *mut Statx) -> c_int)(dir, path, how, mask, to);
         };
         match done {
             Ok(stat) => {
-                // SAFETY: the program's promise.
-                unsafe { to.write(extended(&stat)) };
+                to.write(extended(&stat));
                 0
             }
             Err(e) => fail_name(&e),

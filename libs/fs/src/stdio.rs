@@ -12,9 +12,10 @@ use std::sync::{LazyLock, Mutex};
 
 use libc::{FILE, off64_t, size_t, ssize_t};
 
-use crate::real::{real, set_errno};
+use weft_sys::{doors, next::set_errno, real};
+
 use crate::table::{Kind, kind, lock};
-use crate::{bytes, hooks, resolve};
+use crate::{bytes, resolve};
 
 #[repr(C)]
 struct Functions {
@@ -156,57 +157,49 @@ fn open_stream(
     file
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
-        // SAFETY: the program's promise.
-        match unsafe { resolve(libc::AT_FDCWD, path) } {
+        match resolve(libc::AT_FDCWD, path) {
             Some(path) => open_stream(path, mode),
-            // SAFETY: as above.
-            None => unsafe { real!(fopen(*const c_char, *const c_char) -> *mut FILE)(path, mode) },
+            None => real!(fopen(*const c_char, *const c_char) -> *mut FILE)(path, mode),
         }
     }
     fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
-        // SAFETY: the program's promise.
-        match unsafe { resolve(libc::AT_FDCWD, path) } {
+        match resolve(libc::AT_FDCWD, path) {
             Some(path) => open_stream(path, mode),
-            // SAFETY: as above.
-            None => unsafe { real!(fopen64(*const c_char, *const c_char) -> *mut FILE)(path, mode) },
+            None => real!(fopen64(*const c_char, *const c_char) -> *mut FILE)(path, mode),
         }
     }
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         if kind(fd) == Kind::Remote {
             return over(fd, mode, true);
         }
-        // SAFETY: the program's promise.
-        unsafe { real!(fdopen(c_int, *const c_char) -> *mut FILE)(fd, mode) }
+        real!(fdopen(c_int, *const c_char) -> *mut FILE)(fd, mode)
     }
     fn fileno(file: *mut FILE) -> c_int {
         match descriptor(file) {
             Some(fd) => fd,
-            // SAFETY: the program's promise.
-            None => unsafe { real!(fileno(*mut FILE) -> c_int)(file) },
+            None => real!(fileno(*mut FILE) -> c_int)(file),
         }
     }
     fn fileno_unlocked(file: *mut FILE) -> c_int {
         match descriptor(file) {
             Some(fd) => fd,
-            // SAFETY: the program's promise.
-            None => unsafe { real!(fileno_unlocked(*mut FILE) -> c_int)(file) },
+            None => real!(fileno_unlocked(*mut FILE) -> c_int)(file),
         }
     }
     fn fclose(file: *mut FILE) -> c_int {
         // A descriptor that is closed inside of the C library is not seen by `close`.
-        // SAFETY: the program's promise.
-        unsafe {
-            let fd = libc::fileno(file);
-            let noted = fd >= 0 && kind(fd) == Kind::Local;
-            forget(file);
-            let rc = real!(fclose(*mut FILE) -> c_int)(file);
-            if noted {
-                let _ = crate::table::table().closed(fd);
-            }
-            rc
+        let fd = libc::fileno(file);
+        let noted = fd >= 0 && kind(fd) == Kind::Local;
+        forget(file);
+        let rc = real!(fclose(*mut FILE) -> c_int)(file);
+        if noted {
+            let _ = crate::table::table().closed(fd);
         }
+        rc
     }
 }
 

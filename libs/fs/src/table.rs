@@ -22,7 +22,10 @@ use weft_fs::name::{Endpoint, RemotePath};
 use weft_fs::wire::Flags;
 use weft_fs::{Client, Errno, Error, File, OpenOptions, Settings};
 
-use crate::real::{real, set_errno};
+use weft_sys::{
+    next::{errno, set_errno},
+    real,
+};
 
 /// The name of placeholders.
 const MARK: &CStr = c"weft-fs-remote";
@@ -346,7 +349,7 @@ pub(crate) fn adopt() {
 }
 
 fn os() -> Errno {
-    Errno::from_raw_os_error(crate::real::get_errno())
+    Errno::from_raw_os_error(errno())
 }
 
 /// Makes a placeholder with the access mode, `O_APPEND` and `O_CLOEXEC` of `how`.
@@ -396,7 +399,7 @@ fn make_placeholder(path: &RemotePath, flags: Flags, how: c_int) -> Result<c_int
 
 /// What a placeholder says, and the process that made it.
 fn read_placeholder(fd: c_int) -> Option<(RemotePath, Flags, u32)> {
-    let errno = crate::real::get_errno();
+    let errno = errno();
     let text = read_text(fd);
     set_errno(errno);
     let text = text?;

@@ -11,7 +11,7 @@
 
 use libc::{c_int, c_void, size_t};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// From how many bytes on; as `weft_run::lend::FROM_BYTES`.
 static FROM: AtomicUsize = AtomicUsize::new(32 << 10);
@@ -45,63 +45,24 @@ fn pages(n: usize) -> Option<usize> {
     (n >= FROM.load(Relaxed).max(page)).then(|| n.checked_next_multiple_of(page))?
 }
 
-macro_rules! next {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
-        mod next {
-            use super::*;
-            $(
-                /// # Safety
-                /// As its manual page says.
-                #[inline]
-                pub(super) unsafe fn $name($($arg: $type),*) -> $result {
-                    static FUNCTION: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-                    let mut function = FUNCTION.load(Relaxed);
-                    if function.is_null() {
-                        const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                            Ok(name) => name,
-                            Err(_) => panic!("a name with a zero byte"),
-                        };
-                        // SAFETY: a name with its end.
-                        function = unsafe { libc::dlsym(libc::RTLD_NEXT, NAME.as_ptr()) };
-                        FUNCTION.store(function, Relaxed);
-                    }
-                    type Function = unsafe extern "C" fn($($type),*) -> $result;
-                    // SAFETY: the allocator's function of this name has this signature.
-                    let function = unsafe { std::mem::transmute::<*mut c_void, Function>(function) };
-                    // SAFETY: the caller's promise.
-                    unsafe { function($($arg),*) }
-                }
-            )*
-        }
-    };
+mod next {
+    use libc::{c_int, c_void, size_t};
+
+    weft_sys::next! {
+        "C"
+        malloc(n: size_t) -> *mut c_void;
+        calloc(count: size_t, size: size_t) -> *mut c_void;
+        realloc(at: *mut c_void, n: size_t) -> *mut c_void;
+        free(at: *mut c_void) -> ();
+        memalign(align: size_t, n: size_t) -> *mut c_void;
+        posix_memalign(at: *mut *mut c_void, align: size_t, n: size_t) -> c_int;
+        malloc_usable_size(at: *mut c_void) -> size_t;
+    }
 }
 
-next! {
-    malloc(n: size_t) -> *mut c_void;
-    calloc(count: size_t, size: size_t) -> *mut c_void;
-    realloc(at: *mut c_void, n: size_t) -> *mut c_void;
-    free(at: *mut c_void) -> ();
-    memalign(align: size_t, n: size_t) -> *mut c_void;
-    posix_memalign(at: *mut *mut c_void, align: size_t, n: size_t) -> c_int;
-    malloc_usable_size(at: *mut c_void) -> size_t;
-}
+weft_sys::doors! {
+    "C"
 
-macro_rules! doors {
-    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        /// # Safety
-        /// As the manual page says.
-        // SAFETY: this library is there to have this name.
-        #[unsafe(no_mangle)]
-        #[allow(unreachable_pub, reason = "for the loader")]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: the caller's promise.
-            unsafe { $body }
-        }
-    )*};
-}
-
-doors! {
     fn malloc(n: size_t) -> *mut c_void {
         match pages(n) {
             Some(whole) => next::memalign(PAGE.load(Relaxed), whole),
@@ -146,7 +107,7 @@ doors! {
         if let Some(n) = count.checked_mul(size) {
             return realloc(at, n);
         }
-        *libc::__errno_location() = libc::ENOMEM;
+        weft_sys::next::set_errno(libc::ENOMEM);
         std::ptr::null_mut()
     }
 

@@ -4,12 +4,15 @@
 //! receiver takes them when the ring is empty, or has room again. What each side owes is counted in [`Side`], under `rx_lock`.
 
 use libc::c_int;
-use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::conn::{Chan, Side};
-use crate::{next, signal};
+use weft_ring::Role;
+use weft_ring::stream::Stream;
+use weft_run::meet::Why;
+
+use crate::chan::{Chan, Side};
+use crate::{hidden, kernel, next, signal};
 
 /// Two connected ends with the smallest buffers.
 pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
@@ -27,18 +30,9 @@ pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
         }
         (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))
     };
+    let least: c_int = 1;
     for fd in [&a, &b] {
-        let least: c_int = 1;
-        // SAFETY: an option of that size.
-        unsafe {
-            next::setsockopt(
-                fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_SNDBUF,
-                (&raw const least).cast(),
-                size_of::<c_int>() as u32,
-            );
-        }
+        kernel::set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &least);
     }
     Some((a, b))
 }
@@ -47,46 +41,24 @@ pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
 pub(crate) const PATIENCE_MS: c_int = 50;
 
 /// The bell's waits end when those of the program's socket would; those for room are bounded.
-pub(crate) fn copy_timeouts(fd: c_int, bell: &OwnedFd) {
+fn copy_timeouts(fd: c_int, bell: c_int) {
     let patience = libc::timeval {
         tv_sec: 0,
         tv_usec: i64::from(PATIENCE_MS) * 1000,
     };
-    // SAFETY: an option of that size.
-    unsafe {
-        next::setsockopt(
-            bell.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_SNDTIMEO,
-            (&raw const patience).cast(),
-            size_of::<libc::timeval>() as u32,
-        );
+    kernel::set_option(bell, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &patience);
+    if let Some(limit) = kernel::time_limit(fd, libc::SO_RCVTIMEO) {
+        kernel::set_option(bell, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &limit);
     }
-    let name = libc::SO_RCVTIMEO;
-    let mut value = libc::timeval {
-        tv_sec: 0,
-        tv_usec: 0,
-    };
-    let mut len = size_of::<libc::timeval>() as u32;
-    // SAFETY: options of that size.
-    unsafe {
-        let rc = libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            name,
-            (&raw mut value).cast(),
-            &raw mut len,
-        );
-        if rc == 0 && (value.tv_sec, value.tv_usec) != (0, 0) {
-            next::setsockopt(
-                bell.as_raw_fd(),
-                libc::SOL_SOCKET,
-                name,
-                (&raw const value).cast(),
-                len,
-            );
-        }
-    }
+}
+
+/// A channel for a socket, with our end of the bell.
+pub(crate) fn channel(stream: Stream, role: Role, bell: OwnedFd, fd: c_int) -> Result<Chan, Why> {
+    copy_timeouts(fd, bell.as_raw_fd());
+    // SAFETY: the bell is ours; waits on it are to block.
+    unsafe { next::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) };
+    let bell = hidden::hide(bell).ok_or(Why::Descriptors)?;
+    Chan::new(stream, role, bell, kernel::is_nonblocking(fd)).ok_or(Why::System)
 }
 
 /// What the peer's end is like.
@@ -113,29 +85,20 @@ fn result(n: isize) -> Heard {
     }
 }
 
+/// Sends a byte.
+fn press(bell: c_int, flags: c_int) -> isize {
+    // SAFETY: one byte.
+    unsafe { next::send(bell, b"!".as_ptr().cast(), 1, flags | libc::MSG_NOSIGNAL) }
+}
+
 /// Rings: the peer's end becomes readable.
 pub(crate) fn ring(bell: c_int) -> Heard {
     loop {
-        // SAFETY: one byte.
-        let n = unsafe {
-            next::send(
-                bell,
-                b"!".as_ptr().cast(),
-                1,
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-            )
-        };
-        match result(n) {
+        match result(press(bell, libc::MSG_DONTWAIT)) {
             Heard::Interrupted => {}
             // So many bytes are under way that it is readable, and the receiver has to take some first: it counts each of them.
             Heard::Late => {
-                let mut poll = libc::pollfd {
-                    fd: bell,
-                    events: libc::POLLOUT,
-                    revents: 0,
-                };
-                // SAFETY: one entry.
-                unsafe { next::poll(&raw mut poll, 1, 100) };
+                kernel::poll_one(bell, libc::POLLOUT, 100);
             }
             heard => return heard,
         }
@@ -153,17 +116,7 @@ pub(crate) fn wait_in(bell: c_int) -> Heard {
 
 /// Whether the peer's end is still there.
 pub(crate) fn probe(bell: c_int) -> Heard {
-    let mut byte = 0_u8;
-    // SAFETY: one byte.
-    let n = unsafe {
-        next::recv(
-            bell,
-            (&raw mut byte).cast(),
-            1,
-            libc::MSG_PEEK | libc::MSG_DONTWAIT,
-        )
-    };
-    match result(n) {
+    match result(kernel::peek(bell)) {
         Heard::End => Heard::End,
         _ => Heard::Alive,
     }
@@ -171,25 +124,12 @@ pub(crate) fn probe(bell: c_int) -> Heard {
 
 /// Whether the peer's end is closed for good, not only for sending: nobody reads any more.
 pub(crate) fn is_cut(bell: c_int) -> bool {
-    let mut poll = libc::pollfd {
-        fd: bell,
-        events: 0,
-        revents: 0,
-    };
-    // SAFETY: one entry.
-    let n = unsafe { next::poll(&raw mut poll, 1, 0) };
-    n > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
+    kernel::poll_one(bell, 0, 0) != 0
 }
 
 /// Whether the peer sends no more, whatever bytes are in the bell.
 pub(crate) fn is_ended(bell: c_int) -> bool {
-    let mut poll = libc::pollfd {
-        fd: bell,
-        events: libc::POLLRDHUP,
-        revents: 0,
-    };
-    // SAFETY: one entry.
-    unsafe { next::poll(&raw mut poll, 1, 0) != 0 }
+    kernel::poll_one(bell, libc::POLLRDHUP, 0) != 0
 }
 
 /// Whether the peer has ended between its bell and the count of what it has put there: bytes that nobody counts hide the bell's end.
@@ -223,12 +163,7 @@ fn await_count(chan: &Chan, side: &Side) -> bool {
             std::hint::spin_loop();
             continue;
         }
-        let nap = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: NAP,
-        };
-        // SAFETY: a time.
-        unsafe { libc::nanosleep(&raw const nap, std::ptr::null_mut()) };
+        kernel::nap(NAP);
     }
     absorb(chan, side)
 }
@@ -243,13 +178,7 @@ fn collect(chan: &Chan, side: &Side) {
     let mut taken = take(chan.bell(), owed);
     let is_fresh = side.fresh.swap(0, Relaxed) != 0;
     if is_fresh && taken < owed {
-        let mut poll = libc::pollfd {
-            fd: chan.bell(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: one entry.
-        unsafe { next::poll(&raw mut poll, 1, BETWEEN_MS) };
+        kernel::poll_one(chan.bell(), libc::POLLIN, BETWEEN_MS);
         taken += take(chan.bell(), owed - taken);
     }
     side.owed.store(owed - taken.min(owed), Relaxed);
@@ -324,17 +253,6 @@ pub(crate) fn make_room(chan: &Chan) {
     }
 }
 
-fn is_writable(bell: c_int) -> bool {
-    let mut poll = libc::pollfd {
-        fd: bell,
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    // SAFETY: one entry.
-    unsafe { next::poll(&raw mut poll, 1, 0) };
-    poll.revents != 0
-}
-
 /// Tells the receiver that a byte follows. First the mark, then the look: who empties the ring does it the other way round, and waits for the byte to be
 /// counted. `false`: there is room by now.
 fn begin_fill(chan: &Chan) -> bool {
@@ -351,21 +269,13 @@ fn begin_fill(chan: &Chan) -> bool {
 pub(crate) fn fill(chan: &Chan) -> Heard {
     let bell = chan.bell();
     for _ in 0..8 {
-        if !is_writable(bell) {
+        if kernel::poll_one(bell, libc::POLLOUT, 0) == 0 {
             break;
         }
         if !begin_fill(chan) {
             break;
         }
-        // SAFETY: one byte.
-        let n = unsafe {
-            next::send(
-                bell,
-                b"!".as_ptr().cast(),
-                1,
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-            )
-        };
+        let n = press(bell, libc::MSG_DONTWAIT);
         let heard = result(n);
         chan.stream.end_fill(chan.role, (n == 1).into());
         match heard {
@@ -377,34 +287,17 @@ pub(crate) fn fill(chan: &Chan) -> Heard {
     Heard::Alive
 }
 
-/// Whether a signal that the program handles ends its waits: one of its handlers was installed without `SA_RESTART`. Which signal it was
-/// that came is not known.
-pub(crate) fn signals_interrupt() -> bool {
-    (1..=64).any(|signal| {
-        // SAFETY: asks for the handler of a signal; zeros are a valid answer.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
-        let rc = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
-        rc == 0
-            && ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction)
-            && action.sa_flags & libc::SA_RESTART == 0
-    })
-}
-
 /// Waits until our end is writable, [`PATIENCE_MS`] at most.
 pub(crate) fn wait_out(chan: &Chan) -> Heard {
     if !begin_fill(chan) {
         return Heard::Alive;
     }
-    // SAFETY: one byte.
-    let n = signal::outside(|| unsafe {
-        next::send(chan.bell(), b"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL)
-    });
+    let n = signal::outside(|| press(chan.bell(), 0));
     let heard = result(n);
     chan.stream.end_fill(chan.role, (n == 1).into());
     match heard {
         // With a time limit the kernel does not begin anew by itself.
-        Heard::Interrupted if !signals_interrupt() => return Heard::Alive,
+        Heard::Interrupted if !signal::interrupts() => return Heard::Alive,
         _ => {}
     }
     heard

@@ -3,29 +3,24 @@
 //! # Safety
 //!
 //! A [`Conn`] is never freed: it is used again for another socket. Its [`Slow`] part is reached under [`big`] only. A [`Chan`] lives as long as
-//! somebody is inside ([`Conn::enter`]) or the connection is open. A [`Side`] is a page that the processes which share the socket after a
-//! `fork` share too.
+//! somebody is inside ([`Conn::enter`]) or the connection is open.
 
-use libc::c_int;
+use libc::{c_int, ssize_t};
 use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use weft_ring::Role;
-use weft_ring::stream::Stream;
 use weft_run::hosts::Beginning;
-use weft_run::ledger::{AFTER, Carrier, RING, TCP};
+use weft_run::ledger::Word;
 use weft_run::meet::{Ends, Why};
-use weft_sys::memfd::Mapping;
 
-use crate::fetch::Kept;
-use crate::lend::Lent;
-use crate::lock::{self, SharedLock};
-use crate::spin::Spun;
-use crate::{hidden, ledger};
+use crate::chan::Chan;
+use crate::ledger::Row;
+use crate::table::{self, Socket};
+use crate::{hidden, next};
 
 /// Not connected, as far as we know.
 pub(crate) const FRESH: u32 = 0;
@@ -36,110 +31,11 @@ pub(crate) const LINKED: u32 = 2;
 /// TCP for good.
 pub(crate) const PLAIN: u32 = 3;
 
-/// How bytes come in, beside [`TCP`], [`RING`] and [`AFTER`]: from TCP still, and the peer on another host may switch at any time.
-pub(crate) const BOTH: u32 = 3;
-
 /// Guards what is slow and rare: channels made and closed, registrations in epoll sets. Held over a fork.
 static BIG: Mutex<()> = Mutex::new(());
 
 pub(crate) fn big() -> MutexGuard<'static, ()> {
     BIG.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What one side of a channel knows, shared by the processes that share the socket. One page.
-#[repr(C)]
-pub(crate) struct Side {
-    pub(crate) rx_lock: SharedLock,
-    pub(crate) tx_lock: SharedLock,
-    /// Processes that have the socket.
-    pub(crate) holders: AtomicU32,
-    pub(crate) rx_state: AtomicU32,
-    pub(crate) tx_state: AtomicU32,
-    /// `O_NONBLOCK` of the open file description.
-    pub(crate) nonblock: AtomicU32,
-    /// It is in an epoll set: the bell is kept in step at the end of each call.
-    pub(crate) eager: AtomicU32,
-    /// We have asked for a bell (under `rx_lock`).
-    pub(crate) armed: AtomicU32,
-    /// Bytes in our bell that are known of, and to be taken (under `rx_lock`).
-    pub(crate) owed: AtomicU64,
-    /// The last of them has not been looked for.
-    pub(crate) fresh: AtomicU32,
-    pub(crate) fill_seen: AtomicU64,
-    pub(crate) head: AtomicU64,
-    pub(crate) tail: AtomicU64,
-    /// 0, or one more than the peer's position when a send that must not wait found the ring full.
-    pub(crate) full: AtomicU64,
-    /// Sends over TCP in a row, and pauses made for the receiver to catch up.
-    pub(crate) run: AtomicU32,
-    pub(crate) pauses: AtomicU32,
-    /// Sources that have been offered to the peer, and that have been taken from it.
-    pub(crate) offered: AtomicU64,
-    pub(crate) sources: AtomicU64,
-    /// What looking at an empty ring before sleeping has brought, and at a full one.
-    pub(crate) spun: Spun,
-    pub(crate) spun_full: Spun,
-    /// When a receive that must not wait last asked the kernel whether the peer is there (under `rx_lock`), by the machine's clock.
-    pub(crate) probed: AtomicU64,
-}
-
-/// A channel.
-pub(crate) struct Chan {
-    pub(crate) stream: Arc<Stream>,
-    pub(crate) role: Role,
-    /// Our end of the bell, hidden.
-    pub(crate) bell: AtomicI32,
-    /// What is behind it: the peer, or the broker that reaches the peer's host.
-    pub(crate) carrier: Carrier,
-    /// This process, and the peer's, when they met; 0: unknown. Only they lend memory to each other.
-    pub(crate) process: u32,
-    pub(crate) peer_process: u32,
-    /// We have said that we lend; we have answered the peer.
-    pub(crate) introduced: AtomicBool,
-    pub(crate) answered: AtomicBool,
-    pub(crate) lent: Lent,
-    pub(crate) kept: Kept,
-    /// Shared with the children of this process.
-    side: Mapping,
-}
-
-impl Chan {
-    pub(crate) fn new(stream: Stream, role: Role, bell: c_int, nonblock: bool) -> Option<Chan> {
-        let side = Mapping::anonymous(4096, true).ok()?;
-        let chan = Chan {
-            stream: Arc::new(stream),
-            role,
-            bell: AtomicI32::new(bell),
-            carrier: Carrier::Here,
-            process: lock::own(),
-            peer_process: 0,
-            introduced: AtomicBool::new(false),
-            answered: AtomicBool::new(false),
-            lent: Lent::default(),
-            kept: Kept::default(),
-            side,
-        };
-        chan.side().holders.store(1, Relaxed);
-        chan.side().nonblock.store(nonblock.into(), Relaxed);
-        Some(chan)
-    }
-
-    #[inline]
-    pub(crate) fn side(&self) -> &Side {
-        // SAFETY: the mapping is of a page of zeros, which are a `Side`, and lives as long as `self`.
-        unsafe { &*self.side.as_ptr().cast() }
-    }
-
-    #[inline]
-    pub(crate) fn bell(&self) -> c_int {
-        self.bell.load(Relaxed)
-    }
-
-    /// The peer's role: the sender in the direction that comes to us.
-    #[inline]
-    pub(crate) fn peer(&self) -> Role {
-        self.role.peer()
-    }
 }
 
 /// A registration in an epoll set.
@@ -200,6 +96,7 @@ pub(crate) struct Slow {
 }
 
 #[repr(align(64))]
+#[derive(Default)]
 pub(crate) struct Conn {
     pub(crate) phase: AtomicU32,
     /// Descriptors of this process that are it.
@@ -240,8 +137,8 @@ pub(crate) struct Conn {
     pub(crate) faults: AtomicU32,
     /// Processes that have the socket, when it has no channel and a fork has seen it.
     pub(crate) shared: AtomicPtr<AtomicU32>,
-    /// Its row in the ledger, and one more; 0: none.
-    pub(crate) row: AtomicU32,
+    /// Its row in the ledger.
+    pub(crate) row: Row,
     slow: UnsafeCell<Slow>,
 }
 
@@ -265,39 +162,16 @@ impl Conn {
     /// For a new socket.
     pub(crate) fn new(phase: u32) -> &'static Conn {
         let used = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let conn = used.unwrap_or_else(|| {
-            Box::leak(Box::new(Conn {
-                phase: AtomicU32::new(FRESH),
-                refs: AtomicU32::new(0),
-                users: AtomicU32::new(0),
-                chan: AtomicPtr::new(null_mut()),
-                old: AtomicPtr::new(null_mut()),
-                ops: AtomicU64::new(0),
-                tx_count: AtomicU64::new(0),
-                rx_count: AtomicU64::new(0),
-                in_tx: AtomicU32::new(0),
-                in_rx: AtomicU32::new(0),
-                joined: AtomicBool::new(false),
-                dialled: AtomicBool::new(false),
-                asked: AtomicBool::new(false),
-                followed: AtomicU32::new(0),
-                late_set: AtomicUsize::new(0),
-                late_fd: AtomicI32::new(-1),
-                late_events: AtomicU32::new(0),
-                late_data: AtomicU64::new(0),
-                is_late: AtomicBool::new(false),
-                is_behind: AtomicBool::new(false),
-                dead: AtomicBool::new(false),
-                why: AtomicU32::new(0),
-                faults: AtomicU32::new(0),
-                shared: AtomicPtr::new(null_mut()),
-                row: AtomicU32::new(0),
-                slow: UnsafeCell::new(Slow::default()),
-            }))
-        });
+        let conn = used.unwrap_or_else(|| Box::leak(Box::default()));
         conn.refs.store(1, Relaxed);
         conn.phase.store(phase, SeqCst);
         conn
+    }
+
+    /// Whether the descriptor still is this connection.
+    #[inline]
+    pub(crate) fn is(&self, fd: c_int) -> bool {
+        of(fd).is_some_and(|now| std::ptr::eq(now, self))
     }
 
     /// Held while a thread uses the channel.
@@ -349,7 +223,40 @@ impl Conn {
 
     pub(crate) fn note(&self, why: Why) {
         self.why.store(why as u32, Relaxed);
-        ledger::why(self, why);
+        self.row.put(Word::Why, why as u64);
+    }
+
+    /// Tells the ledger how many bytes have gone over TCP so far.
+    pub(crate) fn tell_tcp(&self) {
+        if !self.row.is_none() {
+            self.row.put(Word::TxTcp, self.tx_count.load(Relaxed));
+            self.row.put(Word::RxTcp, self.rx_count.load(Relaxed));
+        }
+    }
+
+    /// A descriptor of the connection; -1 when there is none.
+    pub(crate) fn descriptor(&self) -> c_int {
+        let mut found = -1;
+        table::each_socket(|fd, conn: &'static Conn| {
+            if std::ptr::eq(conn, self) && found < 0 {
+                found = fd;
+            }
+        });
+        found
+    }
+
+    /// The connection is at its end, as after a reset: the peer wrote what no honest peer writes, or bytes are lost. Returns what the call does.
+    pub(crate) fn reset(&self, chan: &Chan, why: Why) -> ssize_t {
+        self.note(why);
+        let fd = self.descriptor();
+        if fd >= 0 {
+            // SAFETY: our socket.
+            unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
+        }
+        // SAFETY: our bell.
+        unsafe { next::shutdown(chan.bell(), libc::SHUT_RDWR) };
+        crate::set_errno(libc::ECONNRESET);
+        -1
     }
 
     /// TCP for good; only without a channel.
@@ -360,7 +267,8 @@ impl Conn {
 
     /// The last descriptor of this process is gone: makes it free for another socket. The descriptors are closed by the caller.
     pub(crate) fn recycle(&'static self, big: &MutexGuard<'_, ()>) {
-        ledger::closed(self);
+        self.tell_tcp();
+        self.row.put(Word::Closed, 1);
         let slow = std::mem::take(self.slow(big));
         for fd in [slow.listener, slow.wire].into_iter().flatten() {
             hidden::close(fd);
@@ -392,31 +300,17 @@ impl Conn {
             &self.in_tx,
             &self.why,
             &self.faults,
-            &self.row,
             &self.followed,
         ] {
             count.store(0, Relaxed);
         }
+        self.row.forget();
         self.joined.store(false, Relaxed);
         self.dialled.store(false, Relaxed);
         self.asked.store(false, Relaxed);
         self.shared.store(null_mut(), Relaxed);
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(self);
-    }
-
-    /// How bytes go out and come in: [`TCP`], [`RING`] or [`AFTER`]; in also [`BOTH`].
-    pub(crate) fn mode(chan: &Chan) -> (u32, u32) {
-        let side = chan.side();
-        (
-            side.tx_state.load(SeqCst).clamp(TCP, AFTER),
-            side.rx_state.load(SeqCst).clamp(TCP, BOTH),
-        )
-    }
-
-    pub(crate) fn is_on_ring(chan: &Chan) -> bool {
-        let (tx, rx) = Conn::mode(chan);
-        tx == RING || matches!(rx, RING | BOTH)
     }
 }
 
@@ -434,4 +328,35 @@ impl Drop for Inside {
             conn.free();
         }
     }
+}
+
+// SAFETY: no other kind has the mark, and the type is aligned to more than four.
+unsafe impl Socket for Conn {
+    const MARK: usize = 0;
+}
+
+/// The connection behind a descriptor.
+#[inline]
+pub(crate) fn of(fd: c_int) -> Option<&'static Conn> {
+    table::get(fd).as_socket()
+}
+
+/// The same, with the right to use its channel.
+#[inline]
+pub(crate) fn enter(fd: c_int) -> Option<(&'static Conn, Inside)> {
+    let conn = of(fd)?;
+    let inside = conn.enter();
+    // It may have been closed, and stand for another socket by now.
+    conn.is(fd).then_some((conn, inside))
+}
+
+/// Calls `f` once for each connection of the table.
+pub(crate) fn each(mut f: impl FnMut(c_int, &'static Conn)) {
+    let mut seen: Vec<*const Conn> = Vec::new();
+    table::each_socket(|fd, conn: &'static Conn| {
+        if !seen.contains(&std::ptr::from_ref(conn)) {
+            seen.push(conn);
+            f(fd, conn);
+        }
+    });
 }

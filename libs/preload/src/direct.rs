@@ -6,17 +6,38 @@
 
 use libc::{c_int, c_long};
 
+use weft_run::meet::Why;
+
+use crate::conn::Conn;
 use crate::lend::memory::{self, Sharing};
-use crate::lend::privileges;
-use crate::{io, link, next, sock};
+use crate::{dgram, io, lend, link, next, privileges, settings, sock, table};
 
 fn pointer<T>(word: c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(word as usize)
 }
 
+/// What the process does from now on is not seen: every socket goes back to the kernel, and none leaves it any more.
+fn everything_back() {
+    settings::turn_off();
+    dgram::everything_plain(Why::IoUring);
+    let mut all = Vec::new();
+    table::each_socket(|_, conn: &'static Conn| all.push(conn));
+    for conn in all {
+        link::downgrade(conn, Why::IoUring);
+    }
+}
+
+weft_sys::doors! {
+    "C-unwind"
+
+    fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
+        by_number(number, [a, b, c, d, e, f])
+    }
+}
+
 /// # Safety
 /// As the call of that number.
-pub(crate) unsafe fn syscall(number: c_long, args: [c_long; 6]) -> c_long {
+unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
     let [a, b, c, d, e, f] = args;
     let fd = a as c_int;
     let _nothing_lent = privileges::before_call(number, a);
@@ -77,11 +98,11 @@ pub(crate) unsafe fn syscall(number: c_long, args: [c_long; 6]) -> c_long {
                 next::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_exit_group => {
-                crate::lend::finish_for_good();
+                lend::finish_for_good();
                 next::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_io_uring_setup => {
-                link::everything_back();
+                everything_back();
                 next::syscall(number, a, b, c, d, e, f)
             }
             _ => next::syscall(number, a, b, c, d, e, f),

@@ -6,14 +6,13 @@
 
 use libc::c_void;
 
-use crate::next;
 use crate::process::before_exec;
 
 macro_rules! variadic {
     ($($name:ident, $prepare:ident, $text:literal;)*) => {$(
         extern "C" fn $prepare() -> *mut c_void {
             drop(before_exec());
-            next::find($text)
+            weft_sys::next::find($text)
         }
 
         #[doc = concat!("`", stringify!($name), "`: see its manual page.")]

@@ -5,68 +5,85 @@
 //! As the calls' manual pages say.
 
 use libc::{c_int, c_uint, c_ulong};
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::RING;
 use weft_run::meet::Why;
 
-use crate::conn::{Conn, LINKED, PROBING, big};
+use crate::chan::Chan;
+use crate::conn::{self, Conn, LINKED, PROBING, big};
+use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
-use crate::{dgram, hidden, late, next, ready, rx};
+use crate::{fetch, hidden, kernel, late, lend, link, next, ready};
 
-/// A descriptor of the connection; -1 when there is none.
-pub(crate) fn any(conn: &Conn) -> c_int {
-    let mut found = -1;
-    table::each(0, 1 << 16, |fd, entry| {
-        if let Entry::Conn(of) = entry
-            && std::ptr::eq(of, conn)
-            && found < 0
-        {
-            found = fd;
-        }
-    });
-    found
+/// What a descriptor is.
+enum Kind {
+    /// Not ours.
+    Other,
+    Hidden,
+    /// An epoll set, and its number.
+    Set(usize),
+    Conn(&'static Conn),
+    Dgram(&'static Dgram),
+}
+
+fn kind(fd: c_int) -> Kind {
+    let entry = table::get(fd);
+    if let Some(conn) = entry.as_socket() {
+        return Kind::Conn(conn);
+    }
+    if let Some(d) = entry.as_socket() {
+        return Kind::Dgram(d);
+    }
+    match entry.as_set() {
+        Some(number) => Kind::Set(number),
+        None if entry == Entry::HIDDEN => Kind::Hidden,
+        None => Kind::Other,
+    }
 }
 
 /// One that is open may stand for something else from now on: forgets it. The caller closes it then.
 pub(crate) fn forget(fd: c_int) {
-    if let Entry::Conn(conn) = table::get(fd) {
-        let inside = conn.enter();
-        let big = big();
-        match table::get(fd) {
-            Entry::Conn(now) if std::ptr::eq(now, conn) => {}
-            _ => return,
+    match kind(fd) {
+        Kind::Conn(conn) => forget_conn(fd, conn),
+        Kind::Dgram(d) => dgram::forget(fd, d),
+        Kind::Set(number) => {
+            late::close(number);
+            table::put(fd, Entry::NONE);
         }
-        table::put(fd, Entry::None);
-        let last = conn.refs.fetch_sub(1, SeqCst) == 1;
-        let chan = conn.chan(&inside);
-        ready::closing(conn, fd, last, chan, &big);
-        if !last {
-            return;
-        }
-        // SAFETY: a counter in a mapping that is never taken away.
-        if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
-            shared.fetch_sub(1, SeqCst);
-        }
-        if let Some(chan) = chan {
-            if chan.side().holders.fetch_sub(1, SeqCst) == 1 {
-                leave(fd, chan);
-            }
-            hidden::close(chan.bell());
-        }
-        conn.recycle(&big);
-    } else if let Entry::Dgram(d) = table::get(fd) {
-        dgram::forget(fd, d);
-    } else if let Entry::Set(number) = table::get(fd) {
-        late::close(number);
-        table::put(fd, Entry::None);
+        Kind::Hidden | Kind::Other => {}
     }
 }
 
+fn forget_conn(fd: c_int, conn: &'static Conn) {
+    let inside = conn.enter();
+    let big = big();
+    if !conn.is(fd) {
+        return;
+    }
+    table::put(fd, Entry::NONE);
+    let last = conn.refs.fetch_sub(1, SeqCst) == 1;
+    let chan = conn.chan(&inside);
+    ready::closing(conn, fd, last, chan, &big);
+    if !last {
+        return;
+    }
+    // SAFETY: a counter in a mapping that is never taken away.
+    if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
+        shared.fetch_sub(1, SeqCst);
+    }
+    if let Some(chan) = chan {
+        if chan.side().holders.fetch_sub(1, SeqCst) == 1 {
+            leave(fd, chan);
+        }
+        hidden::close(chan.bell());
+    }
+    conn.recycle(&big);
+}
+
 /// Nobody has the socket any more.
-fn leave(fd: c_int, chan: &crate::conn::Chan) {
-    let unread = rx::ring_bytes(chan).is_some_and(|n| n > 0);
+fn leave(fd: c_int, chan: &Chan) {
+    let unread = fetch::ring_bytes(chan).is_some_and(|n| n > 0);
     chan.stream.leave(chan.role);
     if unread {
         // A socket that is closed with bytes unread resets its connection; the kernel does not know of ours.
@@ -74,47 +91,39 @@ fn leave(fd: c_int, chan: &crate::conn::Chan) {
             l_onoff: 1,
             l_linger: 0,
         };
-        // SAFETY: an option of that size.
-        unsafe {
-            next::setsockopt(
-                fd,
-                libc::SOL_SOCKET,
-                libc::SO_LINGER,
-                (&raw const reset).cast(),
-                size_of::<libc::linger>() as u32,
-            );
-        }
+        kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &reset);
     }
 }
 
 /// # Safety
 /// As `close(2)`.
 pub(crate) unsafe fn close(fd: c_int) -> c_int {
-    match table::get(fd) {
-        Entry::None => {}
-        Entry::Hidden => {
+    match kind(fd) {
+        Kind::Other => {}
+        Kind::Hidden => {
             crate::set_errno(libc::EBADF);
             return -1;
         }
-        Entry::Conn(conn) => {
+        Kind::Conn(conn) => {
             // The bell closes after the socket: who hears the one finds the other's FIN.
             let inside = conn.enter();
             if conn.refs.load(SeqCst) == 1
                 && let Some(chan) = conn.chan(&inside)
             {
-                crate::lend::closing(chan);
+                lend::closing(chan);
             }
-            let bell = conn.chan(&inside).map(|chan| hidden::keep(chan.bell()));
+            let chan = conn.chan(&inside);
+            let bell = chan.and_then(|chan| hidden::duplicate(chan.bell()));
             drop(inside);
             forget(fd);
             // SAFETY: the caller's promise.
             let rc = unsafe { next::close(fd) };
-            if let Some(Some(bell)) = bell {
+            if let Some(bell) = bell {
                 hidden::close(bell);
             }
             return rc;
         }
-        Entry::Set(_) | Entry::Dgram(_) => forget(fd),
+        Kind::Set(_) | Kind::Dgram(_) => forget(fd),
     }
     // SAFETY: the caller's promise.
     unsafe { next::close(fd) }
@@ -131,8 +140,7 @@ pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     let mut ours = Vec::new();
     let mut theirs = Vec::new();
     table::each(first as usize, last as usize, |fd, entry| match entry {
-        Entry::Hidden => ours.push(fd as c_uint),
-        Entry::None => {}
+        Entry::HIDDEN => ours.push(fd as c_uint),
         _ => theirs.push(fd),
     });
     for fd in theirs {
@@ -140,7 +148,7 @@ pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
         unsafe { close(fd) };
     }
     // Those that were hidden beside what is closed now are gone too.
-    ours.retain(|&fd| matches!(table::get(fd as c_int), Entry::Hidden));
+    ours.retain(|&fd| table::get(fd as c_int) == Entry::HIDDEN);
     let mut from = first;
     for fd in ours {
         if from < fd {
@@ -164,31 +172,31 @@ pub(crate) fn copied(old: c_int, new: c_int) {
     if new < 0 || new == old {
         return;
     }
-    match table::get(old) {
-        Entry::Conn(conn) => {
+    match kind(old) {
+        Kind::Conn(conn) => {
             if table::holds(new) {
                 {
                     let _big = big();
                     conn.refs.fetch_add(1, SeqCst);
-                    table::put(new, Entry::Conn(conn));
+                    table::put(new, Entry::socket(conn));
                 }
                 if new <= libc::STDERR_FILENO {
                     // The C library's streams stand there, and read and write by themselves.
-                    crate::link::downgrade(conn, weft_run::meet::Why::Stdio);
+                    link::downgrade(conn, Why::Stdio);
                 }
             } else {
                 // Calls by that number would not be seen.
-                crate::link::downgrade(conn, weft_run::meet::Why::Descriptors);
+                link::downgrade(conn, Why::Descriptors);
             }
         }
-        Entry::Dgram(d) => dgram::copied(d, new),
+        Kind::Dgram(d) => dgram::copied(d, new),
         // A set with two names cannot be followed when one is closed: what is in it stays where it is.
-        Entry::Set(number) => {
+        Kind::Set(number) => {
             late::close(number);
-            table::put(old, Entry::Set(0));
-            table::put(new, Entry::Set(0));
+            table::put(old, Entry::set(0));
+            table::put(new, Entry::set(0));
         }
-        _ => _ = table::put(new, Entry::None),
+        Kind::Hidden | Kind::Other => table::put(new, Entry::NONE),
     }
 }
 
@@ -198,23 +206,22 @@ pub(crate) unsafe fn over(old: c_int, new: c_int, call: impl Fn() -> c_int) -> c
     if old == new || new < 0 {
         return call();
     }
-    if let Entry::Hidden = table::get(old) {
-        crate::set_errno(libc::EBADF);
+    if table::refuses(old) {
         return -1;
     }
-    if let Entry::Hidden = table::get(new) {
+    if table::get(new) == Entry::HIDDEN {
         move_away(new);
     }
     // SAFETY: asks for flags; a descriptor that is not open makes the call fail.
     if unsafe { next::fcntl(old, libc::F_GETFD, 0) } < 0 {
         return call();
     }
-    let bell = table::enter(new).and_then(|(conn, inside)| {
+    let bell = conn::enter(new).and_then(|(conn, inside)| {
         let chan = conn.chan(&inside)?;
         if conn.refs.load(SeqCst) == 1 {
-            crate::lend::closing(chan);
+            lend::closing(chan);
         }
-        hidden::keep(chan.bell())
+        hidden::duplicate(chan.bell())
     });
     forget(new);
     let rc = call();
@@ -235,11 +242,9 @@ fn move_away(fd: c_int) {
     };
     drop(big);
     let mut moved = dgram::move_away(fd, new);
-    let big = crate::conn::big();
-    table::each(0, 1 << 16, |_, entry| {
-        if let Entry::Conn(conn) = entry
-            && !moved
-        {
+    let big = conn::big();
+    table::each_socket(|_, conn: &'static Conn| {
+        if !moved {
             if let Some(chan) = conn.chan_slow(&big)
                 && chan.bell() == fd
             {
@@ -253,7 +258,7 @@ fn move_away(fd: c_int) {
             }
         }
     });
-    table::put(fd, Entry::None);
+    table::put(fd, Entry::NONE);
     // SAFETY: it is ours.
     unsafe { next::close(fd) };
 }
@@ -261,8 +266,7 @@ fn move_away(fd: c_int) {
 /// # Safety
 /// As `fcntl(2)`: `call` is the program's own.
 pub(crate) unsafe fn fcntl(fd: c_int, op: c_int, arg: c_ulong, call: impl Fn() -> c_int) -> c_int {
-    if let Entry::Hidden = table::get(fd) {
-        crate::set_errno(libc::EBADF);
+    if table::refuses(fd) {
         return -1;
     }
     let rc = call();
@@ -293,7 +297,7 @@ fn set_nonblocking(fd: c_int, on: bool) {
     if let Some(d) = dgram::of(fd) {
         d.nonblock.store(on, SeqCst);
     }
-    if let Some((conn, inside)) = table::enter(fd)
+    if let Some((conn, inside)) = conn::enter(fd)
         && let Some(chan) = conn.chan(&inside)
     {
         chan.side().nonblock.store(on.into(), SeqCst);
@@ -312,7 +316,7 @@ pub(crate) unsafe fn ioctl(
         // SAFETY: the caller's promise.
         return unsafe { dgram::options::ioctl(fd, d, op, arg, call) };
     }
-    let Some((conn, inside)) = table::enter(fd) else {
+    let Some((conn, inside)) = conn::enter(fd) else {
         return call();
     };
     if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
@@ -325,7 +329,7 @@ pub(crate) unsafe fn ioctl(
     }
     if let Some(chan) = conn.chan(&inside) {
         if op == libc::FIONREAD && chan.side().rx_state.load(SeqCst) == RING {
-            let n = rx::ring_bytes(chan).unwrap_or(0);
+            let n = fetch::ring_bytes(chan).unwrap_or(0);
             if n > 0 {
                 // The kernel's are behind those of the ring: they are told of when the ring is empty, as a receive takes them.
                 // SAFETY: the kernel has just written there.
@@ -339,11 +343,4 @@ pub(crate) unsafe fn ioctl(
         }
     }
     rc
-}
-
-/// Whether a descriptor would be closed by an exec.
-pub(crate) fn closes_on_exec(fd: c_int) -> bool {
-    // SAFETY: only asked for its flags.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    rustix::io::fcntl_getfd(fd).is_ok_and(|flags| flags.contains(rustix::io::FdFlags::CLOEXEC))
 }

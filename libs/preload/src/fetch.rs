@@ -7,19 +7,17 @@
 //! met us; each fetch reads the proof of that process too, so a process that has taken its number, or another program in it, is found out.
 
 use libc::{c_int, c_void, iovec};
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::source::{Fetch, SOURCES, Terms};
-use weft_run::ledger::{Carrier, Word};
+use weft_run::ledger::{Carrier, RING, Word};
 use weft_sys::process::vm_readv;
 
-use crate::bell;
-use crate::conn::{Chan, Conn};
-use crate::ledger;
-use crate::lend::{UNDER_WAY, loans, memory};
-use crate::rx::each_piece;
+use crate::chan::Chan;
+use crate::conn::Conn;
+use crate::iov::each_piece;
+use crate::lend::{UNDER_WAY, memory};
+use crate::{bell, kernel};
 
 /// What there was.
 pub(crate) enum Took {
@@ -67,36 +65,6 @@ fn remote(at: u64, len: usize) -> iovec {
     }
 }
 
-/// Sources of the peer that were read before this process lost the right to: their numbers, and their last bytes.
-#[derive(Default)]
-pub(crate) struct Kept {
-    any: AtomicBool,
-    sources: Mutex<Vec<(u64, Vec<u8>)>>,
-}
-
-impl Kept {
-    fn sources(&self) -> MutexGuard<'_, Vec<(u64, Vec<u8>)>> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Copies what is kept of a source into the vector, as [`read`] does. `None`: nothing is.
-    unsafe fn get(&self, fetch: &Fetch, iov: &[iovec], skip: usize, n: usize) -> Option<usize> {
-        if !self.any.load(Relaxed) {
-            return None;
-        }
-        let mut sources = self.sources();
-        sources.retain(|(number, _)| *number >= fetch.number);
-        let (_, bytes) = sources.iter().find(|(number, _)| *number == fetch.number)?;
-        let first = bytes.len().checked_sub(fetch.left as usize)?;
-        let bytes = bytes[first..].get(..n)?;
-        each_piece(iov, skip, n, |to, len, done| {
-            // SAFETY: the caller's buffers; `each_piece` gives pieces of `n` bytes in all, which are there.
-            unsafe { std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), to, len) };
-        });
-        Some(n)
-    }
-}
-
 /// This process is about to lose the right to read the peer's memory: has the peer lend no more, and reads what it lends now.
 pub(crate) fn keep(chan: &Chan) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
@@ -138,8 +106,7 @@ pub(crate) fn keep(chan: &Chan) {
             return;
         }
         left -= fetch.left;
-        chan.kept.sources().push((number, bytes));
-        chan.kept.any.store(true, Relaxed);
+        chan.kept.add(number, bytes);
     }
 }
 
@@ -304,7 +271,7 @@ pub(crate) unsafe fn take(
         fetched += n;
         if n as u64 == fetch.left {
             if !is_peek && stream.complete_source(peer, number) {
-                loans::wake(stream.completion_word(peer));
+                kernel::wake(stream.completion_word(peer), c_int::MAX);
             }
             head = head.wrapping_add(1);
             number += 1;
@@ -320,9 +287,9 @@ pub(crate) unsafe fn take(
         if stream.consumed(peer, head) && stream.capacity() - left >= stream.capacity() / 2 {
             bell::make_room(chan);
         }
-        ledger::count(conn, Word::RxRing, ring as u64);
+        conn.row.count(Word::RxRing, ring as u64);
         if fetched > 0 {
-            ledger::count(conn, Word::RxSource, fetched as u64);
+            conn.row.count(Word::RxSource, fetched as u64);
         }
     }
     match bad {
@@ -332,7 +299,7 @@ pub(crate) unsafe fn take(
 }
 
 /// Bytes of the stream that `ready` bytes of the ring stand for.
-pub(crate) fn bytes(chan: &Chan, ready: usize) -> usize {
+fn bytes(chan: &Chan, ready: usize) -> usize {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let head = side.head.load(Relaxed);
     let mut number = side.sources.load(Relaxed);
@@ -347,12 +314,17 @@ pub(crate) fn bytes(chan: &Chan, ready: usize) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
+/// Bytes that can be read from the ring; `None` where the stream comes over TCP.
+pub(crate) fn ring_bytes(chan: &Chan) -> Option<usize> {
+    let side = chan.side();
+    if side.rx_state.load(SeqCst) != RING {
+        return None;
+    }
+    let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
+    Some(ready.map_or(0, |(n, _)| bytes(chan, n)))
+}
+
 /// The peer moves what comes next: gives it a moment.
 pub(crate) fn pause() {
-    let nap = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 50_000,
-    };
-    // SAFETY: a time.
-    unsafe { libc::nanosleep(&raw const nap, std::ptr::null_mut()) };
+    kernel::nap(50_000);
 }

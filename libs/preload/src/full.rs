@@ -12,9 +12,9 @@ use weft_run::ledger::RING;
 use weft_run::meet::Why;
 
 use crate::bell::PATIENCE_MS;
-use crate::conn::{Chan, Conn};
-use crate::link;
-use crate::table::{self, Entry};
+use crate::chan::Chan;
+use crate::conn::Conn;
+use crate::{direction, table};
 
 /// Rings of this process that a send found full. May be too high after a fork; then waits are cut for nothing until the next look.
 static FULL: AtomicU32 = AtomicU32::new(0);
@@ -39,8 +39,7 @@ pub(crate) fn has_room(chan: &Chan) {
 fn look() -> bool {
     let mut stuck: Vec<&'static Conn> = Vec::new();
     let mut full = 0;
-    table::each(0, usize::MAX, |_, entry| {
-        let Entry::Conn(conn) = entry else { return };
+    table::each_socket(|_, conn: &'static Conn| {
         let inside = conn.enter();
         let Some(chan) = conn.chan(&inside) else {
             return;
@@ -66,7 +65,7 @@ fn look() -> bool {
     });
     FULL.store(full, SeqCst);
     for conn in &stuck {
-        link::stop_sending(conn, Why::SlowReader);
+        direction::stop_sending(conn, Why::SlowReader);
     }
     !stuck.is_empty()
 }

@@ -46,17 +46,12 @@ pub(crate) fn duplicate(fd: c_int) -> Option<c_int> {
         unsafe { next::close(new) };
         return None;
     }
-    table::put(new, Entry::Hidden);
+    table::put(new, Entry::HIDDEN);
     Some(new)
 }
 
 pub(crate) fn close(fd: c_int) {
-    table::put(fd, Entry::None);
+    table::put(fd, Entry::NONE);
     // SAFETY: it is ours.
     unsafe { next::close(fd) };
-}
-
-/// A hidden duplicate that keeps what it stands for open; `None` when there is none to be had.
-pub(crate) fn keep(fd: c_int) -> Option<c_int> {
-    duplicate(fd)
 }

@@ -10,7 +10,7 @@
 //! The program's buffers are as its call says: functions that take them are as safe as `recvmsg(2)`.
 
 use libc::{c_int, iovec, ssize_t};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::MutexGuard;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -19,14 +19,16 @@ use std::time::Duration;
 use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
-use weft_run::ledger::{AFTER, Carrier, RING, TCP};
+use weft_run::ledger::{AFTER, Carrier, RING, TCP, Word};
 use weft_run::meet::{Ends, Why};
 use weft_run::pace;
 
 use crate::bell::{self, Heard};
-use crate::conn::{BOTH, Chan, Conn, Inside, big};
-use crate::tx::Source;
-use crate::{hidden, ledger, link, next, ready, rx};
+use crate::chan::{BOTH, Chan};
+use crate::conn::{Conn, Inside, big};
+use crate::iov::{self, Source};
+use crate::kernel::{self, borrowed, entry};
+use crate::{direction, hidden, ledger, next, ready, settings, signal};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 1 << 20;
@@ -71,7 +73,7 @@ fn note(conn: &Conn, iov: &[iovec], position: u64, n: u64, is_sent: bool) {
     let mut bytes = [0_u8; BEGINNING];
     let n = BEGINNING.min(n as usize);
     let mut len = 0;
-    rx::each_piece(iov, 0, n, |from, piece, done| {
+    iov::each_piece(iov, 0, n, |from, piece, done| {
         // SAFETY: the kernel has just read or written so many bytes of the program's buffers; ours has room for `n`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr().add(done), piece) };
         len = done + piece;
@@ -118,8 +120,8 @@ pub(crate) fn look(
         }
         return Ok(None);
     };
-    // SAFETY: ours, and closed under the lock only.
-    let wire = unsafe { BorrowedFd::borrow_raw(wire) };
+    // Ours, and closed under the lock only.
+    let wire = borrowed(wire);
     match hosts::answer(wire)? {
         None if n >= pace::LAST_LOOK => Err(Why::NotConfirmed),
         None => {
@@ -131,9 +133,9 @@ pub(crate) fn look(
             let (stream, segment) = Stream::create(RING_BYTES).map_err(|_| Why::System)?;
             let (ours, theirs) = bell::pair().ok_or(Why::System)?;
             hosts::link(wire, segment.as_fd(), theirs.as_fd())?;
-            let mut chan = link::channel(stream, Role::Initiator, ours, fd)?;
+            let mut chan = bell::channel(stream, Role::Initiator, ours, fd)?;
             chan.carrier = carrier;
-            ledger::carrier(conn, carrier);
+            conn.row.put(Word::Carrier, carrier as u64);
             Ok(Some(chan))
         }
     }
@@ -202,7 +204,7 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
         return;
     }
     let big = big();
-    if link::is_off() || conn.holders(inside) != 1 {
+    if settings::is_off() || conn.holders(inside) != 1 {
         return;
     }
     if !ready::can_move(conn, chan, &big) {
@@ -218,7 +220,7 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
             // Nobody carries anything on. The peer has never been told that it may switch, so all of the stream comes over TCP.
             side.rx_state.store(AFTER, SeqCst);
             conn.note(Why::SideLost);
-            return link::moved(conn, chan, &big);
+            return direction::moved(conn, chan, &big);
         }
         // Who comes to the kernel after this sees it.
         side.rx_state.store(BOTH, SeqCst);
@@ -238,7 +240,7 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
     if conn.why.load(Relaxed) == Why::Epoll as u32 {
         conn.note(Why::None);
     }
-    link::moved(conn, chan, &big);
+    direction::moved(conn, chan, &big);
     drop(big);
     bell::ring(chan.bell());
 }
@@ -264,7 +266,7 @@ pub(crate) fn leave_both(conn: &'static Conn, chan: &Chan) -> bool {
             ledger::switched();
         }
         conn.note(Why::None);
-        link::moved(conn, chan, &big);
+        direction::moved(conn, chan, &big);
         drop(big);
         bell::ring(chan.bell());
         return true;
@@ -275,45 +277,20 @@ pub(crate) fn leave_both(conn: &'static Conn, chan: &Chan) -> bool {
         } else {
             Why::Peer
         };
-        link::rx_after(conn, chan, why);
+        direction::rx_after(conn, chan, why);
         return true;
     }
     side.rx_state.load(SeqCst) != BOTH
 }
 
-fn wait(fds: &mut [libc::pollfd], timeout: c_int) -> c_int {
-    // SAFETY: a list of so many.
-    unsafe { next::poll(fds.as_mut_ptr(), fds.len() as u64, timeout) }
-}
-
-fn entry(fd: c_int) -> libc::pollfd {
-    libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    }
-}
-
 /// The time-out of the program's receives, in milliseconds.
 fn patience(fd: c_int) -> c_int {
-    let mut value = libc::timeval {
-        tv_sec: 0,
-        tv_usec: 0,
-    };
-    let mut len = size_of::<libc::timeval>() as u32;
-    // SAFETY: an option of that size.
-    unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_RCVTIMEO,
-            (&raw mut value).cast(),
-            &raw mut len,
-        );
-    }
-    match value.tv_sec * 1000 + (value.tv_usec + 999) / 1000 {
-        0 => -1,
-        ms => c_int::try_from(ms).unwrap_or(c_int::MAX),
+    match kernel::time_limit(fd, libc::SO_RCVTIMEO) {
+        None => -1,
+        Some(limit) => {
+            let ms = limit.tv_sec * 1000 + (limit.tv_usec + 999) / 1000;
+            c_int::try_from(ms).unwrap_or(c_int::MAX)
+        }
     }
 }
 
@@ -342,25 +319,21 @@ pub(crate) unsafe fn receive(
                 return None;
             }
         }
-        // SAFETY: all zeros is the empty message.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = iov.as_ptr().cast_mut();
-        message.msg_iovlen = iov.len();
         let now = (flags | libc::MSG_DONTWAIT) & !libc::MSG_WAITALL;
         // SAFETY: the caller's promise.
-        let n = unsafe { next::recvmsg(fd, &raw mut message, now) };
+        let n = unsafe { kernel::receive(fd, iov, now) };
         if n > 0 {
             if flags & libc::MSG_PEEK == 0 {
                 stream.add_seen(peer, n as u64);
                 conn.rx_count.fetch_add(n as u64, SeqCst);
-                ledger::tcp(conn);
+                conn.tell_tcp();
                 leave_both(conn, chan);
             }
             return Some(n);
         }
-        let mut fds = [entry(chan.bell()), entry(fd)];
+        let mut fds = [entry(chan.bell(), libc::POLLIN), entry(fd, libc::POLLIN)];
         if n == 0 {
-            if rx::total(iov) == 0 {
+            if iov::total(iov) == 0 {
                 // It asked for nothing: that is not the end.
                 return Some(0);
             }
@@ -373,7 +346,7 @@ pub(crate) unsafe fn receive(
                     return None;
                 }
                 // The end came before what the peer's host says was sent.
-                return Some(rx::lost(conn, chan));
+                return Some(conn.reset(chan, Why::SideLost));
             }
             if bell::probe(chan.bell()) == Heard::End {
                 return gone(conn, chan);
@@ -384,12 +357,12 @@ pub(crate) unsafe fn receive(
                 crate::set_errno(libc::EAGAIN);
                 return Some(-1);
             }
-            match wait(&mut fds[..1], END_MS) {
+            match kernel::poll(&mut fds[..1], END_MS) {
                 0 => {}
                 // A bell that was left there: it does not say more.
                 1.. if !leave_both(conn, chan) => std::thread::sleep(END),
                 1.. => return None,
-                _ if crate::errno() == libc::EINTR && !bell::signals_interrupt() => {}
+                _ if crate::errno() == libc::EINTR && !signal::interrupts() => {}
                 _ => return Some(-1),
             }
             waited = waited.saturating_add(END_MS);
@@ -405,13 +378,13 @@ pub(crate) unsafe fn receive(
             crate::set_errno(libc::EAGAIN);
             return Some(-1);
         }
-        match wait(&mut fds, patience(fd)) {
+        match kernel::poll(&mut fds, patience(fd)) {
             0 => {
                 crate::set_errno(libc::EAGAIN);
                 return Some(-1);
             }
             1.. => {}
-            _ if crate::errno() == libc::EINTR && !bell::signals_interrupt() => {}
+            _ if crate::errno() == libc::EINTR && !signal::interrupts() => {}
             _ => return Some(-1),
         }
     }
@@ -422,7 +395,7 @@ fn gone(conn: &'static Conn, chan: &Chan) -> Option<ssize_t> {
     if leave_both(conn, chan) {
         return None;
     }
-    Some(rx::lost(conn, chan))
+    Some(conn.reset(chan, Why::SideLost))
 }
 
 /// Whether a broken bell means that bytes are lost: the broker closes a direction before it goes.
@@ -432,14 +405,11 @@ pub(crate) fn is_lost(chan: &Chan, sender: Role) -> bool {
 
 /// Whether the broker has closed a direction because the program there has ended it: TCP is at its end, too.
 pub(crate) fn is_at_end(conn: &Conn, chan: &Chan) -> bool {
-    let fd = crate::fd::any(conn);
+    let fd = conn.descriptor();
     if chan.carrier == Carrier::Here || fd < 0 {
         return false;
     }
-    let mut byte = 0_u8;
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: one byte.
-    let n = unsafe { next::recv(fd, (&raw mut byte).cast(), 1, flags) };
+    let n = kernel::peek(fd);
     n == 0 || (n < 0 && crate::errno() != libc::EAGAIN)
 }
 
@@ -456,7 +426,7 @@ pub(crate) fn try_switch_tx(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool
     {
         return false;
     }
-    link::switch_tx(conn, chan);
+    direction::switch_tx(conn, chan);
     bell::ring(chan.bell());
     true
 }
@@ -495,8 +465,8 @@ pub(crate) fn want_tcp(conn: &'static Conn, chan: &Chan, out_of_sight: bool, why
         matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, true)))
     };
     if empty {
-        link::rx_after(conn, chan, why);
+        direction::rx_after(conn, chan, why);
     } else {
-        rx::lost(conn, chan);
+        conn.reset(chan, Why::SideLost);
     }
 }

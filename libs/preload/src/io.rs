@@ -8,56 +8,23 @@ use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
     timespec,
 };
+use std::sync::atomic::Ordering::SeqCst;
 
+use weft_run::ledger::RING;
 use weft_run::meet::Why;
 
+use crate::iov::{MAX_RW, Source, one, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
-use crate::tx::{Source, transmit};
-use crate::{dgram, link, next, table};
+use crate::tx::transmit;
+use crate::{conn, dgram, kernel, link, next};
 
-/// The kernel takes no more at once.
-const MAX_RW: usize = 0x7fff_f000;
+weft_sys::doors! {
+    "C-unwind"
 
-pub(crate) fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
-    [iovec {
-        iov_base: buf.cast_mut(),
-        iov_len: n.min(MAX_RW),
-    }]
-}
-
-/// The vector of a call, when it is one that the kernel would take.
-pub(crate) unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
-    if n > 1024 || (iov.is_null() && n > 0) {
-        return None;
-    }
-    if n == 0 {
-        return Some(&[]);
-    }
-    // SAFETY: the caller's promise.
-    Some(unsafe { std::slice::from_raw_parts(iov, n) })
-}
-
-macro_rules! doors {
-    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        /// # Safety
-        /// As the manual page says.
-        // SAFETY: this library is there to have this name.
-        #[unsafe(no_mangle)]
-        #[allow(unreachable_pub, reason = "for the loader")]
-        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
-            // SAFETY: the caller's promise.
-            unsafe { $body }
-        }
-    )*};
-}
-pub(crate) use doors;
-
-doors! {
     fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
         settle(buf, n);
-        if n == 0 || table::conn(fd).is_none() {
+        if n == 0 || conn::of(fd).is_none() {
             return dgram::io::read(fd, buf, n);
         }
         receive(fd, &one(buf, n), 0, || next::read(fd, buf, n))
@@ -70,7 +37,7 @@ doors! {
 
     fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
         if let Some(list) = vector(iov, n as usize) { settle_all(list); }
-        if table::conn(fd).is_none() {
+        if conn::of(fd).is_none() {
             return dgram::io::readv(fd, iov, n);
         }
         match vector(iov, n as usize) {
@@ -81,7 +48,7 @@ doors! {
 
     fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
         settle(buf, n);
-        if table::conn(fd).is_none() {
+        if conn::of(fd).is_none() {
             return dgram::io::recvfrom(fd, buf, n, flags, std::ptr::null_mut(), std::ptr::null_mut());
         }
         receive(fd, &one(buf, n), flags, || next::recv(fd, buf, n, flags))
@@ -94,7 +61,7 @@ doors! {
 
     fn recvfrom(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t {
         settle(buf, n);
-        if table::conn(fd).is_none() {
+        if conn::of(fd).is_none() {
             return dgram::io::recvfrom(fd, buf, n, flags, addr, len);
         }
         // TCP gives no address.
@@ -113,7 +80,7 @@ doors! {
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         settle_message(message);
-        if table::conn(fd).is_none() || message.is_null() {
+        if conn::of(fd).is_none() || message.is_null() {
             return dgram::io::recvmsg(fd, message, flags);
         }
         receive_message(fd, message, flags)
@@ -121,7 +88,7 @@ doors! {
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         for at in 0..n.min(1024) as usize { settle_message(&raw mut (*messages.add(at)).msg_hdr); }
-        if table::conn(fd).is_none() || n == 0 {
+        if conn::of(fd).is_none() || n == 0 {
             return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
         }
         // The first one waits; the others are what is there.
@@ -141,14 +108,14 @@ doors! {
     }
 
     fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
-        if n == 0 || table::conn(fd).is_none() {
+        if n == 0 || conn::of(fd).is_none() {
             return dgram::io::write(fd, buf, n);
         }
         transmit(fd, &Source::Memory(&one(buf, n)), 0, || next::write(fd, buf, n))
     }
 
     fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
-        if table::conn(fd).is_none() {
+        if conn::of(fd).is_none() {
             return dgram::io::writev(fd, iov, n);
         }
         match vector(iov, n as usize) {
@@ -160,17 +127,17 @@ doors! {
     }
 
     fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
-        if table::conn(fd).is_none() || n == 0 {
+        if conn::of(fd).is_none() || n == 0 {
             return dgram::io::send(fd, buf, n, flags);
         }
         transmit(fd, &Source::Memory(&one(buf, n)), flags, || next::send(fd, buf, n, flags))
     }
 
     fn sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t) -> ssize_t {
-        if table::conn(fd).is_none() || n == 0 {
+        if conn::of(fd).is_none() || n == 0 {
             return dgram::io::sendto(fd, buf, n, flags, addr, len);
         }
-        if flags & libc::MSG_FASTOPEN != 0 && let Some(conn) = table::conn(fd) {
+        if flags & libc::MSG_FASTOPEN != 0 && let Some(conn) = conn::of(fd) {
             link::downgrade(conn, Why::Option);
             return next::sendto(fd, buf, n, flags, addr, len);
         }
@@ -181,14 +148,14 @@ doors! {
         if !message.is_null() && (*message).msg_controllen > 0 && !(*message).msg_control.is_null() {
             passing(message);
         }
-        if table::conn(fd).is_none() || message.is_null() {
+        if conn::of(fd).is_none() || message.is_null() {
             return dgram::io::sendmsg(fd, message, flags);
         }
         send_message(fd, message, flags)
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
-        if table::conn(fd).is_none() || n == 0 {
+        if conn::of(fd).is_none() || n == 0 {
             for at in 0..n.min(1024) as usize {
                 let header = &raw const (*messages.add(at)).msg_hdr;
                 if (*header).msg_controllen > 0 && !(*header).msg_control.is_null() { passing(header); }
@@ -216,16 +183,23 @@ doors! {
 
     fn splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t {
         for fd in [from, to] {
-            if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Splice); }
+            if let Some(conn) = conn::of(fd) { link::downgrade(conn, Why::Splice); }
             dgram::make_plain(fd, Why::Splice);
         }
-        let kept = table::conn(from).is_some_and(|_| crate::sock::is_ring_in(from));
-        if kept {
+        if is_ring_in(from) {
             // What is left in the ring goes first.
             return drain_to(from, to, n, flags);
         }
         next::splice(from, from_offset, to, to_offset, n, flags)
     }
+}
+
+/// Whether bytes may be left in the ring of this socket.
+fn is_ring_in(fd: c_int) -> bool {
+    conn::enter(fd).is_some_and(|(conn, inside)| {
+        let chan = conn.chan(&inside);
+        chan.is_some_and(|chan| chan.side().rx_state.load(SeqCst) == RING)
+    })
 }
 
 /// The buffers of a message that is to be received.
@@ -298,7 +272,7 @@ unsafe fn passing(message: *const msghdr) {
                 let data = libc::CMSG_DATA(header).cast::<c_int>();
                 for at in 0..(bytes / size_of::<c_int>()).min(253) {
                     let fd = data.add(at).read_unaligned();
-                    if let Some(conn) = table::conn(fd) {
+                    if let Some(conn) = conn::of(fd) {
                         link::downgrade(conn, Why::Passed);
                     }
                     dgram::make_plain(fd, Why::Passed);
@@ -312,7 +286,7 @@ unsafe fn passing(message: *const msghdr) {
 unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        if table::conn(out).is_none() || n == 0 {
+        if conn::of(out).is_none() || n == 0 {
             dgram::io::by_kernel(out);
             return next::sendfile64(out, from, offset, n);
         }
@@ -360,15 +334,10 @@ unsafe fn drain_to(from: c_int, to: c_int, n: size_t, flags: c_uint) -> ssize_t 
                 (got - done) as usize,
             );
             if put < 0 {
-                let mut poll = libc::pollfd {
-                    fd: to,
-                    events: libc::POLLOUT,
-                    revents: 0,
-                };
                 if !matches!(crate::errno(), libc::EAGAIN | libc::EINTR) {
                     return -1;
                 }
-                next::poll(&raw mut poll, 1, -1);
+                kernel::poll_one(to, libc::POLLOUT, -1);
                 continue;
             }
             done += put;

@@ -21,9 +21,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use weft_run::ledger::{Carrier, RING};
 
-use crate::conn::{self, Chan, Conn, Reg};
-use crate::table::{self, Entry};
-use crate::{bell, ready, spin, tx};
+use crate::chan::Chan;
+use crate::conn::{self, Conn, Reg};
+use crate::regs::catch_up;
+use crate::{bell, clock, sets, spin, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -144,7 +145,7 @@ fn ask(one: &Late, chan: &Chan) -> Says {
         // It is in the set no more.
         return Says::Nothing;
     }
-    let (tx, rx) = Conn::mode(chan);
+    let (tx, rx) = chan.mode();
     let Some((end, ready)) = mark(chan).filter(|_| rx == RING) else {
         return Says::Ask;
     };
@@ -164,7 +165,7 @@ fn ask(one: &Late, chan: &Chan) -> Says {
         bits |= events & READABLE;
     }
     if events & WRITABLE != 0 {
-        match tx::is_writable(chan).filter(|_| tx == RING) {
+        match chan.is_writable().filter(|_| tx == RING) {
             Some(true) => bits |= events & WRITABLE,
             Some(false) => {}
             None => return Says::Ask,
@@ -232,8 +233,8 @@ fn ask_for(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
     };
     if one.conn.is_behind.load(SeqCst) {
         match big {
-            Some(big) => ready::catch_up(one.conn, chan, big),
-            None => ready::catch_up(one.conn, chan, &conn::big()),
+            Some(big) => catch_up(one.conn, chan, big),
+            None => catch_up(one.conn, chan, &conn::big()),
         }
     }
     let side = chan.side();
@@ -308,7 +309,7 @@ pub(crate) unsafe fn wait(
     may_wait: bool,
     mut call: impl FnMut(*mut epoll_event, c_int, bool) -> c_int,
 ) -> c_int {
-    let Some(slot) = slot_of(ready::number(set)) else {
+    let Some(slot) = slot_of(sets::number(set)) else {
         return call(events, most, false);
     };
     if most <= 0 || events.is_null() || HOLDS.get() {
@@ -339,7 +340,7 @@ pub(crate) unsafe fn wait(
         };
         slot.asleep.fetch_sub(1, SeqCst);
         slot.turns.store(0, Relaxed);
-        slot.asked.store(spin::now(), Relaxed);
+        slot.asked.store(clock::now(), Relaxed);
         if known == 0 && (n != 0 || !is_more) {
             return n;
         }
@@ -354,7 +355,7 @@ pub(crate) unsafe fn wait(
 /// Whether the kernel has to be asked, though there are events without it.
 fn is_due(slot: &Slot) -> bool {
     slot.turns.fetch_add(1, Relaxed) >= TURNS
-        || spin::now().wrapping_sub(slot.asked.load(Relaxed)) > BOUND
+        || clock::now().wrapping_sub(slot.asked.load(Relaxed)) > BOUND
 }
 
 /// A ring was emptied (under `rx_lock`). Returns whether its bell is left as it is: the connection is late.
@@ -407,7 +408,7 @@ pub(crate) fn put_off_change(
         return false;
     };
     let fits = number == reg.number
-        && Conn::mode(chan) == (RING, RING)
+        && chan.mode() == (RING, RING)
         && reg.is_gone == (op == libc::EPOLL_CTL_ADD)
         && (reg.events | events) & (NEVER | EDGE) == 0
         && (is_gone || events & (READABLE | WRITABLE) != 0);
@@ -427,7 +428,7 @@ pub(crate) fn put_off_change(
     }
     if slot.asleep.load(SeqCst) != 0 {
         // Who is about to sleep may have looked before.
-        ready::catch_up(conn, chan, big);
+        catch_up(conn, chan, big);
     }
     true
 }
@@ -444,14 +445,14 @@ pub(crate) fn is_put_off(conn: &Conn, chan: &Chan) -> bool {
 pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
     let may = chan.and_then(|chan| {
         let [reg] = regs else { return None };
-        let (tx, rx) = Conn::mode(chan);
+        let (tx, rx) = chan.mode();
         let fits = chan.carrier == Carrier::Here
             && rx == RING
             && reg.events & NEVER == 0
             && reg.events & (READABLE | WRITABLE) != 0
             && reg.bell.is_some()
-            && (tx == RING || reg.events & EDGE != 0 || reg.events & ready::OUT == 0)
-            && !ready::is_foreign(reg.number);
+            && (tx == RING || reg.events & EDGE != 0 || reg.events & sets::OUT == 0)
+            && !sets::is_foreign(reg.number);
         (fits && claim(reg.number).is_some()).then_some((reg, chan))
     });
     let Some((reg, _)) = may else {
@@ -477,7 +478,7 @@ pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &MutexGuard<'
     if let Some(chan) = chan
         && conn.is_behind.load(SeqCst)
     {
-        ready::catch_up(conn, chan, big);
+        catch_up(conn, chan, big);
     }
     forget(conn, chan);
 }
@@ -510,15 +511,15 @@ fn forget(conn: &'static Conn, chan: Option<&Chan>) {
         let set = conn.late_fd.load(Relaxed);
         let events = conn.late_events.load(Relaxed);
         let data = conn.late_data.load(Relaxed);
-        if ready::number(set) == number {
-            ready::control(set, libc::EPOLL_CTL_MOD, chan.bell(), events, data);
+        if sets::number(set) == number {
+            sets::control(set, libc::EPOLL_CTL_MOD, chan.bell(), events, data);
         }
     }
 }
 
 /// The set itself is waited for, or has another name: from now on it is as the kernel has it.
 pub(crate) fn be_exact(fd: c_int) {
-    if let Entry::Set(number) = table::get(fd)
+    if let Some(number) = table::get(fd).as_set()
         && let Some(slot) = claim(number)
         && !slot.is_exact.swap(true, SeqCst)
     {

@@ -7,14 +7,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use weft_run::ledger::{
-    Carrier, Head, LEN, MAGIC, NAME, RING, ROW_WORDS, ROWS, TCP, VERSION, Word, words,
-};
+use weft_run::ledger::{Head, LEN, MAGIC, NAME, RING, ROW_WORDS, ROWS, VERSION, Word, words};
 use weft_run::meet::{Ends, Why};
 use weft_sys::memfd::{self, Mapping};
 
-use crate::conn::{BOTH, Chan, Conn};
-use crate::hidden;
+use crate::{clock, hidden};
 
 /// The words of the file; null before the first connection that is looked at.
 static BASE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
@@ -34,13 +31,6 @@ fn at(index: usize) -> Option<&'static AtomicU64> {
 
 fn head(which: Head) -> Option<&'static AtomicU64> {
     at(which as usize)
-}
-
-fn word(conn: &Conn, which: Word) -> Option<&'static AtomicU64> {
-    match conn.row.load(Relaxed) {
-        0 => None,
-        row => at(row as usize * ROW_WORDS + which as usize),
-    }
 }
 
 fn add(word: Option<&AtomicU64>, n: u64) {
@@ -99,18 +89,6 @@ pub(crate) fn after_fork() {
     }
 }
 
-fn now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
-}
-
-/// Gives the connection a row.
-pub(crate) fn begin(conn: &Conn, fd: i32, ends: &Ends) {
-    if conn.row.load(Relaxed) == 0 {
-        conn.row.store(take_row(fd, ends, &[]), Relaxed);
-    }
-}
-
 /// A row for two ends, with some words set; 0: there is none.
 fn take_row(fd: i32, ends: &Ends, more: &[(Word, u64)]) -> u32 {
     ensure();
@@ -142,7 +120,7 @@ fn take_row(fd: i32, ends: &Ends, more: &[(Word, u64)]) -> u32 {
         (Word::Peer, peer),
         (Word::PeerLow, peer_low),
         (Word::Ports, ports),
-        (Word::Since, now_ms()),
+        (Word::Since, clock::now_ms()),
     ] {
         set(word(which), value);
     }
@@ -153,59 +131,12 @@ fn take_row(fd: i32, ends: &Ends, more: &[(Word, u64)]) -> u32 {
     row as u32
 }
 
-pub(crate) fn why(conn: &Conn, why: Why) {
-    set(word(conn, Word::Why), why as u64);
-}
-
-/// How the directions go now.
-pub(crate) fn mode(conn: &Conn, chan: &Chan) {
-    let (tx, rx) = Conn::mode(chan);
-    let rx = if rx == BOTH { TCP } else { rx };
-    set(word(conn, Word::Mode), u64::from(tx << 8 | rx));
-}
-
-/// What is behind the rings.
-pub(crate) fn carrier(conn: &Conn, carrier: Carrier) {
-    set(word(conn, Word::Carrier), carrier as u64);
-}
-
 pub(crate) fn switched() {
     add(head(Head::Switched), 1);
 }
 
 pub(crate) fn back() {
     add(head(Head::Back), 1);
-}
-
-#[inline]
-pub(crate) fn count(conn: &Conn, which: Word, n: u64) {
-    add(word(conn, which), n);
-}
-
-/// Sets a number.
-pub(crate) fn put(conn: &Conn, which: Word, value: u64) {
-    set(word(conn, which), value);
-}
-
-/// Adds bits.
-pub(crate) fn mark(conn: &Conn, which: Word, bits: u64) {
-    if let Some(word) = word(conn, which) {
-        word.store(word.load(Relaxed) | bits, Relaxed);
-    }
-}
-
-/// Bytes over TCP so far.
-pub(crate) fn tcp(conn: &Conn) {
-    if conn.row.load(Relaxed) == 0 {
-        return;
-    }
-    set(word(conn, Word::TxTcp), conn.tx_count.load(Relaxed));
-    set(word(conn, Word::RxTcp), conn.rx_count.load(Relaxed));
-}
-
-pub(crate) fn closed(conn: &Conn) {
-    tcp(conn);
-    set(word(conn, Word::Closed), 1);
 }
 
 /// The file's contents; `None` while there is none.
@@ -284,57 +215,92 @@ pub(crate) fn datagrams_stay(why: Why) {
     }
 }
 
+/// A row of the file, or none.
+#[derive(Default)]
+pub(crate) struct Row(AtomicU32);
+
+impl Row {
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.load(Relaxed) == 0
+    }
+
+    /// Gets a row for a connection, if it has none.
+    pub(crate) fn begin(&self, fd: i32, ends: &Ends) {
+        if self.is_none() {
+            self.0.store(take_row(fd, ends, &[]), Relaxed);
+        }
+    }
+
+    /// Lets go of the row, which stays as it is.
+    pub(crate) fn forget(&self) {
+        self.0.store(0, Relaxed);
+    }
+
+    fn word(&self, which: Word) -> Option<&'static AtomicU64> {
+        match self.0.load(Relaxed) {
+            0 => None,
+            row => at(row as usize * ROW_WORDS + which as usize),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn count(&self, which: Word, n: u64) {
+        add(self.word(which), n);
+    }
+
+    /// Sets a number.
+    pub(crate) fn put(&self, which: Word, value: u64) {
+        set(self.word(which), value);
+    }
+
+    /// Adds bits.
+    pub(crate) fn mark(&self, which: Word, bits: u64) {
+        if let Some(word) = self.word(which) {
+            word.store(word.load(Relaxed) | bits, Relaxed);
+        }
+    }
+}
+
 /// The row of a ring for datagrams.
-pub(crate) struct RowOf(u32);
+pub(crate) struct RowOf(Row);
 
 impl RowOf {
     pub(crate) fn begin(fd: i32, own: SocketAddr, peer: SocketAddr, out: bool) -> RowOf {
         let mode = if out { RING << 8 } else { RING };
         let more = [(Word::Udp, 1), (Word::Mode, u64::from(mode))];
-        let row = RowOf(take_row(fd, &Ends { own, peer }, &more));
+        let row = take_row(fd, &Ends { own, peer }, &more);
         add(head(Head::Paths), 1);
-        row
-    }
-
-    fn add(&self, which: Word, n: u64) {
-        if self.0 != 0 {
-            add(at(self.0 as usize * ROW_WORDS + which as usize), n);
-        }
+        RowOf(Row(AtomicU32::new(row)))
     }
 
     #[inline]
     pub(crate) fn sent(&self, bytes: u64) {
-        self.add(Word::TxRing, bytes);
-        self.add(Word::Datagrams, 1);
+        self.0.count(Word::TxRing, bytes);
+        self.0.count(Word::Datagrams, 1);
     }
 
     #[inline]
     pub(crate) fn received(&self, bytes: u64) {
-        self.add(Word::RxRing, bytes);
-        self.add(Word::Datagrams, 1);
+        self.0.count(Word::RxRing, bytes);
+        self.0.count(Word::Datagrams, 1);
     }
 
     pub(crate) fn dropped(&self) {
-        self.add(Word::Dropped, 1);
+        self.0.count(Word::Dropped, 1);
     }
 
     pub(crate) fn rang(&self) {
-        self.add(Word::Bells, 1);
+        self.0.count(Word::Bells, 1);
     }
 
     pub(crate) fn why(&self, why: Why) {
-        if self.0 != 0 {
-            set(
-                at(self.0 as usize * ROW_WORDS + Word::Why as usize),
-                why as u64,
-            );
-        }
+        self.0.put(Word::Why, why as u64);
     }
 }
 
 impl Drop for RowOf {
     fn drop(&mut self) {
-        self.add(Word::Closed, 1);
+        self.0.count(Word::Closed, 1);
     }
 }
 

@@ -5,6 +5,19 @@
 //! that of the rings. Each direction goes over at a moment when nothing is under way on TCP, and can go back at any time. The TCP connection
 //! stays. Whatever is not understood stays on TCP. UDP sockets are followed too (dgram/). The formats are in `docs/spec/run.md`.
 //!
+//! # Layers
+//!
+//! A module imports those of the lines before it, and of its own line without a circle:
+//!
+//! - `next`, `kernel`, `clock`, `spin`, `lock`, `signal`, `iov`, `settings`: the functions behind ours, and small tools
+//! - `table`, `hidden`, `ledger`: what each descriptor is; what people are told
+//! - `chan`, `conn`, `bell`: a TCP socket and its channel
+//! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
+//! - `direction`, `lend`, `fetch`, `full`: each direction onto its ring and back; large sends from the program's memory
+//! - `hosts`, `link`: how a connection comes to a channel
+//! - `rx`, `tx`, `poll`: the ways of bytes, and waiting for them
+//! - `io`, `fd`, `sock`, `process`, `exec`, `privileges`, `direct`: the C library's names, for every kind of descriptor
+//!
 //! # Safety
 //!
 //! Every exported function is as safe as its manual page says.
@@ -17,9 +30,12 @@
 )]
 
 mod bell;
+mod chan;
+mod clock;
 mod conn;
 mod dgram;
 mod direct;
+mod direction;
 mod exec;
 mod fd;
 mod fetch;
@@ -27,6 +43,8 @@ mod full;
 mod hidden;
 mod hosts;
 mod io;
+mod iov;
+mod kernel;
 mod late;
 mod ledger;
 mod lend;
@@ -34,36 +52,30 @@ mod link;
 mod lock;
 mod next;
 mod poll;
+mod privileges;
 mod process;
 mod ready;
+mod regs;
 mod rx;
+mod sets;
+mod settings;
 mod signal;
 mod sock;
 mod spin;
 mod table;
 mod tx;
 
-use libc::c_int;
-
-pub(crate) fn errno() -> c_int {
-    // SAFETY: the thread's own variable.
-    unsafe { *libc::__errno_location() }
-}
-
-pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: the thread's own variable.
-    unsafe { *libc::__errno_location() = errno };
-}
+pub(crate) use weft_sys::next::{errno, set_errno};
 
 extern "C" fn at_start() {
     process::watch_forks();
     lend::start();
     if std::env::var_os("WEFT_RUN").is_some_and(|value| value == "off") {
-        link::turn_off();
+        settings::turn_off();
     }
     let look = std::env::var("WEFT_RUN_LOOK").ok();
     if let Some(n) = look.and_then(|text| text.parse().ok()) {
-        link::look_after(n);
+        settings::look_after(n);
     }
 }
 

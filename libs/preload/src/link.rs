@@ -1,49 +1,25 @@
-//! How a connection comes to a channel, each direction onto its ring, and back.
+//! How a connection comes to a channel, and gives it up.
 
 use libc::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
-use weft_run::ledger::{AFTER, Carrier, RING, TCP};
+use weft_run::ledger::{Carrier, RING};
 use weft_run::meet::{self, Ends, Why};
 use weft_run::pace;
 
-use crate::conn::{Chan, Conn, Inside, PROBING, Slow, big};
-use crate::{bell, hidden, hosts, ledger, next, ready, rx};
+use crate::bell::{self, channel};
+use crate::chan::Chan;
+use crate::conn::{Conn, Inside, PROBING, Slow, big};
+use crate::direction::{close_sending, rx_after};
+use crate::kernel::borrowed;
+use crate::{fetch, hidden, hosts, settings};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 256 << 10;
-
-/// `WEFT_RUN_LOOK`: after how many sends and receives a connection looks for its peer.
-static FIRST_LOOK: AtomicU64 = AtomicU64::new(pace::FIRST_LOOK);
-
-pub(crate) fn first_look() -> u64 {
-    FIRST_LOOK.load(Relaxed)
-}
-
-pub(crate) fn look_after(n: u64) {
-    FIRST_LOOK.store(n, Relaxed);
-}
-
-/// The process does what we cannot see: no connection leaves TCP any more.
-static OFF: AtomicBool = AtomicBool::new(false);
-
-pub(crate) fn turn_off() {
-    OFF.store(true, SeqCst);
-}
-
-pub(crate) fn is_off() -> bool {
-    OFF.load(Relaxed)
-}
-
-fn borrowed(fd: c_int) -> BorrowedFd<'static> {
-    // SAFETY: the caller's descriptor, which the program keeps open during the call.
-    unsafe { BorrowedFd::borrow_raw(fd) }
-}
 
 /// Counts a send or receive, and looks for the peer when that is due.
 #[inline]
@@ -52,7 +28,7 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
         return;
     }
     let n = conn.ops.fetch_add(1, Relaxed) + 1;
-    if n < FIRST_LOOK.load(Relaxed)
+    if n < settings::first_look()
         && conn.tx_count.load(Relaxed) + conn.rx_count.load(Relaxed) < pace::FIRST_BYTES
     {
         return;
@@ -76,7 +52,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     if conn.phase.load(SeqCst) != PROBING {
         return;
     }
-    if is_off() {
+    if settings::is_off() {
         conn.plain(Why::IoUring);
         return;
     }
@@ -92,7 +68,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     if !is_local && hosts::wanted().is_none() {
         return conn.plain(Why::Elsewhere);
     }
-    ledger::begin(conn, fd, &ends);
+    conn.row.begin(fd, &ends);
     if conn.holders(inside) != 1 {
         conn.note(Why::Forked);
         return;
@@ -134,20 +110,6 @@ fn close_wires(slow: &mut Slow) {
     {
         hidden::close(fd);
     }
-}
-
-fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: asks for flags.
-    let flags = unsafe { next::fcntl(fd, libc::F_GETFL, 0) };
-    flags >= 0 && flags & libc::O_NONBLOCK != 0
-}
-
-pub(crate) fn channel(stream: Stream, role: Role, bell: OwnedFd, fd: c_int) -> Result<Chan, Why> {
-    bell::copy_timeouts(fd, &bell);
-    // SAFETY: the bell is ours; waits on it are to block.
-    unsafe { next::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) };
-    let bell = hidden::hide(bell).ok_or(Why::Descriptors)?;
-    Chan::new(stream, role, bell, is_nonblocking(fd)).ok_or(Why::System)
 }
 
 /// The initiator's part.
@@ -213,146 +175,6 @@ pub(crate) fn join(conn: &Conn, inside: &Inside) -> bool {
     true
 }
 
-/// Goes over to the ring for what comes in, when all that was sent over TCP has been received, and nobody else of this process waits in the
-/// kernel for more.
-#[inline]
-pub(crate) fn try_switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
-    let (stream, peer) = (&chan.stream, chan.peer());
-    if !stream.may_switch(peer, conn.rx_count.load(SeqCst)) {
-        return false;
-    }
-    switch_rx(conn, chan, inside)
-}
-
-#[cold]
-fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
-    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    let big = big();
-    if is_off() || stream.is_closed(peer) {
-        return false;
-    }
-    if conn.holders(inside) != 1 {
-        conn.note(Why::Forked);
-        return false;
-    }
-    if !ready::can_move(conn, chan, &big) {
-        conn.note(Why::Epoll);
-        return false;
-    }
-    {
-        let _rx = side.rx_lock.lock();
-        if side.rx_state.load(SeqCst) != TCP {
-            return false;
-        }
-        // Who comes to the kernel after this sees it.
-        side.rx_state.store(RING, SeqCst);
-        if conn.in_rx.load(SeqCst) != 0 || !stream.switch(peer, conn.rx_count.load(SeqCst)) {
-            side.rx_state.store(TCP, SeqCst);
-            return false;
-        }
-        stream.arm(peer, side.head.load(Relaxed));
-        side.armed.store(1, Relaxed);
-    }
-    if side.tx_state.load(SeqCst) != RING {
-        ledger::switched();
-    }
-    moved(conn, chan, &big);
-    true
-}
-
-/// Goes over to the ring for what goes out: the receiver has.
-pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
-    let big = big();
-    let side = chan.side();
-    if side
-        .tx_state
-        .compare_exchange(TCP, RING, SeqCst, SeqCst)
-        .is_ok()
-    {
-        if side.rx_state.load(SeqCst) != RING {
-            ledger::switched();
-        }
-        if ready::once_keeps_tcp(conn, chan, &big) {
-            drop(big);
-            return stop_sending(conn, Why::Epoll);
-        }
-        moved(conn, chan, &big);
-        acknowledge(crate::fd::any(conn));
-    }
-}
-
-/// What has come over TCP is acknowledged now. The kernel leaves that to the next segment of ours, and where what goes out goes over the ring none comes: a
-/// peer that has not asked for `TCP_NODELAY` would keep its next short send back for 40 ms.
-#[cold]
-pub(crate) fn acknowledge(fd: c_int) {
-    let on: c_int = 1;
-    // SAFETY: an option of that size.
-    unsafe {
-        next::setsockopt(
-            fd,
-            libc::IPPROTO_TCP,
-            libc::TCP_QUICKACK,
-            (&raw const on).cast(),
-            size_of::<c_int>() as u32,
-        );
-    }
-}
-
-/// What goes out goes over TCP again.
-pub(crate) fn tx_after(conn: &'static Conn, chan: &Chan, why: Why) {
-    let big = big();
-    let side = chan.side();
-    if side.tx_state.swap(AFTER, SeqCst) == RING {
-        gone_back(conn, why);
-    }
-    moved(conn, chan, &big);
-}
-
-/// What comes in comes over TCP again: the ring is empty, and closed.
-pub(crate) fn rx_after(conn: &'static Conn, chan: &Chan, why: Why) {
-    let big = big();
-    let side = chan.side();
-    if side.rx_state.swap(AFTER, SeqCst) == RING {
-        gone_back(conn, why);
-    }
-    moved(conn, chan, &big);
-}
-
-fn gone_back(conn: &Conn, why: Why) {
-    if why != Why::None {
-        if conn.why.load(Relaxed) == Why::None as u32 {
-            conn.note(why);
-        }
-        ledger::back();
-    }
-}
-
-/// The registrations in epoll sets follow.
-pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
-    ledger::mode(conn, chan);
-    ledger::tcp(conn);
-    ready::follow(conn, chan, big);
-}
-
-/// Back to TCP in the direction that goes out; what is in the ring is still read from it.
-pub(crate) fn stop_sending(conn: &'static Conn, why: Why) {
-    let inside = conn.enter();
-    let Some(chan) = conn.chan(&inside) else {
-        return;
-    };
-    {
-        let _tx = chan.side().tx_lock.lock();
-        chan.stream.close(chan.role);
-    }
-    if chan.stream.disarm(chan.role) {
-        bell::ring(chan.bell());
-    }
-    if chan.side().tx_state.load(SeqCst) == RING {
-        conn.note(why);
-        tx_after(conn, chan, why);
-    }
-}
-
 /// Back to TCP in both directions, for good. What is in the rings is still read from them.
 pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     let inside = conn.enter();
@@ -365,16 +187,7 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     };
     let (stream, side) = (&chan.stream, chan.side());
     conn.note(why);
-    {
-        let _tx = side.tx_lock.lock();
-        stream.close(chan.role);
-    }
-    if stream.disarm(chan.role) {
-        bell::ring(chan.bell());
-    }
-    if side.tx_state.load(SeqCst) == RING {
-        tx_after(conn, chan, why);
-    }
+    close_sending(conn, chan, why);
     if chan.carrier != Carrier::Here {
         let out_of_sight = matches!(why, Why::Exec | Why::Passed | Why::Stdio | Why::Splice);
         return hosts::want_tcp(conn, chan, out_of_sight, why);
@@ -401,22 +214,7 @@ pub(crate) fn end_with_unread(conn: &'static Conn) {
     if chan.carrier != Carrier::Here || conn.holders(&inside) != 1 {
         return;
     }
-    if rx::ring_bytes(chan).is_some_and(|n| n > 0) {
-        rx::lost(conn, chan);
-    }
-}
-
-/// What the process does from now on is not seen: every connection goes back, and none leaves TCP any more.
-pub(crate) fn everything_back() {
-    turn_off();
-    crate::dgram::everything_plain(Why::IoUring);
-    let mut all = Vec::new();
-    crate::table::each(0, usize::MAX, |_, entry| {
-        if let crate::table::Entry::Conn(conn) = entry {
-            all.push(conn);
-        }
-    });
-    for conn in all {
-        downgrade(conn, Why::IoUring);
+    if fetch::ring_bytes(chan).is_some_and(|n| n > 0) {
+        conn.reset(chan, Why::SideLost);
     }
 }

@@ -1,14 +1,18 @@
 //! A lock in memory that several processes share. A holder that has died does not keep it.
 
-use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::kernel;
 
 /// The holder's process number, and the top bit when somebody waits; 0: free.
 #[repr(transparent)]
 pub(crate) struct SharedLock(AtomicU32);
 
 const WAITED: u32 = 1 << 31;
+
+/// After so long a holder is looked for.
+const PATIENCE_MS: i64 = 100;
 
 static OWN: AtomicU32 = AtomicU32::new(0);
 
@@ -67,28 +71,9 @@ impl SharedLock {
             {
                 continue;
             }
-            let patience = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 100_000_000,
-            };
-            // SAFETY: the word outlives the call.
-            let rc = unsafe {
-                crate::next::syscall(
-                    libc::SYS_futex,
-                    self.0.as_ptr() as libc::c_long,
-                    libc::FUTEX_WAIT.into(),
-                    waited.into(),
-                    (&raw const patience) as libc::c_long,
-                    0,
-                    0,
-                )
-            };
+            let errno = kernel::sleep_on(self.0.as_ptr(), waited, PATIENCE_MS);
             let holder = waited & !WAITED;
-            if rc != 0
-                && crate::errno() == libc::ETIMEDOUT
-                && holder != own
-                && weft_sys::process::is_gone(holder)
-            {
+            if errno == libc::ETIMEDOUT && holder != own && weft_sys::process::is_gone(holder) {
                 let _ = self
                     .0
                     .compare_exchange(waited, 0, Ordering::AcqRel, Relaxed);
@@ -105,18 +90,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let lock = &self.0.0;
         if lock.swap(0, Release) & WAITED != 0 {
-            // SAFETY: the word outlives the call.
-            unsafe {
-                crate::next::syscall(
-                    libc::SYS_futex,
-                    lock.as_ptr() as libc::c_long,
-                    libc::FUTEX_WAKE.into(),
-                    1,
-                    null_mut::<()>() as libc::c_long,
-                    0,
-                    0,
-                );
-            }
+            kernel::wake(lock.as_ptr(), 1);
         }
     }
 }

@@ -1,61 +1,16 @@
 //! The functions that ours stand in front of.
-//!
-//! # Safety
-//!
-//! Each is found by its name with `dlsym(RTLD_NEXT)`, once, and called with the signature that its manual page gives.
 
 #![allow(non_snake_case, reason = "the C library's names")]
 
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, gid_t, iovec, mmsghdr,
-    msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
-    timeval, uid_t,
+    msghdr, nfds_t, off_t, pid_t, pollfd, sighandler_t, sigset_t, size_t, sockaddr, socklen_t,
+    ssize_t, timespec, timeval, uid_t,
 };
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// The function of this name behind ours; null when there is none.
-pub(crate) fn find(name: &CStr) -> *mut c_void {
-    // SAFETY: a name with its end.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
-}
+weft_sys::next! {
+    "C-unwind"
 
-/// What a function returns that the C library lacks.
-fn missing<T: From<i8>>() -> T {
-    crate::set_errno(libc::ENOSYS);
-    T::from(-1)
-}
-
-macro_rules! functions {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        /// # Safety
-        /// As its manual page says.
-        #[inline]
-        pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
-            static FUNCTION: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-            let mut function = FUNCTION.load(Relaxed);
-            if function.is_null() {
-                function = find(const {
-                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!("a name with a zero byte"),
-                    }
-                });
-                if function.is_null() {
-                    return missing();
-                }
-                FUNCTION.store(function, Relaxed);
-            }
-            type Function = unsafe extern "C-unwind" fn($($type),*) -> $result;
-            // SAFETY: the C library's function of this name has this signature.
-            let function = unsafe { std::mem::transmute::<*mut c_void, Function>(function) };
-            // SAFETY: the caller's promise.
-            unsafe { function($($arg),*) }
-        }
-    )*};
-}
-
-functions! {
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     listen(fd: c_int, backlog: c_int) -> c_int;
@@ -100,6 +55,9 @@ functions! {
     ioctl(fd: c_int, op: c_ulong, arg: c_ulong) -> c_int;
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
     fclose(file: *mut libc::FILE) -> c_int;
+    fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    fread(to: *mut c_void, size: size_t, n: size_t, file: *mut libc::FILE) -> size_t;
+    fread_unlocked(to: *mut c_void, size: size_t, n: size_t, file: *mut libc::FILE) -> size_t;
 
     execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int;
     execv(path: *const c_char, argv: *const *const c_char) -> c_int;
@@ -110,12 +68,15 @@ functions! {
     posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
     posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
     system(command: *const c_char) -> c_int;
+    popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE;
     fork() -> pid_t;
     _Fork() -> pid_t;
     clone(run: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int;
     remap_file_pages(at: *mut c_void, len: size_t, prot: c_int, page: size_t, flags: c_int) -> c_int;
+    shmat(segment: c_int, at: *const c_void, flags: c_int) -> *mut c_void;
     shmdt(at: *const c_void) -> c_int;
 
+    signal(number: c_int, handler: sighandler_t) -> sighandler_t;
     sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
     pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
     sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
@@ -139,74 +100,4 @@ functions! {
     unshare(flags: c_int) -> c_int;
     setns(fd: c_int, kind: c_int) -> c_int;
     prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
-}
-
-/// # Safety
-/// As its manual page says.
-pub(crate) unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-    // SAFETY: the C library's function has this signature.
-    unsafe {
-        let function: unsafe extern "C-unwind" fn(c_int, *const c_char) -> *mut libc::FILE =
-            std::mem::transmute(find(c"fdopen"));
-        function(fd, mode)
-    }
-}
-
-/// # Safety
-/// As its manual page says.
-pub(crate) unsafe fn shmat(segment: c_int, at: *const c_void, flags: c_int) -> *mut c_void {
-    // SAFETY: the C library's function has this signature.
-    unsafe {
-        let function: unsafe extern "C" fn(c_int, *const c_void, c_int) -> *mut c_void =
-            std::mem::transmute(find(c"shmat"));
-        function(segment, at, flags)
-    }
-}
-
-/// # Safety
-/// As its manual page says.
-pub(crate) unsafe fn signal(number: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
-    // SAFETY: the C library's function has this signature.
-    unsafe {
-        let function: unsafe extern "C" fn(c_int, libc::sighandler_t) -> libc::sighandler_t =
-            std::mem::transmute(find(c"signal"));
-        function(number, handler)
-    }
-}
-
-macro_rules! freads {
-    ($($name:ident, $text:literal;)*) => {$(
-        /// # Safety
-        /// As its manual page says.
-        pub(crate) unsafe fn $name(to: *mut c_void, size: size_t, n: size_t, file: *mut libc::FILE) -> size_t {
-            static FUNCTION: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-            let mut function = FUNCTION.load(Relaxed);
-            if function.is_null() {
-                function = find($text);
-                FUNCTION.store(function, Relaxed);
-            }
-            // SAFETY: the C library's function has this signature.
-            unsafe {
-                let function: unsafe extern "C-unwind" fn(*mut c_void, size_t, size_t, *mut libc::FILE) -> size_t =
-                    std::mem::transmute(function);
-                function(to, size, n, file)
-            }
-        }
-    )*};
-}
-
-freads! {
-    fread, c"fread";
-    fread_unlocked, c"fread_unlocked";
-}
-
-/// # Safety
-/// As its manual page says.
-pub(crate) unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-    // SAFETY: the C library's function has this signature.
-    unsafe {
-        let function: unsafe extern "C-unwind" fn(*const c_char, *const c_char) -> *mut libc::FILE =
-            std::mem::transmute(find(c"popen"));
-        function(command, mode)
-    }
 }

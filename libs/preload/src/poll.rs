@@ -10,10 +10,11 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::RING;
 
-use crate::conn::{BOTH, Conn, Inside};
+use crate::chan::BOTH;
+use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
-use crate::{dgram, hosts, late, next, rx, spin, table, tx};
+use crate::{clock, dgram, hosts, kernel, late, next, rx, spin};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -34,12 +35,8 @@ fn wait_tcp(conn: &'static Conn, inside: Inside) -> Waiting {
 
 fn is_ours(fd: c_int) -> bool {
     dgram::ready::is_ours(fd)
-        || table::conn(fd).is_some_and(|conn| {
-            matches!(
-                conn.phase.load(SeqCst),
-                crate::conn::PROBING | crate::conn::LINKED
-            )
-        })
+        || conn::of(fd)
+            .is_some_and(|conn| matches!(conn.phase.load(SeqCst), conn::PROBING | conn::LINKED))
 }
 
 /// What is asked of the kernel in place of the program's list.
@@ -64,11 +61,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         datagrams: Vec::new(),
     };
     let mut put = |at: usize, fd: c_int, events: c_short| {
-        out.fds.push(pollfd {
-            fd,
-            events,
-            revents: 0,
-        });
+        out.fds.push(kernel::entry(fd, events));
         out.of.push(at);
     };
     for (at, one) in list.iter().enumerate() {
@@ -80,7 +73,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
                 continue;
             }
         }
-        let Some((conn, inside)) = table::enter(one.fd).filter(|_| is_ours(one.fd)) else {
+        let Some((conn, inside)) = conn::enter(one.fd).filter(|_| is_ours(one.fd)) else {
             put(at, one.fd, one.events);
             continue;
         };
@@ -94,24 +87,18 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if chan.side().rx_state.load(SeqCst) == BOTH {
             hosts::leave_both(conn, chan);
         }
-        let (tx, rx) = Conn::mode(chan);
+        let (tx, rx) = chan.mode();
         if rx == RING {
-            rx::take_bell_for_poll(conn, chan, &waiting.1);
+            rx::take_bell_for_poll(chan);
         }
-        match (rx == RING, tx == RING) {
-            (true, true) => put(at, chan.bell(), one.events),
-            (false, false) => put(at, one.fd, one.events),
-            (true, false) => {
-                put(at, chan.bell(), one.events & !OUT);
-                if one.events & OUT != 0 {
-                    put(at, one.fd, one.events & OUT);
-                }
-            }
-            (false, true) => {
-                put(at, one.fd, one.events & !OUT);
-                if one.events & OUT != 0 {
-                    put(at, chan.bell(), one.events & OUT);
-                }
+        let carrier = |mode| if mode == RING { chan.bell() } else { one.fd };
+        let (input, output) = (carrier(rx), carrier(tx));
+        if input == output {
+            put(at, input, one.events);
+        } else {
+            put(at, input, one.events & !OUT);
+            if one.events & OUT != 0 {
+                put(at, output, one.events & OUT);
             }
         }
         if rx == BOTH && one.events & !OUT != 0 {
@@ -140,14 +127,8 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
         let mut revents = got.revents;
         if got.fd != list[at].fd && revents & libc::POLLHUP != 0 {
             // The peer's end of the bell is closed: what TCP says of it counts.
-            let mut tcp = pollfd {
-                fd: list[at].fd,
-                events: list[at].events,
-                revents: 0,
-            };
-            // SAFETY: one entry.
-            unsafe { next::poll(&raw mut tcp, 1, 0) };
-            revents = revents & !(libc::POLLHUP | libc::POLLERR) | tcp.revents;
+            let tcp = kernel::poll_one(list[at].fd, list[at].events, 0);
+            revents = revents & !(libc::POLLHUP | libc::POLLERR) | tcp;
         }
         list[at].revents |= revents;
     }
@@ -167,10 +148,10 @@ struct Seen {
 
 /// What the rings say of one entry: its answer. `None`: the kernel has to be asked.
 fn by_ring(one: pollfd) -> Option<c_short> {
-    let (conn, inside) = table::enter(one.fd)?;
+    let (conn, inside) = conn::enter(one.fd)?;
     let chan = conn.chan(&inside)?;
     let (stream, side) = (&chan.stream, chan.side());
-    let (tx_mode, rx_mode) = Conn::mode(chan);
+    let (tx_mode, rx_mode) = chan.mode();
     let (wants_in, wants_out) = (one.events & !OUT != 0, one.events & OUT != 0);
     if rx_mode != RING || wants_out && tx_mode != RING || one.events & libc::POLLPRI != 0 {
         return None;
@@ -186,7 +167,7 @@ fn by_ring(one: pollfd) -> Option<c_short> {
             _ => return None,
         }
     }
-    if wants_out && tx::is_writable(chan)? {
+    if wants_out && chan.is_writable()? {
         answer |= one.events & (libc::POLLOUT | libc::POLLWRNORM);
     }
     Some(answer)
@@ -225,7 +206,7 @@ thread_local! {
 fn is_due() -> bool {
     let (turns, asked) = UNASKED.get();
     UNASKED.set((turns + 1, asked));
-    turns >= late::TURNS || spin::now().wrapping_sub(asked) > late::BOUND
+    turns >= late::TURNS || clock::now().wrapping_sub(asked) > late::BOUND
 }
 
 /// Looks at the rings of a list first, for a moment where the program would wait. `Some`: that is the answer.
@@ -247,7 +228,7 @@ fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
     if may_wait && !is_due() {
         return Some(seen.ready);
     }
-    UNASKED.set((0, spin::now()));
+    UNASKED.set((0, clock::now()));
     None
 }
 
@@ -347,11 +328,7 @@ fn list(n: c_int, r: *const fd_set, w: *const fd_set, e: *const fd_set) -> Optio
             }
         }
         if events != 0 {
-            out.push(pollfd {
-                fd,
-                events,
-                revents: 0,
-            });
+            out.push(kernel::entry(fd, events));
         }
     }
     Some(out)
@@ -395,11 +372,6 @@ unsafe fn by_poll(
     total
 }
 
-fn now() -> i128 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
-}
-
 /// # Safety
 /// As `select(2)`.
 pub(crate) unsafe fn select(
@@ -427,12 +399,12 @@ pub(crate) unsafe fn select(
         tv_sec: given.tv_sec.saturating_add(given.tv_usec / 1_000_000),
         tv_nsec: given.tv_usec % 1_000_000 * 1000,
     };
-    let began = now();
+    let began = clock::now();
     // SAFETY: the caller's promise.
     let rc = unsafe { by_poll(asked, [r, w, e], &raw const wait, std::ptr::null()) };
     // Linux tells what is left.
     let all = i128::from(wait.tv_sec) * 1_000_000_000 + i128::from(wait.tv_nsec);
-    let left = (all - (now() - began)).max(0);
+    let left = (all - i128::from(clock::now() - began)).max(0);
     // SAFETY: the caller's promise.
     unsafe {
         (*timeout).tv_sec = (left / 1_000_000_000) as i64;

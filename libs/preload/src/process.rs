@@ -12,11 +12,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 use weft_run::meet::Why;
 
-use crate::conn::{Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
-use crate::io::doors;
+use crate::conn::{self, Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
 use crate::lend::memory::Sharing;
-use crate::table::{self, Entry};
-use crate::{dgram, fd, late, ledger, lend, link, lock, next, ready};
+use crate::{dgram, fd, kernel, late, ledger, lend, link, lock, next, sets, table};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -56,19 +54,6 @@ fn counter() -> *mut AtomicU32 {
     null_mut()
 }
 
-/// Calls `f` once for each connection of the table.
-pub(crate) fn each_conn(mut f: impl FnMut(c_int, &'static Conn)) {
-    let mut seen: Vec<*const Conn> = Vec::new();
-    table::each(0, usize::MAX, |fd, entry| {
-        if let Entry::Conn(conn) = entry
-            && !seen.contains(&std::ptr::from_ref(conn))
-        {
-            seen.push(conn);
-            f(fd, conn);
-        }
-    });
-}
-
 thread_local! {
     /// Held from before a fork until after it, so that the child finds nothing half done.
     static HELD: Cell<Option<(Locks, late::Lists)>> = const { Cell::new(None) };
@@ -82,10 +67,10 @@ extern "C" fn before_fork() {
     dgram::fork::before();
     let guard = big();
     let lists = late::before_fork(&guard);
-    each_conn(|_, conn| {
+    conn::each(|_, conn| {
         if let Some(chan) = conn.chan_slow(&guard) {
             chan.side().holders.fetch_add(1, SeqCst);
-            ready::shared_by_fork();
+            sets::shared_by_fork();
         } else if matches!(conn.phase.load(SeqCst), FRESH | PROBING) {
             let mut shared = conn.shared.load(SeqCst);
             if shared.is_null() {
@@ -117,20 +102,20 @@ extern "C" fn in_child() {
     lock::after_fork();
     lend::after_fork();
     ledger::after_fork();
-    ready::after_fork();
+    sets::after_fork();
     dgram::fork::in_child();
-    each_conn(|_, conn| {
+    conn::each(|_, conn| {
         // The parent's threads are not here.
         conn.in_rx.store(0, SeqCst);
         conn.in_tx.store(0, SeqCst);
-        conn.row.store(0, SeqCst);
+        conn.row.forget();
     });
 }
 
 /// A fork that failed has counted a child that is not there.
 fn no_child() {
     let guard = big();
-    each_conn(|_, conn| {
+    conn::each(|_, conn| {
         if let Some(chan) = conn.chan_slow(&guard) {
             chan.side().holders.fetch_sub(1, SeqCst);
         // SAFETY: a counter in the mapping.
@@ -158,11 +143,8 @@ pub(crate) fn before_exec() -> lend::Finishing {
 fn before_spawn() -> Vec<&'static Conn> {
     dgram::fork::before_exec();
     let mut inherited = Vec::new();
-    table::each(0, usize::MAX, |number, entry| {
-        if let Entry::Conn(conn) = entry
-            && matches!(conn.phase.load(SeqCst), LINKED | PROBING)
-            && !fd::closes_on_exec(number)
-        {
+    table::each_socket(|number, conn: &'static Conn| {
+        if matches!(conn.phase.load(SeqCst), LINKED | PROBING) && !kernel::closes_on_exec(number) {
             inherited.push(conn);
         }
     });
@@ -172,7 +154,9 @@ fn before_spawn() -> Vec<&'static Conn> {
     inherited
 }
 
-doors! {
+weft_sys::doors! {
+    "C-unwind"
+
     fn vfork() -> pid_t {
         // A child that shares our memory would change our tables.
         fork()
@@ -199,31 +183,6 @@ doors! {
         next::clone(run, stack, flags, arg, parent, tls, child)
     }
 
-    fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::execve(path, argv, envp)
-    }
-
-    fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::execv(path, argv)
-    }
-
-    fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::execvp(file, argv)
-    }
-
-    fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::execvpe(file, argv, envp)
-    }
-
-    fn fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        let _nothing_lent = before_exec();
-        next::fexecve(file, argv, envp)
-    }
-
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
         before_spawn();
         next::posix_spawn(pid, path, actions, attr, argv, envp)
@@ -235,7 +194,7 @@ doors! {
     }
 
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
-        if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Exec); }
+        if let Some(conn) = conn::of(fd) { link::downgrade(conn, Why::Exec); }
         dgram::make_plain(fd, Why::Exec);
         next::posix_spawn_file_actions_adddup2(actions, fd, to)
     }
@@ -252,18 +211,35 @@ doors! {
 
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
         // The C library reads and writes by itself from now on.
-        if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Stdio); }
+        if let Some(conn) = conn::of(fd) { link::downgrade(conn, Why::Stdio); }
         dgram::make_plain(fd, Why::Stdio);
         next::fdopen(fd, mode)
     }
 
     fn fclose(file: *mut libc::FILE) -> c_int {
         let number = if file.is_null() { -1 } else { libc::fileno(file) };
-        if table::conn(number).is_some() || dgram::of(number).is_some() {
+        if conn::of(number).is_some() || dgram::of(number).is_some() {
             let rc = next::fclose(file);
-            crate::fd::forget(number);
+            fd::forget(number);
             return rc;
         }
         next::fclose(file)
     }
+}
+
+macro_rules! execs {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::doors! {"C-unwind" $(
+        fn $name($($arg: $type),*) -> c_int {
+            let _nothing_lent = before_exec();
+            next::$name($($arg),*)
+        }
+    )*}};
+}
+
+execs! {
+    execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
+    execv(path: *const c_char, argv: *const *const c_char);
+    execvp(file: *const c_char, argv: *const *const c_char);
+    execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
+    fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char);
 }

@@ -11,16 +11,12 @@ use weft_run::ledger::{Carrier, RING, TCP, Word};
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
-use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING, Side};
+use crate::chan::{BOTH, Chan, Side};
+use crate::conn::{self, Conn, LINKED, PROBING};
 use crate::fetch::{self, Took};
-use crate::lend::{self, memory};
-use crate::{hosts, late, ledger, link, next, ready, set_errno, signal, spin, table};
-
-/// Bytes of the vector.
-pub(crate) fn total(iov: &[iovec]) -> usize {
-    iov.iter()
-        .fold(0, |sum, one| sum.saturating_add(one.iov_len))
-}
+use crate::iov::{cut, total};
+use crate::lend::memory;
+use crate::{clock, direction, hosts, kernel, late, link, ready, set_errno, signal};
 
 /// What the ring gave.
 enum Step {
@@ -48,7 +44,7 @@ pub(crate) unsafe fn receive(
     flags: c_int,
     real: impl Fn() -> ssize_t,
 ) -> ssize_t {
-    let Some(conn) = table::conn(fd) else {
+    let Some(conn) = conn::of(fd) else {
         return real();
     };
     if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
@@ -67,7 +63,7 @@ unsafe fn receive_looking(
     flags: c_int,
     real: &dyn Fn() -> ssize_t,
 ) -> ssize_t {
-    let Some((conn, inside)) = table::enter(fd) else {
+    let Some((conn, inside)) = conn::enter(fd) else {
         return real();
     };
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
@@ -99,7 +95,7 @@ unsafe fn receive_looking(
             TCP => {
                 side.run.store(0, Relaxed);
                 let is_here = chan.carrier == Carrier::Here;
-                if is_here && link::try_switch_rx(conn, chan, &inside) {
+                if is_here && direction::try_switch_rx(conn, chan, &inside) {
                     continue;
                 }
                 if !is_here {
@@ -108,7 +104,7 @@ unsafe fn receive_looking(
                 if let Some(n) = over_tcp(conn, Some(chan), iov, flags, real) {
                     acknowledge(fd, side, n);
                     if n > 0 && is_here {
-                        link::try_switch_rx(conn, chan, &inside);
+                        direction::try_switch_rx(conn, chan, &inside);
                     }
                     return n;
                 }
@@ -133,7 +129,7 @@ unsafe fn receive_looking(
                 acknowledge(fd, side, n);
                 if n > 0 && flags & ASIDE == 0 {
                     conn.rx_count.fetch_add(n as u64, Relaxed);
-                    ledger::tcp(conn);
+                    conn.tell_tcp();
                 }
                 return n;
             }
@@ -147,22 +143,15 @@ const SHORT: ssize_t = 4096;
 /// After a receive over TCP: where what goes out goes over the ring, no segment of ours acknowledges it.
 fn acknowledge(fd: c_int, side: &Side, n: ssize_t) {
     if (1..=SHORT).contains(&n) && side.tx_state.load(Relaxed) == RING {
-        link::acknowledge(fd);
+        direction::acknowledge(fd);
     }
 }
 
 /// What a vector still has room for, from wherever it comes now. 0 when there is no more.
 unsafe fn remainder(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
-    let mut left = cut(iov, got);
-    let (to, len) = (left.as_mut_ptr(), left.len());
-    let real = || {
-        // SAFETY: all zeros is the empty message.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = to;
-        message.msg_iovlen = len;
-        // SAFETY: the caller's promise.
-        unsafe { next::recvmsg(fd, &raw mut message, flags) }
-    };
+    let left = cut(iov, got);
+    // SAFETY: the caller's promise.
+    let real = || unsafe { kernel::receive(fd, &left, flags) };
     // SAFETY: the caller's promise.
     unsafe { receive_looking(fd, &left, flags, &real) }.max(0)
 }
@@ -187,7 +176,7 @@ fn over_tcp(
             hosts::note_received(conn, iov, n as u64);
         }
         conn.rx_count.fetch_add(n as u64, SeqCst);
-        ledger::tcp(conn);
+        conn.tell_tcp();
     } else if n < 0 {
         // A program that looks again and again receives nothing by that: the peer has not done its part yet.
         link::untick(conn);
@@ -201,55 +190,9 @@ unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     if flags & libc::MSG_WAITALL == 0 {
         return got as ssize_t;
     }
-    let mut left = cut(iov, got);
-    // SAFETY: all zeros is the empty message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = left.as_mut_ptr();
-    message.msg_iovlen = left.len();
     // SAFETY: the caller's promise.
-    let n = unsafe { next::recvmsg(fd, &raw mut message, flags) };
+    let n = unsafe { kernel::receive(fd, &cut(iov, got), flags) };
     (got as ssize_t) + n.max(0)
-}
-
-/// The vector without its first bytes.
-pub(crate) fn cut(iov: &[iovec], mut skip: usize) -> Vec<iovec> {
-    let mut out = Vec::with_capacity(iov.len());
-    for one in iov {
-        if skip >= one.iov_len {
-            skip -= one.iov_len;
-            continue;
-        }
-        out.push(iovec {
-            iov_base: one.iov_base.wrapping_byte_add(skip),
-            iov_len: one.iov_len - skip,
-        });
-        skip = 0;
-    }
-    out
-}
-
-/// Calls `f(address, length, bytes before it)` for the pieces of the vector between `from` and `from + n`.
-pub(crate) fn each_piece(
-    iov: &[iovec],
-    from: usize,
-    n: usize,
-    mut f: impl FnMut(*mut u8, usize, usize),
-) {
-    let (mut skip, mut left, mut done) = (from, n, 0);
-    for one in iov {
-        if left == 0 {
-            return;
-        }
-        if skip >= one.iov_len {
-            skip -= one.iov_len;
-            continue;
-        }
-        let now = left.min(one.iov_len - skip);
-        f(one.iov_base.cast::<u8>().wrapping_add(skip), now, done);
-        skip = 0;
-        left -= now;
-        done += now;
-    }
 }
 
 /// What has come so far, or else why nothing did.
@@ -279,7 +222,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             }
             let head = side.head.load(Relaxed);
             let Ok((ready, is_closed)) = stream.ready(peer, head) else {
-                return Step::Done(broken(conn, chan));
+                return Step::Done(conn.reset(chan, Why::Broken));
             };
             if ready > 0 {
                 // SAFETY: the caller's buffers.
@@ -302,8 +245,8 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                     Took::Busy => is_busy = true,
                     _ if got > 0 => return Step::Done(got as ssize_t),
                     Took::Fault => return Step::Done(failed(libc::EFAULT)),
-                    Took::Broken => return Step::Done(broken(conn, chan)),
-                    Took::Lost => return Step::Done(end(conn, chan, lend::LOST)),
+                    Took::Broken => return Step::Done(conn.reset(chan, Why::Broken)),
+                    Took::Lost => return Step::Done(conn.reset(chan, Why::SourceLost)),
                 }
             }
             closed = is_closed && !is_busy;
@@ -323,7 +266,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
         }
         if is_busy {
             if bell::is_cut(chan.bell()) {
-                return Step::Done(end(conn, chan, lend::LOST));
+                return Step::Done(conn.reset(chan, Why::SourceLost));
             }
             if may_not_block(chan, flags) {
                 return Step::Done(failed(libc::EAGAIN));
@@ -334,7 +277,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
         if closed || ended {
             // The rest of the stream, or its end, is TCP's.
             if !closed && hosts::is_lost(chan, peer) {
-                return Step::Done(lost(conn, chan));
+                return Step::Done(conn.reset(chan, Why::SideLost));
             }
             if !closed || (chan.carrier == Carrier::Here && stream.has_finished(peer)) {
                 await_end(conn);
@@ -344,7 +287,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             } else {
                 Why::None
             };
-            link::rx_after(conn, chan, why);
+            direction::rx_after(conn, chan, why);
             return Step::Tcp(got);
         }
         if may_not_block(chan, flags) {
@@ -361,7 +304,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             continue;
         }
         spun = false;
-        ledger::count(conn, Word::Sleeps, 1);
+        conn.row.count(Word::Sleeps, 1);
         match bell::wait_in(chan.bell()) {
             Heard::Alive => ended = bell::is_cut_in_fill(chan),
             Heard::End => ended = true,
@@ -381,7 +324,7 @@ fn was_just_probed(chan: &Chan) -> bool {
     if !is_only_looked_at(chan) {
         return false;
     }
-    let now = spin::about_now();
+    let now = clock::about_now();
     if now.wrapping_sub(side.probed.load(Relaxed)) < THERE {
         return true;
     }
@@ -401,7 +344,7 @@ fn is_still_empty(chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, false)))
         && is_only_looked_at(chan)
-        && spin::about_now().wrapping_sub(side.probed.load(Relaxed)) < THERE
+        && clock::about_now().wrapping_sub(side.probed.load(Relaxed)) < THERE
 }
 
 /// Whether the call must not wait, by its flags or its descriptor.
@@ -423,55 +366,15 @@ fn spin(chan: &Chan) {
 const END_MS: c_int = 2000;
 
 fn await_end(conn: &Conn) {
-    let fd = crate::fd::any(conn);
-    if fd < 0 {
-        return;
-    }
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLIN | libc::POLLRDHUP,
-        revents: 0,
-    };
-    // SAFETY: one entry.
-    unsafe { next::poll(&raw mut poll, 1, END_MS) };
-}
-
-/// The peer wrote what no honest peer writes: the connection is at its end, as after a reset.
-pub(crate) fn broken(conn: &Conn, chan: &Chan) -> ssize_t {
-    end(conn, chan, Why::Broken)
-}
-
-/// The broker, or its connection to the peer's host, is gone with bytes on the way: the same.
-pub(crate) fn lost(conn: &Conn, chan: &Chan) -> ssize_t {
-    end(conn, chan, Why::SideLost)
-}
-
-fn end(conn: &Conn, chan: &Chan, why: Why) -> ssize_t {
-    conn.note(why);
-    let fd = crate::fd::any(conn);
+    let fd = conn.descriptor();
     if fd >= 0 {
-        // SAFETY: our socket.
-        unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
+        kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, END_MS);
     }
-    // SAFETY: our bell.
-    unsafe { next::shutdown(chan.bell(), libc::SHUT_RDWR) };
-    failed(libc::ECONNRESET)
-}
-
-/// Bytes that can be read from the ring; `None` where the stream comes over TCP.
-pub(crate) fn ring_bytes(chan: &Chan) -> Option<usize> {
-    let side = chan.side();
-    if side.rx_state.load(SeqCst) != RING {
-        return None;
-    }
-    let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
-    Some(ready.map_or(0, |(n, _)| fetch::bytes(chan, n)))
 }
 
 /// Before the program waits for the socket by `poll` or `select`: a bell that was left is taken, so that readiness is the ring's.
-pub(crate) fn take_bell_for_poll(conn: &'static Conn, chan: &Chan, _inside: &Inside) {
+pub(crate) fn take_bell_for_poll(chan: &Chan) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    let _ = conn;
     if side.rx_state.load(SeqCst) != RING {
         return;
     }

@@ -55,3 +55,17 @@ pub(crate) fn outside<T>(call: impl FnOnce() -> T) -> T {
     let _inside = Busy(BUSY.replace(null()));
     call()
 }
+
+/// Whether a signal that the program handles ends its waits: one of its handlers was installed without `SA_RESTART`. Which signal it was
+/// that came is not known.
+pub(crate) fn interrupts() -> bool {
+    (1..=64).any(|signal| {
+        // SAFETY: asks for the handler of a signal; zeros are a valid answer.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let rc = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
+        rc == 0
+            && ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction)
+            && action.sa_flags & libc::SA_RESTART == 0
+    })
+}

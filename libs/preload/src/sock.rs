@@ -5,35 +5,34 @@
 //! Each is as safe as its manual page says.
 
 use libc::{
-    c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t,
+    c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t,
     sockaddr, socklen_t, timespec, timeval,
 };
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::{Carrier, RING};
+use weft_run::ledger::Carrier;
 use weft_run::meet::Why;
 
-use crate::conn::{Conn, FRESH, PROBING};
+use crate::conn::{self, Conn, FRESH, PROBING};
 use crate::full::{patient, patient_until};
-use crate::io::doors;
 use crate::table::{self, Entry};
-use crate::{dgram, fd as descriptor, hosts, late, ledger, link, next, poll as readiness, ready};
+use crate::{
+    dgram, direction, fd as descriptor, hosts, kernel, late, ledger, link, next, poll as readiness,
+    ready, sets, settings,
+};
 
 /// A descriptor is new: whatever was known of its number is of the past.
 fn fresh(fd: c_int) {
-    if fd >= 0 {
-        match table::get(fd) {
-            Entry::None => {}
-            // It was closed behind our back; what is left of it goes without touching the descriptor.
-            _ => descriptor::forget(fd),
-        }
+    if fd >= 0 && table::get(fd) != Entry::NONE {
+        // It was closed behind our back; what is left of it goes without touching the descriptor.
+        descriptor::forget(fd);
     }
 }
 
 fn follow(fd: c_int, phase: u32) {
     // The C library's streams stand on the first three, and read and write by themselves.
-    if fd > libc::STDERR_FILENO && table::holds(fd) && !link::is_off() {
-        table::put(fd, Entry::Conn(Conn::new(phase)));
+    if fd > libc::STDERR_FILENO && table::holds(fd) && !settings::is_off() {
+        table::put(fd, Entry::socket(Conn::new(phase)));
     }
 }
 
@@ -42,22 +41,6 @@ fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
     matches!(domain, libc::AF_INET | libc::AF_INET6)
         && kind == libc::SOCK_STREAM
         && matches!(protocol, 0 | libc::IPPROTO_TCP)
-}
-
-fn option(fd: c_int, name: c_int) -> Option<c_int> {
-    let mut value: c_int = 0;
-    let mut len = size_of::<c_int>() as u32;
-    // SAFETY: an option of that size.
-    let rc = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            name,
-            (&raw mut value).cast(),
-            &raw mut len,
-        )
-    };
-    (rc == 0).then_some(value)
 }
 
 /// A socket that a listener gave: TCP when the listener is.
@@ -69,9 +52,9 @@ fn accepted(listener: c_int, fd: c_int) {
     // A listener that we made known is TCP; another one is asked.
     let known = LISTENERS.iter().any(|slot| slot.load(Relaxed) == listener);
     let tcp = known
-        || (option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+        || (kernel::number(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
             && matches!(
-                option(fd, libc::SO_DOMAIN),
+                kernel::number(fd, libc::SO_DOMAIN),
                 Some(libc::AF_INET | libc::AF_INET6)
             ));
     if tcp {
@@ -90,15 +73,9 @@ pub(crate) fn no_listener(fd: c_int) {
     }
 }
 
-/// Whether bytes may be left in the ring of this socket.
-pub(crate) fn is_ring_in(fd: c_int) -> bool {
-    table::enter(fd).is_some_and(|(conn, inside)| {
-        conn.chan(&inside)
-            .is_some_and(|chan| chan.side().rx_state.load(SeqCst) == RING)
-    })
-}
+weft_sys::doors! {
+    "C-unwind"
 
-doors! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let fd = next::socket(domain, kind, protocol);
         if fd >= 0 {
@@ -112,7 +89,7 @@ doors! {
 
     fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
         let rc = next::connect(fd, addr, len);
-        if let Some(conn) = table::conn(fd)
+        if let Some(conn) = conn::of(fd)
             && (rc == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR)
             && conn.phase.compare_exchange(FRESH, PROBING, SeqCst, Relaxed).is_ok()
         {
@@ -125,7 +102,7 @@ doors! {
 
     fn listen(fd: c_int, backlog: c_int) -> c_int {
         let rc = next::listen(fd, backlog);
-        if rc == 0 && table::conn(fd).is_some() {
+        if rc == 0 && conn::of(fd).is_some() {
             descriptor::forget(fd);
             if let Some(free) = LISTENERS.iter().find(|slot| slot.load(Relaxed) < 0) {
                 free.store(fd, Relaxed);
@@ -148,12 +125,12 @@ doors! {
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
         dgram::make_plain(fd, Why::ShutRead);
-        let Some((conn, inside)) = table::enter(fd) else { return next::shutdown(fd, how) };
+        let Some((conn, inside)) = conn::enter(fd) else { return next::shutdown(fd, how) };
         if how == libc::SHUT_RD { link::downgrade(conn, Why::ShutRead); }
         let rc = next::shutdown(fd, how);
         if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
             // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
-            link::tx_after(conn, chan, Why::None);
+            direction::tx_after(conn, chan, Why::None);
             if chan.carrier == Carrier::Here { chan.stream.shut(chan.role); next::shutdown(chan.bell(), how); } else { hosts::shut_write(chan); }
         }
         rc
@@ -163,7 +140,7 @@ doors! {
         let rc = next::setsockopt(fd, level, name, value, len);
         if rc != 0 { return rc; }
         dgram::options::set(fd, level, name, value, len);
-        let Some((conn, inside)) = table::enter(fd) else { return rc };
+        let Some((conn, inside)) = conn::enter(fd) else { return rc };
         match (level, name) {
             // A send's limit is TCP's to keep: waits for room in the ring are shorter.
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
@@ -208,19 +185,26 @@ doors! {
     fn epoll_create(size: c_int) -> c_int {
         let fd = next::epoll_create(size);
         fresh(fd);
-        ready::new_set(fd);
+        sets::new_set(fd);
         fd
     }
 
     fn epoll_create1(flags: c_int) -> c_int {
         let fd = next::epoll_create1(flags);
         fresh(fd);
-        ready::new_set(fd);
+        sets::new_set(fd);
         fd
     }
 
     fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-        ready::epoll_ctl(set, op, fd, event)
+        let Some((conn, inside)) = conn::enter(fd) else {
+            late::be_exact(fd);
+            return dgram::ready::epoll_ctl(set, op, fd, event);
+        };
+        if conn.chan(&inside).is_some_and(|chan| ready::needs_tcp(chan, op, event)) {
+            direction::stop_sending(conn, Why::Epoll);
+        }
+        ready::epoll_ctl(conn, &inside, (set, op, fd), event)
     }
 
     fn epoll_wait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
@@ -229,7 +213,7 @@ doors! {
                 next::epoll_wait(set, events, n, if must_not_wait { 0 } else { timeout })
             })
         });
-        ready::merge(events, n)
+        sets::merge(events, n)
     }
 
     fn epoll_pwait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
@@ -238,7 +222,7 @@ doors! {
                 next::epoll_pwait(set, events, n, if must_not_wait { 0 } else { timeout }, mask)
             })
         });
-        ready::merge(events, n)
+        sets::merge(events, n)
     }
 
     fn epoll_pwait2(set: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
@@ -249,7 +233,7 @@ doors! {
                 next::epoll_pwait2(set, events, n, if must_not_wait { &raw const at_once } else { timeout }, mask)
             })
         });
-        ready::merge(events, n)
+        sets::merge(events, n)
     }
 
     fn close(fd: c_int) -> c_int {
@@ -264,8 +248,7 @@ doors! {
     }
 
     fn dup(fd: c_int) -> c_int {
-        if let Entry::Hidden = table::get(fd) {
-            crate::set_errno(libc::EBADF);
+        if table::refuses(fd) {
             return -1;
         }
         let new = next::dup(fd);
@@ -287,9 +270,5 @@ doors! {
 
     fn ioctl(fd: c_int, op: c_ulong, arg: c_ulong) -> c_int {
         descriptor::ioctl(fd, op, arg, || next::ioctl(fd, op, arg))
-    }
-
-    fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
-        crate::direct::syscall(number, [a, b, c, d, e, f])
     }
 }

@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::clock;
+
 /// For how long an empty ring is looked at, in nanoseconds: as long as it takes to put a thread to sleep and to wake it.
 const LOOK: u64 = 20_000;
 /// Others that want this processor get it after so many looks, twice as many, and so on, and each time after so many at last: the peer may be one of them.
@@ -20,27 +22,12 @@ pub(crate) fn spins() -> u32 {
     if weft_sys::cpu_count() < 2 { 0 } else { 200 }
 }
 
-/// Nanoseconds of the machine's clock.
-pub(crate) fn now() -> u64 {
-    nanoseconds(rustix::time::ClockId::Monotonic)
-}
-
-/// The same at the kernel's last tick: a few loads.
-pub(crate) fn about_now() -> u64 {
-    nanoseconds(rustix::time::ClockId::MonotonicCoarse)
-}
-
-fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
-    let now = rustix::time::clock_gettime(clock);
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
-}
-
 /// Looks until there is something, for a moment at most. Returns whether there is.
 fn look(mut is_there: impl FnMut() -> bool) -> bool {
     if spins() == 0 {
         return false;
     }
-    let began = now();
+    let began = clock::now();
     for n in 1_u32.. {
         if is_there() {
             return true;
@@ -49,7 +36,7 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
         if !n.is_multiple_of(8) {
             continue;
         }
-        let at = now();
+        let at = clock::now();
         if at - began > LOOK {
             break;
         }
@@ -57,7 +44,7 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
         if is_early || n.is_multiple_of(YIELD) {
             std::thread::yield_now();
             // Somebody else had it for long: so it is wanted.
-            if now() - at > LOOK {
+            if clock::now() - at > LOOK {
                 break;
             }
         }

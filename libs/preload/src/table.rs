@@ -6,94 +6,85 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire},
 };
 
-use crate::conn::{Conn, Inside};
-use crate::dgram::Dgram;
-
 /// Descriptors from here on stay what they are.
 pub(crate) const MAX_FD: usize = 1 << 16;
 
-/// 0: not ours. Low bits 00: a [`Conn`]. 01: hidden, the library's own. 10: a [`Dgram`]. 11: an epoll set, its number above.
 static TABLE: [AtomicUsize; MAX_FD] = [const { AtomicUsize::new(0) }; MAX_FD];
 
 /// No number above has ever had an entry.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
+/// The low bits of an entry's word.
+const MARKS: usize = 3;
 const HIDDEN: usize = 1;
 const SET: usize = 3;
-const DGRAM: usize = 2;
 
-#[derive(Clone, Copy)]
-pub(crate) enum Entry {
-    None,
-    Hidden,
-    /// An epoll set: a number that no other set of the process has had.
-    Set(usize),
-    Conn(&'static Conn),
-    Dgram(&'static Dgram),
+/// A kind of sockets that are followed. They stand in the table by their addresses.
+///
+/// # Safety
+/// `MARK` is 0 or 2, and no other kind's. Values have addresses that are multiples of four.
+pub(crate) unsafe trait Socket: Sync + 'static {
+    const MARK: usize;
 }
 
-fn of(word: usize) -> Entry {
-    match word {
-        0 => Entry::None,
-        HIDDEN => Entry::Hidden,
-        word if word & 3 == SET => Entry::Set(word >> 2),
-        word if word & 3 == DGRAM => {
-            let at = std::ptr::with_exposed_provenance::<Dgram>(word & !3);
-            // SAFETY: only `put` stores, and what it stores with this mark is an address of a `Dgram`, none of which is ever freed.
-            Entry::Dgram(unsafe { &*at })
-        }
-        // SAFETY: only `put` stores, and what it stores is an address of a `Conn`, none of which is ever freed.
-        word => Entry::Conn(unsafe { &*std::ptr::with_exposed_provenance::<Conn>(word) }),
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry(usize);
+
+impl Entry {
+    /// Not ours.
+    pub(crate) const NONE: Entry = Entry(0);
+    /// The library's own.
+    pub(crate) const HIDDEN: Entry = Entry(HIDDEN);
+
+    /// An epoll set: a number that no other set of the process has had; 0 for one that has two names.
+    pub(crate) fn set(number: usize) -> Entry {
+        Entry(number << 2 | SET)
     }
-}
 
-fn word(entry: Entry) -> usize {
-    match entry {
-        Entry::None => 0,
-        Entry::Hidden => HIDDEN,
-        Entry::Set(number) => number << 2 | SET,
-        Entry::Conn(conn) => std::ptr::from_ref(conn).expose_provenance(),
-        Entry::Dgram(d) => std::ptr::from_ref(d).expose_provenance() | DGRAM,
+    pub(crate) fn socket<T: Socket>(socket: &'static T) -> Entry {
+        Entry(std::ptr::from_ref(socket).expose_provenance() | T::MARK)
+    }
+
+    /// The number of an epoll set.
+    #[inline]
+    pub(crate) fn as_set(self) -> Option<usize> {
+        (self.0 & MARKS == SET).then_some(self.0 >> 2)
+    }
+
+    /// The socket, if it is one of this kind.
+    #[inline]
+    pub(crate) fn as_socket<T: Socket>(self) -> Option<&'static T> {
+        if self == Entry::NONE || self.0 & MARKS != T::MARK {
+            return None;
+        }
+        let at = std::ptr::with_exposed_provenance::<T>(self.0 & !MARKS);
+        // SAFETY: only `socket` makes an entry with this mark, from a reference to a `T` that is never freed.
+        Some(unsafe { &*at })
     }
 }
 
 #[inline]
 pub(crate) fn get(fd: c_int) -> Entry {
     match TABLE.get(fd as usize) {
-        Some(slot) => of(slot.load(Acquire)),
-        None => Entry::None,
+        Some(slot) => Entry(slot.load(Acquire)),
+        None => Entry::NONE,
     }
 }
 
-/// The connection behind a descriptor.
-#[inline]
-pub(crate) fn conn(fd: c_int) -> Option<&'static Conn> {
-    match get(fd) {
-        Entry::Conn(conn) => Some(conn),
-        _ => None,
+/// Whether the program must not use a descriptor; `errno` says so then.
+pub(crate) fn refuses(fd: c_int) -> bool {
+    let is_hidden = get(fd) == Entry::HIDDEN;
+    if is_hidden {
+        crate::set_errno(libc::EBADF);
     }
+    is_hidden
 }
 
-/// The same, with the right to use its channel.
-#[inline]
-pub(crate) fn enter(fd: c_int) -> Option<(&'static Conn, Inside)> {
-    let conn = conn(fd)?;
-    let inside = conn.enter();
-    // It may have been closed, and stand for another socket by now.
-    match self::conn(fd) {
-        Some(now) if std::ptr::eq(now, conn) => Some((conn, inside)),
-        _ => None,
-    }
-}
-
-/// Puts an entry, and returns what was there. A number beyond the table has none.
-pub(crate) fn put(fd: c_int, entry: Entry) -> Entry {
-    if holds(fd) {
+/// Puts an entry. A number beyond the table has none.
+pub(crate) fn put(fd: c_int, entry: Entry) {
+    if let Some(slot) = TABLE.get(fd as usize) {
         HIGHEST.fetch_max(fd as usize, AcqRel);
-    }
-    match TABLE.get(fd as usize) {
-        Some(slot) => of(slot.swap(word(entry), AcqRel)),
-        None => Entry::None,
+        slot.swap(entry.0, AcqRel);
     }
 }
 
@@ -105,8 +96,17 @@ pub(crate) fn holds(fd: c_int) -> bool {
 pub(crate) fn each(first: usize, last: usize, mut f: impl FnMut(c_int, Entry)) {
     for fd in first..=last.min(HIGHEST.load(Acquire)) {
         match get(fd as c_int) {
-            Entry::None => {}
+            Entry::NONE => {}
             entry => f(fd as c_int, entry),
         }
     }
+}
+
+/// All descriptors that are sockets of this kind.
+pub(crate) fn each_socket<T: Socket>(mut f: impl FnMut(c_int, &'static T)) {
+    each(0, MAX_FD, |fd, entry| {
+        if let Some(socket) = entry.as_socket() {
+            f(fd, socket);
+        }
+    });
 }

@@ -4,7 +4,7 @@
 //!
 //! The program's buffers are as its call says: every function here that takes them is as safe as `sendmsg(2)`.
 
-use libc::{c_int, iovec, ssize_t};
+use libc::{c_int, ssize_t};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::stream::Published;
@@ -12,38 +12,18 @@ use weft_run::ledger::{Carrier, RING, TCP, Word};
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
-use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
+use crate::chan::Chan;
+use crate::conn::{self, Conn, Inside, LINKED, PROBING};
+use crate::iov::{Source, cut, each_piece};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
-use crate::rx::{broken, cut, each_piece, lost, total};
-use crate::{full, hosts, ledger, link, next, ready, set_errno, signal, table};
+use crate::{direction, full, hosts, kernel, link, next, ready, set_errno, signal};
 
 /// As much is made visible at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
 /// Sends over TCP in a row after which the sender pauses for the receiver to catch up, and how often it does.
 const RUN: u32 = 3;
 const PAUSES: u32 = 64;
-
-/// Where the bytes come from.
-pub(crate) enum Source<'a> {
-    /// The program's memory.
-    Memory(&'a [iovec]),
-    /// So many bytes of a file, from an offset or from its own position.
-    File {
-        fd: c_int,
-        offset: Option<i64>,
-        len: usize,
-    },
-}
-
-impl Source<'_> {
-    fn len(&self) -> usize {
-        match self {
-            Source::Memory(iov) => total(iov),
-            Source::File { len, .. } => *len,
-        }
-    }
-}
 
 enum Step {
     Done(ssize_t),
@@ -62,7 +42,7 @@ pub(crate) unsafe fn transmit(
     flags: c_int,
     real: impl Fn() -> ssize_t,
 ) -> ssize_t {
-    let Some(conn) = table::conn(fd) else {
+    let Some(conn) = conn::of(fd) else {
         return real();
     };
     if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
@@ -81,7 +61,7 @@ unsafe fn transmit_looking(
     flags: c_int,
     real: &dyn Fn() -> ssize_t,
 ) -> ssize_t {
-    let Some((conn, inside)) = table::enter(fd) else {
+    let Some((conn, inside)) = conn::enter(fd) else {
         return real();
     };
     if flags & libc::MSG_OOB != 0 {
@@ -115,7 +95,7 @@ unsafe fn transmit_looking(
                 let n = real();
                 if n > 0 {
                     conn.tx_count.fetch_add(n as u64, Relaxed);
-                    ledger::tcp(conn);
+                    conn.tell_tcp();
                 }
                 return n;
             }
@@ -129,7 +109,7 @@ fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> ssi
     if n > 0 {
         hosts::note_sent(conn, source, n as u64);
         conn.tx_count.fetch_add(n as u64, SeqCst);
-        ledger::tcp(conn);
+        conn.tell_tcp();
     }
     conn.in_tx.fetch_sub(1, SeqCst);
     n
@@ -156,7 +136,7 @@ fn following(
         return None;
     }
     if !stream.begin_tcp(chan.role) {
-        link::switch_tx(conn, chan);
+        direction::switch_tx(conn, chan);
         return None;
     }
     let n = real();
@@ -184,12 +164,7 @@ fn pause(chan: &Chan) {
         if stream.has_switched(chan.role) {
             return;
         }
-        let nap = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 10_000,
-        };
-        // SAFETY: a time.
-        unsafe { libc::nanosleep(&raw const nap, std::ptr::null_mut()) };
+        kernel::nap(10_000);
     }
 }
 
@@ -199,13 +174,8 @@ unsafe fn rest(fd: c_int, source: &Source<'_>, flags: c_int, sent: usize) -> ssi
         // The file's position stands behind what was sent.
         return sent as ssize_t;
     };
-    let mut left = cut(iov, sent);
-    // SAFETY: all zeros is the empty message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = left.as_mut_ptr();
-    message.msg_iovlen = left.len();
     // SAFETY: the caller's promise. Without a signal: some bytes have gone, the next call tells.
-    let n = unsafe { next::sendmsg(fd, &raw const message, flags | libc::MSG_NOSIGNAL) };
+    let n = unsafe { kernel::send(fd, &cut(iov, sent), flags | libc::MSG_NOSIGNAL) };
     (sent as ssize_t) + n.max(0)
 }
 
@@ -282,7 +252,7 @@ fn lent(
         Ok(Published::Closed) => {
             offer.withdrawn(chan);
             drop(held);
-            link::tx_after(conn, chan, Why::Peer);
+            direction::tx_after(conn, chan, Why::Peer);
             return Lent::Closed;
         }
         Ok(how) => how,
@@ -292,7 +262,7 @@ fn lent(
     offer.published(conn, chan);
     drop(held);
     if how == Published::Ring {
-        ledger::count(conn, Word::Bells, 1);
+        conn.row.count(Word::Bells, 1);
         // That the peer is gone shows below, or at the next call.
         bell::ring(chan.bell());
     }
@@ -303,7 +273,7 @@ fn lent(
         Heard::Alive | Heard::Late => Lent::Sent,
         Heard::Interrupted => Lent::Last,
         Heard::End => {
-            link::tx_after(conn, chan, Why::None);
+            direction::tx_after(conn, chan, Why::None);
             Lent::Last
         }
     }
@@ -321,9 +291,9 @@ enum Next {
 /// The peer's end is closed.
 fn at_end(conn: &'static Conn, chan: &Chan, sent: usize) -> Step {
     if hosts::is_lost(chan, chan.role) {
-        return Step::Done(lost(conn, chan));
+        return Step::Done(conn.reset(chan, Why::SideLost));
     }
-    link::tx_after(conn, chan, Why::None);
+    direction::tx_after(conn, chan, Why::None);
     if sent > 0 {
         Step::Done(sent as ssize_t)
     } else {
@@ -348,7 +318,7 @@ unsafe fn publish(
         Err(errno) => return Next::Over(partial(sent, errno)),
     };
     let how = match stream.publish(role, tail, tail + n as u64) {
-        Err(_) => return Next::Over(Step::Done(broken(conn, chan))),
+        Err(_) => return Next::Over(Step::Done(conn.reset(chan, Why::Broken))),
         Ok(Published::Closed) => {
             drop(held);
             if let Source::File {
@@ -358,7 +328,7 @@ unsafe fn publish(
                 // SAFETY: puts the file's position back to where it was.
                 unsafe { libc::lseek64(fd, -(n as i64), libc::SEEK_CUR) };
             }
-            link::tx_after(conn, chan, Why::Peer);
+            direction::tx_after(conn, chan, Why::Peer);
             return Next::Over(Step::Tcp(sent));
         }
         Ok(how) => how,
@@ -366,15 +336,15 @@ unsafe fn publish(
     full::has_room(chan);
     side.tail.store(tail + n as u64, Relaxed);
     let sent = sent + n;
-    ledger::count(conn, Word::TxRing, n as u64);
+    conn.row.count(Word::TxRing, n as u64);
     drop(held);
     if how == Published::Ring {
-        ledger::count(conn, Word::Bells, 1);
+        conn.row.count(Word::Bells, 1);
         if bell::ring(chan.bell()) == Heard::End {
             if hosts::is_lost(chan, role) {
-                return Next::Over(Step::Done(lost(conn, chan)));
+                return Next::Over(Step::Done(conn.reset(chan, Why::SideLost)));
             }
-            link::tx_after(conn, chan, Why::None);
+            direction::tx_after(conn, chan, Why::None);
             return Next::Over(Step::Done(sent as ssize_t));
         }
     }
@@ -400,7 +370,7 @@ unsafe fn step(
     }
     let tail = side.tail.load(Relaxed);
     let Ok(room) = stream.room(role, tail) else {
-        return Next::Over(Step::Done(broken(conn, chan)));
+        return Next::Over(Step::Done(conn.reset(chan, Why::Broken)));
     };
     if room > 0 || want == 0 {
         return match call.plan(conn, chan, source, sent) {
@@ -414,7 +384,7 @@ unsafe fn step(
                 match call.wait_for_room(conn, chan, completed) {
                     Heard::Interrupted => Next::Over(partial(sent, libc::EINTR)),
                     Heard::End => {
-                        link::tx_after(conn, chan, Why::None);
+                        direction::tx_after(conn, chan, Why::None);
                         Next::Over(Step::Tcp(sent))
                     }
                     Heard::Alive | Heard::Late => Next::More(sent),
@@ -433,7 +403,7 @@ unsafe fn step(
                 match lent(conn, chan, call, &offer, held, (tail, protect)) {
                     Lent::Sent if sent + len < want => Next::More(sent + len),
                     Lent::Closed => Next::Over(Step::Tcp(sent)),
-                    Lent::Broken => Next::Over(Step::Done(broken(conn, chan))),
+                    Lent::Broken => Next::Over(Step::Done(conn.reset(chan, Why::Broken))),
                     Lent::Sent | Lent::Last => Next::Over(Step::Done((sent + len) as ssize_t)),
                 }
             }
@@ -441,7 +411,7 @@ unsafe fn step(
     }
     if stream.is_closed(role) {
         drop(held);
-        link::tx_after(conn, chan, Why::Peer);
+        direction::tx_after(conn, chan, Why::Peer);
         return Next::Over(Step::Tcp(sent));
     }
     if !must_ring {
@@ -457,18 +427,6 @@ unsafe fn step(
         return Next::More(sent);
     }
     Next::Full(heard)
-}
-
-/// Whether a send would find room, as the bell tells the kernel: a ring that was full is so until half of it is free. `None`: the kernel knows.
-#[inline]
-pub(crate) fn is_writable(chan: &Chan) -> Option<bool> {
-    let (stream, side) = (&chan.stream, chan.side());
-    if stream.is_closed(chan.role) {
-        return None;
-    }
-    let room = stream.room(chan.role, side.tail.load(Relaxed)).ok()?;
-    let was_full = side.full.load(Relaxed) != 0;
-    Some(room >= if was_full { stream.capacity() / 2 } else { 1 })
 }
 
 /// A look at a full ring for a moment, before the caller sleeps or is told that there is no room.
@@ -487,7 +445,7 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
     let mut spun = false;
     let mut call = lend::Call::new(chan, flags);
     if stream.has_left(chan.peer()) {
-        link::tx_after(conn, chan, Why::None);
+        direction::tx_after(conn, chan, Why::None);
         return Step::Tcp(0);
     }
     let must_not_wait = || flags & libc::MSG_DONTWAIT != 0 || side.nonblock.load(Relaxed) != 0;
@@ -513,12 +471,12 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             return partial(sent, libc::EAGAIN);
         }
         spun = false;
-        ledger::count(conn, Word::Sleeps, 1);
+        conn.row.count(Word::Sleeps, 1);
         let progress = stream.progress(role);
         match bell::wait_out(chan) {
             Heard::End => return at_end(conn, chan, sent),
             Heard::Late if stream.progress(role) == progress => {
-                link::stop_sending(conn, Why::SlowReader);
+                direction::stop_sending(conn, Why::SlowReader);
             }
             Heard::Alive | Heard::Late => {}
             Heard::Interrupted => return partial(sent, libc::EINTR),

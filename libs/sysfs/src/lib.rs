@@ -21,24 +21,9 @@
 mod names;
 mod open;
 mod place;
-mod real;
 mod root;
 mod stat;
 mod walk;
-
-/// Defines functions under their C names.
-macro_rules! hooks {
-    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
-        $(#[$meta])*
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        // SAFETY: it stands before the C library's function of this name, with its type.
-        #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
-            $body
-        }
-    )*};
-}
-pub(crate) use hooks;
 
 #[used]
 // SAFETY: the loader calls what stands here, once, before the program.

@@ -7,9 +7,9 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
 
-use crate::hooks;
+use weft_sys::{doors, next::set_errno, real};
+
 use crate::place::{Private, fail, hidden, private, show};
-use crate::real::{real, set_errno};
 
 /// As long as a path can be, for the kernel.
 const LONGEST: usize = libc::PATH_MAX as usize;
@@ -40,64 +40,55 @@ unsafe fn link(
     len as isize
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn readlink(path: *const c_char, buf: *mut c_char, size: usize) -> isize {
         let next = real!(readlink(*const c_char, *mut c_char, usize) -> isize);
-        // SAFETY: the program's promise.
-        unsafe { link(path, buf, size, |path, buf, size| next(path, buf, size)) }
+        link(path, buf, size, |path, buf, size| next(path, buf, size))
     }
 
     fn readlinkat(dir: c_int, path: *const c_char, buf: *mut c_char, size: usize) -> isize {
         let next = real!(readlinkat(c_int, *const c_char, *mut c_char, usize) -> isize);
-        // SAFETY: the program's promise.
-        unsafe { link(path, buf, size, |path, buf, size| next(dir, path, buf, size)) }
+        link(path, buf, size, |path, buf, size| next(dir, path, buf, size))
     }
 
     fn __readlink_chk(path: *const c_char, buf: *mut c_char, size: usize, room: usize) -> isize {
         // The C library's function ends the program where there is too little room.
         let next = real!(__readlink_chk(*const c_char, *mut c_char, usize, usize) -> isize);
         if size > room {
-            // SAFETY: the program's promise.
-            return unsafe { next(path, buf, size, room) };
+            return next(path, buf, size, room);
         }
-        // SAFETY: as above.
-        unsafe { readlink(path, buf, size) }
+        readlink(path, buf, size)
     }
 
     fn __readlinkat_chk(dir: c_int, path: *const c_char, buf: *mut c_char, size: usize, room: usize) -> isize {
         let next = real!(__readlinkat_chk(c_int, *const c_char, *mut c_char, usize, usize) -> isize);
         if size > room {
-            // SAFETY: the program's promise.
-            return unsafe { next(dir, path, buf, size, room) };
+            return next(dir, path, buf, size, room);
         }
-        // SAFETY: as above.
-        unsafe { readlinkat(dir, path, buf, size) }
+        readlinkat(dir, path, buf, size)
     }
 
     fn realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
         let next = real!(realpath(*const c_char, *mut c_char) -> *mut c_char);
-        // SAFETY: the program's promise.
-        let Some(place) = (unsafe { private(path) }) else {
+        let Some(place) = private(path) else {
             // From a folder in the tree a name without a slash leads into it too.
-            // SAFETY: as above.
-            return unsafe { show(next(path, resolved)) };
+            return show(next(path, resolved));
         };
         let name = if place.device().is_some() {
             // A device's file is where it is.
-            // SAFETY: the program's promise.
-            clean(unsafe { CStr::from_ptr(path) })
+            clean(CStr::from_ptr(path))
         } else {
-            // SAFETY: a string, and the C library's own memory.
-            let name = unsafe { show(next(place.as_ptr(), null_mut())) };
+            // A string, and the C library's own memory.
+            let name = show(next(place.as_ptr(), null_mut()));
             if name.is_null() {
                 return name;
             }
-            // SAFETY: a string of the C library's, ours to free.
-            unsafe {
-                let copy = CStr::from_ptr(name).to_owned();
-                libc::free(name.cast());
-                copy
-            }
+            // A string of the C library's, ours to free.
+            let copy = CStr::from_ptr(name).to_owned();
+            libc::free(name.cast());
+            copy
         };
         let len = name.as_bytes_with_nul().len();
         if len > LONGEST {
@@ -105,14 +96,14 @@ hooks! {
             return null_mut();
         }
         let resolved = if resolved.is_null() {
-            // SAFETY: no pointers.
-            unsafe { libc::malloc(len) }.cast()
+            // No pointers.
+            libc::malloc(len).cast()
         } else {
             resolved
         };
         if !resolved.is_null() {
-            // SAFETY: the program has room for the longest path, or there is as much as is needed.
-            unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), resolved, len) };
+            // The program has room for the longest path, or there is as much as is needed.
+            std::ptr::copy_nonoverlapping(name.as_ptr(), resolved, len);
         }
         resolved
     }
@@ -120,57 +111,52 @@ hooks! {
     fn __realpath_chk(path: *const c_char, resolved: *mut c_char, room: usize) -> *mut c_char {
         if room < LONGEST {
             let next = real!(__realpath_chk(*const c_char, *mut c_char, usize) -> *mut c_char);
-            // SAFETY: the program's promise; it ends the program.
-            return unsafe { next(path, resolved, room) };
+            // It ends the program.
+            return next(path, resolved, room);
         }
-        // SAFETY: as above.
-        unsafe { realpath(path, resolved) }
+        realpath(path, resolved)
     }
 
     fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
-        // SAFETY: the program's promise.
-        unsafe { realpath(path, null_mut()) }
+        realpath(path, null_mut())
     }
 
     fn getcwd(buf: *mut c_char, size: usize) -> *mut c_char {
         let next = real!(getcwd(*mut c_char, usize) -> *mut c_char);
         if buf.is_null() {
-            // SAFETY: the program's promise.
-            return unsafe { show(next(buf, size)) };
+            return show(next(buf, size));
         }
         // The public name may fit where the private one does not.
         let mut text = [0_u8; LONGEST];
-        // SAFETY: a buffer of ours.
-        let cwd = unsafe { show(next(text.as_mut_ptr().cast(), text.len())) };
+        // A buffer of ours.
+        let cwd = show(next(text.as_mut_ptr().cast(), text.len()));
         if cwd.is_null() {
-            // SAFETY: the program's promise; longer than paths usually are, or there is no folder.
-            return unsafe { next(buf, size) };
+            // Longer than paths usually are, or there is no folder.
+            return next(buf, size);
         }
-        // SAFETY: a string in our buffer.
-        let cwd = unsafe { CStr::from_ptr(cwd) }.to_bytes_with_nul();
+        // A string in our buffer.
+        let cwd = CStr::from_ptr(cwd).to_bytes_with_nul();
         if cwd.len() > size {
             set_errno(if size == 0 { libc::EINVAL } else { libc::ERANGE });
             return null_mut();
         }
-        // SAFETY: the program says how much room there is.
-        unsafe { std::ptr::copy_nonoverlapping(cwd.as_ptr().cast(), buf, cwd.len()) };
+        // The program says how much room there is.
+        std::ptr::copy_nonoverlapping(cwd.as_ptr().cast(), buf, cwd.len());
         buf
     }
 
     fn __getcwd_chk(buf: *mut c_char, size: usize, room: usize) -> *mut c_char {
         if size > room {
             let next = real!(__getcwd_chk(*mut c_char, usize, usize) -> *mut c_char);
-            // SAFETY: the program's promise; it ends the program.
-            return unsafe { next(buf, size, room) };
+            // It ends the program.
+            return next(buf, size, room);
         }
-        // SAFETY: as above.
-        unsafe { getcwd(buf, size) }
+        getcwd(buf, size)
     }
 
     fn get_current_dir_name() -> *mut c_char {
         let next = real!(get_current_dir_name() -> *mut c_char);
-        // SAFETY: it takes nothing.
-        unsafe { show(next()) }
+        show(next())
     }
 }
 

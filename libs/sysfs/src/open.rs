@@ -8,9 +8,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use libc::{DIR, FILE};
 
-use crate::hooks;
+use weft_sys::{doors, next::set_errno, real};
+
 use crate::place::{Private, fail, private};
-use crate::real::{real, set_errno};
 
 /// Files in `/sys` cannot be written to, not even by root.
 fn refused(path: &Private, how: c_int) -> bool {
@@ -18,27 +18,21 @@ fn refused(path: &Private, how: c_int) -> bool {
 }
 
 macro_rules! opens {
-    ($($name:ident, $name_at:ident;)*) => { hooks! {$(
+    ($($name:ident, $name_at:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, how: c_int, mode: c_uint) -> c_int {
             let next = real!($name(*const c_char, c_int, c_uint) -> c_int);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
+            match private(path) {
                 Some(path) if refused(&path, how) => fail(libc::EACCES),
-                // SAFETY: as above.
-                Some(path) => unsafe { next(path.as_ptr(), how, mode) },
-                // SAFETY: as above.
-                None => unsafe { next(path, how, mode) },
+                Some(path) => next(path.as_ptr(), how, mode),
+                None => next(path, how, mode),
             }
         }
         fn $name_at(dir: c_int, path: *const c_char, how: c_int, mode: c_uint) -> c_int {
             let next = real!($name_at(c_int, *const c_char, c_int, c_uint) -> c_int);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
+            match private(path) {
                 Some(path) if refused(&path, how) => fail(libc::EACCES),
-                // SAFETY: as above.
-                Some(path) => unsafe { next(dir, path.as_ptr(), how, mode) },
-                // SAFETY: as above.
-                None => unsafe { next(dir, path, how, mode) },
+                Some(path) => next(dir, path.as_ptr(), how, mode),
+                None => next(dir, path, how, mode),
             }
         }
     )*} };
@@ -52,16 +46,13 @@ opens! {
 }
 
 macro_rules! creats {
-    ($($name:ident;)*) => { hooks! {$(
+    ($($name:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, mode: c_uint) -> c_int {
             let next = real!($name(*const c_char, c_uint) -> c_int);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
+            match private(path) {
                 Some(path) if path.read_only() => fail(libc::EACCES),
-                // SAFETY: as above.
-                Some(path) => unsafe { next(path.as_ptr(), mode) },
-                // SAFETY: as above.
-                None => unsafe { next(path, mode) },
+                Some(path) => next(path.as_ptr(), mode),
+                None => next(path, mode),
             }
         }
     )*} };
@@ -83,35 +74,25 @@ unsafe fn writes(mode: *const c_char) -> bool {
 }
 
 macro_rules! fopens {
-    ($($name:ident, $again:ident;)*) => { hooks! {$(
+    ($($name:ident, $again:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
             let next = real!($name(*const c_char, *const c_char) -> *mut FILE);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
-                // SAFETY: as above.
-                Some(path) if path.read_only() && unsafe { writes(mode) } => {
+            match private(path) {
+                Some(path) if path.read_only() && writes(mode) => {
                     set_errno(libc::EACCES);
                     std::ptr::null_mut()
                 }
-                // SAFETY: as above.
-                Some(path) => unsafe { next(path.as_ptr(), mode) },
-                // SAFETY: as above.
-                None => unsafe { next(path, mode) },
+                Some(path) => next(path.as_ptr(), mode),
+                None => next(path, mode),
             }
         }
         fn $again(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE {
             let next = real!($again(*const c_char, *const c_char, *mut FILE) -> *mut FILE);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
+            match private(path) {
                 // A file that is closed whatever comes; a file that nobody may write to is opened to read, and writing fails then.
-                // SAFETY: as above.
-                Some(path) if path.read_only() && unsafe { writes(mode) } => unsafe {
-                    next(path.as_ptr(), c"r".as_ptr(), file)
-                },
-                // SAFETY: as above.
-                Some(path) => unsafe { next(path.as_ptr(), mode, file) },
-                // SAFETY: as above.
-                None => unsafe { next(path, mode, file) },
+                Some(path) if path.read_only() && writes(mode) => next(path.as_ptr(), c"r".as_ptr(), file),
+                Some(path) => next(path.as_ptr(), mode, file),
+                None => next(path, mode, file),
             }
         }
     )*} };
@@ -122,15 +103,14 @@ fopens! {
     fopen64, freopen64;
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn opendir(path: *const c_char) -> *mut DIR {
         let next = real!(opendir(*const c_char) -> *mut DIR);
-        // SAFETY: the program's promise.
-        match unsafe { private(path) } {
-            // SAFETY: as above.
-            Some(path) => unsafe { next(path.as_ptr()) },
-            // SAFETY: as above.
-            None => unsafe { next(path) },
+        match private(path) {
+            Some(path) => next(path.as_ptr()),
+            None => next(path),
         }
     }
 }

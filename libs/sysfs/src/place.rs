@@ -6,7 +6,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
-use crate::real::set_errno;
+use weft_sys::next::set_errno;
+
 use crate::root;
 
 /// The places, by their components.

@@ -8,22 +8,24 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libc::{stat as Stat, statfs as StatFs, statvfs as StatVfs, statx as Statx};
 
-use crate::hooks;
+use weft_sys::next::Place;
+use weft_sys::{doors, real};
+
 use crate::place::{fail, private};
-use crate::real::{look, real};
 use crate::root;
 
 type FstatAt = unsafe extern "C" fn(c_int, *const c_char, *mut Stat, c_int) -> c_int;
 
 /// The C library's, or the system call where the C library is older than its function of this name (glibc 2.33).
 unsafe fn next_stat(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int) -> c_int {
-    let next = look!("fstatat" as FstatAt);
-    // SAFETY: the caller's promise.
+    static PLACE: Place = Place::new("fstatat\0");
+    let next = PLACE.get();
+    // SAFETY: the caller's promise; the function of this name has this type in the C library.
     unsafe {
-        match next {
-            Some(next) => next(dir, path, stat, flags),
-            None => libc::syscall(libc::SYS_newfstatat, dir, path, stat, flags) as c_int,
+        if next.is_null() {
+            return libc::syscall(libc::SYS_newfstatat, dir, path, stat, flags) as c_int;
         }
+        std::mem::transmute::<*mut c_void, FstatAt>(next)(dir, path, stat, flags)
     }
 }
 
@@ -49,14 +51,13 @@ unsafe fn stat_at(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int
 }
 
 macro_rules! stats {
-    ($($flags:expr, $name:ident, $old:ident;)*) => { hooks! {$(
+    ($($flags:expr, $name:ident, $old:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, stat: *mut Stat) -> c_int {
-            // SAFETY: the program's promise.
-            unsafe { stat_at(libc::AT_FDCWD, path, stat, $flags) }
+            stat_at(libc::AT_FDCWD, path, stat, $flags)
         }
         fn $old(_version: c_int, path: *const c_char, stat: *mut Stat) -> c_int {
-            // SAFETY: the program's promise; there is one version on machines of 64 bits.
-            unsafe { stat_at(libc::AT_FDCWD, path, stat, $flags) }
+            // There is one version on machines of 64 bits.
+            stat_at(libc::AT_FDCWD, path, stat, $flags)
         }
     )*} };
 }
@@ -69,14 +70,12 @@ stats! {
 }
 
 macro_rules! stats_at {
-    ($($name:ident, $old:ident;)*) => { hooks! {$(
+    ($($name:ident, $old:ident;)*) => { doors! {"C" $(
         fn $name(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int) -> c_int {
-            // SAFETY: the program's promise.
-            unsafe { stat_at(dir, path, stat, flags) }
+            stat_at(dir, path, stat, flags)
         }
         fn $old(_version: c_int, dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int) -> c_int {
-            // SAFETY: the program's promise.
-            unsafe { stat_at(dir, path, stat, flags) }
+            stat_at(dir, path, stat, flags)
         }
     )*} };
 }
@@ -86,56 +85,47 @@ stats_at! {
     fstatat64, __fxstatat64;
 }
 
-hooks! {
+doors! {
+
+    "C"
     fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, stat: *mut Statx) -> c_int {
         let next = real!(statx(c_int, *const c_char, c_int, c_uint, *mut Statx) -> c_int);
-        // SAFETY: the program's promise.
-        let Some(place) = (unsafe { private(path) }) else {
-            // SAFETY: as above.
-            return unsafe { next(dir, path, flags, mask, stat) };
+        let Some(place) = private(path) else {
+            return next(dir, path, flags, mask, stat);
         };
         let Some((major, minor)) = place.device() else {
-            // SAFETY: as above.
-            return unsafe { next(dir, place.as_ptr(), flags, mask, stat) };
+            return next(dir, place.as_ptr(), flags, mask, stat);
         };
-        // SAFETY: as above; it is filled if that went well.
-        unsafe {
-            let done = next(dir, place.as_ptr(), flags & !libc::AT_SYMLINK_NOFOLLOW, mask, stat);
-            if done == 0 {
-                ((*stat).stx_rdev_major, (*stat).stx_rdev_minor) = (major, minor);
-            }
-            done
+        // It is filled if that went well.
+        let done = next(dir, place.as_ptr(), flags & !libc::AT_SYMLINK_NOFOLLOW, mask, stat);
+        if done == 0 {
+            ((*stat).stx_rdev_major, (*stat).stx_rdev_minor) = (major, minor);
         }
+        done
     }
 
     fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
         let next = real!(faccessat(c_int, *const c_char, c_int, c_int) -> c_int);
-        // SAFETY: the program's promise.
-        match unsafe { private(path) } {
-            // SAFETY: as above.
-            Some(path) => match unsafe { next(dir, path.as_ptr(), mode, flags) } {
+        match private(path) {
+            Some(path) => match next(dir, path.as_ptr(), mode, flags) {
                 0 if path.read_only() && mode & libc::W_OK != 0 => fail(libc::EACCES),
                 done => done,
             },
-            // SAFETY: as above.
-            None => unsafe { next(dir, path, mode, flags) },
+            None => next(dir, path, mode, flags),
         }
     }
 }
 
 macro_rules! accesses {
-    ($($name:ident;)*) => { hooks! {$(
+    ($($name:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, mode: c_int) -> c_int {
             let next = real!($name(*const c_char, c_int) -> c_int);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
-                // SAFETY: as above.
-                Some(path) => match unsafe { next(path.as_ptr(), mode) } {
+            match private(path) {
+                Some(path) => match next(path.as_ptr(), mode) {
                     0 if path.read_only() && mode & libc::W_OK != 0 => fail(libc::EACCES),
                     done => done,
                 },
-                // SAFETY: as above.
-                None => unsafe { next(path, mode) },
+                None => next(path, mode),
             }
         }
     )*} };
@@ -149,15 +139,12 @@ accesses! {
 
 /// Calls whose first argument is the path, and which need nothing but another one.
 macro_rules! of_path {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => { hooks! {$(
+    ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, $($arg: $type),*) -> $ret {
             let next = real!($name(*const c_char, $($type),*) -> $ret);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
-                // SAFETY: as above.
-                Some(path) => unsafe { next(path.as_ptr(), $($arg),*) },
-                // SAFETY: as above.
-                None => unsafe { next(path, $($arg),*) },
+            match private(path) {
+                Some(path) => next(path.as_ptr(), $($arg),*),
+                None => next(path, $($arg),*),
             }
         }
     )*} };
@@ -175,27 +162,26 @@ of_path! {
     chdir() -> c_int;
 }
 
-hooks! {
+doors! {
+
+    "C"
     /// The kernel says nothing of changes in `/sys` either, and a program must not wait for them in our folder.
     fn inotify_add_watch(fd: c_int, path: *const c_char, mask: u32) -> c_int {
-        // SAFETY: the program's promise.
-        if unsafe { private(path) }.is_some() {
+        if private(path).is_some() {
             return fail(libc::EACCES);
         }
         let next = real!(inotify_add_watch(c_int, *const c_char, u32) -> c_int);
-        // SAFETY: as above.
-        unsafe { next(fd, path, mask) }
+        next(fd, path, mask)
     }
 }
 
 macro_rules! ends {
-    ($($name:ident;)*) => { hooks! {$(
+    ($($name:ident;)*) => { doors! {"C" $(
         /// Shells end so, and nothing that was registered for the end is called then.
         fn $name(status: c_int) -> ! {
             root::remove();
             let next = real!($name(c_int) -> !);
-            // SAFETY: it takes a number.
-            unsafe { next(status) }
+            next(status)
         }
     )*} };
 }

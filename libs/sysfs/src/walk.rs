@@ -9,32 +9,26 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::{DIR, stat as Stat};
 
-use crate::hooks;
+use weft_sys::{doors, real};
+
 use crate::open::opendir;
 use crate::place::{hidden, private};
-use crate::real::real;
 use crate::stat::{lstat, stat};
 
 macro_rules! scandirs {
-    ($($name:ident, $name_at:ident;)*) => { hooks! {$(
+    ($($name:ident, $name_at:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, list: *mut c_void, filter: *const c_void, order: *const c_void) -> c_int {
             let next = real!($name(*const c_char, *mut c_void, *const c_void, *const c_void) -> c_int);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
-                // SAFETY: as above.
-                Some(path) => unsafe { next(path.as_ptr(), list, filter, order) },
-                // SAFETY: as above.
-                None => unsafe { next(path, list, filter, order) },
+            match private(path) {
+                Some(path) => next(path.as_ptr(), list, filter, order),
+                None => next(path, list, filter, order),
             }
         }
         fn $name_at(dir: c_int, path: *const c_char, list: *mut c_void, filter: *const c_void, order: *const c_void) -> c_int {
             let next = real!($name_at(c_int, *const c_char, *mut c_void, *const c_void, *const c_void) -> c_int);
-            // SAFETY: the program's promise.
-            match unsafe { private(path) } {
-                // SAFETY: as above.
-                Some(path) => unsafe { next(dir, path.as_ptr(), list, filter, order) },
-                // SAFETY: as above.
-                None => unsafe { next(dir, path, list, filter, order) },
+            match private(path) {
+                Some(path) => next(dir, path.as_ptr(), list, filter, order),
+                None => next(dir, path, list, filter, order),
             }
         }
     )*} };
@@ -97,30 +91,24 @@ unsafe extern "C" fn visit_n(
 }
 
 macro_rules! walks {
-    ($($name:ident, $name_n:ident;)*) => { hooks! {$(
+    ($($name:ident, $name_n:ident;)*) => { doors! {"C" $(
         fn $name(path: *const c_char, call: Visit, fds: c_int) -> c_int {
             let next = real!($name(*const c_char, Visit, c_int) -> c_int);
-            // SAFETY: the program's promise.
-            let Some(place) = (unsafe { private(path) }) else {
-                // SAFETY: as above.
-                return unsafe { next(path, call, fds) };
+            let Some(place) = private(path) else {
+                return next(path, call, fds);
             };
             let before = VISIT.replace(Some(call));
-            // SAFETY: as above.
-            let done = unsafe { next(place.as_ptr(), visit, fds) };
+            let done = next(place.as_ptr(), visit, fds);
             VISIT.set(before);
             done
         }
         fn $name_n(path: *const c_char, call: VisitN, fds: c_int, flags: c_int) -> c_int {
             let next = real!($name_n(*const c_char, VisitN, c_int, c_int) -> c_int);
-            // SAFETY: the program's promise.
-            let Some(place) = (unsafe { private(path) }) else {
-                // SAFETY: as above.
-                return unsafe { next(path, call, fds, flags) };
+            let Some(place) = private(path) else {
+                return next(path, call, fds, flags);
             };
             let before = VISIT_N.replace(Some(call));
-            // SAFETY: as above.
-            let done = unsafe { next(place.as_ptr(), visit_n, fds, flags) };
+            let done = next(place.as_ptr(), visit_n, fds, flags);
             VISIT_N.set(before);
             done
         }
@@ -147,24 +135,22 @@ pub(crate) struct Glob {
 }
 
 macro_rules! globs {
-    ($($name:ident;)*) => { hooks! {$(
+    ($($name:ident;)*) => { doors! {"C" $(
         fn $name(pattern: *const c_char, flags: c_int, error: *const c_void, found: *mut Glob) -> c_int {
             let next = real!($name(*const c_char, c_int, *const c_void, *mut Glob) -> c_int);
             if flags & libc::GLOB_ALTDIRFUNC != 0 || found.is_null() {
-                // SAFETY: the program's promise; its own functions open its folders.
-                return unsafe { next(pattern, flags, error, found) };
+                // Its own functions open its folders.
+                return next(pattern, flags, error, found);
             }
-            // SAFETY: as above; without the flag nobody looks at the functions.
-            unsafe {
-                (*found).opendir = Some(opendir);
-                (*found).readdir = Some(libc::readdir);
-                (*found).closedir = Some(libc::closedir);
-                (*found).lstat = Some(lstat);
-                (*found).stat = Some(stat);
-                let done = next(pattern, flags | libc::GLOB_ALTDIRFUNC, error, found);
-                (*found).flags &= !libc::GLOB_ALTDIRFUNC;
-                done
-            }
+            // Without the flag nobody looks at the functions.
+            (*found).opendir = Some(opendir);
+            (*found).readdir = Some(libc::readdir);
+            (*found).closedir = Some(libc::closedir);
+            (*found).lstat = Some(lstat);
+            (*found).stat = Some(stat);
+            let done = next(pattern, flags | libc::GLOB_ALTDIRFUNC, error, found);
+            (*found).flags &= !libc::GLOB_ALTDIRFUNC;
+            done
         }
     )*} };
 }

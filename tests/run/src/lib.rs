@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -53,4 +54,81 @@ pub fn paths(text: &str) -> u32 {
         before.rsplit(' ').next()?.parse::<u32>().ok()
     });
     counts.sum()
+}
+
+/// Python, and its package.
+pub const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+
+/// The command that runs a script of the folder py.
+pub fn python(file: &str) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py").join(file);
+    format!("{} {}", PYTHON.0, script.display())
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|about| about.uid() == 0)
+}
+
+/// A server's side, a client's, and whether both go over.
+pub fn sides() -> [(Weft, Weft, bool); 3] {
+    [
+        (weft(), weft(), true),
+        (plain(), weft(), false),
+        (weft(), plain(), false),
+    ]
+}
+
+/// A client of a server on all [`sides`]: something goes over, as `over` counts it in what they print, only with both under weft. `start` starts the
+/// server, `end` ends it.
+///
+/// # Panics
+/// Where that is not so, or the client is not content.
+pub fn with_and_without(
+    start: impl Fn(&Weft, u16) -> Running,
+    client: &str,
+    end: impl Fn(Running) -> Done,
+    over: impl Fn(&str) -> u32,
+    check: impl Fn(&Done),
+) {
+    for (server_side, client_side, both) in sides() {
+        let port = free_port();
+        let running = start(&server_side, port);
+        let done = client_side.run(&client.replace("PORT", &port.to_string()));
+        done.good();
+        check(&done);
+        let served = end(running);
+        served.never_says("panicked");
+        let n = over(&done.text) + over(&served.text);
+        let show = format!("client {}\nserver {}", done.show(), served.show());
+        assert_eq!(n > 0, both, "{n} went over\n{show}");
+    }
+}
+
+/// A server of one client of iperf3, and its port.
+pub fn iperf3(side: &Weft) -> (Running, u16) {
+    let port = free_port();
+    let server = side.start(&format!("iperf3 -s -1 -p {port}")).listens(port);
+    (server, port)
+}
+
+/// So many bytes for a file; no four of them, of those that stand at multiples of four, come twice.
+pub fn pattern(len: u32) -> Vec<u8> {
+    let words = (0..len.div_ceil(4)).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes());
+    words.take(len as usize).collect()
+}
+
+/// Compares what programs print, but for what their processes say of themselves.
+///
+/// # Panics
+/// At the first line that differs.
+pub fn same_lines(expected: &str, got: &str, what: &str) {
+    let ours = |line: &&str| !line.starts_with("weft run:") && !line.starts_with("  ");
+    let expected: Vec<_> = expected.lines().filter(ours).collect();
+    let got: Vec<_> = got.lines().filter(ours).collect();
+    for (at, (one, other)) in expected.iter().zip(&got).enumerate() {
+        let before = expected[at.saturating_sub(40)..at].join("\n");
+        assert_eq!(other, one, "{what}, line {at}, after\n{before}");
+    }
+    assert_eq!(got.len(), expected.len(), "{what}");
 }

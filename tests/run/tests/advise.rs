@@ -7,9 +7,7 @@ use std::sync::OnceLock;
 
 use weft_advise::record::{self, Count, Flow, Process, Record};
 use weft_advise::verdict::{Door, judge};
-use weft_run_tests::{Weft, free_port, have, plain};
-
-const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+use weft_run_tests::{PYTHON, Weft, free_port, have, iperf3, plain};
 
 /// The observer's library, built now or that of `WEFT_ADVISE_LIB`.
 fn library() -> PathBuf {
@@ -69,10 +67,7 @@ fn iperf3_sends_from_one_buffer_of_the_size_that_it_was_told() {
     if !have(&[("iperf3", "iperf3")]) {
         return;
     }
-    let port = free_port();
-    let server = plain()
-        .start(&format!("iperf3 -s -1 -p {port}"))
-        .listens(port);
+    let (server, port) = iperf3(&plain());
     let observed = Observed::new();
     let line = format!("iperf3 -c 127.0.0.1 -p {port} -l 128K -n 64M");
     observed.weft().run(&line).good();

@@ -14,7 +14,9 @@ use weft_ring::Role;
 use weft_ring::source::Terms;
 use weft_ring::stream::{Published, Stream};
 use weft_run::meet::{self, Ends};
-use weft_run_tests::{Done, Weft, free_port, have, library, plain, say, weft};
+use weft_run_tests::{
+    Done, PYTHON, Weft, free_port, have, iperf3, library, pattern, plain, python, say, weft,
+};
 
 /// Each mode: its name here, and the two variables.
 const MODES: [(&str, &str, &str); 3] = [
@@ -248,11 +250,10 @@ fn a_program_that_writes_too_soon_is_copied_for_a_while() {
 
 #[test]
 fn random_calls_are_as_on_tcp() {
-    const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
     if !have(&[PYTHON]) {
         return;
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/lend_stress.py");
+    let script = python("lend_stress.py");
     // `WEFT_STRESS_SECONDS` runs other seeds for so long.
     let seconds = std::env::var("WEFT_STRESS_SECONDS").ok();
     let seconds: Option<u64> = seconds.and_then(|text| text.parse().ok());
@@ -265,7 +266,7 @@ fn random_calls_are_as_on_tcp() {
         if seconds.is_some() {
             say(&format!("seed {seed}"));
         }
-        let line = format!("{} {} {seed} =25", PYTHON.0, script.display());
+        let line = format!("{script} {seed} =25");
         let lines = |done: &Done| {
             let ours = |line: &&str| line.starts_with("> ");
             let text = done.good().text.lines().filter(ours);
@@ -295,10 +296,7 @@ fn iperf3_and_redis_and_nginx_move_large_data() {
     for mode in MODES {
         let mut n = 0;
         if have(&[("iperf3", "iperf3")]) {
-            let port = free_port();
-            let server = lending(mode)
-                .start(&format!("iperf3 -s -1 -p {port}"))
-                .listens(port);
+            let (server, port) = iperf3(&lending(mode));
             let client = format!("iperf3 -c 127.0.0.1 -p {port} -n 100M -l 1M --forceflush");
             let done = lending(mode).run(&client);
             done.good().says("iperf Done.");
@@ -340,9 +338,7 @@ fn iperf3_and_redis_and_nginx_move_large_data() {
 /// Proxied and buffered answers, so that nginx sends from its own memory and not from a file.
 fn nginx(mode: (&str, &str, &str), dir: &Path) {
     let port = free_port();
-    let body: Vec<u8> = (0..3_000_000_u32)
-        .map(|i| (i * 7 + (i >> 9)) as u8)
-        .collect();
+    let body = pattern(3_000_000);
     fs::write(dir.join("body"), &body).unwrap();
     let conf = format!(
         "daemon off; master_process off; pid {0}/nginx.pid; error_log stderr;
@@ -455,7 +451,6 @@ type Lie<'a> = (&'a str, &'a dyn Fn(&Liar), &'a str);
 
 #[test]
 fn a_peer_that_lies_gets_a_reset_and_nothing_else() {
-    const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
     if !have(&[PYTHON]) {
         return;
     }

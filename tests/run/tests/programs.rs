@@ -2,41 +2,19 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
 
-use weft_run_tests::{Done, Weft, free_port, have, plain, say, switched, weft};
-
-const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
-
-fn python(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("py").join(file)
-}
+use weft_run_tests::{
+    Done, PYTHON, free_port, have, iperf3, is_root, pattern, plain, python, say, switched, weft,
+};
 
 /// A client of a server that runs until it is interrupted: with both, and with either, on the rings.
 fn with_and_without(server: &str, client: &str, check: impl Fn(&Done)) {
-    let modes: [(Weft, Weft, bool); 3] = [
-        (weft(), weft(), true),
-        (plain(), weft(), false),
-        (weft(), plain(), false),
-    ];
-    for (server_side, client_side, both) in modes {
-        let port = free_port();
-        let named = |line: &str| line.replace("PORT", &port.to_string());
-        let running = server_side.start(&named(server)).listens(port);
-        let done = client_side.run(&named(client));
-        done.good();
-        check(&done);
-        let served = running.interrupt();
-        assert!(!served.text.contains("panicked"), "{}", served.show());
-        let n = switched(&done.text) + switched(&served.text);
-        assert_eq!(
-            n > 0,
-            both,
-            "{n} connections went over\nclient {}\nserver {}",
-            done.show(),
-            served.show()
-        );
-    }
+    let start = |side: &weft_run_tests::Weft, port: u16| {
+        let line = server.replace("PORT", &port.to_string());
+        side.start(&line).listens(port)
+    };
+    let end = |server: weft_run_tests::Running| server.interrupt();
+    weft_run_tests::with_and_without(start, client, end, switched, check);
 }
 
 #[test]
@@ -44,7 +22,7 @@ fn calls_of_all_shapes_are_as_on_tcp() {
     if !have(&[PYTHON]) {
         return;
     }
-    let line = format!("{} {}", PYTHON.0, python("shapes.py").display());
+    let line = python("shapes.py");
     let expected = plain().run(&line);
     expected.good().says("shapes: ");
     let done = weft().run(&line);
@@ -62,8 +40,8 @@ fn asyncio_echoes_each_byte() {
     if !have(&[PYTHON]) {
         return;
     }
-    let script = python("echo.py").display().to_string();
-    let line = |role| format!("{} {script} {role} PORT", PYTHON.0);
+    let script = python("echo.py");
+    let line = |role| format!("{script} {role} PORT");
     with_and_without(&line("server"), &line("client"), |done| {
         done.says("all bytes came back");
     });
@@ -77,10 +55,7 @@ fn iperf3_moves_data_both_ways() {
     let client = "iperf3 -c 127.0.0.1 -p PORT -n 40M -l 128K --forceflush";
     let mut went_over = 0;
     for options in ["", " -R", " -P 3", " --bidir -n 10M"] {
-        let port = free_port();
-        let server = weft()
-            .start(&format!("iperf3 -s -1 -p {port}"))
-            .listens(port);
+        let (server, port) = iperf3(&weft());
         let client = client.replace("PORT", &port.to_string()) + options;
         let done = weft().run(&client);
         done.good().says("iperf Done.");
@@ -90,10 +65,7 @@ fn iperf3_moves_data_both_ways() {
     // A sender that never stops is followed when there is a moment between two sends; on a busy machine not each time.
     assert!(went_over > 0);
     for (server_side, client_side) in [(plain(), weft()), (weft(), plain())] {
-        let port = free_port();
-        let server = server_side
-            .start(&format!("iperf3 -s -1 -p {port}"))
-            .listens(port);
+        let (server, port) = iperf3(&server_side);
         let done = client_side.run(&client.replace("PORT", &port.to_string()));
         done.good().says("iperf Done.");
         assert_eq!(switched(&done.text) + switched(&server.end().text), 0);
@@ -159,7 +131,7 @@ fn memcached_keeps_values() {
     if !have(&[("memcached", "memcached"), PYTHON]) {
         return;
     }
-    let client = format!("{} {} PORT", PYTHON.0, python("memcached.py").display());
+    let client = format!("{} PORT", python("memcached.py"));
     with_and_without(
         "memcached -u root -l 127.0.0.1 -p PORT -t 2",
         &client,
@@ -176,9 +148,7 @@ fn socat_pipes_files_through() {
     }
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
-    let bytes: Vec<u8> = (0_u32..2_000_000)
-        .flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes())
-        .collect();
+    let bytes = pattern(8_000_000);
     fs::write(&from, &bytes).unwrap();
     let port = free_port();
     let server = weft()
@@ -205,9 +175,7 @@ fn rsync_copies_a_tree_from_its_daemon() {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
     fs::create_dir(&from).unwrap();
-    let big: Vec<u8> = (0..4_000_000_u32)
-        .map(|n| (n.wrapping_mul(n) >> 7) as u8)
-        .collect();
+    let big = pattern(4_000_000);
     fs::write(from.join("big"), &big).unwrap();
     for n in 0..50 {
         fs::write(from.join(n.to_string()), n.to_string()).unwrap();
@@ -285,7 +253,7 @@ fn http_server_sends_files_to_curl() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| ((n * 7) >> 3) as u8).collect();
+    let bytes = pattern(3_000_000);
     fs::write(dir.path().join("file"), &bytes).unwrap();
     let port = free_port();
     let line = format!(
@@ -334,7 +302,7 @@ fn nginx_serves_files_with_keep_alive_and_survives_a_reload() {
     let www = dir.path().join("www");
     fs::create_dir(&www).unwrap();
     fs::write(www.join("small"), vec![b's'; 612]).unwrap();
-    let big: Vec<u8> = (0..2_500_000_u32).map(|n| ((n * 13) >> 5) as u8).collect();
+    let big = pattern(2_500_000);
     fs::write(www.join("big"), &big).unwrap();
     fs::write(dir.path().join("conf"), config).unwrap();
     let line = format!("/usr/sbin/nginx -c {shown}/conf -p {shown}");
@@ -366,10 +334,6 @@ fn nginx_serves_files_with_keep_alive_and_survives_a_reload() {
     running.interrupt();
 }
 
-fn is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|about| std::os::unix::fs::MetadataExt::uid(&about) == 0)
-}
-
 const HAPROXY: &str = "global
   maxconn 200
 defaults
@@ -395,7 +359,7 @@ fn haproxy_stands_between_accelerated_and_plain_ends() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = (0..1_000_000_u32).map(|n| ((n * 11) >> 2) as u8).collect();
+    let bytes = pattern(1_000_000);
     fs::write(dir.path().join("file"), &bytes).unwrap();
     let (port, back) = (free_port(), free_port());
     let config = dir.path().join("conf");
@@ -427,15 +391,13 @@ fn haproxy_stands_between_accelerated_and_plain_ends() {
     server.interrupt();
 }
 
-/// It cannot have what is left in the ring, and must not go on behind it.
 /// A FIN that the kernel has to send again, as it does on one host where TCP's memory is short.
 #[test]
 fn an_end_that_comes_late_is_an_end() {
     if !have(&[PYTHON, ("unshare", "util-linux"), ("ip", "iproute2")]) {
         return;
     }
-    let script = python("late_end.py");
-    let line = format!("unshare --net {} {}", PYTHON.0, script.display());
+    let line = format!("unshare --net {}", python("late_end.py"));
     let expected = plain().run(&line);
     if !expected.is_good() {
         return say("skipped: no network namespaces");
@@ -444,12 +406,13 @@ fn an_end_that_comes_late_is_an_end() {
     weft().run(&line).good().says("end: b''");
 }
 
+/// It cannot have what is left in the ring, and must not go on behind it.
 #[test]
 fn a_program_that_is_executed_with_unread_bytes_sees_no_hole_in_the_stream() {
     if !have(&[PYTHON]) {
         return;
     }
-    let line = format!("{} {}", PYTHON.0, python("unread.py").display());
+    let line = python("unread.py");
     plain().run(&line).good().says("unread: 990 bytes");
     weft().run(&line).good().says("unread: 0 bytes");
 }

@@ -5,19 +5,15 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use weft_run_tests::{Weft, free_port, have, plain, say, switched, weft};
-
-const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+use weft_run_tests::{
+    PYTHON, Weft, free_port, have, is_root, pattern, plain, python, say, switched, weft,
+};
 
 fn helper(file: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("peers")
         .join(file);
     path.display().to_string()
-}
-
-fn is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|about| about.uid() == 0)
 }
 
 /// Runs a script of the shell.
@@ -292,9 +288,7 @@ fn scp_copies_a_file_from_sshd() {
     }
     let dir = tempfile::tempdir().unwrap();
     let shown = dir.path().display().to_string();
-    let bytes: Vec<u8> = (0..5_000_000_u32)
-        .map(|n| (n.wrapping_mul(n) >> 9) as u8)
-        .collect();
+    let bytes = pattern(5_000_000);
     fs::write(dir.path().join("file"), &bytes).unwrap();
     let port = free_port();
     sh(
@@ -369,9 +363,8 @@ fn bash_talks_by_a_descriptor_of_its_own() {
         return;
     }
     let port = free_port();
-    let echo = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/echo.py");
     let server = weft()
-        .start(&format!("{} {} server {port}", PYTHON.0, echo.display()))
+        .start(&format!("{} server {port}", python("echo.py")))
         .listens(port);
     let script = format!(
         "exec 3<>/dev/tcp/127.0.0.1/{port} || exit 1
@@ -405,7 +398,7 @@ fn nginx_reloads_under_load() {
     )
     .unwrap();
     fs::create_dir(dir.path().join("www")).unwrap();
-    let bytes: Vec<u8> = (0..600_000_u32).map(|n| ((n * 17) >> 4) as u8).collect();
+    let bytes = pattern(600_000);
     fs::write(dir.path().join("www/file"), &bytes).unwrap();
     let look = |weft: Weft| weft.env("WEFT_RUN_LOOK", "1");
     let nginx = format!("/usr/sbin/nginx -c {shown}/conf -p {shown}");
@@ -434,16 +427,15 @@ fn threads_share_a_set_whose_registrations_fire_once_or_exclusively() {
     if !have(&[PYTHON]) {
         return;
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/once.py");
-    let script = script.display();
+    let script = python("once.py");
     for how in ["oneshot", "exclusive"] {
         let port = free_port();
         let server = weft()
-            .start(&format!("{} {script} server {port} {how}", PYTHON.0))
+            .start(&format!("{script} server {port} {how}"))
             .listens(port);
         let mut over = 0_u64;
         for client in [weft(), plain()] {
-            let done = client.run(&format!("{} {script} client {port}", PYTHON.0));
+            let done = client.run(&format!("{script} client {port}"));
             done.good().says("once: all bytes came back");
             // Most of the bytes, not only the first.
             let sent = done.text.lines().filter_map(|line| {

@@ -2,20 +2,12 @@
 //!
 //! `WEFT_STRESS_SECONDS` runs other seeds for so long, from `WEFT_SEED` on.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use weft_run_tests::{Weft, have, plain, say, switched, weft};
-
-const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+use weft_run_tests::{PYTHON, Weft, have, plain, python, same_lines, say, switched, weft};
 
 fn run(weft: &Weft, seed: u64, rounds: u32) -> String {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/stress.py");
-    let done = weft.run(&format!(
-        "{} {} {seed} ={rounds}",
-        PYTHON.0,
-        script.display()
-    ));
+    let done = weft.run(&format!("{} {seed} ={rounds}", python("stress.py")));
     done.good().says(&format!("stress: {rounds} rounds"));
     done.text
 }
@@ -24,20 +16,7 @@ fn compare(seed: u64, rounds: u32) {
     let expected = run(&plain(), seed, rounds);
     let got = run(&weft(), seed, rounds);
     assert!(switched(&got) > rounds, "seed {seed}: {got}");
-    // What the processes say of themselves stands between the lines.
-    let ours = |line: &&str| !line.starts_with("weft run:") && !line.starts_with("  ");
-    let lines = |text: &str| {
-        text.lines()
-            .filter(ours)
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
-    let (expected, got) = (lines(&expected), lines(&got));
-    for (at, (one, other)) in expected.iter().zip(&got).enumerate() {
-        let before = expected[at.saturating_sub(40)..at].join("\n");
-        assert_eq!(other, one, "seed {seed}, line {at}, after\n{before}");
-    }
-    assert_eq!(got.len(), expected.len(), "seed {seed}");
+    same_lines(&expected, &got, &format!("seed {seed}"));
 }
 
 #[test]
@@ -74,13 +53,9 @@ fn a_connection_goes_over_whatever_happens_to_its_ends() {
     if !have(&[PYTHON]) {
         return;
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/steps.py");
+    let script = python("steps.py");
     for (what, rounds) in [("stop", 20), ("kill", 15), ("reuse", 200)] {
-        let done = weft().run(&format!(
-            "{} {} {what} 1 {rounds}",
-            PYTHON.0,
-            script.display()
-        ));
+        let done = weft().run(&format!("{script} {what} 1 {rounds}"));
         done.good().says(&format!("steps: {rounds} rounds"));
         assert!(
             what != "reuse" || switched(&done.text) >= rounds,

@@ -1,42 +1,27 @@
 //! UDP programs, unmodified: with both ends under `weft run`, and with either alone; and random calls compared with plain UDP.
 
 use std::fs;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use weft_run_tests::{Done, Weft, free_port, have, paths, plain, weft};
-
-const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
-
-fn python(file: &str) -> String {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py").join(file);
-    format!("{} {}", PYTHON.0, script.display())
-}
+use weft_run_tests::{
+    Done, PYTHON, Running, Weft, free_port, have, iperf3, paths, plain, python, same_lines, sides,
+    weft,
+};
 
 /// A client of a server, with both and with either under weft: only with both there are rings.
 fn with_and_without(server: &str, client: &str, check: impl Fn(&Done)) {
-    let modes: [(Weft, Weft, bool); 3] = [
-        (weft(), weft(), true),
-        (plain(), weft(), false),
-        (weft(), plain(), false),
-    ];
-    for (server_side, client_side, both) in modes {
-        let port = free_port();
-        let named = |line: &str| line.replace("PORT", &port.to_string());
-        let running = server_side.start(&named(server)).hears(port, 1);
-        let done = client_side.run(&named(client));
-        done.good();
-        check(&done);
-        let served = if server.starts_with("dnsmasq") {
+    let start = |side: &Weft, port: u16| {
+        let line = server.replace("PORT", &port.to_string());
+        side.start(&line).hears(port, 1)
+    };
+    let end = |running: Running| {
+        if server.starts_with("dnsmasq") {
             running.terminate()
         } else {
             running.interrupt()
-        };
-        assert!(!served.text.contains("panicked"), "{}", served.show());
-        let n = paths(&done.text) + paths(&served.text);
-        let show = format!("client {}\nserver {}", done.show(), served.show());
-        assert_eq!(n > 0, both, "{n} rings\n{show}");
-    }
+        }
+    };
+    weft_run_tests::with_and_without(start, client, end, paths, check);
 }
 
 #[test]
@@ -73,16 +58,8 @@ fn iperf3_sends_datagrams() {
     if !have(&[("iperf3", "iperf3")]) {
         return;
     }
-    let modes = [
-        (weft(), weft(), true),
-        (plain(), weft(), false),
-        (weft(), plain(), false),
-    ];
-    for (server_side, client_side, both) in modes {
-        let port = free_port();
-        let server = server_side
-            .start(&format!("iperf3 -s -1 -p {port}"))
-            .listens(port);
+    for (server_side, client_side, both) in sides() {
+        let (server, port) = iperf3(&server_side);
         let line = format!("iperf3 -u -c 127.0.0.1 -p {port} -n 8M -b 200M -l 8K");
         let done = client_side.run(&line);
         done.good().says("iperf Done.");
@@ -99,10 +76,7 @@ fn a_sender_that_never_stops_goes_over() {
         return;
     }
     for _ in 0..5 {
-        let port = free_port();
-        let server = weft()
-            .start(&format!("iperf3 -s -1 -p {port}"))
-            .listens(port);
+        let (server, port) = iperf3(&weft());
         let done = weft().run(&format!(
             "iperf3 -u -c 127.0.0.1 -p {port} -n 100M -b 0 -l 1400"
         ));
@@ -293,18 +267,7 @@ fn every_result_is_that_of_plain_udp() {
         let expected = stress(&plain(), seed, rounds);
         let got = stress(&weft().env("WEFT_RUN_LOOK", "1"), seed, rounds);
         assert!(paths(&got) > rounds, "seed {seed}: {got}");
-        // What the processes say of themselves stands between the lines.
-        let ours = |line: &&str| !line.starts_with("weft run:") && !line.starts_with("  ");
-        let lines = |text: &str| {
-            let lines = text.lines().filter(ours);
-            lines.map(str::to_owned).collect::<Vec<_>>()
-        };
-        let (expected, got) = (lines(&expected), lines(&got));
-        for (at, (one, other)) in expected.iter().zip(&got).enumerate() {
-            let before = expected[at.saturating_sub(40)..at].join("\n");
-            assert_eq!(other, one, "seed {seed}, line {at}, after\n{before}");
-        }
-        assert_eq!(got.len(), expected.len(), "seed {seed}");
+        same_lines(&expected, &got, &format!("seed {seed}"));
     }
 }
 

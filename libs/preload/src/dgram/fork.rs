@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, POOL, Pool, each, locked};
-use crate::table::{self, Entry};
-use crate::{fd, ledger};
+use super::{Dgram, POOL, Pool, locked};
+use crate::table::{Entry, each_socket, put};
+use crate::{kernel, ledger};
 
 thread_local! {
     /// Held from before a fork until after it.
@@ -20,7 +20,7 @@ thread_local! {
 }
 
 pub(crate) fn before() {
-    each(|_, d| {
+    each_socket(|_, d: &'static Dgram| {
         if !d.is_deaf() {
             d.deafen();
             ledger::datagrams_stay(Why::Forked);
@@ -36,7 +36,7 @@ pub(crate) fn in_parent() {
 pub(crate) fn in_child() {
     let _ = HELD.try_with(Cell::take);
     let mut fresh: HashMap<*const Dgram, &'static Dgram> = HashMap::new();
-    each(|fd, old| {
+    each_socket(|fd, old: &'static Dgram| {
         let new = *fresh.entry(std::ptr::from_ref(old)).or_insert_with(|| {
             let new = Dgram::new(old.v6.load(Relaxed), old.nonblock.load(Relaxed));
             new.refs.store(0, Relaxed);
@@ -46,7 +46,7 @@ pub(crate) fn in_child() {
             new
         });
         new.refs.fetch_add(1, SeqCst);
-        table::put(fd, Entry::Dgram(new));
+        put(fd, Entry::socket(new));
     });
 }
 
@@ -57,7 +57,7 @@ impl Dgram {
             tx.abandon();
         }
         if let Ok(mut rx) = self.rx.try_lock() {
-            *rx = super::rx::Rx::default();
+            *rx = super::rings::Rx::default();
         }
         if let Ok(mut slow) = self.slow.try_lock() {
             *slow = super::Slow::default();
@@ -71,8 +71,8 @@ impl Dgram {
 
 /// Another program may get our sockets.
 pub(crate) fn before_exec() {
-    each(|number, d| {
-        if !d.is_plain() && !fd::closes_on_exec(number) {
+    each_socket(|number, d: &'static Dgram| {
+        if !d.is_plain() && !kernel::closes_on_exec(number) {
             d.plain(Why::Exec);
         }
     });

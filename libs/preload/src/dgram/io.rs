@@ -10,11 +10,12 @@ use libc::{
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::rx::{Out, receive, receive_many};
+use super::rings::Out;
+use super::rx::{receive, receive_many};
 use super::tx::{To, has_ring, transmit, went_by_kernel};
 use super::{Dgram, addr, of};
-use crate::io::{one, vector};
-use crate::next;
+use crate::iov::{one, vector};
+use crate::{clock, kernel, next};
 
 fn bare(iov: &[iovec]) -> Out<'_> {
     Out {
@@ -52,11 +53,7 @@ pub(crate) unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
             return next::readv(fd, iov, n);
         };
         receive(fd, d, &bare(list), 0, &|flags| {
-            // SAFETY: zeros are the empty message; the vector is the caller's.
-            let mut message: msghdr = std::mem::zeroed();
-            message.msg_iov = iov.cast_mut();
-            message.msg_iovlen = n as usize;
-            next::recvmsg(fd, &raw mut message, flags)
+            kernel::receive(fd, list, flags)
         })
     }
 }
@@ -122,11 +119,6 @@ pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
     }
 }
 
-fn nanoseconds() -> i128 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
-}
-
 /// # Safety
 /// As `recvmmsg(2)`.
 pub(crate) unsafe fn recvmmsg(
@@ -149,7 +141,7 @@ pub(crate) unsafe fn recvmmsg(
         let limit = timeout
             .as_ref()
             .map(|t| i128::from(t.tv_sec) * 1_000_000_000 + i128::from(t.tv_nsec));
-        let begun = limit.map(|_| nanoseconds());
+        let begun = limit.map(|_| clock::now());
         let mut now = flags & !libc::MSG_WAITFORONE;
         let mut done = 0;
         for at in 0..n.min(1024) as usize {
@@ -165,7 +157,7 @@ pub(crate) unsafe fn recvmmsg(
             }
             // As the kernel has it: the time is looked at after each datagram only.
             if let (Some(limit), Some(begun)) = (limit, begun) {
-                let left = (limit - (nanoseconds() - begun)).max(0);
+                let left = (limit - i128::from(clock::now() - begun)).max(0);
                 (*timeout).tv_sec = (left / 1_000_000_000) as i64;
                 (*timeout).tv_nsec = (left % 1_000_000_000) as i64;
                 if left == 0 {

@@ -15,6 +15,7 @@ pub(crate) mod fork;
 pub(crate) mod io;
 pub(crate) mod options;
 pub(crate) mod ready;
+pub(crate) mod rings;
 pub(crate) mod rx;
 pub(crate) mod tx;
 
@@ -27,8 +28,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use weft_run::meet::Why;
 
-use crate::table::{self, Entry};
-use crate::{hidden, ledger, signal};
+use crate::kernel::borrowed;
+use crate::table::{self, Entry, Socket};
+use crate::{clock, hidden, ledger, settings, signal};
 
 /// A descriptor of the library's own, closed when it is dropped.
 #[derive(Debug)]
@@ -54,11 +56,6 @@ impl Drop for Own {
     }
 }
 
-pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
-    // SAFETY: a descriptor that its owner keeps open during the call.
-    unsafe { BorrowedFd::borrow_raw(fd) }
-}
-
 /// What is rare: being found, and registrations in epoll sets.
 #[derive(Default)]
 pub(crate) struct Slow {
@@ -70,6 +67,7 @@ pub(crate) struct Slow {
 }
 
 #[repr(align(64))]
+#[derive(Default)]
 pub(crate) struct Dgram {
     /// Descriptors of this process that are it.
     refs: AtomicU32,
@@ -98,7 +96,7 @@ pub(crate) struct Dgram {
     /// Our end of the bell of all rings that come in; -1: none yet.
     pub(crate) bell: AtomicI32,
     slow: Mutex<Slow>,
-    rx: Mutex<rx::Rx>,
+    rx: Mutex<rings::Rx>,
     tx: Mutex<tx::Tx>,
 }
 
@@ -133,24 +131,10 @@ impl Dgram {
     fn new(v6: bool, nonblock: bool) -> &'static Dgram {
         let used = locked(&POOL).pop();
         let d = used.unwrap_or_else(|| {
+            let bell = AtomicI32::new(-1);
             Box::leak(Box::new(Dgram {
-                refs: AtomicU32::new(0),
-                plain: AtomicBool::new(false),
-                deaf: AtomicBool::new(false),
-                inbound: AtomicBool::new(false),
-                eager: AtomicBool::new(false),
-                edge: AtomicBool::new(false),
-                nonblock: AtomicBool::new(false),
-                v6: AtomicBool::new(false),
-                pktinfo: AtomicBool::new(false),
-                in_kernel: AtomicU32::new(0),
-                received: AtomicU64::new(0),
-                looked: AtomicU64::new(0),
-                patience: AtomicI64::new(0),
-                bell: AtomicI32::new(-1),
-                slow: Mutex::default(),
-                rx: Mutex::default(),
-                tx: Mutex::default(),
+                bell,
+                ..Dgram::default()
             }))
         });
         d.refs.store(1, Relaxed);
@@ -163,7 +147,7 @@ impl Dgram {
         self.hold(&self.slow)
     }
 
-    pub(crate) fn rx(&self) -> Held<'_, rx::Rx> {
+    pub(crate) fn rx(&self) -> Held<'_, rings::Rx> {
         self.hold(&self.rx)
     }
 
@@ -225,7 +209,7 @@ impl Dgram {
         {
             let mut rx = self.rx();
             rx.close_all();
-            *rx = rx::Rx::default();
+            *rx = rings::Rx::default();
         }
         *slow = Slow::default();
         *self.tx() = tx::Tx::default();
@@ -251,22 +235,15 @@ impl Dgram {
     }
 }
 
+// SAFETY: no other kind has the mark, and the type is aligned to more than four.
+unsafe impl Socket for Dgram {
+    const MARK: usize = 2;
+}
+
 /// The UDP socket behind a descriptor.
 #[inline]
 pub(crate) fn of(fd: c_int) -> Option<&'static Dgram> {
-    match table::get(fd) {
-        Entry::Dgram(d) => Some(d),
-        _ => None,
-    }
-}
-
-/// Calls `f` for each descriptor that is a UDP socket.
-pub(crate) fn each(mut f: impl FnMut(c_int, &'static Dgram)) {
-    table::each(0, usize::MAX, |fd, entry| {
-        if let Entry::Dgram(d) = entry {
-            f(fd, d);
-        }
-    });
+    table::get(fd).as_socket()
 }
 
 /// A socket is new.
@@ -276,16 +253,16 @@ pub(crate) fn follow(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
         && bare == libc::SOCK_DGRAM
         && matches!(protocol, 0 | libc::IPPROTO_UDP);
     // The C library's streams stand on the first three, and read and write by themselves.
-    if is_udp && fd > libc::STDERR_FILENO && table::holds(fd) && !crate::link::is_off() {
+    if is_udp && fd > libc::STDERR_FILENO && table::holds(fd) && !settings::is_off() {
         let d = Dgram::new(domain == libc::AF_INET6, kind & libc::SOCK_NONBLOCK != 0);
-        table::put(fd, Entry::Dgram(d));
+        table::put(fd, Entry::socket(d));
         ledger::datagram_socket();
     }
 }
 
 /// A descriptor may stand for something else from now on.
 pub(crate) fn forget(fd: c_int, d: &'static Dgram) {
-    table::put(fd, Entry::None);
+    table::put(fd, Entry::NONE);
     if d.refs.fetch_sub(1, SeqCst) == 1 {
         d.recycle();
     } else {
@@ -300,7 +277,7 @@ pub(crate) fn copied(d: &'static Dgram, new: c_int) {
         return d.plain(Why::Descriptors);
     }
     d.refs.fetch_add(1, SeqCst);
-    table::put(new, Entry::Dgram(d));
+    table::put(new, Entry::socket(d));
     if new <= libc::STDERR_FILENO {
         d.plain(Why::Stdio);
     }
@@ -315,13 +292,13 @@ pub(crate) fn make_plain(fd: c_int, why: Why) {
 
 /// What the process does from now on is not seen.
 pub(crate) fn everything_plain(why: Why) {
-    each(|_, d| d.plain(why));
+    table::each_socket(|_, d: &'static Dgram| d.plain(why));
 }
 
 /// The program wants the number of a descriptor of ours. Returns whether it was one of a UDP socket, which has moved.
 pub(crate) fn move_away(fd: c_int, to: c_int) -> bool {
     let mut moved = false;
-    each(|_, d| moved = moved || d.own_moves(fd, to));
+    table::each_socket(|_, d: &'static Dgram| moved = moved || d.own_moves(fd, to));
     moved
 }
 
@@ -355,6 +332,5 @@ impl Dgram {
 /// Milliseconds of a clock that is cheap to read, and coarse.
 #[inline]
 pub(crate) fn now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+    clock::about_now() / 1_000_000
 }

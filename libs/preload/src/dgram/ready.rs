@@ -7,10 +7,9 @@
 use libc::{c_int, c_short, epoll_event};
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::{Dgram, Slow, rx};
-use crate::ready::{self as sets, control};
-use crate::table::{self, Entry};
-use crate::{hidden, next, signal};
+use super::{Dgram, Slow};
+use crate::sets::{self, control};
+use crate::{hidden, next, signal, table};
 
 /// A registration in an epoll set.
 #[derive(Debug)]
@@ -38,13 +37,9 @@ fn wanted(events: u32) -> Option<u32> {
 
 /// Whether all sets that the socket is in can have the bell too.
 pub(crate) fn can_ring(slow: &Slow) -> bool {
-    slow.regs.iter().all(|reg| match table::get(reg.set) {
-        Entry::Set(number) if number == reg.number => reg.events & ONESHOT == 0 && number != 0,
-        // One that has two names, or none that we know.
-        Entry::Set(0) => false,
-        // A set that is closed by now does not matter.
-        _ => reg.number != 0,
-    })
+    slow.regs
+        .iter()
+        .all(|reg| sets::can_move(reg.set, reg.number, || reg.events & ONESHOT == 0))
 }
 
 impl Reg {
@@ -84,7 +79,7 @@ impl Reg {
     /// Takes the bell out of the set. Senders have it too, so it would not go by itself.
     fn leave(&mut self, bell: c_int) {
         if let Some((fd, _)) = self.bell.take() {
-            if self.is_in() || matches!(table::get(self.set), Entry::Set(0)) {
+            if self.is_in() || table::get(self.set).as_set() == Some(0) {
                 control(self.set, libc::EPOLL_CTL_DEL, fd, 0, 0);
             }
             if fd != bell {
@@ -199,9 +194,18 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
         d.rx().close_all();
     }
     if bell >= 0 {
-        rx::settle_for_poll(d);
+        settle_for_poll(d);
     }
     rc
+}
+
+/// Before the program waits by `poll` or `select`: the bell is as readable as the rings.
+pub(crate) fn settle_for_poll(d: &Dgram) {
+    let bell = d.bell.load(SeqCst);
+    // A handler finds the bell as the receive that it interrupts has it.
+    if bell >= 0 && !signal::is_inside(d) {
+        d.rx().settle(bell);
+    }
 }
 
 /// A thread that waits for the socket in the kernel: no ring is made meanwhile.
@@ -244,7 +248,7 @@ pub(crate) fn for_poll(fd: c_int, events: c_short, mut put: impl FnMut(c_int, c_
         return Asked::Kernel(waiting);
     }
     if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
-        rx::settle_for_poll(d);
+        settle_for_poll(d);
         put(d.bell.load(SeqCst), libc::POLLIN);
     }
     Asked::Rings

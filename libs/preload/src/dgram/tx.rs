@@ -13,11 +13,12 @@ use weft_run::dgram::{self as rules, AFTER_KERNEL, CHECK_MS, HEADER, MAX_DATAGRA
 use weft_run::meet::Why;
 use weft_run::pace;
 
-use super::rx::{SENDER, ring};
-use super::{Dgram, Own, borrowed, now_ms};
-use crate::rx::{each_piece, total};
+use super::rings::{SENDER, ring};
+use super::{Dgram, Own, now_ms};
+use crate::iov::{each_piece, total};
+use crate::kernel::borrowed;
 use crate::spin::spins;
-use crate::{ledger, link, set_errno, signal};
+use crate::{hidden, ledger, set_errno, settings, signal};
 
 /// Destinations of one socket that are counted.
 const MAX_DESTS: usize = 32;
@@ -124,8 +125,8 @@ impl Tx {
             match dest.state {
                 State::Linked(out) => {
                     let out = std::mem::ManuallyDrop::new(out);
-                    crate::hidden::close(out.bell.0);
-                    crate::hidden::close(out.wire.0);
+                    hidden::close(out.bell.0);
+                    hidden::close(out.wire.0);
                 }
                 State::Offered(mut offered) => drop(offered.stream.take()),
                 State::New | State::Never => {}
@@ -391,7 +392,7 @@ impl Out {
 
 /// Brings a destination nearer to a ring, when that is due.
 fn advance(fd: c_int, d: &Dgram, dest: &mut Dest) {
-    let first = link::first_look();
+    let first = settings::first_look();
     if dest.count < first || matches!(dest.state, State::Never) {
         return;
     }
@@ -443,7 +444,7 @@ fn routed(to: SocketAddr) -> Option<IpAddr> {
 }
 
 fn offer(fd: c_int, d: &Dgram, to: SocketAddr) -> Result<Option<Offered>, Why> {
-    if link::is_off() {
+    if settings::is_off() {
         return Err(Why::IoUring);
     }
     if d.is_plain() {

@@ -22,7 +22,7 @@ use weft_sys::map::map_anonymous;
 use weft_sys::protect::{self, Hold, Refused};
 
 use crate::conn::Conn;
-use crate::{ledger, next};
+use crate::{clock, kernel, next};
 
 const FREE: u32 = 0;
 /// Being set or cleared.
@@ -126,58 +126,12 @@ impl Drop for Quiet {
     }
 }
 
-/// Milliseconds of the monotonic clock, never 0. Async-signal-safe.
-pub(crate) fn now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
-}
-
 /// A look at a loan that keeps its stream. Outside of the handler of faults only under [`Quiet`].
 struct Pinned<'a>(&'a Loan, &'a Stream, Role);
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         self.0.pins.fetch_sub(1, SeqCst);
-    }
-}
-
-/// Sleeps until the word is not `seen` any more, or the time is over. Async-signal-safe. Returns the error number; 0: woken, or it had changed.
-pub(crate) fn sleep_on(word: *const u32, seen: u32, millis: i64) -> libc::c_int {
-    let limit = libc::timespec {
-        tv_sec: millis / 1000,
-        tv_nsec: millis % 1000 * 1_000_000,
-    };
-    // SAFETY: the kernel checks the address; a word of a mapping that is gone is an error.
-    let rc = unsafe {
-        next::syscall(
-            libc::SYS_futex,
-            word as libc::c_long,
-            libc::FUTEX_WAIT.into(),
-            seen.into(),
-            (&raw const limit) as libc::c_long,
-            0,
-            0,
-        )
-    };
-    match crate::errno() {
-        _ if rc == 0 => 0,
-        libc::EAGAIN => 0,
-        other => other,
-    }
-}
-
-pub(crate) fn wake(word: *const u32) {
-    // SAFETY: the word outlives the call.
-    unsafe {
-        next::syscall(
-            libc::SYS_futex,
-            word as libc::c_long,
-            libc::FUTEX_WAKE.into(),
-            i32::MAX.into(),
-            0,
-            0,
-            0,
-        );
     }
 }
 
@@ -259,7 +213,7 @@ impl Pinned<'_> {
         stream.source_moved(role, number, (at - taken) as u64, taken as u64);
         // SAFETY: a connection is never freed.
         if let Some(conn) = unsafe { loan.conn.load(Relaxed).as_ref() } {
-            ledger::count(conn, Word::Moved, left as u64);
+            conn.row.count(Word::Moved, left as u64);
         }
         true
     }
@@ -406,12 +360,12 @@ fn help(start: usize, end: usize) {
             loan.release_hold();
             continue;
         }
-        let now = now_ms();
+        let now = clock::now_ms().max(1);
         let since = match loan.since.compare_exchange(0, now, SeqCst, SeqCst) {
             Ok(_) => {
                 // SAFETY: a connection is never freed.
                 if let Some(conn) = unsafe { loan.conn.load(Relaxed).as_ref() } {
-                    ledger::count(conn, Word::Faults, 1);
+                    conn.row.count(Word::Faults, 1);
                     conn.faults.fetch_add(1, Relaxed);
                 }
                 now
@@ -437,7 +391,7 @@ fn help(start: usize, end: usize) {
         }
     }
     match sleep {
-        Some((word, seen)) => _ = sleep_on(word, seen, 5),
+        Some((word, seen)) => _ = kernel::sleep_on(word, seen, 5),
         None => std::thread::yield_now(),
     }
 }
@@ -493,7 +447,7 @@ impl Drop for Finishing {
 /// Waits for the loans of now that `which` names, until they are complete or nothing of them is fetched for so long.
 fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
     let end = SERIAL.load(SeqCst);
-    let mut last = (now_ms(), 0);
+    let mut last = (clock::now_ms(), 0);
     loop {
         reap();
         let (mut progress, mut sleep) = (0_u64, None);
@@ -519,13 +473,13 @@ fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
             reap();
             return;
         };
-        let now = now_ms();
+        let now = clock::now_ms();
         if progress != last.1 {
             last = (now, progress);
         } else if now - last.0 >= patience_ms {
             return;
         }
-        sleep_on(word, seen, 20);
+        kernel::sleep_on(word, seen, 20);
     }
 }
 

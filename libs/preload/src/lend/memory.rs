@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use weft_sys::protect;
 
-use crate::io::{doors, vector};
+use crate::iov::vector;
 use crate::next;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
@@ -149,7 +149,9 @@ impl Drop for Sharing {
     }
 }
 
-doors! {
+weft_sys::doors! {
+    "C-unwind"
+
     fn mmap(at: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void {
         map(at, len, prot, flags, fd, offset)
     }

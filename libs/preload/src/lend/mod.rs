@@ -9,7 +9,6 @@
 pub(crate) mod loans;
 mod measure;
 pub(crate) mod memory;
-pub(crate) mod privileges;
 mod signals;
 
 use libc::c_int;
@@ -20,13 +19,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use weft_ring::source::{MAX_SOURCE, SOURCES, Terms};
 use weft_run::ledger::{Carrier, Word};
 use weft_run::lend::{Copied, FROM, FROM_BYTES, MODE, Mode, ON_WRITE};
-use weft_run::meet::Why;
 use weft_sys::protect::{self, Refused};
 
 use crate::bell::{self, Heard, PATIENCE_MS};
-use crate::conn::{Chan, Conn};
-use crate::tx::Source;
-use crate::{ledger, lock};
+use crate::chan::Chan;
+use crate::conn::Conn;
+use crate::iov::Source;
+use crate::{kernel, lock, signal};
 use loans::Origin;
 
 /// Bytes of one loan, and of all that are under way in a direction, at most: as much as TCP's buffers hold.
@@ -144,9 +143,9 @@ pub(crate) struct Call {
 }
 
 fn note(conn: &Conn, why: Copied, bytes: usize) {
-    ledger::put(conn, Word::Lending, mode() as u64);
-    ledger::count(conn, Word::TxCopied, bytes as u64);
-    ledger::mark(conn, Word::WhyCopied, why.bit());
+    conn.row.put(Word::Lending, mode() as u64);
+    conn.row.count(Word::TxCopied, bytes as u64);
+    conn.row.mark(Word::WhyCopied, why.bit());
 }
 
 impl Call {
@@ -341,7 +340,7 @@ impl Call {
 
     fn too_slow(&mut self, conn: &Conn, chan: &Chan) {
         chan.lent.policy().late();
-        ledger::mark(conn, Word::WhyCopied, Copied::SlowReader.bit());
+        conn.row.mark(Word::WhyCopied, Copied::SlowReader.bit());
         self.no_more = true;
     }
 
@@ -389,8 +388,8 @@ impl Offer {
     pub(crate) fn published(&self, conn: &Conn, chan: &Chan) {
         chan.lent.note(self.number, self.len as u64);
         chan.side().offered.store(self.number + 1, Relaxed);
-        ledger::count(conn, Word::TxSource, self.len as u64);
-        ledger::put(conn, Word::Lending, mode() as u64);
+        conn.row.count(Word::TxSource, self.len as u64);
+        conn.row.put(Word::Lending, mode() as u64);
     }
 
     /// It was not: the direction is closed.
@@ -423,8 +422,8 @@ fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
         if is_done() {
             return Heard::Alive;
         }
-        match loans::sleep_on(stream.completion_word(role), seen, PATIENCE_MS.into()) {
-            libc::EINTR if bell::signals_interrupt() => return Heard::Interrupted,
+        match kernel::sleep_on(stream.completion_word(role), seen, PATIENCE_MS.into()) {
+            libc::EINTR if signal::interrupts() => return Heard::Interrupted,
             libc::ETIMEDOUT => {
                 if is_done() {
                     return Heard::Alive;
@@ -443,37 +442,6 @@ fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
     }
 }
 
-/// What the processes' channel keeps of what it has lent.
-#[derive(Default)]
-pub(crate) struct Lent {
-    policy: std::sync::Mutex<weft_run::lend::Policy>,
-    /// Lengths of the last sources, by their numbers.
-    lens: [AtomicU64; SOURCES as usize],
-    /// One more than the last number.
-    end: AtomicU64,
-}
-
-impl Lent {
-    fn policy(&self) -> std::sync::MutexGuard<'_, weft_run::lend::Policy> {
-        self.policy
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn note(&self, number: u64, len: u64) {
-        self.lens[(number % SOURCES) as usize].store(len, Relaxed);
-        self.end.store(number + 1, Relaxed);
-    }
-
-    fn bytes_under_way(&self, completed: u64) -> u64 {
-        let end = self.end.load(Relaxed);
-        let first = completed.max(end.saturating_sub(SOURCES));
-        (first..end)
-            .map(|number| self.lens[(number % SOURCES) as usize].load(Relaxed))
-            .sum()
-    }
-}
-
 /// The socket is about to be closed for good.
 pub(crate) fn closing(chan: &Chan) {
     if chan.process == lock::own() {
@@ -487,6 +455,3 @@ pub(crate) use loans::{Finishing, finish};
 pub(crate) fn finish_for_good() {
     std::mem::forget(finish());
 }
-
-/// The reason in the ledger when a source cannot be read.
-pub(crate) const LOST: Why = Why::SourceLost;

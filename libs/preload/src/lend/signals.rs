@@ -10,7 +10,6 @@ use std::mem::zeroed;
 use weft_sys::protect;
 
 use super::memory::is_active;
-use crate::io::doors;
 use crate::next;
 
 unsafe extern "C" fn change(
@@ -60,7 +59,9 @@ unsafe fn mask(
     }
 }
 
-doors! {
+weft_sys::doors! {
+    "C-unwind"
+
     fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
         if !is_active() {
             return next::sigaction(signal, new, old);

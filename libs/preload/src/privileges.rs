@@ -9,13 +9,13 @@
 
 use libc::{c_int, c_long, c_ulong, c_void, gid_t, uid_t};
 
-use crate::io::doors;
-use crate::{fetch, next, process, signal};
+use crate::lend::{Finishing, finish};
+use crate::{conn, fetch, next, signal};
 
 /// To be called before; nothing is lent while what it returns lives.
-fn change() -> super::Finishing {
+fn change() -> Finishing {
     let errno = crate::errno();
-    process::each_conn(|_, conn| {
+    conn::each(|_, conn| {
         // A handler that has interrupted its thread in a call on this socket leaves it alone: the thread may hold the lock.
         let Some(_busy) = signal::enter(conn) else {
             return;
@@ -25,7 +25,7 @@ fn change() -> super::Finishing {
             fetch::keep(chan);
         }
     });
-    let finishing = super::finish();
+    let finishing = finish();
     crate::set_errno(errno);
     finishing
 }
@@ -35,7 +35,7 @@ fn is_of_prctl(op: c_int) -> bool {
 }
 
 /// The same for a system call that the program makes by its number.
-pub(crate) fn before_call(number: c_long, a: c_long) -> Option<super::Finishing> {
+pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
     let is_one = match number {
         libc::SYS_prctl => is_of_prctl(a as c_int),
         libc::SYS_seccomp
@@ -56,70 +56,36 @@ pub(crate) fn before_call(number: c_long, a: c_long) -> Option<super::Finishing>
     is_one.then(change)
 }
 
-doors! {
-    fn setuid(user: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setuid(user)
-    }
+macro_rules! changes {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::doors! {"C-unwind" $(
+        fn $name($($arg: $type),*) -> c_int {
+            let _nothing_lent = change();
+            next::$name($($arg),*)
+        }
+    )*}};
+}
 
-    fn setgid(group: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setgid(group)
-    }
+changes! {
+    setuid(user: uid_t);
+    setgid(group: gid_t);
+    seteuid(user: uid_t);
+    setegid(group: gid_t);
+    setreuid(real: uid_t, effective: uid_t);
+    setregid(real: gid_t, effective: gid_t);
+    setresuid(real: uid_t, effective: uid_t, saved: uid_t);
+    setresgid(real: gid_t, effective: gid_t, saved: gid_t);
+    setfsuid(user: uid_t);
+    setfsgid(group: gid_t);
+    capset(head: *mut c_void, data: *const c_void);
+    setns(fd: c_int, kind: c_int);
+}
 
-    fn seteuid(user: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::seteuid(user)
-    }
-
-    fn setegid(group: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setegid(group)
-    }
-
-    fn setreuid(real: uid_t, effective: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setreuid(real, effective)
-    }
-
-    fn setregid(real: gid_t, effective: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setregid(real, effective)
-    }
-
-    fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setresuid(real, effective, saved)
-    }
-
-    fn setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setresgid(real, effective, saved)
-    }
-
-    fn setfsuid(user: uid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setfsuid(user)
-    }
-
-    fn setfsgid(group: gid_t) -> c_int {
-        let _nothing_lent = change();
-        next::setfsgid(group)
-    }
-
-    fn capset(head: *mut c_void, data: *const c_void) -> c_int {
-        let _nothing_lent = change();
-        next::capset(head, data)
-    }
+weft_sys::doors! {
+    "C-unwind"
 
     fn unshare(flags: c_int) -> c_int {
         let _nothing_lent = (flags & libc::CLONE_NEWUSER != 0).then(change);
         next::unshare(flags)
-    }
-
-    fn setns(fd: c_int, kind: c_int) -> c_int {
-        let _nothing_lent = change();
-        next::setns(fd, kind)
     }
 
     fn prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {

@@ -1,0 +1,217 @@
+//! A channel: a stream of bytes in shared memory beside a TCP socket, and the bell.
+//!
+//! # Safety
+//!
+//! A [`Side`] is a page that the processes which share the socket after a `fork` share too.
+
+use libc::{c_int, iovec};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use weft_ring::Role;
+use weft_ring::source::{Fetch, SOURCES};
+use weft_ring::stream::Stream;
+use weft_run::ledger::{AFTER, Carrier, RING, TCP};
+use weft_run::lend::Policy;
+use weft_sys::memfd::Mapping;
+
+use crate::iov::each_piece;
+use crate::lock::{self, SharedLock};
+use crate::spin::Spun;
+
+/// How bytes come in, beside [`TCP`], [`RING`] and [`AFTER`]: from TCP still, and the peer on another host may switch at any time.
+pub(crate) const BOTH: u32 = 3;
+
+/// What one side of a channel knows, shared by the processes that share the socket. One page.
+#[repr(C)]
+pub(crate) struct Side {
+    pub(crate) rx_lock: SharedLock,
+    pub(crate) tx_lock: SharedLock,
+    /// Processes that have the socket.
+    pub(crate) holders: AtomicU32,
+    pub(crate) rx_state: AtomicU32,
+    pub(crate) tx_state: AtomicU32,
+    /// `O_NONBLOCK` of the open file description.
+    pub(crate) nonblock: AtomicU32,
+    /// It is in an epoll set: the bell is kept in step at the end of each call.
+    pub(crate) eager: AtomicU32,
+    /// We have asked for a bell (under `rx_lock`).
+    pub(crate) armed: AtomicU32,
+    /// Bytes in our bell that are known of, and to be taken (under `rx_lock`).
+    pub(crate) owed: AtomicU64,
+    /// The last of them has not been looked for.
+    pub(crate) fresh: AtomicU32,
+    pub(crate) fill_seen: AtomicU64,
+    pub(crate) head: AtomicU64,
+    pub(crate) tail: AtomicU64,
+    /// 0, or one more than the peer's position when a send that must not wait found the ring full.
+    pub(crate) full: AtomicU64,
+    /// Sends over TCP in a row, and pauses made for the receiver to catch up.
+    pub(crate) run: AtomicU32,
+    pub(crate) pauses: AtomicU32,
+    /// Sources that have been offered to the peer, and that have been taken from it.
+    pub(crate) offered: AtomicU64,
+    pub(crate) sources: AtomicU64,
+    /// What looking at an empty ring before sleeping has brought, and at a full one.
+    pub(crate) spun: Spun,
+    pub(crate) spun_full: Spun,
+    /// When a receive that must not wait last asked the kernel whether the peer is there (under `rx_lock`), by the machine's clock.
+    pub(crate) probed: AtomicU64,
+}
+
+/// A channel.
+pub(crate) struct Chan {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) role: Role,
+    /// Our end of the bell, hidden.
+    pub(crate) bell: AtomicI32,
+    /// What is behind it: the peer, or the broker that reaches the peer's host.
+    pub(crate) carrier: Carrier,
+    /// This process, and the peer's, when they met; 0: unknown. Only they lend memory to each other.
+    pub(crate) process: u32,
+    pub(crate) peer_process: u32,
+    /// We have said that we lend; we have answered the peer.
+    pub(crate) introduced: AtomicBool,
+    pub(crate) answered: AtomicBool,
+    pub(crate) lent: Lent,
+    pub(crate) kept: Kept,
+    /// Shared with the children of this process.
+    side: Mapping,
+}
+
+impl Chan {
+    pub(crate) fn new(stream: Stream, role: Role, bell: c_int, nonblock: bool) -> Option<Chan> {
+        let side = Mapping::anonymous(4096, true).ok()?;
+        let chan = Chan {
+            stream: Arc::new(stream),
+            role,
+            bell: AtomicI32::new(bell),
+            carrier: Carrier::Here,
+            process: lock::own(),
+            peer_process: 0,
+            introduced: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
+            lent: Lent::default(),
+            kept: Kept::default(),
+            side,
+        };
+        chan.side().holders.store(1, Relaxed);
+        chan.side().nonblock.store(nonblock.into(), Relaxed);
+        Some(chan)
+    }
+
+    #[inline]
+    pub(crate) fn side(&self) -> &Side {
+        // SAFETY: the mapping is of a page of zeros, which are a `Side`, and lives as long as `self`.
+        unsafe { &*self.side.as_ptr().cast() }
+    }
+
+    #[inline]
+    pub(crate) fn bell(&self) -> c_int {
+        self.bell.load(Relaxed)
+    }
+
+    /// The peer's role: the sender in the direction that comes to us.
+    #[inline]
+    pub(crate) fn peer(&self) -> Role {
+        self.role.peer()
+    }
+
+    /// How bytes go out and come in: [`TCP`], [`RING`] or [`AFTER`]; in also [`BOTH`].
+    pub(crate) fn mode(&self) -> (u32, u32) {
+        let side = self.side();
+        (
+            side.tx_state.load(SeqCst).clamp(TCP, AFTER),
+            side.rx_state.load(SeqCst).clamp(TCP, BOTH),
+        )
+    }
+
+    pub(crate) fn is_on_ring(&self) -> bool {
+        let (tx, rx) = self.mode();
+        tx == RING || matches!(rx, RING | BOTH)
+    }
+
+    /// Whether a send would find room, as the bell tells the kernel: a ring that was full is so until half of it is free. `None`: the kernel knows.
+    #[inline]
+    pub(crate) fn is_writable(&self) -> Option<bool> {
+        let (stream, side) = (&self.stream, self.side());
+        if stream.is_closed(self.role) {
+            return None;
+        }
+        let room = stream.room(self.role, side.tail.load(Relaxed)).ok()?;
+        let was_full = side.full.load(Relaxed) != 0;
+        Some(room >= if was_full { stream.capacity() / 2 } else { 1 })
+    }
+}
+
+/// What the processes' channel keeps of what it has lent.
+#[derive(Default)]
+pub(crate) struct Lent {
+    policy: Mutex<Policy>,
+    /// Lengths of the last sources, by their numbers.
+    lens: [AtomicU64; SOURCES as usize],
+    /// One more than the last number.
+    end: AtomicU64,
+}
+
+impl Lent {
+    pub(crate) fn policy(&self) -> MutexGuard<'_, Policy> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn note(&self, number: u64, len: u64) {
+        self.lens[(number % SOURCES) as usize].store(len, Relaxed);
+        self.end.store(number + 1, Relaxed);
+    }
+
+    pub(crate) fn bytes_under_way(&self, completed: u64) -> u64 {
+        let end = self.end.load(Relaxed);
+        let first = completed.max(end.saturating_sub(SOURCES));
+        (first..end)
+            .map(|number| self.lens[(number % SOURCES) as usize].load(Relaxed))
+            .sum()
+    }
+}
+
+/// Sources of the peer that were read before this process lost the right to: their numbers, and their last bytes.
+#[derive(Default)]
+pub(crate) struct Kept {
+    any: AtomicBool,
+    sources: Mutex<Vec<(u64, Vec<u8>)>>,
+}
+
+impl Kept {
+    fn sources(&self) -> MutexGuard<'_, Vec<(u64, Vec<u8>)>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies what is kept of a source into the vector, as a read from the peer does. `None`: nothing is.
+    pub(crate) unsafe fn get(
+        &self,
+        fetch: &Fetch,
+        iov: &[iovec],
+        skip: usize,
+        n: usize,
+    ) -> Option<usize> {
+        if !self.any.load(Relaxed) {
+            return None;
+        }
+        let mut sources = self.sources();
+        sources.retain(|(number, _)| *number >= fetch.number);
+        let (_, bytes) = sources.iter().find(|(number, _)| *number == fetch.number)?;
+        let first = bytes.len().checked_sub(fetch.left as usize)?;
+        let bytes = bytes[first..].get(..n)?;
+        each_piece(iov, skip, n, |to, len, done| {
+            // SAFETY: the caller's buffers; `each_piece` gives pieces of `n` bytes in all, which are there.
+            unsafe { std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), to, len) };
+        });
+        Some(n)
+    }
+
+    /// Keeps what is left of a source.
+    pub(crate) fn add(&self, number: u64, bytes: Vec<u8>) {
+        self.sources().push((number, bytes));
+        self.any.store(true, Relaxed);
+    }
+}

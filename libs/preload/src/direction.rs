@@ -1,0 +1,153 @@
+//! How each direction of a connection goes onto its ring, and back.
+
+use libc::c_int;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use weft_run::ledger::{AFTER, RING, TCP, Word};
+use weft_run::meet::Why;
+
+use crate::chan::{BOTH, Chan};
+use crate::conn::{Conn, Inside, big};
+use crate::{bell, kernel, ledger, ready, settings};
+
+/// Goes over to the ring for what comes in, when all that was sent over TCP has been received, and nobody else of this process waits in the
+/// kernel for more.
+#[inline]
+pub(crate) fn try_switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
+    let (stream, peer) = (&chan.stream, chan.peer());
+    if !stream.may_switch(peer, conn.rx_count.load(SeqCst)) {
+        return false;
+    }
+    switch_rx(conn, chan, inside)
+}
+
+#[cold]
+fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let big = big();
+    if settings::is_off() || stream.is_closed(peer) {
+        return false;
+    }
+    if conn.holders(inside) != 1 {
+        conn.note(Why::Forked);
+        return false;
+    }
+    if !ready::can_move(conn, chan, &big) {
+        conn.note(Why::Epoll);
+        return false;
+    }
+    {
+        let _rx = side.rx_lock.lock();
+        if side.rx_state.load(SeqCst) != TCP {
+            return false;
+        }
+        // Who comes to the kernel after this sees it.
+        side.rx_state.store(RING, SeqCst);
+        if conn.in_rx.load(SeqCst) != 0 || !stream.switch(peer, conn.rx_count.load(SeqCst)) {
+            side.rx_state.store(TCP, SeqCst);
+            return false;
+        }
+        stream.arm(peer, side.head.load(Relaxed));
+        side.armed.store(1, Relaxed);
+    }
+    if side.tx_state.load(SeqCst) != RING {
+        ledger::switched();
+    }
+    moved(conn, chan, &big);
+    true
+}
+
+/// Goes over to the ring for what goes out: the receiver has.
+pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
+    let big = big();
+    let side = chan.side();
+    if side
+        .tx_state
+        .compare_exchange(TCP, RING, SeqCst, SeqCst)
+        .is_ok()
+    {
+        if side.rx_state.load(SeqCst) != RING {
+            ledger::switched();
+        }
+        if ready::once_keeps_tcp(conn, chan, &big) {
+            drop(big);
+            return stop_sending(conn, Why::Epoll);
+        }
+        moved(conn, chan, &big);
+        acknowledge(conn.descriptor());
+    }
+}
+
+/// What has come over TCP is acknowledged now. The kernel leaves that to the next segment of ours, and where what goes out goes over the ring none comes: a
+/// peer that has not asked for `TCP_NODELAY` would keep its next short send back for 40 ms.
+#[cold]
+pub(crate) fn acknowledge(fd: c_int) {
+    let on: c_int = 1;
+    kernel::set_option(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, &on);
+}
+
+/// What goes out goes over TCP again.
+pub(crate) fn tx_after(conn: &'static Conn, chan: &Chan, why: Why) {
+    let big = big();
+    let side = chan.side();
+    if side.tx_state.swap(AFTER, SeqCst) == RING {
+        gone_back(conn, why);
+    }
+    moved(conn, chan, &big);
+}
+
+/// What comes in comes over TCP again: the ring is empty, and closed.
+pub(crate) fn rx_after(conn: &'static Conn, chan: &Chan, why: Why) {
+    let big = big();
+    let side = chan.side();
+    if side.rx_state.swap(AFTER, SeqCst) == RING {
+        gone_back(conn, why);
+    }
+    moved(conn, chan, &big);
+}
+
+fn gone_back(conn: &Conn, why: Why) {
+    if why != Why::None {
+        if conn.why.load(Relaxed) == Why::None as u32 {
+            conn.note(why);
+        }
+        ledger::back();
+    }
+}
+
+/// The registrations in epoll sets follow.
+pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+    let (tx, rx) = chan.mode();
+    let rx = if rx == BOTH { TCP } else { rx };
+    conn.row.put(Word::Mode, u64::from(tx << 8 | rx));
+    conn.tell_tcp();
+    ready::follow(conn, chan, big);
+}
+
+/// Back to TCP in the direction that goes out; what is in the ring is still read from it.
+pub(crate) fn stop_sending(conn: &'static Conn, why: Why) {
+    let inside = conn.enter();
+    let Some(chan) = conn.chan(&inside) else {
+        return;
+    };
+    if chan.side().tx_state.load(SeqCst) == RING {
+        conn.note(why);
+    }
+    close_sending(conn, chan, why);
+}
+
+/// The same for a connection that the caller is inside of.
+pub(crate) fn close_sending(conn: &'static Conn, chan: &Chan, why: Why) {
+    let side = chan.side();
+    {
+        let _tx = side.tx_lock.lock();
+        chan.stream.close(chan.role);
+    }
+    if chan.stream.disarm(chan.role) {
+        bell::ring(chan.bell());
+    }
+    if side.tx_state.load(SeqCst) == RING {
+        tx_after(conn, chan, why);
+    }
+}

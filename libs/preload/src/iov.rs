@@ -1,0 +1,93 @@
+//! The vectors of memory that programs hand in.
+
+use libc::{c_int, c_void, iovec, size_t};
+
+/// The kernel takes no more at once.
+pub(crate) const MAX_RW: usize = 0x7fff_f000;
+
+pub(crate) fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
+    [iovec {
+        iov_base: buf.cast_mut(),
+        iov_len: n.min(MAX_RW),
+    }]
+}
+
+/// The vector of a call, when it is one that the kernel would take.
+pub(crate) unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
+    if n > 1024 || (iov.is_null() && n > 0) {
+        return None;
+    }
+    if n == 0 {
+        return Some(&[]);
+    }
+    // SAFETY: the caller's promise.
+    Some(unsafe { std::slice::from_raw_parts(iov, n) })
+}
+
+/// Bytes of the vector.
+pub(crate) fn total(iov: &[iovec]) -> usize {
+    iov.iter()
+        .fold(0, |sum, one| sum.saturating_add(one.iov_len))
+}
+
+/// The vector without its first bytes.
+pub(crate) fn cut(iov: &[iovec], mut skip: usize) -> Vec<iovec> {
+    let mut out = Vec::with_capacity(iov.len());
+    for one in iov {
+        if skip >= one.iov_len {
+            skip -= one.iov_len;
+            continue;
+        }
+        out.push(iovec {
+            iov_base: one.iov_base.wrapping_byte_add(skip),
+            iov_len: one.iov_len - skip,
+        });
+        skip = 0;
+    }
+    out
+}
+
+/// Calls `f(address, length, bytes before it)` for the pieces of the vector between `from` and `from + n`.
+pub(crate) fn each_piece(
+    iov: &[iovec],
+    from: usize,
+    n: usize,
+    mut f: impl FnMut(*mut u8, usize, usize),
+) {
+    let (mut skip, mut left, mut done) = (from, n, 0);
+    for one in iov {
+        if left == 0 {
+            return;
+        }
+        if skip >= one.iov_len {
+            skip -= one.iov_len;
+            continue;
+        }
+        let now = left.min(one.iov_len - skip);
+        f(one.iov_base.cast::<u8>().wrapping_add(skip), now, done);
+        skip = 0;
+        left -= now;
+        done += now;
+    }
+}
+
+/// Where the bytes come from.
+pub(crate) enum Source<'a> {
+    /// The program's memory.
+    Memory(&'a [iovec]),
+    /// So many bytes of a file, from an offset or from its own position.
+    File {
+        fd: c_int,
+        offset: Option<i64>,
+        len: usize,
+    },
+}
+
+impl Source<'_> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Source::Memory(iov) => total(iov),
+            Source::File { len, .. } => *len,
+        }
+    }
+}

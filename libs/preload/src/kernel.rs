@@ -1,0 +1,162 @@
+//! Short questions to the kernel about a descriptor, by the functions behind ours.
+//!
+//! # Safety
+//!
+//! A descriptor that is not open is an error of the call, and memory is handed over only for the call.
+
+use libc::{c_int, c_long, c_short, iovec, msghdr, pollfd, ssize_t, timeval};
+use std::mem::{size_of, zeroed};
+use std::os::fd::BorrowedFd;
+use std::ptr::null_mut;
+
+use crate::next;
+
+pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
+    // SAFETY: a descriptor that its owner keeps open during the call.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+pub(crate) fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: asks for flags.
+    let flags = unsafe { next::fcntl(fd, libc::F_GETFL, 0) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
+/// Whether a descriptor would be closed by an exec.
+pub(crate) fn closes_on_exec(fd: c_int) -> bool {
+    let flags = rustix::io::fcntl_getfd(borrowed(fd));
+    flags.is_ok_and(|flags| flags.contains(rustix::io::FdFlags::CLOEXEC))
+}
+
+/// Reads an option. All bytes that the kernel may write are a `T`.
+unsafe fn option<T>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
+    // SAFETY: the caller's promise, of zeros too; an option of that size.
+    unsafe {
+        let mut value: T = zeroed();
+        let mut len = size_of::<T>() as u32;
+        let to = (&raw mut value).cast();
+        (libc::getsockopt(fd, level, name, to, &raw mut len) == 0).then_some(value)
+    }
+}
+
+/// An option of `SOL_SOCKET` that is a number.
+pub(crate) fn number(fd: c_int, name: c_int) -> Option<c_int> {
+    // SAFETY: any bytes are a number.
+    unsafe { option(fd, libc::SOL_SOCKET, name) }
+}
+
+/// An option of `SOL_SOCKET` that is a time limit; `None`: there is none.
+pub(crate) fn time_limit(fd: c_int, name: c_int) -> Option<timeval> {
+    // SAFETY: any bytes are a time.
+    let limit: Option<timeval> = unsafe { option(fd, libc::SOL_SOCKET, name) };
+    limit.filter(|limit| (limit.tv_sec, limit.tv_usec) != (0, 0))
+}
+
+pub(crate) fn set_option<T>(fd: c_int, level: c_int, name: c_int, value: &T) {
+    let from = std::ptr::from_ref(value).cast();
+    // SAFETY: an option of that size.
+    unsafe { next::setsockopt(fd, level, name, from, size_of::<T>() as u32) };
+}
+
+pub(crate) fn entry(fd: c_int, events: c_short) -> pollfd {
+    pollfd {
+        fd,
+        events,
+        revents: 0,
+    }
+}
+
+/// Waits so many milliseconds; -1: for ever.
+pub(crate) fn poll(list: &mut [pollfd], ms: c_int) -> c_int {
+    // SAFETY: entries of a slice.
+    unsafe { next::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, ms) }
+}
+
+/// What one descriptor is ready for within so many milliseconds; 0: nothing.
+pub(crate) fn poll_one(fd: c_int, events: c_short, ms: c_int) -> c_short {
+    let mut list = [entry(fd, events)];
+    poll(&mut list, ms);
+    list[0].revents
+}
+
+/// Whether there is something to be read, or an error.
+pub(crate) fn is_readable(fd: c_int) -> bool {
+    poll_one(fd, libc::POLLIN, 0) != 0
+}
+
+/// Looks at the next byte, without taking it and without a wait. Returns what `recv(2)` does.
+pub(crate) fn peek(fd: c_int) -> ssize_t {
+    let mut byte = 0_u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: one byte.
+    unsafe { next::recv(fd, (&raw mut byte).cast(), 1, flags) }
+}
+
+fn message(iov: &[iovec]) -> msghdr {
+    // SAFETY: all zeros is the empty message.
+    let mut message: msghdr = unsafe { zeroed() };
+    message.msg_iov = iov.as_ptr().cast_mut();
+    message.msg_iovlen = iov.len();
+    message
+}
+
+/// # Safety
+/// As `recvmsg(2)`.
+pub(crate) unsafe fn receive(fd: c_int, iov: &[iovec], flags: c_int) -> ssize_t {
+    let mut message = message(iov);
+    // SAFETY: the caller's promise.
+    unsafe { next::recvmsg(fd, &raw mut message, flags) }
+}
+
+/// # Safety
+/// As `sendmsg(2)`.
+pub(crate) unsafe fn send(fd: c_int, iov: &[iovec], flags: c_int) -> ssize_t {
+    let message = message(iov);
+    // SAFETY: the caller's promise.
+    unsafe { next::sendmsg(fd, &raw const message, flags) }
+}
+
+/// Sleeps for so many nanoseconds, below a second, or until a signal comes.
+pub(crate) fn nap(nanoseconds: i64) {
+    let nap = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: nanoseconds,
+    };
+    // SAFETY: a time.
+    unsafe { libc::nanosleep(&raw const nap, null_mut()) };
+}
+
+/// Sleeps until the word is not `seen` any more, or so many milliseconds are over. Returns the error number; 0: woken, or it had changed. The word may be
+/// of a mapping that is gone: that is an error. Async-signal-safe.
+pub(crate) fn sleep_on(word: *const u32, seen: u32, millis: i64) -> c_int {
+    let limit = libc::timespec {
+        tv_sec: millis / 1000,
+        tv_nsec: millis % 1000 * 1_000_000,
+    };
+    let limit = (&raw const limit) as c_long;
+    let wait = libc::FUTEX_WAIT.into();
+    // SAFETY: the kernel checks the address.
+    let rc = unsafe {
+        next::syscall(
+            libc::SYS_futex,
+            word as c_long,
+            wait,
+            seen.into(),
+            limit,
+            0,
+            0,
+        )
+    };
+    match crate::errno() {
+        _ if rc == 0 => 0,
+        libc::EAGAIN => 0,
+        other => other,
+    }
+}
+
+/// Wakes up to so many that sleep on the word.
+pub(crate) fn wake(word: *const u32, most: c_int) {
+    let wake = libc::FUTEX_WAKE.into();
+    // SAFETY: the kernel checks the address.
+    unsafe { next::syscall(libc::SYS_futex, word as c_long, wake, most.into(), 0, 0, 0) };
+}

@@ -1,0 +1,218 @@
+//! Registrations of connections in epoll sets.
+//!
+//! What stands in the kernel's epoll set for a direction is the descriptor that carries it: the TCP socket, or the bell, with the program's own
+//! `data`. The kernel does all the rest: level, edge, time-outs, nesting, other threads.
+
+use libc::c_int;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::SeqCst;
+
+use weft_run::ledger::RING;
+
+use crate::chan::{BOTH, Chan};
+use crate::conn::{Conn, Reg};
+use crate::hidden;
+use crate::sets::{IN, OUT, control, count_mixed, number};
+
+pub(crate) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// What is left of the events of a registration that has fired.
+const PRIVATE: u32 = ONESHOT | EXCLUSIVE | (libc::EPOLLET | libc::EPOLLWAKEUP) as u32;
+
+/// Whether a registration that fires once has: its events are gone, as `/proc` shows. `None`: it does not say.
+pub(crate) fn has_fired(reg: &Reg, chan: &Chan) -> Option<bool> {
+    if reg.fired {
+        return Some(true);
+    }
+    let own = |own: c_int| if own >= 0 { own } else { chan.bell() };
+    let fd = if reg.tcp.is_some() {
+        reg.fd
+    } else {
+        own(reg.own_bell)
+    };
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", reg.set)).ok()?;
+    text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let is_it = words.next() == Some("tfd:") && words.next()?.parse() == Ok(fd);
+        let events = words.nth(1).filter(|_| is_it)?;
+        let events = u32::from_str_radix(events, 16).ok()?;
+        Some(events & !PRIVATE == 0)
+    })
+}
+
+pub(crate) fn is_both(events: u32) -> bool {
+    events & IN != 0 && events & OUT != 0
+}
+
+/// What each of the two descriptors is to be registered for.
+fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
+    let (tx, rx) = chan.mode();
+    let flags = events & !(IN | OUT);
+    let (mut tcp, mut bell) = (None, None);
+    // Who waits for neither still hears of errors, from where bytes come in.
+    let input = if rx == RING { &mut bell } else { &mut tcp };
+    if events & IN != 0 || events & OUT == 0 {
+        *input = Some(flags | events & IN);
+        if rx == BOTH {
+            bell = Some(flags | events & IN);
+        }
+    }
+    let output = if tx == RING { &mut bell } else { &mut tcp };
+    if events & OUT != 0 {
+        *output = Some(output.unwrap_or(flags) | events & OUT);
+    }
+    (tcp, bell)
+}
+
+/// Keeps count of the registrations that stand for two descriptors.
+fn keep_mixed(reg: &mut Reg) {
+    let mixed = reg.tcp.is_some() && reg.bell.is_some();
+    match (reg.mixed, mixed) {
+        (false, true) => count_mixed(1),
+        (true, false) => count_mixed(-1),
+        _ => {}
+    }
+    reg.mixed = mixed;
+}
+
+/// The registration is one no more, for the kernel.
+pub(crate) fn forget(reg: &mut Reg) {
+    (reg.tcp, reg.bell) = (None, None);
+    keep_mixed(reg);
+}
+
+/// One descriptor of a registration.
+fn change(
+    set: c_int,
+    fd: c_int,
+    now: Option<u32>,
+    then: Option<u32>,
+    data: u64,
+    again: bool,
+) -> Result<(), c_int> {
+    let rc = match (now, then) {
+        (None, None) => 0,
+        (Some(now), Some(then)) if now == then && !again => 0,
+        (Some(_), Some(then)) if then & EXCLUSIVE != 0 => {
+            // The kernel changes none of these.
+            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            control(set, libc::EPOLL_CTL_ADD, fd, then, data)
+        }
+        (Some(_), Some(then)) => {
+            let rc = control(set, libc::EPOLL_CTL_MOD, fd, then, data);
+            if rc != 0 && crate::errno() == libc::ENOENT {
+                // Another process that shares the set has taken it out.
+                control(set, libc::EPOLL_CTL_ADD, fd, then, data)
+            } else {
+                rc
+            }
+        }
+        (None, Some(then)) => control(set, libc::EPOLL_CTL_ADD, fd, then, data),
+        (Some(_), None) => {
+            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            0
+        }
+    };
+    if rc == 0 { Ok(()) } else { Err(crate::errno()) }
+}
+
+/// Whether another registration of a set has the bell itself.
+pub(crate) fn is_taken(regs: &[Reg], set: c_int, fd: c_int) -> bool {
+    regs.iter().any(|other| {
+        other.set == set && other.fd != fd && other.bell.is_some() && other.own_bell < 0
+    })
+}
+
+fn bell_of(reg: &mut Reg, chan: &Chan) -> c_int {
+    if reg.own_bell >= 0 {
+        reg.own_bell
+    } else {
+        chan.bell()
+    }
+}
+
+/// Brings a registration to what the directions are now. `again`: also where nothing changes, for a `MOD` tells of readiness anew. `taken`:
+/// another registration of the set has the bell.
+pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
+    if again {
+        reg.fired = false;
+    } else if reg.events & ONESHOT != 0
+        && (reg.tcp.is_some() || reg.bell.is_some())
+        && has_fired(reg, chan) == Some(true)
+    {
+        // It fires no more until the program says so: nothing stands for it meanwhile.
+        let fd = bell_of(reg, chan);
+        let _ = change(reg.set, fd, reg.bell.take(), None, 0, false);
+        let _ = change(reg.set, reg.fd, reg.tcp.take(), None, 0, false);
+        reg.fired = true;
+    }
+    if reg.fired {
+        keep_mixed(reg);
+        return Ok(());
+    }
+    let done = change_both(reg, chan, again, taken);
+    keep_mixed(reg);
+    done
+}
+
+fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
+    let (tcp, bell) = wanted(chan, reg.events);
+    // First what is new: there is no moment in which nobody looks.
+    let fd = bell_of(reg, chan);
+    match change(reg.set, fd, reg.bell, bell, reg.data, again) {
+        // Another process that shares the set has put it in.
+        Err(libc::EEXIST) if !taken => change(reg.set, fd, bell, bell, reg.data, true)?,
+        Err(libc::EEXIST) => {
+            // The same socket is in the set by another descriptor too.
+            if let Some(own) = hidden::duplicate(chan.bell()) {
+                reg.own_bell = own;
+                change(reg.set, own, None, bell, reg.data, again)?;
+            }
+        }
+        other => other?,
+    }
+    reg.bell = bell;
+    match change(reg.set, reg.fd, reg.tcp, tcp, reg.data, again) {
+        // Another process that shares the set has put it in.
+        Err(libc::EEXIST) => change(reg.set, reg.fd, tcp, tcp, reg.data, true)?,
+        other => other?,
+    }
+    reg.tcp = tcp;
+    reg.told = reg.data;
+    Ok(())
+}
+
+/// The kernel learns of changes that were put off.
+#[cold]
+pub(crate) fn catch_up(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+    conn.is_behind.store(false, SeqCst);
+    let slow = conn.slow(big);
+    for reg in &mut slow.regs {
+        if number(reg.set) != reg.number {
+            forget(reg);
+        } else if reg.is_gone {
+            remove(reg, chan);
+        } else {
+            let again = reg.data != reg.told;
+            let _ = change_both(reg, chan, again, false);
+            keep_mixed(reg);
+        }
+    }
+    slow.regs
+        .retain(|reg| !reg.is_gone && number(reg.set) == reg.number);
+}
+
+pub(crate) fn remove(reg: &mut Reg, chan: &Chan) {
+    if reg.bell.take().is_some() {
+        control(reg.set, libc::EPOLL_CTL_DEL, bell_of(reg, chan), 0, 0);
+    }
+    if reg.tcp.take().is_some() {
+        control(reg.set, libc::EPOLL_CTL_DEL, reg.fd, 0, 0);
+    }
+    if reg.own_bell >= 0 {
+        hidden::close(reg.own_bell);
+        reg.own_bell = -1;
+    }
+    forget(reg);
+}

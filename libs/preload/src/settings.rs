@@ -1,0 +1,28 @@
+//! What holds for the whole process: whether connections may leave TCP, and how soon they look for their peers.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use weft_run::pace;
+
+/// `WEFT_RUN_LOOK`: after how many sends and receives a socket looks for its peer.
+static FIRST_LOOK: AtomicU64 = AtomicU64::new(pace::FIRST_LOOK);
+
+pub(crate) fn first_look() -> u64 {
+    FIRST_LOOK.load(Relaxed)
+}
+
+pub(crate) fn look_after(n: u64) {
+    FIRST_LOOK.store(n, Relaxed);
+}
+
+/// The process does what we cannot see: no socket leaves the kernel any more.
+static OFF: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn turn_off() {
+    OFF.store(true, SeqCst);
+}
+
+pub(crate) fn is_off() -> bool {
+    OFF.load(Relaxed)
+}
