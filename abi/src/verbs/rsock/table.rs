@@ -4,15 +4,14 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use libc::c_int;
+use libc::{c_int, linger};
 use rustix::io::Errno;
 use weft_rsockets::poll::Pollable;
 use weft_rsockets::{Common, DatagramSocket, Options, Shutdown, Socket};
 
-use super::option::Settings;
-use crate::verbs::object::{Inherited, PerFork};
+use crate::verbs::object::{Inherited, PerFork, lock};
 
 /// A socket of either type.
 pub(super) enum Kind {
@@ -106,6 +105,20 @@ impl Kind {
     }
 }
 
+/// Options that are remembered.
+#[derive(Default)]
+pub(super) struct Settings {
+    pub(super) reuse_addr: bool,
+    pub(super) keep_alive: bool,
+    /// Seconds.
+    pub(super) keep_idle: Option<c_int>,
+    pub(super) oob_inline: bool,
+    pub(super) no_delay: bool,
+    pub(super) v6_only: bool,
+    pub(super) linger: Option<linger>,
+    pub(super) route: Vec<u8>,
+}
+
 /// A socket, and what C programs know of it beyond the crate.
 pub(super) struct Entry {
     pub(super) socket: Kind,
@@ -113,7 +126,7 @@ pub(super) struct Entry {
     pub(super) fd: RawFd,
     /// What `F_GETFL` tells.
     pub(super) flags: AtomicI32,
-    pub(super) settings: Mutex<Settings>,
+    settings: Mutex<Settings>,
 }
 
 impl Entry {
@@ -127,6 +140,10 @@ impl Entry {
             flags: AtomicI32::new(libc::O_RDWR),
             settings: Mutex::default(),
         })
+    }
+
+    pub(super) fn settings(&self) -> MutexGuard<'_, Settings> {
+        lock(&self.settings)
     }
 
     pub(super) fn set_nonblock(&self, on: bool) {
