@@ -6,9 +6,9 @@ use rustix::io::Errno;
 use weft_sys::memfd::Mapping;
 
 use super::context::Held;
-use super::export::errno;
 use super::mr::{ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
 use super::object::{Kind, PerFork, Pool, find, turn};
+use super::os_errno;
 use super::pd::Pd;
 use super::types::{IBV_ACCESS_ZERO_BASED, ibv_mr, ibv_pd};
 use crate::call::{pointer, run};
@@ -80,7 +80,7 @@ pub unsafe fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf
         if size == 0 || buf.is_null() {
             return Err(Errno::INVAL);
         }
-        let memory = Mapping::anonymous(size, false).map_err(errno)?;
+        let memory = Mapping::anonymous(size, false).map_err(|error| os_errno(&error))?;
         let addr = memory.as_ptr().cast();
         let body = Buf {
             memory,

@@ -156,11 +156,6 @@ pub(crate) fn which(device: *mut ibv_device) -> Result<Which, Errno> {
     Ok(shown()[index(device)?].1)
 }
 
-/// The error of a call of ours that has just failed.
-pub(crate) fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-}
-
 /// The soft RNIC of this process.
 pub(crate) fn native() -> Result<Device, Errno> {
     static NATIVE: PerFork<Mutex<Option<Device>>> = PerFork::new();

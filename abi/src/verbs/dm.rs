@@ -10,9 +10,10 @@ use weft_sys::memfd::Mapping;
 use weft_verbs::RawMemory;
 
 use super::context::{Context, Users};
-use super::export::{Entry, Shown, Sort, errno, show};
+use super::export::{Entry, Shown, Sort, show};
 use super::mr;
 use super::object::{Guard, Inherited, Kind, PerFork, Pool, find, turn};
+use super::os_errno;
 use super::pd::Pd;
 use super::types::*;
 use crate::call::{pointer, status};
@@ -75,7 +76,7 @@ impl Pages {
         };
         let map = map.map_err(|error| {
             used.fetch_sub(len, Ordering::AcqRel);
-            errno(error)
+            os_errno(&error)
         })?;
         Ok(Pages { map, own: true })
     }

@@ -20,6 +20,7 @@ mod cq;
 mod create;
 mod device;
 mod dm;
+mod errors;
 mod events;
 mod ex;
 mod export;
@@ -71,6 +72,7 @@ pub use device::{
     ibv_get_device_name, ibv_get_pkey_index, ibv_is_fork_initialized, ibv_query_device,
     ibv_query_gid, ibv_query_gid_type, ibv_query_pkey, ibv_query_port, ibv_query_port_speed,
 };
+pub(crate) use errors::{errno, last_errno, os_errno, refused};
 pub use events::{ibv_ack_async_event, ibv_ack_cq_events, ibv_get_async_event, ibv_get_cq_event};
 pub use import::{
     ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd, ibv_unimport_dm,
@@ -87,18 +89,3 @@ pub use qp::{
     ibv_qp_to_qp_ex, ibv_query_ece, ibv_query_qp, ibv_query_qp_data_in_order, ibv_set_ece,
 };
 pub use srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
-
-use rustix::io::Errno;
-use weft_verbs::{Error, MemError};
-
-/// What C programs are told of an error.
-pub(crate) fn errno(error: Error) -> Errno {
-    match error {
-        Error::Limit(_)
-        | Error::Memory(MemError::Limit | MemError::NoMemory | MemError::LockedMemory) => {
-            Errno::NOMEM
-        }
-        Error::Invalid(_) | Error::Tls(_) | Error::Memory(_) => Errno::INVAL,
-        Error::Os { source, .. } => Errno::from_io_error(&source).unwrap_or(Errno::IO),
-    }
-}

@@ -134,7 +134,7 @@ pub(crate) fn cm_contexts() -> Result<Vec<*mut ibv_context>, Errno> {
             // SAFETY: a device of ours.
             let context = unsafe { ibv_open_device(device) };
             if context.is_null() {
-                return Err(device::last_errno());
+                return Err(super::last_errno());
             }
             contexts.push(context as usize);
         }

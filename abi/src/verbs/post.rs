@@ -4,8 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use rustix::io::Errno;
 use weft_verbs::{
-    InlineData, PostError, PostReason, RawMemory, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Wc,
-    WcOpcode, WcStatus,
+    InlineData, RawMemory, RecvWr, RemoteAddr, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus,
 };
 
 use super::cq::Cq;
@@ -14,6 +13,7 @@ use super::mw::post_bind;
 use super::null;
 use super::object::{Visit, enter};
 use super::qp::QpObj;
+use super::refused;
 use super::srq::Srq;
 use super::types::*;
 use super::ud;
@@ -21,14 +21,6 @@ use crate::call::quick_status;
 
 /// As `<infiniband/weft_dgram.h>` has it.
 const WEFT_WC_WRITE_RECORD: ibv_wc_opcode = 240;
-
-/// The error of a refused request.
-pub(crate) fn refused(error: PostError) -> Errno {
-    match error.reason {
-        PostReason::Full => Errno::NOMEM,
-        _ => Errno::INVAL,
-    }
-}
 
 /// Immediate data is 32 bits in C, in network order; it travels as the low half of ours.
 pub(crate) fn imm(data: u32) -> u64 {

@@ -25,7 +25,7 @@ use super::faults::QpFaults;
 use super::object::{Kind, Name, PerFork, Pool, find, lock, turn};
 use super::persona;
 use super::places::Both;
-use super::post::refused;
+use super::refused;
 use super::shared;
 use super::types::*;
 use super::ud::Datagrams;

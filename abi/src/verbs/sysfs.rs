@@ -10,6 +10,7 @@ use std::path::Path;
 use rustix::io::Errno;
 
 use super::device;
+use super::os_errno;
 use super::types::{
     IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_NODE_RNIC, IBV_PORT_ACTIVE, ibv_device,
     ibv_device_attr, ibv_gid_entry, ibv_port_attr,
@@ -236,8 +237,7 @@ pub unsafe fn ibv_read_sysfs_file(
             Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
         let mut text = match of_ours(&path) {
             Some(text) => text.into_bytes(),
-            None => of_the_system(&path, size)
-                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?,
+            None => of_the_system(&path, size).map_err(|error| os_errno(&error))?,
         };
         if text.last() == Some(&b'\n') {
             text.pop();

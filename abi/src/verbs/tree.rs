@@ -8,9 +8,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno;
-
 use super::device;
+use super::os_errno;
 use super::sysfs::{About, interface, text};
 
 /// The folder of the parents below `sys/devices`. No PCI domain of a machine has this number.
@@ -181,9 +180,7 @@ pub unsafe fn weft_sysfs_tree(dir: *const c_char) -> c_int {
     let devices: Vec<About> = device::all_about().collect();
     match Tree::of(&devices).write(&dir) {
         Ok(()) => 0,
-        Err(error) => Errno::from_io_error(&error)
-            .unwrap_or(Errno::IO)
-            .raw_os_error(),
+        Err(error) => os_errno(&error).raw_os_error(),
     }
 }
 

@@ -10,7 +10,7 @@ use weft_verbs::{QpInit, RecvWr, SendWr, UD_MTU, UdDest, UdInit, UdPort, UdQp};
 use super::ah::Ah;
 use super::limit::{Count, Counted};
 use super::object::{PerFork, enter, lock};
-use super::post::refused;
+use super::refused;
 use super::types::*;
 
 /// The queue pair below, and how it was made.

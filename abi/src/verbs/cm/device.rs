@@ -7,11 +7,11 @@ use std::sync::Mutex;
 use rustix::io::Errno;
 use weft_verbs::Device;
 
-use super::resolve::datagrams;
-use super::types::{RDMA_PS_IB, rdma_port_space};
+use super::types::{RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_UDP, rdma_port_space};
 use crate::call::pointer;
 use crate::verbs::context::is_persona;
-use crate::verbs::device::{last_errno, native};
+use crate::verbs::device::native;
+use crate::verbs::last_errno;
 use crate::verbs::object::{Inherited, PerFork, lock};
 use crate::verbs::open::cm_contexts;
 use crate::verbs::pd::ibv_alloc_pd;
@@ -42,6 +42,11 @@ impl Nic {
     pub(super) fn max_rd_atomic(&self) -> u16 {
         self.native.attr().limits.max_rd_atomic
     }
+}
+
+/// Port spaces of unconnected queue pairs.
+pub(super) fn datagrams(ps: rdma_port_space) -> bool {
+    matches!(ps, RDMA_PS_UDP | RDMA_PS_IPOIB)
 }
 
 #[derive(Default)]

@@ -3,37 +3,23 @@
 use std::ffi::c_int;
 
 use rustix::io::Errno;
+use weft_verbs::cm::gid_of;
 
-use super::device;
-use super::exchange::gid_of;
+use super::device::{self, datagrams};
 use super::id::{Core, core, get, set};
-use super::resolve::datagrams;
 use super::types::{RDMA_UDP_QKEY, rdma_cm_id};
 use crate::call::run;
 use crate::verbs::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::verbs::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::verbs::create::create_qp_ex;
-use crate::verbs::device::{ibv_query_gid, last_errno};
+use crate::verbs::device::ibv_query_gid;
+use crate::verbs::last_errno;
 use crate::verbs::modify::{ibv_destroy_qp, ibv_modify_qp};
-use crate::verbs::object::{Kind as _, Name, find};
+use crate::verbs::object::find;
 use crate::verbs::qp::QpObj;
 use crate::verbs::srq::{create_srq_ex, ibv_destroy_srq};
 #[allow(clippy::wildcard_imports)] // C's vocabulary
 use crate::verbs::types::*;
-
-/// The queue pair of this address.
-pub(super) fn name(handle: *mut ibv_qp) -> Result<Name<QpObj>, Errno> {
-    Ok(find::<QpObj>(handle)?.name())
-}
-
-/// The queue pair of this number, whoever has made it.
-pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
-    let all = QpObj::pool().all();
-    let found = all
-        .into_iter()
-        .find(|qp| qp.num() == num && !qp.is_further());
-    Ok(found.ok_or(Errno::INVAL)?.name())
-}
 
 /// A value of a C struct with every byte zero.
 pub(super) fn zeroed<T: Copy>() -> T {
@@ -165,17 +151,21 @@ pub(super) fn create(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), 
     Ok(())
 }
 
+fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+    // SAFETY: the call checks what it is given.
+    match unsafe { ibv_modify_qp(qp, attr, mask) } {
+        0 => Ok(()),
+        errno => Err(Errno::from_raw_os_error(errno)),
+    }
+}
+
 /// Moves a queue pair as far as it goes without a peer.
 fn prepare(qp: *mut ibv_qp, qp_type: ibv_qp_type) -> Result<(), Errno> {
     let moved = |state, attributes: fn(&mut ibv_qp_attr) -> c_int| {
         let mut attr: ibv_qp_attr = zeroed();
         attr.qp_state = state;
         let mask = attributes(&mut attr);
-        // SAFETY: the call checks what it is given.
-        match unsafe { ibv_modify_qp(qp, &raw mut attr, mask) } {
-            0 => Ok(()),
-            errno => Err(Errno::from_raw_os_error(errno)),
-        }
+        modify(qp, &mut attr, mask)
     };
     if qp_type != IBV_QPT_UD {
         return moved(IBV_QPS_INIT, initial);
@@ -194,11 +184,7 @@ pub(super) fn flush(core: &Core) -> Result<(), Errno> {
     }
     let mut attr: ibv_qp_attr = zeroed();
     attr.qp_state = IBV_QPS_ERR;
-    // SAFETY: the call checks what it is given.
-    match unsafe { ibv_modify_qp(qp, &raw mut attr, IBV_QP_STATE as c_int) } {
-        0 => Ok(()),
-        errno => Err(Errno::from_raw_os_error(errno)),
-    }
+    modify(qp, &mut attr, IBV_QP_STATE as c_int)
 }
 
 /// For a datagram queue pair, in the state that `attr` names.
@@ -523,11 +509,7 @@ pub(super) fn join(core: &Core) -> Result<u32, Errno> {
         let mut attr: ibv_qp_attr = zeroed();
         attr.qp_state = state;
         let mask = attributes(core, &mut attr)?;
-        // SAFETY: the call checks what it is given.
-        match unsafe { ibv_modify_qp(qp, &raw mut attr, mask) } {
-            0 => {}
-            errno => return Err(Errno::from_raw_os_error(errno)),
-        }
+        modify(qp, &mut attr, mask)?;
     }
     Ok(find::<QpObj>(qp)?.num())
 }
