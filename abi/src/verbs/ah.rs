@@ -9,9 +9,9 @@ use weft_verbs::{Grh, UdDest};
 
 use super::context::{Context, Held};
 use super::gid::{Gid, gids};
+use super::group::{group_of, port_of};
 use super::limit::{Count, Counted};
-use super::mcast;
-use super::object::{Guard, Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Kind, PerFork, Pool, enter, find, turn};
 use super::pd::Pd;
 use super::persona;
 use super::types::*;
@@ -46,9 +46,9 @@ impl Kind for Ah {
 
 impl Ah {
     /// The queue pair of this number there: the number has its port (docs/spec/persona.md). A group has its own.
-    pub(crate) fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
+    fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
         let port = if self.ip.is_multicast() {
-            mcast::port_of(self.ip)
+            port_of(self.ip)
         } else {
             (qp_num >> 8) as u16
         };
@@ -66,10 +66,20 @@ impl Ah {
     }
 }
 
+/// Where an address handle, a number and a key lead.
+///
+/// # Safety
+/// As for [`enter`].
+pub(crate) unsafe fn dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest, Errno> {
+    // SAFETY: the caller's promise.
+    let ah = unsafe { enter::<Ah>(ah) }?;
+    Ok(ah.dest(qpn & 0x00ff_ffff, qkey))
+}
+
 /// As [`persona::way`], and to groups.
 fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
     // SAFETY: any bytes are a GID.
-    let Some(group) = mcast::group_of(unsafe { grh.dgid.raw }) else {
+    let Some(group) = group_of(unsafe { grh.dgid.raw }) else {
         return persona::way(grh);
     };
     let own = gids()?.get(usize::from(grh.sgid_index)).copied();

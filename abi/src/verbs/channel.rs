@@ -1,6 +1,6 @@
 //! Completion channels.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use super::context::{Context, Users};
 use super::events::EventQueue;
 use super::object::{Kind, PerFork, Pool, find, lock, turn};
 use super::types::*;
-use crate::call::{pointer, status};
+use crate::call::{pointer, status, wait_and_fetch};
 
 /// What an `ibv_comp_channel` stands for.
 pub(crate) struct Channel {
@@ -94,4 +94,38 @@ pub unsafe fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int 
         drop(channel.retire());
         Ok(())
     })
+}
+
+/// `ibv_get_cq_event`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    let fetch = || {
+        let queue = Arc::clone(&find::<Channel>(channel)?.queue);
+        let Some((subject, ())) = queue.fetch() else {
+            return Ok(false);
+        };
+        let handle = subject.handle as *mut ibv_cq;
+        // SAFETY: the caller's promise. The queue cannot go before this event is acknowledged.
+        unsafe {
+            cq.write(handle);
+            cq_context.write((*handle).cq_context);
+        }
+        Ok(true)
+    };
+    let count_of = || {
+        let channel = find::<Channel>(channel)?;
+        if cq.is_null() || cq_context.is_null() {
+            return Err(Errno::INVAL);
+        }
+        channel.drive();
+        Ok(channel.queue.fd())
+    };
+    // SAFETY: an event queue's descriptor.
+    unsafe { wait_and_fetch(count_of, fetch) }
 }

@@ -1,5 +1,6 @@
 //! Open devices, as their objects know them. `open` opens and closes them.
 
+use std::ffi::c_int;
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,12 +8,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 
-use super::device::Which;
 use super::events::EventQueue;
 use super::export::Export;
 use super::foreign::Foreign;
 use super::object::{Kind, PerFork, Pool, find};
 use super::types::*;
+use super::which::Which;
+
+/// Completion vectors of a context: one thread makes all completions that no program's thread makes.
+pub(crate) const COMP_VECTORS: c_int = 1;
 
 /// What the objects of a context share.
 pub(crate) struct Ctx {

@@ -7,22 +7,24 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use weft_verbs::{Qp, QpInit, Rnr, XrcDomain};
 
+use super::across::Building;
+use super::audience::{Audience, Listener, Of};
 use super::context::{Context, Ctx, Held};
 use super::cq::Cq;
-use super::device::Which;
-use super::events::{Audience, Fate, Listener, Of, Subject};
-use super::ex::{Building, RC_OPS, UC_OPS, UD_OPS, builders};
+use super::events::Subject;
+use super::ex::{RC_OPS, UC_OPS, UD_OPS, builders};
 use super::faults;
 use super::object::{Guard, Kind, find};
 use super::pd::Pd;
 use super::persona;
 use super::places;
 use super::port;
-use super::qp::QpObj;
+use super::qp::{NO_CAP, QpObj};
 use super::settings;
 use super::srq::Srq;
 use super::types::*;
 use super::ud::Datagrams;
+use super::which::Which;
 use super::xrc::Xrcd;
 use crate::call::pointer;
 
@@ -37,15 +39,6 @@ struct Wanted {
     /// It does not hear what it sends to multicast groups.
     deaf_to_itself: bool,
 }
-
-/// Of targets of XRC, which nobody posts to.
-pub(super) const NO_CAP: ibv_qp_cap = ibv_qp_cap {
-    max_send_wr: 0,
-    max_recv_wr: 0,
-    max_send_sge: 0,
-    max_recv_sge: 0,
-    max_inline_data: 0,
-};
 
 /// Inline bytes that every queue pair has.
 const LEAST_INLINE: u32 = 256;
@@ -266,13 +259,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
             }
         },
     )?;
-    let listener = Listener {
-        ctx: Arc::clone(&made.ctx),
-        subject: Arc::clone(&made.subject),
-        shared: made.is_srq(),
-        fate: Fate::default(),
-        others: Vec::new(),
-    };
+    let listener = Listener::new(&made.ctx, &made.subject, made.is_srq());
     Audience::get().add(Of::Qp, num, listener);
     Ok(made)
 }

@@ -7,64 +7,27 @@ use std::mem::offset_of;
 use std::sync::Mutex;
 
 use rustix::io::Errno;
-use weft_verbs::{Device, Limits};
+use weft_verbs::Limits;
 
 use super::ah::MAX_AHS;
 use super::context::Context;
 use super::dm::MAX_DM;
-use super::events::Audience;
 use super::gid;
 use super::mr;
+use super::native::native;
 use super::object::{PerFork, find, lock};
 use super::pd::MAX_PDS;
 use super::port as ports;
 use super::private::NobodysDevice;
-use super::sysfs::{self, About};
 use super::types::*;
 use super::ud::MAX_MEMBERS;
-use super::visit;
+use super::which::Which;
 use crate::call::{pointer, run, status};
 use crate::made::Made;
 
-/// Completion vectors of a context: one thread makes all completions that no program's thread makes.
-pub(crate) const COMP_VECTORS: c_int = 1;
 /// Neither is a registered number of IEEE's.
 const VENDOR: u32 = 0x0077_6574;
 const PARTITION: u16 = 0xffff;
-
-/// The devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
-    /// `weft0`: an RNIC, connected by the connection manager.
-    Iwarp,
-    /// `weft_ib0`: as a RoCE adapter, with queue pairs that are joined by number.
-    Persona,
-}
-
-impl Which {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Which::Iwarp => "weft0",
-            Which::Persona => "weft_ib0",
-        }
-    }
-
-    /// The same for a host at all times, and for nobody else.
-    fn guid(self) -> [u8; 8] {
-        let host = std::fs::read("/etc/machine-id")
-            .or_else(|_| std::fs::read("/etc/hostname"))
-            .unwrap_or_default();
-        // FNV-1a.
-        let hash = host.iter().chain(self.name().as_bytes());
-        let hash = hash.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let mut guid = hash.to_be_bytes();
-        // An address that is locally administered, of one station.
-        guid[0] = guid[0] & !1 | 2;
-        guid
-    }
-}
 
 /// The programs' `struct ibv_device`, of which nothing changes after it was made.
 struct Shown(UnsafeCell<NobodysDevice>, Which);
@@ -127,22 +90,17 @@ fn shown() -> &'static [Shown] {
     })
 }
 
+/// All devices, and which each of them is.
+pub(super) fn each() -> impl Iterator<Item = (ibv_device, Which)> {
+    // SAFETY: nothing writes to it.
+    shown()
+        .iter()
+        .map(|shown| (unsafe { (*shown.0.get()).device }, shown.1))
+}
+
 /// All devices, as C calls them.
 pub(crate) fn devices() -> impl Iterator<Item = *mut ibv_device> {
     shown().iter().map(|shown| shown.0.get().cast())
-}
-
-/// All devices, for their files.
-pub(crate) fn all_about() -> impl Iterator<Item = About> {
-    shown().iter().filter_map(|shown| {
-        Some(About {
-            // SAFETY: nothing writes to it.
-            device: unsafe { (*shown.0.get()).device },
-            attr: identity(shown.1),
-            port: port(shown.1),
-            gids: gids(shown.1).ok()?,
-        })
-    })
 }
 
 fn index(device: *mut ibv_device) -> Result<usize, Errno> {
@@ -154,22 +112,6 @@ fn index(device: *mut ibv_device) -> Result<usize, Errno> {
 /// Which device an address stands for.
 pub(crate) fn which(device: *mut ibv_device) -> Result<Which, Errno> {
     Ok(shown()[index(device)?].1)
-}
-
-/// The soft RNIC of this process.
-pub(crate) fn native() -> Result<Device, Errno> {
-    static NATIVE: PerFork<Mutex<Option<Device>>> = PerFork::new();
-    let mut native = lock(NATIVE.get());
-    if let Some(device) = &*native {
-        return Ok(device.clone());
-    }
-    // Before the device has a thread.
-    visit::register();
-    let device = Device::open().map_err(super::errno)?;
-    let audience = Audience::get();
-    device.on_async_event(|event| audience.hear(event));
-    *native = Some(device.clone());
-    Ok(device)
 }
 
 /// Device lists that programs have.
@@ -264,7 +206,7 @@ fn int(number: u32) -> c_int {
 }
 
 /// Who it is; the rest is zero. That asks for no soft RNIC, so that a program can look at files without starting one.
-fn identity(which: Which) -> ibv_device_attr {
+pub(super) fn identity(which: Which) -> ibv_device_attr {
     // SAFETY: all zeros is a value of the type.
     let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_str(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
@@ -393,39 +335,7 @@ unsafe fn write_prefix<T: Copy>(to: *mut T, from: &T, size: usize) {
     }
 }
 
-/// The time. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
-pub(crate) fn now(clock: libc::clockid_t) -> libc::timespec {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: a place for the time.
-    unsafe { libc::clock_gettime(clock, &raw mut now) };
-    now
-}
-
-pub(crate) unsafe extern "C" fn query_rt_values(
-    context: *mut ibv_context,
-    values: *mut ibv_values_ex,
-) -> c_int {
-    status(|| {
-        find::<Context>(context)?;
-        // SAFETY: NULL, or what the caller promises.
-        if values.is_null() || unsafe { (*values).comp_mask } & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
-            return Err(Errno::INVAL);
-        }
-        let now = now(libc::CLOCK_MONOTONIC);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if (*values).comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
-                (*values).raw_clock = now;
-            }
-        }
-        Ok(())
-    })
-}
-
-fn port(which: Which) -> ibv_port_attr {
+pub(super) fn port(which: Which) -> ibv_port_attr {
     // SAFETY: all zeros is a value of the type.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
     attr.state = if ports::of(which).is_down() {
@@ -450,6 +360,28 @@ fn port(which: Which) -> ibv_port_attr {
         attr.flags = IBV_QPF_GRH_REQUIRED;
     }
     attr
+}
+
+/// In units of 100 Mbit/s, with the number of lanes and what each one's speed is called.
+pub(super) fn speed(port: &ibv_port_attr) -> (u32, u32, &'static str) {
+    let lanes = match port.active_width {
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 1,
+    };
+    let (speed, name) = match port.active_speed {
+        2 => (50, " DDR"),
+        4 => (100, " QDR"),
+        8 => (100, " FDR10"),
+        16 => (140, " FDR"),
+        32 => (250, " EDR"),
+        64 => (500, " HDR"),
+        128 => (1000, " NDR"),
+        _ => (25, ""),
+    };
+    (speed * lanes, lanes, name)
 }
 
 pub(crate) unsafe extern "C" fn query_port(
@@ -503,7 +435,7 @@ pub unsafe fn ibv_query_port_speed(
         if port_num != 1 || port_speed.is_null() {
             return Err(Errno::INVAL);
         }
-        let speed = sysfs::speed(&port(context.ctx.which)).0;
+        let speed = speed(&port(context.ctx.which)).0;
         // SAFETY: the caller's promise.
         unsafe { port_speed.write(speed.into()) };
         Ok(())
@@ -511,7 +443,7 @@ pub unsafe fn ibv_query_port_speed(
 }
 
 /// The GID table.
-fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
+pub(super) fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
     let entry = |raw, gid_type, ndev_ifindex| ibv_gid_entry {
         gid: ibv_gid { raw },
         gid_index: 0,

@@ -12,9 +12,9 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getpid, getrlimit};
 use weft_sys::memfd::Mapping;
 
-use super::device::Which;
 use super::object::lock;
 use super::os_errno;
+use super::which::Which;
 
 /// The first word of a table, while its context lives.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"weftcmd1");

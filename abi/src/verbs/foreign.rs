@@ -16,10 +16,10 @@ use weft_sys::memfd::Mapping;
 use weft_verbs::RawMemory;
 
 use super::access::{check_access, rights};
-use super::device::Which;
 use super::export::{self, Entry, MAGIC, Owner, Sort, TABLE};
 use super::os_errno;
 use super::types::IBV_ACCESS_LOCAL_WRITE;
+use super::which::Which;
 
 /// Another process' context.
 pub(crate) struct Foreign {

@@ -11,9 +11,9 @@ use super::context::Held;
 use super::mr::Mr;
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
-use super::post::set_flags;
 use super::qp::QpObj;
 use super::types::*;
+use super::work::set_flags;
 use crate::call::{pointer, status};
 
 /// What an `ibv_mw` stands for.

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::io::Errno;
 
 use super::context::{Context, Ctx, Held, Users};
-use super::device::native;
 use super::export::{Entry, Shown, Sort, show};
 use super::limit::{Count, Counted};
+use super::native::native;
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::types::*;
 use crate::call::{pointer, status};

@@ -11,14 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
+use super::across::Building;
+use super::audience::Audience;
 use super::context::{Context, Held};
-use super::create::NO_CAP;
-use super::events::{Audience, Subject};
-use super::ex::Building;
-use super::modify;
+use super::events::Subject;
 use super::object::{Guard, Kind, Name, PerFork, Turn, find, lock, turn};
 use super::places;
-use super::qp::QpObj;
+use super::qp::{self, NO_CAP, QpObj};
 use super::types::*;
 use super::xrc::Xrcd;
 use crate::call::pointer;
@@ -192,7 +191,7 @@ pub(super) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         return Ok(());
     }
     let Some(heir) = heir else {
-        modify::destroy(gone);
+        qp::destroy(gone);
         return Ok(());
     };
     let mut body = gone.retire();

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::audience::{Audience, Listener, Of};
 use super::context::{Ctx, Held, Users};
 use super::cq::Cq;
-use super::events::{Audience, Fate, Listener, Of, Subject};
+use super::events::Subject;
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
 use super::types::*;
@@ -81,13 +82,7 @@ fn create(
             c.handle = num;
         },
     )?;
-    let listener = Listener {
-        ctx: Arc::clone(&made.ctx),
-        subject: Arc::clone(&made.subject),
-        shared: false,
-        fate: Fate::default(),
-        others: Vec::new(),
-    };
+    let listener = Listener::new(&made.ctx, &made.subject, false);
     Audience::get().add(Of::Srq, num, listener);
     Ok(made)
 }

@@ -8,9 +8,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-use super::device;
 use super::os_errno;
-use super::sysfs::{About, interface, text};
+use super::sysfs::{About, all_about, interface, text};
 
 /// The folder of the parents below `sys/devices`. No PCI domain of a machine has this number.
 const ROOT: &str = "pci7766:00";
@@ -177,7 +176,7 @@ pub unsafe fn weft_sysfs_tree(dir: *const c_char) -> c_int {
     }
     // SAFETY: the caller's promise.
     let dir = PathBuf::from(OsStr::from_bytes(unsafe { CStr::from_ptr(dir) }.to_bytes()));
-    let devices: Vec<About> = device::all_about().collect();
+    let devices: Vec<About> = all_about().collect();
     match Tree::of(&devices).write(&dir) {
         Ok(()) => 0,
         Err(error) => os_errno(&error).raw_os_error(),
@@ -202,7 +201,7 @@ mod tests {
         let path = std::ffi::CString::new(dir.path().as_os_str().as_bytes()).unwrap();
         // SAFETY: a string.
         assert_eq!(unsafe { weft_sysfs_tree(path.as_ptr()) }, 0);
-        let about: Vec<About> = device::all_about().collect();
+        let about: Vec<About> = all_about().collect();
         assert!(!about.is_empty());
         for about in about {
             let name = text(&about.device.name);

@@ -9,7 +9,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use weft_verbs::XrcDomain;
 
 use super::context::{Context, Ctx, Users};
-use super::device::native;
+use super::native::native;
 use super::object::{Inherited, Kind, PerFork, Pool, find, lock, turn};
 use super::types::*;
 use crate::call::{pointer, status};

@@ -19,6 +19,7 @@ use super::types::{
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, RDMA_UDP_QKEY, rdma_cm_id, rdma_cm_join_mc_attr_ex,
 };
 use crate::call::run;
+use crate::verbs::group::group_of;
 use crate::verbs::mcast;
 
 /// Linux's family of InfiniBand's addresses, and where its `sockaddr_ib` has the GID: behind the family, the partition and the flow label.
@@ -46,7 +47,7 @@ unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr, Errno> {
 
 /// The group at an address.
 fn group(addr: SocketAddr) -> Result<IpAddr, Errno> {
-    mcast::group_of(gid_of(addr.ip())).ok_or(Errno::INVAL)
+    group_of(gid_of(addr.ip())).ok_or(Errno::INVAL)
 }
 
 impl Core {

@@ -17,7 +17,7 @@ use libc::{off_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use weft_rsockets::{DatagramSocket, Shutdown, Socket, Source};
 
-use super::device::native;
+use super::native::native;
 use super::settings;
 use crate::address;
 use crate::call::{run, signed};
