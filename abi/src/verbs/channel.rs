@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use weft_verbs::{Cq, EventWait};
 
-use super::context::{Context, Users};
+use super::context::Context;
 use super::events::EventQueue;
-use super::object::{Kind, PerFork, Pool, find, lock, turn};
+use super::object::{Kind as _, find, kind, lock};
 use super::types::*;
-use crate::call::{pointer, status, wait_and_fetch};
+use super::users::{Users, end_unused};
+use crate::call::{pointer, wait_and_fetch};
 
 /// What an `ibv_comp_channel` stands for.
 pub(crate) struct Channel {
@@ -49,15 +50,7 @@ impl Channel {
     }
 }
 
-impl Kind for Channel {
-    type C = ibv_comp_channel;
-    type Handle = ibv_comp_channel;
-    const MARK: u32 = 0xc0a7_c4a2;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Channel>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Channel as ibv_comp_channel, 0xc0a7_c4a2);
 
 /// `ibv_create_comp_channel`
 ///
@@ -86,14 +79,7 @@ pub unsafe fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_com
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    status(|| {
-        let channel = turn::<Channel>(channel)?;
-        if channel.users.any() {
-            return Err(Errno::BUSY);
-        }
-        drop(channel.retire());
-        Ok(())
-    })
+    end_unused::<Channel>(channel, |channel| &channel.users)
 }
 
 /// `ibv_get_cq_event`

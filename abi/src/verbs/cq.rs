@@ -10,12 +10,13 @@ use weft_verbs::above::CqAbove;
 use super::across::Polling;
 use super::audience::{Audience, Listener, Of};
 use super::channel::{Awaited, Channel};
-use super::context::{COMP_VECTORS, Context, Held, Users};
+use super::context::{COMP_VECTORS, Context};
 use super::events::{EventQueue, Subject};
 use super::native::native;
-use super::object::{Guard, Kind, Name, PerFork, Pool, enter, find, turn};
+use super::object::{Guard, Kind as _, Name, enter, find, kind, turn};
 use super::places;
 use super::types::*;
+use super::users::{Held, Users};
 use crate::call::{pointer, run, status};
 
 /// What an `ibv_cq` stands for.
@@ -34,15 +35,7 @@ pub(crate) struct Cq {
     pub(crate) extended: bool,
 }
 
-impl Kind for Cq {
-    type C = ibv_cq_ex;
-    type Handle = ibv_cq;
-    const MARK: u32 = 0xc0a7_1e7e;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Cq>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Cq as ibv_cq => ibv_cq_ex, 0xc0a7_1e7e);
 
 impl Cq {
     /// Take up to `out.len()` completions, for the program.

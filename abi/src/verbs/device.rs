@@ -13,6 +13,7 @@ use super::ah::MAX_AHS;
 use super::context::Context;
 use super::dm::MAX_DM;
 use super::gid;
+use super::given::{list, put};
 use super::mr;
 use super::native::native;
 use super::object::{PerFork, find, lock};
@@ -39,8 +40,7 @@ unsafe impl Send for Shown {}
 
 impl Shown {
     fn new(which: Which, index: usize) -> Shown {
-        // SAFETY: all zeros is a value of the type.
-        let mut device: ibv_device = unsafe { std::mem::zeroed() };
+        let mut device = ibv_device::zeroed();
         (device.node_type, device.transport_type) = match which {
             Which::Iwarp => (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP),
             Which::Persona => (IBV_NODE_CA, IBV_TRANSPORT_IB),
@@ -123,22 +123,10 @@ static LISTS: PerFork<Mutex<HashSet<usize>>> = PerFork::new();
 /// As its manual page says.
 pub unsafe fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     pointer(|| {
-        let count = shown().len();
-        // SAFETY: no pointers.
-        let list = unsafe { libc::calloc(count + 1, size_of::<*mut ibv_device>()) };
-        let list = list.cast::<*mut ibv_device>();
-        if list.is_null() {
-            return Err(Errno::NOMEM);
-        }
-        for (at, device) in devices().enumerate() {
-            // SAFETY: there is room for all, and a NULL behind them.
-            unsafe { list.add(at).write(device) };
-        }
+        let all: Vec<_> = devices().collect();
+        // SAFETY: the caller's promise.
+        let list = unsafe { list(&all, num_devices) }?;
         lock(LISTS.get()).insert(list as usize);
-        if !num_devices.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { num_devices.write(count as c_int) };
-        }
         Ok(list)
     })
 }
@@ -207,8 +195,7 @@ fn int(number: u32) -> c_int {
 
 /// Who it is; the rest is zero. That asks for no soft RNIC, so that a program can look at files without starting one.
 pub(super) fn identity(which: Which) -> ibv_device_attr {
-    // SAFETY: all zeros is a value of the type.
-    let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+    let mut attr = ibv_device_attr::zeroed();
     copy_str(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
     let guid = u64::from_ne_bytes(which.guid());
     (attr.node_guid, attr.sys_image_guid) = (guid, guid);
@@ -287,8 +274,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if attr.is_null() || comp_mask != 0 || attr_size < least {
             return Err(Errno::INVAL);
         }
-        // SAFETY: all zeros is a value of the type.
-        let mut filled: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+        let mut filled = ibv_device_attr_ex::zeroed();
         filled.orig_attr = attributes(kind)?;
         // All memory is there when it is touched.
         filled.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
@@ -336,8 +322,7 @@ unsafe fn write_prefix<T: Copy>(to: *mut T, from: &T, size: usize) {
 }
 
 pub(super) fn port(which: Which) -> ibv_port_attr {
-    // SAFETY: all zeros is a value of the type.
-    let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+    let mut attr = ibv_port_attr::zeroed();
     attr.state = if ports::of(which).is_down() {
         IBV_PORT_DOWN
     } else {
@@ -432,13 +417,12 @@ pub unsafe fn ibv_query_port_speed(
 ) -> c_int {
     status(|| {
         let context = find::<Context>(context)?;
-        if port_num != 1 || port_speed.is_null() {
+        if port_num != 1 {
             return Err(Errno::INVAL);
         }
         let speed = speed(&port(context.ctx.which)).0;
         // SAFETY: the caller's promise.
-        unsafe { port_speed.write(speed.into()) };
-        Ok(())
+        unsafe { put(port_speed, speed.into()) }
     })
 }
 
@@ -497,12 +481,8 @@ pub unsafe fn ibv_query_gid(
 ) -> c_int {
     run(|| {
         let entry = gid_entry(context, u32::from(port_num), index as u32)?;
-        if gid.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        unsafe { gid.write(entry.gid) };
-        Ok(0)
+        unsafe { put(gid, entry.gid) }.map(|()| 0)
     })
 }
 
@@ -518,8 +498,7 @@ fn gid_entry(context: *mut ibv_context, port_num: u32, index: u32) -> Result<ibv
     if index >= gid_room(context.ctx.which, gids.len()) {
         return Err(Errno::INVAL);
     }
-    // SAFETY: all zeros is a value of the type.
-    Ok(unsafe { std::mem::zeroed() })
+    Ok(ibv_gid_entry::zeroed())
 }
 
 /// `_ibv_query_gid_ex`
@@ -594,14 +573,10 @@ pub unsafe fn ibv_query_gid_type(
 ) -> c_int {
     run(|| {
         let entry = gid_entry(context, u32::from(port_num), index)?;
-        if gid_type.is_null() {
-            return Err(Errno::INVAL);
-        }
         // In these older terms 0 is both InfiniBand and RoCE v1, 1 is RoCE v2.
         let old = u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2);
         // SAFETY: the caller's promise.
-        unsafe { gid_type.write(old) };
-        Ok(0)
+        unsafe { put(gid_type, old) }.map(|()| 0)
     })
 }
 
@@ -617,12 +592,11 @@ pub unsafe fn ibv_query_pkey(
 ) -> c_int {
     run(|| {
         find::<Context>(context)?;
-        if port_num != 1 || index != 0 || pkey.is_null() {
+        if port_num != 1 || index != 0 {
             return Err(Errno::INVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { pkey.write(PARTITION.to_be()) };
-        Ok(0)
+        unsafe { put(pkey, PARTITION.to_be()) }.map(|()| 0)
     })
 }
 

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use weft_verbs::{QpState, RemoteAddr, SendOp, SendWr, UD_MAX_SEGMENT, UD_MTU, UdInit, UdReliable};
 
 use super::ah;
+use super::given::given;
 use super::null;
 use super::object::{Turn, enter, turn};
 use super::qp::QpObj;
@@ -83,11 +84,8 @@ pub struct weft_dgram_reliable {
 /// As the header says.
 pub unsafe fn weft_dgram_setup(qp: *mut ibv_qp, attr: *const weft_dgram_attr) -> c_int {
     status(|| {
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { attr.read_unaligned() };
+        let attr = unsafe { given(attr) }?;
         let or = |value: u32, usual: u32| if value == 0 { usual } else { value };
         let segment = or(attr.segment, UD_MAX_SEGMENT);
         if segment > UD_MAX_SEGMENT {

@@ -9,6 +9,7 @@ use super::across::Wrs;
 use super::ah;
 use super::context::Context;
 use super::cq::{Cq, Wanted, create};
+use super::given::given;
 use super::mw::{Mw, binding};
 use super::null;
 use super::object::{Visit, enter, find, lock};
@@ -67,11 +68,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     const KNOWN: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     pointer(|| {
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         let fields = u64::from(IBV_WC_STANDARD_FLAGS) | CLOCKS;
         if attr.comp_mask & !KNOWN != 0
             || (attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 && attr.flags & !FLAGS != 0)
@@ -261,7 +259,7 @@ pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64, kind: ibv_qp_type) {
 unsafe fn pair(qp: *mut ibv_qp_ex) -> Result<Visit<QpObj>, Errno> {
     // SAFETY: the caller's promise.
     let qp = unsafe { enter::<QpObj>(qp.cast()) }?;
-    if qp.is_extended() {
+    if qp.extended {
         Ok(qp)
     } else {
         Err(Errno::INVAL)

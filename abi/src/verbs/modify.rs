@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::access::rights;
 use super::audience::{Audience, Of};
+use super::given::given;
 use super::object::{Turn, find, lock, turn};
 use super::persona;
 use super::port;
@@ -25,11 +26,8 @@ pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: 
     status(|| {
         let mut behind = shared::behind(qp)?;
         let qp = &mut behind.qp;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         let mask = attr_mask as u32;
         let now = qp.state();
         if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != now {
@@ -95,12 +93,7 @@ fn modify_persona(
         }
         (IBV_QPS_RTS, IBV_QPS_SQD) => {
             qp.set_state(to);
-            if mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
-                && attr.en_sqd_async_notify != 0
-                && qp.native()?.outstanding() == 0
-            {
-                qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
-            }
+            tell_drained(qp, attr, mask);
             return Ok(());
         }
         _ => {}
@@ -127,11 +120,18 @@ fn modify_datagram(
     } else {
         qp.set_state(to);
     }
-    let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
-    if to == IBV_QPS_SQD && notify && ud.outstanding() == 0 {
-        qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
+    if to == IBV_QPS_SQD {
+        tell_drained(qp, attr, mask);
     }
     Ok(())
+}
+
+/// The send queue rests. Who wants to know hears so, if nothing is under way.
+fn tell_drained(qp: &QpObj, attr: &ibv_qp_attr, mask: u32) {
+    let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+    if notify && qp.outstanding() == 0 {
+        qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
+    }
 }
 
 /// What providers of iWARP let a program do itself. The connection manager does the rest.

@@ -6,7 +6,7 @@
 //!   the same queue pair is waited for. [`Guard::name`](super::object::Guard::name) is what may be kept.
 //! * [`QpObj::native`]: the queue pair below, to be dialled or accepted with. A queue pair that goes back to RESET gets another one.
 //! * [`QpObj::num`], [`QpObj::is_persona`], [`QpObj::attr`] (what `ibv_modify_qp` has set so far), [`QpObj::is_srq`].
-//! * [`QpObj::state`], [`QpObj::set_state`], [`QpObj::set_connected`]: C's state. They only store, so any thread may call them. The error state
+//! * [`QpObj::state`], [`QpObj::set_state`]: C's state. They only store, so any thread may call them. The error state
 //!   needs no call: it follows from the queue pair below.
 
 use std::ffi::c_int;
@@ -18,17 +18,18 @@ use weft_verbs::above::QpAbove;
 use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr, Tally, UdDest};
 
 use super::across::Building;
-use super::context::{Ctx, Held};
+use super::context::Ctx;
 use super::cq::{self, Cq};
 use super::events::Subject;
 use super::faults::QpFaults;
-use super::object::{Kind, Name, PerFork, Pool, Turn, find, lock};
+use super::object::{Name, Turn, find, kind, lock};
 use super::persona;
 use super::places::Both;
 use super::port;
 use super::refused;
 use super::types::*;
 use super::ud::Datagrams;
+use super::users::Held;
 use crate::call::unsupported;
 
 /// Of targets of XRC, which nobody posts to.
@@ -74,15 +75,7 @@ pub(crate) struct QpObj {
     pub(super) further: bool,
 }
 
-impl Kind for QpObj {
-    type C = ibv_qp_ex;
-    type Handle = ibv_qp;
-    const MARK: u32 = 0x9b9b_a132;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<QpObj>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(QpObj as ibv_qp => ibv_qp_ex, 0x9b9b_a132);
 
 impl QpObj {
     /// The queue pair below.
@@ -152,15 +145,6 @@ impl QpObj {
     /// What a query is to say: a connection of TCP has its own time limits.
     pub(crate) fn set_timeout(&self, timeout: u8) {
         lock(&self.attr).timeout = timeout;
-    }
-
-    /// The connection manager has joined it to a peer's.
-    pub(crate) fn set_connected(&self) {
-        self.set_state(IBV_QPS_RTS);
-    }
-
-    pub(crate) fn is_extended(&self) -> bool {
-        self.extended
     }
 
     /// It is for datagrams.

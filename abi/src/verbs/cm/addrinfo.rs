@@ -9,8 +9,9 @@ use rustix::io::Errno;
 use super::device::datagrams;
 use super::types::{RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo};
 use crate::call::run;
-use crate::verbs::object::{Kind, PerFork, Pool, turn};
-use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD};
+use crate::verbs::object::{Kind as _, kind};
+use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD, Zeroed};
+use crate::verbs::users::end;
 
 /// `RAI_SA` of rdma-core 57: ask the subnet administrator.
 const RAI_SA: c_int = 16;
@@ -24,17 +25,12 @@ struct Found {
     dst: sockaddr_storage,
 }
 
+// SAFETY: numbers and pointers, which may be NULL.
+unsafe impl Zeroed for Found {}
+
 struct Lookup;
 
-impl Kind for Lookup {
-    type C = Found;
-    type Handle = rdma_addrinfo;
-    const MARK: u32 = 0x636d_6169;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Lookup>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Lookup as rdma_addrinfo => Found, 0x636d_6169);
 
 /// An address of somebody else's.
 #[derive(Clone, Copy)]
@@ -297,8 +293,5 @@ pub unsafe fn rdma_getaddrinfo(
 /// # Safety
 /// Any pointer may be given.
 pub unsafe fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
-    run(|| {
-        turn::<Lookup>(res)?.retire();
-        Ok(0)
-    });
+    end::<Lookup>(res);
 }

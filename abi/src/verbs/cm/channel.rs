@@ -17,7 +17,8 @@ use super::types::{
     rdma_event_channel, rdma_ud_param,
 };
 use crate::call::{pointer, run, wait_and_fetch};
-use crate::verbs::object::{Kind, PerFork, Pool, lock, turn};
+use crate::verbs::object::{Kind as _, kind, lock, turn};
+use crate::verbs::types::{Zeroed as _, ibv_ah_attr};
 
 /// An event that the program has fetched. Acknowledged when it is dropped.
 struct Fetched(Arc<Core>);
@@ -36,15 +37,7 @@ struct Event {
     private_data: Box<[u8]>,
 }
 
-impl Kind for Event {
-    type C = rdma_cm_event;
-    type Handle = rdma_cm_event;
-    const MARK: u32 = 0x636d_6576;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Event>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Event as rdma_cm_event, 0x636d_6576);
 
 /// The identifier of a request that came to `listener`.
 fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno> {
@@ -132,7 +125,7 @@ impl Channel {
                 ud: rdma_ud_param {
                     private_data: at,
                     private_data_len: len,
-                    ah_attr: way.and_then(Result::ok).unwrap_or_else(qp::zeroed),
+                    ah_attr: way.and_then(Result::ok).unwrap_or_else(ibv_ah_attr::zeroed),
                     qp_num: news.qp_num,
                     qkey: news.ud.map_or(0, |ud| ud.qkey),
                 },

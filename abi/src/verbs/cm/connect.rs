@@ -24,7 +24,7 @@ use super::types::{
     RDMA_CM_EVENT_UNREACHABLE, RDMA_MAX_INIT_DEPTH, rdma_cm_id, rdma_conn_param,
 };
 use crate::call::run;
-use crate::verbs::types::{IBV_EVENT_COMM_EST, ibv_event_type};
+use crate::verbs::types::{IBV_EVENT_COMM_EST, IBV_QPS_RTS, ibv_event_type};
 use crate::verbs::{os_errno, settings};
 
 /// The longest backlog of a listener, and the one that a program gets with 0.
@@ -141,7 +141,7 @@ impl Core {
         if let Link::Program(name) = &link
             && let Ok(qp) = name.get()
         {
-            qp.set_connected();
+            qp.set_state(IBV_QPS_RTS);
         }
         let mut setup = self.setup();
         let waits = matches!(setup.stage, Stage::Joining);
@@ -266,11 +266,10 @@ impl Core {
             Port::Stream(port) => {
                 let most = nic.max_rd_atomic();
                 let param = ConnParam {
-                    tls: None,
-                    private_data: Vec::new(),
                     ird: most,
                     ord: most,
                     options: settings::link(),
+                    ..ConnParam::default()
                 };
                 let on_request = move |incoming| {
                     if let Some(core) = core.upgrade() {

@@ -10,6 +10,7 @@ use weft_verbs::Device;
 use super::types::{RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_UDP, rdma_port_space};
 use crate::call::pointer;
 use crate::verbs::context::is_persona;
+use crate::verbs::given::list;
 use crate::verbs::last_errno;
 use crate::verbs::native::native;
 use crate::verbs::object::{Inherited, PerFork, lock};
@@ -111,21 +112,8 @@ pub(super) fn xrcd(context: *mut ibv_context) -> Result<*mut ibv_xrcd, Errno> {
 pub unsafe fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     pointer(|| {
         let contexts = cm_contexts()?;
-        // SAFETY: no pointers.
-        let list = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut ibv_context>()) };
-        let list = list.cast::<*mut ibv_context>();
-        if list.is_null() {
-            return Err(Errno::NOMEM);
-        }
-        for (at, context) in contexts.iter().enumerate() {
-            // SAFETY: there is room for all, and a null pointer behind them.
-            unsafe { list.add(at).write(*context) };
-        }
-        if !num_devices.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { num_devices.write(contexts.len() as c_int) };
-        }
-        Ok(list)
+        // SAFETY: the caller's promise.
+        unsafe { list(&contexts, num_devices) }
     })
 }
 

@@ -29,8 +29,10 @@ use super::port::Port;
 use super::request::Request;
 use super::types::{rdma_cm_id, rdma_event_channel, rdma_port_space};
 use crate::verbs::events::{EventQueue, Subject};
-use crate::verbs::object::{Kind, PerFork, Pool, find, lock, turn};
-use crate::verbs::types::{IBV_MTU_4096, ibv_gid, ibv_qp_init_attr, ibv_qp_type, ibv_sa_path_rec};
+use crate::verbs::object::{Kind as _, find, kind, lock, turn};
+use crate::verbs::types::{
+    IBV_MTU_4096, Zeroed as _, ibv_gid, ibv_qp_init_attr, ibv_qp_type, ibv_sa_path_rec,
+};
 
 /// Reads a field of an identifier's part that C sees.
 macro_rules! get {
@@ -145,15 +147,7 @@ unsafe impl Sync for Path {}
 /// An identifier as C holds it.
 pub(super) struct Held(pub(super) Arc<Core>);
 
-impl Kind for Held {
-    type C = rdma_cm_id;
-    type Handle = rdma_cm_id;
-    const MARK: u32 = 0x636d_6964;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Held>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Held as rdma_cm_id, 0x636d_6964);
 
 /// The identifier at an address.
 pub(super) fn core(id: *mut rdma_cm_id) -> Result<Arc<Core>, Errno> {
@@ -231,8 +225,7 @@ impl Core {
             return;
         };
         let path = self.path.get_or_init(|| {
-            // SAFETY: all zeros is a value of the type.
-            let mut path: ibv_sa_path_rec = unsafe { std::mem::zeroed() };
+            let mut path = ibv_sa_path_rec::zeroed();
             path.sgid = ibv_gid {
                 raw: gid_of(src.ip()),
             };
@@ -310,29 +303,13 @@ pub(super) struct Waiting {
 pub(super) struct Channel {
     /// None once it is destroyed.
     events: Mutex<Option<Arc<EventQueue<Waiting>>>>,
-    handle: OnceLock<Handle>,
+    handle: AtomicPtr<rdma_event_channel>,
 }
-
-#[derive(Clone, Copy)]
-struct Handle(*mut rdma_event_channel);
-
-// SAFETY: an address only; what is behind it is reached through the pool.
-unsafe impl Send for Handle {}
-// SAFETY: as above.
-unsafe impl Sync for Handle {}
 
 /// The channel as C holds it.
 struct HeldChannel(Arc<Channel>);
 
-impl Kind for HeldChannel {
-    type C = rdma_event_channel;
-    type Handle = rdma_event_channel;
-    const MARK: u32 = 0x636d_6368;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<HeldChannel>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(HeldChannel as rdma_event_channel, 0x636d_6368);
 
 impl Channel {
     pub(super) fn create() -> Result<Arc<Channel>, Errno> {
@@ -340,18 +317,16 @@ impl Channel {
         let fd = events.fd();
         let channel = Arc::new(Channel {
             events: Mutex::new(Some(events)),
-            handle: OnceLock::new(),
+            handle: AtomicPtr::default(),
         });
         let held = HeldChannel::pool().make(HeldChannel(Arc::clone(&channel)), |c, _| c.fd = fd)?;
-        let _ = channel.handle.set(Handle(held.handle()));
+        channel.handle.store(held.handle(), Ordering::Release);
         Ok(channel)
     }
 
     /// What C calls it by.
     pub(super) fn handle(&self) -> *mut rdma_event_channel {
-        self.handle
-            .get()
-            .map_or(std::ptr::null_mut(), |handle| handle.0)
+        self.handle.load(Ordering::Acquire)
     }
 
     /// The descriptor is closed, and what waited is dropped. Who still waits for an event does so for ever, as with the real library:

@@ -68,6 +68,12 @@ impl Core {
     }
 }
 
+/// The program's channel, or none.
+fn optional(channel: *mut rdma_event_channel) -> Result<Option<Arc<Channel>>, Errno> {
+    let given = (!channel.is_null()).then(|| id::channel(channel));
+    given.transpose()
+}
+
 /// `rdma_create_id(3)`.
 ///
 /// # Safety
@@ -84,12 +90,7 @@ pub unsafe fn rdma_create_id(
             RDMA_PS_UDP | RDMA_PS_IPOIB => IBV_QPT_UD,
             _ => return Err(Errno::PROTONOSUPPORT),
         };
-        let channel = if channel.is_null() {
-            None
-        } else {
-            Some(id::channel(channel)?)
-        };
-        let made = new(channel, context, ps, qp_type)?;
+        let made = new(optional(channel)?, context, ps, qp_type)?;
         if id.is_null() {
             return Err(Errno::INVAL);
         }
@@ -133,11 +134,6 @@ pub(super) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
 pub unsafe fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
     run(|| {
         let core = core(id)?;
-        let to = if channel.is_null() {
-            None
-        } else {
-            Some(id::channel(channel)?)
-        };
-        core.migrate(to).map(|()| 0)
+        core.migrate(optional(channel)?).map(|()| 0)
     })
 }

@@ -19,6 +19,7 @@ use super::types::{
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, RDMA_UDP_QKEY, rdma_cm_id, rdma_cm_join_mc_attr_ex,
 };
 use crate::call::run;
+use crate::verbs::given::given;
 use crate::verbs::group::group_of;
 use crate::verbs::mcast;
 
@@ -135,11 +136,8 @@ pub unsafe fn rdma_join_multicast_ex(
 ) -> c_int {
     run(|| {
         core(id)?;
-        if mc_join_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { mc_join_attr.read_unaligned() };
+        let attr = unsafe { given(mc_join_attr) }?;
         if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
             return Err(Errno::OPNOTSUPP);
         }

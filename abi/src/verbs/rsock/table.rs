@@ -30,62 +30,48 @@ impl Deref for Kind {
     }
 }
 
+/// The same of either type.
+macro_rules! each {
+    ($kind:expr, $socket:ident => $call:expr) => {
+        match $kind {
+            Kind::Stream($socket) => $call,
+            Kind::Datagram($socket) => $call,
+        }
+    };
+}
+
 /// What both types have, each in its own way.
 impl Kind {
     pub(super) fn bind(&self, addr: SocketAddr) -> Result<(), Errno> {
-        match self {
-            Kind::Stream(socket) => socket.bind(addr),
-            Kind::Datagram(socket) => socket.bind(addr),
-        }
+        each!(self, socket => socket.bind(addr))
     }
 
     pub(super) fn local_addr(&self) -> Result<SocketAddr, Errno> {
-        match self {
-            Kind::Stream(socket) => socket.local_addr(),
-            Kind::Datagram(socket) => socket.local_addr(),
-        }
+        each!(self, socket => socket.local_addr())
     }
 
     pub(super) fn peer_addr(&self) -> Result<SocketAddr, Errno> {
-        match self {
-            Kind::Stream(socket) => socket.peer_addr(),
-            Kind::Datagram(socket) => socket.peer_addr(),
-        }
+        each!(self, socket => socket.peer_addr())
     }
 
     pub(super) fn options(&self) -> Options {
-        match self {
-            Kind::Stream(socket) => socket.options(),
-            Kind::Datagram(socket) => socket.options(),
-        }
+        each!(self, socket => socket.options())
     }
 
     pub(super) fn has_begun(&self) -> bool {
-        match self {
-            Kind::Stream(socket) => socket.has_begun(),
-            Kind::Datagram(socket) => socket.has_begun(),
-        }
+        each!(self, socket => socket.has_begun())
     }
 
     pub(super) fn take_error(&self) -> Option<Errno> {
-        match self {
-            Kind::Stream(socket) => socket.take_error(),
-            Kind::Datagram(socket) => socket.take_error(),
-        }
+        each!(self, socket => socket.take_error())
     }
 
     pub(super) fn shutdown(&self, how: Shutdown) -> Result<(), Errno> {
-        match self {
-            Kind::Stream(socket) => socket.shutdown(how),
-            Kind::Datagram(socket) => socket.shutdown(how),
-        }
+        each!(self, socket => socket.shutdown(how))
     }
 
     fn close(&self) {
-        match self {
-            Kind::Stream(socket) => socket.close(),
-            Kind::Datagram(socket) => socket.close(),
-        }
+        each!(self, socket => socket.close());
     }
 
     pub(super) fn pollable(&self) -> &dyn Pollable {
