@@ -11,12 +11,14 @@ use weft_verbs::{SendWr, UdDest, Wc};
 pub(super) struct Across(AtomicBool);
 
 impl Across {
+    #[inline]
     pub(super) fn lock(&self) {
         while self.0.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
     }
 
+    #[inline]
     pub(super) fn unlock(&self) {
         self.0.store(false, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Whom the events of the device below go to.
+//! Which object of C an event of the device below is about, and whose queue it goes to.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -12,6 +12,7 @@ use super::types::*;
 const WEFT_WC_WRITE_RECORD: ibv_wc_opcode = 240;
 
 /// Immediate data is 32 bits in C, in network order; it travels as the low half of ours.
+#[inline]
 pub(crate) fn imm(data: u32) -> u64 {
     u64::from(u32::from_be(data))
 }
