@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cm::{
     Channel, Event, Id, LONG, Own, Param, completion, errno, failed, loopback, post_recv,
-    post_send, qp_attr, sockaddr,
+    post_send, qp_attr, refused, sockaddr, worked,
 };
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
@@ -52,14 +52,12 @@ fn private_data_and_depths_travel_both_ways() {
     event.ack();
 
     id.disconnect().unwrap();
-    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
     // The program answers the peer's end, or says it twice.
     accepted.disconnect().unwrap();
     id.disconnect().unwrap();
     for id in [id, accepted] {
-        id.destroy_qp();
-        id.destroy();
+        id.end();
     }
     listener.destroy();
 }
@@ -84,8 +82,7 @@ fn no_private_data_is_none() {
     server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
     // A queue pair that goes takes its connection with it, and the identifiers hear of that.
     id.destroy_qp();
-    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
     accepted.destroy_qp();
     for id in [id, accepted, listener] {
         id.destroy();
@@ -96,33 +93,22 @@ fn no_private_data_is_none() {
 fn a_rejection_says_why() {
     let (server, client) = (Channel::new(), Channel::new());
     let listener = server.listen("127.0.0.1:0");
-    let id = client.routed(listener.port());
-    id.create_qp();
-    id.connect(&Param::new(b"?")).unwrap();
-    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    let asked = event.id();
-    event.ack();
+    let id = client.connecting(listener.port(), b"?");
+    let asked = server.request();
     let why = b"not today";
-    assert_eq!(
-        unsafe { rdma_reject(asked.0, why.as_ptr().cast(), why.len() as u8) },
-        0
-    );
+    worked(unsafe { rdma_reject(asked.0, why.as_ptr().cast(), why.len() as u8) });
     let event = client.get();
     assert_eq!(event.kind(), RDMA_CM_EVENT_REJECTED);
     assert_eq!(event.status(), -libc::ECONNREFUSED);
     assert_eq!(event.private_data(), why);
     event.ack();
     // It has been answered.
-    failed(unsafe { rdma_reject(asked.0, null(), 0) }, libc::EINVAL);
-    failed(unsafe { rdma_accept(asked.0, null_mut()) }, libc::EINVAL);
+    refused(unsafe { rdma_reject(asked.0, null(), 0) });
+    refused(unsafe { rdma_accept(asked.0, null_mut()) });
     asked.destroy();
     // Destroying is an answer as well.
-    let second = client.routed(listener.port());
-    second.create_qp();
-    second.connect(&Param::new(b"?")).unwrap();
-    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    let asked = event.id();
-    event.ack();
+    let second = client.connecting(listener.port(), b"?");
+    let asked = server.request();
     asked.destroy();
     let event = client.get();
     assert_eq!(
@@ -131,8 +117,7 @@ fn a_rejection_says_why() {
     );
     event.ack();
     for id in [id, second] {
-        id.destroy_qp();
-        id.destroy();
+        id.end();
     }
     listener.destroy();
 }
@@ -158,8 +143,7 @@ fn messages_wait_for_their_receive_as_often_as_the_receiver_says() {
             assert_eq!((got.wr_id, got.status), (2, IBV_WC_SUCCESS));
         }
         assert_eq!(post_send(&pair.id, near.0, 3), 0);
-        client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-        server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+        cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
         assert!(start.elapsed() >= Duration::from_micros(wait));
         pair.destroy();
     }
@@ -184,13 +168,12 @@ fn queue_pairs_are_found_by_number() {
     for channel in [&server, &client] {
         channel.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
     }
-    failed(unsafe { rdma_establish(id.0) }, libc::EINVAL);
+    refused(unsafe { rdma_establish(id.0) });
     for own in [&near, &far] {
         assert_eq!(own.state(), IBV_QPS_RTS);
     }
     far.destroy();
-    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
     near.destroy();
     for id in [id, accepted, listener] {
         id.destroy();
@@ -248,11 +231,6 @@ fn channels_that_do_not_block_say_so_and_wake_epoll_for_each_event() {
     unsafe { libc::close(epoll) };
 }
 
-#[track_caller]
-fn refused(result: c_int) {
-    failed(result, libc::EINVAL);
-}
-
 /// That a call on another thread has not returned can only be seen by waiting a while.
 const A_WHILE: Duration = Duration::from_millis(100);
 
@@ -272,7 +250,7 @@ fn destroying_waits_for_acknowledgements() {
     event.ack();
     gone.recv_timeout(Duration::from_secs(10)).unwrap();
     thread.join().unwrap();
-    failed(unsafe { rdma_ack_cm_event(ptr) }, libc::EINVAL);
+    refused(unsafe { rdma_ack_cm_event(ptr) });
 }
 
 #[test]
@@ -311,12 +289,7 @@ fn requests_that_nobody_fetches_are_rejected_with_their_listener() {
     let (server, client) = (Channel::new(), Channel::new());
     let listener = server.listen("127.0.0.1:0");
     let ids: Vec<Id> = (0..3)
-        .map(|_| {
-            let id = client.routed(listener.port());
-            id.create_qp();
-            id.connect(&Param::new(b"knock")).unwrap();
-            id
-        })
+        .map(|_| client.connecting(listener.port(), b"knock"))
         .collect();
     // All three have arrived, one is fetched.
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -332,14 +305,12 @@ fn requests_that_nobody_fetches_are_rejected_with_their_listener() {
     event.ack();
     // Those that were fetched live on without their listener.
     for asked in &asked {
-        asked.create_qp();
-        asked.accept(&Param::new(b"")).unwrap();
+        asked.accept_with_qp();
         server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
         client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
     }
     for id in ids.into_iter().chain(asked) {
-        id.destroy_qp();
-        id.destroy();
+        id.end();
     }
 }
 
@@ -382,8 +353,7 @@ fn calls_in_the_wrong_state_are_refused() {
     param.private_data = null();
     param.private_data_len = 3;
     unsafe { refused(rdma_connect(id.0, &raw mut param)) };
-    id.destroy_qp();
-    id.destroy();
+    id.end();
 }
 
 #[test]
@@ -449,7 +419,7 @@ fn what_is_no_identifier_is_refused() {
             rdma_create_id(channel.0, &mut null_mut(), null_mut(), 77),
             libc::EPROTONOSUPPORT,
         );
-        failed(rdma_get_cm_event(channel.0, null_mut()), libc::EINVAL);
+        refused(rdma_get_cm_event(channel.0, null_mut()));
     }
 }
 
@@ -461,10 +431,7 @@ fn a_destroyed_channel_gives_no_events_and_takes_none() {
     drop(channel);
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_GETFD) }, -1);
     let begun = Instant::now();
-    failed(
-        unsafe { rdma_get_cm_event(ptr, &mut null_mut()) },
-        libc::EINVAL,
-    );
+    refused(unsafe { rdma_get_cm_event(ptr, &mut null_mut()) });
     // Late enough for a program that is about to exit.
     assert!(begun.elapsed() >= Duration::from_millis(300));
     id.resolve("127.0.0.1:7471");
@@ -473,49 +440,11 @@ fn a_destroyed_channel_gives_no_events_and_takes_none() {
 
 #[test]
 fn end_points_block_until_they_are_connected() {
-    let node = c"127.0.0.1";
-    let hints = cm::hints(RAI_PASSIVE);
-    let mut found = null_mut();
-    assert_eq!(
-        unsafe { rdma_getaddrinfo(node.as_ptr(), null(), &raw const hints, &raw mut found) },
-        0
-    );
-    let mut listener = null_mut();
-    let mut attr = qp_attr(null_mut());
-    assert_eq!(
-        unsafe { rdma_create_ep(&raw mut listener, found, null_mut(), &raw mut attr) },
-        0
-    );
-    unsafe { rdma_freeaddrinfo(found) };
-    assert_eq!(unsafe { rdma_listen(listener, 0) }, 0);
-    let listener = Id(listener);
+    let listener = cm::end_point(RDMA_PS_TCP, 0, RAI_PASSIVE);
+    assert_eq!(unsafe { rdma_listen(listener.0, 0) }, 0);
     let port = listener.port();
     let client = std::thread::spawn(move || {
-        let service = std::ffi::CString::new(port.to_string()).unwrap();
-        let hints = cm::hints(0);
-        let mut found = null_mut();
-        assert_eq!(
-            unsafe {
-                rdma_getaddrinfo(
-                    node.as_ptr(),
-                    service.as_ptr(),
-                    &raw const hints,
-                    &raw mut found,
-                )
-            },
-            0
-        );
-        let mut id = null_mut();
-        let mut attr = qp_attr(null_mut());
-        assert_eq!(
-            unsafe { rdma_create_ep(&raw mut id, found, null_mut(), &raw mut attr) },
-            0
-        );
-        unsafe { rdma_freeaddrinfo(found) };
-        let id = Id(id);
-        // The queues that the program did not bring.
-        assert!(unsafe { !(*id.0).send_cq.is_null() && !(*id.0).recv_cq_channel.is_null() });
-        assert_eq!(attr.send_cq, unsafe { (*id.0).send_cq });
+        let id = cm::end_point(RDMA_PS_TCP, port, 0);
         id.connect(&Param::new(b"sync")).unwrap();
         assert_eq!(unsafe { (*(*id.0).event).event }, RDMA_CM_EVENT_ESTABLISHED);
         id.disconnect().unwrap();
@@ -528,8 +457,7 @@ fn end_points_block_until_they_are_connected() {
         let refused = cm::sync_routed(port);
         refused.create_qp();
         assert_eq!(refused.connect(&Param::new(b"")), Err(libc::ECONNREFUSED));
-        refused.destroy_qp();
-        refused.destroy();
+        refused.end();
     });
     let mut id = null_mut();
     assert_eq!(unsafe { rdma_get_request(listener.0, &raw mut id) }, 0);
@@ -569,9 +497,9 @@ fn options_are_checked() {
     );
     unsafe {
         assert_eq!(rdma_set_option(id.0, 0, tos, at, 1), 0);
-        failed(rdma_set_option(id.0, 0, tos, at, 4), libc::EINVAL);
-        failed(rdma_set_option(id.0, 0, tos, null_mut(), 1), libc::EINVAL);
-        failed(rdma_set_option(id.0, 0, ack, at, 1), libc::EINVAL);
+        refused(rdma_set_option(id.0, 0, tos, at, 4));
+        refused(rdma_set_option(id.0, 0, tos, null_mut(), 1));
+        refused(rdma_set_option(id.0, 0, ack, at, 1));
         at.cast::<u8>().write(14);
         assert_eq!(rdma_set_option(id.0, 0, ack, at, 1), 0);
         failed(rdma_set_option(id.0, 0, 99, at, 1), libc::ENOSYS);
@@ -606,19 +534,15 @@ fn identifiers_can_go_at_any_time() {
     let (server, client) = (Channel::new(), Channel::new());
     let listener = server.listen("127.0.0.1:0");
     // While it connects.
-    let id = client.routed(listener.port());
-    id.create_qp();
-    id.connect(&Param::new(b"soon gone")).unwrap();
-    id.destroy_qp();
-    id.destroy();
+    let id = client.connecting(listener.port(), b"soon gone");
+    id.end();
     // Connected, with the queue pair still there.
     let pair = cm::connected_after(&server, &listener, &client, 1);
     let qp = unsafe { (*pair.id.0).qp };
     pair.id.destroy();
     server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
     assert_eq!(unsafe { weft_abi::verbs::ibv_destroy_qp(qp) }, 0);
-    pair.accepted.destroy_qp();
-    pair.accepted.destroy();
+    pair.accepted.end();
     listener.destroy();
     assert!(!client.readable());
 }
@@ -645,8 +569,7 @@ fn a_hundred_at_once() {
                 let id = event.id();
                 let port = id.dst_port().to_be_bytes();
                 assert_eq!(event.private_data(), port, "its own request");
-                id.create_qp();
-                id.accept(&Param::new(b"")).unwrap();
+                id.accept_with_qp();
                 accepted.push(id);
             }
             RDMA_CM_EVENT_ESTABLISHED => established += 1,
@@ -659,8 +582,7 @@ fn a_hundred_at_once() {
     }
     println!("{:?} for a hundred connections", start.elapsed());
     for id in ids.into_iter().chain(accepted) {
-        id.destroy_qp();
-        id.destroy();
+        id.end();
     }
     listener.destroy();
 }
@@ -677,9 +599,7 @@ fn threads_connect_at_the_same_time() {
                 let client = Channel::new();
                 for _ in 0..10 {
                     let id = if n % 2 == 0 {
-                        let id = client.routed(port);
-                        id.create_qp();
-                        id.connect(&Param::new(b"")).unwrap();
+                        let id = client.connecting(port, b"");
                         client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
                         id
                     } else {
@@ -694,8 +614,7 @@ fn threads_connect_at_the_same_time() {
                             client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
                         }
                     }
-                    id.destroy_qp();
-                    id.destroy();
+                    id.end();
                 }
             })
         })
@@ -707,13 +626,11 @@ fn threads_connect_at_the_same_time() {
         event.ack();
         match kind {
             RDMA_CM_EVENT_CONNECT_REQUEST => {
-                id.create_qp();
-                id.accept(&Param::new(b"")).unwrap();
+                id.accept_with_qp();
             }
             RDMA_CM_EVENT_ESTABLISHED => {}
             RDMA_CM_EVENT_DISCONNECTED => {
-                id.destroy_qp();
-                id.destroy();
+                id.end();
                 left -= 1;
             }
             other => panic!("event {other}"),

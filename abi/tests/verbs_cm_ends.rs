@@ -45,8 +45,7 @@ fn a_close_is_heard_behind_messages_that_no_receive_is_posted_for() {
         send(&pair, number);
     }
     pair.id.disconnect().unwrap();
-    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
     // What came before the end is there for who still wants it.
     let (qp, cq) = unsafe { ((*pair.accepted.0).qp, (*pair.accepted.0).recv_cq) };
     post_recv(&pair.accepted, qp, 17);

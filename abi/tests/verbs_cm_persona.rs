@@ -5,11 +5,12 @@
 
 mod cm;
 
-use std::net::TcpListener;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use cm::{Channel, Id, LONG, Own, Param, completion, failed, loopback, post_recv, post_send};
+use cm::{
+    Channel, Id, LONG, Own, Param, completion, loopback, padded, post_recv, post_send, refused,
+};
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
@@ -24,42 +25,24 @@ fn channels() -> (Channel, Channel) {
 /// That something does not come can only be seen by waiting a while.
 const A_WHILE: Duration = Duration::from_millis(100);
 
-/// As InfiniBand's messages carry it.
-fn filled(data: &[u8], len: usize) -> Vec<u8> {
-    let mut data = data.to_vec();
-    data.resize(len, 0);
-    data
-}
-
 #[test]
 fn rejections_carry_the_reasons_of_infiniband() {
     let (server, client) = channels();
     let listener = server.listen("127.0.0.1:0");
-    let id = client.routed(listener.port());
-    id.create_qp();
-    id.connect(&Param::new(b"?")).unwrap();
-    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    let asked = event.id();
-    event.ack();
+    let id = client.connecting(listener.port(), b"?");
+    let asked = server.request();
     assert_eq!(unsafe { rdma_reject(asked.0, b"no".as_ptr().cast(), 2) }, 0);
     let event = client.expect_status(RDMA_CM_EVENT_REJECTED, 28);
-    assert_eq!(event.private_data(), filled(b"no", 148));
+    assert_eq!(event.private_data(), padded(b"no", 148));
     event.ack();
     asked.destroy();
-    id.destroy_qp();
-    id.destroy();
+    id.end();
     // Nobody there.
-    let gone = TcpListener::bind(loopback(0)).unwrap();
-    let port = gone.local_addr().unwrap().port();
-    drop(gone);
-    let id = client.routed(port);
-    id.create_qp();
-    id.connect(&Param::new(b"?")).unwrap();
+    let id = client.connecting(cm::closed_port(), b"?");
     let event = client.expect_status(RDMA_CM_EVENT_REJECTED, 8);
     assert_eq!(event.private_data(), [0; 148]);
     event.ack();
-    id.destroy_qp();
-    id.destroy();
+    id.end();
     listener.destroy();
 }
 
@@ -77,10 +60,7 @@ fn private_data_is_as_long_as_infiniband_s() {
     event.ack();
     accepted.create_qp();
     assert_eq!(accepted.accept(&Param::new(&[8; 197])), Err(libc::EINVAL));
-    failed(
-        unsafe { rdma_reject(accepted.0, [0_u8; 149].as_ptr().cast(), 149) },
-        libc::EINVAL,
-    );
+    refused(unsafe { rdma_reject(accepted.0, [0_u8; 149].as_ptr().cast(), 149) });
     accepted.accept(&Param::new(&[8; 196])).unwrap();
     let event = server.expect(RDMA_CM_EVENT_ESTABLISHED);
     assert!(event.private_data().is_empty());
@@ -100,8 +80,7 @@ fn receives_stay_posted_until_the_program_disconnects_too() {
     let (qp, cq) = unsafe { ((*pair.accepted.0).qp, (*pair.accepted.0).recv_cq) };
     post_recv(&pair.accepted, qp, 17);
     pair.id.disconnect().unwrap();
-    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
     assert!(completion(&pair.accepted, cq, A_WHILE).is_none());
     pair.accepted.disconnect().unwrap();
     let wc = completion(&pair.accepted, cq, LONG).expect("it is flushed");
@@ -140,8 +119,7 @@ fn messages_wait_for_their_receive_as_often_as_the_receiver_says() {
         assert_eq!((sent.wr_id, sent.status), (1, status));
         assert!(start.elapsed() >= Duration::from_micros(655_360));
         if retry == 0 {
-            client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-            server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+            cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
         }
         pair.destroy();
     }
@@ -163,15 +141,12 @@ fn programs_move_their_queue_pairs_themselves() {
     // Before the peer is known there is nothing to move it to.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attr.qp_state = IBV_QPS_RTR;
-    failed(
-        unsafe { rdma_init_qp_attr(id.0, &raw mut attr, &mut 0) },
-        libc::EINVAL,
-    );
+    refused(unsafe { rdma_init_qp_attr(id.0, &raw mut attr, &mut 0) });
     assert_eq!(id.connect(&near.param(&[1; 57])), Err(libc::EINVAL));
     id.connect(&near.param(b"moved by hand")).unwrap();
 
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    assert_eq!(event.private_data(), filled(b"moved by hand", 56));
+    assert_eq!(event.private_data(), padded(b"moved by hand", 56));
     assert_eq!(event.qp_num(), near.num());
     let accepted = event.id();
     event.ack();
@@ -182,7 +157,7 @@ fn programs_move_their_queue_pairs_themselves() {
     accepted.accept(&far.param(b"this one too")).unwrap();
 
     let event = client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
-    assert_eq!(event.private_data(), filled(b"this one too", 196));
+    assert_eq!(event.private_data(), padded(b"this one too", 196));
     assert_eq!(event.qp_num(), far.num());
     event.ack();
     near.to(&id, IBV_QPS_RTR);
@@ -199,8 +174,7 @@ fn programs_move_their_queue_pairs_themselves() {
     assert_eq!((got.wr_id, got.status), (1, IBV_WC_SUCCESS));
 
     accepted.disconnect().unwrap();
-    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
     for (id, own) in [(id, near), (accepted, far)] {
         own.destroy();
         id.destroy();
@@ -215,9 +189,7 @@ fn a_responder_that_knows_by_other_means_says_so() {
     let id = client.routed(listener.port());
     let near = Own::new(&id);
     id.connect(&near.param(b"")).unwrap();
-    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    let accepted = event.id();
-    event.ack();
+    let accepted = server.request();
     let far = Own::new(&accepted);
     accepted.accept(&far.param(b"")).unwrap();
     client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE).ack();
@@ -241,11 +213,8 @@ fn one_side_may_leave_its_queue_pair_to_the_library() {
     let near = Own::new(&id);
     post_recv(&id, near.qp, 5);
     id.connect(&near.param(b"")).unwrap();
-    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    let accepted = event.id();
-    event.ack();
-    accepted.create_qp();
-    accepted.accept(&Param::new(b"")).unwrap();
+    let accepted = server.request();
+    accepted.accept_with_qp();
     let event = client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
     let qp = unsafe { (*accepted.0).qp };
     assert_eq!(event.qp_num(), unsafe { (*qp).qp_num });
@@ -260,13 +229,10 @@ fn one_side_may_leave_its_queue_pair_to_the_library() {
     near.destroy();
     id.destroy();
     server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
-    accepted.destroy_qp();
-    accepted.destroy();
+    accepted.end();
 
     // The other way round the request is a queue pair's own, and nothing else can answer it.
-    let id = client.routed(listener.port());
-    id.create_qp();
-    id.connect(&Param::new(b"")).unwrap();
+    let id = client.connecting(listener.port(), b"");
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     assert_eq!(event.qp_num(), 0);
     let accepted = event.id();
@@ -276,7 +242,6 @@ fn one_side_may_leave_its_queue_pair_to_the_library() {
     accepted.destroy();
     client.expect_status(RDMA_CM_EVENT_REJECTED, 28).ack();
     far.destroy();
-    id.destroy_qp();
-    id.destroy();
+    id.end();
     listener.destroy();
 }

@@ -7,14 +7,16 @@ use rustix::io::Errno;
 use weft_verbs::cm::gid_of;
 use weft_verbs::{Grh, UdDest};
 
-use super::context::{Context, Held};
+use super::context::Context;
 use super::gid::{Gid, gids};
+use super::given::given;
+use super::group::{group_of, port_of};
 use super::limit::{Count, Counted};
-use super::mcast;
-use super::object::{Guard, Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Kind as _, PerFork, enter, find, kind};
 use super::pd::Pd;
 use super::persona;
 use super::types::*;
+use super::users::{Held, end};
 use crate::call::{pointer, status, unsupported};
 
 /// Address handles of a process.
@@ -34,21 +36,13 @@ pub(crate) struct Ah {
     _counted: Counted,
 }
 
-impl Kind for Ah {
-    type C = ibv_ah;
-    type Handle = ibv_ah;
-    const MARK: u32 = 0xadd7_e550;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Ah>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Ah as ibv_ah, 0xadd7_e550);
 
 impl Ah {
     /// The queue pair of this number there: the number has its port (docs/spec/persona.md). A group has its own.
-    pub(crate) fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
+    fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
         let port = if self.ip.is_multicast() {
-            mcast::port_of(self.ip)
+            port_of(self.ip)
         } else {
             (qp_num >> 8) as u16
         };
@@ -66,10 +60,20 @@ impl Ah {
     }
 }
 
+/// Where an address handle, a number and a key lead.
+///
+/// # Safety
+/// As for [`enter`].
+pub(crate) unsafe fn dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest, Errno> {
+    // SAFETY: the caller's promise.
+    let ah = unsafe { enter::<Ah>(ah) }?;
+    Ok(ah.dest(qpn & 0x00ff_ffff, qkey))
+}
+
 /// As [`persona::way`], and to groups.
 fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
     // SAFETY: any bytes are a GID.
-    let Some(group) = mcast::group_of(unsafe { grh.dgid.raw }) else {
+    let Some(group) = group_of(unsafe { grh.dgid.raw }) else {
         return persona::way(grh);
     };
     let own = gids()?.get(usize::from(grh.sgid_index)).copied();
@@ -95,10 +99,8 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
         _held: pd.users.hold(),
         _counted: COUNT.take(MAX_AHS)?,
     };
-    // SAFETY: a live object.
-    let context = unsafe { (*pd.c()).context };
     Ah::pool().make(body, |c, _| {
-        c.context = context;
+        c.context = pd.context();
         c.pd = pd.handle();
     })
 }
@@ -109,11 +111,8 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
 /// As its manual page says.
 pub unsafe fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     pointer(|| {
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         Ok(create(pd, &attr)?.handle())
     })
 }
@@ -138,8 +137,7 @@ unsafe fn way_back(
     let grh = Grh::parse(&raw).ok_or(Errno::INVAL)?;
     let index = gids()?.iter().position(|gid| gid.ip == grh.dest);
     let index = index.and_then(|index| u8::try_from(index).ok());
-    // SAFETY: all zeros is a value of the type.
-    let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
+    let mut attr = ibv_ah_attr::zeroed();
     attr.is_global = 1;
     attr.port_num = port_num;
     attr.grh.dgid = ibv_gid {
@@ -199,10 +197,7 @@ pub unsafe fn ibv_init_ah_from_wc(
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-    status(|| {
-        drop(turn::<Ah>(ah)?.retire());
-        Ok(())
-    })
+    end::<Ah>(ah)
 }
 
 /// `ibv_resolve_eth_l2_from_gid`

@@ -5,13 +5,13 @@ use std::ffi::{c_int, c_uint, c_void};
 use rustix::io::Errno;
 use weft_sys::memfd::Mapping;
 
-use super::context::Held;
-use super::export::errno;
 use super::mr::{ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
-use super::object::{Kind, PerFork, Pool, find, turn};
+use super::object::{Kind as _, find, kind};
+use super::os_errno;
 use super::pd::Pd;
-use super::types::{IBV_ACCESS_ZERO_BASED, ibv_mr, ibv_pd};
-use crate::call::{pointer, run};
+use super::types::{IBV_ACCESS_ZERO_BASED, Zeroed, ibv_mr, ibv_pd};
+use super::users::{Held, end};
+use crate::call::pointer;
 
 /// The handle of a buffer. C does not look into it.
 #[derive(Clone, Copy)]
@@ -19,6 +19,9 @@ use crate::call::{pointer, run};
 pub struct ibv_buf {
     private: usize,
 }
+
+// SAFETY: a number.
+unsafe impl Zeroed for ibv_buf {}
 
 /// What [`ibv_reg_mr_ex`] is told (`<infiniband/verbs.h>` of rdma-core 65; before version 63 without `buf`).
 #[derive(Clone, Copy)]
@@ -60,15 +63,7 @@ struct Buf {
     held: Held,
 }
 
-impl Kind for Buf {
-    type C = ibv_buf;
-    type Handle = ibv_buf;
-    const MARK: u32 = 0x6275_6666;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Buf>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Buf as ibv_buf, 0x6275_6666);
 
 /// `ibv_alloc_buf`
 ///
@@ -80,7 +75,7 @@ pub unsafe fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf
         if size == 0 || buf.is_null() {
             return Err(Errno::INVAL);
         }
-        let memory = Mapping::anonymous(size, false).map_err(errno)?;
+        let memory = Mapping::anonymous(size, false).map_err(|error| os_errno(&error))?;
         let addr = memory.as_ptr().cast();
         let body = Buf {
             memory,
@@ -99,10 +94,7 @@ pub unsafe fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_free_buf(buf: *mut ibv_buf) {
-    run(|| {
-        drop(turn::<Buf>(buf)?.retire());
-        Ok(0)
-    });
+    end::<Buf>(buf);
 }
 
 /// Whether a range is within a buffer of this domain.

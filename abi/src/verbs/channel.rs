@@ -1,16 +1,17 @@
 //! Completion channels.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use weft_verbs::{Cq, EventWait};
 
-use super::context::{Context, Users};
+use super::context::Context;
 use super::events::EventQueue;
-use super::object::{Kind, PerFork, Pool, find, lock, turn};
+use super::object::{Kind as _, find, kind, lock};
 use super::types::*;
-use crate::call::{pointer, status};
+use super::users::{Users, end_unused};
+use crate::call::{pointer, wait_and_fetch};
 
 /// What an `ibv_comp_channel` stands for.
 pub(crate) struct Channel {
@@ -49,15 +50,7 @@ impl Channel {
     }
 }
 
-impl Kind for Channel {
-    type C = ibv_comp_channel;
-    type Handle = ibv_comp_channel;
-    const MARK: u32 = 0xc0a7_c4a2;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Channel>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Channel as ibv_comp_channel, 0xc0a7_c4a2);
 
 /// `ibv_create_comp_channel`
 ///
@@ -86,12 +79,39 @@ pub unsafe fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_com
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    status(|| {
-        let channel = turn::<Channel>(channel)?;
-        if channel.users.any() {
-            return Err(Errno::BUSY);
+    end_unused::<Channel>(channel, |channel| &channel.users)
+}
+
+/// `ibv_get_cq_event`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    let fetch = || {
+        let queue = Arc::clone(&find::<Channel>(channel)?.queue);
+        let Some((subject, ())) = queue.fetch() else {
+            return Ok(false);
+        };
+        let handle = subject.handle as *mut ibv_cq;
+        // SAFETY: the caller's promise. The queue cannot go before this event is acknowledged.
+        unsafe {
+            cq.write(handle);
+            cq_context.write((*handle).cq_context);
         }
-        drop(channel.retire());
-        Ok(())
-    })
+        Ok(true)
+    };
+    let count_of = || {
+        let channel = find::<Channel>(channel)?;
+        if cq.is_null() || cq_context.is_null() {
+            return Err(Errno::INVAL);
+        }
+        channel.drive();
+        Ok(channel.queue.fd())
+    };
+    // SAFETY: an event queue's descriptor.
+    unsafe { wait_and_fetch(count_of, fetch) }
 }

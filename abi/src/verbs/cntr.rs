@@ -8,12 +8,14 @@ use rustix::io::Errno;
 use weft_verbs::above::CqAbove;
 use weft_verbs::{Counter, Tally, Work};
 
-use super::context::{Context, Ctx, Users};
+use super::context::{Context, Ctx};
 use super::cq::Cq;
+use super::given::{given, put};
 use super::limit::{Count, Counted};
-use super::object::{Kind, Name, PerFork, Pool, find, lock, turn};
+use super::object::{Kind as _, Name, PerFork, find, kind, lock, turn};
 use super::qp::QpObj;
 use super::types::*;
+use super::users::{Users, end_unused};
 use crate::call::{pointer, status};
 
 /// A counter, as C sees it (`<infiniband/verbs.h>` of rdma-core 65; and the structs below).
@@ -23,6 +25,9 @@ pub struct ibv_comp_cntr {
     context: *mut ibv_context,
     handle: u32,
 }
+
+// SAFETY: a pointer, which may be NULL, and a number.
+unsafe impl Zeroed for ibv_comp_cntr {}
 
 /// What a counter is to be.
 #[derive(Clone, Copy)]
@@ -81,15 +86,7 @@ pub(crate) struct Cntr {
     _counted: Counted,
 }
 
-impl Kind for Cntr {
-    type C = ibv_comp_cntr;
-    type Handle = ibv_comp_cntr;
-    const MARK: u32 = 0xc0c2_7e12;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Cntr>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Cntr as ibv_comp_cntr, 0xc0c2_7e12);
 
 impl Cntr {
     /// Bring the work forward that it counts.
@@ -148,11 +145,8 @@ pub unsafe fn ibv_create_comp_cntr(
 ) -> *mut ibv_comp_cntr {
     pointer(|| {
         let context = find::<Context>(context)?;
-        if cc_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *cc_attr };
+        let attr = unsafe { given(cc_attr) }?;
         if attr.comp_mask != 0 || attr.flags != 0 {
             return Err(Errno::INVAL);
         }
@@ -177,14 +171,7 @@ pub unsafe fn ibv_create_comp_cntr(
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_destroy_comp_cntr(comp_cntr: *mut ibv_comp_cntr) -> c_int {
-    status(|| {
-        let counter = turn::<Cntr>(comp_cntr)?;
-        if counter.users.any() {
-            return Err(Errno::BUSY);
-        }
-        drop(counter.retire());
-        Ok(())
-    })
+    end_unused::<Cntr>(comp_cntr, |counter| &counter.users)
 }
 
 /// Add to one of a counter's two values, or set it.
@@ -248,13 +235,9 @@ unsafe fn read(
 ) -> c_int {
     status(|| {
         let counter = find::<Cntr>(comp_cntr)?;
-        if value.is_null() {
-            return Err(Errno::INVAL);
-        }
         counter.drive();
         // SAFETY: the caller's promise.
-        unsafe { value.write(which(&counter.counter).load(Ordering::Acquire)) };
-        Ok(())
+        unsafe { put(value, which(&counter.counter).load(Ordering::Acquire)) }
     })
 }
 
@@ -288,11 +271,8 @@ pub unsafe fn ibv_qp_attach_comp_cntr(
     status(|| {
         let qp = turn::<QpObj>(qp)?;
         let counter = find::<Cntr>(comp_cntr)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         if attr.comp_mask != 0 || attr.op_mask == 0 || !Arc::ptr_eq(&qp.ctx, &counter.ctx) {
             return Err(Errno::INVAL);
         }

@@ -1,18 +1,21 @@
 //! Open devices, as their objects know them. `open` opens and closes them.
 
+use std::ffi::c_int;
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 
-use super::device::Which;
 use super::events::EventQueue;
 use super::export::Export;
 use super::foreign::Foreign;
 use super::object::{Kind, PerFork, Pool, find};
 use super::types::*;
+use super::which::Which;
+
+/// Completion vectors of a context: one thread makes all completions that no program's thread makes.
+pub(crate) const COMP_VECTORS: c_int = 1;
 
 /// What the objects of a context share.
 pub(crate) struct Ctx {
@@ -53,30 +56,6 @@ impl Kind for Context {
     fn pool() -> &'static Pool<Self> {
         static POOL: PerFork<Pool<Context>> = PerFork::new();
         POOL.get()
-    }
-}
-
-/// Counts the objects that need another one.
-#[derive(Default)]
-pub(crate) struct Users(Arc<AtomicU32>);
-
-/// Says that an object is needed, until this is dropped.
-pub(crate) struct Held(Arc<AtomicU32>);
-
-impl Users {
-    pub(crate) fn hold(&self) -> Held {
-        self.0.fetch_add(1, Ordering::AcqRel);
-        Held(Arc::clone(&self.0))
-    }
-
-    pub(crate) fn any(&self) -> bool {
-        self.0.load(Ordering::Acquire) > 0
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -1,21 +1,23 @@
 //! Completion queues.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::Wc;
 use weft_verbs::above::CqAbove;
 
+use super::across::Polling;
+use super::audience::{Audience, Listener, Of};
 use super::channel::{Awaited, Channel};
-use super::context::{Context, Held, Users};
-use super::device::{COMP_VECTORS, native};
-use super::events::{Audience, EventQueue, Fate, Listener, Of, Subject};
-use super::ex::Polling;
-use super::object::{Guard, Kind, Name, PerFork, Pool, enter, find, turn};
+use super::context::{COMP_VECTORS, Context};
+use super::events::{EventQueue, Subject};
+use super::native::native;
+use super::object::{Guard, Kind as _, Name, enter, find, kind, turn};
 use super::places;
 use super::types::*;
-use crate::call::{pointer, status};
+use super::users::{Held, Users};
+use crate::call::{pointer, run, status};
 
 /// What an `ibv_cq` stands for.
 pub(crate) struct Cq {
@@ -33,15 +35,7 @@ pub(crate) struct Cq {
     pub(crate) extended: bool,
 }
 
-impl Kind for Cq {
-    type C = ibv_cq_ex;
-    type Handle = ibv_cq;
-    const MARK: u32 = 0xc0a7_1e7e;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Cq>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Cq as ibv_cq => ibv_cq_ex, 0xc0a7_1e7e);
 
 impl Cq {
     /// Take up to `out.len()` completions, for the program.
@@ -133,13 +127,7 @@ pub(crate) fn create(
     let num = made.native.num();
     // SAFETY: a live object, not yet the program's.
     unsafe { (*made.c()).handle = num };
-    let listener = Listener {
-        ctx: Arc::clone(&context.ctx),
-        subject: Arc::clone(&made.subject),
-        shared: false,
-        fate: Fate::default(),
-        others: Vec::new(),
-    };
+    let listener = Listener::new(&context.ctx, &made.subject, false);
     Audience::get().add(Of::Cq, num, listener);
     Ok(made)
 }
@@ -200,6 +188,17 @@ pub unsafe fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         drop(cq.retire());
         Ok(())
     })
+}
+
+/// `ibv_ack_cq_events`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
+    let _ = run::<c_int>(|| {
+        find::<Cq>(cq)?.notified.ack(nevents);
+        Ok(0)
+    });
 }
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {

@@ -7,22 +7,26 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use weft_verbs::{Qp, QpInit, Rnr, XrcDomain};
 
-use super::context::{Context, Ctx, Held};
+use super::across::Building;
+use super::audience::{Audience, Listener, Of};
+use super::context::{Context, Ctx};
 use super::cq::Cq;
-use super::device::Which;
-use super::events::{Audience, Fate, Listener, Of, Subject};
-use super::ex::{Building, RC_OPS, UC_OPS, UD_OPS, builders};
+use super::events::Subject;
+use super::ex::{RC_OPS, UC_OPS, UD_OPS, builders};
 use super::faults;
+use super::given::given;
 use super::object::{Guard, Kind, find};
 use super::pd::Pd;
 use super::persona;
 use super::places;
 use super::port;
-use super::qp::QpObj;
+use super::qp::{NO_CAP, QpObj};
 use super::settings;
 use super::srq::Srq;
 use super::types::*;
 use super::ud::Datagrams;
+use super::users::Held;
+use super::which::Which;
 use super::xrc::Xrcd;
 use crate::call::pointer;
 
@@ -37,15 +41,6 @@ struct Wanted {
     /// It does not hear what it sends to multicast groups.
     deaf_to_itself: bool,
 }
-
-/// Of targets of XRC, which nobody posts to.
-pub(super) const NO_CAP: ibv_qp_cap = ibv_qp_cap {
-    max_send_wr: 0,
-    max_recv_wr: 0,
-    max_send_sge: 0,
-    max_recv_sge: 0,
-    max_inline_data: 0,
-};
 
 /// Inline bytes that every queue pair has.
 const LEAST_INLINE: u32 = 256;
@@ -96,16 +91,12 @@ impl Base {
         } else {
             find::<Cq>(common.recv_cq)?
         };
-        let srq = if common.srq.is_null() {
-            None
-        } else {
-            Some(find::<Srq>(common.srq)?)
-        };
+        let srq = (!common.srq.is_null()).then(|| find::<Srq>(common.srq));
+        let srq = srq.transpose()?;
         Ok(Base {
             ctx: Arc::clone(&pd.ctx),
             native: pd.native.clone(),
-            // SAFETY: a live object.
-            context: unsafe { (*pd.c()).context },
+            context: pd.context(),
             pd: pd.handle(),
             held: [
                 Some(pd.users.hold()),
@@ -206,8 +197,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     let num = init.num.ok_or(Errno::INVAL)?;
     places::of(num).clear();
     let native = native.map(Arc::new);
-    // SAFETY: all zeros is a value of the type.
-    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let mut attr = ibv_qp_attr::zeroed();
     attr.path_mtu = IBV_MTU_1024;
     attr.port_num = 1;
     let faults = native.as_ref().and_then(|native| {
@@ -266,13 +256,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
             }
         },
     )?;
-    let listener = Listener {
-        ctx: Arc::clone(&made.ctx),
-        subject: Arc::clone(&made.subject),
-        shared: made.is_srq(),
-        fate: Fate::default(),
-        others: Vec::new(),
-    };
+    let listener = Listener::new(&made.ctx, &made.subject, made.is_srq());
     Audience::get().add(Of::Qp, num, listener);
     Ok(made)
 }
@@ -336,11 +320,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     pointer(|| {
         find::<Context>(context)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let asked = unsafe { *attr };
+        let asked = unsafe { given(attr) }?;
         let flags = if asked.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
             asked.create_flags
         } else {

@@ -7,64 +7,28 @@ use std::mem::offset_of;
 use std::sync::Mutex;
 
 use rustix::io::Errno;
-use weft_verbs::{Device, Limits};
+use weft_verbs::Limits;
 
 use super::ah::MAX_AHS;
 use super::context::Context;
 use super::dm::MAX_DM;
-use super::events::Audience;
 use super::gid;
+use super::given::{list, put};
 use super::mr;
+use super::native::native;
 use super::object::{PerFork, find, lock};
 use super::pd::MAX_PDS;
 use super::port as ports;
 use super::private::NobodysDevice;
-use super::sysfs::{self, About};
 use super::types::*;
 use super::ud::MAX_MEMBERS;
-use super::visit;
+use super::which::Which;
 use crate::call::{pointer, run, status};
 use crate::made::Made;
 
-/// Completion vectors of a context: one thread makes all completions that no program's thread makes.
-pub(crate) const COMP_VECTORS: c_int = 1;
 /// Neither is a registered number of IEEE's.
 const VENDOR: u32 = 0x0077_6574;
 const PARTITION: u16 = 0xffff;
-
-/// The devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
-    /// `weft0`: an RNIC, connected by the connection manager.
-    Iwarp,
-    /// `weft_ib0`: as a RoCE adapter, with queue pairs that are joined by number.
-    Persona,
-}
-
-impl Which {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Which::Iwarp => "weft0",
-            Which::Persona => "weft_ib0",
-        }
-    }
-
-    /// The same for a host at all times, and for nobody else.
-    fn guid(self) -> [u8; 8] {
-        let host = std::fs::read("/etc/machine-id")
-            .or_else(|_| std::fs::read("/etc/hostname"))
-            .unwrap_or_default();
-        // FNV-1a.
-        let hash = host.iter().chain(self.name().as_bytes());
-        let hash = hash.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let mut guid = hash.to_be_bytes();
-        // An address that is locally administered, of one station.
-        guid[0] = guid[0] & !1 | 2;
-        guid
-    }
-}
 
 /// The programs' `struct ibv_device`, of which nothing changes after it was made.
 struct Shown(UnsafeCell<NobodysDevice>, Which);
@@ -76,8 +40,7 @@ unsafe impl Send for Shown {}
 
 impl Shown {
     fn new(which: Which, index: usize) -> Shown {
-        // SAFETY: all zeros is a value of the type.
-        let mut device: ibv_device = unsafe { std::mem::zeroed() };
+        let mut device = ibv_device::zeroed();
         (device.node_type, device.transport_type) = match which {
             Which::Iwarp => (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP),
             Which::Persona => (IBV_NODE_CA, IBV_TRANSPORT_IB),
@@ -127,22 +90,17 @@ fn shown() -> &'static [Shown] {
     })
 }
 
+/// All devices, and which each of them is.
+pub(super) fn each() -> impl Iterator<Item = (ibv_device, Which)> {
+    // SAFETY: nothing writes to it.
+    shown()
+        .iter()
+        .map(|shown| (unsafe { (*shown.0.get()).device }, shown.1))
+}
+
 /// All devices, as C calls them.
 pub(crate) fn devices() -> impl Iterator<Item = *mut ibv_device> {
     shown().iter().map(|shown| shown.0.get().cast())
-}
-
-/// All devices, for their files.
-pub(crate) fn all_about() -> impl Iterator<Item = About> {
-    shown().iter().filter_map(|shown| {
-        Some(About {
-            // SAFETY: nothing writes to it.
-            device: unsafe { (*shown.0.get()).device },
-            attr: identity(shown.1),
-            port: port(shown.1),
-            gids: gids(shown.1).ok()?,
-        })
-    })
 }
 
 fn index(device: *mut ibv_device) -> Result<usize, Errno> {
@@ -156,27 +114,6 @@ pub(crate) fn which(device: *mut ibv_device) -> Result<Which, Errno> {
     Ok(shown()[index(device)?].1)
 }
 
-/// The error of a call of ours that has just failed.
-pub(crate) fn last_errno() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-}
-
-/// The soft RNIC of this process.
-pub(crate) fn native() -> Result<Device, Errno> {
-    static NATIVE: PerFork<Mutex<Option<Device>>> = PerFork::new();
-    let mut native = lock(NATIVE.get());
-    if let Some(device) = &*native {
-        return Ok(device.clone());
-    }
-    // Before the device has a thread.
-    visit::register();
-    let device = Device::open().map_err(super::errno)?;
-    let audience = Audience::get();
-    device.on_async_event(|event| audience.hear(event));
-    *native = Some(device.clone());
-    Ok(device)
-}
-
 /// Device lists that programs have.
 static LISTS: PerFork<Mutex<HashSet<usize>>> = PerFork::new();
 
@@ -186,22 +123,10 @@ static LISTS: PerFork<Mutex<HashSet<usize>>> = PerFork::new();
 /// As its manual page says.
 pub unsafe fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     pointer(|| {
-        let count = shown().len();
-        // SAFETY: no pointers.
-        let list = unsafe { libc::calloc(count + 1, size_of::<*mut ibv_device>()) };
-        let list = list.cast::<*mut ibv_device>();
-        if list.is_null() {
-            return Err(Errno::NOMEM);
-        }
-        for (at, device) in devices().enumerate() {
-            // SAFETY: there is room for all, and a NULL behind them.
-            unsafe { list.add(at).write(device) };
-        }
+        let all: Vec<_> = devices().collect();
+        // SAFETY: the caller's promise.
+        let list = unsafe { list(&all, num_devices) }?;
         lock(LISTS.get()).insert(list as usize);
-        if !num_devices.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { num_devices.write(count as c_int) };
-        }
         Ok(list)
     })
 }
@@ -269,9 +194,8 @@ fn int(number: u32) -> c_int {
 }
 
 /// Who it is; the rest is zero. That asks for no soft RNIC, so that a program can look at files without starting one.
-fn identity(which: Which) -> ibv_device_attr {
-    // SAFETY: all zeros is a value of the type.
-    let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+pub(super) fn identity(which: Which) -> ibv_device_attr {
+    let mut attr = ibv_device_attr::zeroed();
     copy_str(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
     let guid = u64::from_ne_bytes(which.guid());
     (attr.node_guid, attr.sys_image_guid) = (guid, guid);
@@ -350,8 +274,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if attr.is_null() || comp_mask != 0 || attr_size < least {
             return Err(Errno::INVAL);
         }
-        // SAFETY: all zeros is a value of the type.
-        let mut filled: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+        let mut filled = ibv_device_attr_ex::zeroed();
         filled.orig_attr = attributes(kind)?;
         // All memory is there when it is touched.
         filled.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
@@ -398,41 +321,8 @@ unsafe fn write_prefix<T: Copy>(to: *mut T, from: &T, size: usize) {
     }
 }
 
-/// The time. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
-pub(crate) fn now(clock: libc::clockid_t) -> libc::timespec {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: a place for the time.
-    unsafe { libc::clock_gettime(clock, &raw mut now) };
-    now
-}
-
-pub(crate) unsafe extern "C" fn query_rt_values(
-    context: *mut ibv_context,
-    values: *mut ibv_values_ex,
-) -> c_int {
-    status(|| {
-        find::<Context>(context)?;
-        // SAFETY: NULL, or what the caller promises.
-        if values.is_null() || unsafe { (*values).comp_mask } & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
-            return Err(Errno::INVAL);
-        }
-        let now = now(libc::CLOCK_MONOTONIC);
-        // SAFETY: the caller's promise.
-        unsafe {
-            if (*values).comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
-                (*values).raw_clock = now;
-            }
-        }
-        Ok(())
-    })
-}
-
-fn port(which: Which) -> ibv_port_attr {
-    // SAFETY: all zeros is a value of the type.
-    let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+pub(super) fn port(which: Which) -> ibv_port_attr {
+    let mut attr = ibv_port_attr::zeroed();
     attr.state = if ports::of(which).is_down() {
         IBV_PORT_DOWN
     } else {
@@ -455,6 +345,28 @@ fn port(which: Which) -> ibv_port_attr {
         attr.flags = IBV_QPF_GRH_REQUIRED;
     }
     attr
+}
+
+/// In units of 100 Mbit/s, with the number of lanes and what each one's speed is called.
+pub(super) fn speed(port: &ibv_port_attr) -> (u32, u32, &'static str) {
+    let lanes = match port.active_width {
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 1,
+    };
+    let (speed, name) = match port.active_speed {
+        2 => (50, " DDR"),
+        4 => (100, " QDR"),
+        8 => (100, " FDR10"),
+        16 => (140, " FDR"),
+        32 => (250, " EDR"),
+        64 => (500, " HDR"),
+        128 => (1000, " NDR"),
+        _ => (25, ""),
+    };
+    (speed * lanes, lanes, name)
 }
 
 pub(crate) unsafe extern "C" fn query_port(
@@ -505,18 +417,17 @@ pub unsafe fn ibv_query_port_speed(
 ) -> c_int {
     status(|| {
         let context = find::<Context>(context)?;
-        if port_num != 1 || port_speed.is_null() {
+        if port_num != 1 {
             return Err(Errno::INVAL);
         }
-        let speed = sysfs::speed(&port(context.ctx.which)).0;
+        let speed = speed(&port(context.ctx.which)).0;
         // SAFETY: the caller's promise.
-        unsafe { port_speed.write(speed.into()) };
-        Ok(())
+        unsafe { put(port_speed, speed.into()) }
     })
 }
 
 /// The GID table.
-fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
+pub(super) fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
     let entry = |raw, gid_type, ndev_ifindex| ibv_gid_entry {
         gid: ibv_gid { raw },
         gid_index: 0,
@@ -570,12 +481,8 @@ pub unsafe fn ibv_query_gid(
 ) -> c_int {
     run(|| {
         let entry = gid_entry(context, u32::from(port_num), index as u32)?;
-        if gid.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        unsafe { gid.write(entry.gid) };
-        Ok(0)
+        unsafe { put(gid, entry.gid) }.map(|()| 0)
     })
 }
 
@@ -591,8 +498,7 @@ fn gid_entry(context: *mut ibv_context, port_num: u32, index: u32) -> Result<ibv
     if index >= gid_room(context.ctx.which, gids.len()) {
         return Err(Errno::INVAL);
     }
-    // SAFETY: all zeros is a value of the type.
-    Ok(unsafe { std::mem::zeroed() })
+    Ok(ibv_gid_entry::zeroed())
 }
 
 /// `_ibv_query_gid_ex`
@@ -667,14 +573,10 @@ pub unsafe fn ibv_query_gid_type(
 ) -> c_int {
     run(|| {
         let entry = gid_entry(context, u32::from(port_num), index)?;
-        if gid_type.is_null() {
-            return Err(Errno::INVAL);
-        }
         // In these older terms 0 is both InfiniBand and RoCE v1, 1 is RoCE v2.
         let old = u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2);
         // SAFETY: the caller's promise.
-        unsafe { gid_type.write(old) };
-        Ok(0)
+        unsafe { put(gid_type, old) }.map(|()| 0)
     })
 }
 
@@ -690,12 +592,11 @@ pub unsafe fn ibv_query_pkey(
 ) -> c_int {
     run(|| {
         find::<Context>(context)?;
-        if port_num != 1 || index != 0 || pkey.is_null() {
+        if port_num != 1 || index != 0 {
             return Err(Errno::INVAL);
         }
         // SAFETY: the caller's promise.
-        unsafe { pkey.write(PARTITION.to_be()) };
-        Ok(0)
+        unsafe { put(pkey, PARTITION.to_be()) }.map(|()| 0)
     })
 }
 

@@ -4,16 +4,15 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use weft_verbs::{
-    QpState, RemoteAddr, SendOp, SendWr, Sge, UD_MAX_SEGMENT, UD_MTU, UdInit, UdReliable,
-};
+use weft_verbs::{QpState, RemoteAddr, SendOp, SendWr, UD_MAX_SEGMENT, UD_MTU, UdInit, UdReliable};
 
+use super::ah;
+use super::given::given;
 use super::null;
 use super::object::{Turn, enter, turn};
-use super::post::{imm, set_flags};
 use super::qp::QpObj;
 use super::types::*;
-use super::ud;
+use super::work::{imm, set_flags, sges};
 use crate::call::{run, status};
 
 /// `struct weft_dgram_attr`
@@ -85,11 +84,8 @@ pub struct weft_dgram_reliable {
 /// As the header says.
 pub unsafe fn weft_dgram_setup(qp: *mut ibv_qp, attr: *const weft_dgram_attr) -> c_int {
     status(|| {
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { attr.read_unaligned() };
+        let attr = unsafe { given(attr) }?;
         let or = |value: u32, usual: u32| if value == 0 { usual } else { value };
         let segment = or(attr.segment, UD_MAX_SEGMENT);
         if segment > UD_MAX_SEGMENT {
@@ -129,7 +125,7 @@ pub unsafe fn weft_dgram_set_reliable(qp: *mut ibv_qp, attr: *const weft_dgram_r
 pub unsafe fn weft_dgram_pair_failed(qp: *mut ibv_qp, ah: *mut ibv_ah, remote_qpn: u32) -> c_int {
     run(|| {
         // SAFETY: the caller's promise.
-        let (qp, to) = unsafe { (enter::<QpObj>(qp)?, ud::dest(ah, remote_qpn, 0)?) };
+        let (qp, to) = unsafe { (enter::<QpObj>(qp)?, ah::dest(ah, remote_qpn, 0)?) };
         let state = qp.datagrams()?.with(|native| native.pair_state(&to))?;
         Ok((state == QpState::Error).into())
     })
@@ -142,7 +138,7 @@ pub unsafe fn weft_dgram_pair_failed(qp: *mut ibv_qp, ah: *mut ibv_ah, remote_qp
 pub unsafe fn weft_dgram_reset_pair(qp: *mut ibv_qp, ah: *mut ibv_ah, remote_qpn: u32) -> c_int {
     status(|| {
         // SAFETY: the caller's promise.
-        let (qp, to) = unsafe { (enter::<QpObj>(qp)?, ud::dest(ah, remote_qpn, 0)?) };
+        let (qp, to) = unsafe { (enter::<QpObj>(qp)?, ah::dest(ah, remote_qpn, 0)?) };
         let was = qp.datagrams()?.with(|native| native.reset_pair(&to))?;
         was.then_some(()).ok_or(Errno::NOENT)
     })
@@ -199,20 +195,12 @@ pub unsafe fn weft_dgram_post_write_record(qp: *mut ibv_qp, wr: *const weft_dgra
         if bad || count > qp.max_send_sge() || c.send_flags & IBV_SEND_INLINE != 0 {
             return Err(Errno::INVAL);
         }
-        for n in 0..count {
-            // SAFETY: the caller's promise: so many elements.
-            let sge = unsafe { c.sg_list.add(n).read_unaligned() };
-            if sge.length > 0 {
-                wr.sges.push(Sge {
-                    addr: sge.addr,
-                    len: sge.length,
-                    lkey: sge.lkey,
-                });
-            }
-        }
+        // SAFETY: the caller's promise: so many elements.
+        let elements = unsafe { sges(c.sg_list, count) };
+        elements.for_each(|sge| wr.sges.push(sge));
         null::resolve(&mut wr.sges, true);
         // SAFETY: the caller's promise: an address handle.
-        let to = unsafe { ud::dest(c.ah, c.remote_qpn, c.remote_qkey) }?;
+        let to = unsafe { ah::dest(c.ah, c.remote_qpn, c.remote_qkey) }?;
         qp.post_datagram(&wr, &to)
     })
 }

@@ -9,12 +9,14 @@ use rustix::io::Errno;
 use weft_sys::memfd::Mapping;
 use weft_verbs::RawMemory;
 
-use super::context::{Context, Users};
-use super::export::{Entry, Shown, Sort, errno, show};
+use super::context::Context;
+use super::export::{Entry, Shown, Sort, show};
 use super::mr;
-use super::object::{Guard, Inherited, Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Inherited, Kind as _, PerFork, find, kind};
+use super::os_errno;
 use super::pd::Pd;
 use super::types::*;
+use super::users::{Users, end_unused};
 use crate::call::{pointer, status};
 
 /// Device memory of a process, in bytes.
@@ -44,15 +46,7 @@ pub(crate) struct Dm {
     pub(crate) users: Users,
 }
 
-impl Kind for Dm {
-    type C = ibv_dm;
-    type Handle = ibv_dm;
-    const MARK: u32 = 0xd3e1_c301;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Dm>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Dm as ibv_dm, 0xd3e1_c301);
 
 /// Pages with device memory, zeroed. No region of them is left when they go.
 struct Pages {
@@ -75,7 +69,7 @@ impl Pages {
         };
         let map = map.map_err(|error| {
             used.fetch_sub(len, Ordering::AcqRel);
-            errno(error)
+            os_errno(&error)
         })?;
         Ok(Pages { map, own: true })
     }
@@ -182,28 +176,33 @@ pub(super) fn import(context: &Guard<Context>, num: u32) -> Result<*mut ibv_dm, 
 }
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
-    status(|| {
-        let dm = turn::<Dm>(dm)?;
-        if dm.users.any() {
-            return Err(Errno::BUSY);
-        }
-        drop(dm.retire());
-        Ok(())
-    })
+    end_unused::<Dm>(dm, |dm| &dm.users)
 }
 
 /// Device memory is copied in words of this size.
 const WORD: usize = 4;
 
-/// As [`part`], for a copy: offset and length are multiples of four bytes, as adapters want it.
+/// As [`part`], for a copy, if there is anything to copy: offset and length are multiples of four bytes, as adapters want it.
 ///
 /// # Errors
-/// `EINVAL`.
-fn words(dm: &Dm, offset: u64, length: usize) -> Result<RawMemory, Errno> {
+/// `EINVAL`, and `EFAULT` for no memory of the program.
+fn words(
+    dm: &Dm,
+    offset: u64,
+    length: usize,
+    host: *const c_void,
+) -> Result<Option<RawMemory>, Errno> {
     if !offset.is_multiple_of(WORD as u64) || !length.is_multiple_of(WORD) {
         return Err(Errno::INVAL);
     }
-    part(dm, offset, length)
+    let memory = part(dm, offset, length)?;
+    if length == 0 {
+        return Ok(None);
+    }
+    if host.is_null() {
+        return Err(Errno::FAULT);
+    }
+    Ok(Some(memory))
 }
 
 /// `EINVAL` for a range that is not all inside.
@@ -220,13 +219,9 @@ unsafe extern "C" fn memcpy_to_dm(
 ) -> c_int {
     status(|| {
         let dm = find::<Dm>(dm)?;
-        let to = words(&dm, dm_offset, length)?;
-        if length == 0 {
+        let Some(to) = words(&dm, dm_offset, length, host_addr)? else {
             return Ok(());
-        }
-        if host_addr.is_null() {
-            return Err(Errno::FAULT);
-        }
+        };
         // SAFETY: the caller's promise: memory of the program, which nobody changes meanwhile.
         let from = unsafe { std::slice::from_raw_parts(host_addr.cast::<u8>(), length) };
         to.write(0, from).map_err(|_| Errno::INVAL)
@@ -241,13 +236,9 @@ unsafe extern "C" fn memcpy_from_dm(
 ) -> c_int {
     status(|| {
         let dm = find::<Dm>(dm)?;
-        let from = words(&dm, dm_offset, length)?;
-        if length == 0 {
+        let Some(from) = words(&dm, dm_offset, length, host_addr)? else {
             return Ok(());
-        }
-        if host_addr.is_null() {
-            return Err(Errno::FAULT);
-        }
+        };
         // SAFETY: the caller's promise: memory for so many bytes, which is the program's alone.
         let to = unsafe { std::slice::from_raw_parts_mut(host_addr.cast::<u8>(), length) };
         from.read(0, to).map_err(|_| Errno::INVAL)

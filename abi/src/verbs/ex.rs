@@ -1,59 +1,57 @@
 //! What is extended: completion queues that are polled field by field, queue pairs whose requests are built call by call.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
-use weft_verbs::{InlineData, RemoteAddr, SendOp, SendWr, Sge, UdDest, Wc};
+use weft_verbs::{InlineData, RemoteAddr, SendOp, SendWr, UdDest, Wc};
 
+use super::across::Wrs;
+use super::ah;
+use super::context::Context;
 use super::cq::{Cq, Wanted, create};
-use super::device::now;
+use super::given::given;
 use super::mw::{Mw, binding};
 use super::null;
 use super::object::{Visit, enter, find, lock};
-use super::post;
 use super::qp::QpObj;
 use super::types::*;
-use super::ud;
+use super::work::{self, sges};
 use crate::call::{pointer, status};
-
-/// A lock that is taken in one call of the program and released in another one.
-#[derive(Default)]
-struct Across(AtomicBool);
-
-impl Across {
-    fn lock(&self) {
-        while self.0.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
-        }
-    }
-
-    fn unlock(&self) {
-        self.0.store(false, Ordering::Release);
-    }
-}
-
-/// Where `ibv_start_poll` is.
-#[derive(Default)]
-pub(crate) struct Polling {
-    busy: Across,
-    at: Mutex<Completion>,
-}
-
-/// The completion that is looked at.
-#[derive(Clone, Copy, Default)]
-struct Completion {
-    wc: Wc,
-    /// When it was taken, in nanoseconds of the monotonic clock and of the wall's.
-    taken: u64,
-    wall: u64,
-    /// Which of both somebody wants.
-    clocks: u64,
-}
 
 const CLOCKS: u64 =
     (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
+
+/// The time. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
+fn now(clock: libc::clockid_t) -> libc::timespec {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a place for the time.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
+    now
+}
+
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    status(|| {
+        find::<Context>(context)?;
+        // SAFETY: NULL, or what the caller promises.
+        if values.is_null() || unsafe { (*values).comp_mask } & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return Err(Errno::INVAL);
+        }
+        let now = now(libc::CLOCK_MONOTONIC);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if (*values).comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+                (*values).raw_clock = now;
+            }
+        }
+        Ok(())
+    })
+}
 
 fn nanoseconds(clock: libc::clockid_t) -> u64 {
     let libc::timespec { tv_sec, tv_nsec } = now(clock);
@@ -70,11 +68,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     const KNOWN: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     pointer(|| {
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         let fields = u64::from(IBV_WC_STANDARD_FLAGS) | CLOCKS;
         if attr.comp_mask & !KNOWN != 0
             || (attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 && attr.flags & !FLAGS != 0)
@@ -146,7 +141,7 @@ fn take(queue: &Visit<Cq>) -> Result<(), Errno> {
     // SAFETY: a live object, and polling is ours until the end of the poll.
     unsafe {
         (*c).wr_id = at.wc.wr_id;
-        (*c).status = post::wc_status(&at.wc);
+        (*c).status = work::wc_status(&at.wc);
     }
     Ok(())
 }
@@ -190,34 +185,18 @@ macro_rules! readers {
 }
 
 readers! {
-    read_opcode -> ibv_wc_opcode = |at| post::wc_opcode(&at.wc);
+    read_opcode -> ibv_wc_opcode = |at| work::wc_opcode(&at.wc);
     read_vendor_err -> u32 = |at| at.wc.vendor_err;
     read_byte_len -> u32 = |at| at.wc.byte_len;
-    read_imm_data -> u32 = |at| post::wc_extra(&at.wc).0;
+    read_imm_data -> u32 = |at| work::wc_extra(&at.wc).0;
     read_qp_num -> u32 = |at| at.wc.qp_num;
-    read_src_qp -> u32 = |at| post::wc_source(&at.wc);
-    read_wc_flags -> c_uint = |at| post::wc_extra(&at.wc).1;
+    read_src_qp -> u32 = |at| work::wc_source(&at.wc);
+    read_wc_flags -> c_uint = |at| work::wc_extra(&at.wc).1;
     read_slid -> u32 = |_at| 0;
-    read_sl -> u8 = |at| post::wc_sl(&at.wc);
+    read_sl -> u8 = |at| work::wc_sl(&at.wc);
     read_dlid_path_bits -> u8 = |_at| 0;
     read_completion_ts -> u64 = |at| at.taken;
     read_completion_wallclock_ns -> u64 = |at| at.wall;
-}
-
-/// Requests that are being built.
-#[derive(Default)]
-pub(crate) struct Building {
-    busy: Across,
-    list: Mutex<Wrs>,
-}
-
-#[derive(Default)]
-struct Wrs {
-    requests: Vec<SendWr>,
-    /// Where each of them goes, if it is a datagram.
-    dests: Vec<Option<UdDest>>,
-    /// What was wrong first.
-    wrong: Option<Errno>,
 }
 
 impl Wrs {
@@ -280,7 +259,7 @@ pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64, kind: ibv_qp_type) {
 unsafe fn pair(qp: *mut ibv_qp_ex) -> Result<Visit<QpObj>, Errno> {
     // SAFETY: the caller's promise.
     let qp = unsafe { enter::<QpObj>(qp.cast()) }?;
-    if qp.is_extended() {
+    if qp.extended {
         Ok(qp)
     } else {
         Err(Errno::INVAL)
@@ -341,7 +320,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, op: impl FnOnce(&QpObj) -> Result<SendOp, Er
     match made {
         Ok(op) => {
             let mut wr = SendWr::new(id, op);
-            post::set_flags(&mut wr, flags);
+            work::set_flags(&mut wr, flags);
             list.requests.push(wr);
             list.dests.push(None);
         }
@@ -383,10 +362,10 @@ const fn at(rkey: u32, addr: u64) -> RemoteAddr {
 
 beginners! {
     wr_send() = SendOp::Send;
-    wr_send_imm(imm: u32) = SendOp::SendImm { imm: post::imm(imm) };
+    wr_send_imm(imm: u32) = SendOp::SendImm { imm: work::imm(imm) };
     wr_send_inv(rkey: u32) = SendOp::SendInvalidate { rkey };
     wr_rdma_write(rkey: u32, addr: u64) = SendOp::Write { remote: at(rkey, addr) };
-    wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = SendOp::WriteImm { remote: at(rkey, addr), imm: post::imm(imm) };
+    wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = SendOp::WriteImm { remote: at(rkey, addr), imm: work::imm(imm) };
     wr_rdma_read(rkey: u32, addr: u64) = SendOp::Read { remote: at(rkey, addr) };
     wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) = SendOp::CompareSwap { remote: at(rkey, addr), compare, swap };
     wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = SendOp::FetchAdd { remote: at(rkey, addr), add };
@@ -417,7 +396,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
         return;
     };
     // SAFETY: the caller's promise.
-    let dest = unsafe { ud::dest(ah, qpn, qkey) };
+    let dest = unsafe { ah::dest(ah, qpn, qkey) };
     let mut list = lock(&pair.building.list);
     match (dest, list.dests.last_mut()) {
         (Ok(dest), Some(last)) => *last = Some(dest),
@@ -449,17 +428,9 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list
         }
         wr.sges.clear();
         wr.inline = None;
-        for n in 0..num_sge {
-            // SAFETY: the caller's promise.
-            let sge = unsafe { *sg_list.add(n) };
-            if sge.length > 0 {
-                wr.sges.push(Sge {
-                    addr: sge.addr,
-                    len: sge.length,
-                    lkey: sge.lkey,
-                });
-            }
-        }
+        // SAFETY: the caller's promise.
+        let elements = unsafe { sges(sg_list, num_sge) };
+        elements.for_each(|sge| wr.sges.push(sge));
         null::resolve(&mut wr.sges, !wr.op.is_sink());
         Ok(())
     };
@@ -487,7 +458,7 @@ unsafe extern "C" fn wr_set_inline_data_list(
             // SAFETY: the caller's promise.
             let buf = unsafe { *buf_list.add(n) };
             // SAFETY: as above.
-            unsafe { post::append(&mut data, buf.addr as u64, buf.length, pair.max_inline()) }?;
+            unsafe { work::append(&mut data, buf.addr as u64, buf.length, pair.max_inline()) }?;
         }
         wr.sges.clear();
         wr.inline = Some(data);

@@ -12,14 +12,9 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getpid, getrlimit};
 use weft_sys::memfd::Mapping;
 
-use super::device::Which;
 use super::object::lock;
-
-/// What the kernel said.
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
-pub(super) fn errno(error: std::io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
-}
+use super::os_errno;
+use super::which::Which;
 
 /// The first word of a table, while its context lives.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"weftcmd1");
@@ -99,7 +94,7 @@ impl Export {
         let owner = Owner::here().ok_or(Errno::NOENT)?;
         ftruncate(file, SIZE)?;
         fcntl_add_seals(file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let map = Mapping::new(file, 0, TABLE, true).map_err(errno)?;
+        let map = Mapping::new(file, 0, TABLE, true).map_err(|error| os_errno(&error))?;
         let words = [which as u64, owner.pid, owner.begun, owner.namespace];
         for (at, word) in words.into_iter().enumerate() {
             map.word(at + 1).store(word, Ordering::Relaxed);

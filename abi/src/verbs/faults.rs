@@ -9,10 +9,10 @@ use weft_verbs::above::QpAbove;
 use weft_verbs::faults::{Action, Post, Script};
 use weft_verbs::{Qp, SendWr, Sge};
 
-use super::device::Which;
 use super::object::{PerFork, lock};
 use super::port;
 use super::types::IBV_WC_WR_FLUSH_ERR;
+use super::which::Which;
 use crate::made::Made;
 
 /// The script that the environment names, read once.

@@ -16,9 +16,10 @@ use weft_sys::memfd::Mapping;
 use weft_verbs::RawMemory;
 
 use super::access::{check_access, rights};
-use super::device::Which;
-use super::export::{self, Entry, MAGIC, Owner, Sort, TABLE, errno};
+use super::export::{self, Entry, MAGIC, Owner, Sort, TABLE};
+use super::os_errno;
 use super::types::IBV_ACCESS_LOCAL_WRITE;
+use super::which::Which;
 
 /// Another process' context.
 pub(crate) struct Foreign {
@@ -58,7 +59,7 @@ impl Foreign {
             tracing::warn!("nothing is imported from another user's process");
             return Err(Errno::ACCESS);
         }
-        let table = Mapping::new(file, 0, TABLE, false).map_err(errno)?;
+        let table = Mapping::new(file, 0, TABLE, false).map_err(|error| os_errno(&error))?;
         let owner = Owner::of(&table);
         if table.word(0).load(std::sync::atomic::Ordering::Acquire) != MAGIC
             || Owner::here() == Some(owner)
@@ -94,7 +95,7 @@ impl Foreign {
         let entry = export::find(&self.table, wanted).ok_or(Errno::NOENT)?;
         let len = usize::try_from(entry.len).map_err(|_| Errno::NOENT)?;
         inside(file, entry.addr, len)?;
-        Mapping::new(file, entry.addr, len, true).map_err(errno)
+        Mapping::new(file, entry.addr, len, true).map_err(|error| os_errno(&error))
     }
 
     /// Registers a region of the other process' domain here too, under its key.
@@ -126,7 +127,8 @@ impl Foreign {
             let skip = entry.addr % page();
             let whole = len.checked_add(skip as usize).ok_or(Errno::NOENT)?;
             (
-                Mapping::new(file, entry.addr - skip, whole, writable).map_err(errno)?,
+                Mapping::new(file, entry.addr - skip, whole, writable)
+                    .map_err(|error| os_errno(&error))?,
                 skip,
             )
         } else {

@@ -12,7 +12,7 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use weft_verbs::cm::gid_of;
 
-use super::device::last_errno;
+use super::last_errno;
 use super::object::{PerFork, lock};
 
 /// An address of this host, as a GID.

@@ -18,6 +18,7 @@ use super::object::{Kind, find, turn};
 use super::open::open;
 use super::pd::{self, Pd};
 use super::types::*;
+use super::users::end;
 use crate::call::{pointer, run};
 
 /// `ibv_import_device`: the context takes over the descriptor.
@@ -78,10 +79,7 @@ pub unsafe fn ibv_import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut i
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_unimport_pd(pd: *mut ibv_pd) {
-    run(|| {
-        drop(turn::<Pd>(pd)?.retire());
-        Ok(0)
-    });
+    end::<Pd>(pd);
 }
 
 /// `ibv_import_mr`: what comes has the keys. Its memory is the program's, which knows where it is.
@@ -120,8 +118,5 @@ pub unsafe fn ibv_import_dm(context: *mut ibv_context, dm_handle: u32) -> *mut i
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_unimport_dm(dm: *mut ibv_dm) {
-    run(|| {
-        drop(turn::<Dm>(dm)?.retire());
-        Ok(0)
-    });
+    end::<Dm>(dm);
 }

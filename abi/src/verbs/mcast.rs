@@ -1,41 +1,16 @@
-//! Multicast groups of the persona's datagram queue pairs: IP multicast (docs/spec/dgram.md).
+//! The multicast groups that the persona's datagram queue pairs hear.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
-use weft_verbs::cm::ip_of;
 
 use super::gid::gids;
+use super::group::{group_of, port_of};
 use super::object::turn;
 use super::qp::QpObj;
 use super::types::{ibv_gid, ibv_qp};
 use crate::call::status;
-
-/// The upper half of a group's UDP port; the lower is the last byte of its GID.
-const PORT: u16 = 0x5700;
-/// What RoCE's first version puts in front of an IPv4 group, which its second has mapped into IPv6.
-const ROCE_V1: [u8; 12] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-
-/// The group behind a GID, if it is one.
-pub(crate) fn group_of(gid: [u8; 16]) -> Option<IpAddr> {
-    if let Some(last) = gid.strip_prefix(&ROCE_V1)
-        && let Ok(octets) = <[u8; 4]>::try_from(last)
-    {
-        let group = Ipv4Addr::from(octets);
-        return group.is_multicast().then_some(group.into());
-    }
-    Some(ip_of(gid)).filter(IpAddr::is_multicast)
-}
-
-/// Where a group is heard.
-pub(crate) fn port_of(group: IpAddr) -> u16 {
-    let last = match group {
-        IpAddr::V4(group) => group.octets()[3],
-        IpAddr::V6(group) => group.octets()[15],
-    };
-    PORT | u16::from(last)
-}
 
 /// All interfaces with an address of the group's family.
 fn interfaces(group: IpAddr) -> Result<Vec<u32>, Errno> {
@@ -115,23 +90,12 @@ pub unsafe fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) 
 
 #[cfg(test)]
 mod tests {
-    use weft_verbs::cm::gid_of;
+    use std::net::Ipv4Addr;
 
     use super::*;
 
     #[test]
-    fn groups_are_told_from_addresses() {
-        let gid = |text: &str| gid_of(text.parse().unwrap());
-        let group: IpAddr = "239.1.2.3".parse().unwrap();
-        assert_eq!(group_of(gid("239.1.2.3")), Some(group));
-        assert_eq!(group_of(gid("ff0e::ffff:239.1.2.3")), Some(group));
-        assert_eq!(group_of(gid("ff0e::ffff:10.1.2.3")), None);
-        let group6: IpAddr = "ff0e::1:239.1.2.3".parse().unwrap();
-        assert_eq!(group_of(gid("ff0e::1:239.1.2.3")), Some(group6));
-        for none in ["10.1.2.3", "::", "fe80::1", "255.255.255.255"] {
-            assert_eq!(group_of(gid(none)), None, "{none}");
-        }
-        assert_eq!((port_of(group), port_of(group6)), (0x5703, 0x5703));
-        assert_ne!(interfaces(group), Ok(vec![]));
+    fn a_host_has_interfaces_for_groups() {
+        assert_ne!(interfaces(Ipv4Addr::new(239, 1, 2, 3).into()), Ok(vec![]));
     }
 }

@@ -1,19 +1,18 @@
-//! Queue pairs from state to state, and to their end.
+//! Queue pairs from state to state and to their end, and what they say of themselves.
 
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
-use weft_verbs::Qp;
 
 use super::access::rights;
-use super::events::{Audience, Of};
-use super::faults::QpFaults;
+use super::audience::{Audience, Of};
+use super::given::given;
 use super::object::{Turn, find, lock, turn};
 use super::persona;
 use super::port;
-use super::qp::QpObj;
+use super::qp::{self, QpObj, end};
 use super::shared;
 use super::transitions::{allowed, remember, sound};
 use super::types::*;
@@ -27,11 +26,8 @@ pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: 
     status(|| {
         let mut behind = shared::behind(qp)?;
         let qp = &mut behind.qp;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         let mask = attr_mask as u32;
         let now = qp.state();
         if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != now {
@@ -97,12 +93,7 @@ fn modify_persona(
         }
         (IBV_QPS_RTS, IBV_QPS_SQD) => {
             qp.set_state(to);
-            if mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
-                && attr.en_sqd_async_notify != 0
-                && qp.native()?.outstanding() == 0
-            {
-                qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
-            }
+            tell_drained(qp, attr, mask);
             return Ok(());
         }
         _ => {}
@@ -131,12 +122,17 @@ fn modify_datagram(
     }
     if to == IBV_QPS_SQD {
         ud.drain();
-    }
-    let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
-    if to == IBV_QPS_SQD && notify && ud.outstanding() == 0 {
-        qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
+        tell_drained(qp, attr, mask);
     }
     Ok(())
+}
+
+/// The send queue rests. Who wants to know hears so, if nothing is under way.
+fn tell_drained(qp: &QpObj, attr: &ibv_qp_attr, mask: u32) {
+    let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+    if notify && qp.outstanding() == 0 {
+        qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
+    }
 }
 
 /// What providers of iWARP let a program do itself. The connection manager does the rest.
@@ -210,22 +206,6 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// End a queue pair below: its number is free, and it makes no completions any more, when those who are just joining it have let go of it too.
-fn end(mut native: Option<Arc<Qp>>) {
-    while let Some(held) = native {
-        native = match Arc::try_unwrap(held) {
-            Ok(last) => {
-                last.destroy();
-                None
-            }
-            Err(held) => {
-                std::thread::yield_now();
-                Some(held)
-            }
-        };
-    }
-}
-
 /// To the first state: with a new queue pair below, of the same number.
 fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
     if qp.is_datagram() {
@@ -277,20 +257,66 @@ pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             return Err(Errno::BUSY);
         }
         Audience::get().remove(Of::Qp, qp.num);
-        destroy(qp);
+        qp::destroy(qp);
         Ok(())
     })
 }
 
-/// The end of a queue pair that nobody is told of any more.
-pub(super) fn destroy(qp: Turn<QpObj>) {
-    if qp.is_persona() {
-        persona::reset(qp.num);
-    }
-    QpFaults::forget(qp.num());
-    port::of(qp.ctx.which).remove(qp.num);
-    let mut gone = qp.retire();
-    end(gone.native.take());
-    gone.ud = None;
-    gone.forget_posted();
+/// `ibv_query_qp`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _attr_mask: c_int,
+    init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    status(|| {
+        if attr.is_null() || init_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let further = find::<QpObj>(qp)?.is_further();
+        // Before the handle's own turn comes.
+        let behind = if further {
+            Some(shared::seen(qp)?)
+        } else {
+            None
+        };
+        let handle = turn::<QpObj>(qp)?;
+        let qp = behind.as_ref().unwrap_or(&handle);
+        let mut filled = qp.attr();
+        filled.qp_state = match qp.state() {
+            // iWARP has one idle state, which its providers give as this one.
+            IBV_QPS_RESET if !qp.is_persona() => IBV_QPS_INIT,
+            state => state,
+        };
+        filled.cur_qp_state = filled.qp_state;
+        filled.cap = qp.cap;
+        if !qp.is_persona()
+            && let Some((inbound, outbound)) = qp.native()?.depths()
+        {
+            filled.max_dest_rd_atomic = u8::try_from(inbound).unwrap_or(u8::MAX);
+            filled.max_rd_atomic = u8::try_from(outbound).unwrap_or(u8::MAX);
+        }
+        let draining = filled.qp_state == IBV_QPS_SQD && qp.outstanding() > 0;
+        filled.sq_draining = u8::from(draining);
+        let c = handle.c();
+        // SAFETY: a live object, and the caller's promise.
+        unsafe {
+            let base = &raw mut (*c).qp_base;
+            (*base).state = filled.qp_state;
+            attr.write(filled);
+            init_attr.write(ibv_qp_init_attr {
+                qp_context: (*base).qp_context,
+                send_cq: (*base).send_cq,
+                recv_cq: (*base).recv_cq,
+                srq: (*base).srq,
+                cap: qp.cap,
+                qp_type: qp.kind,
+                sq_sig_all: c_int::from(qp.init.sq_sig_all),
+            });
+        }
+        Ok(())
+    })
 }

@@ -8,13 +8,14 @@ use rustix::io::Errno;
 use weft_verbs::{MemError, RawMemory, Sge};
 
 use super::access::{check_access, rights};
-use super::context::{Context, Held};
+use super::context::Context;
 use super::export::{Entry, Shown, Sort, show};
 use super::foreign::{self, Foreign};
 use super::null::Null;
-use super::object::{Guard, Kind, PerFork, Pool, find, lock, turn};
+use super::object::{Guard, Kind as _, PerFork, find, kind, lock, turn};
 use super::pd::Pd;
 use super::types::*;
+use super::users::Held;
 use crate::call::{pointer, status};
 use crate::pages;
 
@@ -39,15 +40,7 @@ pub(crate) struct Mr {
     iova: u64,
 }
 
-impl Kind for Mr {
-    type C = ibv_mr;
-    type Handle = ibv_mr;
-    const MARK: u32 = 0x3e30_4e61;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Mr>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Mr as ibv_mr, 0x3e30_4e61);
 
 impl Mr {
     /// A region of this domain, before it has anything.
@@ -100,10 +93,8 @@ fn enter(
     addr: *mut c_void,
     length: usize,
 ) -> Result<*mut ibv_mr, Errno> {
-    // SAFETY: a live object.
-    let context = unsafe { (*pd.c()).context };
     let made = Mr::pool().make(body, |c, _| {
-        c.context = context;
+        c.context = pd.context();
         c.pd = pd.handle();
         (c.addr, c.length) = (addr, length);
         c.handle = key;
@@ -258,8 +249,6 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 /// # Errors
 /// `ENOENT` when the domain has no such region.
 pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
-    // SAFETY: a live object.
-    let context = unsafe { (*pd.c()).context };
     let there = Mr::pool().all().any(|mr| {
         let own = mr
             .native
@@ -270,7 +259,7 @@ pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
     let foreign = match &pd.ctx.foreign {
         _ if there => None,
         None => return Err(Errno::NOENT),
-        Some(foreign) => Some(import_foreign(pd, foreign, context, key)?),
+        Some(foreign) => Some(import_foreign(pd, foreign, key)?),
     };
     let body = Mr {
         foreign,
@@ -283,7 +272,6 @@ pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
 fn import_foreign(
     pd: &Guard<Pd>,
     foreign: &Foreign,
-    context: *mut ibv_context,
     key: u32,
 ) -> Result<Arc<foreign::Region>, Errno> {
     /// One at a time, or two would find none and make it twice.
@@ -298,7 +286,7 @@ fn import_foreign(
     if let Some(region) = same {
         return Ok(region);
     }
-    let context = find::<Context>(context)?;
+    let context = find::<Context>(pd.context())?;
     let file = context.cmd.as_fd();
     let region = foreign.region(file, of, (&pd.native, domain), key)?;
     Ok(Arc::new(region))

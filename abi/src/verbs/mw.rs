@@ -7,13 +7,14 @@ use rustix::io::Errno;
 use weft_verbs::{SendOp, SendWr};
 
 use super::access::rights;
-use super::context::Held;
+
 use super::mr::Mr;
-use super::object::{Guard, Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Kind as _, find, kind, turn};
 use super::pd::Pd;
-use super::post::set_flags;
 use super::qp::QpObj;
 use super::types::*;
+use super::users::{Held, end};
+use super::work::set_flags;
 use crate::call::{pointer, status};
 
 /// What an `ibv_mw` stands for.
@@ -25,15 +26,7 @@ pub(crate) struct Mw {
     _held: Held,
 }
 
-impl Kind for Mw {
-    type C = ibv_mw;
-    type Handle = ibv_mw;
-    const MARK: u32 = 0x3e30_1419;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Mw>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Mw as ibv_mw, 0x3e30_1419);
 
 impl Mw {
     pub(crate) fn is_type_2(&self) -> bool {
@@ -65,10 +58,8 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
             posted: AtomicU32::new(key),
             _held: pd.users.hold(),
         };
-        // SAFETY: a live object.
-        let context = unsafe { (*pd.c()).context };
         let made = Mw::pool().make(body, |c, _| {
-            c.context = context;
+            c.context = pd.context();
             c.pd = pd.handle();
             c.rkey = key;
             c.handle = key;
@@ -79,10 +70,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
 }
 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    status(|| {
-        drop(turn::<Mw>(mw)?.retire());
-        Ok(())
-    })
+    end::<Mw>(mw)
 }
 
 /// The operation that binds a window, as the program describes it.

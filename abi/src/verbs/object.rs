@@ -25,12 +25,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
+use super::types::Zeroed;
 use super::visit::{self, Record};
 
 /// A kind of object: its body, which C does not see.
 pub(crate) trait Kind: Send + Sync + Sized + 'static {
-    /// What C sees. All zeros has to be a value of it.
-    type C: Copy;
+    /// What C sees.
+    type C: Zeroed;
     /// What C calls it by: it is at [`Kind::OFFSET`] in [`Kind::C`].
     type Handle;
     /// Where in [`Kind::C`] a handle points to.
@@ -40,6 +41,28 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     /// Where its objects live.
     fn pool() -> &'static Pool<Self>;
 }
+
+/// A kind of object that C calls by the beginning of what it sees: `kind!(Body as Handle, MARK)`, or `kind!(Body as Handle => C, MARK)` where C
+/// sees more than the handle says.
+macro_rules! kind {
+    ($body:ty as $handle:ty, $mark:expr) => {
+        kind!($body as $handle => $handle, $mark);
+    };
+    ($body:ty as $handle:ty => $c:ty, $mark:expr) => {
+        impl $crate::verbs::object::Kind for $body {
+            type C = $c;
+            type Handle = $handle;
+            const MARK: u32 = $mark;
+            fn pool() -> &'static $crate::verbs::object::Pool<Self> {
+                static POOL: $crate::verbs::object::PerFork<$crate::verbs::object::Pool<$body>> =
+                    $crate::verbs::object::PerFork::new();
+                POOL.get()
+            }
+        }
+    };
+}
+
+pub(crate) use kind;
 
 /// The object is dead.
 const DEAD: u64 = 1;
@@ -390,8 +413,7 @@ impl<K: Kind> Pool<K> {
     ) -> Result<Guard<K>, Errno> {
         let slot = self.take()?;
         let body = body(slot.handle()).inspect_err(|_| self.rest(slot))?;
-        // SAFETY: all zeros is a value of the type (see the trait).
-        let mut c: K::C = unsafe { std::mem::zeroed() };
+        let mut c = K::C::zeroed();
         fill(&mut c, slot.handle());
         // SAFETY: the object is dead: nobody is inside the gate, and the program must not look at the C part.
         unsafe {
@@ -471,8 +493,7 @@ impl<K: Kind> Pool<K> {
 impl<K: Kind> Slot<K> {
     fn new() -> Self {
         Slot {
-            // SAFETY: all zeros is a value of the type (see the trait).
-            c: UnsafeCell::new(unsafe { std::mem::zeroed() }),
+            c: UnsafeCell::new(K::C::zeroed()),
             gate: AtomicU64::new(u64::from(K::MARK) << 32 | DEAD),
             serial: AtomicU32::new(0),
             turn: Mutex::new(()),
@@ -621,6 +642,9 @@ mod tests {
         inner: u64,
     }
 
+    // SAFETY: two numbers.
+    unsafe impl Zeroed for C {}
+
     impl Kind for Thing {
         type C = C;
         type Handle = u64;
@@ -632,15 +656,7 @@ mod tests {
         }
     }
 
-    impl Kind for Other {
-        type C = C;
-        type Handle = u64;
-        const MARK: u32 = 0x7e57_0002;
-        fn pool() -> &'static Pool<Self> {
-            static POOL: PerFork<Pool<Other>> = PerFork::new();
-            POOL.get()
-        }
-    }
+    kind!(Other as u64 => C, 0x7e57_0002);
 
     impl Drop for Thing {
         fn drop(&mut self) {

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::fstat;
 use rustix::io::Errno;
 
-use super::context::{Context, Ctx};
+use super::context::{COMP_VECTORS, Context, Ctx};
 use super::device::which;
 use super::events::EventQueue;
 use super::export::{self, Export};
 use super::foreign::Foreign;
+use super::native::native;
 use super::object::{Kind, PerFork, find, lock, turn};
 use super::types::*;
 use super::{cq, create, device, dm, ex, mr, mw, pd, post, qp, settings, shared, srq, xrc};
@@ -41,7 +42,7 @@ pub(super) fn open(
 ) -> Result<*mut ibv_context, Errno> {
     let which = which(device)?;
     // Here, so that a machine that cannot do it says so here.
-    device::native()?;
+    native()?;
     let events = EventQueue::new()?;
     let (async_fd, cmd_fd) = (events.fd(), cmd.as_raw_fd());
     let stat = fstat(&cmd)?;
@@ -62,7 +63,7 @@ pub(super) fn open(
         c.context.device = device;
         c.context.async_fd = async_fd;
         c.context.cmd_fd = cmd_fd;
-        c.context.num_comp_vectors = device::COMP_VECTORS;
+        c.context.num_comp_vectors = COMP_VECTORS;
         c.context.abi_compat = std::ptr::without_provenance_mut(__VERBS_ABI_IS_EXTENDED);
         basic(&mut c.context.ops);
     })?;
@@ -85,7 +86,7 @@ fn basic(ops: &mut ibv_context_ops) {
 fn extended(c: &mut verbs_context) {
     c.query_port = Some(device::query_port);
     c.query_device_ex = Some(device::query_device_ex);
-    c.query_rt_values = Some(device::query_rt_values);
+    c.query_rt_values = Some(ex::query_rt_values);
     c.advise_mr = Some(mr::advise_mr);
     c.alloc_null_mr = Some(mr::alloc_null_mr);
     c.alloc_td = Some(pd::alloc_td);
@@ -134,7 +135,7 @@ pub(crate) fn cm_contexts() -> Result<Vec<*mut ibv_context>, Errno> {
             // SAFETY: a device of ours.
             let context = unsafe { ibv_open_device(device) };
             if context.is_null() {
-                return Err(device::last_errno());
+                return Err(super::last_errno());
             }
             contexts.push(context as usize);
         }

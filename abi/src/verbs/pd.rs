@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 
-use super::context::{Context, Ctx, Held, Users};
-use super::device::native;
+use super::context::{Context, Ctx};
 use super::export::{Entry, Shown, Sort, show};
+use super::given::given;
 use super::limit::{Count, Counted};
-use super::object::{Guard, Kind, PerFork, Pool, find, turn};
+use super::native::native;
+use super::object::{Guard, Kind as _, PerFork, find, kind};
 use super::types::*;
-use crate::call::{pointer, status};
+use super::users::{Held, Users, end_unused};
+use crate::call::pointer;
 
 /// Protection domains of a process.
 pub(crate) const MAX_PDS: u32 = 1 << 16;
@@ -35,15 +37,7 @@ pub(crate) struct Pd {
     _counted: Option<Counted>,
 }
 
-impl Kind for Pd {
-    type C = ibv_pd;
-    type Handle = ibv_pd;
-    const MARK: u32 = 0x0da1_17d0;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Pd>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Pd as ibv_pd, 0x0da1_17d0);
 
 /// The handle of the next domain.
 fn next() -> u32 {
@@ -57,15 +51,7 @@ pub(crate) struct Td {
     users: Users,
 }
 
-impl Kind for Td {
-    type C = ibv_td;
-    type Handle = ibv_td;
-    const MARK: u32 = 0x7d7d_7d01;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Td>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Td as ibv_td, 0x7d7d_7d01);
 
 /// `ibv_alloc_pd`
 ///
@@ -76,13 +62,8 @@ pub unsafe fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         let context = find::<Context>(context)?;
         let num = context.ctx.handle(next());
         let body = Pd {
-            native: native()?.alloc_pd().map_err(super::errno)?,
-            ctx: Arc::clone(&context.ctx),
-            num,
             _shown: shown(&context.ctx, num),
-            users: Users::default(),
-            on: None,
-            _counted: Some(COUNT.take(MAX_PDS)?),
+            ..Pd::own(&context, num)?
         };
         made(body, context.handle())
     })
@@ -97,18 +78,9 @@ fn made(body: Pd, context: *mut ibv_context) -> Result<*mut ibv_pd, Errno> {
 /// Another handle of a domain, for a context that was imported.
 ///
 /// # Errors
-/// As [`Pool::make`].
+/// As [`Pool::make`](super::object::Pool::make).
 pub(super) fn import(pd: &Pd, context: &Guard<Context>) -> Result<*mut ibv_pd, Errno> {
-    let body = Pd {
-        native: pd.native.clone(),
-        ctx: Arc::clone(&context.ctx),
-        num: pd.num,
-        _shown: None,
-        users: Users::default(),
-        on: None,
-        _counted: None,
-    };
-    made(body, context.handle())
+    made(pd.again(context, pd.num), context.handle())
 }
 
 /// A domain of another process, for regions of that process, and for queue pairs of this one.
@@ -120,16 +92,7 @@ pub(super) fn import_foreign(context: &Guard<Context>, handle: u32) -> Result<*m
     if !foreign.has_domain(handle) {
         return Err(Errno::NOENT);
     }
-    let body = Pd {
-        native: native()?.alloc_pd().map_err(super::errno)?,
-        ctx: Arc::clone(&context.ctx),
-        num: handle,
-        _shown: None,
-        users: Users::default(),
-        on: None,
-        _counted: Some(COUNT.take(MAX_PDS)?),
-    };
-    made(body, context.handle())
+    made(Pd::own(context, handle)?, context.handle())
 }
 
 fn shown(ctx: &Ctx, handle: u32) -> Option<Shown> {
@@ -146,9 +109,46 @@ fn shown(ctx: &Ctx, handle: u32) -> Option<Shown> {
 }
 
 impl Pd {
+    /// A new domain, which other processes do not see.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are too many; as the device has it.
+    fn own(context: &Context, num: u32) -> Result<Pd, Errno> {
+        Ok(Pd {
+            native: native()?.alloc_pd().map_err(super::errno)?,
+            ctx: Arc::clone(&context.ctx),
+            num,
+            _shown: None,
+            users: Users::default(),
+            on: None,
+            _counted: Some(COUNT.take(MAX_PDS)?),
+        })
+    }
+
+    /// Another one that stands for the same domain below.
+    fn again(&self, context: &Context, num: u32) -> Pd {
+        Pd {
+            native: self.native.clone(),
+            ctx: Arc::clone(&context.ctx),
+            num,
+            _shown: None,
+            users: Users::default(),
+            on: None,
+            _counted: None,
+        }
+    }
+
     /// The domain, and the descriptor of its context: other processes' may have the same number.
     pub(super) fn identity(&self) -> ((u64, u64), u32) {
         (self.ctx.file, self.num)
+    }
+}
+
+impl Guard<Pd> {
+    /// The context that it is of, as C calls it.
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        // SAFETY: a live object.
+        unsafe { (*self.c()).context }
     }
 }
 
@@ -157,14 +157,7 @@ impl Pd {
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    status(|| {
-        let pd = turn::<Pd>(pd)?;
-        if pd.users.any() {
-            return Err(Errno::BUSY);
-        }
-        drop(pd.retire());
-        Ok(())
-    })
+    end_unused::<Pd>(pd, |pd| &pd.users)
 }
 
 pub(crate) unsafe extern "C" fn alloc_td(
@@ -186,14 +179,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
 }
 
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    status(|| {
-        let td = turn::<Td>(td)?;
-        if td.users.any() {
-            return Err(Errno::BUSY);
-        }
-        drop(td.retire());
-        Ok(())
-    })
+    end_unused::<Td>(td, |td| &td.users)
 }
 
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
@@ -204,11 +190,8 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
     pointer(|| {
         let context = find::<Context>(context)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         if attr.comp_mask & !KNOWN != 0 {
             return Err(Errno::INVAL);
         }
@@ -221,20 +204,13 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         if pd.on.is_some() || !Arc::ptr_eq(&pd.ctx, &context.ctx) {
             return Err(Errno::INVAL);
         }
-        let td = if attr.td.is_null() {
-            None
-        } else {
-            Some(find::<Td>(attr.td)?.users.hold())
-        };
+        let td = (!attr.td.is_null()).then(|| find::<Td>(attr.td));
+        let td = td.transpose()?.map(|td| td.users.hold());
         let num = context.ctx.handle(next());
         let body = Pd {
-            native: pd.native.clone(),
-            ctx: Arc::clone(&pd.ctx),
-            num,
             _shown: shown(&context.ctx, num),
-            users: Users::default(),
             on: Some((pd.users.hold(), td)),
-            _counted: None,
+            ..pd.again(&context, num)
         };
         made(body, context.handle())
     })

@@ -11,8 +11,8 @@ use weft_verbs::{Device, Qp, UdPort};
 
 use super::gid::{Gid, gids, is_link_local};
 use super::object::{PerFork, lock};
-use super::settings;
 use super::types::{ibv_gid, ibv_global_route, ibv_qp_attr};
+use super::{os_errno, settings};
 
 /// A queue pair's number; dropping it takes it back, and ends what [`rtr`] began.
 pub(crate) use weft_verbs::cm::Number;
@@ -28,7 +28,7 @@ fn broker() -> Result<Broker, Errno> {
 /// # Errors
 /// As `bind(2)` and `listen(2)`: the number is a port's.
 pub(crate) fn reserve(device: &Device) -> Result<Number, Errno> {
-    made(device).reserve().map_err(|error| errno(&error))
+    made(device).reserve().map_err(|error| os_errno(&error))
 }
 
 /// The same for a datagram queue pair, with the UDP port behind the number.
@@ -38,17 +38,13 @@ pub(crate) fn reserve(device: &Device) -> Result<Number, Errno> {
 pub(crate) fn reserve_datagram(device: &Device) -> Result<(Number, UdPort), Errno> {
     made(device)
         .reserve_datagram()
-        .map_err(|error| errno(&error))
+        .map_err(|error| os_errno(&error))
 }
 
 fn made(device: &Device) -> Broker {
     lock(BROKER.get())
         .get_or_insert_with(|| Broker::new(device))
         .clone()
-}
-
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// The address of ours that a route begins at, the address that it leads to, and the interface where that matters.

@@ -9,10 +9,10 @@ use weft_verbs::above::QpAbove;
 use weft_verbs::{Qp, WcStatus};
 
 use super::context::Context;
-use super::device::Which;
 use super::events::Subject;
 use super::object::{Inherited, Kind, PerFork, lock};
 use super::types::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, ibv_event_type};
+use super::which::Which;
 
 /// How often sends are looked at that wait for a port.
 const LOOK: Duration = Duration::from_millis(50);

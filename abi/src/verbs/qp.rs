@@ -1,4 +1,4 @@
-//! Queue pairs: what they are, and how work is posted to them. `create` makes them, `modify` moves them from state to state and ends them.
+//! Queue pairs: what they are, and how work is posted to them. `create` makes them, `modify` moves them from state to state.
 //!
 //! What the connection manager and the persona may call:
 //!
@@ -6,7 +6,7 @@
 //!   the same queue pair is waited for. [`Guard::name`](super::object::Guard::name) is what may be kept.
 //! * [`QpObj::native`]: the queue pair below, to be dialled or accepted with. A queue pair that goes back to RESET gets another one.
 //! * [`QpObj::num`], [`QpObj::is_persona`], [`QpObj::attr`] (what `ibv_modify_qp` has set so far), [`QpObj::is_srq`].
-//! * [`QpObj::state`], [`QpObj::set_state`], [`QpObj::set_connected`]: C's state. They only store, so any thread may call them. The error state
+//! * [`QpObj::state`], [`QpObj::set_state`]: C's state. They only store, so any thread may call them. The error state
 //!   needs no call: it follows from the queue pair below.
 
 use std::ffi::c_int;
@@ -17,19 +17,29 @@ use rustix::io::Errno;
 use weft_verbs::above::QpAbove;
 use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr, Tally, UdDest};
 
-use super::context::{Ctx, Held};
+use super::across::Building;
+use super::context::Ctx;
 use super::cq::{self, Cq};
 use super::events::Subject;
-use super::ex::Building;
 use super::faults::QpFaults;
-use super::object::{Kind, Name, PerFork, Pool, find, lock, turn};
+use super::object::{Name, Turn, find, kind, lock};
 use super::persona;
 use super::places::Both;
-use super::post::refused;
-use super::shared;
+use super::port;
+use super::refused;
 use super::types::*;
 use super::ud::Datagrams;
-use crate::call::{status, unsupported};
+use super::users::Held;
+use crate::call::unsupported;
+
+/// Of targets of XRC, which nobody posts to.
+pub(super) const NO_CAP: ibv_qp_cap = ibv_qp_cap {
+    max_send_wr: 0,
+    max_recv_wr: 0,
+    max_send_sge: 0,
+    max_recv_sge: 0,
+    max_inline_data: 0,
+};
 
 /// What an `ibv_qp` stands for.
 pub(crate) struct QpObj {
@@ -65,15 +75,7 @@ pub(crate) struct QpObj {
     pub(super) further: bool,
 }
 
-impl Kind for QpObj {
-    type C = ibv_qp_ex;
-    type Handle = ibv_qp;
-    const MARK: u32 = 0x9b9b_a132;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<QpObj>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(QpObj as ibv_qp => ibv_qp_ex, 0x9b9b_a132);
 
 impl QpObj {
     /// The queue pair below.
@@ -143,15 +145,6 @@ impl QpObj {
     /// What a query is to say: a connection of TCP has its own time limits.
     pub(crate) fn set_timeout(&self, timeout: u8) {
         lock(&self.attr).timeout = timeout;
-    }
-
-    /// The connection manager has joined it to a peer's.
-    pub(crate) fn set_connected(&self) {
-        self.set_state(IBV_QPS_RTS);
-    }
-
-    pub(crate) fn is_extended(&self) -> bool {
-        self.extended
     }
 
     /// It is for datagrams.
@@ -347,6 +340,35 @@ impl QpObj {
     }
 }
 
+/// End a queue pair below: its number is free, and it makes no completions any more, when those who are just joining it have let go of it too.
+pub(super) fn end(mut native: Option<Arc<Qp>>) {
+    while let Some(held) = native {
+        native = match Arc::try_unwrap(held) {
+            Ok(last) => {
+                last.destroy();
+                None
+            }
+            Err(held) => {
+                std::thread::yield_now();
+                Some(held)
+            }
+        };
+    }
+}
+
+/// The end of a queue pair that nobody is told of any more.
+pub(super) fn destroy(qp: Turn<QpObj>) {
+    if qp.is_persona() {
+        persona::reset(qp.num);
+    }
+    QpFaults::forget(qp.num());
+    port::of(qp.ctx.which).remove(qp.num);
+    let mut gone = qp.retire();
+    end(gone.native.take());
+    gone.ud = None;
+    gone.forget_posted();
+}
+
 /// `ibv_qp_to_qp_ex`
 ///
 /// # Safety
@@ -356,65 +378,6 @@ pub unsafe fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
         Ok(qp) if qp.extended => qp.c(),
         _ => std::ptr::null_mut(),
     }
-}
-
-/// `ibv_query_qp`
-///
-/// # Safety
-/// As its manual page says.
-pub unsafe fn ibv_query_qp(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
-    _attr_mask: c_int,
-    init_attr: *mut ibv_qp_init_attr,
-) -> c_int {
-    status(|| {
-        if attr.is_null() || init_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let further = find::<QpObj>(qp)?.is_further();
-        // Before the handle's own turn comes.
-        let behind = if further {
-            Some(shared::seen(qp)?)
-        } else {
-            None
-        };
-        let handle = turn::<QpObj>(qp)?;
-        let qp = behind.as_ref().unwrap_or(&handle);
-        let mut filled = qp.attr();
-        filled.qp_state = match qp.state() {
-            // iWARP has one idle state, which its providers give as this one.
-            IBV_QPS_RESET if !qp.is_persona() => IBV_QPS_INIT,
-            state => state,
-        };
-        filled.cur_qp_state = filled.qp_state;
-        filled.cap = qp.cap;
-        if !qp.is_persona()
-            && let Some((inbound, outbound)) = qp.native()?.depths()
-        {
-            filled.max_dest_rd_atomic = u8::try_from(inbound).unwrap_or(u8::MAX);
-            filled.max_rd_atomic = u8::try_from(outbound).unwrap_or(u8::MAX);
-        }
-        let draining = filled.qp_state == IBV_QPS_SQD && qp.outstanding() > 0;
-        filled.sq_draining = u8::from(draining);
-        let c = handle.c();
-        // SAFETY: a live object, and the caller's promise.
-        unsafe {
-            let base = &raw mut (*c).qp_base;
-            (*base).state = filled.qp_state;
-            attr.write(filled);
-            init_attr.write(ibv_qp_init_attr {
-                qp_context: (*base).qp_context,
-                send_cq: (*base).send_cq,
-                recv_cq: (*base).recv_cq,
-                srq: (*base).srq,
-                cap: qp.cap,
-                qp_type: qp.kind,
-                sq_sig_all: c_int::from(qp.init.sq_sig_all),
-            });
-        }
-        Ok(())
-    })
 }
 
 /// `ibv_query_qp_data_in_order`: nobody promises in which order bytes of one message appear.

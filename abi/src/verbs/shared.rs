@@ -11,15 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
-use super::context::{Context, Held};
-use super::create::NO_CAP;
-use super::events::{Audience, Subject};
-use super::ex::Building;
-use super::modify;
+use super::across::Building;
+use super::audience::Audience;
+use super::context::Context;
+use super::events::Subject;
+use super::given::given;
 use super::object::{Guard, Kind, Name, PerFork, Turn, find, lock, turn};
 use super::places;
-use super::qp::QpObj;
+use super::qp::{self, NO_CAP, QpObj};
 use super::types::*;
+use super::users::Held;
 use super::xrc::Xrcd;
 use crate::call::pointer;
 
@@ -80,11 +81,8 @@ pub(crate) unsafe extern "C" fn open_qp(
     const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
     pointer(|| {
         let context = find::<Context>(context)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED || !context.ctx.is_persona() {
             return Err(Errno::OPNOTSUPP);
         }
@@ -192,7 +190,7 @@ pub(super) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         return Ok(());
     }
     let Some(heir) = heir else {
-        modify::destroy(gone);
+        qp::destroy(gone);
         return Ok(());
     };
     let mut body = gone.retire();

@@ -5,12 +5,15 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::context::{Ctx, Held, Users};
+use super::audience::{Audience, Listener, Of};
+use super::context::Ctx;
 use super::cq::Cq;
-use super::events::{Audience, Fate, Listener, Of, Subject};
-use super::object::{Guard, Kind, PerFork, Pool, find, turn};
+use super::events::Subject;
+use super::given::{given, put};
+use super::object::{Guard, Kind as _, find, kind, turn};
 use super::pd::Pd;
 use super::types::*;
+use super::users::{Held, Users};
 use super::xrc::Xrcd;
 use crate::call::{pointer, status};
 
@@ -25,15 +28,7 @@ pub(crate) struct Srq {
     pub(crate) subject: Arc<Subject>,
 }
 
-impl Kind for Srq {
-    type C = ibv_srq;
-    type Handle = ibv_srq;
-    const MARK: u32 = 0x5134_a5ed;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Srq>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Srq as ibv_srq, 0x5134_a5ed);
 
 /// Make one; `init.attr` says afterwards what it got.
 /// With `xrc` it is of an XRC domain, and its receives complete in that queue.
@@ -57,8 +52,6 @@ fn create(
     };
     let native = native.map_err(super::errno)?;
     let num = native.num();
-    // SAFETY: a live object.
-    let context = unsafe { (*pd.c()).context };
     let made = Srq::pool().make_at(
         |handle| {
             Ok(Srq {
@@ -75,19 +68,13 @@ fn create(
             })
         },
         |c, _| {
-            c.context = context;
+            c.context = pd.context();
             c.srq_context = init.srq_context;
             c.pd = pd.handle();
             c.handle = num;
         },
     )?;
-    let listener = Listener {
-        ctx: Arc::clone(&made.ctx),
-        subject: Arc::clone(&made.subject),
-        shared: false,
-        fate: Fate::default(),
-        others: Vec::new(),
-    };
+    let listener = Listener::new(&made.ctx, &made.subject, false);
     Audience::get().add(Of::Srq, num, listener);
     Ok(made)
 }
@@ -101,11 +88,8 @@ pub unsafe fn ibv_create_srq(
     srq_init_attr: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
     pointer(|| {
-        if srq_init_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let mut init = unsafe { *srq_init_attr };
+        let mut init = unsafe { given(srq_init_attr) }?;
         let made = create(pd, &mut init, None)?;
         // SAFETY: as above.
         unsafe { (*srq_init_attr).attr = init.attr };
@@ -119,11 +103,8 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 ) -> *mut ibv_srq {
     pointer(|| {
         find::<super::context::Context>(context)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let asked = unsafe { *attr };
+        let asked = unsafe { given(attr) }?;
         if asked.comp_mask >= IBV_SRQ_INIT_ATTR_RESERVED {
             return Err(Errno::INVAL);
         }
@@ -201,29 +182,21 @@ pub unsafe fn ibv_modify_srq(
 pub unsafe fn ibv_query_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> c_int {
     status(|| {
         let srq = find::<Srq>(srq)?;
-        if srq_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         let attr = ibv_srq_attr {
             max_wr: srq.native.max_wr(),
             max_sge: srq.native.max_sge(),
             srq_limit: srq.native.limit(),
         };
         // SAFETY: the caller's promise.
-        unsafe { srq_attr.write(attr) };
-        Ok(())
+        unsafe { put(srq_attr, attr) }
     })
 }
 
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
     status(|| {
         let srq = find::<Srq>(srq)?;
-        if srq_num.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        unsafe { srq_num.write(srq.native.num()) };
-        Ok(())
+        unsafe { put(srq_num, srq.native.num()) }
     })
 }
 

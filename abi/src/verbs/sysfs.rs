@@ -9,7 +9,8 @@ use std::path::Path;
 
 use rustix::io::Errno;
 
-use super::device;
+use super::device::{self, speed};
+use super::os_errno;
 use super::types::{
     IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_NODE_RNIC, IBV_PORT_ACTIVE, ibv_device,
     ibv_device_attr, ibv_gid_entry, ibv_port_attr,
@@ -142,28 +143,6 @@ pub(super) fn text(chars: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// In units of 100 Mbit/s, with the number of lanes and what each one's speed is called.
-pub(super) fn speed(port: &ibv_port_attr) -> (u32, u32, &'static str) {
-    let lanes = match port.active_width {
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => 1,
-    };
-    let (speed, name) = match port.active_speed {
-        2 => (50, " DDR"),
-        4 => (100, " QDR"),
-        8 => (100, " FDR10"),
-        16 => (140, " FDR"),
-        32 => (250, " EDR"),
-        64 => (500, " HDR"),
-        128 => (1000, " NDR"),
-        _ => (25, ""),
-    };
-    (speed * lanes, lanes, name)
-}
-
 /// `100 Gb/sec (4X EDR)`.
 fn rate(port: &ibv_port_attr) -> String {
     let (all, lanes, name) = speed(port);
@@ -182,10 +161,22 @@ pub(super) fn interface(index: u32) -> Option<String> {
     (!found.is_null()).then(|| text(&name))
 }
 
+/// All devices.
+pub(super) fn all_about() -> impl Iterator<Item = About> {
+    device::each().filter_map(|(device, which)| {
+        Some(About {
+            device,
+            attr: device::identity(which),
+            port: device::port(which),
+            gids: device::gids(which).ok()?,
+        })
+    })
+}
+
 /// The text of a file of one of the devices here.
 fn of_ours(path: &Path) -> Option<String> {
     let path = path.to_str()?;
-    device::all_about().find_map(|about| {
+    all_about().find_map(|about| {
         let below = |folder: &[c_char]| path.strip_prefix(&text(folder))?.strip_prefix('/');
         if let Some(file) = below(&about.device.ibdev_path) {
             return about.file(file);
@@ -236,8 +227,7 @@ pub unsafe fn ibv_read_sysfs_file(
             Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
         let mut text = match of_ours(&path) {
             Some(text) => text.into_bytes(),
-            None => of_the_system(&path, size)
-                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?,
+            None => of_the_system(&path, size).map_err(|error| os_errno(&error))?,
         };
         if text.last() == Some(&b'\n') {
             text.pop();

@@ -4,13 +4,9 @@ use std::ffi::c_uint;
 
 use super::types::*;
 
-/// Attributes that a transition needs, and those that it may have (InfiniBand 11.2.5.2, and what the kernel makes of it).
-struct Transition {
-    from: ibv_qp_state,
-    to: ibv_qp_state,
-    needs: [u32; 3],
-    may: [u32; 3],
-}
+/// From one state to another: the attributes that this needs, and those that it may have (InfiniBand 11.2.5.2, and what the kernel makes of it), for
+/// reliable connections, for unreliable ones, and for datagrams.
+type Transition = (ibv_qp_state, ibv_qp_state, [u32; 3], [u32; 3]);
 
 const PATHS: u32 = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE;
 const FIRST: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
@@ -22,85 +18,50 @@ const RUNNING: [u32; 3] = [
     IBV_QP_CUR_STATE | IBV_QP_QKEY,
 ];
 
-/// For reliable connections, for unreliable ones, and for datagrams.
+const FIRSTS: [u32; 3] = [FIRST, FIRST, FIRST_UD];
+const TO_RTR: [u32; 3] = [
+    PEER | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+    PEER,
+    0,
+];
+const WITH_RTR: [u32; 3] = [
+    IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+    IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+    IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
+];
+const PATIENCE: u32 = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY;
+const TO_RTS: [u32; 3] = [
+    PATIENCE | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+    IBV_QP_SQ_PSN,
+    IBV_QP_SQ_PSN,
+];
+const RESTING: [u32; 3] = [
+    IBV_QP_PORT
+        | IBV_QP_AV
+        | PATIENCE
+        | IBV_QP_MAX_QP_RD_ATOMIC
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_PKEY_INDEX
+        | IBV_QP_MIN_RNR_TIMER
+        | PATHS,
+    IBV_QP_AV | IBV_QP_PKEY_INDEX | PATHS,
+    IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
+];
+
 const TRANSITIONS: &[Transition] = &[
-    Transition {
-        from: IBV_QPS_RESET,
-        to: IBV_QPS_INIT,
-        needs: [FIRST, FIRST, FIRST_UD],
-        may: [0; 3],
-    },
-    Transition {
-        from: IBV_QPS_INIT,
-        to: IBV_QPS_INIT,
-        needs: [0; 3],
-        may: [FIRST, FIRST, FIRST_UD],
-    },
-    Transition {
-        from: IBV_QPS_INIT,
-        to: IBV_QPS_RTR,
-        needs: [
-            PEER | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-            PEER,
-            0,
-        ],
-        may: [
-            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
-            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
-            IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
-        ],
-    },
-    Transition {
-        from: IBV_QPS_RTR,
-        to: IBV_QPS_RTS,
-        needs: [
-            IBV_QP_TIMEOUT
-                | IBV_QP_RETRY_CNT
-                | IBV_QP_RNR_RETRY
-                | IBV_QP_SQ_PSN
-                | IBV_QP_MAX_QP_RD_ATOMIC,
-            IBV_QP_SQ_PSN,
-            IBV_QP_SQ_PSN,
-        ],
-        may: RUNNING,
-    },
-    Transition {
-        from: IBV_QPS_RTS,
-        to: IBV_QPS_RTS,
-        needs: [0; 3],
-        may: RUNNING,
-    },
-    Transition {
-        from: IBV_QPS_RTS,
-        to: IBV_QPS_SQD,
-        needs: [0; 3],
-        may: [IBV_QP_EN_SQD_ASYNC_NOTIFY; 3],
-    },
-    Transition {
-        from: IBV_QPS_SQD,
-        to: IBV_QPS_RTS,
-        needs: [0; 3],
-        may: RUNNING,
-    },
-    Transition {
-        from: IBV_QPS_SQD,
-        to: IBV_QPS_SQD,
-        needs: [0; 3],
-        may: [
-            IBV_QP_PORT
-                | IBV_QP_AV
-                | IBV_QP_TIMEOUT
-                | IBV_QP_RETRY_CNT
-                | IBV_QP_RNR_RETRY
-                | IBV_QP_MAX_QP_RD_ATOMIC
-                | IBV_QP_MAX_DEST_RD_ATOMIC
-                | IBV_QP_PKEY_INDEX
-                | IBV_QP_MIN_RNR_TIMER
-                | PATHS,
-            IBV_QP_AV | IBV_QP_PKEY_INDEX | PATHS,
-            IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
-        ],
-    },
+    (IBV_QPS_RESET, IBV_QPS_INIT, FIRSTS, [0; 3]),
+    (IBV_QPS_INIT, IBV_QPS_INIT, [0; 3], FIRSTS),
+    (IBV_QPS_INIT, IBV_QPS_RTR, TO_RTR, WITH_RTR),
+    (IBV_QPS_RTR, IBV_QPS_RTS, TO_RTS, RUNNING),
+    (IBV_QPS_RTS, IBV_QPS_RTS, [0; 3], RUNNING),
+    (
+        IBV_QPS_RTS,
+        IBV_QPS_SQD,
+        [0; 3],
+        [IBV_QP_EN_SQD_ASYNC_NOTIFY; 3],
+    ),
+    (IBV_QPS_SQD, IBV_QPS_RTS, [0; 3], RUNNING),
+    (IBV_QPS_SQD, IBV_QPS_SQD, [0; 3], RESTING),
 ];
 
 /// Whether a change from one state to another may have these attributes.
@@ -122,9 +83,9 @@ pub(super) fn allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, m
     };
     TRANSITIONS
         .iter()
-        .find(|t| t.from == from && t.to == to)
-        .is_some_and(|t| {
-            let (needs, may) = (t.needs[column], t.may[column]);
+        .find(|t| (t.0, t.1) == (from, to))
+        .is_some_and(|(_, _, needs, may)| {
+            let (needs, may) = (needs[column], may[column]);
             rest & (needs & !spared) == needs & !spared && rest & !(needs | may) == 0
         })
 }

@@ -8,10 +8,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno;
-
-use super::device;
-use super::sysfs::{About, interface, text};
+use super::os_errno;
+use super::sysfs::{About, all_about, interface, text};
 
 /// The folder of the parents below `sys/devices`. No PCI domain of a machine has this number.
 const ROOT: &str = "pci7766:00";
@@ -178,12 +176,10 @@ pub unsafe fn weft_sysfs_tree(dir: *const c_char) -> c_int {
     }
     // SAFETY: the caller's promise.
     let dir = PathBuf::from(OsStr::from_bytes(unsafe { CStr::from_ptr(dir) }.to_bytes()));
-    let devices: Vec<About> = device::all_about().collect();
+    let devices: Vec<About> = all_about().collect();
     match Tree::of(&devices).write(&dir) {
         Ok(()) => 0,
-        Err(error) => Errno::from_io_error(&error)
-            .unwrap_or(Errno::IO)
-            .raw_os_error(),
+        Err(error) => os_errno(&error).raw_os_error(),
     }
 }
 
@@ -205,7 +201,7 @@ mod tests {
         let path = std::ffi::CString::new(dir.path().as_os_str().as_bytes()).unwrap();
         // SAFETY: a string.
         assert_eq!(unsafe { weft_sysfs_tree(path.as_ptr()) }, 0);
-        let about: Vec<About> = device::all_about().collect();
+        let about: Vec<About> = all_about().collect();
         assert!(!about.is_empty());
         for about in about {
             let name = text(&about.device.name);

@@ -7,10 +7,9 @@ use std::sync::atomic::AtomicBool;
 use rustix::io::Errno;
 use weft_verbs::{QpInit, RecvWr, SendWr, UD_MTU, UdDest, UdInit, UdPort, UdQp};
 
-use super::ah::Ah;
 use super::limit::{Count, Counted};
-use super::object::{PerFork, enter, lock};
-use super::post::refused;
+use super::object::{PerFork, lock};
+use super::refused;
 use super::types::*;
 
 /// The queue pair below, and how it was made.
@@ -226,14 +225,4 @@ impl Datagrams {
 fn attach(native: &UdQp, group: SocketAddr, interfaces: &[u32]) -> Result<(), Errno> {
     let attached = native.attach(group, interfaces);
     attached.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
-}
-
-/// Where an address handle, a number and a key lead.
-///
-/// # Safety
-/// As for [`enter`].
-pub(crate) unsafe fn dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest, Errno> {
-    // SAFETY: the caller's promise.
-    let ah = unsafe { enter::<Ah>(ah) }?;
-    Ok(ah.dest(qpn & 0x00ff_ffff, qkey))
 }

@@ -8,11 +8,13 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use weft_verbs::XrcDomain;
 
-use super::context::{Context, Ctx, Users};
-use super::device::native;
-use super::object::{Inherited, Kind, PerFork, Pool, find, lock, turn};
+use super::context::{Context, Ctx};
+use super::given::given;
+use super::native::native;
+use super::object::{Inherited, Kind as _, PerFork, find, kind, lock};
 use super::types::*;
-use crate::call::{pointer, status};
+use super::users::{Users, end_unused};
+use crate::call::pointer;
 
 /// What an `ibv_xrcd` stands for.
 pub(crate) struct Xrcd {
@@ -37,15 +39,7 @@ impl Inherited for Named {}
 
 static NAMED: PerFork<Named> = PerFork::new();
 
-impl Kind for Xrcd {
-    type C = ibv_xrcd;
-    type Handle = ibv_xrcd;
-    const MARK: u32 = 0x08c0_d0a1;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Xrcd>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Xrcd as ibv_xrcd, 0x08c0_d0a1);
 
 impl Xrcd {
     pub(crate) fn native(&self) -> &XrcDomain {
@@ -95,11 +89,8 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
     pointer(|| {
         let context = find::<Context>(context)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
+        let attr = unsafe { given(attr) }?;
         if attr.comp_mask != NEEDED {
             return Err(Errno::INVAL);
         }
@@ -118,12 +109,5 @@ pub(crate) unsafe extern "C" fn open_xrcd(
 }
 
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    status(|| {
-        let xrcd = turn::<Xrcd>(xrcd)?;
-        if xrcd.users.any() {
-            return Err(Errno::BUSY);
-        }
-        drop(xrcd.retire());
-        Ok(())
-    })
+    end_unused::<Xrcd>(xrcd, |xrcd| &xrcd.users)
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says
 
 use std::ffi::{c_int, c_void};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,31 @@ pub fn failed(result: c_int, wanted: c_int) {
     assert_eq!(errno(), wanted);
 }
 
+#[track_caller]
+pub fn refused(result: c_int) {
+    failed(result, libc::EINVAL);
+}
+
+#[track_caller]
+pub fn worked(result: c_int) {
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
 fn result(result: c_int) -> Result<(), c_int> {
     if result == 0 { Ok(()) } else { Err(errno()) }
+}
+
+/// A port where nobody listens.
+pub fn closed_port() -> u16 {
+    let gone = TcpListener::bind(loopback(0)).unwrap();
+    gone.local_addr().unwrap().port()
+}
+
+/// InfiniBand's messages are of fixed length.
+pub fn padded(said: &[u8], len: usize) -> Vec<u8> {
+    let mut data = said.to_vec();
+    data.resize(len, 0);
+    data
 }
 
 pub fn loopback(port: u16) -> SocketAddr {
@@ -184,6 +207,24 @@ impl Channel {
         self.routed_to(loopback(port))
     }
 
+    /// An identifier with a queue pair that is connecting.
+    #[track_caller]
+    pub fn connecting(&self, port: u16, data: &[u8]) -> Id {
+        let id = self.routed(port);
+        id.create_qp();
+        id.connect(&Param::new(data)).unwrap();
+        id
+    }
+
+    /// The identifier of the next request.
+    #[track_caller]
+    pub fn request(&self) -> Id {
+        let event = self.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+        let id = event.id();
+        event.ack();
+        id
+    }
+
     pub fn routed_to(&self, addr: SocketAddr) -> Id {
         let id = self.create_id();
         id.resolve(&addr.to_string());
@@ -225,6 +266,40 @@ pub fn sync_routed(port: u16) -> Id {
 
 /// An event that is to be acknowledged.
 pub struct Event(pub *mut rdma_cm_event);
+
+/// An end point of this host: one that listens (`RAI_PASSIVE`), or one that connects to a port.
+#[track_caller]
+pub fn end_point(ps: rdma_port_space, port: u16, flags: c_int) -> Id {
+    let service = std::ffi::CString::new(port.to_string()).unwrap();
+    let mut hints = hints(flags);
+    hints.ai_port_space = ps as c_int;
+    let (mut found, mut id) = (null_mut(), null_mut());
+    let mut attr = qp_attr(null_mut());
+    let (node, service) = (c"127.0.0.1".as_ptr(), service.as_ptr());
+    unsafe {
+        let result = rdma_getaddrinfo(node, service, &raw const hints, &raw mut found);
+        assert_eq!(result, 0);
+        let kind = if ps == RDMA_PS_UDP {
+            IBV_QPT_UD
+        } else {
+            IBV_QPT_RC
+        };
+        assert_eq!((*found).ai_qp_type, kind as c_int);
+        worked(rdma_create_ep(
+            &raw mut id,
+            found,
+            null_mut(),
+            &raw mut attr,
+        ));
+        rdma_freeaddrinfo(found);
+        // The queues that the program did not bring.
+        if flags & RAI_PASSIVE == 0 {
+            assert!(!(*id).send_cq.is_null() && !(*id).recv_cq_channel.is_null());
+            assert_eq!(attr.send_cq, (*id).send_cq);
+        }
+    }
+    Id(id)
+}
 
 impl Event {
     pub fn kind(&self) -> rdma_cm_event_type {
@@ -300,8 +375,7 @@ impl Id {
     #[track_caller]
     pub fn create_qp(&self) {
         let mut attr = qp_attr(null_mut());
-        let result = unsafe { rdma_create_qp(self.0, null_mut(), &raw mut attr) };
-        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        worked(unsafe { rdma_create_qp(self.0, null_mut(), &raw mut attr) });
     }
 
     pub fn destroy_qp(&self) {
@@ -314,6 +388,12 @@ impl Id {
 
     pub fn accept(&self, param: &Param) -> Result<(), c_int> {
         result(unsafe { rdma_accept(self.0, &mut param.raw()) })
+    }
+
+    #[track_caller]
+    pub fn accept_with_qp(&self) {
+        self.create_qp();
+        self.accept(&Param::new(b"")).unwrap();
     }
 
     pub fn disconnect(&self) -> Result<(), c_int> {
@@ -354,6 +434,13 @@ impl Id {
 
     pub fn peer(&self) -> Option<SocketAddr> {
         address(unsafe { (*self.0).route.addr.dst.dst_storage })
+    }
+
+    /// With its queue pair.
+    #[track_caller]
+    pub fn end(self) {
+        self.destroy_qp();
+        self.destroy();
     }
 
     #[track_caller]
@@ -401,6 +488,13 @@ pub fn post_send(id: &Id, qp: *mut ibv_qp, number: u64) -> c_int {
     unsafe { post(qp, &raw mut wr, &mut null_mut()) }
 }
 
+#[track_caller]
+pub fn both_hear(channels: [&Channel; 2], kind: rdma_cm_event_type) {
+    for channel in channels {
+        channel.expect(kind).ack();
+    }
+}
+
 /// Two ends of a connection.
 pub struct Pair {
     pub id: Id,
@@ -410,8 +504,7 @@ pub struct Pair {
 impl Pair {
     pub fn destroy(self) {
         for id in [self.id, self.accepted] {
-            id.destroy_qp();
-            id.destroy();
+            id.end();
         }
     }
 }
@@ -422,9 +515,7 @@ pub fn connected(server: &Channel, listener: &Id, client: &Channel) -> Pair {
 
 /// As [`connected`], past requests of initiators that may be gone.
 pub fn connected_after(server: &Channel, listener: &Id, client: &Channel, gone: usize) -> Pair {
-    let id = client.routed(listener.port());
-    id.create_qp();
-    id.connect(&Param::new(b"it is me")).unwrap();
+    let id = client.connecting(listener.port(), b"it is me");
     for _ in 0..=gone {
         let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
         let asked = event.id();
@@ -434,8 +525,7 @@ pub fn connected_after(server: &Channel, listener: &Id, client: &Channel, gone: 
             asked.destroy();
             continue;
         }
-        asked.create_qp();
-        asked.accept(&Param::new(b"")).unwrap();
+        asked.accept_with_qp();
         server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
         client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
         return Pair {
@@ -455,9 +545,7 @@ pub fn connected_with(server: &Channel, to: SocketAddr, client: &Channel, says: 
     let id = client.routed_to(to);
     id.create_qp();
     id.connect(&Param::new(b"")).unwrap();
-    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    let accepted = event.id();
-    event.ack();
+    let accepted = server.request();
     accepted.create_qp();
     accepted.accept(says).unwrap();
     server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();

@@ -1,26 +1,20 @@
-//! `rdma_getaddrinfo(3)` and `rdma_resolve_addrinfo(3)`: names to addresses.
+//! Names to addresses: `rdma_getaddrinfo(3)`, and what an identifier keeps of it.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null;
-use std::sync::Arc;
 
 use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
 use rustix::io::Errno;
 
-use super::channel::News;
-use super::id::core;
-use super::types::{
-    RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo,
-    rdma_cm_event_type, rdma_cm_id,
-};
+use super::device::datagrams;
+use super::types::{RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo};
 use crate::call::run;
-use crate::verbs::object::{Kind, PerFork, Pool, turn};
-use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD};
+use crate::verbs::object::{Kind as _, kind};
+use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD, Zeroed};
+use crate::verbs::users::end;
 
 /// `RAI_SA` of rdma-core 57: ask the subnet administrator.
 const RAI_SA: c_int = 16;
-const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = 16;
-const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = 17;
 
 /// What C gets, with room for what it points to.
 #[derive(Clone, Copy)]
@@ -31,17 +25,12 @@ struct Found {
     dst: sockaddr_storage,
 }
 
+// SAFETY: numbers and pointers, which may be NULL.
+unsafe impl Zeroed for Found {}
+
 struct Lookup;
 
-impl Kind for Lookup {
-    type C = Found;
-    type Handle = rdma_addrinfo;
-    const MARK: u32 = 0x636d_6169;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Lookup>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Lookup as rdma_addrinfo => Found, 0x636d_6169);
 
 /// An address of somebody else's.
 #[derive(Clone, Copy)]
@@ -84,7 +73,7 @@ const UD: c_int = IBV_QPT_UD as c_int;
 impl Wanted {
     /// With what the hints leave open. `None` when they contradict each other.
     fn fill(self) -> Option<Wanted> {
-        let datagrams = |ps| matches!(ps as c_uint, RDMA_PS_UDP | RDMA_PS_IPOIB);
+        let datagrams = |ps: c_int| datagrams(ps as u32);
         let (qp_type, port_space) = match (self.qp_type, self.port_space) {
             (0, 0) => (RC, RDMA_PS_TCP as c_int),
             (0, ps) if datagrams(ps) => (UD, ps),
@@ -103,13 +92,13 @@ impl Wanted {
 }
 
 /// What a failed look-up returns: an `EAI_` value, or -1 with `errno`.
-enum Trouble {
+pub(super) enum Trouble {
     Eai(c_int),
     Os(Errno),
 }
 
 /// What a program wants to know, in memory of ours.
-struct Query {
+pub(super) struct Query {
     node: Option<CString>,
     service: Option<CString>,
     src: Option<Addr>,
@@ -120,7 +109,7 @@ struct Query {
 impl Query {
     /// # Safety
     /// As for [`rdma_getaddrinfo`].
-    unsafe fn read(
+    pub(super) unsafe fn read(
         node: *const c_char,
         service: *const c_char,
         hints: *const rdma_addrinfo,
@@ -206,7 +195,12 @@ impl Query {
             .ok_or(Trouble::Eai(libc::EAI_FAMILY))
     }
 
-    fn answer(self) -> Result<Answer, Trouble> {
+    /// Whether the subnet administrator is to be asked.
+    pub(super) fn asks_the_subnet(&self) -> bool {
+        self.wanted.flags & RAI_SA != 0
+    }
+
+    pub(super) fn answer(self) -> Result<Answer, Trouble> {
         let (mut src, mut dst) = (self.src, self.dst);
         if self.node.is_some() || self.service.is_some() {
             let found = self.look_up()?;
@@ -234,7 +228,7 @@ pub(super) struct Answer {
 
 impl Answer {
     /// For the program, which frees it.
-    fn show(self) -> Result<*mut rdma_addrinfo, Errno> {
+    pub(super) fn show(self) -> Result<*mut rdma_addrinfo, Errno> {
         let Answer { src, dst, wanted } = self;
         let family = [src, dst]
             .iter()
@@ -299,72 +293,5 @@ pub unsafe fn rdma_getaddrinfo(
 /// # Safety
 /// Any pointer may be given.
 pub unsafe fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
-    run(|| {
-        turn::<Lookup>(res)?.retire();
-        Ok(0)
-    });
-}
-
-/// `rdma_resolve_addrinfo(3)`: a thread asks, and its answer is an event of the identifier. There is no subnet administrator to ask.
-///
-/// # Safety
-/// As its manual page.
-pub unsafe fn rdma_resolve_addrinfo(
-    id: *mut rdma_cm_id,
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const rdma_addrinfo,
-) -> c_int {
-    run(|| {
-        let core = core(id)?;
-        // SAFETY: the caller's promise.
-        let query = match unsafe { Query::read(node, service, hints) } {
-            Ok(query) => query,
-            Err(Trouble::Os(errno)) => return Err(errno),
-            Err(Trouble::Eai(_)) => return Err(Errno::INVAL),
-        };
-        if query.wanted.flags & RAI_SA != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let about = Arc::clone(&core);
-        let ask = move || {
-            let news = match query.answer() {
-                Ok(answer) => {
-                    about.setup().answer = Some(answer);
-                    News::new(RDMA_CM_EVENT_ADDRINFO_RESOLVED)
-                }
-                Err(trouble) => {
-                    let errno = match trouble {
-                        Trouble::Os(errno) => errno,
-                        Trouble::Eai(libc::EAI_MEMORY) => Errno::NOMEM,
-                        Trouble::Eai(_) => Errno::NXIO,
-                    };
-                    News::status(RDMA_CM_EVENT_ADDRINFO_ERROR, -errno.raw_os_error())
-                }
-            };
-            about.tell(news);
-        };
-        std::thread::Builder::new()
-            .name("weft-names".into())
-            .spawn(ask)
-            .map_err(|_| Errno::AGAIN)?;
-        core.complete()
-    })
-}
-
-/// `rdma_query_addrinfo(3)`.
-///
-/// # Safety
-/// As its manual page: a place for a pointer at `info`.
-pub unsafe fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
-    run(|| {
-        let answer = core(id)?.setup().answer.ok_or(Errno::INVAL)?;
-        if info.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let shown = answer.show()?;
-        // SAFETY: the caller's promise.
-        unsafe { info.write(shown) };
-        Ok(0)
-    })
+    end::<Lookup>(res);
 }

@@ -1,106 +1,24 @@
 //! Event channels: what happens to identifiers waits here until the program fetches it.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::thread::Timespec;
 
-use super::id::{self, Core, core};
-use super::multicast::Membership;
+use super::device::{self, datagrams};
+use super::id::{self, Channel, Core, Place, Stage, Waiting, core, get, set};
+use super::news::News;
 use super::qp;
 use super::request::Request;
-use super::resolve::datagrams;
 use super::types::{
-    RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_UNREACHABLE, rdma_cm_event, rdma_cm_event_param,
-    rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_ud_param,
+    RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
+    rdma_cm_event, rdma_cm_event_param, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    rdma_event_channel, rdma_ud_param,
 };
 use crate::call::{pointer, run, wait_and_fetch};
-use crate::verbs::events::EventQueue;
-use crate::verbs::object::{Kind, PerFork, Pool, find, lock, turn};
-
-/// What happened to an identifier.
-#[derive(Default)]
-pub(super) struct News {
-    pub(super) event: rdma_cm_event_type,
-    pub(super) status: c_int,
-    pub(super) private_data: Vec<u8>,
-    /// Reads and atomics: what the peer will have outstanding, and what it takes.
-    pub(super) depths: (u16, u16),
-    pub(super) qp_num: u32,
-    /// The way to a datagram queue pair.
-    pub(super) ud: Option<Ud>,
-    /// A multicast group is joined.
-    pub(super) join: Option<Join>,
-    /// What wants to be answered, with a request.
-    pub(super) request: Option<Box<Request>>,
-    /// What the program said of an event of its own (`rdma_write_cm_event(3)`).
-    pub(super) arg: Option<u64>,
-}
-
-impl News {
-    pub(super) fn new(event: rdma_cm_event_type) -> News {
-        News {
-            event,
-            ..News::default()
-        }
-    }
-
-    /// With a status: a negative errno, or the transport's own number.
-    pub(super) fn status(event: rdma_cm_event_type, status: c_int) -> News {
-        News {
-            status,
-            ..News::new(event)
-        }
-    }
-}
-
-/// How to send to a datagram queue pair.
-#[derive(Clone, Copy)]
-pub(super) struct Ud {
-    pub(super) dgid: [u8; 16],
-    pub(super) qkey: u32,
-}
-
-/// A multicast group, and what the program said when it joined.
-pub(super) struct Join {
-    pub(super) membership: Membership,
-    pub(super) context: usize,
-}
-
-/// News, and whom they are about.
-pub(super) struct Waiting {
-    about: Arc<Core>,
-    news: News,
-}
-
-/// An event channel.
-pub(super) struct Channel {
-    /// None once it is destroyed.
-    events: Mutex<Option<Arc<EventQueue<Waiting>>>>,
-    handle: OnceLock<Handle>,
-}
-
-#[derive(Clone, Copy)]
-struct Handle(*mut rdma_event_channel);
-
-// SAFETY: an address only; what is behind it is reached through the pool.
-unsafe impl Send for Handle {}
-// SAFETY: as above.
-unsafe impl Sync for Handle {}
-
-/// The channel as C holds it.
-pub(super) struct Held(pub(super) Arc<Channel>);
-
-impl Kind for Held {
-    type C = rdma_event_channel;
-    type Handle = rdma_event_channel;
-    const MARK: u32 = 0x636d_6368;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Held>> = PerFork::new();
-        POOL.get()
-    }
-}
+use crate::verbs::object::{Kind as _, kind, lock, turn};
+use crate::verbs::types::{Zeroed as _, ibv_ah_attr};
 
 /// An event that the program has fetched. Acknowledged when it is dropped.
 struct Fetched(Arc<Core>);
@@ -119,70 +37,36 @@ struct Event {
     private_data: Box<[u8]>,
 }
 
-impl Kind for Event {
-    type C = rdma_cm_event;
-    type Handle = rdma_cm_event;
-    const MARK: u32 = 0x636d_6576;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Event>> = PerFork::new();
-        POOL.get()
+kind!(Event as rdma_cm_event, 0x636d_6576);
+
+/// The identifier of a request that came to `listener`.
+fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno> {
+    let channel = match &*lock(&listener.place) {
+        Some(Place { sync: true, .. }) => None,
+        Some(Place { channel, .. }) => Some(Arc::clone(channel)),
+        None => return Err(Errno::INVAL),
+    };
+    let nic = device::of(listener.ps)?;
+    let (local, peer) = request.addrs();
+    let (depths, remote) = (request.depths(), request.remote());
+    let core = id::create(
+        channel,
+        get!(listener, context),
+        listener.ps,
+        get!(listener, qp_type),
+        Stage::Requested(Box::new(request)),
+    )?;
+    {
+        let mut setup = core.setup();
+        setup.depths = depths;
+        setup.remote = remote;
     }
+    core.at(&nic, local, Some(peer));
+    core.show_path(&nic);
+    Ok(core)
 }
 
 impl Channel {
-    pub(super) fn create() -> Result<Arc<Channel>, Errno> {
-        let events = EventQueue::new()?;
-        let fd = events.fd();
-        let channel = Arc::new(Channel {
-            events: Mutex::new(Some(events)),
-            handle: OnceLock::new(),
-        });
-        let held = Held::pool().make(Held(Arc::clone(&channel)), |c, _| c.fd = fd)?;
-        let _ = channel.handle.set(Handle(held.handle()));
-        Ok(channel)
-    }
-
-    /// What C calls it by.
-    pub(super) fn handle(&self) -> *mut rdma_event_channel {
-        self.handle
-            .get()
-            .map_or(std::ptr::null_mut(), |handle| handle.0)
-    }
-
-    /// The descriptor is closed, and what waited is dropped. Who still waits for an event does so for ever, as with the real library:
-    /// programs exit with a thread in that call.
-    pub(super) fn destroy(&self) {
-        if let Ok(turn) = turn::<Held>(self.handle()) {
-            drop(turn.retire());
-        }
-        let events = lock(&self.events).take();
-        drop(events);
-    }
-
-    pub(super) fn events(&self) -> Result<Arc<EventQueue<Waiting>>, Errno> {
-        lock(&self.events).clone().ok_or(Errno::BADF)
-    }
-
-    /// Queue an event.
-    pub(super) fn push(&self, about: &Arc<Core>, news: News) {
-        if let Ok(events) = self.events() {
-            let waiting = Waiting {
-                about: Arc::clone(about),
-                news,
-            };
-            events.push(&about.subject, waiting);
-        }
-    }
-
-    /// Where the events of an identifier go from now on.
-    pub(super) fn hand_over(&self, about: &Arc<Core>, to: &Channel) {
-        if let Ok(events) = self.events() {
-            for waiting in events.take_back(&about.subject) {
-                to.push(about, waiting.news);
-            }
-        }
-    }
-
     /// The next event, as C gets it.
     pub(super) fn get(&self) -> Result<*mut rdma_cm_event, Errno> {
         let (_, waiting) = self.events()?.next()?;
@@ -194,7 +78,7 @@ impl Channel {
         let about = fetched.0.handle();
         let (id, listen_id) = match news.request.take() {
             // A request that finds no room is dropped, which rejects it.
-            Some(request) => (id::requested(&fetched.0, *request)?.handle(), about),
+            Some(request) => (requested(&fetched.0, *request)?.handle(), about),
             None => (about, std::ptr::null_mut()),
         };
         let private_data = news.private_data.into_boxed_slice();
@@ -241,7 +125,7 @@ impl Channel {
                 ud: rdma_ud_param {
                     private_data: at,
                     private_data_len: len,
-                    ah_attr: way.and_then(Result::ok).unwrap_or_else(qp::zeroed),
+                    ah_attr: way.and_then(Result::ok).unwrap_or_else(ibv_ah_attr::zeroed),
                     qp_num: news.qp_num,
                     qkey: news.ud.map_or(0, |ud| ud.qkey),
                 },
@@ -274,9 +158,35 @@ pub(super) fn ack(event: *mut rdma_cm_event) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The program's channel.
-pub(super) fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel>, Errno> {
-    Ok(Arc::clone(&find::<Held>(handle)?.0))
+impl Core {
+    /// Acknowledges the event that the identifier itself keeps.
+    pub(super) fn ack_own(&self) {
+        let event = get!(self, event);
+        set!(self, event = std::ptr::null_mut());
+        if !event.is_null() {
+            // It is the program's field: what is no event is none of ours.
+            let _ = ack(event);
+        }
+    }
+
+    /// The end of every call that has an event: without a channel of the program's, wait for it.
+    pub(super) fn complete(&self) -> Result<c_int, Errno> {
+        if !self.is_sync() {
+            return Ok(0);
+        }
+        self.ack_own();
+        let event = self.channel()?.get()?;
+        set!(self, event = event);
+        // SAFETY: an event that the program has not seen yet.
+        let (kind, status) = unsafe { ((*event).event, (*event).status) };
+        match status {
+            0 => Ok(0),
+            _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno::CONNREFUSED),
+            // InfiniBand's number of a reason.
+            status if status > 0 && kind == RDMA_CM_EVENT_UNREACHABLE => Err(Errno::CONNREFUSED),
+            status => Err(Errno::from_raw_os_error(status.saturating_abs())),
+        }
+    }
 }
 
 /// `rdma_create_event_channel(3)`.
@@ -293,7 +203,7 @@ pub unsafe fn rdma_create_event_channel() -> *mut rdma_event_channel {
 /// Any pointer may be given.
 pub unsafe fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     run(|| {
-        self::channel(channel)?.destroy();
+        id::channel(channel)?.destroy();
         Ok(0)
     });
 }
@@ -342,7 +252,7 @@ pub unsafe fn rdma_get_cm_event(
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
     let fetch = || {
-        let Some((_, waiting)) = self::channel(channel)?.events()?.fetch() else {
+        let Some((_, waiting)) = id::channel(channel)?.events()?.fetch() else {
             return Ok(false);
         };
         let got = Channel::show(waiting)?;
@@ -351,7 +261,7 @@ pub unsafe fn rdma_get_cm_event(
         Ok(true)
     };
     let count_of = || {
-        let events = self::channel(channel).and_then(|channel| channel.events());
+        let events = id::channel(channel).and_then(|channel| channel.events());
         let fd = events.inspect_err(|_| linger(channel))?.fd();
         if event.is_null() {
             Err(Errno::INVAL)

@@ -4,36 +4,31 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use weft_verbs::above::QpAbove;
+use weft_verbs::Ender;
 use weft_verbs::cm::{ConnParam, ConnectError, Dialed, Incoming};
-use weft_verbs::{Ender, Qp};
 
-use super::channel::News;
-use super::datagram::{self, UD_REPLY};
-use super::device::{self, Nic};
+use super::datagram;
+use super::device::{self, Nic, datagrams};
 use super::exchange::{Carrier, Remote};
 use super::id::{Core, Listener, Stage, core, get};
+use super::link::{self, Link};
+use super::news::News;
+use super::port::Port;
+use super::private_data::{self, IB_REJECT, IB_REPLY, IB_REQUEST, UD_REPLY, delivered};
 use super::qp;
 use super::request::Request;
-use super::resolve::{self, Port, datagrams};
+use super::resolve;
 use super::types::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
     RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
     RDMA_CM_EVENT_UNREACHABLE, RDMA_MAX_INIT_DEPTH, rdma_cm_id, rdma_conn_param,
 };
 use crate::call::run;
-use crate::verbs::object::Name;
-use crate::verbs::qp::QpObj;
-use crate::verbs::settings;
-use crate::verbs::types::{IBV_EVENT_COMM_EST, ibv_event_type};
+use crate::verbs::types::{IBV_EVENT_COMM_EST, IBV_QPS_RTS, ibv_event_type};
+use crate::verbs::{os_errno, settings};
 
 /// The longest backlog of a listener, and the one that a program gets with 0.
 const BACKLOG: u32 = 1024;
-
-/// Longest private data of the persona's requests, replies and rejections: an InfiniBand CM message has no more room.
-const IB_REQUEST: usize = 56;
-const IB_REPLY: usize = 196;
-const IB_REJECT: usize = 148;
 
 /// Retries without end.
 const RNR_FOR_EVER: u8 = 7;
@@ -42,50 +37,6 @@ const RNR_FOR_EVER: u8 = 7;
 const IB_NO_RESOURCES: c_int = 3;
 const IB_INVALID_SERVICE: c_int = 8;
 const IB_CONSUMER: c_int = 28;
-
-/// What joins an identifier to its peer.
-#[derive(Clone)]
-pub(super) enum Link {
-    /// The program's queue pair.
-    Program(Name<QpObj>),
-    /// A connection of its own, because the program moves its queue pair itself.
-    Carrier(Arc<Carrier>),
-}
-
-impl Link {
-    fn native(&self) -> Result<Arc<Qp>, Errno> {
-        match self {
-            Link::Program(name) => name.get()?.native(),
-            Link::Carrier(carrier) => Ok(carrier.qp()),
-        }
-    }
-
-    /// What the peer sends waits for its receive so often. An RNIC ends the connection at once, unless the program asks for more.
-    fn wait_for_receives(&self, nic: &Nic, retry: u8) -> Result<(), Errno> {
-        let receiver = match self {
-            Link::Program(name) => name.get()?,
-            Link::Carrier(carrier) => qp::by_number(carrier.qp_num())?.get()?,
-        };
-        if nic.persona || retry > 0 {
-            receiver.native()?.wait_for_receives(retry);
-        }
-        Ok(())
-    }
-
-    /// In order: what was posted still goes out.
-    pub(super) fn close(&self) {
-        if let Ok(qp) = self.native() {
-            qp.disconnect();
-        }
-    }
-
-    /// The connection has ended: so has the queue pair, whatever it waits for.
-    fn bury(&self) {
-        if let Ok(qp) = self.native() {
-            qp.to_error();
-        }
-    }
-}
 
 /// What the program says when it asks or accepts.
 struct Wish {
@@ -120,7 +71,7 @@ impl Wish {
             // SAFETY: the caller's promise.
             let said = unsafe { param.read_unaligned() };
             // SAFETY: as above.
-            let data = unsafe { private_data(said.private_data, said.private_data_len) }?;
+            let data = unsafe { private_data::read(said.private_data, said.private_data_len) }?;
             wish.param.private_data.extend_from_slice(&data);
             wish.param.ird = depth(said.responder_resources, most)?;
             wish.param.ord = depth(said.initiator_depth, most)?;
@@ -141,29 +92,6 @@ fn depth(said: u8, most: u16) -> Result<u16, Errno> {
         said if said > most => Err(Errno::INVAL),
         said => Ok(said),
     }
-}
-
-/// # Safety
-/// `len` bytes at `data`.
-pub(super) unsafe fn private_data(data: *const c_void, len: u8) -> Result<Vec<u8>, Errno> {
-    if len == 0 {
-        return Ok(Vec::new());
-    }
-    if data.is_null() {
-        return Err(Errno::INVAL);
-    }
-    let mut copy = vec![0; usize::from(len)];
-    // SAFETY: the caller's promise; the copy is ours.
-    unsafe { std::ptr::copy_nonoverlapping(data.cast(), copy.as_mut_ptr(), copy.len()) };
-    Ok(copy)
-}
-
-/// Private data as events have it: InfiniBand's messages are of fixed length, filled up with zeros, which programs for it know.
-pub(super) fn delivered(mut data: Vec<u8>, persona: bool, ib: usize) -> Vec<u8> {
-    if persona && data.len() < ib {
-        data.resize(ib, 0);
-    }
-    data
 }
 
 /// A connection that did not come about, as the event says it.
@@ -213,7 +141,7 @@ impl Core {
         if let Link::Program(name) = &link
             && let Ok(qp) = name.get()
         {
-            qp.set_connected();
+            qp.set_state(IBV_QPS_RTS);
         }
         let mut setup = self.setup();
         let waits = matches!(setup.stage, Stage::Joining);
@@ -338,11 +266,10 @@ impl Core {
             Port::Stream(port) => {
                 let most = nic.max_rd_atomic();
                 let param = ConnParam {
-                    tls: None,
-                    private_data: Vec::new(),
                     ird: most,
                     ord: most,
                     options: settings::link(),
+                    ..ConnParam::default()
                 };
                 let on_request = move |incoming| {
                     if let Some(core) = core.upgrade() {
@@ -361,24 +288,12 @@ impl Core {
                 port.serve(backlog, on_request).map(Listener::Datagram)
             }
         };
-        let listening = listening.map_err(|error| resolve::errno(&error))?;
+        let listening = listening.map_err(|error| os_errno(&error))?;
         let mut setup = self.setup();
         if matches!(setup.stage, Stage::Bound) {
             setup.stage = Stage::Listening(listening);
         }
         Ok(())
-    }
-
-    /// Takes the request, to answer it.
-    pub(super) fn request(&self) -> Result<Box<Request>, Errno> {
-        let mut setup = self.setup();
-        match std::mem::replace(&mut setup.stage, Stage::Joining) {
-            Stage::Requested(request) => Ok(request),
-            other => {
-                setup.stage = other;
-                Err(Errno::INVAL)
-            }
-        }
     }
 
     fn accept(self: &Arc<Self>, link: &Link, mut param: ConnParam) -> Result<(), Errno> {
@@ -397,7 +312,12 @@ impl Core {
             return Err(Errno::INVAL);
         }
         if let Link::Carrier(carrier) = link {
-            carrier.await_ready(self);
+            let core = Arc::downgrade(self);
+            carrier.await_ready(move || {
+                if let Some(core) = core.upgrade() {
+                    core.tell(News::new(RDMA_CM_EVENT_ESTABLISHED));
+                }
+            });
         } else {
             self.tell(News::new(RDMA_CM_EVENT_ESTABLISHED));
         }
@@ -409,7 +329,7 @@ impl Core {
     fn link(&self, nic: &Nic, qp_num: u32, named: bool) -> Result<Link, Errno> {
         let own = get!(self, qp);
         if !own.is_null() {
-            let name = qp::name(own)?;
+            let name = link::name(own)?;
             if let Some(timeout) = self.setup().ack_timeout {
                 name.get()?.set_timeout(timeout);
             }
@@ -422,7 +342,7 @@ impl Core {
             return Ok(Link::Carrier(Carrier::new(nic, qp_num)?));
         }
         // An RNIC's connection manager joins the queue pair itself, whoever has made it.
-        Ok(Link::Program(qp::by_number(qp_num)?))
+        Ok(Link::Program(link::by_number(qp_num)?))
     }
 }
 
@@ -512,7 +432,7 @@ pub unsafe fn rdma_reject(
     run(|| {
         let core = core(id)?;
         // SAFETY: the caller's promise.
-        let data = unsafe { self::private_data(private_data, private_data_len) }?;
+        let data = unsafe { private_data::read(private_data, private_data_len) }?;
         let longest = if datagrams(core.ps) {
             UD_REPLY
         } else {

@@ -4,24 +4,22 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use weft_verbs::cm::{Found, LookupError, LookupRequest};
+use weft_verbs::cm::{Found, LookupError, LookupRequest, gid_of};
 
-use super::channel::{News, Ud};
-use super::connect::{delivered, private_data};
 use super::device::Nic;
-use super::exchange::gid_of;
 use super::id::{Core, Stage, get};
+use super::link;
+use super::news::{News, Ud};
+use super::port::Port;
+use super::private_data::{self, UD_REPLY, UD_REQUEST, delivered};
 use super::qp;
 use super::request::Request;
-use super::resolve::{self, Port};
 use super::types::{
     RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_UNREACHABLE,
     RDMA_UDP_QKEY, rdma_conn_param,
 };
+use crate::verbs::os_errno;
 
-/// Longest private data of requests and of answers: InfiniBand's messages have no more room.
-const UD_REQUEST: usize = 180;
-pub(super) const UD_REPLY: usize = 136;
 /// InfiniBand's number for "nobody listens there" (12.8.2).
 const UNSUPPORTED: i32 = 1;
 
@@ -39,7 +37,7 @@ unsafe fn said(
         // SAFETY: the caller's promise.
         let param = unsafe { param.read_unaligned() };
         // SAFETY: as above.
-        data.extend(unsafe { private_data(param.private_data, param.private_data_len) }?);
+        data.extend(unsafe { private_data::read(param.private_data, param.private_data_len) }?);
         qp_num = Some(param.qp_num);
     }
     if data.len() > longest {
@@ -84,7 +82,7 @@ impl Core {
         };
         let core = Arc::clone(self);
         let lookup = port.look_up(dst, &data, move |outcome| core.told(outcome));
-        let lookup = lookup.map_err(|error| resolve::errno(&error));
+        let lookup = lookup.map_err(|error| os_errno(&error));
         let mut setup = self.setup();
         if !matches!(setup.stage, Stage::Joining) {
             // There is an answer already, or the identifier has gone.
@@ -148,7 +146,7 @@ impl Core {
         let qp_num = if own.is_null() {
             named.ok_or(Errno::INVAL)?
         } else {
-            qp::name(own)?.get()?.num()
+            link::name(own)?.get()?.num()
         };
         let request = self.request()?;
         self.setup().stage = Stage::Found;

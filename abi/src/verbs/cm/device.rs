@@ -7,11 +7,12 @@ use std::sync::Mutex;
 use rustix::io::Errno;
 use weft_verbs::Device;
 
-use super::resolve::datagrams;
-use super::types::{RDMA_PS_IB, rdma_port_space};
+use super::types::{RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_UDP, rdma_port_space};
 use crate::call::pointer;
 use crate::verbs::context::is_persona;
-use crate::verbs::device::{last_errno, native};
+use crate::verbs::given::list;
+use crate::verbs::last_errno;
+use crate::verbs::native::native;
 use crate::verbs::object::{Inherited, PerFork, lock};
 use crate::verbs::open::cm_contexts;
 use crate::verbs::pd::ibv_alloc_pd;
@@ -42,6 +43,11 @@ impl Nic {
     pub(super) fn max_rd_atomic(&self) -> u16 {
         self.native.attr().limits.max_rd_atomic
     }
+}
+
+/// Port spaces of unconnected queue pairs.
+pub(super) fn datagrams(ps: rdma_port_space) -> bool {
+    matches!(ps, RDMA_PS_UDP | RDMA_PS_IPOIB)
 }
 
 #[derive(Default)]
@@ -106,21 +112,8 @@ pub(super) fn xrcd(context: *mut ibv_context) -> Result<*mut ibv_xrcd, Errno> {
 pub unsafe fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
     pointer(|| {
         let contexts = cm_contexts()?;
-        // SAFETY: no pointers.
-        let list = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut ibv_context>()) };
-        let list = list.cast::<*mut ibv_context>();
-        if list.is_null() {
-            return Err(Errno::NOMEM);
-        }
-        for (at, context) in contexts.iter().enumerate() {
-            // SAFETY: there is room for all, and a null pointer behind them.
-            unsafe { list.add(at).write(*context) };
-        }
-        if !num_devices.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { num_devices.write(contexts.len() as c_int) };
-        }
-        Ok(list)
+        // SAFETY: the caller's promise.
+        unsafe { list(&contexts, num_devices) }
     })
 }
 

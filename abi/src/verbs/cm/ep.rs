@@ -5,12 +5,13 @@ use std::ffi::c_int;
 use rustix::io::Errno;
 
 use super::channel::ack;
-use super::id::{self, Core, Template, core, get, set};
+use super::id::{Core, Template, core, get, set};
+use super::life;
 use super::qp;
 use super::resolve::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
 use super::types::{RAI_PASSIVE, RDMA_CM_EVENT_CONNECT_REQUEST, rdma_addrinfo, rdma_cm_id};
 use crate::call::run;
-use crate::verbs::device::last_errno;
+use crate::verbs::last_errno;
 use crate::verbs::types::{ibv_pd, ibv_qp_init_attr};
 
 /// Time limit of resolving in one call.
@@ -89,7 +90,7 @@ pub unsafe fn rdma_create_ep(
         }
         // SAFETY: the caller's promise.
         let res = unsafe { res.read() };
-        let made = id::new(
+        let made = life::new(
             None,
             std::ptr::null_mut(),
             res.ai_port_space as u32,
@@ -110,7 +111,7 @@ fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
     let core = core(id)?;
     qp::destroy(&core);
     qp::destroy_srq(&core);
-    id::destroy(id)
+    life::destroy(id)
 }
 
 /// `rdma_destroy_ep(3)`.

@@ -17,19 +17,11 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::io::Errno;
 use weft_verbs::above::CqAbove;
+use weft_verbs::cm::gid_of;
 use weft_verbs::{Cq, Qp, QpInit, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
-use super::channel::News;
 use super::device::Nic;
-use super::id::Core;
-use super::types::RDMA_CM_EVENT_ESTABLISHED;
-use crate::verbs::gid::Gid;
 use crate::verbs::object::lock;
-
-/// The GID of an address of ours.
-pub(super) fn gid_of(ip: IpAddr) -> [u8; 16] {
-    Gid { ip, ifindex: 0 }.raw()
-}
 
 const MAGIC: [u8; 4] = *b"WCM1";
 const HEADER: usize = 24;
@@ -72,8 +64,8 @@ pub(super) struct Carrier {
     qp_num: u32,
     cq: Cq,
     qp: Arc<Qp>,
-    /// Who waits for the peer to be ready.
-    waiting: Mutex<Option<Weak<Core>>>,
+    /// What is to be done when the peer is ready.
+    waiting: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Carrier {
@@ -129,9 +121,9 @@ impl Carrier {
             .map_err(|_| Errno::INVAL)
     }
 
-    /// Responder, once it has accepted: [`RDMA_CM_EVENT_ESTABLISHED`] when the initiator is ready.
-    pub(super) fn await_ready(&self, core: &Arc<Core>) {
-        *lock(&self.waiting) = Some(Arc::downgrade(core));
+    /// Responder, once it has accepted: `then` when the initiator is ready.
+    pub(super) fn await_ready(&self, then: impl FnOnce() + Send + 'static) {
+        *lock(&self.waiting) = Some(Box::new(then));
         self.look();
     }
 
@@ -148,9 +140,9 @@ impl Carrier {
 
     /// The initiator is ready, or the program knows it by other means.
     pub(super) fn ready(&self) {
-        let core = lock(&self.waiting).take().and_then(|core| core.upgrade());
-        if let Some(core) = core {
-            core.tell(News::new(RDMA_CM_EVENT_ESTABLISHED));
+        let then = lock(&self.waiting).take();
+        if let Some(then) = then {
+            then();
         }
     }
 

@@ -1,4 +1,4 @@
-//! Identifiers: their life, and where their events go.
+//! Identifiers and event channels: what they are, how far an identifier has come, and where its events go.
 //!
 //! ```text
 //!   initiator: Idle ─[bind_addr]─ Bound ─ resolve_addr ─ Resolved ─ resolve_route ─ Routed ─ connect ─ Joining ─> Joined
@@ -12,31 +12,26 @@
 //! answered or ended, because the layers below call back.
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use rustix::io::Errno;
-use weft_verbs::cm::Lookup;
+use weft_verbs::cm::{Lookup, gid_of};
 
 use super::addrinfo::Answer;
-use super::channel::{Channel, News, ack, channel};
-use super::connect::Link;
-use super::device::{self, Nic};
-use super::exchange::{Remote, gid_of};
-use super::multicast::Membership;
+use super::device::Nic;
+use super::exchange::Remote;
+use super::link::Link;
+use super::news::{Membership, News};
+use super::port::Port;
 use super::request::Request;
-use super::resolve::Port;
-use super::types::{
-    RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE, RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP,
-    RDMA_PS_UDP, rdma_cm_id, rdma_event_channel, rdma_port_space,
-};
-use crate::call::run;
-use crate::verbs::events::Subject;
-use crate::verbs::object::{Kind, PerFork, Pool, find, lock, turn};
+use super::types::{rdma_cm_id, rdma_event_channel, rdma_port_space};
+use crate::verbs::events::{EventQueue, Subject};
+use crate::verbs::object::{Kind as _, find, kind, lock, turn};
 use crate::verbs::types::{
-    IBV_MTU_4096, IBV_QPT_RC, IBV_QPT_UD, ibv_gid, ibv_qp_init_attr, ibv_qp_type, ibv_sa_path_rec,
+    IBV_MTU_4096, Zeroed as _, ibv_gid, ibv_qp_init_attr, ibv_qp_type, ibv_sa_path_rec,
 };
 
 /// Reads a field of an identifier's part that C sees.
@@ -58,7 +53,9 @@ macro_rules! set {
 pub(super) use {get, set};
 
 /// How far an identifier has come.
+#[derive(Default)]
 pub(super) enum Stage {
+    #[default]
     Idle,
     Bound,
     Resolved,
@@ -87,6 +84,7 @@ pub(super) enum Listener {
 }
 
 /// What an identifier is set up with.
+#[derive(Default)]
 pub(super) struct Setup {
     pub(super) stage: Stage,
     /// The address that it has taken.
@@ -120,10 +118,10 @@ pub(super) struct Template(pub(super) ibv_qp_init_attr);
 unsafe impl Send for Template {}
 
 /// Where events go.
-struct Place {
-    channel: Arc<Channel>,
+pub(super) struct Place {
+    pub(super) channel: Arc<Channel>,
     /// The channel is the identifier's own, and calls wait for their event.
-    sync: bool,
+    pub(super) sync: bool,
 }
 
 /// An identifier.
@@ -131,7 +129,7 @@ pub(super) struct Core {
     handle: AtomicPtr<rdma_cm_id>,
     pub(super) ps: rdma_port_space,
     setup: Mutex<Setup>,
-    place: Mutex<Option<Place>>,
+    pub(super) place: Mutex<Option<Place>>,
     /// What its events are about.
     pub(super) subject: Arc<Subject>,
     /// The path record that C sees.
@@ -147,17 +145,9 @@ unsafe impl Send for Path {}
 unsafe impl Sync for Path {}
 
 /// An identifier as C holds it.
-struct Held(Arc<Core>);
+pub(super) struct Held(pub(super) Arc<Core>);
 
-impl Kind for Held {
-    type C = rdma_cm_id;
-    type Handle = rdma_cm_id;
-    const MARK: u32 = 0x636d_6964;
-    fn pool() -> &'static Pool<Self> {
-        static POOL: PerFork<Pool<Held>> = PerFork::new();
-        POOL.get()
-    }
-}
+kind!(Held as rdma_cm_id, 0x636d_6964);
 
 /// The identifier at an address.
 pub(super) fn core(id: *mut rdma_cm_id) -> Result<Arc<Core>, Errno> {
@@ -165,7 +155,7 @@ pub(super) fn core(id: *mut rdma_cm_id) -> Result<Arc<Core>, Errno> {
 }
 
 /// A new identifier; without a channel, one whose calls block.
-fn create(
+pub(super) fn create(
     channel: Option<Arc<Channel>>,
     context: *mut c_void,
     ps: rdma_port_space,
@@ -183,18 +173,7 @@ fn create(
         ps,
         setup: Mutex::new(Setup {
             stage,
-            port: None,
-            src: None,
-            dst: None,
-            remote: None,
-            depths: (0, 0),
-            reuse: false,
-            only_v6: false,
-            ack_timeout: None,
-            template: None,
-            groups: Vec::new(),
-            preface: Vec::new(),
-            answer: None,
+            ..Setup::default()
         }),
         place: Mutex::new(Some(Place { channel, sync })),
         subject: Subject::new(std::ptr::null_mut::<rdma_cm_id>()),
@@ -208,33 +187,6 @@ fn create(
         c.ps = ps;
         c.qp_type = qp_type;
     })?;
-    Ok(core)
-}
-
-/// The identifier of a request that came to `listener`.
-pub(super) fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno> {
-    let channel = match &*lock(&listener.place) {
-        Some(Place { sync: true, .. }) => None,
-        Some(Place { channel, .. }) => Some(Arc::clone(channel)),
-        None => return Err(Errno::INVAL),
-    };
-    let nic = device::of(listener.ps)?;
-    let (local, peer) = request.addrs();
-    let (depths, remote) = (request.depths(), request.remote());
-    let core = create(
-        channel,
-        get!(listener, context),
-        listener.ps,
-        get!(listener, qp_type),
-        Stage::Requested(Box::new(request)),
-    )?;
-    {
-        let mut setup = core.setup();
-        setup.depths = depths;
-        setup.remote = remote;
-    }
-    core.at(&nic, local, Some(peer));
-    core.show_path(&nic);
     Ok(core)
 }
 
@@ -273,8 +225,7 @@ impl Core {
             return;
         };
         let path = self.path.get_or_init(|| {
-            // SAFETY: all zeros is a value of the type.
-            let mut path: ibv_sa_path_rec = unsafe { std::mem::zeroed() };
+            let mut path = ibv_sa_path_rec::zeroed();
             path.sgid = ibv_gid {
                 raw: gid_of(src.ip()),
             };
@@ -329,157 +280,91 @@ impl Core {
         Ok(Arc::clone(&place.channel))
     }
 
-    /// Acknowledges the event that the identifier itself keeps.
-    pub(super) fn ack_own(&self) {
-        let event = get!(self, event);
-        set!(self, event = std::ptr::null_mut());
-        if !event.is_null() {
-            // It is the program's field: what is no event is none of ours.
-            let _ = ack(event);
-        }
-    }
-
-    /// The end of every call that has an event: without a channel of the program's, wait for it.
-    pub(super) fn complete(&self) -> Result<c_int, Errno> {
-        if !self.is_sync() {
-            return Ok(0);
-        }
-        self.ack_own();
-        let event = self.channel()?.get()?;
-        set!(self, event = event);
-        // SAFETY: an event that the program has not seen yet.
-        let (kind, status) = unsafe { ((*event).event, (*event).status) };
-        match status {
-            0 => Ok(0),
-            _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno::CONNREFUSED),
-            // InfiniBand's number of a reason.
-            status if status > 0 && kind == RDMA_CM_EVENT_UNREACHABLE => Err(Errno::CONNREFUSED),
-            status => Err(Errno::from_raw_os_error(status.saturating_abs())),
-        }
-    }
-
-    fn destroy(self: &Arc<Self>) {
-        let stage = {
-            let mut setup = self.setup();
-            setup.port = None;
-            std::mem::replace(&mut setup.stage, Stage::Gone)
-        };
-        match stage {
-            Stage::Joined(link) => link.close(),
-            other => drop(other),
-        }
-        let Some(place) = lock(&self.place).take() else {
-            return;
-        };
-        // Requests that nobody will fetch any more are rejected.
-        match place.channel.events() {
-            Ok(events) => self.subject.close(&events),
-            Err(_) => self.subject.settle(),
-        }
-        if place.sync {
-            place.channel.destroy();
-        }
-    }
-
-    fn migrate(self: &Arc<Self>, to: Option<Arc<Channel>>) -> Result<(), Errno> {
-        let sync = to.is_none();
-        let to = match to {
-            Some(to) => to,
-            None => Channel::create()?,
-        };
-        self.ack_own();
-        let old = {
-            let mut place = lock(&self.place);
-            let place = place.as_mut().ok_or(Errno::INVAL)?;
-            let next = Place {
-                channel: Arc::clone(&to),
-                sync,
-            };
-            let old = std::mem::replace(place, next);
-            if !Arc::ptr_eq(&old.channel, &to) {
-                old.channel.hand_over(self, &to);
+    /// Takes the request, to answer it.
+    pub(super) fn request(&self) -> Result<Box<Request>, Errno> {
+        let mut setup = self.setup();
+        match std::mem::replace(&mut setup.stage, Stage::Joining) {
+            Stage::Requested(request) => Ok(request),
+            other => {
+                setup.stage = other;
+                Err(Errno::INVAL)
             }
-            old
-        };
-        set!(self, channel = to.handle());
-        self.subject.settle();
-        if old.sync {
-            old.channel.destroy();
         }
-        Ok(())
     }
 }
 
-/// `rdma_create_id(3)`.
-///
-/// # Safety
-/// As its manual page: a place for a pointer at `id`.
-pub unsafe fn rdma_create_id(
-    channel: *mut rdma_event_channel,
-    id: *mut *mut rdma_cm_id,
-    context: *mut c_void,
-    ps: rdma_port_space,
-) -> c_int {
-    run(|| {
-        let qp_type = match ps {
-            RDMA_PS_TCP | RDMA_PS_IB => IBV_QPT_RC,
-            RDMA_PS_UDP | RDMA_PS_IPOIB => IBV_QPT_UD,
-            _ => return Err(Errno::PROTONOSUPPORT),
-        };
-        let channel = if channel.is_null() {
-            None
-        } else {
-            Some(self::channel(channel)?)
-        };
-        let made = new(channel, context, ps, qp_type)?;
-        if id.is_null() {
-            return Err(Errno::INVAL);
+/// News, and whom they are about.
+pub(super) struct Waiting {
+    pub(super) about: Arc<Core>,
+    pub(super) news: News,
+}
+
+/// An event channel.
+pub(super) struct Channel {
+    /// None once it is destroyed.
+    events: Mutex<Option<Arc<EventQueue<Waiting>>>>,
+    handle: AtomicPtr<rdma_event_channel>,
+}
+
+/// The channel as C holds it.
+struct HeldChannel(Arc<Channel>);
+
+kind!(HeldChannel as rdma_event_channel, 0x636d_6368);
+
+impl Channel {
+    pub(super) fn create() -> Result<Arc<Channel>, Errno> {
+        let events = EventQueue::new()?;
+        let fd = events.fd();
+        let channel = Arc::new(Channel {
+            events: Mutex::new(Some(events)),
+            handle: AtomicPtr::default(),
+        });
+        let held = HeldChannel::pool().make(HeldChannel(Arc::clone(&channel)), |c, _| c.fd = fd)?;
+        channel.handle.store(held.handle(), Ordering::Release);
+        Ok(channel)
+    }
+
+    /// What C calls it by.
+    pub(super) fn handle(&self) -> *mut rdma_event_channel {
+        self.handle.load(Ordering::Acquire)
+    }
+
+    /// The descriptor is closed, and what waited is dropped. Who still waits for an event does so for ever, as with the real library:
+    /// programs exit with a thread in that call.
+    pub(super) fn destroy(&self) {
+        if let Ok(turn) = turn::<HeldChannel>(self.handle()) {
+            drop(turn.retire());
         }
-        // SAFETY: the caller's promise.
-        unsafe { id.write(made.handle()) };
-        Ok(0)
-    })
+        let events = lock(&self.events).take();
+        drop(events);
+    }
+
+    pub(super) fn events(&self) -> Result<Arc<EventQueue<Waiting>>, Errno> {
+        lock(&self.events).clone().ok_or(Errno::BADF)
+    }
+
+    /// Queue an event.
+    pub(super) fn push(&self, about: &Arc<Core>, news: News) {
+        if let Ok(events) = self.events() {
+            let waiting = Waiting {
+                about: Arc::clone(about),
+                news,
+            };
+            events.push(&about.subject, waiting);
+        }
+    }
+
+    /// Where the events of an identifier go from now on.
+    pub(super) fn hand_over(&self, about: &Arc<Core>, to: &Channel) {
+        if let Ok(events) = self.events() {
+            for waiting in events.take_back(&about.subject) {
+                to.push(about, waiting.news);
+            }
+        }
+    }
 }
 
-/// A new identifier on its way to anywhere.
-pub(super) fn new(
-    channel: Option<Arc<Channel>>,
-    context: *mut c_void,
-    ps: rdma_port_space,
-    qp_type: ibv_qp_type,
-) -> Result<Arc<Core>, Errno> {
-    device::of(ps)?;
-    create(channel, context, ps, qp_type, Stage::Idle)
-}
-
-/// `rdma_destroy_id(3)`.
-///
-/// # Safety
-/// Any pointer may be given.
-pub unsafe fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    run(|| destroy(id).map(|()| 0))
-}
-
-pub(super) fn destroy(id: *mut rdma_cm_id) -> Result<(), Errno> {
-    let turn = turn::<Held>(id)?;
-    turn.0.ack_own();
-    let Held(core) = turn.retire();
-    core.destroy();
-    Ok(())
-}
-
-/// `rdma_migrate_id(3)`.
-///
-/// # Safety
-/// Any pointers may be given.
-pub unsafe fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    run(|| {
-        let core = core(id)?;
-        let to = if channel.is_null() {
-            None
-        } else {
-            Some(self::channel(channel)?)
-        };
-        core.migrate(to).map(|()| 0)
-    })
+/// The program's channel.
+pub(super) fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel>, Errno> {
+    Ok(Arc::clone(&find::<HeldChannel>(handle)?.0))
 }

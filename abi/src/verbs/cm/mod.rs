@@ -12,16 +12,20 @@ mod datagram;
 mod device;
 mod ep;
 mod exchange;
+mod groups;
 mod id;
+mod life;
+mod link;
 mod multicast;
+mod news;
 mod option;
+mod port;
+mod private_data;
 mod qp;
 mod request;
 mod resolve;
 
-pub use addrinfo::{
-    rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo,
-};
+pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo};
 pub use channel::{
     rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event,
     rdma_write_cm_event,
@@ -32,7 +36,7 @@ pub use connect::{
 };
 pub use device::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep, rdma_get_request};
-pub use id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
+pub use life::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
 pub use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
 pub use option::{rdma_get_remote_ece, rdma_set_local_ece, rdma_set_option};
 pub use qp::{
@@ -40,5 +44,6 @@ pub use qp::{
     rdma_destroy_srq, rdma_init_qp_attr,
 };
 pub use resolve::{
-    rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_resolve_addr, rdma_resolve_route,
+    rdma_bind_addr, rdma_get_dst_port, rdma_get_src_port, rdma_query_addrinfo, rdma_resolve_addr,
+    rdma_resolve_addrinfo, rdma_resolve_route,
 };

@@ -7,34 +7,21 @@ use std::sync::Arc;
 
 use libc::sockaddr;
 use rustix::io::Errno;
+use weft_verbs::cm::gid_of;
 
-use super::channel::{Join, News, Ud};
-use super::device;
-use super::exchange::gid_of;
+use super::device::{self, datagrams};
 use super::id::{Core, core, get};
-use super::resolve::{self, datagrams};
+use super::news::{Join, Membership, News, Ud};
+use super::resolve;
 use super::types::{
     RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_JOIN_MC_ATTR_ADDRESS, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
     RDMA_CM_JOIN_MC_ATTR_RESERVED, RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_RESERVED,
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, RDMA_UDP_QKEY, rdma_cm_id, rdma_cm_join_mc_attr_ex,
 };
 use crate::call::run;
-use crate::verbs::gid::gids;
+use crate::verbs::given::given;
+use crate::verbs::group::group_of;
 use crate::verbs::mcast;
-
-/// A group that an identifier is in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Membership {
-    group: IpAddr,
-    /// To send only: the queue pair hears nothing.
-    silent: bool,
-}
-
-impl Membership {
-    fn gid(self) -> [u8; 16] {
-        gid_of(self.group)
-    }
-}
 
 /// Linux's family of InfiniBand's addresses, and where its `sockaddr_ib` has the GID: behind the family, the partition and the flow label.
 const AF_IB: libc::sa_family_t = 27;
@@ -61,7 +48,7 @@ unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr, Errno> {
 
 /// The group at an address.
 fn group(addr: SocketAddr) -> Result<IpAddr, Errno> {
-    mcast::group_of(gid_of(addr.ip())).ok_or(Errno::INVAL)
+    group_of(gid_of(addr.ip())).ok_or(Errno::INVAL)
 }
 
 impl Core {
@@ -98,32 +85,6 @@ impl Core {
         Ok(())
     }
 
-    /// The program has fetched the event: from now on its queue pair is to hear the group, unless it has left already.
-    pub(super) fn joined_group(&self, membership: Membership) -> Result<(), Errno> {
-        let qp = get!(self, qp);
-        let (still, src) = {
-            let setup = self.setup();
-            (setup.groups.contains(&membership), setup.src)
-        };
-        if membership.silent || qp.is_null() || !still {
-            return Ok(());
-        }
-        let src = src.ok_or(Errno::INVAL)?.ip().to_canonical();
-        let own = gids()?.into_iter().find(|gid| gid.ip == src);
-        let own = own.ok_or(Errno::ADDRNOTAVAIL)?;
-        mcast::attach(qp, membership.gid(), Some(own.ifindex))?;
-        // Another thread may have left it meanwhile, and not found it attached.
-        if !self.hears(membership.group) {
-            let _ = mcast::detach(qp, membership.gid());
-        }
-        Ok(())
-    }
-
-    fn hears(&self, group: IpAddr) -> bool {
-        let groups = &self.setup().groups;
-        groups.iter().any(|of| of.group == group && !of.silent)
-    }
-
     fn leave(&self, addr: SocketAddr) -> Result<(), Errno> {
         let group = group(addr).map_err(|_| Errno::ADDRNOTAVAIL)?;
         let left = {
@@ -137,14 +98,6 @@ impl Core {
             let _ = mcast::detach(qp, left.gid());
         }
         Ok(())
-    }
-
-    /// The queue pair goes: it would not while it is attached.
-    pub(super) fn detach_groups(&self) {
-        let groups = self.setup().groups.clone();
-        for of in groups {
-            let _ = mcast::detach(get!(self, qp), of.gid());
-        }
     }
 }
 
@@ -183,11 +136,8 @@ pub unsafe fn rdma_join_multicast_ex(
 ) -> c_int {
     run(|| {
         core(id)?;
-        if mc_join_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let attr = unsafe { mc_join_attr.read_unaligned() };
+        let attr = unsafe { given(mc_join_attr) }?;
         if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
             return Err(Errno::OPNOTSUPP);
         }

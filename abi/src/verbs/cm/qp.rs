@@ -3,109 +3,92 @@
 use std::ffi::c_int;
 
 use rustix::io::Errno;
+use weft_verbs::cm::gid_of;
 
-use super::device;
-use super::exchange::gid_of;
+use super::device::{self, datagrams};
 use super::id::{Core, core, get, set};
-use super::resolve::datagrams;
 use super::types::{RDMA_UDP_QKEY, rdma_cm_id};
 use crate::call::run;
 use crate::verbs::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::verbs::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::verbs::create::create_qp_ex;
-use crate::verbs::device::{ibv_query_gid, last_errno};
+use crate::verbs::device::ibv_query_gid;
+use crate::verbs::given::given;
+use crate::verbs::last_errno;
 use crate::verbs::modify::{ibv_destroy_qp, ibv_modify_qp};
-use crate::verbs::object::{Kind as _, Name, find};
+use crate::verbs::object::find;
 use crate::verbs::qp::QpObj;
 use crate::verbs::srq::{create_srq_ex, ibv_destroy_srq};
 #[allow(clippy::wildcard_imports)] // C's vocabulary
 use crate::verbs::types::*;
 
-/// The queue pair of this address.
-pub(super) fn name(handle: *mut ibv_qp) -> Result<Name<QpObj>, Errno> {
-    Ok(find::<QpObj>(handle)?.name())
+/// Where C reads a completion queue of an identifier, and its channel.
+type Place = (*mut *mut ibv_cq, *mut *mut ibv_comp_channel);
+
+/// Those for sends and for receives.
+fn places(core: &Core) -> [Place; 2] {
+    let c = core.handle();
+    // SAFETY: the memory of identifiers is never given back.
+    unsafe {
+        [
+            (&raw mut (*c).send_cq, &raw mut (*c).send_cq_channel),
+            (&raw mut (*c).recv_cq, &raw mut (*c).recv_cq_channel),
+        ]
+    }
 }
 
-/// The queue pair of this number, whoever has made it.
-pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
-    let all = QpObj::pool().all();
-    let found = all
-        .into_iter()
-        .find(|qp| qp.num() == num && !qp.is_further());
-    Ok(found.ok_or(Errno::INVAL)?.name())
-}
-
-/// A value of a C struct with every byte zero.
-pub(super) fn zeroed<T: Copy>() -> T {
-    // SAFETY: only used for the headers' structs of numbers and pointers, of which all zeros is a value.
-    unsafe { std::mem::zeroed() }
-}
-
-/// A completion queue with a channel of its own; both null for no entries.
-fn create_cq(core: &Core, entries: u32) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Errno> {
-    if entries == 0 {
-        return Ok((std::ptr::null_mut(), std::ptr::null_mut()));
+/// The identifier's completion queue at this place. If it has none yet it gets one with so many entries and a channel of its own, and none for no entries.
+fn own_cq(core: &Core, (cq, channel): Place, entries: u32) -> Result<*mut ibv_cq, Errno> {
+    // SAFETY: a place of the identifier.
+    let own = unsafe { cq.read() };
+    if !own.is_null() || entries == 0 {
+        return Ok(own);
     }
     let verbs = get!(core, verbs);
     let entries = c_int::try_from(entries).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the calls check what they are given.
+    // SAFETY: as above, and the calls check what they are given.
     unsafe {
-        let channel = ibv_create_comp_channel(verbs);
-        if channel.is_null() {
+        let made = ibv_create_comp_channel(verbs);
+        if made.is_null() {
             return Err(last_errno());
         }
-        let cq = ibv_create_cq(verbs, entries, core.handle().cast(), channel, 0);
-        if cq.is_null() {
+        let own = ibv_create_cq(verbs, entries, core.handle().cast(), made, 0);
+        if own.is_null() {
             let errno = last_errno();
-            ibv_destroy_comp_channel(channel);
+            ibv_destroy_comp_channel(made);
             return Err(errno);
         }
-        Ok((channel, cq))
+        cq.write(own);
+        channel.write(made);
+        Ok(own)
     }
 }
 
 fn destroy_cqs(core: &Core) {
-    // One that is in use stays: messages for an XRC queue complete in it, with the queue pair or without.
-    if destroy_cq(get!(core, send_cq), get!(core, send_cq_channel)) {
-        set!(core, send_cq = std::ptr::null_mut());
-        set!(core, send_cq_channel = std::ptr::null_mut());
-    }
-    if destroy_cq(get!(core, recv_cq), get!(core, recv_cq_channel)) {
-        set!(core, recv_cq = std::ptr::null_mut());
-        set!(core, recv_cq_channel = std::ptr::null_mut());
-    }
-}
-
-fn destroy_cq(cq: *mut ibv_cq, channel: *mut ibv_comp_channel) -> bool {
-    // SAFETY: the calls check what they are given.
-    unsafe {
-        if !cq.is_null() && ibv_destroy_cq(cq) == Errno::BUSY.raw_os_error() {
-            return false;
-        }
-        if !channel.is_null() {
-            ibv_destroy_comp_channel(channel);
+    for (cq, channel) in places(core) {
+        // SAFETY: places of the identifier, and the calls check what they are given.
+        unsafe {
+            // One that is in use stays: messages for an XRC queue complete in it, with the queue pair or without.
+            if !cq.read().is_null() && ibv_destroy_cq(cq.read()) == Errno::BUSY.raw_os_error() {
+                continue;
+            }
+            if !channel.read().is_null() {
+                ibv_destroy_comp_channel(channel.read());
+            }
+            cq.write(std::ptr::null_mut());
+            channel.write(std::ptr::null_mut());
         }
     }
-    true
 }
 
 /// The completion queues that `attr` does not name.
 fn create_cqs(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
-    if attr.recv_cq.is_null() && get!(core, recv_cq).is_null() {
-        let (channel, cq) = create_cq(core, attr.cap.max_recv_wr)?;
-        set!(core, recv_cq_channel = channel);
-        set!(core, recv_cq = cq);
-    }
-    if attr.send_cq.is_null() && get!(core, send_cq).is_null() {
-        let (channel, cq) = create_cq(core, attr.cap.max_send_wr)?;
-        set!(core, send_cq_channel = channel);
-        set!(core, send_cq = cq);
-    }
+    let [send, recv] = places(core);
     if attr.recv_cq.is_null() {
-        attr.recv_cq = get!(core, recv_cq);
+        attr.recv_cq = own_cq(core, recv, attr.cap.max_recv_wr)?;
     }
     if attr.send_cq.is_null() {
-        attr.send_cq = get!(core, send_cq);
+        attr.send_cq = own_cq(core, send, attr.cap.max_send_wr)?;
     }
     // One queue pair cannot do without either: a queue for nothing is the other one.
     if attr.recv_cq.is_null() {
@@ -127,12 +110,9 @@ pub(super) fn create(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), 
         attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
         attr.pd = get!(core, pd);
     }
-    let pd = find::<crate::verbs::pd::Pd>(attr.pd)?;
-    // SAFETY: a live object's C part.
-    if unsafe { (*pd.c()).context } != verbs {
+    if find::<crate::verbs::pd::Pd>(attr.pd)?.context() != verbs {
         return Err(Errno::INVAL);
     }
-    drop(pd);
     let differs = |ours: *mut ibv_cq, theirs: *mut ibv_cq| {
         !ours.is_null() && !theirs.is_null() && ours != theirs
     };
@@ -165,17 +145,21 @@ pub(super) fn create(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), 
     Ok(())
 }
 
+fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
+    // SAFETY: the call checks what it is given.
+    match unsafe { ibv_modify_qp(qp, attr, mask) } {
+        0 => Ok(()),
+        errno => Err(Errno::from_raw_os_error(errno)),
+    }
+}
+
 /// Moves a queue pair as far as it goes without a peer.
 fn prepare(qp: *mut ibv_qp, qp_type: ibv_qp_type) -> Result<(), Errno> {
     let moved = |state, attributes: fn(&mut ibv_qp_attr) -> c_int| {
-        let mut attr: ibv_qp_attr = zeroed();
+        let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = state;
         let mask = attributes(&mut attr);
-        // SAFETY: the call checks what it is given.
-        match unsafe { ibv_modify_qp(qp, &raw mut attr, mask) } {
-            0 => Ok(()),
-            errno => Err(Errno::from_raw_os_error(errno)),
-        }
+        modify(qp, &mut attr, mask)
     };
     if qp_type != IBV_QPT_UD {
         return moved(IBV_QPS_INIT, initial);
@@ -192,13 +176,9 @@ pub(super) fn flush(core: &Core) -> Result<(), Errno> {
     if qp.is_null() {
         return Ok(());
     }
-    let mut attr: ibv_qp_attr = zeroed();
+    let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_ERR;
-    // SAFETY: the call checks what it is given.
-    match unsafe { ibv_modify_qp(qp, &raw mut attr, IBV_QP_STATE as c_int) } {
-        0 => Ok(()),
-        errno => Err(Errno::from_raw_os_error(errno)),
-    }
+    modify(qp, &mut attr, IBV_QP_STATE as c_int)
 }
 
 /// For a datagram queue pair, in the state that `attr` names.
@@ -234,7 +214,7 @@ pub(super) fn extended(attr: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_
         sq_sig_all: attr.sq_sig_all,
         comp_mask: IBV_QP_INIT_ATTR_PD,
         pd,
-        ..zeroed()
+        ..ibv_qp_init_attr_ex::zeroed()
     }
 }
 
@@ -270,18 +250,15 @@ pub(super) fn destroy(core: &Core) {
 ///
 /// # Safety
 /// `attr` is NULL, or the program's attributes.
-unsafe fn made_by<T>(
+unsafe fn made_by<T: Copy>(
     id: *mut rdma_cm_id,
     attr: *mut T,
     make: impl FnOnce(&Core, &mut T) -> Result<(), Errno>,
 ) -> c_int {
     run(|| {
         let core = core(id)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
-        let mut copy = unsafe { attr.read() };
+        let mut copy = unsafe { given(attr) }?;
         make(&core, &mut copy)?;
         // SAFETY: as above.
         unsafe { attr.write(copy) };
@@ -332,13 +309,9 @@ fn complete_srq(core: &Core, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errn
         attr.xrcd = device::xrcd(get!(core, verbs))?;
     }
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
-        if get!(core, recv_cq).is_null() {
-            let (channel, cq) = create_cq(core, attr.attr.max_wr)?;
-            set!(core, recv_cq_channel = channel);
-            set!(core, recv_cq = cq);
-        }
+        let [_, recv] = places(core);
+        attr.cq = own_cq(core, recv, attr.attr.max_wr)?;
         attr.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
-        attr.cq = get!(core, recv_cq);
     }
     Ok(())
 }
@@ -385,7 +358,7 @@ pub unsafe fn rdma_create_srq(
                 _ => IBV_SRQT_BASIC,
             },
             pd,
-            ..zeroed()
+            ..ibv_srq_init_attr_ex::zeroed()
         };
         create_srq(core, &mut long)?;
         short.attr = long.attr;
@@ -430,7 +403,7 @@ pub unsafe fn rdma_destroy_srq(id: *mut rdma_cm_id) {
 /// Where the device has the address of ours that an identifier uses.
 fn gid_index(verbs: *mut ibv_context, wanted: [u8; 16]) -> Result<u8, Errno> {
     for index in 0..=u8::MAX {
-        let mut gid: ibv_gid = zeroed();
+        let mut gid = ibv_gid::zeroed();
         // SAFETY: a place for a GID; the call checks the rest.
         if unsafe { ibv_query_gid(verbs, 1, c_int::from(index), &raw mut gid) } != 0 {
             break;
@@ -446,7 +419,7 @@ fn gid_index(verbs: *mut ibv_context, wanted: [u8; 16]) -> Result<u8, Errno> {
 /// The way from an identifier's address to this one.
 pub(super) fn way(core: &Core, dgid: [u8; 16]) -> Result<ibv_ah_attr, Errno> {
     let src = core.setup().src.ok_or(Errno::INVAL)?;
-    let mut attr: ibv_ah_attr = zeroed();
+    let mut attr = ibv_ah_attr::zeroed();
     attr.is_global = 1;
     attr.port_num = 1;
     attr.grh.dgid = ibv_gid { raw: dgid };
@@ -520,14 +493,10 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
 pub(super) fn join(core: &Core) -> Result<u32, Errno> {
     let qp = get!(core, qp);
     for state in [IBV_QPS_RTR, IBV_QPS_RTS] {
-        let mut attr: ibv_qp_attr = zeroed();
+        let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = state;
         let mask = attributes(core, &mut attr)?;
-        // SAFETY: the call checks what it is given.
-        match unsafe { ibv_modify_qp(qp, &raw mut attr, mask) } {
-            0 => {}
-            errno => return Err(Errno::from_raw_os_error(errno)),
-        }
+        modify(qp, &mut attr, mask)?;
     }
     Ok(find::<QpObj>(qp)?.num())
 }
@@ -547,7 +516,7 @@ pub unsafe fn rdma_init_qp_attr(
             return Err(Errno::INVAL);
         }
         // Of what the program has there, only the state means something.
-        let mut attr: ibv_qp_attr = zeroed();
+        let mut attr = ibv_qp_attr::zeroed();
         // SAFETY: the caller's promise.
         attr.qp_state = unsafe { (&raw const (*qp_attr).qp_state).read() };
         let mask = attributes(&core, &mut attr)?;

@@ -8,7 +8,7 @@ use weft_verbs::cm::{ConnParam, Incoming, LookupRequest};
 
 use super::device::Nic;
 use super::exchange::Remote;
-use super::resolve::errno;
+use crate::verbs::os_errno;
 
 /// Whom to answer. Dropping it is a refusal.
 enum Asker {
@@ -84,7 +84,7 @@ impl Request {
             Asker::Stream(_) => Err(Errno::INVAL),
             Asker::Datagram(request) => request
                 .accept(qp_num, qkey, private_data)
-                .map_err(|error| errno(&error)),
+                .map_err(|error| os_errno(&error)),
         }
     }
 
@@ -93,7 +93,9 @@ impl Request {
             Asker::Stream(incoming) => incoming
                 .reject(private_data)
                 .map_err(|error| Errno::from_raw_os_error(error.raw_os_error())),
-            Asker::Datagram(request) => request.reject(private_data).map_err(|error| errno(&error)),
+            Asker::Datagram(request) => request
+                .reject(private_data)
+                .map_err(|error| os_errno(&error)),
         }
     }
 }

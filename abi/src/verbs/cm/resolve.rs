@@ -1,67 +1,28 @@
 //! Addresses and routes: which address of ours, which port, and whether there is a way. The operating system's routing answers at once,
 //! so the events come at once too.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
 
 use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6};
 use rustix::io::Errno;
-use weft_verbs::cm::{Bound, ServicePort};
+use weft_verbs::cm::BindOptions;
 
-use super::channel::News;
+use super::addrinfo::{Query, Trouble};
 use super::device;
 use super::id::{Core, Setup, Stage, core, get};
+use super::news::News;
+use super::port::Port;
 use super::types::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED,
-    RDMA_PS_IPOIB, RDMA_PS_UDP, rdma_cm_id, rdma_port_space,
+    rdma_addrinfo, rdma_cm_event_type, rdma_cm_id,
 };
 use crate::call::run;
+use crate::verbs::os_errno;
 
-/// An address that is taken.
-pub(super) enum Port {
-    Stream(Bound),
-    Datagram(ServicePort),
-}
-
-impl Port {
-    /// Takes an address (port 0: a free one).
-    fn take(ps: rdma_port_space, addr: SocketAddr, setup: &Setup) -> Result<Port, Errno> {
-        let native = device::of(ps)?.native;
-        let options = weft_verbs::cm::BindOptions {
-            v6_only: setup.only_v6,
-            share: setup.reuse,
-        };
-        let taken = if datagrams(ps) {
-            native.bind_service(addr, options).map(Port::Datagram)
-        } else {
-            let bound = native.bind_with(addr, options);
-            bound.and_then(|bound| {
-                // A server's: qperf tells its client the port, and listens then.
-                if addr.ip().is_unspecified() && addr.port() == 0 {
-                    bound.admit()?;
-                }
-                Ok(Port::Stream(bound))
-            })
-        };
-        taken.map_err(|e| errno(&e))
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        match self {
-            Port::Stream(bound) => bound.local_addr(),
-            Port::Datagram(service) => service.local_addr(),
-        }
-    }
-}
-
-/// Port spaces of unconnected queue pairs.
-pub(super) fn datagrams(ps: rdma_port_space) -> bool {
-    matches!(ps, RDMA_PS_UDP | RDMA_PS_IPOIB)
-}
-
-pub(super) fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
+const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = 16;
+const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = 17;
 
 /// The program's address: its family says how long it is.
 ///
@@ -93,16 +54,16 @@ fn route(src: Option<SocketAddr>, dst: SocketAddr) -> Result<SocketAddr, Errno> 
     let from = src.unwrap_or_else(|| any(dst));
     let mut free = from;
     free.set_port(0);
-    let probe = UdpSocket::bind(free).map_err(|e| errno(&e))?;
+    let probe = UdpSocket::bind(free).map_err(|e| os_errno(&e))?;
     // The port is of no meaning: nothing is sent. Some systems refuse port 0.
     let mut to = dst;
     to.set_port(to.port().max(1));
-    probe.connect(to).map_err(|e| match errno(&e) {
+    probe.connect(to).map_err(|e| match os_errno(&e) {
         // The address that it is bound to has no way out of this host.
         Errno::INVAL => Errno::HOSTUNREACH,
         errno => errno,
     })?;
-    let mut found = probe.local_addr().map_err(|e| errno(&e))?;
+    let mut found = probe.local_addr().map_err(|e| os_errno(&e))?;
     found.set_port(from.port());
     Ok(found)
 }
@@ -123,13 +84,22 @@ fn destination(dst: SocketAddr) -> SocketAddr {
     }
 }
 
+impl Setup {
+    fn bind_options(&self) -> BindOptions {
+        BindOptions {
+            v6_only: self.only_v6,
+            share: self.reuse,
+        }
+    }
+}
+
 pub(super) fn bind(core: &Core, addr: SocketAddr) -> Result<(), Errno> {
     let bound = {
         let mut setup = core.setup();
         if !matches!(setup.stage, Stage::Idle) {
             return Err(Errno::INVAL);
         }
-        let port = Port::take(core.ps, addr, &setup)?;
+        let port = Port::take(core.ps, addr, setup.bind_options())?;
         let bound = port.local_addr();
         setup.port = Some(port);
         setup.stage = Stage::Bound;
@@ -149,7 +119,7 @@ fn resolve(core: &Core, dst: SocketAddr) -> Result<SocketAddr, Errno> {
     let mut setup = core.setup();
     let mut src = route(setup.src, dst)?;
     if setup.port.is_none() {
-        let port = Port::take(core.ps, src, &setup)?;
+        let port = Port::take(core.ps, src, setup.bind_options())?;
         src = port.local_addr();
         setup.port = Some(port);
     }
@@ -233,6 +203,70 @@ pub unsafe fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_i
         core.show_path(&device::of(core.ps)?);
         core.tell(News::new(RDMA_CM_EVENT_ROUTE_RESOLVED));
         core.complete()
+    })
+}
+
+/// `rdma_resolve_addrinfo(3)`: a thread asks, and its answer is an event of the identifier. There is no subnet administrator to ask.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_resolve_addrinfo(
+    id: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        // SAFETY: the caller's promise.
+        let query = match unsafe { Query::read(node, service, hints) } {
+            Ok(query) => query,
+            Err(Trouble::Os(errno)) => return Err(errno),
+            Err(Trouble::Eai(_)) => return Err(Errno::INVAL),
+        };
+        if query.asks_the_subnet() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let about = Arc::clone(&core);
+        let ask = move || {
+            let news = match query.answer() {
+                Ok(answer) => {
+                    about.setup().answer = Some(answer);
+                    News::new(RDMA_CM_EVENT_ADDRINFO_RESOLVED)
+                }
+                Err(trouble) => {
+                    let errno = match trouble {
+                        Trouble::Os(errno) => errno,
+                        Trouble::Eai(libc::EAI_MEMORY) => Errno::NOMEM,
+                        Trouble::Eai(_) => Errno::NXIO,
+                    };
+                    News::status(RDMA_CM_EVENT_ADDRINFO_ERROR, -errno.raw_os_error())
+                }
+            };
+            about.tell(news);
+        };
+        std::thread::Builder::new()
+            .name("weft-names".into())
+            .spawn(ask)
+            .map_err(|_| Errno::AGAIN)?;
+        core.complete()
+    })
+}
+
+/// `rdma_query_addrinfo(3)`.
+///
+/// # Safety
+/// As its manual page: a place for a pointer at `info`.
+pub unsafe fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
+    run(|| {
+        let answer = core(id)?.setup().answer.ok_or(Errno::INVAL)?;
+        if info.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let shown = answer.show()?;
+        // SAFETY: the caller's promise.
+        unsafe { info.write(shown) };
+        Ok(0)
     })
 }
 

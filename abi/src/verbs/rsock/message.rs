@@ -119,6 +119,22 @@ unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<So
     unsafe { address::read(addr, len) }.map(Some)
 }
 
+/// What a message is made of. Nothing goes beside its bytes.
+///
+/// # Safety
+/// Null, or as the manual pages say.
+unsafe fn header(msg: *const msghdr) -> Result<msghdr, Errno> {
+    if msg.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let of = unsafe { msg.read() };
+    if !of.msg_control.is_null() && of.msg_controllen > 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(of)
+}
+
 /// `rrecv`
 ///
 /// # Safety
@@ -160,14 +176,8 @@ pub unsafe fn rrecvfrom(
 /// As its manual page says.
 pub unsafe fn rrecvmsg(socket: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t {
     run(|| {
-        if msg.is_null() {
-            return Err(Errno::FAULT);
-        }
         // SAFETY: the caller's promise.
-        let of = unsafe { msg.read() };
-        if !of.msg_control.is_null() && of.msg_controllen > 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
+        let of = unsafe { header(msg) }?;
         // SAFETY: the caller's promise.
         let to = unsafe { pieces(of.msg_iov, of.msg_iovlen) }?;
         let told = recv(socket, &to, flags)?;
@@ -243,14 +253,8 @@ pub unsafe fn rsendto(
 /// As its manual page says.
 pub unsafe fn rsendmsg(socket: c_int, msg: *const msghdr, flags: c_int) -> ssize_t {
     run(|| {
-        if msg.is_null() {
-            return Err(Errno::FAULT);
-        }
         // SAFETY: the caller's promise.
-        let of = unsafe { msg.read() };
-        if !of.msg_control.is_null() && of.msg_controllen > 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
+        let of = unsafe { header(msg) }?;
         // SAFETY: the caller's promise.
         let from = unsafe { pieces(of.msg_iov, of.msg_iovlen) }?;
         // SAFETY: the caller's promise.

@@ -12,13 +12,12 @@ mod table;
 mod wait;
 
 use std::ffi::{c_int, c_void};
-use std::time::Duration;
 
 use libc::{off_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use weft_rsockets::{DatagramSocket, Shutdown, Socket, Source};
 
-use super::device::native;
+use super::native::native;
 use super::settings;
 use crate::address;
 use crate::call::{run, signed};
@@ -234,11 +233,4 @@ pub unsafe fn riowrite(
         written.map(signed)
     });
     written as usize
-}
-
-/// So far apart are signs of life where the program does not say, as the system has it for TCP.
-fn usual_pulse() -> Duration {
-    let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_keepalive_time");
-    let seconds = text.ok().and_then(|text| text.trim().parse().ok());
-    Duration::from_secs(seconds.unwrap_or(7200))
 }

@@ -2,15 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libc::{linger, socklen_t, timeval};
 use rustix::io::Errno;
 use weft_rsockets::{Options, Socket};
 
-use super::table::{Entry, Kind, find};
-use super::usual_pulse;
+use super::table::{Entry, Kind, Settings, find};
 use crate::call::{run, system};
 use crate::made::Made;
 use crate::option::{give, taken, time};
@@ -33,20 +31,6 @@ const RDMA_ROUTE: c_int = 4;
 const MAX_SEGMENT: c_int = 2048;
 /// Longest path record that is kept.
 const MOST_ROUTE: usize = 4096;
-
-/// Options that are remembered.
-#[derive(Default)]
-pub(super) struct Settings {
-    reuse_addr: bool,
-    keep_alive: bool,
-    /// Seconds.
-    keep_idle: Option<c_int>,
-    oob_inline: bool,
-    no_delay: bool,
-    v6_only: bool,
-    linger: Option<linger>,
-    route: Vec<u8>,
-}
 
 /// What the administrator has set for all sockets, as the files of the manual page say it.
 pub(super) fn defaults(options: &mut Options) {
@@ -80,11 +64,14 @@ pub(super) fn defaults(options: &mut Options) {
     });
 }
 
-impl Entry {
-    fn settings(&self) -> MutexGuard<'_, Settings> {
-        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// So far apart are signs of life where the program does not say, as the system has it for TCP.
+fn usual_pulse() -> Duration {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_keepalive_time");
+    let seconds = text.ok().and_then(|text| text.trim().parse().ok());
+    Duration::from_secs(seconds.unwrap_or(7200))
+}
 
+impl Entry {
     /// Begin or end the signs of life, as the settings are now.
     fn pulse(&self, settings: &Settings) -> Result<(), Errno> {
         let idle = settings.keep_idle.map_or_else(usual_pulse, |s| {

@@ -4,15 +4,14 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use libc::c_int;
+use libc::{c_int, linger};
 use rustix::io::Errno;
 use weft_rsockets::poll::Pollable;
 use weft_rsockets::{Common, DatagramSocket, Options, Shutdown, Socket};
 
-use super::option::Settings;
-use crate::verbs::object::{Inherited, PerFork};
+use crate::verbs::object::{Inherited, PerFork, lock};
 
 /// A socket of either type.
 pub(super) enum Kind {
@@ -31,62 +30,48 @@ impl Deref for Kind {
     }
 }
 
+/// The same of either type.
+macro_rules! each {
+    ($kind:expr, $socket:ident => $call:expr) => {
+        match $kind {
+            Kind::Stream($socket) => $call,
+            Kind::Datagram($socket) => $call,
+        }
+    };
+}
+
 /// What both types have, each in its own way.
 impl Kind {
     pub(super) fn bind(&self, addr: SocketAddr) -> Result<(), Errno> {
-        match self {
-            Kind::Stream(socket) => socket.bind(addr),
-            Kind::Datagram(socket) => socket.bind(addr),
-        }
+        each!(self, socket => socket.bind(addr))
     }
 
     pub(super) fn local_addr(&self) -> Result<SocketAddr, Errno> {
-        match self {
-            Kind::Stream(socket) => socket.local_addr(),
-            Kind::Datagram(socket) => socket.local_addr(),
-        }
+        each!(self, socket => socket.local_addr())
     }
 
     pub(super) fn peer_addr(&self) -> Result<SocketAddr, Errno> {
-        match self {
-            Kind::Stream(socket) => socket.peer_addr(),
-            Kind::Datagram(socket) => socket.peer_addr(),
-        }
+        each!(self, socket => socket.peer_addr())
     }
 
     pub(super) fn options(&self) -> Options {
-        match self {
-            Kind::Stream(socket) => socket.options(),
-            Kind::Datagram(socket) => socket.options(),
-        }
+        each!(self, socket => socket.options())
     }
 
     pub(super) fn has_begun(&self) -> bool {
-        match self {
-            Kind::Stream(socket) => socket.has_begun(),
-            Kind::Datagram(socket) => socket.has_begun(),
-        }
+        each!(self, socket => socket.has_begun())
     }
 
     pub(super) fn take_error(&self) -> Option<Errno> {
-        match self {
-            Kind::Stream(socket) => socket.take_error(),
-            Kind::Datagram(socket) => socket.take_error(),
-        }
+        each!(self, socket => socket.take_error())
     }
 
     pub(super) fn shutdown(&self, how: Shutdown) -> Result<(), Errno> {
-        match self {
-            Kind::Stream(socket) => socket.shutdown(how),
-            Kind::Datagram(socket) => socket.shutdown(how),
-        }
+        each!(self, socket => socket.shutdown(how))
     }
 
     fn close(&self) {
-        match self {
-            Kind::Stream(socket) => socket.close(),
-            Kind::Datagram(socket) => socket.close(),
-        }
+        each!(self, socket => socket.close());
     }
 
     pub(super) fn pollable(&self) -> &dyn Pollable {
@@ -106,6 +91,20 @@ impl Kind {
     }
 }
 
+/// Options that are remembered.
+#[derive(Default)]
+pub(super) struct Settings {
+    pub(super) reuse_addr: bool,
+    pub(super) keep_alive: bool,
+    /// Seconds.
+    pub(super) keep_idle: Option<c_int>,
+    pub(super) oob_inline: bool,
+    pub(super) no_delay: bool,
+    pub(super) v6_only: bool,
+    pub(super) linger: Option<linger>,
+    pub(super) route: Vec<u8>,
+}
+
 /// A socket, and what C programs know of it beyond the crate.
 pub(super) struct Entry {
     pub(super) socket: Kind,
@@ -113,7 +112,7 @@ pub(super) struct Entry {
     pub(super) fd: RawFd,
     /// What `F_GETFL` tells.
     pub(super) flags: AtomicI32,
-    pub(super) settings: Mutex<Settings>,
+    settings: Mutex<Settings>,
 }
 
 impl Entry {
@@ -127,6 +126,10 @@ impl Entry {
             flags: AtomicI32::new(libc::O_RDWR),
             settings: Mutex::default(),
         })
+    }
+
+    pub(super) fn settings(&self) -> MutexGuard<'_, Settings> {
+        lock(&self.settings)
     }
 
     pub(super) fn set_nonblock(&self, on: bool) {

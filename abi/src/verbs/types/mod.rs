@@ -35,13 +35,26 @@ pub struct Enumeration {
     pub values: &'static [(&'static str, i128)],
 }
 
-/// Declares structs and unions as C does, and `LAYOUTS` of them.
+/// A type of C of which all zeros is a value.
+///
+/// # Safety
+/// It is.
+pub unsafe trait Zeroed: Copy {
+    fn zeroed() -> Self {
+        // SAFETY: that is what the trait says.
+        unsafe { std::mem::zeroed() }
+    }
+}
+
+/// Declares structs and unions as C does, of numbers and pointers, and `LAYOUTS` of them.
 macro_rules! c_structs {
     ($($kind:ident $name:ident { $($field:ident: $of:ty),* $(,)? })*) => {
         $(
             #[repr(C)]
             #[derive(Clone, Copy)]
             pub $kind $name { $(pub $field: $of),* }
+            // SAFETY: numbers and pointers, which may be NULL.
+            unsafe impl $crate::verbs::types::Zeroed for $name {}
         )*
         pub const LAYOUTS: &[$crate::verbs::types::Layout] = &[$($crate::verbs::types::Layout {
             name: stringify!($name),

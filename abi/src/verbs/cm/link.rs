@@ -1,0 +1,71 @@
+//! What joins an identifier to its peer.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use weft_verbs::Qp;
+use weft_verbs::above::QpAbove;
+
+use super::device::Nic;
+use super::exchange::Carrier;
+use crate::verbs::object::{Kind as _, Name, find};
+use crate::verbs::qp::QpObj;
+use crate::verbs::types::ibv_qp;
+
+/// The queue pair of this address.
+pub(super) fn name(handle: *mut ibv_qp) -> Result<Name<QpObj>, Errno> {
+    Ok(find::<QpObj>(handle)?.name())
+}
+
+/// The queue pair of this number, whoever has made it.
+pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
+    let all = QpObj::pool().all();
+    let found = all
+        .into_iter()
+        .find(|qp| qp.num() == num && !qp.is_further());
+    Ok(found.ok_or(Errno::INVAL)?.name())
+}
+
+/// What joins an identifier to its peer.
+#[derive(Clone)]
+pub(super) enum Link {
+    /// The program's queue pair.
+    Program(Name<QpObj>),
+    /// A connection of its own, because the program moves its queue pair itself.
+    Carrier(Arc<Carrier>),
+}
+
+impl Link {
+    pub(super) fn native(&self) -> Result<Arc<Qp>, Errno> {
+        match self {
+            Link::Program(name) => name.get()?.native(),
+            Link::Carrier(carrier) => Ok(carrier.qp()),
+        }
+    }
+
+    /// What the peer sends waits for its receive so often. An RNIC ends the connection at once, unless the program asks for more.
+    pub(super) fn wait_for_receives(&self, nic: &Nic, retry: u8) -> Result<(), Errno> {
+        let receiver = match self {
+            Link::Program(name) => name.get()?,
+            Link::Carrier(carrier) => by_number(carrier.qp_num())?.get()?,
+        };
+        if nic.persona || retry > 0 {
+            receiver.native()?.wait_for_receives(retry);
+        }
+        Ok(())
+    }
+
+    /// In order: what was posted still goes out.
+    pub(super) fn close(&self) {
+        if let Ok(qp) = self.native() {
+            qp.disconnect();
+        }
+    }
+
+    /// The connection has ended: so has the queue pair, whatever it waits for.
+    pub(super) fn bury(&self) {
+        if let Ok(qp) = self.native() {
+            qp.to_error();
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Addresses that identifiers have taken.
+
+use std::net::SocketAddr;
+
+use rustix::io::Errno;
+use weft_verbs::cm::{BindOptions, Bound, ServicePort};
+
+use super::device::{self, datagrams};
+use super::types::rdma_port_space;
+use crate::verbs::os_errno;
+
+/// An address that is taken.
+pub(super) enum Port {
+    Stream(Bound),
+    Datagram(ServicePort),
+}
+
+impl Port {
+    /// Takes an address (port 0: a free one).
+    pub(super) fn take(
+        ps: rdma_port_space,
+        addr: SocketAddr,
+        options: BindOptions,
+    ) -> Result<Port, Errno> {
+        let native = device::of(ps)?.native;
+        let taken = if datagrams(ps) {
+            native.bind_service(addr, options).map(Port::Datagram)
+        } else {
+            let bound = native.bind_with(addr, options);
+            bound.and_then(|bound| {
+                // A server's: qperf tells its client the port, and listens then.
+                if addr.ip().is_unspecified() && addr.port() == 0 {
+                    bound.admit()?;
+                }
+                Ok(Port::Stream(bound))
+            })
+        };
+        taken.map_err(|e| os_errno(&e))
+    }
+
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        match self {
+            Port::Stream(bound) => bound.local_addr(),
+            Port::Datagram(service) => service.local_addr(),
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! The one soft RNIC of the process, which both devices are.
+
+use std::sync::Mutex;
+
+use rustix::io::Errno;
+use weft_verbs::Device;
+
+use super::audience::Audience;
+use super::object::{PerFork, lock};
+use super::visit;
+
+/// The soft RNIC of this process.
+pub(crate) fn native() -> Result<Device, Errno> {
+    static NATIVE: PerFork<Mutex<Option<Device>>> = PerFork::new();
+    let mut native = lock(NATIVE.get());
+    if let Some(device) = &*native {
+        return Ok(device.clone());
+    }
+    // Before the device has a thread.
+    visit::register();
+    let device = Device::open().map_err(super::errno)?;
+    let audience = Audience::get();
+    device.on_async_event(|event| audience.hear(event));
+    *native = Some(device.clone());
+    Ok(device)
+}
