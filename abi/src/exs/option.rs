@@ -215,7 +215,6 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
     let socket = &entry.socket;
     let options = socket.options();
     let new = arg as c_int;
-    let unsigned = || u32::try_from(new).map_err(|_| Errno::INVAL);
     let value = match command {
         EXS_F_GETCREDITS => number(options.credits).into(),
         EXS_F_GETSMALLPACKET => number(options.small_packet_max).into(),
@@ -235,19 +234,13 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
             unsafe { stats(&entry, arg as *mut Stats) }?;
             0
         }
-        EXS_F_SETCREDITS => {
-            let new = unsigned()?;
-            socket.set_options(|o| o.credits = new)?;
-            0
-        }
-        EXS_F_SETSMALLPACKET => {
-            let new = unsigned()?;
-            socket.set_options(|o| o.small_packet_max = new)?;
-            0
-        }
-        EXS_F_SETBUFFER => {
-            let new = unsigned()?;
-            socket.set_options(|o| o.buffer = new)?;
+        EXS_F_SETCREDITS | EXS_F_SETSMALLPACKET | EXS_F_SETBUFFER => {
+            let new = u32::try_from(new).map_err(|_| Errno::INVAL)?;
+            socket.set_options(|o| match command {
+                EXS_F_SETCREDITS => o.credits = new,
+                EXS_F_SETSMALLPACKET => o.small_packet_max = new,
+                _ => o.buffer = new,
+            })?;
             0
         }
         EXS_F_SETMODE => {

@@ -73,26 +73,26 @@ fn positive(value: c_int) -> Result<usize, Errno> {
 
 /// # Errors
 /// `EFAULT` for null, `EINVAL` for another size than that of the attribute.
-unsafe fn get<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
+fn attribute<T>(value: *const c_void, len: usize) -> Result<*const T, Errno> {
     if value.is_null() {
         return Err(Errno::FAULT);
     }
     if len != size_of::<T>() {
         return Err(Errno::INVAL);
     }
+    Ok(value.cast())
+}
+
+unsafe fn get<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
+    let at = attribute::<T>(value, len)?;
     // SAFETY: the caller's promise: `len` bytes are readable.
-    Ok(unsafe { value.cast::<T>().read_unaligned() })
+    Ok(unsafe { at.read_unaligned() })
 }
 
 unsafe fn put<T: Copy>(new: T, value: *mut c_void, len: usize) -> Result<c_int, Errno> {
-    if value.is_null() {
-        return Err(Errno::FAULT);
-    }
-    if len != size_of::<T>() {
-        return Err(Errno::INVAL);
-    }
+    let at = attribute::<T>(value, len)?.cast_mut();
     // SAFETY: the caller's promise: `len` bytes are writable.
-    unsafe { value.cast::<T>().write_unaligned(new) };
+    unsafe { at.write_unaligned(new) };
     Ok(0)
 }
 

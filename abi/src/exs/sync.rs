@@ -60,7 +60,7 @@ fn carry_out(
 ) -> Result<Event, Errno> {
     let token = own_token(1);
     let queue = own_queue()?;
-    start(Sink::Queue(queue.clone(), token))?;
+    start(queue.sink(token))?;
     let mut events = Vec::new();
     let mut result = queue.dequeue(&mut events, 1, 1, limit).map(|_| ());
     if events.is_empty() {
