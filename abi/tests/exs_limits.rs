@@ -172,7 +172,7 @@ fn interrupted(
 
 fn signals_end_a_receive(times: usize, test: &str) {
     let (b, mut child) = stopped(SOCK_STREAM, test);
-    let got = interrupted(times, move || recv(b, &mut [0; 1 << 16], 0));
+    let got = interrupted(times, move || recv(b, &mut vec![0; 1 << 16], 0));
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");

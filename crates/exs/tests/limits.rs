@@ -19,7 +19,8 @@ use weft_exs::{
     Context, Design, Errno, EventKind, Kind, Memory, Queue, Ready, RecvFlags, Region, Sink, Socket,
 };
 use weft_verbs::above::CqAbove;
-use weft_verbs::{Access, Cq, Device, LocalMode, Pd, RemoteAddr, SendWr, Wc};
+use weft_verbs::cm::Connection;
+use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, RemoteAddr, SendWr, Wc};
 use weft_wire::exs::{Body, Hello, Imm, Kind as HelloKind, Packet, Remote, Transfer};
 
 /// For a peer that is no socket.
@@ -28,6 +29,15 @@ fn verbs() -> (Pd, Cq) {
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(4096, None).unwrap();
     (pd, cq)
+}
+
+/// A stream socket that such a peer has connected to with this greeting, and what the peer has.
+fn meets(pd: &Pd, cq: &Cq, hello: &Hello) -> (Context, Socket, (Connection, Mr)) {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::Stream, |_| ());
+    let peer = greet(&listener, pd, cq, hello);
+    let socket = listener.accept_wait(Some(PATIENCE)).unwrap();
+    (context, socket, peer)
 }
 
 /// The engine behind this queue reads nothing for so long after its first completion; tells when that has come.
@@ -156,11 +166,8 @@ fn receives_end_with_a_close_behind_a_file() {
 /// What came into a blocking receive before a silent peer lost the connection.
 #[test]
 fn bytes_that_came_are_told_when_the_peer_falls_silent() {
-    let context = context(LocalMode::Off);
-    let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
-    let (conn, sink) = greet(&listener, &pd, &cq, &hello());
-    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let (context, b, (conn, sink)) = meets(&pd, &cq, &hello());
     recv_limit(&b, 500);
     let to = Region::alloc(&context, 1 << 16).unwrap();
     let told = aside(move || b.recv_wait(&to.whole(), RecvFlags::WAITALL));
@@ -221,8 +228,6 @@ fn what_was_sent_before_a_close_arrives_though_a_receive_was_outstanding() {
 /// A blocking send with a time limit, to a peer who takes nothing off its TCP connection.
 #[test]
 fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
-    let context = context(LocalMode::Off);
-    let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
     let stuck = sticks(&cq, Duration::from_secs(25));
     let len = 64 << 20;
@@ -237,8 +242,7 @@ fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
         }),
         ..hello()
     };
-    let (conn, sink) = greet(&listener, &pd, &cq, &hello);
-    let a = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let (_context, a, (conn, sink)) = meets(&pd, &cq, &hello);
     a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
     stuck.recv_timeout(PATIENCE).unwrap();
     send_limit(&a, 200);
@@ -305,11 +309,8 @@ fn a_poll_ends_with_ecanceled_when_its_socket_is_closed() {
 /// `shutdown(SHUT_RD)`, while another thread waits for a peer who says nothing.
 #[test]
 fn a_shutdown_ends_a_blocking_receive_from_a_silent_peer() {
-    let context = context(LocalMode::Off);
-    let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
-    let _peer = greet(&listener, &pd, &cq, &hello());
-    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let (context, b, _peer) = meets(&pd, &cq, &hello());
     let to = Region::alloc(&context, 1 << 16).unwrap();
     let receiver = b.clone();
     let told = aside(move || receiver.recv_wait(&to.whole(), RecvFlags::empty()));
@@ -374,16 +375,13 @@ fn no_event_is_lost_between_takers_and_a_delete() {
 /// A peer that says it takes "small packets" of any length does not make us copy everything that the program sends.
 #[test]
 fn a_peer_does_not_say_how_much_is_copied() {
-    let context = context(LocalMode::Off);
-    let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
     let stuck = sticks(&cq, Duration::from_secs(10));
     let hello = Hello {
         small: u32::MAX,
         ..hello()
     };
-    let (conn, sink) = greet(&listener, &pd, &cq, &hello);
-    let a = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let (context, a, (conn, sink)) = meets(&pd, &cq, &hello);
     a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
     stuck.recv_timeout(PATIENCE).unwrap();
     let resident = || {

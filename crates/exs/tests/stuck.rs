@@ -1,7 +1,6 @@
 //! Peers in shared memory that stay in what was open to them, or stop there: the operation's end is told in time, its memory is the program's
 //! again, and other connections go on meanwhile.
 
-#[allow(dead_code)]
 mod common;
 #[allow(unreachable_pub, dead_code)] // not all of it is needed here
 #[path = "../../../tests/conformance/src/marks.rs"]
