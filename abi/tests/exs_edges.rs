@@ -11,13 +11,14 @@ mod sockets;
 use std::ffi::{c_int, c_void};
 use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, IntoRawFd as _};
-use std::ptr::null_mut;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use libc::{AF_INET, MSG_WAITALL, POLLIN, SOCK_STREAM, pollfd, sockaddr_in, socklen_t, timeval};
-use sockets::{PATIENCE, any, listening, pair};
-use weft_abi::exs::types::{AHandle, Event};
+use libc::{MSG_WAITALL, POLLIN, SOCK_STREAM, pollfd, socklen_t, timeval};
+use rustix::io::Errno;
+use sockets::{
+    NONE, PATIENCE, accepted, again, aside, connected, listening, next_event, pair, recv,
+    recv_message, send, start_recv, start_send, stopped,
+};
 use weft_abi::exs::{memory, option, queue, socket, sync};
 
 fn cpu() -> Duration {
@@ -30,14 +31,13 @@ fn cpu() -> Duration {
 #[test]
 fn a_poll_of_a_socket_that_gets_closed_does_not_spin() {
     let (a, b) = pair(SOCK_STREAM);
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
+    let told = aside(move || {
         let mut fds = [pollfd {
             fd: a,
             events: POLLIN,
             revents: 0,
         }];
-        let _ = tell.send(unsafe { sync::poll(fds.as_mut_ptr(), 1, -1) });
+        unsafe { sync::poll(fds.as_mut_ptr(), 1, -1) }
     });
     std::thread::sleep(Duration::from_millis(300));
     sync::close(a).unwrap();
@@ -55,20 +55,10 @@ fn a_poll_of_a_socket_that_gets_closed_does_not_spin() {
 #[test]
 fn waitall_on_a_socket_that_does_not_wait() {
     let (a, b) = pair(SOCK_STREAM);
-    unsafe {
-        assert_eq!(
-            sync::send_mh(a, b"0123456789".as_ptr().cast(), 10, 0, 0),
-            Ok(10)
-        );
-        std::thread::sleep(Duration::from_millis(300));
-        sync::fcntl(b, libc::F_SETFL, libc::O_NONBLOCK as usize).unwrap();
-    }
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
-        let mut buf = [0_u8; 100];
-        let _ =
-            tell.send(unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), 100, MSG_WAITALL, 0) });
-    });
+    assert_eq!(send(a, b"0123456789", 0), Ok(10));
+    std::thread::sleep(Duration::from_millis(300));
+    unsafe { sync::fcntl(b, libc::F_SETFL, libc::O_NONBLOCK as usize) }.unwrap();
+    let told = aside(move || recv(b, &mut [0; 100], MSG_WAITALL));
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(10)));
 }
 
@@ -79,15 +69,8 @@ fn tcp() -> (std::net::TcpStream, std::net::TcpStream) {
 }
 
 fn one(qh: c_int) -> Option<(c_int, c_int)> {
-    let limit = timeval {
-        tv_sec: 3,
-        tv_usec: 0,
-    };
-    let mut event: Event = unsafe { std::mem::zeroed() };
-    match unsafe { queue::qdequeue(qh, &raw mut event, 1, &raw const limit) } {
-        Ok(1) => Some((event.exs_evt_type, event.exs_evt_errno)),
-        _ => None,
-    }
+    let event = next_event(qh, 3)?;
+    Some((event.exs_evt_type, event.exs_evt_errno))
 }
 
 /// `exs_close` of a socket of the system with a receive outstanding.
@@ -97,19 +80,8 @@ fn a_close_of_an_ordinary_socket_ends_its_receives() {
     let fd = near.into_raw_fd();
     let qh = queue::qcreate(8).unwrap();
     let mut buf = [0_u8; 16];
-    unsafe {
-        socket::recv(
-            fd,
-            buf.as_mut_ptr().cast(),
-            16,
-            0,
-            qh,
-            AHandle(null_mut()),
-            0,
-        )
-    }
-    .unwrap();
-    socket::close(fd, 0, -1, AHandle(null_mut())).unwrap();
+    start_recv(fd, &mut buf, 0, qh, 0);
+    socket::close(fd, 0, -1, NONE).unwrap();
     far.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     // The event holds the connection until it is taken.
     let ended = one(qh).is_some();
@@ -137,10 +109,7 @@ fn a_time_limit_of_an_ordinary_socket_is_not_forgotten() {
     let at = (&raw const limit).cast();
     unsafe { option::setsockopt(fd, libc::SOL_SOCKET, name, at, size) }.unwrap();
     for _ in 0..2 {
-        unsafe {
-            let buf = buf.as_mut_ptr().cast();
-            socket::recv(fd, buf, 16, 0, qh, AHandle(null_mut()), 0).unwrap();
-        }
+        start_recv(fd, &mut buf, 0, qh, 0);
         let timed_out = weft_abi::exs::types::EXS_EVT_RECVTIMEOUT as c_int;
         assert_eq!(one(qh), Some((timed_out, libc::ETIMEDOUT)));
     }
@@ -154,18 +123,7 @@ fn what_is_outstanding_goes_on_when_its_queue_is_deleted() {
     let fd = near.as_raw_fd();
     let qh = queue::qcreate(8).unwrap();
     let buf = vec![1_u8; 32 << 20].leak();
-    unsafe {
-        socket::send(
-            fd,
-            buf.as_ptr().cast(),
-            buf.len(),
-            0,
-            qh,
-            AHandle(null_mut()),
-            0,
-        )
-    }
-    .unwrap();
+    start_send(fd, buf, qh);
     queue::qdelete(qh).unwrap();
     let mut got = Vec::new();
     far.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -181,23 +139,12 @@ fn memory_of_operations_of_a_deleted_queue_is_busy() {
     let buf = vec![0_u8; 1 << 16].leak();
     let mh = unsafe { memory::mregister(buf.as_mut_ptr().cast::<c_void>(), buf.len(), 0) }.unwrap();
     let qh = queue::qcreate(8).unwrap();
-    unsafe {
-        socket::recv(
-            a,
-            buf.as_mut_ptr().cast(),
-            buf.len(),
-            0,
-            qh,
-            AHandle(null_mut()),
-            mh,
-        )
-    }
-    .unwrap();
+    start_recv(a, buf, 0, qh, mh);
     queue::qdelete(qh).unwrap();
     let gone = memory::mderegister(mh);
     // The program thinks that the memory is its own again.
     buf.fill(7);
-    unsafe { sync::send_mh(b, [1_u8; 4096].as_ptr().cast(), 4096, 0, 0) }.unwrap();
+    send(b, &[1; 4096], 0).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     let written = buf.iter().any(|byte| *byte != 7);
     assert!(
@@ -211,45 +158,32 @@ fn memory_of_operations_of_a_deleted_queue_is_busy() {
 fn what_was_sent_arrives_when_the_program_ends_after_a_close() {
     const LEN: usize = 16 << 20;
     if let Ok(port) = std::env::var("WEFT_EDGES_PORT") {
-        let mut addr = any();
-        addr.sin_port = port.parse::<u16>().unwrap().to_be();
-        unsafe {
-            let a = socket::socket(AF_INET, SOCK_STREAM, 0).unwrap();
-            sync::connect(
-                a,
-                (&raw const addr).cast(),
-                size_of::<sockaddr_in>() as socklen_t,
-            )
-            .unwrap();
-            let qh = queue::qcreate(8).unwrap();
-            let buf = vec![1_u8; LEN].leak();
-            socket::send(a, buf.as_ptr().cast(), LEN, 0, qh, AHandle(null_mut()), 0).unwrap();
-            let with = if std::env::var("WEFT_EDGES_QUEUE").is_ok() {
-                qh
-            } else {
-                -1
-            };
-            socket::close(a, 0, with, AHandle(null_mut())).unwrap();
-        }
+        let a = connected(SOCK_STREAM, port.parse().unwrap());
+        let qh = queue::qcreate(8).unwrap();
+        start_send(a, vec![1_u8; LEN].leak(), qh);
+        let with = if std::env::var("WEFT_EDGES_QUEUE").is_ok() {
+            qh
+        } else {
+            -1
+        };
+        socket::close(a, 0, with, NONE).unwrap();
         std::process::exit(0);
     }
-    let arrived = |queue: bool| unsafe {
+    let arrived = |queue: bool| {
         let (listener, addr) = listening(SOCK_STREAM);
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child
-            .arg("what_was_sent")
-            .env("WEFT_EDGES_PORT", u16::from_be(addr.sin_port).to_string());
+        let port = u16::from_be(addr.sin_port);
+        let mut child = again("what_was_sent", "WEFT_EDGES_PORT", port);
         if queue {
             child.env("WEFT_EDGES_QUEUE", "1");
         }
         let mut child = child.spawn().unwrap();
-        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
+        let b = accepted(listener);
         // It ends before it is read.
         std::thread::sleep(Duration::from_secs(1));
         let mut buf = vec![0_u8; LEN];
         let mut all = 0;
         while all < LEN {
-            match sync::recv_mh(b, buf.as_mut_ptr().cast(), LEN, 0, 0) {
+            match recv(b, &mut buf, 0) {
                 Ok(n) if n > 0 => all += n as usize,
                 end => {
                     println!("{end:?}");
@@ -270,50 +204,13 @@ fn what_was_sent_arrives_when_the_program_ends_after_a_close() {
 /// A receive that does not wait, of a message that has not come, from a peer that has stopped.
 #[test]
 fn a_recvmsg_that_does_not_wait_does_not_wait_for_the_peer() {
-    let port = std::env::var("WEFT_EDGES_STOP");
-    if let Ok(port) = port {
-        let mut addr = any();
-        addr.sin_port = port.parse::<u16>().unwrap().to_be();
-        unsafe {
-            let a = socket::socket(AF_INET, libc::SOCK_SEQPACKET, 0).unwrap();
-            sync::connect(
-                a,
-                (&raw const addr).cast(),
-                size_of::<sockaddr_in>() as socklen_t,
-            )
-            .unwrap();
-            libc::raise(libc::SIGSTOP);
-        }
-        std::process::exit(0);
-    }
-    unsafe {
-        let (listener, addr) = listening(libc::SOCK_SEQPACKET);
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child
-            .arg("a_recvmsg")
-            .env("WEFT_EDGES_STOP", u16::from_be(addr.sin_port).to_string());
-        let mut child = child.spawn().unwrap();
-        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
-        sync::fcntl(b, libc::F_SETFL, libc::O_NONBLOCK as usize).unwrap();
-        std::thread::sleep(Duration::from_secs(1));
-        let (tell, told) = channel();
-        std::thread::spawn(move || {
-            let mut buf = vec![0_u8; 1 << 16];
-            let mut iov = libc::iovec {
-                iov_base: buf.as_mut_ptr().cast(),
-                iov_len: buf.len(),
-            };
-            let mut msg: libc::msghdr = std::mem::zeroed();
-            msg.msg_iov = &raw mut iov;
-            msg.msg_iovlen = 1;
-            let _ = tell
-                .send(sync::recvmsg(b, &raw mut msg, 0).map_err(rustix::io::Errno::raw_os_error));
-        });
-        let got = told.recv_timeout(PATIENCE);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(got, Ok(Err(libc::EAGAIN)));
-    }
+    let (b, mut child) = stopped(libc::SOCK_SEQPACKET, "a_recvmsg");
+    unsafe { sync::fcntl(b, libc::F_SETFL, libc::O_NONBLOCK as usize) }.unwrap();
+    let told = aside(move || recv_message(b));
+    let got = told.recv_timeout(PATIENCE);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(got, Ok(Err(Errno::AGAIN)));
 }
 
 /// Data left in place, of a socket that is closed before the event is dequeued.
@@ -323,35 +220,15 @@ fn data_left_in_place_is_there_when_its_event_is_dequeued() {
     let qh = queue::qcreate(8).unwrap();
     let mut buf = [0_u8; 100];
     let flag = weft_abi::exs::types::EXS_IN_PLACE as c_int;
+    assert_eq!(send(a, b"0123456789", 0), Ok(10));
+    std::thread::sleep(Duration::from_millis(300));
+    start_recv(b, &mut buf, flag, qh, 0);
+    std::thread::sleep(Duration::from_millis(300));
+    socket::close(b, 0, -1, NONE).unwrap();
+    socket::close(a, 0, -1, NONE).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let event = next_event(qh, 3).unwrap();
     unsafe {
-        assert_eq!(
-            sync::send_mh(a, b"0123456789".as_ptr().cast(), 10, 0, 0),
-            Ok(10)
-        );
-        std::thread::sleep(Duration::from_millis(300));
-        socket::recv(
-            b,
-            buf.as_mut_ptr().cast(),
-            100,
-            flag,
-            qh,
-            AHandle(null_mut()),
-            0,
-        )
-        .unwrap();
-        std::thread::sleep(Duration::from_millis(300));
-        socket::close(b, 0, -1, AHandle(null_mut())).unwrap();
-        socket::close(a, 0, -1, AHandle(null_mut())).unwrap();
-        std::thread::sleep(Duration::from_millis(500));
-        let limit = timeval {
-            tv_sec: 3,
-            tv_usec: 0,
-        };
-        let mut event: Event = std::mem::zeroed();
-        assert_eq!(
-            queue::qdequeue(qh, &raw mut event, 1, &raw const limit),
-            Ok(1)
-        );
         std::thread::sleep(Duration::from_millis(300));
         let xfer = event.exs_evt_union.exs_evt_xfer;
         let mut got = [0_u8; 10];
@@ -383,22 +260,15 @@ fn data_left_in_place_is_there_when_its_event_is_dequeued() {
 fn an_absurd_length_does_not_end_the_program() {
     if std::env::var("WEFT_EDGES_ABSURD").is_ok() {
         let (a, b) = pair(SOCK_STREAM);
-        unsafe {
-            assert_eq!(
-                sync::send_mh(a, b"0123456789".as_ptr().cast(), 10, 0, 0),
-                Ok(10)
-            );
-            let mut buf = [0_u8; 100];
-            let iov = libc::iovec {
-                iov_base: buf.as_mut_ptr().cast(),
-                iov_len: 1 << 46,
-            };
-            let _ = sync::readv(b, &raw const iov, 1);
-        }
+        assert_eq!(send(a, b"0123456789", 0), Ok(10));
+        let mut buf = [0_u8; 100];
+        let iov = libc::iovec {
+            iov_base: buf.as_mut_ptr().cast(),
+            iov_len: 1 << 46,
+        };
+        let _ = unsafe { sync::readv(b, &raw const iov, 1) };
         std::process::exit(0);
     }
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.arg("an_absurd").env("WEFT_EDGES_ABSURD", "1");
-    let end = child.status().unwrap();
+    let end = again("an_absurd", "WEFT_EDGES_ABSURD", 1).status().unwrap();
     assert!(end.success(), "{end}");
 }

@@ -17,12 +17,15 @@ use std::time::{Duration, Instant};
 
 use libc::{
     AF_INET, MSG_DONTWAIT, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_SEQPACKET, SOCK_STREAM, SOL_SOCKET,
-    sockaddr_in, socklen_t, timeval,
+    socklen_t, timeval,
 };
 use rustix::io::Errno;
-use sockets::{PATIENCE, any, listening, pair};
+use sockets::{
+    NONE, PATIENCE, again, aside, next_event, pair, recv, recv_message, send, start_recv,
+    start_send, stopped,
+};
 use weft_abi::exs::types::{
-    AHandle, EXS_CAF_FILDES, EXS_EVT_RECV, EXS_EVT_RECVTIMEOUT, EXS_QHANDLE_INVALID, Event,
+    AHandle, EXS_CAF_FILDES, EXS_EVT_RECV, EXS_EVT_RECVTIMEOUT, EXS_QHANDLE_INVALID,
 };
 use weft_abi::exs::{memory, option, queue, socket, sync};
 
@@ -44,28 +47,12 @@ fn limit(fd: c_int, name: c_int, millis: i64) {
     .unwrap();
 }
 
-/// What `recvmsg` returns.
-fn one_message(fd: c_int) -> Result<isize, rustix::io::Errno> {
-    let mut buf = vec![0_u8; 1 << 16];
-    let mut iov = libc::iovec {
-        iov_base: buf.as_mut_ptr().cast(),
-        iov_len: buf.len(),
-    };
-    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
-    msg.msg_iov = &raw mut iov;
-    msg.msg_iovlen = 1;
-    unsafe { sync::recvmsg(fd, &raw mut msg, 0) }
-}
-
 /// `SO_RCVTIMEO`: "the same limits, for the blocking calls, which fail with EAGAIN".
 #[test]
 fn a_recvmsg_of_messages_whose_time_is_up_says_eagain() {
     let (a, b) = pair(SOCK_SEQPACKET);
     limit(b, SO_RCVTIMEO, 200);
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
-        let _ = tell.send(one_message(b).map_err(rustix::io::Errno::raw_os_error));
-    });
+    let told = aside(move || recv_message(b).map_err(Errno::raw_os_error));
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(libc::EAGAIN)));
     sync::close(a).unwrap();
 }
@@ -78,20 +65,19 @@ fn a_sendfile_whose_time_is_up_says_eagain() {
     let full = vec![1_u8; 1 << 16];
     let mut full_for = 0;
     while full_for < 20 {
-        let sent = unsafe { sync::send_mh(a, full.as_ptr().cast(), full.len(), MSG_DONTWAIT, 0) };
+        let sent = send(a, &full, MSG_DONTWAIT);
         full_for = if sent.is_ok() { 0 } else { full_for + 1 };
         if full_for > 0 {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
     limit(a, SO_SNDTIMEO, 300);
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
+    let told = aside(move || {
         let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
         let mut off = 0;
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
         let got = unsafe { sync::sendfile(a, fd, &raw mut off, 100_000) };
-        let _ = tell.send(got.map_err(rustix::io::Errno::raw_os_error));
+        got.map_err(Errno::raw_os_error)
     });
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(libc::EAGAIN)));
     sync::close(b).unwrap();
@@ -103,11 +89,11 @@ fn a_limit_of_blocking_sends_makes_no_hole_in_what_was_taken() {
     let (a, b) = pair(SOCK_STREAM);
     limit(a, SO_SNDTIMEO, 300);
     let mut next = 0_u32;
-    let mut send = |len: usize| {
+    let mut send_next = |len: usize| {
         let words: Vec<u8> = (next..next + len as u32 / 4)
             .flat_map(u32::to_le_bytes)
             .collect();
-        let n = unsafe { sync::send_mh(a, words.as_ptr().cast(), len, MSG_DONTWAIT, 0) };
+        let n = send(a, &words, MSG_DONTWAIT);
         if let Ok(n) = n {
             assert_eq!(n % 4, 0);
             next += n as u32 / 4;
@@ -118,7 +104,7 @@ fn a_limit_of_blocking_sends_makes_no_hole_in_what_was_taken() {
     let mut left = 17 << 16;
     let begun = Instant::now();
     while left > 0 {
-        match send(left.min(1 << 16)) {
+        match send_next(left.min(1 << 16)) {
             Ok(n) => left -= n as usize,
             // On its way to the peer still.
             Err(Errno::AGAIN) if begun.elapsed() < PATIENCE => std::thread::yield_now(),
@@ -126,14 +112,14 @@ fn a_limit_of_blocking_sends_makes_no_hole_in_what_was_taken() {
         }
     }
     std::thread::sleep(Duration::from_millis(200));
-    send(1 << 16).unwrap();
+    send_next(1 << 16).unwrap();
     // Between the two.
     std::thread::sleep(Duration::from_millis(200));
     let reader = std::thread::spawn(move || {
         let mut all = Vec::new();
         let mut buf = vec![0_u8; 1 << 16];
         loop {
-            match unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), buf.len(), 0, 0) } {
+            match recv(b, &mut buf, 0) {
                 Ok(n @ 1..) => all.extend_from_slice(&buf[..n as usize]),
                 _ => break all,
             }
@@ -150,40 +136,12 @@ fn a_limit_of_blocking_sends_makes_no_hole_in_what_was_taken() {
     assert_eq!(all.len(), next as usize * 4, "taken, and lost");
 }
 
-/// A connection to a process that has stopped; the process.
-fn stopped(kind: c_int, test: &str) -> (c_int, std::process::Child) {
-    if let Ok(port) = std::env::var("WEFT_LIMITS_STOP") {
-        let mut addr = any();
-        addr.sin_port = port.parse::<u16>().unwrap().to_be();
-        unsafe {
-            // Not left behind by a test that fails.
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            let a = socket::socket(AF_INET, kind, 0).unwrap();
-            let len = size_of::<sockaddr_in>() as socklen_t;
-            sync::connect(a, (&raw const addr).cast(), len).unwrap();
-            libc::raise(libc::SIGSTOP);
-        }
-        std::process::exit(0);
-    }
-    unsafe {
-        let (listener, addr) = listening(kind);
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child
-            .arg(test)
-            .env("WEFT_LIMITS_STOP", u16::from_be(addr.sin_port).to_string());
-        let child = child.spawn().unwrap();
-        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
-        std::thread::sleep(Duration::from_secs(1));
-        (b, child)
-    }
-}
-
 extern "C" fn handled(_: c_int) {}
 
 /// What a call returns in whose thread a handler runs so many times, 100 ms after each other.
 fn interrupted(
     times: usize,
-    call: impl FnOnce() -> Result<isize, rustix::io::Errno> + Send + 'static,
+    call: impl FnOnce() -> Result<isize, Errno> + Send + 'static,
 ) -> Option<Result<isize, c_int>> {
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -195,7 +153,7 @@ fn interrupted(
     }
     let (tell, told) = channel();
     let thread = std::thread::spawn(move || {
-        let _ = tell.send(call().map_err(rustix::io::Errno::raw_os_error));
+        let _ = tell.send(call().map_err(Errno::raw_os_error));
     });
     let begun = Instant::now();
     let mut left = times;
@@ -214,10 +172,7 @@ fn interrupted(
 
 fn signals_end_a_receive(times: usize, test: &str) {
     let (b, mut child) = stopped(SOCK_STREAM, test);
-    let got = interrupted(times, move || {
-        let mut buf = vec![0_u8; 1 << 16];
-        unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), buf.len(), 0, 0) }
-    });
+    let got = interrupted(times, move || recv(b, &mut vec![0; 1 << 16], 0));
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
@@ -233,7 +188,7 @@ fn many_signals_end_a_receive_from_a_stopped_peer() {
 #[test]
 fn a_signal_ends_a_recvmsg_from_a_stopped_peer() {
     let (b, mut child) = stopped(SOCK_SEQPACKET, "a_signal_ends");
-    let got = interrupted(1, move || one_message(b));
+    let got = interrupted(1, move || recv_message(b));
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
@@ -246,19 +201,14 @@ fn arrives_by_tcp(test: &str, end: impl FnOnce(c_int, c_int)) {
         let near = std::net::TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
         let fd = near.into_raw_fd();
         let qh = queue::qcreate(8).unwrap();
-        let buf = vec![1_u8; LEN].leak();
-        let ah = AHandle(null_mut());
-        unsafe { socket::send(fd, buf.as_ptr().cast(), LEN, 0, qh, ah, 0) }.unwrap();
+        start_send(fd, vec![1_u8; LEN].leak(), qh);
         end(fd, qh);
         std::process::exit(0);
     }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     let port = listener.local_addr().unwrap().port();
-    child
-        .args([test, "--exact"])
-        .env("WEFT_LIMITS_PORT", port.to_string());
-    let mut child = child.spawn().unwrap();
+    let mut child = again(test, "WEFT_LIMITS_PORT", port);
+    let mut child = child.arg("--exact").spawn().unwrap();
     let (mut far, _) = listener.accept().unwrap();
     // It ends before it is read.
     std::thread::sleep(Duration::from_secs(1));
@@ -272,7 +222,7 @@ fn arrives_by_tcp(test: &str, end: impl FnOnce(c_int, c_int)) {
 fn what_was_sent_by_tcp_arrives_when_the_program_ends_after_a_close() {
     let test = "what_was_sent_by_tcp_arrives_when_the_program_ends_after_a_close";
     arrives_by_tcp(test, |fd, qh| {
-        socket::close(fd, 0, qh, AHandle(null_mut())).unwrap();
+        socket::close(fd, 0, qh, NONE).unwrap();
     });
 }
 
@@ -281,7 +231,7 @@ fn what_was_sent_by_tcp_arrives_when_the_program_ends_after_a_close_without_a_qu
     let test = "what_was_sent_by_tcp_arrives_when_the_program_ends_after_a_close_without_a_queue";
     arrives_by_tcp(test, |fd, _| {
         let none = EXS_QHANDLE_INVALID as c_int;
-        socket::close(fd, 0, none, AHandle(null_mut())).unwrap();
+        socket::close(fd, 0, none, NONE).unwrap();
     });
 }
 
@@ -301,14 +251,14 @@ fn child_closes(with_queue: bool) {
         } else {
             Ok(EXS_QHANDLE_INVALID as c_int)
         };
-        let told = qh.and_then(|qh| socket::close(a, 0, qh, AHandle(null_mut())));
-        let told = told.map_or_else(rustix::io::Errno::raw_os_error, |_| 0);
+        let told = qh.and_then(|qh| socket::close(a, 0, qh, NONE));
+        let told = told.map_or_else(Errno::raw_os_error, |_| 0);
         let open = unsafe { libc::fcntl(a, libc::F_GETFD) } >= 0;
         unsafe { libc::_exit(if open { 200 } else { told }) };
     }
     let mut status = 0;
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
-    let sent = unsafe { sync::send_mh(a, b"on".as_ptr().cast(), 2, 0, 0) };
+    let sent = send(a, b"on", 0);
     assert_eq!(sent, Ok(2), "the parent goes on");
     sync::close(a).unwrap();
     sync::close(b).unwrap();
@@ -336,30 +286,12 @@ fn one_signal_ends_a_receive_from_a_stopped_peer() {
 #[test]
 fn a_shutdown_ends_a_recvmsg_of_messages() {
     let (a, b) = pair(SOCK_SEQPACKET);
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
-        let _ = tell.send(one_message(b));
-    });
+    let told = aside(move || recv_message(b));
     std::thread::sleep(Duration::from_millis(300));
     sync::shutdown(b, libc::SHUT_RD).unwrap();
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(0)));
     sync::close(a).unwrap();
     sync::close(b).unwrap();
-}
-
-fn events(qh: c_int, count: usize) -> Vec<Event> {
-    let mut all = Vec::new();
-    while all.len() < count {
-        let mut event: Event = unsafe { std::mem::zeroed() };
-        let time = timeval {
-            tv_sec: 10,
-            tv_usec: 0,
-        };
-        let got = unsafe { queue::qdequeue(qh, &raw mut event, 1, &raw const time) };
-        assert_eq!(got, Ok(1));
-        all.push(event);
-    }
-    all
 }
 
 /// A connection whose time is up ends all that is outstanding; only what had a limit of its own says that it ran into that.
@@ -376,7 +308,7 @@ fn what_had_no_limit_of_time_does_not_say_that_it_ran_into_one() {
     recv(first, 1);
     limit(b, SO_RCVTIMEO, 200);
     recv(second, 2);
-    let mut all = events(qh, 2);
+    let mut all = [(); 2].map(|()| next_event(qh, 10).unwrap());
     child.kill().unwrap();
     child.wait().unwrap();
     all.sort_by_key(|event| event.exs_evt_ahandle.0.addr());
@@ -395,19 +327,18 @@ fn operations_of_a_deleted_queue_can_be_cancelled() {
     let buf = vec![0_u8; 1 << 16].leak();
     let mh = unsafe { memory::mregister(buf.as_mut_ptr().cast(), buf.len(), 0) }.unwrap();
     let qh = queue::qcreate(8).unwrap();
-    let ah = AHandle(null_mut());
-    unsafe { socket::recv(b, buf.as_mut_ptr().cast(), buf.len(), 0, qh, ah, mh) }.unwrap();
+    start_recv(b, buf, 0, qh, mh);
     queue::qdelete(qh).unwrap();
     // Another one goes as well: what is forgotten with it is not forgotten too early.
     queue::qdelete(queue::qcreate(8).unwrap()).unwrap();
-    assert_eq!(memory::mderegister(mh), Err(rustix::io::Errno::BUSY));
-    assert_eq!(socket::cancel(b, EXS_CAF_FILDES as c_int, ah), Ok(1));
+    assert_eq!(memory::mderegister(mh), Err(Errno::BUSY));
+    assert_eq!(socket::cancel(b, EXS_CAF_FILDES as c_int, NONE), Ok(1));
     let end = Instant::now() + PATIENCE;
     while memory::mderegister(mh).is_err() {
         assert!(Instant::now() < end, "it is still in use");
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(socket::cancel(b, EXS_CAF_FILDES as c_int, ah), Ok(0));
+    assert_eq!(socket::cancel(b, EXS_CAF_FILDES as c_int, NONE), Ok(0));
     sync::close(a).unwrap();
     sync::close(b).unwrap();
 }
@@ -419,20 +350,18 @@ fn a_cancel_does_not_reach_what_had_the_number_before() {
     let (a, b) = pair(SOCK_STREAM);
     let buf = vec![1_u8; LEN].leak();
     let qh = queue::qcreate(8).unwrap();
-    let ah = AHandle(null_mut());
-    unsafe { socket::send(a, buf.as_ptr().cast(), LEN, 0, qh, ah, 0) }.unwrap();
-    socket::close(a, 0, qh, ah).unwrap();
+    start_send(a, buf, qh);
+    socket::close(a, 0, qh, NONE).unwrap();
     // Other tests take descriptors at the same time, perhaps this one.
     let mut next = Vec::new();
     while !next.contains(&a) && next.len() < 100 {
         next.push(socket::socket(AF_INET, SOCK_STREAM, 0).unwrap());
     }
     if next.last() == Some(&a) {
-        assert_eq!(socket::cancel(a, EXS_CAF_FILDES as c_int, ah), Ok(0));
+        assert_eq!(socket::cancel(a, EXS_CAF_FILDES as c_int, NONE), Ok(0));
     }
     let mut all = vec![0_u8; LEN];
-    let flag = libc::MSG_WAITALL;
-    let got = unsafe { sync::recv_mh(b, all.as_mut_ptr().cast(), LEN, flag, 0) };
+    let got = recv(b, &mut all, libc::MSG_WAITALL);
     assert_eq!(got, Ok(LEN.cast_signed()));
     for fd in next.into_iter().chain([b]) {
         sync::close(fd).unwrap();

@@ -3,6 +3,9 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says
 #![allow(clippy::cast_possible_wrap)]
 
+#[path = "common/sockets.rs"]
+mod sockets;
+
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::os::unix::thread::JoinHandleExt as _;
@@ -15,6 +18,7 @@ use libc::{
     AF_INET, MSG_WAITALL, POLLIN, SA_RESTART, SIGUSR1, SIGUSR2, SOCK_STREAM, pollfd, sockaddr,
     sockaddr_in, socklen_t,
 };
+use sockets::{listening, pair};
 use weft_abi::call::run;
 use weft_abi::exs::types::{AHandle, Event, QHandle};
 use weft_abi::exs::{queue, socket, sync};
@@ -202,32 +206,6 @@ fn rpoll_of_one_and_of_several() {
     assert_eq!(rclose(server), 0);
 }
 
-fn elistening() -> (c_int, sockaddr_in) {
-    let mut addr = loopback();
-    let at = (&raw mut addr).cast::<sockaddr>();
-    let mut len = LEN;
-    let listener = sync::socket(AF_INET, SOCK_STREAM, 0).unwrap();
-    unsafe {
-        sync::bind(listener, at, LEN).unwrap();
-        sync::listen(listener, 4).unwrap();
-        sync::getsockname(listener, at, &raw mut len).unwrap();
-    }
-    (listener, addr)
-}
-
-fn epair() -> [c_int; 2] {
-    let (listener, addr) = elistening();
-    let client = sync::socket(AF_INET, SOCK_STREAM, 0).unwrap();
-    unsafe {
-        // Its acceptor has to come before it is told that it is connected.
-        let accepting = std::thread::spawn(move || sync::accept(listener, null_mut(), null_mut()));
-        sync::connect(client, (&raw const addr).cast(), LEN).unwrap();
-        let server = accepting.join().unwrap().unwrap();
-        sync::close(listener).unwrap();
-        [client, server]
-    }
-}
-
 fn ereceive(socket: c_int, want: usize, flags: c_int) -> i64 {
     let mut bytes = vec![0u8; want];
     run(|| unsafe { sync::recv_mh(socket, bytes.as_mut_ptr().cast(), want, flags, 0) }) as i64
@@ -240,7 +218,7 @@ fn dequeue(q: QHandle, count: c_int) -> i64 {
 
 #[test]
 fn an_extended_socket_that_waits() {
-    let [client, server] = epair();
+    let (client, server) = pair(SOCK_STREAM);
     for signal in SIGNALS {
         assert_eq!(
             interrupted(signal, move || ereceive(server, 8, 0)),
@@ -249,7 +227,7 @@ fn an_extended_socket_that_waits() {
         unsafe { sync::send_mh(client, b"abc".as_ptr().cast(), 3, 0, 0) }.unwrap();
         let all = interrupted(signal, move || ereceive(server, 8, MSG_WAITALL));
         assert_eq!(all, Ok(3));
-        let (listener, _) = elistening();
+        let (listener, _) = listening(SOCK_STREAM);
         let accepted = interrupted(signal, move || {
             i64::from(run(|| unsafe {
                 sync::accept(listener, null_mut(), null_mut())
@@ -279,7 +257,7 @@ fn an_event_queue_that_is_waited_for() {
         // Nothing is in it, then one connection: that is waited for in another way.
         assert_eq!(interrupted(signal, move || dequeue(q, 1)), INTERRUPTED);
     }
-    let [client, server] = epair();
+    let (client, server) = pair(SOCK_STREAM);
     let mut bytes = [0u8; 8];
     let at: *mut c_void = bytes.as_mut_ptr().cast();
     let receive = || run(|| unsafe { socket::recv(server, at, 8, 0, q, AHandle(null_mut()), 0) });

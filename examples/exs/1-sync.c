@@ -30,10 +30,8 @@ static void recv_all(int fd, void *data, size_t len) {
         ssize_t n = exs_sync_recv(fd, at, len, MSG_WAITALL);
         if (n < 0)
             fail("recv");
-        if (n == 0) {
-            fprintf(stderr, "the peer has closed the connection\n");
-            exit(1);
-        }
+        if (n == 0)
+            closed_by_peer();
         at += n;
         len -= (size_t)n;
     }
@@ -44,13 +42,10 @@ static void print_port(int fd) {
     socklen_t len = sizeof name;
     if (exs_sync_getsockname(fd, (struct sockaddr *)&name, &len) < 0)
         fail("getsockname");
-    in_port_t port = name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&name)->sin6_port
-                                                : ((struct sockaddr_in *)&name)->sin_port;
-    printf("port %d\n", ntohs(port));
-    fflush(stdout);
+    say_port(&name);
 }
 
-static int server(const char *address, const char *port) {
+static void server(const char *address, const char *port) {
     struct addrinfo *to = resolve(address, port);
     int listener = exs_sync_socket(to->ai_family, SOCK_STREAM, 0);
     if (listener < 0)
@@ -79,10 +74,9 @@ static int server(const char *address, const char *port) {
 
     if (exs_sync_close(fd) < 0 || exs_sync_close(listener) < 0)
         fail("close");
-    return 0;
 }
 
-static int client(const char *address, const char *port) {
+static void client(const char *address, const char *port) {
     struct addrinfo *to = resolve(address, port);
     int fd = exs_sync_socket(to->ai_family, SOCK_STREAM, 0);
     if (fd < 0)
@@ -95,10 +89,7 @@ static int client(const char *address, const char *port) {
         fill(message, SHORT, i);
         send_all(fd, message, SHORT);
         recv_all(fd, answer, SHORT);
-        if (memcmp(message, answer, SHORT) != 0) {
-            fprintf(stderr, "message %u came back changed\n", i);
-            return 1;
-        }
+        check_message(i, message, answer);
     }
     uint32_t sum = 0, theirs;
     for (unsigned i = 0; i < BLOCKS; i++) {
@@ -107,21 +98,12 @@ static int client(const char *address, const char *port) {
         send_all(fd, block, BLOCK);
     }
     recv_all(fd, &theirs, sizeof theirs);
-    if (ntohl(theirs) != sum) {
-        fprintf(stderr, "the checksum is %08x and should be %08x\n", ntohl(theirs), sum);
-        return 1;
-    }
+    check_sum(theirs, sum);
     if (exs_sync_close(fd) < 0)
         fail("close");
     printf("%d messages and %d blocks, checksum %08x\n", ROUNDS, BLOCKS, sum);
-    return 0;
 }
 
 int main(int argc, char **argv) {
-    if (argc >= 3 && strcmp(argv[1], "server") == 0)
-        return server(argv[2], argc > 3 ? argv[3] : "0");
-    if (argc == 4 && strcmp(argv[1], "client") == 0)
-        return client(argv[2], argv[3]);
-    fprintf(stderr, "usage: %s server ADDRESS [PORT]\n       %s client ADDRESS PORT\n", argv[0], argv[0]);
-    return 2;
+    return run(argc, argv, server, client);
 }

@@ -32,10 +32,8 @@ static void recv_all(int fd, void *data, size_t len) {
         ssize_t n = exs_sync_recv_mh(fd, at, len, MSG_WAITALL, mh);
         if (n < 0)
             fail("recv");
-        if (n == 0) {
-            fprintf(stderr, "the peer has closed the connection\n");
-            exit(1);
-        }
+        if (n == 0)
+            closed_by_peer();
         at += n;
         len -= (size_t)n;
     }
@@ -46,13 +44,10 @@ static void print_port(int fd) {
     socklen_t len = sizeof name;
     if (exs_sync_getsockname(fd, (struct sockaddr *)&name, &len) < 0)
         fail("getsockname");
-    in_port_t port = name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&name)->sin6_port
-                                                : ((struct sockaddr_in *)&name)->sin_port;
-    printf("port %d\n", ntohs(port));
-    fflush(stdout);
+    say_port(&name);
 }
 
-static int server(const char *address, const char *port) {
+static void server(const char *address, const char *port) {
     struct addrinfo *to = resolve(address, port);
     int listener = exs_sync_socket(to->ai_family, SOCK_STREAM, 0);
     if (listener < 0)
@@ -81,10 +76,9 @@ static int server(const char *address, const char *port) {
 
     if (exs_sync_close(fd) < 0 || exs_sync_close(listener) < 0)
         fail("close");
-    return 0;
 }
 
-static int client(const char *address, const char *port) {
+static void client(const char *address, const char *port) {
     struct addrinfo *to = resolve(address, port);
     int fd = exs_sync_socket(to->ai_family, SOCK_STREAM, 0);
     if (fd < 0)
@@ -97,10 +91,7 @@ static int client(const char *address, const char *port) {
         fill(m.message, SHORT, i);
         send_all(fd, m.message, SHORT);
         recv_all(fd, m.answer, SHORT);
-        if (memcmp(m.message, m.answer, SHORT) != 0) {
-            fprintf(stderr, "message %u came back changed\n", i);
-            return 1;
-        }
+        check_message(i, m.message, m.answer);
     }
     uint32_t sum = 0;
     for (unsigned i = 0; i < BLOCKS; i++) {
@@ -109,24 +100,15 @@ static int client(const char *address, const char *port) {
         send_all(fd, m.block, BLOCK);
     }
     recv_all(fd, &m.sum, sizeof m.sum);
-    if (ntohl(m.sum) != sum) {
-        fprintf(stderr, "the checksum is %08x and should be %08x\n", ntohl(m.sum), sum);
-        return 1;
-    }
+    check_sum(m.sum, sum);
     if (exs_sync_close(fd) < 0)
         fail("close");
     printf("%d messages and %d blocks, checksum %08x\n", ROUNDS, BLOCKS, sum);
-    return 0;
 }
 
 int main(int argc, char **argv) {
     mh = exs_mregister(&m, sizeof m, 0);
     if (mh == EXS_MHANDLE_INVALID)
         fail("exs_mregister");
-    if (argc >= 3 && strcmp(argv[1], "server") == 0)
-        return server(argv[2], argc > 3 ? argv[3] : "0");
-    if (argc == 4 && strcmp(argv[1], "client") == 0)
-        return client(argv[2], argv[3]);
-    fprintf(stderr, "usage: %s server ADDRESS [PORT]\n       %s client ADDRESS PORT\n", argv[0], argv[0]);
-    return 2;
+    return run(argc, argv, server, client);
 }

@@ -5,57 +5,9 @@
  *     4-small-packets server ADDRESS [PORT]     prints the port that it listens on, and serves one client
  *     4-small-packets client ADDRESS PORT
  */
-#include <errno.h>
-#include <sys/exs.h>
+#include "events.h"
 
-#include "common.h"
-
-/* Blocks on their way at a time. */
-enum { UNDER_WAY = 8 };
-
-static struct memory {
-    unsigned char message[SHORT], answer[SHORT], block[UNDER_WAY][BLOCK];
-    uint32_t sum;
-} m;
-static exs_mhandle_t mh;
-static exs_qhandle_t queue;
 static int left_in_place;
-
-/* The next event, which must be of this type. */
-static exs_event_t next_event(int type, const char *what) {
-    exs_event_t event;
-    if (exs_qdequeue(queue, &event, 1, NULL) != 1)
-        fail("exs_qdequeue");
-    if (event.exs_evt_errno != 0) {
-        errno = event.exs_evt_errno;
-        fail(what);
-    }
-    if (event.exs_evt_type != type) {
-        fprintf(stderr, "an event of type %d instead of %d\n", event.exs_evt_type, type);
-        exit(1);
-    }
-    return event;
-}
-
-static void start_send(int fd, const void *data, size_t len) {
-    if (exs_send(fd, data, len, 0, queue, NULL, mh) < 0)
-        fail("exs_send");
-}
-
-static void start_recv(int fd, void *data, size_t len) {
-    if (exs_recv(fd, data, len, MSG_WAITALL, queue, NULL, mh) < 0)
-        fail("exs_recv");
-}
-
-/* Where the data of the oldest receive is. It has all of it, or the peer has gone. */
-static const unsigned char *received(size_t len) {
-    exs_event_t event = next_event(EXS_EVT_RECV, "exs_recv");
-    if (event.exs_evt_union.exs_evt_xfer.exs_evt_length != len) {
-        fprintf(stderr, "the peer has closed the connection\n");
-        exit(1);
-    }
-    return event.exs_evt_union.exs_evt_xfer.exs_evt_buffer;
-}
 
 /* A short message, wherever it may arrive. */
 static void start_recv_short(int fd) {
@@ -66,10 +18,8 @@ static void start_recv_short(int fd) {
 /* The next short message, to be read where it is, and then to be given back. */
 static exs_event_t short_message(void) {
     exs_event_t event = next_event(EXS_EVT_RECV, "exs_recv");
-    if (event.exs_evt_union.exs_evt_xfer.exs_evt_length != SHORT) {
-        fprintf(stderr, "the peer has closed the connection\n");
-        exit(1);
-    }
+    if (event.exs_evt_union.exs_evt_xfer.exs_evt_length != SHORT)
+        closed_by_peer();
     return event;
 }
 
@@ -89,28 +39,7 @@ static void take_small_packets(int fd) {
         fail("exs_fcntl");
 }
 
-static void sent(void) {
-    next_event(EXS_EVT_SEND, "exs_send");
-}
-
-static void close_and_wait(int fd) {
-    if (exs_close(fd, 0, queue, NULL) < 0)
-        fail("exs_close");
-    next_event(EXS_EVT_CLOSE, "exs_close");
-}
-
-static void print_port(int fd) {
-    struct sockaddr_storage name;
-    socklen_t len = sizeof name;
-    if (exs_getsockname(fd, (struct sockaddr *)&name, &len) < 0)
-        fail("getsockname");
-    in_port_t port = name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&name)->sin6_port
-                                                : ((struct sockaddr_in *)&name)->sin_port;
-    printf("port %d\n", ntohs(port));
-    fflush(stdout);
-}
-
-static int server(const char *address, const char *port) {
+static void server(const char *address, const char *port) {
     struct addrinfo *to = resolve(address, port);
     int listener = exs_socket(to->ai_family, SOCK_STREAM, 0);
     if (listener < 0)
@@ -152,10 +81,9 @@ static int server(const char *address, const char *port) {
 
     close_and_wait(fd);
     close_and_wait(listener);
-    return 0;
 }
 
-static int client(const char *address, const char *port) {
+static void client(const char *address, const char *port) {
     struct addrinfo *to = resolve(address, port);
     int fd = exs_socket(to->ai_family, SOCK_STREAM, 0);
     if (fd < 0)
@@ -172,10 +100,7 @@ static int client(const char *address, const char *port) {
         sent();
         start_recv_short(fd);
         exs_event_t event = short_message();
-        if (memcmp(m.message, event.exs_evt_union.exs_evt_xfer.exs_evt_buffer, SHORT) != 0) {
-            fprintf(stderr, "message %u came back changed\n", i);
-            return 1;
-        }
+        check_message(i, m.message, event.exs_evt_union.exs_evt_xfer.exs_evt_buffer);
         give_back(fd, &event);
     }
     uint32_t sum = 0;
@@ -191,28 +116,12 @@ static int client(const char *address, const char *port) {
         sent();
     start_recv(fd, &m.sum, sizeof m.sum);
     received(sizeof m.sum);
-    if (ntohl(m.sum) != sum) {
-        fprintf(stderr, "the checksum is %08x and should be %08x\n", ntohl(m.sum), sum);
-        return 1;
-    }
+    check_sum(m.sum, sum);
     close_and_wait(fd);
     printf("%d messages and %d blocks, checksum %08x, %d left in place\n", ROUNDS, BLOCKS, sum, left_in_place);
-    return 0;
 }
 
 int main(int argc, char **argv) {
-    if (exs_init(EXS_VERSION) < 0)
-        fail("exs_init");
-    queue = exs_qcreate(2 * UNDER_WAY);
-    if (queue == EXS_QHANDLE_INVALID)
-        fail("exs_qcreate");
-    mh = exs_mregister(&m, sizeof m, 0);
-    if (mh == EXS_MHANDLE_INVALID)
-        fail("exs_mregister");
-    if (argc >= 3 && strcmp(argv[1], "server") == 0)
-        return server(argv[2], argc > 3 ? argv[3] : "0");
-    if (argc == 4 && strcmp(argv[1], "client") == 0)
-        return client(argv[2], argv[3]);
-    fprintf(stderr, "usage: %s server ADDRESS [PORT]\n       %s client ADDRESS PORT\n", argv[0], argv[0]);
-    return 2;
+    begin();
+    return run(argc, argv, server, client);
 }

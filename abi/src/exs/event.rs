@@ -1,97 +1,24 @@
-//! Operations under way, and their events in C's clothes.
+//! Events of operations in C's clothes.
 
 use std::ffi::{c_int, c_short, c_void};
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use rustix::io::Errno;
 use weft_exs::{EventKind, InPlace, RawMemory, Ready, Socket};
 
-use super::memory::Uses;
-use super::plain::Helped;
-use super::state::{state, take};
+use super::op::{Of, Op, What};
+use super::state::state;
 use super::table::Entry;
 use super::types::{
-    AHandle, AcceptAddr, EXS_EVF_IN_PLACE, EXS_EVF_TRUNC, EXS_EVT_ACCEPT, EXS_EVT_CLOSE,
-    EXS_EVT_CONNECT, EXS_EVT_POLL, EXS_EVT_RECV, EXS_EVT_RECVMSG, EXS_EVT_RECVTIMEOUT,
-    EXS_EVT_SEND, EXS_EVT_SENDFILE, EXS_EVT_SENDMSG, EXS_EVT_SENDTIMEOUT, EXS_EVT_SHUTDOWN,
-    EXS_POLLERR, EXS_POLLHUP, EXS_POLLIN, EXS_POLLOUT, Event, EvtAccept, EvtPoll, EvtUnion,
-    EvtXfer, EvtXferFile, EvtXferMsg, MHandle, MsgHdr, XferFile,
+    AcceptAddr, EXS_EVF_IN_PLACE, EXS_EVF_TRUNC, EXS_EVT_ACCEPT, EXS_EVT_CLOSE, EXS_EVT_CONNECT,
+    EXS_EVT_POLL, EXS_EVT_RECV, EXS_EVT_RECVMSG, EXS_EVT_RECVTIMEOUT, EXS_EVT_SEND,
+    EXS_EVT_SENDFILE, EXS_EVT_SENDMSG, EXS_EVT_SENDTIMEOUT, EXS_EVT_SHUTDOWN, EXS_POLLERR,
+    EXS_POLLHUP, EXS_POLLIN, EXS_POLLOUT, Event, EvtAccept, EvtPoll, EvtUnion, EvtXfer,
+    EvtXferFile, EvtXferMsg, MsgHdr,
 };
 use crate::address;
-
-/// A pointer of the program's, used when the event is dequeued and not before.
-#[derive(Clone, Copy)]
-pub(super) struct Ptr<T>(pub(super) *mut T);
-// SAFETY: the program may dequeue in any thread, and promises that the pointer is good there.
-unsafe impl<T> Send for Ptr<T> {}
-
-/// What an operation was, with what its event needs.
-pub(super) enum What {
-    Connect,
-    Accept(Ptr<AcceptAddr>),
-    Xfer {
-        buf: Ptr<c_void>,
-        len: usize,
-        mh: MHandle,
-    },
-    Msg(Ptr<MsgHdr>),
-    File(Ptr<XferFile>, c_int),
-    Poll,
-    Shutdown,
-    Close,
-}
-
-/// Whose operation it is.
-pub(super) enum Of {
-    /// A socket's.
-    Socket(Arc<Entry>),
-    /// A thread's, which makes a connection of the system.
-    Helper(Helped),
-}
-
-/// An operation that has not been dequeued.
-pub(super) struct Op {
-    pub(super) fd: i32,
-    pub(super) ahandle: AHandle,
-    pub(super) of: Of,
-    pub(super) what: What,
-    /// Held until then.
-    pub(super) uses: Uses,
-    /// Whether sends and receives had a limit of time when it was started.
-    pub(super) limited: [bool; 2],
-}
-
-impl Op {
-    pub(super) fn new(entry: &Arc<Entry>, ahandle: AHandle, what: What) -> Op {
-        let (send, recv) = entry.socket.limits();
-        Op {
-            limited: [send.is_some(), recv.is_some()],
-            fd: entry.fd,
-            ahandle,
-            of: Of::Socket(Arc::clone(entry)),
-            what,
-            uses: Uses::new(),
-        }
-    }
-
-    /// Whether it is one of the socket that has this number now. What went on after the close of another with the number is not.
-    /// A helper's is known by its number only, so not when its queue is gone as well (`there`).
-    pub(super) fn is_of(&self, fd: i32, socket: Option<&Arc<Entry>>, there: bool) -> bool {
-        match &self.of {
-            Of::Socket(entry) => socket.is_some_and(|socket| Arc::ptr_eq(socket, entry)),
-            Of::Helper(_) => there && self.fd == fd,
-        }
-    }
-
-    /// The socket to cancel it on.
-    pub(super) fn socket(&self) -> Socket {
-        match &self.of {
-            Of::Socket(entry) => entry.socket.clone(),
-            Of::Helper(helped) => helped.socket(),
-        }
-    }
-}
 
 /// The event for C. A new connection gets its place in the table, and data left in place is kept for its recycling.
 pub(super) fn told(mut event: weft_exs::Event, op: Op) -> Event {
@@ -237,7 +164,7 @@ fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
     if event.result != Err(Errno::TIMEDOUT) || !op.limited[way] {
         return event.kind;
     }
-    if take(&entry.limits.once[way]) {
+    if entry.limits.once[way].swap(false, Ordering::AcqRel) {
         // Limits of time can be changed at any time.
         let _ = entry.set_limit(way, None);
     }

@@ -1,56 +1,14 @@
 //! Memory of programs: registered regions, and the buffers of operations.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 
 use rustix::io::Errno;
-use smallvec::SmallVec;
 use weft_exs::{Memory, RawMemory, Region};
 
+use super::region::{InUse, Mem, Registered, Uses};
 use super::state::state;
 use super::types::{EXS_MHANDLE_UNREGISTERED, EXS_MRF_SHARED, IoVec, MHandle};
-
-/// What an `exs_mhandle_t` stands for.
-pub(crate) struct Mem {
-    current: RwLock<Registered>,
-    /// Operations that have not been dequeued.
-    users: AtomicUsize,
-}
-
-struct Registered {
-    addr: usize,
-    /// Not there when it has been deregistered.
-    region: Option<Arc<Region>>,
-}
-
-/// An operation uses the region until this is dropped.
-pub(crate) struct InUse(Arc<Mem>);
-
-impl InUse {
-    fn new(mem: Arc<Mem>) -> InUse {
-        mem.users.fetch_add(1, Ordering::AcqRel);
-        InUse(mem)
-    }
-}
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        self.0.users.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-impl Mem {
-    fn idle(&self) -> Result<(), Errno> {
-        match self.users.load(Ordering::Acquire) {
-            0 => Ok(()),
-            _ => Err(Errno::BUSY),
-        }
-    }
-}
-
-/// The regions that one operation uses: mostly one.
-pub(crate) type Uses = SmallVec<[InUse; 1]>;
 
 /// # Safety
 /// As for `exs_mregister`: the memory stays mapped until it is deregistered.
@@ -75,10 +33,7 @@ unsafe fn registered(addr: *mut c_void, len: usize, flags: c_int) -> Result<Regi
 pub unsafe fn mregister(addr: *mut c_void, len: usize, flags: c_int) -> Result<MHandle, Errno> {
     // SAFETY: the caller's promise.
     let current = unsafe { registered(addr, len, flags) }?;
-    state().regions.insert(Arc::new(Mem {
-        current: RwLock::new(current),
-        users: AtomicUsize::new(0),
-    }))
+    state().regions.insert(Arc::new(Mem::new(current)))
 }
 
 /// `exs_mderegister`

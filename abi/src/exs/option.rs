@@ -8,10 +8,11 @@ use libc::{linger, socklen_t, timeval};
 use rustix::io::Errno;
 use weft_exs::{Design, Kind, Mode};
 
+use super::closing::LINGER;
 use super::queue::duration;
 use super::socket::on_system;
-use super::state::{LINGER, state};
-use super::table::{Entry, Found, SEND_BUFFER};
+use super::state::state;
+use super::table::{Entry, Found};
 use super::types::{
     EXS_DESIGN_ADVERT, EXS_DESIGN_SOURCE, EXS_F_GETBUFFER, EXS_F_GETCRC, EXS_F_GETCREDITS,
     EXS_F_GETDESIGN, EXS_F_GETMODE, EXS_F_GETSMALLPACKET, EXS_F_GETSTATS, EXS_F_SETBUFFER,
@@ -54,7 +55,7 @@ pub unsafe fn getsockopt(
     let Some(entry) = of(fd, level, name)? else {
         let args = [level as usize, name as usize, value as usize, len as usize];
         // SAFETY: the caller's promise.
-        return unsafe { on_system(libc::SYS_getsockopt, fd, args) };
+        return unsafe { on_system(libc::SYS_getsockopt, fd, &args) };
     };
     let settings = entry.settings();
     let number = match (level, name) {
@@ -71,9 +72,7 @@ pub unsafe fn getsockopt(
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => 0,
         (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => entry.listening.load(Ordering::Acquire).into(),
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(entry.socket.options().buffer),
-        (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-            number(settings.send_buffer.unwrap_or(SEND_BUFFER) as u32)
-        }
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(entry.send_buffer() as u32),
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => settings.reuse_addr.into(),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => settings.keepalive.into(),
         (libc::SOL_SOCKET, name) if i64::from(name) == SO_ASYNC_RECV_ORDERED => 1,
@@ -128,7 +127,7 @@ fn of(fd: c_int, level: c_int, name: c_int) -> Result<Option<std::sync::Arc<Entr
     match state().sockets.find(fd)? {
         Found::Exs(entry) => Ok(Some(entry)),
         Found::System if level == libc::SOL_SOCKET && ours.contains(&name.into()) => {
-            state().sockets.operable(fd).map(Some)
+            state().operable(fd).map(Some)
         }
         Found::System => Ok(None),
     }
@@ -145,7 +144,7 @@ pub unsafe fn setsockopt(
     let Some(entry) = of(fd, level, name)? else {
         let args = [level as usize, name as usize, value as usize, len as usize];
         // SAFETY: the caller's promise.
-        return unsafe { on_system(libc::SYS_setsockopt, fd, args) };
+        return unsafe { on_system(libc::SYS_setsockopt, fd, &args) };
     };
     if level == libc::SOL_SOCKET
         && let Some(way) = way(name)
@@ -212,11 +211,10 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
         // SAFETY: the caller's promise.
         return unsafe { plain_fcntl(fd, cmd, arg) };
     }
-    let entry = state().sockets.operable(fd)?;
+    let entry = state().operable(fd)?;
     let socket = &entry.socket;
     let options = socket.options();
     let new = arg as c_int;
-    let unsigned = || u32::try_from(new).map_err(|_| Errno::INVAL);
     let value = match command {
         EXS_F_GETCREDITS => number(options.credits).into(),
         EXS_F_GETSMALLPACKET => number(options.small_packet_max).into(),
@@ -236,19 +234,13 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
             unsafe { stats(&entry, arg as *mut Stats) }?;
             0
         }
-        EXS_F_SETCREDITS => {
-            let new = unsigned()?;
-            socket.set_options(|o| o.credits = new)?;
-            0
-        }
-        EXS_F_SETSMALLPACKET => {
-            let new = unsigned()?;
-            socket.set_options(|o| o.small_packet_max = new)?;
-            0
-        }
-        EXS_F_SETBUFFER => {
-            let new = unsigned()?;
-            socket.set_options(|o| o.buffer = new)?;
+        EXS_F_SETCREDITS | EXS_F_SETSMALLPACKET | EXS_F_SETBUFFER => {
+            let new = u32::try_from(new).map_err(|_| Errno::INVAL)?;
+            socket.set_options(|o| match command {
+                EXS_F_SETCREDITS => o.credits = new,
+                EXS_F_SETSMALLPACKET => o.small_packet_max = new,
+                _ => o.buffer = new,
+            })?;
             0
         }
         EXS_F_SETMODE => {
@@ -318,7 +310,7 @@ unsafe fn stats(entry: &Entry, to: *mut Stats) -> Result<(), Errno> {
 pub unsafe fn plain_fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
         // SAFETY: the caller's promise.
-        return unsafe { on_system(libc::SYS_fcntl, fd, [cmd as usize, arg, 0, 0]) };
+        return unsafe { on_system(libc::SYS_fcntl, fd, &[cmd as usize, arg]) };
     };
     match cmd {
         libc::F_GETFL => Ok(if entry.nonblock() {
@@ -333,7 +325,7 @@ pub unsafe fn plain_fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Er
         }
         // SAFETY: no pointers; the flag is the descriptor's.
         libc::F_GETFD | libc::F_SETFD => unsafe {
-            on_system(libc::SYS_fcntl, fd, [cmd as usize, arg, 0, 0])
+            on_system(libc::SYS_fcntl, fd, &[cmd as usize, arg])
         },
         _ => Err(Errno::INVAL),
     }

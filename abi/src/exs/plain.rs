@@ -4,80 +4,26 @@
 //! itself on which nothing ever arrives: the thread leaves its result and cancels the poll. So the operation counts in its
 //! queue from the beginning, is cancelled like any other, and nobody but the library puts events into queues.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, PoisonError};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use weft_exs::{Context, Ready, Socket};
+use weft_exs::{Ready, Socket};
 
-use super::event::{Of, Op, What};
-use super::memory::Uses;
-use super::queue::QueueEntry;
-use super::state::{Done, LINGER, state};
+use super::closing::Done;
+use super::helper::{Found, Helped, Shared};
+use super::op::{Of, Op, What};
+use super::region::Uses;
+use super::started::QueueEntry;
+use super::state::state;
 use super::types::AHandle;
 use crate::address;
 
-/// What a thread found out. Nothing: it was cancelled first, or did not live to tell.
-enum Found {
-    Failed(Errno),
-    Connected(Result<(), Errno>),
-    Accepted(Result<(OwnedFd, Option<SocketAddr>), Errno>),
-}
-
 type Fallible<T> = Result<T, Errno>;
-type Shared = Arc<Mutex<Option<Found>>>;
-
-/// An operation that a thread carries out.
-pub(super) struct Helped {
-    bell: Socket,
-    found: Shared,
-    /// The thread sees that this is gone, and ends.
-    alive: Option<OwnedFd>,
-    ended: Arc<Done>,
-}
-
-/// Once the event is the program's, the thread has let go of the program's socket, so that it can be closed for good.
-impl Drop for Helped {
-    fn drop(&mut self) {
-        self.alive = None;
-        self.ended.wait(LINGER);
-    }
-}
-
-impl Helped {
-    pub(super) fn socket(&self) -> Socket {
-        self.bell.clone()
-    }
-
-    fn take(&self) -> Option<Found> {
-        self.found
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-    }
-
-    /// How the connect ended.
-    pub(super) fn connected(&self) -> Result<(), Errno> {
-        match self.take() {
-            Some(Found::Connected(result)) => result,
-            Some(Found::Failed(errno)) => Err(errno),
-            _ => Err(Errno::CANCELED),
-        }
-    }
-
-    /// How the accept ended. The program owns the descriptor from now on.
-    pub(super) fn accepted(&self) -> Result<(RawFd, Option<SocketAddr>), Errno> {
-        match self.take() {
-            Some(Found::Accepted(result)) => result.map(|(fd, peer)| (fd.into_raw_fd(), peer)),
-            Some(Found::Failed(errno)) => Err(errno),
-            _ => Err(Errno::CANCELED),
-        }
-    }
-}
 
 /// A descriptor of the program for the thread: its own number for the same socket.
 fn ours(fd: RawFd) -> Fallible<OwnedFd> {
@@ -90,42 +36,6 @@ fn ours(fd: RawFd) -> Fallible<OwnedFd> {
         return Err(Errno::OPNOTSUPP);
     }
     rustix::io::fcntl_dupfd_cloexec(theirs, 0)
-}
-
-/// The process's connection with itself.
-pub(super) struct Bell {
-    socket: Socket,
-    _other: OwnedFd,
-}
-
-impl Bell {
-    pub(super) fn socket(&self) -> Socket {
-        self.socket.clone()
-    }
-
-    pub(super) fn new(context: &Context) -> Fallible<Bell> {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType};
-        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let socket = || {
-            let flags = SocketFlags::CLOEXEC;
-            rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)
-        };
-        let (listener, one) = (socket()?, socket()?);
-        rustix::net::bind(&listener, &any)?;
-        rustix::net::listen(&listener, 1)?;
-        rustix::net::connect(&one, &rustix::net::getsockname(&listener)?)?;
-        let ours = rustix::net::getsockname(&one)?;
-        loop {
-            // Somebody else's connection is none of ours.
-            let (other, from) = rustix::net::acceptfrom_with(&listener, SocketFlags::CLOEXEC)?;
-            if from.as_ref() == Some(&ours) {
-                return Ok(Bell {
-                    socket: Socket::from_tcp(context, one)?,
-                    _other: other,
-                });
-            }
-        }
-    }
 }
 
 /// Starts the operation and the thread that does `work`, which is given something to wait at as well: it hangs up when the

@@ -1,138 +1,25 @@
-//! Event queues, and the operations whose events will come to them.
+//! Event queues.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use libc::timeval;
 use rustix::io::Errno;
-use weft_exs::{Queue, Sink, Wait};
+use weft_exs::{Queue, Wait};
 
-use super::event::{self, Op};
+use super::event;
+use super::op::Op;
+use super::started::{QueueEntry, Started};
 use super::state::state;
 use super::types::{
     EXS_EVTVEC_MAX, EXS_QATTR_DEPTH, EXS_QATTR_EVENTS, EXS_QATTR_SIGNAL, EXS_QATTR_WAIT,
     EXS_SIG_DISABLE, EXS_SIG_ENABLE, EXS_WAIT_ADAPTIVE, EXS_WAIT_BUSY_POLL, EXS_WAIT_NOTIFY, Event,
     QHandle, Signal,
 };
-
-/// What an `exs_qhandle_t` stands for.
-pub(crate) struct QueueEntry {
-    queue: Queue,
-    started: Arc<Started>,
-}
-
-/// The operations of a queue. They outlast it when it is deleted.
-pub(crate) struct Started {
-    /// In this queue's tokens, so that a socket with operations in several queues can tell them apart.
-    serial: u32,
-    ops: Mutex<Ops>,
-}
-
-/// Operations by the place in their token.
-#[derive(Default)]
-struct Ops {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-}
-
-#[derive(Default)]
-struct Slot {
-    /// Of the operation, or the next one: a thread that is late must not meet its successor.
-    generation: u32,
-    op: Option<Op>,
-}
-
-/// Bits of a place in a token: a queue has at most a million, and threads whose operations it is about to refuse. It and the generation are the
-/// lower 42 bits.
-const PLACE: u32 = 21;
-const GENERATION: u32 = 21;
-
-impl Ops {
-    fn insert(&mut self, op: Op) -> u64 {
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            self.slots.len() as u32 - 1 // bounded by the queue's depth
-        });
-        let slot = &mut self.slots[at as usize];
-        slot.op = Some(op);
-        slot.token(at)
-    }
-
-    fn remove(&mut self, token: u64) -> Option<Op> {
-        let at = token as u32 & ((1 << PLACE) - 1);
-        let slot = self.slots.get_mut(at as usize)?;
-        if slot.token(at) != token & ((1 << (PLACE + GENERATION)) - 1) {
-            return None;
-        }
-        let op = slot.op.take()?;
-        slot.generation = (slot.generation + 1) & ((1 << GENERATION) - 1);
-        self.free.push(at);
-        Some(op)
-    }
-}
-
-impl Slot {
-    fn token(&self, at: u32) -> u64 {
-        u64::from(self.generation) << PLACE | u64::from(at)
-    }
-}
-
-impl Started {
-    fn ops(&self) -> std::sync::MutexGuard<'_, Ops> {
-        self.ops.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What this queue's tokens have in common. Bit 62 keeps them apart from addresses, and bit 63 from [`own_token`]s.
-    fn mine(&self) -> u64 {
-        1 << 62 | u64::from(self.serial & 0xf_ffff) << (PLACE + GENERATION)
-    }
-
-    fn take(&self, token: u64) -> Option<Op> {
-        self.ops().remove(token)
-    }
-
-    /// Cancels the operations that `wanted` picks; how many of them will end.
-    pub(super) fn cancel(&self, wanted: impl Fn(&Op) -> bool) -> usize {
-        let chosen: Vec<_> = self
-            .ops()
-            .slots
-            .iter()
-            .zip(0..)
-            .filter_map(|(slot, at)| {
-                let op = slot.op.as_ref().filter(|op| wanted(op))?;
-                Some((op.socket(), self.mine() | slot.token(at)))
-            })
-            .collect();
-        chosen
-            .into_iter()
-            .map(|(socket, token)| socket.cancel(Some(token)))
-            .sum()
-    }
-}
-
-impl QueueEntry {
-    /// Starts an operation with `start`, whose sink leads to this queue; its token.
-    ///
-    /// # Errors
-    /// Those of `start`; there will be no event then.
-    pub(super) fn start(
-        &self,
-        op: Op,
-        start: impl FnOnce(Sink) -> Result<(), Errno>,
-    ) -> Result<u64, Errno> {
-        // Before it is started: its event may be there, and taken by another thread, before `start` returns.
-        let started = &self.started;
-        let token = started.mine() | started.ops().insert(op);
-        start(Sink::Queue(self.queue.clone(), token)).inspect_err(|_| {
-            drop(started.take(token));
-        })?;
-        Ok(token)
-    }
-}
 
 /// Cancels the operations that `wanted` picks, which also hears whether the operation's queue is there; how many of them will end.
 pub(super) fn cancel(wanted: impl Fn(&Op, bool) -> bool) -> usize {
@@ -155,12 +42,8 @@ pub(super) fn own_token(count: u64) -> u64 {
 
 /// `exs_qcreate`
 pub fn qcreate(depth: c_int) -> Result<QHandle, Errno> {
-    static SERIAL: AtomicU32 = AtomicU32::new(1);
     let queue = Queue::new(&state().context()?, positive(depth)?)?;
-    let started = Arc::new(Started {
-        serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-        ops: Mutex::default(),
-    });
+    let started = Arc::new(Started::new());
     // A deleted queue's operations go on, and keep what they use until they end.
     let left = Arc::clone(&started);
     queue.on_unheard(move |token| drop(left.take(token)));
@@ -190,26 +73,26 @@ fn positive(value: c_int) -> Result<usize, Errno> {
 
 /// # Errors
 /// `EFAULT` for null, `EINVAL` for another size than that of the attribute.
-unsafe fn get<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
+fn attribute<T>(value: *const c_void, len: usize) -> Result<*const T, Errno> {
     if value.is_null() {
         return Err(Errno::FAULT);
     }
     if len != size_of::<T>() {
         return Err(Errno::INVAL);
     }
+    Ok(value.cast())
+}
+
+unsafe fn get<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
+    let at = attribute::<T>(value, len)?;
     // SAFETY: the caller's promise: `len` bytes are readable.
-    Ok(unsafe { value.cast::<T>().read_unaligned() })
+    Ok(unsafe { at.read_unaligned() })
 }
 
 unsafe fn put<T: Copy>(new: T, value: *mut c_void, len: usize) -> Result<c_int, Errno> {
-    if value.is_null() {
-        return Err(Errno::FAULT);
-    }
-    if len != size_of::<T>() {
-        return Err(Errno::INVAL);
-    }
+    let at = attribute::<T>(value, len)?.cast_mut();
     // SAFETY: the caller's promise: `len` bytes are writable.
-    unsafe { value.cast::<T>().write_unaligned(new) };
+    unsafe { at.write_unaligned(new) };
     Ok(0)
 }
 

@@ -1,6 +1,7 @@
 //! The calls on sockets: asynchronous ones, and those that never wait.
 
 use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -8,13 +9,16 @@ use std::sync::{Arc, PoisonError};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use weft_exs::{FilePiece, Kind, Memory, Piece, Ready, RecvFlags, Socket};
+use weft_exs::{FilePiece, Kind, Memory, Piece, Ready, RecvFlags, Sink, Socket};
 
-use super::event::{Op, Ptr, What};
-use super::memory::{Uses, elements, memory, vector};
+use super::closing::OneClosing;
+use super::memory::{elements, memory, vector};
+use super::op::{Op, Ptr, What};
 use super::plain;
-use super::queue::{self, QueueEntry};
-use super::state::{OneClosing, state};
+use super::queue;
+use super::region::Uses;
+use super::started::QueueEntry;
+use super::state::state;
 use super::table::{Entry, Found, Removed};
 use super::types::{
     AHandle, AcceptAddr, EXS_CAF_AHANDLE, EXS_CAF_FILDES, EXS_FDVEC, EXS_IN_PLACE, EXS_IOVEC,
@@ -48,47 +52,42 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errn
     state.sockets.insert(Arc::new(entry))
 }
 
+/// A call for one of the system's descriptors.
+///
+/// # Safety
+/// As for the system call; it has at most five arguments after the descriptor.
+pub(super) unsafe fn on_system<T: TryFrom<isize>>(
+    number: libc::c_long,
+    fd: c_int,
+    args: &[usize],
+) -> Result<T, Errno> {
+    let mut all = [fd as usize, 0, 0, 0, 0, 0];
+    all[1..=args.len()].copy_from_slice(args);
+    // SAFETY: the caller's promise.
+    let result = unsafe { system(number, all) }?;
+    T::try_from(result).map_err(|_| Errno::OVERFLOW)
+}
+
 /// `exs_bind`
 pub unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Result<c_int, Errno> {
-    match state().sockets.find(fd)? {
-        Found::Exs(entry) => {
-            // SAFETY: the caller's promise.
-            entry.socket.bind(unsafe { address::read(addr, len) }?)?;
-            Ok(0)
-        }
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
         // SAFETY: the caller's promise.
-        Found::System => unsafe {
-            on_system(libc::SYS_bind, fd, [addr as usize, len as usize, 0, 0])
-        },
-    }
+        return unsafe { on_system(libc::SYS_bind, fd, &[addr as usize, len as usize]) };
+    };
+    // SAFETY: the caller's promise.
+    entry.socket.bind(unsafe { address::read(addr, len) }?)?;
+    Ok(0)
 }
 
 /// `exs_listen`
 pub fn listen(fd: c_int, backlog: c_int) -> Result<c_int, Errno> {
-    match state().sockets.find(fd)? {
-        Found::Exs(entry) => {
-            entry.socket.listen(u32::try_from(backlog).unwrap_or(0))?;
-            entry.listening.store(true, Ordering::Release);
-            Ok(0)
-        }
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
         // SAFETY: no pointers.
-        Found::System => unsafe { on_system(libc::SYS_listen, fd, [backlog as usize, 0, 0, 0]) },
-    }
-}
-
-/// A call for one of the system's descriptors.
-///
-/// # Safety
-/// As for the system call.
-pub(super) unsafe fn on_system(
-    number: libc::c_long,
-    fd: c_int,
-    args: [usize; 4],
-) -> Result<c_int, Errno> {
-    let [a, b, c, d] = args;
-    // SAFETY: the caller's promise.
-    let result = unsafe { system(number, [fd as usize, a, b, c, d, 0]) }?;
-    Ok(result as c_int)
+        return unsafe { on_system(libc::SYS_listen, fd, &[backlog as usize]) };
+    };
+    entry.socket.listen(u32::try_from(backlog).unwrap_or(0))?;
+    entry.listening.store(true, Ordering::Release);
+    Ok(0)
 }
 
 /// `exs_getsockname`
@@ -97,21 +96,8 @@ pub unsafe fn getsockname(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<c_int, Errno> {
-    match state().sockets.find(fd)? {
-        Found::Exs(entry) => {
-            let local = entry.socket.local_addr()?;
-            // SAFETY: the caller's promise.
-            unsafe { address::write_with_len(local, addr, len) }.map(|()| 0)
-        }
-        // SAFETY: the caller's promise.
-        Found::System => unsafe {
-            on_system(
-                libc::SYS_getsockname,
-                fd,
-                [addr as usize, len as usize, 0, 0],
-            )
-        },
-    }
+    // SAFETY: the caller's promise.
+    unsafe { name(libc::SYS_getsockname, Socket::local_addr, fd, addr, len) }
 }
 
 /// `exs_getpeername`
@@ -120,21 +106,23 @@ pub unsafe fn getpeername(
     addr: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<c_int, Errno> {
-    match state().sockets.find(fd)? {
-        Found::Exs(entry) => {
-            let peer = entry.socket.peer_addr()?;
-            // SAFETY: the caller's promise.
-            unsafe { address::write_with_len(peer, addr, len) }.map(|()| 0)
-        }
+    // SAFETY: the caller's promise.
+    unsafe { name(libc::SYS_getpeername, Socket::peer_addr, fd, addr, len) }
+}
+
+unsafe fn name(
+    number: libc::c_long,
+    of: fn(&Socket) -> Result<SocketAddr, Errno>,
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<c_int, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
         // SAFETY: the caller's promise.
-        Found::System => unsafe {
-            on_system(
-                libc::SYS_getpeername,
-                fd,
-                [addr as usize, len as usize, 0, 0],
-            )
-        },
-    }
+        return unsafe { on_system(number, fd, &[addr as usize, len as usize]) };
+    };
+    // SAFETY: the caller's promise.
+    unsafe { address::write_with_len(of(&entry.socket)?, addr, len) }.map(|()| 0)
 }
 
 /// # Errors
@@ -168,6 +156,40 @@ pub(super) fn recv_flags(given: c_int, waits: bool) -> Result<RecvFlags, Errno> 
 
 fn queue(qh: QHandle) -> Result<Arc<QueueEntry>, Errno> {
     state().queues.get(qh)
+}
+
+/// What every send and receive names.
+struct Transfer {
+    entry: Arc<Entry>,
+    queue: Arc<QueueEntry>,
+    ah: AHandle,
+    /// The regions that it uses.
+    uses: Uses,
+}
+
+impl Transfer {
+    /// # Errors
+    /// `EBADF` and the other errors of [`State::operable`](super::state::State::operable).
+    fn new(fd: c_int, qh: QHandle, ah: AHandle) -> Result<Transfer, Errno> {
+        Ok(Transfer {
+            entry: state().operable(fd)?,
+            queue: queue(qh)?,
+            ah,
+            uses: Uses::new(),
+        })
+    }
+
+    fn start(
+        self,
+        what: What,
+        start: impl FnOnce(&Socket, Sink) -> Result<(), Errno>,
+    ) -> Result<c_int, Errno> {
+        let mut op = Op::new(&self.entry, self.ah, what);
+        op.uses = self.uses;
+        self.queue
+            .start(op, |sink| start(&self.entry.socket, sink))?;
+        Ok(0)
+    }
 }
 
 /// `exs_connect`
@@ -226,18 +248,14 @@ pub unsafe fn send(
     ah: AHandle,
     mh: MHandle,
 ) -> Result<c_int, Errno> {
-    let entry = state().sockets.operable(fd)?;
-    let queue = queue(qh)?;
+    let mut transfer = Transfer::new(fd, qh, ah)?;
     flags(flag, SEND_FLAGS)?;
     let buf = buf.cast_mut();
-    let mut uses = Uses::new();
     // SAFETY: the caller's promise.
-    let memory = unsafe { memory(buf, len, mh, &mut uses) }?;
+    let memory = unsafe { memory(buf, len, mh, &mut transfer.uses) }?;
     let buf = Ptr(buf);
-    let mut op = Op::new(&entry, ah, What::Xfer { buf, len, mh });
-    op.uses = uses;
-    queue.start(op, |sink| entry.socket.send(memory, sink))?;
-    Ok(0)
+    let what = What::Xfer { buf, len, mh };
+    transfer.start(what, |socket, sink| socket.send(memory, sink))
 }
 
 /// `exs_recv`
@@ -250,17 +268,13 @@ pub unsafe fn recv(
     ah: AHandle,
     mh: MHandle,
 ) -> Result<c_int, Errno> {
-    let entry = state().sockets.operable(fd)?;
-    let queue = queue(qh)?;
+    let mut transfer = Transfer::new(fd, qh, ah)?;
     let flag = recv_flags(flag, false)?;
-    let mut uses = Uses::new();
     // SAFETY: the caller's promise.
-    let memory = unsafe { memory(buf, len, mh, &mut uses) }?;
+    let memory = unsafe { memory(buf, len, mh, &mut transfer.uses) }?;
     let buf = Ptr(buf);
-    let mut op = Op::new(&entry, ah, What::Xfer { buf, len, mh });
-    op.uses = uses;
-    queue.start(op, |sink| entry.socket.recv(memory, flag, sink))?;
-    Ok(0)
+    let what = What::Xfer { buf, len, mh };
+    transfer.start(what, |socket, sink| socket.recv(memory, flag, sink))
 }
 
 /// The memory of a message header.
@@ -295,16 +309,13 @@ pub unsafe fn sendmsg(
     qh: QHandle,
     ah: AHandle,
 ) -> Result<c_int, Errno> {
-    let entry = state().sockets.operable(fd)?;
-    let queue = queue(qh)?;
+    let mut transfer = Transfer::new(fd, qh, ah)?;
     flags(flag, SEND_FLAGS)?;
-    let mut uses = Uses::new();
     // SAFETY: the caller's promise.
-    let memory = unsafe { message(msg, true, &mut uses) }?;
-    let mut op = Op::new(&entry, ah, What::Msg(Ptr(msg.cast_mut())));
-    op.uses = uses;
-    queue.start(op, |sink| entry.socket.send(memory, sink))?;
-    Ok(0)
+    let memory = unsafe { message(msg, true, &mut transfer.uses) }?;
+    transfer.start(What::Msg(Ptr(msg.cast_mut())), |socket, sink| {
+        socket.send(memory, sink)
+    })
 }
 
 /// `exs_recvmsg`
@@ -315,16 +326,13 @@ pub unsafe fn recvmsg(
     qh: QHandle,
     ah: AHandle,
 ) -> Result<c_int, Errno> {
-    let entry = state().sockets.operable(fd)?;
-    let queue = queue(qh)?;
+    let mut transfer = Transfer::new(fd, qh, ah)?;
     let flag = recv_flags(flag & !(EXS_IN_PLACE as c_int), false)?;
-    let mut uses = Uses::new();
     // SAFETY: the caller's promise.
-    let memory = unsafe { message(msg, false, &mut uses) }?;
-    let mut op = Op::new(&entry, ah, What::Msg(Ptr(msg)));
-    op.uses = uses;
-    queue.start(op, |sink| entry.socket.recv(memory, flag, sink))?;
-    Ok(0)
+    let memory = unsafe { message(msg, false, &mut transfer.uses) }?;
+    transfer.start(What::Msg(Ptr(msg)), |socket, sink| {
+        socket.recv(memory, flag, sink)
+    })
 }
 
 /// A piece of a file, with a descriptor of our own.
@@ -351,10 +359,8 @@ pub unsafe fn sendfile(
     qh: QHandle,
     ah: AHandle,
 ) -> Result<c_int, Errno> {
-    let entry = state().sockets.operable(fd)?;
-    let queue = queue(qh)?;
+    let mut transfer = Transfer::new(fd, qh, ah)?;
     flags(flag, SEND_FLAGS)?;
-    let mut uses = Uses::new();
     let mut pieces = Vec::new();
     for i in 0..elements(vec, n)? {
         // SAFETY: one of the elements.
@@ -363,7 +369,12 @@ pub unsafe fn sendfile(
             // SAFETY: the type says which it is; the caller's promise.
             EXS_IOVEC => unsafe {
                 let iov = piece.xf_vec.xf_iovec;
-                let memory = memory(iov.iov_base, iov.iov_len, iov.iov_mhandle, &mut uses)?;
+                let memory = memory(
+                    iov.iov_base,
+                    iov.iov_len,
+                    iov.iov_mhandle,
+                    &mut transfer.uses,
+                )?;
                 Piece::Memory(memory)
             },
             EXS_FDVEC => {
@@ -374,10 +385,9 @@ pub unsafe fn sendfile(
             _ => return Err(Errno::INVAL),
         });
     }
-    let mut op = Op::new(&entry, ah, What::File(Ptr(vec.cast_mut()), n));
-    op.uses = uses;
-    queue.start(op, |sink| entry.socket.send_file(pieces, sink))?;
-    Ok(0)
+    transfer.start(What::File(Ptr(vec.cast_mut()), n), |socket, sink| {
+        socket.send_file(pieces, sink)
+    })
 }
 
 /// A file, or a part of one, as pieces of a send: for `exs_sync_sendfile`.
@@ -410,7 +420,7 @@ pub unsafe fn poll(
         if ready.is_empty() || events & !(EXS_POLLIN | EXS_POLLOUT) != 0 {
             return Err(Errno::INVAL);
         }
-        wanted.push((state().sockets.operable(fd.pfd_fd)?, ready));
+        wanted.push((state().operable(fd.pfd_fd)?, ready));
     }
     for (started, (entry, ready)) in wanted.iter().enumerate() {
         let op = Op::new(entry, ah, What::Poll);
@@ -439,7 +449,7 @@ pub fn shutdown(
     qh: QHandle,
     ah: AHandle,
 ) -> Result<c_int, Errno> {
-    let entry = state().sockets.operable(fd)?;
+    let entry = state().operable(fd)?;
     let queue = maybe_queue(qh)?;
     flags(flag, 0)?;
     if i64::from(how) != EXS_SHUT_WR {
@@ -458,19 +468,21 @@ pub fn shutdown(
 
 /// `exs_close`
 pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, Errno> {
-    let sockets = &state().sockets;
+    let state = state();
     let queue = maybe_queue(qh)?;
     flags(flag, 0)?;
-    let closed = sockets.remove(fd, |entry| start_close(entry, queue.as_deref(), ah))?;
+    let closed = state
+        .sockets
+        .remove(fd, |entry| start_close(entry, queue.as_deref(), ah))?;
     // SAFETY: the program gives its descriptor up with this call.
-    let give_up = || unsafe { on_system(libc::SYS_close, fd, [0; 4]) };
+    let give_up = || unsafe { on_system(libc::SYS_close, fd, &[]) };
     match closed {
         Removed::Exs(_) => Ok(0),
         // There is no connection here whose end an event could tell.
         Removed::Inherited => give_up().and(Err(Errno::NOTCONN)),
         Removed::System => {
             // Operations that are outstanding hold a descriptor of their own.
-            if let Some(entry) = sockets.closable(fd, queue.is_some())? {
+            if let Some(entry) = state.closable(fd, queue.is_some())? {
                 start_close(&entry, queue.as_deref(), ah)?;
             }
             give_up()
@@ -484,7 +496,7 @@ fn start_close(entry: &Arc<Entry>, queue: Option<&QueueEntry>, ah: AHandle) -> R
     let closing = Box::new(OneClosing::begin(&state().closing));
     let close = |sink| entry.socket.close_guarded(sink, closing);
     match queue {
-        None => close(weft_exs::Sink::Nobody),
+        None => close(Sink::Nobody),
         Some(queue) => queue
             .start(Op::new(entry, ah, What::Close), close)
             .map(drop),
@@ -502,7 +514,7 @@ pub fn cancel(fd: c_int, flag: c_int, ah: AHandle) -> Result<c_int, Errno> {
         let sockets = &state().sockets;
         socket = match sockets.find(fd)? {
             Found::Exs(entry) => Some(entry),
-            Found::System => sockets.closable(fd, false)?,
+            Found::System => sockets.known_plain(fd)?,
         };
     }
     let wanted = |op: &Op, there| {

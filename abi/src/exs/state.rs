@@ -2,17 +2,18 @@
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use rustix::io::Errno;
-use weft_exs::{Context, Sink, Socket};
+use weft_exs::{Context, Socket};
 
+use super::closing::{Closing, LINGER, OneClosing};
 use super::handles::Handles;
-use super::memory::Mem;
-use super::plain::Bell;
-use super::queue::{QueueEntry, Started};
-use super::table::Sockets;
+use super::helper::Bell;
+use super::region::Mem;
+use super::started::{QueueEntry, Started};
+use super::table::{Entry, Found, Sockets};
 use super::types::{EXS_VERSION1, Version};
 
 /// Everything. It is leaked: a forked child leaves its parent's alone and begins with a new one.
@@ -30,9 +31,6 @@ pub(crate) struct State {
 }
 
 static STATE: AtomicPtr<State> = AtomicPtr::new(null_mut());
-
-/// How long the end of the program, or a blocking close, waits for what is still to be sent.
-pub(crate) const LINGER: Duration = Duration::from_secs(10);
 
 impl State {
     fn new(sockets: Sockets) -> &'static State {
@@ -57,6 +55,30 @@ impl State {
         let made = Context::shared().map_err(cannot_begin)?;
         *context = Some(made.clone());
         Ok(made)
+    }
+
+    /// The socket for an asynchronous operation: one of ours, or a connected stream socket of the system.
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket, `ENOTCONN`.
+    pub(crate) fn operable(&self, fd: i32) -> Result<Arc<Entry>, Errno> {
+        match self.sockets.find(fd)? {
+            Found::Exs(entry) => Ok(entry),
+            Found::System => self.sockets.plain(fd, true, || self.context()),
+        }
+    }
+
+    /// A stream socket of the system that is to be closed, whether or not it is connected any more. `None` where nobody asks (`told`) and no
+    /// operation is outstanding.
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket.
+    pub(crate) fn closable(&self, fd: i32, told: bool) -> Result<Option<Arc<Entry>>, Errno> {
+        if told {
+            let entry = self.sockets.plain(fd, false, || self.context());
+            return entry.map(Some);
+        }
+        self.sockets.known_plain(fd)
     }
 
     /// Operations of queues that were deleted.
@@ -142,65 +164,6 @@ extern "C" fn at_exit() {
     });
 }
 
-/// Sockets that are being closed with nobody waiting.
-#[derive(Default)]
-pub(crate) struct Closing {
-    count: Mutex<usize>,
-    fewer: Condvar,
-}
-
-impl Closing {
-    fn wait(&self, until: Instant) {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = until.saturating_duration_since(Instant::now());
-        // What is left after that time is cut off by the exit.
-        drop(
-            self.fewer
-                .wait_timeout_while(count, left, |count| *count > 0),
-        );
-    }
-}
-
-pub(crate) struct OneClosing(Arc<Closing>);
-
-impl OneClosing {
-    /// One more, until the value is dropped.
-    pub(crate) fn begin(all: &Arc<Closing>) -> OneClosing {
-        *all.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        OneClosing(Arc::clone(all))
-    }
-
-    pub(crate) fn sink(self) -> Sink {
-        Sink::call(move |_| drop(self))
-    }
-}
-
-impl Drop for OneClosing {
-    fn drop(&mut self) {
-        *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.0.fewer.notify_all();
-    }
-}
-
-/// A flag that one thread raises and another waits for.
-#[derive(Default)]
-pub(crate) struct Done {
-    done: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Done {
-    pub(crate) fn set(&self) {
-        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.changed.notify_all();
-    }
-
-    pub(crate) fn wait(&self, limit: Duration) {
-        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.changed.wait_timeout_while(done, limit, |done| !*done));
-    }
-}
-
 /// `exs_init`: the version, and the device, so that a machine that cannot do it says so here.
 pub fn init(version: Version) -> Result<i32, Errno> {
     if i64::from(version) != EXS_VERSION1 {
@@ -208,9 +171,4 @@ pub fn init(version: Version) -> Result<i32, Errno> {
     }
     state().context()?;
     Ok(0)
-}
-
-/// Takes a flag and leaves `false`.
-pub(crate) fn take(flag: &AtomicBool) -> bool {
-    flag.swap(false, Ordering::AcqRel)
 }

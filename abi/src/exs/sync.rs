@@ -12,17 +12,19 @@ use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use weft_exs::{Event, Kind, Memory, Queue, RecvFlags, Sink, Socket};
 
+use super::closing::{Done, OneClosing};
 use super::event::{enter, received};
-use super::memory::{Uses, memory, plain_vector, vector};
+use super::memory::{memory, plain_vector, vector};
 use super::option::linger_of;
 use super::queue::own_token;
+use super::region::Uses;
 use super::socket::{self, SEND_FLAGS, flags, message, on_system, recv_flags};
-use super::state::{Done, OneClosing, State, state};
+use super::state::{State, state};
 use super::sync_poll::await_readable;
-use super::table::{Entry, Found, Removed, SEND_BUFFER};
+use super::table::{Entry, Found, Removed};
 use super::types::{IoVec, MHandle, MsgHdr};
 use crate::address;
-use crate::call::{signed, system};
+use crate::call::signed;
 
 pub use super::option::{getsockopt, plain_fcntl as fcntl, setsockopt};
 pub use super::socket::{bind, getpeername, getsockname, listen, socket};
@@ -58,7 +60,7 @@ fn carry_out(
 ) -> Result<Event, Errno> {
     let token = own_token(1);
     let queue = own_queue()?;
-    start(Sink::Queue(queue.clone(), token))?;
+    start(queue.sink(token))?;
     let mut events = Vec::new();
     let mut result = queue.dequeue(&mut events, 1, 1, limit).map(|_| ());
     if events.is_empty() {
@@ -87,9 +89,8 @@ fn carry_out(
 /// `exs_sync_connect`
 pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Result<c_int, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [addr as usize, len as usize, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { on_system(libc::SYS_connect, fd, args) };
+        return unsafe { on_system(libc::SYS_connect, fd, &[addr as usize, len as usize]) };
     };
     // SAFETY: the caller's promise.
     let to = unsafe { address::read(addr, len) }?;
@@ -125,9 +126,8 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Resul
 /// `exs_sync_accept`
 pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> Result<c_int, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [addr as usize, len as usize, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { on_system(libc::SYS_accept, fd, args) };
+        return unsafe { on_system(libc::SYS_accept, fd, &[addr as usize, len as usize]) };
     };
     if !addr.is_null() && len.is_null() {
         return Err(Errno::FAULT);
@@ -171,7 +171,7 @@ fn send_copy(entry: &Arc<Entry>, memory: &Memory) -> Result<ssize_t, Errno> {
     if entry.connecting().is_some() {
         return Err(Errno::AGAIN);
     }
-    let room = entry.settings().send_buffer.unwrap_or(SEND_BUFFER);
+    let room = entry.send_buffer();
     let whole = memory.len();
     let mut take = 0;
     let enough = |unsent: usize| {
@@ -208,12 +208,6 @@ fn send_copy(entry: &Arc<Entry>, memory: &Memory) -> Result<ssize_t, Errno> {
     Ok(signed(take))
 }
 
-/// Whether a send that does not wait would take something.
-pub(super) fn has_room(entry: &Entry) -> bool {
-    let room = entry.settings().send_buffer.unwrap_or(SEND_BUFFER);
-    entry.unsent.load(Ordering::Acquire) < room
-}
-
 /// A copy of the first bytes.
 fn first_bytes(memory: &Memory, len: usize) -> Vec<u8> {
     fn add(out: &mut Vec<u8>, memory: &Memory, len: usize) {
@@ -242,21 +236,26 @@ fn first_bytes(memory: &Memory, len: usize) -> Vec<u8> {
 
 /// Receives, as the socket and the flags have it.
 fn recv_memory(entry: &Entry, memory: &Memory, flag: c_int) -> Result<ssize_t, Errno> {
+    recv_whole(entry, memory, flag).map(|(count, _)| count)
+}
+
+/// As [`recv_memory`]: also whether a message was longer. After a shutdown there is nothing to receive.
+fn recv_whole(entry: &Entry, memory: &Memory, flag: c_int) -> Result<(ssize_t, bool), Errno> {
     let mut flag = recv_flags(flag, true)?;
     if entry.nonblock() {
         flag |= RecvFlags::DONTWAIT;
     }
-    if entry.read_shut.load(Ordering::Acquire) {
-        return Ok(0);
+    let shut = || entry.read_shut.load(Ordering::Acquire);
+    if shut() {
+        return Ok((0, false));
     }
-    unless_shut(entry, entry.socket.recv_wait(memory, flag))
-}
-
-/// What a receive got; one that a shutdown ended got nothing.
-fn unless_shut(entry: &Entry, result: Result<usize, Errno>) -> Result<ssize_t, Errno> {
-    match result {
-        Err(Errno::CANCELED) if entry.read_shut.load(Ordering::Acquire) => Ok(0),
-        result => result.map(signed),
+    let got = match entry.socket.kind() {
+        Kind::Stream => entry.socket.recv_wait(memory, flag).map(|n| (n, false)),
+        Kind::SeqPacket => entry.socket.recv_message_wait(memory, flag),
+    };
+    match got {
+        Err(Errno::CANCELED) if shut() => Ok((0, false)),
+        got => got.map(|(bytes, longer)| (signed(bytes), longer)),
     }
 }
 
@@ -269,9 +268,8 @@ pub unsafe fn send_mh(
     mh: MHandle,
 ) -> Result<ssize_t, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [fd as usize, buf as usize, len, flag as usize, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { system(libc::SYS_sendto, args) };
+        return unsafe { on_system(libc::SYS_sendto, fd, &[buf as usize, len, flag as usize]) };
     };
     let mut uses = Uses::new();
     // SAFETY: the caller's promise, for as long as the call.
@@ -288,9 +286,8 @@ pub unsafe fn recv_mh(
     mh: MHandle,
 ) -> Result<ssize_t, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [fd as usize, buf as usize, len, flag as usize, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { system(libc::SYS_recvfrom, args) };
+        return unsafe { on_system(libc::SYS_recvfrom, fd, &[buf as usize, len, flag as usize]) };
     };
     let mut uses = Uses::new();
     // SAFETY: the caller's promise, for as long as the call.
@@ -305,14 +302,12 @@ pub unsafe fn write_mh(
     len: usize,
     mh: MHandle,
 ) -> Result<ssize_t, Errno> {
-    match state().sockets.find(fd)? {
+    let Found::Exs(_) = state().sockets.find(fd)? else {
         // SAFETY: the caller's promise.
-        Found::Exs(_) => unsafe { send_mh(fd, buf, len, 0, mh) },
-        // SAFETY: the caller's promise.
-        Found::System => unsafe {
-            system(libc::SYS_write, [fd as usize, buf as usize, len, 0, 0, 0])
-        },
-    }
+        return unsafe { on_system(libc::SYS_write, fd, &[buf as usize, len]) };
+    };
+    // SAFETY: the caller's promise.
+    unsafe { send_mh(fd, buf, len, 0, mh) }
 }
 
 /// `exs_sync_read_mh`, and `exs_sync_read` without a handle.
@@ -322,14 +317,12 @@ pub unsafe fn read_mh(
     len: usize,
     mh: MHandle,
 ) -> Result<ssize_t, Errno> {
-    match state().sockets.find(fd)? {
+    let Found::Exs(_) = state().sockets.find(fd)? else {
         // SAFETY: the caller's promise.
-        Found::Exs(_) => unsafe { recv_mh(fd, buf, len, 0, mh) },
-        // SAFETY: the caller's promise.
-        Found::System => unsafe {
-            system(libc::SYS_read, [fd as usize, buf as usize, len, 0, 0, 0])
-        },
-    }
+        return unsafe { on_system(libc::SYS_read, fd, &[buf as usize, len]) };
+    };
+    // SAFETY: the caller's promise.
+    unsafe { recv_mh(fd, buf, len, 0, mh) }
 }
 
 /// `exs_sync_sendto`
@@ -341,23 +334,17 @@ pub unsafe fn sendto(
     addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> Result<ssize_t, Errno> {
-    match state().sockets.find(fd)? {
-        Found::Exs(_) if !addr.is_null() => Err(Errno::ISCONN),
+    let Found::Exs(_) = state().sockets.find(fd)? else {
+        let (addr, addrlen) = (addr as usize, addrlen as usize);
+        let args = [buf as usize, len, flag as usize, addr, addrlen];
         // SAFETY: the caller's promise.
-        Found::Exs(_) => unsafe { send_mh(fd, buf, len, flag, 0) },
-        // SAFETY: the caller's promise.
-        Found::System => unsafe {
-            let args = [
-                fd as usize,
-                buf as usize,
-                len,
-                flag as usize,
-                addr as usize,
-                addrlen as usize,
-            ];
-            system(libc::SYS_sendto, args)
-        },
+        return unsafe { on_system(libc::SYS_sendto, fd, &args) };
+    };
+    if !addr.is_null() {
+        return Err(Errno::ISCONN);
     }
+    // SAFETY: the caller's promise.
+    unsafe { send_mh(fd, buf, len, flag, 0) }
 }
 
 /// `exs_sync_recvfrom`
@@ -370,16 +357,10 @@ pub unsafe fn recvfrom(
     addrlen: *mut socklen_t,
 ) -> Result<ssize_t, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [
-            fd as usize,
-            buf as usize,
-            len,
-            flag as usize,
-            addr as usize,
-            addrlen as usize,
-        ];
+        let (addr, addrlen) = (addr as usize, addrlen as usize);
+        let args = [buf as usize, len, flag as usize, addr, addrlen];
         // SAFETY: the caller's promise.
-        return unsafe { system(libc::SYS_recvfrom, args) };
+        return unsafe { on_system(libc::SYS_recvfrom, fd, &args) };
     };
     if !addr.is_null() && addrlen.is_null() {
         return Err(Errno::FAULT);
@@ -397,9 +378,8 @@ pub unsafe fn recvfrom(
 /// `exs_sync_readv`
 pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> Result<ssize_t, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [fd as usize, iov as usize, count as usize, 0, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { system(libc::SYS_readv, args) };
+        return unsafe { on_system(libc::SYS_readv, fd, &[iov as usize, count as usize]) };
     };
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     // SAFETY: the caller's promise, for as long as the call.
@@ -410,9 +390,8 @@ pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> Result<ssize_
 /// `exs_sync_writev`
 pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> Result<ssize_t, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [fd as usize, iov as usize, count as usize, 0, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { system(libc::SYS_writev, args) };
+        return unsafe { on_system(libc::SYS_writev, fd, &[iov as usize, count as usize]) };
     };
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     // SAFETY: the caller's promise, for as long as the call.
@@ -454,9 +433,8 @@ fn ours(fd: c_int) -> Result<Arc<Entry>, Errno> {
 /// `exs_sync_sendmsg`
 pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flag: c_int) -> Result<ssize_t, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [fd as usize, msg as usize, flag as usize, 0, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { system(libc::SYS_sendmsg, args) };
+        return unsafe { on_system(libc::SYS_sendmsg, fd, &[msg as usize, flag as usize]) };
     };
     if msg.is_null() {
         return Err(Errno::FAULT);
@@ -474,33 +452,11 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flag: c_int) -> Result<ssiz
     send_memory(&entry, memory, flag)
 }
 
-/// Receives a message or bytes; whether a message was longer.
-fn recv_whole(entry: &Entry, memory: &Memory, flag: c_int) -> Result<(ssize_t, bool), Errno> {
-    if entry.socket.kind() == Kind::Stream {
-        return Ok((recv_memory(entry, memory, flag)?, false));
-    }
-    let mut flag = recv_flags(flag, true)?;
-    if entry.nonblock() {
-        flag |= RecvFlags::DONTWAIT;
-    }
-    if entry.read_shut.load(Ordering::Acquire) {
-        return Ok((0, false));
-    }
-    let mut truncated = false;
-    let got = entry.socket.recv_message_wait(memory, flag);
-    let got = got.map(|(bytes, longer)| {
-        truncated = longer;
-        bytes
-    });
-    Ok((unless_shut(entry, got)?, truncated))
-}
-
 /// `exs_sync_recvmsg`
 pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flag: c_int) -> Result<ssize_t, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
-        let args = [fd as usize, msg as usize, flag as usize, 0, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { system(libc::SYS_recvmsg, args) };
+        return unsafe { on_system(libc::SYS_recvmsg, fd, &[msg as usize, flag as usize]) };
     };
     if msg.is_null() {
         return Err(Errno::FAULT);
@@ -554,19 +510,19 @@ pub unsafe fn sendfile(
     count: usize,
 ) -> Result<ssize_t, Errno> {
     let Found::Exs(entry) = state().sockets.find(out)? else {
-        let args = [out as usize, file as usize, offset as usize, count, 0, 0];
         // SAFETY: the caller's promise.
-        return unsafe { system(libc::SYS_sendfile, args) };
+        return unsafe {
+            on_system(
+                libc::SYS_sendfile,
+                out,
+                &[file as usize, offset as usize, count],
+            )
+        };
     };
     failed_before(&entry)?;
-    let start = if offset.is_null() {
+    let start: off_t = if offset.is_null() {
         // SAFETY: no pointers.
-        unsafe {
-            system(
-                libc::SYS_lseek,
-                [file as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0],
-            )
-        }? as off_t
+        unsafe { on_system(libc::SYS_lseek, file, &[0, libc::SEEK_CUR as usize]) }?
     } else {
         // SAFETY: the caller's promise.
         unsafe { *offset }
@@ -579,18 +535,9 @@ pub unsafe fn sendfile(
     })?;
     let after = start.saturating_add(event.bytes as off_t);
     if offset.is_null() {
+        let args = [after as usize, libc::SEEK_SET as usize];
         // SAFETY: no pointers.
-        unsafe {
-            let args = [
-                file as usize,
-                after as usize,
-                libc::SEEK_SET as usize,
-                0,
-                0,
-                0,
-            ];
-            system(libc::SYS_lseek, args)
-        }?;
+        unsafe { on_system::<off_t>(libc::SYS_lseek, file, &args) }?;
     } else {
         // SAFETY: the caller's promise.
         unsafe { *offset = after };
@@ -602,7 +549,7 @@ pub unsafe fn sendfile(
 pub fn shutdown(fd: c_int, how: c_int) -> Result<c_int, Errno> {
     let Found::Exs(entry) = state().sockets.find(fd)? else {
         // SAFETY: no pointers.
-        return unsafe { on_system(libc::SYS_shutdown, fd, [how as usize, 0, 0, 0]) };
+        return unsafe { on_system(libc::SYS_shutdown, fd, &[how as usize]) };
     };
     let (read, write) = match how {
         libc::SHUT_RD => (true, false),
@@ -642,6 +589,6 @@ pub fn close(fd: c_int) -> Result<c_int, Errno> {
             Ok(0)
         }
         // SAFETY: the program gives its descriptor up with this call.
-        Removed::Inherited | Removed::System => unsafe { on_system(libc::SYS_close, fd, [0; 4]) },
+        Removed::Inherited | Removed::System => unsafe { on_system(libc::SYS_close, fd, &[]) },
     }
 }

@@ -16,7 +16,6 @@ use weft_exs::Ready;
 
 use super::queue::timeout;
 use super::state::state;
-use super::sync::has_room;
 use super::table::{Entry, Found};
 use crate::call::system;
 use crate::{option, select};
@@ -200,7 +199,7 @@ fn ours_ready(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> usize {
         if entry.read_shut.load(Ordering::Acquire) {
             ready |= Ready::IN;
         }
-        if !has_room(entry) {
+        if !entry.has_room() {
             ready.remove(Ready::OUT);
         }
         if unconnected(entry) {

@@ -5,15 +5,13 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use weft_exs::{InPlace, Memory, Ready, Sink, Socket};
-
-use super::state::state;
+use weft_exs::{Context, InPlace, Memory, Ready, Sink, Socket};
 
 /// A socket and what C programs know of it beyond the crate.
 pub(crate) struct Entry {
@@ -61,7 +59,7 @@ pub(crate) struct Settings {
 }
 
 /// Bytes that sends which do not wait may have under way, as `SO_SNDBUF` of the system.
-pub(crate) const SEND_BUFFER: usize = 256 << 10;
+const SEND_BUFFER: usize = 256 << 10;
 
 impl Entry {
     /// # Errors
@@ -145,6 +143,16 @@ impl Entry {
 
     pub(crate) fn nonblock(&self) -> bool {
         self.settings().nonblock
+    }
+
+    /// Bytes that sends which do not wait may have under way.
+    pub(crate) fn send_buffer(&self) -> usize {
+        self.settings().send_buffer.unwrap_or(SEND_BUFFER)
+    }
+
+    /// Whether a send that does not wait would take something.
+    pub(crate) fn has_room(&self) -> bool {
+        self.unsent.load(Ordering::Acquire) < self.send_buffer()
     }
 
     /// What becomes readable when the connection is made, or could not be.
@@ -305,7 +313,7 @@ impl Sockets {
 
     pub(crate) fn insert(&self, entry: Arc<Entry>) -> Result<i32, Errno> {
         let fd = entry.fd;
-        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.write();
         put(&mut slots, place(fd)?, Slot::Exs(entry));
         Ok(fd)
     }
@@ -315,7 +323,7 @@ impl Sockets {
     /// # Errors
     /// `EBADF` for a negative number; `ENOTCONN` for a parent's socket in a forked child.
     pub(crate) fn find(&self, fd: i32) -> Result<Found, Errno> {
-        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.read();
         match slots.get(place(fd)?) {
             Some(Slot::Exs(entry)) => Ok(Found::Exs(Arc::clone(entry))),
             Some(Slot::Inherited) => Err(Errno::NOTCONN),
@@ -334,7 +342,7 @@ impl Sockets {
     ) -> Result<Removed, Errno> {
         let place = place(fd)?;
         let entry = {
-            let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            let mut slots = self.write();
             match slots.get_mut(place) {
                 Some(slot @ Slot::Inherited) => {
                     *slot = Slot::Empty;
@@ -358,7 +366,7 @@ impl Sockets {
 
     /// All of ours, and those of the system's with operations outstanding; the table is empty after it.
     pub(crate) fn take_all(&self) -> Vec<Arc<Entry>> {
-        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.write();
         std::mem::take(&mut *slots)
             .into_iter()
             .filter_map(|slot| match slot {
@@ -369,36 +377,20 @@ impl Sockets {
             .collect()
     }
 
-    /// The socket for an asynchronous operation: one of ours, or a connected stream socket of the system.
+    /// A stream socket of the system, with operations outstanding from now on.
     ///
     /// # Errors
-    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket, `ENOTCONN`.
-    pub(crate) fn operable(&self, fd: i32) -> Result<Arc<Entry>, Errno> {
-        match self.find(fd)? {
-            Found::Exs(entry) => Ok(entry),
-            Found::System => self.plain(fd, true),
-        }
-    }
-
-    /// A stream socket of the system that is to be closed, whether or not it is connected any more. `None` where nobody asks (`told`) and no
-    /// operation is outstanding.
-    ///
-    /// # Errors
-    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket.
-    pub(crate) fn closable(&self, fd: i32, told: bool) -> Result<Option<Arc<Entry>>, Errno> {
-        if told {
-            return self.plain(fd, false).map(Some);
-        }
-        // SAFETY: not kept; a number that is no descriptor gives EBADF.
-        let inode = Inode::of(unsafe { BorrowedFd::borrow_raw(fd) })?;
-        self.known_plain(fd, inode)
-    }
-
-    fn plain(&self, fd: i32, connected: bool) -> Result<Arc<Entry>, Errno> {
+    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket, those of `context`; `ENOTCONN` where it has to be `connected`.
+    pub(crate) fn plain(
+        &self,
+        fd: i32,
+        connected: bool,
+        context: impl FnOnce() -> Result<Context, Errno>,
+    ) -> Result<Arc<Entry>, Errno> {
         // SAFETY: not kept; a number that is no descriptor gives EBADF.
         let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
         let inode = Inode::of(theirs)?;
-        if let Some(entry) = self.known_plain(fd, inode)? {
+        if let Some(entry) = plain_in(&self.read(), place(fd)?, inode) {
             return Ok(entry);
         }
         if sockopt::socket_type(theirs)? != rustix::net::SocketType::STREAM {
@@ -407,8 +399,8 @@ impl Sockets {
         if connected {
             rustix::net::getpeername(theirs)?;
         }
-        let context = state().context()?;
-        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let context = context()?;
+        let mut slots = self.write();
         if let Some(entry) = plain_in(&slots, place(fd)?, inode) {
             return Ok(entry); // another thread was faster
         }
@@ -431,9 +423,22 @@ impl Sockets {
         Ok(entry)
     }
 
-    fn known_plain(&self, fd: i32, inode: Inode) -> Result<Option<Arc<Entry>>, Errno> {
-        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        Ok(plain_in(&slots, place(fd)?, inode))
+    /// A socket of the system with operations outstanding.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub(crate) fn known_plain(&self, fd: i32) -> Result<Option<Arc<Entry>>, Errno> {
+        // SAFETY: not kept; a number that is no descriptor gives EBADF.
+        let inode = Inode::of(unsafe { BorrowedFd::borrow_raw(fd) })?;
+        Ok(plain_in(&self.read(), place(fd)?, inode))
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Slot>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Slot>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

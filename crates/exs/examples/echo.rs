@@ -36,7 +36,7 @@ fn serve(context: &Context, listener: &Socket, mut connections: usize) -> Result
     let mut open: HashMap<u64, Connection> = HashMap::new();
     let mut last = ACCEPT;
     let mut events: Vec<Event> = Vec::new();
-    listener.accept(Sink::Queue(queue.clone(), ACCEPT))?;
+    listener.accept(queue.sink(ACCEPT))?;
     while connections > 0 {
         queue.dequeue(&mut events, 64, 1, None)?;
         for event in events.drain(..) {
@@ -44,13 +44,13 @@ fn serve(context: &Context, listener: &Socket, mut connections: usize) -> Result
             let done = match (event.kind, event.result) {
                 (EventKind::Accept, result) => {
                     result?;
-                    listener.accept(Sink::Queue(queue.clone(), ACCEPT))?;
+                    listener.accept(queue.sink(ACCEPT))?;
                     let Some(socket) = event.accepted else {
                         continue;
                     };
                     last += 1;
                     let buffer = Region::alloc(context, BUFFER)?;
-                    let sink = Sink::Queue(queue.clone(), last);
+                    let sink = queue.sink(last);
                     socket.recv(buffer.whole(), RecvFlags::empty(), sink)?;
                     open.insert(last, Connection { socket, buffer });
                     false
@@ -60,13 +60,13 @@ fn serve(context: &Context, listener: &Socket, mut connections: usize) -> Result
                 (EventKind::Recv, Ok(n)) => {
                     let connection = &open[&token];
                     let answer = connection.buffer.slice(0, n)?;
-                    let sink = Sink::Queue(queue.clone(), token);
+                    let sink = queue.sink(token);
                     connection.socket.send(answer, sink).is_err()
                 }
                 (EventKind::Send, Ok(_)) => {
                     let connection = &open[&token];
                     let memory = connection.buffer.whole();
-                    let sink = Sink::Queue(queue.clone(), token);
+                    let sink = queue.sink(token);
                     let again = connection.socket.recv(memory, RecvFlags::empty(), sink);
                     again.is_err()
                 }
@@ -94,7 +94,7 @@ fn drive(context: &Context, addr: SocketAddr) -> Result<(), Errno> {
         let slot = n % OUTSTANDING;
         memory.write(slot * LEN, &vec![n as u8; LEN])?;
         let answer = memory.slice((OUTSTANDING + slot) * LEN, LEN)?;
-        let sink = |token| Sink::Queue(queue.clone(), token);
+        let sink = |token| queue.sink(token);
         // The receive first: then the answer goes straight to its place.
         socket.recv(answer, RecvFlags::WAITALL, sink(n as u64))?;
         socket.send(memory.slice(slot * LEN, LEN)?, sink(n as u64))

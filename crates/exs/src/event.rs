@@ -166,6 +166,13 @@ pub enum Sink {
     Nobody,
 }
 
+impl Queue {
+    /// Events with this number into this queue.
+    pub fn sink(&self, token: u64) -> Sink {
+        Sink::Queue(self.clone(), token)
+    }
+}
+
 impl Sink {
     /// A call, with the number 0.
     pub fn call(f: impl FnOnce(Event) + Send + 'static) -> Sink {

@@ -10,7 +10,6 @@ use rustix::io::Errno;
 use weft_sockets::lock::lock;
 use weft_verbs::PerProcess;
 
-use crate::plain::{Done, Outcome};
 use crate::{Context, FilePiece, Memory, Piece, Region};
 
 /// Most bytes that are read and sent at a time.
@@ -19,6 +18,19 @@ const CHUNK: usize = 256 << 10;
 const LEAST: usize = 64 << 10;
 /// Parts on their way at a time: one is sent while the next is read.
 const PARTS: usize = 2;
+
+/// The end of a send or receive.
+pub(crate) struct Outcome {
+    /// Bytes moved, or what went wrong.
+    pub(crate) result: Result<usize, Errno>,
+    /// Bytes moved, also when `result` is an error.
+    pub(crate) bytes: usize,
+    /// The operation's memory.
+    pub(crate) memory: Memory,
+}
+
+/// Where a send or receive tells its end. It must not block.
+pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// A place in a socket's queue of sends at which the parts of one file send are sent. Sends that were asked for later wait for
 /// its release. It is called by the reading thread, and may call back at once.

@@ -3,7 +3,7 @@
 //! Four ways to use a [`Socket`], which can be mixed:
 //!
 //! * [`futures`]: `Stream`, `Packet` and their listeners for any executor; memory goes in with an operation and comes back with its end.
-//! * [`Queue`]: an operation is started with a [`Sink`], and an [`Event`] in the queue says how it ended. One queue serves many connections, and has a
+//! * [`Queue`]: an operation is started with a [`Sink`] ([`Queue::sink`]), and an [`Event`] in the queue says how it ended. One queue serves many connections, and has a
 //!   descriptor for `epoll`.
 //! * Blocking calls: [`Socket::connect_wait`], [`Socket::accept_wait`], [`Socket::send_wait`], [`Socket::recv_wait`].
 //! * `tokio` streams (feature `tokio`): `AsyncRead` and `AsyncWrite`, with a copy at each end.

@@ -7,6 +7,8 @@ use weft_verbs::LinkOptions;
 use weft_wire::exs::MAX_SMALL;
 pub use weft_wire::exs::{Design, Mode};
 
+/// How long a connection that its program has closed may go on without sending a byte.
+pub(crate) const LINGER: Duration = Duration::from_secs(30);
 /// What a socket carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {

@@ -23,25 +23,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketType};
 
-use crate::driver::LINGER;
-use crate::file::{FileDone, FileLane, FileSend};
+use crate::file::{Done, FileDone, FileLane, FileSend, Outcome};
+use crate::options::LINGER;
 use crate::{Context, Memory, Piece, Ready, RecvFlags};
 use poller::Poller;
 use transfer::{Attempt, Cursor, Way, advance};
 use weft_sockets::lock::lock;
 
-/// The end of a send or receive.
-pub(crate) struct Outcome {
-    /// Bytes moved, or what went wrong.
-    pub(crate) result: Result<usize, Errno>,
-    /// Bytes moved, also when `result` is an error.
-    pub(crate) bytes: usize,
-    /// The operation's memory.
-    pub(crate) memory: Memory,
-}
-
-/// Where a send or receive tells its end. It must not block.
-pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 /// Where a shutdown or close tells its end.
 pub(crate) type EndDone = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 /// Where a poll tells its end.

@@ -14,9 +14,10 @@ use weft_wire::exs::Hello;
 
 use crate::driver::{Conn, Setup, Target, agree, deadline, file_end};
 use crate::event::{Event, EventKind};
+use crate::file::Outcome;
 use crate::listener::Listener;
 use crate::machine::Stats;
-use crate::plain::{EndDone, Outcome, Plain, PlainOp};
+use crate::plain::{EndDone, Plain, PlainOp};
 use crate::{Context, Error, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink};
 
 mod wait;

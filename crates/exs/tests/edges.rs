@@ -1,47 +1,24 @@
 //! Corners: files with something behind them, time limits that nobody else ends, ends that differ, takers that race, sockets that are let go.
 
 mod common;
+#[path = "common/raw.rs"]
+mod raw;
 
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, context, events, pair, pair_of};
+use common::{PATIENCE, aside, context, events, file_of, listener, pair, pair_of, send_limit};
 use weft_exs::{
-    Design, EventKind, FilePiece, Kind, Memory, Mode, Options, Piece, Queue, RecvFlags, Region,
-    Sink, Socket,
+    Context, Design, EventKind, Kind, Memory, Mode, Options, Piece, Queue, RecvFlags, Region, Sink,
+    Socket,
 };
 use weft_verbs::above::CqAbove;
 use weft_verbs::{Device, LocalMode};
 
-fn file(len: usize) -> Arc<OwnedFd> {
-    let path = std::env::temp_dir().join(format!(
-        "weft-edges-{}-{}",
-        std::process::id(),
-        std::thread::current().name().unwrap_or("x").len()
-    ));
-    let mut f = File::options()
-        .create(true)
-        .truncate(true)
-        .read(true)
-        .write(true)
-        .open(&path)
-        .unwrap();
-    f.write_all(&vec![7; len]).unwrap();
-    std::fs::remove_file(path).unwrap();
-    Arc::new(f.into())
-}
-
 fn whole(len: usize) -> Vec<Piece> {
-    vec![Piece::File(FilePiece {
-        file: file(len),
-        offset: 0,
-        len: None,
-    })]
+    common::whole(&file_of(&vec![7; len]))
 }
 
 /// The peer's `small_packet_max` is larger than what our work requests carry inline.
@@ -55,30 +32,34 @@ fn ends_with_different_small_packets_understand_each_other() {
     );
     let to = Region::alloc(&context, 8192).unwrap();
     let queue = Queue::new(&context, 8).unwrap();
-    a.send(Memory::from(vec![1; 4000]), Sink::Queue(queue.clone(), 1))
-        .unwrap();
+    a.send(Memory::from(vec![1; 4000]), queue.sink(1)).unwrap();
     let sent = events(&queue, 1);
     assert_eq!(sent[0].result, Ok(4000), "the whole connection is lost");
     assert_eq!(b.recv_wait(&to.whole(), RecvFlags::empty()), Ok(4000));
 }
 
+/// So many messages of these bytes are sent as small packets.
+fn sends_small_packets(small: u32, credits: u32, n: u64, memory: impl FnOnce(&Context) -> Memory) {
+    let both = |o: &mut Options| {
+        o.small_packet_max = small;
+        o.credits = credits;
+    };
+    let (context, a, b) = pair_of(LocalMode::Off, Kind::SeqPacket, both, both);
+    let memory = memory(&context);
+    let queue = Queue::new(&context, 1 << 12).unwrap();
+    for i in 0..n {
+        a.send(memory.clone(), queue.sink(i)).unwrap();
+    }
+    let sent = events(&queue, n as usize);
+    let bad = sent.iter().filter(|e| e.result != Ok(memory.len())).count();
+    assert_eq!((sent.len(), bad), (n as usize, 0));
+    drop(b);
+}
+
 /// More small packets in flight than there are places for headers.
 #[test]
 fn many_long_small_packets() {
-    let both = |o: &mut Options| {
-        o.small_packet_max = 4096;
-        o.credits = 4096;
-    };
-    let (context, a, b) = pair_of(LocalMode::Off, Kind::SeqPacket, both, both);
-    let queue = Queue::new(&context, 1 << 12).unwrap();
-    for i in 0..1000 {
-        a.send(Memory::from(vec![1; 4000]), Sink::Queue(queue.clone(), i))
-            .unwrap();
-    }
-    let sent = events(&queue, 1000);
-    let bad = sent.iter().filter(|e| e.result != Ok(4000)).count();
-    assert_eq!((sent.len(), bad), (1000, 0));
-    drop(b);
+    sends_small_packets(4096, 4096, 1000, |_| Memory::from(vec![1; 4000]));
 }
 
 /// A gathered message where the sender adverts.
@@ -88,17 +69,13 @@ fn gathered_messages_where_the_sender_adverts() {
     let (context, a, b) = pair_of(LocalMode::Off, Kind::SeqPacket, design, design);
     let to = Region::alloc(&context, 8192).unwrap();
     let queue = Queue::new(&context, 8).unwrap();
-    b.recv(
-        to.whole(),
-        RecvFlags::empty(),
-        Sink::Queue(queue.clone(), 2),
-    )
-    .unwrap();
+    b.recv(to.whole(), RecvFlags::empty(), queue.sink(2))
+        .unwrap();
     let list = Memory::List(vec![
         Memory::from(vec![1; 2000]),
         Memory::from(vec![2; 2000]),
     ]);
-    a.send(list, Sink::Queue(queue.clone(), 1)).unwrap();
+    a.send(list, queue.sink(1)).unwrap();
     for event in events(&queue, 2) {
         assert_eq!(event.result, Ok(4000), "{:?}", event.kind);
     }
@@ -112,14 +89,9 @@ fn a_short_blocking_send_behind_a_file_wakes_up() {
         // More than the peer's buffer takes.
         let len = (1 << 20) + (64 << 10);
         let queue = Queue::new(&context, 8).unwrap();
-        a.send_file(whole(len), Sink::Queue(queue.clone(), 1))
-            .unwrap();
-        let (tell, told) = channel();
+        a.send_file(whole(len), queue.sink(1)).unwrap();
         let sender = a.clone();
-        std::thread::spawn(move || {
-            let sent = sender.send_wait(Memory::from(vec![9; 8]));
-            let _ = tell.send(sent);
-        });
+        let told = aside(move || sender.send_wait(Memory::from(vec![9; 8])));
         // Until that thread sleeps behind the file.
         std::thread::sleep(Duration::from_millis(500));
         let to = Region::alloc(&context, 1 << 20).unwrap();
@@ -144,11 +116,9 @@ fn a_close_behind_a_file_send_is_told_and_the_file_arrives() {
     let (context, a, b) = pair(LocalMode::Off);
     let len = 8 << 20;
     let queue = Queue::new(&context, 8).unwrap();
-    a.send_file(whole(len), Sink::Queue(queue.clone(), 1))
-        .unwrap();
-    a.send(Memory::from(vec![9; 8]), Sink::Queue(queue.clone(), 2))
-        .unwrap();
-    a.close(Sink::Queue(queue.clone(), 3)).unwrap();
+    a.send_file(whole(len), queue.sink(1)).unwrap();
+    a.send(Memory::from(vec![9; 8]), queue.sink(2)).unwrap();
+    a.close(queue.sink(3)).unwrap();
     drop(a);
     let to = Region::alloc(&context, len + 8).unwrap();
     let got = b.recv_wait(&to.whole(), RecvFlags::WAITALL);
@@ -198,8 +168,7 @@ fn a_wait_for_ever_brings_an_event() {
         })
         .collect();
     for i in 0..rounds {
-        a.send(Memory::from(vec![1]), Sink::Queue(queue.clone(), i as u64))
-            .unwrap();
+        a.send(Memory::from(vec![1]), queue.sink(i as u64)).unwrap();
         let end = Instant::now() + PATIENCE;
         // Both cores are theirs.
         while taken.load(Ordering::SeqCst) <= i && Instant::now() < end {
@@ -225,13 +194,10 @@ fn a_receive_that_does_not_wait_does_not_wait_for_all() {
     a.send_wait(Memory::from(vec![1; 10])).unwrap();
     let end = Instant::now() + PATIENCE;
     while !b.ready().contains(weft_exs::Ready::IN) && Instant::now() < end {}
-    let (tell, told) = channel();
     let to = Region::alloc(&context, 100).unwrap();
     let receiver = b.clone();
-    std::thread::spawn(move || {
-        let _ =
-            tell.send(receiver.recv_wait(&to.whole(), RecvFlags::WAITALL | RecvFlags::DONTWAIT));
-    });
+    let told =
+        aside(move || receiver.recv_wait(&to.whole(), RecvFlags::WAITALL | RecvFlags::DONTWAIT));
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(10)));
 }
 
@@ -239,11 +205,9 @@ fn a_receive_that_does_not_wait_does_not_wait_for_all() {
 #[test]
 fn a_listener_that_goes_ends_its_accepts() {
     let context = context(LocalMode::Off);
-    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
-    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    listener.listen(32).unwrap();
+    let listener = listener(&context, Kind::Stream, |_| ());
     let queue = Queue::new(&context, 8).unwrap();
-    listener.accept(Sink::Queue(queue.clone(), 1)).unwrap();
+    listener.accept(queue.sink(1)).unwrap();
     drop(listener);
     let mut out = Vec::new();
     let _ = queue.dequeue(&mut out, 1, 1, Some(Duration::from_secs(1)));
@@ -376,8 +340,7 @@ fn a_cancel_of_zero_leaves_other_files_alone() {
     let (context, a, b) = pair(LocalMode::Off);
     let len = 8 << 20;
     let queue = Queue::new(&context, 8).unwrap();
-    a.send_file(whole(len), Sink::Queue(queue.clone(), 5))
-        .unwrap();
+    a.send_file(whole(len), queue.sink(5)).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(a.cancel(Some(0)), 0, "nothing has this number");
     let to = Region::alloc(&context, len).unwrap();
@@ -389,13 +352,9 @@ fn a_cancel_of_zero_leaves_other_files_alone() {
 /// A peer that reads nothing and then breaks the protocol, without CRCs, while a long send is on its way.
 #[test]
 fn a_hostile_peer_does_not_stop_the_engine() {
-    use weft_verbs::{Access, LinkOptions, QpInit, RecvWr, SendWr};
+    use weft_verbs::{Access, LinkOptions, SendWr};
     let context = context(LocalMode::Off);
-    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
-    listener.set_options(|o| o.crc = false).unwrap();
-    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    listener.listen(32).unwrap();
-
+    let listener = listener(&context, Kind::Stream, |o| o.crc = false);
     let device = Device::builder().local(LocalMode::Off).open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(4096, None).unwrap();
@@ -410,37 +369,18 @@ fn a_hostile_peer_does_not_stop_the_engine() {
         .alloc_mr(256 << 20, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
         .unwrap();
     let hello = weft_wire::exs::Hello {
-        kind: weft_wire::exs::Kind::Stream,
-        mode: weft_exs::Mode::Dynamic,
-        immediate: true,
-        credits: 64,
-        small: 256,
         ring: Some(weft_wire::exs::Remote {
             addr: ring.addr(),
             rkey: ring.rkey(),
             len: 256 << 20,
         }),
+        ..raw::hello()
     };
-    let param = weft_verbs::cm::ConnParam {
-        private_data: hello.emit().to_vec(),
-        options: LinkOptions {
-            crc: false,
-            ..LinkOptions::default()
-        },
-        ..Default::default()
+    let link = LinkOptions {
+        crc: false,
+        ..LinkOptions::default()
     };
-    let conn = weft_verbs::cm::connect(
-        listener.local_addr().unwrap(),
-        &pd,
-        &QpInit::new(&cq, &cq),
-        &param,
-    )
-    .unwrap();
-    let sink = pd.alloc_mr(64 * 512, Access::LOCAL_WRITE).unwrap();
-    let recvs: Vec<RecvWr> = (0..64)
-        .map(|i| RecvWr::new(i).sge(sink.sge(i as usize * 512, 512)))
-        .collect();
-    conn.qp.post_recv(&recvs).unwrap();
+    let (conn, sink) = raw::greet_over(link, &listener, &pd, &cq, &hello);
 
     let a = listener.accept_wait(Some(PATIENCE)).unwrap();
     let queue = Queue::new(&context, 8).unwrap();
@@ -466,11 +406,8 @@ fn a_hostile_peer_does_not_stop_the_engine() {
     println!("the send: {sent:?}");
     // Everybody else on the device.
     let other = Socket::new(&context, false, Kind::Stream).unwrap();
-    let (tell, told) = channel();
     let addr = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let _ = tell.send(other.connect_wait(addr));
-    });
+    let told = aside(move || other.connect_wait(addr));
     let others = told.recv_timeout(PATIENCE);
     assert!(
         others.is_ok(),
@@ -485,66 +422,43 @@ fn a_hostile_peer_does_not_stop_the_engine() {
 fn a_time_limit_holds_behind_a_file() {
     let (context, a, b) = pair(LocalMode::Off);
     let queue = Queue::new(&context, 8).unwrap();
-    a.send_file(whole(8 << 20), Sink::Queue(queue, 1)).unwrap();
+    a.send_file(whole(8 << 20), queue.sink(1)).unwrap();
     // Not of the file.
-    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
-        .unwrap();
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
-        let _ = tell.send(a.send_wait(Memory::from(vec![9; 8])));
-    });
+    send_limit(&a, 200);
+    let told = aside(move || a.send_wait(Memory::from(vec![9; 8])));
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(weft_exs::Errno::AGAIN)));
+    drop(b);
+}
+
+/// What is sent under a time limit to a peer who takes nothing, or not all, ends.
+fn ends_in_time(start: impl FnOnce(&Socket, Sink)) {
+    let (context, a, b) = pair(LocalMode::Off);
+    send_limit(&a, 200);
+    let queue = Queue::new(&context, 8).unwrap();
+    start(&a, queue.sink(1));
+    assert_eq!(events(&queue, 1).len(), 1, "an event of any kind in 5 s");
     drop(b);
 }
 
 /// A time limit of a file send.
 #[test]
 fn a_time_limit_ends_a_file_send() {
-    let (context, a, b) = pair(LocalMode::Off);
-    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
-        .unwrap();
-    let queue = Queue::new(&context, 8).unwrap();
-    a.send_file(whole(8 << 20), Sink::Queue(queue.clone(), 1))
-        .unwrap();
-    assert_eq!(events(&queue, 1).len(), 1, "an event of any kind in 5 s");
-    drop(b);
-}
-
-/// More long small packets than there are places for headers, and a busy peer.
-#[test]
-fn many_very_long_small_packets() {
-    let both = |o: &mut Options| {
-        o.small_packet_max = 64 << 10;
-        o.credits = 2048;
-    };
-    let (context, a, b) = pair_of(LocalMode::Off, Kind::SeqPacket, both, both);
-    let region = Region::alloc(&context, 60_000).unwrap();
-    let queue = Queue::new(&context, 1 << 12).unwrap();
-    let n = std::env::var("SENDS").map_or(900, |n| n.parse().unwrap());
-    for i in 0..n {
-        a.send(region.whole(), Sink::Queue(queue.clone(), i))
-            .unwrap();
-    }
-    let sent = events(&queue, n as usize);
-    let bad = sent.iter().filter(|e| e.result != Ok(60_000)).count();
-    assert_eq!((sent.len(), bad), (n as usize, 0));
-    drop(b);
+    ends_in_time(|a, sink| a.send_file(whole(8 << 20), sink).unwrap());
 }
 
 /// A time limit of a send that the peer takes a part of.
 #[test]
 fn a_time_limit_ends_a_send_that_is_stuck_halfway() {
-    let (context, a, b) = pair(LocalMode::Off);
-    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
-        .unwrap();
-    let queue = Queue::new(&context, 8).unwrap();
-    a.send(
-        Memory::from(vec![1; 8 << 20]),
-        Sink::Queue(queue.clone(), 1),
-    )
-    .unwrap();
-    assert_eq!(events(&queue, 1).len(), 1, "an event of any kind in 5 s");
-    drop(b);
+    ends_in_time(|a, sink| a.send(Memory::from(vec![1; 8 << 20]), sink).unwrap());
+}
+
+/// More long small packets than there are places for headers, and a busy peer.
+#[test]
+fn many_very_long_small_packets() {
+    let n = std::env::var("SENDS").map_or(900, |n| n.parse().unwrap());
+    sends_small_packets(64 << 10, 2048, n, |context| {
+        Region::alloc(context, 60_000).unwrap().whole()
+    });
 }
 
 /// An accept that begins while the listener is closed.
@@ -555,18 +469,17 @@ fn an_accept_at_the_moment_of_a_close_ends() {
         let listener = Socket::new(&context, false, Kind::Stream).unwrap();
         listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         listener.listen(8).unwrap();
-        let (tell, told) = channel();
         let accepting = listener.clone();
         let go = Arc::new(AtomicUsize::new(0));
         let wait = Arc::clone(&go);
-        std::thread::spawn(move || {
+        let told = aside(move || {
             while wait.load(Ordering::SeqCst) == 0 {
                 std::hint::spin_loop();
             }
             for _ in 0..round % 50 {
                 std::hint::spin_loop();
             }
-            let _ = tell.send(accepting.accept_wait(None).map(drop));
+            accepting.accept_wait(None).map(drop)
         });
         go.store(1, Ordering::SeqCst);
         listener.close(Sink::Nobody).unwrap();
@@ -581,12 +494,8 @@ fn the_bytes_of_a_receive_that_was_cut_off() {
     let (context, a, b) = pair(LocalMode::Off);
     let to = Region::alloc(&context, 1 << 20).unwrap();
     let queue = Queue::new(&context, 8).unwrap();
-    b.recv(
-        to.whole(),
-        RecvFlags::WAITALL,
-        Sink::Queue(queue.clone(), 1),
-    )
-    .unwrap();
+    b.recv(to.whole(), RecvFlags::WAITALL, queue.sink(1))
+        .unwrap();
     std::thread::sleep(Duration::from_millis(300));
     let from = Region::alloc(&context, 1 << 18).unwrap();
     from.write(0, &vec![5; 1 << 18]).unwrap();
@@ -600,12 +509,8 @@ fn the_bytes_of_a_receive_that_was_cut_off() {
         end.result, end.bytes
     );
     assert_eq!(end.bytes, 1 << 18);
-    b.recv(
-        to.whole(),
-        RecvFlags::WAITALL,
-        Sink::Queue(queue.clone(), 1),
-    )
-    .unwrap();
+    b.recv(to.whole(), RecvFlags::WAITALL, queue.sink(1))
+        .unwrap();
     std::thread::sleep(Duration::from_millis(300));
     a.send_wait(from.whole()).unwrap();
     std::thread::sleep(Duration::from_millis(300));
@@ -628,11 +533,10 @@ fn a_very_long_busy_wait_waits() {
     let context = context(LocalMode::Off);
     let queue = Queue::new(&context, 8).unwrap();
     queue.set_wait(weft_exs::Wait::BusyPoll);
-    let (tell, told) = channel();
     let waiter = queue.clone();
-    std::thread::spawn(move || {
+    let told = aside(move || {
         let long = Duration::from_secs(i64::MAX as u64);
-        let _ = tell.send(waiter.dequeue(&mut Vec::new(), 1, 1, Some(long)));
+        waiter.dequeue(&mut Vec::new(), 1, 1, Some(long))
     });
     let early = told.recv_timeout(Duration::from_millis(500));
     queue.delete();
@@ -663,7 +567,7 @@ fn two_closed_ends_let_go_of_each_other() {
                     let data = Memory::from(vec![1; 8]);
                     socket.send(data, Sink::Nobody).unwrap();
                 }
-                socket.close(Sink::Queue(queue.clone(), token)).unwrap();
+                socket.close(queue.sink(token)).unwrap();
             }
             let closed = events(&queue, 2);
             assert_eq!(closed.len(), 2, "{kind:?} {mode:?} {design:?} {local:?}");
@@ -680,8 +584,7 @@ fn a_taker_who_loses_a_race_keeps_to_its_time_limit() {
         for round in 0..3000_usize {
             let queue = Queue::new(&context, 4).unwrap();
             queue.set_wait(weft_exs::Wait::Notify);
-            a.send(Memory::from(vec![1]), Sink::Queue(queue.clone(), 1))
-                .unwrap();
+            a.send(Memory::from(vec![1]), queue.sink(1)).unwrap();
             let _ = b.recv(Memory::from(vec![0]), RecvFlags::empty(), Sink::Nobody);
             let ready = Arc::new(AtomicUsize::new(0));
             let takers: Vec<_> = (0..2)

@@ -2,45 +2,14 @@
 
 mod common;
 
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::OwnedFd;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::{context, events, pair, pair_of};
+use common::{context, events, file_of, next_event, pair, pair_of, send_limit, whole};
 
-use weft_exs::{
-    Errno, Event, FilePiece, Kind, Memory, Mode, Piece, Queue, RecvFlags, Region, Sink, Socket,
-};
+use weft_exs::{Errno, Kind, Memory, Mode, Queue, RecvFlags, Region, Sink, Socket};
 use weft_verbs::LocalMode;
-
-fn file_of(bytes: &[u8]) -> Arc<OwnedFd> {
-    static N: AtomicUsize = AtomicUsize::new(0);
-    let n = N.fetch_add(1, Ordering::SeqCst);
-    let path = std::env::temp_dir().join(format!("weft-files-{}-{n}", std::process::id()));
-    let mut open = File::options();
-    open.create_new(true).read(true).write(true);
-    let mut file = open.open(&path).unwrap();
-    std::fs::remove_file(path).unwrap();
-    file.write_all(bytes).unwrap();
-    Arc::new(file.into())
-}
-
-fn whole(file: &Arc<OwnedFd>) -> Vec<Piece> {
-    vec![Piece::File(FilePiece {
-        file: Arc::clone(file),
-        offset: 0,
-        len: None,
-    })]
-}
-
-fn next(queue: &Queue) -> Event {
-    events(queue, 1).remove(0)
-}
 
 /// A thread that takes what comes until the end.
 fn drain(from: Socket) -> JoinHandle<()> {
@@ -72,12 +41,11 @@ fn a_cancelled_file_send_has_sent_a_beginning_of_the_file() {
             to.read(0, &mut got).unwrap();
             got
         });
-        a.send_file(whole(&file), Sink::Queue(queue.clone(), 1))
-            .unwrap();
+        a.send_file(whole(&file), queue.sink(1)).unwrap();
         // While its next part is read.
         std::thread::sleep(Duration::from_micros(1000 + 97 * round));
         a.cancel(Some(1));
-        let end = next(&queue);
+        let end = next_event(&queue);
         a.close(Sink::Nobody).unwrap();
         let got = reader.join().unwrap();
         assert!(bytes.starts_with(&got), "round {round}: {end:?}");
@@ -92,10 +60,8 @@ fn a_cancel_of_one_file_leaves_the_next_alone() {
     let queue = Queue::new(&context, 8).unwrap();
     let (small, large) = (file_of(&[7; 100]), file_of(&vec![7; 3 << 20]));
     for round in 0..600_u64 {
-        a.send_file(whole(&small), Sink::Queue(queue.clone(), 1))
-            .unwrap();
-        a.send_file(whole(&large), Sink::Queue(queue.clone(), 2))
-            .unwrap();
+        a.send_file(whole(&small), queue.sink(1)).unwrap();
+        a.send_file(whole(&large), queue.sink(2)).unwrap();
         // Until about when the first is over.
         spin(Duration::from_nanos(round * 7919 % 60_000));
         a.cancel(Some(1));
@@ -113,19 +79,18 @@ fn a_cancelled_file_send_behind_a_stuck_send_ends() {
     let queue = Queue::new(&context, 8).unwrap();
     a.send(Memory::from(vec![1; 8 << 20]), Sink::Nobody)
         .unwrap();
-    a.send_file(whole(&file_of(&[7; 1000])), Sink::Queue(queue.clone(), 1))
+    a.send_file(whole(&file_of(&[7; 1000])), queue.sink(1))
         .unwrap();
     // What comes behind it has its way, though to where it is stuck as well.
-    a.send(Memory::from(vec![2; 8]), Sink::Queue(queue.clone(), 2))
-        .unwrap();
+    a.send(Memory::from(vec![2; 8]), queue.sink(2)).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(a.cancel(Some(1)), 1);
-    let end = next(&queue);
+    let end = next_event(&queue);
     assert_eq!((end.token, end.result), (1, Err(Errno::CANCELED)));
     let to = Region::alloc(&context, (8 << 20) + 8).unwrap();
     let got = b.recv_wait(&to.whole(), RecvFlags::WAITALL);
     assert_eq!(got, Ok((8 << 20) + 8));
-    let end = next(&queue);
+    let end = next_event(&queue);
     assert_eq!((end.token, end.result), (2, Ok(8)));
 }
 
@@ -135,11 +100,10 @@ fn a_time_limit_of_a_file_send_behind_a_stuck_send_ends_it() {
     let queue = Queue::new(&context, 8).unwrap();
     a.send(Memory::from(vec![1; 8 << 20]), Sink::Nobody)
         .unwrap();
-    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
+    send_limit(&a, 200);
+    a.send_file(whole(&file_of(&[7; 1000])), queue.sink(1))
         .unwrap();
-    a.send_file(whole(&file_of(&[7; 1000])), Sink::Queue(queue.clone(), 1))
-        .unwrap();
-    assert_eq!(next(&queue).result, Err(Errno::TIMEDOUT));
+    assert_eq!(next_event(&queue).result, Err(Errno::TIMEDOUT));
     drop(b);
 }
 
@@ -151,9 +115,8 @@ fn time_limits_hold_behind_a_file() {
         .unwrap();
     // The later ones have less time; the last one does not come to its end.
     for (token, limit) in [(1, 300), (2, 200), (3, 100), (4, 60_000)] {
-        a.set_options(|o| o.send_timeout = Some(Duration::from_millis(limit)))
-            .unwrap();
-        let sink = Sink::Queue(queue.clone(), token);
+        send_limit(&a, limit);
+        let sink = queue.sink(token);
         if token == 2 {
             a.send_file(whole(&file_of(&[8; 100])), sink).unwrap();
         } else {
@@ -161,7 +124,7 @@ fn time_limits_hold_behind_a_file() {
         }
     }
     for token in [3, 2, 1] {
-        let end = next(&queue);
+        let end = next_event(&queue);
         assert_eq!((end.token, end.result), (token, Err(Errno::TIMEDOUT)));
         let memory = end.memory.map(|memory| memory.len());
         assert_eq!(memory, (token != 2).then_some(8));
@@ -169,7 +132,7 @@ fn time_limits_hold_behind_a_file() {
     let to = Region::alloc(&context, (8 << 20) + 8).unwrap();
     let got = b.recv_wait(&to.whole(), RecvFlags::WAITALL);
     assert_eq!(got, Ok((8 << 20) + 8));
-    let end = next(&queue);
+    let end = next_event(&queue);
     assert_eq!((end.token, end.result), (4, Ok(8)));
 }
 
@@ -179,14 +142,10 @@ fn a_time_limit_that_began_behind_a_file_goes_on_after_it() {
     let queue = Queue::new(&context, 8).unwrap();
     a.send_file(whole(&file_of(&[7; 1000])), Sink::Nobody)
         .unwrap();
-    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
+    send_limit(&a, 200);
+    a.send(Memory::from(vec![9; 8 << 20]), queue.sink(1))
         .unwrap();
-    a.send(
-        Memory::from(vec![9; 8 << 20]),
-        Sink::Queue(queue.clone(), 1),
-    )
-    .unwrap();
-    assert_eq!(next(&queue).result, Err(Errno::TIMEDOUT));
+    assert_eq!(next_event(&queue).result, Err(Errno::TIMEDOUT));
     drop(b);
 }
 
@@ -197,11 +156,10 @@ fn a_file_send_that_is_cancelled_too_late_is_not_cancelled() {
     let file = file_of(&[7; 1000]);
     let to = Region::alloc(&context, 1000).unwrap();
     for round in 0..1500_u64 {
-        a.send_file(whole(&file), Sink::Queue(queue.clone(), round))
-            .unwrap();
+        a.send_file(whole(&file), queue.sink(round)).unwrap();
         spin(Duration::from_micros(round % 80));
         a.cancel(Some(round));
-        let end = next(&queue);
+        let end = next_event(&queue);
         match end.result {
             Ok(n) => assert_eq!((n, end.bytes), (1000, 1000)),
             Err(e) => assert_eq!((e, end.bytes), (Errno::CANCELED, 0), "round {round}"),
@@ -240,9 +198,8 @@ fn a_long_time_limit_of_files_keeps_nothing() {
             let limit = [3600, 1800][i % 2];
             a.set_options(|o| o.send_timeout = Some(Duration::from_secs(limit)))
                 .unwrap();
-            a.send_file(whole(&file), Sink::Queue(queue.clone(), 1))
-                .unwrap();
-            assert_eq!(next(&queue).result, Ok(100));
+            a.send_file(whole(&file), queue.sink(1)).unwrap();
+            assert_eq!(next_event(&queue).result, Ok(100));
         }
     };
     run(5_000);

@@ -11,17 +11,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, context, events, listener, pair};
-use raw::{greet, hello};
+use common::{
+    PATIENCE, aside, context, events, file_of, listener, pair, recv_limit, send_limit, whole,
+};
+use raw::{greet, heard, hello, say};
 use weft_exs::{
-    Context, Design, Errno, EventKind, FilePiece, Kind, Memory, Piece, Queue, Ready, RecvFlags,
-    Region, Sink, Socket,
+    Context, Design, Errno, EventKind, Kind, Memory, Queue, Ready, RecvFlags, Region, Sink, Socket,
 };
 use weft_verbs::above::CqAbove;
-use weft_verbs::{Access, Cq, Device, LocalMode, Pd, RemoteAddr, SendWr, Wc};
-use weft_wire::exs::{
-    Body, HEADER_LEN, Hello, Imm, Kind as HelloKind, MAX_LEN, Message, Packet, Remote, Transfer,
-};
+use weft_verbs::cm::Connection;
+use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, RemoteAddr, SendWr, Wc};
+use weft_wire::exs::{Body, Hello, Imm, Kind as HelloKind, Packet, Remote, Transfer};
 
 /// For a peer that is no socket.
 fn verbs() -> (Pd, Cq) {
@@ -29,6 +29,15 @@ fn verbs() -> (Pd, Cq) {
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(4096, None).unwrap();
     (pd, cq)
+}
+
+/// A stream socket that such a peer has connected to with this greeting, and what the peer has.
+fn meets(pd: &Pd, cq: &Cq, hello: &Hello) -> (Context, Socket, (Connection, Mr)) {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::Stream, |_| ());
+    let peer = greet(&listener, pd, cq, hello);
+    let socket = listener.accept_wait(Some(PATIENCE)).unwrap();
+    (context, socket, peer)
 }
 
 /// The engine behind this queue reads nothing for so long after its first completion; tells when that has come.
@@ -87,17 +96,12 @@ fn slow_pair(rate: usize) -> (Context, Socket, Socket) {
 #[test]
 fn a_time_limit_does_not_cost_the_connection_to_a_slow_peer() {
     let (context, a, b) = slow_pair(200_000);
-    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(500)))
-        .unwrap();
+    recv_limit(&b, 500);
     let len = 2 << 20;
     let to = Region::alloc(&context, len).unwrap();
     let queue = Queue::new(&context, 8).unwrap();
-    b.recv(
-        to.whole(),
-        RecvFlags::WAITALL,
-        Sink::Queue(queue.clone(), 1),
-    )
-    .unwrap();
+    b.recv(to.whole(), RecvFlags::WAITALL, queue.sink(1))
+        .unwrap();
     std::thread::sleep(Duration::from_millis(200));
     a.send(Memory::from(vec![1; len]), Sink::Nobody).unwrap();
     let mut out = Vec::new();
@@ -119,8 +123,7 @@ fn a_closed_socket_goes_on_as_long_as_bytes_move() {
     let reader = std::thread::spawn(move || b.recv_wait(&to.whole(), RecvFlags::WAITALL));
     std::thread::sleep(Duration::from_millis(300));
     let queue = Queue::new(&context, 8).unwrap();
-    a.send(Memory::from(vec![1; len]), Sink::Queue(queue.clone(), 1))
-        .unwrap();
+    a.send(Memory::from(vec![1; len]), queue.sink(1)).unwrap();
     a.close(Sink::Nobody).unwrap();
     let got = reader.join().unwrap();
     assert_eq!(got, Ok(len), "sent: {:?}", events(&queue, 1));
@@ -150,22 +153,10 @@ fn a_guard_outlives_the_call_that_tells_the_end() {
 fn receives_end_with_a_close_behind_a_file() {
     let (context, a, b) = pair(LocalMode::Off);
     let queue = Queue::new(&context, 8).unwrap();
-    let path = std::env::temp_dir().join(format!("weft-limits-{}", std::process::id()));
-    std::fs::write(&path, vec![7; 8 << 20]).unwrap();
-    let file = Arc::new(std::fs::File::open(&path).unwrap().into());
-    std::fs::remove_file(path).unwrap();
-    let piece = Piece::File(FilePiece {
-        file,
-        offset: 0,
-        len: None,
-    });
-    a.send_file(vec![piece], Sink::Nobody).unwrap();
-    a.recv(
-        Memory::from(vec![0; 8]),
-        RecvFlags::empty(),
-        Sink::Queue(queue.clone(), 2),
-    )
-    .unwrap();
+    let file = file_of(&vec![7; 8 << 20]);
+    a.send_file(whole(&file), Sink::Nobody).unwrap();
+    a.recv(Memory::from(vec![0; 8]), RecvFlags::empty(), queue.sink(2))
+        .unwrap();
     a.close(Sink::Nobody).unwrap();
     let ended = events(&queue, 1).pop().map(|e| e.result);
     assert_eq!(ended, Some(Err(Errno::CANCELED)), "no event in 5 s");
@@ -175,18 +166,11 @@ fn receives_end_with_a_close_behind_a_file() {
 /// What came into a blocking receive before a silent peer lost the connection.
 #[test]
 fn bytes_that_came_are_told_when_the_peer_falls_silent() {
-    let context = context(LocalMode::Off);
-    let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
-    let (conn, sink) = greet(&listener, &pd, &cq, &hello());
-    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
-    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(500)))
-        .unwrap();
-    let (tell, told) = channel();
+    let (context, b, (conn, sink)) = meets(&pd, &cq, &hello());
+    recv_limit(&b, 500);
     let to = Region::alloc(&context, 1 << 16).unwrap();
-    std::thread::spawn(move || {
-        let _ = tell.send(b.recv_wait(&to.whole(), RecvFlags::WAITALL));
-    });
+    let told = aside(move || b.recv_wait(&to.whole(), RecvFlags::WAITALL));
     let mut wcs = vec![Wc::default(); 1];
     let end = Instant::now() + PATIENCE;
     let wc = loop {
@@ -195,10 +179,7 @@ fn bytes_that_came_are_told_when_the_peer_falls_silent() {
             break wcs[0];
         }
     };
-    let got = sink
-        .to_vec(wc.wr_id as usize * 512, wc.byte_len as usize)
-        .unwrap();
-    let message = Message::parse_head(&got, got.len()).unwrap();
+    let message = heard(&sink, &wc);
     let Body::Advert(advert) = message.body else {
         panic!("{message:?}");
     };
@@ -232,12 +213,9 @@ fn what_was_sent_before_a_close_arrives_though_a_receive_was_outstanding() {
     let queue = Queue::new(&context, 8).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     a.send(Memory::from(vec![1; len]), Sink::Nobody).unwrap();
-    a.close(Sink::Queue(queue.clone(), 1)).unwrap();
-    b.send(
-        Memory::from(vec![2; 100_000]),
-        Sink::Queue(queue.clone(), 2),
-    )
-    .unwrap();
+    a.close(queue.sink(1)).unwrap();
+    b.send(Memory::from(vec![2; 100_000]), queue.sink(2))
+        .unwrap();
     let to = Region::alloc(&context, len).unwrap();
     let got = b.recv_wait(&to.whole(), RecvFlags::WAITALL);
     let told: Vec<_> = events(&queue, 2)
@@ -250,8 +228,6 @@ fn what_was_sent_before_a_close_arrives_though_a_receive_was_outstanding() {
 /// A blocking send with a time limit, to a peer who takes nothing off its TCP connection.
 #[test]
 fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
-    let context = context(LocalMode::Off);
-    let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
     let stuck = sticks(&cq, Duration::from_secs(25));
     let len = 64 << 20;
@@ -266,16 +242,11 @@ fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
         }),
         ..hello()
     };
-    let (conn, sink) = greet(&listener, &pd, &cq, &hello);
-    let a = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let (_context, a, (conn, sink)) = meets(&pd, &cq, &hello);
     a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
     stuck.recv_timeout(PATIENCE).unwrap();
-    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
-        .unwrap();
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
-        let _ = tell.send(a.send_wait(Memory::from(vec![1; 48 << 20])));
-    });
+    send_limit(&a, 200);
+    let told = aside(move || a.send_wait(Memory::from(vec![1; 48 << 20])));
     let ended = told.recv_timeout(Duration::from_secs(10));
     assert!(ended.is_ok(), "200 ms are up for 10 s");
     std::mem::forget((conn, ring, sink, cq));
@@ -299,33 +270,20 @@ fn a_time_limit_holds_while_a_message_is_read() {
     let from = pd
         .alloc_mr(100_000, Access::LOCAL_WRITE | Access::REMOTE_READ)
         .unwrap();
-    let message = Message {
-        credits: 0,
-        body: Body::Source(Packet {
-            index: 0,
-            addr: from.addr(),
-            rkey: from.rkey(),
-            len: 100_000,
-        }),
+    let source = Packet {
+        index: 0,
+        addr: from.addr(),
+        rkey: from.rkey(),
+        len: 100_000,
     };
-    let mut bytes = [0; MAX_LEN];
-    let n = message.emit(&mut bytes);
-    assert!(n > HEADER_LEN);
-    conn.qp
-        .post_send_one(SendWr::send(0).inline(&bytes[..n]))
-        .unwrap();
+    say(&conn.qp, 0, Body::Source(source));
     std::thread::sleep(Duration::from_millis(300));
     assert!(b.ready().contains(Ready::IN), "{:?}", b.take_error());
-    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(200)))
-        .unwrap();
+    recv_limit(&b, 200);
     let queue = Queue::new(&context, 8).unwrap();
     let to = Region::alloc(&context, 100_000).unwrap();
-    b.recv(
-        to.whole(),
-        RecvFlags::empty(),
-        Sink::Queue(queue.clone(), 1),
-    )
-    .unwrap();
+    b.recv(to.whole(), RecvFlags::empty(), queue.sink(1))
+        .unwrap();
     let mut out = Vec::new();
     let _ = queue.dequeue(&mut out, 1, 1, Some(Duration::from_secs(10)));
     assert_eq!(
@@ -341,7 +299,7 @@ fn a_time_limit_holds_while_a_message_is_read() {
 fn a_poll_ends_with_ecanceled_when_its_socket_is_closed() {
     let (context, a, b) = pair(LocalMode::Off);
     let queue = Queue::new(&context, 8).unwrap();
-    a.poll(Ready::IN, Sink::Queue(queue.clone(), 1)).unwrap();
+    a.poll(Ready::IN, queue.sink(1)).unwrap();
     a.close(Sink::Nobody).unwrap();
     let ended = events(&queue, 1).pop().map(|e| e.result);
     assert_eq!(ended, Some(Err(Errno::CANCELED)));
@@ -351,17 +309,11 @@ fn a_poll_ends_with_ecanceled_when_its_socket_is_closed() {
 /// `shutdown(SHUT_RD)`, while another thread waits for a peer who says nothing.
 #[test]
 fn a_shutdown_ends_a_blocking_receive_from_a_silent_peer() {
-    let context = context(LocalMode::Off);
-    let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
-    let _peer = greet(&listener, &pd, &cq, &hello());
-    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
-    let (tell, told) = channel();
+    let (context, b, _peer) = meets(&pd, &cq, &hello());
     let to = Region::alloc(&context, 1 << 16).unwrap();
     let receiver = b.clone();
-    std::thread::spawn(move || {
-        let _ = tell.send(receiver.recv_wait(&to.whole(), RecvFlags::empty()));
-    });
+    let told = aside(move || receiver.recv_wait(&to.whole(), RecvFlags::empty()));
     std::thread::sleep(Duration::from_millis(300));
     b.stop_waiting().unwrap();
     assert!(told.recv_timeout(2 * PATIENCE).is_ok(), "it waits on");
@@ -400,8 +352,7 @@ fn no_event_is_lost_between_takers_and_a_delete() {
             std::thread::sleep(Duration::from_micros(100));
         }
         for token in 0..2 {
-            a.send(Memory::from(vec![1; 8]), Sink::Queue(queue.clone(), token))
-                .unwrap();
+            a.send(Memory::from(vec![1; 8]), queue.sink(token)).unwrap();
         }
         let end = Instant::now() + Duration::from_micros(round % 40);
         while Instant::now() < end {}
@@ -424,16 +375,13 @@ fn no_event_is_lost_between_takers_and_a_delete() {
 /// A peer that says it takes "small packets" of any length does not make us copy everything that the program sends.
 #[test]
 fn a_peer_does_not_say_how_much_is_copied() {
-    let context = context(LocalMode::Off);
-    let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
     let stuck = sticks(&cq, Duration::from_secs(10));
     let hello = Hello {
         small: u32::MAX,
         ..hello()
     };
-    let (conn, sink) = greet(&listener, &pd, &cq, &hello);
-    let a = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let (context, a, (conn, sink)) = meets(&pd, &cq, &hello);
     a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
     stuck.recv_timeout(PATIENCE).unwrap();
     let resident = || {

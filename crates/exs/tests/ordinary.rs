@@ -48,7 +48,7 @@ fn a_receive_that_does_not_wait_does_not_wait_for_all_of_tcp() {
     // The same with an event.
     let queue = Queue::new(&context, 1).unwrap();
     let recv = || {
-        let sink = Sink::Queue(queue.clone(), 7);
+        let sink = queue.sink(7);
         a.recv(Memory::from(vec![0; 100]), flags, sink)
     };
     for _ in 0..3 {
@@ -77,7 +77,7 @@ fn a_receive_that_does_not_wait_does_not_wait_behind_another() {
     a.recv(
         Memory::from(vec![0; rounds]),
         RecvFlags::WAITALL,
-        Sink::Queue(queue.clone(), 1),
+        queue.sink(1),
     )
     .unwrap();
     let (tell, told) = channel();
@@ -106,7 +106,7 @@ fn the_peer_of_a_closed_ordinary_socket_sees_the_end() {
     let queue = Queue::new(&context, 8).unwrap();
     let len = 16 << 20;
     a.send(Memory::from(vec![1; len]), Sink::Nobody).unwrap();
-    a.close(Sink::Queue(queue.clone(), 1)).unwrap();
+    a.close(queue.sink(1)).unwrap();
     let mut got = Vec::new();
     far.read_to_end(&mut got).unwrap();
     assert_eq!(got.len(), len);

@@ -18,27 +18,15 @@ struct Setup {
     tls: bool,
 }
 
+const fn setup(local: LocalMode, v6: bool, tls: bool) -> Setup {
+    Setup { local, v6, tls }
+}
+
 const SETUPS: [Setup; 4] = [
-    Setup {
-        local: LocalMode::Require,
-        v6: false,
-        tls: false,
-    },
-    Setup {
-        local: LocalMode::Off,
-        v6: false,
-        tls: false,
-    },
-    Setup {
-        local: LocalMode::Off,
-        v6: true,
-        tls: false,
-    },
-    Setup {
-        local: LocalMode::Off,
-        v6: false,
-        tls: true,
-    },
+    setup(LocalMode::Require, false, false),
+    setup(LocalMode::Off, false, false),
+    setup(LocalMode::Off, true, false),
+    setup(LocalMode::Off, false, true),
 ];
 
 fn context(setup: Setup) -> Context {
@@ -131,7 +119,7 @@ fn transfer(pair: &Pair, plan: Plan) {
                 } else {
                     Memory::from(bytes)
                 };
-                a.send(memory, Sink::Queue(qa.clone(), at)).unwrap();
+                a.send(memory, qa.sink(at)).unwrap();
                 at += len as u64;
                 out += 1;
             }
@@ -172,8 +160,7 @@ fn transfer(pair: &Pair, plan: Plan) {
             } else {
                 Memory::from(vec![0; len])
             };
-            b.recv(memory, flags, Sink::Queue(qb.clone(), number))
-                .unwrap();
+            b.recv(memory, flags, qb.sink(number)).unwrap();
             lens.push_back(len);
             number += 1;
             posted += 1;
@@ -268,19 +255,13 @@ fn messages_of_both_designs() {
                 for (i, _) in sizes.iter().enumerate() {
                     let memory = Memory::from(vec![0; 60_000]);
                     pair.b
-                        .recv(
-                            memory,
-                            RecvFlags::empty(),
-                            Sink::Queue(queue.clone(), i as u64),
-                        )
+                        .recv(memory, RecvFlags::empty(), queue.sink(i as u64))
                         .unwrap();
                 }
                 let sent = Queue::new(&pair.ca, 64).unwrap();
                 for (i, &len) in sizes.iter().enumerate() {
                     let memory = Memory::from(pattern(i as u64, 0, len));
-                    pair.a
-                        .send(memory, Sink::Queue(sent.clone(), i as u64))
-                        .unwrap();
+                    pair.a.send(memory, sent.sink(i as u64)).unwrap();
                 }
                 let (mut events, mut sends) = (Vec::new(), Vec::new());
                 // Both ends are driven by this thread, in turns.
@@ -371,7 +352,7 @@ fn pieces_are_gathered_and_scattered() {
                 rest,
             ]);
             let queue = Queue::new(&pair.ca, 4).unwrap();
-            let mine = |token| Sink::Queue(queue.clone(), token);
+            let mine = |token| queue.sink(token);
             let room = vec![
                 Memory::Owned(vec![0; len + 1]),
                 Memory::Owned(vec![0; 2 * len - 1]),

@@ -1,7 +1,6 @@
 //! Peers in shared memory that stay in what was open to them, or stop there: the operation's end is told in time, its memory is the program's
 //! again, and other connections go on meanwhile.
 
-#[allow(dead_code)]
 mod common;
 #[allow(unreachable_pub, dead_code)] // not all of it is needed here
 #[path = "../../../tests/conformance/src/marks.rs"]
@@ -15,15 +14,15 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, context, listener};
-use raw::{greet, hello};
+use raw::{greet, heard, hello, say};
 use rustix::process::Pid;
 use weft_exs::{
     Context, Design, Errno, Event, Kind, Memory, Mode, Queue, RawMemory, Ready, RecvFlags, Region,
-    Sink, Socket,
+    Socket,
 };
 use weft_verbs::cm::Connection;
 use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, RemoteAddr, SendWr, Wc, WcStatus};
-use weft_wire::exs::{Body, HEADER_LEN, Hello, MAX_LEN, Message, Transfer};
+use weft_wire::exs::{Body, Hello, Transfer};
 
 const KINDS: [(Kind, Design); 3] = [
     (Kind::Stream, Design::Advert),
@@ -82,11 +81,7 @@ impl Liar {
     fn hear(&self) -> (RemoteAddr, u64) {
         loop {
             let wc = self.next();
-            let bytes = self
-                .sink
-                .to_vec(wc.wr_id as usize * 512, wc.byte_len as usize);
-            let message = Message::parse(&bytes.unwrap()).unwrap();
-            let (addr, rkey, index) = match message.body {
+            let (addr, rkey, index) = match heard(&self.sink, &wc).body {
                 Body::Advert(advert) => (advert.memory.addr, advert.memory.rkey, 0),
                 Body::PktAdvert(p) | Body::Source(p) => (p.addr, p.rkey, p.index),
                 _ => continue,
@@ -116,11 +111,7 @@ impl Liar {
     }
 
     fn say(&self, body: Body) {
-        let mut bytes = [0; MAX_LEN];
-        let n = Message { credits: 0, body }.emit(&mut bytes);
-        assert!(n >= HEADER_LEN);
-        let message = SendWr::send(0).inline(&bytes[..n]);
-        self.conn.qp.post_send_one(message).unwrap();
+        say(&self.conn.qp, 0, body);
     }
 }
 
@@ -199,7 +190,7 @@ fn a_peer_that_never_leaves_an_operation_does_not_keep_it() {
             let liar = liar(&listener, kind, design);
             let socket = listener.accept_wait(Some(PATIENCE)).unwrap();
             let queue = Queue::new(&context, 8).unwrap();
-            let sink = Sink::Queue(queue.clone(), 1);
+            let sink = queue.sink(1);
             if design == Design::Source {
                 socket.send(memory, sink).unwrap();
                 liar.stay(None);
@@ -234,7 +225,7 @@ fn a_short_send_does_not_end_before_one_that_waits_for_its_memory() {
     let socket = listener.accept_wait(Some(PATIENCE)).unwrap();
     let queue = Queue::new(&context, 64).unwrap();
     let send = |len: usize, token| {
-        let sink = Sink::Queue(queue.clone(), token);
+        let sink = queue.sink(token);
         socket.send(Memory::from(vec![0; len]), sink)
     };
     send(LEN, 0).unwrap();
@@ -342,7 +333,7 @@ fn a_peer_that_stops_does_not_keep_an_operation() {
             let bystander = Bystander::new(&context);
             let queue = Queue::new(&context, 64).unwrap();
             let recv = |token| {
-                let sink = Sink::Queue(queue.clone(), token);
+                let sink = queue.sink(token);
                 socket.recv(memory(), RecvFlags::WAITALL, sink).unwrap();
             };
             // Two at a time, so that there is always something to write to.
@@ -364,7 +355,7 @@ fn a_peer_that_stops_does_not_keep_an_operation() {
                     }
                 }
             });
-            socket.close(Sink::Queue(queue.clone(), 1 << 32)).unwrap();
+            socket.close(queue.sink(1 << 32)).unwrap();
             // The receives, and then the close.
             let mut ended = Vec::new();
             while !ended.contains(&(1 << 32)) {

@@ -6,7 +6,7 @@ mod raw;
 
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, context, events, listener, pair};
+use common::{PATIENCE, aside, context, events, listener, next_event, pair, recv_limit};
 
 use raw::{greet, hello};
 use weft_exs::{
@@ -14,7 +14,7 @@ use weft_exs::{
 };
 use weft_verbs::cm::{ConnParam, connect};
 use weft_verbs::{Cq, Device, LocalMode, Pd, Qp, QpInit, SendWr, Wc};
-use weft_wire::exs::{Body, Hello, Imm, MAX_LEN, Message, Transfer};
+use weft_wire::exs::{Body, Hello, Imm, Transfer};
 
 const LOCALS: [LocalMode; 2] = [LocalMode::Require, LocalMode::Off];
 
@@ -52,9 +52,7 @@ impl Raw {
             .unwrap();
     }
     fn message(&self, credits: u16, body: Body) {
-        let mut bytes = [0; MAX_LEN];
-        let n = Message { credits, body }.emit(&mut bytes);
-        self.say(&bytes[..n]);
+        raw::say(&self.qp, credits, body);
     }
     fn imm(&self, imm: Imm) {
         let ring = self.hello.ring.unwrap();
@@ -116,11 +114,7 @@ fn peers_that_break_the_protocol_end_their_own_connection() {
             // Two receives: the second is never reached, and ends all the same.
             for token in 0..2 {
                 socket
-                    .recv(
-                        owned(100_000),
-                        RecvFlags::WAITALL,
-                        Sink::Queue(queue.clone(), token),
-                    )
+                    .recv(owned(100_000), RecvFlags::WAITALL, queue.sink(token))
                     .unwrap();
             }
             lie(&raw);
@@ -201,16 +195,10 @@ fn a_peer_that_dies_ends_everything_once() {
         let queue = Queue::new(&context, 16).unwrap();
         for token in 0..4 {
             socket
-                .recv(
-                    owned(5000),
-                    RecvFlags::empty(),
-                    Sink::Queue(queue.clone(), token),
-                )
+                .recv(owned(5000), RecvFlags::empty(), queue.sink(token))
                 .unwrap();
             // The peer gives no adverts and has no buffer: these wait.
-            socket
-                .send(owned(5000), Sink::Queue(queue.clone(), 10 + token))
-                .unwrap();
+            socket.send(owned(5000), queue.sink(10 + token)).unwrap();
         }
         raw.qp.to_error();
         let mut tokens: Vec<u64> = events(&queue, 8)
@@ -296,9 +284,8 @@ fn nothing_is_complete_at_once() {
     for local in LOCALS {
         let (context, a, b) = pair(local);
         let queue = Queue::new(&context, 4).unwrap();
-        a.send(owned(0), Sink::Queue(queue.clone(), 1)).unwrap();
-        b.recv(owned(0), RecvFlags::empty(), Sink::Queue(queue.clone(), 2))
-            .unwrap();
+        a.send(owned(0), queue.sink(1)).unwrap();
+        b.recv(owned(0), RecvFlags::empty(), queue.sink(2)).unwrap();
         for event in events(&queue, 2) {
             assert_eq!(event.result, Ok(0));
         }
@@ -311,20 +298,16 @@ fn cancelled_and_late_operations() {
         let (context, a, b) = pair(local);
         let queue = Queue::new(&context, 16).unwrap();
         for (token, len) in [(1, 100), (2, 50_000), (3, 50_000)] {
-            a.recv(
-                owned(len),
-                RecvFlags::empty(),
-                Sink::Queue(queue.clone(), token),
-            )
-            .unwrap();
+            a.recv(owned(len), RecvFlags::empty(), queue.sink(token))
+                .unwrap();
         }
         assert_eq!(a.cancel(Some(2)), 1);
         assert_eq!(a.cancel(Some(77)), 0);
-        let event = events(&queue, 1).remove(0);
+        let event = next_event(&queue);
         assert_eq!((event.token, event.result), (2, Err(Errno::CANCELED)));
-        a.poll(Ready::IN, Sink::Queue(queue.clone(), 8)).unwrap();
+        a.poll(Ready::IN, queue.sink(8)).unwrap();
         assert_eq!(a.cancel(Some(8)), 1);
-        let event = events(&queue, 1).remove(0);
+        let event = next_event(&queue);
         assert_eq!(
             (event.kind, event.result),
             (EventKind::Poll, Err(Errno::CANCELED))
@@ -332,26 +315,17 @@ fn cancelled_and_late_operations() {
         // The others go on, in order.
         let region = Region::alloc(&context, 60_000).unwrap();
         assert_eq!(b.send_wait(region.slice(0, 100).unwrap()), Ok(100));
-        let event = events(&queue, 1).remove(0);
+        let event = next_event(&queue);
         assert_eq!((event.token, event.result), (1, Ok(100)));
         assert_eq!(b.send_wait(region.slice(0, 40_000).unwrap()), Ok(40_000));
-        let event = events(&queue, 1).remove(0);
+        let event = next_event(&queue);
         assert_eq!((event.token, event.result), (3, Ok(40_000)));
         // A limit, with something received before it.
-        a.set_options(|o| o.recv_timeout = Some(Duration::from_millis(30)))
+        recv_limit(&a, 30);
+        a.recv(owned(5000), RecvFlags::WAITALL, queue.sink(4))
             .unwrap();
-        a.recv(
-            owned(5000),
-            RecvFlags::WAITALL,
-            Sink::Queue(queue.clone(), 4),
-        )
-        .unwrap();
-        a.recv(
-            owned(5000),
-            RecvFlags::empty(),
-            Sink::Queue(queue.clone(), 5),
-        )
-        .unwrap();
+        a.recv(owned(5000), RecvFlags::empty(), queue.sink(5))
+            .unwrap();
         assert_eq!(b.send_wait(region.slice(0, 10).unwrap()), Ok(10));
         for event in events(&queue, 2) {
             assert_eq!(event.result, Err(Errno::TIMEDOUT));
@@ -375,14 +349,10 @@ fn queues_fill_up_and_go_away() {
     let queue = Queue::new(&context, 3).unwrap();
     assert_eq!(Queue::new(&context, 0).map(drop), Err(Errno::INVAL));
     for token in 0..3 {
-        a.recv(
-            owned(10),
-            RecvFlags::empty(),
-            Sink::Queue(queue.clone(), token),
-        )
-        .unwrap();
+        a.recv(owned(10), RecvFlags::empty(), queue.sink(token))
+            .unwrap();
     }
-    let refused = a.recv(owned(10), RecvFlags::empty(), Sink::Queue(queue.clone(), 9));
+    let refused = a.recv(owned(10), RecvFlags::empty(), queue.sink(9));
     assert_eq!(refused, Err(Errno::AGAIN), "each operation needs a place");
     assert_eq!((queue.outstanding(), queue.waiting()), (3, 0));
     assert_eq!(queue.set_depth(2), Err(Errno::BUSY));
@@ -412,7 +382,7 @@ fn queues_fill_up_and_go_away() {
     }
     assert!(start.elapsed() < PATIENCE / 2, "all are woken");
     assert_eq!(
-        a.recv(owned(10), RecvFlags::empty(), Sink::Queue(queue.clone(), 9)),
+        a.recv(owned(10), RecvFlags::empty(), queue.sink(9)),
         Err(Errno::BADF)
     );
     // The receives are still there, and take what comes; their events go nowhere.
@@ -438,11 +408,7 @@ fn many_connections_at_one_queue() {
             client.connect_wait(listener.local_addr().unwrap()).unwrap();
             let server = listener.accept_wait(Some(PATIENCE)).unwrap();
             server
-                .recv(
-                    owned(3000),
-                    RecvFlags::empty(),
-                    Sink::Queue(queue.clone(), i),
-                )
+                .recv(owned(3000), RecvFlags::empty(), queue.sink(i))
                 .unwrap();
             clients.push(client);
             servers.push(server);
@@ -467,7 +433,7 @@ fn many_connections_at_one_queue() {
                     .recv(
                         event.memory.unwrap(),
                         RecvFlags::empty(),
-                        Sink::Queue(queue.clone(), event.token),
+                        queue.sink(event.token),
                     )
                     .unwrap();
             }
@@ -505,20 +471,16 @@ fn descriptors_in_epoll() {
         // A queue's own.
         let queue = Queue::new(&context, 4).unwrap();
         queue.set_signal(true);
-        b.recv(
-            owned(100),
-            RecvFlags::empty(),
-            Sink::Queue(queue.clone(), 1),
-        )
-        .unwrap();
+        b.recv(owned(100), RecvFlags::empty(), queue.sink(1))
+            .unwrap();
         assert!(!readable(queue.as_fd(), 0));
         a.send_wait(region.whole()).unwrap();
         assert!(readable(queue.as_fd(), 999), "nobody drove");
         assert_eq!(events(&queue, 1)[0].result, Ok(100));
         assert!(!readable(queue.as_fd(), 0));
         // One-shot readiness as an event.
-        b.poll(Ready::IN, Sink::Queue(queue.clone(), 2)).unwrap();
-        a.close(Sink::Queue(queue.clone(), 3)).unwrap();
+        b.poll(Ready::IN, queue.sink(2)).unwrap();
+        a.close(queue.sink(3)).unwrap();
         let mut kinds: Vec<EventKind> = events(&queue, 2).iter().map(|e| e.kind).collect();
         kinds.sort_by_key(|kind| *kind as u8);
         assert_eq!(kinds, [EventKind::Poll, EventKind::Close]);
@@ -534,15 +496,11 @@ fn in_place_data_stays_until_it_is_given_back() {
         let region = Region::alloc(&context, 200).unwrap();
         let mut kept = Vec::new();
         for i in 0..20_u8 {
-            b.recv(
-                owned(200),
-                RecvFlags::IN_PLACE,
-                Sink::Queue(queue.clone(), 1),
-            )
-            .unwrap();
+            b.recv(owned(200), RecvFlags::IN_PLACE, queue.sink(1))
+                .unwrap();
             region.write(0, &[i; 200]).unwrap();
             a.send_wait(region.whole()).unwrap();
-            let event = events(&queue, 1).remove(0);
+            let event = next_event(&queue);
             assert_eq!(event.result, Ok(200));
             kept.push((i, event.in_place.expect("small data is left in place")));
         }
@@ -551,15 +509,11 @@ fn in_place_data_stays_until_it_is_given_back() {
             place.recycle();
         }
         // Larger data does not come that way.
-        b.recv(
-            owned(60_000),
-            RecvFlags::IN_PLACE,
-            Sink::Queue(queue.clone(), 1),
-        )
-        .unwrap();
+        b.recv(owned(60_000), RecvFlags::IN_PLACE, queue.sink(1))
+            .unwrap();
         a.send_wait(Region::alloc(&context, 60_000).unwrap().whole())
             .unwrap();
-        let event = events(&queue, 1).remove(0);
+        let event = next_event(&queue);
         assert!(event.in_place.is_none() && event.memory.is_some());
     }
 }
@@ -571,12 +525,8 @@ fn a_time_limit_holds_against_a_peer_that_is_silent() {
     let listener = listener(&context, Kind::Stream, |_| ());
     let _peer = raw_peer(LocalMode::Off, &listener);
     let b = listener.accept_wait(Some(PATIENCE)).unwrap();
-    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(200)))
-        .unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
+    recv_limit(&b, 200);
     let to = Region::alloc(&context, 1 << 16).unwrap();
-    std::thread::spawn(move || {
-        let _ = tell.send(b.recv_wait(&to.whole(), RecvFlags::empty()));
-    });
+    let told = aside(move || b.recv_wait(&to.whole(), RecvFlags::empty()));
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(weft_exs::Errno::AGAIN)));
 }

@@ -7,14 +7,14 @@ use std::time::Duration;
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
 use weft_verbs::{Access, INLINE_DATA, InlineData, RemoteAddr, SendWr};
-use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Message, Packet, Remote};
+use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Message};
 
-use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER};
-use super::op::Op;
-use super::state::{ALWAYS_GO, Core, Head, Io};
+use super::conn::{Conn, HEADER_SLOT, INLINE_MAX};
+use super::op::{End, Late, Op};
+use super::state::{ALWAYS_GO, Core, Head, Io, TAG_HEADER};
 use crate::event::{InPlace, Place};
 use crate::machine::policy::Verdict;
-use crate::machine::{Action, Completion, Endpoint, OpId, Outcome};
+use crate::machine::{Action, Completion, Endpoint, OpId, Outcome, packet};
 use crate::{Context, Error, Memory};
 
 /// Transfers from here on go out at once, in bytes: what comes after takes its time.
@@ -254,6 +254,46 @@ impl Conn {
         Ok(())
     }
 
+    /// Tell the ends of operations, and do what follows from the state that is there then. Says whether the queue pair is to be closed now.
+    pub(super) fn settle_ends(&self, core: &mut Core) -> bool {
+        self.tell_ends(core);
+        let mut close = core.look_around();
+        // What has been told may be what a close waits for.
+        while self.tell_ends(core) {
+            close |= core.look_around();
+        }
+        close
+    }
+
+    /// Tell the ends of operations, in order. One whose memory somebody is in keeps those behind it waiting. Says whether any was told.
+    fn tell_ends(&self, core: &mut Core) -> bool {
+        let mut told = false;
+        for lane in 0..core.io.ends.len() {
+            while let Some(parked) = core.io.ends[lane].next() {
+                let parked = match parked.try_tell() {
+                    Ok((late, is_slot)) => {
+                        told = true;
+                        core.io.woken |= is_slot;
+                        core.io.late.extend(late);
+                        continue;
+                    }
+                    Err(parked) => parked,
+                };
+                core.io.ends[lane].waiting = true;
+                let me = self.me.clone();
+                parked.wait(move |late, is_slot| match me.upgrade() {
+                    Some(conn) => conn.with(|core| {
+                        core.io.ends[lane].waiting = false;
+                        core.io.woken |= is_slot;
+                        core.io.late.extend(late);
+                    }),
+                    None => late.into_iter().for_each(Late::run),
+                });
+            }
+        }
+        told
+    }
+
     /// Gives an in-place buffer back. It can be called under any lock.
     fn recycler(&self, buffer: u32) -> Box<dyn FnOnce() + Send + Sync> {
         let me = self.me.clone();
@@ -281,62 +321,35 @@ impl Io {
                 phase,
                 waitall,
                 credits,
-            } => self.advertise(
-                context,
-                op,
-                (off, len),
-                Access::REMOTE_WRITE,
-                credits,
-                |addr, rkey| {
-                    let memory = Remote { addr, rkey, len };
+            } => {
+                let body = |memory| {
                     Body::Advert(Advert {
                         seq,
                         phase,
                         waitall,
                         memory,
                     })
-                },
-            ),
+                };
+                self.advertise(context, op, (off, len), Access::REMOTE_WRITE, credits, body)
+            }
             Action::AdvertisePacket {
                 op,
                 index,
                 len,
                 credits,
-            } => self.advertise(
-                context,
-                op,
-                (0, len),
-                Access::REMOTE_WRITE,
-                credits,
-                |addr, rkey| {
-                    Body::PktAdvert(Packet {
-                        index,
-                        addr,
-                        rkey,
-                        len,
-                    })
-                },
-            ),
+            } => {
+                let body = |memory| Body::PktAdvert(packet(index, memory));
+                self.advertise(context, op, (0, len), Access::REMOTE_WRITE, credits, body)
+            }
             Action::AdvertiseSource {
                 op,
                 index,
                 len,
                 credits,
-            } => self.advertise(
-                context,
-                op,
-                (0, len),
-                Access::REMOTE_READ,
-                credits,
-                |addr, rkey| {
-                    Body::Source(Packet {
-                        index,
-                        addr,
-                        rkey,
-                        len,
-                    })
-                },
-            ),
+            } => {
+                let body = |memory| Body::Source(packet(index, memory));
+                self.advertise(context, op, (0, len), Access::REMOTE_READ, credits, body)
+            }
             _ => unreachable!("what advertises nothing"),
         }
     }
@@ -390,7 +403,7 @@ impl Io {
     }
 
     /// An operation has ended.
-    fn complete(&mut self, op: OpId, bytes: usize, outcome: Outcome, place: Option<InPlace>) {
+    fn complete(&mut self, op: OpId, bytes: usize, outcome: Outcome, in_place: Option<InPlace>) {
         let in_grace = self.ops.get_mut(op).is_some_and(|op| op.grace.is_some());
         let timed_out = in_grace && !self.nobody_wants(op);
         let result = match outcome {
@@ -398,7 +411,13 @@ impl Io {
             Outcome::Canceled => Err(Errno::CANCELED),
             Outcome::Done | Outcome::Truncated | Outcome::Eof => Ok(bytes),
         };
-        self.finish(op, result, bytes, outcome == Outcome::Truncated, place);
+        let end = End {
+            result,
+            bytes,
+            truncated: outcome == Outcome::Truncated,
+            in_place,
+        };
+        self.finish(op, end);
     }
 }
 

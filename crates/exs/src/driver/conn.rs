@@ -12,26 +12,22 @@ use weft_verbs::above::CqAbove;
 use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, SendWr, Signal, Wc};
 use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
 
-use super::Timers;
 use super::ends::Ends;
-use super::hold::{Held, Queue as Files};
-use super::limit::Alarms;
-use super::op::{Late, Op, Slot, Target};
+use super::held::{Files, Held};
+use super::op::{End, Late, Op, Slot, Target};
 use super::slab::Slab;
-use super::state::{Core, Io, Meter, completed};
-use super::timer::deadline;
+use super::state::{Core, Io, Meter, Started, TAG_RECV, completed};
+use super::timer::{Alarms, Timers, deadline};
 use crate::event::{Event, EventKind, Ready};
 use crate::machine::policy::Policy;
 use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
+use crate::options::LINGER;
 use crate::{Context, Error, Kind, Memory, Options, RecvFlags, Region};
 
 /// Messages up to this are copied into their work request; longer ones are gathered from the program's memory.
 pub(super) const INLINE_MAX: usize = 1024;
 /// Completions taken at once.
 const BATCH: usize = 32;
-/// Tags in the numbers of work requests.
-pub(super) const TAG_RECV: u64 = 1 << 63;
-pub(super) const TAG_HEADER: u64 = 1 << 62;
 /// Bytes of a place for a header, and how many there are.
 pub(super) const HEADER_SLOT: usize = 64;
 const HEADER_SLOTS: usize = 256;
@@ -42,11 +38,6 @@ const SHORT_MAX: usize = INLINE_MAX - HEADER_LEN;
 /// Stands for a send that has no name any more, or none yet.
 const DONE: OpId = OpId(u64::MAX);
 
-/// The outcome of starting an operation; a target that will not be told comes back.
-pub(crate) type Started = Result<OpId, (Errno, Target)>;
-
-/// How long a connection that its program has closed may go on without sending a byte.
-pub(crate) const LINGER: Duration = Duration::from_secs(30);
 /// What a closed connection takes at once of what still comes, in bytes.
 const DRAINED: usize = 64 << 10;
 
@@ -305,19 +296,31 @@ impl Conn {
         limit: Option<Duration>,
     ) -> Started {
         self.join(&target);
+        let mut core = lock(&self.core);
+        let started = self.send_locked(&mut core, memory, target, token, limit);
+        self.leave_core(core);
+        started
+    }
+
+    #[inline]
+    fn send_locked(
+        &self,
+        core: &mut Core,
+        memory: Memory,
+        target: Target,
+        token: u64,
+        limit: Option<Duration>,
+    ) -> Started {
         let len = memory.len();
         let kind = EventKind::of_send(&memory);
-        let mut core = lock(&self.core);
         if target.is_stopped() {
-            self.leave_core(core);
             return Err((Errno::CANCELED, target));
         }
         if len <= SHORT_MAX
             && kind == EventKind::Send
-            && let Some(sent) = self.post_promptly(&mut core, &memory)
+            && let Some(sent) = self.post_promptly(core, &memory)
         {
             if let Err(errno) = sent {
-                self.leave_core(core);
                 return Err((errno, target));
             }
             let event = Event {
@@ -328,7 +331,6 @@ impl Conn {
             // Who waits behind a file send may sleep.
             core.io.woken |= target.is_slot();
             core.io.late.extend(target.tell(event));
-            self.leave_core(core);
             return Ok(DONE);
         }
         let begun = match core.open() {
@@ -354,8 +356,7 @@ impl Conn {
                     }
                 }),
         };
-        self.process(&mut core);
-        self.leave_core(core);
+        self.process(core);
         begun
     }
 
@@ -386,32 +387,35 @@ impl Conn {
             self.drive();
         }
         let mut core = lock(&self.core);
+        let started = self.recv_locked(&mut core, memory, flags, (target, token), limit);
+        self.leave_core(core);
+        started
+    }
+
+    #[inline]
+    fn recv_locked(
+        &self,
+        core: &mut Core,
+        memory: Memory,
+        flags: RecvFlags,
+        (target, token): (Target, u64),
+        limit: Option<Duration>,
+    ) -> Started {
         let (machine, io) = match core.open() {
             Ok(open) => open,
-            Err(errno) => {
-                self.leave_core(core);
-                return Err((errno, target));
-            }
+            Err(errno) => return Err((errno, target)),
         };
         if io.deaf && target.is_slot() {
-            self.leave_core(core);
             return Err((Errno::CANCELED, target));
         }
         let nothing = machine.readable() == 0 && !machine.peer_closed() && io.over.is_none();
         if flags.contains(RecvFlags::DONTWAIT) && nothing {
-            self.process(&mut core);
-            self.leave_core(core);
+            self.process(core);
             return Err((Errno::AGAIN, target));
         }
         let len = memory.len() as u64;
         let kind = EventKind::of_recv(&memory);
-        let id = match io.begin(kind, memory, target, token) {
-            Ok(id) => id,
-            Err(refused) => {
-                self.leave_core(core);
-                return Err(refused);
-            }
-        };
+        let id = io.begin(kind, memory, target, token)?;
         let wishes = Wishes {
             // What may not wait takes what is there.
             waitall: flags.contains(RecvFlags::WAITALL) && !flags.contains(RecvFlags::DONTWAIT),
@@ -421,9 +425,8 @@ impl Conn {
         self.set_limit(io, id, limit);
         // Of a short one nobody has to be told, unless its data is there.
         if !machine.is_still() {
-            self.process(&mut core);
+            self.process(core);
         }
-        self.leave_core(core);
         Ok(id)
     }
 
@@ -881,7 +884,7 @@ impl Drop for Conn {
     fn drop(&mut self) {
         let core = self.core.get_mut().unwrap_or_else(PoisonError::into_inner);
         for id in core.io.ops.oldest_first(|_| true) {
-            core.io.finish(id, Err(Errno::CANCELED), 0, false, None);
+            core.io.finish(id, End::new(Err(Errno::CANCELED), 0));
         }
         std::mem::take(&mut core.io.late)
             .into_iter()

@@ -9,57 +9,12 @@ use rustix::io::Errno;
 use weft_sockets::lock::lock;
 
 use super::conn::Conn;
-use super::limit::Alarms;
+use super::held::{Current, Files, Held, Waiting};
 use super::op::{Op, Part, Slot, Target, file_end};
 use super::timer::deadline;
 use crate::event::Event;
-use crate::file::{FileLane, FileSend};
-use crate::plain::{Done, Outcome};
+use crate::file::{Done, FileLane, FileSend, Outcome};
 use crate::{EventKind, Memory, Piece};
-
-/// What waits behind a file send.
-pub(super) enum Held {
-    Send(Memory, Target, u64, Option<Instant>),
-    File(Waiting),
-    Shutdown(Option<(Target, u64)>),
-    Close(Option<(Target, u64)>),
-}
-
-/// A file send that has not begun.
-pub(super) struct Waiting {
-    pieces: Vec<Piece>,
-    target: Target,
-    token: u64,
-    deadline: Option<Instant>,
-}
-
-/// The file send that has the way, and those behind it.
-#[derive(Default)]
-pub(super) struct Queue {
-    current: Option<Current>,
-    behind: VecDeque<Held>,
-    alarms: Alarms,
-}
-
-#[derive(Clone)]
-struct Current {
-    token: u64,
-    deadline: Option<Instant>,
-    send: FileSend,
-    /// No more parts are taken; changes under the lock of the connection.
-    stopped: Arc<AtomicBool>,
-}
-
-impl Held {
-    /// The token and the deadline of what can be cancelled.
-    fn terms(&self) -> Option<(u64, Option<Instant>)> {
-        match self {
-            Held::Send(_, _, token, deadline) => Some((*token, *deadline)),
-            Held::File(file) => Some((file.token, file.deadline)),
-            Held::Shutdown(_) | Held::Close(_) => None,
-        }
-    }
-}
 
 impl Conn {
     /// Whether something has to wait behind a file send; then it is kept for later.
@@ -109,7 +64,7 @@ impl Conn {
     }
 
     /// Have a timer look at the files and what waits behind them then, at the latest. One timer does for all of them.
-    fn set_held_alarm(&self, queue: &mut Queue, at: Option<Instant>) {
+    fn set_held_alarm(&self, queue: &mut Files, at: Option<Instant>) {
         let Some(at) = at else { return };
         if queue.alarms.add(at) {
             self.limit_at(at, move |conn| conn.expire_held(at));
@@ -138,7 +93,7 @@ impl Conn {
     /// End those that are wanted by their token and deadline; says how many there were.
     fn stop_files(
         &self,
-        mut queue: MutexGuard<'_, Queue>,
+        mut queue: MutexGuard<'_, Files>,
         wanted: impl Fn(u64, Option<Instant>) -> bool,
         why: Errno,
     ) -> usize {
@@ -178,7 +133,7 @@ impl Conn {
 
     fn start_file(
         self: &Arc<Self>,
-        queue: &mut Queue,
+        queue: &mut Files,
         file: Waiting,
     ) -> Result<(), (Errno, Target)> {
         let Waiting {

@@ -9,54 +9,16 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use weft_verbs::Ledger;
 
-use super::conn::{Conn, LINGER};
-use super::op::{Op, Slot};
+use super::conn::Conn;
+use super::op::{End, Op, Slot};
 use super::state::{Core, Io};
-use super::timer::deadline;
+use super::timer::{Grace, deadline};
 use crate::machine::{Cancel, Endpoint, OpId};
 
 /// How long nothing may move before the connection is over.
 const GRACE: Duration = Duration::from_secs(3);
-/// Bytes in that time that make it worth while to go on, however long it takes.
-const SLOWEST: u64 = 64 << 10;
 /// An operation that is nowhere to be found is looked for again after this.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-
-/// A time of grace. It is as long as bytes move; after [`LINGER`], not a few now and then only.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grace {
-    since: Instant,
-    /// Bytes that had moved at the last look.
-    moved: u64,
-}
-
-impl Grace {
-    /// At its end: whether there is some more.
-    fn goes_on(&mut self, moved: u64) -> bool {
-        let more = moved - std::mem::replace(&mut self.moved, moved);
-        more >= SLOWEST || more > 0 && self.since.elapsed() < LINGER
-    }
-}
-
-/// When timers look for what is late: each sooner than the one before, so that long limits and short ones in turn do not leave a timer each.
-#[derive(Default)]
-pub(super) struct Alarms(Vec<Instant>);
-
-impl Alarms {
-    /// Whether one more timer is needed to look then, at the latest.
-    pub(super) fn add(&mut self, at: Instant) -> bool {
-        let sooner = self.0.last().is_none_or(|&first| at < first);
-        if sooner {
-            self.0.push(at);
-        }
-        sooner
-    }
-
-    /// That one has looked.
-    pub(super) fn remove(&mut self, at: Instant) {
-        self.0.retain(|&alarm| alarm != at);
-    }
-}
 
 /// Bytes that the transport has taken from us.
 fn taken(ledger: &Ledger) -> u64 {
@@ -77,7 +39,7 @@ impl Io {
         let unwanted = self.nobody_wants(id);
         if unwanted {
             let bytes = machine.received(id) as usize;
-            self.finish(id, Err(Errno::CANCELED), bytes, false, None);
+            self.finish(id, End::new(Err(Errno::CANCELED), bytes));
         }
         unwanted
     }
@@ -112,10 +74,7 @@ impl Conn {
     }
 
     fn grace(&self) -> Grace {
-        Grace {
-            since: Instant::now(),
-            moved: self.moved(),
-        }
+        Grace::new(self.moved())
     }
 
     /// Bytes that the transport has moved, both ways.

@@ -9,8 +9,7 @@ use smallvec::SmallVec;
 use weft_sockets::lock::lock;
 use weft_verbs::{Access, Leaving, Mr, Sge};
 
-use super::ends::Parked;
-use super::limit::Grace;
+use super::timer::Grace;
 use crate::bell::Bell;
 use crate::event::{Event, EventKind, InPlace, Sink};
 use crate::file::FileDone;
@@ -190,6 +189,26 @@ pub(crate) struct Op {
     pub(crate) filled: usize,
     /// What small ones have no need of.
     more: Option<Box<More>>,
+}
+
+/// How an operation ended.
+pub(super) struct End {
+    pub(super) result: Result<usize, Errno>,
+    /// Bytes moved, also when `result` is an error.
+    pub(super) bytes: usize,
+    pub(super) truncated: bool,
+    pub(super) in_place: Option<InPlace>,
+}
+
+impl End {
+    pub(super) fn new(result: Result<usize, Errno>, bytes: usize) -> End {
+        End {
+            result,
+            bytes,
+            truncated: false,
+            in_place: None,
+        }
+    }
 }
 
 /// How the memory of an operation is reached by work requests and by the peer.
@@ -467,58 +486,44 @@ impl Op {
     /// # Errors
     /// The peer is in the memory: the end is told later.
     #[inline]
-    pub(super) fn finish(
-        &mut self,
-        fd: i32,
-        result: Result<usize, Errno>,
-        bytes: usize,
-        truncated: bool,
-        in_place: Option<InPlace>,
-    ) -> Result<Option<Late>, Box<Parked>> {
+    pub(super) fn finish(&mut self, fd: i32, end: End) -> Result<Option<Late>, Box<Parked>> {
         if self.more.as_mut().is_some_and(|more| !more.end()) {
-            return Err(self.park(fd, result, bytes, truncated, in_place));
+            return Err(self.park(fd, end));
         }
         if let Some(mut more) = self.more.take() {
-            self.take_memory_back(&mut more, bytes);
+            self.take_memory_back(&mut more, end.bytes);
         }
         let memory = std::mem::replace(&mut self.memory, Memory::Owned(Vec::new()));
         let target = std::mem::replace(&mut self.target, Target::Nobody);
         Ok(target.tell(Event {
-            bytes,
-            truncated,
-            memory: in_place.is_none().then_some(memory),
-            in_place,
-            ..Event::new(self.kind, self.token, fd, result)
+            bytes: end.bytes,
+            truncated: end.truncated,
+            memory: end.in_place.is_none().then_some(memory),
+            in_place: end.in_place,
+            ..Event::new(self.kind, self.token, fd, end.result)
         }))
     }
 
     /// A registration that has ended and that somebody is still in, if there is one: the oldest, and the piece that it was for.
-    pub(super) fn next_leaving(&mut self) -> Option<(Leaving, Option<usize>)> {
+    fn next_leaving(&mut self) -> Option<(Leaving, Option<usize>)> {
         let more = self.more.as_mut().filter(|m| !m.leaving.is_empty())?;
         Some(more.leaving.remove(0))
     }
 
     /// Whether somebody is in its memory.
-    pub(super) fn is_used(&self) -> bool {
+    fn is_used(&self) -> bool {
         self.more.as_ref().is_some_and(|m| !m.leaving.is_empty())
     }
 
     /// What came back of a piece.
-    pub(super) fn came_back(&mut self, piece: Option<usize>, buffer: Option<Vec<u8>>) {
+    fn came_back(&mut self, piece: Option<usize>, buffer: Option<Vec<u8>>) {
         if let (Some(more), Some(piece)) = (&mut self.more, piece) {
             more.buffers[piece] = buffer;
         }
     }
 
     /// Its end, to be told later.
-    pub(super) fn park(
-        &mut self,
-        fd: i32,
-        result: Result<usize, Errno>,
-        bytes: usize,
-        truncated: bool,
-        in_place: Option<InPlace>,
-    ) -> Box<Parked> {
+    pub(super) fn park(&mut self, fd: i32, end: End) -> Box<Parked> {
         let mut more = self.more.take();
         if let Some(more) = &mut more {
             more.end();
@@ -533,14 +538,7 @@ impl Op {
             filled: self.filled,
             more,
         };
-        Box::new(Parked {
-            op,
-            fd,
-            result,
-            bytes,
-            truncated,
-            in_place,
-        })
+        Box::new(Parked { op, fd, end })
     }
 
     /// Its memory as it was, with what came in it.
@@ -577,6 +575,45 @@ impl Op {
                 }
                 rest = later;
             }
+        }
+    }
+}
+
+/// The end of an operation, told when its memory has been left. A peer that does not leave it loses its connection.
+pub(super) struct Parked {
+    op: Op,
+    fd: i32,
+    end: End,
+}
+
+impl Parked {
+    /// Tell it now, if nobody is in its memory: what is owed to the program, and whether a blocking call waits for it.
+    pub(super) fn try_tell(self: Box<Self>) -> Result<(Option<Late>, bool), Box<Parked>> {
+        if self.op.is_used() {
+            return Err(self);
+        }
+        let waiting = self.op.target.is_slot();
+        let Parked { mut op, fd, end } = *self;
+        // Nothing is open, so that it ends here.
+        let late = op.finish(fd, end).ok();
+        Ok((late.flatten(), waiting))
+    }
+
+    /// Have `told` hear of it in time, on the engine's thread, with what is owed to the program.
+    pub(super) fn wait(
+        mut self: Box<Self>,
+        told: impl FnOnce(Option<Late>, bool) + Send + 'static,
+    ) {
+        // In their order: a part keeps the whole that it is of.
+        if let Some((leaving, piece)) = self.op.next_leaving() {
+            leaving.then(move |buffer| {
+                self.op.came_back(piece, buffer);
+                self.wait(told);
+            });
+            return;
+        }
+        if let Ok((late, waiting)) = self.try_tell() {
+            told(late, waiting);
         }
     }
 }

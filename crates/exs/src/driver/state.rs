@@ -6,17 +6,23 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use weft_verbs::{Access, Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
-use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message};
+use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message, Remote};
 
-use super::conn::{Started, TAG_HEADER, TAG_RECV};
 use super::ends::Ends;
-use super::limit::Alarms;
-use super::op::{Late, Op, Target};
+use super::op::{End, Late, Op, Target};
 use super::slab::Slab;
-use crate::event::{Event, EventKind, InPlace, Ready};
+use super::timer::Alarms;
+use crate::event::{Event, EventKind, Ready};
 use crate::machine::policy::Policy;
 use crate::machine::{Endpoint, OpId, Stats, Violation};
 use crate::{Context, Error, Memory, Region};
+
+/// Tags in the numbers of work requests.
+pub(super) const TAG_RECV: u64 = 1 << 63;
+pub(super) const TAG_HEADER: u64 = 1 << 62;
+
+/// The outcome of starting an operation; a target that will not be told comes back.
+pub(crate) type Started = Result<OpId, (Errno, Target)>;
 
 pub(super) struct Core {
     /// There once the peer has said what it brings.
@@ -239,12 +245,13 @@ impl Io {
         range: (u64, u32),
         access: Access,
         credits: u16,
-        body: impl FnOnce(u64, u32) -> Body,
+        body: impl FnOnce(Remote) -> Body,
     ) -> Result<(), Error> {
         let body = match self.ops.get_mut(op) {
             Some(it) => {
-                let (addr, rkey) = it.open(context, range.0 as usize, range.1 as usize, access)?;
-                body(addr, rkey)
+                let (off, len) = range;
+                let (addr, rkey) = it.open(context, off as usize, len as usize, access)?;
+                body(Remote { addr, rkey, len })
             }
             None => Body::Credit,
         };
@@ -259,7 +266,7 @@ impl Io {
             it.fill(0, &self.ctrl.mr, from, len)
                 .map_err(|error| error.errno())?;
         }
-        self.finish(op, Ok(len), len, false, None);
+        self.finish(op, End::new(Ok(len), len));
         self.repost(buffer);
         Ok(())
     }
@@ -286,24 +293,17 @@ impl Io {
     }
 
     #[inline]
-    pub(super) fn finish(
-        &mut self,
-        id: OpId,
-        result: Result<usize, Errno>,
-        bytes: usize,
-        truncated: bool,
-        in_place: Option<InPlace>,
-    ) {
+    pub(super) fn finish(&mut self, id: OpId, end: End) {
         let fd = self.fd;
         let finished = self.ops.remove_with(id, |op| {
             self.sending -= usize::from(op.is_send());
             let ends = &mut self.ends[usize::from(op.is_send())];
             if ends.len() > 0 {
-                ends.push(op.park(fd, result, bytes, truncated, in_place));
+                ends.push(op.park(fd, end));
                 return None;
             }
             let is_slot = op.target.is_slot();
-            match op.finish(fd, result, bytes, truncated, in_place) {
+            match op.finish(fd, end) {
                 Ok(late) => {
                     self.woken |= is_slot;
                     late
@@ -385,7 +385,7 @@ impl Core {
                 if is_send && io.closing {
                     io.lost.get_or_insert(errno);
                 }
-                io.finish(id, result, bytes, false, None);
+                io.finish(id, End::new(result, bytes));
             }
         }
         let out = io.over.is_some() || self.machine.as_ref().is_none_or(Endpoint::is_shut);

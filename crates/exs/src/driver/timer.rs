@@ -1,4 +1,4 @@
-//! Time limits: one thread for all sockets of the program, started with the first limit.
+//! Time limits: one thread for all sockets of the program, started with the first limit; when it looks, and the time of grace that follows.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,6 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use weft_sockets::lock::lock;
 use weft_verbs::PerProcess;
+
+use crate::options::LINGER;
+
+/// Bytes in a time of grace that make it worth while to go on, however long it takes.
+const SLOWEST: u64 = 64 << 10;
 
 type Call = Box<dyn FnOnce() + Send>;
 
@@ -106,4 +111,48 @@ impl Timers {
 /// When a time limit that begins now is over. `None`: it has none, or is further away than the clock goes.
 pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
     limit.and_then(|limit| Instant::now().checked_add(limit))
+}
+
+/// A time of grace. It is as long as bytes move; after [`LINGER`], not a few now and then only.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grace {
+    since: Instant,
+    /// Bytes that had moved at the last look.
+    moved: u64,
+}
+
+impl Grace {
+    /// It begins now; so many bytes have moved before.
+    pub(super) fn new(moved: u64) -> Grace {
+        Grace {
+            since: Instant::now(),
+            moved,
+        }
+    }
+
+    /// At its end: whether there is some more.
+    pub(super) fn goes_on(&mut self, moved: u64) -> bool {
+        let more = moved - std::mem::replace(&mut self.moved, moved);
+        more >= SLOWEST || more > 0 && self.since.elapsed() < LINGER
+    }
+}
+
+/// When timers look for what is late: each sooner than the one before, so that long limits and short ones in turn do not leave a timer each.
+#[derive(Default)]
+pub(super) struct Alarms(Vec<Instant>);
+
+impl Alarms {
+    /// Whether one more timer is needed to look then, at the latest.
+    pub(super) fn add(&mut self, at: Instant) -> bool {
+        let sooner = self.0.last().is_none_or(|&first| at < first);
+        if sooner {
+            self.0.push(at);
+        }
+        sooner
+    }
+
+    /// That one has looked.
+    pub(super) fn remove(&mut self, at: Instant) {
+        self.0.retain(|&alarm| alarm != at);
+    }
 }

@@ -35,7 +35,19 @@ use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
 
 use credits::Credits;
+use weft_wire::exs::Packet;
 pub use weft_wire::exs::{Body, Design, Imm, Kind, Message, Mode, Remote, Transfer};
+
+/// How the announcement of message `index` names its memory.
+pub fn packet(index: u64, memory: Remote) -> Packet {
+    let Remote { addr, rkey, len } = memory;
+    Packet {
+        index,
+        addr,
+        rkey,
+        len,
+    }
+}
 
 /// The longest transfer, and the longest message of a `SOCK_SEQPACKET`, in bytes.
 pub const MAX_TRANSFER: u32 = 1 << 30;
@@ -458,13 +470,17 @@ impl Shared<'_> {
     }
 
     fn complete(&mut self, op: OpId, len: u64, outcome: Outcome) {
-        self.done.push_back(Action::Complete(Completion {
-            op,
-            len,
-            outcome,
-            in_place: None,
-        }));
+        self.done.push_back(ended(op, len, outcome, None));
     }
+}
+
+fn ended(op: OpId, len: u64, outcome: Outcome, in_place: Option<InPlace>) -> Action {
+    Action::Complete(Completion {
+        op,
+        len,
+        outcome,
+        in_place,
+    })
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Action, Cancel, Completion, OpId, Outcome, Stats};
+use super::{Action, Body, Cancel, Message, OpId, Outcome, Stats, ended};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Send {
@@ -67,6 +67,26 @@ impl Sends {
         last
     }
 
+    /// As [`Self::hand_over`], of what `len` bytes from `off` on of the head go out as: one message with their announcement.
+    pub(super) fn hand_over_small(
+        &mut self,
+        (op, off): (OpId, u64),
+        len: u32,
+        credits: u16,
+        stats: &mut Stats,
+    ) -> Action {
+        Action::SendSmall {
+            op,
+            off,
+            len,
+            header: Message {
+                credits,
+                body: Body::Small { len },
+            },
+            last: self.hand_over(len.into(), false, stats),
+        }
+    }
+
     /// The head needs no transfer.
     pub(super) fn skip(&mut self) {
         self.handed.extend(self.waiting.pop_front());
@@ -86,16 +106,12 @@ impl Sends {
     /// Tell of the sends that are complete, in order.
     pub(super) fn complete(&mut self, done: &mut VecDeque<Action>) {
         while let Some(send) = self.handed.pop_front_if(|send| send.in_flight == 0) {
-            done.push_back(Action::Complete(Completion {
-                op: send.op,
-                len: send.len,
-                outcome: if send.cut {
-                    Outcome::Canceled
-                } else {
-                    Outcome::Done
-                },
-                in_place: None,
-            }));
+            let outcome = if send.cut {
+                Outcome::Canceled
+            } else {
+                Outcome::Done
+            };
+            done.push_back(ended(send.op, send.len, outcome, None));
         }
     }
 
@@ -119,12 +135,7 @@ impl Sends {
                 return Some(Cancel::Done);
             }
             self.waiting.remove(at);
-            done.push_back(Action::Complete(Completion {
-                op,
-                len: 0,
-                outcome: Outcome::Canceled,
-                in_place: None,
-            }));
+            done.push_back(ended(op, 0, Outcome::Canceled, None));
             return Some(Cancel::Done);
         }
         let handed = self.handed.iter().any(|send| send.op == op);

@@ -89,9 +89,9 @@ impl Socket {
             return Err(Errno::INVAL);
         }
         let slot = Arc::new(Slot::default());
-        let target = Target::Slot(Arc::clone(&slot));
         let flags = flags - RecvFlags::IN_PLACE;
         if let Some(plain) = self.plain()? {
+            let target = Target::Slot(Arc::clone(&slot));
             let token = Arc::as_ptr(&slot).addr() as u64;
             if flags.contains(RecvFlags::DONTWAIT) {
                 self.plain_recv_now(plain, EventKind::Recv, memory.clone(), (target, token))?;
@@ -107,11 +107,24 @@ impl Socket {
             ));
             return plain_result(plain, &slot, token);
         }
+        let limit = self.limits().1;
+        self.recv_on_conn(memory, flags, &slot, limit)
+            .map(|end| end.0)
+    }
+
+    /// A blocking receive over verbs: bytes, and whether a message was longer.
+    fn recv_on_conn(
+        &self,
+        memory: &Memory,
+        flags: RecvFlags,
+        slot: &Arc<Slot>,
+        limit: Option<Duration>,
+    ) -> Result<(usize, bool), Errno> {
         let conn = self.conn()?;
         conn.settle();
+        let target = Target::Slot(Arc::clone(slot));
         let started = conn.recv(memory.clone(), flags, target, 0, None);
-        let id = started.map_err(refused)?;
-        finish_wait(conn, &slot, id, self.limits().1).map(|end| end.0)
+        finish_wait(conn, slot, started.map_err(refused)?, limit)
     }
 
     /// As [`Socket::recv_wait`], of a message: also whether it was longer than the memory.
@@ -129,18 +142,13 @@ impl Socket {
         if memory.owns() {
             return Err(Errno::INVAL);
         }
-        let slot = Arc::new(Slot::default());
-        let target = Target::Slot(Arc::clone(&slot));
         let limit = if flags.contains(RecvFlags::DONTWAIT) {
             Some(Duration::ZERO)
         } else {
             self.limits().1
         };
-        let conn = self.conn()?;
-        conn.settle();
         let flags = flags - RecvFlags::IN_PLACE;
-        let started = conn.recv(memory.clone(), flags, target, 0, None);
-        finish_wait(conn, &slot, started.map_err(refused)?, limit)
+        self.recv_on_conn(memory, flags, &Arc::default(), limit)
     }
 
     /// Wait until the socket is ready for something of `wanted`, or has failed. Empty when the time is up.

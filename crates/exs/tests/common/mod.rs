@@ -1,8 +1,15 @@
 //! What the tests of trouble and of corners have in common.
+#![allow(dead_code, reason = "each test program uses its part")]
 
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use weft_exs::{Context, Event, Kind, Options, Queue, Socket};
+use weft_exs::{Context, Event, FilePiece, Kind, Options, Piece, Queue, Socket};
 use weft_verbs::{Device, LocalMode};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -44,4 +51,51 @@ pub(crate) fn events(queue: &Queue, n: usize) -> Vec<Event> {
     queue.dequeue(&mut out, n, n, Some(PATIENCE)).unwrap();
     assert_eq!(out.len(), n, "{n} events");
     out
+}
+
+/// The next event.
+pub(crate) fn next_event(queue: &Queue) -> Event {
+    events(queue, 1).remove(0)
+}
+
+/// Limits the time of sends from now on, in milliseconds.
+pub(crate) fn send_limit(socket: &Socket, millis: u64) {
+    let limit = Some(Duration::from_millis(millis));
+    socket.set_options(|o| o.send_timeout = limit).unwrap();
+}
+
+/// Limits the time of receives from now on, in milliseconds.
+pub(crate) fn recv_limit(socket: &Socket, millis: u64) {
+    let limit = Some(Duration::from_millis(millis));
+    socket.set_options(|o| o.recv_timeout = limit).unwrap();
+}
+
+/// What may wait for ever, in a thread of its own: where its result will be.
+pub(crate) fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(f());
+    });
+    told
+}
+
+/// A file that goes with its last descriptor.
+pub(crate) fn file_of(bytes: &[u8]) -> Arc<OwnedFd> {
+    static N: AtomicUsize = AtomicUsize::new(0);
+    let n = N.fetch_add(1, Ordering::SeqCst);
+    let path = std::env::temp_dir().join(format!("weft-exs-{}-{n}", std::process::id()));
+    let mut open = File::options();
+    open.create_new(true).read(true).write(true);
+    let mut file = open.open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file.write_all(bytes).unwrap();
+    Arc::new(file.into())
+}
+
+pub(crate) fn whole(file: &Arc<OwnedFd>) -> Vec<Piece> {
+    vec![Piece::File(FilePiece {
+        file: Arc::clone(file),
+        offset: 0,
+        len: None,
+    })]
 }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use weft_exs::machine::{
     Action, Body, Cancel, Completion, Config, Endpoint, Imm, Kind, Message, Mode, OpId, Outcome,
-    RecvFlags, Remote, Rules, Transfer,
+    RecvFlags, Remote, Rules, Transfer, packet,
 };
-use weft_wire::exs::{Advert, Packet};
+use weft_wire::exs::Advert;
 
 /// What is wrong, in words of the theorem.
 pub(crate) type Fault = &'static str;
@@ -132,8 +132,22 @@ fn byte(op: OpId, off: u64) -> u8 {
     ((op.0 >> 2) * 8 + off + (off >> 8)) as u8
 }
 
-fn memory_of(op: OpId, off: u64) -> u64 {
-    op.0 << 32 | off
+fn memory_of(op: OpId, off: u64, len: u32) -> Remote {
+    Remote {
+        addr: op.0 << 32 | off,
+        rkey: op.0 as u32,
+        len,
+    }
+}
+
+/// Puts bytes where there were none.
+fn fill(cells: &mut [Option<u8>], bytes: &[u8], twice: Fault) -> Result<(), Fault> {
+    for (cell, &byte) in cells.iter_mut().zip(bytes) {
+        if cell.replace(byte).is_some() {
+            return Err(twice);
+        }
+    }
+    Ok(())
 }
 
 const RING: u64 = 1 << 63;
@@ -195,13 +209,7 @@ impl World {
                     return Err("a send taken after shutdown, or refused before");
                 }
                 if taken.is_ok() {
-                    end.sends_made += 1;
-                    end.sends.push_back(SendOp {
-                        op,
-                        len,
-                        off: 0,
-                        canceled: false,
-                    });
+                    end.begin_send(op, len);
                 }
             }
             Call::SendNow(len) => {
@@ -212,13 +220,7 @@ impl World {
                 if end.shut {
                     return Err("a send taken after shutdown, or refused before");
                 }
-                end.sends_made += 1;
-                end.sends.push_back(SendOp {
-                    op,
-                    len,
-                    off: 0,
-                    canceled: false,
-                });
+                end.begin_send(op, len);
                 let bytes = end.hand_over(op, 0, len, true)?;
                 end.send_complete(done(op, len))?;
                 self.wires[1 - at].push_back(Wire::Message(header, bytes));
@@ -285,15 +287,8 @@ impl World {
                     let recv = end.recvs.iter_mut().find(|recv| recv.op == op);
                     let recv = recv.ok_or("a write into the memory of a finished receive")?;
                     let cells = recv.memory.get_mut(off..off + bytes.len());
-                    for (cell, byte) in cells
-                        .ok_or("a write beyond a receive")?
-                        .iter_mut()
-                        .zip(bytes)
-                    {
-                        if cell.replace(byte).is_some() {
-                            return Err("a byte written twice");
-                        }
-                    }
+                    let cells = cells.ok_or("a write beyond a receive")?;
+                    fill(cells, &bytes, "a byte written twice")?;
                 }
                 end.payload.insert(buffer, Vec::new());
                 if end.immediate {
@@ -391,11 +386,7 @@ impl World {
             if off + u64::from(len) > memory.len() as u64 {
                 return Err("an advert beyond a receive");
             }
-            Ok(Remote {
-                addr: memory_of(op, off),
-                rkey: op.0 as u32,
-                len,
-            })
+            Ok(memory_of(op, off, len))
         };
         match action {
             Action::Send(Message { credits, body }) => say(credits, body),
@@ -408,16 +399,13 @@ impl World {
                 waitall,
                 credits,
             } => {
-                let memory = window(&end.recvs, op, off, len)?;
-                say(
-                    credits,
-                    Body::Advert(Advert {
-                        seq,
-                        phase,
-                        waitall,
-                        memory,
-                    }),
-                );
+                let advert = Advert {
+                    seq,
+                    phase,
+                    waitall,
+                    memory: window(&end.recvs, op, off, len)?,
+                };
+                say(credits, Body::Advert(advert));
             }
             Action::AdvertisePacket {
                 op,
@@ -425,16 +413,8 @@ impl World {
                 len,
                 credits,
             } => {
-                let Remote { addr, rkey, len } = window(&end.recvs, op, 0, len)?;
-                say(
-                    credits,
-                    Body::PktAdvert(Packet {
-                        index,
-                        addr,
-                        rkey,
-                        len,
-                    }),
-                );
+                let memory = window(&end.recvs, op, 0, len)?;
+                say(credits, Body::PktAdvert(packet(index, memory)));
             }
             Action::AdvertiseSource {
                 op,
@@ -443,15 +423,7 @@ impl World {
                 credits,
             } => {
                 end.hand_over(op, 0, u64::from(len), true)?;
-                say(
-                    credits,
-                    Body::Source(Packet {
-                        index,
-                        addr: memory_of(op, 0),
-                        rkey: op.0 as u32,
-                        len,
-                    }),
-                );
+                say(credits, Body::Source(packet(index, memory_of(op, 0, len))));
             }
             Action::Write {
                 op,
@@ -468,15 +440,8 @@ impl World {
                         return Err("the positions in the intermediate buffer differ");
                     }
                     let cells = peer.ring.get_mut(peer.ring_at..peer.ring_at + bytes.len());
-                    for (cell, byte) in cells
-                        .ok_or("a write beyond the buffer")?
-                        .iter_mut()
-                        .zip(&bytes)
-                    {
-                        if cell.replace(*byte).is_some() {
-                            return Err("unread bytes in the buffer overwritten");
-                        }
-                    }
+                    let cells = cells.ok_or("a write beyond the buffer")?;
+                    fill(cells, &bytes, "unread bytes in the buffer overwritten")?;
                     peer.ring_at = (peer.ring_at + bytes.len()) % peer.ring.len();
                     None
                 } else {
@@ -671,6 +636,16 @@ impl World {
 }
 
 impl End {
+    fn begin_send(&mut self, op: OpId, len: u64) {
+        self.sends_made += 1;
+        self.sends.push_back(SendOp {
+            op,
+            len,
+            off: 0,
+            canceled: false,
+        });
+    }
+
     /// Bytes of a send go out: they must be the next.
     fn hand_over(&mut self, op: OpId, off: u64, len: u64, last: bool) -> Result<Vec<u8>, Fault> {
         let send = self

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use weft_wire::exs::{Body, Design, Packet};
 
 use crate::machine::{
-    Action, Cancel, Completion, Config, InPlace, MAX_ADVERTS, MAX_TRANSFER, OpId, Outcome,
-    RecvFlags, Shared, Stats, Violation,
+    Action, Cancel, Config, InPlace, MAX_ADVERTS, MAX_TRANSFER, OpId, Outcome, RecvFlags, Shared,
+    Stats, Violation, ended,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +58,18 @@ enum State {
         /// The number of a source, to acknowledge.
         source: Option<u64>,
     },
+}
+
+impl State {
+    /// The message is in the receive's memory.
+    fn done(len: u32, truncated: bool, source: Option<u64>) -> State {
+        State::Done {
+            len,
+            truncated,
+            in_place: None,
+            source,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -250,12 +262,7 @@ impl Receiver {
                 return None;
             };
             (recv.op == op).then(|| {
-                recv.state = State::Done {
-                    len,
-                    truncated,
-                    in_place: None,
-                    source: Some(index),
-                };
+                recv.state = State::done(len, truncated, Some(index));
                 len
             })
         });
@@ -339,12 +346,8 @@ impl Receiver {
                     } else {
                         Outcome::Done
                     };
-                    shared.done.push_back(Action::Complete(Completion {
-                        op: head.op,
-                        len: len.into(),
-                        outcome,
-                        in_place,
-                    }));
+                    let end = ended(head.op, len.into(), outcome, in_place);
+                    shared.done.push_back(end);
                     self.matched -= 1;
                     self.acted -= 1;
                 }
@@ -374,12 +377,7 @@ impl Receiver {
             let mut action = None;
             match arrival {
                 Arrival::Placed { len, truncated } => {
-                    recv.state = State::Done {
-                        len,
-                        truncated,
-                        in_place: None,
-                        source: None,
-                    };
+                    recv.state = State::done(len, truncated, None);
                 }
                 Arrival::Small { buffer, len } if recv.in_place && u64::from(len) <= recv.len => {
                     recv.state = State::Done {
@@ -391,12 +389,7 @@ impl Receiver {
                 }
                 Arrival::Small { buffer, len } => {
                     let placed = recv.len.min(len.into()) as u32;
-                    recv.state = State::Done {
-                        len: placed,
-                        truncated: placed < len,
-                        in_place: None,
-                        source: None,
-                    };
+                    recv.state = State::done(placed, placed < len, None);
                     action = (placed != 0).then_some(Action::CopySmall {
                         op,
                         off: 0,
@@ -410,12 +403,7 @@ impl Receiver {
                     let len = recv.len.min(source.len.into()) as u32;
                     let truncated = len < source.len;
                     if len == 0 {
-                        recv.state = State::Done {
-                            len,
-                            truncated,
-                            in_place: None,
-                            source: Some(source.index),
-                        };
+                        recv.state = State::done(len, truncated, Some(source.index));
                     } else {
                         recv.state = State::Reading {
                             index: source.index,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use weft_wire::exs::{Body, Design, Imm, Message, Packet, Transfer};
+use weft_wire::exs::{Body, Design, Imm, Packet, Transfer};
 
 use crate::machine::sends::Sends;
 use crate::machine::{
@@ -174,16 +174,8 @@ impl Sender {
 
     fn small(&mut self, op: OpId, len: u32, shared: &mut Shared<'_>) -> Option<Action> {
         let credits = self.take_small(len.into(), shared)?;
-        Some(Action::SendSmall {
-            op,
-            off: 0,
-            len,
-            header: Message {
-                credits,
-                body: Body::Small { len },
-            },
-            last: self.sends.hand_over(len.into(), false, shared.stats),
-        })
+        let sends = &mut self.sends;
+        Some(sends.hand_over_small((op, 0), len, credits, shared.stats))
     }
 
     fn write(&mut self, op: OpId, len: u32, shared: &mut Shared<'_>) -> Option<Action> {

@@ -6,8 +6,8 @@ use weft_wire::exs::{Body, Mode};
 
 use super::is_direct;
 use crate::machine::{
-    Action, Cancel, Completion, Config, InPlace, MAX_ADVERTS, MAX_TRANSFER, OpId, Outcome,
-    RecvFlags, Rules, Shared, Violation, WARY_ADVERTS,
+    Action, Cancel, Config, InPlace, MAX_ADVERTS, MAX_TRANSFER, OpId, Outcome, RecvFlags, Rules,
+    Shared, Violation, WARY_ADVERTS, ended,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -199,12 +199,8 @@ impl Receiver {
                 self.retract = Retract::No;
             }
         }
-        shared.done.push_back(Action::Complete(Completion {
-            op: recv.op,
-            len: recv.filled,
-            outcome,
-            in_place: recv.in_place,
-        }));
+        let end = ended(recv.op, recv.filled, outcome, recv.in_place);
+        shared.done.push_back(end);
     }
 
     /// Complete what needs no data: empty receives at the head, and all when the stream has ended.

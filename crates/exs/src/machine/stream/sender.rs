@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use weft_wire::exs::{Advert, Body, Imm, Message, Mode, Remote, Transfer};
+use weft_wire::exs::{Advert, Body, Imm, Mode, Remote, Transfer};
 
 use super::is_direct;
 use crate::machine::sends::Sends;
@@ -281,17 +281,8 @@ impl Sender {
             self.go_indirect(rest, shared.stats);
             shared.stats.small_sent += 1;
             shared.stats.small_bytes_sent += rest;
-            let len = rest as u32;
-            return Some(Action::SendSmall {
-                op,
-                off,
-                len,
-                header: Message {
-                    credits,
-                    body: Body::Small { len },
-                },
-                last: self.sends.hand_over(rest, false, shared.stats),
-            });
+            let sends = &mut self.sends;
+            return Some(sends.hand_over_small((op, off), rest as u32, credits, shared.stats));
         }
         let ring = self.ring.as_mut()?;
         // Rather wait than go in crumbs. The peer keeps back less than a quarter of what it has freed, so that this

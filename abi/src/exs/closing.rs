@@ -1,0 +1,68 @@
+//! What waits for sockets that are being closed, and for other threads.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use weft_exs::Sink;
+
+/// How long the end of the program, or a blocking close, waits for what is still to be sent.
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
+
+/// Sockets that are being closed with nobody waiting.
+#[derive(Default)]
+pub(crate) struct Closing {
+    count: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Closing {
+    pub(super) fn wait(&self, until: Instant) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(Instant::now());
+        // What is left after that time is cut off by the exit.
+        drop(
+            self.fewer
+                .wait_timeout_while(count, left, |count| *count > 0),
+        );
+    }
+}
+
+pub(crate) struct OneClosing(Arc<Closing>);
+
+impl OneClosing {
+    /// One more, until the value is dropped.
+    pub(crate) fn begin(all: &Arc<Closing>) -> OneClosing {
+        *all.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        OneClosing(Arc::clone(all))
+    }
+
+    pub(crate) fn sink(self) -> Sink {
+        Sink::call(move |_| drop(self))
+    }
+}
+
+impl Drop for OneClosing {
+    fn drop(&mut self) {
+        *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.fewer.notify_all();
+    }
+}
+
+/// A flag that one thread raises and another waits for.
+#[derive(Default)]
+pub(crate) struct Done {
+    done: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Done {
+    pub(crate) fn set(&self) {
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn wait(&self, limit: Duration) {
+        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_timeout_while(done, limit, |done| !*done));
+    }
+}
