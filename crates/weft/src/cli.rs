@@ -100,6 +100,7 @@ pub enum Command {
     /// Print the manual page, or write one for every subcommand
     Man(cmd::man::Args),
     /// Print the completion script of a shell
+    #[command(alias = "completions")]
     Completion(cmd::completion::Args),
     /// The same as --version
     #[command(hide = true)]

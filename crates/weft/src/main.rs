@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     match done.and_then(|exit| lost_output().map_or(Ok(exit), Err)) {
         Ok(exit) => exit,
         Err(failure) => {
-            eprintln!("weft: {failure}");
+            weft::tell(format_args!("weft: {failure}"));
             failure.exit().into()
         }
     }

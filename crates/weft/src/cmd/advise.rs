@@ -22,7 +22,7 @@ use weft_bench::terminal;
 use super::run::plain;
 use super::verbs::{fail, find, refuse};
 use crate::advise::{Findings, sections};
-use crate::failure::Failure;
+use crate::failure::{Failure, check_writable};
 use crate::places;
 
 pub(crate) const LONG: &str = "\
@@ -84,6 +84,12 @@ pub struct Args {
 
 /// Measures, watches and advises.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    // Files that cannot be written are better known before than after.
+    for path in [&args.json, &args.html].into_iter().flatten() {
+        if path != Path::new("-") {
+            check_writable(path)?;
+        }
+    }
     let Some((name, rest)) = args.command.split_first() else {
         let machine = measure()?;
         deliver(args, &Record::default(), Some(&machine))?;
@@ -102,12 +108,6 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         Ok(library) => library,
         Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
     };
-    // Files that cannot be written are better known before than after.
-    for path in [&args.json, &args.html].into_iter().flatten() {
-        if path != Path::new("-") {
-            write(path, "")?;
-        }
-    }
     let file = shared().map_err(|e| {
         Failure::failed(format!("cannot make the record's file: {e}"))
             .hint("make /dev/shm or the folder in TMPDIR writable")
@@ -186,12 +186,12 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
     if record.processes.is_empty() && watched {
         report.sections.push(nothing_seen(record));
     }
-    let text = report.to_text(terminal::width(&std::io::stderr()));
-    let text = terminal::in_locale(&text);
     if watched || args.json.as_deref() == Some(Path::new("-")) {
-        let _ = writeln!(std::io::stderr(), "\n{text}");
+        let text = report.to_text(terminal::width(&std::io::stderr()));
+        let _ = writeln!(std::io::stderr(), "\n{}", terminal::in_locale(&text));
     } else {
-        super::say(text);
+        let text = report.to_text(terminal::width(&std::io::stdout()));
+        super::say(terminal::in_locale(&text));
     }
     if let Some(path) = &args.json {
         let findings = Findings::new(record, machine);
@@ -225,10 +225,7 @@ fn html(args: &Args, report: &Report) -> Result<(), Failure> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|e| {
-        Failure::failed(format!("cannot write {}: {e}", path.display()))
-            .hint("name a file in a directory that you can write to")
-    })
+    fs::write(path, text).map_err(|e| Failure::write(path, &e))
 }
 
 /// The file that the program's processes and this one share; removed with the value.
@@ -295,7 +292,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
             let others = still_running(path, child.id().into());
             if stopped.is_some() || others.is_empty() || left.is_none_or(|left| left.is_zero()) {
                 for pid in others {
-                    eprintln!(
+                    tell!(
                         "weft: notice: process {pid} of the program still runs, and is not watched any more"
                     );
                 }
@@ -313,7 +310,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
         let too_long = limit.is_some_and(|limit| began.elapsed() > limit + GRACE);
         if status.is_none() && too_long && !killed {
             killed = true;
-            eprintln!(
+            tell!(
                 "weft: notice: the program has not ended {} s after SIGTERM, and is killed",
                 GRACE.as_secs()
             );

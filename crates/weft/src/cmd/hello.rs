@@ -28,7 +28,7 @@ Without arguments both run in this process. The example hello_iwarp of the crate
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Be the responder, here or on another address [default: 127.0.0.1:7472]
-    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1:7472", conflicts_with = "peer", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "127.0.0.1:7472", conflicts_with = "peer", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
     listen: Option<SocketAddr>,
     /// Be the initiator: the responder's HOST[:PORT], IPv6 addresses in brackets
     #[arg(value_name = "HOST[:PORT]")]
@@ -71,12 +71,14 @@ fn options(addr: IpAddr) -> Result<Options, Error> {
 
 fn open(addr: SocketAddr) -> Result<Listener, Failure> {
     let opened = options(addr.ip()).and_then(|options| Listener::open_with(addr, options));
-    opened.map_err(|e| {
-        let hint = match e {
-            Error::Address { .. } => "--listen=ADDR:PORT chooses another address",
-            _ => "`weft doctor` says what this machine does not support",
-        };
-        Failure::failed(e.to_string()).hint(hint)
+    opened.map_err(|e| match e {
+        Error::Address { source, .. } => Failure::listen(
+            &addr,
+            &source,
+            "--listen=ADDR:PORT chooses, port 0 takes a free one",
+        ),
+        e => Failure::failed(e.to_string())
+            .hint("`weft doctor` says what this machine does not support"),
     })
 }
 

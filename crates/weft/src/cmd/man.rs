@@ -10,9 +10,9 @@ pub struct Args {
     /// Write weft.1 and a page for every subcommand into this directory
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// The page of this subcommand
+    /// The page of this subcommand, as in `weft man fs serve`
     #[arg(value_name = "SUBCOMMAND", conflicts_with = "dir")]
-    of: Option<String>,
+    of: Vec<String>,
 }
 
 /// Prints or writes manual pages of this command line.
@@ -28,12 +28,13 @@ pub fn run(args: &Args, command: clap::Command) -> Result<Exit, Failure> {
     } else {
         let mut command = command;
         let mut page = Vec::new();
-        if let Some(of) = &args.of {
-            command.build();
+        command.build();
+        for of in &args.of {
+            let above = command.get_bin_name().unwrap_or("weft").to_owned();
             let found = command.find_subcommand(of).cloned();
             command = found.ok_or_else(|| {
-                Failure::usage(format!("there is no subcommand `{of}`"))
-                    .hint("`weft --help` lists them")
+                Failure::usage(format!("there is no subcommand `{of}` of `{above}`"))
+                    .hint(format!("`{above} --help` lists them"))
             })?;
         }
         clap_mangen::Man::new(command)

@@ -71,8 +71,8 @@ pub struct Args {
     #[arg(long)]
     azsdp_malloc: bool,
     /// From how many bytes on a send is from the program's memory, at least a page
-    #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES)]
-    from: usize,
+    #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES as u64, value_parser = super::size)]
+    from: u64,
     /// Carry connections to other hosts too; starts `weft broker` in the background where none runs
     #[arg(long)]
     hosts: bool,
@@ -104,7 +104,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
     if let Some(why) = plain(&program) {
-        eprintln!(
+        tell!(
             "weft: notice: {}: {why}; it runs on plain TCP",
             program.display()
         );
