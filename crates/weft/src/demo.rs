@@ -18,7 +18,7 @@ use weft_bench::size::human;
 use weft_bench::stats::{Summary, paired_ratio};
 
 use crate::cp::auth::hex;
-use crate::failure::{Failure, check_writable};
+use crate::failure::{Failure, check_writable, write_file};
 
 /// What to do.
 #[derive(Debug, Clone)]
@@ -155,7 +155,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
     report.sections.push(opening(gains));
     report.sections.push(section);
     report.sections.extend(verbs_sections(&records));
-    fs::write(&options.html, report.to_html()).map_err(|e| Failure::write(&options.html, &e))?;
+    write_file(&options.html, &report.to_html())?;
     say(&format!("report: {}", options.html.display()));
     Ok(())
 }

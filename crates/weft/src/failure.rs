@@ -148,6 +148,17 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Writes a file of results. Nothing half-done is left under a name that was free.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    let is_new = !path.exists();
+    fs::write(path, text).map_err(|e| {
+        if is_new {
+            let _ = fs::remove_file(path);
+        }
+        Failure::write(path, &e)
+    })
+}
+
 /// The error of the system that a text ends with.
 fn errno_in(what: &str) -> Option<Errno> {
     let (_, number) = what.rsplit_once("(os error ")?;
@@ -261,6 +272,8 @@ mod tests {
         assert!(bind(Errno::INVAL).contains("fe80::1%eth0"));
         let line = Failure::failed("\u{1b}[31mred\rname\n  second").to_string();
         assert_eq!(line, "?[31mred?name\n  second");
+        let full = write_file(Path::new("/dev/full"), "text").unwrap_err();
+        assert!(full.to_string().contains("free some space"), "{full}");
         let nested = "the peer is gone (Broken pipe (os error 32)), or not (x (os error 2))";
         let plain = Failure::failed(nested).to_string();
         assert_eq!(plain, "the peer is gone (Broken pipe), or not (x)");

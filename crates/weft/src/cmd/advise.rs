@@ -22,7 +22,7 @@ use weft_bench::terminal;
 use super::run::plain;
 use super::verbs::{fail, find, refuse};
 use crate::advise::{Findings, sections};
-use crate::failure::{Failure, check_writable};
+use crate::failure::{Failure, check_writable, write_file};
 use crate::places;
 
 pub(crate) const LONG: &str = "\
@@ -200,7 +200,7 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
         if path == Path::new("-") {
             super::say(text);
         } else {
-            write(path, &(text + "\n"))?;
+            write_file(path, &(text + "\n"))?;
         }
     }
     Ok(())
@@ -221,11 +221,7 @@ fn html(args: &Args, report: &Report) -> Result<(), Failure> {
     let Some(path) = &args.html else {
         return Ok(());
     };
-    write(path, &report.to_html())
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|e| Failure::write(path, &e))
+    write_file(path, &report.to_html())
 }
 
 /// The file that the program's processes and this one share; removed with the value.

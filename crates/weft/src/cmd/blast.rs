@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use weft_bench::{BenchError, Transport};
 
 use super::say;
 use crate::address::resolve_peer;
-use crate::failure::{Exit, Failure, check_writable};
+use crate::failure::{Exit, Failure, check_writable, write_file};
 use crate::global::Global;
 use crate::terminal;
 
@@ -267,19 +267,15 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         if let Some(path) = &args.json {
             let lines = json_lines(&plan, &runs)
                 .map_err(|e| Failure::failed(format!("cannot make JSON: {e}")))?;
-            write(path, &lines)?;
+            write_file(path, &lines)?;
         }
         if let Some(path) = &args.html {
-            write(path, &report(&plan, &runs).to_html())?;
+            write_file(path, &report(&plan, &runs).to_html())?;
         }
     }
     bar.finish_and_clear();
     say(report(&plan, &runs).to_text(terminal::width()));
     Ok(Exit::Ok)
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| Failure::write(path, &e))
 }
 
 fn serve(addr: SocketAddr, once: bool, global: Global) -> Result<Exit, Failure> {
@@ -372,7 +368,9 @@ fn failure(error: &BenchError) -> Failure {
         }
         BenchError::PeerGone(_) => Failure::peer(what).hint("see what the server says"),
         BenchError::Stranger(_) => {
-            Failure::refused(what).hint("both sides need the same version of weft")
+            Failure::refused(what).hint(
+                "check the port, which `weft blast --listen` prints; both sides need the same version of weft",
+            )
         }
         BenchError::Peer(_) | BenchError::Both(..) => Failure::peer(what).hint(
             "`weft doctor` says what a machine does not support; shared memory needs one host and user",

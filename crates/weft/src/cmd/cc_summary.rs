@@ -8,7 +8,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use weft_cc::ipc::{Answer, Ask, Line, Past};
 
 use super::say;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, write_file};
 use crate::terminal;
 
 #[derive(Debug, clap::Args)]
@@ -124,7 +124,7 @@ pub(super) fn run(args: &SummaryArgs, line: &Line) -> Result<Exit, Failure> {
         show(&build);
     }
     if let Some(path) = &args.html {
-        std::fs::write(path, page(&build)).map_err(|e| Failure::write(path, &e))?;
+        write_file(path, &page(&build))?;
     }
     Ok(Exit::Ok)
 }

@@ -498,7 +498,7 @@ impl Progress for Show {
     }
 
     fn note(&mut self, line: &str) {
-        let line = printable(without_numbers(line).as_bytes());
+        let line = without_numbers(line);
         match &self.bar {
             Some(bar) => bar.suspend(|| tell!("weft: {line}")),
             None => tell!("weft: {line}"),

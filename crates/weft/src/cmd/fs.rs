@@ -365,11 +365,14 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
         Arc::new(Lines),
     )?;
     if !global.quiet {
-        say(format_args!(
-            "serving on {}, as /rdma/{}/NAME",
-            serving.server.local_addr(),
-            serving.server.local_addr()
-        ));
+        let addr = serving.server.local_addr();
+        // All addresses are no name for others.
+        let name = if addr.ip().is_unspecified() {
+            format!("HOST:{}", addr.port())
+        } else {
+            addr.to_string()
+        };
+        say(format_args!("serving on {addr}, as /rdma/{name}/NAME"));
         if let Some(path) = &serving.made {
             say(format_args!("made a key pair in {}", path.display()));
         }

@@ -5,6 +5,7 @@ use std::sync::mpsc;
 
 use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Options, Wc};
 use weft_verbs::Device;
+use weft_verbs::cm::ConnectError;
 
 use super::{carrier, say};
 use crate::address::{parse_bind, resolve_peer};
@@ -84,6 +85,12 @@ fn open(addr: SocketAddr) -> Result<Listener, Failure> {
 
 fn failed(who: &str, e: &Error) -> Failure {
     match e {
+        Error::Connect(ConnectError::Protocol(_) | ConnectError::Tls(_)) => Failure::refused(
+            format!("{who}: {e}"),
+        )
+        .hint(
+            "check the port, which `weft hello --listen` prints; both sides need the same WEFT_TLS",
+        ),
         Error::Connect(_) | Error::Address { .. } => Failure::peer(format!("{who}: {e}"))
             .hint("check the address, and that `weft hello --listen` runs there"),
         Error::Completion(_) | Error::Ended => {

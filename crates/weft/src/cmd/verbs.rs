@@ -282,7 +282,10 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
 /// A script of faults that means something; by a name that holds in each folder, for the program may run in another one.
 fn script(file: &Path) -> Result<PathBuf, Failure> {
     let wrong = |what: String| Failure::failed(format!("{}: {what}", file.display()));
-    let text = fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+    let text = fs::read_to_string(file).map_err(|e| {
+        wrong(e.to_string())
+            .hint("--faults or WEFT_FAULTS names the script: check its name and its permissions")
+    })?;
     Script::parse(&text).map_err(|mistake| {
         wrong(mistake.to_string()).hint("docs/verbs.md says what a script of faults may say")
     })?;
