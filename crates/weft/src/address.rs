@@ -49,7 +49,11 @@ pub(crate) fn resolve_peer(peer: &str, port: u16) -> Result<SocketAddr, Failure>
 
 /// The addresses that a host has, at least one.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
-    let hint = "check the name, or give the address itself (IPv6 in brackets)";
+    let hint = if host.contains('@') {
+        "write the host alone: keys say who is there, not user names"
+    } else {
+        "check the name, or give the address itself (IPv6 in brackets)"
+    };
     let addrs: Vec<_> = (host, port)
         .to_socket_addrs()
         .map_err(|e| Failure::peer(format!("cannot resolve `{host}`: {e}")).hint(hint))?

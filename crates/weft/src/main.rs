@@ -3,7 +3,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use weft::cli::Cli;
 use weft::cmd::lost_output;
 
@@ -12,7 +11,7 @@ fn main() -> ExitCode {
     if let Some(exit) = weft::cmd::cc::masquerade() {
         return exit;
     }
-    let cli = Cli::parse();
+    let cli = Cli::of_program();
     cli.global.start_log();
     let done = cli.run();
     match done.and_then(|exit| lost_output().map_or(Ok(exit), Err)) {

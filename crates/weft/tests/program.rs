@@ -373,6 +373,16 @@ fn wrong_uses_are_answered() {
         (&["fs", "run", "--nosuch", "true"], 2, "no option --nosuch"),
         (&["mpi", "--", "nosuch"], 127, "install an MPI"),
         (&["verbs", "--", "/tmp"], 126, "not executable"),
+        (
+            &["cp", "--timeout", "x", "f", "h:"],
+            2,
+            "write a whole number",
+        ),
+        (
+            &["cp", "f", "me@nosuch.invalid:"],
+            3,
+            "write the host alone",
+        ),
         (&["hello", "fe80::1"], 3, "fe80::1%eth0"),
         (&["media", "serve", "--memory", "1.5G", "."], 2, "K, M, G"),
         (&["media", "live", "--ring", "1KiB", "cam"], 2, "from 64K"),

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
@@ -358,9 +357,7 @@ fn library(dir: Option<&Path>) -> Result<PathBuf, Failure> {
     let places = if let Some(dir) = dir {
         vec![dir.to_owned()]
     } else {
-        let mut places = places::libraries()?;
-        places.extend(places::program_folder());
-        places
+        places::preload_libraries()?
     };
     let files = places
         .iter()
@@ -372,17 +369,5 @@ fn library(dir: Option<&Path>) -> Result<PathBuf, Failure> {
             ),
         );
     };
-    if file
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|b| b" :\t\n".contains(b))
-    {
-        return Err(Failure::failed(format!(
-            "the name of {} has a space or a colon, which ends a file in LD_PRELOAD",
-            file.display()
-        ))
-        .hint("name a folder without one with --lib"));
-    }
-    Ok(file)
+    places::preloadable(file)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use weft_cc::ipc::{Answer, Ask, Line, Past};
 
 use super::say;
@@ -176,6 +176,9 @@ fn show(build: &[Past]) {
             mib(sum.bytes.0),
             mib(sum.bytes.1),
         ]);
+    }
+    if let Some(names) = table.column_mut(0) {
+        names.set_constraint(ColumnConstraint::ContentWidth);
     }
     say(table);
     say("longest:");

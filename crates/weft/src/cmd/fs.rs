@@ -489,7 +489,6 @@ fn start(args: &RunArgs) -> ExitCode {
 
 /// The preload library.
 fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
-    use std::os::unix::ffi::OsStrExt;
     let missing = |what: String| {
         Failure::failed(what)
             .hint("the package libweft-preload has it, `./x dist` builds it into target/dist/lib; --lib FILE or WEFT_FS_LIB names it")
@@ -498,11 +497,13 @@ fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
         path.canonicalize()
             .map_err(|e| missing(format!("{}: {e}", path.display())))?
     } else {
-        let places = places::libraries()?;
-        let built = places::program_folder().map(|dir| dir.join("libweft_fs_preload.so"));
-        let installed = places.iter().map(|dir| dir.join("libweft-fs.so"));
-        installed
-            .chain(built)
+        let places = places::preload_libraries()?;
+        let names = ["libweft-fs.so", "libweft_fs_preload.so"];
+        let files = places
+            .iter()
+            .flat_map(|dir| names.map(|name| dir.join(name)));
+        files
+            .into_iter()
             .find_map(|file| file.canonicalize().ok())
             .ok_or_else(|| {
                 missing(format!(
@@ -511,19 +512,7 @@ fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
                 ))
             })?
     };
-    // The loader takes these for the end of a name.
-    if found
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|&b| b == b':' || b == b' ')
-    {
-        return Err(missing(format!(
-            "{} has a colon or a space, which end a name in LD_PRELOAD",
-            found.display()
-        )));
-    }
-    Ok(found)
+    places::preloadable(found)
 }
 
 fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {

@@ -20,11 +20,14 @@ use weft_verbs::Device;
 use super::keys::{Caller, DialArgs};
 use super::open_device;
 use super::url::Url;
+use crate::address::parse_bind;
 use crate::cmd::{bytes, carrier, say};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::terminal::printable;
 
+/// The usual port of RTP.
+const RTP_PORT: u16 = 5004;
 /// Longest catalogue in bytes.
 const MAX_CATALOGUE: u64 = 64 << 20;
 
@@ -49,7 +52,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     retry: u64,
     /// Send the title, an MPEG transport stream, by RTP to this address, paced by the stream's clock
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "player")]
+    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "player", value_parser = |text: &str| parse_bind(text, RTP_PORT))]
     rtp: Option<SocketAddr>,
     #[command(flatten)]
     dial: DialArgs,
