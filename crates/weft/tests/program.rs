@@ -379,7 +379,7 @@ fn wrong_uses_are_answered() {
             "write a whole number",
         ),
         (
-            &["cp", "f", "me@nosuch.invalid:"],
+            &["cp", "Cargo.toml", "me@nosuch.invalid:"],
             3,
             "write the host alone",
         ),
@@ -387,6 +387,11 @@ fn wrong_uses_are_answered() {
         (&["media", "serve", "--memory", "1.5G", "."], 2, "K, M, G"),
         (&["media", "live", "--ring", "1KiB", "cam"], 2, "from 64K"),
         (&["cp", "--max-senders", "0", "--listen", "."], 2, "1..="),
+        (
+            &["fs", "mount", "/rdma/localhost", "Cargo.toml"],
+            2,
+            "no directory",
+        ),
         (&["stat", "--watch", "1"], 1, "--watch=2"),
         (&["key", "--file", "/tmp"], 1, "it is a directory"),
         (&["key", "--show", "--file", missing], 1, "weft key --file"),

@@ -12,6 +12,7 @@ use weft_bench::exs::{
     report,
 };
 use weft_bench::size::parse_size;
+use weft_bench::terminal::in_locale;
 use weft_bench::{BenchError, Transport};
 
 use super::say;
@@ -258,7 +259,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
                 bar.finish_and_clear();
                 // What was measured before is not lost.
                 if !runs.is_empty() {
-                    say(report(&plan, &runs).to_text(terminal::width()));
+                    say(in_locale(&report(&plan, &runs).to_text(terminal::width())));
                 }
                 return Err(failure(&error));
             }
@@ -274,7 +275,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         }
     }
     bar.finish_and_clear();
-    say(report(&plan, &runs).to_text(terminal::width()));
+    say(in_locale(&report(&plan, &runs).to_text(terminal::width())));
     Ok(Exit::Ok)
 }
 

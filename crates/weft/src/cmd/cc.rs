@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
+use weft_bench::terminal::in_locale;
 use weft_cc::client::{compile, write_launcher};
 use weft_cc::daemon::{self, Keys};
 use weft_cc::ipc::{self, Answer, Ask, Line, Status, WorkerStatus};
@@ -459,8 +460,14 @@ fn cut(name: &str, width: usize) -> String {
     if len <= width {
         return name.into();
     }
-    let end = name.chars().skip(len + 1 - width);
-    std::iter::once('…').chain(end).collect()
+    let end: String = name.chars().skip(len + 1 - width).collect();
+    // One character in any locale: columns stay where they are.
+    let gap = if in_locale("…") == "…" {
+        '…'
+    } else {
+        '~'
+    };
+    format!("{gap}{end}")
 }
 
 /// A text in lines of the status' width, of which all but the first are indented.

@@ -412,6 +412,13 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
         ))
         .hint(format!("/rdma/{}", path.endpoint)));
     }
+    // The kernel would lay the server over a file too.
+    if std::fs::metadata(&args.dir).is_ok_and(|about| !about.is_dir()) {
+        return Err(
+            Failure::usage(format!("{} is no directory", args.dir.display()))
+                .hint("name an empty directory"),
+        );
+    }
     // Before there are threads, so that none of them takes one.
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
