@@ -14,7 +14,7 @@ pub(crate) fn parse_bind(text: &str, port: u16) -> Result<SocketAddr, String> {
         .map(|ip| SocketAddr::new(ip, port))
         .or_else(|_| text.parse())
         .or_else(|_| of_interface(text, bare, port))
-        .map_err(|_| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
+        .map_err(|()| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
 }
 
 /// An address of a link with the name of an interface, as in `fe80::1%eth0`.

@@ -1,8 +1,19 @@
 //! What is tidied up when Ctrl-C or another signal ends the program.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::sys::signal::{SigSet, Signal, raise};
+
+/// A signal is ending the program.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Lets a signal end the program that has begun to: what fails because of that is not told.
+pub fn let_signal_end() {
+    while ENDING.load(Ordering::Acquire) {
+        std::thread::park();
+    }
+}
 
 /// Runs `tidy` when a signal is to end the program, which then ends by that signal. Call it before there are other threads: they would take the signal.
 pub(crate) fn tidy_up(tidy: impl FnOnce() + Send + 'static) {
@@ -22,6 +33,7 @@ pub(crate) fn tidy_up(tidy: impl FnOnce() + Send + 'static) {
         .name("weft-signals".into())
         .spawn(move || {
             if let Ok(signal) = signals.wait() {
+                ENDING.store(true, Ordering::Release);
                 tidy();
                 let _ = signals.thread_unblock();
                 let _ = raise(signal);

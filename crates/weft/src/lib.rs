@@ -21,4 +21,5 @@ pub mod stat;
 pub mod stat_run;
 mod terminal;
 
+pub use interrupt::let_signal_end;
 pub use terminal::tell;

@@ -14,6 +14,7 @@ fn main() -> ExitCode {
     let cli = Cli::of_program();
     cli.global.start_log();
     let done = cli.run();
+    weft::let_signal_end();
     match done.and_then(|exit| lost_output().map_or(Ok(exit), Err)) {
         Ok(exit) => exit,
         Err(failure) => {

@@ -41,9 +41,8 @@ fn cut_to(text: &str, rows: usize) -> String {
     let Some(shown) = rows.checked_sub(2).filter(|_| lines >= rows) else {
         return text.to_owned();
     };
-    let mut screen: String = text.split_inclusive('\n').take(shown).collect();
-    screen += &format!("... {} lines more\n", lines - shown);
-    screen
+    let screen: String = text.split_inclusive('\n').take(shown).collect();
+    format!("{screen}... {} lines more\n", lines - shown)
 }
 
 /// Column titles or values, two that share a column where the terminal is narrow.
