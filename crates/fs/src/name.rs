@@ -105,8 +105,24 @@ impl Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.escape_ascii())
+        f.write_str(&printable(&self.0))
     }
+}
+
+/// A name as text that cannot drive a terminal: what is no character of a text is written as an escape.
+pub fn printable(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() {
+                text.extend(c.escape_default());
+            } else {
+                text.push(c);
+            }
+        }
+        text += &chunk.invalid().escape_ascii().to_string();
+    }
+    text
 }
 
 impl fmt::Debug for Name {
@@ -215,14 +231,16 @@ impl RemotePath {
     }
 }
 
-/// A number of bytes: decimal digits and, perhaps, K, M, G or T for powers of 1024.
+/// A number of bytes: decimal digits and, perhaps, K, M, G or T (also KB, KiB and so on) for powers of 1024.
 pub fn parse_size(text: &str) -> Option<u64> {
-    let (digits, unit) = match text.as_bytes().last()?.to_ascii_uppercase() {
-        b'K' => (&text[..text.len() - 1], 1 << 10),
-        b'M' => (&text[..text.len() - 1], 1 << 20),
-        b'G' => (&text[..text.len() - 1], 1 << 30),
-        b'T' => (&text[..text.len() - 1], 1 << 40),
-        _ => (text, 1_u64),
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1 << 40,
+        _ => return None,
     };
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -261,6 +279,8 @@ mod tests {
         assert!(Name::new(b"a").unwrap().parent().is_root());
         assert_eq!(Name::default().join(b"x").unwrap().as_bytes(), b"x");
         assert!(name.join(b"..").is_err() && name.join(b"x/y").is_err());
+        let odd = Name::new(b"m\xc3\xbcll\n\xff").unwrap();
+        assert_eq!(odd.to_string(), "m\u{fc}ll\\n\\xff");
     }
 
     #[test]
@@ -269,6 +289,8 @@ mod tests {
         let full = parse("/rdma/host2:4711/buf0:64K").unwrap();
         assert_eq!(full.endpoint.to_string(), "host2:4711");
         assert_eq!((full.name.as_bytes(), full.size), (&b"buf0"[..], 65_536));
+        let sizes = ["0", "64b", "4kB", "2MiB", "1T"].map(|text| parse_size(text).unwrap());
+        assert_eq!(sizes, [0, 64, 4096, 2 << 20, 1 << 40]);
         let v6 = parse("/rdma/[2001:db8::7]:4711/a/b").unwrap();
         assert_eq!(v6.endpoint.to_string(), "[2001:db8::7]:4711");
         assert_eq!((v6.name.as_bytes(), v6.size), (&b"a/b"[..], 0));
@@ -289,6 +311,7 @@ mod tests {
             "/rdma/h:1/x:",
             "/rdma/h:1/x:-1",
             "/rdma/h:1/x:1Q",
+            "/rdma/h:1/x:1KK",
             "/rdma/h:1/x:99999999999999999999",
             "/rdma/h:1/x:9999999999G",
             "/rdma/h:1/:5",

@@ -13,7 +13,21 @@ pub(crate) fn parse_bind(text: &str, port: u16) -> Result<SocketAddr, String> {
     bare.parse::<IpAddr>()
         .map(|ip| SocketAddr::new(ip, port))
         .or_else(|_| text.parse())
-        .map_err(|_| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
+        .or_else(|_| of_interface(text, bare, port))
+        .map_err(|()| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
+}
+
+/// An address of a link with the name of an interface, as in `fe80::1%eth0`.
+fn of_interface(text: &str, bare: &str, port: u16) -> Result<SocketAddr, ()> {
+    let (host, port) = match text.strip_prefix('[').and_then(|t| t.split_once("]:")) {
+        Some((host, number)) => (host, number.parse().map_err(drop)?),
+        None => (bare, port),
+    };
+    if !host.contains('%') {
+        return Err(());
+    }
+    let mut found = (host, port).to_socket_addrs().map_err(drop)?;
+    found.next().ok_or(())
 }
 
 /// The first address of `HOST[:PORT]`; an IPv6 address stands in brackets, or alone.
@@ -35,7 +49,11 @@ pub(crate) fn resolve_peer(peer: &str, port: u16) -> Result<SocketAddr, Failure>
 
 /// The addresses that a host has, at least one.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
-    let hint = "check the name, or give the address itself (IPv6 in brackets)";
+    let hint = if host.contains('@') {
+        "write the host alone: keys say who is there, not user names"
+    } else {
+        "check the name, or give the address itself (IPv6 in brackets)"
+    };
     let addrs: Vec<_> = (host, port)
         .to_socket_addrs()
         .map_err(|e| Failure::peer(format!("cannot resolve `{host}`: {e}")).hint(hint))?
@@ -62,6 +80,11 @@ mod tests {
             ("[::1]:80", "[::1]:80"),
         ] {
             assert_eq!(found(peer).unwrap(), addr);
+        }
+        // The zone is a number or, as `ip address` shows it, a name.
+        for zoned in ["[fe80::1%1]:80", "[fe80::1%lo]:80", "fe80::1%lo"] {
+            let addr = resolve_peer(zoned, 80).unwrap();
+            assert_eq!(addr.to_string(), "[fe80::1%1]:80", "{zoned}");
         }
         for wrong in ["", ":80", "a:b", "127.0.0.1:99999", "not an address:1:2"] {
             let failure = found(wrong).unwrap_err();

@@ -2,11 +2,13 @@
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::cmd;
 use crate::failure::{EXIT_CODES, Failure};
 use crate::global::Global;
+use crate::terminal;
 
 const ENVIRONMENT: &str = "\
 Environment (all but WEFT_LOG of every program that uses the weft libraries):
@@ -100,13 +102,49 @@ pub enum Command {
     /// Print the manual page, or write one for every subcommand
     Man(cmd::man::Args),
     /// Print the completion script of a shell
+    #[command(alias = "completions")]
     Completion(cmd::completion::Args),
     /// The same as --version
     #[command(hide = true)]
     Version,
 }
 
+/// What the standard library says of text that is no number, and what a user can make of it.
+const NUMBERS: [(&str, &str); 5] = [
+    ("invalid digit found in string", "write a whole number"),
+    (
+        "cannot parse integer from empty string",
+        "write a whole number",
+    ),
+    (
+        "number too large to fit in target type",
+        "the number is too large",
+    ),
+    (
+        "number too small to fit in target type",
+        "the number is too small",
+    ),
+    ("invalid float literal", "write a number"),
+];
+
+fn in_words(text: String) -> String {
+    let plain = |text: String, (theirs, ours): &(&str, &str)| text.replace(theirs, ours);
+    NUMBERS.iter().fold(text, plain)
+}
+
 impl Cli {
+    /// Reads the command line; ends the program where it cannot be used.
+    #[must_use]
+    pub fn of_program() -> Self {
+        let error = match Self::try_parse() {
+            Ok(cli) => return cli,
+            Err(error) if error.kind() == ErrorKind::ValueValidation => error,
+            Err(error) => error.exit(),
+        };
+        terminal::tell(in_words(error.render().to_string()).trim_end());
+        std::process::exit(error.exit_code())
+    }
+
     /// Runs the subcommand.
     pub fn run(self) -> Result<ExitCode, Failure> {
         match self.command {

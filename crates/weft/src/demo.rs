@@ -18,7 +18,7 @@ use weft_bench::size::human;
 use weft_bench::stats::{Summary, paired_ratio};
 
 use crate::cp::auth::hex;
-use crate::failure::Failure;
+use crate::failure::{Failure, check_writable, write_file};
 
 /// What to do.
 #[derive(Debug, Clone)]
@@ -81,15 +81,6 @@ struct Measured {
     receiver_cpu: Vec<f64>,
 }
 
-/// A report that is not written yet: the empty file goes away if it never is.
-struct Unfinished<'a>(&'a Path);
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(self.0);
-    }
-}
-
 fn broken(what: &str) -> impl Fn(std::io::Error) -> Failure {
     move |e| {
         Failure::failed(format!("{what}: {e}"))
@@ -100,14 +91,7 @@ fn broken(what: &str) -> impl Fn(std::io::Error) -> Failure {
 /// Runs the demonstration; `say` gets a line at a time.
 pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> {
     // A report that cannot be written is better known before the measurements than after.
-    let mut html = File::create(&options.html).map_err(|e| {
-        Failure::failed(format!(
-            "cannot write the report {}: {e}",
-            options.html.display()
-        ))
-        .hint("name a file in a directory that you can write to")
-    })?;
-    let unfinished = Unfinished(&options.html);
+    check_writable(&options.html)?;
     let work = WorkDir::new(options)?;
     say(&format!(
         "weft demo in {} on {}",
@@ -171,9 +155,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
     report.sections.push(opening(gains));
     report.sections.push(section);
     report.sections.extend(verbs_sections(&records));
-    html.write_all(report.to_html().as_bytes())
-        .map_err(broken("cannot write the report"))?;
-    std::mem::forget(unfinished);
+    write_file(&options.html, &report.to_html())?;
     say(&format!("report: {}", options.html.display()));
     Ok(())
 }
@@ -213,6 +195,10 @@ impl WorkDir {
         remove_stale(&base);
         let dir = base.join(format!("{WORK}{}", std::process::id()));
         fs::create_dir(&dir).map_err(broken("cannot make a directory to work in"))?;
+        let gone = dir.clone();
+        crate::interrupt::tidy_up(move || {
+            let _ = fs::remove_dir_all(gone);
+        });
         Ok(Self(dir))
     }
 }

@@ -13,7 +13,7 @@ use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, LocalMode, QpInit, SendWr, Wc, WcStatus};
 
 use crate::cp;
-use crate::failure::MORE_DESCRIPTORS;
+use crate::failure::{self, MORE_DESCRIPTORS};
 use crate::terminal;
 
 /// How a check came out.
@@ -55,11 +55,8 @@ pub struct Check {
 impl Check {
     fn ok(name: &'static str, finding: impl Into<String>) -> Self {
         Self {
-            name,
             verdict: Verdict::Ok,
-            finding: finding.into(),
-            cost: "",
-            remedy: "",
+            ..Self::warn(name, finding, "", "")
         }
     }
 
@@ -69,12 +66,13 @@ impl Check {
         cost: &'static str,
         remedy: &'static str,
     ) -> Self {
+        let finding = finding.into();
         Self {
             name,
             verdict: Verdict::Warn,
-            finding: finding.into(),
+            remedy: failure::shortage(&finding).unwrap_or(remedy),
+            finding: failure::without_numbers(&finding),
             cost,
-            remedy,
         }
     }
 

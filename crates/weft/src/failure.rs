@@ -1,9 +1,12 @@
 //! Errors as the program shows them: one line that says what happened, one that says what to do.
 
-use std::fmt;
+use std::path::Path;
+use std::{fmt, fs, io};
 
 use rustix::io::Errno;
 use weft_bench::BenchError;
+
+use crate::terminal::printable;
 
 /// What to do where descriptors are short.
 pub(crate) const MORE_DESCRIPTORS: &str = "raise the limit: `ulimit -n 4096` in the shell, LimitNOFILE= of a service, --ulimit nofile= of a container";
@@ -78,6 +81,27 @@ impl Failure {
         Self::new(Exit::Refused, what)
     }
 
+    /// An address that cannot be listened on; `how` says which option chooses another one.
+    pub(crate) fn listen(on: &dyn fmt::Display, e: &dyn fmt::Display, how: &str) -> Self {
+        let what = format!("cannot listen on {on}: {e}");
+        let hint = match errno_in(&what) {
+            Some(Errno::ADDRINUSE) => format!(
+                "another program listens there (`ss -ltnp` says which): end it, or choose another port: {how}"
+            ),
+            Some(Errno::ACCESS | Errno::PERM) => {
+                format!("ports below 1024 are for root: choose another one: {how}")
+            }
+            _ => how.to_owned(),
+        };
+        Self::failed(what).hint(hint)
+    }
+
+    /// A file that cannot be written.
+    pub(crate) fn write(path: &Path, e: &io::Error) -> Self {
+        Self::failed(format!("cannot write {}: {e}", path.display()))
+            .hint("name a file in a directory that you can write to")
+    }
+
     /// Adds what the user can do.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -110,33 +134,92 @@ impl From<BenchError> for Failure {
     }
 }
 
-/// What to do about a refusal of the system, whatever was asked of it: it says more than the advice of the call that failed.
-fn remedy(what: &str) -> Option<&'static str> {
+/// Whether a file can be written, which is better known before measurements than after. One that is there keeps its content until there is another one.
+pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
+    let is_new = !path.exists();
+    fs::File::options()
+        .append(true)
+        .create(true)
+        .open(path)
+        .map_err(|e| Failure::write(path, &e))?;
+    if is_new {
+        let _ = fs::remove_file(path);
+    }
+    Ok(())
+}
+
+/// Writes a file of results. Nothing half-done is left under a name that was free.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    let is_new = !path.exists();
+    fs::write(path, text).map_err(|e| {
+        if is_new {
+            let _ = fs::remove_file(path);
+        }
+        Failure::write(path, &e)
+    })
+}
+
+/// The error of the system that a text ends with.
+fn errno_in(what: &str) -> Option<Errno> {
+    let (_, number) = what.rsplit_once("(os error ")?;
+    let number = number.split_once(')')?.0.parse().ok()?;
+    Some(Errno::from_raw_os_error(number))
+}
+
+/// What to do where the system lacks something, or a variable of the environment is wrong: that says more than what was tried.
+pub(crate) fn shortage(what: &str) -> Option<&'static str> {
     if what.ends_with("the address cannot be reached") {
         return Some(NO_WAY);
     }
-    let (_, number) = what.rsplit_once("(os error ")?;
-    let number = number.split_once(')')?.0.parse().ok()?;
-    Some(match Errno::from_raw_os_error(number) {
+    if ["WEFT_TLS has", "WEFT_TLS_KEY:", "WEFT_TLS_PEERS:"]
+        .iter()
+        .any(|words| what.contains(words))
+    {
+        return Some("unset the variable of the environment that is named, or mend its value");
+    }
+    Some(match errno_in(what)? {
         Errno::MFILE | Errno::NFILE => MORE_DESCRIPTORS,
+        Errno::NOMEM => "memory is short, or limited (`ulimit -v`, the container's limit)",
+        Errno::AGAIN => {
+            "raise the limit of processes and threads (`ulimit -u`, the container's pids limit)"
+        }
         Errno::NOSPC | Errno::DQUOT => {
             "the disk is full: free some space, or name a place on another one"
         }
+        Errno::NETUNREACH | Errno::NETDOWN | Errno::HOSTUNREACH => NO_WAY,
+        _ => return None,
+    })
+}
+
+/// What to do about a refusal of the system, whatever was asked of it.
+fn remedy(what: &str) -> Option<&'static str> {
+    if let Some(known) = shortage(what) {
+        return Some(known);
+    }
+    Some(match errno_in(what)? {
         Errno::ROFS => "the file system is read-only: name a place on another one",
-        Errno::NOMEM => "memory is short, or limited (`ulimit -v`, the container's limit)",
         Errno::ADDRNOTAVAIL => {
             "the address is not this machine's: `ip address` lists those that are"
         }
-        Errno::ADDRINUSE => {
-            "another program listens there (`ss -ltnp` says which): choose another port, or end it"
+        Errno::AFNOSUPPORT => {
+            "this machine has no addresses of that kind (IPv6 may be off): use one of the other kind"
         }
-        Errno::NETUNREACH | Errno::NETDOWN => NO_WAY,
+        Errno::INVAL if what.contains("fe80:") => {
+            "an address of one link needs the interface that leads there, as in fe80::1%eth0"
+        }
+        Errno::NAMETOOLONG => "choose a shorter name",
+        Errno::ISDIR => "name a file; this is a directory",
+        Errno::NOTDIR => "name a directory; this is a file, or goes through one",
+        Errno::LOOP => "symbolic links lead in a circle there: name the file itself",
+        Errno::NOEXEC => {
+            "it is neither a program of this machine nor a script that begins with #!: see `file`"
+        }
         _ => return None,
     })
 }
 
 /// Text without the numbers that `std` appends to errors of the system.
-fn without_numbers(text: &str) -> String {
+pub(crate) fn without_numbers(text: &str) -> String {
     let mut pieces = text.split(" (os error ");
     let mut plain = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
@@ -148,7 +231,11 @@ fn without_numbers(text: &str) -> String {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&without_numbers(&self.what))?;
+        // Names of files and words of peers may hold anything.
+        for (number, line) in without_numbers(&self.what).split('\n').enumerate() {
+            f.write_str(if number > 0 { "\n" } else { "" })?;
+            f.write_str(&printable(line.as_bytes()))?;
+        }
         let hint = remedy(&self.what).unwrap_or(&self.hint);
         if !hint.is_empty() {
             write!(f, "\n  try: {hint}")?;
@@ -174,8 +261,19 @@ mod tests {
         assert!(told(Errno::MFILE).contains("ulimit -n"));
         assert!(told(Errno::NOSPC).contains("free some space"));
         assert!(told(Errno::ADDRNOTAVAIL).contains("ip address"));
-        assert!(told(Errno::ADDRINUSE).contains("another port"));
+        assert!(told(Errno::AGAIN).contains("ulimit -u"));
         assert!(told(Errno::NOENT).ends_with("try: choose a good name"));
+        let bind = |errno: Errno| {
+            let error = std::io::Error::from(errno);
+            Failure::listen(&"[fe80::1]:80", &error, "--bind ADDR:PORT").to_string()
+        };
+        assert!(bind(Errno::ADDRINUSE).ends_with("--bind ADDR:PORT"));
+        assert!(bind(Errno::ACCESS).contains("1024"));
+        assert!(bind(Errno::INVAL).contains("fe80::1%eth0"));
+        let line = Failure::failed("\u{1b}[31mred\rname\n  second").to_string();
+        assert_eq!(line, "?[31mred?name\n  second");
+        let full = write_file(Path::new("/dev/full"), "text").unwrap_err();
+        assert!(full.to_string().contains("free some space"), "{full}");
         let nested = "the peer is gone (Broken pipe (os error 32)), or not (x (os error 2))";
         let plain = Failure::failed(nested).to_string();
         assert_eq!(plain, "the peer is gone (Broken pipe), or not (x)");

@@ -31,6 +31,7 @@ impl Global {
         tracing_subscriber::fmt()
             .with_max_level(level)
             .with_writer(std::io::stderr)
+            .log_internal_errors(false)
             .with_target(false)
             .init();
         if let (Some(name), None) = (named, asked) {

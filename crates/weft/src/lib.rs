@@ -15,7 +15,11 @@ pub mod failure;
 pub mod fs;
 pub mod global;
 pub mod identity;
+mod interrupt;
 mod places;
 pub mod stat;
 pub mod stat_run;
 mod terminal;
+
+pub use interrupt::let_signal_end;
+pub use terminal::tell;

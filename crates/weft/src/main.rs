@@ -3,7 +3,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use weft::cli::Cli;
 use weft::cmd::lost_output;
 
@@ -12,13 +11,14 @@ fn main() -> ExitCode {
     if let Some(exit) = weft::cmd::cc::masquerade() {
         return exit;
     }
-    let cli = Cli::parse();
+    let cli = Cli::of_program();
     cli.global.start_log();
     let done = cli.run();
+    weft::let_signal_end();
     match done.and_then(|exit| lost_output().map_or(Ok(exit), Err)) {
         Ok(exit) => exit,
         Err(failure) => {
-            eprintln!("weft: {failure}");
+            weft::tell(format_args!("weft: {failure}"));
             failure.exit().into()
         }
     }

@@ -9,7 +9,7 @@ use indicatif::HumanBytes;
 use weft_verbs::stat::{Connection, Survey};
 use weft_verbs::{Ledger, QpState};
 
-use crate::terminal::{self, Pairs};
+use crate::terminal::{self, Pairs, printable};
 
 /// What stays the same of a connection as long as it lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -78,10 +78,7 @@ impl Watch {
 pub(crate) fn process_name(pid: Option<u32>) -> String {
     let name = pid.and_then(|pid| fs::read(format!("/proc/{pid}/comm")).ok());
     match name {
-        Some(name) => String::from_utf8_lossy(name.trim_ascii_end())
-            .chars()
-            .map(|c| if c.is_control() { '?' } else { c })
-            .collect(),
+        Some(name) => printable(name.trim_ascii_end()),
         None => "?".to_owned(),
     }
 }

@@ -1,18 +1,48 @@
 //! The terminal that somebody looks at: its width, tables that fit it, and its keys.
 
-use std::io::{IsTerminal, Stdin, stdin, stdout};
+use std::fmt::Display;
+use std::io::{IsTerminal, Stdin, Write, stderr, stdin, stdout};
 use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{
-    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr,
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
 use weft_bench::terminal::in_locale;
 
 /// Columns of standard output; `None` for a file or a pipe, whose lines may have any length.
 pub(crate) fn width() -> Option<u16> {
     weft_bench::terminal::width(&stdout())
+}
+
+/// A line on standard error. That nobody takes it is no reason to end.
+pub fn tell(line: impl Display) {
+    let _ = writeln!(stderr(), "{line}");
+}
+
+/// Bytes of somebody else as text that cannot drive a terminal: control characters become `?`.
+pub fn printable(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+/// The lines of a text that is drawn again and again, as many as the terminal has: the first ones would scroll away.
+pub(crate) fn first_screen(text: &str) -> String {
+    let rows = tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));
+    cut_to(text, rows)
+}
+
+fn cut_to(text: &str, rows: usize) -> String {
+    let lines = text.lines().count();
+    // The cursor stands below the last line.
+    let Some(shown) = rows.checked_sub(2).filter(|_| lines >= rows) else {
+        return text.to_owned();
+    };
+    let screen: String = text.split_inclusive('\n').take(shown).collect();
+    format!("{screen}... {} lines more\n", lines - shown)
 }
 
 /// Column titles or values, two that share a column where the terminal is narrow.
@@ -122,6 +152,15 @@ impl Drop for Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_drawn_again_fits_the_screen() {
+        let text = "1\n2\n3\n4\n5\n";
+        assert_eq!(cut_to(text, 5), "1\n2\n3\n... 2 lines more\n");
+        assert_eq!(cut_to(text, 6), text);
+        // The size is not known.
+        assert_eq!(cut_to(text, 0), text);
+    }
 
     #[test]
     fn a_narrow_terminal_has_two_lines_a_row() {

@@ -133,6 +133,27 @@ fn scripts_put_list_get_and_remove() {
     let cat = run(&["cat", &server.path("log"), &server.path("log")]);
     cat.ok();
     assert_eq!(cat.stdout, "one\ntwo\none\ntwo\n");
+    // Few bytes without the end of a line stay in a buffer until the end: that they are lost is told.
+    fs::write(file("few"), "few").unwrap();
+    run(&["put", &file("few"), &server.path("few")]).ok();
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut cat = weft();
+    let cat = cat.args(["fs", "cat", &server.path("few")]).stdout(full);
+    assert_eq!(cat.status().unwrap().code(), Some(1));
+    // A pipe or a device stays what it is.
+    fs::remove_file(file("few")).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, file("few"), 0o600.into()).unwrap();
+    let pipe = file("few");
+    let reader = std::thread::spawn(move || fs::read(pipe).unwrap());
+    run(&["get", &server.path("few"), &file("few")]).ok();
+    assert_eq!(reader.join().unwrap(), b"few");
+    fs::remove_file(file("few")).unwrap();
+    run(&["rm", &server.path("few")]).ok();
+    // Names are shown as they are.
+    run(&["put", &file("in"), &server.path("m\u{fc}ll")]).ok();
+    let listed = run(&["ls", &server.path("")]);
+    assert!(listed.stdout.contains("m\u{fc}ll"), "{}", listed.stdout);
+    run(&["rm", &server.path("m\u{fc}ll")]).ok();
     run(&[
         "rm",
         &server.path("log"),
@@ -145,6 +166,17 @@ fn scripts_put_list_get_and_remove() {
     fs::write(file("big"), vec![0; 17 << 20]).unwrap();
     for (args, code, what) in [
         (vec!["put", &file("big"), &server.path("big")], 1, "--quota"),
+        (
+            vec!["put", &file("in"), &file("big"), &server.path("one")],
+            2,
+            "is no folder",
+        ),
+        (
+            vec!["put", &file("offered"), &server.path("x")],
+            2,
+            "is a directory",
+        ),
+        (vec!["get", &server.path("nosuch")], 1, "weft fs ls"),
         (
             vec!["put", &file("in"), &server.path("film")],
             1,

@@ -89,6 +89,11 @@ fn what_a_newcomer_types() {
     let out = Output::of(weft().args(["man", "cp"]));
     out.ok();
     assert!(out.stdout.contains("clobber"), "{}", out.stdout);
+    assert!(out.stdout.contains("\"weft 0."), "whose page it is");
+    let out = Output::of(weft().args(["man", "fs", "serve"]));
+    out.ok();
+    assert!(out.stdout.contains("quota"), "{}", out.stdout);
+    Output::of(weft().args(["completions", "bash"])).ok();
     let out = Output::of(weft().args(["man", "nosuch"]));
     assert_eq!(out.code, 2);
     assert!(
@@ -148,7 +153,7 @@ fn hello_in_one_process_and_in_two() {
     );
 
     let mut responder = weft()
-        .args(["hello", "--listen=127.0.0.1:0"])
+        .args(["hello", "--listen", "127.0.0.1:0"])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
@@ -204,10 +209,16 @@ fn the_demo_moves_a_file_and_writes_one_page() {
     let out = Output::of(weft().args(["demo", "--html", "/nowhere/at/all.html"]));
     assert_eq!(out.code, 1);
     assert!(
-        out.stderr.contains("cannot write the report"),
+        out.stderr.contains("cannot write /nowhere"),
         "{}",
         out.stderr
     );
+    // A report that cannot be written whole is not there, and one of before is not lost.
+    std::fs::write(&html, "of yesterday").unwrap();
+    let text = html.to_str().unwrap();
+    let out = Output::of(weft().args(["demo", "--dir", "/nowhere", "--html", text]));
+    assert_eq!(out.code, 1);
+    assert_eq!(std::fs::read_to_string(&html).unwrap(), "of yesterday");
 }
 
 #[test]
@@ -357,10 +368,79 @@ fn wrong_uses_are_answered() {
             1,
             "No such file or directory",
         ),
+        (&["run", "--nosuch", "true"], 2, "no option --nosuch"),
+        (&["verbs", "--nosuch", "true"], 2, "no option --nosuch"),
+        (&["fs", "run", "--nosuch", "true"], 2, "no option --nosuch"),
+        (&["mpi", "--", "nosuch"], 127, "install an MPI"),
+        (&["verbs", "--", "/tmp"], 126, "not executable"),
+        (
+            &["cp", "--timeout", "x", "f", "h:"],
+            2,
+            "write a whole number",
+        ),
+        (
+            &["cp", "Cargo.toml", "me@nosuch.invalid:"],
+            3,
+            "write the host alone",
+        ),
+        (&["hello", "fe80::1"], 3, "fe80::1%eth0"),
+        (&["media", "serve", "--memory", "1.5G", "."], 2, "K, M, G"),
+        (&["media", "live", "--ring", "1KiB", "cam"], 2, "from 64K"),
+        (&["cp", "--max-senders", "0", "--listen", "."], 2, "1..="),
+        (
+            &["fs", "mount", "/rdma/localhost", "Cargo.toml"],
+            2,
+            "no directory",
+        ),
+        (&["stat", "--watch", "1"], 1, "--watch=2"),
+        (&["key", "--file", "/tmp"], 1, "it is a directory"),
+        (&["key", "--show", "--file", missing], 1, "weft key --file"),
     ];
     for (args, code, words) in cases {
         let out = Output::of(weft().args(*args));
         assert_eq!(out.code, *code, "{args:?}: {}", out.stderr);
         assert!(out.stderr.contains(words), "{args:?}: {}", out.stderr);
     }
+}
+
+/// What the system lacks, or a variable says, is what the doctor's remedy is about.
+#[test]
+fn the_doctor_names_the_variable_that_is_wrong() {
+    let mut doctor = weft();
+    let out = Output::of(doctor.arg("doctor").env("WEFT_TLS", "perhaps"));
+    assert_eq!(out.code, 1);
+    assert!(out.stdout.contains("unset the variable"), "{}", out.stdout);
+}
+
+/// Messages that nobody takes do not end a program, nor change its exit status.
+#[test]
+fn messages_that_cannot_be_written_are_no_failure() {
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let mut command = weft();
+    let command = command.args(["man", "nosuch"]).stderr(full.unwrap());
+    assert_eq!(command.status().unwrap().code(), Some(2));
+}
+
+/// What a program that is interrupted had in memory of the machine does not stay there.
+#[test]
+fn an_interrupted_demo_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let html = dir.path().join("report.html");
+    let mut demo = weft();
+    let demo = demo.args(["demo", "--size", "64M", "--dir", path, "--html"]);
+    let mut demo = demo
+        .arg(&html)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut stdout = std::io::BufReader::new(demo.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
+    let pid = rustix::process::Pid::from_child(&demo);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let status = demo.wait().unwrap();
+    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    assert_eq!(signal, Some(15), "{status}");
+    assert_eq!(names(dir.path()), [] as [&str; 0]);
 }

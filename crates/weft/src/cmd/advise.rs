@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
@@ -22,7 +21,7 @@ use weft_bench::terminal;
 use super::run::plain;
 use super::verbs::{fail, find, refuse};
 use crate::advise::{Findings, sections};
-use crate::failure::Failure;
+use crate::failure::{Failure, check_writable, write_file};
 use crate::places;
 
 pub(crate) const LONG: &str = "\
@@ -84,6 +83,12 @@ pub struct Args {
 
 /// Measures, watches and advises.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    // Files that cannot be written are better known before than after.
+    for path in [&args.json, &args.html].into_iter().flatten() {
+        if path != Path::new("-") {
+            check_writable(path)?;
+        }
+    }
     let Some((name, rest)) = args.command.split_first() else {
         let machine = measure()?;
         deliver(args, &Record::default(), Some(&machine))?;
@@ -102,12 +107,6 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         Ok(library) => library,
         Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
     };
-    // Files that cannot be written are better known before than after.
-    for path in [&args.json, &args.html].into_iter().flatten() {
-        if path != Path::new("-") {
-            write(path, "")?;
-        }
-    }
     let file = shared().map_err(|e| {
         Failure::failed(format!("cannot make the record's file: {e}"))
             .hint("make /dev/shm or the folder in TMPDIR writable")
@@ -186,12 +185,12 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
     if record.processes.is_empty() && watched {
         report.sections.push(nothing_seen(record));
     }
-    let text = report.to_text(terminal::width(&std::io::stderr()));
-    let text = terminal::in_locale(&text);
     if watched || args.json.as_deref() == Some(Path::new("-")) {
-        let _ = writeln!(std::io::stderr(), "\n{text}");
+        let text = report.to_text(terminal::width(&std::io::stderr()));
+        let _ = writeln!(std::io::stderr(), "\n{}", terminal::in_locale(&text));
     } else {
-        super::say(text);
+        let text = report.to_text(terminal::width(&std::io::stdout()));
+        super::say(terminal::in_locale(&text));
     }
     if let Some(path) = &args.json {
         let findings = Findings::new(record, machine);
@@ -200,7 +199,7 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
         if path == Path::new("-") {
             super::say(text);
         } else {
-            write(path, &(text + "\n"))?;
+            write_file(path, &(text + "\n"))?;
         }
     }
     Ok(())
@@ -221,14 +220,7 @@ fn html(args: &Args, report: &Report) -> Result<(), Failure> {
     let Some(path) = &args.html else {
         return Ok(());
     };
-    write(path, &report.to_html())
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|e| {
-        Failure::failed(format!("cannot write {}: {e}", path.display()))
-            .hint("name a file in a directory that you can write to")
-    })
+    write_file(path, &report.to_html())
 }
 
 /// The file that the program's processes and this one share; removed with the value.
@@ -295,7 +287,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
             let others = still_running(path, child.id().into());
             if stopped.is_some() || others.is_empty() || left.is_none_or(|left| left.is_zero()) {
                 for pid in others {
-                    eprintln!(
+                    tell!(
                         "weft: notice: process {pid} of the program still runs, and is not watched any more"
                     );
                 }
@@ -313,7 +305,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
         let too_long = limit.is_some_and(|limit| began.elapsed() > limit + GRACE);
         if status.is_none() && too_long && !killed {
             killed = true;
-            eprintln!(
+            tell!(
                 "weft: notice: the program has not ended {} s after SIGTERM, and is killed",
                 GRACE.as_secs()
             );
@@ -365,9 +357,7 @@ fn library(dir: Option<&Path>) -> Result<PathBuf, Failure> {
     let places = if let Some(dir) = dir {
         vec![dir.to_owned()]
     } else {
-        let mut places = places::libraries()?;
-        places.extend(places::program_folder());
-        places
+        places::preload_libraries()?
     };
     let files = places
         .iter()
@@ -379,17 +369,5 @@ fn library(dir: Option<&Path>) -> Result<PathBuf, Failure> {
             ),
         );
     };
-    if file
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|b| b" :\t\n".contains(b))
-    {
-        return Err(Failure::failed(format!(
-            "the name of {} has a space or a colon, which ends a file in LD_PRELOAD",
-            file.display()
-        ))
-        .hint("name a folder without one with --lib"));
-    }
-    Ok(file)
+    places::preloadable(file)
 }

@@ -2,21 +2,22 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use weft_bench::exs::{
     Amount, Client, Design, Kind, Lengths, Mode, Plan, Run, Server, Wait, describe, json_lines,
     report,
 };
 use weft_bench::size::parse_size;
+use weft_bench::terminal::in_locale;
 use weft_bench::{BenchError, Transport};
 
 use super::say;
 use crate::address::resolve_peer;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, check_writable, write_file};
 use crate::global::Global;
 use crate::terminal;
 
@@ -68,7 +69,7 @@ pub struct Args {
     #[arg(value_name = "ADDR")]
     server: Option<String>,
     /// Be the server, here or on another address [default: 127.0.0.1:7473]
-    #[arg(long, value_name = "ADDR", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1", conflicts_with = "server")]
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "127.0.0.1", conflicts_with = "server")]
     listen: Option<String>,
     /// Serve one client, and end
     #[arg(long, requires = "listen")]
@@ -230,7 +231,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     // Files that cannot be written are better known before the measurements than after.
     let outputs = [&args.json, &args.html].into_iter().flatten();
     for path in outputs {
-        write(path, "")?;
+        check_writable(path)?;
     }
     let (_server, addr) = match &args.server {
         Some(server) => (None, resolve_peer(server, DEFAULT_PORT)?),
@@ -258,7 +259,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
                 bar.finish_and_clear();
                 // What was measured before is not lost.
                 if !runs.is_empty() {
-                    say(report(&plan, &runs).to_text(terminal::width()));
+                    say(in_locale(&report(&plan, &runs).to_text(terminal::width())));
                 }
                 return Err(failure(&error));
             }
@@ -267,41 +268,37 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         if let Some(path) = &args.json {
             let lines = json_lines(&plan, &runs)
                 .map_err(|e| Failure::failed(format!("cannot make JSON: {e}")))?;
-            write(path, &lines)?;
+            write_file(path, &lines)?;
         }
         if let Some(path) = &args.html {
-            write(path, &report(&plan, &runs).to_html())?;
+            write_file(path, &report(&plan, &runs).to_html())?;
         }
     }
     bar.finish_and_clear();
-    say(report(&plan, &runs).to_text(terminal::width()));
+    say(in_locale(&report(&plan, &runs).to_text(terminal::width())));
     Ok(Exit::Ok)
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| {
-        Failure::failed(format!("cannot write {}: {e}", path.display()))
-            .hint("name a file in a directory that you can write to")
-    })
 }
 
 fn serve(addr: SocketAddr, once: bool, global: Global) -> Result<Exit, Failure> {
     let mut server = Server::listen(addr).map_err(|e| {
-        Failure::failed(format!("{addr}: {e}"))
-            .hint("another program may use the port: give another with --listen=ADDR:PORT")
+        Failure::listen(
+            &addr,
+            &e,
+            "--listen=ADDR:PORT chooses, port 0 takes a free one",
+        )
     })?;
     let addr = server.local_addr().map_err(|e| failure(&e))?;
     say(format_args!("{LISTENING}{addr}"));
     loop {
         let served = server.serve(Some(IDLE), |from, plan| {
             if global.verbose > 0 {
-                eprintln!("{from}: {}", describe(plan));
+                tell!("{from}: {}", describe(plan));
             }
         });
         match served {
             Err(e) if once => return Err(failure(&e)),
             // The next client may fare better.
-            Err(e) => eprintln!("weft: {e}"),
+            Err(e) => tell!("weft: {e}"),
             Ok(()) if once => return Ok(Exit::Ok),
             Ok(()) => {}
         }
@@ -356,7 +353,7 @@ fn progress(global: Global) -> ProgressBar {
     if global.quiet || !weft_bench::terminal::redraws(&std::io::stderr()) {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new(STEPS as u64);
+    let bar = ProgressBar::new(STEPS as u64).with_finish(ProgressFinish::AndClear);
     if let Ok(style) = ProgressStyle::with_template("{prefix} {bar:30} {elapsed} {msg}") {
         bar.set_style(style);
     }
@@ -372,7 +369,9 @@ fn failure(error: &BenchError) -> Failure {
         }
         BenchError::PeerGone(_) => Failure::peer(what).hint("see what the server says"),
         BenchError::Stranger(_) => {
-            Failure::refused(what).hint("both sides need the same version of weft")
+            Failure::refused(what).hint(
+                "check the port, which `weft blast --listen` prints; both sides need the same version of weft",
+            )
         }
         BenchError::Peer(_) | BenchError::Both(..) => Failure::peer(what).hint(
             "`weft doctor` says what a machine does not support; shared memory needs one host and user",

@@ -52,14 +52,14 @@ pub struct Args {
     #[arg(long, conflicts_with = "bind")]
     dial_only: bool,
     /// The port that brokers of other hosts listen on
-    #[arg(long, value_name = "PORT", default_value_t = PORT)]
+    #[arg(long, value_name = "PORT", default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Addresses are translated between the hosts (NAT): take a connection with other addresses than the other broker names, if it is the only one
     /// with the same first bytes. Connections with equal first bytes can be taken for each other, which changes their bytes
     #[arg(long)]
     nat: bool,
     /// End after so many seconds without a connection [default: never]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     idle: Option<u64>,
     /// Go to the background once it listens
     #[arg(long)]

@@ -10,17 +10,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
+use weft_bench::terminal::in_locale;
 use weft_cc::client::{compile, write_launcher};
 use weft_cc::daemon::{self, Keys};
 use weft_cc::ipc::{self, Answer, Ask, Line, Status, WorkerStatus};
 use weft_cc::wire::{End, Verdict};
 use weft_cc::worker::{self, Events, Worker};
 use weft_cc::{DEFAULT_PORT, Endpoint, options};
-use weft_fs::name::parse_size;
 use weft_verbs::tls::{Fingerprint, Identity, Tls};
 
 use super::cc_summary::SummaryArgs;
-use super::say;
+use super::{say, size};
 use crate::address::parse_bind;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -173,9 +173,11 @@ fn percent(text: &str) -> Result<u8, String> {
 }
 
 fn memory(text: &str) -> Result<u64, String> {
-    parse_size(text)
-        .filter(|&size| size >= 64 << 20)
-        .ok_or_else(|| "write a number of bytes of at least 64M, also with K, M, G or T".into())
+    let size = size(text)?;
+    if size < 64 << 20 {
+        return Err("at least 64M are needed".to_owned());
+    }
+    Ok(size)
 }
 
 /// Does what is asked.
@@ -228,7 +230,7 @@ pub fn masquerade() -> Option<ExitCode> {
 /// Compiles, as the compiler would, with these variables; its own failures are told as such.
 fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
     let Some((name, args)) = command.split_first() else {
-        eprintln!("weft cc: no compiler is named");
+        tell!("weft cc: no compiler is named");
         return ExitCode::from(127);
     };
     match compile(name, args, set, line) {
@@ -236,11 +238,11 @@ fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
         Err(e) => {
             let name = name.display();
             if e.kind() == io::ErrorKind::NotFound {
-                eprintln!(
+                tell!(
                     "weft cc: {name}: there is no such compiler in PATH, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help"
                 );
             } else {
-                eprintln!("weft cc: {name}: {e}");
+                tell!("weft cc: {name}: {e}");
             }
             ExitCode::from(127)
         }
@@ -250,7 +252,10 @@ fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
 /// Writes the small program.
 fn launcher(args: &LauncherArgs) -> Result<Exit, Failure> {
     let path = write_launcher(&args.dir).map_err(|e| {
-        Failure::failed(format!("{}: {e}", args.dir.display()))
+        // Behind it stands the name of a temporary file, which nobody has asked for.
+        let why = e.to_string();
+        let why = why.split(" at path ").next().unwrap_or_default();
+        Failure::failed(format!("cannot write to {}: {why}", args.dir.display()))
             .hint("name a directory that you can write to; there is one for x86-64 and aarch64")
     })?;
     say(path.display());
@@ -365,10 +370,11 @@ pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
 }
 
 fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
-    let all = Endpoint::list(args.hosts.as_deref().unwrap_or_default()).map_err(Failure::usage)?;
+    let form = "export WEFT_CC_HOSTS=HOST:PORT,... or give --hosts";
+    let all = Endpoint::list(args.hosts.as_deref().unwrap_or_default())
+        .map_err(|e| Failure::usage(e).hint(form))?;
     if all.is_empty() {
-        return Err(Failure::usage("no worker is named")
-            .hint("export WEFT_CC_HOSTS=HOST:PORT,... or give --hosts"));
+        return Err(Failure::usage("no worker is named").hint(form));
     }
     let keys = KnownKeys::new(check.peers.clone())?;
     let mut bad = None;
@@ -381,7 +387,7 @@ fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
             )),
             Err(failure) => {
                 if let Some(earlier) = bad.replace(failure) {
-                    eprintln!("weft: {earlier}");
+                    tell!("weft: {earlier}");
                 }
             }
         }
@@ -454,8 +460,14 @@ fn cut(name: &str, width: usize) -> String {
     if len <= width {
         return name.into();
     }
-    let end = name.chars().skip(len + 1 - width);
-    std::iter::once('…').chain(end).collect()
+    let end: String = name.chars().skip(len + 1 - width).collect();
+    // One character in any locale: columns stay where they are.
+    let gap = if in_locale("…") == "…" {
+        '…'
+    } else {
+        '~'
+    };
+    format!("{gap}{end}")
 }
 
 /// A text in lines of the status' width, of which all but the first are indented.
@@ -670,8 +682,10 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         .map_err(|e| Failure::failed(format!("cannot forbid core files: {e}")))?;
     let (slots, place) = (config.slots, config.place.clone());
     let worker = Worker::start(config, Arc::new(Lines)).map_err(|e| {
-        Failure::failed(format!("cannot work on {bind}: {e}")).hint(
-            "another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one",
+        Failure::listen(
+            &bind,
+            &e,
+            "--bind ADDR:PORT chooses, port 0 takes a free one",
         )
     })?;
     if !global.quiet {

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use comfy_table::{Table, presets};
+use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use weft_cc::ipc::{Answer, Ask, Line, Past};
 
 use super::say;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, write_file};
+use crate::terminal;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SummaryArgs {
@@ -123,10 +124,7 @@ pub(super) fn run(args: &SummaryArgs, line: &Line) -> Result<Exit, Failure> {
         show(&build);
     }
     if let Some(path) = &args.html {
-        std::fs::write(path, page(&build)).map_err(|e| {
-            Failure::failed(format!("cannot write {}: {e}", path.display()))
-                .hint("name a file in a directory that you can write to")
-        })?;
+        write_file(path, &page(&build))?;
     }
     Ok(Exit::Ok)
 }
@@ -151,6 +149,11 @@ fn show(build: &[Past]) {
     ));
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
+    if let Some(width) = terminal::width() {
+        table
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(width);
+    }
     table.set_header([
         "where",
         "objects",
@@ -173,6 +176,9 @@ fn show(build: &[Past]) {
             mib(sum.bytes.0),
             mib(sum.bytes.1),
         ]);
+    }
+    if let Some(names) = table.column_mut(0) {
+        names.set_constraint(ColumnConstraint::ContentWidth);
     }
     say(table);
     say("longest:");

@@ -4,8 +4,15 @@ use clap_complete::Shell;
 
 use crate::failure::{Exit, Failure};
 
+const EXAMPLES: &str = "\
+Examples:
+  weft completion bash > ~/.local/share/bash-completion/completions/weft
+  weft completion zsh > ~/.zfunc/_weft
+  weft completion fish > ~/.config/fish/completions/weft.fish";
+
 /// Options of `weft completion`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The shell
     shell: Shell,

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,12 +23,13 @@ use crate::cp::store::{Policy, StoreError};
 use crate::cp::target::Target;
 use crate::cp::walk::Plan;
 use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, without_numbers};
 use crate::global::Global;
 use crate::identity::authorized::Authorized;
 use crate::identity::known::{Known, name_of};
 use crate::identity::trust::Trust;
 use crate::identity::{Folder, keypair};
+use crate::terminal::printable;
 
 pub(crate) const LONG: &str = "\
 Copy files to another machine with one-sided RDMA Writes, or receive them.
@@ -97,6 +99,7 @@ pub struct Args {
         value_name = "N",
         requires = "listen",
         default_value_t = 32,
+        value_parser = super::at_least_one(),
         help_heading = "Receiving"
     )]
     max_senders: usize,
@@ -224,6 +227,7 @@ impl Args {
 }
 
 fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
+    super::raise_nofile();
     let (identity, made) = args.listener_identity()?;
     let fingerprint = identity.public_key().fingerprint();
     let shows_key = key.is_none() && !args.plain_tcp;
@@ -254,7 +258,7 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
         authorized: authorized.filter(|_| shows_key && !args.open),
         open: args.open,
         once: args.once,
-        max_senders: args.max_senders.max(1),
+        max_senders: args.max_senders,
     })?;
     if !global.quiet {
         say(format_args!(
@@ -288,7 +292,7 @@ impl Events for Lines {
     }
 
     fn entry_failed(&self, peer: SocketAddr, path: &str, error: &StoreError) {
-        eprintln!("weft: {peer}: {path}: {error}");
+        tell!("weft: {peer}: {path}: {error}");
     }
 
     fn finished(
@@ -305,7 +309,7 @@ impl Events for Lines {
             } else {
                 ""
             };
-            eprintln!("weft: {peer}: {e}{hint}");
+            tell!("weft: {peer}: {e}{hint}");
         }
         if !self.quiet && totals.started {
             let failed = match totals.failed {
@@ -355,7 +359,8 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
     for skipped in &plan.skipped {
         failed += u64::from(skipped.error);
         if skipped.error || !global.quiet {
-            eprintln!("weft: {}: {}", skipped.source.display(), skipped.why);
+            let source = printable(skipped.source.as_os_str().as_bytes());
+            tell!("weft: {source}: {}", without_numbers(&skipped.why));
         }
     }
     if plan.entries.is_empty() {
@@ -483,7 +488,7 @@ impl Progress for Show {
                 self.told = Instant::now();
                 let percent = self.done * 100 / self.total.max(1);
                 let seconds = self.began.elapsed().as_secs();
-                eprintln!(
+                tell!(
                     "{percent} % of {} after {seconds} s",
                     HumanBytes(self.total)
                 );
@@ -493,9 +498,10 @@ impl Progress for Show {
     }
 
     fn note(&mut self, line: &str) {
+        let line = without_numbers(line);
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("weft: {line}")),
-            None => eprintln!("weft: {line}"),
+            Some(bar) => bar.suspend(|| tell!("weft: {line}")),
+            None => tell!("weft: {line}"),
         }
     }
 }

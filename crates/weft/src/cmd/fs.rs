@@ -9,19 +9,20 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressFinish, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
-use weft_fs::name::{RemotePath, parse_size};
+use weft_fs::name::{RemotePath, printable};
 use weft_fs::server::Events;
 use weft_fs::wire::{Attr, Flags};
 use weft_fs::{Client, DEFAULT_PORT, Errno, Error, File, OpenOptions};
 
-use super::{say, verbs};
+use super::{say, size, verbs};
 use crate::address::parse_bind;
 use crate::elf::{self, Kind};
 use crate::failure::{Exit, Failure};
 use crate::fs::{self, Who, connect, explain};
 use crate::global::Global;
+use crate::interrupt::tidy_up;
 use crate::places;
 
 pub(crate) const LONG: &str = "\
@@ -96,7 +97,7 @@ struct ServeArgs {
     #[arg(long)]
     open: bool,
     /// Clients at the same time
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = super::at_least_one())]
     max_clients: usize,
     /// A key pair of `weft key` [default: ~/.config/weft/key, made if there is none]
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
@@ -207,12 +208,6 @@ struct GetArgs {
     common: Common,
 }
 
-fn size(text: &str) -> Result<u64, String> {
-    parse_size(text)
-        .filter(|&size| size > 0)
-        .ok_or_else(|| "write a number of bytes, or one with K, M, G or T".into())
-}
-
 /// Does what is asked.
 pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     match &args.command {
@@ -275,7 +270,7 @@ fn each(
         if let Err(failure) = act(&client, path)
             && let Some(earlier) = failed.replace(failure)
         {
-            eprintln!("weft: {earlier}");
+            tell!("weft: {earlier}");
         }
     }
     failed.map_or(Ok(Exit::Ok), Err)
@@ -292,7 +287,7 @@ fn list(client: &Client, path: &RemotePath, json: bool) -> Result<(), Failure> {
     match client.list(&path.name) {
         Ok(entries) => {
             for entry in entries {
-                show(&entry.name.escape_ascii().to_string(), &entry.attr, json);
+                show(&printable(&entry.name), &entry.attr, json);
             }
             Ok(())
         }
@@ -355,6 +350,7 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
     let bind = args
         .bind
         .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
+    super::raise_nofile();
     let serving = fs::serve(
         &fs::Serve {
             bind,
@@ -369,11 +365,14 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
         Arc::new(Lines),
     )?;
     if !global.quiet {
-        say(format_args!(
-            "serving on {}, as /rdma/{}/NAME",
-            serving.server.local_addr(),
-            serving.server.local_addr()
-        ));
+        let addr = serving.server.local_addr();
+        // All addresses are no name for others.
+        let name = if addr.ip().is_unspecified() {
+            format!("HOST:{}", addr.port())
+        } else {
+            addr.to_string()
+        };
+        say(format_args!("serving on {addr}, as /rdma/{name}/NAME"));
         if let Some(path) = &serving.made {
             say(format_args!("made a key pair in {}", path.display()));
         }
@@ -413,6 +412,13 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
         ))
         .hint(format!("/rdma/{}", path.endpoint)));
     }
+    // The kernel would lay the server over a file too.
+    if std::fs::metadata(&args.dir).is_ok_and(|about| !about.is_dir()) {
+        return Err(
+            Failure::usage(format!("{} is no directory", args.dir.display()))
+                .hint("name an empty directory"),
+        );
+    }
     // Before there are threads, so that none of them takes one.
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -443,7 +449,7 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
             if signals.wait().is_ok() && unmounter.unmount().is_err() {
                 // Somebody has a file open: its name goes at once, and the rest when that is closed.
                 if let Err(e) = fs::mount::detach(&dir) {
-                    eprintln!("weft: cannot unmount {}: {e}", dir.display());
+                    tell!("weft: cannot unmount {}: {e}", dir.display());
                 }
             }
         })
@@ -453,12 +459,6 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
 
 /// Becomes the program, with the preload library.
 fn start(args: &RunArgs) -> ExitCode {
-    let prepared =
-        library(args.lib.as_deref()).and_then(|library| Ok((library, args.who.environment()?)));
-    let (library, settings) = match prepared {
-        Ok(prepared) => prepared,
-        Err(failure) => return verbs::fail(verbs::EXIT_OWN, &failure),
-    };
     let Some((name, rest)) = args.command.split_first() else {
         return verbs::fail(verbs::EXIT_OWN, &Failure::usage("no program is named"));
     };
@@ -466,9 +466,15 @@ fn start(args: &RunArgs) -> ExitCode {
         Ok(program) => program,
         Err(e) => return verbs::refuse(name, &e),
     };
+    let prepared =
+        library(args.lib.as_deref()).and_then(|library| Ok((library, args.who.environment()?)));
+    let (library, settings) = match prepared {
+        Ok(prepared) => prepared,
+        Err(failure) => return verbs::fail(verbs::EXIT_OWN, &failure),
+    };
     let kind = std::fs::File::open(&program).and_then(|file| elf::kind(&file));
     if let Ok(Kind::Static) = kind {
-        eprintln!(
+        tell!(
             "weft: warning: {}: it is linked statically, so no library of ours is loaded; use `weft fs mount`",
             program.display()
         );
@@ -490,7 +496,6 @@ fn start(args: &RunArgs) -> ExitCode {
 
 /// The preload library.
 fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
-    use std::os::unix::ffi::OsStrExt;
     let missing = |what: String| {
         Failure::failed(what)
             .hint("the package libweft-preload has it, `./x dist` builds it into target/dist/lib; --lib FILE or WEFT_FS_LIB names it")
@@ -499,11 +504,13 @@ fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
         path.canonicalize()
             .map_err(|e| missing(format!("{}: {e}", path.display())))?
     } else {
-        let places = places::libraries()?;
-        let built = places::program_folder().map(|dir| dir.join("libweft_fs_preload.so"));
-        let installed = places.iter().map(|dir| dir.join("libweft-fs.so"));
-        installed
-            .chain(built)
+        let places = places::preload_libraries()?;
+        let names = ["libweft-fs.so", "libweft_fs_preload.so"];
+        let files = places
+            .iter()
+            .flat_map(|dir| names.map(|name| dir.join(name)));
+        files
+            .into_iter()
             .find_map(|file| file.canonicalize().ok())
             .ok_or_else(|| {
                 missing(format!(
@@ -512,19 +519,7 @@ fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
                 ))
             })?
     };
-    // The loader takes these for the end of a name.
-    if found
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|&b| b == b':' || b == b' ')
-    {
-        return Err(missing(format!(
-            "{} has a colon or a space, which end a name in LD_PRELOAD",
-            found.display()
-        )));
-    }
-    Ok(found)
+    places::preloadable(found)
 }
 
 fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
@@ -538,6 +533,8 @@ fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
         ),
         None => (ProgressBar::new_spinner(), "{bytes} {bytes_per_sec}"),
     };
+    // Also where an error ends it: the message begins a line of its own.
+    let bar = bar.with_finish(ProgressFinish::AndClear);
     match ProgressStyle::with_template(form) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
@@ -548,14 +545,31 @@ fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
     let path = fs::parse(&args.target)?;
     // Before anybody is called: a misspelt name is no matter of the network.
     for source in args.sources.iter().filter(|s| *s != Path::new("-")) {
-        std::fs::metadata(source)
-            .map_err(|e| Failure::failed(format!("{}: {e}", source.display())))?;
+        let about = std::fs::metadata(source).map_err(|e| {
+            Failure::failed(format!("cannot read {}: {e}", source.display()))
+                .hint("check its name and its permissions")
+        })?;
+        if about.is_dir() {
+            return Err(
+                Failure::usage(format!("{} is a directory", source.display()))
+                    .hint("name files; `weft fs mkdir` makes folders of a server"),
+            );
+        }
     }
     let client = args.common.connect(&path)?;
+    // Each would take the place of the one before.
+    if args.sources.len() > 1 && !fs::is_dir(&client, &path) {
+        return Err(Failure::usage(format!(
+            "{} is no folder, and several files are to go there",
+            args.target.display()
+        ))
+        .hint("name a folder of the server, or make one with `weft fs mkdir`"));
+    }
     for source in &args.sources {
         let stdin = source == Path::new("-");
         if stdin && path.name.is_root() {
-            return Err(Failure::usage("standard input needs a name on the server"));
+            return Err(Failure::usage("standard input needs a name on the server")
+                .hint(format!("write /rdma/{}/NAME", path.endpoint)));
         }
         let name = if stdin {
             path.name.clone()
@@ -581,12 +595,6 @@ fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
         } else {
             let file = std::fs::File::open(source).map_err(unreadable)?;
             let about = file.metadata().map_err(unreadable)?;
-            if about.is_dir() {
-                return Err(Failure::usage(format!(
-                    "{} is a directory",
-                    source.display()
-                )));
-            }
             (Box::new(file), about.is_file().then_some(about.len()))
         };
         let told = |e: Error| explain(&path, &e);
@@ -620,7 +628,6 @@ fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
         }
         file.sync().map_err(told)?;
         file.close().map_err(told)?;
-        bar.finish_and_clear();
     }
     Ok(Exit::Ok)
 }
@@ -635,52 +642,63 @@ fn download(
     let mut at = 0;
     loop {
         let n = file.pread(&mut bytes, at).map_err(|e| explain(path, &e))?;
-        if n == 0 {
-            break;
-        }
-        match to.write_all(&bytes[..n]) {
+        let written = match n {
+            0 => to.flush(),
+            _ => to.write_all(&bytes[..n]),
+        };
+        match written {
             Ok(()) => {}
             // A reader that has gone is not an error.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-            Err(e) => return Err(Failure::failed(format!("cannot write: {e}"))),
+            Err(e) => {
+                return Err(Failure::failed(format!("cannot write: {e}"))
+                    .hint("check where the output goes"));
+            }
+        }
+        if n == 0 {
+            return Ok(());
         }
         at += n as u64;
         bar.set_position(at);
     }
-    let _ = to.flush();
-    Ok(())
 }
 
 fn get(args: &GetArgs, global: Global) -> Result<Exit, Failure> {
     use std::os::unix::ffi::OsStrExt;
     let path = fs::parse(&args.source)?;
-    let client = args.common.connect(&path)?;
-    let told = |e: Error| explain(&path, &e);
-    let file = client.open(&path.name, OpenOptions::read()).map_err(told)?;
-    let attr = file.stat().map_err(told)?;
-    let bar = bar(Some(attr.size), global.quiet || args.no_progress);
-    if args.target == Path::new("-") {
-        download(&path, &file, &mut io::stdout().lock(), &bar)?;
-        return Ok(Exit::Ok);
-    }
+    let to_stdout = args.target == Path::new("-");
     let target = if args.target.is_dir() {
         args.target
             .join(std::ffi::OsStr::from_bytes(path.name.last()))
     } else {
         args.target.clone()
     };
-    let failed = |e: io::Error| {
-        Failure::failed(format!("{}: {e}", target.display()))
-            .hint("name a file or directory that you can write to")
-    };
+    // A device or a pipe takes the bytes as they come.
+    let is_stream = std::fs::metadata(&target).is_ok_and(|about| !about.is_file());
     // Nothing half-done is left under the final name.
-    let part = target.with_file_name(format!(
-        ".{}.weft-{}.part",
-        target
-            .file_name()
-            .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
-        std::process::id()
-    ));
+    let part = target.with_file_name(format!(".weft-{}.part", std::process::id()));
+    let unfinished = (!to_stdout && !is_stream).then(|| part.clone());
+    tidy_up(move || {
+        unfinished.map(std::fs::remove_file);
+    });
+    let client = args.common.connect(&path)?;
+    let told = |e: Error| explain(&path, &e);
+    let file = client.open(&path.name, OpenOptions::read()).map_err(told)?;
+    let attr = file.stat().map_err(told)?;
+    let bar = bar(Some(attr.size), global.quiet || args.no_progress);
+    if to_stdout {
+        download(&path, &file, &mut io::stdout().lock(), &bar)?;
+        return Ok(Exit::Ok);
+    }
+    let failed = |e: io::Error| Failure::write(&target, &e);
+    if is_stream {
+        let mut to = std::fs::File::options()
+            .write(true)
+            .open(&target)
+            .map_err(failed)?;
+        download(&path, &file, &mut to, &bar)?;
+        return Ok(Exit::Ok);
+    }
     let mut to = std::fs::File::options()
         .write(true)
         .create_new(true)
@@ -694,6 +712,5 @@ fn get(args: &GetArgs, global: Global) -> Result<Exit, Failure> {
     if done.is_err() {
         let _ = std::fs::remove_file(&part);
     }
-    bar.finish_and_clear();
     done.map(|()| Exit::Ok)
 }

@@ -5,6 +5,7 @@ use std::sync::mpsc;
 
 use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Options, Wc};
 use weft_verbs::Device;
+use weft_verbs::cm::ConnectError;
 
 use super::{carrier, say};
 use crate::address::{parse_bind, resolve_peer};
@@ -28,7 +29,7 @@ Without arguments both run in this process. The example hello_iwarp of the crate
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Be the responder, here or on another address [default: 127.0.0.1:7472]
-    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1:7472", conflicts_with = "peer", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
+    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "127.0.0.1:7472", conflicts_with = "peer", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
     listen: Option<SocketAddr>,
     /// Be the initiator: the responder's HOST[:PORT], IPv6 addresses in brackets
     #[arg(value_name = "HOST[:PORT]")]
@@ -71,17 +72,25 @@ fn options(addr: IpAddr) -> Result<Options, Error> {
 
 fn open(addr: SocketAddr) -> Result<Listener, Failure> {
     let opened = options(addr.ip()).and_then(|options| Listener::open_with(addr, options));
-    opened.map_err(|e| {
-        let hint = match e {
-            Error::Address { .. } => "--listen=ADDR:PORT chooses another address",
-            _ => "`weft doctor` says what this machine does not support",
-        };
-        Failure::failed(e.to_string()).hint(hint)
+    opened.map_err(|e| match e {
+        Error::Address { source, .. } => Failure::listen(
+            &addr,
+            &source,
+            "--listen=ADDR:PORT chooses, port 0 takes a free one",
+        ),
+        e => Failure::failed(e.to_string())
+            .hint("`weft doctor` says what this machine does not support"),
     })
 }
 
 fn failed(who: &str, e: &Error) -> Failure {
     match e {
+        Error::Connect(ConnectError::Protocol(_) | ConnectError::Tls(_)) => Failure::refused(
+            format!("{who}: {e}"),
+        )
+        .hint(
+            "check the port, which `weft hello --listen` prints; both sides need the same WEFT_TLS",
+        ),
         Error::Connect(_) | Error::Address { .. } => Failure::peer(format!("{who}: {e}"))
             .hint("check the address, and that `weft hello --listen` runs there"),
         Error::Completion(_) | Error::Ended => {

@@ -69,13 +69,17 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     };
     let identity = if args.show || matches!(args.what, Some(What::Show)) {
         keypair::read(&path)?.ok_or_else(|| {
+            let file = args
+                .file
+                .as_ref()
+                .map(|path| format!(" --file {}", path.display()));
             Failure::failed(format!("there is no key pair in {}", path.display()))
-                .hint("`weft key` makes one")
+                .hint(format!("`weft key{}` makes one", file.unwrap_or_default()))
         })?
     } else {
         let identity = keypair::make(&path, args.force)?;
         if !global.quiet {
-            eprintln!("weft: a new key pair in {}", path.display());
+            tell!("weft: a new key pair in {}", path.display());
         }
         identity
     };

@@ -1,5 +1,12 @@
 //! One module for each subcommand: its options, and how they become calls of the library.
 
+/// A line on standard error, in the words of `format!`.
+macro_rules! tell {
+    ($($words:tt)*) => {
+        $crate::terminal::tell(format_args!($($words)*))
+    };
+}
+
 pub mod advise;
 pub mod blast;
 pub mod broker;
@@ -36,6 +43,26 @@ pub(crate) fn carrier(transport: &str) -> &str {
         "plain-tcp" => "plain TCP",
         other => other,
     }
+}
+
+/// A number of bytes that is an option's value.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    bytes(text).and_then(|size| match size {
+        0 => Err("write a number above 0".to_owned()),
+        _ => Ok(size),
+    })
+}
+
+/// The same, which may be 0.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    weft_fs::name::parse_size(text).ok_or_else(|| {
+        "write a number of bytes, or one with K, M, G or T (powers of 1024)".to_owned()
+    })
+}
+
+/// How many at least one of something there may be.
+pub(crate) fn at_least_one() -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::new().range(1..=65_536)
 }
 
 /// As many open files as the system lets this process have: each viewer or connection takes a few.

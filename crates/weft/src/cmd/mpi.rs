@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -210,6 +211,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     };
     let program = match verbs::find(name) {
         Ok(program) => program,
+        Err(e)
+            if e.kind() == io::ErrorKind::NotFound
+                && !name.as_encoded_bytes().starts_with(b"-") =>
+        {
+            let failure = Failure::failed(format!("cannot run {}: no such program", name.display()))
+                .hint("install an MPI (Debian: openmpi-bin or mpich), or name the file of its mpirun after `--`");
+            return Ok(verbs::fail(verbs::EXIT_NOT_FOUND, &failure));
+        }
         Err(e) => return Ok(verbs::refuse(name, &e)),
     };
     let mpi = match found(&program) {
@@ -222,13 +231,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         Err(failure) => return Ok(verbs::fail(EXIT_OWN, &failure)),
     };
     if mpi == Mpi::MpichBoth && matches!(transport, Transport::Rc | Transport::Ud) {
-        eprintln!(
+        tell!(
             "weft: warning: MPICH 5.0.2 on UCX, its own TCP too, waits for ever in receives from MPI_ANY_SOURCE; the transport weft is not on UCX"
         );
     }
     let (set, kept) = settle(settings, |name| env::var_os(name));
     for (name, ours, theirs) in &kept {
-        eprintln!(
+        tell!(
             "weft: warning: {name} stays {}; the transport {} has {}",
             theirs.display(),
             transport.name(),

@@ -3,7 +3,6 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -71,8 +70,8 @@ pub struct Args {
     #[arg(long)]
     azsdp_malloc: bool,
     /// From how many bytes on a send is from the program's memory, at least a page
-    #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES)]
-    from: usize,
+    #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES as u64, value_parser = super::size)]
+    from: u64,
     /// Carry connections to other hosts too; starts `weft broker` in the background where none runs
     #[arg(long)]
     hosts: bool,
@@ -104,7 +103,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
     if let Some(why) = plain(&program) {
-        eprintln!(
+        tell!(
             "weft: notice: {}: {why}; it runs on plain TCP",
             program.display()
         );
@@ -164,10 +163,9 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
             .hint("`./x dist` builds it into target/dist/lib")
         })?
     } else {
-        let places = places::libraries()?;
-        let built = places::program_folder();
-        let found = places.iter().chain(&built);
-        found
+        let places = places::preload_libraries()?;
+        places
+            .iter()
             .filter_map(|place| place.canonicalize().ok())
             .find_map(|dir| within(&dir))
             .ok_or_else(|| {
@@ -175,18 +173,7 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
                     .hint("install the package libweft-preload, run `./x dist` to build it, or name its folder with --lib or WEFT_RUN_LIB")
             })?
     };
-    if file
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|b| b" :\t\n".contains(b))
-    {
-        return Err(Failure::failed(format!(
-            "the name of {} has a space or a colon, which ends a file in LD_PRELOAD",
-            file.display()
-        )));
-    }
-    Ok(file)
+    places::preloadable(file)
 }
 
 /// The library of `--azsdp-malloc`, beside the other one.

@@ -37,8 +37,9 @@ pub struct Args {
 }
 
 fn pid(text: &str) -> Result<u32, String> {
-    text.parse()
-        .map_err(|_| "write the number of a process, as `ps` shows it".to_owned())
+    text.parse().map_err(|_| {
+        "write the number of a process, as `ps` shows it (seconds follow `--watch=`)".to_owned()
+    })
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -66,12 +67,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let answered = |found: &Survey, pid: u32| has_ledger(pid) || answered(found, pid);
         let unknown = args.pids.iter().find(|pid| !knows(&found, **pid));
         if let Some(pid) = unknown.filter(|_| first) {
-            return Err(
-                Failure::failed(format!("no weft process {pid} is seen from here")).hint(
-                    "`weft stat` without arguments lists all; it may run as another user, in another network \
-                     namespace, or with WEFT_STAT=off",
-                ),
-            );
+            let hint = if args.watch.is_some() {
+                "seconds are written with `=`, as in --watch=2"
+            } else {
+                "`weft stat` without arguments lists all; it may run as another user, in another network namespace, or with WEFT_STAT=off"
+            };
+            let what = format!("no weft process {pid} is seen from here");
+            return Err(Failure::failed(what).hint(hint));
         }
         if unknown.is_some() && !args.pids.iter().any(|pid| knows(&found, *pid)) {
             // All that were to be watched have ended.
@@ -87,7 +89,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         }
         if first {
             for note in notes(&found, &args.pids) {
-                eprintln!("weft: {note}");
+                tell!("weft: {note}");
             }
         }
         let rows = watch.rows(found, &args.pids);
@@ -107,6 +109,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         if args.watch.is_some() && !args.json {
             let out = std::io::stdout();
             if weft_bench::terminal::redraws(&out) {
+                text = terminal::first_screen(&text);
                 text.insert_str(0, "\x1b[H\x1b[2J");
             } else if !first {
                 text.insert(0, '\n');
@@ -145,7 +148,11 @@ fn notes(found: &Survey, pids: &[u32]) -> Vec<String> {
         });
         format!("{who} does not answer: stopped, ending, or asked by many at once")
     });
-    let foreign = (found.foreign > 0 && pids.is_empty())
-        .then(|| format!("{} of other users, which only root may ask", found.foreign));
+    let foreign = (found.foreign > 0 && pids.is_empty()).then(|| {
+        format!(
+            "processes of other users, which only root may ask: {}",
+            found.foreign
+        )
+    });
     silent.chain(foreign).collect()
 }

@@ -51,7 +51,7 @@ const MARK: &[u8] = b"WEFT_PRIVATE_1";
 
 pub(super) const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
-const EXIT_NOT_FOUND: u8 = 127;
+pub(super) const EXIT_NOT_FOUND: u8 = 127;
 
 /// Options of `weft verbs`.
 #[derive(Debug, clap::Args)]
@@ -101,6 +101,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             "--print-env cannot print a namespace: start the shell in it, as in `weft verbs --sysfs=namespace -- bash`",
         ));
     }
+    let program = match args.command.first().map(|name| (name, find(name))) {
+        Some((name, Err(e))) => return Ok(refuse(name, &e)),
+        Some((_, Ok(program))) => program,
+        None => PathBuf::new(),
+    };
     let (lib, mut settings) = match libraries(args.lib.as_deref())
         .and_then(|lib| settings(args, &lib).map(|settings| (lib, settings)))
     {
@@ -119,12 +124,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let Some((name, rest)) = args.command.split_first() else {
         return Err(Failure::usage("no program is named"));
     };
-    let program = match find(name) {
-        Ok(program) => program,
-        Err(e) => return Ok(refuse(name, &e)),
-    };
     for warning in warnings(&program) {
-        eprintln!("weft: warning: {}: {warning}", program.display());
+        tell!("weft: warning: {}: {warning}", program.display());
     }
     match args.sysfs {
         View::Preload => settings.extend(view::folder().map(|dir| (view::SETTING, dir.into()))),
@@ -145,12 +146,17 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 pub(super) fn fail(code: u8, failure: &Failure) -> ExitCode {
-    eprintln!("weft: {failure}");
+    tell!("weft: {failure}");
     ExitCode::from(code)
 }
 
 /// Says why the program does not run, with the exit status of env(1).
 pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
+    if name.as_bytes().starts_with(b"-") {
+        let failure = Failure::usage(format!("there is no option {}", name.display()))
+            .hint("options stand before the program, and `--` before a program whose name begins with `-`; --help lists them");
+        return fail(failure.exit() as u8, &failure);
+    }
     let missing = error.kind() == io::ErrorKind::NotFound;
     let code = if missing {
         EXIT_NOT_FOUND
@@ -276,7 +282,10 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
 /// A script of faults that means something; by a name that holds in each folder, for the program may run in another one.
 fn script(file: &Path) -> Result<PathBuf, Failure> {
     let wrong = |what: String| Failure::failed(format!("{}: {what}", file.display()));
-    let text = fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+    let text = fs::read_to_string(file).map_err(|e| {
+        wrong(e.to_string())
+            .hint("--faults or WEFT_FAULTS names the script: check its name and its permissions")
+    })?;
     Script::parse(&text).map_err(|mistake| {
         wrong(mistake.to_string()).hint("docs/verbs.md says what a script of faults may say")
     })?;
@@ -285,22 +294,25 @@ fn script(file: &Path) -> Result<PathBuf, Failure> {
 
 /// The file of a program, as execvp(3) looks for it.
 pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
-    let path = if name.as_bytes().contains(&b'/') {
-        OsString::new()
-    } else {
-        env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
+    let executable = |file: PathBuf| {
+        let about = fs::metadata(&file)?;
+        if about.is_file() && about.mode() & 0o111 != 0 {
+            Ok(file)
+        } else {
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
     };
+    if name.as_bytes().contains(&b'/') {
+        return executable(name.into());
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let mut error = io::Error::from(io::ErrorKind::NotFound);
-    for dir in env::split_paths(&path) {
-        let file = dir.join(name);
-        match fs::metadata(&file) {
-            Ok(about) if about.is_file() && about.mode() & 0o111 != 0 => return Ok(file),
-            Ok(_) => error = io::ErrorKind::PermissionDenied.into(),
+    for dir in env::split_paths(&path).filter(|_| !name.is_empty()) {
+        match executable(dir.join(name)) {
+            Ok(file) => return Ok(file),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => error = e,
             Err(_) => {}
         }
-    }
-    if path.is_empty() {
-        return Ok(name.into());
     }
     Err(error)
 }

@@ -117,8 +117,11 @@ impl Listener {
         )
         .map_err(|e| dir_error(e.into()))?;
         let bind_error = |e: &dyn std::fmt::Display| {
-            Failure::failed(format!("cannot listen on {}: {e}", config.bind))
-                .hint("another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one")
+            Failure::listen(
+                &config.bind,
+                e,
+                "--bind ADDR:PORT chooses, port 0 takes a free one",
+            )
         };
         let door = if config.wire == Wire::PlainTcp {
             Door::Plain(TcpListener::bind(config.bind).map_err(|e| bind_error(&e))?)
@@ -275,7 +278,15 @@ impl Inner {
                 return Err(why);
             }
         };
-        let (prepared, qp) = Prepared::new(device).map_err(|e| e.to_string())?;
+        let (prepared, qp) = Prepared::new(device).map_err(|e| {
+            // It is not the sender's fault, and whoever runs this listener can mend it.
+            let peer = request.peer_addr();
+            tracing::warn!(
+                "{}",
+                Failure::failed(format!("{peer}: cannot be served: {e}"))
+            );
+            e.to_string()
+        })?;
         let param = param(tls.clone(), met.ours.encode().to_vec());
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let link = RdmaLink::new(prepared, conn.qp, self.config.serve.patience);

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub use crate::terminal::printable;
+
 /// The longest relative path in bytes (`PATH_MAX` less its NUL).
 pub const MAX_PATH: usize = 4095;
 
@@ -114,14 +116,6 @@ fn is_own_name(name: &[u8]) -> bool {
     name.first() == Some(&b'.')
         && (name.ends_with(b".part") || name.ends_with(b".journal"))
         && name.windows(6).any(|w| w == b".weft-")
-}
-
-/// Bytes from a peer as text that cannot drive a terminal: control characters become `?`.
-pub fn printable(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes)
-        .chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }
 
 #[cfg(test)]

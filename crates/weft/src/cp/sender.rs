@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -20,6 +21,7 @@ use super::auth::{Challenge, Key, Role};
 use super::beneath::Opener;
 use super::digest::{BlockList, digest};
 use super::link::{Link, LinkError, Parcel, read_slot, slot_digest};
+use super::path::printable;
 use super::protocol::{
     ASKS, Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, PACK_FILES, PACK_LEN,
     RingAdvert, WINDOW, pack,
@@ -107,6 +109,10 @@ pub enum SendError {
     /// The receiver could not prove that it has the key.
     #[error("the receiver does not have the key")]
     Impostor,
+}
+
+fn shown(path: &std::path::Path) -> String {
+    printable(path.as_os_str().as_bytes())
 }
 
 /// Parcels that are handed to the wire thread together, at most.
@@ -398,7 +404,7 @@ impl<'a> Sending<'a> {
     fn fail(&mut self, entry: &Entry, why: &str) {
         self.report.failed += 1;
         self.progress
-            .note(&format!("{}: {why}", entry.source.display()));
+            .note(&format!("{}: {why}", shown(&entry.source)));
     }
 
     fn open(&mut self, entry: &Entry, counted: bool, last: bool) -> u32 {
@@ -788,7 +794,7 @@ impl<'a> Sending<'a> {
                         self.report.failed += 1;
                         self.progress.note(&format!(
                             "{}: the receiver says: {text}{}",
-                            source.display(),
+                            shown(&source),
                             advice(code)
                         ));
                     }

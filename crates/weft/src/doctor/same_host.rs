@@ -287,7 +287,12 @@ fn transport(peer: Peer<'_>) -> Check {
                 reason.as_deref().unwrap_or("no reason is known")
             ),
             SLOWER,
-            REMEDY,
+            match &reason {
+                Some(reason) if reason.contains("another user") => {
+                    "run both as a user of this machine"
+                }
+                _ => REMEDY,
+            },
         ),
         Probe { mapped: false, .. } => Check::warn(
             NAME,

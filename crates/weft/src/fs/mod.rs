@@ -186,7 +186,14 @@ pub fn explain(path: &RemotePath, e: &Error) -> Failure {
             "{shown}: the server was started anew, and what was open is gone"
         )),
         Error::Errno(errno) => {
-            Failure::failed(format!("{shown}: {}", std::io::Error::from(*errno)))
+            let failure = Failure::failed(format!("{shown}: {}", std::io::Error::from(*errno)));
+            match *errno {
+                Errno::NOENT => failure.hint(format!(
+                    "`weft fs ls /rdma/{}` lists what is there",
+                    path.endpoint
+                )),
+                _ => failure,
+            }
         }
         e => Failure::peer(format!("{shown}: {e}")),
     }
@@ -278,14 +285,17 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
         dir: how.dir.map(Into::into),
         quota: how.quota,
         keeps: how.keeps,
-        max_clients: how.max_clients.max(1),
+        max_clients: how.max_clients,
         tls,
         admit,
         open: how.open,
     };
     let server = Server::start(config, events).map_err(|e| {
-        Failure::failed(format!("cannot serve on {}: {e}", how.bind))
-            .hint("--bind ADDR:PORT chooses the address (port 0: a free one)")
+        Failure::listen(
+            &how.bind,
+            &e,
+            "--bind ADDR:PORT chooses, port 0 takes a free one",
+        )
     })?;
     Ok(Serving {
         server,
@@ -294,11 +304,15 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
     })
 }
 
+/// Whether a path is a folder of the server.
+pub fn is_dir(client: &Client, path: &RemotePath) -> bool {
+    path.name.is_root() || client.stat(&path.name).is_ok_and(|attr| attr.dir)
+}
+
 /// The name below a folder for a local file: the folder's own entry where the target is a folder or ends with a slash.
 pub fn target(client: &Client, path: &RemotePath, source: &Path) -> Result<Name, Failure> {
     use std::os::unix::ffi::OsStrExt;
-    let is_dir = path.name.is_root() || client.stat(&path.name).is_ok_and(|attr| attr.dir);
-    if !is_dir {
+    if !is_dir(client, path) {
         return Ok(path.name.clone());
     }
     let last = source

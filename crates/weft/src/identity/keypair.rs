@@ -48,7 +48,10 @@ pub fn make(path: &Path, replace: bool) -> Result<Identity, Failure> {
     let identity = generate()?;
     file::write_whole(path, identity.to_pkcs8_pem().as_bytes(), replace).map_err(|e| {
         let shown = path.display();
-        if e.kind() == io::ErrorKind::AlreadyExists {
+        if path.is_dir() {
+            Failure::failed(format!("cannot write the key file {shown}: it is a directory"))
+                .hint("name a file")
+        } else if e.kind() == io::ErrorKind::AlreadyExists {
             Failure::failed(format!("there is a key pair in {shown} already"))
                 .hint("`weft key --show` shows it; --force replaces it, and those who know its key do not know the new one")
         } else {

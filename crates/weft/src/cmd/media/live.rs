@@ -9,7 +9,7 @@ use weft_media::LIVE_PORT;
 use weft_media::cut::{Cutter, Part};
 use weft_media::live::Live;
 
-use super::{DoorArgs, open_device, parse_size};
+use super::{DoorArgs, open_device};
 use crate::address::parse_bind;
 use crate::cmd::say;
 use crate::failure::{Exit, Failure};
@@ -27,7 +27,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, LIVE_PORT))]
     bind: Option<SocketAddr>,
     /// Memory for fragments, in bytes or with K, M, G; a viewer that falls further behind skips
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "64M")]
+    #[arg(long, value_name = "SIZE", value_parser = crate::cmd::size, default_value = "64M")]
     ring: u64,
     /// At the end of the input, wait so many seconds for viewers to fetch the rest
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]

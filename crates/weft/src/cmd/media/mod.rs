@@ -94,7 +94,7 @@ struct ServeArgs {
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, SERVE_PORT))]
     bind: Option<SocketAddr>,
     /// Memory for movies, in bytes or with K, M, G; movies that nobody watches are dropped for new ones [default: half of what is free]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = super::size)]
     memory: Option<u64>,
     #[command(flatten)]
     door: DoorArgs,
@@ -138,8 +138,11 @@ impl DoorArgs {
             max_viewers: self.max_viewers as usize,
         };
         let door = Door::bind(device, config).map_err(|e| {
-            Failure::failed(format!("cannot listen on {bind}: {e}"))
-                .hint("another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one")
+            Failure::listen(
+                &bind,
+                &e,
+                "--bind ADDR:PORT chooses, port 0 takes a free one",
+            )
         })?;
         if !global.quiet {
             say(format_args!("listening on {}, {what}", door.local_addr()));
@@ -154,24 +157,6 @@ fn open_device() -> Result<Device, Failure> {
         Failure::failed(format!("cannot open the soft RNIC: {e}"))
             .hint("`weft doctor` says what this machine does not support")
     })
-}
-
-fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, unit) = match text
-        .trim_end_matches(['B', 'b'])
-        .split_at_checked(text.len().saturating_sub(1))
-    {
-        Some((digits, unit)) if unit.eq_ignore_ascii_case("k") => (digits, 10),
-        Some((digits, unit)) if unit.eq_ignore_ascii_case("m") => (digits, 20),
-        Some((digits, unit)) if unit.eq_ignore_ascii_case("g") => (digits, 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| "write a number of bytes, or one with K, M or G".to_owned())?;
-    number
-        .checked_mul(1 << unit)
-        .ok_or_else(|| "too large".into())
 }
 
 /// Half of the memory that the kernel says is available; 1 GiB if it does not say.

@@ -20,10 +20,14 @@ use weft_verbs::Device;
 use super::keys::{Caller, DialArgs};
 use super::open_device;
 use super::url::Url;
-use crate::cmd::{carrier, say};
+use crate::address::parse_bind;
+use crate::cmd::{bytes, carrier, say};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::terminal::printable;
 
+/// The usual port of RTP.
+const RTP_PORT: u16 = 5004;
 /// Longest catalogue in bytes.
 const MAX_CATALOGUE: u64 = 64 << 20;
 
@@ -36,10 +40,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "COMMAND")]
     player: Option<String>,
     /// Begin with this byte
-    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = bytes)]
     from: u64,
     /// Fetch so many bytes
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
     length: Option<u64>,
     /// Begin a live stream with the oldest fragment in the ring, not with the newest key frame
     #[arg(long)]
@@ -48,7 +52,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     retry: u64,
     /// Send the title, an MPEG transport stream, by RTP to this address, paced by the stream's clock
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "player")]
+    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "player", value_parser = |text: &str| parse_bind(text, RTP_PORT))]
     rtp: Option<SocketAddr>,
     #[command(flatten)]
     dial: DialArgs,
@@ -96,16 +100,12 @@ pub(super) fn list(args: &ListArgs) -> Result<Exit, Failure> {
         } else {
             HumanBytes(title.size).to_string()
         };
-        say(format_args!("{size:>12}  {}", printable(&title.name)));
+        say(format_args!(
+            "{size:>12}  {}",
+            printable(title.name.as_bytes())
+        ));
     }
     Ok(Exit::Ok)
-}
-
-/// A server's name must not drive the terminal.
-fn printable(name: &str) -> String {
-    name.chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
 }
 
 /// Where the bytes go.
@@ -289,7 +289,7 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
             0 => String::new(),
             n => format!(", {n} fragments skipped"),
         };
-        eprintln!(
+        tell!(
             "weft: {} in {:.2} s over {}{lost}",
             HumanBytes(done),
             began.elapsed().as_secs_f64(),

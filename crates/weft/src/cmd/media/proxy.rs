@@ -54,8 +54,10 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         servers,
     };
     let failed = |e: std::io::Error| {
-        Failure::failed(format!("cannot listen on {http}: {e}")).hint(
-            "another program may use the port; --http ADDR:PORT chooses, port 0 takes a free one",
+        Failure::listen(
+            &http,
+            &e,
+            "--http ADDR:PORT chooses, port 0 takes a free one",
         )
     };
     let proxy = Proxy::bind(config).map_err(failed)?;
