@@ -1,8 +1,9 @@
 //! The command line of `weft bench`.
 
 use crate::driver::{Memory, Stack, Transport};
+use crate::named::named;
 use crate::output::OutputArgs;
-use crate::size::Sizes;
+use crate::size::{Sizes, sizes};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -197,11 +198,10 @@ impl CommonArgs {
     }
 
     /// The chosen sizes, or `full` (`quick` with `--quick`).
-    pub(crate) fn sizes(&self, full: &[u64], quick: &[u64]) -> Vec<u64> {
+    pub(crate) fn sizes(&self, full: &str, quick: &str) -> Vec<u64> {
         match &self.size {
             Some(sizes) => sizes.0.clone(),
-            None if self.quick => quick.to_vec(),
-            None => full.to_vec(),
+            None => sizes(if self.quick { quick } else { full }),
         }
     }
 }
@@ -247,22 +247,24 @@ pub enum VerbsOp {
     All,
 }
 
-/// What `--figure` selects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Figure {
-    /// Throughput and CPU time
-    Bandwidth,
-    /// Latency
-    Latency,
+named! {
+    /// What `--figure` selects.
+    pub enum Figure {
+        /// Throughput and CPU time
+        Bandwidth = "bandwidth",
+        /// Latency
+        Latency = "latency",
+    }
 }
 
-/// On, off or one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
-pub enum Switch {
-    On,
-    Off,
-    Both,
+named! {
+    /// On, off or one after the other.
+    #[allow(missing_docs)]
+    pub enum Switch {
+        On = "on",
+        Off = "off",
+        Both = "both",
+    }
 }
 
 impl Switch {
@@ -275,13 +277,14 @@ impl Switch {
     }
 }
 
-/// How a side waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
-pub enum Poll {
-    Busy,
-    Block,
-    Both,
+named! {
+    /// How a side waits.
+    #[allow(missing_docs)]
+    pub enum Poll {
+        Busy = "busy",
+        Block = "block",
+        Both = "both",
+    }
 }
 
 impl Poll {
@@ -294,17 +297,6 @@ impl Poll {
         }
     }
 }
-
-macro_rules! display_as_value {
-    ($($name:ty),*) => {$(
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
-            }
-        }
-    )*};
-}
-display_as_value!(Figure, Switch, Poll, Transport);
 
 #[cfg(test)]
 mod tests {
@@ -334,7 +326,7 @@ mod tests {
         assert_eq!(args.common.crc.values(), [false, true]);
         assert_eq!(args.common.stacks(), [Stack::Weft, Stack::Tcp]);
         assert!(!args.peers && !args.tls);
-        assert_eq!(args.common.sizes(&[1, 2], &[3]), [1, 2]);
+        assert_eq!(args.common.sizes("1,2", "3"), [1, 2]);
     }
 
     #[test]
@@ -342,7 +334,7 @@ mod tests {
         let args = verbs("verbs --op write_imm,fetch_add --size 1..4K*4,3 --crc on --poll block --quick --runs 2 --seconds 0.5 --json a --html b").unwrap();
         assert_eq!(args.op, [VerbsOp::WriteImm, VerbsOp::FetchAdd]);
         assert_eq!(
-            args.common.sizes(&[], &[]),
+            args.common.sizes("1", "1"),
             [1, 3, 4, 16, 64, 256, 1024, 4096]
         );
         assert_eq!(args.common.runs(), 2);

@@ -147,7 +147,7 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
                 mode,
                 ..plan.clone()
             };
-            (mode.name(), plan)
+            (mode.name().to_owned(), plan)
         };
         [Mode::Dynamic, Mode::Direct, Mode::Indirect]
             .map(with)
@@ -179,58 +179,37 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
     let operations = operations.filter(|(index, _)| thin(index)).map(|(_, n)| n);
     let powers =
         |from: u32, to: u32, step: usize| (from..=to).step_by(step).map(|power| 1u64 << power);
+    let with = |lengths: Lengths, sends: u32, receives: u32| Plan {
+        lengths,
+        sends,
+        receives,
+        ..plan.clone()
+    };
     match experiment {
         Experiment::Equal | Experiment::Distance => operations
-            .map(|n| {
-                let plan = Plan {
-                    lengths: random,
-                    sends: n,
-                    receives: n,
-                    ..plan.clone()
-                };
-                point(n.into(), modes(&plan))
-            })
+            .map(|n| point(n.into(), modes(&with(random, n, n))))
             .collect(),
         Experiment::Half => operations
             .filter(|n| *n < MANY)
-            .map(|n| {
-                let plan = Plan {
-                    lengths: random,
-                    sends: n,
-                    receives: 2 * n,
-                    ..plan.clone()
-                };
-                point(n.into(), modes(&plan))
-            })
+            .map(|n| point(n.into(), modes(&with(random, n, 2 * n))))
             .collect(),
         Experiment::Sends => operations
             .map(|n| {
-                let with = |size: u64| {
-                    let plan = Plan {
-                        lengths: Lengths::Fixed(size),
-                        sends: n,
-                        receives: MANY,
-                        ..plan.clone()
-                    };
-                    (crate::size::human(size), plan)
+                let of = |size| {
+                    (
+                        crate::size::human(size),
+                        with(Lengths::Fixed(size), n, MANY),
+                    )
                 };
-                point(n.into(), THREE_SIZES.map(with).into())
+                point(n.into(), THREE_SIZES.map(of).into())
             })
             .collect(),
         Experiment::Sizes => powers(10, 24, if base.quick { 2 } else { 1 })
-            .map(|size| {
-                let plan = Plan {
-                    lengths: Lengths::Fixed(size),
-                    sends: 2,
-                    receives: 4,
-                    ..plan.clone()
-                };
-                point(size, modes(&plan))
-            })
+            .map(|size| point(size, modes(&with(Lengths::Fixed(size), 2, 4))))
             .collect(),
         Experiment::Small => powers(4, 16, if base.quick { 4 } else { 2 })
             .map(|size| {
-                let with = |(name, small): (&str, u32)| {
+                let of = |(name, small): (&str, u32)| {
                     let plan = Plan {
                         lengths: Lengths::Fixed(size),
                         kind: Kind::Seqpacket,
@@ -240,7 +219,7 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
                     };
                     (name.to_owned(), plan)
                 };
-                point(size, [("small", SMALL), ("not small", 0)].map(with).into())
+                point(size, [("small", SMALL), ("not small", 0)].map(of).into())
             })
             .collect(),
     }

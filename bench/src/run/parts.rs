@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, failed};
 
 /// Options of `weft bench run-part`.
 #[derive(Args, Clone, Debug)]
@@ -164,7 +164,7 @@ fn ping(port: u16, size: usize, seconds: f64, spin: bool) -> Result<()> {
     let mut one = || -> Result<()> {
         send(&mut stream, &message, spin).map_err(io("send"))?;
         if !receive(&mut stream, &mut buffer, spin).map_err(io("receive"))? {
-            return Err(super::world::failed("receive", "the server has closed"));
+            return Err(failed("receive", "the server has closed"));
         }
         if buffer != message {
             return Err(BenchError::Contents(0));
@@ -208,7 +208,7 @@ fn until(stream: &mut TcpStream, end: &[u8], buffer: &mut Vec<u8>) -> Result<()>
     while !buffer.ends_with(end) {
         let n = stream.read(&mut part).map_err(io("receive"))?;
         if n == 0 {
-            return Err(super::world::failed("receive", "the server has closed"));
+            return Err(failed("receive", "the server has closed"));
         }
         buffer.extend_from_slice(part.get(..n).unwrap_or_default());
     }
@@ -254,7 +254,7 @@ fn memcached(port: u16, connections: u32, seconds: f64) -> Result<()> {
             .collect();
         threads.into_iter().try_for_each(|thread| {
             let done = thread.join();
-            done.unwrap_or_else(|_| Err(super::world::failed("run a thread", "it panicked")))
+            done.unwrap_or_else(|_| Err(failed("run a thread", "it panicked")))
         })
     })?;
     println!("rate {}", total.load(Ordering::Relaxed) as f64 / seconds);
@@ -278,7 +278,7 @@ fn hold(port: u16, connections: u32, seconds: f64, server: u32) -> Result<()> {
     }
     // What is on the way arrives.
     std::thread::sleep(Duration::from_millis(300));
-    let used = || crate::usage::cpu_seconds() + super::world::tree_cpu_ns(server) as f64 / 1e9;
+    let used = || crate::usage::cpu_seconds() + super::world::tree_cpu(server);
     let before = used();
     std::thread::sleep(Duration::from_secs_f64(seconds));
     println!("cpu {}", used() - before);

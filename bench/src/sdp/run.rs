@@ -371,19 +371,14 @@ impl Pair {
         peer.task(Task::Sdp, &(id, plan))?;
         let addr = peer.listening()?;
         let session = Session::connect(devices, plan, addr)?;
-        match peer.receive()? {
-            Reply::Ready => Ok(Pair { id, session }),
-            other => Err(unexpected(&other)),
-        }
+        peer.ready()?;
+        Ok(Pair { id, session })
     }
 
     /// Seconds for `count` sends on each connection.
     pub(crate) fn run(&self, peer: &mut Peer, count: u64) -> Result<f64> {
         peer.task(Task::SdpGo, &(self.id, count))?;
-        match peer.receive()? {
-            Reply::Ready => {}
-            other => return Err(unexpected(&other)),
-        }
+        peer.ready()?;
         let start = Instant::now();
         self.session.drive(count)?;
         let wall = start.elapsed().as_secs_f64();
@@ -396,9 +391,6 @@ impl Pair {
     pub(crate) fn close(self, devices: &mut Devices, peer: &mut Peer) -> Result<()> {
         peer.task(Task::SdpClose, &self.id)?;
         self.session.close(devices);
-        match peer.receive()? {
-            Reply::Closed => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        peer.closed()
     }
 }

@@ -66,6 +66,10 @@ impl<'a> View<'a> {
         transports
     }
 
+    pub(super) fn first(&self) -> Option<&'a Record> {
+        self.0.first().copied()
+    }
+
     pub(super) fn at(&self, bytes: u64) -> Option<&'a Record> {
         self.0.iter().copied().find(|record| record.bytes == bytes)
     }
