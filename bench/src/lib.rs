@@ -42,7 +42,8 @@ mod usage;
 mod verbs;
 
 pub use args::{
-    AdviseArgs, CommonArgs, DgramArgs, DgramFigure, Figure, Poll, Switch, VerbsArgs, VerbsOp,
+    AdviseArgs, CommonArgs, DgramArgs, DgramFigure, EffortArgs, Figure, Poll, Switch, VerbsArgs,
+    VerbsOp,
 };
 pub use cc::{CcArgs, CcPartArgs};
 pub use driver::{Memory, Stack, Transport};

@@ -22,7 +22,6 @@ const RECVS: u32 = 4096;
 const SENDS: u32 = 256;
 /// Packets lost of a million.
 const LOSSES: [u32; 4] = [1_000, 5_000, 10_000, 50_000];
-const SIZES: [u64; 5] = [1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Payload of a segment: one that is a packet of the link, and the longest, which IP cuts into packets.
 const SEGMENTS: [u32; 2] = [1400, 65_408];
 const MTU: u32 = 1500;
@@ -133,13 +132,13 @@ fn case(loss: u32, segment: u32, way: Way) -> String {
 
 /// Measures all points of the figures. `failed` is told of points that could not be measured.
 pub(super) fn run(args: &DgramArgs, runs: u32, failed: &mut Failed<'_>) -> Vec<Record> {
-    let sizes = match &args.size {
-        Some(sizes) => sizes.0.clone(),
-        None if args.quick => vec![64 << 10, 256 << 10],
-        None => SIZES.to_vec(),
+    let sizes = args.effort.sizes("1K,16K,64K,256K,1M", "64K,256K");
+    let losses = if args.effort.quick {
+        &LOSSES[2..3]
+    } else {
+        &LOSSES
     };
-    let losses = if args.quick { &LOSSES[2..3] } else { &LOSSES };
-    let runs = runs.min(if args.quick { 1 } else { 3 });
+    let runs = runs.min(if args.effort.quick { 1 } else { 3 });
     let points = losses.len() * SEGMENTS.len() * sizes.len() * Way::ALL.len();
     let mut progress = Progress::new(points as u64);
     let mut records = Vec::new();

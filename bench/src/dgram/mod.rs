@@ -30,12 +30,8 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
     let mut output = args.output.open()?;
     output.lines(&records)?;
     let effort = Effort {
-        runs: args.runs.unwrap_or(if args.quick { 3 } else { 10 }),
-        target: Duration::from_secs_f64(args.seconds.unwrap_or(if args.quick {
-            0.03
-        } else {
-            0.15
-        })),
+        runs: args.effort.runs(),
+        target: Duration::from_secs_f64(args.effort.seconds()),
         bytes: None,
     };
     let groups = groups(args);
@@ -53,11 +49,11 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
         let mut failed = |what: &str, error: &BenchError| output.failed(what, error);
         let new = match figure {
             DgramFigure::Five | DgramFigure::Six => continue,
-            DgramFigure::Seven => group::run(args.quick, effort.runs, &mut failed),
+            DgramFigure::Seven => group::run(args.effort.quick, effort.runs, &mut failed),
             DgramFigure::Nine => lossy::run(args, effort.runs, &mut failed),
             DgramFigure::Ten => vlc::run(effort.runs, &mut failed),
-            DgramFigure::Eleven => sipp::run(args.quick, effort.runs, &mut failed),
-            DgramFigure::Twelve => clients::run(args.quick, effort.runs, &mut failed),
+            DgramFigure::Eleven => sipp::run(args.effort.quick, effort.runs, &mut failed),
+            DgramFigure::Twelve => clients::run(args.effort.quick, effort.runs, &mut failed),
         };
         let new = of_suite("dgram", new);
         output.lines(&new)?;
@@ -67,10 +63,7 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
 }
 
 fn groups(args: &DgramArgs) -> Vec<Group> {
-    let sizes = match &args.size {
-        Some(sizes) => sizes.0.clone(),
-        None => crate::size::sizes(if args.quick { QUICK } else { SIZES }),
-    };
+    let sizes = args.effort.sizes(SIZES, QUICK);
     let mut groups = Vec::new();
     for figure in args.figures() {
         for (name, op) in [("send", Op::Send), ("write", Op::Write)] {

@@ -2,7 +2,7 @@
 
 use super::plan::{Amount, Design, Kind, Lengths, Mode, Plan};
 use crate::driver::Transport;
-use clap::ValueEnum;
+use crate::named::named;
 
 /// Outstanding operations in figs. 9, 10 and 13.
 const OPERATIONS: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -18,54 +18,40 @@ const WINDOW: u64 = 16 << 20;
 /// What may travel as a small packet where they are on.
 const SMALL: u32 = 64 << 10;
 
-/// What `--figure` selects: the papers' figures, and the targets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub enum Figure {
-    /// Stream paper: mode switches and direct ratio over outstanding operations
-    #[value(name = "table3")]
-    Table3,
-    /// Throughput over outstanding operations, as many sends as receives
-    #[value(name = "9a")]
-    F9a,
-    /// ... half as many sends as receives
-    #[value(name = "9b")]
-    F9b,
-    /// CPU of the receiver, as many sends as receives
-    #[value(name = "10a")]
-    F10a,
-    /// ... half as many sends as receives
-    #[value(name = "10b")]
-    F10b,
-    /// Throughput over outstanding sends at 32 receives
-    #[value(name = "11a")]
-    F11a,
-    /// ... direct transfers of all
-    #[value(name = "11b")]
-    F11b,
-    /// Throughput over message size
-    #[value(name = "12a")]
-    F12a,
-    /// ... direct transfers of all
-    #[value(name = "12b")]
-    F12b,
-    /// Throughput over outstanding operations over a distance
-    #[value(name = "13")]
-    F13,
-    /// Interface paper: throughput over message size with and without small packets
-    #[value(name = "if2")]
-    Interface2,
-    /// ... CPU
-    #[value(name = "if3")]
-    Interface3,
-    /// Targets: 1 MiB streams beside plain TCP
-    #[value(name = "stream")]
-    Stream,
-    /// Targets: 64 B ping-pong beside raw verbs
-    #[value(name = "ping-pong")]
-    PingPong,
-    /// Targets: blocking calls beside plain sockets
-    #[value(name = "sync")]
-    Sync,
+named! {
+    /// What `--figure` selects: the papers' figures, and the targets.
+    pub enum Figure {
+        /// Stream paper: mode switches and direct ratio over outstanding operations
+        Table3 = "table3",
+        /// Throughput over outstanding operations, as many sends as receives
+        F9a = "9a",
+        /// ... half as many sends as receives
+        F9b = "9b",
+        /// CPU of the receiver, as many sends as receives
+        F10a = "10a",
+        /// ... half as many sends as receives
+        F10b = "10b",
+        /// Throughput over outstanding sends at 32 receives
+        F11a = "11a",
+        /// ... direct transfers of all
+        F11b = "11b",
+        /// Throughput over message size
+        F12a = "12a",
+        /// ... direct transfers of all
+        F12b = "12b",
+        /// Throughput over outstanding operations over a distance
+        F13 = "13",
+        /// Interface paper: throughput over message size with and without small packets
+        Interface2 = "if2",
+        /// ... CPU
+        Interface3 = "if3",
+        /// Targets: 1 MiB streams beside plain TCP
+        Stream = "stream",
+        /// Targets: 64 B ping-pong beside raw verbs
+        PingPong = "ping-pong",
+        /// Targets: blocking calls beside plain sockets
+        Sync = "sync",
+    }
 }
 
 /// Measurements that several figures show.
@@ -228,6 +214,7 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::ValueEnum;
 
     #[test]
     fn every_plan_can_be_and_every_figure_has_an_experiment() {

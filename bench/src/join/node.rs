@@ -238,6 +238,16 @@ struct Rotating {
 }
 
 impl Rotating {
+    fn new(keys: Vec<u64>, rows: Vec<u64>, starts: Vec<usize>) -> Self {
+        Self {
+            keys,
+            rows,
+            starts,
+            part: 0,
+            at: 0,
+        }
+    }
+
     fn is_empty(&mut self) -> bool {
         while self.part + 1 < self.starts.len() && self.at == self.starts[self.part + 1] {
             self.part += 1;
@@ -303,16 +313,16 @@ fn relations(
             let bits = radix_bits(rows / nodes);
             let r = Partitioned::new(&r_keys, &numbers, bits);
             let stays = Stays::Hash(HashJoin::build(&s_keys, &numbers, bits));
-            (stays, (r.keys, r.rows, r.starts))
+            (stays, Rotating::new(r.keys, r.rows, r.starts))
         }
         How::Merge => {
             let r = Sorted::new(&r_keys, &numbers);
             let stays = Stays::Sorted(Sorted::new(&s_keys, &numbers));
-            (stays, (r.keys, r.rows, vec![0, mine]))
+            (stays, Rotating::new(r.keys, r.rows, vec![0, mine]))
         }
         How::Nested => (
             Stays::Plain(s_keys, numbers.clone()),
-            (r_keys, numbers, vec![0, mine]),
+            Rotating::new(r_keys, numbers, vec![0, mine]),
         ),
     };
     let mut outcome = Outcome {
@@ -320,17 +330,6 @@ fn relations(
         setup_cpu: usage::cpu_seconds() - cpu,
         ..Outcome::default()
     };
-    let mut rotating = {
-        let (keys, rows, starts) = std::mem::take(&mut rotating);
-        Rotating {
-            keys,
-            rows,
-            starts,
-            part: 0,
-            at: 0,
-        }
-    };
-
     let mut node = join(plan, door, false)?;
     let (began, cpu) = clocks();
     let mut words = Vec::new();

@@ -405,7 +405,9 @@ fn memcached(world: &World) -> Result<Vec<Case<'_>>> {
     })?;
     Ok(vec![Case::new(&MEMCACHED, move |stack| {
         let (port, seconds) = (servers.port(stack)?, world.seconds);
-        let line = world.part(&format!("memcached --port {port} --seconds {seconds}"));
+        let line = world.part(&format!(
+            "memcached --port {port} --seconds {seconds} --connections 4"
+        ));
         measured(&world.client(stack, &line, None)?, "rate ")
     })])
 }
@@ -497,7 +499,7 @@ fn connect(world: &World) -> Result<Vec<Case<'_>>> {
     })?;
     Ok(vec![Case::new(&CONNECT, move |stack| {
         let (port, seconds) = (servers.port(stack)?, world.seconds);
-        let line = world.part(&format!("once --port {port} --seconds {seconds}"));
+        let line = world.part(&format!("once --port {port} --seconds {seconds} --size 64"));
         measured(&world.client(stack, &line, None)?, "rate ")
     })])
 }
@@ -508,7 +510,7 @@ fn idle(world: &World) -> Result<Vec<Case<'_>>> {
         let (port, server) = servers.of(stack)?;
         let (id, seconds) = (server.id(), world.seconds);
         let line = world.part(&format!(
-            "hold --port {port} --seconds {seconds} --server {id}"
+            "hold --port {port} --seconds {seconds} --server {id} --connections 1000"
         ));
         let said = world.client(stack, &line, None)?;
         let cpu = number(&said.text, "cpu ")?;

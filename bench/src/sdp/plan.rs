@@ -40,42 +40,32 @@ impl Row {
     }
 }
 
-/// What `--figure` selects: the paper's table and figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub enum SdpFigure {
-    /// What a send costs before it returns
-    #[value(name = "table1")]
-    Table1,
-    /// Ping-pong latency
-    #[value(name = "6a")]
-    F6a,
-    /// Throughput in one direction
-    #[value(name = "6b")]
-    F6b,
-    /// Throughput with computation between the sends, 64 KiB
-    #[value(name = "7a")]
-    F7a,
-    /// ... 1 MiB
-    #[value(name = "7b")]
-    F7b,
-    /// Throughput when the sender writes to its buffer after so many sends, 64 KiB
-    #[value(name = "8a")]
-    F8a,
-    /// ... 1 MiB
-    #[value(name = "8b")]
-    F8b,
-    /// Ping-pong of one server with four clients
-    #[value(name = "9a")]
-    F9a,
-    /// Throughput of several threads, 64 KiB
-    #[value(name = "9b")]
-    F9b,
-    /// Throughput of four clients to one server
-    #[value(name = "10a")]
-    F10a,
-    /// ... of one server to four clients
-    #[value(name = "10b")]
-    F10b,
+named! {
+    /// What `--figure` selects: the paper's table and figures.
+    pub enum SdpFigure {
+        /// What a send costs before it returns
+        Table1 = "table1",
+        /// Ping-pong latency
+        F6a = "6a",
+        /// Throughput in one direction
+        F6b = "6b",
+        /// Throughput with computation between the sends, 64 KiB
+        F7a = "7a",
+        /// ... 1 MiB
+        F7b = "7b",
+        /// Throughput when the sender writes to its buffer after so many sends, 64 KiB
+        F8a = "8a",
+        /// ... 1 MiB
+        F8b = "8b",
+        /// Ping-pong of one server with four clients
+        F9a = "9a",
+        /// Throughput of several threads, 64 KiB
+        F9b = "9b",
+        /// Throughput of four clients to one server
+        F10a = "10a",
+        /// ... of one server to four clients
+        F10b = "10b",
+    }
 }
 
 /// What a figure is: its operation in the results, its heading, and what the horizontal axis is.

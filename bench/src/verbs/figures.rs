@@ -15,7 +15,7 @@ pub(super) fn origin(common: &CommonArgs, load: &str) -> String {
     format!(
         "{}; load average {load} when the measurements began: what spins needs the CPUs for itself. Runs: {}.",
         machine(),
-        common.runs()
+        common.effort.runs()
     )
 }
 
@@ -130,19 +130,13 @@ fn transfer(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
         }
         table.push(row);
     }
-    let mut speed = Plot::new(
-        format!("{name}: throughput"),
-        Axis::bytes(),
-        Axis::linear("GB/s"),
-    );
+    let title = format!("{name}: throughput");
+    let speed = bandwidth.plot(&title, Axis::linear("GB/s"), Line::label);
     let mut load = Plot::new(
         format!("{name}: CPU time for a gigabyte"),
         Axis::bytes(),
         Axis::log("CPU seconds per GB"),
     );
-    for line in &lines {
-        speed = speed.series(bandwidth.line(line).series(line.label(), line.stroke()));
-    }
     for line in &lines {
         let sides = cpu.line(line);
         let label = |side| format!("{} {side}", line.label());
@@ -321,14 +315,8 @@ fn iw(all: &View<'_>) -> Option<Section> {
             ("verbs CPU s/GB sender", &|(.., verbs)| median(verbs.1)),
         ],
     );
-    let mut plot = Plot::new(
-        "RDMA Write over the iw library and over verbs",
-        Axis::bytes(),
-        Axis::linear("GB/s"),
-    );
-    for line in bandwidth.lines() {
-        plot = plot.series(bandwidth.line(&line).series(line.label(), line.stroke()));
-    }
+    let title = "RDMA Write over the iw library and over verbs";
+    let plot = bandwidth.plot(title, Axis::linear("GB/s"), Line::label);
     Some(
         Section::new("The iw library over verbs")
             .text("RDMA Writes without CRC through the small library and through the verbs that it stands on (thesis fig. 3.21).")
@@ -364,21 +352,10 @@ fn buffers(all: &View<'_>) -> Option<Section> {
         row.extend(lines.iter().map(|line| median(cpu.line(line).at(bytes))));
         table.push(row);
     }
-    let mut speed = Plot::new(
-        "Buffer schemes: throughput",
-        Axis::bytes(),
-        Axis::linear("GB/s"),
-    );
-    let mut load = Plot::new(
-        "Buffer schemes: CPU of the sender",
-        Axis::bytes(),
-        Axis::log("CPU seconds per GB"),
-    );
-    for line in &lines {
-        let label = line.case.clone().unwrap_or_default();
-        speed = speed.series(bandwidth.line(line).series(label.clone(), line.stroke()));
-        load = load.series(cpu.line(line).series(label, line.stroke()));
-    }
+    let scheme = |line: &Line| line.case.clone().unwrap_or_default();
+    let speed = bandwidth.plot("Buffer schemes: throughput", Axis::linear("GB/s"), scheme);
+    let title = "Buffer schemes: CPU of the sender";
+    let load = cpu.plot(title, Axis::log("CPU seconds per GB"), scheme);
     Some(
         Section::new("Buffers reused, registered anew, or copied into")
             .text("RDMA Writes without CRC, a buffer per operation in flight (thesis fig. 4.11).")

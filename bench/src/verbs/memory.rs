@@ -30,9 +30,9 @@ pub(crate) struct Plan {
 }
 
 pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
-    let count = if common.quick { QUICK_QPS } else { QPS };
+    let count = if common.effort.quick { QUICK_QPS } else { QPS };
     // A process's memory hardly varies: a few runs show that it does not.
-    let runs = common.runs().min(3);
+    let runs = common.effort.runs().min(3);
     let (mut accepting, mut connecting) = (Vec::new(), Vec::new());
     for _ in 0..runs {
         let mut server = Peer::spawn(&[])?;

@@ -125,8 +125,8 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
 
 fn effort(common: &CommonArgs) -> Effort {
     Effort {
-        runs: common.runs(),
-        target: Duration::from_secs_f64(common.seconds()),
+        runs: common.effort.runs(),
+        target: Duration::from_secs_f64(common.effort.seconds()),
         bytes: common.bytes,
     }
 }
@@ -196,8 +196,8 @@ fn with_peers(args: &VerbsArgs) -> VerbsArgs {
             Stack::FiTcp,
         ];
     }
-    if common.size.is_none() {
-        common.size = Some(Sizes(sizes(PEER_SIZES)));
+    if common.effort.size.is_none() {
+        common.effort.size = Some(Sizes(sizes(PEER_SIZES)));
     }
     if common.crc == Switch::Both {
         common.crc = Switch::Off;
@@ -309,12 +309,12 @@ fn contenders(common: &CommonArgs, spec: impl Fn(Spec) -> Spec) -> Vec<Contender
 
 fn transfer(groups: &mut Vec<Group>, op: Op, figures: &[Figure], common: &CommonArgs) {
     if figures.contains(&Figure::Bandwidth) {
-        for bytes in common.sizes(SIZES, QUICK_SIZES) {
+        for bytes in common.effort.sizes(SIZES, QUICK_SIZES) {
             stream(groups, op, bytes, common);
         }
     }
     if figures.contains(&Figure::Latency) {
-        for bytes in common.sizes(LATENCY_SIZES, QUICK_LATENCY_SIZES) {
+        for bytes in common.effort.sizes(LATENCY_SIZES, QUICK_LATENCY_SIZES) {
             ping_pong(groups, op, bytes, common);
         }
     }
@@ -362,7 +362,7 @@ fn ping_pong(groups: &mut Vec<Group>, op: Op, bytes: u64, common: &CommonArgs) {
 
 /// Writes over the library and over the verbs that it stands on.
 fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
-    for bytes in common.sizes(SIZES, QUICK_SIZES) {
+    for bytes in common.effort.sizes(SIZES, QUICK_SIZES) {
         let mut contenders = Vec::new();
         for &transport in &common.transport {
             for stack in [Stack::WeftIw, Stack::Weft] {
@@ -386,7 +386,7 @@ fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
 }
 
 fn buffers(groups: &mut Vec<Group>, common: &CommonArgs) {
-    for bytes in common.sizes(BUFFER_SIZES, QUICK_BUFFER_SIZES) {
+    for bytes in common.effort.sizes(BUFFER_SIZES, QUICK_BUFFER_SIZES) {
         let contender = |scheme: Scheme| Contender {
             spec: Spec {
                 op: Op::Write,

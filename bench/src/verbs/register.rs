@@ -57,8 +57,8 @@ pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
     peer.task(
         Task::Register,
         &Plan {
-            sizes: common.sizes(SIZES, QUICK_SIZES),
-            runs: common.runs(),
+            sizes: common.effort.sizes(SIZES, QUICK_SIZES),
+            runs: common.effort.runs(),
         },
     )?;
     let rows: Vec<Row> = peer.measured()?;

@@ -45,12 +45,12 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
     for &transport in &common.transport {
         context.device(transport)?;
     }
-    for bytes in common.sizes(SIZES, QUICK_SIZES) {
+    for bytes in common.effort.sizes(SIZES, QUICK_SIZES) {
         // The two ends of 1 GiB fill memory and seconds: fewer runs say enough.
         let runs = if bytes >= 1 << 28 {
-            common.runs().min(5)
+            common.effort.runs().min(5)
         } else {
-            common.runs()
+            common.effort.runs()
         };
         let mut ends = Vec::new();
         let contenders = common.stacks().iter().flat_map(|&stack| {
