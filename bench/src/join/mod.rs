@@ -180,7 +180,7 @@ struct Point {
 
 impl<'a> Bench<'a> {
     fn start(args: &'a JoinArgs, kept: Vec<Line>, ways: Vec<Value>) -> Result<Self> {
-        let processes = if kept.is_empty() { args.nodes } else { 0 };
+        let processes = if args.from.is_empty() { args.nodes } else { 0 };
         let processes = (0..processes).map(|_| Process::start());
         Ok(Self {
             args,
@@ -194,7 +194,7 @@ impl<'a> Bench<'a> {
 
     /// The medians of the repetitions, each measure by itself. Several points take turns, so that what disturbs one run meets all of them.
     fn points(&mut self, points: &[Point]) -> Result<Vec<Sum>> {
-        let medians = if self.kept.is_empty() {
+        let medians = if self.args.from.is_empty() {
             let mut sums = vec![Vec::new(); points.len()];
             for _ in 0..self.args.repetitions {
                 for (point, sums) in points.iter().zip(&mut sums) {
@@ -203,20 +203,22 @@ impl<'a> Bench<'a> {
             }
             sums.iter().map(|sums| Sum::median(sums)).collect()
         } else {
-            let of = |point: &Point| self.kept.iter().find(|line| line.point == *point);
-            let sums = points.iter().map(|point| Some(of(point)?.sum));
-            let missing = || {
-                BenchError::Usage(
-                    "the earlier run has not measured all of this; --figure chooses".to_owned(),
-                )
-            };
-            sums.collect::<Option<Vec<Sum>>>().ok_or_else(missing)?
+            let sums = points.iter().map(|point| self.kept(point));
+            sums.collect::<Result<Vec<Sum>>>()?
         };
         for (&point, &sum) in points.iter().zip(&medians) {
             let line = serde_json::to_value(Line { point, sum });
             self.lines.push(line.map_err(stack("write a line"))?);
         }
         Ok(medians)
+    }
+
+    /// What the earlier run has of a point. Figures measure some points anew, so a result is taken once, in their order.
+    fn kept(&mut self, point: &Point) -> Result<Sum> {
+        let at = self.kept.iter().position(|line| line.point == *point);
+        let missing = "the earlier run has not measured all of this; --figure chooses";
+        let at = at.ok_or_else(|| BenchError::Usage(missing.to_owned()))?;
+        Ok(self.kept.remove(at).sum)
     }
 
     fn turn(&mut self, point: &Point) -> Result<Sum> {
