@@ -181,6 +181,7 @@ impl Results {
             match line["figure"].as_str() {
                 Some("about") => {
                     let text = list("text").filter_map(Value::as_str);
+                    let text = text.filter(|text| *text != KEPT);
                     results.about.extend(text.map(str::to_owned));
                     results.alone = line["alone"].as_f64();
                 }
