@@ -170,7 +170,7 @@ impl CommonArgs {
 /// How long a suite measures, how often, and which sizes of messages.
 #[derive(Args, Clone, Debug)]
 pub struct EffortArgs {
-    /// Message sizes: a list, or ranges by powers: 64,4K or 1..64M or 1..64M*4
+    /// Message sizes: a list, or ranges by powers: 64,4K or 1..64M or 1..64M*4 [default: those of each figure]
     #[arg(long, value_name = "LIST|RANGE")]
     pub size: Option<Sizes>,
     /// Runs of each point; the stacks take turns within each run [default: 10, quick: 3]
@@ -179,7 +179,7 @@ pub struct EffortArgs {
     /// Seconds that one run of a point should take [default: 0.15, quick: 0.03]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<f64>,
-    /// Few sizes and short runs: a minute instead of a quarter of an hour
+    /// Few sizes and short runs
     #[arg(long)]
     pub quick: bool,
 }
