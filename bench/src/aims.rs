@@ -73,6 +73,11 @@ impl Aim {
         }
     }
 
+    /// One whose number is there.
+    pub(crate) fn of(what: impl Into<String>, limit: Limit, measured: Option<f64>) -> Option<Self> {
+        measured.map(|measured| Self::new(what, limit, measured))
+    }
+
     /// Whether it reaches its target; `None`: it has none, or was not measured.
     pub(crate) fn holds(&self) -> Option<bool> {
         let holds = self.limit.holds(self.measured);
@@ -91,6 +96,15 @@ impl Aim {
     }
 }
 
+/// A table of aims: what each is about, its target, and its number, if it was measured.
+macro_rules! aims {
+    ($($what:expr, $limit:expr => $measured:expr;)*) => {{
+        let all = [$($crate::aims::Aim::of($what, $limit, $measured)),*];
+        all.into_iter().flatten().collect::<Vec<_>>()
+    }};
+}
+pub(crate) use aims;
+
 /// In words: nothing for what is only to be seen.
 pub(crate) fn verdict(holds: Option<bool>) -> &'static str {
     match holds {
@@ -102,19 +116,19 @@ pub(crate) fn verdict(holds: Option<bool>) -> &'static str {
 
 /// All of them as a table; `None` where nothing was measured.
 pub(crate) fn section(title: &str, aims: &[Aim]) -> Option<Section> {
-    let mut table = Table::new(&["what", "measured", "to reach", "holds"]);
-    for aim in aims {
-        table.push([
-            aim.what.clone(),
-            if aim.measured.is_nan() {
-                "not measured".to_owned()
-            } else {
-                format!("{:.3}", aim.measured)
-            },
-            aim.limit.to_string(),
-            verdict(aim.holds()).to_owned(),
-        ]);
-    }
+    let measured = |aim: &Aim| match aim.measured {
+        none if none.is_nan() => "not measured".to_owned(),
+        some => format!("{some:.3}"),
+    };
+    let table = Table::of(
+        aims,
+        &[
+            ("what", &|aim| aim.what.clone()),
+            ("measured", &|aim| measured(aim)),
+            ("to reach", &|aim| aim.limit.to_string()),
+            ("holds", &|aim| verdict(aim.holds()).to_owned()),
+        ],
+    );
     (!table.is_empty()).then(|| Section::new(title).table(table))
 }
 

@@ -1,8 +1,9 @@
 //! The command line of `weft bench`.
 
 use crate::driver::{Memory, Stack, Transport};
+use crate::named::named;
 use crate::output::OutputArgs;
-use crate::size::Sizes;
+use crate::size::{Sizes, sizes};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -63,47 +64,33 @@ pub struct DgramArgs {
     /// Results of earlier runs (of --json), which the tables, conclusions and files are to have as well
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub from: Vec<PathBuf>,
-    /// Message sizes: a list, or ranges by powers: 64,4K or 1..1M or 1..1M*4 [default: 1 to 1M]
-    #[arg(long, value_name = "LIST|RANGE")]
-    pub size: Option<Sizes>,
-    /// Runs of each point; all ways take turns within each run [default: 10, quick: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub runs: Option<u32>,
-    /// Seconds that one run of a point should take [default: 0.15, quick: 0.03]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub seconds: Option<f64>,
-    /// Few sizes and short runs
-    #[arg(long)]
-    pub quick: bool,
+    /// How long and how often.
+    #[command(flatten)]
+    pub effort: EffortArgs,
     /// Where the results go.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// The figures of `weft bench dgram`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DgramFigure {
-    /// Latency of Send and Write-Record beside RC
-    #[value(name = "5")]
-    Five,
-    /// Their bandwidth
-    #[value(name = "6")]
-    Six,
-    /// One sender and one to three receivers: a group beside a message to each
-    #[value(name = "7")]
-    Seven,
-    /// What arrives of messages over a link that loses packets, with Send and Write-Record (also 8; needs root)
-    #[value(name = "9", alias = "8")]
-    Nine,
-    /// How long VLC buffers, by UDP and by HTTP, plain and under weft run (needs vlc and ffmpeg)
-    #[value(name = "10")]
-    Ten,
-    /// Calls of sipp over UDP and TCP, plain and under weft run (needs sip-tester)
-    #[value(name = "11")]
-    Eleven,
-    /// Memory of a server of 10,000 clients: datagrams beside connections
-    #[value(name = "12")]
-    Twelve,
+named! {
+    /// The figures of `weft bench dgram`.
+    pub enum DgramFigure {
+        /// Latency of Send and Write-Record beside RC
+        Five = "5",
+        /// Their bandwidth
+        Six = "6",
+        /// One sender and one to three receivers: a group beside a message to each
+        Seven = "7",
+        /// What arrives of messages over a link that loses packets, with Send and Write-Record (also 8; needs root)
+        #[value(alias = "8")]
+        Nine = "9",
+        /// How long VLC buffers, by UDP and by HTTP, plain and under weft run (needs vlc and ffmpeg)
+        Ten = "10",
+        /// Calls of sipp over UDP and TCP, plain and under weft run (needs sip-tester)
+        Eleven = "11",
+        /// Memory of a server of 10,000 clients: datagrams beside connections
+        Twelve = "12",
+    }
 }
 
 const ADVISE_EXAMPLES: &str = "\
@@ -134,9 +121,9 @@ pub struct AdviseArgs {
 /// Options that every suite has.
 #[derive(Args, Clone, Debug)]
 pub struct CommonArgs {
-    /// Message sizes: a list, or ranges by powers: 64,4K or 1..64M or 1..64M*4
-    #[arg(long, value_name = "LIST|RANGE")]
-    pub size: Option<Sizes>,
+    /// How long and how often.
+    #[command(flatten)]
+    pub effort: EffortArgs,
     /// What carries weft's bytes
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Transport::Tcp])]
     pub transport: Vec<Transport>,
@@ -152,24 +139,15 @@ pub struct CommonArgs {
     /// Whose memory weft's buffers are [default: allocated; both for streams of writes over local]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub memory: Vec<Memory>,
-    /// Runs of each point; the stacks take turns within each run [default: 10, quick: 3]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub runs: Option<u32>,
     /// With or without the CRC of each FPDU
     #[arg(long, value_name = "WHICH", default_value_t = Switch::Both)]
     pub crc: Switch,
     /// How both sides wait in latency points: spinning or sleeping
     #[arg(long, value_name = "WHICH", default_value_t = Poll::Both)]
     pub poll: Poll,
-    /// Seconds that one run of a point should take [default: 0.15, quick: 0.03]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub seconds: Option<f64>,
     /// Bytes that one run of a throughput point moves, instead of a time
     #[arg(long, value_name = "SIZE", value_parser = crate::size::parse_size)]
     pub bytes: Option<u64>,
-    /// Few sizes and short runs: a minute instead of a quarter of an hour
-    #[arg(long)]
-    pub quick: bool,
     /// Where the results go.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -179,14 +157,6 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
-    pub(crate) fn runs(&self) -> u32 {
-        self.runs.unwrap_or(if self.quick { 3 } else { 10 })
-    }
-
-    pub(crate) fn seconds(&self) -> f64 {
-        self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.15 })
-    }
-
     /// The chosen stacks.
     pub(crate) fn stacks(&self) -> &[Stack] {
         if self.stack.is_empty() {
@@ -195,13 +165,39 @@ impl CommonArgs {
             &self.stack
         }
     }
+}
+
+/// How long a suite measures, how often, and which sizes of messages.
+#[derive(Args, Clone, Debug)]
+pub struct EffortArgs {
+    /// Message sizes: a list, or ranges by powers: 64,4K or 1..64M or 1..64M*4 [default: those of each figure]
+    #[arg(long, value_name = "LIST|RANGE")]
+    pub size: Option<Sizes>,
+    /// Runs of each point; the stacks take turns within each run [default: 10, quick: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: Option<u32>,
+    /// Seconds that one run of a point should take [default: 0.15, quick: 0.03]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Few sizes and short runs
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl EffortArgs {
+    pub(crate) fn runs(&self) -> u32 {
+        self.runs.unwrap_or(if self.quick { 3 } else { 10 })
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.15 })
+    }
 
     /// The chosen sizes, or `full` (`quick` with `--quick`).
-    pub(crate) fn sizes(&self, full: &[u64], quick: &[u64]) -> Vec<u64> {
+    pub(crate) fn sizes(&self, full: &str, quick: &str) -> Vec<u64> {
         match &self.size {
             Some(sizes) => sizes.0.clone(),
-            None if self.quick => quick.to_vec(),
-            None => full.to_vec(),
+            None => sizes(if self.quick { quick } else { full }),
         }
     }
 }
@@ -247,22 +243,24 @@ pub enum VerbsOp {
     All,
 }
 
-/// What `--figure` selects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Figure {
-    /// Throughput and CPU time
-    Bandwidth,
-    /// Latency
-    Latency,
+named! {
+    /// What `--figure` selects.
+    pub enum Figure {
+        /// Throughput and CPU time
+        Bandwidth = "bandwidth",
+        /// Latency
+        Latency = "latency",
+    }
 }
 
-/// On, off or one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
-pub enum Switch {
-    On,
-    Off,
-    Both,
+named! {
+    /// On, off or one after the other.
+    #[allow(missing_docs)]
+    pub enum Switch {
+        On = "on",
+        Off = "off",
+        Both = "both",
+    }
 }
 
 impl Switch {
@@ -275,13 +273,14 @@ impl Switch {
     }
 }
 
-/// How a side waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[allow(missing_docs)]
-pub enum Poll {
-    Busy,
-    Block,
-    Both,
+named! {
+    /// How a side waits.
+    #[allow(missing_docs)]
+    pub enum Poll {
+        Busy = "busy",
+        Block = "block",
+        Both = "both",
+    }
 }
 
 impl Poll {
@@ -294,17 +293,6 @@ impl Poll {
         }
     }
 }
-
-macro_rules! display_as_value {
-    ($($name:ty),*) => {$(
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
-            }
-        }
-    )*};
-}
-display_as_value!(Figure, Switch, Poll, Transport);
 
 #[cfg(test)]
 mod tests {
@@ -330,11 +318,11 @@ mod tests {
     fn defaults() {
         let args = verbs("verbs").unwrap();
         assert!(args.op.is_empty());
-        assert_eq!(args.common.runs(), 10);
+        assert_eq!(args.common.effort.runs(), 10);
         assert_eq!(args.common.crc.values(), [false, true]);
         assert_eq!(args.common.stacks(), [Stack::Weft, Stack::Tcp]);
         assert!(!args.peers && !args.tls);
-        assert_eq!(args.common.sizes(&[1, 2], &[3]), [1, 2]);
+        assert_eq!(args.common.effort.sizes("1,2", "3"), [1, 2]);
     }
 
     #[test]
@@ -342,10 +330,10 @@ mod tests {
         let args = verbs("verbs --op write_imm,fetch_add --size 1..4K*4,3 --crc on --poll block --quick --runs 2 --seconds 0.5 --json a --html b").unwrap();
         assert_eq!(args.op, [VerbsOp::WriteImm, VerbsOp::FetchAdd]);
         assert_eq!(
-            args.common.sizes(&[], &[]),
+            args.common.effort.sizes("1", "1"),
             [1, 3, 4, 16, 64, 256, 1024, 4096]
         );
-        assert_eq!(args.common.runs(), 2);
+        assert_eq!(args.common.effort.runs(), 2);
         assert_eq!(args.common.crc.values(), [true]);
         assert_eq!(args.common.poll.values(), [false]);
         for bad in [

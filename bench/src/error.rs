@@ -66,12 +66,15 @@ impl BenchError {
     }
 }
 
+/// What was tried, and why it failed.
+pub(crate) fn failed(what: &'static str, why: impl std::fmt::Display) -> BenchError {
+    let why = why.to_string();
+    BenchError::Stack { what, why }
+}
+
 /// Makes an error of one of the stacks ours: `what` is what we wanted of it.
 pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> BenchError {
-    move |error| BenchError::Stack {
-        what,
-        why: error.to_string(),
-    }
+    move |error| failed(what, error)
 }
 
 pub(crate) type Result<T> = std::result::Result<T, BenchError>;

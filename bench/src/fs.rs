@@ -4,29 +4,31 @@
 //! engine of its device, as those of raw RDMA are.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use serde_json::{Value, json};
 use weft_fs::name::{Endpoint, Name};
 use weft_fs::server::{Config, Server};
 use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Client, OpenOptions, Settings, door};
-use weft_verbs::cm::{self, ConnParam};
+use weft_verbs::cm::ConnParam;
 use weft_verbs::tls::{Identity, Tls};
-use weft_verbs::{
-    Access, Cq, Device, LocalMode, Mr, QpInit, RawMemory, RemoteAddr, SendWr, Wc, WcStatus,
-};
+use weft_verbs::{Access, Cq, Device, LocalMode, Mr, RawMemory, RemoteAddr, SendWr, Wc, WcStatus};
 
-use crate::aims::{Limit, verdict};
-use crate::error::{BenchError, Result};
-use crate::output::OutputArgs;
+use crate::aims::Limit::{self, AtLeast, AtMost};
+use crate::aims::verdict;
+use crate::children::{Running, this_program};
+use crate::driver;
+use crate::error::{BenchError, Result, failed, stack};
+use crate::output::{self, KEPT, OutputArgs};
 use crate::report::{Report, Section, Table, machine};
+use crate::sshfs::Mount;
 use crate::stats::{Summary, paired_ratio};
 
 /// The buffer that is read and written.
@@ -46,6 +48,9 @@ pub struct FsArgs {
     /// The preload library, for ordinary files under it
     #[arg(long, value_name = "FILE", env = "WEFT_FS_LIB")]
     lib: Option<PathBuf>,
+    /// Results of an earlier run (of --json), which the table is to have; nothing is measured
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    from: Vec<PathBuf>,
     /// Where the results go.
     #[command(flatten)]
     output: OutputArgs,
@@ -54,28 +59,42 @@ pub struct FsArgs {
     child: Option<PathBuf>,
 }
 
-fn failed(what: &'static str) -> impl FnOnce(&dyn std::fmt::Display) -> BenchError {
-    move |why| BenchError::Stack {
-        what,
-        why: why.to_string(),
-    }
-}
-
 /// `map_err` for anything that can be shown.
 macro_rules! ok {
     ($what:literal, $done:expr) => {
-        $done.map_err(|e| failed($what)(&e))?
+        $done.map_err(stack($what))?
     };
 }
 
-/// One pair's outcome.
-struct Row {
-    name: &'static str,
-    ours: Vec<f64>,
-    yardstick: Vec<f64>,
-    unit: &'static str,
-    limit: Limit,
-}
+/// What is compared and beside what, its unit, and the ratio's target.
+type Figure = (&'static str, &'static str, Limit);
+
+const HERE_WRITE: Figure = ("same host, write 1 MiB (tmpfs)", "GB/s", AtLeast(0.95));
+const HERE_READ: Figure = ("same host, read 1 MiB (tmpfs)", "GB/s", AtLeast(0.95));
+const WRITE: Figure = (
+    "remote, write 1 MiB (raw RDMA Write)",
+    "GB/s",
+    AtLeast(0.85),
+);
+const READ: Figure = ("remote, read 1 MiB (raw RDMA Read)", "GB/s", AtLeast(0.85));
+const PAGES: Figure = (
+    "remote, read 4 KiB anywhere (raw RDMA Read)",
+    "us",
+    AtMost(1.3),
+);
+const FUSE: Figure = ("FUSE, read 1 MiB (preload's way)", "GB/s", AtLeast(0.5));
+const SSHFS: Figure = ("remote, read 1 MiB (sshfs)", "GB/s", AtLeast(2.0));
+const PRELOAD: Figure = (
+    "ordinary file under preload, read 4 KiB (without)",
+    "ns",
+    AtMost(1.05),
+);
+const FIGURES: [Figure; 8] = [
+    HERE_WRITE, HERE_READ, WRITE, READ, PAGES, FUSE, SSHFS, PRELOAD,
+];
+
+/// One pair's outcome: of each turn a value of ours, and one of the yardstick.
+struct Row(Figure, Vec<f64>, Vec<f64>);
 
 /// What both sides of the comparisons need.
 struct World {
@@ -96,22 +115,30 @@ pub(crate) fn run(args: &FsArgs) -> Result<ExitCode> {
         println!("{}", pages_of(file)?);
         return Ok(ExitCode::SUCCESS);
     }
+    let kept: Vec<Value> = output::read(&args.from)?;
+    let mut rows: Vec<Row> = kept.iter().filter_map(Row::parse).collect();
     let mut output = args.output.open()?;
-    let world = World::new()?;
-    let mut rows = Vec::new();
-    same_host(args, &world, &mut rows)?;
-    remote(args, &world, &mut rows)?;
-    for (what, done) in [
-        ("FUSE", mounted(args, &world, &mut rows)),
-        ("sshfs", beside_sshfs(args, &world, &mut rows)),
-        ("ordinary files", ordinary(args, &world, &mut rows)),
-    ] {
-        if let Err(e) = done {
-            eprintln!("weft: {what}: not measured: {e}");
+    if args.from.is_empty() {
+        let world = World::new()?;
+        same_host(args, &world, &mut rows)?;
+        remote(args, &world, &mut rows)?;
+        for (what, done) in [
+            ("FUSE", mounted(args, &world, &mut rows)),
+            ("sshfs", beside_sshfs(args, &world, &mut rows)),
+            ("ordinary files", ordinary(args, &world, &mut rows)),
+        ] {
+            if let Err(e) = done {
+                eprintln!("weft: {what}: not measured: {e}");
+            }
         }
     }
     output.lines(rows.iter().map(Row::json))?;
-    output.finish(&report(&rows))
+    let source = if args.from.is_empty() {
+        format!("{}.", machine())
+    } else {
+        KEPT.to_owned()
+    };
+    output.finish(&report(&rows, &source))
 }
 
 impl World {
@@ -178,10 +205,10 @@ fn pair(
     Ok((a, b))
 }
 
-/// GB/s out of seconds.
-fn rates((ours, yardstick): (Vec<f64>, Vec<f64>), bytes: usize) -> (Vec<f64>, Vec<f64>) {
+/// A figure in GB/s, out of seconds.
+fn rates(figure: Figure, (ours, yardstick): (Vec<f64>, Vec<f64>), bytes: usize) -> Row {
     let rate = |times: Vec<f64>| times.iter().map(|t| bytes as f64 / t / 1e9).collect();
-    (rate(ours), rate(yardstick))
+    Row(figure, rate(ours), rate(yardstick))
 }
 
 /// Two files of this host, made anew for each turn, in turn the one before the other: which pages of the memory a file gets makes more of a difference than what
@@ -213,7 +240,7 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
             door::ask(world.server.local_addr(), &request)
         );
         let Some((_, Some(fd))) = opened else {
-            return Err(failed("the server's door")(&"it is closed"));
+            return Err(failed("the server's door", "it is closed"));
         };
         let tmpfs = tempfile::tempfile_in(&world.scratch)
             .map_err(BenchError::system("a file in /dev/shm"))?;
@@ -228,18 +255,8 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
             }
         }
     }
-    let names = [
-        "same host, write 1 MiB (tmpfs)",
-        "same host, read 1 MiB (tmpfs)",
-    ];
-    for (name, [ours, yardstick]) in names.into_iter().zip(rates) {
-        rows.push(Row {
-            name,
-            ours,
-            yardstick,
-            unit: "GB/s",
-            limit: Limit::AtLeast(0.95),
-        });
+    for (figure, [ours, yardstick]) in [HERE_WRITE, HERE_READ].into_iter().zip(rates) {
+        rows.push(Row(figure, ours, yardstick));
     }
     Ok(())
 }
@@ -263,41 +280,20 @@ impl Drop for Raw {
 
 impl Raw {
     fn new(world: &World) -> Result<Self> {
-        let param = |data: Vec<u8>| ConnParam {
-            private_data: data,
+        let device = || Device::builder().local(LocalMode::Off).open();
+        let (near, far) = (ok!("a device", device()), ok!("a device", device()));
+        let near_pd = ok!("a domain", near.alloc_pd());
+        let far_pd = ok!("a domain", far.alloc_pd());
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let far_mr = ok!("memory", far_pd.alloc_mr(LEN, access));
+        ok!("memory", far_mr.fill(0, LEN, 7));
+        let mr = ok!("memory", near_pd.alloc_mr(MIB, Access::LOCAL_WRITE));
+        let param = ConnParam {
             tls: Some(world.tls.clone()),
             ..ConnParam::default()
         };
-        let far = ok!("a device", Device::builder().local(LocalMode::Off).open());
-        let near = ok!("a device", Device::builder().local(LocalMode::Off).open());
-        let any = ([127, 0, 0, 1], 0).into();
-        let listener = cm::Listener::bind(&far, any, 1, &param(Vec::new()))
-            .map_err(|e| BenchError::system("listening")(e.into()))?;
-        let addr = listener.local_addr();
-        let pd = ok!("a domain", far.alloc_pd());
-        let far_cq = ok!("a queue", far.create_cq(16, None));
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let far_mr = ok!("memory", pd.alloc_mr(LEN, access));
-        ok!("memory", far_mr.fill(0, LEN, 7));
-        let at = far_mr.remote(0);
-        let mut told = at.rkey.to_be_bytes().to_vec();
-        told.extend(at.addr.to_be_bytes());
-        let far_qp = ok!("a queue pair", pd.create_qp(&QpInit::new(&far_cq, &far_cq)));
-        let accept = param(told);
-        let accepting = std::thread::spawn(move || {
-            let request = listener.next_request(Some(Duration::from_secs(30)))?;
-            request.accept(far_qp, &accept).ok().map(|conn| conn.qp)
-        });
-        let pd = ok!("a domain", near.alloc_pd());
-        let cq = ok!("a queue", near.create_cq(64, None));
-        let mr = ok!("memory", pd.alloc_mr(MIB, Access::LOCAL_WRITE));
-        let init = QpInit::new(&cq, &cq);
-        let conn = ok!(
-            "connecting",
-            cm::connect(addr, &pd, &init, &param(Vec::new()))
-        );
-        let far_qp = accepting.join().ok().flatten();
-        let far_qp = far_qp.ok_or_else(|| failed("accepting")(&"nobody came"))?;
+        let ends = driver::pair((&near, &near_pd), (&far, &far_pd), &param)?;
+        let [(conn, cq), (far, far_cq)] = ends;
         // The far side waits for messages, as a server does: its thread carries the connection.
         let over = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&over);
@@ -317,8 +313,8 @@ impl Raw {
             qp: conn.qp,
             cq,
             mr,
-            remote: at,
-            _far: (far_qp, far_mr),
+            remote: far_mr.remote(0),
+            _far: (far.qp, far_mr),
         })
     }
 
@@ -331,7 +327,7 @@ impl Raw {
         if got == 1 && wcs[0].status == WcStatus::Success {
             Ok(())
         } else {
-            Err(failed("a completion")(&wcs[0].status))
+            Err(failed("a completion", wcs[0].status))
         }
     }
 
@@ -373,31 +369,12 @@ fn remote(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     // An empty Read behind the Writes: what the sync is.
     let raw_write = || raw_write().and_then(|()| raw.read(0, 8));
     let turns = pair(args.repetitions, ours_write, raw_write)?;
-    let (a, b) = rates(turns, passes * LEN);
-    rows.push(Row {
-        name: "remote, write 1 MiB (raw RDMA Write)",
-        ours: a,
-        yardstick: b,
-        unit: "GB/s",
-        limit: Limit::AtLeast(0.85),
-    });
-    let ours_read = || {
-        for at in steps() {
-            ok!("reading", file.pread_raw(&memory, at as u64));
-        }
-        Ok(())
-    };
+    rows.push(rates(WRITE, turns, passes * LEN));
+    let ours_read = || (0..passes).try_for_each(|_| read(&file, &memory));
     let turns = pair(args.repetitions, ours_read, || {
         steps().try_for_each(|at| raw.read(at, MIB))
     })?;
-    let (a, b) = rates(turns, passes * LEN);
-    rows.push(Row {
-        name: "remote, read 1 MiB (raw RDMA Read)",
-        ours: a,
-        yardstick: b,
-        unit: "GB/s",
-        limit: Limit::AtLeast(0.85),
-    });
+    rows.push(rates(READ, turns, passes * LEN));
     // Pages that do not follow one another.
     const COUNT: usize = 2000;
     let places = || (0..COUNT).map(|i| i * 7_919 * PAGE % (LEN - PAGE));
@@ -413,47 +390,44 @@ fn remote(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         || places().try_for_each(|at| raw.read(at, PAGE)),
     )?;
     let each = |times: Vec<f64>| times.iter().map(|t| t / COUNT as f64 * 1e6).collect();
-    rows.push(Row {
-        name: "remote, read 4 KiB anywhere (raw RDMA Read)",
-        ours: each(a),
-        yardstick: each(b),
-        unit: "us",
-        limit: Limit::AtMost(1.3),
-    });
+    rows.push(Row(PAGES, each(a), each(b)));
     Ok(())
 }
 
-/// A child that ends with this.
-struct Guard(Child, PathBuf);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.1).output();
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+/// The whole file, of the remote memory.
+fn read(file: &weft_fs::File, memory: &RawMemory) -> Result<()> {
+    for at in (0..LEN).step_by(MIB) {
+        ok!("reading", file.pread_raw(memory, at as u64));
     }
+    Ok(())
+}
+
+/// The whole file, of a file system.
+fn read_file(file: &File, part: &mut [u8]) -> Result<()> {
+    let mut places = (0..LEN as u64).step_by(MIB);
+    places
+        .try_for_each(|at| file.read_exact_at(part, at))
+        .map_err(BenchError::system("reading"))
 }
 
 fn mounted(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     let dir = world.scratch.join("mnt");
     fs::create_dir_all(&dir).map_err(BenchError::system("a folder"))?;
-    let program = std::env::current_exe().map_err(BenchError::system("this program"))?;
-    let mut child = Command::new(program)
+    let mut command = Command::new(this_program()?);
+    command
         .args(["fs", "mount", "--peer", &world.fingerprint])
         .arg(format!("/rdma/{}", world.server.local_addr()))
         .arg(&dir)
         .env("WEFT_LOCAL", "off")
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(BenchError::system("weft fs mount"))?;
-    let out = child.stdout.take();
-    let guard = Guard(child, dir.clone());
-    let mut line = String::new();
-    if let Some(out) = out {
-        let _ = BufReader::new(out).read_line(&mut line);
-    }
+        .stdout(Stdio::piped());
+    let mut child = Running::start(&mut command, "weft fs mount")?;
+    let line = child.first_line();
+    let _mount = Mount {
+        at: dir.clone(),
+        _child: child,
+    };
     if !line.starts_with("mounted") {
-        return Err(failed("weft fs mount")(&"see above"));
+        return Err(failed("weft fs mount", "see above"));
     }
     let client = world.client()?;
     let file = ok!("opening", client.open(&name("there"), OpenOptions::read()));
@@ -465,28 +439,11 @@ fn mounted(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         || {
             // Opened anew, so that no page of the last time is used.
             let file = File::open(&path).map_err(BenchError::system("opening"))?;
-            for at in (0..LEN).step_by(MIB) {
-                file.read_exact_at(&mut part, at as u64)
-                    .map_err(BenchError::system("reading"))?;
-            }
-            Ok(())
+            read_file(&file, &mut part)
         },
-        || {
-            for at in (0..LEN).step_by(MIB) {
-                ok!("reading", file.pread_raw(&memory, at as u64));
-            }
-            Ok(())
-        },
+        || read(&file, &memory),
     )?;
-    let (a, b) = rates(turns, LEN);
-    rows.push(Row {
-        name: "FUSE, read 1 MiB (preload's way)",
-        ours: a,
-        yardstick: b,
-        unit: "GB/s",
-        limit: Limit::AtLeast(0.5),
-    });
-    drop(guard);
+    rows.push(rates(FUSE, turns, LEN));
     Ok(())
 }
 
@@ -499,29 +456,10 @@ fn beside_sshfs(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()>
     let mut part = vec![0; MIB];
     let turns = pair(
         args.repetitions,
-        || {
-            for at in (0..LEN).step_by(MIB) {
-                ok!("reading", file.pread_raw(&memory, at as u64));
-            }
-            Ok(())
-        },
-        || {
-            let file = mounted.open()?;
-            for at in (0..LEN).step_by(MIB) {
-                file.read_exact_at(&mut part, at as u64)
-                    .map_err(BenchError::system("reading"))?;
-            }
-            Ok(())
-        },
+        || read(&file, &memory),
+        || read_file(&mounted.open()?, &mut part),
     )?;
-    let (a, b) = rates(turns, LEN);
-    rows.push(Row {
-        name: "remote, read 1 MiB (sshfs)",
-        ours: a,
-        yardstick: b,
-        unit: "GB/s",
-        limit: Limit::AtLeast(2.0),
-    });
+    rows.push(rates(SSHFS, turns, LEN));
     Ok(())
 }
 
@@ -540,7 +478,7 @@ fn pages_of(path: &Path) -> Result<f64> {
 }
 
 fn ordinary(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
-    let program = std::env::current_exe().map_err(BenchError::system("this program"))?;
+    let program = this_program()?;
     let beside = program.parent().unwrap_or(Path::new("/"));
     let places = ["../lib/libweft-fs.so", "libweft_fs_preload.so"];
     let found = places.iter().map(|place| beside.join(place));
@@ -561,70 +499,63 @@ fn ordinary(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         let text = String::from_utf8_lossy(&out.stdout);
         text.trim()
             .parse()
-            .map_err(|_| failed("a child")(&String::from_utf8_lossy(&out.stderr)))
+            .map_err(|_| failed("a child", String::from_utf8_lossy(&out.stderr)))
     };
     let (mut ours, mut yardstick) = (Vec::new(), Vec::new());
     for _ in 0..args.repetitions {
         ours.push(one(true)?);
         yardstick.push(one(false)?);
     }
-    rows.push(Row {
-        name: "ordinary file under preload, read 4 KiB (without)",
-        ours,
-        yardstick,
-        unit: "ns",
-        limit: Limit::AtMost(1.05),
-    });
+    rows.push(Row(PRELOAD, ours, yardstick));
     Ok(())
 }
 
 impl Row {
     /// The median of the ratios of turns.
     fn ratio(&self) -> f64 {
-        paired_ratio(&self.ours, &self.yardstick).map_or(f64::NAN, |s| s.median)
+        paired_ratio(&self.1, &self.2).map_or(f64::NAN, |s| s.median)
     }
 
-    fn json(&self) -> serde_json::Value {
-        serde_json::json!({
-            "figure": self.name,
-            "unit": self.unit,
-            "ours": self.ours,
-            "beside": self.yardstick,
-            "ratio": self.ratio(),
-            "aim": self.limit.to_string(),
-            "holds": self.limit.holds(self.ratio()),
+    fn json(&self) -> Value {
+        let Self((figure, unit, limit), ours, beside) = self;
+        let ratio = self.ratio();
+        json!({
+            "figure": figure, "unit": unit, "ours": ours, "beside": beside, "ratio": ratio,
+            "aim": limit.to_string(), "holds": limit.holds(ratio),
         })
+    }
+
+    /// As [`Row::json`] has written it.
+    fn parse(line: &Value) -> Option<Self> {
+        let figure = FIGURES
+            .into_iter()
+            .find(|figure| line["figure"] == figure.0)?;
+        let values = |name: &str| serde_json::from_value(line[name].clone()).ok();
+        Some(Self(figure, values("ours")?, values("beside")?))
     }
 }
 
-fn report(rows: &[Row]) -> Report {
+fn report(rows: &[Row], source: &str) -> Report {
     let mut report = Report::new("weft bench fs");
     report.intro = vec![format!(
-        "{}. Medians; ratios are of turns beside each other.",
-        machine()
+        "{source} Medians; ratios are of turns beside each other."
     )];
-    let header = [
-        "what (beside)",
-        "unit",
-        "weft",
-        "beside",
-        "ratio",
-        "to reach",
-        "holds",
-    ];
-    let mut table = Table::new(&header);
-    let median = |samples: &[f64]| Summary::of(samples).map_or(f64::NAN, |s| s.median);
-    for row in rows {
-        table.push([
-            row.name.to_owned(),
-            row.unit.to_owned(),
-            format!("{:.3}", median(&row.ours)),
-            format!("{:.3}", median(&row.yardstick)),
-            format!("{:.3}", row.ratio()),
-            row.limit.to_string(),
-            verdict(row.limit.holds(row.ratio())).to_owned(),
-        ]);
-    }
+    let three = |number: f64| format!("{number:.3}");
+    let median = |samples: &[f64]| three(Summary::of(samples).map_or(f64::NAN, |s| s.median));
+    let table = Table::of(
+        rows,
+        &[
+            ("what (beside)", &|row| row.0.0.to_owned()),
+            ("unit", &|row| row.0.1.to_owned()),
+            ("weft", &|row| median(&row.1)),
+            ("beside", &|row| median(&row.2)),
+            ("ratio", &|row| three(row.ratio())),
+            ("to reach", &|row| row.0.2.to_string()),
+            ("holds", &|row| {
+                verdict(row.0.2.holds(row.ratio())).to_owned()
+            }),
+        ],
+    );
     report
         .sections
         .push(Section::new("Remote memory as files").table(table));

@@ -12,6 +12,7 @@ pub mod advise;
 mod aims;
 mod args;
 mod cc;
+mod children;
 mod conclusions;
 mod dgram;
 mod driver;
@@ -22,6 +23,7 @@ mod join;
 mod link;
 pub mod media;
 mod mpi;
+mod named;
 mod output;
 mod patience;
 mod peer;
@@ -40,7 +42,8 @@ mod usage;
 mod verbs;
 
 pub use args::{
-    AdviseArgs, CommonArgs, DgramArgs, DgramFigure, Figure, Poll, Switch, VerbsArgs, VerbsOp,
+    AdviseArgs, CommonArgs, DgramArgs, DgramFigure, EffortArgs, Figure, Poll, Switch, VerbsArgs,
+    VerbsOp,
 };
 pub use cc::{CcArgs, CcPartArgs};
 pub use driver::{Memory, Stack, Transport};

@@ -1,6 +1,7 @@
 //! `weft bench link`: a command at the near end of a long link.
 
-use crate::error::{BenchError, Result};
+use crate::children::Running;
+use crate::error::{BenchError, Result, stack};
 use clap::Args;
 use std::ffi::OsString;
 use std::process::{Child, Command, ExitCode};
@@ -69,10 +70,7 @@ impl ShapeArgs {
             loss: self.loss,
             seed: self.link_seed,
         };
-        Link::new(shape, self.mtu).map_err(|error| BenchError::Stack {
-            what: "make a link",
-            why: error.to_string(),
-        })
+        Link::new(shape, self.mtu).map_err(stack("make a link"))
     }
 }
 
@@ -121,16 +119,6 @@ fn parse_rate(text: &str) -> std::result::Result<u64, String> {
     Ok(rate as u64)
 }
 
-/// A process that ends with us.
-struct Company(Child);
-
-impl Drop for Company {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs the command, and says at the end what the link carried. The exit code is the command's.
 pub(crate) fn run(args: &LinkArgs) -> Result<ExitCode> {
     let Some((program, words)) = args.command.split_first() else {
@@ -149,7 +137,7 @@ pub(crate) fn run(args: &LinkArgs) -> Result<ExitCode> {
             let program = words.next().unwrap_or_default();
             let mut command = Command::new(program);
             command.args(words);
-            Some(Company(start(
+            Some(Running(start(
                 program,
                 link.far().enter(|| command.spawn()),
             )?))

@@ -11,6 +11,10 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// Where results of earlier runs come from.
+pub(crate) const KEPT: &str =
+    "Results of earlier runs, which are kept as JSON; each number's runs are counted there.";
+
 /// What earlier runs have written as JSON.
 pub(crate) fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Vec<T>> {
     let mut all = Vec::new();

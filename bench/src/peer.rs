@@ -1,9 +1,10 @@
 //! The peer process: it carries out what the suites of its parent ask ([`crate::process`]).
 
+use crate::children::{read_line, write_line};
 use crate::dgram::{clients, group, lossy};
 use crate::driver::{Acceptor, Context, Responder};
 use crate::error::{BenchError, Result};
-use crate::process::{Reply, Request, Task, read_line, read_plan, write_line};
+use crate::process::{Reply, Request, Task, read_plan};
 use crate::verbs::{memory, register, setup};
 use crate::{exs, sdp, usage};
 use serde::Serialize;
@@ -18,14 +19,10 @@ pub(crate) fn serve() -> Result<()> {
     let mut to = io::stdout().lock();
     let mut served = Served::default();
     loop {
-        let request = match read_line(&mut from) {
-            Ok(Some(request)) => request,
-            Ok(None) => return Ok(()),
-            Err(error) => return Err(BenchError::PeerGone(error.to_string())),
+        let Some(request) = read_line(&mut from)? else {
+            return Ok(());
         };
-        let mut reply = |reply: Reply| {
-            write_line(&mut to, &reply).map_err(|error| BenchError::PeerGone(error.to_string()))
-        };
+        let mut reply = |reply: Reply| write_line(&mut to, &reply);
         match served.answer(request, &mut reply) {
             Err(BenchError::PeerGone(why)) => return Err(BenchError::PeerGone(why)),
             Err(error) => reply(Reply::Failed {

@@ -5,14 +5,15 @@
 //! JSON lines over the child's standard input and output: the pipes end with either process, take
 //! no port, and nobody else can reach them. The data connections are the stacks' own.
 
+use crate::children::{Talk, this_program};
 use crate::driver::{Remote, Spec};
 use crate::error::{BenchError, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io;
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command};
 
 /// The arguments after which the program becomes the peer.
 pub const PEER_ARGS: [&str; 2] = ["bench", "peer"];
@@ -88,9 +89,7 @@ pub(crate) enum Reply {
 
 /// The parent's handle of the peer process; dropping it ends the process.
 pub(crate) struct Peer {
-    child: Child,
-    to: Option<BufWriter<ChildStdin>>,
-    from: BufReader<ChildStdout>,
+    talk: Talk,
     next_id: u32,
 }
 
@@ -105,23 +104,10 @@ impl Peer {
         environment: &[(&str, &str)],
         spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
     ) -> Result<Self> {
-        let program =
-            std::env::current_exe().map_err(BenchError::system("find this program's file"))?;
-        let mut command = Command::new(program);
-        command
-            .args(PEER_ARGS)
-            .envs(environment.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut child =
-            spawn(&mut command).map_err(BenchError::system("start the peer process"))?;
-        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(BenchError::PeerGone("no pipes".to_owned()));
-        };
+        let mut command = Command::new(this_program()?);
+        command.args(PEER_ARGS).envs(environment.iter().copied());
         Ok(Self {
-            child,
-            to: Some(BufWriter::new(to)),
-            from: BufReader::new(from),
+            talk: Talk::start(&mut command, spawn)?,
             next_id: 0,
         })
     }
@@ -133,11 +119,7 @@ impl Peer {
     }
 
     pub(crate) fn send(&mut self, request: &Request) -> Result<()> {
-        let to = self
-            .to
-            .as_mut()
-            .ok_or_else(|| BenchError::PeerGone("closed".to_owned()))?;
-        write_line(to, request).map_err(|error| BenchError::PeerGone(error.to_string()))
+        self.talk.say(request)
     }
 
     /// Asks for something that only its suite knows.
@@ -155,11 +137,33 @@ impl Peer {
     }
 
     pub(crate) fn receive(&mut self) -> Result<Reply> {
-        match read_line(&mut self.from) {
-            Ok(Some(Reply::Failed { why })) => Err(BenchError::Peer(why)),
-            Ok(Some(reply)) => Ok(reply),
-            Ok(None) => Err(BenchError::PeerGone("it ended".to_owned())),
-            Err(error) => Err(BenchError::PeerGone(error.to_string())),
+        match self.talk.hear()? {
+            Reply::Failed { why } => Err(BenchError::Peer(why)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Receives the word that it is ready.
+    pub(crate) fn ready(&mut self) -> Result<()> {
+        match self.receive()? {
+            Reply::Ready => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Receives the word that something is closed.
+    pub(crate) fn closed(&mut self) -> Result<()> {
+        match self.receive()? {
+            Reply::Closed => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Receives how many bytes something took, or brought.
+    pub(crate) fn bytes(&mut self) -> Result<u64> {
+        match self.receive()? {
+            Reply::Held { bytes } | Reply::Valid { bytes } => Ok(bytes),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -172,15 +176,6 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // The end of its input is the peer's signal; killing is for one that is stuck in a transfer.
-        self.to = None;
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 pub(crate) fn unexpected(reply: &Reply) -> BenchError {
     BenchError::PeerGone(format!("it answered {reply:?}"))
 }
@@ -188,20 +183,4 @@ pub(crate) fn unexpected(reply: &Reply) -> BenchError {
 /// What came with a task, or was measured by one.
 pub(crate) fn read_plan<T: DeserializeOwned>(value: Value) -> Result<T> {
     serde_json::from_value(value).map_err(|e| BenchError::PeerGone(e.to_string()))
-}
-
-pub(crate) fn write_line(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut *to, message)?;
-    to.write_all(b"\n")?;
-    to.flush()
-}
-
-pub(crate) fn read_line<T: for<'a> Deserialize<'a>>(
-    from: &mut impl BufRead,
-) -> io::Result<Option<T>> {
-    let mut line = String::new();
-    if from.read_line(&mut line)? == 0 {
-        return Ok(None);
-    }
-    Ok(Some(serde_json::from_str(&line)?))
 }

@@ -1,43 +1,25 @@
 //! The results as JSON, one object a line.
 
+use crate::named::named;
 use crate::stats::Summary;
 use serde::{Deserialize, Serialize};
 
-/// What a record's numbers are; the unit is in the name (GB is 10^9 bytes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(non_camel_case_types, missing_docs)]
-pub enum Metric {
-    bandwidth_GBps,
-    latency_us_p50,
-    latency_us_p99,
-    latency_us_mean,
-    messages_per_s,
-    cpu_s_per_GB,
-    cpu_us_per_message,
-    instructions_per_byte,
-    bytes_per_qp,
-    time_us,
-    valid_share,
-    memory_bytes,
-}
-
-impl Metric {
-    /// The name as in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::bandwidth_GBps => "bandwidth_GBps",
-            Self::latency_us_p50 => "latency_us_p50",
-            Self::latency_us_p99 => "latency_us_p99",
-            Self::latency_us_mean => "latency_us_mean",
-            Self::messages_per_s => "messages_per_s",
-            Self::cpu_s_per_GB => "cpu_s_per_GB",
-            Self::cpu_us_per_message => "cpu_us_per_message",
-            Self::instructions_per_byte => "instructions_per_byte",
-            Self::bytes_per_qp => "bytes_per_qp",
-            Self::time_us => "time_us",
-            Self::valid_share => "valid_share",
-            Self::memory_bytes => "memory_bytes",
-        }
+named! {
+    /// What a record's numbers are; the unit is in the name (GB is 10^9 bytes).
+    #[allow(non_camel_case_types, missing_docs)]
+    pub enum Metric {
+        bandwidth_GBps = "bandwidth_GBps",
+        latency_us_p50 = "latency_us_p50",
+        latency_us_p99 = "latency_us_p99",
+        latency_us_mean = "latency_us_mean",
+        messages_per_s = "messages_per_s",
+        cpu_s_per_GB = "cpu_s_per_GB",
+        cpu_us_per_message = "cpu_us_per_message",
+        instructions_per_byte = "instructions_per_byte",
+        bytes_per_qp = "bytes_per_qp",
+        time_us = "time_us",
+        valid_share = "valid_share",
+        memory_bytes = "memory_bytes",
     }
 }
 
@@ -132,6 +114,26 @@ impl Record {
         }
     }
 
+    /// A record of samples; `None` where there are none.
+    pub(crate) fn of(
+        op: &str,
+        transport: &str,
+        stack: &str,
+        bytes: u64,
+        metric: Metric,
+        samples: &[f64],
+    ) -> Option<Self> {
+        let summary = Summary::of(samples)?;
+        Some(Self::new(op, transport, stack, bytes, metric, summary))
+    }
+
+    /// Adds the variant within the operation.
+    #[must_use]
+    pub(crate) fn with_case(mut self, case: impl Into<String>) -> Self {
+        self.case = Some(case.into());
+        self
+    }
+
     /// Adds the ratio to plain TCP.
     #[must_use]
     pub fn with_ratio(mut self, ratio: Option<Summary>) -> Self {
@@ -222,19 +224,7 @@ mod tests {
 
     #[test]
     fn metric_names_are_their_json() {
-        for metric in [
-            Metric::bandwidth_GBps,
-            Metric::latency_us_p50,
-            Metric::latency_us_p99,
-            Metric::latency_us_mean,
-            Metric::messages_per_s,
-            Metric::cpu_s_per_GB,
-            Metric::cpu_us_per_message,
-            Metric::instructions_per_byte,
-            Metric::bytes_per_qp,
-            Metric::time_us,
-            Metric::valid_share,
-        ] {
+        for metric in <Metric as clap::ValueEnum>::value_variants() {
             assert_eq!(serde_json::to_value(metric).unwrap(), metric.name());
         }
     }

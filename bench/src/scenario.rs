@@ -2,8 +2,10 @@
 
 use crate::driver::{self, Context, Copy, Initiator, Kind, Op, Spec, Stack, Transport, outside};
 use crate::error::{BenchError, Result};
+use crate::output::Output;
 use crate::process::{Peer, Reply, Request, unexpected};
-use crate::record::{Metric, Record, Side};
+use crate::progress::Progress;
+use crate::record::{Metric, Record, Side, of_suite};
 use crate::stats::{Summary, paired_ratio, percentile};
 use crate::usage;
 use std::time::{Duration, Instant};
@@ -96,18 +98,8 @@ impl Session {
         let id = peer.new_id();
         let work = match spec.stack {
             Stack::Memcpy => Work::Copy(Copy::new(&spec)?),
-            Stack::Weft
-            | Stack::WeftTls
-            | Stack::WeftIw
-            | Stack::WeftUd
-            | Stack::WeftRd
-            | Stack::Udp
-            | Stack::UdpSingle
-            | Stack::Exs
-            | Stack::ExsSync
-            | Stack::Tcp
-            | Stack::TcpTls
-            | Stack::Vm => {
+            stack if outside::has(stack) => Work::Outside,
+            _ => {
                 peer.send(&Request::Open { id, spec })?;
                 let addr = peer.listening()?;
                 let mut initiator = driver::connect(context, &spec, addr)?;
@@ -117,7 +109,6 @@ impl Session {
                 }
                 Work::Linked(initiator)
             }
-            _ => Work::Outside,
         };
         Ok(Self {
             id,
@@ -210,10 +201,7 @@ fn run_linked(
         count,
         remote: initiator.remote(),
     })?;
-    match peer.receive()? {
-        Reply::Ready => {}
-        other => return Err(unexpected(&other)),
-    }
+    peer.ready()?;
     let mut laps = Vec::new();
     if spec.kind == Kind::PingPong {
         laps.reserve(usize::try_from(count).unwrap_or(0));
@@ -304,12 +292,35 @@ pub(crate) fn run_group(
     drop(sessions);
     for id in ids {
         peer.send(&Request::Close { id })?;
-        match peer.receive()? {
-            Reply::Closed => {}
-            other => return Err(unexpected(&other)),
-        }
+        peer.closed()?;
     }
     Ok(Outcome { records, notes })
+}
+
+/// Measures a group with a peer of its own: a failure is this point's.
+pub(crate) fn run_alone(context: &mut Context, group: &Group, effort: &Effort) -> Result<Outcome> {
+    run_group(context, &mut Peer::spawn(&[])?, group, effort)
+}
+
+/// Measures groups each with a peer of its own, as records of a suite; those that fail are left out.
+pub(crate) fn run_groups(
+    suite: &str,
+    groups: &[Group],
+    effort: &Effort,
+    progress: &mut Progress,
+    output: &mut Output,
+) -> Result<Vec<Record>> {
+    let mut context = Context::default();
+    let mut records = Vec::new();
+    for group in groups {
+        let what = group.describe();
+        progress.at(&what);
+        let outcome = run_alone(&mut context, group, effort);
+        let new = outcome.map(|outcome| of_suite(suite, outcome.records));
+        records.extend(output.keep(&what, new)?);
+        progress.step();
+    }
+    Ok(records)
 }
 
 /// A metric of a sample; `None` where it does not apply.

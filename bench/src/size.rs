@@ -70,6 +70,12 @@ impl FromStr for Sizes {
     }
 }
 
+/// The sizes that a suite has where its options name none, in the language of the options.
+pub(crate) fn sizes(text: &str) -> Vec<u64> {
+    let sizes = text.parse::<Sizes>();
+    sizes.unwrap_or_else(|error| unreachable!("{error}")).0
+}
+
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, size) in self.0.iter().enumerate() {

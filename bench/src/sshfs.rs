@@ -1,12 +1,13 @@
 //! sshfs on this machine: a server of SSH of its own on the loopback interface, with keys of its own, and a mount.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use rustix::fs::{Advice, fadvise};
 
+use crate::children::{Running, free_port};
 use crate::error::{BenchError, Result};
 use crate::patience::until;
 
@@ -16,17 +17,19 @@ const NAME: &str = "file";
 
 /// A folder of this machine, mounted by sshfs. Server and mount end with this.
 pub(crate) struct Mounted {
-    children: Vec<Child>,
-    at: PathBuf,
+    mount: Mount,
+    _server: Running,
 }
 
-impl Drop for Mounted {
+/// A mounted folder, and the process that serves it. Both end with this.
+pub(crate) struct Mount {
+    pub(crate) at: PathBuf,
+    pub(crate) _child: Running,
+}
+
+impl Drop for Mount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.at).output();
-        for child in self.children.iter_mut().rev() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }
 
@@ -47,6 +50,11 @@ fn key(path: &Path) -> Result<()> {
     }
 }
 
+/// A program that says nothing here.
+fn quiet(mut command: Command, what: &'static str) -> Result<Running> {
+    Running::start(command.stdin(Stdio::null()).stderr(Stdio::null()), what)
+}
+
 impl Mounted {
     /// Serves a file of `len` bytes from `dir`, which is made.
     pub(crate) fn new(dir: &Path, len: usize) -> Result<Self> {
@@ -62,11 +70,7 @@ impl Mounted {
         fs::write(files.join(NAME), vec![7; len]).map_err(system("write a file"))?;
         key(&dir.join("host"))?;
         key(&dir.join("user"))?;
-        // Free now; nobody else here takes it before sshd does, most likely.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .and_then(|listener| listener.local_addr())
-            .map_err(system("find a free port"))?
-            .port();
+        let port = free_port()?;
         let text = format!(
             "Port {port}\nListenAddress 127.0.0.1\nHostKey {d}/host\nAuthorizedKeysFile {d}/user.pub\nStrictModes no\nUsePAM no\nPidFile none\n\
              PermitRootLogin yes\nSubsystem sftp internal-sftp\n",
@@ -76,18 +80,9 @@ impl Mounted {
         fs::write(&config, text).map_err(system("write sshd's settings"))?;
         // Of a server that runs as root; an installed service has it.
         let _ = fs::create_dir_all("/run/sshd");
-        let mut mounted = Self {
-            children: Vec::new(),
-            at: at.clone(),
-        };
-        let server = Command::new(SSHD)
-            .args(["-D", "-f"])
-            .arg(&config)
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(system("start sshd"))?;
-        mounted.children.push(server);
+        let mut command = Command::new(SSHD);
+        command.args(["-D", "-f"]).arg(&config);
+        let server = quiet(command, "start sshd")?;
         until("sshd", || {
             TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
         })?;
@@ -96,26 +91,29 @@ impl Mounted {
             .output()
             .map_err(system("run id"))?;
         let user = String::from_utf8_lossy(&user.stdout).trim().to_owned();
-        let client = Command::new("sshfs")
+        let mut command = Command::new("sshfs");
+        command
             .arg(format!("{user}@127.0.0.1:{}", files.display()))
             .arg(&at)
             .args(["-f", "-p", &port.to_string(), "-o"])
             .arg(format!(
                 "IdentityFile={}/user,IdentitiesOnly=yes,StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null,BatchMode=yes",
                 dir.display()
-            ))
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(system("start sshfs (Debian's sshfs)"))?;
-        mounted.children.push(client);
+            ));
+        let mount = Mount {
+            _child: quiet(command, "start sshfs (Debian's sshfs)")?,
+            at: at.clone(),
+        };
         until("sshfs", || at.join(NAME).exists())?;
-        Ok(mounted)
+        Ok(Self {
+            mount,
+            _server: server,
+        })
     }
 
     /// The file, with nothing of it in the kernel's cache.
     pub(crate) fn open(&self) -> Result<File> {
-        let file = File::open(self.at.join(NAME)).map_err(BenchError::system("opening"))?;
+        let file = File::open(self.mount.at.join(NAME)).map_err(BenchError::system("opening"))?;
         fadvise(&file, 0, None, Advice::DontNeed)
             .map_err(|e| BenchError::system("forgetting pages")(e.into()))?;
         Ok(file)

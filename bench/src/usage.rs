@@ -1,11 +1,50 @@
 //! CPU time and memory of this process.
 
 use rustix::time::{ClockId, clock_gettime};
+use std::fs;
+use std::path::Path;
 
 /// Seconds of CPU that all threads of this process have used so far, user and system.
 pub(crate) fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The first word of a thread's schedstat: nanoseconds that it has been on a processor.
+pub(crate) fn on_processor(thread: &Path) -> Option<u64> {
+    let text = fs::read_to_string(thread.join("schedstat")).ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
+
+/// Seconds of CPU of all threads of another process, those that have ended not counted.
+pub(crate) fn process_cpu(pid: u32) -> f64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = threads.into_iter().flatten().flatten();
+    let each = threads.filter_map(|thread| on_processor(&thread.path()));
+    each.sum::<u64>() as f64 / 1e9
+}
+
+/// Whose CPU time is asked for.
+#[derive(Clone, Copy)]
+pub(crate) enum Whose {
+    /// That of the process, with threads that have ended.
+    Its,
+    /// That of the children that it has waited for, with theirs.
+    Children,
+}
+
+/// Seconds of CPU as the kernel tells them in a process's stat: in hundredths of a second.
+pub(crate) fn told_cpu(pid: u32, whose: Whose) -> f64 {
+    let told = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // After the name, which may have anything in it: utime, stime, cutime and cstime, the 14th to 17th of all.
+    let words = told.rsplit(')').next().unwrap_or_default();
+    let skip = match whose {
+        Whose::Its => 11,
+        Whose::Children => 13,
+    };
+    let ticks = words.split_whitespace().skip(skip).take(2);
+    let ticks: f64 = ticks.filter_map(|word| word.parse::<f64>().ok()).sum();
+    ticks / rustix::param::clock_ticks_per_second() as f64
 }
 
 /// The machine's load of the last minute, as the kernel prints it.
@@ -41,6 +80,29 @@ mod tests {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
         assert!(sum > 0);
+    }
+
+    #[test]
+    fn the_cpu_time_of_a_process_is_found() {
+        // A kernel without CONFIG_SCHED_INFO has no such file.
+        if !Path::new("/proc/self/schedstat").exists() {
+            return;
+        }
+        let mut busy = std::process::Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let began = std::time::Instant::now();
+        let found = loop {
+            let found = process_cpu(busy.id());
+            if found >= 0.01 || began.elapsed() > std::time::Duration::from_secs(30) {
+                break found;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        assert!(found >= 0.01, "{found} s in {:?}", began.elapsed());
     }
 
     #[test]

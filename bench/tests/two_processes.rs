@@ -13,19 +13,28 @@ struct Program {
     bench: BenchArgs,
 }
 
-/// Runs the suite with `options` and returns its records and its page.
-fn bench(directory: &Path, options: &str) -> (Vec<Record>, String) {
+/// Runs `bench WORDS`, and returns what it writes as JSON and as a page.
+fn suite(directory: &Path, words: &str) -> (String, String) {
     let (json, html) = (directory.join("out.jsonl"), directory.join("out.html"));
-    let words = format!("bench verbs --runs 2 --seconds 0.002 {options}");
+    let words = format!("bench {words}");
     let args = words.split_whitespace().map(str::to_owned).chain([
         format!("--json={}", json.display()),
         format!("--html={}", html.display()),
-        format!("--svg={}", directory.join("plots").display()),
     ]);
-    let code = weft_bench::run(Program::parse_from(args).bench).expect(options);
-    assert_eq!(code, ExitCode::SUCCESS, "{options}");
-    let text = std::fs::read_to_string(json).expect("the JSON file");
-    let page = std::fs::read_to_string(html).expect("the page");
+    let code = weft_bench::run(Program::parse_from(args).bench).expect(&words);
+    assert_eq!(code, ExitCode::SUCCESS, "{words}");
+    let read = |file| std::fs::read_to_string(file).expect("a file");
+    (read(json), read(html))
+}
+
+/// Runs the suite of verbs with `options` and returns its records and its page.
+fn bench(directory: &Path, options: &str) -> (Vec<Record>, String) {
+    let plots = directory.join("plots");
+    let words = format!(
+        "verbs --runs 2 --seconds 0.002 {options} --svg={}",
+        plots.display()
+    );
+    let (text, page) = suite(directory, &words);
     (read_lines(&text).expect("JSON lines"), page)
 }
 
@@ -219,16 +228,8 @@ fn same_host(directory: &Path) {
 
 /// Extended sockets: a point of each experiment and each target, with its conclusion.
 fn extended_sockets(directory: &Path) {
-    let (json, html) = (directory.join("exs.jsonl"), directory.join("exs.html"));
-    let words =
-        "bench exs --quick --repetitions 2 --seconds 0.005 --figure table3,12a,if2,stream,sync";
-    let args = words.split_whitespace().map(str::to_owned).chain([
-        format!("--json={}", json.display()),
-        format!("--html={}", html.display()),
-    ]);
-    let code = weft_bench::run(Program::parse_from(args).bench).expect(words);
-    assert_eq!(code, ExitCode::SUCCESS);
-    let text = std::fs::read_to_string(json).expect("the JSON file");
+    let words = "exs --quick --repetitions 2 --seconds 0.005 --figure table3,12a,if2,stream,sync";
+    let (text, page) = suite(directory, words);
     let lines = text.lines();
     let lines: Vec<serde_json::Value> = lines
         .map(|line| serde_json::from_str(line).expect(line))
@@ -258,7 +259,6 @@ fn extended_sockets(directory: &Path) {
     };
     assert!(ratios("direct").iter().all(|ratio| *ratio > 0.999));
     assert!(ratios("indirect").iter().all(|ratio| *ratio == 0.0));
-    let page = std::fs::read_to_string(html).expect("the page");
     for words in [
         "Fig. 9a",
         "Fig. 12b",
@@ -272,15 +272,7 @@ fn extended_sockets(directory: &Path) {
 
 /// Every figure of the AZ-SDP paper, at few places.
 fn sockets_direct(directory: &Path) {
-    let (json, html) = (directory.join("sdp.jsonl"), directory.join("sdp.html"));
-    let words = "bench sdp --quick --runs 1 --seconds 0.001".split(' ');
-    let args = words.map(str::to_owned).chain([
-        format!("--json={}", json.display()),
-        format!("--html={}", html.display()),
-    ]);
-    let code = weft_bench::run(Program::parse_from(args).bench).expect("the suite");
-    assert_eq!(code, ExitCode::SUCCESS);
-    let text = std::fs::read_to_string(json).expect("the JSON file");
+    let (text, page) = suite(directory, "sdp --quick --runs 1 --seconds 0.001");
     let records = read_lines(&text).expect("JSON lines");
     for op in [
         "ping_pong",
@@ -310,7 +302,6 @@ fn sockets_direct(directory: &Path) {
     }
     let costs = records.iter().filter(|record| record.op == "costs");
     assert_eq!(costs.count(), 22);
-    let page = std::fs::read_to_string(html).expect("the page");
     assert!(page.contains("The paper's conclusions") && page.contains("<svg"));
 }
 
@@ -358,17 +349,10 @@ type Test = (&'static str, fn(&Path));
 
 /// Datagrams: both figures, of a message that is one datagram and of one that is several.
 fn datagrams(directory: &Path) {
-    let (json, html) = (directory.join("dgram.jsonl"), directory.join("dgram.html"));
-    let words = "bench dgram --runs 2 --seconds 0.002 --size 100,200000";
-    let args = words.split_whitespace().map(str::to_owned).chain([
-        format!("--json={}", json.display()),
-        format!("--html={}", html.display()),
-    ]);
-    let code = weft_bench::run(Program::parse_from(args).bench).expect("a run");
-    assert_eq!(code, ExitCode::SUCCESS);
-    let page = std::fs::read_to_string(html).expect("the page");
+    let words = "dgram --runs 2 --seconds 0.002 --size 100,200000";
+    let (text, page) = suite(directory, words);
     assert!(page.contains("<svg") && page.contains("Write-Record"));
-    let records = read_lines(&std::fs::read_to_string(json).expect("the file")).expect("JSON");
+    let records = read_lines(&text).expect("JSON");
     assert!(records.iter().all(|record| record.bench == "dgram"));
     for bytes in [100, 200_000] {
         for (op, transport, stack) in [
@@ -398,13 +382,8 @@ fn lossy_datagrams(directory: &Path) {
         println!("skipped: {error}");
         return;
     }
-    let json = directory.join("lossy.jsonl");
-    let words = "bench dgram --figure 9 --quick --runs 1 --size 16K";
-    let args = words.split_whitespace().map(str::to_owned);
-    let args = args.chain([format!("--json={}", json.display())]);
-    let code = weft_bench::run(Program::parse_from(args).bench).expect("a run");
-    assert_eq!(code, ExitCode::SUCCESS);
-    let records = read_lines(&std::fs::read_to_string(json).expect("the file")).expect("JSON");
+    let (text, _) = suite(directory, "dgram --figure 9 --quick --runs 1 --size 16K");
+    let records = read_lines(&text).expect("JSON");
     let shares = records.iter().filter(|r| r.metric == Metric::valid_share);
     let shares: Vec<f64> = shares.map(|record| record.summary.median).collect();
     assert_eq!(shares.len(), 6);
@@ -427,6 +406,20 @@ fn kept_results(directory: &Path) {
         assert_eq!(records, read_lines(&text).expect("JSON lines"));
         assert!(page.contains(title) && page.contains("<svg"), "{file}");
         assert!(page.contains("earlier runs"), "{file}");
+    }
+    for (name, title) in [
+        ("cc", "Figure 5.10: jobs a second"),
+        ("fs", "remote, read 1 MiB (sshfs)"),
+        ("join", "What the chapter concludes"),
+        ("run", "redis-benchmark -P 1, 1 client"),
+    ] {
+        let from = kept.join(name).with_extension("jsonl");
+        let (text, page) = suite(directory, &format!("{name} --from {}", from.display()));
+        assert!(page.contains(title), "{name}");
+        let again = directory.join("again.jsonl");
+        std::fs::write(&again, &text).expect("a file");
+        let (_, second) = suite(directory, &format!("{name} --from {}", again.display()));
+        assert_eq!(page, second, "{name}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! The measurements: this machine's copies, registrations, pins and transfers.
 
-use crate::error::{BenchError, Result, stack};
+use crate::driver::pair;
+use crate::error::{BenchError, Result, failed, stack};
 use crate::stats::Summary;
 use std::hint::black_box;
 use std::io::{ErrorKind, Read, Write};
@@ -9,10 +10,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use weft_advise::machine::{Case, Machine, Point};
 use weft_sys::pages::Pages;
-use weft_verbs::cm::{self, Listener};
-use weft_verbs::{
-    Access, Cq, Device, LocalMode, Mr, Pd, QpInit, RawMemory, RecvWr, SendWr, Wc, WcStatus,
-};
+use weft_verbs::cm;
+use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, RawMemory, RecvWr, SendWr, Wc, WcStatus};
 
 /// Memory that cold copies go through, source and target each: more than caches hold.
 const ARENA: usize = 64 << 20;
@@ -616,34 +615,15 @@ struct Ends {
 impl Ends {
     fn new(local: LocalMode, len: usize) -> Result<Self> {
         let (device, pd) = device(local)?;
-        let param = cm::ConnParam::default();
-        let anywhere = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-        let listener = Listener::bind(&device, anywhere, 1, &param).map_err(stack("listen"))?;
-        let addr = listener.local_addr();
-        let cq = || device.create_cq(64, None).map_err(stack("create a CQ"));
-        let (near_cq, far_cq) = (cq()?, cq()?);
-        let far = std::thread::spawn({
-            let (pd, cq, param) = (pd.clone(), far_cq.clone(), param.clone());
-            move || {
-                let request = listener
-                    .next_request(Some(PATIENCE))
-                    .ok_or(BenchError::Stuck(PATIENCE.as_secs(), "a connection"))?;
-                let qp = pd
-                    .create_qp(&QpInit::new(&cq, &cq))
-                    .map_err(stack("create a QP"))?;
-                request.accept(qp, &param).map_err(stack("accept"))
-            }
-        });
-        let near = cm::connect(addr, &pd, &QpInit::new(&near_cq, &near_cq), &param);
-        let far = far.join();
-        let far = far.unwrap_or_else(|_| Err(BenchError::Usage("a thread panicked".to_owned())))?;
+        let end = (&device, &pd);
+        let [(near, near_cq), (far, far_cq)] = pair(end, end, &cm::ConnParam::default())?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let region = || {
             pd.reg_mr(vec![1; len], access)
                 .map_err(stack("register memory"))
         };
         Ok(Self {
-            near: near.map_err(stack("connect"))?,
+            near,
             far,
             near_cq,
             far_cq,
@@ -665,9 +645,6 @@ fn done(cq: &Cq) -> Result<()> {
     if wc[0].status == WcStatus::Success {
         Ok(())
     } else {
-        Err(BenchError::Stack {
-            what: "transfer",
-            why: format!("{:?}", wc[0].status),
-        })
+        Err(failed("transfer", format!("{:?}", wc[0].status)))
     }
 }

@@ -6,17 +6,13 @@ use super::show::{advice, sections};
 use crate::args::{AdviseArgs, VerbsArgs};
 use crate::error::{BenchError, Result};
 use crate::progress::Progress;
-use crate::record::{Metric, Record};
+use crate::record::{Metric, Record, of_suite};
 use crate::report::{Report, Section, machine as about_machine};
-use crate::stats::Summary;
 use crate::usage;
 use crate::verbs::measured;
 use clap::Parser;
 use std::process::ExitCode;
 use weft_advise::machine::Machine;
-
-/// The suite's name in its records.
-const RECORDS: &str = "advise";
 
 /// The options of the part that `weft bench verbs` measures.
 #[derive(Parser)]
@@ -90,18 +86,9 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<ExitCode> {
 fn points(machine: &Machine) -> Vec<Record> {
     let points = machine.points.iter();
     let records = points.filter_map(|point| {
-        let summary = Summary::of(&[point.us])?;
-        let mut record = Record::new(
-            "costs",
-            "none",
-            "machine",
-            point.bytes,
-            Metric::time_us,
-            summary,
-        );
-        RECORDS.clone_into(&mut record.bench);
-        record.case = Some(point.case.words().to_owned());
-        Some(record)
+        let (bytes, us) = (point.bytes, Metric::time_us);
+        let record = Record::of("costs", "none", "machine", bytes, us, &[point.us])?;
+        Some(record.with_case(point.case.words()))
     });
-    records.collect()
+    of_suite("advise", records.collect())
 }

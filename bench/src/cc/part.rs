@@ -9,7 +9,7 @@ use weft_cc::daemon;
 use weft_cc::worker::{Config, Worker};
 use weft_verbs::tls::{Identity, Tls};
 
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 
 /// Options of `weft bench cc-part`.
 #[derive(Args, Clone, Debug)]
@@ -37,10 +37,7 @@ enum Part {
 
 fn tls() -> Result<Tls> {
     let made = Identity::generate().and_then(Tls::new);
-    made.map_err(|e| BenchError::Stack {
-        what: "a key pair",
-        why: e.to_string(),
-    })
+    made.map_err(stack("a key pair"))
 }
 
 /// Is that part.

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::record::{Job, Recorded};
 use super::systems::{Plan, Processors, Running, System};
-use crate::error::{BenchError, Result};
-use crate::usage::load_average;
+use crate::error::{BenchError, Result, failed};
+use crate::usage::{Whose, load_average, on_processor, told_cpu};
 
 /// One system with so many workers, as measured. Times are the master's, in seconds.
 pub(super) struct Point {
@@ -71,6 +71,27 @@ impl Point {
     }
 }
 
+impl Point {
+    /// As [`Point::json`] has written it.
+    pub(super) fn parse(line: &Value) -> Option<Self> {
+        let number = |name: &str| line[name].as_f64();
+        let jobs = line["jobs"].as_u64()? as usize;
+        let all = |name: &str| Some(number(name)? / 1e3 * jobs.max(1) as f64);
+        Some(Self {
+            system: System::of(line)?,
+            workers: line["workers"].as_u64()? as u16,
+            rate: number("jobs_per_s")?,
+            jobs,
+            client: all("client_cpu_ms")?,
+            preprocess: all("preprocess_cpu_ms")?,
+            daemon: all("daemon_cpu_ms")?,
+            idle: number("master_idle")?,
+            busy: number("workers_compile")?,
+            other: line["other_way"].as_u64()?,
+        })
+    }
+}
+
 /// CPU time of the children of this process that it has waited for, with theirs.
 fn waited_for() -> Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
@@ -89,24 +110,6 @@ fn cpu_of(pid: Option<i32>) -> f64 {
         })
 }
 
-/// CPU time of the children that another process has waited for, with theirs: in hundredths of a second, as the kernel tells it.
-fn children_of(pid: Option<i32>) -> f64 {
-    let told = pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/stat")).ok());
-    let told = told.unwrap_or_default();
-    // After the name, which may have anything in it: the third word, and what counts are the 16th and 17th.
-    let words = told
-        .rsplit(')')
-        .next()
-        .unwrap_or_default()
-        .split_whitespace();
-    let ticks: f64 = words
-        .skip(13)
-        .take(2)
-        .filter_map(|word| word.parse::<f64>().ok())
-        .sum();
-    ticks / rustix::param::clock_ticks_per_second() as f64
-}
-
 /// Runs a command; the CPU time of its first thread, without its children's.
 fn run(mut command: Command) -> Result<f64> {
     let mut child = command
@@ -120,22 +123,15 @@ fn run(mut command: Command) -> Result<f64> {
     )
     .is_err_and(|e| e == rustix::io::Errno::INTR)
     {}
-    // A zombie still has it: nanoseconds on a processor come first.
-    let told = fs::read_to_string(format!("/proc/{}/schedstat", child.id())).unwrap_or_default();
-    let own = told
-        .split(' ')
-        .next()
-        .and_then(|word| word.parse::<f64>().ok());
+    // A zombie still has it.
+    let own = on_processor(&PathBuf::from(format!("/proc/{}", child.id())));
     let status = child
         .wait()
         .map_err(BenchError::system("wait for a compilation"))?;
     if !status.success() {
-        return Err(BenchError::Stack {
-            what: "a compilation",
-            why: format!("{command:?}: {status}"),
-        });
+        return Err(failed("a compilation", format!("{command:?}: {status}")));
     }
-    own.map(|nanoseconds| nanoseconds / 1e9)
+    own.map(|nanoseconds| nanoseconds as f64 / 1e9)
         .ok_or_else(|| BenchError::system("read schedstat")(std::io::ErrorKind::InvalidData.into()))
 }
 
@@ -196,16 +192,11 @@ impl World<'_> {
                 let index = self.next.fetch_add(1, Ordering::SeqCst) % self.jobs.len();
                 let job = &self.jobs[index];
                 let own = self.one(job, &output)?;
-                let read = BenchError::system("read an object");
-                if check
-                    && fs::read(&output).map_err(read)?
-                        != fs::read(&job.object).map_err(BenchError::system("read an object"))?
-                {
+                let read = |file| fs::read(file).map_err(BenchError::system("read an object"));
+                if check && read(&output)? != read(&job.object)? {
                     return Err(BenchError::Contents(0));
                 }
-                let mut batch = batch
-                    .lock()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut batch = batch.lock().unwrap_or_else(PoisonError::into_inner);
                 batch.client += own;
                 batch.compile += job.compile;
                 batch.ended.push(Instant::now());
@@ -220,17 +211,13 @@ impl World<'_> {
                 let (work, batch) = (&work, &batch);
                 scope.spawn(move || {
                     if let Err(e) = work(thread) {
-                        let mut batch = batch
-                            .lock()
-                            .unwrap_or_else(std::sync::PoisonError::into_inner);
+                        let mut batch = batch.lock().unwrap_or_else(PoisonError::into_inner);
                         batch.failed.get_or_insert(e);
                     }
                 });
             }
         });
-        let batch = batch
-            .into_inner()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let batch = batch.into_inner().unwrap_or_else(PoisonError::into_inner);
         match batch.failed {
             Some(e) => Err(e),
             None => Ok(batch),
@@ -271,7 +258,13 @@ pub(super) fn measure(
     };
     world.batch(at_once, true, |begun| begun >= first)?;
     // What preprocesses is a child of the command, or of the process beside it.
-    let started = || -> Result<(f64, f64)> { Ok((waited_for()?, children_of(running.daemon))) };
+    let started = || -> Result<(f64, f64)> {
+        {
+            let of_daemon = running.daemon.and_then(|pid| u32::try_from(pid).ok());
+            let told = of_daemon.map_or(0.0, |pid| told_cpu(pid, Whose::Children));
+            Ok((waited_for()?, told))
+        }
+    };
     let (before, daemon) = (started()?, cpu_of(running.daemon));
     let had = running.other_way();
     let began = Instant::now();

@@ -2,10 +2,9 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -13,6 +12,7 @@ use nix::unistd::Pid;
 use weft_cc::find_program;
 use weft_cc::ipc::{Answer, Ask, Line, Status};
 
+use crate::children::{self, free_port, this_program};
 use crate::error::{BenchError, Result};
 use crate::patience::until;
 
@@ -43,6 +43,12 @@ impl System {
             Self::RdmaCore => "weft cc, RDMA elsewhere",
             Self::Pull => "weft cc --pull",
         }
+    }
+
+    /// That of a result.
+    pub(super) fn of(line: &serde_json::Value) -> Option<Self> {
+        let mut all = Self::value_variants().iter().copied();
+        all.find(|system| line["system"] == system.name())
     }
 
     pub(super) fn is_weft(self) -> bool {
@@ -144,7 +150,7 @@ pub(super) struct Running {
     socket: Option<PathBuf>,
     /// Where distcc writes what it does.
     log: PathBuf,
-    children: Vec<Child>,
+    children: Vec<children::Running>,
 }
 
 impl Drop for Running {
@@ -153,15 +159,7 @@ impl Drop for Running {
             let envs = self.env.iter().map(|(name, value)| (name, value));
             let _ = Command::new(pump()).arg("--shutdown").envs(envs).output();
         }
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
-}
-
-fn this_program() -> Result<PathBuf> {
-    std::env::current_exe().map_err(BenchError::system("find this program's file"))
 }
 
 impl Running {
@@ -203,13 +201,8 @@ impl Running {
         if let Some(path) = plan.stand_in {
             workers.arg("--stand-in").arg(path);
         }
-        let mut workers = workers
-            .spawn()
-            .map_err(BenchError::system("start workers"))?;
-        let mut ports = String::new();
-        if let Some(out) = workers.stdout.take() {
-            let _ = BufReader::new(out).read_line(&mut ports);
-        }
+        let mut workers = children::Running::start(&mut workers, "start workers")?;
+        let ports = workers.first_line();
         self.children.push(workers);
         let hosts: Vec<_> = ports
             .split_whitespace()
@@ -227,14 +220,14 @@ impl Running {
         }
         let socket = plan.folder.join("socket");
         let _ = fs::remove_file(&socket);
-        let daemon = Command::new(&program)
+        let mut daemon = Command::new(&program);
+        daemon
             .args(["bench", "cc-part", "daemon", "--socket"])
             .arg(&socket)
             .env("WEFT_LOCAL", "off")
-            .stdin(Stdio::null())
-            .spawn()
-            .map_err(BenchError::system("start the daemon"))?;
-        self.daemon = i32::try_from(daemon.id()).ok();
+            .stdin(Stdio::null());
+        let daemon = children::Running::start(&mut daemon, "start the daemon")?;
+        self.daemon = i32::try_from(daemon.0.id()).ok();
         self.children.push(daemon);
         until("the daemon", || Line::connect(&socket).is_ok())?;
         self.set("WEFT_CC_HOSTS", hosts.join(","));
@@ -269,28 +262,17 @@ impl Running {
         path.push("/usr/local/bin:/usr/bin:/bin");
         let mut hosts = Vec::new();
         for _ in 0..plan.count {
-            // Free now; nobody else here takes it before distccd does, most likely.
-            let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-                .and_then(|listener| listener.local_addr())
-                .map_err(BenchError::system("find a free port"))?
-                .port();
-            let worker = Command::new("distccd")
-                .args(["--no-detach", "--daemon", "--listen", "127.0.0.1"])
-                .args([
-                    "--allow",
-                    "127.0.0.1",
-                    "--jobs",
-                    "1",
-                    "--log-level",
-                    "error",
-                ])
-                .args(["--log-stderr", "--port", &port.to_string()])
+            let port = free_port()?;
+            let options = "--no-detach --daemon --listen 127.0.0.1 --allow 127.0.0.1 --jobs 1 --log-level error --log-stderr --port";
+            let mut worker = Command::new("distccd");
+            worker
+                .args(options.split(' '))
+                .arg(port.to_string())
                 .env("PATH", &path)
                 .env("TMPDIR", "/dev/shm")
                 .stdin(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .map_err(BenchError::system("start distccd"))?;
+                .stderr(Stdio::null());
+            let worker = children::Running::start(&mut worker, "start distccd")?;
             self.children.push(worker);
             until("distccd", || {
                 TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()

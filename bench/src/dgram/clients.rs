@@ -8,21 +8,19 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use weft_verbs::above::CqAbove;
-use weft_verbs::{
-    Access, Cq, Device, Mr, RecvWr, SendWr, UdDest, UdInit, UdQp, UdSource, Wc, WcOpcode,
-};
+use weft_verbs::{Access, Cq, Device, Mr, RecvWr, SendWr, UdDest, UdQp, UdSource, Wc, WcOpcode};
 
+use super::end::{self, Failed};
+use crate::driver::{open_ud, ud_dest};
 use crate::error::{BenchError, Result, stack};
-use crate::process::{Peer, Reply, Task, unexpected};
+use crate::process::{Peer, Reply, Task};
 use crate::record::{Metric, Record};
 use crate::report::{Section, Table};
-use crate::stats::Summary;
 use crate::usage;
 use crate::verbs::memory;
 
 const CLIENTS: u32 = 10_000;
 const QUICK_CLIENTS: u32 = 1_000;
-const QKEY: u32 = 0x0c11_e575;
 const RECVS: u32 = 1024;
 const SENDS: u32 = 256;
 /// Bytes of a message; the first four are the client's number.
@@ -50,21 +48,11 @@ struct End {
 impl End {
     fn open(addr: SocketAddr) -> Result<End> {
         let device = Device::open().map_err(stack("open the device"))?;
-        let pd = device.alloc_pd().map_err(stack("allocate a PD"))?;
-        let cq = device.create_cq(2 * RECVS, None);
-        let cq = cq.map_err(stack("create a CQ"))?;
-        let port = device.bind_ud(addr);
-        let port = port.map_err(BenchError::system("bind a UDP port"))?;
-        let init = UdInit {
-            num: Some(port.local_addr().port().into()),
-            max_send_wr: SENDS,
-            max_recv_wr: RECVS,
-            sq_sig_all: true,
-            ..UdInit::new(&port, QKEY, &cq, &cq)
-        };
-        let qp = pd
-            .create_ud_qp(&init)
-            .map_err(stack("create a queue pair"))?;
+        let (pd, cq, qp) = open_ud(&device, addr, 2 * RECVS, |init| {
+            init.max_send_wr = SENDS;
+            init.max_recv_wr = RECVS;
+            init.sq_sig_all = true;
+        })?;
         let region = |count: u32| pd.alloc_mr(count as usize * BYTES, Access::LOCAL_WRITE);
         let inbox = region(RECVS).map_err(stack("allocate a region"))?;
         let outbox = region(SENDS).map_err(stack("allocate a region"))?;
@@ -159,12 +147,10 @@ impl Plan {
                     continue;
                 };
                 left -= u32::from(!std::mem::replace(known, true));
+                let qp_num = from.qp_num;
                 let to = UdDest {
-                    addr: from.addr,
-                    qp_num: from.qp_num,
-                    qkey: QKEY,
-                    from: None,
-                    traffic_class: 0,
+                    qp_num,
+                    ..ud_dest(from.addr)
                 };
                 end.send(number, &to)?;
             }
@@ -183,14 +169,14 @@ impl Plan {
             let ask: Vec<u32> = (0..self.count).filter(|n| waiting[*n as usize]).collect();
             for some in ask.chunks(SENDS as usize / 2) {
                 for number in some {
-                    let dest = UdDest {
-                        addr: to,
-                        qp_num: to.port().into(),
-                        qkey: QKEY,
-                        from: Some(address(*number)),
-                        traffic_class: 0,
-                    };
-                    end.send(*number, &dest)?;
+                    let from = Some(address(*number));
+                    end.send(
+                        *number,
+                        &UdDest {
+                            from,
+                            ..ud_dest(to)
+                        },
+                    )?;
                 }
                 let sent = Instant::now();
                 let open = |waiting: &[bool]| some.iter().any(|n| waiting[*n as usize]);
@@ -230,47 +216,29 @@ fn measure(count: u32, datagrams: bool) -> Result<(f64, f64)> {
     ask(&mut server, None)?;
     let to = Some(server.listening()?);
     ask(&mut client, to)?;
-    let held = |peer: &mut Peer| -> Result<f64> {
-        match peer.receive()? {
-            Reply::Held { bytes } => Ok(bytes as f64),
-            other => Err(unexpected(&other)),
-        }
-    };
-    held(&mut client)?;
-    let bytes = held(&mut server)?;
-    Ok((bytes, slab().unwrap_or(0.0) - before))
+    client.bytes()?;
+    let bytes = server.bytes()?;
+    Ok((bytes as f64, slab().unwrap_or(0.0) - before))
 }
 
 /// What was measured, by the names of the records.
 const OPS: [&str; 2] = ["clients", "clients_slab"];
 
 /// The figure.
-pub(super) fn run(
-    quick: bool,
-    runs: u32,
-    failed: &mut dyn FnMut(&str, &BenchError),
-) -> Vec<Record> {
+pub(super) fn run(quick: bool, runs: u32, failed: &mut Failed<'_>) -> Vec<Record> {
     let count = if quick { QUICK_CLIENTS } else { CLIENTS };
     let mut records = Vec::new();
     for (transport, datagrams) in [("udp", true), ("tcp", false)] {
-        let measured: Result<Vec<_>> = (0..runs.min(3))
-            .map(|_| measure(count, datagrams))
-            .collect();
-        let measured = match measured {
-            Ok(measured) => measured,
-            Err(error) => {
-                failed(&format!("{count} clients over {transport}"), &error);
-                continue;
-            }
+        let what = format!("{count} clients over {transport}");
+        let one = || measure(count, datagrams);
+        let Some((user, kernel)) = end::runs(&what, runs.min(3), failed, one) else {
+            continue;
         };
-        let (user, kernel): (Vec<f64>, Vec<f64>) = measured.into_iter().unzip();
         let stack = if datagrams { "weft-ud" } else { "weft" };
         for (op, samples) in OPS.into_iter().zip([user, kernel]) {
             let metric = Metric::memory_bytes;
-            records.extend(
-                Summary::of(&samples)
-                    .map(|s| Record::new(op, transport, stack, count.into(), metric, s)),
-            );
+            let count = count.into();
+            records.extend(Record::of(op, transport, stack, count, metric, &samples));
         }
     }
     records
@@ -278,23 +246,21 @@ pub(super) fn run(
 
 /// The figure's table.
 pub(super) fn section(records: &[Record]) -> Section {
-    let mut table = Table::new(&[
-        "clients",
-        "over",
-        "server, MB",
-        "kernel's caches, both ends, MB",
-    ]);
-    for record in records.iter().filter(|record| record.op == OPS[0]) {
+    let mb = |record: &Record| format!("{:.2}", record.summary.median / 1e6);
+    let kernel = |record: &Record| {
         let mut others = records.iter().filter(|other| other.op == OPS[1]);
-        let kernel = others.find(|other| other.transport == record.transport);
-        let mb = |record: &Record| format!("{:.2}", record.summary.median / 1e6);
-        table.push([
-            record.bytes.to_string(),
-            record.transport.clone(),
-            mb(record),
-            kernel.map_or_else(String::new, mb),
-        ]);
-    }
+        let other = others.find(|other| other.transport == record.transport);
+        other.map_or_else(String::new, mb)
+    };
+    let table = Table::of(
+        records.iter().filter(|record| record.op == OPS[0]),
+        &[
+            ("clients", &|record| record.bytes.to_string()),
+            ("over", &|record| record.transport.clone()),
+            ("server, MB", &|record| mb(record)),
+            ("kernel's caches, both ends, MB", &|record| kernel(record)),
+        ],
+    );
     Section::new("A server of many clients (fig. 12)")
         .text(
             "Private memory of the server: one datagram queue pair that has answered each client once, and as many connections that are idle. What the kernel's caches \

@@ -1,15 +1,10 @@
 //! What the datagram paper finds, and what is to be reached: whether it holds here, with the number.
 
 use super::{clients, group, lossy, median, sipp, vlc};
-use crate::aims::{
-    self, Aim,
-    Limit::{self, AtLeast, AtMost, None as Open},
-};
+use crate::aims::Limit::{AtLeast, AtMost, None as Open};
+use crate::aims::{self, Aim, aims};
 use crate::record::{Metric, Record};
 use crate::report::Section;
-
-/// What it says, the number, if it was measured, and its target.
-type Row = (&'static str, Option<f64>, Limit);
 
 /// Figs. 5 and 6, by the lines of [`super::LINES`].
 struct Lines<'a> {
@@ -48,162 +43,64 @@ impl Lines<'_> {
         self.sizes.iter().filter_map(ratio).reduce(f64::max)
     }
 
-    fn over_networks(&self) -> [Row; 9] {
-        [
-            (
-                "UD send/recv latency below RC over TCP, up to 2 KiB (paper: 18.1 %)",
-                self.gain(0, 2),
-                AtLeast(0.18),
-            ),
-            (
-                "Write-Record latency below RC Write over TCP, up to 2 KiB (paper: 24.4 %)",
-                self.gain(1, 3),
-                AtLeast(0.18),
-            ),
-            (
-                "Write-Record bandwidth over RC Write, 1 KiB (paper: 2.9)",
-                self.faster(1, 3, 1 << 10),
-                AtLeast(1.5),
-            ),
-            (
-                "Write-Record bandwidth over RC Write, 512 KiB (paper: 3.6)",
-                self.faster(1, 3, 512 << 10),
-                AtLeast(1.0),
-            ),
-            (
-                "UD send/recv bandwidth over RC, 256 KiB (paper: 1.33)",
-                self.faster(0, 2, 256 << 10),
-                AtLeast(1.0),
-            ),
-            (
-                "bare sendmmsg over UD send/recv, the largest ratio",
-                self.bare(0),
-                AtMost(1.1),
-            ),
-            (
-                "bare sendmmsg over Write-Record, the largest ratio",
-                self.bare(1),
-                AtMost(1.1),
-            ),
-            (
-                "reliable datagrams' latency over UD's, 64 B",
-                self.slower(8, 0, 64),
-                Open,
-            ),
-            (
-                "reliable datagrams' bandwidth over UD's, 512 KiB",
-                self.faster(8, 0, 512 << 10),
-                Open,
-            ),
-        ]
+    fn over_networks(&self) -> Vec<Aim> {
+        aims! {
+            "UD send/recv latency below RC over TCP, up to 2 KiB (paper: 18.1 %)", AtLeast(0.18) => self.gain(0, 2);
+            "Write-Record latency below RC Write over TCP, up to 2 KiB (paper: 24.4 %)", AtLeast(0.18) => self.gain(1, 3);
+            "Write-Record bandwidth over RC Write, 1 KiB (paper: 2.9)", AtLeast(1.5) => self.faster(1, 3, 1 << 10);
+            "Write-Record bandwidth over RC Write, 512 KiB (paper: 3.6)", AtLeast(1.0) => self.faster(1, 3, 512 << 10);
+            "UD send/recv bandwidth over RC, 256 KiB (paper: 1.33)", AtLeast(1.0) => self.faster(0, 2, 256 << 10);
+            "bare sendmmsg over UD send/recv, the largest ratio", AtMost(1.1) => self.bare(0);
+            "bare sendmmsg over Write-Record, the largest ratio", AtMost(1.1) => self.bare(1);
+            "reliable datagrams' latency over UD's, 64 B", Open => self.slower(8, 0, 64);
+            "reliable datagrams' bandwidth over UD's, 512 KiB", Open => self.faster(8, 0, 512 << 10);
+        }
     }
 
-    fn on_one_host(&self) -> [Row; 5] {
-        [
-            (
-                "shared memory: UD send/recv latency over RC's, 64 B",
-                self.slower(10, 4, 64),
-                AtMost(1.5),
-            ),
-            (
-                "shared memory: Write-Record latency over RC Write's, 64 B",
-                self.slower(11, 5, 64),
-                Open,
-            ),
-            (
-                "UD send/recv messages a second, shared memory over UDP, 64 B",
-                self.faster(10, 0, 64),
-                Open,
-            ),
-            (
-                "UD send/recv messages a second, shared memory over bare UDP, a datagram a call, 64 B",
-                self.faster(10, 14, 64),
-                AtLeast(10.0),
-            ),
-            (
-                "UD send/recv bandwidth, shared memory over UDP, 512 KiB",
-                self.faster(10, 0, 512 << 10),
-                Open,
-            ),
-        ]
+    fn on_one_host(&self) -> Vec<Aim> {
+        aims! {
+            "shared memory: UD send/recv latency over RC's, 64 B", AtMost(1.5) => self.slower(10, 4, 64);
+            "shared memory: Write-Record latency over RC Write's, 64 B", Open => self.slower(11, 5, 64);
+            "UD send/recv messages a second, shared memory over UDP, 64 B", Open => self.faster(10, 0, 64);
+            "UD send/recv messages a second, shared memory over bare UDP, a datagram a call, 64 B", AtLeast(10.0) =>
+                self.faster(10, 14, 64);
+            "UD send/recv bandwidth, shared memory over UDP, 512 KiB", Open => self.faster(10, 0, 512 << 10);
+        }
     }
 }
 
-fn lossy_and_groups(records: &[Record]) -> [Row; 4] {
+fn lossy_and_groups(records: &[Record]) -> Vec<Aim> {
     let valid = |op| lossy::share(records, op, 256 << 10, 10_000, 1400);
     let [of_one, of_each] = group::gains(records);
-    [
-        (
-            "Write-Record, valid bytes of 256 KiB messages, 1 % loss, segments of 1,400",
-            valid("write_record"),
-            AtLeast(0.9),
-        ),
-        ("the same of send/recv", valid("send"), Open),
-        (
-            "bandwidth of a group of three receivers over that of one",
-            of_one,
-            Open,
-        ),
-        (
-            "bandwidth of a group of three receivers over that to each in turn",
-            of_each,
-            Open,
-        ),
-    ]
+    aims! {
+        "Write-Record, valid bytes of 256 KiB messages, 1 % loss, segments of 1,400", AtLeast(0.9) => valid("write_record");
+        "the same of send/recv", Open => valid("send");
+        "bandwidth of a group of three receivers over that of one", Open => of_one;
+        "bandwidth of a group of three receivers over that to each in turn", Open => of_each;
+    }
 }
 
-fn programs(records: &[Record]) -> [Row; 7] {
+fn programs(records: &[Record]) -> Vec<Aim> {
     let [response, calls, of_tcp] = sipp::ratios(records);
     let [saved, saved_in_all] = clients::saved(records);
     let [buffering, of_plain] = vlc::ratios(records);
-    [
-        (
-            "VLC's buffering time, UDP over HTTP, both under weft run (paper: 0.26)",
-            buffering,
-            AtMost(1.0),
-        ),
-        (
-            "VLC's buffering time, UDP under weft run over plain UDP",
-            of_plain,
-            Open,
-        ),
-        (
-            "SIPp's mean response time under weft run over plain UDP's",
-            response,
-            AtMost(1.0),
-        ),
-        (
-            "SIPp's calls a second under weft run over plain UDP's",
-            calls,
-            AtLeast(1.2),
-        ),
-        (
-            "SIPp's mean response time, UDP over TCP, both under weft run (paper: 0.57)",
-            of_tcp,
-            AtMost(1.0),
-        ),
-        (
-            "memory of a server of many clients, less with datagrams (paper: 0.241)",
-            saved,
-            AtLeast(0.24),
-        ),
-        (
-            "the same with the kernel's caches of both ends",
-            saved_in_all,
-            AtLeast(0.24),
-        ),
-    ]
+    aims! {
+        "VLC's buffering time, UDP over HTTP, both under weft run (paper: 0.26)", AtMost(1.0) => buffering;
+        "VLC's buffering time, UDP under weft run over plain UDP", Open => of_plain;
+        "SIPp's mean response time under weft run over plain UDP's", AtMost(1.0) => response;
+        "SIPp's calls a second under weft run over plain UDP's", AtLeast(1.2) => calls;
+        "SIPp's mean response time, UDP over TCP, both under weft run (paper: 0.57)", AtMost(1.0) => of_tcp;
+        "memory of a server of many clients, less with datagrams (paper: 0.241)", AtLeast(0.24) => saved;
+        "the same with the kernel's caches of both ends", AtLeast(0.24) => saved_in_all;
+    }
 }
 
 /// All that can be said of what was measured.
 pub(super) fn section(records: &[Record], sizes: &[u64]) -> Option<Section> {
     let lines = Lines { records, sizes };
-    let rows = lines.over_networks().into_iter();
-    let rows = rows.chain(lines.on_one_host());
-    let rows = rows.chain(lossy_and_groups(records));
-    let rows = rows.chain(programs(records));
-    let measured = rows.filter_map(|(what, value, limit)| Some(Aim::new(what, limit, value?)));
-    aims::section("Conclusions", &measured.collect::<Vec<_>>())
+    let (networks, host) = (lines.over_networks(), lines.on_one_host());
+    let all = [networks, host, lossy_and_groups(records), programs(records)].concat();
+    aims::section("Conclusions", &all)
 }
 
 #[cfg(test)]

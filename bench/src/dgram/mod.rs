@@ -2,41 +2,27 @@
 
 pub(crate) mod clients;
 mod conclusions;
+mod end;
 pub(crate) mod group;
 pub(crate) mod lossy;
 mod sipp;
 mod vlc;
 
 use crate::args::{DgramArgs, DgramFigure};
-use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
+use crate::driver::{Kind, Op, Spec, Stack, Transport};
 use crate::error::{BenchError, Result};
-use crate::process::Peer;
 use crate::progress::Progress;
 use crate::record::{Metric, Record, of_suite};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table};
-use crate::scenario::{Contender, Effort, Group, run_group, window};
+use crate::scenario::{Contender, Effort, Group, run_groups, window};
 use crate::usage;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// 1 B to 1 MiB, with the sizes that the paper speaks of.
-const SIZES: [u64; 13] = [
-    1,
-    16,
-    64,
-    256,
-    1 << 10,
-    2 << 10,
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    128 << 10,
-    256 << 10,
-    512 << 10,
-    1 << 20,
-];
-const QUICK: [u64; 4] = [64, 1 << 10, 64 << 10, 512 << 10];
+const SIZES: &str = "1,16,64,256,1K,2K,4K,16K,64K,128K,256K,512K,1M";
+const QUICK: &str = "64,1K,64K,512K";
 
 /// Runs the suite: prints tables and conclusions, and writes what the options ask for.
 pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
@@ -44,38 +30,30 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
     let mut output = args.output.open()?;
     output.lines(&records)?;
     let effort = Effort {
-        runs: args.runs.unwrap_or(if args.quick { 3 } else { 10 }),
-        target: Duration::from_secs_f64(args.seconds.unwrap_or(if args.quick {
-            0.03
-        } else {
-            0.15
-        })),
+        runs: args.effort.runs(),
+        target: Duration::from_secs_f64(args.effort.seconds()),
         bytes: None,
     };
     let groups = groups(args);
     let load = usage::load_average();
-    let mut context = Context::default();
     let mut progress = Progress::new(groups.len() as u64);
-    for group in &groups {
-        let what = group.describe();
-        progress.at(&what);
-        // Of its own for each point: a failure is one point's.
-        let outcome = Peer::spawn(&[])
-            .and_then(|mut peer| run_group(&mut context, &mut peer, group, &effort));
-        let new = outcome.map(|outcome| of_suite("dgram", outcome.records));
-        records.extend(output.keep(&what, new)?);
-        progress.step();
-    }
+    records.extend(run_groups(
+        "dgram",
+        &groups,
+        &effort,
+        &mut progress,
+        &mut output,
+    )?);
     drop(progress);
     for figure in args.figures() {
         let mut failed = |what: &str, error: &BenchError| output.failed(what, error);
         let new = match figure {
             DgramFigure::Five | DgramFigure::Six => continue,
-            DgramFigure::Seven => group::run(args.quick, effort.runs, &mut failed),
+            DgramFigure::Seven => group::run(args.effort.quick, effort.runs, &mut failed),
             DgramFigure::Nine => lossy::run(args, effort.runs, &mut failed),
             DgramFigure::Ten => vlc::run(effort.runs, &mut failed),
-            DgramFigure::Eleven => sipp::run(args.quick, effort.runs, &mut failed),
-            DgramFigure::Twelve => clients::run(args.quick, effort.runs, &mut failed),
+            DgramFigure::Eleven => sipp::run(args.effort.quick, effort.runs, &mut failed),
+            DgramFigure::Twelve => clients::run(args.effort.quick, effort.runs, &mut failed),
         };
         let new = of_suite("dgram", new);
         output.lines(&new)?;
@@ -85,11 +63,7 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
 }
 
 fn groups(args: &DgramArgs) -> Vec<Group> {
-    let sizes = match &args.size {
-        Some(sizes) => sizes.0.clone(),
-        None if args.quick => QUICK.to_vec(),
-        None => SIZES.to_vec(),
-    };
+    let sizes = args.effort.sizes(SIZES, QUICK);
     let mut groups = Vec::new();
     for figure in args.figures() {
         for (name, op) in [("send", Op::Send), ("write", Op::Write)] {
@@ -137,6 +111,7 @@ fn groups(args: &DgramArgs) -> Vec<Group> {
 }
 
 /// The lines of a figure: stack, transport, operation, name.
+#[rustfmt::skip]
 const LINES: [(&str, &str, &str, &str); 16] = [
     ("weft-ud", "udp", "send", "UD send/recv"),
     ("weft-ud", "udp", "write_record", "UD Write-Record"),
@@ -147,38 +122,13 @@ const LINES: [(&str, &str, &str, &str); 16] = [
     ("udp", "udp", "send", "bare UDP"),
     ("udp", "udp", "write", "bare UDP, beside writes"),
     ("weft-rd", "udp", "send", "reliable datagrams, send/recv"),
-    (
-        "weft-rd",
-        "udp",
-        "write_record",
-        "reliable datagrams, Write-Record",
-    ),
+    ("weft-rd", "udp", "write_record", "reliable datagrams, Write-Record"),
     ("weft-ud", "local", "send", "UD send/recv, shared memory"),
-    (
-        "weft-ud",
-        "local",
-        "write_record",
-        "UD Write-Record, shared memory",
-    ),
-    (
-        "weft-rd",
-        "local",
-        "send",
-        "reliable datagrams, send/recv, shared memory",
-    ),
-    (
-        "weft-rd",
-        "local",
-        "write_record",
-        "reliable datagrams, Write-Record, shared memory",
-    ),
+    ("weft-ud", "local", "write_record", "UD Write-Record, shared memory"),
+    ("weft-rd", "local", "send", "reliable datagrams, send/recv, shared memory"),
+    ("weft-rd", "local", "write_record", "reliable datagrams, Write-Record, shared memory"),
     ("udp-single", "udp", "send", "bare UDP, a datagram a call"),
-    (
-        "udp-single",
-        "udp",
-        "write",
-        "bare UDP, a datagram a call, beside writes",
-    ),
+    ("udp-single", "udp", "write", "bare UDP, a datagram a call, beside writes"),
 ];
 
 fn median(records: &[Record], line: usize, bytes: u64, metric: Metric) -> Option<f64> {
@@ -206,26 +156,22 @@ fn report(args: &DgramArgs, records: &[Record], effort: &Effort, load: &str) -> 
             effort.runs, effort.target
         )
     } else {
-        "Results of several runs of this suite, which are kept as JSON; each number's runs are counted there."
-            .to_owned()
+        "Results of several runs of this suite, which are kept as JSON; each number's runs are counted there.".to_owned()
     });
     let sizes = sizes(records);
-    report.sections.extend([
-        lines(
-            records,
-            &sizes,
+    let (latency, bandwidth) = (Metric::latency_us_p50, Metric::bandwidth_GBps);
+    for (title, metric, unit) in [
+        (
             "Latency (the paper's fig. 5), both sides spin",
-            Metric::latency_us_p50,
+            latency,
             "microseconds, one way",
         ),
-        lines(
-            records,
-            &sizes,
-            "Bandwidth (fig. 6)",
-            Metric::bandwidth_GBps,
-            "GB/s, one direction",
-        ),
-    ]);
+        ("Bandwidth (fig. 6)", bandwidth, "GB/s, one direction"),
+    ] {
+        report
+            .sections
+            .push(lines(records, &sizes, title, metric, unit));
+    }
     report.sections.push(group::section(records));
     report.sections.extend(lossy::sections(records));
     report.sections.push(vlc::section(records));

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use crate::error::{BenchError, Result};
+use super::end::Failed;
+use crate::children::{find, free_port};
+use crate::error::{BenchError, Result, failed as error};
 use crate::record::{Metric, Record};
 use crate::report::{Section, Table};
-use crate::run::world::{Stack, World, failed as error, free_port, program};
-use crate::stats::Summary;
+use crate::run::world::{Stack, World};
 
 const TITLE: &str = "SIPp (fig. 11)";
 /// Transport of `SIPp`, and its option: over TCP each call has a connection.
@@ -80,12 +81,8 @@ fn measure(world: &World, stack: Stack, option: &str, calls: u32) -> Result<Run>
 }
 
 /// The figure.
-pub(super) fn run(
-    quick: bool,
-    runs: u32,
-    failed: &mut dyn FnMut(&str, &BenchError),
-) -> Vec<Record> {
-    let world = if program("sipp").is_none() {
+pub(super) fn run(quick: bool, runs: u32, failed: &mut Failed<'_>) -> Vec<Record> {
+    let world = if find("sipp").is_none() {
         Err(error(
             "start SIPp",
             "sipp is not installed (Debian: sip-tester)",
@@ -120,14 +117,8 @@ pub(super) fn run(
             (Metric::latency_us_mean, responses),
             (Metric::messages_per_s, rates),
         ] {
-            let Some(summary) = Summary::of(samples) else {
-                continue;
-            };
-            let calls = u64::from(calls);
-            let name = stack.short();
-            let mut record = Record::new("sipp", transport, name, 0, metric, summary);
-            record.case = Some(format!("{calls} calls"));
-            records.push(record);
+            let record = Record::of("sipp", transport, stack.short(), 0, metric, samples);
+            records.extend(record.map(|record| record.with_case(format!("{calls} calls"))));
         }
     }
     records

@@ -5,12 +5,13 @@
 
 use std::time::{Duration, Instant};
 
-use crate::error::{BenchError, Result};
+use super::end::Failed;
+use crate::children::{find, free_port};
+use crate::error::{Result, failed as error};
 use crate::media::movie;
 use crate::record::{Metric, Record};
 use crate::report::{Section, Table};
-use crate::run::world::{Stack, User, World, failed as error, free_port, is_root, program};
-use crate::stats::Summary;
+use crate::run::world::{Stack, User, World, is_root};
 
 /// What carries the movie: as in the records, VLC's name of the output, and what the player's address ends with.
 const WAYS: [(&str, &str, &str); 2] = [("udp", "udp", ""), ("tcp", "http", "/movie")];
@@ -64,9 +65,9 @@ fn every() -> impl Iterator<Item = ((&'static str, &'static str, &'static str), 
 }
 
 /// The figure.
-pub(super) fn run(runs: u32, failed: &mut dyn FnMut(&str, &BenchError)) -> Vec<Record> {
+pub(super) fn run(runs: u32, failed: &mut Failed<'_>) -> Vec<Record> {
     let world = || -> Result<(World, String)> {
-        if program("vlc").is_none() || program("ffmpeg").is_none() {
+        if find("vlc").is_none() || find("ffmpeg").is_none() {
             return Err(error(
                 "start VLC",
                 "vlc or ffmpeg is not installed (Debian: vlc-bin, vlc-plugin-base, ffmpeg)",
@@ -94,33 +95,28 @@ pub(super) fn run(runs: u32, failed: &mut dyn FnMut(&str, &BenchError)) -> Vec<R
     }
     let points = every().zip(&samples);
     let records = points.filter_map(|((way, stack), samples)| {
-        let summary = Summary::of(samples)?;
-        Some(Record::new(
-            "vlc",
-            way.0,
-            stack.short(),
-            0,
-            Metric::time_us,
-            summary,
-        ))
+        Record::of("vlc", way.0, stack.short(), 0, Metric::time_us, samples)
     });
     records.collect()
 }
 
 /// The figure's table.
 pub(super) fn section(records: &[Record]) -> Section {
-    let mut table = Table::new(&["by", "", "buffering, ms", "least", "most"]);
-    for record in records.iter().filter(|record| record.op == "vlc") {
-        let by = WAYS.iter().find(|way| way.0 == record.transport);
-        let ms = [
-            record.summary.median,
-            record.summary.min,
-            record.summary.max,
-        ];
-        let row = [by.map_or("", |way| way.1), &record.stack].map(str::to_owned);
-        let ms = ms.map(|us| format!("{:.0}", us / 1e3));
-        table.push(row.into_iter().chain(ms));
-    }
+    let by = |record: &Record| {
+        let way = WAYS.iter().find(|way| way.0 == record.transport);
+        way.map_or("", |way| way.1).to_owned()
+    };
+    let ms = |us: f64| format!("{:.0}", us / 1e3);
+    let table = Table::of(
+        records.iter().filter(|record| record.op == "vlc"),
+        &[
+            ("by", &|record| by(record)),
+            ("", &|record| record.stack.clone()),
+            ("buffering, ms", &|record| ms(record.summary.median)),
+            ("least", &|record| ms(record.summary.min)),
+            ("most", &|record| ms(record.summary.max)),
+        ],
+    );
     Section::new("VLC's buffering time (fig. 10)")
         .text(format!(
             "A movie of {RATE} Mbit/s, sent as it plays to one player, who comes later; VLC's own settings (a second of the movie is buffered)."

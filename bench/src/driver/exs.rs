@@ -3,7 +3,7 @@
 //! All of them are streams. Receives stay outstanding from one run to the next; the end of a run is acknowledged by a byte.
 
 use super::{Initiator, Kind, Responder, Spec, Transport, lap};
-use crate::error::{BenchError, Result, stack};
+use crate::error::{BenchError, Result, failed, stack};
 use crate::patience::PATIENCE;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
@@ -350,10 +350,7 @@ impl Blocking {
         let sent = self.socket.send_wait(self.part(len));
         match sent.map_err(stack("send"))? {
             all if all == len => Ok(()),
-            part => Err(BenchError::Stack {
-                what: "send",
-                why: format!("{part} of {len} bytes"),
-            }),
+            part => Err(failed("send", format!("{part} of {len} bytes"))),
         }
     }
 

@@ -2,7 +2,7 @@
 //! one process into the other. Both are streams of writes from one buffer into one other, as weft's are.
 
 use super::{Initiator, Remote, Responder, Spec, tcp};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, failed};
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::Pid;
 use std::hint::black_box;
@@ -80,10 +80,8 @@ impl Initiator for Vm {
             let written = process_vm_writev(pid, &near, &far)
                 .map_err(|errno| BenchError::system(what)(errno.into()))?;
             if written != self.buffer.len() {
-                return Err(BenchError::Stack {
-                    what,
-                    why: format!("it wrote {written} of {} bytes", self.buffer.len()),
-                });
+                let why = format!("it wrote {written} of {} bytes", self.buffer.len());
+                return Err(failed(what, why));
             }
         }
         self.stream

@@ -11,6 +11,7 @@ mod udp;
 mod weft;
 
 use crate::error::{BenchError, Result};
+use crate::named::named;
 use crate::patience::PATIENCE;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -18,82 +19,57 @@ use std::time::Instant;
 
 pub(crate) use exs::SocketContexts;
 pub(crate) use memory::Copy;
-pub(crate) use tcp::transfer_whole as tcp_transfer_whole;
-pub(crate) use weft::{Context, accept_one, deregister, open_device, param};
+pub(crate) use tcp::{prepare_stream as tcp_prepare, transfer_whole as tcp_transfer_whole};
+pub(crate) use ud::{dest as ud_dest, open as open_ud};
+pub(crate) use weft::{Context, accept_one, deregister, open_device, pair, param};
 
-/// Whose code carries the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Stack {
-    /// weft's verbs.
-    Weft,
-    /// weft's verbs over TCP with TLS 1.3.
-    WeftTls,
-    /// weft's small iWARP library over the verbs.
-    WeftIw,
-    /// weft's datagram queue pairs: a write is an RDMA Write-Record.
-    WeftUd,
-    /// The same in the reliable mode.
-    WeftRd,
-    /// weft's extended sockets, asynchronously.
-    Exs,
-    /// Their blocking calls.
-    ExsSync,
-    /// Plain TCP sockets.
-    Tcp,
-    /// TCP sockets with rustls.
-    TcpTls,
-    /// Plain UDP sockets: sendmmsg and recvmmsg, cut and joined by the kernel.
-    Udp,
-    /// Plain UDP sockets: one datagram a system call.
-    UdpSingle,
-    /// `memcpy` in one process.
-    Memcpy,
-    /// Bare `process_vm_writev` from one process into the other.
-    Vm,
-    /// UCX over POSIX shared memory, by its `ucx_perftest`.
-    UcxPosix,
-    /// UCX over POSIX shared memory and `process_vm_readv`/`writev`.
-    UcxCma,
-    /// UCX over TCP.
-    UcxTcp,
-    /// libfabric over shared memory, by its `fi_pingpong`.
-    FiShm,
-    /// libfabric over TCP.
-    FiTcp,
-    /// perftest on weft's libibverbs, over shared memory.
-    PerftestLocal,
-    /// The same over TCP.
-    PerftestTcp,
+named! {
+    /// Whose code carries the bytes.
+    pub enum Stack {
+        /// weft's verbs.
+        Weft = "weft",
+        /// weft's verbs over TCP with TLS 1.3.
+        WeftTls = "weft-tls",
+        /// weft's small iWARP library over the verbs.
+        WeftIw = "weft-iw",
+        /// weft's datagram queue pairs: a write is an RDMA Write-Record.
+        WeftUd = "weft-ud",
+        /// The same in the reliable mode.
+        WeftRd = "weft-rd",
+        /// weft's extended sockets, asynchronously.
+        Exs = "exs",
+        /// Their blocking calls.
+        ExsSync = "exs-sync",
+        /// Plain TCP sockets.
+        Tcp = "tcp",
+        /// TCP sockets with rustls.
+        TcpTls = "tcp-tls",
+        /// Plain UDP sockets: sendmmsg and recvmmsg, cut and joined by the kernel.
+        Udp = "udp",
+        /// Plain UDP sockets: one datagram a system call.
+        UdpSingle = "udp-single",
+        /// `memcpy` in one process.
+        Memcpy = "memcpy",
+        /// Bare `process_vm_writev` from one process into the other.
+        Vm = "vm",
+        /// UCX over POSIX shared memory, by its `ucx_perftest`.
+        UcxPosix = "ucx-posix",
+        /// UCX over POSIX shared memory and `process_vm_readv`/`writev`.
+        UcxCma = "ucx-cma",
+        /// UCX over TCP.
+        UcxTcp = "ucx-tcp",
+        /// libfabric over shared memory, by its `fi_pingpong`.
+        FiShm = "fi-shm",
+        /// libfabric over TCP.
+        FiTcp = "fi-tcp",
+        /// perftest on weft's libibverbs, over shared memory.
+        PerftestLocal = "perftest-local",
+        /// The same over TCP.
+        PerftestTcp = "perftest-tcp",
+    }
 }
 
 impl Stack {
-    /// The name as in the results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Weft => "weft",
-            Self::WeftTls => "weft-tls",
-            Self::WeftIw => "weft-iw",
-            Self::WeftUd => "weft-ud",
-            Self::WeftRd => "weft-rd",
-            Self::Exs => "exs",
-            Self::ExsSync => "exs-sync",
-            Self::Tcp => "tcp",
-            Self::TcpTls => "tcp-tls",
-            Self::Udp => "udp",
-            Self::UdpSingle => "udp-single",
-            Self::Memcpy => "memcpy",
-            Self::Vm => "vm",
-            Self::UcxPosix => "ucx-posix",
-            Self::UcxCma => "ucx-cma",
-            Self::UcxTcp => "ucx-tcp",
-            Self::FiShm => "fi-shm",
-            Self::FiTcp => "fi-tcp",
-            Self::PerftestLocal => "perftest-local",
-            Self::PerftestTcp => "perftest-tcp",
-        }
-    }
-
     /// Whether it carries messages through shared memory, given the choice of that.
     pub(crate) fn has_local(self) -> bool {
         self.is_weft() || matches!(self, Self::WeftUd | Self::WeftRd)
@@ -107,16 +83,6 @@ impl Stack {
     /// What carries its bytes when that is not a choice, as in the results.
     pub(crate) fn carrier(self) -> &'static str {
         match self {
-            Self::Weft
-            | Self::WeftTls
-            | Self::WeftIw
-            | Self::Exs
-            | Self::ExsSync
-            | Self::Tcp
-            | Self::TcpTls
-            | Self::UcxTcp
-            | Self::FiTcp
-            | Self::PerftestTcp => "tcp",
             Self::WeftUd | Self::WeftRd | Self::Udp | Self::UdpSingle => "udp",
             Self::Memcpy
             | Self::Vm
@@ -124,85 +90,53 @@ impl Stack {
             | Self::UcxCma
             | Self::FiShm
             | Self::PerftestLocal => "local",
+            _ => "tcp",
         }
     }
 }
 
-/// What carries weft's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    /// iWARP over TCP.
-    Tcp,
-    /// Shared memory between processes of one host and user.
-    Local,
-}
-
-impl Transport {
-    /// The name as in the results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Local => "local",
-        }
+named! {
+    /// What carries weft's bytes.
+    pub enum Transport {
+        /// iWARP over TCP.
+        Tcp = "tcp",
+        /// Shared memory between processes of one host and user.
+        Local = "local",
     }
 }
 
-/// Whose memory weft's regions are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Memory {
-    /// Allocated by the library for the purpose.
-    Allocated,
-    /// The program's own heap memory, registered.
-    Ordinary,
-}
-
-impl Memory {
-    /// The name as in the results.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Allocated => "allocated",
-            Self::Ordinary => "ordinary",
-        }
+named! {
+    /// Whose memory weft's regions are.
+    pub enum Memory {
+        /// Allocated by the library for the purpose.
+        Allocated = "allocated",
+        /// The program's own heap memory, registered.
+        Ordinary = "ordinary",
     }
 }
 
-/// One operation. Plain TCP stands beside it with the same direction of the data: for `Read` and
-/// the atomics the peer answers a request, for the others the initiator pushes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Op {
-    /// Send into a posted receive.
-    Send,
-    /// RDMA Write.
-    Write,
-    /// RDMA Write with immediate data, which completes a receive (RFC 7306).
-    WriteImm,
-    /// RDMA Read.
-    Read,
-    /// Atomic fetch and add of 8 bytes (RFC 7306).
-    FetchAdd,
-    /// Atomic compare and swap of 8 bytes (RFC 7306).
-    CompareSwap,
-    /// Atomic swap of 8 bytes (RFC 7306).
-    Swap,
+named! {
+    /// One operation. Plain TCP stands beside it with the same direction of the data: for `Read` and
+    /// the atomics the peer answers a request, for the others the initiator pushes.
+    pub(crate) enum Op {
+        /// Send into a posted receive.
+        Send = "send",
+        /// RDMA Write.
+        Write = "write",
+        /// RDMA Write with immediate data, which completes a receive (RFC 7306).
+        WriteImm = "write_imm",
+        /// RDMA Read.
+        Read = "read",
+        /// Atomic fetch and add of 8 bytes (RFC 7306).
+        FetchAdd = "fetch_add",
+        /// Atomic compare and swap of 8 bytes (RFC 7306).
+        CompareSwap = "compare_swap",
+        /// Atomic swap of 8 bytes (RFC 7306).
+        Swap = "swap",
+    }
 }
 
 impl Op {
-    /// The name as in the results.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Send => "send",
-            Self::Write => "write",
-            Self::WriteImm => "write_imm",
-            Self::Read => "read",
-            Self::FetchAdd => "fetch_add",
-            Self::CompareSwap => "compare_swap",
-            Self::Swap => "swap",
-        }
-    }
-
     /// Whether the data (or the old value) flows to the initiator.
     pub(crate) fn pulls(self) -> bool {
         matches!(
@@ -212,29 +146,17 @@ impl Op {
     }
 }
 
-/// What the initiator does with the buffer between two transfers (thesis fig. 4.11).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Scheme {
-    /// One registered buffer for all operations in flight.
-    Single,
-    /// A registered buffer per operation in flight, used again and again.
-    Reuse,
-    /// Registers the buffer before each transfer and deregisters it after.
-    Reregister,
-    /// Copies the data into a registered buffer before each transfer.
-    Copy,
-}
-
-impl Scheme {
-    /// The name as in the results.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Single => "single",
-            Self::Reuse => "reuse",
-            Self::Reregister => "reregister",
-            Self::Copy => "copy",
-        }
+named! {
+    /// What the initiator does with the buffer between two transfers (thesis fig. 4.11).
+    pub(crate) enum Scheme {
+        /// One registered buffer for all operations in flight.
+        Single = "single",
+        /// A registered buffer per operation in flight, used again and again.
+        Reuse = "reuse",
+        /// Registers the buffer before each transfer and deregisters it after.
+        Reregister = "reregister",
+        /// Copies the data into a registered buffer before each transfer.
+        Copy = "copy",
     }
 }
 

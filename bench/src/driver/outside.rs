@@ -6,11 +6,12 @@
 //! neither theirs nor ours.
 
 use super::{Kind, Op, Spec, Stack};
+use crate::children::{Running, find, free_port, listening, this_program};
 use crate::error::{BenchError, Result};
 use crate::patience::PATIENCE;
 use std::io::Read;
-use std::net::{Ipv4Addr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -43,19 +44,7 @@ impl Program {
             Stack::FiTcp => (Self::Fabric, "tcp;ofi_rxm"),
             Stack::PerftestLocal => (Self::Perftest, "require"),
             Stack::PerftestTcp => (Self::Perftest, "off"),
-            Stack::Weft
-            | Stack::WeftTls
-            | Stack::WeftIw
-            | Stack::WeftUd
-            | Stack::WeftRd
-            | Stack::Udp
-            | Stack::UdpSingle
-            | Stack::Exs
-            | Stack::ExsSync
-            | Stack::Tcp
-            | Stack::TcpTls
-            | Stack::Memcpy
-            | Stack::Vm => return None,
+            _ => return None,
         })
     }
 
@@ -90,6 +79,11 @@ impl Program {
     }
 }
 
+/// Whether it is measured by another library's program.
+pub(crate) fn has(stack: Stack) -> bool {
+    Program::of(stack).is_some()
+}
+
 /// Whether another library's program can measure this at all. They know no sleeping.
 pub(crate) fn measures(spec: &Spec) -> bool {
     let spins = spec.kind == Kind::Stream || spec.busy;
@@ -110,7 +104,7 @@ pub(crate) fn inventory(stacks: &[Stack]) -> (Vec<Stack>, Vec<String>) {
         if wanted.is_empty() {
             continue;
         }
-        if in_path(program.file()) {
+        if find(program.file()).is_some() {
             let version = program.version().unwrap_or_else(|| "unknown".to_owned());
             notes.push(format!("{}: version {version}.", program.file()));
         } else {
@@ -125,29 +119,23 @@ pub(crate) fn inventory(stacks: &[Stack]) -> (Vec<Stack>, Vec<String>) {
     (missing, notes)
 }
 
-fn in_path(file: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(file).is_file())
-}
-
-/// A child that does not outlive its handle.
-struct Running {
-    child: Child,
+/// A child with all that it prints.
+struct Printing {
+    child: Running,
     output: Receiver<String>,
 }
 
-impl Running {
+impl Printing {
     fn start(mut command: Command) -> Result<Self> {
-        let mut child = command
+        command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(BenchError::system("start another library's program"))?;
+            .stderr(Stdio::piped());
+        let mut child = Running::start(&mut command, "start another library's program")?;
         let (send, output) = channel();
         let pipes: [Option<Box<dyn Read + Send>>; 2] = [
-            child.stdout.take().map(|pipe| Box::new(pipe) as _),
-            child.stderr.take().map(|pipe| Box::new(pipe) as _),
+            child.0.stdout.take().map(|pipe| Box::new(pipe) as _),
+            child.0.stderr.take().map(|pipe| Box::new(pipe) as _),
         ];
         for mut pipe in pipes.into_iter().flatten() {
             let send = send.clone();
@@ -171,19 +159,12 @@ impl Running {
                 .recv_timeout(left)
                 .map_err(|_| BenchError::Stuck(PATIENCE.as_secs(), file))?;
         }
-        let status = self.child.wait().map_err(BenchError::system("wait"))?;
+        let status = self.child.0.wait().map_err(BenchError::system("wait"))?;
         if status.success() {
             Ok(text)
         } else {
             Err(nonsense(file, &text))
         }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -200,9 +181,9 @@ pub(crate) fn run(spec: &Spec, count: u64) -> Result<Said> {
     let (program, transport) = Program::of(spec.stack)
         .ok_or_else(|| BenchError::Usage("not another library".to_owned()))?;
     let port = free_port()?;
-    let mut server = Running::start(command(program, transport, spec, count, port, false)?)?;
+    let mut server = Printing::start(command(program, transport, spec, count, port, false)?)?;
     await_listener(&mut server, program, port)?;
-    let mut client = Running::start(command(program, transport, spec, count, port, true)?)?;
+    let mut client = Printing::start(command(program, transport, spec, count, port, true)?)?;
     let text = client.finish(program.file())?;
     server.finish(program.file())?;
     match program {
@@ -225,9 +206,7 @@ fn command(
     let mut command = match program {
         Program::Ucx | Program::Fabric => Command::new(program.file()),
         // The program that runs now is `weft`, and finds its libraries itself.
-        Program::Perftest => {
-            Command::new(std::env::current_exe().map_err(BenchError::system("find weft"))?)
-        }
+        Program::Perftest => Command::new(this_program()?),
     };
     let mut arguments: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
@@ -289,24 +268,14 @@ fn command(
     Ok(command)
 }
 
-/// A port that was free a moment ago.
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let addr = listener.and_then(|listener| listener.local_addr());
-    Ok(addr.map_err(BenchError::system("find a free port"))?.port())
-}
-
 /// Waits until the server listens. It serves whoever connects first, so trying would spoil the run.
-fn await_listener(server: &mut Running, program: Program, port: u16) -> Result<()> {
+fn await_listener(server: &mut Printing, program: Program, port: u16) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     loop {
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            let text = std::fs::read_to_string(table).unwrap_or_default();
-            if listens(&text, port) {
-                return Ok(());
-            }
+        if listening(port) {
+            return Ok(());
         }
-        if !matches!(server.child.try_wait(), Ok(None)) {
+        if !matches!(server.child.0.try_wait(), Ok(None)) {
             let text = server.finish(program.file())?;
             return Err(nonsense(program.file(), &text));
         }
@@ -315,16 +284,6 @@ fn await_listener(server: &mut Running, program: Program, port: u16) -> Result<(
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-}
-
-/// Whether a socket of the kernel's table listens on `port`.
-fn listens(table: &str, port: u16) -> bool {
-    const LISTEN: &str = "0A";
-    let local = format!(":{port:04X}");
-    table.lines().any(|line| {
-        let mut words = line.split_whitespace().skip(1);
-        words.next().is_some_and(|word| word.ends_with(&local)) && words.nth(1) == Some(LISTEN)
-    })
 }
 
 /// The line of numbers under the line of names that `ucx_perftest -v -f` prints.
@@ -476,16 +435,6 @@ mod tests {
         ] {
             assert_eq!(parse_perftest(bad), None, "{bad}");
         }
-    }
-
-    #[test]
-    fn a_listener_is_seen_and_a_connection_is_not_one() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let table = || std::fs::read_to_string("/proc/net/tcp").unwrap();
-        assert!(listens(&table(), port));
-        let near = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-        assert!(!listens(&table(), near.local_addr().unwrap().port()));
     }
 
     #[test]

@@ -210,7 +210,7 @@ pub(crate) fn transfer_whole(mut stream: &TcpStream, buffer: &mut [u8], push: bo
     done.map_err(BenchError::system("transfer over a socket"))
 }
 
-pub(super) fn prepare_stream(stream: &TcpStream) -> Result<()> {
+pub(crate) fn prepare_stream(stream: &TcpStream) -> Result<()> {
     stream
         .set_nodelay(true)
         .and_then(|()| stream.set_read_timeout(Some(PATIENCE)))

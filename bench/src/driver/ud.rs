@@ -9,8 +9,8 @@ use crate::patience::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use weft_verbs::{
-    Access, Cq, Device, LocalMode, Mr, Pd, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdPort,
-    UdQp, UdReliable, UdSource, Wc, WcOpcode, WcStatus,
+    Access, Cq, Device, LocalMode, Mr, Pd, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdQp,
+    UdReliable, UdSource, Wc, WcOpcode, WcStatus,
 };
 
 const QKEY: u32 = 0x00be_0c4e;
@@ -30,10 +30,8 @@ const COUNT: u64 = 3;
 
 /// One queue pair, before its peer is known.
 pub(crate) struct Listening {
-    device: Device,
     pd: Pd,
     cq: Cq,
-    port: UdPort,
     qp: UdQp,
     spec: Spec,
 }
@@ -53,9 +51,6 @@ struct End {
     /// Of the last question.
     question: u32,
     wcs: Vec<Wc>,
-    port: UdPort,
-    _pd: Pd,
-    _device: Device,
 }
 
 /// What has come at once.
@@ -80,39 +75,44 @@ pub(super) fn listen(spec: &Spec) -> Result<Listening> {
     };
     let device = Device::builder().local(mode).open();
     let device = device.map_err(stack("open the device"))?;
-    let pd = device.alloc_pd().map_err(stack("allocate a PD"))?;
     let depth = 2 * RECVS + SENDS + RECORDS;
-    let cq = device
-        .create_cq(depth, None)
-        .map_err(stack("create a CQ"))?;
-    let port = device
-        .bind_ud(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
-        .map_err(BenchError::system("bind a UDP port"))?;
-    let init = UdInit {
-        // The peer finds the queue pair by its port.
-        num: Some(port.local_addr().port().into()),
-        max_send_wr: SENDS,
-        max_recv_wr: RECVS,
-        record_depth: RECORDS,
-        reliable: (spec.stack == Stack::WeftRd).then(UdReliable::default),
-        ..UdInit::new(&port, QKEY, &cq, &cq)
-    };
-    let qp = pd
-        .create_ud_qp(&init)
-        .map_err(stack("create a queue pair"))?;
+    let addr = (Ipv4Addr::LOCALHOST, 0).into();
+    let (pd, cq, qp) = open(&device, addr, depth, |init| {
+        init.max_send_wr = SENDS;
+        init.max_recv_wr = RECVS;
+        init.record_depth = RECORDS;
+        init.reliable = (spec.stack == Stack::WeftRd).then(UdReliable::default);
+    })?;
     Ok(Listening {
-        device,
         pd,
         cq,
-        port,
         qp,
         spec: *spec,
     })
 }
 
+/// A datagram queue pair at a port of its own, by which its peer finds it; `with` changes what it is like.
+pub(crate) fn open(
+    device: &Device,
+    addr: SocketAddr,
+    depth: u32,
+    with: impl FnOnce(&mut UdInit),
+) -> Result<(Pd, Cq, UdQp)> {
+    let pd = device.alloc_pd().map_err(stack("allocate a PD"))?;
+    let cq = device.create_cq(depth, None);
+    let cq = cq.map_err(stack("create a CQ"))?;
+    let port = device.bind_ud(addr);
+    let port = port.map_err(BenchError::system("bind a UDP port"))?;
+    let mut init = UdInit::new(&port, QKEY, &cq, &cq);
+    init.num = Some(port.local_addr().port().into());
+    with(&mut init);
+    let qp = pd.create_ud_qp(&init);
+    Ok((pd, cq, qp.map_err(stack("create a queue pair"))?))
+}
+
 impl Listening {
     pub(super) fn addr(&self) -> SocketAddr {
-        self.port.local_addr()
+        self.qp.port().local_addr()
     }
 
     fn end(self, addr: SocketAddr) -> Result<End> {
@@ -137,9 +137,6 @@ impl Listening {
             remote: None,
             question: 0,
             wcs: vec![Wc::default(); BATCH],
-            port: self.port,
-            _pd: self.pd,
-            _device: self.device,
         };
         end.post_recvs(RECVS as usize)?;
         Ok(end)
@@ -172,7 +169,7 @@ pub(super) fn connect(spec: &Spec, addr: SocketAddr) -> Result<Box<dyn Initiator
         if let Some(Note { what: HELLO, .. }) = end.news(AGAIN)?.note {
             heard = true;
         }
-        let waits = spec.transport == Transport::Local && end.port.local_peers().is_empty();
+        let waits = spec.transport == Transport::Local && end.qp.port().local_peers().is_empty();
         if heard && !waits {
             return Ok(Box::new(end));
         }
@@ -180,7 +177,8 @@ pub(super) fn connect(spec: &Spec, addr: SocketAddr) -> Result<Box<dyn Initiator
     Err(BenchError::Stuck(PATIENCE.as_secs(), "the peer's datagram"))
 }
 
-fn dest(addr: SocketAddr) -> UdDest {
+/// The queue pair behind a port, which has the port's number.
+pub(crate) fn dest(addr: SocketAddr) -> UdDest {
     UdDest {
         addr,
         qp_num: addr.port().into(),

@@ -2,7 +2,7 @@
 
 use super::plan::{Amount, Design, Kind, Lengths, Mode, Plan};
 use crate::driver::Transport;
-use clap::ValueEnum;
+use crate::named::named;
 
 /// Outstanding operations in figs. 9, 10 and 13.
 const OPERATIONS: [u32; 6] = [1, 2, 4, 8, 16, 32];
@@ -18,54 +18,40 @@ const WINDOW: u64 = 16 << 20;
 /// What may travel as a small packet where they are on.
 const SMALL: u32 = 64 << 10;
 
-/// What `--figure` selects: the papers' figures, and the targets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub enum Figure {
-    /// Stream paper: mode switches and direct ratio over outstanding operations
-    #[value(name = "table3")]
-    Table3,
-    /// Throughput over outstanding operations, as many sends as receives
-    #[value(name = "9a")]
-    F9a,
-    /// ... half as many sends as receives
-    #[value(name = "9b")]
-    F9b,
-    /// CPU of the receiver, as many sends as receives
-    #[value(name = "10a")]
-    F10a,
-    /// ... half as many sends as receives
-    #[value(name = "10b")]
-    F10b,
-    /// Throughput over outstanding sends at 32 receives
-    #[value(name = "11a")]
-    F11a,
-    /// ... direct transfers of all
-    #[value(name = "11b")]
-    F11b,
-    /// Throughput over message size
-    #[value(name = "12a")]
-    F12a,
-    /// ... direct transfers of all
-    #[value(name = "12b")]
-    F12b,
-    /// Throughput over outstanding operations over a distance
-    #[value(name = "13")]
-    F13,
-    /// Interface paper: throughput over message size with and without small packets
-    #[value(name = "if2")]
-    Interface2,
-    /// ... CPU
-    #[value(name = "if3")]
-    Interface3,
-    /// Targets: 1 MiB streams beside plain TCP
-    #[value(name = "stream")]
-    Stream,
-    /// Targets: 64 B ping-pong beside raw verbs
-    #[value(name = "ping-pong")]
-    PingPong,
-    /// Targets: blocking calls beside plain sockets
-    #[value(name = "sync")]
-    Sync,
+named! {
+    /// What `--figure` selects: the papers' figures, and the targets.
+    pub enum Figure {
+        /// Stream paper: mode switches and direct ratio over outstanding operations
+        Table3 = "table3",
+        /// Throughput over outstanding operations, as many sends as receives
+        F9a = "9a",
+        /// ... half as many sends as receives
+        F9b = "9b",
+        /// CPU of the receiver, as many sends as receives
+        F10a = "10a",
+        /// ... half as many sends as receives
+        F10b = "10b",
+        /// Throughput over outstanding sends at 32 receives
+        F11a = "11a",
+        /// ... direct transfers of all
+        F11b = "11b",
+        /// Throughput over message size
+        F12a = "12a",
+        /// ... direct transfers of all
+        F12b = "12b",
+        /// Throughput over outstanding operations over a distance
+        F13 = "13",
+        /// Interface paper: throughput over message size with and without small packets
+        Interface2 = "if2",
+        /// ... CPU
+        Interface3 = "if3",
+        /// Targets: 1 MiB streams beside plain TCP
+        Stream = "stream",
+        /// Targets: 64 B ping-pong beside raw verbs
+        PingPong = "ping-pong",
+        /// Targets: blocking calls beside plain sockets
+        Sync = "sync",
+    }
 }
 
 /// Measurements that several figures show.
@@ -147,7 +133,7 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
                 mode,
                 ..plan.clone()
             };
-            (mode.name(), plan)
+            (mode.name().to_owned(), plan)
         };
         [Mode::Dynamic, Mode::Direct, Mode::Indirect]
             .map(with)
@@ -179,58 +165,37 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
     let operations = operations.filter(|(index, _)| thin(index)).map(|(_, n)| n);
     let powers =
         |from: u32, to: u32, step: usize| (from..=to).step_by(step).map(|power| 1u64 << power);
+    let with = |lengths: Lengths, sends: u32, receives: u32| Plan {
+        lengths,
+        sends,
+        receives,
+        ..plan.clone()
+    };
     match experiment {
         Experiment::Equal | Experiment::Distance => operations
-            .map(|n| {
-                let plan = Plan {
-                    lengths: random,
-                    sends: n,
-                    receives: n,
-                    ..plan.clone()
-                };
-                point(n.into(), modes(&plan))
-            })
+            .map(|n| point(n.into(), modes(&with(random, n, n))))
             .collect(),
         Experiment::Half => operations
             .filter(|n| *n < MANY)
-            .map(|n| {
-                let plan = Plan {
-                    lengths: random,
-                    sends: n,
-                    receives: 2 * n,
-                    ..plan.clone()
-                };
-                point(n.into(), modes(&plan))
-            })
+            .map(|n| point(n.into(), modes(&with(random, n, 2 * n))))
             .collect(),
         Experiment::Sends => operations
             .map(|n| {
-                let with = |size: u64| {
-                    let plan = Plan {
-                        lengths: Lengths::Fixed(size),
-                        sends: n,
-                        receives: MANY,
-                        ..plan.clone()
-                    };
-                    (crate::size::human(size), plan)
+                let of = |size| {
+                    (
+                        crate::size::human(size),
+                        with(Lengths::Fixed(size), n, MANY),
+                    )
                 };
-                point(n.into(), THREE_SIZES.map(with).into())
+                point(n.into(), THREE_SIZES.map(of).into())
             })
             .collect(),
         Experiment::Sizes => powers(10, 24, if base.quick { 2 } else { 1 })
-            .map(|size| {
-                let plan = Plan {
-                    lengths: Lengths::Fixed(size),
-                    sends: 2,
-                    receives: 4,
-                    ..plan.clone()
-                };
-                point(size, modes(&plan))
-            })
+            .map(|size| point(size, modes(&with(Lengths::Fixed(size), 2, 4))))
             .collect(),
         Experiment::Small => powers(4, 16, if base.quick { 4 } else { 2 })
             .map(|size| {
-                let with = |(name, small): (&str, u32)| {
+                let of = |(name, small): (&str, u32)| {
                     let plan = Plan {
                         lengths: Lengths::Fixed(size),
                         kind: Kind::Seqpacket,
@@ -240,7 +205,7 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
                     };
                     (name.to_owned(), plan)
                 };
-                point(size, [("small", SMALL), ("not small", 0)].map(with).into())
+                point(size, [("small", SMALL), ("not small", 0)].map(of).into())
             })
             .collect(),
     }
@@ -249,6 +214,7 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::ValueEnum;
 
     #[test]
     fn every_plan_can_be_and_every_figure_has_an_experiment() {

@@ -13,66 +13,44 @@ use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine,
 use crate::size::human;
 use crate::stats::Summary;
 
-/// How a figure is titled and drawn.
-struct Style {
-    title: &'static str,
-    /// What the horizontal axis is.
-    axis: &'static str,
-    /// Title and figure of each plot.
-    plots: &'static [(&'static str, Figure)],
-}
+/// How a figure is drawn: its title, what the horizontal axis is, and title and figure of each plot.
+type Style = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, Figure)],
+);
 
+const SENDS: &str = "outstanding sends";
+const SIZE: &str = "size";
+
+#[rustfmt::skip]
 fn style(experiment: Experiment) -> Style {
     match experiment {
-        Experiment::Equal => Style {
-            title: "Figs. 9a and 10a, table III: as many sends as receives outstanding",
-            axis: "outstanding sends",
-            plots: &[
-                ("Fig. 9a: throughput", GIGABITS),
-                ("Fig. 10a: CPU of the receiver", SERVER_CPU),
-            ],
-        },
-        Experiment::Half => Style {
-            title: "Figs. 9b and 10b, table III: half as many sends as receives outstanding",
-            axis: "outstanding sends",
-            plots: &[
-                ("Fig. 9b: throughput", GIGABITS),
-                ("Fig. 10b: CPU of the receiver", SERVER_CPU),
-            ],
-        },
-        Experiment::Sends => Style {
-            title: "Fig. 11: 32 receives outstanding, dynamic",
-            axis: "outstanding sends",
-            plots: &[
-                ("Fig. 11a: throughput", GIGABITS),
-                ("Fig. 11b: direct transfers of all", DIRECT_RATIO),
-            ],
-        },
-        Experiment::Sizes => Style {
-            title: "Fig. 12: 4 receives and 2 sends outstanding",
-            axis: "size",
-            plots: &[
-                ("Fig. 12a: throughput", GIGABITS),
-                ("Fig. 12b: direct transfers of all", DIRECT_RATIO),
-            ],
-        },
-        Experiment::Distance => Style {
-            title: "Fig. 13: over a distance, as many sends as receives outstanding",
-            axis: "outstanding sends",
-            plots: &[
-                ("Fig. 13: throughput over a distance", GIGABITS),
-                ("Direct transfers of all over a distance", DIRECT_RATIO),
-            ],
-        },
-        Experiment::Small => Style {
-            title: "Interface paper, figs. 2 and 3: small packets (seqpacket, design source)",
-            axis: "size",
-            plots: &[
-                ("Interface fig. 2: throughput", GIGABITS),
-                ("Interface fig. 3: CPU of the receiver", SERVER_CPU),
-                ("Interface fig. 3: CPU of the sender", CLIENT_CPU),
-            ],
-        },
+        Experiment::Equal => ("Figs. 9a and 10a, table III: as many sends as receives outstanding", SENDS, &[
+            ("Fig. 9a: throughput", GIGABITS),
+            ("Fig. 10a: CPU of the receiver", SERVER_CPU),
+        ]),
+        Experiment::Half => ("Figs. 9b and 10b, table III: half as many sends as receives outstanding", SENDS, &[
+            ("Fig. 9b: throughput", GIGABITS),
+            ("Fig. 10b: CPU of the receiver", SERVER_CPU),
+        ]),
+        Experiment::Sends => ("Fig. 11: 32 receives outstanding, dynamic", SENDS, &[
+            ("Fig. 11a: throughput", GIGABITS),
+            ("Fig. 11b: direct transfers of all", DIRECT_RATIO),
+        ]),
+        Experiment::Sizes => ("Fig. 12: 4 receives and 2 sends outstanding", SIZE, &[
+            ("Fig. 12a: throughput", GIGABITS),
+            ("Fig. 12b: direct transfers of all", DIRECT_RATIO),
+        ]),
+        Experiment::Distance => ("Fig. 13: over a distance, as many sends as receives outstanding", SENDS, &[
+            ("Fig. 13: throughput over a distance", GIGABITS),
+            ("Direct transfers of all over a distance", DIRECT_RATIO),
+        ]),
+        Experiment::Small => ("Interface paper, figs. 2 and 3: small packets (seqpacket, design source)", SIZE, &[
+            ("Interface fig. 2: throughput", GIGABITS),
+            ("Interface fig. 3: CPU of the receiver", SERVER_CPU),
+            ("Interface fig. 3: CPU of the sender", CLIENT_CPU),
+        ]),
     }
 }
 
@@ -108,78 +86,68 @@ fn verdicts(data: &Data<'_>, transports: &[Transport]) -> Option<Section> {
     Some(section.text("Each with its least and most over the figure's places."))
 }
 
+/// What a column shows of a variant.
+enum Shown {
+    Median(Figure),
+    /// With its confidence interval.
+    Mean(Figure),
+    /// The median of the throughput's ratios to the better of the other modes.
+    OfTheBetter,
+}
+
 /// The table and the plots of an experiment on a transport.
 fn figure(data: &Data<'_>, experiment: Experiment, transport: Transport) -> Option<Section> {
     let (places, variants) = data.axes(experiment, transport);
     if places.is_empty() {
         return None;
     }
-    let Style { title, axis, plots } = style(experiment);
+    let (title, axis, plots) = style(experiment);
     let has_modes = variants.iter().any(|variant| variant == "dynamic");
     let is_small = experiment == Experiment::Small;
-    let mut headers = vec![axis.to_owned()];
-    headers.extend(variants.iter().map(|variant| format!("{variant} Gb/s")));
-    if has_modes {
-        headers.push("dynamic of the better".to_owned());
-    }
-    headers.extend(
-        variants
-            .iter()
-            .map(|variant| format!("{variant} CPU of receiver %")),
-    );
-    if is_small {
-        headers.extend(
-            variants
-                .iter()
-                .map(|variant| format!("{variant} CPU of sender %")),
-        );
-    }
-    let shown: Vec<&String> = variants
+    let all: Vec<&str> = variants.iter().map(String::as_str).collect();
+    let counted = |variant: &&str| !is_small && (!has_modes || *variant == "dynamic");
+    let counted: Vec<&str> = all.iter().copied().filter(counted).collect();
+    let (all, counted, better) = (&all[..], &counted[..], &["dynamic"][..]);
+    let groups = [
+        (true, all, "Gb/s", Shown::Median(GIGABITS)),
+        (has_modes, better, "of the better", Shown::OfTheBetter),
+        (true, all, "CPU of receiver %", Shown::Median(SERVER_CPU)),
+        (is_small, all, "CPU of sender %", Shown::Median(CLIENT_CPU)),
+        (true, counted, "direct ratio", Shown::Mean(DIRECT_RATIO)),
+        (true, counted, "mode switches", Shown::Mean(SWITCHES)),
+    ];
+    let groups = groups.iter().filter(|group| group.0);
+    let columns =
+        groups.flat_map(|(_, of, what, shown)| of.iter().map(move |v| (*v, *what, shown)));
+    let columns: Vec<_> = columns.collect();
+    let text = |place: u64, variant: &str, shown: &Shown| {
+        let mut line = data.line(experiment, transport, variant);
+        let cell = line.find(|cell| cell.x == place)?;
+        Some(match shown {
+            Shown::Median(figure) => number(Summary::of(&cell.read(figure))?.median),
+            Shown::Mean(figure) => with_interval(&figure.mean(&cell.runs)?),
+            Shown::OfTheBetter => number(data.best_ratio(cell)?.median),
+        })
+    };
+    let headers = columns
         .iter()
-        .filter(|variant| !is_small && (!has_modes || *variant == "dynamic"))
-        .collect();
-    headers.extend(
-        shown
-            .iter()
-            .map(|variant| format!("{variant} direct ratio")),
+        .map(|(variant, what, _)| format!("{variant} {what}"));
+    let mut table = Table::new(
+        &[axis.to_owned()]
+            .into_iter()
+            .chain(headers)
+            .collect::<Vec<_>>(),
     );
-    headers.extend(
-        shown
-            .iter()
-            .map(|variant| format!("{variant} mode switches")),
-    );
-    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
-    let mut table = Table::new(&headers);
-    for place in &places {
-        let cell = |variant: &str| {
-            let mut line = data.line(experiment, transport, variant);
-            line.find(|cell| cell.x == *place)
-        };
-        let median = |variant: &str, figure: &Figure| {
-            let summary = cell(variant).and_then(|cell| Summary::of(&cell.read(figure)));
-            summary.map_or_else(String::new, |summary| number(summary.median))
-        };
-        let mean = |variant: &str, figure: &Figure| {
-            let mean = cell(variant).and_then(|cell| figure.mean(&cell.runs));
-            mean.map_or_else(String::new, |mean| with_interval(&mean))
-        };
-        let mut row = vec![if axis == "size" {
-            human(*place)
+    for &place in &places {
+        let cells = columns.iter();
+        let cells =
+            cells.map(|(variant, _, shown)| text(place, variant, shown).unwrap_or_default());
+        let place = if axis == SIZE {
+            human(place)
         } else {
             place.to_string()
-        }];
-        row.extend(variants.iter().map(|variant| median(variant, &GIGABITS)));
-        if has_modes {
-            let ratio = cell("dynamic").and_then(|cell| data.best_ratio(cell));
-            row.push(ratio.map_or_else(String::new, |ratio| number(ratio.median)));
-        }
-        row.extend(variants.iter().map(|variant| median(variant, &SERVER_CPU)));
-        if is_small {
-            row.extend(variants.iter().map(|variant| median(variant, &CLIENT_CPU)));
-        }
-        row.extend(shown.iter().map(|variant| mean(variant, &DIRECT_RATIO)));
-        row.extend(shown.iter().map(|variant| mean(variant, &SWITCHES)));
-        table.push(row);
+        };
+        table.push([place].into_iter().chain(cells));
     }
     let mut section = Section::new(format!("{title} ({})", transport.name()));
     if experiment == Experiment::Distance {
@@ -202,7 +170,7 @@ fn plot(
     (title, figure): (&str, &Figure),
     axis: &str,
 ) -> Plot {
-    let x = if axis == "size" {
+    let x = if axis == SIZE {
         Axis::bytes()
     } else {
         Axis::linear(axis)
@@ -233,56 +201,33 @@ fn plot(
 
 /// What the targets' points measured.
 fn targets(data: &Data<'_>) -> Option<Section> {
-    let mut table = Table::new(&[
-        "measurement",
-        "transport",
-        "stack",
-        "median",
-        "least",
-        "most",
-        "unit",
-        "of plain TCP",
-    ]);
-    for (op, words, metric, unit) in [
-        (STREAM, "1 MiB stream", Metric::bandwidth_GBps, "GB/s"),
-        (
-            PING_PONG,
-            "64 B ping-pong, spinning",
-            Metric::latency_us_p50,
-            "µs",
-        ),
-        (
-            SYNC_STREAM,
-            "1 MiB stream, blocking",
-            Metric::bandwidth_GBps,
-            "GB/s",
-        ),
-        (
-            SYNC_PING_PONG,
-            "64 B ping-pong, blocking",
-            Metric::latency_us_p50,
-            "µs",
-        ),
-    ] {
+    let (speed, latency) = (Metric::bandwidth_GBps, Metric::latency_us_p50);
+    let kinds = [
+        (STREAM, "1 MiB stream", speed, "GB/s"),
+        (PING_PONG, "64 B ping-pong, spinning", latency, "µs"),
+        (SYNC_STREAM, "1 MiB stream, blocking", speed, "GB/s"),
+        (SYNC_PING_PONG, "64 B ping-pong, blocking", latency, "µs"),
+    ];
+    let rows = kinds.into_iter().flat_map(|(op, words, metric, unit)| {
         let records = data.targets.iter();
-        for record in records.filter(|record| record.op == op && record.metric == metric) {
-            let Summary {
-                median, min, max, ..
-            } = record.summary;
-            let ratio = record.ratio_tcp.map_or_else(String::new, number);
-            let [median, min, max] = [median, min, max].map(number);
-            table.push([
-                words,
-                &record.transport,
-                &record.stack,
-                &median,
-                &min,
-                &max,
-                unit,
-                &ratio,
-            ]);
-        }
-    }
+        let records = records.filter(move |record| record.op == op && record.metric == metric);
+        records.map(move |record| (words, unit, record))
+    });
+    let table = Table::of(
+        rows,
+        &[
+            ("measurement", &|(words, ..)| (*words).to_owned()),
+            ("transport", &|(.., record)| record.transport.clone()),
+            ("stack", &|(.., record)| record.stack.clone()),
+            ("median", &|(.., record)| number(record.summary.median)),
+            ("least", &|(.., record)| number(record.summary.min)),
+            ("most", &|(.., record)| number(record.summary.max)),
+            ("unit", &|(_, unit, _)| (*unit).to_owned()),
+            ("of plain TCP", &|(.., record)| {
+                record.ratio_tcp.map_or_else(String::new, number)
+            }),
+        ],
+    );
     (!table.is_empty()).then(|| {
         Section::new("What the targets were measured by")
             .text("exs: an event queue, receives outstanding. exs-sync: the blocking calls, on the library's memory. weft: raw verbs, Sends.")

@@ -2,6 +2,7 @@
 
 use crate::driver::Transport;
 use crate::error::{BenchError, Result};
+use crate::named::named;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use weft_exs::Options;
@@ -15,21 +16,15 @@ const LONGEST: u64 = 1 << 30;
 
 /// An enumeration as a word on the command line and in JSON, and what the sockets call it.
 macro_rules! words {
-    ($(#[$doc:meta])* $name:ident = $exs:ty { $($(#[$case_doc:meta])* $case:ident => $value:expr),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
-        #[serde(rename_all = "lowercase")]
-        pub enum $name { $($(#[$case_doc])* $case),* }
+    ($(#[$doc:meta])* $name:ident = $exs:ty { $($(#[$case_doc:meta])* $case:ident = $word:literal => $value:ident),* $(,)? }) => {
+        named! {
+            $(#[$doc])*
+            pub enum $name { $($(#[$case_doc])* $case = $word),* }
+        }
 
         impl $name {
             pub(crate) fn exs(self) -> $exs {
-                match self { $(Self::$case => $value),* }
-            }
-
-            /// The word for it.
-            pub fn name(self) -> String {
-                use clap::ValueEnum;
-                self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+                match self { $(Self::$case => <$exs>::$value),* }
             }
         }
     };
@@ -39,40 +34,40 @@ words! {
     /// What the sockets carry.
     Kind = weft_exs::Kind {
         /// Bytes
-        Stream => weft_exs::Kind::Stream,
+        Stream = "stream" => Stream,
         /// Messages
-        Seqpacket => weft_exs::Kind::SeqPacket,
+        Seqpacket = "seqpacket" => SeqPacket,
     }
 }
 words! {
     /// How a stream moves its bytes.
     Mode = weft_exs::Mode {
         /// Directly where the receiver is ahead, through its buffer where the sender is
-        Dynamic => weft_exs::Mode::Dynamic,
+        Dynamic = "dynamic" => Dynamic,
         /// Always directly: the sender waits for adverts
-        Direct => weft_exs::Mode::Direct,
+        Direct = "direct" => Direct,
         /// Always through the receiver's buffer
-        Indirect => weft_exs::Mode::Indirect,
+        Indirect = "indirect" => Indirect,
     }
 }
 words! {
     /// How sequenced packets are moved.
     Design = weft_exs::Design {
         /// The receiver adverts its memory, the sender writes to it
-        Advert => weft_exs::Design::Advert,
+        Advert = "advert" => Advert,
         /// The sender adverts its memory, the receiver reads it
-        Source => weft_exs::Design::Source,
+        Source = "source" => Source,
     }
 }
 words! {
     /// How both sides wait for events.
     Wait = weft_exs::Wait {
         /// Sleep at once
-        Notify => weft_exs::Wait::Notify,
+        Notify = "notify" => Notify,
         /// Look for a while, then sleep
-        Adaptive => weft_exs::Wait::Adaptive,
+        Adaptive = "adaptive" => Adaptive,
         /// Never sleep
-        Busy => weft_exs::Wait::BusyPoll,
+        Busy = "busy" => BusyPoll,
     }
 }
 

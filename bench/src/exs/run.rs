@@ -2,7 +2,7 @@
 
 use super::plan::{Amount, Plan, pattern};
 use crate::driver::{SocketContexts, Transport};
-use crate::error::{BenchError, Result, stack};
+use crate::error::{BenchError, Result, failed, stack};
 use crate::patience::PATIENCE;
 use crate::usage;
 use serde::{Deserialize, Serialize};
@@ -204,12 +204,10 @@ fn await_events(queue: &Queue, events: &mut Vec<Event>, what: &'static str) -> R
 /// The slot that an event is about.
 fn slot(event: &Event, slots: usize) -> Result<usize> {
     let index = usize::try_from(event.token).ok();
-    index
-        .filter(|index| *index < slots)
-        .ok_or_else(|| BenchError::Stack {
-            what: "take events",
-            why: format!("an event with the number {}", event.token),
-        })
+    index.filter(|index| *index < slots).ok_or_else(|| {
+        let why = format!("an event with the number {}", event.token);
+        failed("take events", why)
+    })
 }
 
 fn events(context: &Context, plan: &Plan, count: u32) -> Result<Queue> {
@@ -451,13 +449,9 @@ impl Receiver {
                 let index = slot(&event, self.slots.len())?;
                 let got = event.result.map_err(stack("receive"))?;
                 if event.kind != EventKind::Recv || event.truncated {
-                    return Err(BenchError::Stack {
-                        what: "receive",
-                        why: format!(
-                            "an event of {:?}, truncated: {}",
-                            event.kind, event.truncated
-                        ),
-                    });
+                    let (kind, truncated) = (event.kind, event.truncated);
+                    let why = format!("an event of {kind:?}, truncated: {truncated}");
+                    return Err(failed("receive", why));
                 }
                 if got > 0
                     && let Some(seed) = plan.verify

@@ -6,12 +6,11 @@ use super::data::{Cell, PING_PONG, Results, STREAM, SYNC_PING_PONG, SYNC_STREAM}
 use super::experiment::{Base, Experiment, Figure, Point, points};
 use super::figures;
 use super::plan::{Lengths, Plan};
-use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
+use crate::driver::{Kind, Op, Spec, Stack, Transport};
 use crate::error::{BenchError, Result};
-use crate::process::{Peer, Reply, Task, unexpected};
+use crate::process::{Peer, Task};
 use crate::progress::Progress;
-use crate::record::of_suite;
-use crate::scenario::{Contender, Effort, Group, run_group, window};
+use crate::scenario::{Contender, Effort, Group, run_groups, window};
 use crate::usage;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, ExitCode};
@@ -52,13 +51,11 @@ impl Pair {
         server.task(Task::BlastServe, &ip)?;
         let addr = server.listening()?;
         client.task(Task::BlastConnect, &addr)?;
-        match client.receive()? {
-            Reply::Ready => Ok(Self {
-                client,
-                _server: server,
-            }),
-            other => Err(unexpected(&other)),
-        }
+        client.ready()?;
+        Ok(Self {
+            client,
+            _server: server,
+        })
     }
 
     fn run(&mut self, plan: &Plan) -> Result<Run> {
@@ -199,21 +196,12 @@ pub(crate) fn run(args: &ExsArgs) -> Result<ExitCode> {
             out.packets + back.packets
         ));
     }
-    let mut context = Context::default();
     let effort = Effort {
         runs: args.repetitions(),
         target: Duration::from_secs_f64(args.seconds()),
         bytes: None,
     };
-    for group in &groups {
-        let what = group.describe();
-        progress.at(&what);
-        let measured = Peer::spawn(&[])
-            .and_then(|mut peer| run_group(&mut context, &mut peer, group, &effort));
-        let records = measured.map(|outcome| of_suite("exs", outcome.records));
-        results.targets.extend(output.keep(&what, records)?);
-        progress.step();
-    }
+    results.targets = run_groups("exs", &groups, &effort, &mut progress, &mut output)?;
     drop(progress);
     output.finish(&figures::report(&results, args))
 }

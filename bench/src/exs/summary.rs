@@ -16,74 +16,29 @@ pub(crate) struct Figure {
     pub(crate) read: fn(&Run) -> f64,
 }
 
-macro_rules! figure {
-    ($name:literal, $words:literal, $unit:literal, $read:expr) => {
-        Figure {
-            name: $name,
-            words: $words,
-            unit: $unit,
-            read: $read,
-        }
+/// A table of figures, in the order in which they are shown.
+macro_rules! figures {
+    ($($figure:ident: $name:literal, $words:literal, $unit:literal => $read:expr;)*) => {
+        $(pub(crate) const $figure: Figure = Figure { name: $name, words: $words, unit: $unit, read: $read };)*
+        pub(crate) const FIGURES: &[Figure] = &[$($figure),*];
     };
 }
 
-pub(crate) const GIGABITS: Figure = figure!("throughput_Gbps", "throughput", "Gb/s", Run::gigabits);
-pub(crate) const SERVER_CPU: Figure = figure!(
-    "cpu_percent_receiver",
-    "CPU of the receiver",
-    "%",
-    Run::server_percent
-);
-pub(crate) const CLIENT_CPU: Figure = figure!(
-    "cpu_percent_sender",
-    "CPU of the sender",
-    "%",
-    Run::client_percent
-);
-pub(crate) const DIRECT_RATIO: Figure =
-    figure!("direct_ratio", "direct sends of all", "", |run| run
-        .client
-        .direct_ratio());
-pub(crate) const SWITCHES: Figure = figure!("mode_switches", "mode switches", "", |run| run
-    .client
-    .mode_switches
-    as f64);
-
-/// All figures, in the order in which they are shown.
-pub(crate) const FIGURES: [Figure; 13] = [
-    GIGABITS,
-    figure!("message_us", "time per message", "µs", Run::message_us),
-    CLIENT_CPU,
-    SERVER_CPU,
-    DIRECT_RATIO,
-    figure!("direct", "direct transfers", "", |run| run.client.direct
-        as f64),
-    figure!(
-        "indirect",
-        "indirect transfers",
-        "",
-        |run| run.client.indirect as f64
-    ),
-    figure!("small", "small packets", "", |run| run.client.small as f64),
-    SWITCHES,
-    figure!("adverts", "adverts sent", "", |run| both(run, |side| side
-        .adverts_sent)),
-    figure!("adverts_dropped", "adverts dropped as stale", "", |run| {
-        both(run, |side| side.adverts_dropped)
-    }),
-    figure!(
-        "credit_stalls",
-        "waits for a credit, both sides",
-        "",
-        |run| both(run, |side| side.credit_stalls)
-    ),
-    figure!(
-        "ring_stalls",
-        "waits for room in the buffer",
-        "",
-        |run| run.client.ring_stalls as f64
-    ),
-];
+figures! {
+    GIGABITS: "throughput_Gbps", "throughput", "Gb/s" => Run::gigabits;
+    MESSAGE: "message_us", "time per message", "µs" => Run::message_us;
+    CLIENT_CPU: "cpu_percent_sender", "CPU of the sender", "%" => Run::client_percent;
+    SERVER_CPU: "cpu_percent_receiver", "CPU of the receiver", "%" => Run::server_percent;
+    DIRECT_RATIO: "direct_ratio", "direct sends of all", "" => |run| run.client.direct_ratio();
+    DIRECT: "direct", "direct transfers", "" => |run| run.client.direct as f64;
+    INDIRECT: "indirect", "indirect transfers", "" => |run| run.client.indirect as f64;
+    SMALL: "small", "small packets", "" => |run| run.client.small as f64;
+    SWITCHES: "mode_switches", "mode switches", "" => |run| run.client.mode_switches as f64;
+    ADVERTS: "adverts", "adverts sent", "" => |run| both(run, |side| side.adverts_sent);
+    DROPPED: "adverts_dropped", "adverts dropped as stale", "" => |run| both(run, |side| side.adverts_dropped);
+    CREDIT: "credit_stalls", "waits for a credit, both sides", "" => |run| both(run, |side| side.credit_stalls);
+    RING: "ring_stalls", "waits for room in the buffer", "" => |run| run.client.ring_stalls as f64;
+}
 
 /// A counter of both ends.
 fn both(run: &Run, of: fn(&Counters) -> u64) -> f64 {
@@ -146,7 +101,7 @@ pub fn json_lines(plan: &Plan, runs: &[Run]) -> serde_json::Result<String> {
     for (repetition, run) in runs.iter().enumerate() {
         out += &line(plan, Repetition { repetition, run })?;
     }
-    for figure in &FIGURES {
+    for figure in FIGURES {
         if let Some(mean) = figure.mean(runs) {
             let metric = figure.name;
             out += &line(plan, Metric { metric, mean })?;
@@ -212,7 +167,7 @@ pub fn report(plan: &Plan, runs: &[Run]) -> Report {
         );
     }
     let mut table = Table::new(&["figure", "mean, 95 % confidence", "unit"]);
-    for figure in &FIGURES {
+    for figure in FIGURES {
         if let Some(mean) = figure.mean(runs) {
             table.push([figure.words, &with_interval(&mean), figure.unit]);
         }

@@ -1,12 +1,14 @@
 //! `weft join` beside other engines: what `weft-join-bench`, a program of the workspace of `weft join`, has measured.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Bench;
 use super::chapter::Chapter;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::report::{Section, Table, number};
 
 /// One way to the answer, in turn with the others of its experiment and size.
@@ -40,96 +42,37 @@ fn cpu(way: &Way) -> &[f64] {
     &way.cpu
 }
 
-/// A target: `ours` takes at most `target` of what `theirs` takes.
-struct Aim {
-    experiment: &'static str,
-    ours: &'static str,
-    theirs: &'static str,
-    what: &'static str,
-    of: fn(&Way) -> &[f64],
-    target: f64,
-}
+/// A target: experiment, `ours`, `theirs`, what it says, what is compared, and how much at most of what `theirs` takes `ours` does.
+type Aim = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&Way) -> &[f64],
+    f64,
+);
 
+#[rustfmt::skip]
 const AIMS: [Aim; 7] = [
-    Aim {
-        experiment: "channels",
-        ours: "weft",
-        theirs: "gRPC, lz4",
-        what: "batches come twice as fast as on the other engine's gRPC, as it is unless told otherwise",
-        of: seconds,
-        target: 0.5,
-    },
-    Aim {
-        experiment: "channels",
-        ours: "weft",
-        theirs: "gRPC",
-        what: "... and without its compression",
-        of: seconds,
-        target: 0.5,
-    },
-    Aim {
-        experiment: "join",
-        ours: "ring",
-        theirs: "DataFusion, one process",
-        what: "two workers take at most 1.3 times the CPU of one process",
-        of: cpu,
-        target: 1.3,
-    },
-    Aim {
-        experiment: "join",
-        ours: "ring",
-        theirs: "distributed over gRPC, lz4",
-        what: "at most 0.8 of the time of datafusion-distributed on its gRPC, as it is unless told otherwise",
-        of: seconds,
-        target: 0.8,
-    },
-    Aim {
-        experiment: "join",
-        ours: "ring",
-        theirs: "distributed over gRPC",
-        what: "... and without its compression",
-        of: seconds,
-        target: 0.8,
-    },
-    Aim {
-        experiment: "band",
-        ours: "ring",
-        theirs: "DataFusion, one process",
-        what: "a band join takes at most a tenth of DataFusion's nested loops",
-        of: seconds,
-        target: 0.1,
-    },
-    Aim {
-        experiment: "band",
-        ours: "ring",
-        theirs: "DuckDB",
-        what: "a band join has at least half of DuckDB's speed",
-        of: seconds,
-        target: 2.0,
-    },
+    ("channels", "weft", "gRPC, lz4", "batches come twice as fast as on the other engine's gRPC, as it is unless told otherwise", seconds, 0.5),
+    ("channels", "weft", "gRPC", "... and without its compression", seconds, 0.5),
+    ("join", "ring", "DataFusion, one process", "two workers take at most 1.3 times the CPU of one process", cpu, 1.3),
+    ("join", "ring", "distributed over gRPC, lz4", "at most 0.8 of the time of datafusion-distributed on its gRPC, as it is unless told otherwise", seconds, 0.8),
+    ("join", "ring", "distributed over gRPC", "... and without its compression", seconds, 0.8),
+    ("band", "ring", "DataFusion, one process", "a band join takes at most a tenth of DataFusion's nested loops", seconds, 0.1),
+    ("band", "ring", "DuckDB", "a band join has at least half of DuckDB's speed", seconds, 2.0),
 ];
 
 impl Bench<'_> {
     /// Runs the program, if it is named.
     pub(super) fn engines(&mut self, chapter: &mut Chapter) -> Result<()> {
-        let Some(program) = &self.args.engines else {
-            return Ok(());
-        };
-        let out = Command::new(program)
-            .args(["--runs", &self.args.repetitions.to_string()])
-            .stderr(Stdio::inherit())
-            .output()
-            .map_err(BenchError::system("starting weft-join-bench"))?;
-        if !out.status.success() {
-            let why = format!("{} failed", program.display());
-            return Err(BenchError::PeerGone(why));
+        let mut values = std::mem::take(&mut self.ways);
+        if let Some(program) = &self.args.engines {
+            values.extend(measured(program, self.args.repetitions)?);
         }
-        let text = String::from_utf8_lossy(&out.stdout);
         let mut ways = Vec::new();
-        for line in text.lines() {
-            let value: serde_json::Value = serde_json::from_str(line)
-                .map_err(|e| BenchError::PeerGone(format!("weft-join-bench: {e}")))?;
-            ways.push(Way::deserialize(&value).map_err(|e| BenchError::PeerGone(e.to_string()))?);
+        for value in values {
+            ways.push(Way::deserialize(&value).map_err(stack("weft-join-bench"))?);
             self.lines.push(value);
         }
         show(&ways, chapter);
@@ -137,20 +80,43 @@ impl Bench<'_> {
     }
 }
 
+/// Whether a line is one of them.
+pub(super) fn is_way(line: &Value) -> bool {
+    line["experiment"].is_string()
+}
+
+fn measured(program: &Path, runs: u32) -> Result<Vec<Value>> {
+    let out = Command::new(program)
+        .args(["--runs", &runs.to_string()])
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(BenchError::system("starting weft-join-bench"))?;
+    if !out.status.success() {
+        let why = format!("{} failed", program.display());
+        return Err(BenchError::PeerGone(why));
+    }
+    let text = String::from_utf8_lossy(&out.stdout);
+    let lines = text.lines().map(serde_json::from_str);
+    let gone = |e| BenchError::PeerGone(format!("weft-join-bench: {e}"));
+    lines.collect::<std::result::Result<_, _>>().map_err(gone)
+}
+
 fn show(ways: &[Way], chapter: &mut Chapter) {
     let same = |a: &Way, b: &Way| a.experiment == b.experiment && a.size == b.size;
     for group in ways.chunk_by(same) {
         let Some(first) = group.first() else { continue };
-        let mut table = Table::new(&["", "s", "CPU s", "time, of the first", "CPU, of the first"]);
-        for way in group {
-            table.push([
-                way.name.clone(),
-                number(median(way.seconds.iter().copied())),
-                number(median(way.cpu.iter().copied())),
-                number(ratio((way, first), seconds)),
-                number(ratio((way, first), cpu)),
-            ]);
-        }
+        let table = Table::of(
+            group,
+            &[
+                ("", &|way| way.name.clone()),
+                ("s", &|way| number(median(way.seconds.iter().copied()))),
+                ("CPU s", &|way| number(median(way.cpu.iter().copied()))),
+                ("time, of the first", &|way| {
+                    number(ratio((way, first), seconds))
+                }),
+                ("CPU, of the first", &|way| number(ratio((way, first), cpu))),
+            ],
+        );
         let title = match first.experiment.as_str() {
             "channels" => "Batches from one process to another",
             "join" => "TPC-H's lineitem with orders on two workers",
@@ -162,12 +128,16 @@ fn show(ways: &[Way], chapter: &mut Chapter) {
                 .text("CPU is that of all processes that take part. The ways take turns.")
                 .table(table),
         );
-        for aim in AIMS.iter().filter(|aim| aim.experiment == first.experiment) {
-            let of = |name| group.iter().find(|way| way.name == name);
-            if let (Some(ours), Some(theirs)) = (of(aim.ours), of(aim.theirs)) {
-                let ratio = ratio((ours, theirs), aim.of);
+        for (experiment, ours, theirs, what, of, target) in AIMS {
+            let way = |name| group.iter().find(|way| way.name == name);
+            if let (true, Some(ours), Some(theirs)) =
+                (experiment == first.experiment, way(ours), way(theirs))
+            {
+                let ratio = ratio((ours, theirs), of);
                 let here = format!("{} ({})", number(ratio), first.size);
-                chapter.says("aim", aim.what, ratio <= aim.target, here);
+                chapter
+                    .conclusions
+                    .add("aim", what, Some((ratio <= target, here)));
             }
         }
     }

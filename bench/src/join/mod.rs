@@ -7,15 +7,17 @@ mod chapter;
 mod engines;
 mod node;
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 
 use clap::Args;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::error::{BenchError, Result};
-use crate::output::OutputArgs;
-use node::{Carrier, Doors, How, Outcome, Plan, Work, failed};
+use crate::children::{Talk, this_program};
+use crate::error::{BenchError, Result, stack};
+use crate::output::{self, OutputArgs};
+use node::{Carrier, Doors, How, Outcome, Plan, Work};
 
 const MIB: usize = 1 << 20;
 
@@ -42,7 +44,10 @@ pub struct JoinArgs {
     figure: Vec<String>,
     /// Measure `weft join` beside other engines, too, with this program: weft-join-bench of apps/join, which is built on its own
     #[arg(long, value_name = "PROGRAM")]
-    engines: Option<std::path::PathBuf>,
+    engines: Option<PathBuf>,
+    /// Results of an earlier run (of --json), which the tables, conclusions and files are to have; nothing is measured
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    from: Vec<PathBuf>,
     /// Where the results go.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -51,72 +56,86 @@ pub struct JoinArgs {
     node: bool,
 }
 
+impl JoinArgs {
+    /// With the relations, nodes and bytes of an earlier run.
+    fn of(&self, kept: &[Line]) -> Self {
+        let mut args = self.clone();
+        let most =
+            |of: &dyn Fn(&Line) -> Option<usize>| Some(kept.iter().filter_map(of).max()? as u32);
+        args.nodes = most(&|line| Some(line.point.nodes)).unwrap_or(args.nodes);
+        let rows = most(&|line| match line.point.work {
+            Work::Join {
+                how: How::Hash,
+                rows,
+                ..
+            } => Some(rows / 1000),
+            _ => None,
+        });
+        args.rows = rows.unwrap_or(args.rows);
+        let volume = most(&|line| match line.point.work {
+            Work::Link { bytes } => Some(bytes / MIB),
+            _ => None,
+        });
+        args.volume = volume.unwrap_or(args.volume);
+        args
+    }
+}
+
 pub(crate) fn run(args: &JoinArgs) -> Result<ExitCode> {
     if args.node {
         return node::serve().map(|()| ExitCode::SUCCESS);
     }
+    let lines: Vec<Value> = output::read(&args.from)?;
+    let (ways, lines): (Vec<_>, Vec<_>) = lines.into_iter().partition(engines::is_way);
+    let kept = lines.into_iter().map(serde_json::from_value);
+    let kept: Vec<Line> = kept
+        .collect::<std::result::Result<_, _>>()
+        .map_err(stack("read a line"))?;
+    let args = &args.of(&kept);
     let mut output = args.output.open()?;
-    let mut bench = Bench::start(args)?;
+    let mut bench = Bench::start(args, kept, ways)?;
     let report = bench.chapter()?;
     output.lines(&bench.lines)?;
     output.finish(&report)
 }
 
 struct Process {
-    child: Child,
-    to: Option<ChildStdin>,
-    from: BufReader<ChildStdout>,
+    talk: Talk,
     doors: Doors,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.to = None;
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Process {
     fn start() -> Result<Self> {
-        let program = std::env::current_exe().map_err(BenchError::system("this program"))?;
-        let mut child = Command::new(program)
-            .args(["bench", "join", "--node"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(BenchError::system("starting a node"))?;
-        let (to, from) = (child.stdin.take(), child.stdout.take());
-        let from = from.ok_or_else(|| BenchError::PeerGone("no pipes".into()))?;
-        let mut from = BufReader::new(from);
-        let doors = hear(&mut from)?;
-        Ok(Self {
-            child,
-            to,
-            from,
-            doors,
-        })
+        let mut command = Command::new(this_program()?);
+        command.args(["bench", "join", "--node"]);
+        let mut talk = Talk::start(&mut command, Command::spawn)?;
+        let doors = talk.hear()?;
+        Ok(Self { talk, doors })
     }
 }
 
-fn hear<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead) -> Result<T> {
-    let mut line = String::new();
-    let read = from.read_line(&mut line);
-    match read.map_err(|e| BenchError::PeerGone(e.to_string()))? {
-        0 => Err(BenchError::PeerGone("a node ended".into())),
-        _ => serde_json::from_str(&line).map_err(|e| BenchError::PeerGone(e.to_string())),
-    }
+/// A point as it is written.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Line {
+    #[serde(flatten)]
+    point: Point,
+    #[serde(flatten)]
+    sum: Sum,
 }
 
 struct Bench<'a> {
     args: &'a JoinArgs,
     processes: Vec<Process>,
     turns: u64,
-    lines: Vec<serde_json::Value>,
+    /// What an earlier run has written: nothing is measured then.
+    kept: Vec<Line>,
+    /// What it has written of other engines.
+    ways: Vec<Value>,
+    lines: Vec<Value>,
 }
 
 /// The nodes of one turn together.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Sum {
     wall: f64,
     setup: f64,
@@ -151,7 +170,7 @@ impl Sum {
 }
 
 /// What is measured at one point.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Point {
     carrier: Carrier,
     nodes: usize,
@@ -160,44 +179,46 @@ struct Point {
 }
 
 impl<'a> Bench<'a> {
-    fn start(args: &'a JoinArgs) -> Result<Self> {
-        let processes = (0..args.nodes).map(|_| Process::start());
+    fn start(args: &'a JoinArgs, kept: Vec<Line>, ways: Vec<Value>) -> Result<Self> {
+        let processes = if args.from.is_empty() { args.nodes } else { 0 };
+        let processes = (0..processes).map(|_| Process::start());
         Ok(Self {
             args,
             processes: processes.collect::<Result<_>>()?,
             turns: 0,
+            kept,
+            ways,
             lines: Vec::new(),
         })
     }
 
-    /// The medians of the repetitions, each measure by itself.
-    fn point(&mut self, carrier: Carrier, nodes: usize, element: usize, work: Work) -> Result<Sum> {
-        Ok(self
-            .points(&[Point {
-                carrier,
-                nodes,
-                element,
-                work,
-            }])?
-            .remove(0))
-    }
-
-    /// The same for several points that are compared: they take turns, so that what disturbs one run meets all of them.
+    /// The medians of the repetitions, each measure by itself. Several points take turns, so that what disturbs one run meets all of them.
     fn points(&mut self, points: &[Point]) -> Result<Vec<Sum>> {
-        let mut sums = vec![Vec::new(); points.len()];
-        for _ in 0..self.args.repetitions {
-            for (point, sums) in points.iter().zip(&mut sums) {
-                sums.push(self.turn(point)?);
+        let medians = if self.args.from.is_empty() {
+            let mut sums = vec![Vec::new(); points.len()];
+            for _ in 0..self.args.repetitions {
+                for (point, sums) in points.iter().zip(&mut sums) {
+                    sums.push(self.turn(point)?);
+                }
             }
-        }
-        let medians: Vec<Sum> = sums.iter().map(|sums| Sum::median(sums)).collect();
-        for (point, sum) in points.iter().zip(&medians) {
-            self.lines.push(serde_json::json!({
-                "carrier": point.carrier, "nodes": point.nodes, "element": point.element, "work": point.work, "wall": sum.wall, "setup": sum.setup,
-                "setup_cpu": sum.setup_cpu, "turn_cpu": sum.turn_cpu, "waited": sum.waited, "matches": sum.matches,
-            }));
+            sums.iter().map(|sums| Sum::median(sums)).collect()
+        } else {
+            let sums = points.iter().map(|point| self.kept(point));
+            sums.collect::<Result<Vec<Sum>>>()?
+        };
+        for (&point, &sum) in points.iter().zip(&medians) {
+            let line = serde_json::to_value(Line { point, sum });
+            self.lines.push(line.map_err(stack("write a line"))?);
         }
         Ok(medians)
+    }
+
+    /// What the earlier run has of a point. Figures measure some points anew, so a result is taken once, in their order.
+    fn kept(&mut self, point: &Point) -> Result<Sum> {
+        let at = self.kept.iter().position(|line| line.point == *point);
+        let missing = "the earlier run has not measured all of this; --figure chooses";
+        let at = at.ok_or_else(|| BenchError::Usage(missing.to_owned()))?;
+        Ok(self.kept.remove(at).sum)
     }
 
     fn turn(&mut self, point: &Point) -> Result<Sum> {
@@ -226,16 +247,11 @@ impl<'a> Bench<'a> {
                 element,
                 work,
             };
-            let text = serde_json::to_string(&plan).map_err(|e| failed("a plan")(&e))?;
-            let to = self.processes[me].to.as_mut();
-            let to = to.ok_or_else(|| BenchError::PeerGone("closed".into()))?;
-            writeln!(to, "{text}")
-                .and_then(|()| to.flush())
-                .map_err(|e| BenchError::PeerGone(e.to_string()))?;
+            self.processes[me].talk.say(&plan)?;
         }
         let mut sum = Sum::default();
         for process in &mut self.processes[..nodes] {
-            let outcome: Outcome = hear(&mut process.from)?;
+            let outcome: Outcome = process.talk.hear()?;
             sum.wall = sum.wall.max(outcome.turn);
             sum.setup = sum.setup.max(outcome.setup);
             sum.setup_cpu = sum.setup_cpu.max(outcome.setup_cpu);

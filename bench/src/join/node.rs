@@ -1,6 +1,5 @@
 //! A node of `weft bench join`: a process that takes plans from its standard input and says how each went.
 
-use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +11,8 @@ use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, QpInit, RecvWr, SendWr, Wc, WcStatus};
 use zerocopy::IntoBytes;
 
-use crate::error::{BenchError, Result};
+use crate::children::{read_line, write_line};
+use crate::error::{BenchError, Result, failed, stack};
 use crate::usage;
 
 /// How elements travel.
@@ -23,7 +23,7 @@ pub(super) enum Carrier {
 }
 
 /// What the nodes do.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Work {
     /// So many bytes of each node go round and come home.
     Loop { bytes: usize },
@@ -76,23 +76,16 @@ pub(super) struct Doors {
     pub(super) raw: SocketAddr,
 }
 
-pub(super) fn failed(what: &'static str) -> impl FnOnce(&dyn std::fmt::Display) -> BenchError {
-    move |why| BenchError::Stack {
-        what,
-        why: why.to_string(),
-    }
-}
-
 #[allow(clippy::needless_pass_by_value)] // as `map_err` wants it
 fn ring_error(error: weft_roundabout::Error) -> BenchError {
-    failed("the ring")(&error)
+    failed("the ring", error)
 }
 
 pub(super) fn serve() -> Result<()> {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let rdma = Door::open(any, Security::SameUser, None).map_err(ring_error)?;
     let tcp = Door::open_tcp(any).map_err(ring_error)?;
-    let device = Device::open().map_err(|e| failed("a device")(&e))?;
+    let device = Device::open().map_err(stack("a device"))?;
     let listener = cm::Listener::bind(&device, any, 4, &ConnParam::default())
         .map_err(|e| BenchError::system("listening")(e.into()))?;
     let doors = Doors {
@@ -100,10 +93,9 @@ pub(super) fn serve() -> Result<()> {
         tcp: tcp.local_addr(),
         raw: listener.local_addr(),
     };
-    say(&doors)?;
-    for line in std::io::stdin().lock().lines() {
-        let line = line.map_err(BenchError::system("standard input"))?;
-        let plan: Plan = serde_json::from_str(&line).map_err(|e| failed("a plan")(&e))?;
+    let (mut from, mut to) = (std::io::stdin().lock(), std::io::stdout().lock());
+    write_line(&mut to, &doors)?;
+    while let Some(plan) = read_line::<Plan>(&mut from)? {
         let door = if plan.carrier == Carrier::Rdma {
             &rdma
         } else {
@@ -113,17 +105,9 @@ pub(super) fn serve() -> Result<()> {
             Work::Raw { bytes } => raw(&plan, bytes, &device, &listener)?,
             _ => node(&plan, door)?,
         };
-        say(&outcome)?;
+        write_line(&mut to, &outcome)?;
     }
     Ok(())
-}
-
-fn say(what: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string(what).map_err(|e| failed("a line")(&e))?;
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}")
-        .and_then(|()| out.flush())
-        .map_err(BenchError::system("standard output"))
 }
 
 fn clocks() -> (Instant, f64) {
@@ -153,7 +137,7 @@ fn node(plan: &Plan, door: &Door) -> Result<Outcome> {
             skew,
             threads,
         } => relations(plan, door, how, rows, skew, threads),
-        Work::Raw { .. } => Err(failed("a plan")(&"no ring")),
+        Work::Raw { .. } => Err(failed("a plan", "no ring")),
     }
 }
 
@@ -182,7 +166,6 @@ fn transport(mut node: Node, mut left: usize) -> Result<Outcome> {
 /// The same transfer by Sends into receives that are posted beforehand.
 fn raw(plan: &Plan, bytes: usize, device: &Device, listener: &cm::Listener) -> Result<Outcome> {
     const DEPTH: usize = 4;
-    let said = failed("raw RDMA");
     let run = || -> std::result::Result<Outcome, Box<dyn std::error::Error>> {
         let (len, count) = (plan.element, bytes / plan.element);
         let pd = device.alloc_pd()?;
@@ -241,7 +224,7 @@ fn raw(plan: &Plan, bytes: usize, device: &Device, listener: &cm::Listener) -> R
             ..Outcome::default()
         })
     };
-    run().map_err(|e| said(&e))
+    run().map_err(stack("raw RDMA"))
 }
 
 /// What travels: blocks of a partition number, a count, keys, rows.
@@ -255,6 +238,16 @@ struct Rotating {
 }
 
 impl Rotating {
+    fn new(keys: Vec<u64>, rows: Vec<u64>, starts: Vec<usize>) -> Self {
+        Self {
+            keys,
+            rows,
+            starts,
+            part: 0,
+            at: 0,
+        }
+    }
+
     fn is_empty(&mut self) -> bool {
         while self.part + 1 < self.starts.len() && self.at == self.starts[self.part + 1] {
             self.part += 1;
@@ -320,16 +313,16 @@ fn relations(
             let bits = radix_bits(rows / nodes);
             let r = Partitioned::new(&r_keys, &numbers, bits);
             let stays = Stays::Hash(HashJoin::build(&s_keys, &numbers, bits));
-            (stays, (r.keys, r.rows, r.starts))
+            (stays, Rotating::new(r.keys, r.rows, r.starts))
         }
         How::Merge => {
             let r = Sorted::new(&r_keys, &numbers);
             let stays = Stays::Sorted(Sorted::new(&s_keys, &numbers));
-            (stays, (r.keys, r.rows, vec![0, mine]))
+            (stays, Rotating::new(r.keys, r.rows, vec![0, mine]))
         }
         How::Nested => (
             Stays::Plain(s_keys, numbers.clone()),
-            (r_keys, numbers, vec![0, mine]),
+            Rotating::new(r_keys, numbers, vec![0, mine]),
         ),
     };
     let mut outcome = Outcome {
@@ -337,17 +330,6 @@ fn relations(
         setup_cpu: usage::cpu_seconds() - cpu,
         ..Outcome::default()
     };
-    let mut rotating = {
-        let (keys, rows, starts) = std::mem::take(&mut rotating);
-        Rotating {
-            keys,
-            rows,
-            starts,
-            part: 0,
-            at: 0,
-        }
-    };
-
     let mut node = join(plan, door, false)?;
     let (began, cpu) = clocks();
     let mut words = Vec::new();
@@ -449,7 +431,7 @@ fn cut(words: &Words<'_>, stays: &Stays, threads: usize) -> Result<Vec<Block>> {
         let keys = at + 2;
         // Written by a node of our own benchmark, and looked at all the same.
         if (words.len() - keys) / 2 < count || part >= partitions {
-            return Err(failed("an element")(&"a block that is none"));
+            return Err(failed("an element", "a block that is none"));
         }
         let share = count.div_ceil(threads).max(1);
         blocks.extend((0..count).step_by(share).map(|from| Block {
@@ -479,7 +461,7 @@ fn blocks(words: &Words<'_>, stays: &Stays, threads: usize) -> Result<u64> {
             .collect();
         let ended = running.into_iter().map(thread::ScopedJoinHandle::join);
         ended
-            .map(|sum| sum.unwrap_or_else(|_| Err(failed("a thread")(&"it panicked"))))
+            .map(|sum| sum.unwrap_or_else(|_| Err(failed("a thread", "it panicked"))))
             .sum()
     })
 }

@@ -2,8 +2,9 @@
 
 use super::server::Kind;
 use super::{Measured, Point};
-use crate::aims::{Aim, Limit};
-use crate::conclusions::Conclusions;
+use crate::aims::Limit::AtMost;
+use crate::aims::{Aim, aims};
+use crate::conclusions::{Conclusions, claims};
 use crate::report::number;
 
 /// What of the chapter this suite does not remake.
@@ -70,76 +71,68 @@ impl Measured {
 /// What is asked of weft.
 pub(super) fn bars(measured: &Measured) -> Vec<Aim> {
     let mut bars = Vec::new();
-    let mut add = |what: String, target: f64, value: Option<f64>| {
-        bars.extend(value.map(|measured| Aim::new(what, Limit::AtMost(target), measured)));
-    };
     if let Some((viewers, rate)) = measured.compared(false) {
         let at = format!("{viewers} viewers at {rate} Mb/s");
-        let of = |kind| measured.point(kind, viewers, rate, None);
-        let two = |ours, theirs| of(ours).zip(of(theirs));
+        let two = |ours, theirs| {
+            let of = |kind| measured.point(kind, viewers, rate, None);
+            of(ours).zip(of(theirs))
+        };
         let local = two(Kind::Local, Kind::Sendfile);
-        add(
-            format!("{at}: CPU, same host over nginx sendfile"),
-            0.1,
-            local.map(|(p, q)| ratio(p.cpu, q.cpu)),
-        );
-        add(
-            format!("{at}: context switches, same host over nginx sendfile"),
-            0.1,
-            local.map(|(p, q)| p.switches as f64 / q.switches.max(1) as f64),
-        );
-        for (other, target) in [
-            (Kind::Sendfile, 1.25),
-            (Kind::ReadWrite, 0.7),
-            (Kind::Vlc, 0.3),
-        ] {
-            add(
-                format!("{at}: CPU per GB, TCP over {}", other.name()),
-                target,
-                two(Kind::Tcp, other).map(|(p, q)| ratio(p.cpu_per_gb(), q.cpu_per_gb())),
-            );
-        }
+        let beside = |other: Kind, most| {
+            let what = format!("{at}: CPU per GB, TCP over {}", other.name());
+            let cpu = two(Kind::Tcp, other).map(|(p, q)| ratio(p.cpu_per_gb(), q.cpu_per_gb()));
+            Aim::of(what, AtMost(most), cpu)
+        };
+        bars.extend(aims! {
+            format!("{at}: CPU, same host over nginx sendfile"), AtMost(0.1) => local.map(|(p, q)| ratio(p.cpu, q.cpu));
+            format!("{at}: context switches, same host over nginx sendfile"), AtMost(0.1) =>
+                local.map(|(p, q)| p.switches as f64 / q.switches.max(1) as f64);
+        });
+        bars.extend(beside(Kind::Sendfile, 1.25));
+        bars.extend(beside(Kind::ReadWrite, 0.7));
+        bars.extend(beside(Kind::Vlc, 0.3));
     }
-    for (other, target) in [(Kind::Sendfile, 1.25), (Kind::ReadWrite, 0.7)] {
-        let of = |kind| measured.single("gigabyte", kind);
-        add(
-            format!("1 GB at once: CPU, TCP over {}", other.name()),
-            target,
-            of(Kind::Tcp).zip(of(other)).map(|(p, q)| ratio(p, q)),
-        );
+    let single = |experiment, ours, theirs| {
+        let of = |kind| measured.single(experiment, kind);
+        Some(ratio(of(ours)?, of(theirs)?))
+    };
+    for (other, most) in [(Kind::Sendfile, 1.25), (Kind::ReadWrite, 0.7)] {
+        let what = format!("1 GB at once: CPU, TCP over {}", other.name());
+        bars.extend(Aim::of(
+            what,
+            AtMost(most),
+            single("gigabyte", Kind::Tcp, other),
+        ));
     }
     if let Some((viewers, rate)) = measured.compared(true) {
         for kind in [Kind::Local, Kind::Tcp] {
-            let at = format!(
-                "{viewers} viewers at {rate} Mb/s: CPU per GB, {}",
+            let what = format!(
+                "{viewers} viewers at {rate} Mb/s: CPU per GB, {}, jumps each 30 s over none",
                 kind.name()
             );
             let of = |jump| Some(measured.point(kind, viewers, rate, jump)?.cpu_per_gb());
-            add(
-                format!("{at}, jumps each 30 s over none"),
-                1.1,
-                of(Some(30.0)).zip(of(None)).map(|(p, q)| ratio(p, q)),
-            );
+            let jumps = of(Some(30.0)).zip(of(None)).map(|(p, q)| ratio(p, q));
+            bars.extend(Aim::of(what, AtMost(1.1), jumps));
         }
     }
     for kind in [Kind::Local, Kind::Tcp, Kind::Tls] {
-        let of = |kind| measured.single("seek", kind);
-        add(
-            format!(
-                "seek to first byte, {} over an HTTP range of nginx",
-                kind.name()
-            ),
-            0.7,
-            of(kind).zip(of(Kind::Sendfile)).map(|(p, q)| ratio(p, q)),
+        let what = format!(
+            "seek to first byte, {} over an HTTP range of nginx",
+            kind.name()
         );
+        bars.extend(Aim::of(
+            what,
+            AtMost(0.7),
+            single("seek", kind, Kind::Sendfile),
+        ));
     }
     if let Some(live) = measured.live {
         let what = format!("live, {} readers: p99 of notice to data, ms", live.readers);
-        add(what, 5.0, Some(live.p99));
+        bars.push(Aim::new(what, AtMost(5.0), live.p99));
     }
     for kind in [Kind::Local, Kind::Tcp] {
         let what = format!("idle viewers, {}: percent of a core", kind.name());
-        add(what, 0.1, measured.single("idle", kind));
+        bars.extend(Aim::of(what, AtMost(0.1), measured.single("idle", kind)));
     }
     bars
 }
@@ -162,7 +155,7 @@ fn servers(measured: &Measured, found: &mut Conclusions) {
     let Some((viewers, rate)) = measured.compared(false) else {
         return;
     };
-    let at = |text: String| format!("{text} ({viewers} viewers at {rate} Mb/s)");
+    let at = move |text: String| format!("{text} ({viewers} viewers at {rate} Mb/s)");
     let two = |one, other| {
         let of = |kind| measured.point(kind, viewers, rate, None);
         of(one).zip(of(other))
@@ -170,50 +163,26 @@ fn servers(measured: &Measured, found: &mut Conclusions) {
     let cpu = |one, other| two(one, other).map(|(p, q)| ratio(p.cpu_per_gb(), q.cpu_per_gb()));
     let switches =
         |one, other| two(one, other).map(|(p, q)| p.switches_per_s() / q.switches_per_s().max(0.1));
-    found.add(
-        "figs. 6.4, 6.12",
-        "HTTP with read and write serves over 5 times as many as RTP: a GB costs RTP over 5 times the CPU",
-        cpu(Kind::Vlc, Kind::ReadWrite).map(|r| (r > 5.0, at(times(r)))),
-    );
-    found.add(
-        "figs. 6.3c, 6.12",
-        "RTP has more context switches than HTTP",
-        switches(Kind::Vlc, Kind::ReadWrite).map(|r| (r > 1.0, at(times(r)))),
-    );
-    found.add(
-        "fig. 6.7",
-        "sendfile takes far less CPU than read and write (half and less)",
-        cpu(Kind::Sendfile, Kind::ReadWrite).map(|r| (r <= 0.5, at(times(r)))),
-    );
-    found.add(
-        "fig. 6.10c",
-        "sendfile does not reduce the context switches (less than by half)",
-        switches(Kind::Sendfile, Kind::ReadWrite).map(|r| (r > 0.5, at(times(r)))),
-    );
-    found.add(
-        "figs. 6.10b, 6.12",
-        "RDMA brings the server's CPU down to almost nothing (a tenth of sendfile's): same host",
-        cpu(Kind::Local, Kind::Sendfile).map(|r| (r <= 0.1, at(times(r)))),
-    );
-    found.add(
-        "figs. 6.10c, 6.12",
-        "... and the context switches by an order of magnitude: same host",
-        switches(Kind::Local, Kind::Sendfile).map(|r| (r <= 0.1, at(times(r)))),
-    );
-    found.add(
-        "6.4.2",
-        "RDMA in software at the server suffers as HTTP does: over TCP its CPU is between that of sendfile and of read and write",
-        cpu(Kind::Tcp, Kind::Sendfile)
-            .zip(cpu(Kind::Tcp, Kind::ReadWrite))
-            .map(|(most, least)| {
-                let text = format!(
-                    "{} sendfile's, {} of read and write",
-                    times(most),
-                    times(least)
-                );
+    let is = |holds: fn(f64) -> bool| move |r| (holds(r), at(times(r)));
+    claims! { found;
+        "figs. 6.4, 6.12", "HTTP with read and write serves over 5 times as many as RTP: a GB costs RTP over 5 times the CPU" =>
+            cpu(Kind::Vlc, Kind::ReadWrite).map(is(|r| r > 5.0));
+        "figs. 6.3c, 6.12", "RTP has more context switches than HTTP" =>
+            switches(Kind::Vlc, Kind::ReadWrite).map(is(|r| r > 1.0));
+        "fig. 6.7", "sendfile takes far less CPU than read and write (half and less)" =>
+            cpu(Kind::Sendfile, Kind::ReadWrite).map(is(|r| r <= 0.5));
+        "fig. 6.10c", "sendfile does not reduce the context switches (less than by half)" =>
+            switches(Kind::Sendfile, Kind::ReadWrite).map(is(|r| r > 0.5));
+        "figs. 6.10b, 6.12", "RDMA brings the server's CPU down to almost nothing (a tenth of sendfile's): same host" =>
+            cpu(Kind::Local, Kind::Sendfile).map(is(|r| r <= 0.1));
+        "figs. 6.10c, 6.12", "... and the context switches by an order of magnitude: same host" =>
+            switches(Kind::Local, Kind::Sendfile).map(is(|r| r <= 0.1));
+        "6.4.2", "RDMA in software at the server suffers as HTTP does: over TCP its CPU is between that of sendfile and of read and write" =>
+            cpu(Kind::Tcp, Kind::Sendfile).zip(cpu(Kind::Tcp, Kind::ReadWrite)).map(|(most, least)| {
+                let text = format!("{} sendfile's, {} of read and write", times(most), times(least));
                 (most >= 1.0 && least <= 1.0, at(text))
-            }),
-    );
+            });
+    }
 }
 
 /// Growth with the number of viewers and the rate.
@@ -233,30 +202,8 @@ fn loads(measured: &Measured, found: &mut Conclusions) {
             times(r)
         )
     };
-    found.add(
-        "fig. 6.10b",
-        "HTTP with sendfile costs CPU in proportion to the viewers (within 2 times)",
-        growth(Kind::Sendfile).map(|g| (g.0 > 0.5 && g.0 < 2.0, words(g))),
-    );
-    found.add(
-        "fig. 6.10b",
-        "HTTP with read and write costs more than that (more for each viewer the more there are)",
-        growth(Kind::ReadWrite).map(|g| (g.0 > 1.1, words(g))),
-    );
     let line = measured.line(Kind::Local, rate);
     let most = line.iter().map(|p| p.cpu_percent()).fold(0.0, f64::max);
-    found.add(
-        "fig. 6.10b",
-        "RDMA's CPU is a small constant, however many watch (under 1 % of a core): same host",
-        line.last().map(|p| {
-            let text = format!(
-                "at most {} %, to {} viewers at {rate} Mb/s",
-                number(most),
-                p.viewers
-            );
-            (most < 1.0, text)
-        }),
-    );
     // How many are served in time at the smallest and the largest rate.
     let served = |kind, rate| {
         let line = measured.line(kind, rate);
@@ -265,28 +212,24 @@ fn loads(measured: &Measured, found: &mut Conclusions) {
     let rates = || measured.points.iter().map(|p| p.rate);
     let least = rates().fold(f64::MAX, f64::min);
     let has = |kind| measured.points.iter().any(|p| p.server == kind);
-    found.add(
-        "fig. 6.3a",
-        "the higher the rate, the fewer viewers RTP serves",
-        (has(Kind::Vlc) && least < rate).then(|| {
-            let (low, high) = (served(Kind::Vlc, least), served(Kind::Vlc, rate));
-            (
-                high < low,
-                format!("{low} at {least} Mb/s, {high} at {rate}"),
-            )
-        }),
-    );
-    found.add(
-        "figs. 6.7a, 6.10a",
-        "RDMA serves as many as sendfile does: same host",
-        (has(Kind::Local) && has(Kind::Sendfile)).then(|| {
-            let (ours, theirs) = (served(Kind::Local, rate), served(Kind::Sendfile, rate));
-            (
-                ours >= theirs,
-                format!("{ours} and {theirs} at {rate} Mb/s"),
-            )
-        }),
-    );
+    claims! { found;
+        "fig. 6.10b", "HTTP with sendfile costs CPU in proportion to the viewers (within 2 times)" =>
+            growth(Kind::Sendfile).map(|g| (g.0 > 0.5 && g.0 < 2.0, words(g)));
+        "fig. 6.10b", "HTTP with read and write costs more than that (more for each viewer the more there are)" =>
+            growth(Kind::ReadWrite).map(|g| (g.0 > 1.1, words(g)));
+        "fig. 6.10b", "RDMA's CPU is a small constant, however many watch (under 1 % of a core): same host" =>
+            line.last().map(|p| (most < 1.0, format!("at most {} %, to {} viewers at {rate} Mb/s", number(most), p.viewers)));
+        "fig. 6.3a", "the higher the rate, the fewer viewers RTP serves" =>
+            (has(Kind::Vlc) && least < rate).then(|| {
+                let (low, high) = (served(Kind::Vlc, least), served(Kind::Vlc, rate));
+                (high < low, format!("{low} at {least} Mb/s, {high} at {rate}"))
+            });
+        "figs. 6.7a, 6.10a", "RDMA serves as many as sendfile does: same host" =>
+            (has(Kind::Local) && has(Kind::Sendfile)).then(|| {
+                let (ours, theirs) = (served(Kind::Local, rate), served(Kind::Sendfile, rate));
+                (ours >= theirs, format!("{ours} and {theirs} at {rate} Mb/s"))
+            });
+    }
 }
 
 fn jumps(measured: &Measured, found: &mut Conclusions) {
@@ -305,42 +248,24 @@ fn jumps(measured: &Measured, found: &mut Conclusions) {
         )
     };
     let both = |kind| cost(kind, 60.0).zip(cost(kind, 30.0));
-    found.add(
-        "fig. 6.8a",
-        "jumps cost HTTP with read and write much CPU (half as much again at 30 s)",
-        both(Kind::ReadWrite).map(|r| (r.1 > 1.5, words(r))),
-    );
-    found.add(
-        "fig. 6.8b",
-        "... and HTTP with sendfile (2.4 and 3.3 times there)",
-        both(Kind::Sendfile).map(|r| (r.1 > 1.5, words(r))),
-    );
-    found.add(
-        "6.3.2",
-        "jumps cost RTP nothing (within 1.1 times)",
-        both(Kind::Vlc).map(|r| (r.1 <= 1.1, words(r))),
-    );
     // Of almost nothing a ratio says nothing.
     let local = |jump| {
-        Some(
-            measured
-                .point(Kind::Local, viewers, rate, jump)?
-                .cpu_percent(),
-        )
+        let point = measured.point(Kind::Local, viewers, rate, jump)?;
+        Some(point.cpu_percent())
     };
-    found.add(
-        "fig. 6.11",
-        "jumps cost the server nothing with RDMA (0.1 % of a core more at most): same host",
-        local(Some(30.0)).zip(local(None)).map(|(with, without)| {
-            let text = format!("{} % with, {} % without", number(with), number(without));
-            (with - without <= 0.1, text)
-        }),
-    );
-    found.add(
-        "fig. 6.11",
-        "... and over TCP in software (within 1.1 times)",
-        both(Kind::Tcp).map(|r| (r.1 <= 1.1, words(r))),
-    );
+    claims! { found;
+        "fig. 6.8a", "jumps cost HTTP with read and write much CPU (half as much again at 30 s)" =>
+            both(Kind::ReadWrite).map(|r| (r.1 > 1.5, words(r)));
+        "fig. 6.8b", "... and HTTP with sendfile (2.4 and 3.3 times there)" =>
+            both(Kind::Sendfile).map(|r| (r.1 > 1.5, words(r)));
+        "6.3.2", "jumps cost RTP nothing (within 1.1 times)" => both(Kind::Vlc).map(|r| (r.1 <= 1.1, words(r)));
+        "fig. 6.11", "jumps cost the server nothing with RDMA (0.1 % of a core more at most): same host" =>
+            local(Some(30.0)).zip(local(None)).map(|(with, without)| {
+                (with - without <= 0.1, format!("{} % with, {} % without", number(with), number(without)))
+            });
+        "fig. 6.11", "... and over TCP in software (within 1.1 times)" =>
+            both(Kind::Tcp).map(|r| (r.1 <= 1.1, words(r)));
+    }
 }
 
 #[cfg(test)]

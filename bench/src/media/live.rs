@@ -1,8 +1,8 @@
 //! A live server with many readers: how long after the server's notice a reader has the fragment.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,20 +13,13 @@ use weft_media::wire::{Refusal, Request};
 use weft_sys::process::end_with_us;
 use weft_verbs::Device;
 
-use crate::error::{BenchError, Result};
+use super::server::listens_at;
+use crate::children::{Running, this_program};
+use crate::error::{BenchError, Result, failed, stack};
 
 /// Fragments: 25 a second of 5.3 Mb/s.
 const EACH: Duration = Duration::from_millis(40);
 const LEN: usize = 26_500;
-
-struct Guard(Child);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn make(kind: [u8; 4], parts: &[&[u8]]) -> Vec<u8> {
     let body = parts.concat();
@@ -56,44 +49,21 @@ fn fragment(n: u32) -> Vec<u8> {
 
 /// Milliseconds at the median and the 99th percentile, and how many fetches those are of.
 pub(super) fn measure(readers: usize, seconds: f64) -> Result<(f64, f64, usize)> {
-    let program =
-        std::env::current_exe().map_err(BenchError::system("find this program's file"))?;
-    let mut child = end_with_us(&mut Command::new(program))
-        .args([
-            "media",
-            "live",
-            "--plain",
-            "--open",
-            "--bind",
-            "127.0.0.1:0",
-            "--linger",
-            "0",
-            "bench",
-        ])
+    let mut command = Command::new(this_program()?);
+    let options = "media live --plain --open --bind 127.0.0.1:0 --linger 0 bench";
+    end_with_us(&mut command)
+        .args(options.split(' '))
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(BenchError::system("start the live server"))?;
-    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
-    let guard = Guard(child);
-    let (Some(mut stdin), Some(stdout)) = (stdin, stdout) else {
-        return Err(BenchError::PeerGone("no pipes".into()));
-    };
-    let mut lines = BufReader::new(stdout).lines();
-    let line = lines
-        .next()
-        .and_then(std::result::Result::ok)
-        .unwrap_or_default();
-    let addr: SocketAddr = line
-        .strip_prefix("listening on ")
-        .and_then(|rest| rest.split(',').next()?.parse().ok())
-        .ok_or_else(|| BenchError::PeerGone(format!("the live server said: {line}")))?;
-    std::thread::spawn(move || lines.count());
+        .stdout(Stdio::piped());
+    let mut child = Running::start(&mut command, "start the live server")?;
+    let stdin = child.0.stdin.take();
+    let mut stdin = stdin.ok_or_else(|| BenchError::PeerGone("no pipes".into()))?;
+    let addr = listens_at(&child.first_line())?;
     let write = BenchError::system("write to the live server");
     stdin
         .write_all(&[init(), fragment(0)].concat())
         .map_err(write)?;
-    let device = Device::open().map_err(|e| stack(&e))?;
+    let device = Device::open().map_err(stack(WATCH))?;
     let delays = Arc::new(Mutex::new(Vec::new()));
     let mut threads = Vec::new();
     for _ in 0..readers {
@@ -124,7 +94,7 @@ pub(super) fn measure(readers: usize, seconds: f64) -> Result<(f64, f64, usize)>
     for thread in threads {
         let _ = thread.join();
     }
-    drop(guard);
+    drop(child);
     let mut all = std::mem::take(&mut *delays.lock().unwrap_or_else(PoisonError::into_inner));
     all.sort_unstable();
     if all.is_empty() {
@@ -134,25 +104,20 @@ pub(super) fn measure(readers: usize, seconds: f64) -> Result<(f64, f64, usize)>
     Ok((at(50), at(99), all.len()))
 }
 
-fn stack(e: &dyn std::fmt::Display) -> BenchError {
-    BenchError::Stack {
-        what: "watch the live stream",
-        why: e.to_string(),
-    }
-}
+const WATCH: &str = "watch the live stream";
 
 fn open(device: &Device, addr: SocketAddr) -> Result<Watch> {
     let dial = Dial::new(addr, None);
     let began = Instant::now();
     loop {
         match Viewer::open(device, &dial, &Request::Title("bench".into())) {
-            Ok(viewer) => return Watch::new(viewer, From::Newest).map_err(|e| stack(&e)),
+            Ok(viewer) => return Watch::new(viewer, From::Newest).map_err(stack(WATCH)),
             Err(OpenError::Refused(Refusal::NotYet))
                 if began.elapsed() < Duration::from_secs(20) =>
             {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            Err(e) => return Err(stack(&e)),
+            Err(e) => return Err(failed(WATCH, e)),
         }
     }
 }

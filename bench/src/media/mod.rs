@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use weft_sys::process::is_gone;
 
@@ -128,19 +129,24 @@ impl MediaArgs {
     }
 }
 
-/// One point, as measured.
-#[derive(Clone, Debug)]
+/// One point, as measured and written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Point {
     server: Kind,
     viewers: usize,
+    #[serde(rename = "rate_Mbps")]
     rate: f64,
+    #[serde(rename = "jump_s")]
     jump: Option<f64>,
     bytes: u64,
     seconds: f64,
+    #[serde(rename = "cpu_s")]
     cpu: f64,
     /// CPU seconds of the viewers, which are in this process.
+    #[serde(rename = "viewers_cpu_s")]
     viewers_cpu: f64,
     switches: u64,
+    #[serde(rename = "late_fetches")]
     late: u64,
     starved: u64,
 }
@@ -177,29 +183,15 @@ impl Point {
     }
 
     fn json(&self) -> Value {
-        json!({
-            "bench": "media", "experiment": if self.jump.is_some() { "jumps" } else { "load" }, "server": self.server.name(),
-            "viewers": self.viewers, "rate_Mbps": self.rate, "jump_s": self.jump, "bytes": self.bytes, "seconds": self.seconds,
-            "cpu_s": self.cpu, "cpu_s_per_GB": self.cpu_per_gb(), "viewers_cpu_s": self.viewers_cpu, "switches": self.switches, "switches_per_s": self.switches_per_s(), "late_fetches": self.late,
-            "starved": self.starved, "viewers_in_time_percent": self.in_time(), "load": load_average(),
-        })
-    }
-
-    /// As [`Point::json`] has written it.
-    fn parse(line: &Value) -> Option<Self> {
-        Some(Self {
-            server: Kind::from_str(line["server"].as_str()?, false).ok()?,
-            viewers: line["viewers"].as_u64()? as usize,
-            rate: line["rate_Mbps"].as_f64()?,
-            jump: line["jump_s"].as_f64(),
-            bytes: line["bytes"].as_u64()?,
-            seconds: line["seconds"].as_f64()?,
-            cpu: line["cpu_s"].as_f64()?,
-            viewers_cpu: line["viewers_cpu_s"].as_f64()?,
-            switches: line["switches"].as_u64()?,
-            late: line["late_fetches"].as_u64()?,
-            starved: line["starved"].as_u64()?,
-        })
+        let experiment = if self.jump.is_some() { "jumps" } else { "load" };
+        let mut line = json!(self);
+        line["bench"] = "media".into();
+        line["experiment"] = experiment.into();
+        line["cpu_s_per_GB"] = self.cpu_per_gb().into();
+        line["switches_per_s"] = self.switches_per_s().into();
+        line["viewers_in_time_percent"] = self.in_time().into();
+        line["load"] = load_average().into();
+        line
     }
 
     /// The same servers, viewers, rates and jumps.
@@ -256,28 +248,25 @@ impl Single {
 }
 
 /// The live stream, as its readers saw it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Live {
     readers: usize,
     /// Milliseconds from notice to data.
+    #[serde(rename = "notice_to_data_ms_p50")]
     p50: f64,
+    #[serde(rename = "notice_to_data_ms_p99")]
     p99: f64,
+    #[serde(rename = "fragments")]
     fetches: usize,
 }
 
 impl Live {
     fn json(self) -> Value {
-        json!({"bench": "media", "experiment": "live", "readers": self.readers, "fragments": self.fetches,
-            "notice_to_data_ms_p50": self.p50, "notice_to_data_ms_p99": self.p99, "load": load_average()})
-    }
-
-    fn parse(line: &Value) -> Option<Self> {
-        Some(Self {
-            readers: line["readers"].as_u64()? as usize,
-            p50: line["notice_to_data_ms_p50"].as_f64()?,
-            p99: line["notice_to_data_ms_p99"].as_f64()?,
-            fetches: line["fragments"].as_u64()? as usize,
-        })
+        let mut line = json!(self);
+        line["bench"] = "media".into();
+        line["experiment"] = "live".into();
+        line["load"] = load_average().into();
+        line
     }
 }
 
@@ -296,14 +285,14 @@ struct Measured {
 impl Measured {
     /// Takes in a result, of this run or of an earlier one. What is none, such as the verdicts of an earlier run, is left out.
     fn take(&mut self, line: Value) {
-        if let Some(point) = Point::parse(&line) {
+        if let Ok(point) = Point::deserialize(&line) {
             self.points.retain(|p| !p.is_again(&point));
             self.points.push(point);
         } else if let Some(single) = Single::parse(&line) {
             let again = |s: &Single| (s.experiment, s.server) == (single.experiment, single.server);
             self.singles.retain(|s| !again(s));
             self.singles.push(single);
-        } else if let Some(live) = Live::parse(&line) {
+        } else if let Ok(live) = Live::deserialize(&line) {
             self.live = Some(live);
         } else {
             return;

@@ -1,14 +1,15 @@
 //! VLC's video on demand by RTP over UDP, as thesis fig. 6.3 has it: the server, and viewers that talk RTSP (RFC 2326) and count datagrams.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use weft_sys::process::end_with_us;
 
+use crate::children::{Running, find, free_port};
 use crate::error::{BenchError, Result};
 
 /// Seconds of VLC's movie, and of the part of it that is encoded; the rest repeats it.
@@ -21,10 +22,7 @@ const PATH: &str = "127.0.0.1/movie";
 
 /// Whether what it takes is installed.
 pub(super) fn is_installed() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    ["vlc", "ffmpeg"]
-        .iter()
-        .all(|program| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+    ["vlc", "ffmpeg"].iter().all(|name| find(name).is_some())
 }
 
 /// H.264 of this rate, made once: noise, so that the rate is kept.
@@ -62,7 +60,7 @@ pub(crate) fn movie(dir: &Path, rate: f64) -> Result<PathBuf> {
 }
 
 /// Starts VLC before a movie of this rate; it listens a while later.
-pub(super) fn start(dir: &Path, rate: f64) -> Result<(Child, SocketAddr)> {
+pub(super) fn start(dir: &Path, rate: f64) -> Result<(Running, SocketAddr)> {
     let movie = movie(dir, rate)?;
     let system = BenchError::system("write VLC's settings");
     let settings = dir.join("vlm.conf");
@@ -71,15 +69,13 @@ pub(super) fn start(dir: &Path, rate: f64) -> Result<(Child, SocketAddr)> {
         movie.display()
     );
     std::fs::write(&settings, text).map_err(system)?;
-    let addr = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .and_then(|l| l.local_addr())
-        .map_err(BenchError::system("find a free port"))?;
+    let port = free_port()?;
     let mut command = Command::new("vlc");
     end_with_us(&mut command)
         .args(["-I", "dummy", "-q", "--vlm-conf"])
         .arg(settings)
         .args(["--rtsp-host", "127.0.0.1", "--rtsp-port"])
-        .arg(addr.port().to_string())
+        .arg(port.to_string())
         .env("HOME", dir)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -87,8 +83,8 @@ pub(super) fn start(dir: &Path, rate: f64) -> Result<(Child, SocketAddr)> {
     if rustix::process::geteuid().is_root() {
         command.gid(NOBODY).uid(NOBODY);
     }
-    let child = command.spawn().map_err(BenchError::system("start VLC"))?;
-    Ok((child, addr))
+    let child = Running::start(&mut command, "start VLC")?;
+    Ok((child, (Ipv4Addr::LOCALHOST, port).into()))
 }
 
 /// Whether the server knows its movie by now.

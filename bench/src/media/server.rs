@@ -4,66 +4,50 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use weft_sys::process::end_with_us;
 
 use super::rtp;
+use crate::children::{Running, find, free_port, this_program};
 use crate::error::{BenchError, Result};
+use crate::named::named;
+use crate::usage::{self, Whose};
 
 /// The movie's name.
 pub(super) const NAME: &str = "movie.mp4";
 const START: Duration = Duration::from_secs(20);
 
-/// A server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    /// `weft media serve`, viewers of the same host in shared memory: they copy for themselves, as an RNIC would
-    #[value(name = "weft-local")]
-    Local,
-    /// `weft media serve` over TCP, in the clear, as HTTP is
-    #[value(name = "weft-tcp")]
-    Tcp,
-    /// `weft media serve` over TCP by TLS 1.3
-    #[value(name = "weft-tls")]
-    Tls,
-    /// nginx with sendfile, one worker
-    #[value(name = "nginx-sendfile")]
-    Sendfile,
-    /// nginx with read and write, one worker
-    #[value(name = "nginx-rw")]
-    ReadWrite,
-    /// A plain HTTP server in Rust: a thread for each connection, read and write
-    #[value(name = "http-rust")]
-    Plain,
-    /// VLC's video on demand: RTP over UDP
-    #[value(name = "vlc-rtp")]
-    Vlc,
+named! {
+    /// A server.
+    pub enum Kind {
+        /// `weft media serve`, viewers of the same host in shared memory: they copy for themselves, as an RNIC would
+        Local = "weft-local",
+        /// `weft media serve` over TCP, in the clear, as HTTP is
+        Tcp = "weft-tcp",
+        /// `weft media serve` over TCP by TLS 1.3
+        Tls = "weft-tls",
+        /// nginx with sendfile, one worker
+        Sendfile = "nginx-sendfile",
+        /// nginx with read and write, one worker
+        ReadWrite = "nginx-rw",
+        /// A plain HTTP server in Rust: a thread for each connection, read and write
+        Plain = "http-rust",
+        /// VLC's video on demand: RTP over UDP
+        Vlc = "vlc-rtp",
+    }
 }
 
 impl Kind {
-    /// Its name in tables and options.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Local => "weft-local",
-            Self::Tcp => "weft-tcp",
-            Self::Tls => "weft-tls",
-            Self::Sendfile => "nginx-sendfile",
-            Self::ReadWrite => "nginx-rw",
-            Self::Plain => "http-rust",
-            Self::Vlc => "vlc-rtp",
-        }
-    }
-
     pub(super) fn is_weft(self) -> bool {
         matches!(self, Self::Local | Self::Tcp | Self::Tls)
     }
 
     /// All of them; those of nginx and VLC only where these are installed.
     pub(super) fn installed() -> Vec<Self> {
-        let (nginx, vlc) = (nginx().is_some(), rtp::is_installed());
+        let (nginx, vlc) = (find("nginx").is_some(), rtp::is_installed());
         if !nginx {
             eprintln!("nginx is not installed here: its lines will be missing");
         }
@@ -80,12 +64,6 @@ impl Kind {
     }
 }
 
-fn nginx() -> Option<&'static str> {
-    ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"]
-        .into_iter()
-        .find(|path| Path::new(path).is_file())
-}
-
 /// What a process has used so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
@@ -99,7 +77,7 @@ pub(super) struct Usage {
 pub(super) struct Served {
     pub(super) kind: Kind,
     pub(super) addr: SocketAddr,
-    child: Child,
+    child: Running,
     _config: Option<Config>,
 }
 
@@ -112,10 +90,11 @@ impl Drop for Config {
     }
 }
 
-fn this_program() -> Result<Command> {
-    let program =
-        std::env::current_exe().map_err(BenchError::system("find this program's file"))?;
-    Ok(Command::new(program))
+/// The address in the line that a server of ours says first.
+pub(super) fn listens_at(line: &str) -> Result<SocketAddr> {
+    let addr = line.strip_prefix("listening on ");
+    addr.and_then(|rest| rest.split(',').next()?.parse().ok())
+        .ok_or_else(|| BenchError::PeerGone(format!("the server said: {line}")))
 }
 
 impl Served {
@@ -135,7 +114,7 @@ impl Served {
         if !kind.is_weft() && kind != Kind::Plain {
             return Self::start_nginx(kind, dir);
         }
-        let mut command = this_program()?;
+        let mut command = Command::new(this_program()?);
         if kind == Kind::Plain {
             command.args(["bench", "media-http"]).arg(dir.join(NAME));
         } else {
@@ -146,47 +125,27 @@ impl Served {
             // Its viewers say whether they go by shared memory.
             command.arg(dir);
         }
-        let mut child = end_with_us(&mut command)
+        end_with_us(&mut command)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(BenchError::system("start a server"))?;
-        let stdout = child.stdout.take();
-        let mut lines = stdout.map(|out| BufReader::new(out).lines());
-        let line = lines
-            .as_mut()
-            .and_then(|l| l.next()?.ok())
-            .unwrap_or_default();
-        let addr = line
-            .strip_prefix("listening on ")
-            .and_then(|rest| rest.split(',').next()?.parse().ok());
-        let Some(addr) = addr else {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(BenchError::PeerGone(format!("the server said: {line}")));
-        };
-        std::thread::spawn(move || lines.map(Iterator::count));
+            .stdout(Stdio::piped());
+        let mut child = Running::start(&mut command, "start a server")?;
         Ok(Self {
             kind,
-            addr,
+            addr: listens_at(&child.first_line())?,
             child,
             _config: None,
         })
     }
 
     fn start_nginx(kind: Kind, dir: &Path) -> Result<Self> {
-        let program = nginx().ok_or_else(|| {
+        let program = find("nginx").ok_or_else(|| {
             BenchError::Usage(
                 "nginx is not installed: apt-get install nginx-light, or leave it out of --server"
                     .into(),
             )
         })?;
         let system = BenchError::system("write nginx's settings");
-        // Free now; nobody else here takes it before nginx does, most likely.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .and_then(|l| l.local_addr())
-            .map_err(BenchError::system("find a free port"))?
-            .port();
+        let port = free_port()?;
         let folder = dir.join(format!("nginx-{port}"));
         let on = if kind == Kind::Sendfile { "on" } else { "off" };
         let text = format!(
@@ -201,17 +160,16 @@ impl Served {
             .and_then(|()| fs::write(folder.join("conf"), text))
             .map_err(system)?;
         let config = Config(folder.clone());
-        let child = end_with_us(&mut Command::new(program))
+        let mut command = Command::new(program);
+        end_with_us(&mut command)
             .arg("-c")
             .arg(folder.join("conf"))
             .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(BenchError::system("start nginx"))?;
+            .stderr(Stdio::null());
         let served = Self {
             kind,
             addr: (Ipv4Addr::LOCALHOST, port).into(),
-            child,
+            child: Running::start(&mut command, "start nginx")?,
             _config: Some(config),
         };
         let said = || fs::read_to_string(folder.join("error")).unwrap_or_default();
@@ -236,16 +194,15 @@ impl Served {
     /// What it has used so far. The kernel forgets the switches of threads that have ended, and tells the CPU time of those in
     /// hundredths of a second only: so that of servers whose threads come and go.
     pub(super) fn usage(&self) -> Result<Usage> {
-        let process = format!("/proc/{}", self.child.id());
+        let process = format!("/proc/{}", self.child.0.id());
         let read = || -> std::io::Result<Usage> {
-            let mut usage = Usage::default();
-            let mut nanoseconds = 0;
+            let mut usage = Usage {
+                cpu: usage::process_cpu(self.child.0.id()),
+                switches: 0,
+            };
             for task in fs::read_dir(format!("{process}/task"))? {
                 let task = task?.path();
                 // A thread may end meanwhile.
-                let text = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
-                let spent = text.split(' ').next().and_then(|t| t.parse::<u64>().ok());
-                nanoseconds += spent.unwrap_or(0);
                 let text = fs::read_to_string(task.join("status")).unwrap_or_default();
                 usage.switches += text
                     .lines()
@@ -253,24 +210,12 @@ impl Served {
                     .filter_map(|(_, n)| n.trim().parse::<u64>().ok())
                     .sum::<u64>();
             }
-            usage.cpu = nanoseconds as f64 / 1e9;
             if matches!(self.kind, Kind::Plain | Kind::Vlc) {
-                let text = fs::read_to_string(format!("{process}/stat"))?;
-                let fields = text.rsplit(')').next().unwrap_or_default();
-                // utime and stime: the 14th and 15th of all.
-                let ticks = fields.split_whitespace().skip(11).take(2);
-                usage.cpu = ticks.filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0;
+                usage.cpu = usage::told_cpu(self.child.0.id(), Whose::Its);
             }
             Ok(usage)
         };
         read().map_err(BenchError::system("read what a server has used"))
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

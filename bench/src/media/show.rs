@@ -49,33 +49,23 @@ fn load_section(measured: &Measured, rate: f64, jump: Option<f64>) -> Section {
         None => format!("{rate} Mb/s each, figs. 6.3, 6.4, 6.7, 6.10, 6.12"),
         Some(jump) => format!("{rate} Mb/s each, a jump each {jump} s, figs. 6.8, 6.11"),
     };
-    let mut table = Table::new(&[
-        "viewers",
-        "server",
-        "delivered %",
-        "viewers in time %",
-        "CPU %",
-        "CPU s/GB",
-        "with viewers s/GB",
-        "switches/s",
-        "late fetches",
-    ]);
     let same = |p: &&Point| {
         p.rate.to_bits() == rate.to_bits() && p.jump.map(f64::to_bits) == jump.map(f64::to_bits)
     };
-    for p in measured.points.iter().filter(same) {
-        table.push([
-            p.viewers.to_string(),
-            p.server.name().to_owned(),
-            format!("{:.0}", 100.0 * p.delivered()),
-            format!("{:.0}", p.in_time()),
-            format!("{:.2}", p.cpu_percent()),
-            format!("{:.3}", p.cpu_per_gb()),
-            format!("{:.2}", p.both_per_gb()),
-            format!("{:.0}", p.switches_per_s()),
-            p.late.to_string(),
-        ]);
-    }
+    let table = Table::of(
+        measured.points.iter().filter(same),
+        &[
+            ("viewers", &|p| p.viewers.to_string()),
+            ("server", &|p| p.server.to_string()),
+            ("delivered %", &|p| format!("{:.0}", 100.0 * p.delivered())),
+            ("viewers in time %", &|p| format!("{:.0}", p.in_time())),
+            ("CPU %", &|p| format!("{:.2}", p.cpu_percent())),
+            ("CPU s/GB", &|p| format!("{:.3}", p.cpu_per_gb())),
+            ("with viewers s/GB", &|p| format!("{:.2}", p.both_per_gb())),
+            ("switches/s", &|p| format!("{:.0}", p.switches_per_s())),
+            ("late fetches", &|p| p.late.to_string()),
+        ],
+    );
     let mut section = Section::new(name.clone()).table(table);
     let values: [(&str, &str, Value); 3] = [
         ("CPU of the server", "% of a core", Point::cpu_percent),
@@ -99,15 +89,15 @@ fn single_section(
     title: &str,
     columns: [&str; 2],
 ) -> Option<Section> {
-    let mut table = Table::new(&["server", columns[0], columns[1]]);
-    for single in measured
-        .singles
-        .iter()
-        .filter(|s| s.experiment == experiment)
-    {
-        let name = single.server.name().to_owned();
-        table.push([name, number(single.value), number(single.beside)]);
-    }
+    let singles = measured.singles.iter();
+    let table = Table::of(
+        singles.filter(|s| s.experiment == experiment),
+        &[
+            ("server", &|s| s.server.to_string()),
+            (columns[0], &|s| number(s.value)),
+            (columns[1], &|s| number(s.beside)),
+        ],
+    );
     (!table.is_empty()).then(|| Section::new(title).table(table))
 }
 
@@ -147,10 +137,10 @@ pub(super) fn report(measured: &Measured, bars: &[Aim], args: &MediaArgs, load: 
         NOT_REMADE.to_owned(),
     ];
     if !measured.failed.is_empty() {
-        let mut table = Table::new(&["could not be measured"]);
-        for text in &measured.failed {
-            table.push([text.as_str()]);
-        }
+        let table = Table::of(
+            &measured.failed,
+            &[("could not be measured", &|text| (*text).clone())],
+        );
         report.sections.push(Section::new("Failures").table(table));
     }
     report
@@ -188,13 +178,15 @@ pub(super) fn report(measured: &Measured, bars: &[Aim], args: &MediaArgs, load: 
             .extend(single_section(measured, experiment, title, columns));
     }
     if let Some(live) = measured.live {
-        let mut table = Table::new(&["readers", "fetches", "ms, median", "ms, 99th percentile"]);
-        table.push([
-            live.readers.to_string(),
-            live.fetches.to_string(),
-            format!("{:.2}", live.p50),
-            format!("{:.2}", live.p99),
-        ]);
+        let table = Table::of(
+            [live],
+            &[
+                ("readers", &|live| live.readers.to_string()),
+                ("fetches", &|live| live.fetches.to_string()),
+                ("ms, median", &|live| format!("{:.2}", live.p50)),
+                ("ms, 99th percentile", &|live| format!("{:.2}", live.p99)),
+            ],
+        );
         let section = Section::new("Live: from the server's notice to a reader's data, 6.4.4");
         report.sections.push(section.table(table));
     }

@@ -1,7 +1,7 @@
 //! Viewers: many in one process, each taking what its rate asks for, a part each quarter of a second.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -55,11 +55,11 @@ impl Way {
         let device = Device::builder()
             .local(mode)
             .open()
-            .map_err(|e| stack("open the soft RNIC")(e.to_string()))?;
+            .map_err(stack("open the soft RNIC"))?;
         let tls = match served.kind {
             Kind::Tls => {
                 let made = Identity::generate().and_then(Tls::new);
-                Some(made.map_err(|e| stack("make a key")(e.to_string()))?)
+                Some(made.map_err(stack("make a key"))?)
             }
             _ => None,
         };
@@ -73,36 +73,37 @@ impl Way {
 
     fn open(&self) -> Result<Viewer> {
         Viewer::open(&self.device, &self.dial, &Request::Title(NAME.into()))
-            .map_err(|e| stack("connect a viewer")(e.to_string()))
+            .map_err(stack("connect a viewer"))
     }
 }
 
 /// An HTTP player: one long answer, of which it takes what it needs.
-struct Http {
-    served: std::net::SocketAddr,
+pub(super) struct Http {
+    served: SocketAddr,
     buffer: Option<usize>,
     stream: BufReader<TcpStream>,
 }
 
 impl Http {
-    fn open(
-        addr: std::net::SocketAddr,
-        buffer: Option<usize>,
-        from: u64,
-        to: u64,
-    ) -> std::io::Result<Self> {
+    /// A connection; what it reads ahead is at most `room`.
+    fn connect(addr: SocketAddr, buffer: Option<usize>, room: usize) -> std::io::Result<Self> {
         let stream = TcpStream::connect(addr)?;
         if let Some(bytes) = buffer {
             rustix::net::sockopt::set_socket_recv_buffer_size(&stream, bytes)?;
         }
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
-        let mut http = Self {
+        Ok(Self {
             served: addr,
             buffer,
-            stream: BufReader::with_capacity(4096, stream),
-        };
-        http.ask(from, to)?;
+            stream: BufReader::with_capacity(room, stream),
+        })
+    }
+
+    /// One that has asked for what stands from a place on.
+    fn open(addr: SocketAddr, buffer: Option<usize>, from: u64) -> std::io::Result<Self> {
+        let mut http = Self::connect(addr, buffer, 4096)?;
+        http.ask(from, MOVIE)?;
         Ok(http)
     }
 
@@ -139,11 +140,9 @@ impl Player {
             Self::Rtp(rtp) => return rtp.take().map_err(BenchError::system("take datagrams")),
             Self::Weft(viewer) => {
                 let mut range = viewer.range(at, at + len as u64);
-                while let Some(piece) = range.next().map_err(|e| stack("read")(e.to_string()))? {
+                while let Some(piece) = range.next().map_err(stack("read"))? {
                     block.clear();
-                    range
-                        .append(&piece, block)
-                        .map_err(|e| stack("read")(e.to_string()))?;
+                    range.append(&piece, block).map_err(stack("read"))?;
                 }
             }
             Self::Http(http) => {
@@ -159,9 +158,7 @@ impl Player {
         let jumped = match self {
             Self::Weft(_) => Ok(()),
             // The rest of the long answer is on its way: only another connection has what is wanted now.
-            Self::Http(http) => {
-                Http::open(http.served, http.buffer, at, MOVIE).map(|new| *http = new)
-            }
+            Self::Http(http) => Http::open(http.served, http.buffer, at).map(|new| *http = new),
             Self::Rtp(rtp) => rtp.play(seconds(at)),
         };
         jumped.map_err(BenchError::system("jump"))
@@ -239,9 +236,7 @@ impl Crowd {
                 None if served.kind == Kind::Vlc => {
                     Player::Rtp(Rtp::open(served.addr, seconds(at)).map_err(connect)?)
                 }
-                None => {
-                    Player::Http(Http::open(served.addr, plan.buffer, at, MOVIE).map_err(connect)?)
-                }
+                None => Player::Http(Http::open(served.addr, plan.buffer, at).map_err(connect)?),
             };
             let offset = tick * (index as u32 % 64) / 64;
             rows[index % THREADS].push(Seat {
@@ -379,7 +374,7 @@ impl Seat {
 /// A viewer that only jumps.
 pub(super) enum Seeker {
     Weft(Box<Viewer>),
-    Http(Box<BufReader<TcpStream>>),
+    Http(Box<Http>),
 }
 
 impl Seeker {
@@ -387,13 +382,10 @@ impl Seeker {
         if served.kind.is_weft() {
             return Ok(Self::Weft(Box::new(Way::new(served)?.open()?)));
         }
-        let stream = TcpStream::connect(served.addr).map_err(BenchError::system("connect"))?;
-        let set = stream.set_nodelay(true);
-        set.map_err(BenchError::system("connect"))?;
-        Ok(Self::Http(Box::new(BufReader::with_capacity(
-            64 << 10,
-            stream,
-        ))))
+        let http = Http::connect(served.addr, None, 64 << 10);
+        Ok(Self::Http(Box::new(
+            http.map_err(BenchError::system("connect"))?,
+        )))
     }
 
     /// Time from the wish to the first 8 KiB, on a connection that stands.
@@ -403,26 +395,12 @@ impl Seeker {
         match self {
             Self::Weft(viewer) => {
                 let got = viewer.fetch(at, FIRST);
-                got.map_err(|e| stack("seek")(e.to_string()))?;
+                got.map_err(stack("seek"))?;
             }
-            Self::Http(stream) => {
-                let text = format!(
-                    "GET /{NAME} HTTP/1.1\r\nHost: x\r\nRange: bytes={at}-{}\r\n\r\n",
-                    at + FIRST as u64 - 1
-                );
-                let mut talk = || -> std::io::Result<()> {
-                    stream.get_mut().write_all(text.as_bytes())?;
-                    let mut line = String::new();
-                    while line != "\r\n" {
-                        line.clear();
-                        if stream.read_line(&mut line)? == 0 {
-                            return Err(std::io::ErrorKind::UnexpectedEof.into());
-                        }
-                    }
-                    stream.read_exact(&mut [0; FIRST])
-                };
-                talk().map_err(BenchError::system("seek"))?;
-            }
+            Self::Http(http) => http
+                .ask(at, at + FIRST as u64)
+                .and_then(|()| http.stream.read_exact(&mut [0; FIRST]))
+                .map_err(BenchError::system("seek"))?,
         }
         Ok(began.elapsed())
     }
@@ -434,17 +412,13 @@ pub(super) fn gulp(served: &Served, times: u64) -> Result<u64> {
         let mut viewer = Way::new(served)?.open()?;
         for _ in 0..times {
             let mut range = viewer.range(0, MOVIE);
-            while range
-                .next()
-                .map_err(|e| stack("read")(e.to_string()))?
-                .is_some()
-            {}
+            while range.next().map_err(stack("read"))?.is_some() {}
         }
     } else {
         let mut block = vec![0; 1 << 20];
         for _ in 0..times {
             let mut talk = || {
-                let mut http = Http::open(served.addr, None, 0, MOVIE)?;
+                let mut http = Http::open(served.addr, None, 0)?;
                 let mut left = MOVIE as usize;
                 while left > 0 {
                     let now = left.min(block.len());

@@ -7,11 +7,12 @@ mod report;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use self::program::{Mpi, Programs};
 use self::report::{BANDWIDTH, Key, LATENCY, MEMORY, Results};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, failed};
+use crate::named::named;
 use crate::output::{self, Output, OutputArgs};
 use crate::progress::Progress;
 use crate::size::Sizes;
@@ -64,37 +65,19 @@ pub struct MpiArgs {
     output: OutputArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kernel {
-    /// No kernel
-    None,
-    Ep,
-    Is,
-    Cg,
-    Mg,
-    Lu,
-    Radix,
-    /// hypre's multigrid, where hypre and its headers are installed
-    Smg,
-}
-
-impl Kernel {
-    fn name(self) -> &'static str {
-        match self {
-            Kernel::None => "none",
-            Kernel::Ep => "ep",
-            Kernel::Is => "is",
-            Kernel::Cg => "cg",
-            Kernel::Mg => "mg",
-            Kernel::Lu => "lu",
-            Kernel::Radix => "radix",
-            Kernel::Smg => "smg",
-        }
+named! {
+    enum Kernel {
+        /// No kernel
+        None = "none",
+        Ep = "ep",
+        Is = "is",
+        Cg = "cg",
+        Mg = "mg",
+        Lu = "lu",
+        Radix = "radix",
+        /// hypre's multigrid, where hypre and its headers are installed
+        Smg = "smg",
     }
-}
-
-fn trouble(what: &'static str) -> impl Fn(String) -> BenchError {
-    move |why| BenchError::Stack { what, why }
 }
 
 pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode> {
@@ -226,7 +209,7 @@ fn one(args: &MpiArgs, mpi: &Mpi, transport: &str, job: &Job<'_>) -> Result<Stri
     let said = String::from_utf8_lossy(&output.stderr);
     let last = said.lines().rfind(|line| !line.trim().is_empty());
     let why = format!("{}: {}", output.status, last.unwrap_or("it says nothing"));
-    Err(trouble("run a job")(why))
+    Err(failed("run a job", why))
 }
 
 /// The values of a program's output.

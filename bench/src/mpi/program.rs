@@ -1,12 +1,11 @@
 //! The MPIs of this machine, and our programs, compiled for them.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::trouble;
-use crate::error::{BenchError, Result};
+use crate::children;
+use crate::error::{BenchError, Result, failed};
 
 macro_rules! sources {
     ($($name:literal),*) => { &[$(($name, include_str!(concat!("programs/", $name)))),*] };
@@ -34,16 +33,9 @@ pub(super) struct Programs {
     pub(super) smg: bool,
 }
 
-fn installed(tool: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path)
-        .map(|dir| dir.join(tool))
-        .find(|file| file.is_file())
-}
-
 /// The MPIs that are asked for, or Debian's that are there.
 pub(super) fn find(asked: &[String]) -> Result<Vec<Mpi>> {
-    let weft = env::current_exe().map_err(BenchError::system("find this program"))?;
+    let weft = children::this_program()?;
     let either = ["openmpi".to_owned(), "mpich".to_owned()];
     let asked = if asked.is_empty() { &either } else { asked };
     let mut found = Vec::new();
@@ -53,7 +45,7 @@ pub(super) fn find(asked: &[String]) -> Result<Vec<Mpi>> {
                 Some(Path::new(name).join(tool)).filter(|file| file.exists())
             } else {
                 // Debian has several MPIs side by side under these names.
-                installed(&format!("{tool}.{name}"))
+                children::find(&format!("{tool}.{name}"))
             }
         };
         if let (Some(mpirun), Some(mpicc)) = (tool("mpirun"), tool("mpicc")) {
@@ -73,7 +65,7 @@ pub(super) fn find(asked: &[String]) -> Result<Vec<Mpi>> {
         }
     }
     if found.is_empty() {
-        return Err(trouble("find an MPI")("none is installed".into()));
+        return Err(failed("find an MPI", "none is installed"));
     }
     Ok(found)
 }
@@ -128,8 +120,8 @@ impl Mpi {
         if output.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Err(trouble("compile a program")(said))
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(failed("compile a program", said))
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::aims::Limit;
+use crate::aims::Limit::{self, AtLeast, AtMost};
 use crate::report::{Report, Section, Table};
 use crate::size::human;
 use crate::stats::{Summary, paired_ratio};
@@ -11,8 +11,6 @@ use crate::stats::{Summary, paired_ratio};
 pub(super) const LATENCY: &str = "time one way, µs";
 pub(super) const BANDWIDTH: &str = "bidirectional bandwidth, MB/s";
 pub(super) const MEMORY: &str = "memory of a rank, KiB";
-/// What is compared with: the MPI's own TCP, and connections.
-const YARDSTICKS: [&str; 2] = ["tcp", "rc"];
 /// Messages of more bytes go by RDMA Write-Record.
 const LARGE: u64 = 64 << 10;
 
@@ -99,78 +97,36 @@ pub(super) struct Line {
     to_rc: Option<f64>,
 }
 
-/// A ratio's target.
-struct Claim {
-    source: &'static str,
-    text: &'static str,
-    what: fn(&str, u64) -> bool,
-    transports: &'static [&'static str],
-    to: &'static str,
-    limit: Limit,
-}
+/// What a claim is about: a quantity, at so many bytes or ranks.
+type Of = fn(&str, u64) -> bool;
 
-fn is_time_of_kernel(what: &str, _: u64) -> bool {
-    what.ends_with(", s")
-}
-
+const SMALL_LATENCY: Of = |what, at| what == LATENCY && at <= 2048;
+const ANY_BANDWIDTH: Of = |what, _| what == BANDWIDTH;
+const LARGE_BANDWIDTH: Of = |what, at| what == BANDWIDTH && at > LARGE;
+const ANY_MEMORY: Of = |what, _| what == MEMORY;
+const KERNEL: Of = |what, _| what.ends_with(", s");
+const KERNEL_IN_MPI: Of = |what, _| what.ends_with(", s in MPI");
 const DATAGRAMS: &[&str] = &["ud", "weft"];
+
+/// A ratio's target: source, text, what it is about, of which transports, to which, and the target.
+type Claim = (
+    &'static str,
+    &'static str,
+    Of,
+    &'static [&'static str],
+    &'static str,
+    Limit,
+);
+
+#[rustfmt::skip]
 const CLAIMS: &[Claim] = &[
-    Claim {
-        source: "fig. 13",
-        text: "time one way of messages up to 2 KiB, to RC",
-        what: |what, at| what == LATENCY && at <= 2048,
-        transports: DATAGRAMS,
-        to: "rc",
-        limit: Limit::AtMost(0.86),
-    },
-    Claim {
-        source: "fig. 14",
-        text: "bidirectional bandwidth, to RC",
-        what: |what, _| what == BANDWIDTH,
-        transports: DATAGRAMS,
-        to: "rc",
-        limit: Limit::AtLeast(1.0),
-    },
-    Claim {
-        source: "fig. 14",
-        text: "bandwidth of large messages by RDMA Write-Record, to UD",
-        what: |what, at| what == BANDWIDTH && at > LARGE,
-        transports: &["weft"],
-        to: "ud",
-        limit: Limit::AtLeast(1.1),
-    },
-    Claim {
-        source: "fig. 15",
-        text: "memory of a rank after all to all, to RC",
-        what: |what, _| what == MEMORY,
-        transports: DATAGRAMS,
-        to: "rc",
-        limit: Limit::AtMost(0.7),
-    },
-    Claim {
-        source: "fig. 17, 19",
-        text: "run time of kernels, to RC",
-        what: is_time_of_kernel,
-        transports: DATAGRAMS,
-        to: "rc",
-        limit: Limit::AtMost(1.0),
-    },
-    Claim {
-        source: "fig. 16, 18",
-        text: "time of kernels in MPI, to RC",
-        what: |what, _| what.ends_with(", s in MPI"),
-        transports: DATAGRAMS,
-        to: "rc",
-        limit: Limit::AtMost(1.0),
-    },
-    Claim {
-        source: "bar",
-        text: "run time of kernels, to the MPI's own TCP",
-        what: is_time_of_kernel,
-        transports: DATAGRAMS,
-        to: "tcp",
-        limit: Limit::AtMost(1.05),
-    },
+    ("fig. 13", "time one way of messages up to 2 KiB, to RC", SMALL_LATENCY, DATAGRAMS, "rc", AtMost(0.86)),
+    ("fig. 14", "bidirectional bandwidth, to RC", ANY_BANDWIDTH, DATAGRAMS, "rc", AtLeast(1.0)),
+    ("fig. 14", "bandwidth of large messages by RDMA Write-Record, to UD", LARGE_BANDWIDTH, &["weft"], "ud", AtLeast(1.1)),
+    ("fig. 15", "memory of a rank after all to all, to RC", ANY_MEMORY, DATAGRAMS, "rc", AtMost(0.7)),
+    ("fig. 17, 19", "run time of kernels, to RC", KERNEL, DATAGRAMS, "rc", AtMost(1.0)),
+    ("fig. 16, 18", "time of kernels in MPI, to RC", KERNEL_IN_MPI, DATAGRAMS, "rc", AtMost(1.0)),
+    ("bar", "run time of kernels, to the MPI's own TCP", KERNEL, DATAGRAMS, "tcp", AtMost(1.05)),
 ];
 
 /// The claims that were measured, one for each MPI and transport: how many of the medians of their ratios keep the bar, and the range of these.
@@ -185,29 +141,27 @@ fn conclusions(results: &Results) -> Table {
         "holds",
     ]);
     let mpis: BTreeSet<&str> = results.0.keys().map(|key| key.mpi.as_str()).collect();
-    for claim in CLAIMS {
+    for (source, text, is, transports, to, limit) in CLAIMS {
         for mpi in &mpis {
-            for transport in claim.transports {
+            for transport in *transports {
                 let keys = results.0.keys().filter(|key| {
-                    key.mpi == *mpi
-                        && key.transport == *transport
-                        && (claim.what)(&key.what, key.at)
+                    key.mpi == *mpi && key.transport == *transport && is(&key.what, key.at)
                 });
                 let medians: Vec<f64> = keys
-                    .filter_map(|key| results.ratio(key, claim.to))
+                    .filter_map(|key| results.ratio(key, to))
                     .map(|ratio| ratio.median)
                     .collect();
-                let keeps = |median: &&f64| claim.limit.holds(**median) == Some(true);
+                let keeps = |median: &&f64| limit.holds(**median) == Some(true);
                 let Some(range) = Summary::of(&medians) else {
                     continue;
                 };
                 let kept = medians.iter().filter(keeps).count();
                 table.push([
-                    claim.source.to_owned(),
-                    claim.text.to_owned(),
+                    (*source).to_owned(),
+                    (*text).to_owned(),
                     (*mpi).to_owned(),
                     (*transport).to_owned(),
-                    claim.limit.to_string(),
+                    limit.to_string(),
                     format!("{:.2} to {:.2}", range.min, range.max),
                     match kept {
                         0 => "no".to_owned(),
@@ -223,37 +177,30 @@ fn conclusions(results: &Results) -> Table {
 
 /// All that was measured.
 fn values(results: &Results) -> Table {
-    let mut table = Table::new(&[
-        "MPI",
-        "what",
-        "at",
-        "transport",
-        "median",
-        "to tcp",
-        "to rc",
-    ]);
-    for (key, values) in &results.0 {
+    let place = |key: &Key| match key.what.as_str() {
+        LATENCY | BANDWIDTH => human(key.at),
+        _ => format!("{} ranks", key.at),
+    };
+    let ratio = |key: &Key, to: &str| {
+        let ratio = results.ratio(key, to);
+        ratio.map_or(String::new(), |ratio| format!("{:.2}", ratio.median))
+    };
+    let rows = results.0.iter().filter_map(|(key, values)| {
         let values: Vec<f64> = values.values().copied().collect();
-        let Some(median) = Summary::of(&values).map(|s| s.median) else {
-            continue;
-        };
-        let place = if [LATENCY, BANDWIDTH].contains(&key.what.as_str()) {
-            human(key.at)
-        } else {
-            format!("{} ranks", key.at)
-        };
-        let ratios = YARDSTICKS.map(|to| results.ratio(key, to).map(|s| s.median));
-        let mut row = vec![
-            key.mpi.clone(),
-            key.what.clone(),
-            place,
-            key.transport.clone(),
-            format!("{median:.3}"),
-        ];
-        row.extend(ratios.map(|ratio| ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"))));
-        table.push(row);
-    }
-    table
+        Some((key, Summary::of(&values)?.median))
+    });
+    Table::of(
+        rows,
+        &[
+            ("MPI", &|(key, _)| key.mpi.clone()),
+            ("what", &|(key, _)| key.what.clone()),
+            ("at", &|(key, _)| place(key)),
+            ("transport", &|(key, _)| key.transport.clone()),
+            ("median", &|(_, median)| format!("{median:.3}")),
+            ("to tcp", &|(key, _)| ratio(key, "tcp")),
+            ("to rc", &|(key, _)| ratio(key, "rc")),
+        ],
+    )
 }
 
 /// The tables, behind a few words on how they came into being.

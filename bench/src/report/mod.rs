@@ -9,7 +9,7 @@ mod table;
 
 pub use bars::{Bars, Mark};
 pub use plot::{Axis, Plot, Series, Stroke};
-pub use table::Table;
+pub use table::{Column, Table};
 
 /// A piece of a [`Section`].
 #[derive(Clone, Debug)]

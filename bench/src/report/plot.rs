@@ -34,28 +34,24 @@ enum Scale {
 }
 
 impl Axis {
+    fn new(label: &str, scale: Scale) -> Self {
+        let label = label.to_owned();
+        Self { label, scale }
+    }
+
     /// Message sizes, on powers of two.
     pub fn bytes() -> Self {
-        Self {
-            label: "size".to_owned(),
-            scale: Scale::Bytes,
-        }
+        Self::new("size", Scale::Bytes)
     }
 
     /// Values on powers of ten, labelled with their unit.
     pub fn log(label: &str) -> Self {
-        Self {
-            label: label.to_owned(),
-            scale: Scale::Log,
-        }
+        Self::new(label, Scale::Log)
     }
 
     /// Values from zero upwards, labelled with their unit.
     pub fn linear(label: &str) -> Self {
-        Self {
-            label: label.to_owned(),
-            scale: Scale::Linear,
-        }
+        Self::new(label, Scale::Linear)
     }
 
     fn place(&self, value: f64) -> f64 {
@@ -295,97 +291,70 @@ impl Plot {
         );
         let (x_first, x_last, x_ticks) = self.x.ticks(x_low, x_high);
         let (y_first, y_last, y_ticks) = self.y.ticks(y_low, y_high);
-        let to_x = |value: f64| {
-            let share = (self.x.place(value) - x_first) / (x_last - x_first);
+        let x_at = |place: f64| {
+            let share = (place - x_first) / (x_last - x_first);
             left + (share * f64::from(right - left)).round() as i32
         };
-        let to_y = |value: f64| {
-            let share = (self.y.place(value) - y_first) / (y_last - y_first);
+        let y_at = |place: f64| {
+            let share = (place - y_first) / (y_last - y_first);
             bottom - (share.clamp(0.0, 1.0) * f64::from(bottom - top)).round() as i32
         };
-        let text = |size: u32, h: HPos, v: VPos| {
+        let to_x = |value: f64| x_at(self.x.place(value));
+        let to_y = |value: f64| y_at(self.y.place(value));
+        let style = |size: u32, h: HPos, v: VPos| {
             TextStyle::from(("sans-serif", size).into_font())
                 .color(&INK)
                 .pos(Pos::new(h, v))
         };
-        root.draw(&Text::new(
-            self.title.clone(),
-            (left, 10),
-            text(17, HPos::Left, VPos::Top),
-        ))?;
+        let text = |text: &str, at: (i32, i32), style: TextStyle<'_>| {
+            root.draw(&Text::new(text.to_owned(), at, style))
+        };
+        let path = |points: Vec<(i32, i32)>, style: ShapeStyle| {
+            root.draw(&PathElement::new(points, style))
+        };
+        text(&self.title, (left, 10), style(17, HPos::Left, VPos::Top))?;
         let grid = GRID.mix(0.3).stroke_width(1);
         for (place, label) in &y_ticks {
-            let y = bottom
-                - ((place - y_first) / (y_last - y_first) * f64::from(bottom - top)).round() as i32;
-            root.draw(&PathElement::new(vec![(left, y), (right, y)], grid))?;
-            root.draw(&Text::new(
-                label.clone(),
-                (left - 7, y),
-                text(13, HPos::Right, VPos::Center),
-            ))?;
+            let y = y_at(*place);
+            path(vec![(left, y), (right, y)], grid)?;
+            text(label, (left - 7, y), style(13, HPos::Right, VPos::Center))?;
         }
+        let size = if x_ticks.len() > 8 { 11 } else { 13 };
         for (place, label) in &x_ticks {
-            let x = left
-                + ((place - x_first) / (x_last - x_first) * f64::from(right - left)).round() as i32;
-            root.draw(&PathElement::new(vec![(x, top), (x, bottom)], grid))?;
-            let crowded = x_ticks.len() > 8;
-            let style = if crowded {
-                text(11, HPos::Center, VPos::Top)
-            } else {
-                text(13, HPos::Center, VPos::Top)
-            };
-            root.draw(&Text::new(label.clone(), (x, bottom + 7), style))?;
+            let x = x_at(*place);
+            path(vec![(x, top), (x, bottom)], grid)?;
+            text(label, (x, bottom + 7), style(size, HPos::Center, VPos::Top))?;
         }
-        let frame = INK.mix(0.6).stroke_width(1);
-        root.draw(&PathElement::new(
-            vec![(left, top), (left, bottom), (right, bottom)],
-            frame,
-        ))?;
-        root.draw(&Text::new(
-            self.x.label.clone(),
-            (i32::midpoint(left, right), bottom + 30),
-            text(13, HPos::Center, VPos::Top),
-        ))?;
-        root.draw(&Text::new(
-            self.y.label.clone(),
-            (16, i32::midpoint(top, bottom)),
-            text(13, HPos::Center, VPos::Top).transform(FontTransform::Rotate270),
-        ))?;
+        let frame = vec![(left, top), (left, bottom), (right, bottom)];
+        path(frame, INK.mix(0.6).stroke_width(1))?;
+        let under = style(13, HPos::Center, VPos::Top);
+        let middle = (i32::midpoint(left, right), bottom + 30);
+        text(&self.x.label, middle, under.clone())?;
+        let upright = under.transform(FontTransform::Rotate270);
+        text(&self.y.label, (16, i32::midpoint(top, bottom)), upright)?;
         for (row, line) in (0_i32..).zip(&self.series) {
             let colour = line.stroke.colour();
-            let mut band: Vec<(i32, i32)> = line
-                .spread
-                .iter()
-                .map(|(x, low, _)| (to_x(*x), to_y(*low)))
-                .collect();
-            band.extend(
-                line.spread
-                    .iter()
-                    .rev()
-                    .map(|(x, _, high)| (to_x(*x), to_y(*high))),
-            );
+            let spread = line.spread.iter();
+            let low = spread.clone().map(|(x, low, _)| (to_x(*x), to_y(*low)));
+            let high = spread.rev().map(|(x, _, high)| (to_x(*x), to_y(*high)));
+            let band: Vec<(i32, i32)> = low.chain(high).collect();
             if band.len() > 3 {
                 root.draw(&Polygon::new(band, colour.mix(0.15)))?;
             }
-            let points: Vec<(i32, i32)> = line
-                .points
-                .iter()
-                .map(|(x, y)| (to_x(*x), to_y(*y)))
-                .collect();
+            let points = line.points.iter().map(|(x, y)| (to_x(*x), to_y(*y)));
             let opacity = if line.dashed { DASHED } else { 1.0 };
-            let style = colour.mix(opacity).stroke_width(2);
-            root.draw(&PathElement::new(points.clone(), style))?;
-            for point in &points {
-                root.draw(&Circle::new(*point, 3, colour.filled()))?;
+            let stroke = colour.mix(opacity).stroke_width(2);
+            path(points.clone().collect(), stroke)?;
+            for point in points {
+                root.draw(&Circle::new(point, 3, colour.filled()))?;
             }
             let y = top + 8 + 21 * row;
-            let key = vec![(right + 14, y), (right + 38, y)];
-            root.draw(&PathElement::new(key, style))?;
-            root.draw(&Text::new(
-                line.label.clone(),
+            path(vec![(right + 14, y), (right + 38, y)], stroke)?;
+            text(
+                &line.label,
                 (right + 44, y),
-                text(13, HPos::Left, VPos::Center),
-            ))?;
+                style(13, HPos::Left, VPos::Center),
+            )?;
         }
         root.present()
     }

@@ -16,6 +16,9 @@ const STYLE: TableStyle = TableStyle::new()
 /// Numbers with their spread are never longer than this; what is longer is a sentence that begins with a number.
 const WHOLE: usize = 32;
 
+/// A column: its header, and its cell for a row.
+pub type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
+
 /// Rows of text under headers. Cells after the first column that start like a number are set to the right.
 #[derive(Clone, Debug)]
 pub struct Table {
@@ -25,11 +28,22 @@ pub struct Table {
 
 impl Table {
     /// A table without rows.
-    pub fn new(headers: &[&str]) -> Self {
+    pub fn new(headers: &[impl AsRef<str>]) -> Self {
+        let headers = headers.iter().map(|header| header.as_ref().to_owned());
         Self {
-            headers: headers.iter().map(|&header| header.to_owned()).collect(),
+            headers: headers.collect(),
             rows: Vec::new(),
         }
+    }
+
+    /// A table of `rows`: each column has its header, and how its cell is made from a row.
+    pub fn of<T>(rows: impl IntoIterator<Item = T>, columns: &[Column<'_, T>]) -> Self {
+        let headers: Vec<&str> = columns.iter().map(|(header, _)| *header).collect();
+        let mut table = Self::new(&headers);
+        for row in rows {
+            table.push(columns.iter().map(|(_, cell)| cell(&row)));
+        }
+        table
     }
 
     /// Appends a row.

@@ -11,18 +11,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::{Value, json};
 
 pub use parts::PartArgs;
 pub use programs::Program;
 
 use crate::aims::Limit;
-use crate::error::{BenchError, Result};
-use crate::output::OutputArgs;
+use crate::error::{BenchError, Result, failed};
+use crate::output::{self, KEPT, OutputArgs};
 use crate::progress::Progress;
 use crate::report::{Bars, Mark, Report, Section, Table, machine, number};
 use crate::stats::{Summary, paired_ratio};
 use crate::usage;
-use programs::{Case, Goal};
+use programs::{About, CASES, Case, Goal};
 use world::{Stack, World};
 
 const EXAMPLES: &str = "\
@@ -56,6 +57,9 @@ pub struct RunArgs {
     /// The folder of the preload library [default: as `weft run` finds it]
     #[arg(long, value_name = "DIR", env = "WEFT_RUN_LIB")]
     pub lib: Option<PathBuf>,
+    /// Results of earlier runs (of --json), which the table is to have; nothing is measured
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub from: Vec<PathBuf>,
     /// Where the results go.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -71,9 +75,7 @@ struct Values {
 
 /// What a case came to.
 struct Outcome {
-    name: &'static str,
-    unit: &'static str,
-    goals: Vec<Goal>,
+    about: &'static About,
     stacks: Vec<Values>,
 }
 
@@ -84,6 +86,12 @@ pub(crate) fn part(args: &PartArgs) -> Result<()> {
 
 /// Runs the suite: prints a table, and writes what the options ask for.
 pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
+    if !args.from.is_empty() {
+        let outcomes = read(&output::read(&args.from)?);
+        let mut output = args.output.open()?;
+        output.lines(lines(&outcomes, "unknown"))?;
+        return output.finish(&report(&outcomes, vec![KEPT.to_owned()]));
+    }
     let mut output = args.output.open()?;
     let world = World::new(args.lib.as_deref(), args.seconds)?;
     let runs = args.runs.unwrap_or(if args.quick { 3 } else { 10 });
@@ -108,12 +116,12 @@ pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
     for program in programs {
         let mut fail = |error: BenchError| {
             let name = program.name();
-            output.failed(&name, &error);
+            output.failed(name, &error);
             left_out.push(format!("{name}: {error}"));
         };
         match program.cases(&world) {
             Ok(cases) => {
-                let (done, errors) = measure(cases, runs, &program.name(), &mut progress);
+                let (done, errors) = measure(cases, runs, program.name(), &mut progress);
                 outcomes.extend(done);
                 errors.into_iter().for_each(fail);
             }
@@ -122,7 +130,16 @@ pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
     }
     drop(progress);
     output.lines(lines(&outcomes, &load))?;
-    let exit = output.finish(&report(&outcomes, &left_out, runs, args.seconds, &load))?;
+    let mut intro = vec![
+        format!("{}; load before the run: {load}.", machine()),
+        format!(
+            "{runs} runs of {} s of each program, after one that is not counted; the stacks take turns within each. Medians, and the smallest and the largest \
+             run. A ratio is the median of the ratios of neighbouring runs.",
+            args.seconds
+        ),
+    ];
+    intro.extend(left_out);
+    let exit = output.finish(&report(&outcomes, intro))?;
     Ok(if outcomes.is_empty() {
         ExitCode::FAILURE
     } else {
@@ -137,26 +154,21 @@ fn measure(
     name: &str,
     progress: &mut Progress,
 ) -> (Vec<Outcome>, Vec<BenchError>) {
-    let (mut outcomes, mut errors) = (Vec::new(), Vec::new());
-    let mut live: Vec<(Case<'_>, Outcome)> = Vec::new();
-    for mut case in cases {
-        let values = case.stacks.iter().map(|&stack| Values {
+    let mut errors = Vec::new();
+    let with_outcome = cases.into_iter().map(|Case { about, measure }| {
+        let values = about.stacks.iter().map(|&stack| Values {
             stack,
             each: Vec::new(),
             over: 0,
         });
-        let outcome = Outcome {
-            name: case.name,
-            unit: case.unit,
-            stacks: values.collect(),
-            goals: std::mem::take(&mut case.goals),
-        };
-        live.push((case, outcome));
-    }
+        let stacks = values.collect();
+        (measure, Outcome { about, stacks })
+    });
+    let mut live: Vec<_> = with_outcome.collect();
     // Run 0 warms up and is not counted.
     for run in 0..=runs {
-        live.retain_mut(|(case, outcome)| {
-            progress.at(&format!("{name}: {}", case.name));
+        live.retain_mut(|(measure, outcome)| {
+            progress.at(&format!("{name}: {}", outcome.about.name));
             for at in 0..outcome.stacks.len() {
                 // No stack always has the turn behind another.
                 let index = (at + run as usize) % outcome.stacks.len();
@@ -164,7 +176,7 @@ fn measure(
                     continue;
                 };
                 // A single disturbance does not cost a whole case.
-                let done = (case.measure)(of.stack).or_else(|_| (case.measure)(of.stack));
+                let done = measure(of.stack).or_else(|_| measure(of.stack));
                 match done {
                     Ok(done) => {
                         of.over = done.over;
@@ -173,8 +185,8 @@ fn measure(
                         }
                     }
                     Err(error) => {
-                        let what = format!("{}, {}", case.name, of.stack.name());
-                        errors.push(world::failed("measure", format!("{what}: {error}")));
+                        let what = format!("{}, {}", outcome.about.name, of.stack.name());
+                        errors.push(failed("measure", format!("{what}: {error}")));
                         return false;
                     }
                 }
@@ -185,8 +197,8 @@ fn measure(
             progress.step();
         }
     }
-    outcomes.extend(live.into_iter().map(|(_, outcome)| outcome));
-    (outcomes, errors)
+    let outcomes = live.into_iter().map(|(_, outcome)| outcome);
+    (outcomes.collect(), errors)
 }
 
 impl Outcome {
@@ -194,27 +206,45 @@ impl Outcome {
         self.stacks.iter().find(|values| values.stack == stack)
     }
 
-    /// The two summaries and the ratio of a goal.
-    fn compare(&self, goal: &Goal) -> Option<(Summary, Summary, Option<Summary>)> {
+    /// The two stacks of a goal.
+    fn compare(&self, goal: &Goal) -> Option<Compared> {
         let (ours, beside) = (self.of(goal.stack)?, self.of(goal.beside)?);
-        let ratio = paired_ratio(&ours.each, &beside.each);
-        Some((Summary::of(&ours.each)?, Summary::of(&beside.each)?, ratio))
+        Some(Compared {
+            ours: Summary::of(&ours.each)?,
+            beside: Summary::of(&beside.each)?,
+            ratio: paired_ratio(&ours.each, &beside.each),
+        })
     }
 }
 
-/// Whether a goal is reached, by its medians; `None`: there is nothing to reach.
-fn is_reached(
-    goal: &Goal,
-    ours: &Summary,
-    beside: &Summary,
-    ratio: Option<&Summary>,
-) -> Option<bool> {
-    let number = if goal.difference {
-        ours.median - beside.median
-    } else {
-        ratio?.median
-    };
-    goal.limit.holds(number)
+/// What a goal's stack and the one beside it came to, and the ratios of their runs.
+struct Compared {
+    ours: Summary,
+    beside: Summary,
+    ratio: Option<Summary>,
+}
+
+impl Compared {
+    fn difference(&self) -> f64 {
+        self.ours.median - self.beside.median
+    }
+
+    /// Whether a goal is reached, by its medians; `None`: there is nothing to reach.
+    fn reaches(&self, goal: &Goal) -> Option<bool> {
+        let number = if goal.difference {
+            self.difference()
+        } else {
+            self.ratio?.median
+        };
+        goal.limit.holds(number)
+    }
+
+    fn shown(&self, goal: &Goal, unit: &str) -> String {
+        match &self.ratio {
+            Some(ratio) if !goal.difference => spread(ratio),
+            _ => format!("{:+.2} {unit}", self.difference()),
+        }
+    }
 }
 
 fn limit_text(goal: &Goal, unit: &str) -> String {
@@ -234,23 +264,23 @@ fn spread(summary: &Summary) -> String {
     )
 }
 
-fn lines(outcomes: &[Outcome], load: &str) -> Vec<serde_json::Value> {
+fn lines(outcomes: &[Outcome], load: &str) -> Vec<Value> {
     let mut lines = Vec::new();
     for outcome in outcomes {
         for of in &outcome.stacks {
-            let object = serde_json::json!({
-                "bench": "run", "case": outcome.name, "unit": outcome.unit, "stack": of.stack.name(), "values": of.each,
+            let object = json!({
+                "bench": "run", "case": outcome.about.name, "unit": outcome.about.unit, "stack": of.stack.name(), "values": of.each,
                 "median": Summary::of(&of.each).map(|s| s.median), "went_over": of.over, "load": load,
             });
             lines.push(object);
         }
-        for goal in &outcome.goals {
-            let Some((ours, beside, ratio)) = outcome.compare(goal) else {
+        for goal in outcome.about.goals {
+            let Some(compared) = outcome.compare(goal) else {
                 continue;
             };
-            let object = serde_json::json!({
-                "bench": "run", "goal": goal.name, "stack": goal.stack.name(), "beside": goal.beside.name(), "ratio": ratio,
-                "bar": limit_text(goal, outcome.unit), "reached": is_reached(goal, &ours, &beside, ratio.as_ref()),
+            let object = json!({
+                "bench": "run", "goal": goal.name, "stack": goal.stack.name(), "beside": goal.beside.name(), "ratio": compared.ratio,
+                "bar": limit_text(goal, outcome.about.unit), "reached": compared.reaches(goal),
             });
             lines.push(object);
         }
@@ -258,71 +288,75 @@ fn lines(outcomes: &[Outcome], load: &str) -> Vec<serde_json::Value> {
     lines
 }
 
-fn report(
-    outcomes: &[Outcome],
-    left_out: &[String],
-    runs: u32,
-    seconds: u32,
-    load: &str,
-) -> Report {
+/// What [`lines`] has written.
+fn read(lines: &[Value]) -> Vec<Outcome> {
+    let values = |about: &About, stack: Stack| {
+        let is = |line: &&Value| line["case"] == about.name && line["stack"] == stack.name();
+        let line = lines.iter().rfind(is)?;
+        Some(Values {
+            stack,
+            each: serde_json::from_value(line["values"].clone()).ok()?,
+            over: line["went_over"].as_u64()? as u32,
+        })
+    };
+    let outcomes = CASES.iter().map(|about| Outcome {
+        about,
+        stacks: about
+            .stacks
+            .iter()
+            .filter_map(|stack| values(about, *stack))
+            .collect(),
+    });
+    outcomes
+        .filter(|outcome| !outcome.stacks.is_empty())
+        .collect()
+}
+
+fn report(outcomes: &[Outcome], intro: Vec<String>) -> Report {
     let mut report = Report::new("weft bench run: unmodified programs beside plain TCP");
-    report.intro = vec![
-        format!("{}; load before the run: {load}.", machine()),
-        format!(
-            "{runs} runs of {seconds} s of each program, after one that is not counted; the stacks take turns within each. Medians, and the smallest and the largest \
-             run. A ratio is the median of the ratios of neighbouring runs."
-        ),
-    ];
-    report.intro.extend(left_out.iter().cloned());
-    let mut table = Table::new(&[
-        "program",
-        "unit",
-        "beside",
-        "",
-        "measured",
-        "",
-        "ratio",
-        "to reach",
-        "",
-        "went over",
-    ]);
-    let mut marks = Vec::new();
-    for outcome in outcomes {
-        for goal in &outcome.goals {
-            let Some((ours, beside, ratio)) = outcome.compare(goal) else {
-                continue;
-            };
-            let reached = is_reached(goal, &ours, &beside, ratio.as_ref());
-            let shown = match &ratio {
-                Some(ratio) if !goal.difference => spread(ratio),
-                _ => format!("{:+.2} {}", ours.median - beside.median, outcome.unit),
-            };
-            let over = outcome.of(goal.stack).map_or(0, |values| values.over);
-            table.push([
-                goal.name.to_owned(),
-                outcome.unit.to_owned(),
-                goal.beside.name().to_owned(),
-                spread(&beside),
-                goal.stack.name().to_owned(),
-                spread(&ours),
-                shown,
-                limit_text(goal, outcome.unit),
-                match reached {
-                    Some(true) => "reached".to_owned(),
-                    Some(false) => "not reached".to_owned(),
-                    None => String::new(),
-                },
-                if goal.stack == Stack::Weft {
+    report.intro = intro;
+    let goals = outcomes.iter().flat_map(|outcome| {
+        let goals = outcome.about.goals.iter();
+        goals.filter_map(move |goal| Some((outcome, goal, outcome.compare(goal)?)))
+    });
+    let goals: Vec<_> = goals.collect();
+    let table = Table::of(
+        &goals,
+        &[
+            ("program", &|(_, goal, _)| goal.name.to_owned()),
+            ("unit", &|(outcome, ..)| outcome.about.unit.to_owned()),
+            ("beside", &|(_, goal, _)| goal.beside.name().to_owned()),
+            ("", &|(.., compared)| spread(&compared.beside)),
+            ("measured", &|(_, goal, _)| goal.stack.name().to_owned()),
+            ("", &|(.., compared)| spread(&compared.ours)),
+            ("ratio", &|(outcome, goal, compared)| {
+                compared.shown(goal, outcome.about.unit)
+            }),
+            ("to reach", &|(outcome, goal, _)| {
+                limit_text(goal, outcome.about.unit)
+            }),
+            ("", &|(_, goal, compared)| match compared.reaches(goal) {
+                Some(true) => "reached".to_owned(),
+                Some(false) => "not reached".to_owned(),
+                None => String::new(),
+            }),
+            ("went over", &|(outcome, goal, _)| {
+                let over = outcome.of(goal.stack).map_or(0, |values| values.over);
+                let weft = goal.stack == Stack::Weft;
+                if weft {
                     over.to_string()
                 } else {
                     String::new()
-                },
-            ]);
-            if let Some(ratio) = ratio.filter(|_| !goal.difference) {
-                marks.push(mark(goal, &ratio, reached == Some(true)));
-            }
-        }
-    }
+                }
+            }),
+        ],
+    );
+    let ratios = goals.iter().filter(|(_, goal, _)| !goal.difference);
+    let marks = ratios.filter_map(|(_, goal, compared)| {
+        let reached = compared.reaches(goal) == Some(true);
+        Some(mark(goal, &compared.ratio?, reached))
+    });
+    let marks = marks.collect();
     let mut section = Section::new("Programs").table(table);
     section = section.text(
         "The last column counts the client's connections that went over to shared memory in the last run. A one-way time is better when it is smaller, everything \
@@ -359,30 +393,34 @@ fn mark(goal: &Goal, ratio: &Summary, reached: bool) -> Mark {
 mod tests {
     use super::*;
 
-    fn outcome(plain: &[f64], weft: &[f64], limit: Limit) -> Outcome {
+    fn outcome(plain: &[f64], weft: &[f64], limit: Limit, difference: bool) -> Outcome {
         let values = |stack, values: &[f64]| Values {
             stack,
             each: values.to_vec(),
             over: 1,
         };
-        Outcome {
+        let goal = Goal {
+            name: "goal",
+            stack: Stack::Weft,
+            beside: Stack::Plain,
+            limit,
+            difference,
+        };
+        let about = About {
             name: "case",
             unit: "unit",
-            goals: vec![Goal {
-                name: "goal",
-                stack: Stack::Weft,
-                beside: Stack::Plain,
-                limit,
-                difference: false,
-            }],
+            stacks: &[Stack::Plain, Stack::Weft],
+            goals: Vec::leak(vec![goal]),
+        };
+        Outcome {
+            about: Box::leak(Box::new(about)),
             stacks: vec![values(Stack::Plain, plain), values(Stack::Weft, weft)],
         }
     }
 
     fn reached(outcome: &Outcome) -> Option<bool> {
-        let goal = &outcome.goals[0];
-        let (ours, beside, ratio) = outcome.compare(goal).unwrap();
-        is_reached(goal, &ours, &beside, ratio.as_ref())
+        let goal = &outcome.about.goals[0];
+        outcome.compare(goal).unwrap().reaches(goal)
     }
 
     #[test]
@@ -390,26 +428,25 @@ mod tests {
         // The last pair ran on a slower machine.
         let (plain, weft) = ([10.0, 10.0, 1.0], [25.0, 30.0, 3.0]);
         assert_eq!(
-            reached(&outcome(&plain, &weft, Limit::AtLeast(2.5))),
+            reached(&outcome(&plain, &weft, Limit::AtLeast(2.5), false)),
             Some(true)
         );
         assert_eq!(
-            reached(&outcome(&plain, &weft, Limit::AtLeast(3.1))),
+            reached(&outcome(&plain, &weft, Limit::AtLeast(3.1), false)),
             Some(false)
         );
         assert_eq!(
-            reached(&outcome(&weft, &plain, Limit::AtMost(0.5))),
+            reached(&outcome(&weft, &plain, Limit::AtMost(0.5), false)),
             Some(true)
         );
-        assert_eq!(reached(&outcome(&plain, &weft, Limit::None)), None);
+        assert_eq!(reached(&outcome(&plain, &weft, Limit::None, false)), None);
     }
 
     #[test]
     fn an_idle_machine_has_no_ratio() {
-        let mut outcome = outcome(&[0.0, 0.0], &[0.1, 0.2], Limit::AtMost(0.5));
-        outcome.goals[0].difference = true;
+        let outcome = outcome(&[0.0, 0.0], &[0.1, 0.2], Limit::AtMost(0.5), true);
         assert_eq!(reached(&outcome), Some(true));
-        let report = report(&[outcome], &["x is left out".to_owned()], 2, 1, "0.5");
+        let report = report(&[outcome], vec!["x is left out".to_owned()]);
         let text = report.to_text(None);
         assert!(
             text.contains("+0.15 unit") && text.contains("x is left out"),
@@ -419,11 +456,18 @@ mod tests {
 
     #[test]
     fn a_page_has_the_picture_and_each_line_is_an_object() {
-        let outcomes = [outcome(&[1.0], &[2.0], Limit::AtLeast(1.5))];
-        let page = report(&outcomes, &[], 1, 1, "0").to_html();
+        let outcomes = [outcome(&[1.0], &[2.0], Limit::AtLeast(1.5), false)];
+        let page = report(&outcomes, Vec::new()).to_html();
         assert!(page.contains("<rect") && page.contains("reached"), "{page}");
         for line in lines(&outcomes, "0") {
             assert_eq!(line["bench"], "run");
         }
+    }
+    #[test]
+    fn what_was_written_is_read_again() {
+        let mut outcome = outcome(&[1.0], &[2.0], Limit::None, false);
+        outcome.about = &CASES[0];
+        let written = lines(&[outcome], "0");
+        assert_eq!(lines(&read(&written), "0"), written);
     }
 }

@@ -5,71 +5,44 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::{Args, ValueEnum};
 
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, failed};
 
 /// Options of `weft bench run-part`.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Copy, Debug)]
 pub struct PartArgs {
-    #[command(subcommand)]
+    #[arg(value_enum)]
     part: Part,
+    #[arg(long)]
+    port: u16,
+    /// Bytes of a message
+    #[arg(long, default_value_t = 1024)]
+    size: usize,
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Look again and again instead of sleeping
+    #[arg(long)]
+    spin: bool,
+    #[arg(long, default_value_t = 1)]
+    connections: u32,
+    /// The server's process, whose CPU time and whose children's count too
+    #[arg(long, default_value_t = 0)]
+    server: u32,
 }
 
-#[derive(Subcommand, Clone, Debug)]
+#[derive(ValueEnum, Clone, Copy, Debug)]
 enum Part {
-    /// Answers each message of `size` bytes with as many
-    Echo {
-        #[arg(long)]
-        port: u16,
-        #[arg(long, default_value_t = 1024)]
-        size: usize,
-        /// Look again and again instead of sleeping
-        #[arg(long)]
-        spin: bool,
-    },
+    /// Answers each message with as many bytes
+    Echo,
     /// Sends messages to `echo`, one after another
-    Ping {
-        #[arg(long)]
-        port: u16,
-        #[arg(long, default_value_t = 1024)]
-        size: usize,
-        #[arg(long)]
-        seconds: f64,
-        /// Look again and again instead of sleeping
-        #[arg(long)]
-        spin: bool,
-    },
+    Ping,
     /// Connects to `echo`, asks once, closes, again and again
-    Once {
-        #[arg(long)]
-        port: u16,
-        #[arg(long, default_value_t = 64)]
-        size: usize,
-        #[arg(long)]
-        seconds: f64,
-    },
+    Once,
     /// Sets and gets values of memcached by so many connections, a thread for each
-    Memcached {
-        #[arg(long)]
-        port: u16,
-        #[arg(long, default_value_t = 4)]
-        connections: u32,
-        #[arg(long)]
-        seconds: f64,
-    },
+    Memcached,
     /// Opens connections to an HTTP server, asks a few times by each, says its CPU time of the seconds after that
-    Hold {
-        #[arg(long)]
-        port: u16,
-        #[arg(long, default_value_t = 1000)]
-        connections: u32,
-        #[arg(long)]
-        seconds: f64,
-        /// The server's process, whose CPU time and whose children's count too
-        #[arg(long)]
-        server: u32,
-    },
+    Hold,
 }
 
 /// A connection of one request may not use more ports than the kernel has.
@@ -82,30 +55,21 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> BenchError {
 }
 
 pub(crate) fn run(args: &PartArgs) -> Result<()> {
-    match args.part {
-        Part::Echo { port, size, spin } => echo(port, size, spin),
-        Part::Ping {
-            port,
-            size,
-            seconds,
-            spin,
-        } => ping(port, size, seconds, spin),
-        Part::Once {
-            port,
-            size,
-            seconds,
-        } => once(port, size, seconds),
-        Part::Memcached {
-            port,
-            connections,
-            seconds,
-        } => memcached(port, connections, seconds),
-        Part::Hold {
-            port,
-            connections,
-            seconds,
-            server,
-        } => hold(port, connections, seconds, server),
+    let PartArgs {
+        part,
+        port,
+        size,
+        seconds,
+        spin,
+        connections,
+        server,
+    } = *args;
+    match part {
+        Part::Echo => echo(port, size, spin),
+        Part::Ping => ping(port, size, seconds, spin),
+        Part::Once => once(port, size, seconds),
+        Part::Memcached => memcached(port, connections, seconds),
+        Part::Hold => hold(port, connections, seconds, server),
     }
 }
 
@@ -164,7 +128,7 @@ fn ping(port: u16, size: usize, seconds: f64, spin: bool) -> Result<()> {
     let mut one = || -> Result<()> {
         send(&mut stream, &message, spin).map_err(io("send"))?;
         if !receive(&mut stream, &mut buffer, spin).map_err(io("receive"))? {
-            return Err(super::world::failed("receive", "the server has closed"));
+            return Err(failed("receive", "the server has closed"));
         }
         if buffer != message {
             return Err(BenchError::Contents(0));
@@ -208,7 +172,7 @@ fn until(stream: &mut TcpStream, end: &[u8], buffer: &mut Vec<u8>) -> Result<()>
     while !buffer.ends_with(end) {
         let n = stream.read(&mut part).map_err(io("receive"))?;
         if n == 0 {
-            return Err(super::world::failed("receive", "the server has closed"));
+            return Err(failed("receive", "the server has closed"));
         }
         buffer.extend_from_slice(part.get(..n).unwrap_or_default());
     }
@@ -254,7 +218,7 @@ fn memcached(port: u16, connections: u32, seconds: f64) -> Result<()> {
             .collect();
         threads.into_iter().try_for_each(|thread| {
             let done = thread.join();
-            done.unwrap_or_else(|_| Err(super::world::failed("run a thread", "it panicked")))
+            done.unwrap_or_else(|_| Err(failed("run a thread", "it panicked")))
         })
     })?;
     println!("rate {}", total.load(Ordering::Relaxed) as f64 / seconds);
@@ -278,7 +242,7 @@ fn hold(port: u16, connections: u32, seconds: f64, server: u32) -> Result<()> {
     }
     // What is on the way arrives.
     std::thread::sleep(Duration::from_millis(300));
-    let used = || crate::usage::cpu_seconds() + super::world::tree_cpu_ns(server) as f64 / 1e9;
+    let used = || crate::usage::cpu_seconds() + super::world::tree_cpu(server);
     let before = used();
     std::thread::sleep(Duration::from_secs_f64(seconds));
     println!("cpu {}", used() - before);

@@ -6,9 +6,11 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::Path;
 
-use super::world::{Said, Server, Stack, User, World, failed, free_port, is_root, program};
-use crate::aims::Limit;
-use crate::error::{BenchError, Result};
+use super::world::{Said, Server, Stack, User, World, is_root};
+use crate::aims::Limit::{self, AtLeast, AtMost};
+use crate::children::{find, free_port};
+use crate::error::{BenchError, Result, failed};
+use crate::named::named;
 
 /// One stack beside another.
 pub(crate) struct Goal {
@@ -30,36 +32,106 @@ pub(crate) struct Measured {
 
 type Measure<'a> = Box<dyn FnMut(Stack) -> Result<Measured> + 'a>;
 
-/// Something that is measured on several stacks, in turn.
-pub(crate) struct Case<'a> {
+/// What is measured on several stacks, in turn, and what it is to reach.
+pub(crate) struct About {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
-    pub(crate) stacks: Vec<Stack>,
-    pub(crate) goals: Vec<Goal>,
+    pub(crate) stacks: &'static [Stack],
+    pub(crate) goals: &'static [Goal],
+}
+
+/// That, and how a stack is measured.
+pub(crate) struct Case<'a> {
+    pub(crate) about: &'static About,
     pub(crate) measure: Measure<'a>,
 }
 
-/// Programs that belong together, as `--program` names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Program {
-    /// Throughput of iperf3 with 1 MiB and 128 KiB messages
-    Iperf3,
-    /// redis-benchmark with 50 clients and with one, over TCP and over the server's Unix socket
-    Redis,
-    /// 1 KiB request and response, both sides sleeping or spinning
-    Echo,
-    /// Ping-pong of 14 B with sockperf
-    Sockperf,
-    /// nginx with wrk: a small file and 1 MiB
-    Nginx,
-    /// memcached with a client of weft's own
-    Memcached,
-    /// Postgres with pgbench: -S and TPC-B with 8 clients, over TCP and over the server's Unix socket
-    Postgres,
-    /// Connect, one request, close
-    Connect,
-    /// CPU time of 1,000 idle connections to nginx
-    Idle,
+impl<'a> Case<'a> {
+    fn new(about: &'static About, measure: impl FnMut(Stack) -> Result<Measured> + 'a) -> Self {
+        let measure = Box::new(measure);
+        Self { about, measure }
+    }
+}
+
+/// Plain TCP and weft.
+const BOTH: [Stack; 2] = [Stack::Plain, Stack::Weft];
+const WITH_UNIX: [Stack; 3] = [Stack::Plain, Stack::Weft, Stack::Unix];
+const ONE_SIDE: [Stack; 3] = [Stack::Plain, Stack::OneSide, Stack::Weft];
+
+const fn beside(name: &'static str, stack: Stack, beside: Stack, limit: Limit) -> Goal {
+    Goal {
+        name,
+        stack,
+        beside,
+        limit,
+        difference: false,
+    }
+}
+
+/// weft beside plain TCP.
+const fn goal(name: &'static str, limit: Limit) -> Goal {
+    beside(name, Stack::Weft, Stack::Plain, limit)
+}
+
+/// A table of cases: the name, unit, stacks and goals of each.
+macro_rules! cases {
+    ($($case:ident: $name:literal, $unit:literal, $stacks:expr => $($goal:expr),*;)*) => {
+        $(const $case: About = About { name: $name, unit: $unit, stacks: &$stacks, goals: &[$($goal),*] };)*
+        pub(crate) const CASES: &[About] = &[$($case),*];
+    };
+}
+
+cases! {
+    IPERF3_1M: "iperf3, 1 MiB", "Gb/s", BOTH => goal("iperf3, 1 MiB", AtLeast(2.5));
+    IPERF3_128K: "iperf3, 128 KiB", "Gb/s", BOTH => goal("iperf3, 128 KiB", AtLeast(2.5));
+    REDIS_50: "redis-benchmark -P 1, 50 clients", "requests/s", WITH_UNIX =>
+        goal("redis-benchmark -P 1, 50 clients", AtLeast(2.0)),
+        beside("redis, Unix socket, 50 clients", Stack::Unix, Stack::Plain, Limit::None);
+    REDIS_1: "redis-benchmark -P 1, 1 client", "requests/s", WITH_UNIX =>
+        goal("redis-benchmark -P 1, 1 client", AtLeast(1.5)),
+        beside("redis, Unix socket, 1 client", Stack::Unix, Stack::Plain, Limit::None);
+    ECHO_SLEEPING: "1 KiB request/response, sleeping", "round trips/s", BOTH => goal("1 KiB request/response, sleeping", AtLeast(2.4));
+    ECHO_SPINNING: "1 KiB request/response, spinning", "round trips/s", BOTH => goal("1 KiB request/response, spinning", AtLeast(7.0));
+    SOCKPERF: "sockperf ping-pong, 14 B", "µs one way", BOTH => goal("sockperf ping-pong, 14 B", AtMost(0.5));
+    NGINX_SMALL: "nginx + wrk, 612 B", "requests/s", BOTH => goal("nginx + wrk, 612 B", AtLeast(1.4));
+    NGINX_BIG: "nginx + wrk, 1 MiB", "requests/s", BOTH => goal("nginx + wrk, 1 MiB", AtLeast(1.8));
+    MEMCACHED: "memcached, 4 connections", "operations/s", BOTH => goal("memcached, 4 connections", AtLeast(1.7));
+    PGBENCH_S: "pgbench -S, 8 clients", "transactions/s", WITH_UNIX =>
+        goal("pgbench -S, 8 clients", AtLeast(1.2)),
+        beside("pgbench -S, beside its Unix socket", Stack::Weft, Stack::Unix, AtLeast(1.0));
+    PGBENCH_TPC_B: "pgbench TPC-B, 8 clients", "transactions/s", WITH_UNIX =>
+        goal("pgbench TPC-B, 8 clients", AtLeast(0.98)),
+        beside("pgbench TPC-B, beside its Unix socket", Stack::Weft, Stack::Unix, AtLeast(1.0));
+    CONNECT: "connect, one request, close", "connections/s", ONE_SIDE =>
+        beside("connect, one request, close; the peer without weft", Stack::OneSide, Stack::Plain, AtLeast(0.97)),
+        goal("connect, one request, close; both with weft", AtLeast(0.9));
+    // What /proc tells is exact to some microseconds; a process that wakes up now and then uses more.
+    IDLE: "CPU of 1,000 idle connections", "ms/s", BOTH =>
+        Goal { difference: true, ..goal("CPU of 1,000 idle connections", AtMost(0.5)) };
+}
+
+named! {
+    /// Programs that belong together, as `--program` names them.
+    pub enum Program {
+        /// Throughput of iperf3 with 1 MiB and 128 KiB messages
+        Iperf3 = "iperf3",
+        /// redis-benchmark with 50 clients and with one, over TCP and over the server's Unix socket
+        Redis = "redis",
+        /// 1 KiB request and response, both sides sleeping or spinning
+        Echo = "echo",
+        /// Ping-pong of 14 B with sockperf
+        Sockperf = "sockperf",
+        /// nginx with wrk: a small file and 1 MiB
+        Nginx = "nginx",
+        /// memcached with a client of weft's own
+        Memcached = "memcached",
+        /// Postgres with pgbench: -S and TPC-B with 8 clients, over TCP and over the server's Unix socket
+        Postgres = "postgres",
+        /// Connect, one request, close
+        Connect = "connect",
+        /// CPU time of 1,000 idle connections to nginx
+        Idle = "idle",
+    }
 }
 
 impl Program {
@@ -83,7 +155,7 @@ impl Program {
     /// Why it cannot be measured here.
     pub(crate) fn missing(self) -> Option<String> {
         let mut needs = self.needs().iter();
-        let lacks = needs.find(|(name, _)| program(name).is_none());
+        let lacks = needs.find(|(name, _)| find(name).is_none());
         if let Some((name, package)) = lacks {
             return Some(format!("{name} is not installed (Debian: {package})"));
         }
@@ -99,11 +171,6 @@ impl Program {
         }
     }
 
-    pub(crate) fn name(self) -> String {
-        let value = clap::ValueEnum::to_possible_value(&self);
-        value.map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
     /// Starts what it needs.
     pub(crate) fn cases(self, world: &World) -> Result<Vec<Case<'_>>> {
         match self {
@@ -117,20 +184,6 @@ impl Program {
             Self::Connect => connect(world),
             Self::Idle => idle(world),
         }
-    }
-}
-
-/// Plain TCP and weft.
-const BOTH: [Stack; 2] = [Stack::Plain, Stack::Weft];
-const WITH_UNIX: [Stack; 3] = [Stack::Plain, Stack::Weft, Stack::Unix];
-
-fn goal(name: &'static str, limit: Limit) -> Goal {
-    Goal {
-        name,
-        stack: Stack::Weft,
-        beside: Stack::Plain,
-        limit,
-        difference: false,
     }
 }
 
@@ -196,12 +249,8 @@ impl Servers {
 }
 
 fn iperf3(world: &World) -> Vec<Case<'_>> {
-    let case = |name, length: &'static str| Case {
-        name,
-        unit: "Gb/s",
-        stacks: BOTH.to_vec(),
-        goals: vec![goal(name, Limit::AtLeast(2.5))],
-        measure: Box::new(move |stack| {
+    let case = |about, length: &'static str| {
+        Case::new(about, move |stack| {
             let port = free_port()?;
             // It serves one client: the connection that is accepted is the measured one.
             let line = format!("iperf3 -s -1 -B 127.0.0.1 -p {port}");
@@ -220,9 +269,9 @@ fn iperf3(world: &World) -> Vec<Case<'_>> {
                 value: rate / 1e9,
                 over: said.over,
             })
-        }),
+        })
     };
-    vec![case("iperf3, 1 MiB", "1M"), case("iperf3, 128 KiB", "128K")]
+    vec![case(&IPERF3_1M, "1M"), case(&IPERF3_128K, "128K")]
 }
 
 fn redis(world: &World) -> Result<Vec<Case<'_>>> {
@@ -241,80 +290,45 @@ fn redis(world: &World) -> Result<Vec<Case<'_>>> {
         Ok(format!("redis-server {}", conf.display()))
     })?;
     let servers = std::rc::Rc::new(servers);
-    let case = |name, over_unix, clients: u32, bar: f64| {
+    let case = |about, clients: u32| {
         let servers = servers.clone();
         let socket = socket.clone();
         let mut requests = 4000_u32;
-        let goals = vec![
-            goal(name, Limit::AtLeast(bar)),
-            Goal {
-                name: over_unix,
-                stack: Stack::Unix,
-                beside: Stack::Plain,
-                limit: Limit::None,
-                difference: false,
-            },
-        ];
-        Case {
-            name,
-            unit: "requests/s",
-            stacks: WITH_UNIX.to_vec(),
-            goals,
-            measure: Box::new(move |stack| {
-                let place = match stack {
-                    Stack::Unix => format!("-s {}", socket.display()),
-                    _ => format!("-h 127.0.0.1 -p {}", servers.port(stack)?),
-                };
-                let line =
-                    format!("redis-benchmark {place} -c {clients} -n {requests} -P 1 -t get --csv");
-                let said = world.client(stack, &line, None)?;
-                let done = measured(&said, "\"GET\",\"")?;
-                if requests == 4000 {
-                    // From the first, which is not counted, on: as many as take the time that was asked for.
-                    let wanted = done.value * f64::from(world.seconds);
-                    requests = wanted.clamp(4001.0, 4e7) as u32;
-                }
-                Ok(done)
-            }),
-        }
+        Case::new(about, move |stack| {
+            let place = match stack {
+                Stack::Unix => format!("-s {}", socket.display()),
+                _ => format!("-h 127.0.0.1 -p {}", servers.port(stack)?),
+            };
+            let line =
+                format!("redis-benchmark {place} -c {clients} -n {requests} -P 1 -t get --csv");
+            let said = world.client(stack, &line, None)?;
+            let done = measured(&said, "\"GET\",\"")?;
+            if requests == 4000 {
+                // From the first, which is not counted, on: as many as take the time that was asked for.
+                let wanted = done.value * f64::from(world.seconds);
+                requests = wanted.clamp(4001.0, 4e7) as u32;
+            }
+            Ok(done)
+        })
     };
-    Ok(vec![
-        case(
-            "redis-benchmark -P 1, 50 clients",
-            "redis, Unix socket, 50 clients",
-            50,
-            2.0,
-        ),
-        case(
-            "redis-benchmark -P 1, 1 client",
-            "redis, Unix socket, 1 client",
-            1,
-            1.5,
-        ),
-    ])
+    Ok(vec![case(&REDIS_50, 50), case(&REDIS_1, 1)])
 }
 
 fn echo(world: &World) -> Result<Vec<Case<'_>>> {
-    let case = |name, spin: &'static str, bar| -> Result<Case<'_>> {
+    let case = |about, spin: &'static str| -> Result<Case<'_>> {
         let servers = Servers::start(world, None, |_, port| {
             Ok(world.part(&format!("echo --port {port}{spin}")))
         })?;
-        Ok(Case {
-            name,
-            unit: "round trips/s",
-            stacks: BOTH.to_vec(),
-            goals: vec![goal(name, Limit::AtLeast(bar))],
-            measure: Box::new(move |stack| {
-                let (port, seconds) = (servers.port(stack)?, world.seconds);
-                let line = world.part(&format!("ping --port {port} --seconds {seconds}{spin}"));
-                measured(&world.client(stack, &line, None)?, "rate ")
-            }),
-        })
+        Ok(Case::new(about, move |stack| {
+            let (port, seconds) = (servers.port(stack)?, world.seconds);
+            let line = world.part(&format!("ping --port {port} --seconds {seconds}{spin}"));
+            measured(&world.client(stack, &line, None)?, "rate ")
+        }))
     };
     // A server that spins does so only while it has a client.
     Ok(vec![
-        case("1 KiB request/response, sleeping", "", 2.4)?,
-        case("1 KiB request/response, spinning", " --spin", 7.0)?,
+        case(&ECHO_SLEEPING, "")?,
+        case(&ECHO_SPINNING, " --spin")?,
     ])
 }
 
@@ -322,21 +336,14 @@ fn sockperf(world: &World) -> Result<Vec<Case<'_>>> {
     let servers = Servers::start(world, None, |_, port| {
         Ok(format!("sockperf server --tcp -i 127.0.0.1 -p {port}"))
     })?;
-    let name = "sockperf ping-pong, 14 B";
-    Ok(vec![Case {
-        name,
-        unit: "µs one way",
-        stacks: BOTH.to_vec(),
-        goals: vec![goal(name, Limit::AtMost(0.5))],
-        measure: Box::new(move |stack| {
-            let (port, seconds) = (servers.port(stack)?, world.seconds);
-            // Without a limit it takes more than 600,000 round trips a second for an error.
-            let line = format!(
-                "sockperf ping-pong --tcp -i 127.0.0.1 -p {port} -m 14 -t {seconds} --mps 300000"
-            );
-            measured(&world.client(stack, &line, None)?, "Latency is ")
-        }),
-    }])
+    Ok(vec![Case::new(&SOCKPERF, move |stack| {
+        let (port, seconds) = (servers.port(stack)?, world.seconds);
+        // Without a limit it takes more than 600,000 round trips a second for an error.
+        let line = format!(
+            "sockperf ping-pong --tcp -i 127.0.0.1 -p {port} -m 14 -t {seconds} --mps 300000"
+        );
+        measured(&world.client(stack, &line, None)?, "Latency is ")
+    })])
 }
 
 const NGINX: &str = "daemon off; worker_processes 1; worker_rlimit_nofile 16384; pid DIR/pid; error_log DIR/error;
@@ -347,7 +354,7 @@ http { access_log off; client_body_temp_path DIR/b; proxy_temp_path DIR/p; fastc
 
 /// nginx without weft and under it, with three files.
 fn nginx_servers(world: &World, name: &str) -> Result<Servers> {
-    let nginx = program("nginx").unwrap_or_default();
+    let nginx = find("nginx").unwrap_or_default();
     Servers::start(world, None, |_, port| {
         let dir = world.folder(&format!("{name}-{port}"))?;
         let www = dir.join("www");
@@ -376,28 +383,19 @@ fn nginx_servers(world: &World, name: &str) -> Result<Servers> {
 
 fn nginx(world: &World) -> Result<Vec<Case<'_>>> {
     let servers = std::rc::Rc::new(nginx_servers(world, "nginx")?);
-    let case = |name, file: &'static str, bar| {
+    let case = |about, file: &'static str| {
         let servers = servers.clone();
-        Case {
-            name,
-            unit: "requests/s",
-            stacks: BOTH.to_vec(),
-            goals: vec![goal(name, Limit::AtLeast(bar))],
-            measure: Box::new(move |stack| {
-                let (port, seconds) = (servers.port(stack)?, world.seconds);
-                let line = format!("wrk -t 1 -c 16 -d {seconds} http://127.0.0.1:{port}/{file}");
-                let said = world.client(stack, &line, None)?;
-                if said.text.contains("Non-2xx") || said.text.contains("Socket errors") {
-                    return Err(failed("run wrk", "it got errors"));
-                }
-                measured(&said, "Requests/sec:")
-            }),
-        }
+        Case::new(about, move |stack| {
+            let (port, seconds) = (servers.port(stack)?, world.seconds);
+            let line = format!("wrk -t 1 -c 16 -d {seconds} http://127.0.0.1:{port}/{file}");
+            let said = world.client(stack, &line, None)?;
+            if said.text.contains("Non-2xx") || said.text.contains("Socket errors") {
+                return Err(failed("run wrk", "it got errors"));
+            }
+            measured(&said, "Requests/sec:")
+        })
     };
-    Ok(vec![
-        case("nginx + wrk, 612 B", "small", 1.4),
-        case("nginx + wrk, 1 MiB", "big", 1.8),
-    ])
+    Ok(vec![case(&NGINX_SMALL, "small"), case(&NGINX_BIG, "big")])
 }
 
 fn memcached(world: &World) -> Result<Vec<Case<'_>>> {
@@ -405,18 +403,13 @@ fn memcached(world: &World) -> Result<Vec<Case<'_>>> {
     let servers = Servers::start(world, None, |_, port| {
         Ok(format!("memcached{user} -l 127.0.0.1 -p {port} -U 0 -t 2"))
     })?;
-    let name = "memcached, 4 connections";
-    Ok(vec![Case {
-        name,
-        unit: "operations/s",
-        stacks: BOTH.to_vec(),
-        goals: vec![goal(name, Limit::AtLeast(1.7))],
-        measure: Box::new(move |stack| {
-            let (port, seconds) = (servers.port(stack)?, world.seconds);
-            let line = world.part(&format!("memcached --port {port} --seconds {seconds}"));
-            measured(&world.client(stack, &line, None)?, "rate ")
-        }),
-    }])
+    Ok(vec![Case::new(&MEMCACHED, move |stack| {
+        let (port, seconds) = (servers.port(stack)?, world.seconds);
+        let line = world.part(&format!(
+            "memcached --port {port} --seconds {seconds} --connections 4"
+        ));
+        measured(&world.client(stack, &line, None)?, "rate ")
+    })])
 }
 
 /// A program of the newest server that Debian has installed.
@@ -426,7 +419,7 @@ fn postgres_tool(name: &str) -> Option<std::path::PathBuf> {
         .flatten()
         .map(|version| version.path().join("bin").join(name));
     let found = files.filter(|file| file.is_file()).max();
-    found.or_else(|| program(name))
+    found.or_else(|| find(name))
 }
 
 /// The user postgres, by the owner of Debian's folder for its data.
@@ -483,108 +476,49 @@ fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
         done?;
     }
     let servers = std::rc::Rc::new(servers);
-    let case = |name, beside_unix, options: &'static str, bar| {
+    let case = |about, options: &'static str| {
         let (servers, home) = (servers.clone(), home.clone());
-        let goals = vec![
-            goal(name, Limit::AtLeast(bar)),
-            Goal {
-                name: beside_unix,
-                stack: Stack::Weft,
-                beside: Stack::Unix,
-                limit: Limit::AtLeast(1.0),
-                difference: false,
-            },
-        ];
-        Case {
-            name,
-            unit: "transactions/s",
-            stacks: WITH_UNIX.to_vec(),
-            goals,
-            measure: Box::new(move |stack| {
-                let (port, seconds) = (servers.port(stack)?, world.seconds);
-                let host = match stack {
-                    Stack::Unix => home.display().to_string(),
-                    _ => "127.0.0.1".to_owned(),
-                };
-                let line = format!(
-                    "pgbench -n{options} -c 8 -j 2 -T {seconds} -U bench -h {host} -p {port} postgres"
-                );
-                measured(&world.client(stack, &line, user)?, "\ntps = ")
-            }),
-        }
+        Case::new(about, move |stack| {
+            let (port, seconds) = (servers.port(stack)?, world.seconds);
+            let host = match stack {
+                Stack::Unix => home.display().to_string(),
+                _ => "127.0.0.1".to_owned(),
+            };
+            let line = format!(
+                "pgbench -n{options} -c 8 -j 2 -T {seconds} -U bench -h {host} -p {port} postgres"
+            );
+            measured(&world.client(stack, &line, user)?, "\ntps = ")
+        })
     };
-    Ok(vec![
-        case(
-            "pgbench -S, 8 clients",
-            "pgbench -S, beside its Unix socket",
-            " -S",
-            1.2,
-        ),
-        case(
-            "pgbench TPC-B, 8 clients",
-            "pgbench TPC-B, beside its Unix socket",
-            "",
-            0.98,
-        ),
-    ])
+    Ok(vec![case(&PGBENCH_S, " -S"), case(&PGBENCH_TPC_B, "")])
 }
 
 fn connect(world: &World) -> Result<Vec<Case<'_>>> {
     let servers = Servers::start(world, None, |_, port| {
         Ok(world.part(&format!("echo --port {port} --size 64")))
     })?;
-    let goals = vec![
-        Goal {
-            name: "connect, one request, close; the peer without weft",
-            stack: Stack::OneSide,
-            beside: Stack::Plain,
-            limit: Limit::AtLeast(0.97),
-            difference: false,
-        },
-        goal(
-            "connect, one request, close; both with weft",
-            Limit::AtLeast(0.9),
-        ),
-    ];
-    Ok(vec![Case {
-        name: "connect, one request, close",
-        unit: "connections/s",
-        stacks: vec![Stack::Plain, Stack::OneSide, Stack::Weft],
-        goals,
-        measure: Box::new(move |stack| {
-            let (port, seconds) = (servers.port(stack)?, world.seconds);
-            let line = world.part(&format!("once --port {port} --seconds {seconds}"));
-            measured(&world.client(stack, &line, None)?, "rate ")
-        }),
-    }])
+    Ok(vec![Case::new(&CONNECT, move |stack| {
+        let (port, seconds) = (servers.port(stack)?, world.seconds);
+        let line = world.part(&format!("once --port {port} --seconds {seconds} --size 64"));
+        measured(&world.client(stack, &line, None)?, "rate ")
+    })])
 }
 
 fn idle(world: &World) -> Result<Vec<Case<'_>>> {
     let servers = nginx_servers(world, "idle")?;
-    let name = "CPU of 1,000 idle connections";
-    Ok(vec![Case {
-        name,
-        unit: "ms/s",
-        stacks: BOTH.to_vec(),
-        // What /proc tells is exact to some microseconds; a process that wakes up now and then uses more.
-        goals: vec![Goal {
-            difference: true,
-            ..goal(name, Limit::AtMost(0.5))
-        }],
-        measure: Box::new(move |stack| {
-            let (port, server) = servers.of(stack)?;
-            let (id, seconds) = (server.id(), world.seconds);
-            let line = world.part(&format!(
-                "hold --port {port} --seconds {seconds} --server {id}"
-            ));
-            let said = world.client(stack, &line, None)?;
-            let cpu = number(&said.text, "cpu ")?;
-            Ok(Measured {
-                value: cpu * 1e3 / f64::from(seconds),
-                over: said.over,
-            })
-        }),
-    }])
+    Ok(vec![Case::new(&IDLE, move |stack| {
+        let (port, server) = servers.of(stack)?;
+        let (id, seconds) = (server.id(), world.seconds);
+        let line = world.part(&format!(
+            "hold --port {port} --seconds {seconds} --server {id} --connections 1000"
+        ));
+        let said = world.client(stack, &line, None)?;
+        let cpu = number(&said.text, "cpu ")?;
+        Ok(Measured {
+            value: cpu * 1e3 / f64::from(seconds),
+            over: said.over,
+        })
+    })])
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::error::{BenchError, Result};
+use crate::children::{listening, this_program};
+use crate::error::{BenchError, Result, failed};
+use crate::usage::process_cpu;
 
 /// Seconds that a client may take beyond its own measurement.
 const LIMIT: u32 = 60;
@@ -80,50 +81,8 @@ pub(crate) struct Said {
     pub(crate) over: u32,
 }
 
-pub(crate) fn failed(what: &'static str, why: impl Into<String>) -> BenchError {
-    BenchError::Stack {
-        what,
-        why: why.into(),
-    }
-}
-
-/// The file of a program: on the path, or where Debian keeps servers.
-pub(crate) fn program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&path);
-    let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
-    let mut files = places.chain(more).map(|dir| dir.join(name));
-    files.find(|file| file.is_file())
-}
-
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-/// A port that nobody listens on at the moment.
-pub(crate) fn free_port() -> Result<u16> {
-    let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
-    port.map(|addr| addr.port())
-        .map_err(BenchError::system("find a free port"))
-}
-
-/// Whether something listens on the port, or sends datagrams there. It is not connected to: some servers serve one client and end.
-fn listening(port: u16) -> bool {
-    let local = format!(":{port:04X}");
-    // 0A: the state LISTEN; 07: that of a UDP socket that is not connected.
-    let tables = [("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")];
-    tables.iter().any(|(table, state)| {
-        let file = Path::new("/proc/net").join(table);
-        let text = fs::read_to_string(file).unwrap_or_default();
-        text.lines().any(|line| {
-            let mut words = line.split_whitespace().skip(1);
-            let is_port = |addr: Option<&str>| addr.is_some_and(|addr| addr.ends_with(&local));
-            let (here, there) = (is_port(words.next()), is_port(words.next()));
-            let now = words.next();
-            // 01: a connected socket.
-            here && now == Some(*state) || there && now == Some("01") && table.starts_with("udp")
-        })
-    })
 }
 
 /// How many connections programs say went over; their children count too.
@@ -141,10 +100,9 @@ impl World {
         // Servers that run as another user go through it.
         rustix::fs::chmod(dir.path(), rustix::fs::Mode::from_raw_mode(0o755))
             .map_err(|e| BenchError::system("open the folder to other users")(e.into()))?;
-        let weft = std::env::current_exe().map_err(BenchError::system("find this program"))?;
         let world = Self {
             dir,
-            weft,
+            weft: this_program()?,
             lib: lib.map(Path::to_owned),
             seconds,
         };
@@ -334,25 +292,14 @@ impl Server {
     }
 }
 
-/// Nanoseconds of CPU that a process and its children have used so far, those that have ended not counted.
-pub(crate) fn tree_cpu_ns(pid: u32) -> u64 {
+/// Seconds of CPU that a process and its children have used so far, those that have ended not counted.
+pub(crate) fn tree_cpu(pid: u32) -> f64 {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();
-    let all = children.split_whitespace().map(str::to_owned);
-    all.chain([pid.to_string()])
-        .map(|pid| process_cpu_ns(&pid))
-        .sum()
-}
-
-/// Nanoseconds of CPU of all threads of a process.
-fn process_cpu_ns(pid: &str) -> u64 {
-    let threads = fs::read_dir(format!("/proc/{pid}/task"));
-    let threads = threads.into_iter().flatten().flatten();
-    let each = threads.filter_map(|thread| {
-        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    each.sum()
+    let all = children
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok());
+    all.chain([pid]).map(process_cpu).sum()
 }
 
 impl Drop for Server {
@@ -378,45 +325,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_is_seen_without_being_connected_to() {
-        let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = socket.local_addr().unwrap().port();
-        assert!(listening(port));
-        drop(socket);
-        assert!(!listening(port));
-        let sender = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
-        sender.connect(("127.0.0.1", port)).unwrap();
-        assert!(listening(port));
-        drop(sender);
-        assert!(!listening(port));
-    }
-
-    #[test]
     fn connections_that_went_over_are_counted() {
         let text = "weft run: process 7: 3 TCP connections seen, 2 went over to shared memory, 0 came back\n  127.0.0.1\n\
                     weft run: process 8: 1 TCP connections seen, 1 went over to shared memory, 0 came back";
         assert_eq!(switched(text), 3);
         assert_eq!(switched("nothing"), 0);
-    }
-
-    #[test]
-    fn the_cpu_time_of_a_process_is_found() {
-        // A kernel without CONFIG_SCHED_INFO has no such file.
-        if !std::path::Path::new("/proc/self/schedstat").exists() {
-            return;
-        }
-        let mut busy = std::process::Command::new("sh")
-            .args(["-c", "while :; do :; done"])
-            .spawn()
-            .unwrap();
-        let pid = busy.id().to_string();
-        let began = Instant::now();
-        while process_cpu_ns(&pid) < 10_000_000 && began.elapsed() < Duration::from_secs(30) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let found = process_cpu_ns(&pid);
-        busy.kill().unwrap();
-        busy.wait().unwrap();
-        assert!(found >= 10_000_000, "{found} ns in {:?}", began.elapsed());
     }
 }

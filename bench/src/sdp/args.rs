@@ -4,7 +4,8 @@ use super::plan::{Row, SdpFigure};
 use crate::args::seconds;
 use crate::driver::Transport;
 use crate::output::OutputArgs;
-use clap::Args;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,6 +38,9 @@ pub struct SdpArgs {
     /// Fewer places on the axes and short runs
     #[arg(long)]
     pub quick: bool,
+    /// Results of earlier runs (of --json), which the tables, conclusions and files are to have; nothing is measured
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub from: Vec<PathBuf>,
     /// Where the results go.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -54,6 +58,7 @@ impl SdpArgs {
     /// What is measured, in the tables' order.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let wanted = |row: &Row| self.stack.is_empty() || self.stack.contains(row);
-        Row::ALL.into_iter().filter(wanted).collect()
+        let all = Row::value_variants().iter().copied();
+        all.filter(wanted).collect()
     }
 }

@@ -2,8 +2,7 @@
 
 use super::plan::RECORDS;
 use crate::error::{Result, stack};
-use crate::record::{Metric, Record};
-use crate::stats::Summary;
+use crate::record::{Metric, Record, of_suite};
 use std::time::Instant;
 use weft_sdp::wire::{Body, Buffer, Message};
 use weft_verbs::{Access, Device, LocalMode, RawMemory, protect};
@@ -100,23 +99,12 @@ pub(super) fn measure(runs: u32) -> Result<Vec<Record>> {
                 samples.push(time * 1e6 / f64::from(TIMES));
             }
             protect::settle(memory.as_ptr(), len);
-            if let Some(summary) = Summary::of(&samples) {
-                let bytes = len as u64;
-                let mut record = Record::new(
-                    "costs",
-                    "none",
-                    "azsdp-block",
-                    bytes,
-                    Metric::time_us,
-                    summary,
-                );
-                RECORDS.clone_into(&mut record.bench);
-                record.case = Some(step.to_owned());
-                records.push(record);
-            }
+            let (bytes, us) = (len as u64, Metric::time_us);
+            let record = Record::of("costs", "none", "azsdp-block", bytes, us, &samples);
+            records.extend(record.map(|record| record.with_case(step)));
         }
     }
-    Ok(records)
+    Ok(of_suite(RECORDS, records))
 }
 
 fn source_avail(index: u32) -> Message {

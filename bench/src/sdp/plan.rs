@@ -1,6 +1,7 @@
 //! The experiments as data.
 
 use crate::driver::Transport;
+use crate::named::named;
 use crate::record::Record;
 use crate::stats::Summary;
 use clap::ValueEnum;
@@ -10,36 +11,23 @@ use weft_sdp::Mode;
 /// The suite's name in its records.
 pub(super) const RECORDS: &str = "sdp";
 
-/// What is measured beside each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Row {
-    /// Buffered SDP
-    Bsdp,
-    /// Zero-copy SDP, one source in flight, the sender waits
-    Zsdp,
-    /// Asynchronous zero-copy SDP, block on write
-    AzsdpBlock,
-    /// Asynchronous zero-copy SDP, copy on write
-    AzsdpCopy,
-    /// Plain TCP sockets
-    Tcp,
+named! {
+    /// What is measured beside each other.
+    pub enum Row {
+        /// Buffered SDP
+        Bsdp = "bsdp",
+        /// Zero-copy SDP, one source in flight, the sender waits
+        Zsdp = "zsdp",
+        /// Asynchronous zero-copy SDP, block on write
+        AzsdpBlock = "azsdp-block",
+        /// Asynchronous zero-copy SDP, copy on write
+        AzsdpCopy = "azsdp-copy",
+        /// Plain TCP sockets
+        Tcp = "tcp",
+    }
 }
 
 impl Row {
-    pub(crate) const ALL: [Row; 5] = [
-        Row::Bsdp,
-        Row::Zsdp,
-        Row::AzsdpBlock,
-        Row::AzsdpCopy,
-        Row::Tcp,
-    ];
-
-    /// The name as in the results.
-    pub(crate) fn name(self) -> &'static str {
-        self.mode().map_or("tcp", Mode::name)
-    }
-
     /// How SDP sends; `None` for plain TCP.
     pub(crate) fn mode(self) -> Option<Mode> {
         Some(match self {
@@ -52,101 +40,94 @@ impl Row {
     }
 }
 
-/// What `--figure` selects: the paper's table and figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
-pub enum SdpFigure {
-    /// What a send costs before it returns
-    #[value(name = "table1")]
-    Table1,
-    /// Ping-pong latency
-    #[value(name = "6a")]
-    F6a,
-    /// Throughput in one direction
-    #[value(name = "6b")]
-    F6b,
-    /// Throughput with computation between the sends, 64 KiB
-    #[value(name = "7a")]
-    F7a,
-    /// ... 1 MiB
-    #[value(name = "7b")]
-    F7b,
-    /// Throughput when the sender writes to its buffer after so many sends, 64 KiB
-    #[value(name = "8a")]
-    F8a,
-    /// ... 1 MiB
-    #[value(name = "8b")]
-    F8b,
-    /// Ping-pong of one server with four clients
-    #[value(name = "9a")]
-    F9a,
-    /// Throughput of several threads, 64 KiB
-    #[value(name = "9b")]
-    F9b,
-    /// Throughput of four clients to one server
-    #[value(name = "10a")]
-    F10a,
-    /// ... of one server to four clients
-    #[value(name = "10b")]
-    F10b,
+named! {
+    /// What `--figure` selects: the paper's table and figures.
+    pub enum SdpFigure {
+        /// What a send costs before it returns
+        Table1 = "table1",
+        /// Ping-pong latency
+        F6a = "6a",
+        /// Throughput in one direction
+        F6b = "6b",
+        /// Throughput with computation between the sends, 64 KiB
+        F7a = "7a",
+        /// ... 1 MiB
+        F7b = "7b",
+        /// Throughput when the sender writes to its buffer after so many sends, 64 KiB
+        F8a = "8a",
+        /// ... 1 MiB
+        F8b = "8b",
+        /// Ping-pong of one server with four clients
+        F9a = "9a",
+        /// Throughput of several threads, 64 KiB
+        F9b = "9b",
+        /// Throughput of four clients to one server
+        F10a = "10a",
+        /// ... of one server to four clients
+        F10b = "10b",
+    }
+}
+
+/// What a figure is: its operation in the results, its heading, and what the horizontal axis is.
+type About = (&'static str, &'static str, Places);
+
+/// What lies on a horizontal axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Places {
+    Sizes,
+    Computation,
+    Sends,
+    Threads,
+}
+
+impl Places {
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Places::Sizes => "size",
+            Places::Computation => "computation, µs",
+            Places::Sends => "sends between writes",
+            Places::Threads => "threads",
+        }
+    }
 }
 
 impl SdpFigure {
     /// Those that are measured over connections.
-    pub(crate) const MEASURED: [SdpFigure; 10] = [
-        SdpFigure::F6a,
-        SdpFigure::F6b,
-        SdpFigure::F7a,
-        SdpFigure::F7b,
-        SdpFigure::F8a,
-        SdpFigure::F8b,
-        SdpFigure::F9a,
-        SdpFigure::F9b,
-        SdpFigure::F10a,
-        SdpFigure::F10b,
-    ];
+    pub(crate) fn measured() -> impl Iterator<Item = SdpFigure> {
+        let all = SdpFigure::value_variants().iter().copied();
+        all.filter(|figure| *figure != SdpFigure::Table1)
+    }
+
+    #[rustfmt::skip]
+    const fn about(self) -> About {
+        match self {
+            SdpFigure::Table1 => ("costs", "Table 1: costs of a send", Places::Sizes),
+            SdpFigure::F6a => ("ping_pong", "Fig. 6a: ping-pong latency", Places::Sizes),
+            SdpFigure::F6b => ("throughput", "Fig. 6b: throughput in one direction", Places::Sizes),
+            SdpFigure::F7a => ("overlap_64k", "Fig. 7a: computation between sends of 64 KiB", Places::Computation),
+            SdpFigure::F7b => ("overlap_1m", "Fig. 7b: computation between sends of 1 MiB", Places::Computation),
+            SdpFigure::F8a => ("faults_64k", "Fig. 8a: page faults, sends of 64 KiB", Places::Sends),
+            SdpFigure::F8b => ("faults_1m", "Fig. 8b: page faults, sends of 1 MiB", Places::Sends),
+            SdpFigure::F9a => ("hot_spot", "Fig. 9a: hot spot, one server and four clients", Places::Sizes),
+            SdpFigure::F9b => ("multi_stream", "Fig. 9b: several threads, sends of 64 KiB", Places::Threads),
+            SdpFigure::F10a => ("fan_in", "Fig. 10a: fan-in, four clients to one server", Places::Sizes),
+            SdpFigure::F10b => ("fan_out", "Fig. 10b: fan-out, one server to four clients", Places::Sizes),
+        }
+    }
 
     /// The operation's name in the results.
     pub(crate) fn op(self) -> &'static str {
-        match self {
-            SdpFigure::Table1 => "costs",
-            SdpFigure::F6a => "ping_pong",
-            SdpFigure::F6b => "throughput",
-            SdpFigure::F7a => "overlap_64k",
-            SdpFigure::F7b => "overlap_1m",
-            SdpFigure::F8a => "faults_64k",
-            SdpFigure::F8b => "faults_1m",
-            SdpFigure::F9a => "hot_spot",
-            SdpFigure::F9b => "multi_stream",
-            SdpFigure::F10a => "fan_in",
-            SdpFigure::F10b => "fan_out",
-        }
+        self.about().0
     }
 
     /// Heading.
     pub(crate) fn title(self) -> &'static str {
-        match self {
-            SdpFigure::Table1 => "Table 1: costs of a send",
-            SdpFigure::F6a => "Fig. 6a: ping-pong latency",
-            SdpFigure::F6b => "Fig. 6b: throughput in one direction",
-            SdpFigure::F7a => "Fig. 7a: computation between sends of 64 KiB",
-            SdpFigure::F7b => "Fig. 7b: computation between sends of 1 MiB",
-            SdpFigure::F8a => "Fig. 8a: page faults, sends of 64 KiB",
-            SdpFigure::F8b => "Fig. 8b: page faults, sends of 1 MiB",
-            SdpFigure::F9a => "Fig. 9a: hot spot, one server and four clients",
-            SdpFigure::F9b => "Fig. 9b: several threads, sends of 64 KiB",
-            SdpFigure::F10a => "Fig. 10a: fan-in, four clients to one server",
-            SdpFigure::F10b => "Fig. 10b: fan-out, one server to four clients",
-        }
+        self.about().1
     }
 
     /// What the horizontal axis is.
-    pub(crate) fn axis(self) -> &'static str {
-        match self {
-            SdpFigure::F7a | SdpFigure::F7b => "computation, µs",
-            SdpFigure::F8a | SdpFigure::F8b => "sends between writes",
-            SdpFigure::F9b => "threads",
-            _ => "size",
-        }
+    pub(crate) fn axis(self) -> Places {
+        self.about().2
     }
 
     /// Whether the number is a time: less is better.
@@ -156,85 +137,43 @@ impl SdpFigure {
 
     /// The places on the horizontal axis, and what is run there.
     pub(crate) fn points(self, quick: bool) -> Vec<(u64, Plan)> {
-        let plan = Plan::BASE;
-        let sizes = |from: u32, to: u32| {
-            (from..=to)
-                .step_by(if quick { 4 } else { 2 })
-                .map(|power| 1_u64 << power)
+        let step = if quick { 2 } else { 1 };
+        let sizes = |from: u32| -> Vec<u64> {
+            let powers = (from..=20).step_by(2 * step);
+            powers.map(|power| 1 << power).collect()
         };
-        let every = |all: &'static [u64]| {
-            let step = if quick { 2 } else { 1 };
-            all.iter().copied().step_by(step)
+        let every = |all: &[u64]| all.iter().copied().step_by(step).collect();
+        let (shape, connections, places) = match self {
+            SdpFigure::Table1 => return Vec::new(),
+            SdpFigure::F6a => (Shape::PingPong, 1, sizes(6)),
+            SdpFigure::F6b => (Shape::Out, 1, sizes(6)),
+            SdpFigure::F7a | SdpFigure::F7b => (Shape::Out, 1, every(&[0, 50, 100, 200, 400])),
+            SdpFigure::F8a | SdpFigure::F8b => (Shape::Out, 1, every(&[1, 2, 4, 8, 16])),
+            SdpFigure::F9a => (Shape::HotSpot, 4, sizes(10)),
+            SdpFigure::F9b => (Shape::Threads, 1, every(&[1, 2, 4, 8])),
+            SdpFigure::F10a => (Shape::FanIn, 4, sizes(12)),
+            SdpFigure::F10b => (Shape::FanOut, 4, sizes(12)),
         };
-        match self {
-            SdpFigure::Table1 => Vec::new(),
-            SdpFigure::F6a => sizes(6, 20)
-                .map(|bytes| (bytes, plan.of(Shape::PingPong, bytes)))
-                .collect(),
-            SdpFigure::F6b => sizes(6, 20)
-                .map(|bytes| (bytes, plan.of(Shape::Out, bytes)))
-                .collect(),
-            SdpFigure::F7a | SdpFigure::F7b => every(&[0, 50, 100, 200, 400])
-                .map(|compute| {
-                    let bytes = if self == SdpFigure::F7a {
-                        64 << 10
-                    } else {
-                        1 << 20
-                    };
-                    let plan = Plan {
-                        compute,
-                        ..plan.of(Shape::Out, bytes)
-                    };
-                    (compute, plan)
-                })
-                .collect(),
-            SdpFigure::F8a | SdpFigure::F8b => every(&[1, 2, 4, 8, 16])
-                .map(|window| {
-                    let bytes = if self == SdpFigure::F8a {
-                        64 << 10
-                    } else {
-                        1 << 20
-                    };
-                    let plan = Plan {
-                        window,
-                        ..plan.of(Shape::Out, bytes)
-                    };
-                    (window, plan)
-                })
-                .collect(),
-            SdpFigure::F9a => sizes(10, 20)
-                .map(|bytes| {
-                    let plan = Plan {
-                        connections: 4,
-                        ..plan.of(Shape::HotSpot, bytes)
-                    };
-                    (bytes, plan)
-                })
-                .collect(),
-            SdpFigure::F9b => every(&[1, 2, 4, 8])
-                .map(|threads| {
-                    let plan = Plan {
-                        connections: threads as u32,
-                        ..plan.of(Shape::Threads, 64 << 10)
-                    };
-                    (threads, plan)
-                })
-                .collect(),
-            SdpFigure::F10a | SdpFigure::F10b => sizes(12, 20)
-                .map(|bytes| {
-                    let shape = if self == SdpFigure::F10a {
-                        Shape::FanIn
-                    } else {
-                        Shape::FanOut
-                    };
-                    let plan = Plan {
-                        connections: 4,
-                        ..plan.of(shape, bytes)
-                    };
-                    (bytes, plan)
-                })
-                .collect(),
-        }
+        let bytes = match self {
+            SdpFigure::F7b | SdpFigure::F8b => 1 << 20,
+            _ => 64 << 10,
+        };
+        let at = |x: u64| {
+            let mut plan = Plan {
+                shape,
+                bytes,
+                connections,
+                ..Plan::BASE
+            };
+            match self.axis() {
+                Places::Sizes => plan.bytes = x,
+                Places::Computation => plan.compute = x,
+                Places::Sends => plan.window = x,
+                Places::Threads => plan.connections = x as u32,
+            }
+            (x, plan)
+        };
+        places.into_iter().map(at).collect()
     }
 }
 
@@ -280,14 +219,6 @@ impl Plan {
         compute: 0,
         window: 0,
     };
-
-    fn of(self, shape: Shape, bytes: u64) -> Plan {
-        Plan {
-            shape,
-            bytes,
-            ..self
-        }
-    }
 }
 
 /// What was measured in a figure over a transport by a row: places and medians.

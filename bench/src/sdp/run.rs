@@ -1,7 +1,7 @@
 //! Carrying out a plan, at either end.
 
 use super::plan::{Plan, Row, Shape};
-use crate::driver::Transport;
+use crate::driver::{Transport, open_device, tcp_prepare};
 use crate::error::{BenchError, Result, stack};
 use crate::patience::PATIENCE;
 use crate::process::{Peer, Reply, Task, unexpected};
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use weft_sdp::{Listener, Options, RecvFlags, Sink, Source, Stream};
 use weft_verbs::cm::LinkOptions;
-use weft_verbs::{Device, LocalMode, RawMemory, protect};
+use weft_verbs::{Device, RawMemory, protect};
 
 /// Length of the acknowledgement at the end of a run.
 const ACK: usize = 1;
@@ -32,12 +32,7 @@ impl Devices {
         if let Some((_, device)) = self.open.iter().find(|(of, _)| *of == transport) {
             return Ok(device.clone());
         }
-        let local = match transport {
-            Transport::Tcp => LocalMode::Off,
-            Transport::Local => LocalMode::Require,
-        };
-        let device = Device::builder().local(local).open();
-        let device = device.map_err(stack("open the device"))?;
+        let device = open_device(transport)?;
         self.open.push((transport, device.clone()));
         Ok(device)
     }
@@ -74,15 +69,9 @@ impl Link {
                 }
                 Ok(())
             }
-            Link::Tcp(stream, buffer) => {
-                let mut buffer = lock(buffer);
-                let len = memory.len().max(buffer.len());
-                buffer.resize(len, 0x5a);
-                let mut stream = stream;
-                stream
-                    .write_all(&buffer[..memory.len()])
-                    .map_err(BenchError::system("send"))
-            }
+            Link::Tcp(stream, buffer) => (&*stream)
+                .write_all(&room(buffer, memory)[..memory.len()])
+                .map_err(BenchError::system("send")),
         }
     }
 
@@ -100,15 +89,9 @@ impl Link {
                 }
                 Ok(())
             }
-            Link::Tcp(stream, buffer) => {
-                let mut buffer = lock(buffer);
-                let len = memory.len().max(buffer.len());
-                buffer.resize(len, 0x5a);
-                let mut stream = stream;
-                stream
-                    .read_exact(&mut buffer[..memory.len()])
-                    .map_err(BenchError::system("receive"))
-            }
+            Link::Tcp(stream, buffer) => (&*stream)
+                .read_exact(&mut room(buffer, memory)[..memory.len()])
+                .map_err(BenchError::system("receive")),
         }
     }
 
@@ -135,6 +118,14 @@ fn lock(buffer: &Mutex<Vec<u8>>) -> MutexGuard<'_, Vec<u8>> {
     buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The program's buffer, at least as long as the memory.
+fn room<'a>(buffer: &'a Mutex<Vec<u8>>, memory: &RawMemory) -> MutexGuard<'a, Vec<u8>> {
+    let mut buffer = lock(buffer);
+    let len = memory.len().max(buffer.len());
+    buffer.resize(len, 0x5a);
+    buffer
+}
+
 fn rest(memory: &RawMemory, done: usize) -> Result<RawMemory> {
     memory
         .slice(done, memory.len() - done)
@@ -142,11 +133,7 @@ fn rest(memory: &RawMemory, done: usize) -> Result<RawMemory> {
 }
 
 fn tcp(stream: TcpStream) -> Result<Link> {
-    stream
-        .set_nodelay(true)
-        .and_then(|()| stream.set_read_timeout(Some(PATIENCE)))
-        .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
-        .map_err(BenchError::system("set a socket's options"))?;
+    tcp_prepare(&stream)?;
     Ok(Link::Tcp(stream, Mutex::default()))
 }
 
@@ -371,19 +358,14 @@ impl Pair {
         peer.task(Task::Sdp, &(id, plan))?;
         let addr = peer.listening()?;
         let session = Session::connect(devices, plan, addr)?;
-        match peer.receive()? {
-            Reply::Ready => Ok(Pair { id, session }),
-            other => Err(unexpected(&other)),
-        }
+        peer.ready()?;
+        Ok(Pair { id, session })
     }
 
     /// Seconds for `count` sends on each connection.
     pub(crate) fn run(&self, peer: &mut Peer, count: u64) -> Result<f64> {
         peer.task(Task::SdpGo, &(self.id, count))?;
-        match peer.receive()? {
-            Reply::Ready => {}
-            other => return Err(unexpected(&other)),
-        }
+        peer.ready()?;
         let start = Instant::now();
         self.session.drive(count)?;
         let wall = start.elapsed().as_secs_f64();
@@ -396,9 +378,6 @@ impl Pair {
     pub(crate) fn close(self, devices: &mut Devices, peer: &mut Peer) -> Result<()> {
         peer.task(Task::SdpClose, &self.id)?;
         self.session.close(devices);
-        match peer.receive()? {
-            Reply::Closed => Ok(()),
-            other => Err(unexpected(&other)),
-        }
+        peer.closed()
     }
 }

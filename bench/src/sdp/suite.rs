@@ -3,16 +3,17 @@
 use super::args::SdpArgs;
 use super::conclusions::conclusions;
 use super::costs::{self, STEPS};
-use super::plan::{Plan, RECORDS, Row, SdpFigure, Shape, line};
+use super::plan::{Places, Plan, RECORDS, Row, SdpFigure, Shape, line};
 use super::run::{Devices, Pair};
 use crate::driver::Transport;
 use crate::error::{BenchError, Result};
+use crate::output::{self, KEPT};
 use crate::process::Peer;
 use crate::progress::Progress;
-use crate::record::{Metric, Record};
+use crate::record::{Metric, Record, of_suite};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
 use crate::size::human;
-use crate::stats::{Summary, paired_ratio};
+use crate::stats::paired_ratio;
 use crate::usage;
 use std::process::ExitCode;
 
@@ -21,18 +22,22 @@ const MOST: u64 = 1 << 20;
 
 /// Runs the suite: prints tables, and writes what the options ask for.
 pub(crate) fn run(args: &SdpArgs) -> Result<ExitCode> {
+    let mut records: Vec<Record> = output::read(&args.from)?;
     let mut output = args.output.open()?;
+    if !args.from.is_empty() {
+        output.lines(&records)?;
+        return output.finish(&report(&records, args, vec![KEPT.to_owned()]));
+    }
     let wants = |figure| args.figure.is_empty() || args.figure.contains(&figure);
     let mut points = Vec::new();
     for &transport in &args.transport {
-        for figure in SdpFigure::MEASURED.into_iter().filter(|each| wants(*each)) {
+        for figure in SdpFigure::measured().filter(|each| wants(*each)) {
             for (x, plan) in figure.points(args.quick) {
                 points.push((figure, x, Plan { transport, ..plan }));
             }
         }
     }
     let load = usage::load_average();
-    let mut records = Vec::new();
     if wants(SdpFigure::Table1) {
         records.extend(costs::measure(args.runs())?);
         output.lines(&records)?;
@@ -49,7 +54,11 @@ pub(crate) fn run(args: &SdpArgs) -> Result<ExitCode> {
         progress.step();
     }
     drop(progress);
-    output.finish(&report(&records, args, &load))
+    let intro = vec![
+        format!("{}; load before the run: {load}.", machine()),
+        format!("Medians of {} runs of {} s.", args.runs(), args.seconds()),
+    ];
+    output.finish(&report(&records, args, intro))
 }
 
 /// One point: all rows are connected and warmed up, then run after run, each run turning through all of them.
@@ -81,8 +90,6 @@ fn measure(
     let mut records = Vec::new();
     for (row, pair, _, samples) in pairs {
         pair.close(devices, peer)?;
-        let summary = Summary::of(&samples)
-            .ok_or_else(|| BenchError::Usage("a point without a run".to_owned()))?;
         let metric = if figure.is_latency() {
             Metric::latency_us_mean
         } else {
@@ -94,21 +101,13 @@ fn measure(
             .as_ref()
             .filter(|_| row != Row::Tcp)
             .and_then(|tcp| paired_ratio(&samples, tcp));
-        let mut record = Record::new(
-            figure.op(),
-            carrier,
-            row.name(),
-            plan.bytes,
-            metric,
-            summary,
-        )
-        .with_ratio(ratio);
-        RECORDS.clone_into(&mut record.bench);
+        let (op, bytes) = (figure.op(), plan.bytes);
+        let record = Record::of(op, carrier, row.name(), bytes, metric, &samples)
+            .ok_or_else(|| BenchError::Usage("a point without a run".to_owned()))?;
         // Which transport it was measured beside, and the place on the axis.
-        record.case = Some(format!("{name}:{x}"));
-        records.push(record);
+        records.push(record.with_ratio(ratio).with_case(format!("{name}:{x}")));
     }
-    Ok(records)
+    Ok(of_suite(RECORDS, records))
 }
 
 /// Sends that fill the time; warms everything up on the way.
@@ -135,22 +134,19 @@ fn value(figure: SdpFigure, plan: &Plan, count: u64, wall: f64) -> f64 {
     all as f64 / wall / 1e9
 }
 
-fn report(records: &[Record], args: &SdpArgs, load: &str) -> Report {
+fn report(records: &[Record], args: &SdpArgs, mut intro: Vec<String>) -> Report {
     let mut report = Report::new("weft bench sdp: BSDP, ZSDP and AZ-SDP beside plain TCP");
-    report.intro = vec![
-        format!("{}; load before the run: {load}.", machine()),
-        format!(
-            "The experiments of the AZ-SDP paper. Two processes on one host; medians of {} runs of {} s, rows turn by turn. Sends from 4 KiB on go \
-             without a copy where the row says so; too many faults never end that, as in the paper. FPDUs carry no CRC. AZ-SDP receives are synchronous here.",
-            args.runs(),
-            args.seconds()
-        ),
-    ];
+    intro.push(
+        "The experiments of the AZ-SDP paper. Two processes on one host; medians, rows turn by turn. Sends from 4 KiB on go \
+         without a copy where the row says so; too many faults never end that, as in the paper. FPDUs carry no CRC. AZ-SDP receives are synchronous here."
+            .to_owned(),
+    );
+    report.intro = intro;
     if let Some(section) = costs_section(records) {
         report.sections.push(section);
     }
     for &transport in &args.transport {
-        for figure in SdpFigure::MEASURED {
+        for figure in SdpFigure::measured() {
             report
                 .sections
                 .extend(figure_section(records, figure, transport, &args.rows()));
@@ -164,21 +160,22 @@ fn report(records: &[Record], args: &SdpArgs, load: &str) -> Report {
 }
 
 fn costs_section(records: &[Record]) -> Option<Section> {
-    let mut table = Table::new(&["step", "size", "µs", "least", "most"]);
-    for (step, words) in STEPS {
-        for record in records {
-            if record.op == "costs" && record.case.as_deref() == Some(step) {
-                let summary = record.summary;
-                table.push([
-                    words.to_owned(),
-                    human(record.bytes),
-                    number(summary.median),
-                    number(summary.min),
-                    number(summary.max),
-                ]);
-            }
-        }
-    }
+    let rows = STEPS.into_iter().flat_map(|(step, words)| {
+        let is =
+            move |record: &&Record| record.op == "costs" && record.case.as_deref() == Some(step);
+        let records = records.iter().filter(is);
+        records.map(move |record| (words, record))
+    });
+    let table = Table::of(
+        rows,
+        &[
+            ("step", &|(words, _)| (*words).to_owned()),
+            ("size", &|(_, record)| human(record.bytes)),
+            ("µs", &|(_, record)| number(record.summary.median)),
+            ("least", &|(_, record)| number(record.summary.min)),
+            ("most", &|(_, record)| number(record.summary.max)),
+        ],
+    );
     (!table.is_empty()).then(|| Section::new(SdpFigure::Table1.title()).table(table))
 }
 
@@ -190,28 +187,19 @@ fn figure_section(
 ) -> Option<Section> {
     let title = format!("{}, {}", figure.title(), transport.name());
     let unit = if figure.is_latency() { "µs" } else { "GB/s" };
-    let sized = figure.axis() == "size";
-    let (x, y) = if sized {
-        (
-            Axis::bytes(),
-            if figure.is_latency() {
-                Axis::log(unit)
-            } else {
-                Axis::linear(unit)
-            },
-        )
+    let (sized, words) = (figure.axis() == Places::Sizes, figure.axis().words());
+    let x = if sized {
+        Axis::bytes()
     } else {
-        (Axis::linear(figure.axis()), Axis::linear(unit))
+        Axis::linear(words)
+    };
+    let y = if figure.is_latency() {
+        Axis::log(unit)
+    } else {
+        Axis::linear(unit)
     };
     let mut plot = Plot::new(title.clone(), x, y);
     let mut places: Vec<u64> = Vec::new();
-    let strokes = [
-        Stroke::WeftCrc,
-        Stroke::WeftOther,
-        Stroke::Weft,
-        Stroke::Other,
-        Stroke::Tcp,
-    ];
     for row in rows {
         let points: Vec<_> = line(records, figure, transport, *row).collect();
         places.extend(points.iter().map(|(x, _)| *x));
@@ -220,8 +208,14 @@ fn figure_section(
             .map(|(x, s)| (*x as f64, s.q1, s.q3))
             .collect();
         let line = points.iter().map(|(x, s)| (*x as f64, s.median)).collect();
-        let at = Row::ALL.iter().position(|each| each == row).unwrap_or(0);
-        plot = plot.series(Series::new(row.name(), strokes[at], line).spread(spread));
+        let stroke = match row {
+            Row::Bsdp => Stroke::WeftCrc,
+            Row::Zsdp => Stroke::WeftOther,
+            Row::AzsdpBlock => Stroke::Weft,
+            Row::AzsdpCopy => Stroke::Other,
+            Row::Tcp => Stroke::Tcp,
+        };
+        plot = plot.series(Series::new(row.name(), stroke, line).spread(spread));
     }
     places.sort_unstable();
     places.dedup();
@@ -229,7 +223,7 @@ fn figure_section(
         return None;
     }
     let names: Vec<&str> = rows.iter().map(|row| row.name()).collect();
-    let mut table = Table::new(&[&[figure.axis()][..], &names].concat());
+    let mut table = Table::new(&[&[words][..], &names].concat());
     for place in places {
         let mut cells = vec![if sized {
             human(place)

@@ -4,7 +4,7 @@ use super::goals::goals;
 use super::peers;
 use super::register::{CASES, critical_size};
 use super::setup::STEPS;
-use super::view::{Line, View, median, ratio, ratios, spread};
+use super::view::{Line, View, median, ratio, ratios, share, spread};
 use crate::args::CommonArgs;
 use crate::record::{Metric, Record, Side};
 use crate::report::{Axis, Plot, Report, Section, Stroke, Table, machine};
@@ -15,7 +15,7 @@ pub(super) fn origin(common: &CommonArgs, load: &str) -> String {
     format!(
         "{}; load average {load} when the measurements began: what spins needs the CPUs for itself. Runs: {}.",
         machine(),
-        common.runs()
+        common.effort.runs()
     )
 }
 
@@ -116,7 +116,6 @@ fn transfer(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
     for line in &lines {
         headers.push(format!("{} CPU s/GB sender + receiver", line.label()));
     }
-    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
     let mut table = Table::new(&headers);
     for bytes in bandwidth.sizes() {
         let mut row = vec![human(bytes)];
@@ -131,19 +130,13 @@ fn transfer(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
         }
         table.push(row);
     }
-    let mut speed = Plot::new(
-        format!("{name}: throughput"),
-        Axis::bytes(),
-        Axis::linear("GB/s"),
-    );
+    let title = format!("{name}: throughput");
+    let speed = bandwidth.plot(&title, Axis::linear("GB/s"), Line::label);
     let mut load = Plot::new(
         format!("{name}: CPU time for a gigabyte"),
         Axis::bytes(),
         Axis::log("CPU seconds per GB"),
     );
-    for line in &lines {
-        speed = speed.series(bandwidth.line(line).series(line.label(), line.stroke()));
-    }
     for line in &lines {
         let sides = cpu.line(line);
         let label = |side| format!("{} {side}", line.label());
@@ -186,7 +179,6 @@ fn latency(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
         headers.push("99 %".to_owned());
         headers.extend(ratios(line).iter().map(|(header, _)| (*header).to_owned()));
     }
-    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
     let mut table = Table::new(&headers);
     let what = if op == "read" {
         "the whole round trip"
@@ -266,24 +258,18 @@ fn atomics(all: &View<'_>) -> Option<Section> {
 fn rate(all: &View<'_>) -> Option<Section> {
     let of_op = all.op("rate");
     let rate = of_op.metric(Metric::messages_per_s);
-    let mut table = Table::new(&[
-        "stack",
-        "messages/s",
-        "of TCP",
-        "CPU s/GB sender",
-        "CPU s/GB receiver",
-    ]);
-    for line in rate.lines() {
-        let record = rate.line(&line).0.first().copied();
-        let cpu = of_op.metric(Metric::cpu_s_per_GB).line(&line);
-        table.push([
-            line.label(),
-            spread(record),
-            ratio(record),
-            median(cpu.side(Side::Sender).0.first().copied()),
-            median(cpu.side(Side::Receiver).0.first().copied()),
-        ]);
-    }
+    let cpu = of_op.metric(Metric::cpu_s_per_GB);
+    let of_side = |line: &Line, side| median(cpu.line(line).side(side).first());
+    let table = Table::of(
+        rate.lines(),
+        &[
+            ("stack", &|line| line.label()),
+            ("messages/s", &|line| spread(rate.line(line).first())),
+            ("of TCP", &|line| ratio(rate.line(line).first())),
+            ("CPU s/GB sender", &|line| of_side(line, Side::Sender)),
+            ("CPU s/GB receiver", &|line| of_side(line, Side::Receiver)),
+        ],
+    );
     (!table.is_empty()).then(|| {
         Section::new("Message rate")
             .text(
@@ -300,47 +286,37 @@ fn iw(all: &View<'_>) -> Option<Section> {
         return None;
     }
     let cpu = of_op.metric(Metric::cpu_s_per_GB);
-    let mut table = Table::new(&[
-        "size",
-        "over",
-        "library GB/s",
-        "verbs GB/s",
-        "library of verbs",
-        "library CPU s/GB sender",
-        "verbs CPU s/GB sender",
-    ]);
     let sender = cpu.side(Side::Sender);
+    let mut rows = Vec::new();
     for transport in bandwidth.transports() {
-        let (speed, load) = (
-            bandwidth.transport(&transport),
-            sender.transport(&transport),
-        );
+        let speed = bandwidth.transport(&transport);
+        let load = sender.transport(&transport);
         for bytes in speed.sizes() {
-            let library = speed.stack("weft-iw").at(bytes);
-            let verbs = speed.stack("weft").at(bytes);
-            let share = library.zip(verbs).map_or_else(
-                || "-".to_owned(),
-                |(library, verbs)| format!("{:.2}", library.summary.median / verbs.summary.median),
-            );
-            table.push([
-                human(bytes),
-                transport.clone(),
-                spread(library),
-                spread(verbs),
-                share,
-                median(load.stack("weft-iw").at(bytes)),
-                median(load.stack("weft").at(bytes)),
-            ]);
+            let [library, verbs] = ["weft-iw", "weft"]
+                .map(|stack| (speed.stack(stack).at(bytes), load.stack(stack).at(bytes)));
+            rows.push((bytes, transport.clone(), library, verbs));
         }
     }
-    let mut plot = Plot::new(
-        "RDMA Write over the iw library and over verbs",
-        Axis::bytes(),
-        Axis::linear("GB/s"),
+    let middle = |record: Option<&Record>| Some(record?.summary.median);
+    let table = Table::of(
+        &rows,
+        &[
+            ("size", &|(bytes, ..)| human(*bytes)),
+            ("over", &|(_, over, ..)| over.clone()),
+            ("library GB/s", &|(.., library, _)| spread(library.0)),
+            ("verbs GB/s", &|(.., verbs)| spread(verbs.0)),
+            ("library of verbs", &|(.., library, verbs)| {
+                let both = middle(library.0).zip(middle(verbs.0));
+                share(both.map(|(library, verbs)| library / verbs))
+            }),
+            ("library CPU s/GB sender", &|(.., library, _)| {
+                median(library.1)
+            }),
+            ("verbs CPU s/GB sender", &|(.., verbs)| median(verbs.1)),
+        ],
     );
-    for line in bandwidth.lines() {
-        plot = plot.series(bandwidth.line(&line).series(line.label(), line.stroke()));
-    }
+    let title = "RDMA Write over the iw library and over verbs";
+    let plot = bandwidth.plot(title, Axis::linear("GB/s"), Line::label);
     Some(
         Section::new("The iw library over verbs")
             .text("RDMA Writes without CRC through the small library and through the verbs that it stands on (thesis fig. 3.21).")
@@ -376,21 +352,10 @@ fn buffers(all: &View<'_>) -> Option<Section> {
         row.extend(lines.iter().map(|line| median(cpu.line(line).at(bytes))));
         table.push(row);
     }
-    let mut speed = Plot::new(
-        "Buffer schemes: throughput",
-        Axis::bytes(),
-        Axis::linear("GB/s"),
-    );
-    let mut load = Plot::new(
-        "Buffer schemes: CPU of the sender",
-        Axis::bytes(),
-        Axis::log("CPU seconds per GB"),
-    );
-    for line in &lines {
-        let label = line.case.clone().unwrap_or_default();
-        speed = speed.series(bandwidth.line(line).series(label.clone(), line.stroke()));
-        load = load.series(cpu.line(line).series(label, line.stroke()));
-    }
+    let scheme = |line: &Line| line.case.clone().unwrap_or_default();
+    let speed = bandwidth.plot("Buffer schemes: throughput", Axis::linear("GB/s"), scheme);
+    let title = "Buffer schemes: CPU of the sender";
+    let load = cpu.plot(title, Axis::log("CPU seconds per GB"), scheme);
     Some(
         Section::new("Buffers reused, registered anew, or copied into")
             .text("RDMA Writes without CRC, a buffer per operation in flight (thesis fig. 4.11).")
@@ -508,13 +473,15 @@ fn setup(all: &View<'_>) -> Option<Section> {
 
 fn memory(all: &View<'_>) -> Option<Section> {
     let of_op = all.op("memory");
-    let mut table = Table::new(&["process", "bytes for each idle connection"]);
-    for record in &of_op.0 {
-        table.push([
-            record.case.clone().unwrap_or_default(),
-            spread(Some(record)),
-        ]);
-    }
+    let table = Table::of(
+        &of_op.0,
+        &[
+            ("process", &|record| record.case.clone().unwrap_or_default()),
+            ("bytes for each idle connection", &|record| {
+                spread(Some(record))
+            }),
+        ],
+    );
     (!table.is_empty()).then(|| {
         Section::new("Memory of idle connections")
             .text("Growth of private anonymous memory, divided by connections; the kernel's socket memory is not in it.")

@@ -1,7 +1,8 @@
 //! What the verbs are to reach, and whether they have.
 
 use super::view::{View, median};
-use crate::aims::{Limit, verdict};
+use crate::aims::Limit::{self, AtLeast, AtMost};
+use crate::aims::verdict;
 use crate::record::Metric;
 use crate::report::{Section, Table};
 
@@ -17,6 +18,8 @@ enum Against {
     /// Nothing: the number itself is the aim.
     Nothing,
 }
+
+use Against::{Nothing, Stack, Tcp, TcpTls};
 
 /// One line of the table of aims.
 struct Goal {
@@ -36,147 +39,69 @@ struct Goal {
     enough: Limit,
 }
 
-impl Goal {
-    /// An aim for the throughput of RDMA Writes over TCP, to be changed.
-    const BASE: Self = Self {
-        what: "",
-        stack: "weft",
-        op: "write",
-        transport: "tcp",
-        metric: Metric::bandwidth_GBps,
-        bytes: 1 << 20,
-        crc: false,
-        poll: None,
-        case: None,
-        against: Against::Nothing,
-        limit: Limit::None,
-        enough: Limit::None,
-    };
-    const LOCAL: Self = Self {
-        transport: "local",
-        ..Self::BASE
+/// An aim for the throughput of RDMA Writes over TCP, to be changed.
+const TCP: Goal = Goal {
+    what: "",
+    stack: "weft",
+    op: "write",
+    transport: "tcp",
+    metric: Metric::bandwidth_GBps,
+    bytes: 1 << 20,
+    crc: false,
+    poll: None,
+    case: None,
+    against: Nothing,
+    limit: Limit::None,
+    enough: Limit::None,
+};
+const LOCAL: Goal = Goal {
+    transport: "local",
+    ..TCP
+};
+/// Of ordinary memory.
+const ORDINARY: Goal = Goal {
+    case: Some("ordinary"),
+    ..LOCAL
+};
+const PING_PONG: Goal = Goal {
+    op: "send",
+    metric: Metric::latency_us_p50,
+    bytes: 64,
+    poll: Some("busy"),
+    ..TCP
+};
+const RATE: Goal = Goal {
+    op: "rate",
+    metric: Metric::messages_per_s,
+    bytes: 64,
+    ..TCP
+};
+
+/// A table of aims: what each says, what it is like but for some fields, what it is held against, and the target.
+macro_rules! goals {
+    ($($what:literal, $like:ident $({ $($field:ident: $value:expr),* })?, $against:expr => $limit:expr;)*) => {
+        [$(Goal { what: $what, against: $against, limit: $limit, $($($field: $value,)*)? ..$like }),*]
     };
 }
 
-const GOALS: [Goal; 15] = [
-    Goal {
-        what: "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP",
-        against: Against::Tcp,
-        limit: Limit::AtLeast(0.95),
-        ..Goal::BASE
-    },
-    Goal {
-        what: "1 MiB RDMA Write with CRC, at least 0.80 of plain TCP",
-        crc: true,
-        against: Against::Tcp,
-        limit: Limit::AtLeast(0.80),
-        ..Goal::BASE
-    },
-    Goal {
-        what: "1 MiB RDMA Write with TLS, at least 0.90 of rustls over TCP",
-        stack: "weft-tls",
-        against: Against::TcpTls,
-        limit: Limit::AtLeast(0.90),
-        ..Goal::BASE
-    },
-    Goal {
-        what: "64 B Send ping-pong, spinning, at most 1.3 times plain TCP",
-        op: "send",
-        metric: Metric::latency_us_p50,
-        bytes: 64,
-        poll: Some("busy"),
-        against: Against::Tcp,
-        limit: Limit::AtMost(1.3),
-        ..Goal::BASE
-    },
-    Goal {
-        what: "64 B Send ping-pong, sleeping, at most 1.1 times plain TCP",
-        op: "send",
-        metric: Metric::latency_us_p50,
-        bytes: 64,
-        poll: Some("block"),
-        against: Against::Tcp,
-        limit: Limit::AtMost(1.1),
-        ..Goal::BASE
-    },
-    Goal {
-        what: "64 B sends, 128 in flight: at least 3 times plain TCP, or 1.5 million/s",
-        op: "rate",
-        metric: Metric::messages_per_s,
-        bytes: 64,
-        against: Against::Tcp,
-        limit: Limit::AtLeast(3.0),
-        enough: Limit::AtLeast(1.5e6),
-        ..Goal::BASE
-    },
-    Goal {
-        what: "same host, 64 KiB RDMA Write, library's memory: at least 0.9 of memcpy",
-        bytes: 64 << 10,
-        against: Against::Stack("memcpy"),
-        limit: Limit::AtLeast(0.9),
-        ..Goal::LOCAL
-    },
-    Goal {
-        what: "same host, 1 MiB RDMA Write, library's memory: at least 0.9 of memcpy",
-        against: Against::Stack("memcpy"),
-        limit: Limit::AtLeast(0.9),
-        ..Goal::LOCAL
-    },
-    Goal {
-        what: "same host, 16 MiB RDMA Write, library's memory: at least 0.9 of memcpy",
-        bytes: 16 << 20,
-        against: Against::Stack("memcpy"),
-        limit: Limit::AtLeast(0.9),
-        ..Goal::LOCAL
-    },
-    Goal {
-        what: "same host, 64 KiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
-        bytes: 64 << 10,
-        case: Some("ordinary"),
-        against: Against::Stack("vm"),
-        limit: Limit::AtLeast(0.9),
-        ..Goal::LOCAL
-    },
-    Goal {
-        what: "same host, 1 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
-        case: Some("ordinary"),
-        against: Against::Stack("vm"),
-        limit: Limit::AtLeast(0.9),
-        ..Goal::LOCAL
-    },
-    Goal {
-        what: "same host, 16 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
-        bytes: 16 << 20,
-        case: Some("ordinary"),
-        against: Against::Stack("vm"),
-        limit: Limit::AtLeast(0.9),
-        ..Goal::LOCAL
-    },
-    Goal {
-        what: "same host, 1 MiB RDMA Write, ordinary memory: at least 3.5 times plain TCP",
-        case: Some("ordinary"),
-        against: Against::Tcp,
-        limit: Limit::AtLeast(3.5),
-        ..Goal::LOCAL
-    },
-    Goal {
-        what: "same host, 64 B write-with-immediate ping-pong, spinning: at most 0.4 µs one way",
-        op: "write_imm",
-        metric: Metric::latency_us_p50,
-        bytes: 64,
-        poll: Some("busy"),
-        enough: Limit::AtMost(0.4),
-        ..Goal::LOCAL
-    },
-    Goal {
-        what: "same host, 64 B sends, 128 in flight: at least 8 million/s",
-        op: "rate",
-        metric: Metric::messages_per_s,
-        bytes: 64,
-        enough: Limit::AtLeast(8e6),
-        ..Goal::LOCAL
-    },
-];
+const GOALS: [Goal; 15] = goals! {
+    "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP", TCP, Tcp => AtLeast(0.95);
+    "1 MiB RDMA Write with CRC, at least 0.80 of plain TCP", TCP { crc: true }, Tcp => AtLeast(0.80);
+    "1 MiB RDMA Write with TLS, at least 0.90 of rustls over TCP", TCP { stack: "weft-tls" }, TcpTls => AtLeast(0.90);
+    "64 B Send ping-pong, spinning, at most 1.3 times plain TCP", PING_PONG, Tcp => AtMost(1.3);
+    "64 B Send ping-pong, sleeping, at most 1.1 times plain TCP", PING_PONG { poll: Some("block") }, Tcp => AtMost(1.1);
+    "64 B sends, 128 in flight: at least 3 times plain TCP, or 1.5 million/s", RATE { enough: AtLeast(1.5e6) }, Tcp => AtLeast(3.0);
+    "same host, 64 KiB RDMA Write, library's memory: at least 0.9 of memcpy", LOCAL { bytes: 64 << 10 }, Stack("memcpy") => AtLeast(0.9);
+    "same host, 1 MiB RDMA Write, library's memory: at least 0.9 of memcpy", LOCAL, Stack("memcpy") => AtLeast(0.9);
+    "same host, 16 MiB RDMA Write, library's memory: at least 0.9 of memcpy", LOCAL { bytes: 16 << 20 }, Stack("memcpy") => AtLeast(0.9);
+    "same host, 64 KiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev", ORDINARY { bytes: 64 << 10 }, Stack("vm") => AtLeast(0.9);
+    "same host, 1 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev", ORDINARY, Stack("vm") => AtLeast(0.9);
+    "same host, 16 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev", ORDINARY { bytes: 16 << 20 }, Stack("vm") => AtLeast(0.9);
+    "same host, 1 MiB RDMA Write, ordinary memory: at least 3.5 times plain TCP", ORDINARY, Tcp => AtLeast(3.5);
+    "same host, 64 B write-with-immediate ping-pong, spinning: at most 0.4 µs one way",
+        PING_PONG { op: "write_imm", transport: "local", enough: AtMost(0.4) }, Nothing => Limit::None;
+    "same host, 64 B sends, 128 in flight: at least 8 million/s", RATE { transport: "local", enough: AtLeast(8e6) }, Nothing => Limit::None;
+};
 
 /// Bytes that an idle connection may take.
 const QP_BYTES: f64 = 16384.0;
@@ -198,16 +123,16 @@ pub(super) fn goals(all: &View<'_>) -> Option<Section> {
             continue;
         };
         let (beside, ratio) = match goal.against {
-            Against::Tcp => (points.stack("tcp").at(goal.bytes), record.ratio_tcp),
-            Against::TcpTls => (points.stack("tcp-tls").at(goal.bytes), record.ratio_tcp_tls),
-            Against::Stack(stack) => {
+            Tcp => (points.stack("tcp").at(goal.bytes), record.ratio_tcp),
+            TcpTls => (points.stack("tcp-tls").at(goal.bytes), record.ratio_tcp_tls),
+            Stack(stack) => {
                 let beside = points.stack(stack).at(goal.bytes);
                 let ratio = beside.map(|beside| record.summary.median / beside.summary.median);
                 (beside, ratio)
             }
-            Against::Nothing => (None, None),
+            Nothing => (None, None),
         };
-        if ratio.is_none() && !matches!(goal.against, Against::Nothing) {
+        if ratio.is_none() && !matches!(goal.against, Nothing) {
             continue;
         }
         let enough = goal.enough.holds(record.summary.median) == Some(true);

@@ -6,9 +6,8 @@
 use crate::args::CommonArgs;
 use crate::driver::{Context, Transport, accept_one, param};
 use crate::error::{BenchError, Result, stack};
-use crate::process::{Peer, Reply, Task, unexpected};
+use crate::process::{Peer, Reply, Task};
 use crate::record::{Metric, Record};
-use crate::stats::Summary;
 use crate::usage;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
@@ -31,9 +30,9 @@ pub(crate) struct Plan {
 }
 
 pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
-    let count = if common.quick { QUICK_QPS } else { QPS };
+    let count = if common.effort.quick { QUICK_QPS } else { QPS };
     // A process's memory hardly varies: a few runs show that it does not.
-    let runs = common.runs().min(3);
+    let runs = common.effort.runs().min(3);
     let (mut accepting, mut connecting) = (Vec::new(), Vec::new());
     for _ in 0..runs {
         let mut server = Peer::spawn(&[])?;
@@ -45,17 +44,12 @@ pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
             (&mut client, &mut connecting),
             (&mut server, &mut accepting),
         ] {
-            match peer.receive()? {
-                Reply::Held { bytes } => samples.push(bytes as f64 / f64::from(count)),
-                other => return Err(unexpected(&other)),
-            }
+            samples.push(peer.bytes()? as f64 / f64::from(count));
         }
     }
     let record = |case: &str, samples: &[f64]| {
-        let summary = Summary::of(samples)?;
-        let mut record = Record::new("memory", "tcp", "weft", 0, Metric::bytes_per_qp, summary);
-        record.case = Some(format!("{case}, {count} connections"));
-        Some(record)
+        let record = Record::of("memory", "tcp", "weft", 0, Metric::bytes_per_qp, samples)?;
+        Some(record.with_case(format!("{case}, {count} connections")))
     };
     Ok([("connecting", connecting), ("accepting", accepting)]
         .iter()

@@ -11,61 +11,27 @@ mod view;
 use crate::args::{CommonArgs, Figure, Poll, Switch, VerbsArgs, VerbsOp};
 use crate::driver::{Context, Kind, Memory, Op, Scheme, Spec, Stack, Transport, outside};
 use crate::error::{BenchError, Result};
-use crate::output::cannot_write;
+use crate::output::{KEPT, cannot_write};
 use crate::process::Peer;
 use crate::progress::Progress;
 use crate::record::Record;
 use crate::report::Section;
-use crate::scenario::{Contender, Effort, Group, run_group, window};
-use crate::size::Sizes;
+use crate::scenario::{Contender, Effort, Group, run_alone, run_group, window};
+use crate::size::{Sizes, sizes};
 use crate::usage;
+use clap::ValueEnum;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// 1 B to 64 MiB by powers of four.
-const SIZES: [u64; 14] = [
-    1,
-    4,
-    16,
-    64,
-    256,
-    1 << 10,
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-    16 << 20,
-    64 << 20,
-];
-const QUICK_SIZES: [u64; 5] = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
+const SIZES: &str = "1..64M*4";
+const QUICK_SIZES: &str = "64,4K,64K,1M,16M";
 /// Latency is a matter of small messages; larger ones only when asked for.
-const LATENCY_SIZES: [u64; 9] = [1, 4, 16, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
-const QUICK_LATENCY_SIZES: [u64; 2] = [64, 4 << 10];
-const BUFFER_SIZES: [u64; 8] = [
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-    16 << 20,
-    64 << 20,
-];
-const QUICK_BUFFER_SIZES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
-/// What the other libraries are compared at: 8 B to 16 MiB.
-const PEER_SIZES: [u64; 9] = [
-    8,
-    64,
-    512,
-    4 << 10,
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-    16 << 20,
-];
+const LATENCY_SIZES: &str = "1..64K*4";
+const QUICK_LATENCY_SIZES: &str = "64,4K";
+const BUFFER_SIZES: &str = "4K..64M*4";
+const QUICK_BUFFER_SIZES: &str = "4K,64K,1M";
+/// What the other libraries are compared at.
+const PEER_SIZES: &str = "8,64,512,4K,64K,256K,1M,4M,16M";
 /// The message rate's size and how many are in flight.
 const RATE_BYTES: u64 = 64;
 const RATE_WINDOW: u32 = 128;
@@ -89,11 +55,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     if let Some(directory) = &common.svg {
         std::fs::create_dir_all(directory).map_err(|source| cannot_write(directory, source))?;
     }
-    let effort = Effort {
-        runs: common.runs(),
-        target: Duration::from_secs_f64(common.seconds()),
-        bytes: common.bytes,
-    };
+    let effort = effort(common);
     let groups = groups(&ops, args);
     let extras: Vec<VerbsOp> = ops
         .iter()
@@ -131,27 +93,23 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     }
     drop(peer);
     for op in extras {
-        let (what, result) = match op {
-            VerbsOp::Register => {
-                progress.at("registration");
-                ("registration", register::measure(common))
-            }
-            VerbsOp::Setup => {
-                progress.at("set-up");
-                ("set-up", setup::measure(&mut context, common))
-            }
-            _ => {
-                progress.at("memory");
-                ("memory", memory::measure(common))
-            }
+        let what = match op {
+            VerbsOp::Register => "registration",
+            VerbsOp::Setup => "set-up",
+            _ => "memory",
+        };
+        progress.at(what);
+        let result = match op {
+            VerbsOp::Register => register::measure(common),
+            VerbsOp::Setup => setup::measure(&mut context, common),
+            _ => memory::measure(common),
         };
         records.extend(output.keep(what, result)?);
         progress.step();
     }
     drop(progress);
     let origin = if earlier {
-        "Results of earlier runs, which are kept as JSON; each number's runs are counted there."
-            .to_owned()
+        KEPT.to_owned()
     } else {
         figures::origin(common, &load)
     };
@@ -165,19 +123,23 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     output.finish(&report)
 }
 
+fn effort(common: &CommonArgs) -> Effort {
+    Effort {
+        runs: common.effort.runs(),
+        target: Duration::from_secs_f64(common.effort.seconds()),
+        bytes: common.bytes,
+    }
+}
+
 /// Measures transfers and set-up for another suite; prints nothing.
 pub(crate) fn measured(args: &VerbsArgs) -> Result<(Vec<Record>, Vec<Section>)> {
     let common = &args.common;
-    let effort = Effort {
-        runs: common.runs(),
-        target: Duration::from_secs_f64(common.seconds()),
-        bytes: common.bytes,
-    };
+    let effort = effort(common);
     let mut records = Vec::new();
     let mut notes = Vec::new();
     let mut context = Context::default();
     for group in groups(&args.op, args) {
-        let outcome = run_group(&mut context, &mut Peer::spawn(&[])?, &group, &effort)?;
+        let outcome = run_alone(&mut context, &group, &effort)?;
         records.extend(outcome.records);
         notes.extend(outcome.notes);
     }
@@ -190,29 +152,12 @@ pub(crate) fn measured(args: &VerbsArgs) -> Result<(Vec<Record>, Vec<Section>)> 
 }
 
 fn chosen(ops: &[VerbsOp]) -> Vec<VerbsOp> {
-    use VerbsOp::{
-        Buffers, CompareSwap, FetchAdd, Iw, Memory, Rate, Read, Register, Send, Setup, Swap, Write,
-        WriteImm,
-    };
     if ops.is_empty() {
-        return vec![Send, Write, Read, Rate];
+        return vec![VerbsOp::Send, VerbsOp::Write, VerbsOp::Read, VerbsOp::Rate];
     }
     if ops.contains(&VerbsOp::All) {
-        return vec![
-            Send,
-            Write,
-            WriteImm,
-            Read,
-            FetchAdd,
-            CompareSwap,
-            Swap,
-            Rate,
-            Iw,
-            Buffers,
-            Register,
-            Setup,
-            Memory,
-        ];
+        let all = VerbsOp::value_variants().iter().copied();
+        return all.filter(|op| *op != VerbsOp::All).collect();
     }
     let mut unique = Vec::new();
     for op in ops {
@@ -251,8 +196,8 @@ fn with_peers(args: &VerbsArgs) -> VerbsArgs {
             Stack::FiTcp,
         ];
     }
-    if common.size.is_none() {
-        common.size = Some(Sizes(PEER_SIZES.to_vec()));
+    if common.effort.size.is_none() {
+        common.effort.size = Some(Sizes(sizes(PEER_SIZES)));
     }
     if common.crc == Switch::Both {
         common.crc = Switch::Off;
@@ -364,12 +309,12 @@ fn contenders(common: &CommonArgs, spec: impl Fn(Spec) -> Spec) -> Vec<Contender
 
 fn transfer(groups: &mut Vec<Group>, op: Op, figures: &[Figure], common: &CommonArgs) {
     if figures.contains(&Figure::Bandwidth) {
-        for bytes in common.sizes(&SIZES, &QUICK_SIZES) {
+        for bytes in common.effort.sizes(SIZES, QUICK_SIZES) {
             stream(groups, op, bytes, common);
         }
     }
     if figures.contains(&Figure::Latency) {
-        for bytes in common.sizes(&LATENCY_SIZES, &QUICK_LATENCY_SIZES) {
+        for bytes in common.effort.sizes(LATENCY_SIZES, QUICK_LATENCY_SIZES) {
             ping_pong(groups, op, bytes, common);
         }
     }
@@ -417,7 +362,7 @@ fn ping_pong(groups: &mut Vec<Group>, op: Op, bytes: u64, common: &CommonArgs) {
 
 /// Writes over the library and over the verbs that it stands on.
 fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
-    for bytes in common.sizes(&SIZES, &QUICK_SIZES) {
+    for bytes in common.effort.sizes(SIZES, QUICK_SIZES) {
         let mut contenders = Vec::new();
         for &transport in &common.transport {
             for stack in [Stack::WeftIw, Stack::Weft] {
@@ -441,7 +386,7 @@ fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
 }
 
 fn buffers(groups: &mut Vec<Group>, common: &CommonArgs) {
-    for bytes in common.sizes(&BUFFER_SIZES, &QUICK_BUFFER_SIZES) {
+    for bytes in common.effort.sizes(BUFFER_SIZES, QUICK_BUFFER_SIZES) {
         let contender = |scheme: Scheme| Contender {
             spec: Spec {
                 op: Op::Write,
@@ -458,5 +403,22 @@ fn buffers(groups: &mut Vec<Group>, common: &CommonArgs) {
                 .map(contender)
                 .into(),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sizes_are_those_of_the_thesis() {
+        let all = sizes(SIZES);
+        assert_eq!((all.len(), all.last()), (14, Some(&(64 << 20))));
+        assert_eq!(sizes(LATENCY_SIZES)[..], all[..9]);
+        assert_eq!(sizes(BUFFER_SIZES)[..], all[6..]);
+        for some in [QUICK_SIZES, QUICK_LATENCY_SIZES, QUICK_BUFFER_SIZES] {
+            assert!(sizes(some).iter().all(|size| all.contains(size)));
+        }
+        assert_eq!(sizes(PEER_SIZES).len(), 9);
     }
 }

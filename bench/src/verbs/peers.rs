@@ -146,7 +146,6 @@ fn section(every: &View<'_>, measure: &Measure) -> Option<Section> {
     if libraries {
         headers.extend(ours.map(|line| format!("{} ahead of the libraries", line.label())));
     }
-    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
     let mut table = Table::new(&headers);
     for bytes in of_op.sizes() {
         let at = |line: &Line| of_op.line(line).at(bytes).map(value);

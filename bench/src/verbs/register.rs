@@ -8,26 +8,15 @@ use crate::driver::{Context, Transport, deregister};
 use crate::error::{BenchError, Result, stack};
 use crate::process::{Peer, Task};
 use crate::record::{Metric, Record};
-use crate::stats::{Summary, percentile};
+use crate::stats::percentile;
 use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 use weft_verbs::{Access, Mr, Pd};
 
-const SIZES: [u64; 10] = [
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-    16 << 20,
-    64 << 20,
-    256 << 20,
-    1 << 30,
-];
-const QUICK_SIZES: [u64; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+const SIZES: &str = "4K..1G*4";
+const QUICK_SIZES: &str = "4K,64K,1M,16M,64M";
 /// Above this, two threads' buffers are left out to spare memory.
 const LARGEST_PARALLEL: u64 = 256 << 20;
 const THREADS: u32 = 2;
@@ -68,8 +57,8 @@ pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
     peer.task(
         Task::Register,
         &Plan {
-            sizes: common.sizes(&SIZES, &QUICK_SIZES),
-            runs: common.runs(),
+            sizes: common.effort.sizes(SIZES, QUICK_SIZES),
+            runs: common.effort.runs(),
         },
     )?;
     let rows: Vec<Row> = peer.measured()?;
@@ -77,17 +66,9 @@ pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
 }
 
 fn record(row: &Row) -> Option<Record> {
-    let summary = Summary::of(&row.samples)?;
-    let mut record = Record::new(
-        "register",
-        "none",
-        &row.stack,
-        row.bytes,
-        Metric::time_us,
-        summary,
-    );
-    record.case = Some(row.case.clone());
-    Some(record)
+    let (stack, us) = (&row.stack, Metric::time_us);
+    let record = Record::of("register", "none", stack, row.bytes, us, &row.samples)?;
+    Some(record.with_case(&row.case))
 }
 
 fn micros(start: Instant) -> f64 {
@@ -251,11 +232,9 @@ mod tests {
     #[test]
     fn critical_size_is_where_copying_starts_to_lose() {
         let record = |case: &str, bytes: u64, time: f64| {
-            let summary = Summary::of(&[time]).unwrap();
-            let mut record =
-                Record::new("register", "none", "weft", bytes, Metric::time_us, summary);
-            record.case = Some(case.to_owned());
-            record
+            let us = Metric::time_us;
+            let record = Record::of("register", "none", "weft", bytes, us, &[time]);
+            record.unwrap().with_case(case)
         };
         let records = [
             record("r", 4096, 2.0),

@@ -4,19 +4,19 @@ use crate::args::CommonArgs;
 use crate::driver::{
     Context, Stack, Transport, accept_one, deregister, open_device, param, tcp_transfer_whole,
 };
-use crate::error::{BenchError, Result, stack};
+use crate::error::{BenchError, Result, failed, stack};
 use crate::patience::PATIENCE;
 use crate::process::{Peer, Reply, Task};
 use crate::record::{Metric, Record};
-use crate::stats::{Summary, paired_ratio};
+use crate::stats::paired_ratio;
 use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 use weft_verbs::cm::{self, Listener};
 use weft_verbs::{Access, Cq, QpInit, RecvWr, SendWr, Wc, WcStatus};
 
-const SIZES: [u64; 4] = [1, 1 << 10, 1 << 20, 1 << 30];
-const QUICK_SIZES: [u64; 3] = [1, 1 << 10, 1 << 20];
+const SIZES: &str = "1,1K,1M,1G";
+const QUICK_SIZES: &str = "1,1K,1M";
 /// The steps in the thesis's order; the last is their sum.
 pub(crate) const STEPS: [&str; 8] = [
     "obj create",
@@ -45,12 +45,12 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
     for &transport in &common.transport {
         context.device(transport)?;
     }
-    for bytes in common.sizes(&SIZES, &QUICK_SIZES) {
+    for bytes in common.effort.sizes(SIZES, QUICK_SIZES) {
         // The two ends of 1 GiB fill memory and seconds: fewer runs say enough.
         let runs = if bytes >= 1 << 28 {
-            common.runs().min(5)
+            common.effort.runs().min(5)
         } else {
-            common.runs()
+            common.effort.runs()
         };
         let mut ends = Vec::new();
         let contenders = common.stacks().iter().flat_map(|&stack| {
@@ -93,18 +93,11 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
         for ((which, transport), _, _, samples) in &ends {
             for (step, name) in STEPS.iter().enumerate() {
                 let ours = column(samples, step);
-                let Some(summary) = Summary::of(&ours) else {
+                let (over, stack, us) = (transport.name(), which.name(), Metric::time_us);
+                let record = Record::of("setup", over, stack, bytes, us, &ours);
+                let Some(mut record) = record.map(|record| record.with_case(*name)) else {
                     continue;
                 };
-                let mut record = Record::new(
-                    "setup",
-                    transport.name(),
-                    which.name(),
-                    bytes,
-                    Metric::time_us,
-                    summary,
-                );
-                record.case = Some((*name).to_owned());
                 if *which != Stack::Tcp {
                     record.crc = Some(common.crc.values().contains(&true));
                     let theirs = tcp.map(|end| column(&end.3, step)).unwrap_or_default();
@@ -214,10 +207,7 @@ fn await_completion(cq: &Cq, id: u64) -> Result<()> {
         }
         for wc in &wcs[..count] {
             if wc.status != WcStatus::Success {
-                return Err(BenchError::Stack {
-                    what: "complete an operation",
-                    why: format!("{:?}", wc.status),
-                });
+                return Err(failed("complete an operation", format!("{:?}", wc.status)));
             }
         }
         if wcs[..count].iter().any(|wc| wc.wr_id == id) {

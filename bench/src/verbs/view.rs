@@ -1,7 +1,7 @@
 //! Records as tables and plots show them.
 
 use crate::record::{Metric, Record, Side};
-use crate::report::{Series, Stroke, number};
+use crate::report::{Axis, Plot, Series, Stroke, number};
 
 /// Records that share something.
 #[derive(Clone)]
@@ -66,6 +66,10 @@ impl<'a> View<'a> {
         transports
     }
 
+    pub(super) fn first(&self) -> Option<&'a Record> {
+        self.0.first().copied()
+    }
+
     pub(super) fn at(&self, bytes: u64) -> Option<&'a Record> {
         self.0.iter().copied().find(|record| record.bytes == bytes)
     }
@@ -105,6 +109,16 @@ impl<'a> View<'a> {
             (record.bytes as f64, summary.q1, summary.q3)
         });
         Series::new(label, stroke, points.collect()).spread(spread.collect())
+    }
+}
+
+impl View<'_> {
+    /// All lines over sizes, with these labels.
+    pub(super) fn plot(&self, title: &str, y: Axis, label: impl Fn(&Line) -> String) -> Plot {
+        let plot = Plot::new(title, Axis::bytes(), y);
+        self.lines().iter().fold(plot, |plot, line| {
+            plot.series(self.line(line).series(label(line), line.stroke()))
+        })
     }
 }
 
