@@ -10,24 +10,24 @@ use super::{carrier, say};
 use crate::address::{parse_bind, resolve_peer};
 use crate::failure::{Exit, Failure};
 
-/// The port that `weft hello` uses unless told.
+/// The default port of `weft hello`.
 pub const DEFAULT_PORT: u16 = 7472;
 const TEXT: &[u8] = b"Hello iWARP!";
 /// Length of the buffer that the responder advertises.
 const BUFFER: usize = 4096;
 
 pub(crate) const LONG: &str = "\
-The first program of the thesis (fig. 3.17): the responder advertises a buffer, the initiator writes to it with an RDMA \
+The first program of the thesis \"iWARP Applicability\" (fig. 3.17): the responder advertises a buffer (it sends its address and key), the initiator writes to it with an RDMA \
 Write, reads it back with an RDMA Read, compares, and says goodbye with a Send.
 
-Beyond this host the connection is made by TLS, with keys for this one time, unless WEFT_TLS says something else on both sides.
+Beyond this host the connection uses TLS with temporary keys, unless WEFT_TLS says otherwise on both sides.
 
-Without arguments both run in this process. The example hello_iwarp of the crate weft-iw is the same in fewer than 60 lines.";
+Without arguments both run in this process. The example hello_iwarp of the crate weft-iw is the same program in fewer than 60 lines.";
 
 /// Options of `weft hello`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Be the responder, here or on another address [default: 127.0.0.1:7472]
+    /// Be the responder, on this address or the default [default: 127.0.0.1:7472]
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1:7472", conflicts_with = "peer", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
     listen: Option<SocketAddr>,
     /// Be the initiator: the responder's HOST[:PORT], IPv6 addresses in brackets
@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Options for an address: beyond this host the connection is made by TLS.
+/// Options for an address: beyond this host the connection uses TLS.
 fn options(addr: IpAddr) -> Result<Options, Error> {
     let mut options = Options::new()?;
     options.device = Device::builder().tls_beyond_host(addr)?.open()?;

@@ -27,7 +27,7 @@ use std::sync::OnceLock;
 
 use crate::failure::Failure;
 
-/// What carries a connection, in words.
+/// The transport of a connection, in words.
 pub(crate) fn carrier(transport: &str) -> &str {
     match transport {
         "local" => "shared memory",
@@ -38,7 +38,7 @@ pub(crate) fn carrier(transport: &str) -> &str {
     }
 }
 
-/// As many open files as the system lets this process have: each viewer or connection takes a few.
+/// Raises the limit of open files as far as the system allows: each viewer or connection takes a few.
 pub(crate) fn raise_nofile() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -51,15 +51,15 @@ pub(crate) fn raise_nofile() {
     }
 }
 
-/// Why standard output did not take everything: a full disk, say.
+/// The reason why standard output did not take everything: a full disk, for example.
 static LOST: OnceLock<std::io::Error> = OnceLock::new();
 
-/// Prints a line to stdout; a reader that has gone is not an error.
+/// Prints a line to stdout; a closed pipe is not an error.
 pub(crate) fn say(line: impl std::fmt::Display) {
     print(format!("{line}\n").as_bytes());
 }
 
-/// Prints to stdout; whether somebody still takes it. A reader that has gone is not an error, see [`lost_output`] for others.
+/// Prints to stdout; returns whether the reader still takes output. A closed pipe is not an error, see [`lost_output`] for other errors.
 pub(crate) fn print(bytes: &[u8]) -> bool {
     let mut out = std::io::stdout();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -73,7 +73,7 @@ pub(crate) fn print(bytes: &[u8]) -> bool {
     }
 }
 
-/// What stdout did not take, for the end of the program.
+/// The error of stdout, to be reported at the program's end.
 #[must_use]
 pub fn lost_output() -> Option<Failure> {
     let error = LOST.get()?;
