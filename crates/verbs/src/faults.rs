@@ -4,7 +4,7 @@
 //!
 //! ```
 //! let script = weft_verbs::faults::Script::parse("
-//! seed 7                                   # for `random`; default 0
+//!     seed 7                                   # for `random`; default 0
 //!     send 100 on 1: complete RETRY_EXC_ERR    # the 100th send posted on the first queue pair completes with this status
 //!     send every 1000: delay 5ms               # on each queue pair, each 1000th call that posts returns late
 //!     send random 0.0001: die                  # one in ten thousand: the connection breaks, without a message to the peer
