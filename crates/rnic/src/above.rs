@@ -1,5 +1,5 @@
-//! Calls for layers that are built on verbs: sockets that drive their queues under locks of their own, and the C libraries, which
-//! must show states that only an RNIC has. A program on verbs needs none of them.
+//! Calls for layers that are built on verbs: sockets that drive their queues under locks of their own, and the C libraries, which have to
+//! show states that only an RNIC has. A program on verbs needs none of them.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Completion queues and completion channels.
 //!
-//! A thread that polls or waits on a completion queue drives the connections of the queue's members itself: nothing
-//! has to be handed from one thread to another for a completion to appear (see [`crate::engine`]).
+//! A thread that polls or waits on a completion queue drives the connections of the queue's members itself, so no completion has to be
+//! handed from one thread to another (see [`crate::engine`]).
 
 mod channel;
 mod event_wait;

@@ -1,4 +1,4 @@
-//! The device: its limits, its tables, and the objects that hang from it.
+//! The device: its limits, its tables, and its objects.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;

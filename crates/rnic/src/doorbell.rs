@@ -1,4 +1,4 @@
-//! Bells that a signal's handler may ring, and that the engine answers.
+//! Doorbells: a signal handler may ring them, and the engine answers.
 
 use std::convert::Infallible;
 use std::io;

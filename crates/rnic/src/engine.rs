@@ -1,13 +1,13 @@
-//! The progress engine: one thread a device that drives what nobody else is driving.
+//! The progress engine: one thread for each device. It drives the objects that no other thread drives.
 //!
-//! Progress belongs to whoever is there. A thread that polls or waits on a completion queue takes a *lease* of the
-//! queue pairs behind it and reads their sockets itself; the engine leaves leased queue pairs alone, so that a
-//! message wakes one thread, not two. The lease costs the thread one atomic load a poll.
+//! A thread that polls or waits on a completion queue takes a *lease* of the queue pairs behind it and reads their sockets itself. The
+//! engine does not touch leased queue pairs, so a message wakes one thread, not two. The lease costs the thread one atomic load for each
+//! poll.
 //!
-//! A source (queue pair, listener, handshake) is *armed* while its one-shot registration in the engine's epoll can
-//! fire. When it fires, or when a poller takes the lease, it is no longer armed. Leased queue pairs sit in the
-//! `leased` list, which the engine looks at every [`TICK`] while it is not empty: one whose owner has not polled since
-//! the last look, and is not asleep on it, is driven by the engine from then on and armed again.
+//! A source (queue pair, listener, handshake) is *armed* while its one-shot registration in the engine's epoll can fire. When it fires, or
+//! when a polling thread takes the lease, the source is disarmed. Leased queue pairs are in the list `leased`, which the engine checks
+//! every [`TICK`] while it is not empty. If the owner of a queue pair has not polled since the last check, and does not sleep on it, the
+//! engine drives it from then on and arms it again.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Errors that say which limit, which address and which layer.
+//! Errors that name the limit, the address and the layer.
 
 use std::fmt;
 

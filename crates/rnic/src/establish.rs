@@ -5,9 +5,9 @@
 //!  responder:  listen ─ accepted ─ request complete ─ Incoming ─ accept ─> attach(qp), reply goes out first
 //! ```
 //!
-//! Start-up has a time limit on both sides, start-up frames have a longest length, and accepted connections that have
-//! not completed it count against [`Limits::max_pending`](crate::Limits::max_pending): silent and flooding peers cost
-//! little, and not for long.
+//! Start-up has a time limit on both sides, start-up frames have a maximum length, and accepted connections that have not completed it
+//! count against [`Limits::max_pending`](crate::Limits::max_pending). So silent and flooding peers cost little, and only for a limited
+//! time.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! Regions that are deregistered, and that somebody has yet to leave.
+//! Deregistered regions that are still in use.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

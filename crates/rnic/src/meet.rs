@@ -1,4 +1,4 @@
-//! How two processes of one host meet, beside the TCP connection that they have just made (docs/spec/local.md).
+//! The handshake of two processes of one host, after they have made a TCP connection (docs/spec/local.md).
 //!
 //! ```text
 //!  initiator                                          responder
@@ -10,11 +10,11 @@
 //!              ◄──────────── Attach (liveness, domain) or Decline, then the MPA reply on TCP
 //! ```
 //!
-//! Whatever goes wrong on the way, at any point, the connection stays on TCP: the Attach is the only message that
-//! moves it, and it is there before the reply that the initiator waits for anyway.
+//! If any step fails, the connection stays on TCP. The Attach is the only message that moves it, and it arrives before the reply for which
+//! the initiator waits anyway.
 //!
-//! No descriptor goes to a process before the kernel has said who it is, in a message that this process has just sent. What else a process may
-//! do with ours it shows by doing it: it reads a secret in our memory ([`Cell`]).
+//! A process gets descriptors only after the kernel has attested its user, in a message that this process has just sent. It proves further
+//! rights over our process by using them: it reads a secret in our memory ([`Cell`]).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

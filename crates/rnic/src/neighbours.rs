@@ -1,4 +1,4 @@
-//! Other processes of this host, and what a device shares with them.
+//! Other processes of this host, and the state that a device shares with them.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! What a connection tells of itself, see [`crate::stat`].
+//! The report of a connection, see [`crate::stat`].
 
 use std::net::SocketAddr;
 use std::time::Duration;

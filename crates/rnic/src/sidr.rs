@@ -1,9 +1,10 @@
-//! Service ID resolution: how a program finds the datagram queue pair of another one that listens at a UDP port (docs/spec/dgram.md).
+//! Service ID resolution: finds the datagram queue pair of a program that listens on a UDP port (docs/spec/dgram.md).
 //!
-//! A request is repeated until it is answered, and a repeated request is answered as the first one was, so that programs see each once.
-//! All of it happens on the engine's thread.
+//! A request is repeated until it is answered. A repeated request gets the same answer as the first one, so that programs see each request
+//! once. All of this happens on the engine's thread.
 //!
-//! Source addresses are easily forged. So an answer is never longer than its request, and an address is answered so often in a second and no more.
+//! Source addresses can be forged. Therefore an answer is never longer than its request, and the number of answers to an address in a second is
+//! limited.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;

@@ -1,8 +1,7 @@
 //! The connections of this host's weft processes, as `weft stat` shows them (docs/spec/stat.md).
 //!
-//! Each device keeps a *desk*: an abstract Unix socket that its engine answers. Whoever connects to it, as the same user
-//! or as root, is told of each connection in one packet. Nobody asks: it costs a socket. `WEFT_STAT=off` in the
-//! environment of a process leaves its desks closed.
+//! Each device has a *desk*: an abstract Unix socket that its engine answers. A client that connects as the same user or as root gets one
+//! packet for each connection. Without clients it costs a socket. With `WEFT_STAT=off` in the environment a process opens no desk.
 
 mod ask;
 mod desk;

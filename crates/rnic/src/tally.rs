@@ -1,4 +1,4 @@
-//! Counters of completed work: a program that only wants to know how much is done needs no completion of each request.
+//! Counters of completed work, for programs that need only the number and not a completion of each request.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

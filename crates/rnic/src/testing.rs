@@ -1,4 +1,4 @@
-//! What tests of this crate stand on.
+//! Helpers for the tests of this crate.
 
 use std::net::Ipv4Addr;
 use std::sync::mpsc;

@@ -1,4 +1,4 @@
-//! What the engine does after a while, and perhaps again.
+//! Timers of the engine, one-shot or repeated.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
-//! What the environment says about TLS.
+//! TLS settings in the environment.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `WEFT_TLS` | `on`: connections are made by TLS, and no others are taken; `off` (the default) |
+//! | `WEFT_TLS` | `on`: connections use TLS, and others are refused; `off` (the default) |
 //! | `WEFT_TLS_KEY` | file with our private key (PKCS #8 PEM, as `weft key` writes it); without it the process has a key for itself |
-//! | `WEFT_TLS_PEERS` | file with the keys that we take, a public key or fingerprint a line; without it, any |
+//! | `WEFT_TLS_PEERS` | file with the accepted keys, one public key or fingerprint a line; without it, any |
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};

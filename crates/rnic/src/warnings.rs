@@ -1,4 +1,4 @@
-//! Warnings that a peer can cause as often as it likes: a bounded number of lines a second.
+//! Warnings that a peer can cause at any rate: a bounded number of lines a second.
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;

@@ -1,9 +1,9 @@
-//! XRC: queue pairs whose messages name the shared receive queue that they are for.
+//! XRC: queue pairs whose messages name their shared receive queue.
 //!
 //! An XRC domain holds shared receive queues, each with a completion queue of its own, and the target queue pairs that reach them. A target queue
 //! pair has no receives, no completion queue and no protection domain: a message takes its receive from the queue that it names, completes there,
-//! and reaches the memory of that queue's protection domain (InfiniBand 1.4, section 14.2). How a message names its queue stands in
-//! docs/spec/rdmap-extensions.md.
+//! and reaches the memory of that queue's protection domain (InfiniBand 1.4, section 14.2). docs/spec/rdmap-extensions.md describes how a message
+//! names its queue.
 
 use std::sync::{Arc, Mutex, Weak};
 

@@ -1,7 +1,7 @@
-//! How a poll sees without a lock that there is nothing for it to do.
+//! The glance: a poll detects without a lock that it has nothing to do.
 //!
-//! On shared memory an idle connection is one whose ring is empty: nothing is to be sent, and nothing is waited for but what the peer puts
-//! into the ring. Whoever holds the connection's lock says at the end whether that is so; from then on the ring's words tell all.
+//! On shared memory a connection is idle if its ring is empty, nothing is queued, and it waits for nothing except frames from the peer. The
+//! holder of the connection's lock publishes this when it releases the lock; from then on the ring's words are sufficient.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! What a completion queue knows of those whose completions it holds.
+//! The interface through which a completion queue sees the objects whose completions it holds.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

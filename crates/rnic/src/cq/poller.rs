@@ -1,4 +1,4 @@
-//! One who polls: what he takes past the queue, and what his thread remembers of the queue.
+//! A polling thread: the completions that it takes without the queue, and its cache of the queue's state.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Spinning before a sleep, as long as it pays off.
+//! Spinning before a sleep, as long as it succeeds often enough.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

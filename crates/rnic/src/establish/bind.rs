@@ -1,4 +1,4 @@
-//! Addresses that are taken, and listening on them.
+//! Binding of addresses, and listening on them.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! The responder's side of making a connection: start-up of an accepted connection, and the request that comes of it.
+//! The responder's side of making a connection: start-up of an accepted connection, and the resulting request.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Whoever connects to a listening TCP (or simulated) port is taken in, and greeted.
+//! Accepts connections at a listening TCP (or simulated) port, and starts their start-up.
 
 use std::io;
 use std::net::SocketAddr;

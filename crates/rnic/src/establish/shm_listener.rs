@@ -1,5 +1,5 @@
-//! The responder's side of meeting on one host: a Unix socket beside each listening TCP port, at which initiators say
-//! hello (see [`crate::meet`]).
+//! The responder's side of the shared-memory handshake: a Unix socket for each listening TCP port, to which initiators send their Hello
+//! (see [`crate::meet`]).
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Who is at the other end of the Unix socket on which two processes meet, and what it may do with our process.
+//! The identity of the process at the other end of the Unix socket of a handshake, and its rights over our process.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! The end of a connection as the program wants it: in order, at once, or because it drops the queue pair.
+//! Closing by the program: in order, at once, or by dropping the queue pair.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

@@ -1,12 +1,12 @@
-//! Completions that say what became of a request at the peer ([`QpInit::remote_completion`](crate::QpInit)).
+//! Completions that confirm the outcome of a request at the peer ([`QpInit::remote_completion`](crate::QpInit)).
 //!
-//! iWARP tells a sender nothing about a Send or Write that went well. But the peer takes one thing after the other, so the answer to a
-//! Read says that everything before it has been placed or received. So an empty Read goes out behind what is posted; the protocol machine
-//! completes what is before it when it is answered. On shared memory most Writes are carried out by ourselves: there the Read goes out only
-//! when something is left that was not.
+//! iWARP does not acknowledge a successful Send or Write to its sender. But the peer processes requests in order, so the response to a Read
+//! confirms that everything before it has been placed or received. So an empty Read follows the posted requests, and the protocol machine
+//! completes the requests before it when the response arrives. On shared memory this process carries out most Writes itself; the Read is
+//! sent only if some requests were not carried out that way.
 //!
-//! A peer that ends the connection once it has received everything may be gone before it answers. So it says what it has received before it
-//! goes (docs/spec/rdmap-extensions.md).
+//! A peer that ends the connection after it has received everything may be gone before it answers. Therefore it reports what it has
+//! received before it closes (docs/spec/rdmap-extensions.md).
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Between the terms of verbs and those of the protocol machine.
+//! Conversions between the types of verbs and those of the protocol machine.
 
 use weft_mem::MemError;
 use weft_proto::rdmap::{self, Fault};

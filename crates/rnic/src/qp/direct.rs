@@ -1,11 +1,11 @@
-//! One-sided work that the initiator does itself, in the memory that it shares with the peer.
+//! One-sided operations that the initiator carries out itself, in memory shared with the peer.
 //!
-//! The peer's exported table says whether an operation is allowed. Where it does not say so, the operation goes through
-//! the ring like any other, and the peer judges it, with the error codes of the wire: so nothing here ever fails for a
-//! reason that the peer would have to be told.
+//! The peer's exported table says whether an operation is allowed. If it does not allow the operation, the operation goes through the ring,
+//! and the peer checks it and answers with the error codes of the wire. So nothing here fails for a reason that the peer would have to
+//! know.
 //!
-//! Work done directly overtakes what is in the ring. That is seen by nobody but where earlier work in the ring touches
-//! the same memory, or takes the right to touch it away: then it waits its turn there too (see [`Barrier`](super::flight::Barrier)).
+//! Direct operations overtake requests in the ring. This is visible only if an earlier request in the ring touches the same memory, or
+//! withdraws the right to it: then the operation goes through the ring, too (see [`Barrier`](super::flight::Barrier)).
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The end of a connection: flushing, when it is told, and what is left of the socket.
+//! The end of a connection: flushing, its notification, and the socket's last bytes.
 
 use std::collections::VecDeque;
 use std::fmt;

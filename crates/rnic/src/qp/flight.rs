@@ -1,4 +1,4 @@
-//! What is on its way out: a flight of FPDUs, which is one `sendmsg` where the transport takes it whole, and the memory that it is read from.
+//! Outgoing data: a flight of FPDUs, which is one `sendmsg` if the transport takes all of it, and the memory that it is read from.
 
 use std::collections::VecDeque;
 use std::io;

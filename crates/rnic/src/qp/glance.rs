@@ -1,4 +1,4 @@
-//! What a connection says of itself to polls that take no lock, see [`crate::cq::Glance`].
+//! The state that a connection publishes for polls without a lock, see [`crate::cq::Glance`].
 
 use std::sync::atomic::Ordering;
 

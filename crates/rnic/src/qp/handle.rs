@@ -1,4 +1,4 @@
-//! The queue pair as programs hold it.
+//! The program's handle of a queue pair.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};

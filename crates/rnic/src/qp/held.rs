@@ -1,4 +1,4 @@
-//! What waits for a receive, and for how long.
+//! Messages that wait for a receive, and their time limits.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Who drives a queue pair: the thread that polls, or the engine (see [`crate::engine`]).
+//! Which thread drives a queue pair: the polling thread, or the engine (see [`crate::engine`]).
 //!
-//! An owner who polls takes the *lease*, and the engine stops watching the socket. Eight empty polls in a row, or one poll that received
-//! data, take it. An owner who only looks for the completions of what it posts, and else spins on its memory or sleeps on something else,
-//! does not: the engine stays armed. Where that rule is wrong, something waits for the engine's tick. The *engine hint* then keeps the
-//! engine armed for a while.
+//! A polling owner takes the *lease*, and the engine stops watching the socket. Eight empty polls in a row, or one poll that received data,
+//! take it. An owner that only polls for the completions of its own requests, and otherwise spins on its memory or sleeps on something
+//! else, does not take it: the engine stays armed. If this rule is wrong, data waits for the engine's tick. Then the *engine hint* keeps
+//! the engine armed for a while.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -6,12 +6,11 @@
 //!                     +--- any error -------+---------------------------------> Error
 //! ```
 //!
-//! Two locks: `inbox` takes what is posted, `core` holds the protocol machine and is only ever *tried*. Whoever
-//! fails to get it sets `pending`, and the holder looks at `pending` after letting go: nobody waits for a system
-//! call that another thread makes.
+//! Two locks: `inbox` takes posted requests, `core` holds the protocol machine and is only ever *tried*. A thread that fails to take `core`
+//! sets `pending`, and the holder checks `pending` after it has released the lock. So no thread waits for a system call of another one.
 //!
-//! From the bottom up: `frame` and `convert`; what a connection holds (`flight` on its way out, `held` for want of a receive); its `end`; what segments
-//! and requests do (`place`, `rnr`, `direct`); `tx` and `rx`; what programs call (`post`, `fast_path`, `close`, `handle`).
+//! From the bottom up: `frame` and `convert`; the data of a connection (`flight`: outgoing, `held`: waiting for a receive); its `end`; the effects of
+//! segments and requests (`place`, `rnr`, `direct`); `tx` and `rx`; the calls of programs (`post`, `fast_path`, `close`, `handle`).
 
 mod close;
 mod confirm;

@@ -1,4 +1,4 @@
-//! Queue pairs whose port is down, for tests of what programs make of it: nothing goes out and nothing comes in, and nobody is told.
+//! Queue pairs whose port is down, to test how programs react: they send and receive nothing, and no side is notified.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! What has come of a segment is checked and placed, and what that means is done.
+//! Checks and places the received bytes of a segment, and carries out its effects.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Where a queue pair's receives come from.
+//! The source of a queue pair's receives.
 
 use std::sync::{Arc, Weak};
 

@@ -1,15 +1,15 @@
 //! Messages that find no receive posted, on queue pairs that wait for one ([`Rnr::Wait`](crate::Rnr)).
 //!
-//! The stream goes on as far as order allows: answers to our own Reads and atomics behind such a message are taken in, so that a
-//! program may wait for one before it posts the receive. What the peer asks for behind it (Sends, Writes, Read Requests) waits in the
-//! order of its arrival: copied, up to a bound, and in the transport beyond that. On shared memory the peer is not told meanwhile of what is
-//! out of the ring, because it takes that for done.
+//! The stream continues as far as the order allows. Responses to our own Reads and atomics behind such a message are processed, because a
+//! program may wait for one before it posts the receive. Requests of the peer behind it (Sends, Writes, Read Requests) wait in the order of
+//! their arrival: copied, up to a limit, and in the transport beyond that. On shared memory the ring's consumer position is not published
+//! meanwhile, because the peer takes published frames as done.
 //!
-//! A peer's close behind such messages is told of at once ([`Qp::on_end`](super::Qp::on_end)): a program that waits for that alone posts no receive any
-//! more. What has come before is still there for one that does.
+//! A peer's close behind such messages is reported at once ([`Qp::on_end`](super::Qp::on_end)): a program that waits only for the close posts no
+//! further receive. The messages can still be received by a program that posts one.
 //!
-//! It waits for ever, unless somebody has said how often to wait: the peer, by a notice (docs/spec/rdmap-extensions.md), or our own
-//! program's connection manager. When that time is over a Terminate names the message, and the sender learns what became of it.
+//! The wait has no limit, unless the peer has set one by a notice (docs/spec/rdmap-extensions.md), or our own program's connection manager
+//! has. When the limit ends, a Terminate names the message, and the sender gets its error.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

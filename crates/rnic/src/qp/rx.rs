@@ -1,9 +1,8 @@
 //! The receive side: bytes become segments, which are placed (see the module `place`), or wait for a receive.
 //!
-//! Headers and small payloads are read into a staging buffer that the connection borrows while it has bytes to look
-//! at. A large payload goes straight to its place in the next `recvmsg`, which also fetches its trailer and the next
-//! header. With CRC every FPDU is staged, checked, and only then placed: nothing of a damaged FPDU touches memory
-//! (docs/adr/0003).
+//! Headers and small payloads are read into a staging buffer, which the connection borrows while it has bytes to process. A large payload
+//! goes straight to its place in the next `recvmsg`, which also fetches its trailer and the next header. With CRC every FPDU is staged,
+//! checked, and only then placed: no part of a damaged FPDU reaches memory (docs/adr/0003).
 
 use std::io;
 use std::sync::Arc;

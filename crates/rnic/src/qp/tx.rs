@@ -1,8 +1,8 @@
-//! The transmit side: what is posted, and what the peer is owed, becomes segments, and segments FPDUs of a flight.
+//! The transmit side: posted requests, and responses owed to the peer, become segments, and segments FPDUs of a flight.
 //!
-//! Headers, trailers and small payloads are written to a scratch buffer; larger payloads go from registered memory
-//! in the same system call. With CRC or markers every payload is copied: the bytes that the CRC was computed over
-//! are then the bytes that are sent, whatever happens to the memory in between (docs/adr/0003).
+//! Headers, trailers and small payloads are written to a scratch buffer; larger payloads are sent from registered memory in the same system
+//! call. With CRC or markers every payload is copied, so that exactly the bytes of the CRC are sent, even if the memory changes in between
+//! (docs/adr/0003).
 
 use std::sync::Arc;
 use std::time::Duration;

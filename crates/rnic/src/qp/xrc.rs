@@ -1,4 +1,4 @@
-//! What is different on XRC queue pairs ([`crate::xrc`]).
+//! The special rules of XRC queue pairs ([`crate::xrc`]).
 
 use std::sync::{Arc, Weak};
 

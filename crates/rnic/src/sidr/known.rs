@@ -1,4 +1,4 @@
-//! What a service remembers of those who ask. None of it grows, whatever comes in.
+//! The requests that a service remembers, in bounded memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};

@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The client.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The server.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,5 @@
-//! The same-host transport: rings in shared memory, references to large payloads that the receiver pulls, and one-sided
-//! work that the initiator does itself (docs/spec/local.md).
+//! The same-host transport: rings in shared memory, references to large payloads, which the receiver copies, and one-sided operations that
+//! the initiator carries out itself (docs/spec/local.md).
 
 use std::collections::VecDeque;
 use std::io;

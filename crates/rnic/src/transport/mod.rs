@@ -1,4 +1,4 @@
-//! Transports: what carries the byte stream of a connection.
+//! Transports, which carry the byte stream of a connection.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! TLS 1.3 over TCP: the whole byte stream of a connection, MPA start-up included, is one TLS connection.
 //!
-//! What is sent is copied once, into the buffer in which it is encrypted, and what is received is copied once, out of the buffer in which it was
-//! decrypted. A record is checked before any byte of it is given out.
+//! Sent bytes are copied once, into the buffer in which they are encrypted; received bytes are copied once, out of the buffer in which they were
+//! decrypted. A record is checked before any of its bytes is passed on.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
-//! Progress of a UDP port: whoever polls a completion queue of one of its queue pairs receives for all of them; the engine does it while nobody polls.
-//! A poller's lease is as in [`crate::engine`], with a timer for the tick.
+//! Progress of a UDP port: a thread that polls a completion queue of one of its queue pairs receives for all of them; the engine does it while no
+//! thread polls. A polling thread's lease is as in [`crate::engine`], with a timer for the tick.
 
 use std::collections::HashMap;
 use std::io;

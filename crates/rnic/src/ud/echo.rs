@@ -1,4 +1,5 @@
-//! Multicast groups that a datagram queue pair is in and sends to itself: what comes back is told by number, port and address.
+//! Multicast groups that a datagram queue pair is a member of and sends to itself: its own messages are recognised by number, port and
+//! address.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Mutex;

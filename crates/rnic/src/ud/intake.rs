@@ -1,5 +1,5 @@
-//! Taking in what has come at once: datagrams of one sender that follow each other for one queue pair are one hold of its lock, and their
-//! completions one look at its queue.
+//! Processing of datagrams that arrive together: consecutive datagrams of one sender for one queue pair share one hold of its lock, and one
+//! access to its completion queue.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

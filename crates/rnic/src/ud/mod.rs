@@ -1,15 +1,14 @@
-//! Unreliable datagram queue pairs: each send names its destination, each receive says where it came from (datagram-iWARP;
-//! docs/spec/dgram.md).
+//! Unreliable datagram queue pairs: each send names its destination, each receive reports its sender (datagram-iWARP; docs/spec/dgram.md).
 //!
-//! Messages may be lost, doubled and overtaken. Those of up to [`UD_MTU`] bytes are one datagram, longer ones and RDMA Write-Record are cut into
-//! segments. No error of a datagram ends the queue pair: what is damaged, for nobody, with a wrong `Q_Key` or without a posted receive is
-//! dropped, counted, and told by [`UdQp::take_error`].
+//! Messages may be lost, duplicated and reordered. Messages of up to [`UD_MTU`] bytes are one datagram; longer ones and RDMA Write-Record are
+//! divided into segments. No faulty datagram ends the queue pair: datagrams that are damaged, have no receiver, a wrong `Q_Key` or no posted
+//! receive are dropped, counted, and reported by [`UdQp::take_error`].
 //!
-//! In the reliable mode ([`UdInit::reliable`]) messages are acknowledged and sent again: each comes once, and in the order of its pair of queue pairs.
-//! An error is that pair's, and not the queue pair's.
+//! In the reliable mode ([`UdInit::reliable`]) messages are acknowledged and retransmitted: each arrives once, in the order of its pair of queue
+//! pairs. An error affects that pair, and not the whole queue pair.
 //!
 //! From the bottom up: `local` (rings) and `port` (the socket); `taking` and `record`; the halves of a queue pair, `send` and `recv`, with `reliable`
-//! and `flow` for the reliable mode; `intake`, which gives each what has come for it, and `drive`, which has it taken in.
+//! and `flow` for the reliable mode; `intake`, which distributes received datagrams, and `drive`, which calls it.
 
 use std::collections::HashMap;
 use std::io;

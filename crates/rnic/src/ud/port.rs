@@ -1,5 +1,5 @@
-//! The UDP transport: one socket for many datagram queue pairs, which are told apart by the number in the datagram (docs/spec/dgram.md). Here
-//! is what they send through it, and wait for; what comes is taken in by the module `intake`, driven by `drive`.
+//! The UDP transport: one socket for many datagram queue pairs, which the number in the datagram distinguishes (docs/spec/dgram.md). This
+//! module sends, and holds sends that wait. The module `intake`, driven by `drive`, processes received datagrams.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

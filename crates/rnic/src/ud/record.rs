@@ -1,4 +1,4 @@
-//! What RDMA Write-Record leaves at its target: a record for each message, and a map of the bytes that are valid.
+//! The results of RDMA Write-Record at its target: a record for each message, and a map of the valid bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! The receiving half of a datagram queue pair: segments are placed as they come, in the receive that their message has taken or in the
-//! region that it names, and completions are made when a message is whole or its time is up.
+//! The receiving half of a datagram queue pair: segments are placed as they arrive, in the receive that their message has taken or in the
+//! region that it names. A completion follows when a message is complete or its time is up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

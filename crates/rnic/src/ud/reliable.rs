@@ -1,4 +1,4 @@
-//! The sending half of a datagram queue pair in the reliable mode: each message stays until its receiver has acknowledged it
+//! The sending half of a datagram queue pair in the reliable mode: each message is kept until its receiver has acknowledged it
 //! (docs/spec/dgram.md, "Reliable mode").
 
 use std::cmp::Reverse;

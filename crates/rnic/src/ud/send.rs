@@ -1,5 +1,5 @@
-//! The sending half of a datagram queue pair: messages become segments, segments of one size a train, and trains go to the kernel when
-//! the pacing of their destination lets them.
+//! The sending half of a datagram queue pair: messages become segments, segments of one size a train, and trains go to the kernel when the
+//! pacing of their destination allows it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

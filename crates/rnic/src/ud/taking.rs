@@ -1,4 +1,4 @@
-//! What a thread holds of a datagram queue pair while it takes in datagrams, and what these bring.
+//! The state of a datagram queue pair that a thread holds while it processes datagrams, and their effects.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -1,16 +1,16 @@
-//! How two UDP ports of one host and user come to a pipe (docs/spec/dgram.md, "Between processes of one host").
+//! How two UDP ports of one host and user set up a pipe (docs/spec/dgram.md, "Between processes of one host").
 //!
 //! ```text
 //!  sender's port                                     receiver's port
-//!  whose socket gets this? the kernel: number R
+//!  whose socket gets this? ask the kernel: number R
 //!  connects to the door of R, same user?
 //!  Offer (own number S, R, addresses) ─────────────► same user, and one of us?
-//!                                                    whose socket has the sender's address? the kernel: S
+//!                                                    whose socket has the sender's address? ask the kernel: S
 //!                        ◄───────────────────────── Accept, with the segment
 //!  same user, and one of us?
 //! ```
 //!
-//! No descriptor goes to a process before the kernel has said who it is, in a message that this process has just sent.
+//! A process gets descriptors only after the kernel has attested its user, in a message that this process has just sent.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -1,5 +1,5 @@
-//! Datagrams between processes of one host and user: each pair of UDP ports shares two rings, and the kernel's socket carries what wakes a
-//! port that sleeps, and what goes to everybody else (docs/spec/dgram.md, docs/adr/0037).
+//! Datagrams between processes of one host and user: each pair of UDP ports shares two rings. The kernel's socket carries wake-ups of
+//! sleeping ports, and datagrams to all other peers (docs/spec/dgram.md, docs/adr/0037).
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Two rings between two UDP ports of one host, one for each way: a record is a datagram.
+//! Two rings between two UDP ports of one host, one for each direction; a record is a datagram.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
