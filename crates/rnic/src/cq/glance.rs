@@ -11,7 +11,7 @@ use weft_ring::End;
 /// See the [module](self).
 #[derive(Default)]
 pub(crate) struct Glance {
-    /// Nothing can happen but by what the peer puts into the ring. Written under the connection's lock.
+    /// Nothing can happen except by frames of the peer in the ring. Written under the connection's lock.
     still: AtomicBool,
     ring: OnceLock<Arc<End>>,
 }
@@ -22,7 +22,7 @@ impl Glance {
         let _ = self.ring.set(Arc::clone(ring));
     }
 
-    /// Whether the connection is in shared memory.
+    /// Whether the connection uses shared memory.
     #[inline]
     pub(crate) fn has_ring(&self) -> bool {
         self.ring.get().is_some()
@@ -34,7 +34,7 @@ impl Glance {
         self.still.load(Ordering::Acquire) && self.ring.get().is_some_and(|ring| !ring.has_news())
     }
 
-    /// Whether nothing can happen but by what the peer puts into the ring.
+    /// Sets whether nothing can happen except by frames of the peer in the ring.
     pub(crate) fn set(&self, still: bool) {
         if self.still.load(Ordering::Relaxed) != still {
             self.still.store(still, Ordering::Release);

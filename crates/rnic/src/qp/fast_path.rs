@@ -211,7 +211,7 @@ fn header_of(
     payload: usize,
     write: impl FnOnce(&mut [u8; MAX_HEADER]) -> usize,
 ) -> usize {
-    // In its place at once: what was just written in small pieces is slow to read in large ones.
+    // Copy it into place at once, because reading in large pieces is slow directly after writing in small ones.
     let [_, _, _, _, header @ ..] = frame;
     let n = write(header);
     frame[..LOCAL_HEADER_LEN].copy_from_slice(&Frame::local_header(n + payload));

@@ -6,7 +6,7 @@ use super::{Core, QpInner};
 use crate::types::QpState;
 
 impl QpInner {
-    /// The lock is about to be let go.
+    /// Publishes the state before the lock is released.
     #[inline]
     pub(super) fn note_still(&self, core: &Core) {
         if self.glance.has_ring() {
