@@ -46,7 +46,7 @@ const LOOK_EVERY: u32 = 16;
 
 /// Empty polls between two yields of the core.
 const YIELD_EVERY: u32 = 16;
-/// Empty polls before the first yield. The peer wants this core, or has one of its own and answers within some microseconds.
+/// Empty polls before the first yield: the least if the peer wants this core, the most if the peer has one of its own (some microseconds).
 const LEAST_PATIENCE: u32 = 32;
 const MOST_PATIENCE: u32 = 512;
 

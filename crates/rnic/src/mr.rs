@@ -345,8 +345,9 @@ impl Mr {
     pub fn recv_from_socket(&self, fd: impl AsFd, off: usize, len: usize) -> io::Result<usize> {
         self.region.recv_from_socket(fd.as_fd(), off, len)
     }
-    /// From now on its bytes do not change; writes to it fail. What peers read of it over TCP, without a CRC and TLS, is not copied then, where it is memory
-    /// that peers of this host may read ([`Pd::alloc_mr`](crate::Pd::alloc_mr)). A process that does not ignore `SIGPIPE` is ended by a peer that goes.
+    /// Freezes the region: from now on its bytes do not change, and writes to it fail. Reads of it by peers over TCP, without CRC and TLS, are then not
+    /// copied, if peers of this host may read its memory ([`Pd::alloc_mr`](crate::Pd::alloc_mr)). A process that does not ignore `SIGPIPE` is killed if such
+    /// a peer disconnects.
     ///
     /// # Errors
     /// [`MemError::Access`] for a region that is written to by receives or by peers ([`Access::LOCAL_WRITE`]).

@@ -15,7 +15,7 @@ pub use crate::report::Connection;
 pub use ask::survey;
 pub(crate) use desk::open_desk;
 
-/// What the names of all desks begin with: the version of what they say is part of it.
+/// The prefix of the names of all desks, with the version of their protocol.
 const NAME: &str = "weft-stat/1/";
 /// The longest packet, in bytes.
 const MAX_PACKET: usize = 2048;
@@ -59,7 +59,7 @@ const fn state_name(state: QpState) -> &'static str {
     }
 }
 
-/// Text that somebody else chose, without what a terminal or a line of ours would take for something else.
+/// Appends text from another process, without control characters and separators.
 fn plain(text: &str, out: &mut String) {
     let end = text.floor_char_boundary(MAX_REASON);
     let chars = text[..end].chars();

@@ -83,7 +83,7 @@ impl XrcDomain {
         newest.map_or_else(|| self.0.pd.clone(), |srq| Pd(Arc::clone(&srq.pd)))
     }
 
-    /// Whether two handles name the same domain.
+    /// Whether two handles refer to the same domain.
     pub fn same(&self, other: &XrcDomain) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -94,7 +94,7 @@ impl XrcDomain {
     }
 }
 
-/// Where the messages of a target queue pair go.
+/// The destination of the messages of a target queue pair.
 pub(crate) struct XrcTarget {
     pub(crate) domain: Arc<XrcInner>,
     /// The queue that was named last.
