@@ -1,13 +1,13 @@
 //! Objects that holders of locks have cached.
 //!
 //! ```text
-//! holder                                   thread that removes the object
-//! ------                                   ------------------------------
+//!   holder                                   thread that removes the object
+//!   ------                                   ------------------------------
 //!   Word::try_begin   (SeqCst)               remove it from the table
 //!   Generation::now   (SeqCst)               Generation::end: count up (SeqCst)
-//! as when the object was looked up?        for each holder whose tags name it:
+//!   as when the object was looked up?        for each holder whose tags name it:
 //!   use it                                       is it in a hold (SeqCst)? wait for the end of that
-//! Word::end         (Release)              the object can be reused
+//!   Word::end         (Release)              the object can be reused
 //! ```
 //!
 //! Either the holder sees the new number, and looks the object up again, or its hold began before the removing thread checks, which then
