@@ -1,4 +1,4 @@
-//! What a compiler is: the digest of everything that decides which object comes out of a preprocessed source.
+//! The identity of a compiler: the digest of everything that determines the object for a preprocessed source.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

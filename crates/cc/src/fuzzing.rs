@@ -1,4 +1,4 @@
-//! What the fuzz targets call.
+//! The functions that the fuzz targets call.
 
 /// Arbitrary bytes as each message of the protocol, and as command lines.
 pub fn cc_wire(data: &[u8]) {

@@ -1,4 +1,4 @@
-//! What a compilation and the daemon beside it say to each other: JSON in the messages of a Unix socket, memory files as descriptors.
+//! The messages between a compilation and the daemon of its host: JSON in the messages of a Unix socket, memory files as descriptors.
 
 use std::cell::Cell;
 use std::io;

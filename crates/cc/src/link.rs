@@ -1,4 +1,4 @@
-//! Control messages over a queue pair, for both sides, and where workers are.
+//! Control messages over a queue pair, for both sides, and the addresses of workers.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,7 +1,6 @@
-//! What a compiler's command line asks for, and whether it can go to a worker.
+//! The requests in a compiler's command line, and whether it can be sent to a worker.
 //!
-//! An option is known or the command runs here: nothing is guessed. A worker checks the options of each job by the same table ([`check_job`]), because whoever
-//! sends it one may be hostile.
+//! With an unknown option the command runs here. A worker checks the options of each job by the same table ([`check_job`]), because its master may be hostile.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -1,4 +1,4 @@
-//! Commands whose source the worker preprocesses too (`--pull`): which options of the preprocessor go out, and in which form.
+//! Commands whose source the worker preprocesses too (`--pull`): the options of the preprocessor that are sent, and their form.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,8 @@
-//! Compilers that travel: a master packs its own, a worker that may keeps it in a folder, and runs it with the libraries that came along (decision 45).
+//! Compilers that travel: a master packs its own; a worker that accepts it keeps it in a folder, and runs it with the libraries in the package
+//! (decision 45).
 //!
-//! What is packed has no directories and no links: files with plain names, one after the other, in one zstd frame. A name is a byte with its length and as many
-//! bytes; contents are a length of eight bytes, big-endian, and as many bytes.
+//! A package has no directories and no links: files with plain names, one after the other, in one zstd frame. A name is a length byte and its bytes; contents
+//! are a length of eight bytes, big-endian, and the bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;

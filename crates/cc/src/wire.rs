@@ -1,7 +1,7 @@
 //! The messages between a master and a worker: a pure codec, no I/O. `docs/spec/cc.md` draws each.
 //!
-//! A hello has a fixed form, which every version reads; what follows it is in postcard's. The decoders take arbitrary bytes of a hostile peer: they never panic, and
-//! what they give holds what is said of it here.
+//! A hello has a fixed form, which every version reads; the later messages are encoded by postcard. The decoders take arbitrary bytes of a hostile peer: they never
+//! panic, and the values that they return are valid as documented here.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! How programs learn what is complete.
+//! Completions, as programs get them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

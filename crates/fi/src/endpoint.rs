@@ -1,10 +1,10 @@
 //! An endpoint: the machine over a datagram queue pair.
 //!
-//! Who calls drives ([`Endpoint::progress`]). While nobody does, the device's engine takes what comes, places it and acknowledges it, and a thread of
-//! the endpoint sends again what was lost.
+//! The calling thread drives the endpoint ([`Endpoint::progress`]). While no thread calls, the device's engine receives packets, places them and
+//! acknowledges them, and a thread of the endpoint retransmits lost packets.
 //!
-//! Small messages are copied into their packet, from there into registered memory, out of that at the receiver, and into their place. Large ones are
-//! sent from the program's memory and arrive in it.
+//! Small messages are copied into their packet, from there into registered memory, at the receiver out of registered memory, and into their place.
+//! Large ones are sent from the program's memory and arrive in it.
 
 mod clock;
 mod connected;

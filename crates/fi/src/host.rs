@@ -1,4 +1,4 @@
-//! What a machine needs of whoever drives it, and what it tells.
+//! The interface between a machine and its driver.
 
 use std::ops::Range;
 

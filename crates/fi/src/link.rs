@@ -1,7 +1,7 @@
 //! The packets to and from one peer, reliable and in order.
 //!
 //! Numbers, acknowledgements, window and time-outs are those of [`weft_proto::dgram`], which datagram queue pairs in the reliable mode use, too. A
-//! link adds the queue of what waits for the window, and acknowledgements that ride on packets of the other direction.
+//! link adds the queue of packets that wait for the window, and acknowledgements in packets of the other direction.
 
 use std::collections::VecDeque;
 use std::time::Duration;

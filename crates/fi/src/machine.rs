@@ -1,12 +1,12 @@
 //! The protocol of an endpoint, without I/O and clock.
 //!
-//! A call tells it what happened: a program posts a send ([`Machine::send`]) or a receive ([`Machine::recv`]), a packet came ([`Machine::packet`]), an RDMA
-//! Write-Record came ([`Machine::record`]), time has passed ([`Machine::tick`]). It asks its [`Host`] for what it cannot do itself, and gives out packets
-//! by [`Machine::transmit`], which is to be called after any of these until it has none. Time never goes back.
+//! A call reports an event: a program posts a send ([`Machine::send`]) or a receive ([`Machine::recv`]), a packet arrived ([`Machine::packet`]), an RDMA
+//! Write-Record arrived ([`Machine::record`]), time has passed ([`Machine::tick`]). The machine calls its [`Host`] for I/O, and returns packets by
+//! [`Machine::transmit`], which has to be called after any of these until it returns none. Time never goes back.
 //!
-//! A small message travels in packets and is complete for its sender when it was taken. A large one waits at its sender: a request goes out, the receiver
-//! opens the memory of the receive that matches, the sender writes to it by RDMA Write-Record and says when it has written all. What the records
-//! lack then is asked for again, and only that. The message is complete at both ends when all of it is there.
+//! A small message travels in packets, and is complete for its sender when it was acknowledged. A large one waits at its sender: a request is sent, the
+//! receiver opens the memory of the matching receive, the sender writes to it by RDMA Write-Record and reports when it has written everything. The
+//! receiver requests only the bytes that the records do not cover again. The message is complete at both ends when all of it has arrived.
 
 mod strangers;
 

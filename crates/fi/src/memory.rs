@@ -1,4 +1,4 @@
-//! The memory of sends and receives: what the machine asks its host for.
+//! The memory of sends and receives, as the machine accesses it through its host.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;

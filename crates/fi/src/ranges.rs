@@ -1,4 +1,4 @@
-//! Which bytes of a message have come.
+//! The received byte ranges of a message.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,7 +1,7 @@
-//! Connections to the few peers to which most goes (the hybrid of datagrams and connections). Between processes of one host they are shared memory.
+//! Connections to the few busiest peers (the hybrid of datagrams and connections). Between processes of one host they use shared memory.
 //!
-//! A connection is another way for the same packets: their numbers keep the order, and what a connection that breaks has lost is sent again by datagrams.
-//! The endpoint that wants one offers a TCP port and a token; the peer dials, or lets it be.
+//! A connection is another path for the same packets: their numbers keep the order, and packets that a broken connection has lost are retransmitted by
+//! datagrams. The endpoint that wants one offers a TCP port and a token; the peer dials, or ignores the offer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What networks do to packets, on purpose, for tests: some are lost, some come twice, some come after those behind them.
+//! Simulated faults of a network, for tests: packets are lost, duplicated, or delivered after later ones.
 
 use std::mem::take;
 use std::net::SocketAddr;

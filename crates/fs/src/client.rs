@@ -1,4 +1,4 @@
-//! A connection to a server, made again when it is lost.
+//! A connection to a server, which is opened again after a loss.
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};

@@ -1,7 +1,8 @@
-//! The door for programs of the server's own host and user: a Unix socket through which `open` gives the memory file itself.
+//! The door for programs of the server's own host and user: a Unix socket through which `open` returns a descriptor of the memory file.
 //!
-//! It has an abstract name with the server's port, so it is seen in the server's network namespace alone. Both ends look at the other's user: the kernel says it.
-//! A request and its reply are one message each, as in [`crate::wire`], a connection carries one of each, and an opened file comes beside the reply.
+//! It has an abstract name with the server's port, so it is visible only in the server's network namespace. Both ends check the other's user, which the kernel
+//! attests. A request and its reply are one message each, as in [`crate::wire`]; a connection carries one of each, and the reply carries the descriptor of the
+//! opened file.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};

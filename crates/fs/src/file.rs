@@ -1,9 +1,9 @@
 //! Open buffers: reads by RDMA Read, writes by RDMA Write, with read-ahead and write-behind.
 //!
-//! Small reads that follow one another come out of windows that are fetched ahead; they are used for a second at most, so that a reader sees what others
-//! write. Small writes that follow one another are gathered, and go out when there are enough, before any other operation of the file that could see them, and
-//! with [`File::sync`]. What fails in the background is reported by the next write, sync or close. Large reads and writes go straight to the caller's memory
-//! where it can be registered ([`File::pread_raw`], [`File::pwrite_raw`]).
+//! Small sequential reads are served from windows that are fetched ahead. A window is used for a second at most, so that a reader sees the writes of others.
+//! Small sequential writes are gathered, and sent when there are enough, before any other operation of the file that could see them, and by [`File::sync`]. A
+//! background error is reported by the next write, sync or close. Large reads and writes go straight to the caller's memory, if it can be registered
+//! ([`File::pread_raw`], [`File::pwrite_raw`]).
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

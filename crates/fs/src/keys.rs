@@ -1,4 +1,4 @@
-//! Keys of a client that can ask nobody: those of a program under the preload library, which finds its settings in the environment.
+//! Keys of a client that cannot ask a user: a program under the preload library, which finds its settings in the environment.
 
 use std::path::PathBuf;
 use std::sync::Arc;

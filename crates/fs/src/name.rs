@@ -1,4 +1,4 @@
-//! Names of buffers, and the paths that users write.
+//! Names of buffers, and the paths that users type.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Boxes of the ISO base media file format (ISO/IEC 14496-12), as far as needed to find fragments, their times and key frames.
 //!
-//! Every byte is hostile: lengths are checked, no allocation depends on one, and recursion goes no deeper than the boxes that are
-//! named here.
+//! Every byte is hostile: lengths are checked, no allocation depends on one, and recursion goes no deeper than the boxes that are named
+//! here.
 
 /// Longest movie box that is parsed, in bytes.
 pub const MAX_MOOV: u64 = 16 << 20;

@@ -1,4 +1,4 @@
-//! A viewer's connection: it asks for a title, and fetches by RDMA Reads what it wants, when it wants it.
+//! A viewer's connection: it requests a title, and fetches parts of it by RDMA Reads.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,4 +1,4 @@
-//! Cuts a stream that comes through a pipe into an init segment and fragments.
+//! Divides a stream from a pipe into an init segment and fragments.
 
 use crate::boxes::{self, BoxError, Movie};
 use crate::ts::{Follower, PACKET};

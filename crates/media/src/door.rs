@@ -1,4 +1,4 @@
-//! The way in: requests are judged, granted or refused, and connections are kept until they end. No thread belongs to a viewer.
+//! Admission: requests are checked, granted or refused, and connections are kept until they end. Viewers have no threads of their own.
 
 use std::any::Any;
 use std::collections::HashMap;

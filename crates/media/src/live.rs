@@ -1,9 +1,9 @@
-//! A live server: a ring of fragments in registered memory, which is overwritten as time goes on.
+//! A live server: a ring of fragments in registered memory, in which new fragments overwrite the oldest.
 //!
-//! The region holds an index of slots, room for the init segment, and the ring. The server first clears the generations of the
-//! fragments that it is about to overwrite, then writes the bytes, then the slot, and its generation last. A viewer Reads the slot
-//! before and after the bytes: they are whole if the generation is the same both times. Sends announce the newest fragment; they
-//! carry no data, and a viewer that misses some loses nothing.
+//! The region holds an index of slots, room for the init segment, and the ring. The server first clears the generations of the fragments
+//! that it is about to overwrite, then writes the bytes, then the slot, and its generation last. A viewer Reads the slot before and after
+//! the bytes: the bytes are valid if the generation is the same both times. Sends announce the newest fragment; they carry no data, and a
+//! viewer that misses some loses nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{Ordering, fence};

@@ -1,4 +1,4 @@
-//! MPEG-TS over RTP (RFC 3550, RFC 2250), as ordinary players take it from the network, paced by the stream's own clock.
+//! MPEG-TS over RTP (RFC 3550, RFC 2250), in the form that ordinary players receive from the network, paced by the stream's own clock.
 
 use std::io;
 use std::net::UdpSocket;

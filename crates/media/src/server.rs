@@ -1,4 +1,4 @@
-//! The server of files: it answers requests, and does nothing after.
+//! The server of files: it answers requests, and does nothing afterwards.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

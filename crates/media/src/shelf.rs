@@ -1,7 +1,7 @@
 //! Movies in registered memory: each a copy of its file, in a protection domain of its own (docs/adr/0014).
 //!
-//! A viewer's queue pair is in the domain of its movie, so no `STag` of another movie is of use to it. A file that is
-//! truncated or replaced changes nothing for those who watch: they go on with the copy, and later viewers get the new file.
+//! A viewer's queue pair is in the domain of its movie, so the `STag` of another movie is useless to it. If a file is truncated or
+//! replaced, its viewers are not affected: they continue with the copy, and later viewers get the new file.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! The private data of requests and replies, and the messages of a live server (docs/spec/media.md).
 //!
-//! All integers are big-endian. A decoder takes any bytes: lengths are checked before they are used, and what it returns lies
+//! All integers are big-endian. A decoder takes any bytes: lengths are checked before they are used, and the ranges that it returns are
 //! within the advertised region.
 
 use weft_verbs::RemoteAddr;

@@ -1,4 +1,4 @@
-//! Where predecessors connect: who is let in, and how a ring is formed.
+//! Admission of predecessors, and the forming of a ring.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! The thesis's joins (7.4) as functions over columns: keys, and beside them row numbers.
+//! The thesis's joins (7.4) as functions over columns: keys with row numbers.
 //!
 //! The part `S_i` of the stationary relation is prepared once: [`HashJoin::build`] or [`Sorted::new`]. The rotating relation is prepared once too, by
 //! the node that it starts from ([`Partitioned::new`] or [`Sorted::new`]), and travels in that order. Each matching pair goes to a closure: a pair of

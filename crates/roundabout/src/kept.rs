@@ -1,4 +1,4 @@
-//! The memory of elements, from one turn to the next: its pages are there, and neighbours of this host have them mapped.
+//! The memory of elements, kept from one turn to the next: its pages are resident, and neighbours of this host have them mapped.
 
 use std::sync::{Arc, Mutex};
 

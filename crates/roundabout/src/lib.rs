@@ -1,13 +1,13 @@
 //! Data Roundabout: relations that rotate through a ring of nodes (chapter 7 of "iWARP Applicability", P. W. Frey, 2010).
 //!
 //! Each [`Node`] has a number of equal, preregistered [`Element`]s. A receiver thread fills them from the predecessor, the caller (the query thread)
-//! looks at them, and a transmitter thread forwards them to the successor. Before each element the transmitter asks, and the receiver
+//! processes them, and a transmitter thread forwards them to the successor. Before each element the transmitter sends a request, which the receiver
 //! confirms as soon as an element is free; the control data of an element travels in the same Send, from a buffer of its own
 //! (`docs/spec/roundabout.md`). [`joins`] has the joins of the thesis as functions over columns.
 //!
-//! A [`Door`] listens for predecessors; [`Door::join`] forms a ring for one turn. A node that dies ends the turn of all others with an
-//! [`Error::Failed`] that names it; the same doors can form the next ring at once. Nothing here allocates on behalf of a peer: all
-//! memory is sized by the ring's own settings.
+//! A [`Door`] listens for predecessors; [`Door::join`] forms a ring for one turn. A node that fails ends the turn of all others with an
+//! [`Error::Failed`] that names it; the same doors can form the next ring at once. Nothing here allocates on behalf of a peer: all memory
+//! is sized by the ring's own settings.
 #![forbid(unsafe_code)]
 
 mod door;

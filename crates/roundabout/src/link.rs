@@ -1,4 +1,4 @@
-//! What a link between neighbours is, whatever carries it: the ring that it belongs to, its two ends, and why it may not go on.
+//! The common part of links between neighbours: the ring, the two ends, and the reasons for a failure.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A node of a ring: elements that come, are looked at, and go.
+//! A node of a ring: receives elements, passes them to the caller, and forwards them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};

@@ -1,6 +1,5 @@
-//! The twin for comparison: the same elements over plain TCP sockets. It needs no request and no confirmation: a receiver
-//! without a free element does not read, and TCP holds the sender back. Goodbyes and failures come the other way on the same
-//! socket.
+//! The same over plain TCP, for comparison. It needs no request and no confirmation: a receiver without a free element does not read, and
+//! TCP's flow control stops the sender. Goodbyes and failures travel in the other direction of the same socket.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! What travels between neighbours: the greeting of a connection, and the 64 bytes at the start of every message (`docs/spec/roundabout.md`).
+//! The messages between neighbours: the greeting of a connection, and the 64 bytes at the start of every message (`docs/spec/roundabout.md`).
 
 /// Version of the protocol.
 pub const VERSION: u16 = 1;

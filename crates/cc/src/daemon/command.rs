@@ -1,4 +1,5 @@
-//! A command that was handed over: preprocess here, hand its text to a worker, write what comes back; or say that the compiler is to do it.
+//! A command in the daemon: preprocesses it here, sends its text to a worker, and writes the outputs; or answers that the local compiler
+//! has to do it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The master's files for workers that preprocess: what they may read, and whether it is still what they have read.
+//! The master's files for workers that preprocess: the allowed files, and the check that they have not changed since the worker read them.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! One job on its way: to a worker, to another one, and then here.
+//! One job: on a worker, after a failure on another one, and then here.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,7 +1,7 @@
-//! The daemon beside the make: the connection manager of section 5.3.6. It keeps the connections to workers, picks one for each job, tries again elsewhere,
-//! and limits what runs here.
+//! The daemon on the master's host: the connection manager of section 5.3.6. It keeps the connections to workers, picks one for each job, retries on
+//! another one, and limits the processes that run here.
 //!
-//! Each connection of a compilation has a thread, and one cycle of it is one job.
+//! Each connection of a compilation has a thread, which handles one job at a time.
 
 mod command;
 mod files;

@@ -1,4 +1,4 @@
-//! What is over: for a summary after a build.
+//! Finished compilations, for a summary after a build.
 
 use std::collections::VecDeque;
 

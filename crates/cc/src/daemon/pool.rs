@@ -1,4 +1,4 @@
-//! Workers, their connections, and which one gets a job.
+//! Workers, their connections, and the choice of a worker for a job.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::ToSocketAddrs;

@@ -1,4 +1,4 @@
-//! Where a worker's jobs have their directories. A worker that is killed leaves them; the next one of the same user removes them.
+//! The folder of the directories of a worker's jobs. A killed worker leaves it behind; the next one of the same user removes it.
 
 use std::fs::File;
 use std::io;

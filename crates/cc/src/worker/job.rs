@@ -1,4 +1,4 @@
-//! The jobs of one connection, one after the other: a source comes, or is preprocessed here, and its outputs go.
+//! The jobs of one connection, one after the other: the source is fetched, or preprocessed here, and its outputs are sent.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! The worker: takes jobs of masters, one at a time on each connection, and drives them (fig. 5.9 of the thesis).
+//! The worker: accepts jobs of masters, one at a time on each connection, and drives them (fig. 5.9 of the thesis).
 
 mod compile;
 mod folder;

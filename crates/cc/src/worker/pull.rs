@@ -1,4 +1,4 @@
-//! Preprocessing for a master (`--pull`): headers come by RDMA Read into a view of its tree, and stay there for the next job.
+//! Preprocessing for a master (`--pull`): headers are fetched by RDMA Read into a view of its tree, and stay there for the next job.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};

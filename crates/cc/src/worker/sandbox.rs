@@ -1,6 +1,7 @@
-//! Where a worker's compilers run: they can read the system's programs, write in their own directory, and reach nobody.
+//! The sandbox of a worker's compilers: they can read the system's programs, write in their own directory, and open no connection.
 //!
-//! Landlock and seccomp restrict a thread and what it starts, so each job starts its compiler from a thread of its own, which is restricted first.
+//! Landlock and seccomp restrict a thread and the processes that it starts, so each job starts its compiler from a thread of its own, which is
+//! restricted first.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! One connection of a worker: what is asked of its master, what is moved, and the compilers that run for it.
+//! One connection of a worker: the requests to its master, the transfers, and the compilers that run for it.
 
 use std::net::SocketAddr;
 use std::process::Command;

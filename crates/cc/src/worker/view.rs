@@ -1,7 +1,9 @@
-//! What a worker has of a master's tree: a directory in which each name that the master has stands for itself, or leads in a circle.
+//! A worker's view of a master's tree: a directory in which each name of the master is either the fetched file, or a symbolic link to
+//! itself.
 //!
-//! A compiler that looks for headers must not take a name for absent that was only not fetched: it would go on in the next directory, and take another header.
-//! So what is there and not fetched is a symbolic link to itself. The compiler that opens it gets ELOOP, ends, and names it; then it is fetched.
+//! A compiler that searches for headers must not treat a name as absent only because it was not fetched: it would continue in the next directory, and use
+//! another header. So an existing file that was not fetched is a symbolic link to itself. A compiler that opens it gets ELOOP, fails, and names the file; then
+//! the worker fetches it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! The clock of an endpoint: a thread that sends again what was lost while the program does not call.
-//! It sleeps without a limit while nothing waits for an acknowledgement.
+//! The clock of an endpoint: a thread that retransmits lost packets while the program does not call. It sleeps without a limit while no
+//! acknowledgement is outstanding.
 
 use std::io;
 use std::process;

@@ -1,4 +1,4 @@
-//! What an endpoint does over connections ([`crate::rc`]).
+//! The part of an endpoint for connections ([`crate::rc`]).
 
 use std::sync::Arc;
 use std::time::Duration;

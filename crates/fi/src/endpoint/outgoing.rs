@@ -1,4 +1,4 @@
-//! What an endpoint posts: packets of the machine, and Writes.
+//! The requests that an endpoint posts: packets of the machine, and Writes.
 
 use std::time::Duration;
 

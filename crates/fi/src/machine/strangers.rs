@@ -1,5 +1,5 @@
-//! Peers that the program has not named. Whoever knows the endpoint's key can invent them, so they have little room, all together; and no peer is ended
-//! because others took it.
+//! Peers that the program has not named. An attacker that knows the endpoint's key can invent them, so all of them together have little room; and no
+//! named peer is dropped because of them.
 
 use super::{MAX_PEERS, Machine, Peer, PeerId, Refused, Sink, Unexpected};
 use crate::wire::Body;

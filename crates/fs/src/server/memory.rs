@@ -1,4 +1,4 @@
-//! Memory of buffers, and the quota that it counts against.
+//! Memory of buffers, and the quota.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! The server: who is let in, and clients served side by side.
+//! The server: admission of clients, and their sessions.
 
 mod memory;
 mod session;

@@ -1,4 +1,4 @@
-//! One client's connection: its handles, and what it may ask.
+//! One client's connection: its handles, and its requests.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! The buffers of a server, the folders that they are in, and the files of a folder of the file system.
+//! The buffers of a server, their folders, and the files of a folder of the file system.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

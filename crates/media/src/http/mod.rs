@@ -1,7 +1,7 @@
 //! The HTTP proxy: a server's titles, for browsers and players on the viewer's host (thesis 6.4.1).
 //!
-//! Files come as they are, with ranges; live streams and fragmented files as HLS; and a page lists, plays and seeks. Each request
-//! that streams has a thread of the runtime's blocking pool, which fetches no faster than the player reads.
+//! Files are served unchanged, with ranges; live streams and fragmented files as HLS; and a page lists, plays and seeks. Each streaming
+//! request has a thread of the runtime's blocking pool, which fetches no faster than the player reads.
 
 mod feed;
 mod pool;

@@ -1,4 +1,4 @@
-//! Connections to servers, kept for a while for the next request of the same title: a player that seeks asks again and again.
+//! Connections to servers, kept for a while for the next request of the same title, because a player that seeks sends many requests.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
