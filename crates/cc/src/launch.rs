@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// The launcher's name. Under another one it is a compiler of that name.
 pub const NAME: &str = "weft-cc";
-/// Where the launcher is that became `weft cc`: no compiler.
+/// The path of the launcher that executed `weft cc`: it is no compiler.
 pub const FROM: &str = "WEFT_CC_LAUNCHER";
 /// The longest path that the launcher takes.
 const MAX_PATH: usize = 4190;
@@ -96,7 +96,7 @@ impl Launch {
     }
 }
 
-/// What becomes of a command.
+/// The answer to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It ends, with this status.
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(Launch::decode(&launch.encode()), Some(launch.clone()));
         let bytes = launch.encode();
         for end in 0..bytes.len() {
-            // Nothing is more than what came.
+            // No field is longer than the received bytes.
             if let Some(part) = Launch::decode(&bytes[..end]) {
                 assert_eq!(part.args, launch.args);
             }

@@ -35,7 +35,7 @@ pub use link::Endpoint;
 /// The port of a worker where none is named.
 pub const DEFAULT_PORT: u16 = 7477;
 
-/// Where a worker's compilers look for programs, and others where nothing is said.
+/// The search path of a worker's compilers, and the default elsewhere.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

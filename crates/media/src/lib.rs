@@ -25,9 +25,9 @@ pub mod ts;
 pub mod watch;
 pub mod wire;
 
-/// The port of `weft media serve` unless told.
+/// The default port of `weft media serve`.
 pub const SERVE_PORT: u16 = 7475;
-/// The port of `weft media live` unless told.
+/// The default port of `weft media live`.
 pub const LIVE_PORT: u16 = 7476;
-/// The port of `weft media proxy` unless told.
+/// The default port of `weft media proxy`.
 pub const HTTP_PORT: u16 = 8473;

@@ -20,7 +20,7 @@ pub struct Server {
 
 #[derive(Default)]
 struct Loading {
-    /// Those who wait, by the title.
+    /// Waiting viewers, by title.
     waiting: HashMap<String, Vec<Caller>>,
     /// Titles that no loader has begun.
     queue: VecDeque<String>,

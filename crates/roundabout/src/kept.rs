@@ -8,7 +8,7 @@ use crate::link::{Ring, Slot};
 use crate::lock;
 use crate::rdma::Memory;
 
-/// What a door keeps of the latest turn.
+/// The memory that a door keeps from the latest turn.
 #[derive(Default)]
 pub(crate) struct Kept {
     registered: Mutex<Option<Arc<Memory>>>,
@@ -29,7 +29,7 @@ impl Kept {
         {
             return Ok(Arc::clone(memory));
         }
-        // What is not used any more goes first.
+        // Unused memory is dropped first.
         *kept = None;
         let memory = Arc::new(Memory::new(device, ring)?);
         *kept = Some(Arc::clone(&memory));

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::link::{Failure, In, LOOK, Out, Slot, Trouble};
 use crate::wire::{self, HEADER, Header, Kind, SMALL};
 
-/// How long a node that tells of a failure waits for the neighbour to close.
+/// How long a node that reports a failure waits for the neighbour to close.
 const LINGER: Duration = Duration::from_millis(300);
 
 fn gone(error: &io::Error) -> Trouble {
@@ -136,7 +136,7 @@ impl Out for TcpLink {
         let data = &slot.plain.as_bytes()[..header.len as usize];
         let written = self.write_all(&header.encode(), stop);
         match written.and_then(|()| self.write_all(data, stop)) {
-            // Before it closed it may have said why.
+            // It may have sent the reason before it closed.
             Err(Trouble::Gone(why)) => match self.header(Duration::ZERO) {
                 Err(told @ Trouble::Told(_)) => Err(told),
                 _ => Err(Trouble::Gone(why)),

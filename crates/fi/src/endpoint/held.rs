@@ -62,7 +62,7 @@ impl Inner {
         }
     }
 
-    /// What has completed is taken in, unless somebody has the lock, who will do it then.
+    /// Processes completions, unless another thread holds the lock, which will do it then.
     fn drive(&self) {
         loop {
             let state = self.try_state().or_else(|| {
