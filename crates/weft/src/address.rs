@@ -16,7 +16,7 @@ pub(crate) fn parse_bind(text: &str, port: u16) -> Result<SocketAddr, String> {
         .map_err(|_| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
 }
 
-/// The first address of `HOST[:PORT]`; an IPv6 address stands in brackets, or alone.
+/// The first address of `HOST[:PORT]`; an IPv6 address has brackets, or no port.
 pub(crate) fn resolve_peer(peer: &str, port: u16) -> Result<SocketAddr, Failure> {
     if let Ok(addr) = parse_bind(peer, port) {
         return Ok(addr);

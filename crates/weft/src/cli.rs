@@ -37,7 +37,7 @@ pub struct Cli {
     /// Options of every subcommand.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }

@@ -173,7 +173,7 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
     }
     if let Some(machine) = machine {
         report.intro.extend(bench::advice(machine));
-        // Beside a program the machine is in the page and in the JSON; on the terminal it would hide the advice.
+        // With a program, the machine is in the page and in the JSON; on the terminal it would hide the advice.
         let mut page = report.clone();
         page.sections.extend(bench::sections(machine));
         if !watched {
@@ -247,7 +247,7 @@ fn shared() -> std::io::Result<tempfile::NamedTempFile> {
 }
 
 fn read(path: &Path) -> Option<Record> {
-    // As long as it was made, whatever the program has done to it.
+    // With its original length, whatever the program has done to it.
     let file = fs::File::open(path).ok()?;
     let mut bytes = Vec::new();
     let limit = record::TABLE_BYTES as u64;
@@ -277,7 +277,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
     ] {
         signals.add(each);
     }
-    // The child has been started: what is blocked here is not blocked there.
+    // The child has been started: signals blocked here are not blocked there.
     signals.thread_block()?;
     let arriving = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     let pid = Pid::from_raw(child.id().cast_signed());
@@ -291,7 +291,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
         }
         let left = limit.map(|limit| limit.saturating_sub(began.elapsed()));
         if let Some(status) = status {
-            // What the program has left behind is watched as long as was asked for.
+            // Processes that the program has left behind are watched for the requested time.
             let others = still_running(path, child.id().into());
             if stopped.is_some() || others.is_empty() || left.is_none_or(|left| left.is_zero()) {
                 for pid in others {

@@ -244,7 +244,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         bar.set_prefix(format!("{repetition}/{}", args.repetitions));
         let mut next = DRAW_EVERY;
         let result = client.run(&plan, &mut |messages, bytes, elapsed| {
-            // What is drawn must not slow down what is measured.
+            // Drawing must not slow down the measurement.
             if elapsed >= next {
                 next = elapsed + DRAW_EVERY;
                 bar.set_position((plan.amount.share(messages, bytes, elapsed) * STEPS) as u64);
@@ -256,14 +256,14 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
             Ok(run) => runs.push(run),
             Err(error) => {
                 bar.finish_and_clear();
-                // What was measured before is not lost.
+                // Earlier measurements are not lost.
                 if !runs.is_empty() {
                     say(report(&plan, &runs).to_text(terminal::width()));
                 }
                 return Err(failure(&error));
             }
         }
-        // Each time, so that it is there when somebody ends the program.
+        // Each time, so that it exists when the program is interrupted.
         if let Some(path) = &args.json {
             let lines = json_lines(&plan, &runs)
                 .map_err(|e| Failure::failed(format!("cannot make JSON: {e}")))?;

@@ -167,7 +167,7 @@ fn tls(args: &Args) -> Result<Tls, Failure> {
         (None, Ok(folder)) => Some(Authorized::at(&folder.authorized_keys())),
         (None, Err(_)) => None,
     };
-    // Read here: what is wrong with it is said at once.
+    // Read here, so that errors are reported at once.
     if let Some(authorized) = &authorized {
         authorized.keys()?;
     }

@@ -214,7 +214,7 @@ pub fn masquerade() -> Option<ExitCode> {
         args[0] = name;
     } else if args.get(1)? == "cc"
         && args.get(2).is_some_and(is_driver)
-        // Which the parser judges, or which need what comes after it.
+        // Variables that the parser checks, or that need the following arguments.
         && ["WEFT_CC_VERIFY", "WEFT_LOG"]
             .iter()
             .all(|name| std::env::var_os(name).is_none())
@@ -333,7 +333,7 @@ impl Keys for KnownKeys {
         let trust = self.trust(worker);
         let mut good = trust.good().map_err(|e| e.what().to_owned())?;
         if self.lasting && !trust.is_told() {
-            // A worker of this user has the same key pair, and nobody else has it.
+            // A worker of this user has the same key pair, and no other user has it.
             good.push(self.identity.public_key().fingerprint());
         }
         Tls::new(self.identity.clone())

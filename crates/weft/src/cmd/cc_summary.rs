@@ -292,7 +292,7 @@ fn picture(build: &[Past]) -> String {
         for (bars, lane) in group.iter().zip(numbers) {
             let y = top + lane as f64 * LANE;
             for (from, to, class, name) in bars {
-                // What cannot be seen is left out.
+                // Bars that are too small to see are left out.
                 let width = x(*to) - x(*from);
                 if width < 0.05 {
                     continue;

@@ -190,7 +190,7 @@ impl Args {
 
     /// The sender's key, and the known keys of the listener at `target`.
     fn who(&self, target: &Target) -> Result<Who, Failure> {
-        // The shared key says who both are.
+        // The shared key identifies both sides.
         let own = match self.key {
             Some(_) => None,
             None => keypair::own(self.identity.as_deref())?,
@@ -396,7 +396,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
     } else if !global.quiet {
         say(summary(&report, took));
     }
-    // What cannot even be read is no file of the plan.
+    // Unreadable files are not part of the plan.
     let all = plan.files + failed;
     failed += report.failed;
     if failed > 0 {

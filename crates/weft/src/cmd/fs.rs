@@ -441,7 +441,7 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
         .spawn(move || {
             fs::mount::tune(&dir);
             if signals.wait().is_ok() && unmounter.unmount().is_err() {
-                // Somebody has a file open: its name goes at once, and the rest when that is closed.
+                // A file is open: its name is removed at once, and the rest when it is closed.
                 if let Err(e) = fs::mount::detach(&dir) {
                     eprintln!("weft: cannot unmount {}: {e}", dir.display());
                 }
@@ -546,7 +546,7 @@ fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
 
 fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
     let path = fs::parse(&args.target)?;
-    // Before anybody is called: a misspelt name is no matter of the network.
+    // Before connecting, because a misspelt name is a local error.
     for source in args.sources.iter().filter(|s| *s != Path::new("-")) {
         std::fs::metadata(source)
             .map_err(|e| Failure::failed(format!("{}: {e}", source.display())))?;
@@ -640,7 +640,7 @@ fn download(
         }
         match to.write_all(&bytes[..n]) {
             Ok(()) => {}
-            // A reader that has gone is not an error.
+            // A closed pipe is not an error.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             Err(e) => return Err(Failure::failed(format!("cannot write: {e}"))),
         }

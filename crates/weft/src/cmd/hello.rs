@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let listener = open(here(0))?;
         let addr = listener.local_addr();
         let (ended, end) = mpsc::channel();
-        // Nobody joins it: it waits for a request for ever where the initiator could not make one.
+        // The thread is not joined: it waits for a request for ever if the initiator could not send one.
         std::thread::spawn(move || ended.send(responder(&listener)));
         initiator(addr).map_err(|e| failed("the initiator", &e))?;
         end.recv()
@@ -112,7 +112,7 @@ fn responder(listener: &Listener) -> Result<(), Error> {
     say(format_args!(
         "responder: advertised {BUFFER} bytes to the initiator"
     ));
-    // Write and Read are one-sided; only the final Send tells that they are over.
+    // Write and Read are one-sided; only the final Send shows that they are done.
     ctx.await_completions(CqType::Recv, &mut [Wc::default()])?;
     let text = data.to_vec(0, TEXT.len())?;
     say(format_args!(

@@ -154,7 +154,8 @@ impl Mpi {
             ]
         };
         let on_ucx = |transports| vec![("UCX_TLS", transports), ("UCX_NET_DEVICES", "weft_ib0:1")];
-        // ofi_rxd sends again what is not acknowledged within a millisecond, and acknowledges once a window: the usual one, 128 packets, takes longer.
+        // ofi_rxd retransmits packets that are not acknowledged within a millisecond, and acknowledges once a window: the default one, 128 packets,
+        // takes longer.
         let in_short_windows = |mut variables: Vec<_>| {
             variables.push(("FI_OFI_RXD_MAX_UNACKED", "32"));
             variables
@@ -413,7 +414,7 @@ mod tests {
         assert_eq!(of(Mpi::Open, &["-np", "2", "a.out"], false), ours);
         // The user's own -x, and one that is the program's.
         assert_eq!(of(Mpi::Open, &["-x", "HOME", "a.out", "-x"], false), ours);
-        // One of ours, with a value of the user's.
+        // One of weft's variables, with the user's value.
         let own = ["-x", "FI_PROVIDER_PATH=/mine", "a.out"];
         assert!(of(Mpi::Open, &own, false).is_empty());
         let list = ["--mca", "mca_base_env_list", "HOME", "a.out"];

@@ -224,7 +224,7 @@ pub(crate) fn plain(program: &Path) -> Option<&'static str> {
             );
         }
     }
-    // What cannot be read can still be executed.
+    // An unreadable file may be executable.
     let file = File::open(program).ok()?;
     match elf::kind(&file).ok()? {
         Kind::Static => Some("it is linked statically, so no library is loaded into it"),

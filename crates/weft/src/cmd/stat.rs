@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 _ => table(&rows, args.watch.is_some() && !first, width) + "\n" + &run,
             }
         };
-        // One that is watched by a program, or goes to a file, is not cleared.
+        // The output to a program or a file is not cleared.
         if args.watch.is_some() && !args.json {
             let out = std::io::stdout();
             if weft_bench::terminal::redraws(&out) {

@@ -319,7 +319,7 @@ fn warnings(program: &Path) -> Vec<String> {
             );
         }
     }
-    // What cannot be read can still be executed.
+    // An unreadable file may be executable.
     match File::open(program).and_then(|file| elf::kind(&file)) {
         Ok(Kind::Static) => {
             warnings.push("it is linked statically: no library of ours is loaded".into());

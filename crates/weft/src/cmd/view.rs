@@ -91,7 +91,7 @@ pub(super) fn enter(lib: &Path, settings: &[(&'static str, OsString)]) -> Result
         let what = format!("--sysfs=namespace: {what}");
         move |e: io::Error| Failure::failed(format!("{what}: {e}"))
     };
-    // This process would take what the library shows for what the machine has.
+    // This process would take the library's files for the machine's.
     let preloaded = std::env::var("LD_PRELOAD").is_ok_and(|list| list.contains(LIBRARY));
     if preloaded {
         let what =
@@ -126,7 +126,7 @@ fn separate() -> io::Result<()> {
         fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
         fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
     }
-    // Nothing of it goes back to where we come from.
+    // No mount propagates back to the original namespace.
     let how = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     Ok(mount_change("/", how)?)
 }
@@ -183,7 +183,7 @@ impl Stage {
                 let entry = entry?;
                 (entry.file_name(), entry.path())
             };
-            // A link to what the machine has is there for the other way.
+            // A link to a file of the machine is for the other way.
             if fs::read_link(&path).is_ok_and(|to| to.is_absolute() && to != Path::new("/dev/null"))
             {
                 continue;
@@ -201,7 +201,7 @@ impl Stage {
                 .0
                 .join(format!("on{}", real.display()).replace('/', "-"));
             fs::create_dir(&whole)?;
-            // Whatever the umask is: it stands in place of a folder that all can look into.
+            // Independent of the umask: it replaces a folder that all users can read.
             fs::set_permissions(&whole, fs::Permissions::from_mode(0o755))?;
             for entry in fs::read_dir(real)? {
                 let entry = entry?;

@@ -92,7 +92,7 @@ impl Listening {
         let Some(identity) = &self.identity else {
             return Ok(None);
         };
-        // Whose key it is that a viewer shows is asked later, when it can be told why it is not let in.
+        // A viewer's key is checked later, when the viewer can be told the reason for a refusal.
         Tls::new(identity.clone()).map(Some).map_err(|e| no_tls(&e))
     }
 
@@ -199,7 +199,7 @@ impl Caller {
         }
         let mut good = self.trust.good()?;
         if self.lasting && !self.trust.is_told() {
-            // A server of this user has the same key pair, and nobody else has it.
+            // A server of this user has the same key pair, and no other user has it.
             good.push(self.identity.public_key().fingerprint());
         }
         Tls::new(self.identity.clone())

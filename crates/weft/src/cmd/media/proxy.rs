@@ -92,7 +92,7 @@ fn behind(args: &Args, server: &str, device: &Device) -> Result<Server, Failure>
             let dial = caller.dial(addr).map_err(|e| local(&e))?;
             match Viewer::open(&device, &dial, request) {
                 Err(e @ OpenError::Connect(_)) => last = e,
-                // One address says no, or has what was asked for.
+                // One address has refused, or has answered.
                 decided => return decided,
             }
         }
