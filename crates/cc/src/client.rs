@@ -1,4 +1,4 @@
-//! One compilation: what is asked is told the daemon, which does it, or says that it is to be done here.
+//! One compilation: passes the command to the daemon, which does it, or answers that it has to be done here.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! What a compiler is: the digest of everything that decides which object comes out of a preprocessed source.
+//! The identity of a compiler: the digest of everything that determines the object for a preprocessed source.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -63,13 +63,13 @@ fn output(program: &Path, args: &[&str], path: &str) -> Result<Vec<u8>, String> 
     asked(program, args, path).map(|done| done.stdout)
 }
 
-/// What a compiler, or what tells of one, answers with its own messages in English.
+/// The output of a compiler, or of a helper program, with messages in English.
 pub(crate) fn asked(program: &Path, args: &[&str], path: &str) -> Result<Output, String> {
     let done = Command::new(program)
         .args(args)
         .env("LC_ALL", "C")
         .env("PATH", path)
-        // A compilation for which they are set does not go out.
+        // A compilation with these variables set is not sent.
         .env_remove("GCC_EXEC_PREFIX")
         .env_remove("COMPILER_PATH")
         .env(crate::client::ACTIVE, "1")
@@ -80,7 +80,7 @@ pub(crate) fn asked(program: &Path, args: &[&str], path: &str) -> Result<Output,
     done.status.success().then_some(done).ok_or_else(failed)
 }
 
-/// What `ldd` lists: shared libraries under the names by which programs ask for them, and the loader as [`LOADER`]. Nothing for a static program.
+/// The output of `ldd`: shared libraries under the names by which programs load them, and the loader as [`LOADER`]. Nothing for a static program.
 fn libraries(program: &Path, path: &str) -> Vec<(String, PathBuf)> {
     let Ok(text) = output(Path::new("ldd"), &[&program.to_string_lossy()], path) else {
         return Vec::new();
@@ -112,7 +112,7 @@ pub(crate) const SPECS: &str = "specs";
 pub(crate) struct Parts {
     /// Its files, by name: the same ones may be elsewhere on another machine.
     pub(crate) files: BTreeMap<String, PathBuf>,
-    /// What the driver prints for `-dumpspecs`.
+    /// The driver's output for `-dumpspecs`.
     pub(crate) specs: Vec<u8>,
     /// Whether some programs have shared libraries and others have none.
     pub(crate) mixed: bool,

@@ -1,4 +1,4 @@
-//! What the fuzz targets call.
+//! The functions that the fuzz targets call.
 
 /// Arbitrary bytes as each message of the protocol, and as command lines.
 pub fn cc_wire(data: &[u8]) {
@@ -10,7 +10,7 @@ pub fn cc_wire(data: &[u8]) {
     let _ = crate::options::check_job(&words);
     let args: Vec<std::ffi::OsString> = words.iter().map(Into::into).collect();
     if let Ok(plan) = crate::options::parse(std::path::Path::new("/"), &args) {
-        // Whatever goes out, a worker takes.
+        // A worker accepts every job that is sent.
         assert_eq!(crate::options::check_job(&plan.job), Ok(()));
     }
     let _ = crate::options::stays(data);

@@ -1,4 +1,4 @@
-//! What a compilation and the daemon beside it say to each other: JSON in the messages of a Unix socket, memory files as descriptors.
+//! The messages between a compilation and the daemon of its host: JSON in the messages of a Unix socket, memory files as descriptors.
 
 use std::cell::Cell;
 use std::io;
@@ -16,34 +16,34 @@ use crate::link::Endpoint;
 use crate::options::Language;
 use crate::wire::Output;
 
-/// Where the daemon's socket is, in place of the user's own directory.
+/// The path of the daemon's socket, instead of the user's own directory.
 pub const SOCKET: &str = "WEFT_CC_SOCKET";
 /// The longest message in bytes.
 const MAX_MESSAGE: usize = 200 << 10;
 
-/// What is asked of the daemon, beside commands ([`crate::client::compile`]).
+/// Requests to the daemon, other than commands ([`crate::client::compile`]).
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Have a text compiled that was preprocessed elsewhere; it comes beside this as a memory file.
+    /// Compile a preprocessed text, which is passed as a memory file.
     Job(Box<JobAsk>),
     /// Everything that there is to know.
     Status,
-    /// What is over, from this number on.
+    /// The records of finished compilations, from this number on.
     Past(u64),
-    /// End when nobody needs it any more.
+    /// End when it is idle.
     Stop,
 }
 
 /// A job for some worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobAsk {
-    /// Whom to ask.
+    /// The workers to use.
     pub workers: Vec<Endpoint>,
     /// The compiler here.
     pub driver: PathBuf,
     /// Its name.
     pub name: String,
-    /// Where it looks for programs: `PATH`.
+    /// The search path of programs: `PATH`.
     pub path: String,
     /// Of the source.
     pub language: Language,
@@ -55,17 +55,17 @@ pub struct JobAsk {
     pub locale: String,
     /// Options.
     pub args: Vec<String>,
-    /// What the names of further outputs begin with; empty where there are none.
+    /// The prefix of the names of further outputs; empty without any.
     pub beside: String,
-    /// Where in its file the source begins.
+    /// The offset of the source in its file.
     pub at: u64,
     /// Bytes of the source.
     pub len: u64,
-    /// The worker preprocesses too, and no source comes beside this.
+    /// The worker preprocesses too, and no source is passed.
     pub pull: Option<PullAsk>,
 }
 
-/// What a job needs whose source the worker preprocesses.
+/// The data of a job whose source the worker preprocesses.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PullAsk {
     /// Options of the preprocessor: one argument each, values apart.
@@ -76,21 +76,21 @@ pub struct PullAsk {
     pub roots: Vec<String>,
 }
 
-/// What the daemon answers.
+/// The answers of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
     /// Go on.
     Go,
-    /// The outputs are in the memory file beside this.
+    /// The outputs are in the passed memory file.
     Done {
         /// What, where, how long.
         outputs: Vec<(Output, u64, u64)>,
-        /// Who did it.
+        /// The worker.
         worker: Endpoint,
     },
     /// No worker does it; why.
     Here(String),
-    /// What there is to know.
+    /// The status.
     Status(Box<Status>),
     /// The first ones of those that were asked for; none: there are no more.
     Past {
@@ -106,7 +106,7 @@ pub enum Answer {
 pub struct Past {
     /// Its source; empty where it ran here without the daemon knowing it.
     pub source: String,
-    /// Who did it; `None`: this machine.
+    /// The worker; `None`: this machine.
     pub worker: Option<Endpoint>,
     /// When its preprocessor ran here, if it did.
     pub preprocessed: Option<(f64, f64)>,
@@ -127,7 +127,7 @@ pub struct Past {
 /// Those that fit into a message.
 pub(crate) const MAX_PAST: usize = 60;
 
-/// What the daemon knows.
+/// The state of the daemon.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Status {
     /// Seconds since it was started.
@@ -151,7 +151,7 @@ pub struct Status {
 impl Status {
     /// Leaves out what counts least until it fits into a message.
     pub(crate) fn fit(&mut self) {
-        // Beside it is the answer's own name.
+        // The answer's own name comes on top.
         let fits = |status: &Self| {
             serde_json::to_vec(status).is_ok_and(|bytes| bytes.len() + 64 <= MAX_MESSAGE)
         };
@@ -185,7 +185,7 @@ pub struct WorkerStatus {
     pub bytes: (u64, u64),
     /// Seconds that its compilers ran.
     pub compiling: f64,
-    /// Percent of the time in which something waited for its processors, as it said last.
+    /// Percent of the time in which a task waited for its processors, according to its last report.
     pub pressure: f64,
     /// Why it gets no jobs now; empty: it does.
     pub trouble: String,
@@ -196,16 +196,16 @@ pub struct WorkerStatus {
 pub struct JobStatus {
     /// Its source.
     pub source: String,
-    /// Where it is; `None`: it waits.
+    /// Its worker; `None`: it waits.
     pub worker: Option<Endpoint>,
     /// Seconds.
     pub age: f64,
 }
 
-/// Where the daemon's socket is.
+/// The path of the daemon's socket.
 ///
 /// # Errors
-/// A directory that is not this user's alone.
+/// A directory that belongs to another user, or that others can write.
 pub fn socket() -> io::Result<PathBuf> {
     if let Some(path) = std::env::var_os(SOCKET).filter(|path| !path.is_empty()) {
         return Ok(path.into());
@@ -219,7 +219,7 @@ pub fn socket() -> io::Result<PathBuf> {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
         _ => {}
     }
-    // Others could offer us a daemon of theirs.
+    // Other users could offer a daemon of theirs.
     let about = dir.symlink_metadata()?;
     if !about.is_dir() || about.uid() != uid || about.mode() & 0o022 != 0 {
         let why = format!("{} is not this user's alone", dir.display());
@@ -228,7 +228,7 @@ pub fn socket() -> io::Result<PathBuf> {
     Ok(dir.join("socket"))
 }
 
-/// Lends a buffer that the thread keeps, with whatever is in it: pages that the kernel has given once need not be asked for again.
+/// Lends a buffer that the thread keeps, with its old contents: its pages need not be requested from the kernel again.
 pub(crate) fn with_scratch<T>(len: usize, with: impl FnOnce(&mut [u8]) -> T) -> T {
     thread_local!(static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) });
     let mut scratch = SCRATCH.take();
@@ -289,10 +289,10 @@ impl Line {
         }
     }
 
-    /// Waits for a message, and at most one descriptor. `None`: the other side is gone.
+    /// Waits for a message, and at most one descriptor. `None`: the other side has closed.
     ///
     /// # Errors
-    /// Those of the socket; `InvalidData` for something else than a message.
+    /// The errors of the socket; `InvalidData` for an invalid message.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
         let received = self.receive_bytes()?;
         let parse = |(bytes, fd): (Vec<u8>, _)| Ok((serde_json::from_slice(&bytes)?, fd));

@@ -1,9 +1,9 @@
-//! What a command tells the daemon of itself, and what the daemon answers. The daemon does the rest: it preprocesses, finds a worker, and writes the object.
+//! The protocol between a command and the daemon. The daemon does the rest: it preprocesses, finds a worker, and writes the object.
 //!
-//! The launcher (crates/launcher) speaks this too, without a library: so it is bytes, not JSON. A message that begins with a zero byte is a command: four
-//! bytes of its umask and four of the number of its arguments, both little-endian; then, each ended by NUL, its directory, its arguments, its environment. Beside it
-//! comes its standard error. The answer is a byte: 0 and the exit status; 1 or 2 and the path of the compiler that it is to become, with 2 while the connection
-//! stays open.
+//! The launcher (crates/launcher) implements it without a library, so it is a byte format, not JSON. A message that begins with a zero byte is a command: four bytes
+//! of its umask and four of the number of its arguments, both little-endian; then, each terminated by NUL, its directory, its arguments, its environment. The
+//! message also carries its standard error as a descriptor. The answer is a byte: 0 and the exit status; 1 or 2 and the path of the compiler that the command has to
+//! execute, with 2 while the connection stays open.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// The launcher's name. Under another one it is a compiler of that name.
 pub const NAME: &str = "weft-cc";
-/// Where the launcher is that became `weft cc`: no compiler.
+/// The path of the launcher that executed `weft cc`: it is no compiler.
 pub const FROM: &str = "WEFT_CC_LAUNCHER";
 /// The longest path that the launcher takes.
 const MAX_PATH: usize = 4190;
@@ -96,7 +96,7 @@ impl Launch {
     }
 }
 
-/// What becomes of a command.
+/// The answer to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It ends, with this status.
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(Launch::decode(&launch.encode()), Some(launch.clone()));
         let bytes = launch.encode();
         for end in 0..bytes.len() {
-            // Nothing is more than what came.
+            // No field is longer than the received bytes.
             if let Some(part) = Launch::decode(&bytes[..end]) {
                 assert_eq!(part.args, launch.args);
             }

@@ -1,8 +1,9 @@
 //! A distributed compiler: chapter 5 of "iWARP Applicability" (P. W. Frey, 2010).
 //!
-//! A *master*'s command is handed ([`client`]) to a daemon beside it ([`daemon`]), which preprocesses and keeps connections to *workers* ([`worker`]). A worker
-//! drives: it is told of a job with the `STag`s of source and room, reads the one by RDMA Read, compiles, writes the object into the other by RDMA Write, and
-//! Sends the end ([`wire`], `docs/spec/cc.md`). What cannot go out, or fails elsewhere, is compiled by the local compiler, whose word counts.
+//! A *master* passes a command ([`client`]) to the daemon of its host ([`daemon`]), which preprocesses and keeps connections to *workers* ([`worker`]). The
+//! worker drives a job: it gets the `STag`s of the source and of the room for the object, reads the source by RDMA Read, compiles, writes the object by RDMA
+//! Write, and Sends the end ([`wire`], `docs/spec/cc.md`). Commands that cannot be sent, or that fail on a worker, run on the local compiler, whose result
+//! counts.
 #![forbid(unsafe_code)]
 
 /// A table of words.
@@ -34,7 +35,7 @@ pub use link::Endpoint;
 /// The port of a worker where none is named.
 pub const DEFAULT_PORT: u16 = 7477;
 
-/// Where a worker's compilers look for programs, and others where nothing is said.
+/// The search path of a worker's compilers, and the default elsewhere.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

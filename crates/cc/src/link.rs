@@ -1,4 +1,4 @@
-//! Control messages over a queue pair, for both sides, and where workers are.
+//! Control messages over a queue pair, for both sides, and the addresses of workers.
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -39,10 +39,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Reads a list, with commas or blanks between.
+    /// Parses a list, separated by commas or blanks.
     ///
     /// # Errors
-    /// What is no worker.
+    /// An invalid worker.
     pub fn list(text: &str) -> Result<Vec<Self>, String> {
         let mut all: Vec<Self> = Vec::new();
         for word in text
@@ -110,7 +110,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// What a side brings to a connection.
+/// The parameters of one side of a connection.
 pub(crate) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
     ConnParam {
         private_data,
@@ -124,7 +124,7 @@ pub(crate) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
     }
 }
 
-/// Why a connection is of no use any more.
+/// The reason why a connection is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Gone(pub(crate) String);
@@ -139,13 +139,13 @@ impl From<MemError> for Gone {
 pub(crate) enum Event {
     /// A message.
     Message(Vec<u8>),
-    /// A work request of ours.
+    /// One of our work requests is done.
     Done,
 }
 
-/// One side of a connection, in a protection domain of its own: what one peer is told of memory is of no use to another.
+/// One side of a connection, in a protection domain of its own, so that keys known to one peer are useless to another.
 pub(crate) struct Link {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first, because the connection uses the memory.
     pub(crate) qp: Qp,
     pub(crate) pd: Pd,
     cq: Cq,
@@ -190,7 +190,7 @@ impl Link {
             if Instant::now() > end {
                 return Err(Gone("the peer takes no messages".into()));
             }
-            // Only our own completion can come: who sends now breaks the protocol.
+            // Only our own completion can come: a peer that sends now breaks the protocol.
             if let Some(Event::Message(_)) = self.next(Duration::from_secs(1), None)? {
                 return Err(Gone("a message out of turn".into()));
             }
@@ -225,7 +225,7 @@ impl Link {
             if let Some(event) = self.take()? {
                 return Ok(Some(event));
             }
-            // What comes from here on is announced.
+            // Later completions raise an event.
             self.cq.req_notify(false);
             if let Some(event) = self.take()? {
                 return Ok(Some(event));

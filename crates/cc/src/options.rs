@@ -1,7 +1,6 @@
-//! What a compiler's command line asks for, and whether it can go to a worker.
+//! The requests in a compiler's command line, and whether it can be sent to a worker.
 //!
-//! An option is known or the command runs here: nothing is guessed. A worker checks the options of each job by the same table ([`check_job`]), because whoever
-//! sends it one may be hostile.
+//! With an unknown option the command runs here. A worker checks the options of each job by the same table ([`check_job`]), because its master may be hostile.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,7 +13,7 @@ use crate::wire::Output;
 
 /// A command file (`@file`) and those that it names, in bytes.
 const MAX_RESPONSE: u64 = 1 << 20;
-/// How deep command files may name others.
+/// The maximum nesting of command files.
 const MAX_DEPTH: u32 = 8;
 
 /// A language that workers compile.
@@ -27,7 +26,7 @@ pub enum Language {
 }
 
 impl Language {
-    /// What `-x` takes.
+    /// The argument of `-x`.
     pub fn name(self) -> &'static str {
         match self {
             Self::C => "c",
@@ -63,7 +62,7 @@ impl Language {
 /// A command that can go to a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Arguments of the preprocessor's run here; its output goes to standard output.
+    /// Arguments of the preprocessor's run here; its output is standard output.
     pub preprocess: Vec<OsString>,
     /// Options of the worker's compiler, without sources and outputs.
     pub job: Vec<String>,
@@ -73,11 +72,11 @@ pub struct Plan {
     pub output: PathBuf,
     /// Its language.
     pub language: Language,
-    /// What the names of further outputs begin with, which the object names; empty where there are none.
+    /// The prefix of the names of further outputs, which the object contains; empty without any.
     pub beside: String,
 }
 
-/// The output beside the object that an option asks for.
+/// The further output that an option asks for.
 pub(crate) fn further(arg: &str) -> Option<Output> {
     match arg {
         "-gsplit-dwarf" => Some(Output::Split),
@@ -118,26 +117,26 @@ const HERE_VALUE: &[&str] = words! {
     "-Xpreprocessor" "-Xassembler" "-Xlinker" "-B" "-specs" "-aux-info" "-wrapper" "-dumpbase" "-dumpdir" "-dumpbase-ext"
 };
 
-/// How options begin that name files, or make the compiler write some.
+/// The beginnings of options that name files, or make the compiler write some.
 const NAME_FILES: &[&str] = words! {
     "-fdump" "-fstack-usage" "-fcallgraph-info" "-fsave-optimization-record" "-fopt-info" "-fpch" "-fmodule" "-fcompare-debug" "-fdbg" "-fdebug-cpp"
     "-fdirectives-only" "-fpreprocessed" "-fada" "-fself-test" "-foffload" "-ftime-report" "-fmem-report" "-fpre-ipa" "-fpost-ipa" "-flto-" "-fwpa"
     "-fltrans" "-fresolution" "-freport" "-fdisable" "-fenable" "-fuse-ld" "-fdiagnostics-format" "-fdeps" "-femit-struct" "-fmap" "-fsanitize-"
 };
 
-/// How options begin that count what runs, or read such counts.
+/// The beginnings of options that count executions, or read such counts.
 const COUNTED: &[&str] = words! {
     "-fprofile" "-ftest-coverage" "-fbranch-probabilities" "-fauto-profile" "-fcondition-coverage" "-fpath-coverage"
 };
-/// How options begin that change what comes out, and name no file unless they have a slash.
+/// The beginnings of options that change the output, and name no file unless they contain a slash.
 const PLAIN: &[&str] = words! {
     "-O" "-W" "-std=" "--std=" "--param=" "-f" "-m" "-gdwarf" "-gz" "-gno-" "-gstrict" "-ggdb" "-gcolumn" "-gas-" "-gstatement" "-gvariable"
     "-ginline" "-gpubnames" "-gtype"
 };
 
-/// What the options after `-Wa,` are.
+/// The kind of the options after `-Wa,`.
 fn for_assembler(list: &str) -> Kind {
-    // What lists, reads or writes files is not for a worker.
+    // Options that list, read or write files are not for a worker.
     const GOOD: &[&str] = words! {
         "--noexecstack" "--execstack" "-mrelax-relocations=no" "-mrelax-relocations=yes" "--fatal-warnings" "-W" "--no-warn"
     };
@@ -157,7 +156,7 @@ fn for_assembler(list: &str) -> Kind {
     }
 }
 
-/// What an option that stands alone is.
+/// The kind of an option without an argument.
 fn kind(arg: &str) -> Kind {
     const PLUGIN: &str = "a plugin";
     const FILES: &str = "an option that names files";
@@ -183,7 +182,7 @@ fn kind(arg: &str) -> Kind {
         _ if begins(&["-march=native", "-mtune=native", "-mcpu=native"]) => {
             Kind::Here("=native, which means this machine")
         }
-        // The worker's compiler would read what has been converted already.
+        // The worker's compiler would convert the text a second time.
         _ if begins(&["-finput-charset"]) => Kind::Here("-finput-charset"),
         _ if begins(&["-fplugin"]) => Kind::Here(PLUGIN),
         _ if begins(COUNTED) => Kind::Here(PROFILE),
@@ -235,7 +234,7 @@ pub fn is_driver(name: &str) -> bool {
     })
 }
 
-/// Whether a source's name can be an argument of a compiler. gcc takes an argument that begins with `@` for a file of arguments, which are checked by nobody;
+/// Whether a source's name can be an argument of a compiler. gcc treats an argument that begins with `@` as a file of arguments, which would not be checked;
 /// one that begins with `-` is an option.
 pub fn is_source_name(name: &str) -> bool {
     !name.split('/').any(|part| part.starts_with(['@', '-']))
@@ -261,7 +260,7 @@ pub fn check_job(args: &[String]) -> Result<(), String> {
     }
 }
 
-/// Splits what a command file has, as gcc does: blanks separate, quotes and backslashes keep.
+/// Splits the contents of a command file, as gcc does: blanks separate, quotes and backslashes protect.
 fn split_response(text: &[u8]) -> Vec<OsString> {
     let mut all = Vec::new();
     let mut word: Option<Vec<u8>> = None;
@@ -507,7 +506,7 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
     })
 }
 
-/// What the names of further outputs begin with. Debug information of its own has to be below the working directory of a worker, too.
+/// The prefix of the names of further outputs. Separate debug information has to be below the working directory of a worker, too.
 fn name_beside(job: &[String], phase: &str, output: &Path) -> Result<String, &'static str> {
     let counts = |arg: &String| arg == "-fprofile-arcs" || further(arg) == Some(Output::Notes);
     let (split, counts) = (asks_for(job, Output::Split), job.iter().any(counts));
@@ -534,7 +533,7 @@ fn name_beside(job: &[String], phase: &str, output: &Path) -> Result<String, &'s
     }
 }
 
-/// Whether these options ask for an output beside the object.
+/// Whether these options ask for a further output.
 pub(crate) fn asks_for(args: &[String], what: Output) -> bool {
     args.iter().any(|arg| further(arg) == Some(what))
 }
@@ -565,7 +564,7 @@ pub fn stays(source: &[u8]) -> Option<&'static str> {
     found.map(|&(_, why)| why)
 }
 
-/// The same text with blanks for what is in comments; `None` where it is not quite clear what is a comment (raw strings, quotes that do not close on their line).
+/// The same text with blanks instead of comments; `None` if the comments cannot be determined safely (raw strings, quotes that do not close on their line).
 fn without_comments(source: &[u8]) -> Option<Vec<u8>> {
     let mut out = source.to_vec();
     let mut at = 0;
@@ -602,7 +601,7 @@ fn without_comments(source: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// [`stays`] of a whole text, in which comments do not count: headers speak of what they do not do.
+/// [`stays`] of a whole text without its comments, because headers mention these words in comments.
 pub fn stays_in_code(source: &[u8]) -> Option<&'static str> {
     let found = stays(source)?;
     without_comments(source).map_or(Some(found), |code| stays(&code))
@@ -621,7 +620,7 @@ pub fn built_in(source: &[u8]) -> std::ops::Range<usize> {
             None if marker(bare) => begin = Some(at),
             None if n > 4 => break,
             Some(begin) if bare.starts_with(b"# ") && !marker(bare) => return begin..at,
-            // Something else: it is not what it seems.
+            // Another line: this is not the expected prologue.
             Some(_) if !(marker(bare) || bare.is_empty() || bare.starts_with(b"#define ")) => break,
             _ => {}
         }
@@ -630,13 +629,13 @@ pub fn built_in(source: &[u8]) -> std::ops::Range<usize> {
     0..0
 }
 
-/// Whether each compilation gives the same object. With `-flto` it has the directory and options of the worker in it, and numbers at random in its names; with coverage, the time.
+/// Whether each compilation gives the same object. With `-flto` it contains the directory and options of the worker, and random numbers in its names; with coverage, the time.
 pub fn is_repeatable(args: &[String]) -> bool {
     let begins = |prefix| args.iter().any(|arg| arg.starts_with(prefix));
     !begins("-flto") && (!asks_for(args, Output::Notes) || begins("-frandom-seed="))
 }
 
-/// Where `-f*-prefix-map` options put a path: the last that fits counts.
+/// Applies `-f*-prefix-map` options to a path: the last matching option counts.
 pub fn map_path(args: &[String], path: &str) -> String {
     let maps = args.iter().rev().filter_map(|arg| {
         let map = arg

@@ -1,4 +1,4 @@
-//! Commands whose source the worker preprocesses too (`--pull`): which options of the preprocessor go out, and in which form.
+//! Commands whose source the worker preprocesses too (`--pull`): the options of the preprocessor that are sent, and their form.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::options::Plan;
 const PATHS: &[&str] = &["-I", "-iquote", "-isystem", "-idirafter", "-include"];
 /// Those that take something else.
 const VALUES: &[&str] = &["-D", "-U", "-MT", "-MQ"];
-/// Those that stand alone. The file that `-Wp,` names is the receiver's business.
+/// Options without an argument. The receiver chooses the file that `-Wp,` names.
 const FLAGS: &[&str] = &["-MD", "-MMD", "-MP", "-trigraphs", "-Wp,-MD,", "-Wp,-MMD,"];
 /// Directories that are no root of a build: too much is below them.
 const WIDE: &[&str] = words! {
@@ -99,7 +99,7 @@ pub(crate) fn ask(
     })
 }
 
-/// Whether the compiler would pass over this directory because there is none, and a worker could not see that.
+/// Whether the compiler would skip this directory because it does not exist, which a worker could not detect.
 fn is_known_missing(plan: &Plan, cwd: &Path, option: &str, value: &str) -> bool {
     let path = cwd.join(value);
     let warns = |arg: &String| arg.ends_with("missing-include-dirs");
@@ -175,7 +175,7 @@ fn clean(path: &Path) -> PathBuf {
     out
 }
 
-/// What options of the preprocessor say, as a worker needs it.
+/// The preprocessor's options, as a worker needs them.
 #[derive(Debug, Default)]
 pub(crate) struct Cpp {
     /// Directories for `#include "..."` alone.
@@ -190,10 +190,10 @@ pub(crate) struct Cpp {
     pub(crate) dependencies: Option<bool>,
 }
 
-/// Reads the options that a master sends, who may be hostile.
+/// Parses the options of a master, which may be hostile.
 ///
 /// # Errors
-/// The option that may not be.
+/// The forbidden option.
 pub(crate) fn read(cpp: &[String]) -> Result<Cpp, String> {
     let mut out = Cpp::default();
     let mut system = Vec::new();
@@ -244,7 +244,7 @@ pub(crate) fn names_absolute(text: &[u8]) -> bool {
     text.windows(2).any(|two| two == b"\"/" || two == b"</")
 }
 
-/// Names that a source's text includes, or may include: in angle brackets?, the name. And whether one may be absolute.
+/// The names that a source's text includes, or may include: whether in angle brackets, and the name. And whether one may be absolute.
 ///
 /// This only decides what is fetched before it is asked for, with two exceptions: names that are absolute, and those that lead up.
 pub(crate) fn scan(text: &[u8]) -> (Vec<(bool, String)>, bool) {
@@ -418,7 +418,7 @@ mod tests {
         };
         let missing = "-I/no/such/dir -isystem ../no-such-dir -Igen -I/usr/include";
         assert_eq!(of(&format!("{missing} -c a.c")), "-I gen -I /usr/include");
-        // It is to be warned of.
+        // A warning is expected for it.
         assert_eq!(
             of(&format!("{missing} -Wmissing-include-dirs -c a.c")),
             "-I /no/such/dir -isystem ../no-such-dir -I gen -I /usr/include"

@@ -1,7 +1,8 @@
-//! Compilers that travel: a master packs its own, a worker that may keeps it in a folder, and runs it with the libraries that came along (decision 45).
+//! Compilers that travel: a master packs its own; a worker that accepts it keeps it in a folder, and runs it with the libraries in the package
+//! (decision 45).
 //!
-//! What is packed has no directories and no links: files with plain names, one after the other, in one zstd frame. A name is a byte with its length and as many
-//! bytes; contents are a length of eight bytes, big-endian, and as many bytes.
+//! A package has no directories and no links: files with plain names, one after the other, in one zstd frame. A name is a length byte and its bytes; contents
+//! are a length of eight bytes, big-endian, and the bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -24,7 +25,7 @@ const MAX_FILES: usize = 64;
 const MAX_UNPACKED: u64 = 1 << 30;
 /// Workers of one user on one machine, each with a folder of its own.
 const MAX_FOLDERS: usize = 64;
-/// Where an ELF file says of which machine it is: class, byte order, machine.
+/// The part of an ELF file that identifies its machine: class, byte order, machine.
 const ELF_HEADER: usize = 20;
 
 /// Names that lead nowhere else.
@@ -33,7 +34,7 @@ fn is_plain(name: &str) -> bool {
     (1..=100).contains(&name.len()) && !name.starts_with(['.', '-']) && name.chars().all(good)
 }
 
-/// What kind of machine runs this program; `None` for something else than a program.
+/// The machine of a program; `None` for a file that is no program.
 fn machine(path: &Path) -> io::Result<Option<[u8; 4]>> {
     let mut head = [0; ELF_HEADER];
     let whole = File::open(path)?.read_exact(&mut head).is_ok();
@@ -75,7 +76,7 @@ pub(crate) fn pack(parts: &Parts, digest: &Digest, to: impl Write) -> Result<(),
     }
 }
 
-/// Writes what was packed into an empty directory.
+/// Unpacks a package into an empty directory.
 fn unpack(packed: impl Read, dir: &Path, most: u64) -> Result<(), String> {
     let told = |e: io::Error| format!("it is not packed as it should be: {e}");
     let mut packed = zstd::Decoder::new(packed).map_err(told)?;
@@ -114,13 +115,14 @@ fn unpack(packed: impl Read, dir: &Path, most: u64) -> Result<(), String> {
 /// A compiler of a master.
 pub(crate) struct Installed {
     pub(crate) dir: PathBuf,
-    /// What begins its command.
+    /// The beginning of its command.
     pub(crate) command: Vec<OsString>,
     size: u64,
 }
 
 impl Installed {
-    /// Looks at all of a directory: it is the compiler with this digest, and for this machine. It will be run from `home`, where it is or goes.
+    /// Checks a whole directory: it is the compiler with this digest, and for this machine. It will be run from `home`, where it is or will be
+    /// moved.
     fn check(dir: &Path, home: PathBuf, digest: &Digest) -> Result<Self, String> {
         let told = |e: io::Error| format!("{}: {e}", dir.display());
         let own = machine(Path::new("/proc/self/exe")).map_err(told)?;
@@ -188,7 +190,7 @@ pub(crate) struct Cache {
     _lock: File,
 }
 
-/// What a cache says of a compiler.
+/// The cache's answer about a compiler.
 pub(crate) enum Found<'a> {
     There(Arc<Installed>),
     /// Another connection brings it.
@@ -209,7 +211,7 @@ impl Cache {
     pub(crate) fn open(folder: &Path, most: u64) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let folder = folder.canonicalize()?;
-        // They separate what the loader and the driver are told.
+        // These characters separate the arguments of the loader and the driver.
         let separates = |name: &str| name.contains([',', ':', ';', '$', ' ', '\n']);
         if folder.to_str().is_none_or(separates) {
             return Err(io::Error::other(
@@ -376,7 +378,7 @@ mod tests {
             let why = install([7; 32], &bytes);
             assert!(why.contains(reason), "{reason}: {why}");
         }
-        // One that is what it says, and lacks what a compiler has.
+        // A directory with the right digest that is not a complete compiler.
         let files = BTreeMap::from([(SPECS.to_owned(), *blake3::hash(b"x").as_bytes())]);
         let why = install(digest::of_files(&files), &archive(&[(b"specs", 1, b"x")]));
         assert!(why.contains("it has no driver"), "{why}");
@@ -411,7 +413,7 @@ mod tests {
             };
             let kept = claim.install(&packed[..]).unwrap();
             assert!(matches!(cache.find(&first), Found::There(_)));
-            // A worker beside this one has a folder of its own.
+            // Another worker has a folder of its own.
             let beside = Cache::open(folder.path(), 1 << 30).unwrap();
             assert!(matches!(beside.find(&first), Found::Missing(_)));
             kept.size
@@ -421,7 +423,7 @@ mod tests {
         let Found::There(kept) = cache.find(&first) else {
             panic!()
         };
-        // What is in use stays.
+        // A compiler in use stays.
         let few = Cache { most: 1, ..cache };
         few.shrink();
         assert!(kept.dir.join(DRIVER).exists());
@@ -430,7 +432,7 @@ mod tests {
         few.shrink();
         assert!(!dir.exists() && matches!(few.find(&first), Found::Missing(_)));
         drop(few);
-        // What was changed meanwhile is not.
+        // A directory that was changed meanwhile does not stay.
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join(SPECS), b"x").unwrap();
         let cache = Cache::open(folder.path(), size).unwrap();

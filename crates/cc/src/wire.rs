@@ -1,7 +1,7 @@
 //! The messages between a master and a worker: a pure codec, no I/O. `docs/spec/cc.md` draws each.
 //!
-//! A hello has a fixed form, which every version reads; what follows it is in postcard's. The decoders take arbitrary bytes of a hostile peer: they never panic, and
-//! what they give holds what is said of it here.
+//! A hello has a fixed form, which every version reads; the later messages are encoded by postcard. The decoders take arbitrary bytes of a hostile peer: they never
+//! panic, and the values that they return are valid as documented here.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// The protocol version that this crate speaks.
 pub const VERSION: u16 = 4;
-/// What the private data of both MPA start-up frames begins with.
+/// The beginning of the private data of both MPA start-up frames.
 pub const MAGIC: [u8; 8] = *b"weft-cc\0";
 /// Length of a [`Hello`] in bytes.
 pub const HELLO_LEN: usize = 16;
@@ -27,7 +27,7 @@ pub const MAX_REASON: usize = 512;
 #[error("malformed: {0}")]
 pub struct Malformed(pub &'static str);
 
-/// What a worker answers to a hello.
+/// A worker's answer to a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// Go on.
@@ -51,7 +51,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// What travels as private data in both MPA start-up frames.
+/// The private data in both MPA start-up frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// The sender's protocol version.
@@ -82,7 +82,7 @@ impl Hello {
         out
     }
 
-    /// Reads a hello; what follows it (padding of a kernel's peer) is nobody's.
+    /// Parses a hello; trailing bytes (padding of a kernel's peer) are ignored.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -118,8 +118,8 @@ pub struct Region {
     pub len: u64,
 }
 
-/// What a master asks.
-// There is one at a time, and it is taken apart at once.
+/// The requests of a master.
+// There is one at a time, and it is consumed at once.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
@@ -132,11 +132,11 @@ pub enum Request {
         /// Takes the place of the job's room.
         room: Region,
     },
-    /// What the paths of a [`Report::Need`] are, in their order.
+    /// The contents of the paths of a [`Report::Need`], in their order.
     Files {
         /// Of the job.
         id: u32,
-        /// Where contents are: to be read.
+        /// The region of the contents, to be read.
         region: Region,
         /// One for each path.
         entries: Vec<Entry>,
@@ -145,10 +145,10 @@ pub enum Request {
     Compiler {
         /// Of the job.
         id: u32,
-        /// Where it is, packed: to be read until the worker's next message.
+        /// The region of the package, to be read until the worker's next message.
         region: Region,
     },
-    /// The nodes of a [`Report::Check`] that are not any more what they were.
+    /// The nodes of a [`Report::Check`] that have changed.
     Stale {
         /// Of the job.
         id: u32,
@@ -162,7 +162,7 @@ pub const MAX_NEED: usize = 256;
 /// Nodes in one [`Report::Check`].
 pub const MAX_CHECK: usize = 4096;
 
-/// What is at a path of the master.
+/// The kind of a path of the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Node {
     /// Nothing.
@@ -182,13 +182,13 @@ pub enum Node {
 /// One path's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What it is.
+    /// The kind.
     pub node: Node,
     /// The number by which it is checked.
     pub number: u32,
     /// Time of the last change, in nanoseconds since 1970.
     pub mtime: i64,
-    /// Where in the region the contents begin.
+    /// The offset of the contents in the region.
     pub at: u64,
     /// Their length in bytes.
     pub len: u64,
@@ -196,7 +196,7 @@ pub struct Entry {
     pub digest: [u8; DIGEST_LEN],
 }
 
-/// What a worker needs to preprocess.
+/// The data that a worker needs to preprocess.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Pull {
     /// Options of the preprocessor, paths as the master has them.
@@ -212,9 +212,9 @@ pub struct Job {
     pub id: u32,
     /// C++ rather than C.
     pub cxx: bool,
-    /// Where the preprocessed source is: to be read.
+    /// The region of the preprocessed source, to be read.
     pub source: Region,
-    /// Where outputs go: to be written.
+    /// The region for outputs, to be written.
     pub room: Region,
     /// Of the master's compiler.
     pub digest: [u8; DIGEST_LEN],
@@ -228,13 +228,13 @@ pub struct Job {
     pub name: String,
     /// Options.
     pub args: Vec<String>,
-    /// What the names of further outputs begin with; empty where there are none.
+    /// The prefix of the names of further outputs; empty without any.
     pub beside: String,
     /// The worker preprocesses too; then there is no source to be read.
     pub pull: Option<Pull>,
 }
 
-/// How a job ended.
+/// The result of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// The compiler ended with status 0; outputs are in the room.
@@ -249,18 +249,18 @@ pub enum Verdict {
     Refused,
     /// It took too long or too much memory.
     Limit,
-    /// The worker lacks something.
+    /// The worker does not have a required resource.
     Trouble,
 }
 
-/// What an output is.
+/// The kind of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Output {
     /// The object, or assembler text.
     Object,
     /// Standard error.
     Diagnostics,
-    /// What `-MD` writes, where the worker preprocesses.
+    /// The output of `-MD`, if the worker preprocesses.
     Dependencies,
     /// With `-gsplit-dwarf`: the debug information (`.dwo`).
     Split,
@@ -268,7 +268,7 @@ pub enum Output {
     Notes,
 }
 
-/// What a worker reports.
+/// The reports of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
     /// The outputs of the job need so many bytes.
@@ -278,19 +278,19 @@ pub enum Report {
         /// In bytes.
         need: u64,
     },
-    /// The worker lacks these paths of the master's: absolute, without `.` and `..`.
+    /// The worker needs these paths of the master: absolute, without `.` and `..`.
     Need {
         /// Of the job.
         id: u32,
         /// At most [`MAX_NEED`].
         paths: Vec<String>,
     },
-    /// The worker lacks the compiler of the job's digest, and would take it.
+    /// The worker does not have the compiler of the job's digest, and would accept it.
     Compiler {
         /// Of the job.
         id: u32,
     },
-    /// Are these nodes still what they were?
+    /// Asks whether these nodes are unchanged.
     Check {
         /// Of the job.
         id: u32,
@@ -349,7 +349,7 @@ fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Malformed> {
     }
 }
 
-/// What no message has, and why not.
+/// Checks a condition of valid messages.
 fn holds(good: bool, otherwise: &'static str) -> Result<(), Malformed> {
     good.then_some(()).ok_or(Malformed(otherwise))
 }
@@ -430,7 +430,7 @@ impl Report {
             }
             Self::Check { nodes, .. } => holds(nodes.len() <= MAX_CHECK, "too many")?,
             Self::End(end) => {
-                // Each at most once: nobody is to be told to write an object twice.
+                // Each at most once: an object must not be written twice.
                 let good = |n: usize| {
                     let (what, at, len) = end.outputs[n];
                     let once = end.outputs[..n].iter().all(|other| other.0 != what);

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Bytes of an address.
 pub const ADDRESS: usize = 32;
-/// Where an endpoint is: what peers need to know of it.
+/// The address of an endpoint, which peers need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
     /// Address and UDP port.
@@ -32,7 +32,7 @@ impl Address {
         out
     }
 
-    /// Reads what [`Address::to_bytes`] wrote; `None` for what is no address.
+    /// Decodes [`Address::to_bytes`]; `None` for an invalid address.
     pub fn from_bytes(bytes: &[u8; ADDRESS]) -> Option<Address> {
         let (ip, rest) = bytes.split_first_chunk::<16>()?;
         let (port, rest) = rest.split_first_chunk::<2>()?;

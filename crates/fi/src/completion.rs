@@ -1,4 +1,4 @@
-//! How programs learn what is complete.
+//! Completions, as programs get them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::address::Address;
 use crate::wire::Meta;
 
-/// What became of an operation.
+/// The result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What the program gave with the operation.
+    /// The program's context of the operation.
     pub context: usize,
     /// A receive, not a send.
     pub is_recv: bool,
@@ -18,22 +18,22 @@ pub struct Completion {
     pub meta: Meta,
     /// Bytes of the receive's memory.
     pub room: u64,
-    /// Where the message of a receive that takes many begins.
+    /// The offset of the message, for a receive that takes many.
     pub at: usize,
     /// The receive takes many, and this was the last: its memory is the program's again.
     pub released: bool,
-    /// Who sent it.
+    /// Its sender.
     pub from: Option<Address>,
-    /// How it ended.
+    /// Its status.
     pub status: Status,
 }
 
-/// How an operation ended.
+/// The status of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Well.
     Done,
-    /// The peer is gone.
+    /// The peer has ended.
     Failed,
     /// The program took it back.
     Canceled,
@@ -41,7 +41,7 @@ pub enum Status {
     NoMessage,
 }
 
-/// Where completions wait for the program.
+/// The queue of completions for the program.
 #[derive(Default)]
 pub struct List {
     waiting: Mutex<VecDeque<Completion>>,
@@ -52,7 +52,7 @@ pub struct List {
 pub type Queue = Arc<List>;
 
 impl List {
-    /// What waits.
+    /// The waiting completions.
     pub fn lock(&self) -> MutexGuard<'_, VecDeque<Completion>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,7 +70,7 @@ impl List {
     }
 }
 
-/// How many operations are complete.
+/// The number of completed operations.
 #[derive(Debug, Default)]
 pub struct Counter {
     done: AtomicU64,

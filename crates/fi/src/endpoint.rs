@@ -1,10 +1,10 @@
 //! An endpoint: the machine over a datagram queue pair.
 //!
-//! Who calls drives ([`Endpoint::progress`]). While nobody does, the device's engine takes what comes, places it and acknowledges it, and a thread of
-//! the endpoint sends again what was lost.
+//! The calling thread drives the endpoint ([`Endpoint::progress`]). While no thread calls, the device's engine receives packets, places them and
+//! acknowledges them, and a thread of the endpoint retransmits lost packets.
 //!
-//! Small messages are copied into their packet, from there into registered memory, out of that at the receiver, and into their place. Large ones are
-//! sent from the program's memory and arrive in it.
+//! Small messages are copied into their packet, from there into registered memory, at the receiver out of registered memory, and into their place.
+//! Large ones are sent from the program's memory and arrive in it.
 
 mod clock;
 mod connected;
@@ -46,7 +46,7 @@ const WRITES: u32 = 64;
 const RECORDS: u32 = 512;
 const BATCH: usize = 32;
 const TICK: Duration = Duration::from_millis(1);
-/// How long a closing endpoint waits for what it sent to be acknowledged.
+/// How long a closing endpoint waits for acknowledgements of its sends.
 const LINGER: Duration = Duration::from_secs(5);
 /// Set in the number of a request that is a Write.
 const WRITE: u64 = 1 << 63;
@@ -93,16 +93,16 @@ struct Inner {
     address: Address,
 }
 
-/// What an endpoint is made of.
+/// The parameters of an endpoint.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Where it listens; port 0: any.
+    /// The address to listen on; port 0: any.
     pub addr: SocketAddr,
     /// Messages that are longer go by RDMA Write-Record.
     pub threshold: u64,
     /// The same for peers with a connection.
     pub connected_threshold: u64,
-    /// What goes wrong on purpose.
+    /// Simulated network faults.
     pub weather: Weather,
     /// Connections to the busiest peers there may be.
     pub connections: usize,
@@ -110,7 +110,7 @@ pub struct Setup {
     pub near: bool,
 }
 
-/// See the [module](self). Dropping it waits until what was sent is acknowledged, for five seconds at most.
+/// See the [module](self). Dropping it waits until all sends are acknowledged, for five seconds at most.
 pub struct Endpoint(Arc<Inner>);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -137,7 +137,7 @@ impl Endpoint {
         let mut random = [0; 12];
         getrandom::fill(&mut random).map_err(|e| io::Error::other(e.to_string()))?;
         let (key, seed) = random.split_at(4);
-        // A key with the highest bit would stand for the sender's own one.
+        // A key with the highest bit set stands for the sender's own key.
         let key = u32::from_be_bytes(key.try_into().unwrap_or_default()) >> 1 | 1;
         let seed = u64::from_be_bytes(seed.try_into().unwrap_or_default());
         let init = UdInit {
@@ -207,7 +207,7 @@ impl Endpoint {
         Ok(Endpoint(inner))
     }
 
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> Address {
         self.0.address
     }
@@ -380,7 +380,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes what has come, and sends what is to be sent.
+    /// Processes received packets, and sends waiting ones.
     pub fn progress(&self) {
         self.0.progress(&mut self.0.state(), false);
     }
@@ -537,7 +537,7 @@ impl Inner {
             .record(memory, now, peer, id, record.rkey, valid);
     }
 
-    /// Waits for acknowledgements, then tells the peers that nobody is here any more.
+    /// Waits for acknowledgements, then tells the peers that the endpoint closes.
     fn close(&self) {
         let end = Instant::now() + LINGER;
         let mut state = self.state();
@@ -567,7 +567,7 @@ impl Inner {
         while self.qp.outstanding() > 0 && Instant::now() < end {
             self.progress(&mut state, false);
         }
-        // The engine may still drive for what comes late: the program's memory is not ours any more.
+        // The engine may still drive for late packets: the program's memory must not be accessed any more.
         state.memory.writes.clear();
         state.memory.recvs.clear();
         state.memory.many.clear();
@@ -583,7 +583,7 @@ impl Inner {
         );
         let connections = std::mem::take(&mut state.connections);
         drop(state);
-        // Without the lock: their end is told to us.
+        // Without the lock, because the end of a connection is reported to us.
         drop(connections);
     }
 }
@@ -598,7 +598,7 @@ impl State {
         if let Some(&peer) = self.known.get(&(addr, key)) {
             return Ok(peer);
         }
-        // The new one may get the number of one that has gone, which what happened so far still names.
+        // The new receive may get the number of a finished one, which pending events still name.
         self.complete_events();
         let peer = add(&mut self.machine)?;
         self.known.insert((addr, key), peer);
@@ -639,7 +639,7 @@ impl State {
             return;
         };
         send.ended = Some(status);
-        // What is not posted is not needed any more.
+        // Writes that are not posted are not needed any more.
         let writes = &mut self.memory.writes;
         let before = writes.len();
         if send.writes > 0 {
@@ -697,7 +697,7 @@ impl State {
             }
             (memory, context) = (recv.memory, recv.context);
         } else if let Some(recv) = many.get_mut(&number) {
-            // Taken back, or its peer is gone. Messages that are still coming keep the memory.
+            // It was cancelled, or its peer has ended. Messages that are still arriving keep the memory.
             recv.spent = true;
             released = recv.coming == 0;
             (memory, context) = (recv.memory.clone(), recv.context);

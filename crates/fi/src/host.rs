@@ -1,4 +1,4 @@
-//! What a machine needs of whoever drives it, and what it tells.
+//! The interface between a machine and its driver.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::wire::{Meta, Target};
 /// A peer of a machine.
 pub type PeerId = usize;
 
-/// What a machine needs done.
+/// The calls that a machine needs.
 pub trait Host {
     /// Takes the next `len` bytes, or all that are left, of the memory of a receive that takes many messages, for one of them.
     fn carve(&mut self, parent: u64, len: u64) -> Part;
@@ -17,9 +17,9 @@ pub trait Host {
     fn open(&mut self, recv: u64, len: u64) -> Option<Target>;
     /// Closes it.
     fn close(&mut self, recv: u64);
-    /// Writes a range of a send's memory to a peer's, whose first byte is at `target`, with `id` as immediate data. `whole`: that is the message, of which
-    /// nothing was written before. True: it is written reliably, and the peer is told at its end (`Machine::placed`), unless `Machine::unsure` says that
-    /// it was not.
+    /// Writes a range of a send's memory to a peer's, whose first byte is at `target`, with `id` as immediate data. `whole`: the range is the whole
+    /// message, and nothing of it was written before. Returns true if it is written reliably, and the peer is notified at its end (`Machine::placed`),
+    /// unless `Machine::unsure` reports a failure.
     fn write(
         &mut self,
         send: u64,
@@ -29,7 +29,7 @@ pub trait Host {
         id: u64,
         whole: bool,
     ) -> bool;
-    /// Whether any of these writes of a send is still to be done.
+    /// Whether any of these writes of a send is pending.
     fn writing(&self, send: u64) -> bool;
     /// A peer would take a connection at this port, with this token.
     fn offered(&mut self, peer: PeerId, port: u16, token: u64);
@@ -37,7 +37,7 @@ pub trait Host {
     fn event(&mut self, event: Event);
 }
 
-/// A packet that is to be sent.
+/// A packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outbound {
     /// To this peer.
@@ -57,7 +57,7 @@ pub struct Part {
     pub last: bool,
 }
 
-/// What is complete.
+/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Event {
@@ -82,7 +82,7 @@ pub enum Refused {
     TooMany,
 }
 
-/// What a receive takes.
+/// The condition of a receive.
 #[derive(Clone, Copy, Debug)]
 pub struct Want {
     /// Messages with tags, or those without.

@@ -3,7 +3,7 @@
 //! * [`wire`] is the codec of packets.
 //! * [`link`] makes the packets to and from one peer reliable and ordered: sequence numbers, acknowledgements, time-outs, a congestion window.
 //! * [`machine`] is the protocol without I/O and clock: matching, small messages in packets, large ones by rendezvous and RDMA Write-Record.
-//! * `rc` has the connections to the few peers to which most goes.
+//! * `rc` has the connections to the few busiest peers.
 //! * [`endpoint`] drives the machine over a datagram queue pair of `weft-verbs`.
 //!
 //! The C surface, a provider of libfabric, is in `libs/fi`.

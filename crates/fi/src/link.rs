@@ -1,7 +1,7 @@
 //! The packets to and from one peer, reliable and in order.
 //!
 //! Numbers, acknowledgements, window and time-outs are those of [`weft_proto::dgram`], which datagram queue pairs in the reliable mode use, too. A
-//! link adds the queue of what waits for the window, and acknowledgements that ride on packets of the other direction.
+//! link adds the queue of packets that wait for the window, and acknowledgements in packets of the other direction.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::wire::{HEADER, Header, stamp};
 
 /// After so many packets an acknowledgement is sent at once.
 const ACK_EVERY: u32 = 16;
-/// Else after so long, if no packet that goes the other way carries it.
+/// Otherwise after this time, if no packet in the other direction carries it.
 const ACK_DELAY: Duration = Duration::from_millis(1);
 /// A peer that acknowledges nothing for so long is given up: a program may not have called for longer than that.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// What goes to a peer in a burst goes together: what is queued within so long of the packet before waits for company …
+/// Packets of a burst are sent together: a packet that is queued within this time after the previous one waits for more …
 const BURST: Duration = Duration::from_micros(20);
 /// … until there are so many packets, or bytes of them.
 const GATHER: usize = 32;
 const GATHER_BYTES: usize = 32 << 10;
 
-/// What an early packet takes beside its bytes.
+/// The space of an early packet beyond its bytes.
 const EARLY: usize = 64;
 
 /// One peer's packets.
@@ -39,7 +39,7 @@ pub struct Link {
     pushed: u64,
     outgoing: Outgoing<Vec<u8>>,
     incoming: Incoming<Vec<u8>>,
-    /// Bytes of early packets, and of what each takes beside them.
+    /// The space of early packets, with overhead.
     early_bytes: usize,
     unsaid: u32,
     say_at: Option<Now>,
@@ -83,8 +83,8 @@ impl Link {
         self.pending.len()
     }
 
-    /// Whether what is queued may wait for company: a packet that went a moment ago is not acknowledged yet, and its acknowledgement ends the wait at the
-    /// latest.
+    /// Whether queued packets may wait for more: a packet that was sent a moment ago is not acknowledged yet, and its acknowledgement ends the wait at
+    /// the latest.
     pub fn gathers(&self, now: Now) -> bool {
         let burst = |went| now.saturating_sub(went) < BURST;
         !self.outgoing.is_empty()
@@ -104,7 +104,7 @@ impl Link {
         self.pending.is_empty() && self.outgoing.is_empty()
     }
 
-    /// Forgets all that was to be sent, acknowledgements too, and what came early.
+    /// Forgets all queued packets, acknowledgements, and early packets.
     pub fn clear(&mut self) {
         self.pending.clear();
         self.pending_bytes = 0;
@@ -156,13 +156,13 @@ impl Link {
         self.header(0)
     }
 
-    /// Takes in what a header acknowledges.
+    /// Processes the acknowledgement in a header.
     pub fn acknowledged(&mut self, now: Now, header: &Header) {
         self.outgoing
             .acknowledged(now, header.ack, header.sack, drop);
     }
 
-    /// Looks at the clock. `false`: the peer is to be given up.
+    /// Checks the timers. `false`: give the peer up.
     #[must_use]
     pub fn tick(&mut self, now: Now) -> bool {
         self.outgoing.tick(now)
@@ -182,7 +182,7 @@ impl Link {
         self.incoming.expected() == seq
     }
 
-    /// Says what is to become of a packet with this number.
+    /// Decides the treatment of a packet with this number.
     pub fn arrived(&mut self, now: Now, seq: u32) -> Arrival {
         self.unsaid += 1;
         let arrival = self.incoming.arrived(seq);

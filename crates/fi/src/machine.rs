@@ -1,12 +1,12 @@
 //! The protocol of an endpoint, without I/O and clock.
 //!
-//! A call tells it what happened: a program posts a send ([`Machine::send`]) or a receive ([`Machine::recv`]), a packet came ([`Machine::packet`]), an RDMA
-//! Write-Record came ([`Machine::record`]), time has passed ([`Machine::tick`]). It asks its [`Host`] for what it cannot do itself, and gives out packets
-//! by [`Machine::transmit`], which is to be called after any of these until it has none. Time never goes back.
+//! A call reports an event: a program posts a send ([`Machine::send`]) or a receive ([`Machine::recv`]), a packet arrived ([`Machine::packet`]), an RDMA
+//! Write-Record arrived ([`Machine::record`]), time has passed ([`Machine::tick`]). The machine calls its [`Host`] for I/O, and returns packets by
+//! [`Machine::transmit`], which has to be called after any of these until it returns none. Time never goes back.
 //!
-//! A small message travels in packets and is complete for its sender when it was taken. A large one waits at its sender: a request goes out, the receiver
-//! opens the memory of the receive that matches, the sender writes to it by RDMA Write-Record and says when it has written all. What the records
-//! lack then is asked for again, and only that. The message is complete at both ends when all of it is there.
+//! A small message travels in packets, and is complete for its sender when it was acknowledged. A large one waits at its sender: a request is sent, the
+//! receiver opens the memory of the matching receive, the sender writes to it by RDMA Write-Record and reports when it has written everything. The
+//! receiver requests only the bytes that the records do not cover again. The message is complete at both ends when all of it has arrived.
 
 mod strangers;
 
@@ -21,12 +21,13 @@ use crate::wire::{self, Body, FIRST, MAX_LACKS, MORE, Meta, Target};
 
 /// Packets that may wait for one peer before sends are refused.
 const MAX_PENDING: usize = 128;
-/// Messages, and bytes of them, from one peer for which no receive was posted.
+/// Limit of messages, and bytes of them, from one peer without a posted receive.
 const MAX_STORED: usize = 1 << 16;
 const MAX_STORED_BYTES: usize = 1 << 28;
 /// Peers in all.
 const MAX_PEERS: usize = 1 << 14;
-/// What does not come for so long after the sender has written all is asked for again. Longer than a datagram queue pair takes to give up a message.
+/// Bytes that do not arrive within this time after the sender has written everything are requested again. It is longer than a datagram queue pair
+/// takes to drop a message.
 const GRACE: Duration = Duration::from_millis(150);
 
 struct Posted {
@@ -72,7 +73,7 @@ struct Peer {
     gone: bool,
     /// The program has named it; it is not known by its packets alone.
     named: bool,
-    /// Nothing with a number goes to it now.
+    /// No numbered packets are sent to it now.
     held: bool,
     /// Messages of more bytes are large.
     threshold: u64,
@@ -102,7 +103,7 @@ struct Outgoing {
     peer: PeerId,
     len: u64,
     target: Option<(Target, u64, u64)>,
-    /// It is being written reliably: the peer need not be told.
+    /// It is written reliably: the peer need not be told.
     sure: bool,
     /// Packets queued for the peer up to the last `Written`.
     said: u64,
@@ -116,7 +117,7 @@ struct Incoming {
     target: Target,
     len: u64,
     have: Ranges,
-    /// After the sender said that it has written all: when to ask again.
+    /// After the sender has reported that it has written everything: the time to request missing bytes.
     ask_at: Option<Now>,
 }
 
@@ -137,7 +138,7 @@ pub struct Machine {
     scratch: Vec<u8>,
     /// Bytes asked for again, for statistics.
     asked_again: u64,
-    /// Peers that the program has not named, and those of them that are gone, in the order in which they went.
+    /// The number of peers that the program has not named, and those of them that have ended, in that order.
     strangers: usize,
     gone_strangers: VecDeque<PeerId>,
 }
@@ -187,7 +188,7 @@ impl Machine {
         Ok(self.peers.len() - 1)
     }
 
-    /// Nothing with a number goes to a peer until it is let go.
+    /// Stops numbered packets to a peer, or allows them again.
     pub fn hold(&mut self, peer: PeerId, held: bool) {
         self.peers[peer].held = held;
         if !held {
@@ -195,12 +196,12 @@ impl Machine {
         }
     }
 
-    /// Tells a peer that it may connect.
+    /// Offers a peer a connection.
     pub fn offer(&mut self, peer: PeerId, port: u16, token: u64) {
         self.push(peer, &Body::Offer { port, token });
     }
 
-    /// Reliable writes to a peer may not have been carried out: it is to ask for what it lacks.
+    /// Reliable writes to a peer may have failed: it has to request missing bytes.
     pub fn unsure(&mut self, peer: PeerId) {
         let sure = self.outgoing.iter_mut().filter_map(|(&id, o)| {
             let was = o.peer == peer && std::mem::take(&mut o.sure);
@@ -245,7 +246,7 @@ impl Machine {
     }
 
     /// Sends a message. `read(at, buffer)` fills a buffer with the message's bytes from `at` on. With `synchronous` the send is complete when the peer has
-    /// matched it, whatever its length.
+    /// matched it, for any length.
     ///
     /// # Errors
     /// [`Refused`]; nothing was sent then.
@@ -345,7 +346,7 @@ impl Machine {
         });
     }
 
-    /// Whether a message waits that such a receive would take. With `claim` it is kept for [`Machine::recv_claimed`] with that number, and no other receive.
+    /// Whether an unexpected message matches such a receive. With `claim` it is reserved for [`Machine::recv_claimed`] with that number.
     pub fn peek(&mut self, want: &Want, claim: Option<u64>) -> Option<(PeerId, Meta)> {
         let index = self
             .unexpected
@@ -446,7 +447,7 @@ impl Machine {
         self.push(peer, &ready);
     }
 
-    /// A packet came from a peer. What is damaged or contradicts what was said before ends the peer.
+    /// A packet arrived from a peer. An invalid packet, or one that contradicts earlier ones, ends the peer.
     pub fn packet(&mut self, host: &mut impl Host, now: Now, peer: PeerId, packet: &[u8]) {
         let Some((header, body)) = wire::decode(packet) else {
             return;
@@ -457,7 +458,7 @@ impl Machine {
         self.peers[peer].link.acknowledged(now, &header);
         self.stir(peer);
         if matches!(body, Body::Bye) {
-            // It has closed. What came of it in whole stays for receives to come, and requests, so that their receives fail.
+            // It has closed. Its complete messages stay for later receives, and its requests, so that their receives fail.
             self.has_gone(peer);
             self.fail_recvs(host, peer);
             self.fail_sends(host, peer);
@@ -489,7 +490,7 @@ impl Machine {
         }
     }
 
-    /// The next packet of a peer, in order. `false`: it contradicts what was said before.
+    /// Processes the next packet of a peer, in order. `false`: it contradicts earlier ones.
     fn take(&mut self, host: &mut impl Host, now: Now, peer: PeerId, body: Body<'_>) -> bool {
         match body {
             Body::Ack | Body::Bye => true,
@@ -511,7 +512,7 @@ impl Machine {
                 let Some(outgoing) = self.outgoing.get_mut(&id).filter(|o| o.peer == peer) else {
                     return false;
                 };
-                // Nothing beyond the message is read, whatever the peer says.
+                // Nothing beyond the message is read, whatever the peer requests.
                 if outgoing.target.is_some() || len > outgoing.len {
                     return false;
                 }
@@ -548,12 +549,12 @@ impl Machine {
                     }
                     at = range.end;
                 }
-                // A receiver asks after it was told that all is written, so not while that waits for its turn.
+                // A receiver requests missing bytes only after it was told that all is written, so not while that report is queued.
                 let link = &self.peers[peer].link;
                 if link.pushed() - (link.pending() as u64) < outgoing.said {
                     return false;
                 }
-                // It asks again if what is being written does not reach it.
+                // It requests them again if the pending writes do not reach it.
                 if !host.writing(send) {
                     for range in ranges {
                         host.write(send, peer, target, range, target_id, false);
@@ -563,7 +564,7 @@ impl Machine {
                 true
             }
             Body::Offer { port, token } => {
-                // Whoever invents peers is not to send us to ports of others.
+                // A stranger must not make us connect to ports of others.
                 if self.peers[peer].named {
                     host.offered(peer, port, token);
                 }
@@ -619,7 +620,7 @@ impl Machine {
             Sink::Recv { recv, room }
         } else {
             sound = self.store(peer, meta, Stored::Coming);
-            // Not what the peer says that will come, but what has.
+            // Room for the received bytes, not for the announced length.
             Sink::Store(Vec::new())
         };
         self.peers[peer].coming = Some(Coming { meta, got: 0, sink });
@@ -716,7 +717,7 @@ impl Machine {
         }
     }
 
-    /// Looks at the clock: what was not acknowledged, or not written, in time is asked for again.
+    /// Checks the timers: packets that were not acknowledged, and bytes that were not written in time, are requested again.
     pub fn tick(&mut self, host: &mut impl Host, now: Now) {
         for peer in 0..self.peers.len() {
             if self.peers[peer].gone {
@@ -775,18 +776,18 @@ impl Machine {
         None
     }
 
-    /// Whether all that is to be sent may wait until [`Machine::transmit`] is called for another reason: the program's next call, or an acknowledgement.
+    /// Whether all queued packets may wait until [`Machine::transmit`] is called for another reason: the program's next call, or an acknowledgement.
     pub fn gathers(&self, now: Now) -> bool {
         let mut peers = self.ready.iter().map(|&peer| &self.peers[peer]);
         peers.all(|peer| peer.gathers && peer.link.gathers(now))
     }
 
-    /// Whether everything that was said was acknowledged.
+    /// Whether all packets were acknowledged.
     pub fn is_said(&self) -> bool {
         self.peers.iter().all(|peer| peer.link.is_idle())
     }
 
-    /// Who is to write the large message that comes under this number.
+    /// The peer that has to write the large message with this number.
     pub fn writer(&self, id: u64) -> Option<PeerId> {
         self.incoming.get(&id).map(|incoming| incoming.peer)
     }
@@ -805,7 +806,7 @@ impl Machine {
 
     fn give_up(&mut self, host: &mut impl Host, peer: PeerId) {
         self.has_gone(peer);
-        // What whoever has no name leaves behind is of no use to anybody.
+        // Messages of unnamed peers that have ended are dropped.
         let named = self.peers[peer].named;
         self.forget(peer, |stored| {
             !named || matches!(stored, Stored::Request(_))
@@ -831,7 +832,7 @@ impl Machine {
         self.claimed.retain(|_, u| kept(u));
     }
 
-    /// Fails the receives that wait for a peer that has gone.
+    /// Fails the receives that wait for a peer that has ended.
     fn fail_recvs(&mut self, host: &mut impl Host, peer: PeerId) {
         let coming = self.peers[peer].coming.take();
         if let Some(Coming { meta, sink, .. }) = coming {

@@ -1,4 +1,4 @@
-//! The memory of sends and receives: what the machine asks its host for.
+//! The memory of sends and receives, as the machine accesses it through its host.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -9,7 +9,7 @@ use crate::completion::Status;
 use crate::machine::{Event, Host, Part, PeerId};
 use crate::wire::{Meta, Target};
 
-/// A large message is written in pieces of so many bytes: what is given up with one of them is no more.
+/// A large message is written in pieces of this length: a failure loses one piece only.
 const PIECE: u64 = 1 << 20;
 pub(crate) struct Send {
     /// `None`: it has no bytes.
@@ -19,7 +19,7 @@ pub(crate) struct Send {
     pub(crate) mr: Option<Mr>,
     /// Writes of it that the queue pair still has.
     pub(crate) writes: usize,
-    /// How it ended, while it has.
+    /// Its status, once it has ended.
     pub(crate) ended: Option<Status>,
 }
 
@@ -53,11 +53,11 @@ pub(crate) struct Write {
     pub(crate) way: Way,
 }
 
-/// How a piece goes.
+/// The path of a piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     Datagrams,
-    /// The last one tells the peer that all is there.
+    /// The last one tells the peer that everything is written.
     Connection {
         last: bool,
     },
@@ -105,7 +105,7 @@ impl Host for Memory {
     fn carve(&mut self, parent: u64, len: u64) -> Part {
         let number = self.number();
         let Some(many) = self.many.get_mut(&parent) else {
-            // The machine names receives of ours only.
+            // The machine names only our own receives.
             return Part {
                 recv: number,
                 room: 0,

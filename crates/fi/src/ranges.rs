@@ -1,13 +1,13 @@
-//! Which bytes of a message have come.
+//! The received byte ranges of a message.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges that are kept apart. What a peer sends in more pieces than that counts as not come, and is asked for again: each costs memory.
+/// The maximum number of separate ranges. Further pieces count as missing, and are requested again, because each costs memory.
 const MOST: usize = 1 << 14;
 
-/// Ends of disjoint ranges by their starts, none empty, with a gap between any two. A piece anywhere costs the logarithm of their number, whatever the order
-/// in which a peer sends them.
+/// Ends of disjoint ranges by their starts, none empty, with a gap between any two. Adding a piece costs the logarithm of their number, in any order of
+/// arrival.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(BTreeMap<u64, u64>);
 
@@ -32,7 +32,7 @@ impl Ranges {
         }
     }
 
-    /// Whether all bytes below `len` are there.
+    /// Whether all bytes below `len` have arrived.
     pub fn covers(&self, len: u64) -> bool {
         len == 0 || self.0.get(&0).is_some_and(|&end| end >= len)
     }
@@ -65,7 +65,7 @@ mod tests {
             ranges.add(4 * i..4 * i + 1);
         }
         assert_eq!(ranges.0.len(), MOST);
-        // What closes gaps still counts, and makes room.
+        // Pieces that close gaps still count, and make room.
         let end = 4 * MOST as u64;
         ranges.add(1..end);
         assert!(ranges.covers(end) && ranges.0.len() == 1);

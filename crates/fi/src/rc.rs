@@ -1,7 +1,7 @@
-//! Connections to the few peers to which most goes (the hybrid of datagrams and connections). Between processes of one host they are shared memory.
+//! Connections to the few busiest peers (the hybrid of datagrams and connections). Between processes of one host they use shared memory.
 //!
-//! A connection is another way for the same packets: their numbers keep the order, and what a connection that breaks has lost is sent again by datagrams.
-//! The endpoint that wants one offers a TCP port and a token; the peer dials, or lets it be.
+//! A connection is another path for the same packets: their numbers keep the order, and packets that a broken connection has lost are retransmitted by
+//! datagrams. The endpoint that wants one offers a TCP port and a token; the peer dials, or ignores the offer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ const SENDS: u32 = 32;
 pub(crate) const fn depth(writes: u32) -> u32 {
     RECVS + SENDS + writes
 }
-/// What makes a peer busy: bytes sent to it, each message counting for some more.
+/// The threshold of a busy peer: bytes sent to it, with an addition for each message.
 const BUSY: u64 = 128 << 10;
 const MESSAGE: u64 = 2048;
 /// A peer that has not dialled after so long stays on datagrams.
@@ -50,7 +50,7 @@ enum Standing {
     Never,
 }
 
-/// What the connection manager says, on the engine's thread.
+/// Events of the connection manager, on the engine's thread.
 pub(crate) enum News {
     Asked(Incoming),
     Dialled(PeerId, bool),
@@ -61,7 +61,7 @@ pub(crate) type Inbox = Arc<Mutex<Vec<News>>>;
 /// The connections of an endpoint.
 #[derive(Default)]
 pub(crate) struct Connections {
-    /// How many there may be.
+    /// The maximum number.
     most: usize,
     taken: usize,
     of: HashMap<PeerId, Standing>,
@@ -131,7 +131,7 @@ impl Connections {
         }
     }
 
-    /// Something is sent to a peer. Whether it is to be offered a connection now.
+    /// Counts a send to a peer. Returns whether to offer it a connection now.
     pub(crate) fn sent(&mut self, peer: PeerId, len: u64) -> bool {
         if self.taken >= self.most || self.of.contains_key(&peer) {
             return false;
@@ -170,7 +170,7 @@ impl Connections {
         self.of.insert(peer, Standing::Never);
     }
 
-    /// Offers that nobody has taken are withdrawn.
+    /// Withdraws expired offers.
     pub(crate) fn tick(&mut self, now: Now) {
         for standing in self.of.values_mut() {
             if let Standing::Offered { token, until } = standing
@@ -183,7 +183,8 @@ impl Connections {
         }
     }
 
-    /// A peer has made an offer: the queue pair to dial with, if it is to be taken. When both have made one, that of the smaller key stands.
+    /// A peer has made an offer: returns the queue pair to dial with, if it is accepted. If both have made one, the offer of the smaller key
+    /// is used.
     pub(crate) fn take_offer(
         &mut self,
         (pd, cq, writes): (&Pd, &Cq, u32),
@@ -230,7 +231,7 @@ impl Connections {
         false
     }
 
-    /// Somebody dials. The peer, if it has a token of ours and its address is `of` it; it is connected then.
+    /// A peer dials. Returns it if it has one of our tokens and its address is `of` it; it is connected then.
     pub(crate) fn asked(
         &mut self,
         (pd, cq, writes): (&Pd, &Cq, u32),
@@ -265,7 +266,7 @@ impl Connections {
         }
     }
 
-    /// As [`Connections::open`], and what has come over one that this side does not know to be open yet.
+    /// As [`Connections::open`], also for a connection that this side does not know to be open yet.
     pub(crate) fn receiving(&mut self, peer: PeerId) -> Option<&mut Rc> {
         match self.of.get_mut(&peer) {
             Some(Standing::Open(rc) | Standing::Dialling(rc)) => Some(rc),
@@ -296,7 +297,7 @@ impl Connections {
     }
 }
 
-/// Puts news where whoever drives finds them.
+/// Queues news for the driving thread.
 pub(crate) fn tell(inbox: &Inbox, news: News) {
     inbox
         .lock()

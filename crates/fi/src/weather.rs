@@ -1,4 +1,4 @@
-//! What networks do to packets, on purpose, for tests: some are lost, some come twice, some come after those behind them.
+//! Simulated faults of a network, for tests: packets are lost, duplicated, or delivered after later ones.
 
 use std::mem::take;
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ pub struct Weather {
     pub late: u64,
 }
 
-/// A packet, and who sent it.
+/// A packet, and its sender.
 pub(crate) type Packet = (SocketAddr, u32, Vec<u8>);
 
-/// The weather, and what it keeps back.
+/// The faults, and delayed packets.
 pub(crate) struct Sky {
     weather: Weather,
     random: u64,
@@ -43,12 +43,12 @@ impl Sky {
         (self.random >> 11) % 1_000_000 < per_million
     }
 
-    /// Whether what is to be sent is lost.
+    /// Whether a packet to be sent is lost.
     pub(crate) fn loses(&mut self) -> bool {
         self.happens(self.weather.lost)
     }
 
-    /// How often a packet that came is to be taken now, and one that is to be taken after it. One that nothing follows is lost.
+    /// How often a received packet is delivered now, and a delayed one after it. A delayed packet with no successor is lost.
     pub(crate) fn came(
         &mut self,
         from: SocketAddr,

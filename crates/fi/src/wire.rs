@@ -18,7 +18,7 @@ const VERSION: u8 = 2;
 const TAGGED: u8 = 1;
 const WITH_DATA: u8 = 2;
 
-/// What every packet has.
+/// The header of every packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The key of the endpoint that sent it.
@@ -31,20 +31,20 @@ pub struct Header {
     pub sack: u64,
 }
 
-/// What a message is matched by, and its length.
+/// The matching data of a message, and its length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// Whether it is for receives with a tag.
+    /// Whether it matches receives with a tag.
     pub tagged: bool,
     /// The tag; 0 without one.
     pub tag: u64,
-    /// What the sender sent beside the message.
+    /// The sender's data of the message.
     pub data: Option<u64>,
     /// Bytes.
     pub len: u64,
 }
 
-/// Where a receiver takes a large message.
+/// The memory in which a receiver takes a large message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The key of the region.
@@ -53,13 +53,13 @@ pub struct Target {
     pub addr: u64,
 }
 
-/// What a packet says.
+/// The contents of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Body<'a> {
     /// Nothing: it acknowledges.
     Ack,
-    /// The endpoint has gone, and has had everything that it was to have.
+    /// The endpoint has closed, and has received everything that it waited for.
     Bye,
     /// The beginning of a small message, or all of it.
     Message(Meta, &'a [u8]),
@@ -67,7 +67,7 @@ pub enum Body<'a> {
     More(&'a [u8]),
     /// A large message waits at the sender under this number.
     Request(Meta, u32),
-    /// The first `len` bytes of message `id` may be written, and `target_id` is to be the immediate data.
+    /// The first `len` bytes of message `id` may be written, with `target_id` as immediate data.
     Ready {
         id: u32,
         target_id: u64,
@@ -205,7 +205,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads a packet. `None` for what is none.
+/// Parses a packet; `None` for an invalid one.
 pub fn decode(packet: &[u8]) -> Option<(Header, Body<'_>)> {
     let (&[magic, version, kind, flags], rest) = packet.split_first_chunk()?;
     if magic != MAGIC || version != VERSION || packet.len() > MAX_PACKET {

@@ -1,4 +1,4 @@
-//! A connection to a server, made again when it is lost.
+//! A connection to a server, which is opened again after a loss.
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -21,7 +21,7 @@ pub(crate) const CHUNK: usize = 1 << 20;
 /// Work requests outstanding at most.
 const OUTSTANDING: usize = 40;
 
-/// Whom a client shows itself as, and which servers it takes.
+/// The client's own key, and the servers that it accepts.
 pub trait Keys: Send + Sync {
     /// Settings for a connection to this server.
     ///
@@ -30,12 +30,12 @@ pub trait Keys: Send + Sync {
     fn tls(&self, endpoint: &Endpoint) -> Result<Tls, Error>;
 }
 
-/// How to connect.
+/// The parameters of a connection.
 #[derive(Clone)]
 pub struct Settings {
     /// Keys.
     pub keys: Arc<dyn Keys>,
-    /// How long to wait for a server that says nothing.
+    /// The time limit for a silent server.
     pub patience: Duration,
     /// The device to use; `None`: one of its own.
     pub device: Option<Device>,
@@ -62,16 +62,16 @@ pub(crate) struct Inner {
     pub(crate) slot: Mutex<Slot>,
 }
 
-/// Where the connection is, if there is one.
+/// The place of the connection, if there is one.
 pub(crate) struct Slot {
     pub(crate) conn: Option<Conn>,
     device: Option<Device>,
     epochs: u64,
 }
 
-/// A connection that stands.
+/// An open connection.
 pub(crate) struct Conn {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first, because the connection uses the memory.
     pub(crate) link: Link,
     /// Counts connections: handles are of one of them.
     pub(crate) epoch: u64,
@@ -109,7 +109,7 @@ impl Client {
         &self.0.endpoint
     }
 
-    /// Whether the server keeps buffers that nobody has open.
+    /// Whether the server keeps buffers that no client has open.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -117,7 +117,7 @@ impl Client {
         Ok(self.0.connected(&mut lock(&self.0.slot))?.keeps)
     }
 
-    /// What carries the connection: `local`, `tls`, `tcp`.
+    /// The transport of the connection: `local`, `tls`, `tcp`.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -125,7 +125,7 @@ impl Client {
         Ok(self.0.connected(&mut lock(&self.0.slot))?.transport)
     }
 
-    /// What a name stands for.
+    /// The attributes of a name.
     ///
     /// # Errors
     /// `ENOENT`, and those of the connection; this and the following.
@@ -133,7 +133,7 @@ impl Client {
         Ok(self.ask(&Request::named(Op::Stat, name), true)?.attr)
     }
 
-    /// Removes a buffer's name; who has it open goes on with it.
+    /// Removes a buffer's name; programs that have it open can continue to use it.
     ///
     /// # Errors
     /// As `unlink(2)`; `EROFS` for a file of the server's folder.
@@ -188,7 +188,7 @@ impl Client {
             if entries.is_empty() {
                 return Ok(all);
             }
-            // A server that goes back would go on for ever.
+            // A server that repeats names would cause an endless loop.
             let mut last = after.as_bytes();
             for entry in &entries {
                 if entry.name.as_slice() <= last {
@@ -200,10 +200,10 @@ impl Client {
         }
     }
 
-    /// The server's quota, and what is taken of it, in bytes.
+    /// The server's quota, and its used part, in bytes.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// The errors of the connection.
     pub fn usage(&self) -> Result<(u64, u64), Error> {
         let reply = self.ask(&Request::new(Op::Usage), true)?;
         Ok((reply.attr.size, reply.region.len))
@@ -232,7 +232,7 @@ impl Client {
 }
 
 impl Error {
-    /// Whether the connection is of no use any more.
+    /// Whether the connection is unusable.
     pub(crate) fn is_of_connection(&self) -> bool {
         !matches!(self, Self::Errno(_))
     }
@@ -332,7 +332,7 @@ impl Conn {
         loop {
             if let Some(bytes) = self.event()? {
                 let reply = Reply::decode(&bytes).map_err(|e| Error::Foreign(e.0))?;
-                // What a server says to strangers whom it could not turn away before.
+                // The answer of a server to a peer that it could not refuse earlier.
                 if reply.id == 0 && reply.error == Some(Errno::ACCESS) {
                     return Err(Error::Rejected(Status::Stranger));
                 }
@@ -388,7 +388,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Adds to a word of the server's, and returns what it was.
+    /// Adds to a word of the server, and returns the old value.
     pub(crate) fn fetch_add(&mut self, word: RemoteAddr, add: u64) -> Result<u64, Error> {
         let local = |e: weft_verbs::MemError| Error::Local(e.to_string());
         let id = self.post(SendWr::fetch_add(0, word, add).sge(self.staging.sge(0, 8)))?;

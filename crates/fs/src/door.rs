@@ -1,7 +1,8 @@
-//! The door for programs of the server's own host and user: a Unix socket through which `open` gives the memory file itself.
+//! The door for programs of the server's own host and user: a Unix socket through which `open` returns a descriptor of the memory file.
 //!
-//! It has an abstract name with the server's port, so it is seen in the server's network namespace alone. Both ends look at the other's user: the kernel says it.
-//! A request and its reply are one message each, as in [`crate::wire`], a connection carries one of each, and an opened file comes beside the reply.
+//! It has an abstract name with the server's port, so it is visible only in the server's network namespace. Both ends check the other's user, which the kernel
+//! attests. A request and its reply are one message each, as in [`crate::wire`]; a connection carries one of each, and the reply carries the descriptor of the
+//! opened file.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -14,19 +15,19 @@ use weft_sys::{Interest, poll_fds};
 use crate::error::Error;
 use crate::wire::{MAX_MESSAGE, Reply, Request};
 
-/// How long either end waits for the other.
+/// The time limit of either end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn name(port: u16) -> Vec<u8> {
     format!("weft-fs/{port}").into_bytes()
 }
 
-/// Listens beside the server's port.
+/// Listens on the Unix socket for the server's port.
 pub(crate) fn listen(port: u16) -> io::Result<OwnedFd> {
     unix::listen(Name::Abstract(&name(port)), 64)
 }
 
-/// Takes a connection of a program of our user; `None` for anybody else's.
+/// Accepts a connection of a program of our user; `None` for another user's.
 pub(crate) fn accept(door: impl AsFd) -> io::Result<Option<OwnedFd>> {
     let Some(conn) = unix::accept(door)? else {
         return Ok(None);
@@ -66,10 +67,10 @@ fn is_here(ip: IpAddr) -> bool {
     ip.is_loopback() || UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
 }
 
-/// Asks the server of our host and user at this address. `None`: there is none, so it is to be reached by RDMA.
+/// Asks the server of our host and user at this address. `None`: there is none, so the server has to be reached by RDMA.
 ///
 /// # Errors
-/// [`Error::Gone`] when it does not answer.
+/// [`Error::Gone`] if it does not answer.
 pub fn ask(addr: SocketAddr, request: &Request) -> Result<Option<(Reply, Option<OwnedFd>)>, Error> {
     if !is_here(addr.ip()) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! What can go wrong between a client and its server.
+//! Errors between a client and its server.
 
 use rustix::io::Errno;
 use weft_verbs::cm::ConnectError;
@@ -15,19 +15,19 @@ pub enum Error {
     /// There is no connection.
     #[error("{0}")]
     Connect(ConnectError),
-    /// The host's name stands for nothing.
+    /// The host's name cannot be resolved.
     #[error("cannot resolve the host: {0}")]
     Resolve(std::io::Error),
     /// The server turned the connection away.
     #[error("the server turned the connection away: {0}")]
     Rejected(Status),
-    /// What answers is not a server of this protocol.
+    /// The peer is not a server of this protocol.
     #[error("what answers is no `weft fs` server: {0}")]
     Foreign(&'static str),
     /// The connection has ended or the server is silent.
     #[error("the connection has ended: {0}")]
     Gone(&'static str),
-    /// This process lacks something.
+    /// A missing resource of this process.
     #[error("{0}")]
     Local(String),
 }

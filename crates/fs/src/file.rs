@@ -1,9 +1,9 @@
 //! Open buffers: reads by RDMA Read, writes by RDMA Write, with read-ahead and write-behind.
 //!
-//! Small reads that follow one another come out of windows that are fetched ahead; they are used for a second at most, so that a reader sees what others
-//! write. Small writes that follow one another are gathered, and go out when there are enough, before any other operation of the file that could see them, and
-//! with [`File::sync`]. What fails in the background is reported by the next write, sync or close. Large reads and writes go straight to the caller's memory
-//! where it can be registered ([`File::pread_raw`], [`File::pwrite_raw`]).
+//! Small sequential reads are served from windows that are fetched ahead. A window is used for a second at most, so that a reader sees the writes of others.
+//! Small sequential writes are gathered, and sent when there are enough, before any other operation of the file that could see them, and by [`File::sync`]. A
+//! background error is reported by the next write, sync or close. Large reads and writes go straight to the caller's memory, if it can be registered
+//! ([`File::pread_raw`], [`File::pwrite_raw`]).
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ use crate::wire::{Attr, Flags, Op, Region, Reply, Request};
 const LARGE: usize = 128 << 10;
 /// The first window of read-ahead.
 const FIRST_WINDOW: usize = 128 << 10;
-/// How long what was read ahead is used.
+/// How long data that was read ahead is used.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// How to open.
+/// Options for opening.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OpenOptions {
     /// Flags of the protocol.
@@ -42,7 +42,7 @@ impl OpenOptions {
         }
     }
 
-    /// For writing a new buffer, or an old one anew.
+    /// For writing a new buffer, or replacing an old one.
     pub fn create() -> Self {
         Self {
             flags: Flags::WRITE.with(Flags::CREATE).with(Flags::TRUNCATE),
@@ -79,7 +79,7 @@ struct Window {
 }
 
 impl Window {
-    /// Whether it has this byte, and is young enough to be used.
+    /// Whether it contains this byte, and is recent enough.
     fn has(&self, off: u64) -> bool {
         self.len > 0
             && (self.off..self.off + self.len as u64).contains(&off)
@@ -95,11 +95,11 @@ struct State {
     attr: Attr,
     region: Region,
     word: Region,
-    /// What failed in the background.
+    /// The background error.
     error: Option<Errno>,
     /// Written, and not known to have been placed.
     unplaced: bool,
-    /// Where the next read is if it follows the last.
+    /// The offset of the next sequential read.
     next_read: u64,
     streak: u32,
     window: usize,
@@ -110,13 +110,13 @@ struct State {
     closed: bool,
 }
 
-/// Where bytes go.
+/// The destination of bytes.
 enum Sink<'a> {
     Slice(&'a mut [u8]),
     Raw(&'a RawMemory),
 }
 
-/// Where bytes come from.
+/// The source of bytes.
 enum Source<'a> {
     Slice(&'a [u8]),
     Raw(&'a RawMemory),
@@ -212,7 +212,7 @@ impl File {
         self.client.endpoint()
     }
 
-    /// Under another name from now on: what it is opened by again when the connection was lost.
+    /// Sets a new name, under which it is opened again after a loss of the connection.
     pub fn renamed(&self, name: &Name) {
         *lock(&self.name) = name.clone();
     }
@@ -220,7 +220,8 @@ impl File {
     /// Reads at an offset into a slice. Returns the bytes read, fewer only at the end.
     ///
     /// # Errors
-    /// `EBADF` unless it was opened for reading; `EIO` when the server cannot be reached; `ESTALE` when it was, and what has the name is another buffer.
+    /// `EBADF` unless it was opened for reading; `EIO` if the server cannot be reached; `ESTALE` if the connection was lost and the name belongs to
+    /// another buffer now.
     pub fn pread(&self, into: &mut [u8], off: u64) -> Result<usize, Error> {
         self.read(Sink::Slice(into), off)
     }
@@ -298,10 +299,10 @@ impl File {
         })
     }
 
-    /// Brings everything that was written to the server, and waits until it is in place there.
+    /// Sends all written data to the server, and waits until it is in place there.
     ///
     /// # Errors
-    /// What failed since the last call, and as [`File::pwrite`].
+    /// Background errors since the last call, and as [`File::pwrite`].
     pub fn sync(&self) -> Result<(), Error> {
         let mut state = lock(&self.state);
         state.report()?;
@@ -314,7 +315,7 @@ impl File {
         state.report()
     }
 
-    /// What it is now.
+    /// The present attributes.
     ///
     /// # Errors
     /// As [`File::pread`].
@@ -361,7 +362,7 @@ impl File {
     /// Closes it.
     ///
     /// # Errors
-    /// What failed since the last call; it is closed all the same.
+    /// Background errors since the last call; it is closed in any case.
     pub fn close(self) -> Result<(), Error> {
         let mut state = lock(&self.state);
         self.end(&mut state)
@@ -392,7 +393,7 @@ impl File {
         state.report().and(all)
     }
 
-    /// Does something over the connection; over a new one if there is none any more, and with `again` a second time if it was lost meanwhile.
+    /// Runs an operation over the connection; over a new one if there is none, and with `again` a second time if it was lost meanwhile.
     fn run<T>(
         &self,
         state: &mut State,
@@ -404,7 +405,7 @@ impl File {
         loop {
             let conn = self.client.0.connected(&mut slot)?;
             let done = self.reopen(conn, state).and_then(|()| {
-                // What was written over a connection that is lost may not have arrived.
+                // Data that was written over a lost connection may not have arrived.
                 if again { Ok(()) } else { state.report() }?;
                 act(conn, state)
             });
@@ -463,7 +464,7 @@ impl State {
         self.error.take().map_or(Ok(()), |errno| Err(errno.into()))
     }
 
-    /// The connection is gone, and what was under way with it.
+    /// The connection is lost, with all operations in progress.
     fn lose(&mut self) {
         let dirty = self.behind.iter().any(|window| window.len > 0);
         if dirty || self.unplaced {
@@ -476,7 +477,7 @@ impl State {
         self.epoch = 0;
     }
 
-    /// Takes over what a reply says.
+    /// Takes over the state in a reply.
     fn take(&mut self, reply: &Reply) {
         if reply.attr.generation != self.attr.generation {
             self.forget_ahead();
@@ -488,7 +489,7 @@ impl State {
     }
 
     fn call(&mut self, conn: &mut Conn, op: Op, size: u64) -> Result<Reply, Error> {
-        // The region may change: nothing of ours is under way in it.
+        // The region may change: none of our operations may be in progress.
         self.wait_for_background(conn)?;
         conn.call(&Request {
             handle: self.handle,
@@ -523,7 +524,7 @@ impl State {
         }
     }
 
-    /// Waits for what is under way in the background.
+    /// Waits for background operations.
     fn wait_for_background(&mut self, conn: &mut Conn) -> Result<(), Error> {
         for window in self.ahead.iter_mut().chain(&mut self.behind) {
             if let Some(id) = window.pending.take() {
@@ -560,7 +561,7 @@ impl State {
         if len == 0 {
             return Ok(0);
         }
-        // What has to be copied anyway gains from coming early.
+        // Data that has to be copied anyway is read ahead.
         let copied = matches!(sink, Sink::Slice(_)) && len <= CHUNK;
         if (len <= LARGE || copied) && (self.streak >= 2 || near) {
             let mut at = 0;
@@ -770,7 +771,7 @@ impl State {
         Ok(off)
     }
 
-    /// Sends what was gathered.
+    /// Sends the gathered writes.
     fn flush(&mut self, conn: &mut Conn) -> Result<(), Error> {
         let filling = self.filling;
         let Some(window) = self.behind.get(filling) else {
@@ -780,7 +781,7 @@ impl State {
         if len == 0 {
             return Ok(());
         }
-        // It counts as sent also when it cannot be: the caller is told once.
+        // It counts as sent also if it fails: the caller gets the error once.
         let sent = self.send_gathered(conn, filling, off, len);
         if let Some(window) = self.behind.get_mut(filling) {
             window.len = 0;

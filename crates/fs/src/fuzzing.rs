@@ -1,4 +1,4 @@
-//! What the fuzz targets call.
+//! The functions that the fuzz targets call.
 
 use crate::name::{Name, RemotePath};
 use crate::wire::{Hello, MAX_MESSAGE, Reply, Request, VERSION};

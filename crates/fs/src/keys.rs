@@ -1,4 +1,4 @@
-//! Keys of a client that can ask nobody: those of a program under the preload library, which finds its settings in the environment.
+//! Keys of a client that cannot ask a user: a program under the preload library, which finds its settings in the environment.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,10 +25,11 @@ pub struct FileKeys {
 }
 
 impl FileKeys {
-    /// As the environment says: [`KEY`], [`KNOWN`], [`PEERS`]. Without a key pair there is one of this process, which nobody knows.
+    /// The keys in the environment: [`KEY`], [`KNOWN`], [`PEERS`]. Without a key pair the process has one of its own, which no server
+    /// knows.
     ///
     /// # Errors
-    /// [`Error::Local`] for a key file or fingerprint that cannot be used.
+    /// [`Error::Local`] for an invalid key file or fingerprint.
     pub fn from_env() -> Result<Self, Error> {
         let local = |e: &dyn std::fmt::Display| Error::Local(e.to_string());
         let own = match std::env::var_os(KEY) {

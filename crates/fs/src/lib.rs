@@ -1,12 +1,12 @@
 //! Remote memory as files: the file abstraction of section 3.3.4 of "iWARP Applicability" (P. W. Frey, 2010).
 //!
-//! A [`server::Server`] holds named buffers and offers the files of a folder. A [`Client`] opens them by name; what it reads comes by RDMA Read, what it
-//! writes goes by RDMA Write, and control messages travel by Send ([`wire`], `docs/spec/fs.md`). Programs of the server's own host and user get the memory
-//! file itself through a Unix socket ([`door`]): everything after `open` is the kernel's work then.
+//! A [`server::Server`] holds named buffers and offers the files of a folder. A [`Client`] opens them by name; it reads by RDMA Read and writes by RDMA
+//! Write, and control messages travel by Send ([`wire`], `docs/spec/fs.md`). Programs of the server's own host and user get a descriptor of the memory
+//! file through a Unix socket ([`door`]): the kernel handles everything after `open` then.
 //!
 //! A name is a [`name::Name`] below a server; users write [`name::RemotePath`], `/rdma/<host>:<port>/<name>[:<size>]`.
 //!
-//! Nothing here asks a user anything, and nothing writes to the file system.
+//! Nothing here interacts with a user, and nothing writes to the file system.
 #![forbid(unsafe_code)]
 
 pub mod client;

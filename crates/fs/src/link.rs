@@ -27,7 +27,7 @@ const RECEIVE: u64 = 1 << 63;
 const MESSAGE: u64 = 1 << 62;
 const STAGED: u64 = MESSAGE | 1;
 
-/// What a side brings to a connection.
+/// The parameters of one side of a connection.
 pub(crate) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
     ConnParam {
         private_data,
@@ -41,7 +41,7 @@ pub(crate) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
     }
 }
 
-/// One side's objects of one connection, in a protection domain of their own: what one peer is told of memory is of no use to another.
+/// One side's objects of one connection, in a protection domain of their own, so that keys known to one peer are useless to another.
 pub(crate) struct Prepared {
     pub(crate) pd: Pd,
     cq: Cq,
@@ -81,7 +81,7 @@ pub(crate) enum Event {
 
 /// A connection.
 pub(crate) struct Link {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first, because the connection uses the memory.
     pub(crate) qp: Qp,
     pub(crate) base: Prepared,
     /// The message buffer for sending is free.

@@ -1,10 +1,10 @@
-//! Names of buffers, and the paths that users write.
+//! Names of buffers, and the paths that users type.
 
 use std::fmt;
 
 use rustix::io::Errno;
 
-/// What remote paths begin with.
+/// The beginning of remote paths.
 pub const PREFIX: &[u8] = b"/rdma/";
 /// The longest name in bytes.
 pub const MAX_NAME: usize = 1024;
@@ -89,7 +89,7 @@ impl Name {
         Self::new(&[&self.0, b"/".as_slice(), entry].concat())
     }
 
-    /// What names below this folder begin with.
+    /// The beginning of names below this folder.
     pub(crate) fn below(&self) -> Vec<u8> {
         let mut bytes = self.0.clone();
         if !bytes.is_empty() {
@@ -196,7 +196,7 @@ pub struct RemotePath {
 }
 
 impl RemotePath {
-    /// Whether a path of a program is meant for a server.
+    /// Whether a program's path names a server.
     pub fn is_remote(path: &[u8]) -> bool {
         path.starts_with(PREFIX) && path.len() > PREFIX.len()
     }

@@ -11,7 +11,7 @@ use crate::name::{MAX_COMPONENT, Name};
 
 /// The protocol version that this crate speaks.
 pub const VERSION: u16 = 1;
-/// What the private data of both MPA start-up frames begins with.
+/// The beginning of the private data of both MPA start-up frames.
 pub const MAGIC: [u8; 8] = *b"weft-fs\0";
 /// Length of a [`Hello`] in bytes.
 pub const HELLO_LEN: usize = 16;
@@ -27,7 +27,7 @@ pub const MAX_MESSAGE: usize = 16 << 10;
 #[error("malformed: {0}")]
 pub struct Malformed(pub &'static str);
 
-/// What a server answers to a hello.
+/// A server's answer to a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// Go on.
@@ -51,14 +51,14 @@ impl fmt::Display for Status {
     }
 }
 
-/// What travels as private data in both MPA start-up frames.
+/// The private data in both MPA start-up frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// The sender's protocol version.
     pub version: u16,
     /// The server's verdict; `Ok` in a client's hello.
     pub status: Status,
-    /// Whether the server keeps buffers that nobody has open; false in a client's hello.
+    /// Whether the server keeps buffers that no client has open; false in a client's hello.
     pub keeps: bool,
 }
 
@@ -88,7 +88,7 @@ impl Hello {
         out
     }
 
-    /// Reads a hello; what follows it (padding of a kernel's peer) is nobody's.
+    /// Parses a hello; trailing bytes (padding of a kernel's peer) are ignored.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -128,7 +128,7 @@ fn be64(bytes: &[u8], at: usize) -> u64 {
     (u64::from(be32(bytes, at)) << 32) | u64::from(be32(bytes, at + 4))
 }
 
-/// What a client asks.
+/// The requests of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
@@ -156,7 +156,7 @@ pub enum Op {
     Rmdir = 11,
     /// Entries of the folder `name` whose names come after `other`'s last component in byte order.
     List = 12,
-    /// Quota (`size`) and what is taken of it (`length`).
+    /// Quota (`size`) and its used part (`length`).
     Usage = 13,
 }
 
@@ -181,7 +181,7 @@ impl Op {
     }
 }
 
-/// How to open: bits.
+/// The flags of open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Flags(pub u16);
 
@@ -310,7 +310,7 @@ impl Request {
     }
 }
 
-/// What something is.
+/// The attributes of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attr {
     /// A folder, or a buffer or file.
@@ -319,7 +319,7 @@ pub struct Attr {
     pub writable: bool,
     /// Length in bytes.
     pub size: u64,
-    /// Time of the last change that the server knows of, in nanoseconds since 1970.
+    /// Time of the last change that the server has seen, in nanoseconds since 1970.
     pub mtime: u64,
     /// No other has this number, before or after a restart of the server either (files of a folder: the number that the file system gives them).
     pub ino: u64,
@@ -343,7 +343,7 @@ pub struct Region {
 pub struct Entry {
     /// Its name in the folder.
     pub name: Vec<u8>,
-    /// What it is.
+    /// Its attributes.
     pub attr: Attr,
 }
 
@@ -359,11 +359,11 @@ pub struct Reply {
     pub error: Option<Errno>,
     /// The handle that was opened.
     pub handle: u32,
-    /// What it is.
+    /// Its attributes.
     pub attr: Attr,
-    /// Where its bytes are.
+    /// The region of its bytes.
     pub region: Region,
-    /// Where the eight bytes are that appenders count with.
+    /// The region of the appenders' eight-byte counter.
     pub word: Region,
     /// Of a folder; there may be more.
     pub entries: Vec<Entry>,

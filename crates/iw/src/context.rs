@@ -23,17 +23,17 @@ use crate::{ADV_LEN, Error, Lmr, Rmr};
 pub(crate) const ADVS: usize = 16;
 /// Marks the receives for advertisements among all receives.
 pub(crate) const ADV_ID: u64 = 1 << 63;
-/// How often a wait without a limit looks whether the connection is still there.
+/// How often a wait without a time limit checks that the connection is alive.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Where a context is in its life.
+/// The state of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// No connection, and none can be made any more.
+    /// The connection has ended, or could not be made; the context cannot connect again.
     Invalid,
     /// All objects are there; not connected.
     Valid,
-    /// A peer wants to connect.
+    /// A peer requests a connection.
     ConnReq,
     /// Connected.
     Connected,
@@ -59,7 +59,7 @@ pub enum CqType {
     Recv,
 }
 
-/// What a context is made with.
+/// The parameters of a context.
 #[derive(Clone)]
 pub struct Options {
     /// The device; contexts of one program can share it.
@@ -88,7 +88,7 @@ impl Options {
     }
 }
 
-/// How a connection ended, and who waits for that.
+/// How a connection ended, and the condition variable for threads that wait for the end.
 type End = Arc<(Mutex<Option<EndReason>>, Condvar)>;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -97,7 +97,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// One connection and everything that belongs to it.
 pub struct Context {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first, because the connection uses the memory.
     pub(crate) qp: Option<Qp>,
     state: State,
     options: Options,
@@ -179,7 +179,7 @@ impl Context {
         })
     }
 
-    /// Where the context is in its life.
+    /// The state of the context.
     pub fn state(&self) -> State {
         if self.state == State::Connected && lock(&self.end.0).is_some() {
             State::Invalid
@@ -238,7 +238,7 @@ impl Context {
         }
     }
 
-    /// Closes the connection in order: what has been posted is sent, then the peer sees the end. Returns
+    /// Closes the connection in order: posted requests are sent, then the peer sees the end. Returns
     /// when both sides have closed, or the peer has not within 5 s (`iw_disconnect`).
     pub fn disconnect(self) -> Result<(), Error> {
         self.need("disconnect()", State::Connected)
@@ -271,7 +271,7 @@ impl Context {
         }
     }
 
-    /// What the peer's program said when it connected or was asked to.
+    /// The private data of the peer's program, from its connection request or its answer.
     pub fn private_data(&self) -> &[u8] {
         match &self.peer {
             Peer::Request(request) => request.private_data(),
@@ -367,8 +367,8 @@ impl Context {
         }
     }
 
-    /// How long to wait for a completion before looking at the connection again. Nothing once it has ended: its last
-    /// completions are in the queues before its end is announced, so a look that finds nothing then is the last.
+    /// How long to wait for a completion before checking the connection again. Zero after it has ended: its last completions are in the
+    /// queues before its end is announced, so a poll that finds nothing then is the last.
     fn time_to_wait(&self) -> Duration {
         match self.state() {
             State::Connected => LOOK,
@@ -404,8 +404,7 @@ impl Context {
         Ok((got, kept))
     }
 
-    /// Waits for an advertisement, for which [`Self::post_recv_adv`] has posted a receive
-    /// (`iw_wait_recv_adv`).
+    /// Waits for an advertisement in a receive posted by [`Self::post_recv_adv`] (`iw_wait_recv_adv`).
     pub fn wait_recv_adv(&self) -> Result<Rmr, Error> {
         let wc = loop {
             if let Some(wc) = lock(&self.stash).advs.pop_front() {
@@ -452,7 +451,7 @@ fn resolve(addr: &(impl ToSocketAddrs + std::fmt::Debug)) -> Result<SocketAddr, 
         .ok_or_else(|| error(std::io::ErrorKind::NotFound.into()))
 }
 
-/// Waits for peers that want to connect.
+/// Waits for connection requests.
 pub struct Listener {
     listener: cm::Listener,
     options: Options,
@@ -485,8 +484,8 @@ impl Listener {
         self.listener.local_addr()
     }
 
-    /// Waits for a peer that wants to connect. The context that comes is [`State::ConnReq`]: make regions
-    /// and post receives, then accept or reject (`iw_listen` and `iw_ctx_alloc`).
+    /// Waits for a connection request. The returned context is [`State::ConnReq`]: make regions and post receives, then accept or reject
+    /// (`iw_listen` and `iw_ctx_alloc`).
     pub fn listen(&self) -> Result<Context, Error> {
         loop {
             if let Some(request) = self.listener.next_request(None) {

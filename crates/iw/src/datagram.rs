@@ -11,8 +11,8 @@ use weft_verbs::{
 
 use crate::{Access, CqType, Error, Flags, Lmr, Rmr};
 
-/// Where a datagram context is: what its peers have to know to send to it. A peer's number and key travel by other means, or with its
-/// first message ([`DatagramContext::source`]).
+/// The address of a datagram context, which peers need to send to it. A peer's number and key travel by other means, or with its first
+/// message ([`DatagramContext::source`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramAddr {
     /// Address and UDP port.
@@ -35,12 +35,12 @@ impl DatagramAddr {
     }
 }
 
-/// What a datagram context is made with.
+/// The parameters of a datagram context.
 #[derive(Clone)]
 pub struct DatagramOptions {
     /// The device; contexts of one program can share it.
     pub device: Device,
-    /// What peers must know. All that talk to each other mostly have the same.
+    /// The `Q_Key`, which peers need. Contexts that exchange messages mostly have the same one.
     pub qkey: u32,
     /// Sends and Write-Records that may be outstanding.
     pub max_send_wr: u32,
@@ -50,7 +50,7 @@ pub struct DatagramOptions {
     pub max_records: u32,
     /// The longest segment in bytes; see [`UdInit::segment`].
     pub segment: u32,
-    /// How long a message may go without a segment; see [`UdInit::message_timeout`].
+    /// Time limit of a message without a new segment; see [`UdInit::message_timeout`].
     pub message_timeout: Duration,
     /// The reliable mode, which both ends need; see [`UdInit::reliable`].
     pub reliable: Option<UdReliable>,
@@ -85,7 +85,7 @@ impl DatagramOptions {
 /// let target = DatagramContext::open("127.0.0.1:0", 7)?;
 /// let source = DatagramContext::open("127.0.0.1:0", 7)?;
 ///
-/// // The source is told of a region by a message, which says where it came from.
+/// // The target advertises a region by a message, which carries its address.
 /// let inbox = source.lmr_create(16, Access::LOCAL_WRITE)?;
 /// source.post_recv_lmr(&inbox, 0, 16)?;
 /// let data = target.lmr_create(200_000, Access::REMOTE_WRITE)?;
@@ -101,7 +101,7 @@ impl DatagramOptions {
 /// let src = source.lmr_register(vec![5; 150_000], Access::LOCAL_WRITE)?;
 /// source.post_write_record_lmr(&src, 0, &rmr, 1000, 150_000, &peer, Flags::empty())?;
 ///
-/// // The target hears of it, and knows which bytes are valid.
+/// // The target gets a completion, and knows which bytes are valid.
 /// target.await_completions(CqType::Recv, &mut wc, None)?;
 /// let record = target.take_record(&wc[0]).expect("a Write-Record");
 /// assert!(record.is_complete() && record.addr == 1000);
@@ -110,7 +110,7 @@ impl DatagramOptions {
 /// # }
 /// ```
 pub struct DatagramContext {
-    // Dropped first: no memory goes away under it.
+    // Dropped first, because it uses the memory.
     qp: UdQp,
     port: UdPort,
     qkey: u32,
@@ -171,7 +171,7 @@ impl DatagramContext {
         })
     }
 
-    /// What peers have to know. The address is the one that was asked for: with `0.0.0.0` peers need one of the host's.
+    /// The address for peers. It is the one that was given to `open`: with `0.0.0.0` peers need one of the host's addresses.
     pub fn local(&self) -> DatagramAddr {
         DatagramAddr {
             addr: self.port.local_addr(),
@@ -180,7 +180,7 @@ impl DatagramContext {
         }
     }
 
-    /// Where a message came from, to answer there: with our own `Q_Key`, which both have.
+    /// The source of a message, to answer it: with our own `Q_Key`, which both sides have.
     pub fn source(&self, wc: &Wc) -> Option<DatagramAddr> {
         let UdSource { addr, qp_num } = wc.source?;
         Some(DatagramAddr {
@@ -315,16 +315,16 @@ impl DatagramContext {
         Ok(done)
     }
 
-    /// The record of a completion of [`WcOpcode::WriteRecord`]: who wrote, where, and which bytes came. `None` for other completions, and when it
-    /// was taken.
+    /// The record of a completion of [`WcOpcode::WriteRecord`]: the sender, the address, and the bytes that arrived. `None` for other
+    /// completions, and if the record was taken already.
     pub fn take_record(&self, wc: &Wc) -> Option<WriteRecord> {
         (wc.opcode == WcOpcode::WriteRecord)
             .then(|| self.qp.take_record(wc.wr_id))
             .flatten()
     }
 
-    /// Reliable mode: whether a message to there could not be delivered. Its completion has said why; those behind it, and what is posted for there from then
-    /// on, are flushed, until [`Self::reset_peer`]. Other peers have nothing to do with it.
+    /// Reliable mode: whether a message to this peer could not be delivered. Its completion has the reason. Later messages to this peer are flushed until
+    /// [`Self::reset_peer`]. Other peers are not affected.
     pub fn has_failed(&self, peer: &DatagramAddr) -> bool {
         self.qp.pair_state(&peer.dest()) == QpState::Error
     }

@@ -50,14 +50,14 @@
 //!
 //! Without a connection there is [`DatagramContext`]: messages to and from any number of peers, and RDMA Write-Record.
 //!
-//! # What a caller has to know
+//! # Rules for callers
 //!
-//! * A Send takes one receive of the peer, in the order in which they were posted; without one that is long
-//!   enough the connection ends. Post receives before the peer can send: a context takes them from the
+//! * A Send takes one receive of the peer, in the order in which they were posted; if no receive is posted, or it is too
+//!   short, the connection ends. Post receives before the peer can send: a context takes them from the
 //!   moment it is [`State::Valid`].
 //! * Memory that the peer writes to or reads from needs [`Access::REMOTE_WRITE`] or
 //!   [`Access::REMOTE_READ`].
-//! * Requests that are not [`Flags::SIGNALED`] complete silently; sign one in a while, a send queue has
+//! * Requests without [`Flags::SIGNALED`] complete silently. Signal one from time to time, because a send queue has
 //!   [`Options::max_send_wr`] places.
 //! * The verbs underneath are open to the caller ([`Context::qp`], [`Context::pd`], ...): both can be mixed.
 #![forbid(unsafe_code)]
@@ -123,20 +123,20 @@ pub enum Error {
     /// A completion queue had too few places.
     #[error(transparent)]
     Overrun(#[from] weft_verbs::CqOverrun),
-    /// What came is not an advertisement.
+    /// The received message is not an advertisement.
     #[error("a message of {0} bytes came where an advertisement was expected")]
     NotAnAdvertisement(u32),
     /// A range that is not in the region.
     #[error("bytes {at} to {at} + {len} are not in a region of {region} bytes")]
     Range {
-        /// Where the range begins.
+        /// The beginning of the range.
         at: u64,
         /// Its length.
         len: u64,
         /// Length of the region.
         region: u64,
     },
-    /// The connection has ended and nothing can come any more.
+    /// The connection has ended, and no more data can arrive.
     #[error("the connection has ended")]
     Ended,
 }

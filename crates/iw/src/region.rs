@@ -1,4 +1,4 @@
-//! Memory here and at the peer, and the message that tells of it.
+//! Local and remote memory, and the message that advertises it.
 
 use weft_verbs::{MemError, Mr, RemoteAddr, Sge};
 
@@ -18,7 +18,7 @@ impl Lmr {
         self.0.len()
     }
 
-    /// Whether it has no bytes.
+    /// Whether the range is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -49,12 +49,12 @@ impl Lmr {
         &self.0
     }
 
-    /// Ends the registration, once no peer uses the memory any more, and gives a registered buffer back.
+    /// Deregisters the memory, waits until no peer uses it, and returns a registered buffer.
     pub fn deregister(self) -> Result<Option<Vec<u8>>, Error> {
         self.0.deregister().map_err(|(_, e)| e.into())
     }
 
-    /// What the peer has to know to use the region: 16 bytes, see docs/spec/iw.md.
+    /// The address, key and length that the peer needs to use the region: 16 bytes, see docs/spec/iw.md.
     pub(crate) fn advertisement(&self) -> Result<[u8; ADV_LEN], Error> {
         let remote = self.0.remote(0);
         let len = self.len() as u64;
@@ -75,7 +75,7 @@ pub struct Rmr {
 }
 
 impl Rmr {
-    /// A region that the peer told of by other means.
+    /// A region that the peer has advertised by other means.
     pub fn new(remote: RemoteAddr, len: u32) -> Self {
         Self { remote, len }
     }
@@ -85,7 +85,7 @@ impl Rmr {
         self.len as usize
     }
 
-    /// Whether it has no bytes.
+    /// Whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

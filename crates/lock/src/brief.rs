@@ -2,18 +2,18 @@
 //!
 //! # Safety
 //!
-//! A guard is made when the lock's word has begun a hold, and ends it when it is dropped. So there is one guard at a time, and what one
-//! holder did happens before what the next one does.
+//! A guard is created when the lock's word has begun a hold, and ends the hold when it is dropped. So there is one guard at a time, and the
+//! actions of one holder happen before those of the next.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 
 use crate::word::Word;
 
-/// A lock for short holds. A panic while it is held lets go of it, and leaves the value as it is.
+/// A lock for short holds. A panic during a hold releases it, and leaves the value as it is.
 ///
-/// Letting go is a plain store. Who reads something afterwards that another thread may have written after it failed to get the lock
-/// needs a fence in between.
+/// The release is a plain store. A thread that failed to get the lock, and then reads data that another thread may have written, needs a
+/// fence in between.
 #[derive(Default)]
 pub struct Brief<T: ?Sized> {
     word: Word,
@@ -26,7 +26,7 @@ unsafe impl<T: ?Sized + Send> Send for Brief<T> {}
 unsafe impl<T: ?Sized + Send> Sync for Brief<T> {}
 
 impl<T> Brief<T> {
-    /// A lock that nobody holds.
+    /// A free lock.
     pub fn new(value: T) -> Self {
         Brief {
             word: Word::default(),
@@ -36,14 +36,14 @@ impl<T> Brief<T> {
 }
 
 impl<T: ?Sized> Brief<T> {
-    /// The value, once nobody else has it.
+    /// Takes the lock, and waits until it is free.
     #[inline]
     pub fn lock(&self) -> BriefGuard<'_, T> {
         self.word.begin();
         BriefGuard(self)
     }
 
-    /// The value, unless somebody has it.
+    /// Takes the lock, unless another thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<BriefGuard<'_, T>> {
         self.word.try_begin().then(|| BriefGuard(self))

@@ -1,17 +1,17 @@
-//! Objects that the holders of locks have looked up before.
+//! Objects that holders of locks have cached.
 //!
 //! ```text
-//!   holder                                   who takes the object away
-//!   ------                                   -------------------------
+//!   holder                                   thread that removes the object
+//!   ------                                   ------------------------------
 //!   Word::try_begin   (SeqCst)               remove it from the table
 //!   Generation::now   (SeqCst)               Generation::end: count up (SeqCst)
 //!   as when the object was looked up?        for each holder whose tags name it:
 //!   use it                                       is it in a hold (SeqCst)? wait for the end of that
-//!   Word::end         (Release)              the object is its owner's again
+//!   Word::end         (Release)              the object can be reused
 //! ```
 //!
-//! Either the holder sees the new number, and looks the object up again, or it has begun its hold before the other one looks, who
-//! then waits.
+//! Either the holder sees the new number, and looks the object up again, or its hold began before the removing thread checks, which then
+//! waits.
 
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, in_order};
 use crate::word::Word;
@@ -35,17 +35,17 @@ impl Holder {
     /// This object is remembered in this place, in the place of another one that is not in use in this hold. To be called in a hold, and
     /// while the object cannot be removed from the table.
     pub fn remember(&self, place: usize, tag: u32) {
-        // What was done with the object before in this place is seen by whoever sees this.
+        // A thread that sees this store sees all earlier actions on the object in this place.
         self.tags[place].store(tag, Ordering::Release);
     }
 
-    /// Whether this object is remembered.
+    /// Whether this object is cached.
     pub fn remembers(&self, tag: u32) -> bool {
         self.tags.iter().any(|t| t.load(Ordering::Acquire) == tag)
     }
 }
 
-/// Counts the objects that were taken away, and knows who may be using one.
+/// Counts removed objects, and knows the holders that may be using one.
 pub struct Generation {
     /// On a cache line of its own: every operation reads it.
     now: Line,
@@ -67,7 +67,7 @@ impl Default for Generation {
 }
 
 impl Generation {
-    /// This holder may remember objects from now on, as long as anybody else has it, too. False: there are too many.
+    /// Allows this holder to cache objects, as long as it is referenced elsewhere, too. False: there are too many.
     pub fn add(&self, holder: &Arc<Holder>) -> bool {
         let Ok(mut holders) = self.holders.lock() else {
             return false;
@@ -82,7 +82,7 @@ impl Generation {
         room
     }
 
-    /// The number of now. What was looked up under another number is to be looked up again.
+    /// The present number. Objects that were looked up under another number have to be looked up again.
     #[inline]
     pub fn now(&self) -> u64 {
         self.now.0.load(Ordering::SeqCst)
@@ -108,7 +108,7 @@ impl Generation {
     }
 }
 
-/// Holds that are to be waited for.
+/// Holds to wait for.
 #[derive(Debug, Default)]
 pub struct Holds(Vec<(Arc<Holder>, u64)>);
 
@@ -118,7 +118,7 @@ impl Holds {
         self.0.extend(others.0);
     }
 
-    /// Whether all of them are over. What their holders did is seen after that.
+    /// Whether all of them are over. The actions of their holders are visible after that.
     pub fn are_over(&mut self) -> bool {
         self.0.retain(|(holder, hold)| !holder.word.is_past(*hold));
         self.0.is_empty()

@@ -1,10 +1,10 @@
 //! Locks for short holds.
 //!
-//! [`Brief`] is taken by one locked instruction and let go by a plain store, where [`std::sync::Mutex`] takes two. A thread that has
-//! to wait spins, yields, and then sleeps for short times. So it suits holds that are a few microseconds long as a rule.
+//! [`Brief`] is taken by one locked instruction and released by a plain store; [`std::sync::Mutex`] takes two locked instructions. A thread
+//! that has to wait spins, yields, and then sleeps for short times. So it suits holds of a few microseconds.
 //!
-//! [`Holder`] and [`Generation`] let the holder of such a lock use objects that it has looked up earlier, without counting references:
-//! who takes an object away ends the generation, and waits for the holds that have begun before that.
+//! [`Holder`] and [`Generation`] let the holder of such a lock use cached objects without counting references: a thread that removes an
+//! object ends the generation, and waits for the holds that have begun before that.
 //!
 //! # Safety
 //!
@@ -19,7 +19,7 @@ pub use brief::{Brief, BriefGuard};
 pub use generation::{Generation, Holder, Holds, TAGS};
 pub use word::Word;
 
-/// What a [`Holder`] is shared by: loom's own under loom.
+/// The `Arc` of a [`Holder`]: loom's under loom.
 pub use sync::Arc;
 
 #[cfg(not(loom))]
@@ -28,7 +28,7 @@ mod sync {
     pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-    /// What stands before this and after it is `SeqCst` itself.
+    /// The accesses before and after it are `SeqCst` themselves.
     #[inline]
     pub(crate) fn in_order() {}
 }
@@ -39,7 +39,7 @@ mod sync {
     pub(crate) use loom::sync::Mutex;
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-    /// Loom takes `SeqCst` accesses as `AcqRel`, and fences as what they are.
+    /// Loom treats `SeqCst` accesses as `AcqRel`, but models fences exactly.
     pub(crate) fn in_order() {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }

@@ -8,14 +8,14 @@ use crate::sync::{AtomicU64, Ordering, in_order};
 const SPINS: u32 = 128;
 /// Turns given up before it sleeps.
 const YIELDS: u32 = 32;
-/// Pauses before [`Word::try_begin_soon`] looks again, at first and at most: one to five microseconds. Meanwhile the word, and what the lock
-/// guards, stay in the cache of the other processor, which makes many short holds in that time; where each hold moves them from one processor to
-/// the other, it takes several times as long (docs/figures/floor.md).
+/// Pauses before [`Word::try_begin_soon`] tries again, first and maximum: one to five microseconds. Meanwhile the word, and the data that the
+/// lock guards, stay in the cache of the other processor, which makes many short holds in that time. If each hold moved them from one processor
+/// to the other, it would take several times as long (docs/figures/floor.md).
 const FIRST_BACKOFF: u32 = 32;
 const MOST_BACKOFF: u32 = 128;
-/// How often it looks.
+/// The number of attempts.
 const LOOKS: u32 = 8;
-/// Turns given up for a hold that goes on from one look to the next: its thread may have lost the processor.
+/// The number of yields for a hold that lasts from one attempt to the next: its thread may have lost the processor.
 const TURNS: u32 = 16;
 /// A sleep: the holder is in a long system call, or has lost the processor to another program.
 const NAP: Duration = Duration::from_micros(50);
@@ -31,8 +31,9 @@ impl Default for Word {
 }
 
 impl Word {
-    /// Begins a hold, unless one is going on. What the previous holder has done is seen by this one. Of two threads, each of which writes
-    /// something (`SeqCst`) and then reads what the other one wrote, one by this call and one by [`Word::held`], at least one sees the other.
+    /// Begins a hold, unless one is in progress. The actions of the previous holder are visible to this one. Of two threads that each write
+    /// something (`SeqCst`) and then read what the other one wrote, one by this call and one by [`Word::held`], at least one sees the other's
+    /// write.
     #[inline]
     pub fn try_begin(&self) -> bool {
         let seen = self.0.load(Ordering::Relaxed);
@@ -45,8 +46,8 @@ impl Word {
         begun
     }
 
-    /// As [`Word::try_begin`]; waits some microseconds where holds are short, and gives up a few turns of the processor for a hold that is
-    /// not. False: somebody still holds it.
+    /// As [`Word::try_begin`]; waits some microseconds while holds are short, and yields a few times for a long hold. False: another thread
+    /// still holds it.
     #[inline]
     pub fn try_begin_soon(&self) -> bool {
         self.try_begin() || self.try_begin_again()
@@ -117,7 +118,7 @@ impl Word {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Whether this hold is over. What its holder did is seen after that.
+    /// Whether this hold is over. The actions of its holder are visible after that.
     #[inline]
     pub fn is_past(&self, hold: u64) -> bool {
         self.0.load(Ordering::Acquire) != hold

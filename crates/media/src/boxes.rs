@@ -1,7 +1,7 @@
 //! Boxes of the ISO base media file format (ISO/IEC 14496-12), as far as needed to find fragments, their times and key frames.
 //!
-//! Every byte is hostile: lengths are checked, no allocation depends on one, and recursion goes no deeper than the boxes that are
-//! named here.
+//! Every byte is hostile: lengths are checked, no allocation depends on one, and recursion goes no deeper than the boxes that are named
+//! here.
 
 /// Longest movie box that is parsed, in bytes.
 pub const MAX_MOOV: u64 = 16 << 20;
@@ -9,7 +9,7 @@ pub const MAX_MOOV: u64 = 16 << 20;
 const MAX_TRACKS: usize = 64;
 const NON_SYNC: u32 = 0x0001_0000;
 
-/// What is wrong with a file or stream.
+/// The error of a file or stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BoxError {
     /// A box ends before its fields do, or is longer than what holds it.
@@ -238,7 +238,7 @@ impl Movie {
 pub struct Fragment {
     /// Decode time of its first sample in microseconds.
     pub time: u64,
-    /// How long it lasts in microseconds.
+    /// Its duration in microseconds.
     pub duration: u64,
     /// Whether it begins with a key frame.
     pub key: bool,

@@ -1,4 +1,4 @@
-//! A viewer's connection: it asks for a title, and fetches by RDMA Reads what it wants, when it wants it.
+//! A viewer's connection: it requests a title, and fetches parts of it by RDMA Reads.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,13 +17,13 @@ use crate::wire::{self, Grant, NOTICE_LEN, Notice, Refusal, Request, WireError};
 
 /// Shortest Read in bytes, but for the end of a title (thesis 6.4.1).
 pub const MIN_READ: u32 = 8 << 10;
-/// Bytes of a Read unless told.
+/// The default length of a Read.
 pub const READ: u32 = 128 << 10;
-/// Reads outstanding unless told.
+/// The default number of outstanding Reads.
 pub const DEPTH: u16 = 8;
 /// Receives for notices.
 const RECEIVES: u64 = 32;
-/// The first Read after a seek is short: what it fetches is shown first.
+/// The first Read after a seek is short, because its bytes are shown first.
 const FIRST: u32 = 32 << 10;
 
 /// Why there is no viewer.
@@ -60,10 +60,10 @@ pub enum ViewError {
     Local(String),
 }
 
-/// How to connect.
+/// The parameters of a connection.
 #[derive(Clone)]
 pub struct Dial {
-    /// Where the server listens.
+    /// The server's address.
     pub addr: SocketAddr,
     /// By TLS; `None` in the clear.
     pub tls: Option<Tls>,
@@ -71,7 +71,7 @@ pub struct Dial {
     pub read: u32,
     /// Reads outstanding at once, 1 to [`READS`].
     pub depth: u16,
-    /// How long to wait for a connection, and then for each Read.
+    /// The time limit for a connection, and then for each Read.
     pub patience: Duration,
 }
 
@@ -90,7 +90,7 @@ impl Dial {
 
 /// A connection to a server that has granted a title.
 pub struct Viewer {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first, because the connection uses the memory.
     qp: Qp,
     cq: Cq,
     /// A slot for each Read, and one for the piece that is being looked at.
@@ -103,7 +103,7 @@ pub struct Viewer {
     /// Reads posted, and complete, in all.
     posted: u64,
     done: u64,
-    /// Where the last range that was read to its end has ended.
+    /// The end of the last range that was read completely.
     reached: u64,
     inbox: VecDeque<Notice>,
     end: Option<ViewError>,
@@ -115,9 +115,9 @@ pub struct Viewer {
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
     slot: usize,
-    /// Where they are in the title.
+    /// Their offset in the title.
     pub offset: u64,
-    /// How many.
+    /// Their number.
     pub len: u32,
 }
 
@@ -193,17 +193,17 @@ impl Viewer {
         })
     }
 
-    /// What was granted.
+    /// The grant.
     pub fn grant(&self) -> &Grant {
         &self.grant
     }
 
-    /// How long ago the title was granted.
+    /// The time since the title was granted.
     pub fn age(&self) -> Duration {
         self.opened.elapsed()
     }
 
-    /// What carries the connection: `local`, `tcp` or `tls`.
+    /// The transport of the connection: `local`, `tcp` or `tls`.
     pub fn transport(&self) -> &'static str {
         self.qp.path().map_or("tcp", |path| path.transport)
     }

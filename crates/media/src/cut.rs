@@ -1,4 +1,4 @@
-//! Cuts a stream that comes through a pipe into an init segment and fragments.
+//! Divides a stream from a pipe into an init segment and fragments.
 
 use crate::boxes::{self, BoxError, Movie};
 use crate::ts::{Follower, PACKET};
@@ -7,7 +7,7 @@ use crate::wire::{Format, MAX_INIT};
 /// A fragment of a transport stream is cut at the next frame once it has so many bytes.
 const TS_FRAGMENT: usize = 16 << 10;
 
-/// What is wrong with a stream.
+/// The error of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
     /// Neither fragmented MP4 nor MPEG-TS.
@@ -29,7 +29,7 @@ pub enum CutError {
 /// A part of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
-    /// What a decoder needs first.
+    /// The init segment, which a decoder needs first.
     Init(Format, Vec<u8>),
     /// The next bytes.
     Fragment {
@@ -39,7 +39,7 @@ pub enum Part {
         key: bool,
         /// Their time in microseconds.
         time: u64,
-        /// How long they last in microseconds; 0: not known.
+        /// Their duration in microseconds; 0: not known.
         duration: u64,
     },
 }
@@ -79,10 +79,10 @@ impl Cutter {
         }
     }
 
-    /// Takes the next bytes; calls `out` with what is complete.
+    /// Processes the next bytes; calls `out` with complete parts.
     ///
     /// # Errors
-    /// [`CutError`]: the stream cannot be cut any further.
+    /// [`CutError`]: the stream cannot be divided any further.
     pub fn feed(&mut self, bytes: &[u8], mut out: impl FnMut(Part)) -> Result<(), CutError> {
         self.buf.extend_from_slice(bytes);
         if matches!(self.state, State::Unknown) {

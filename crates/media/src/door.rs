@@ -1,4 +1,4 @@
-//! The way in: requests are judged, granted or refused, and connections are kept until they end. No thread belongs to a viewer.
+//! Admission: requests are checked, granted or refused, and connections are kept until they end. Viewers have no threads of their own.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -22,28 +22,28 @@ const BACKLOG: u32 = 4096;
 pub const SENDS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Says who is let in.
+/// Decides which peers are admitted.
 pub trait Gate: Send + Sync {
-    /// Whether the initiator of this request may watch; else why not, for the log.
+    /// Whether the initiator of this request may watch; otherwise the reason, for the log.
     ///
     /// # Errors
     /// The reason.
     fn admit(&self, request: &cm::Request) -> Result<(), String>;
 }
 
-/// What answers requests.
+/// The handler of requests.
 pub trait Host: Send + Sync + 'static {
     /// Answers a request; called by the door's thread, so it must not take long.
     fn answer(self: Arc<Self>, caller: Caller, request: Request);
 }
 
-/// How to listen.
+/// The configuration.
 pub struct Config {
     /// Address and port; port 0 takes a free one.
     pub bind: SocketAddr,
     /// Make connections by TLS, and take no others. `None` leaves them in the clear.
     pub tls: Option<Tls>,
-    /// Who is let in.
+    /// The admission check.
     pub gate: Arc<dyn Gate>,
     /// Viewers at the same time.
     pub max_viewers: usize,
@@ -115,7 +115,7 @@ impl Door {
             tell: Mutex::new(tell),
         });
         let weak = Arc::downgrade(&shared);
-        // A queue pair cannot be dropped by the hook that hears of its end.
+        // A queue pair cannot be dropped by the hook that is notified of its end.
         std::thread::Builder::new()
             .name("weft-media-end".into())
             .spawn(move || {
@@ -151,7 +151,7 @@ impl Door {
     pub fn run(&self, host: &Arc<impl Host>) {
         while let Some(request) = self.listener.next_request(None) {
             self.receive(request, host);
-            // Nothing is posted by a server of files; what a live server posts, it takes itself.
+            // A server of files posts nothing; a live server takes its own completions.
         }
     }
 
@@ -214,8 +214,8 @@ impl Caller {
         }
     }
 
-    /// Accepts the request on a queue pair of `pd`; `keep` stays until the connection has ended. The queue pair, unless the
-    /// viewer has gone already.
+    /// Accepts the request on a queue pair of `pd`; `keep` stays until the connection has ended. Returns the queue pair, unless the viewer
+    /// has disconnected already.
     pub fn grant(
         mut self,
         pd: &Pd,
@@ -259,7 +259,7 @@ impl Caller {
         self.counted = false;
         let tell = lock(&shared.tell).clone();
         qp.on_end(move |_| {
-            // Fails only when the door is gone.
+            // Fails only if the door has ended.
             let _ = tell.send(id);
         });
         Some(qp)

@@ -1,4 +1,4 @@
-//! Bodies of the fuzz targets: they take any bytes, and check what must hold whatever the bytes are.
+//! Bodies of the fuzz targets: they take any bytes, and check the invariants.
 
 use crate::boxes::{self, Movie};
 use crate::cut::{Cutter, Part};

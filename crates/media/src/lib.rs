@@ -1,11 +1,11 @@
 //! Media over RDMA (thesis chapter 6): a server that does nothing while its viewers watch.
 //!
-//! A viewer's request names a title; the reply grants a region: address, length, `STag` ([`wire`]). From then on the viewer fetches
-//! by RDMA Reads ([`client`]): to pause is to ask for nothing, to seek is to ask for another offset. The server ([`server`]) keeps
-//! each movie in memory, in a protection domain of its own ([`shelf`]); a live server ([`live`]) keeps a ring of fragments, which [`cut`]
-//! makes of a stream and [`watch`] follows. [`http`] is a proxy for browsers and players.
+//! A viewer's request names a title; the reply grants a region: address, length, `STag` ([`wire`]). From then on the viewer fetches by RDMA
+//! Reads ([`client`]): a paused viewer reads nothing, a seek reads at another offset. The server ([`server`]) keeps each movie in memory,
+//! in a protection domain of its own ([`shelf`]). A live server ([`live`]) keeps a ring of fragments, which [`cut`] makes of a stream and
+//! [`watch`] follows. [`http`] is a proxy for browsers and players.
 //!
-//! The protocol is in docs/spec/media.md, why movies are copied into memory in docs/adr/0014.
+//! The protocol is described in docs/spec/media.md; docs/adr/0014 says why movies are copied into memory.
 #![forbid(unsafe_code)]
 
 pub mod boxes;
@@ -25,9 +25,9 @@ pub mod ts;
 pub mod watch;
 pub mod wire;
 
-/// The port of `weft media serve` unless told.
+/// The default port of `weft media serve`.
 pub const SERVE_PORT: u16 = 7475;
-/// The port of `weft media live` unless told.
+/// The default port of `weft media live`.
 pub const LIVE_PORT: u16 = 7476;
-/// The port of `weft media proxy` unless told.
+/// The default port of `weft media proxy`.
 pub const HTTP_PORT: u16 = 8473;

@@ -1,9 +1,9 @@
-//! A live server: a ring of fragments in registered memory, which is overwritten as time goes on.
+//! A live server: a ring of fragments in registered memory, in which new fragments overwrite the oldest.
 //!
-//! The region holds an index of slots, room for the init segment, and the ring. The server first clears the generations of the
-//! fragments that it is about to overwrite, then writes the bytes, then the slot, and its generation last. A viewer Reads the slot
-//! before and after the bytes: they are whole if the generation is the same both times. Sends announce the newest fragment; they
-//! carry no data, and a viewer that misses some loses nothing.
+//! The region holds an index of slots, room for the init segment, and the ring. The server first clears the generations of the fragments
+//! that it is about to overwrite, then writes the bytes, then the slot, and its generation last. A viewer Reads the slot before and after
+//! the bytes: the bytes are valid if the generation is the same both times. Sends announce the newest fragment; they carry no data, and a
+//! viewer that misses some loses nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{Ordering, fence};
@@ -21,9 +21,9 @@ use crate::wire::{
 
 /// Slots of the index: fragments that the ring holds at most.
 pub const SLOTS: u32 = 1024;
-/// Length of the ring in bytes unless told.
+/// The default length of the ring in bytes.
 pub const RING: u64 = 64 << 20;
-/// How often the server tries again to tell viewers that did not receive.
+/// How often the server retries notifications of viewers that had no receive.
 const AGAIN: Duration = Duration::from_millis(20);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -36,11 +36,11 @@ pub fn now() -> u64 {
     since.map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(0))
 }
 
-/// The region, and what is in it.
+/// The region, and its contents.
 struct Ring {
     mr: Mr,
     layout: Layout,
-    /// The next fragment's sequence number, and where it goes.
+    /// The next fragment's sequence number, and its place.
     next: u64,
     at: u64,
     /// Fragments that are there, oldest first: sequence number, offset, end.
@@ -92,7 +92,7 @@ impl Ring {
         let wraps = self.at + len > self.layout.data_len;
         let start = if wraps { 0 } else { self.at };
         let end = start + len;
-        // The ring is in the order of time, so what is in the way is the oldest; that includes the unused rest at its end.
+        // The ring is in the order of time, so the fragments in the way are the oldest; this includes the unused rest at its end.
         while let Some(&(_, from, to)) = self.there.front() {
             let in_the_way = from < end && start < to || wraps && from >= self.at;
             if !in_the_way && self.there.len() < self.layout.slots as usize {
@@ -100,7 +100,7 @@ impl Ring {
             }
             self.retire()?;
         }
-        // A viewer that sees a byte of the new fragment also sees that the old generations are gone.
+        // A viewer that sees a byte of the new fragment also sees that the old generations are cleared.
         fence(Ordering::SeqCst);
         self.mr
             .write((self.layout.data_at + start) as usize, bytes)?;
@@ -201,7 +201,7 @@ impl Live {
         Ok(())
     }
 
-    /// Adds a fragment and tells the viewers.
+    /// Adds a fragment and notifies the viewers.
     ///
     /// # Errors
     /// [`MemError::Bounds`] for one that does not fit into the ring.
@@ -213,7 +213,7 @@ impl Live {
         Ok(())
     }
 
-    /// Tells the viewers that nothing follows, and waits until they have gone, at most so long.
+    /// Notifies the viewers of the end, and waits until they have disconnected, at most for this time.
     pub fn end(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let mut state = lock(&self.state);
@@ -238,7 +238,7 @@ impl Live {
         there.filter(|l| l.qp.strong_count() > 0).count()
     }
 
-    /// Tells each viewer of the newest fragment. A viewer that does not receive is told later, and then of the newest only.
+    /// Notifies each viewer of the newest fragment. A viewer without a receive is notified later, and then of the newest only.
     fn tell(&self, cq: &Cq) {
         let mut state = lock(&self.state);
         while !state.closed {

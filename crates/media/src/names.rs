@@ -79,7 +79,7 @@ pub fn media_type(name: &str) -> Option<&'static str> {
 /// Opens the file of a name: no symbolic links, and nothing outside `dir`.
 ///
 /// # Errors
-/// As `open(2)`: `NotFound`, `ELOOP` for a link; `InvalidInput` for a bad name, and for what is not a regular file.
+/// As `open(2)`: `NotFound`, `ELOOP` for a link; `InvalidInput` for a bad name, and for a file that is not regular.
 pub fn open_below(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     check(name).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
     let mut parts = name.split('/').peekable();
@@ -106,10 +106,10 @@ pub fn open_below(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// The titles below a directory, sorted by name; pictures beside them (`NAME.jpg`, `.png`, `.webp`) belong to them.
+/// The titles below a directory, sorted by name; pictures of the same name (`NAME.jpg`, `.png`, `.webp`) belong to them.
 ///
 /// # Errors
-/// When the directory itself cannot be read; what cannot be read below it is left out.
+/// The directory itself cannot be read. Unreadable entries below it are left out.
 pub fn list(dir: BorrowedFd<'_>) -> io::Result<Vec<Title>> {
     let mut found = Vec::new();
     walk(dir, "", 1, &mut found)?;

@@ -1,4 +1,4 @@
-//! MPEG-TS over RTP (RFC 3550, RFC 2250), as ordinary players take it from the network, paced by the stream's own clock.
+//! MPEG-TS over RTP (RFC 3550, RFC 2250), in the form that ordinary players receive from the network, paced by the stream's own clock.
 
 use std::io;
 use std::net::UdpSocket;
@@ -12,9 +12,9 @@ const BUNDLE: usize = 7;
 const HEADER: usize = 12;
 /// Payload type of an MPEG-2 transport stream (RFC 3551).
 const MP2T: u8 = 33;
-/// How far ahead of the stream's clock datagrams go out.
+/// How far ahead of the stream's clock datagrams are sent.
 const AHEAD: Duration = Duration::from_millis(200);
-/// A clock that jumps further than this begins anew.
+/// A clock that jumps further than this starts again.
 const JUMP: u64 = 2_000_000;
 
 /// Why a stream cannot be sent.
@@ -37,7 +37,7 @@ pub struct Sender {
     datagram: Vec<u8>,
     sequence: u16,
     source: u32,
-    /// The moment that stands for a clock value.
+    /// The time of a clock value.
     base: Option<(Instant, u64)>,
     clock: u64,
     /// Datagrams sent.
@@ -85,7 +85,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends what is left.
+    /// Sends the rest.
     ///
     /// # Errors
     /// [`RtpError`].
@@ -122,7 +122,7 @@ impl Sender {
 
     fn send(&mut self) -> Result<(), RtpError> {
         match self.socket.send(&self.datagram) {
-            // Nobody listens yet, or a queue is full: datagrams may be lost.
+            // The port is not open yet, or a queue is full: datagrams may be lost.
             Err(e)
                 if !matches!(
                     e.kind(),

@@ -1,4 +1,4 @@
-//! The server of files: it answers requests, and does nothing after.
+//! The server of files: it answers requests, and does nothing afterwards.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ pub struct Server {
 
 #[derive(Default)]
 struct Loading {
-    /// Those who wait, by the title.
+    /// Waiting viewers, by title.
     waiting: HashMap<String, Vec<Caller>>,
     /// Titles that no loader has begun.
     queue: VecDeque<String>,

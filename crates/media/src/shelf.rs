@@ -1,7 +1,7 @@
 //! Movies in registered memory: each a copy of its file, in a protection domain of its own (docs/adr/0014).
 //!
-//! A viewer's queue pair is in the domain of its movie, so no `STag` of another movie is of use to it. A file that is
-//! truncated or replaced changes nothing for those who watch: they go on with the copy, and later viewers get the new file.
+//! A viewer's queue pair is in the domain of its movie, so the `STag` of another movie is useless to it. If a file is truncated or
+//! replaced, its viewers are not affected: they continue with the copy, and later viewers get the new file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,7 +19,7 @@ use crate::wire::{Content, Grant, Refusal};
 
 /// Bytes that are read from a file at a time.
 const PIECE: usize = 4 << 20;
-/// How often a file is read again that changes meanwhile.
+/// How often a file that changes during reading is read again.
 const TRIES: u32 = 3;
 
 /// A region that viewers may read, in its own domain.
@@ -40,7 +40,7 @@ impl Movie {
         &self.pd
     }
 
-    /// What to tell a viewer.
+    /// The grant for a viewer.
     pub fn grant(&self) -> Grant {
         *lock(&self.used) = Instant::now();
         Grant {
@@ -212,7 +212,7 @@ impl Shelf {
                 tracing::warn!("{name}: {e}");
                 Refusal::Unreadable
             })?;
-            // Otherwise somebody has changed it meanwhile.
+            // Otherwise the file has changed meanwhile.
             if whole && Stamp::of(&file).is_ok_and(|now| now == stamp) {
                 // Viewers by TCP in the clear then get the pages themselves.
                 mr.freeze().map_err(|_| Refusal::NoRoom)?;
@@ -240,7 +240,7 @@ impl Shelf {
         Ok((pd, mr))
     }
 
-    /// Takes `len` bytes of the memory for movies; those that nobody watches go, the longest unused first.
+    /// Reserves `len` bytes of the memory for movies; movies without viewers are dropped, the least recently used first.
     fn make_room(&self, name: &str, len: u64) -> Result<Room, Refusal> {
         loop {
             let taken = self

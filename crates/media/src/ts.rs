@@ -6,7 +6,7 @@ pub const PACKET: usize = 188;
 const MAX_PMT: usize = 8;
 const SYNC: u8 = 0x47;
 
-/// What the cutter has to know of a packet.
+/// The parts of a packet that the cutter needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Look {
     /// A frame of the reference stream begins in it.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::client::{ViewError, Viewer};
 use crate::wire::{Content, Layout, SLOT_LEN, Slot};
 
-/// Where to begin.
+/// The start position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum From {
     /// With the newest key frame.
@@ -16,16 +16,16 @@ pub enum From {
     Behind(u64),
 }
 
-/// What happens on a live stream.
+/// An event of a live stream.
 #[derive(Debug)]
 pub enum Event {
     /// A fragment, whole.
     Fragment {
-        /// Where it stands in the stream.
+        /// Its slot in the index.
         slot: Slot,
         /// Its bytes.
         bytes: Vec<u8>,
-        /// The server's clock when it was complete, in microseconds since the epoch, if this is the one that was told.
+        /// The server's clock when it was complete, in microseconds since the epoch, if this is the announced fragment.
         told: Option<u64>,
     },
     /// The writer has overtaken this viewer: fragments from one sequence number to before another are lost; the next one begins
@@ -53,10 +53,10 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches what a viewer was granted.
+    /// Watches a viewer's grant.
     ///
     /// # Errors
-    /// [`ViewError::Violation`] if that is no live stream.
+    /// [`ViewError::Violation`] if it is not a live stream.
     pub fn new(viewer: Viewer, from: From) -> Result<Self, ViewError> {
         let Content::Live(layout) = viewer.grant().content else {
             return Err(ViewError::Violation("this is no live stream"));
@@ -72,7 +72,7 @@ impl Watch {
         })
     }
 
-    /// What the stream consists of.
+    /// The layout of the stream's region.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -82,7 +82,7 @@ impl Watch {
         &self.viewer
     }
 
-    /// What a decoder needs first.
+    /// The init segment, which a decoder needs first.
     ///
     /// # Errors
     /// [`ViewError`].
@@ -155,7 +155,7 @@ impl Watch {
         }
         self.from = From::Newest;
         let to = self.first(sequence + 1)?;
-        // A ring without a key frame: the next fragment that begins with one, or what comes after all these.
+        // A ring without a key frame: the next fragment that begins with one, or the one after all these.
         let to = to.unwrap_or(self.newest.max(sequence + 1));
         self.next = Some(to);
         Ok(Event::Skipped { from: sequence, to })

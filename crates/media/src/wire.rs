@@ -1,6 +1,6 @@
 //! The private data of requests and replies, and the messages of a live server (docs/spec/media.md).
 //!
-//! All integers are big-endian. A decoder takes any bytes: lengths are checked before they are used, and what it returns lies
+//! All integers are big-endian. A decoder takes any bytes: lengths are checked before they are used, and the ranges that it returns are
 //! within the advertised region.
 
 use weft_verbs::RemoteAddr;
@@ -37,7 +37,7 @@ pub enum WireError {
     Field(&'static str),
 }
 
-/// What a viewer asks for.
+/// A viewer's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// The list of titles.
@@ -154,24 +154,24 @@ impl Refusal {
     }
 }
 
-/// What a live region holds, in bytes from its start.
+/// The layout of a live region, in bytes from its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// What the fragments are.
+    /// The format of the fragments.
     pub format: Format,
     /// Slots of the index, each of [`SLOT_LEN`] bytes, from the region's start on.
     pub slots: u32,
-    /// Where the init segment is.
+    /// The offset of the init segment.
     pub init_at: u64,
     /// Its length in bytes.
     pub init_len: u32,
-    /// Where the data ring is.
+    /// The offset of the data ring.
     pub data_at: u64,
     /// Its length in bytes.
     pub data_len: u64,
 }
 
-/// What a live stream consists of.
+/// The format of a live stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Format {
@@ -181,7 +181,7 @@ pub enum Format {
     Ts = 2,
 }
 
-/// What a granted region is.
+/// The kind of a granted region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// A JSON text: [`crate::names::Title`]s.
@@ -195,7 +195,7 @@ pub enum Content {
 /// The buffer descriptor of a reply: what may be read, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// What it is.
+    /// The kind.
     pub content: Content,
     /// Address and `STag` of its first byte.
     pub at: RemoteAddr,
@@ -318,7 +318,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub struct Slot {
     /// The fragment's sequence number plus one; 0: none, or one that is being overwritten. Never used twice.
     pub generation: u64,
-    /// Where it is in the data ring, in bytes.
+    /// Its offset in the data ring, in bytes.
     pub offset: u64,
     /// Its length in bytes.
     pub len: u32,
@@ -326,12 +326,12 @@ pub struct Slot {
     pub key: bool,
     /// Its decode time in microseconds of the stream.
     pub time: u64,
-    /// How long it lasts, in microseconds; 0: not known.
+    /// Its duration in microseconds; 0: not known.
     pub duration: u32,
 }
 
 impl Slot {
-    /// Its bytes but for the generation, which stands first and is stored last.
+    /// Its bytes without the generation, which comes first and is stored last.
     pub fn encode(&self) -> [u8; SLOT_LEN] {
         let mut out = [0; SLOT_LEN];
         out[..8].copy_from_slice(&self.generation.to_be_bytes());
@@ -363,7 +363,7 @@ impl Slot {
     }
 }
 
-/// What a live server tells its viewers by Send.
+/// A live server's message to its viewers, by Send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notice {
     /// The newest fragment's generation.

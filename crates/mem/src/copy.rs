@@ -1,14 +1,12 @@
-//! Copies between registered (shared) memory, which anybody may change meanwhile, and private memory.
+//! Copies between registered (shared) memory, which others may change during the copy, and private memory.
 //!
 //! # Safety
 //!
-//! A plain `memcpy` in Rust assumes that nobody writes its source: with a racing writer it is
-//! undefined behaviour, whatever the bytes are used for. Here the bytes are moved by machine code
-//! that the compiler cannot look into: an `asm!` block that calls the C library's `memmove`. What it
-//! may have read in a race is then just *some* bytes, as for the kernel or a DMA engine. Elsewhere
-//! (miri, other processors) relaxed byte atomics do the same, slowly. See
-//! `docs/adr/0001-racing-copies.md`. Memory of implicit regions, which may go at any moment, is copied by the kernel
-//! (`docs/adr/0069-implicit-regions.md`).
+//! A plain `memcpy` in Rust assumes that no other thread writes its source: with a racing writer it is undefined behaviour, whatever the
+//! bytes are used for. Here the bytes are moved by machine code that the compiler cannot analyse: an `asm!` block that calls the C
+//! library's `memmove`. A read that races with a write then returns *some* bytes, as for the kernel or a DMA engine. Elsewhere (miri, other
+//! processors) relaxed byte atomics do the same, slowly. See `docs/adr/0001-racing-copies.md`. The kernel copies memory of implicit
+//! regions, which may be unmapped at any moment (`docs/adr/0069-implicit-regions.md`).
 
 use weft_sys::map::populate;
 use weft_sys::process::{vm_readv, vm_writev};
@@ -283,7 +281,7 @@ pub(crate) unsafe fn to(implicit: bool, dst: *mut u8, src: *const u8, n: usize, 
     }
 }
 
-/// Copies from `src` by `copy`, which is [`load`] or [`relay`]; if the source is `implicit` memory, what is not mapped is zeros.
+/// Copies from `src` by `copy`, which is [`load`] or [`relay`]; if the source is `implicit` memory, unmapped bytes are read as zeros.
 ///
 /// # Safety
 /// As for `copy`; `implicit` memory need not be mapped.
@@ -300,10 +298,10 @@ pub(crate) unsafe fn from(implicit: bool, dst: *mut u8, src: *const u8, n: usize
     }
 }
 
-/// A copy that ends where memory is missing: how many bytes it has copied. `to`: it is the target that may be missing, else the source.
+/// A copy that stops at unmapped memory; returns how many bytes it has copied. `to`: the target may be unmapped, otherwise the source.
 ///
 /// # Safety
-/// The other range must be mapped. Nobody refers to the target.
+/// The other range must be mapped. No reference to the target may exist.
 #[cold]
 unsafe fn by_kernel(dst: *mut u8, src: *const u8, n: usize, to: bool) -> usize {
     let pid = std::process::id();
@@ -330,7 +328,7 @@ unsafe fn by_kernel(dst: *mut u8, src: *const u8, n: usize, to: bool) -> usize {
     done
 }
 
-/// Whether this system has what implicit regions take: pages that are made present without a signal, and copies by the kernel.
+/// Whether this system has the calls that implicit regions need: making pages present without a signal, and copies by the kernel.
 pub(crate) fn is_careful() -> bool {
     let (from, mut to) = (7_u8, 0_u8);
     let there = !cfg!(miri) && populate((&raw mut to).addr(), 1, true).is_ok();
@@ -360,7 +358,7 @@ mod tests {
                 let mut want = bytes.clone();
                 want.copy_within(from..from + len, to);
                 let base = bytes.as_mut_ptr();
-                // SAFETY: both ranges are inside the vector, which nobody else uses.
+                // SAFETY: both ranges are inside the vector, which no other thread uses.
                 unsafe { relay(base.add(to), base.add(from), len) };
                 assert_eq!(bytes, want, "{len} bytes from {from} to {to}");
             }

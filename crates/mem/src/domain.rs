@@ -1,4 +1,4 @@
-//! What a protection domain shows to peers of this host.
+//! The part of a protection domain that peers of this host see.
 //!
 //! # Safety
 //!
@@ -18,13 +18,13 @@ use weft_sys::process::Birthmark;
 
 /// Bytes of an arena; all but those in use are a hole.
 const ARENA: u64 = 1 << 46;
-/// Looks at what a peer uses, one after the other, before it counts as more than passing.
+/// The number of checks of a peer's use, one after the other, before the use counts as longer than a moment.
 const MOMENT: u32 = 64;
-/// Regions begin at multiples of this, whatever the page size.
+/// Regions begin at multiples of this, for any page size.
 const ALIGN: u64 = 1 << 16;
 
-/// How long a peer may go on using memory that its owner takes back. Then its connection ends ([`Reader::cut_off`]): it has stopped, or does not
-/// keep to the rules.
+/// How long a peer may use memory that its owner takes back. Then its connection ends ([`Reader::cut_off`]): the peer was stopped, or breaks the
+/// rules.
 pub const PEER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The arena of regions that peers may read.
@@ -34,17 +34,17 @@ const PRIVATE: u32 = 3;
 
 /// A peer that may reach a domain's memory by itself.
 pub trait Reader: Send + Sync {
-    /// Whether it says just now that it is using this `STag`. False for a peer that is gone, or was cut off.
+    /// Whether the peer reports that it is using this `STag`. False for a peer that has ended, or was cut off.
     fn uses(&self, stag: u32) -> bool;
-    /// Whether it can use windows of this queue pair of ours.
+    /// Whether the peer can use windows of this queue pair of ours.
     fn serves(&self, qp: u32) -> bool;
-    /// Whether it was told to fetch bytes of this range, and may not have done so.
+    /// Whether the peer was told to fetch bytes of this range, and may not have finished.
     fn borrows(&self, place: Place, len: u64) -> bool;
-    /// End its connection: it has gone on for [`PEER_LIMIT`]. From the return on [`Reader::uses`] is false. Must not wait.
+    /// Ends its connection after [`PEER_LIMIT`]. [`Reader::uses`] is false after the return. Must not wait.
     fn cut_off(&self);
 }
 
-/// A region's memory, as long as somebody holds it.
+/// A region's memory, kept while it is referenced.
 pub(crate) trait Memory: Send + Sync {
     /// Whether its bytes are in an arena.
     fn is_lent(&self) -> bool;
@@ -56,15 +56,15 @@ struct Overdue {
     /// The queue pair that the window was for; 0: any.
     qp: u32,
     since: Instant,
-    /// Its memory, which stays until the peer is out. Not of an arena: there a late write goes into a hole.
+    /// Keeps its memory until the peer has left it. Not for an arena: there a late write goes into a hole.
     #[expect(dead_code, reason = "kept")]
     region: Option<Arc<dyn Memory>>,
 }
 
-/// What a protection domain shows to peers on this host: its `STag`s in a table that they can read, and three
-/// *arenas*, files of memory in which [`crate::Backing::Shared`] regions lie.
+/// The part of a protection domain that peers on this host see: its `STag`s in a table that they can read, and three *arenas*, files of
+/// memory that contain [`crate::Backing::Shared`] regions.
 ///
-/// An arena's offsets are never used twice, so a peer that is late writes into a hole.
+/// An arena's offsets are never reused, so a late write of a peer goes into a hole.
 ///
 /// Hold it as long as a peer has its descriptors: with the last hold (of this or of a shared region) the
 /// table is declared void.
@@ -85,7 +85,7 @@ pub struct Domain {
 
 struct Arena {
     fd: OwnedFd,
-    /// What peers get, where they may only read.
+    /// The descriptor for peers that may only read.
     shown: Option<OwnedFd>,
     next: AtomicU64,
 }
@@ -116,11 +116,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Domain {
-    /// An empty one.
+    /// An empty domain.
     ///
     /// # Errors
-    /// `Unsupported` and those of the system calls, where memory files are not to be had: an old
-    /// kernel, no `/proc`, `RLIMIT_FSIZE`, too many open files.
+    /// `Unsupported` and the errors of the system calls, if memory files cannot be created: an old kernel, no `/proc`, `RLIMIT_FSIZE`, too
+    /// many open files.
     pub(crate) fn new() -> io::Result<Domain> {
         if cfg!(miri) {
             return Err(io::ErrorKind::Unsupported.into());
@@ -157,7 +157,7 @@ impl Domain {
         }
     }
 
-    /// Whether this process made it, and not its parent.
+    /// Whether this process created it, and not its parent.
     pub(crate) fn is_ours(&self) -> bool {
         self.process.is_here()
     }
@@ -167,8 +167,8 @@ impl Domain {
         self.id
     }
 
-    /// The descriptors for a peer, in the order that [`crate::Peer::open`] wants them: table, the arenas that peers may write
-    /// and read, and, for a `trusted` one (that could trace this process anyway), that of memory without remote rights.
+    /// The descriptors for a peer, in the order of [`crate::Peer::open`]: table, the arenas that peers may write and read, and, for a
+    /// `trusted` peer (which may trace this process anyway), the arena of memory without remote rights.
     ///
     /// Only the second lets its holder write; [`memfd::reader`] says how far that goes.
     pub fn fds(&self, trusted: bool) -> Vec<BorrowedFd<'_>> {
@@ -177,8 +177,8 @@ impl Domain {
         fds
     }
 
-    /// Adds a peer that has the descriptors. It is asked whenever an `STag` becomes invalid, until it is dropped; the thread
-    /// that asks holds no lock of this crate.
+    /// Adds a peer that has the descriptors. It is queried whenever an `STag` becomes invalid, until it is dropped; the querying thread
+    /// holds no lock of this crate.
     pub fn add_reader(&self, reader: Weak<dyn Reader>) {
         let mut readers = lock(&self.readers);
         readers.retain(|r| r.strong_count() != 0);
@@ -209,7 +209,7 @@ impl Domain {
         readers
     }
 
-    /// Whether a peer goes on using a retracted `STag` for longer than a moment.
+    /// Whether a peer uses a retracted `STag` for longer than a moment.
     pub(crate) fn is_used(&self, stag: u32, qp: u32) -> bool {
         let mut busy = self.readers(qp);
         for _ in 0..MOMENT {
@@ -250,9 +250,9 @@ impl Domain {
         used
     }
 
-    /// Whether a window that was kept is still used. Lets go of all those that are not, and cuts off whoever has used one for too long.
+    /// Whether a kept window is still in use. Releases all unused ones, and cuts off peers that have used one for too long.
     ///
-    /// There are never many: each peer says of one `STag` at a time that it uses it.
+    /// There are few of them, because each peer uses one `STag` at a time.
     pub(crate) fn is_overdue(&self, stag: u32) -> bool {
         let kept = lock(&self.overdue);
         let mut over: Vec<_> = kept.iter().map(|w| (w.stag, w.qp, w.since)).collect();
@@ -311,7 +311,7 @@ impl Drop for Domain {
         if self.is_ours() {
             self.words().end();
         }
-        // No peer is left that could be asked, but one may do yet what it was about to do.
+        // No peer is left to query, but one may still finish its last operation.
         std::mem::forget(std::mem::take(&mut *lock(&self.overdue)));
     }
 }

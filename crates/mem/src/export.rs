@@ -1,4 +1,4 @@
-//! The exported table: what peers of this host may know of a protection domain's `STag`s.
+//! The exported table: the `STag`s of a protection domain, for peers of this host.
 //!
 //! A file of memory that its owner writes and peers read while it changes:
 //!
@@ -33,10 +33,10 @@ const BUCKETS: usize = 8192;
 pub(crate) const BYTES: usize = (HEADER + BUCKETS * BUCKET) * 8;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"weftPD\0\x01");
-/// How often an entry that changes is read anew before it counts as absent.
+/// How often a changing entry is read again before it counts as absent.
 const TRIES: u32 = 8;
 
-/// What one `STag` means.
+/// The meaning of one `STag`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) stag: u32,
@@ -91,7 +91,7 @@ impl<'a> Words<'a> {
         self.0[1].store(1, Ordering::Release);
     }
 
-    /// Says that nobody keeps it up to date any more: all its entries are void.
+    /// Marks the table as no longer updated: all its entries are invalid.
     pub(crate) fn end(self) {
         self.0[1].store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -134,8 +134,8 @@ impl<'a> Words<'a> {
         true
     }
 
-    /// Takes an entry out. One writer at a time. A peer that looks for it from now on does not find it;
-    /// one that found it before has said that it uses it, if it plays by the rules, before this fence.
+    /// Removes an entry. One writer at a time. A peer that looks it up later does not find it; a correct peer that found it before has
+    /// published its use before this fence.
     pub(crate) fn retract(self, stag: u32) {
         if let Some(slot) = self
             .bucket(stag)
@@ -146,7 +146,7 @@ impl<'a> Words<'a> {
         fence(Ordering::SeqCst);
     }
 
-    /// What an `STag` means, if it is there. Lock-free, and safe on any bytes.
+    /// The meaning of an `STag`, if it is in the table. Lock-free, and safe on any bytes.
     #[inline]
     pub(crate) fn look(self, stag: u32) -> Option<Entry> {
         if stag == 0 || load(&self.0[1]) != 1 {
@@ -350,7 +350,7 @@ mod tests {
         let mut found = 0;
         for _ in 0..if cfg!(miri) { 10 } else { 2000 } {
             for w in &words[HEADER..] {
-                // STags that somebody asks for, and generations of both kinds.
+                // Requested STags, and generations of both kinds.
                 w.store(random.next() & 0xffff_ffff_0000_0703, Ordering::Relaxed);
             }
             for stag in [1, 0x100, 0x201, 0x302, 0x703] {

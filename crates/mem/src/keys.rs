@@ -6,10 +6,10 @@
 //!
 //! # Safety
 //!
-//! A [`KeySpan`] without a reference of its own is made in a hold of the lock that its [`Keys`] belong to, and borrows them: they cannot
-//! leave the lock meanwhile, for the end of a hold looks for them in their place, and ends the process if they are not there. The
-//! region was in the table when it was looked up, and the generation was the same in this hold, so whoever takes it away waits for the end of the
-//! hold. A region that is remembered is not replaced by another one in a hold in which it was used.
+//! A [`KeySpan`] without a reference of its own is made in a hold of the lock that its [`Keys`] belong to, and borrows them. They cannot leave
+//! the lock meanwhile, because the end of a hold checks that they are in their place, and aborts the process if not. The region was in the table
+//! when it was looked up, and the generation was the same in this hold, so a thread that removes the region waits for the end of the hold. A
+//! cached region is not replaced by another one in a hold in which it was used.
 
 use crate::registered::Registered;
 use crate::table::{Table, locate};
@@ -20,7 +20,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use weft_lock::{Arc, Holder, TAGS};
 
-/// What is remembered of a region.
+/// The cached data of a region.
 #[derive(Clone, Copy)]
 struct Known {
     /// 0: nothing.
@@ -47,7 +47,7 @@ const NOTHING: Known = Known {
     ptr: NonNull::dangling(),
 };
 
-/// Where a region is remembered: by its index without the key, for indices are random.
+/// The place of a region in the cache: by its index without the key, because indices are random.
 #[inline]
 fn place_of(stag: u32) -> usize {
     (stag >> 8) as usize % TAGS
@@ -94,7 +94,7 @@ impl Keys {
         }
         let place = place_of(stag);
         let (known, hold) = (self.known[place].get(), self.holder.word.mine());
-        // What was used in this hold stays, so that whoever takes it away waits.
+        // An entry that was used in this hold stays, so that a thread that removes the region waits.
         if known.hold != hold
             && self.remember(place, pd, stag, hold)
             && let Some(span) = self.known(pd, stag, addr, len, need)
@@ -105,8 +105,8 @@ impl Keys {
         Ok(KeySpan::counting(span))
     }
 
-    /// As [`Self::local`], of a region that an earlier use has left remembered; `None` also where [`Self::local`] would say why not. What it gives
-    /// stays in registers.
+    /// As [`Self::local`], for a region that an earlier use has cached; `None` also in the cases in which [`Self::local`] would return an error.
+    /// The result stays in registers.
     #[allow(clippy::inline_always)] // else what it gives goes through memory: docs/adr/0033
     #[inline(always)]
     pub fn known(
@@ -142,7 +142,7 @@ impl Keys {
         })
     }
 
-    /// Looks a region up and remembers it; false without a hold, and where it is not to be had.
+    /// Looks a region up and caches it; false without a hold, and if the region is not usable.
     #[cold]
     fn remember(&self, place: usize, pd: PdId, stag: u32, hold: u64) -> bool {
         if !self.remembers || hold.is_multiple_of(2) {
@@ -153,7 +153,7 @@ impl Keys {
             if region.pd != pd || region.implicit {
                 return false;
             }
-            // The region cannot leave the table here, so whoever takes it away later sees this.
+            // The region cannot leave the table here, so a thread that removes it later sees this.
             self.holder.remember(place, stag);
             self.known[place].set(Known {
                 stag,
@@ -175,7 +175,7 @@ impl Keys {
 pub struct KeySpan<'a> {
     ptr: NonNull<u8>,
     len: usize,
-    /// Where the region could not be remembered.
+    /// Set if the region could not be cached.
     counted: Option<Span>,
     _keys: PhantomData<&'a Keys>,
 }
@@ -269,7 +269,7 @@ unsafe impl<T: AsMut<Keys> + Send> Send for KeyLock<T> {}
 unsafe impl<T: AsMut<Keys> + Send> Sync for KeyLock<T> {}
 
 impl<T: AsMut<Keys>> KeyLock<T> {
-    /// A lock that nobody holds.
+    /// A free lock.
     pub fn new(mut value: T) -> Self {
         KeyLock {
             holder: Arc::clone(&value.as_mut().holder),
@@ -277,14 +277,14 @@ impl<T: AsMut<Keys>> KeyLock<T> {
         }
     }
 
-    /// The value, once nobody else has it.
+    /// Takes the lock, and waits until it is free.
     #[inline]
     pub fn lock(&self) -> KeyGuard<'_, T> {
         self.holder.word.begin();
         KeyGuard(self)
     }
 
-    /// The value, unless somebody has it.
+    /// Takes the lock, unless another thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<KeyGuard<'_, T>> {
         self.holder.word.try_begin().then(|| KeyGuard(self))
@@ -476,7 +476,7 @@ mod tests {
             let held = lock.lock();
             let span = held.keys.local(PD, stag, 0x1000, 8, Access::empty());
             let span = span.ok().unwrap();
-            // Nobody waits for this one, which knows nothing of the region.
+            // No thread waits for this lock, whose cache does not contain the region.
             let _elsewhere = other.lock();
             let owner = scope.spawn(|| {
                 let buffer = one.deregister().map_err(|(_, e)| e).unwrap().unwrap();
@@ -494,7 +494,7 @@ mod tests {
         });
     }
 
-    /// A hold that does not end stops nobody but who wants this memory.
+    /// A hold that does not end blocks only threads that take back this memory.
     #[test]
     fn a_long_hold_is_told_of() {
         let table = Table::new(4);

@@ -7,9 +7,8 @@
 //! domain, rights and bounds were checked; while it lives, the memory cannot go away.
 //! [`SendList`] and [`RecvList`] gather spans and plain buffers for one system call.
 //!
-//! Processes of one host can reach each other's memory without a system call: a [`Domain`] is what a
-//! protection domain shows of itself, a [`Peer`] is another process's domain as seen from here, and
-//! [`Backing::Shared`] is memory that both can map.
+//! Processes of one host can reach each other's memory without a system call: a [`Domain`] is the exported part of a protection domain, a
+//! [`Peer`] is another process's domain as seen from here, and [`Backing::Shared`] is memory that both can map.
 //!
 //! ```
 //! use weft_mem::{Access, Backing, PdId, Table};
@@ -35,10 +34,9 @@
 //! [`Region::deregister`], after the last span is gone; [`Table::register_raw`] leaves that promise to
 //! its caller.
 //!
-//! Peers of the same host are bound by the rules of the hosts' users, not by this crate: one that may trace this process, or
-//! has been given the memory of a [`Domain`], can write at any time what it could write at all. What
-//! this crate promises is that its own process stays sound whatever they write ([`Peer`]), and
-//! that a peer that plays by the rules is out of the memory before its owner has it back.
+//! Peers of the same host are bound by the access rules of the host's users, not by this crate: a peer that may trace this process, or has
+//! the descriptors of a [`Domain`], can write at any time to all memory that it can reach. This crate guarantees that its own process stays
+//! sound whatever they write ([`Peer`]), and that a correct peer has left the memory before its owner gets it back.
 
 mod copy;
 mod domain;
@@ -67,7 +65,7 @@ pub use span::Span;
 pub use table::{Table, Window, WindowType};
 
 bitflags::bitflags! {
-    /// What a region or window may be used for. The owner may always read.
+    /// The allowed uses of a region or window. The owner may always read.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Access: u32 {
         /// Work requests of the owner may write it. The remote write and atomic rights need it.
@@ -91,7 +89,7 @@ impl Access {
         .union(Access::REMOTE_WRITE)
         .union(Access::REMOTE_ATOMIC);
 
-    /// The verbs' rule: peers may not change what the owner itself may not.
+    /// The verbs' rule: peers may not have a right to change memory that the owner does not have.
     fn needs_local_write(self) -> bool {
         self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
     }
@@ -119,7 +117,7 @@ pub enum MemError {
     /// Offset and length pass the end of the 64-bit address space.
     #[error("address and length pass the end of the 64-bit address space")]
     Wrap,
-    /// Windows are bound to the region, the window is bound already, or somebody is still in the memory.
+    /// Windows are bound to the region, the window is bound already, or the memory is still in use.
     #[error("in use")]
     InUse,
     /// The table has its full number of regions and windows.

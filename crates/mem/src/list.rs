@@ -2,10 +2,9 @@
 //!
 //! # Safety
 //!
-//! Each entry was made from a borrow that the list's lifetime keeps: a slice, or a span (which keeps its
-//! region). So every range is mapped while the list exists; a `&mut [u8]` stays exclusively ours,
-//! and the rest of the memory is touched by system calls and racing copies only. The raw pointers
-//! make the lists neither `Send` nor `Sync`, which nobody needs.
+//! Each entry was made from a borrow that the list's lifetime keeps: a slice, or a span (which keeps its region). So every range is mapped
+//! while the list exists; a `&mut [u8]` stays exclusively ours, and the rest of the memory is touched by system calls and racing copies
+//! only. The raw pointers make the lists neither `Send` nor `Sync`, which is not needed.
 
 use crate::{KeySpan, Place, Span, copy};
 use libc::iovec;
@@ -20,11 +19,11 @@ const INLINE: usize = 64;
 /// From so many bytes on a socket gets the pages of memory that does not change. A copy of less costs less than a system call more.
 const BY_PAGES: usize = 16 << 10;
 
-/// What one system call sends: plain bytes and spans, in order.
+/// The data of one sending system call: plain bytes and spans, in order.
 #[derive(Default)]
 pub struct SendList<'a> {
     iov: SmallVec<[iovec; INLINE]>,
-    /// Whose bytes each entry has.
+    /// The owner of each entry's bytes.
     origins: SmallVec<[Origin<'a>; INLINE]>,
     bytes: usize,
     /// There are entries that go by pages.
@@ -45,7 +44,8 @@ enum Origin<'a> {
 /// One entry of a [`SendList`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it is for a peer of this host; `None` for plain bytes and those of implicit regions, which may be gone before a peer looks.
+    /// Its place for a peer of this host; `None` for plain bytes and those of implicit regions, which may be unmapped before a peer reads
+    /// them.
     pub place: Option<Place>,
     /// Bytes.
     pub len: usize,
@@ -156,10 +156,10 @@ impl<'a> SendList<'a> {
         unsafe { weft_sys::send_raw(fd, &self.iov, more) }
     }
 
-    /// The same: what does not change goes from its file, without a copy, and what is between by one call each.
+    /// The same: frozen bytes are sent from their file, without a copy, and the bytes between by one call each.
     fn send_by_pages(&self, fd: BorrowedFd<'_>, more: bool) -> io::Result<usize> {
         let (mut sent, mut from) = (0, 0);
-        // What has been sent counts; an error comes again.
+        // Bytes sent so far count; an error occurs again at the next call.
         let took = |sent: usize, now: io::Result<usize>| match now {
             Ok(n) => Ok(n),
             Err(_) if sent > 0 => Ok(0),
@@ -227,7 +227,7 @@ impl<'a> SendList<'a> {
     /// Returns the bytes copied. Spans may change meanwhile, and so may the bytes at `to`.
     ///
     /// # Safety
-    /// `to..to + n` must be mapped, writable, and memory that nobody reaches by plain references.
+    /// `to..to + n` must be mapped, writable, and not be accessed through plain references.
     #[inline]
     pub unsafe fn copy_range_to(&self, skip: usize, to: *mut u8, n: usize) -> usize {
         // SAFETY: the entries' borrows are held by `'a`; the rest is the caller's promise.
@@ -284,7 +284,7 @@ fn for_range(
     done
 }
 
-/// Where one system call receives to: plain buffers and spans, in order.
+/// The destination of one receiving system call: plain buffers and spans, in order.
 #[derive(Default)]
 pub struct RecvList<'a> {
     iov: SmallVec<[iovec; INLINE]>,
@@ -379,7 +379,7 @@ impl<'a> RecvList<'a> {
     /// Returns the bytes copied. Both sides may change meanwhile.
     ///
     /// # Safety
-    /// `from..from + n` must be mapped, and memory that nobody writes by plain references.
+    /// `from..from + n` must be mapped, and not be written through plain references.
     #[inline]
     pub unsafe fn fill_range_from(&mut self, skip: usize, from: *const u8, n: usize) -> usize {
         let implicit = self.implicit;

@@ -2,10 +2,9 @@
 //!
 //! # Safety
 //!
-//! What comes from the peer is hostile: its table is read through atomics and each number is checked against
-//! the length of a file that cannot shrink, before a byte is mapped or touched. Arenas are mapped in stretches that live while
-//! a copy holds them, and are never behind a reference. The peer's own address space is reached through the kernel,
-//! which checks the addresses.
+//! Data from the peer is hostile: its table is read through atomics and each number is checked against the length of a file that cannot
+//! shrink, before a byte is mapped or touched. Arenas are mapped in stretches that live while a copy holds them, and are never behind a
+//! reference. The peer's own address space is reached through the kernel, which checks the addresses.
 
 use crate::export::{self, Words};
 use crate::list::{RecvList, SendList};
@@ -34,7 +33,7 @@ const MAX_STRETCHES: usize = 1024;
 const POPULATE: usize = 64 << 10;
 /// Parts of a stretch that are remembered as present.
 const GRAIN: usize = 64 << 10;
-/// How often the peer's process is asked for, on top of its liveness.
+/// How often the peer's process is checked, in addition to its liveness.
 const ASK_EVERY_MS: u64 = 1;
 
 /// A peer's process, for memory that is not in arenas.
@@ -42,9 +41,9 @@ const ASK_EVERY_MS: u64 = 1;
 pub struct Process {
     /// Its number, as this process sees it.
     pub pid: u32,
-    /// A descriptor that stands for it.
+    /// A descriptor of the process.
     pub pidfd: OwnedFd,
-    /// Whether its address space is still the one that the peer's table speaks of.
+    /// Shows whether its address space is still the one of the peer's table.
     pub liveness: PeerLiveness,
 }
 
@@ -56,7 +55,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Where its first byte is.
+    /// The place of its first byte.
     pub fn place(&self) -> Place {
         self.place
     }
@@ -68,11 +67,10 @@ impl Target {
     }
 }
 
-/// A peer's [`crate::Domain`]: finds what its `STag`s mean, and copies.
+/// A peer's [`crate::Domain`]: looks up its `STag`s, and copies.
 ///
-/// Before [`Self::find`] the caller tells the peer which `STag` it is about to use, where the peer's
-/// [`crate::Reader`] looks, and passes a full fence (`SeqCst`); it takes that back when the copy is done. Otherwise the
-/// peer may take its memory back meanwhile.
+/// Before [`Self::find`] the caller publishes the `STag` that it is about to use, where the peer's [`crate::Reader`] checks, and passes a
+/// full fence (`SeqCst`); it withdraws that when the copy is done. Otherwise the peer may take its memory back meanwhile.
 pub struct Peer {
     table: Mapping,
     arenas: SmallVec<[Arena; 3]>,
@@ -90,21 +88,21 @@ struct Arena {
     len: u64,
 }
 
-/// The part of a peer's arenas that its owner used last, mapped, and the `STag` that it was used by: who uses it again need not look
-/// either up. It belongs to one queue pair of the peer.
+/// The mapped part of a peer's arenas that its owner used last, and the `STag` of that use: a repeated use need not look either up. It
+/// belongs to one queue pair of the peer.
 #[derive(Default)]
 pub struct LastStretch {
     stretch: Option<(u64, Arc<Stretch>)>,
     known: Known,
 }
 
-/// What an `STag` means, as far as it is in the stretch beside this.
+/// The meaning of an `STag`, as far as it is in this stretch.
 #[derive(Clone, Copy)]
 struct Known {
     /// 0: nothing.
     stag: u32,
     rights: Access,
-    /// Where its entry is in the table, and the entry's generation.
+    /// The offset of its entry in the table, and the entry's generation.
     entry: usize,
     generation: u64,
     /// The addresses of the peer that are in the stretch, and where the first of them is there.
@@ -223,7 +221,7 @@ impl Peer {
         unsafe { Words::of(self.table.as_ptr()) }
     }
 
-    /// The name of its domain; `None` once the domain is gone.
+    /// The name of its domain; `None` if the domain has ended.
     pub fn id(&self) -> Option<[u8; 16]> {
         self.words().id()
     }
@@ -233,7 +231,7 @@ impl Peer {
         let _ = self.process.set(process);
     }
 
-    /// Whether the peer's address space is still there; true while no process is set.
+    /// Whether the peer's address space exists; true while no process is set.
     #[inline]
     pub fn alive(&self) -> bool {
         self.process.get().is_none_or(|p| p.liveness.beats())
@@ -337,8 +335,8 @@ impl Peer {
         };
     }
 
-    /// Copies to the peer's memory what is still known of it from the last time; false: nothing was done. As for [`Self::find`], the caller
-    /// has said before which `STag` it uses.
+    /// Copies to the peer's memory with the cached data of the last use; false: nothing was done. As for [`Self::find`], the caller has
+    /// published the `STag` before.
     #[inline]
     pub fn write_known(&self, last: &LastStretch, stag: u32, to: u64, from: &KeySpan<'_>) -> bool {
         let known = &last.known;
@@ -439,7 +437,7 @@ impl Peer {
         Ok(())
     }
 
-    /// The process, if it is alive as far as can be told.
+    /// The process, if it is alive as far as is known.
     fn process(&self) -> io::Result<&Process> {
         let process = self.process.get().ok_or_else(unsupported)?;
         let dead = || io::Error::new(io::ErrorKind::NotConnected, "the peer's process is gone");
@@ -503,9 +501,8 @@ impl Peer {
     /// Copies the list's bytes to the target, which may be longer.
     ///
     /// # Errors
-    /// `Unsupported`: nothing was written, go another way. Others end the connection: `InvalidInput` (the list is longer
-    /// than the target), `EFAULT`, `NotConnected` and `ESRCH` (the peer's process is gone), `InvalidData` (the peer's numbers
-    /// are wrong).
+    /// `Unsupported`: nothing was written, use the ring. Other errors end the connection: `InvalidInput` (the list is longer than the
+    /// target), `EFAULT`, `NotConnected` and `ESRCH` (the peer's process has ended), `InvalidData` (the peer's numbers are wrong).
     pub fn write(&self, target: &Target, from: &SendList<'_>) -> io::Result<()> {
         self.write_part(
             target,
@@ -596,7 +593,7 @@ impl Peer {
         }
         let mut local: SmallVec<[iovec; 64]> = into.ranges(skip, n).collect();
         self.by_kernel(&mut local, place.addr, |pid, local, remote| {
-            // SAFETY: the list keeps its ranges, which nobody else refers to while it is borrowed.
+            // SAFETY: the list keeps its ranges, to which no other reference exists while it is borrowed.
             unsafe { vm_readv(pid, local, remote) }
         })
     }
@@ -620,19 +617,18 @@ impl Peer {
         old
     }
 
-    /// Adds to the host-endian word at the target's start, atomically also against its owner; returns what was there. `None`
-    /// unless it is in an arena that peers may write, and at a multiple of 8: then the peer is asked to do it. The same for
-    /// the other atomics.
+    /// Adds to the host-endian word at the target's start, atomically also with respect to its owner; returns the old value. `None` unless
+    /// the word is in an arena that peers may write, and at a multiple of 8: then the peer has to do it. The same for the other atomics.
     pub fn fetch_add(&self, target: &Target, v: u64) -> Option<u64> {
         self.atomic(target, |w| w.fetch_add(v, Ordering::SeqCst))
     }
 
-    /// Replaces the word; returns what was there.
+    /// Replaces the word; returns the old value.
     pub fn swap(&self, target: &Target, v: u64) -> Option<u64> {
         self.atomic(target, |w| w.swap(v, Ordering::SeqCst))
     }
 
-    /// Replaces the word by `swap` if it equals `compare`; returns what was there.
+    /// Replaces the word by `swap` if it equals `compare`; returns the old value.
     pub fn compare_swap(&self, target: &Target, compare: u64, swap: u64) -> Option<u64> {
         self.atomic(target, |w| {
             let (Ok(old) | Err(old)) =

@@ -1,4 +1,4 @@
-//! Memory that somebody else owns, under a promise.
+//! Memory of another owner, under a promise.
 //!
 //! # Safety
 //!
@@ -11,8 +11,8 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-/// A range of memory of which somebody has promised that it stays usable, see [`RawMemory::new`]. Safe code passes it on, cuts it
-/// and copies it; a clone is another name for the same bytes.
+/// A range of memory whose owner has promised that it stays usable, see [`RawMemory::new`]. Safe code can pass it on, divide it and copy
+/// it; a clone refers to the same bytes.
 #[derive(Clone)]
 pub struct RawMemory {
     ptr: NonNull<u8>,
@@ -30,10 +30,10 @@ impl RawMemory {
     /// `None` for a null pointer with a length.
     ///
     /// # Safety
-    /// Until every clone is dropped, and every region made of it is deregistered, `ptr..ptr + len` must stay mapped and readable
-    /// (and writable, where it is received into), and be touched by nobody through plain Rust references or non-atomic Rust
-    /// accesses that the library's accesses may race with. Who gives it to a connection that protects memory
-    /// ([`crate::protect::guard`]) calls [`crate::protect::settle`] before the memory is unmapped or its protection is changed.
+    /// Until every clone is dropped, and every region made of it is deregistered, `ptr..ptr + len` must stay mapped and readable (and
+    /// writable, if it is received into), and must not be accessed through plain Rust references or non-atomic Rust accesses that may race
+    /// with the library's accesses. A caller that gives it to a connection that protects memory ([`crate::protect::guard`]) has to call
+    /// [`crate::protect::settle`] before the memory is unmapped or its protection is changed.
     pub unsafe fn new(ptr: *mut u8, len: usize) -> Option<RawMemory> {
         let ptr = match NonNull::new(ptr) {
             Some(ptr) => ptr,
@@ -48,12 +48,11 @@ impl RawMemory {
         })
     }
 
-    /// All memory that the process has or will have, by its addresses: what an implicit region is made of. What is not mapped when
-    /// it is used is an error of that use. It can be registered, and nothing else. `None` where the kernel has not what it takes (Linux 5.14),
-    /// or a filter forbids it.
+    /// All memory that the process has or will have, by its addresses: the memory of an implicit region. Using unmapped memory is an error of
+    /// that use. It can only be registered. `None` if the kernel does not have the required calls (Linux 5.14), or a filter forbids them.
     ///
     /// # Safety
-    /// As [`RawMemory::new`], for whatever memory is named by those who use the region: but it need not be mapped.
+    /// As [`RawMemory::new`], for the memory that users of the region name; but it need not be mapped.
     pub unsafe fn everything() -> Option<RawMemory> {
         /// Nothing is mapped before, and nothing of a program behind.
         const FIRST: usize = 0x1000;

@@ -17,15 +17,15 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use weft_lock::Holds;
 
-/// How long threads of ours that are still in a region are waited for after peers have been.
+/// How long to wait for threads of this process that still use a region, after the peers have left it.
 const SPAN_WAIT: Duration = Duration::from_secs(1);
 /// Sleep between two looks, at first and later.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
-/// The owner's handle on registered memory. Dropping it deregisters: windows bound to it become
-/// invalid, and the memory is freed when the last [`crate::Span`] is gone and no peer of this host uses it itself any more. Where the
-/// memory is somebody else's, the drop waits for that, for peers up to [`PEER_LIMIT`].
+/// The owner's handle of registered memory. Dropping it deregisters: windows bound to it become invalid, and the memory is freed when the
+/// last [`crate::Span`] is dropped and no peer of this host uses it. If the memory belongs to another owner, the drop waits for that, for
+/// peers up to [`PEER_LIMIT`].
 pub struct Region {
     table: Table,
     /// `None` only after `deregister`.
@@ -58,16 +58,15 @@ impl Table {
         self.enter(Registered::new(pd, backing, iova, access)?)
     }
 
-    /// Registers memory that somebody else owns. Dropping the region waits for its spans without a
-    /// limit (so never drop it on a thread that holds one), and for peers of this host up to [`crate::PEER_LIMIT`].
+    /// Registers memory of another owner. Dropping the region waits for its spans without a limit (so never drop it on a thread that holds
+    /// one), and for peers of this host up to [`crate::PEER_LIMIT`].
     ///
     /// # Errors
     /// As [`Self::register`], and [`MemError::BadArgument`] for a null pointer with a length.
     ///
     /// # Safety
-    /// Until the region is deregistered or dropped, `ptr..ptr + len` must stay mapped, readable and writable,
-    /// and be touched by nobody through plain Rust references or non-atomic Rust accesses that a
-    /// peer's accesses may race with.
+    /// Until the region is deregistered or dropped, `ptr..ptr + len` must stay mapped, readable and writable, and must not be accessed
+    /// through plain Rust references or non-atomic Rust accesses that may race with a peer's accesses.
     pub unsafe fn register_raw(
         &self,
         pd: PdId,
@@ -79,7 +78,7 @@ impl Table {
         self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
     }
 
-    /// Registers memory that somebody has promised, see [`RawMemory::new`].
+    /// Registers promised memory, see [`RawMemory::new`].
     ///
     /// # Errors
     /// As [`Self::register`].
@@ -109,8 +108,8 @@ impl Table {
         self.enter_as(new, Some(stag))
     }
 
-    /// Registers `len` bytes from `off` of a region once more, under an `STag`, an address and rights of their own: to open them to a
-    /// peer, and nothing beside them, for a while. The memory stays until both are gone.
+    /// Registers `len` bytes from `off` of a region again, under an `STag`, an address and rights of their own, to open only these bytes to
+    /// a peer for a while. The memory stays until both registrations have ended.
     ///
     /// # Errors
     /// As [`Self::register`], and [`MemError::Bounds`].
@@ -180,7 +179,7 @@ impl Region {
         self.inner().pd
     }
 
-    /// Where the bytes are in this process.
+    /// The address of the bytes in this process.
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner().at(0).as_ptr()
     }
@@ -215,7 +214,7 @@ impl Region {
     /// back, if it was a [`Backing::Owned`] one.
     ///
     /// # Errors
-    /// Somebody is still in the memory: what is to be asked again.
+    /// The memory is still in use: the value to ask again.
     pub fn retire(mut self) -> Result<Option<Vec<u8>>, Leaving> {
         let domain = self.withdraw();
         self.take_back(domain.as_deref()).map_err(|_| Leaving {
@@ -225,7 +224,7 @@ impl Region {
         })
     }
 
-    /// Makes its `STag`, and windows bound to it, invalid. Tells where peers of this host are to be asked, if any can have been let in.
+    /// Makes its `STag`, and windows bound to it, invalid. Returns the domain whose peers have to be queried, if any may use it.
     fn withdraw(&mut self) -> Option<Arc<Domain>> {
         let (domain, holds) = self.table.remove_region(self.inner());
         self.holds.add(holds);
@@ -278,7 +277,7 @@ impl Region {
         self.take_back(domain)
     }
 
-    /// Waits until nobody is in the memory, at most so long (`None`: as long as a span lives).
+    /// Waits until the memory is no longer used, at most this long (`None`: as long as a span lives).
     fn wait(
         &mut self,
         domain: Option<&Domain>,
@@ -310,7 +309,7 @@ impl Region {
         Ok(r.at(off))
     }
 
-    /// The same for whoever writes there.
+    /// The same for writers.
     #[inline]
     fn range_mut(&self, off: usize, len: usize) -> Result<NonNull<u8>, MemError> {
         if self.inner().is_frozen() {
@@ -319,10 +318,11 @@ impl Region {
         self.range(off, len)
     }
 
-    /// From now on its bytes do not change: whoever writes to it by this is refused, and nobody may write to it by [`Self::as_ptr`] or a part of
-    /// it. What is sent of it on a stream socket need not be copied then: the socket takes the pages themselves (`sendfile(2)`).
+    /// Freezes the region: writes through it are refused, and the memory must not be written through [`Self::as_ptr`] or a part of it. Bytes sent
+    /// from it on a stream socket need not be copied then: the socket takes the pages themselves (`sendfile(2)`).
     ///
-    /// A process that does not ignore `SIGPIPE` (Rust's do) is ended by it when it sends to a peer that is gone: that call cannot be told not to.
+    /// A process that does not ignore `SIGPIPE` (Rust programs do) is killed when it sends to a peer that has closed, because that call has no
+    /// flag against it.
     ///
     /// # Errors
     /// [`MemError::Access`] for a region that is written to by receives or by peers.
@@ -412,7 +412,7 @@ impl Region {
         Ok(())
     }
 
-    /// Replaces a host-endian word by `swap` if it equals `compare`, as peers' atomics do; returns what was there.
+    /// Replaces a host-endian word by `swap` if it equals `compare`, as peers' atomics do; returns the old value.
     ///
     /// # Errors
     /// As [`Self::load_u64`].
@@ -424,8 +424,8 @@ impl Region {
         Ok(old)
     }
 
-    /// Reads one byte (acquire), for polling a flag. Bytes of one peer write may become visible in
-    /// any order, so the flag must come by a later write than what it stands for.
+    /// Reads one byte (acquire), for polling a flag. The bytes of one Write may become visible in any order, so the peer must write the
+    /// flag by a later Write than the data that it announces.
     pub fn load_u8(&self, off: usize) -> Result<u8, MemError> {
         let p = self.range(off, 1)?;
         // SAFETY: as in `word`; a byte is always aligned.
@@ -519,13 +519,13 @@ impl Drop for Region {
             && let Some(domain) = domain
             && let Some(inner) = self.inner.take()
         {
-            // Nobody waits for it, and nobody else may get it before the peer is out.
+            // No thread waits for it, and its memory must not be reused before the peer has left it.
             domain.keep_if_used(inner.stag, 0, inner);
         }
     }
 }
 
-/// A region that is deregistered but for those who are still in its memory. Dropping it is as dropping the region.
+/// A deregistered region whose memory is still in use. Dropping it is as dropping the region.
 #[derive(Debug)]
 pub struct Leaving {
     region: Region,
@@ -534,10 +534,10 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// Looks whether they have left. Peers of this host that have stayed for [`PEER_LIMIT`] are cut off.
+    /// Checks whether it is still in use. Peers of this host that have used it for [`PEER_LIMIT`] are cut off.
     ///
     /// # Errors
-    /// Somebody is still in the memory: past that limit, a thread of this process.
+    /// The memory is still in use: after that limit, by a thread of this process.
     pub fn finish(mut self) -> Result<Option<Vec<u8>>, Leaving> {
         let waited = self.since.elapsed();
         let taken = self.region.insist(self.domain.as_deref(), waited);

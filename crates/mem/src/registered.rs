@@ -2,10 +2,9 @@
 //!
 //! # Safety
 //!
-//! A `Registered` owns its bytes through a raw pointer. The table and every [`crate::Span`] hold it by `Arc`,
-//! so the bytes live as long as anybody can reach them: the last holder releases them, to the
-//! owner if it waits, else to the system. Only `Storage::Raw`, and parts of such, are not ours to keep, so dropping
-//! such a region waits for the spans.
+//! A `Registered` owns its bytes through a raw pointer. The table and every [`crate::Span`] hold it by `Arc`, so the bytes live as long as
+//! they can be reached. The last holder releases them: to the owner if it waits, else to the system. `Storage::Raw`, and parts of it,
+//! belong to another owner, so dropping such a region waits for the spans.
 
 use crate::domain::{Lent, Memory};
 use crate::{Access, MemError, PdId, Place, RawMemory, copy};
@@ -19,19 +18,19 @@ use weft_sys::memfd::Mapping;
 /// Set in `Registered::windows` once no more windows may be bound.
 const CLOSED: u32 = 1 << 31;
 
-/// Where a region's bytes come from.
+/// The source of a region's bytes.
 #[derive(Debug)]
 pub enum Backing {
     /// A buffer given up by its owner; [`crate::Region::deregister`] gives it back.
     Owned(Vec<u8>),
     /// So many bytes of new zeroed memory, on pages of its own; pages take memory when touched.
     Anonymous(usize),
-    /// So many bytes of new zeroed memory that peers of this host can map, if their connection is a local one and the
-    /// access rights let them: in the protection domain's arena of memory that peers may write
-    /// (`REMOTE_WRITE`, `REMOTE_ATOMIC`), may read (`REMOTE_READ`), or may not reach. *Every* such peer of the domain can reach
-    /// all regions of its kind there, whatever its windows. The same as `Anonymous` where memory files are not to be had.
+    /// New zeroed memory of this length that peers of this host can map, if their connection is a local one and the access rights allow it:
+    /// in the protection domain's arena of memory that peers may write (`REMOTE_WRITE`, `REMOTE_ATOMIC`), may read (`REMOTE_READ`), or may
+    /// not reach. *Every* such peer of the domain can reach all regions of its kind there, independent of its windows. The same as
+    /// `Anonymous` if memory files cannot be created.
     ///
-    /// A child of `fork` shares these bytes with its parent, rather than getting a copy: both see what either writes.
+    /// A child of `fork` shares these bytes with its parent instead of getting a copy: both see each other's writes.
     Shared(usize),
     /// A mapping of a memory file, which must be one that never shrinks ([`weft_sys::memfd::check`]). Peers of this host reach it in this process.
     File(Mapping),
@@ -44,11 +43,11 @@ enum Storage {
     Map,
     /// Part of an arena.
     Lent(Box<Lent>),
-    /// A mapped file, whose mapping goes with it.
+    /// A mapped file; the mapping is dropped with it.
     File(#[allow(dead_code)] Mapping),
-    /// Somebody else's.
+    /// Memory of another owner.
     Raw,
-    /// Whatever the process has mapped at that address when it is used.
+    /// The memory that the process has mapped at that address when it is used.
     Implicit,
     /// A range of another registration, from this offset on: it keeps that one's memory.
     Part(Arc<Registered>, usize),
@@ -66,7 +65,7 @@ pub(crate) struct Registered {
     /// Windows bound, and `CLOSED`.
     windows: AtomicU32,
     locked: AtomicBool,
-    /// Its bytes do not change any more.
+    /// Its bytes are frozen.
     frozen: AtomicBool,
     /// Addresses of it may have no memory: it is reached by the kernel's copies alone.
     pub(crate) implicit: bool,
@@ -170,7 +169,7 @@ impl Registered {
         Registered::build(pd, ptr, len, Storage::Lent(Box::new(lent)), iova, access)
     }
 
-    /// Whether its bytes are somebody's who has them back when the region is gone, and not the library's.
+    /// Whether its bytes belong to another owner, who gets them back when the region ends.
     pub(crate) fn is_promised(&self) -> bool {
         matches!(
             self.storage,
@@ -178,12 +177,12 @@ impl Registered {
         )
     }
 
-    /// Whether peers of this host can have been let in: by its own `STag`, or by windows.
+    /// Whether peers of this host may use it: by its own `STag`, or by windows.
     pub(crate) fn is_open(&self) -> bool {
         self.access.intersects(Access::REMOTE | Access::MW_BIND)
     }
 
-    /// Where the byte at an offset is, for a peer of this host.
+    /// The place of the byte at an offset, for a peer of this host.
     pub(crate) fn place(&self, offset: usize) -> Place {
         match &self.storage {
             Storage::Lent(lent) => Place {
@@ -198,7 +197,7 @@ impl Registered {
         }
     }
 
-    /// The file that its bytes are in, if they do not change any more.
+    /// The file with its bytes, if they are frozen.
     pub(crate) fn frozen_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.storage {
             Storage::Lent(lent) if self.is_frozen() => Some(lent.file()),
@@ -257,10 +256,10 @@ impl Registered {
         unsafe { NonNull::new_unchecked(self.ptr.as_ptr().wrapping_add(offset)) }
     }
 
-    /// Whether a range of an implicit region is there for such a use. What is gone a moment later is as if it had been used before that.
+    /// Whether a range of an implicit region is mapped for such a use. If it is unmapped a moment later, the use counts as earlier.
     ///
     /// # Errors
-    /// [`MemError::Bounds`]; [`MemError::Access`] for atomics, which no call of the kernel does.
+    /// [`MemError::Bounds`]; [`MemError::Access`] for atomics, which no call of the kernel performs.
     #[cold]
     pub(crate) fn reach(&self, offset: usize, len: usize, need: Access) -> Result<(), MemError> {
         if need.contains(Access::REMOTE_ATOMIC) {
@@ -351,7 +350,7 @@ impl Registered {
                 debug_assert!(unmapped.is_ok());
                 None
             }
-            // The mapping goes, and with it the memory.
+            // Dropping the mapping frees the memory.
             Storage::Lent(_)
             | Storage::File(_)
             | Storage::Raw

@@ -56,7 +56,7 @@ impl Span {
         self.region.implicit
     }
 
-    /// Where its first byte is, for a peer of this host.
+    /// The place of its first byte, for a peer of this host.
     pub fn place(&self) -> Place {
         self.place_of(self.ptr.as_ptr())
     }
@@ -67,7 +67,7 @@ impl Span {
             .place(p.addr() - self.region.at(0).as_ptr().addr())
     }
 
-    /// The file that its bytes are in, if they do not change any more ([`crate::Region::freeze`]).
+    /// The file with its bytes, if they are frozen ([`crate::Region::freeze`]).
     #[inline]
     pub(crate) fn frozen_file(&self) -> Option<BorrowedFd<'_>> {
         self.region.frozen_file()
@@ -137,8 +137,8 @@ impl Span {
         Ok(old)
     }
 
-    /// Adds to the host-endian word at the span's start, atomically also against the owner's
-    /// `AtomicU64`; returns what was there. RFC 7306 section 5.1.
+    /// Adds to the host-endian word at the span's start, atomically also with respect to the owner's `AtomicU64`; returns the old value.
+    /// RFC 7306 section 5.1.
     ///
     /// # Errors
     /// [`MemError::Misaligned`] unless its address is a multiple of 8, [`MemError::Bounds`] for a
@@ -153,7 +153,7 @@ impl Span {
         self.update(|old| ((old & !mask).wrapping_add(v & !mask)) ^ ((old ^ v) & mask))
     }
 
-    /// Replaces the word; returns what was there.
+    /// Replaces the word; returns the old value.
     pub fn swap(&self, v: u64) -> Result<u64, MemError> {
         Ok(self.word()?.swap(v, Ordering::SeqCst))
     }
@@ -163,7 +163,7 @@ impl Span {
         self.update(|old| (old & !mask) | (v & mask))
     }
 
-    /// Replaces the word by `swap` if it equals `compare`; returns what was there.
+    /// Replaces the word by `swap` if it equals `compare`; returns the old value.
     pub fn compare_swap(&self, compare: u64, swap: u64) -> Result<u64, MemError> {
         let (Ok(old) | Err(old)) =
             self.word()?

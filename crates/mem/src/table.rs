@@ -38,7 +38,7 @@ struct Inner {
     entries: AtomicUsize,
     max: usize,
     indices: Mutex<Indices>,
-    /// What protection domains show to peers of this host. May be locked inside of a shard's lock.
+    /// The exported domains. May be locked while a shard's lock is held.
     domains: RwLock<HashMap<PdId, Weak<Domain>>>,
 }
 
@@ -52,7 +52,7 @@ enum Entry {
 /// The two types of memory windows that the verbs have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowType {
-    /// It is for every queue pair of its domain, is bound anew while it is bound, and peers cannot invalidate it.
+    /// It is valid for every queue pair of its domain, can be bound again while it is bound, and peers cannot invalidate it.
     Type1,
     /// It is for the queue pair that it is bound on (2B of the specification), until it is invalidated.
     Type2,
@@ -72,7 +72,7 @@ struct Binding {
     qp: Option<u32>,
     /// The address of its first byte, as peers count.
     base: u64,
-    /// Where it begins in the region.
+    /// Its start in the region.
     start: usize,
     len: u64,
     access: Access,
@@ -141,7 +141,7 @@ fn index(stag: u32) -> u32 {
     stag >> 8
 }
 
-/// Where a range begins in a region or window, if it is inside.
+/// The offset of a range in a region or window, if it is inside.
 #[inline]
 pub(crate) fn locate(base: u64, size: u64, addr: u64, len: u64) -> Result<u64, MemError> {
     if addr.checked_add(len.saturating_sub(1)).is_none() {
@@ -203,8 +203,7 @@ impl Inner {
         }
     }
 
-    /// What a protection domain shows, if it shows anything. Not in a child of `fork`, which must leave that to its
-    /// parent.
+    /// The exported domain of a protection domain, if there is one. Not in a child of `fork`, which must leave that to its parent.
     fn shown(&self, pd: PdId) -> Option<Arc<Domain>> {
         let domains = self.domains.read().unwrap_or_else(PoisonError::into_inner);
         let domain = domains.get(&pd)?.upgrade()?;
@@ -212,7 +211,7 @@ impl Inner {
         domain.is_ours().then_some(domain)
     }
 
-    /// Takes an entry out, also out of what peers see. Those that are to be waited for come back too.
+    /// Removes an entry, also from the exported table. Returns the entry, and the domain whose peers have to be waited for.
     fn remove(&self, stag: u32) -> Option<(Entry, Option<Arc<Domain>>)> {
         let mut shard = self.write(stag);
         let entry = shard.remove(&index(stag))?;
@@ -244,7 +243,7 @@ impl Entry {
     /// Shows a region or a bound window to peers of this host.
     fn show(&self, domain: &Domain) {
         match self {
-            // Peers ask, so that what is not mapped is an error and not their fault.
+            // Peers copy through the kernel, so that unmapped memory is an error and not a fault of theirs.
             Entry::Region(r) if r.implicit => {}
             Entry::Region(r) => domain.publish(&export::Entry {
                 stag: r.stag,
@@ -289,11 +288,11 @@ impl Table {
         }))
     }
 
-    /// What a protection domain shows to peers of this host: made on first need, with all that is registered and bound then.
+    /// The exported domain of a protection domain: created on first need, with all present registrations and windows.
     ///
     /// # Errors
-    /// Those of making memory files: `Unsupported` in a child of `fork` whose parent made it, and
-    /// whatever the system says where there are none (old kernels, no `/proc`, `RLIMIT_FSIZE`, too many open files).
+    /// The errors of creating memory files: `Unsupported` in a child of `fork` whose parent created it, and the system's error if they
+    /// cannot be created (old kernels, no `/proc`, `RLIMIT_FSIZE`, too many open files).
     pub fn domain(&self, pd: PdId) -> io::Result<Arc<Domain>> {
         let lock = || {
             let domains = self.0.domains.write();
@@ -316,7 +315,7 @@ impl Table {
             domains.retain(|_, d| d.strong_count() != 0);
             domains.insert(pd, Arc::downgrade(&new));
         }
-        // What is registered from here on shows itself.
+        // Later registrations export themselves.
         for shard in &self.0.shards {
             let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
             for entry in shard.values() {
@@ -350,7 +349,7 @@ impl Table {
             })
     }
 
-    /// Takes a region out; again is fine. Tells whose peers are to be waited for, and which threads of ours.
+    /// Removes a region; may be repeated. Returns the domain whose peers have to be waited for, and the holds of threads of this process.
     pub(crate) fn remove_region(&self, region: &Arc<Registered>) -> (Option<Arc<Domain>>, Holds) {
         let here = match self.0.read(region.stag).get(&index(region.stag)) {
             Some(Entry::Region(r)) => Arc::ptr_eq(r, region),
@@ -389,7 +388,7 @@ impl Table {
         }
     }
 
-    /// Cuts off the peers of this host that were told to fetch bytes of a region, and have not done so.
+    /// Cuts off the peers of this host that were told to fetch bytes of a region, and have not finished.
     pub(crate) fn cut_off_borrowers(&self, region: &Registered) {
         // Of an implicit region peers borrow nothing.
         if let Some(domain) = self.0.shown(region.pd).filter(|_| !region.implicit) {
@@ -461,8 +460,8 @@ impl Table {
         Ok(())
     }
 
-    /// As [`Self::local`] to read, with the copy: appends the bytes to `out`. For small ranges: the table is locked
-    /// (for those who change it) while they are copied, and the region is not kept.
+    /// As [`Self::local`] to read, with the copy: appends the bytes to `out`. For small ranges: the table is locked (for writers) during
+    /// the copy, and the region is not kept.
     ///
     /// # Errors
     /// As [`Self::local`].
@@ -484,9 +483,8 @@ impl Table {
         Ok(())
     }
 
-    /// Checks what a peer names (RFC 5040 section 7.2, RFC 5041 section 7.1): `STag`, protection domain and
-    /// queue pair, rights, bounds, in this order. A window of type 2 answers only to the queue pair it was
-    /// bound on.
+    /// Checks a peer's request (RFC 5040 section 7.2, RFC 5041 section 7.1): `STag`, protection domain and queue pair, rights, bounds, in
+    /// this order. A window of type 2 is valid only for the queue pair on which it was bound.
     ///
     /// # Errors
     /// As [`Self::local`]; such a window of another queue pair is [`MemError::Pd`].
@@ -552,7 +550,7 @@ impl Table {
         Ok(())
     }
 
-    /// Whether a peer of this host goes on using a window that is not bound any more. After [`crate::PEER_LIMIT`] it is cut off.
+    /// Whether a peer of this host still uses an unbound window. After [`crate::PEER_LIMIT`] it is cut off.
     pub fn is_overdue(&self, pd: PdId, stag: u32) -> bool {
         let domain = self.0.shown(pd);
         domain.is_some_and(|domain| domain.is_overdue(stag))
@@ -592,8 +590,8 @@ impl Table {
     /// as its low 8 bits. Peers name the bytes as in the region, or from 0 with
     /// [`Access::ZERO_BASED`]. `pd` is the queue pair's domain.
     ///
-    /// A window of type 1 that is bound is bound anew: as when it is invalidated, spans made through it before live on, and a peer of
-    /// this host may go on using it for a while. With no bytes it is bound to nothing, and the region is not looked at.
+    /// Binding a bound window of type 1 again is like invalidating it first: spans made through it stay valid, and a peer of this host may
+    /// use it for a while. With a length of 0 it is bound to nothing, and the region is ignored.
     ///
     /// # Errors
     /// [`MemError::InvalidStag`] when either is unknown; [`MemError::InUse`] for a bound window of type 2
@@ -703,7 +701,7 @@ fn region_span(
     Ok(Span::new(r.clone(), start, len as usize))
 }
 
-/// Where a range of a region begins in it, if it may be used like that.
+/// The offset of a range in a region, if this use is allowed.
 #[inline]
 fn region_range(
     r: &Registered,
@@ -744,7 +742,7 @@ impl WindowState {
         }
     }
 
-    /// Whether a queue pair of this domain may bind it to so many bytes, under this `STag`.
+    /// Whether a queue pair of this domain may bind it to this many bytes, under this `STag`.
     fn may_bind(&self, pd: PdId, stag: u32, len: u64) -> Result<(), MemError> {
         let bound = self.bound.is_some();
         match self.kind {
@@ -756,7 +754,7 @@ impl WindowState {
         }
     }
 
-    /// Tells what it was bound to, and for which queue pair (0: any).
+    /// Returns the region that it was bound to, and the queue pair (0: any).
     fn unbind(&mut self) -> Option<(Arc<Registered>, u32)> {
         let Binding { region, qp, .. } = self.bound.take()?;
         region.drop_window();

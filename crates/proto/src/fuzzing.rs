@@ -39,8 +39,7 @@ impl Input<'_> {
     }
 }
 
-/// Both sides of the start-up on any bytes: whatever they agree to keeps within what each was configured with, and bytes
-/// that come later change no verdict.
+/// Both sides of the start-up on any bytes: the agreed parameters are within each side's configuration, and later bytes change no result.
 pub fn start_up(data: &[u8]) {
     let mut input = Input(data);
     let flags = input.u8();
@@ -86,7 +85,7 @@ pub fn start_up(data: &[u8]) {
     if step != Ok(RespStep::NeedMore) {
         assert_eq!(responder.on_bytes(&longer), step);
     }
-    // The initiator understands every answer to what the peer asked, unless it asked for something else.
+    // The initiator understands every answer to the peer's request, unless the request was not its own.
     for request in [bytes, &request] {
         let Ok(RespStep::Request(pending)) = responder.on_bytes(request) else {
             continue;
@@ -109,7 +108,7 @@ pub fn start_up(data: &[u8]) {
     }
 }
 
-/// A stream and what a caller remembers of it.
+/// A stream and its caller's state.
 struct Caller {
     stream: Stream,
     config: Config,
@@ -321,7 +320,7 @@ impl Caller {
                 if input.u8().is_multiple_of(2) {
                     body = input.take();
                 } else {
-                    // An Atomic Response begins with what the request has after its operation.
+                    // The body of an Atomic Response begins with the request's fields after its operation.
                     body.copy_within(4..8, 0);
                 }
                 self.stream.rx_control(&body[..payload])
@@ -360,9 +359,8 @@ impl Caller {
     }
 }
 
-/// Segments of any messages from a few sources, at any times, into a reassembler with small limits: no byte of a message is placed twice, what is
-/// said to be valid was placed, a message is over once, and the limits hold. Of each eight bytes: source and flags, message, length, offset,
-/// payload, time.
+/// Segments of any messages from a few sources, at any times, into a reassembler with small limits: no byte of a message is placed twice, valid
+/// bytes were placed, a message ends once, and the limits hold. Each eight bytes are: source and flags, message, length, offset, payload, time.
 pub fn reassembly(data: &[u8]) {
     const MAX_OPEN: usize = 4;
     let config = dgram::Config {
@@ -416,7 +414,7 @@ pub fn reassembly(data: &[u8]) {
             assert!(whole.is_none());
             continue;
         };
-        // Beside an open message of its source it goes the long way.
+        // While a message of its source is open, it takes the general path.
         assert!(whole.is_none() || ticket.opens() && payload == len);
         if imm & 4 != 0
             && let Some(whole) = whole
@@ -459,9 +457,8 @@ pub fn reassembly(data: &[u8]) {
     assert!(placed.is_empty());
 }
 
-/// Segments of the reliable mode from a few sources with any numbers, that know their cookies: each message is placed from its first byte to its last, in
-/// the order of its flow, whatever comes; what is kept stays within its limit. Of each eight bytes: source, packet number, message, length, offset, payload,
-/// what becomes of it, time.
+/// Segments of the reliable mode from a few sources with any numbers, with valid cookies: each message is placed from its first byte to its last, in the
+/// order of its flow; the kept bytes stay within their limit. Each eight bytes are: source, packet number, message, length, offset, payload, outcome, time.
 pub fn flows(data: &[u8]) {
     const MAX_KEPT: usize = 300;
     let config = dgram::FlowsConfig {
@@ -553,7 +550,7 @@ pub fn flows(data: &[u8]) {
             over(&mut open, &carried);
         }
         if fate & 16 != 0 {
-            // What was kept is dropped here: it comes again, or not.
+            // The kept payload is dropped here, and may be retransmitted.
             if let dgram::Resumed::Segment(spot, _) = machine.resume(false) {
                 machine.resumed(false, &spot);
             }

@@ -1,4 +1,4 @@
-//! MPA connection start-up: who asks what, and what both sides agree on (RFC 5044 section 7.1, RFC 6581).
+//! MPA connection start-up: the requests of both sides, and their agreement (RFC 5044 section 7.1, RFC 6581).
 //!
 //! ```text
 //!   initiator                                    responder
@@ -21,7 +21,7 @@ use weft_wire::rdmap::{MpaError, TermError};
 /// The longest start-up frame, in bytes.
 pub const MAX_FRAME: usize = START_HEADER_LEN + MAX_PRIVATE_DATA;
 
-/// How long to wait for the peer's start-up frame, as long as the kernel's siw waits.
+/// How long to wait for the peer's start-up frame; the kernel's siw waits as long.
 pub const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The MPA revision to ask for, and the highest to answer with.
@@ -87,31 +87,31 @@ impl RtrSet {
     }
 }
 
-/// What one side brings to the negotiation.
+/// The parameters of one side of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Ask for CRCs; they are used if either side asks.
     pub crc: bool,
-    /// Ask the peer to put markers into what it sends.
+    /// Ask the peer to insert markers into its stream.
     pub recv_markers: bool,
     /// The revision to ask for, or the highest to answer with.
     pub revision: Revision,
     /// Inbound Reads and Atomics that we can take at once, at most 16,382.
     pub ird: u16,
-    /// Outbound Reads and Atomics that we want to have at once, at most 16,382.
+    /// Our limit of outstanding Reads and Atomics, at most 16,382.
     pub ord: u16,
     /// Initiator: ask for peer-to-peer start-up and offer these. Responder: agree to it, with one of these.
     pub peer_to_peer: Option<RtrSet>,
 }
 
-/// What both sides agreed on.
+/// The parameters that both sides agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Params {
     /// FPDUs carry CRCs, both ways.
     pub crc: bool,
     /// We put markers into what we send.
     pub tx_markers: bool,
-    /// What we receive has markers.
+    /// The stream that we receive has markers.
     pub rx_markers: bool,
     /// Inbound Reads and Atomics to accept at once.
     pub ird: u16,
@@ -144,12 +144,12 @@ pub enum StartError {
     /// A reply with a higher revision than the request, or enhanced where the request was not.
     #[error("the reply does not fit the request")]
     BadReply,
-    /// The responder wants more Reads in flight than our IRD (RFC 6581 section 8).
+    /// The responder's ORD exceeds our IRD (RFC 6581 section 8).
     #[error("the peer's ORD of {peer_ord} exceeds our IRD of {ird}")]
     InsufficientIrd {
-        /// What the reply asks for.
+        /// The ORD of the reply.
         peer_ord: u16,
-        /// What we have.
+        /// Our IRD.
         ird: u16,
     },
     /// The reply agrees to none of the ready-to-receive messages that we offered (RFC 6581 section 8).
@@ -175,14 +175,14 @@ pub struct Initiator {
     config: Config,
 }
 
-/// What the initiator makes of the bytes so far.
+/// The initiator's result for the bytes so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitStep {
     /// The reply is not complete.
     NeedMore,
     /// Connected.
     Accepted {
-        /// What both agreed on.
+        /// The agreed parameters.
         params: Params,
         /// The responder's private data.
         private_data: Vec<u8>,
@@ -263,8 +263,8 @@ impl Initiator {
             };
         }
         let Some(enhanced) = reply.enhanced else {
-            // The responder knows only RFC 5044: the depths are what the user set, and the initiator sends first. A
-            // revision 2 reply to our enhanced request must be enhanced (RFC 6581 section 7).
+            // The responder knows only RFC 5044: the depths are those of the user, and the initiator sends first. A revision 2 reply to our
+            // enhanced request must be enhanced (RFC 6581 section 7).
             return if reply.revision == 1 {
                 Ok(params)
             } else {
@@ -287,7 +287,7 @@ impl Initiator {
                 None
             };
             let rtr = agreed.ok_or(StartError::NoMatchingRtr)?;
-            // A Read that says ready needs a place among the outstanding, whatever the user wants.
+            // A ready-to-receive Read needs an ORD of at least 1, whatever the user has set.
             params.ord = params.ord.max(u16::from(rtr == Rtr::Read));
             params.rtr = Some(rtr);
         }
@@ -301,7 +301,7 @@ pub struct Responder {
     config: Config,
 }
 
-/// What the responder makes of the bytes so far.
+/// The responder's result for the bytes so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RespStep {
     /// The request is not complete.
@@ -322,13 +322,13 @@ pub struct PendingRequest {
     consumed: usize,
 }
 
-/// Why a request could not be accepted; the request is gone, close the connection.
+/// The reason why a request could not be accepted; the request is consumed, close the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AcceptError {
     /// The private data does not fit the reply.
     #[error(transparent)]
     TooLong(#[from] TooLong),
-    /// Both sides want peer-to-peer start-up, with different ready-to-receive messages.
+    /// Both sides require peer-to-peer start-up, with different ready-to-receive messages.
     #[error("no matching ready-to-receive option")]
     NoMatchingRtr,
 }
@@ -452,7 +452,7 @@ impl PendingRequest {
 /// The largest depth that can be negotiated: all ones means that it is not.
 const MAX_DEPTH: u16 = Enhanced::NOT_NEGOTIATED - 1;
 
-/// What to use and what to answer where we have `ours` and the peer needs or allows `asked`.
+/// The value to use and the value to answer, for our limit `ours` and the peer's requested or allowed `asked`.
 const fn limit(ours: u16, asked: u16) -> (u16, u16) {
     if asked == Enhanced::NOT_NEGOTIATED {
         (ours, Enhanced::NOT_NEGOTIATED)

@@ -12,8 +12,8 @@ pub(crate) const OPEN: u64 = 0;
 pub(crate) const FINISHED: u64 = 1;
 pub(crate) const ABORTED: u64 = 2;
 
-/// Kinds of records, in the upper half of a header; the lower half is the body's length in bytes. No
-/// header is 0, which stands where the next one will be.
+/// Kinds of records, in the upper half of a header; the lower half is the body's length in bytes. No header is 0, which marks the place of
+/// the next one.
 const BYTES: u8 = 1;
 const REF: u8 = 2;
 /// No record has been begun.
@@ -28,7 +28,7 @@ fn header(kind: u8, len: u64) -> u64 {
     u64::from(kind) << 32 | len
 }
 
-/// What the sending side knows; on lines that the receiving side does not use.
+/// The state of the sending side, on cache lines that the receiving side does not use.
 #[derive(Default)]
 #[repr(align(128))]
 struct Sender {
@@ -38,24 +38,24 @@ struct Sender {
     published: AtomicU64,
     /// The header of the record at `published`, which is kept back until everything after it is there; 0: none.
     held: AtomicU64,
-    /// What the peer had consumed when last looked.
+    /// The peer's consumer position at the last check.
     consumed: AtomicU64,
     asleep: AtomicBool,
 }
 
-/// What the receiving side knows.
+/// The state of the receiving side.
 #[derive(Default)]
 #[repr(align(128))]
 struct Receiver {
     /// The next byte to read: a header if `kind` is `NONE`, of a reference its header, of bytes their next.
     position: AtomicU64,
-    /// Up to where the caller is done with what it took: what the peer may be told. Ring bytes before it are not read
-    /// again, whichever thread looks.
+    /// The position up to which the caller is done with the taken data, which may be reported to the peer. No thread reads ring bytes
+    /// before it again.
     dealt: Shared,
-    /// What the peer was told.
+    /// The position that was reported to the peer.
     released: AtomicU64,
     kind: AtomicU8,
-    /// A reference was consumed that the peer was not told of.
+    /// A reference was consumed that was not reported to the peer.
     ref_done: AtomicBool,
     asleep: AtomicBool,
     /// The peer must be woken, which `release` has yet to say.
@@ -73,10 +73,9 @@ struct Receiver {
 /// [`sleep_on_room`](Self::sleep_on_room). Receiving: [`front`](Self::front), [`take`](Self::take),
 /// [`advance_ref`](Self::advance_ref), [`release`](Self::release), [`sleep_on_data`](Self::sleep_on_data). The methods
 /// of each family must not run at the same time as one another: if they do, bytes get mixed up, but memory stays safe.
-/// The two families may run at the same time, and so may all other methods, except for [`awake`](Self::awake), which
-/// ends the sleep of both.
+/// The two families may run at the same time, and so may all other methods, except [`awake`](Self::awake), which ends the sleep of both.
 ///
-/// What returns "the peer must be woken" has cleared the peer's flag: if the caller does not wake it, nobody does.
+/// A method that returns "the peer must be woken" has cleared the peer's flag: the caller has to wake it, because no other call will.
 pub struct End {
     segment: Arc<Segment>,
     role: Role,
@@ -105,7 +104,7 @@ impl End {
         self.segment.control(self.role.peer(), word)
     }
 
-    /// Whether the peer sleeps on `flag` and must be woken. What it sleeps for must have been announced.
+    /// Whether the peer sleeps on `flag` and must be woken. The data that it sleeps for must have been announced.
     #[inline]
     fn wakes(&self, flag: Word) -> bool {
         let flag = self.theirs(flag);
@@ -114,13 +113,13 @@ impl End {
 
     // ---- sending
 
-    /// Whether the peer has said that it sleeps until there is something to receive. A hint: it may just be waking up.
+    /// Whether the peer has announced that it sleeps until there is something to receive. A hint, because it may just be waking up.
     #[inline]
     pub fn peer_sleeps(&self) -> bool {
         self.theirs(Word::WantData).load(Relaxed) != 0
     }
 
-    /// Payload that fits, by what is known of the peer's consumption. A multiple of 8.
+    /// The payload that fits, as far as the peer's consumption is known. A multiple of 8.
     #[inline]
     fn known_room(&self) -> u64 {
         let used = self
@@ -132,7 +131,7 @@ impl End {
         (self.segment.capacity() as u64).saturating_sub(used + 2 * HEADER)
     }
 
-    /// Whether `n` bytes of payload fit, or else how many.
+    /// Whether `n` bytes of payload fit, or else how many do.
     #[inline]
     fn room_for(&self, n: u64) -> Result<u64, Broken> {
         let known = self.known_room();
@@ -143,7 +142,7 @@ impl End {
         Ok(self.known_room().min(n))
     }
 
-    /// Whether [`push`](Self::push) would take a list of `n` bytes whole.
+    /// Whether [`push`](Self::push) would take a list of `n` bytes completely.
     #[inline]
     pub fn fits(&self, n: usize) -> Result<bool, Broken> {
         Ok(self.room_for(n as u64)? == n as u64)
@@ -168,7 +167,7 @@ impl End {
         if self.tx.held.load(Relaxed) == 0 {
             self.tx.held.store(header, Relaxed);
         } else {
-            // Nobody gets here before the header that is held.
+            // The peer does not get here before the header that is held back.
             self.segment.word(self.role, at).store(header, Relaxed);
         }
         self.tx.pushed.store(end, Relaxed);
@@ -229,7 +228,7 @@ impl End {
         self.wakes(Word::WantData)
     }
 
-    /// Whether `head` is a position that the peer can have reached; then up to where it has consumed.
+    /// Whether the peer can have reached the position `head`; then returns up to where it has consumed.
     #[inline]
     fn check_head(&self, since: u64, head: u64) -> Result<u64, Broken> {
         let possible = since..=self.tx.published.load(Relaxed);
@@ -239,8 +238,8 @@ impl End {
         Ok(head)
     }
 
-    /// The ring position up to which the peer has consumed, and told us. It only rises, and reaches
-    /// [`pushed`](Self::pushed). Positions count bytes since the start, headers included.
+    /// The ring position up to which the peer has consumed, as it reported. It only rises, and reaches [`pushed`](Self::pushed). Positions
+    /// count bytes since the start, headers included.
     #[inline]
     pub fn consumed(&self) -> Result<u64, Broken> {
         // Looked at before the peer's word: another thread may look at both in between.
@@ -270,8 +269,8 @@ impl End {
         self.wakes(Word::WantData) | published
     }
 
-    /// The abrupt end of both directions: what was not published is lost, and references are good no longer. Returns
-    /// true when the peer must be woken. May run at the same time as anything.
+    /// The abrupt end of both directions: unpublished data is lost, and references become invalid. Returns true if the peer must be woken.
+    /// May run at the same time as any other call.
     #[must_use]
     pub fn abort(&self) -> bool {
         self.end(ABORTED);
@@ -280,7 +279,7 @@ impl End {
 
     // ---- receiving
 
-    /// What is at the front. While it is [`Front::Empty`], a call costs two loads of lines that nobody writes.
+    /// The front record. While it is [`Front::Empty`], a call costs two loads of cache lines that are not being written.
     #[inline]
     pub fn front(&self) -> Result<Front, Broken> {
         let rx = &self.rx;
@@ -310,8 +309,8 @@ impl End {
         self.begin(at, header)
     }
 
-    /// Whether [`front`](Self::front) may say something else than [`Front::Empty`], or [`release`](Self::release) has something to tell: by
-    /// loads alone, of a thread that does not receive. What it says is a hint while another thread receives.
+    /// Whether [`front`](Self::front) may return something else than [`Front::Empty`], or [`release`](Self::release) has something to
+    /// report: by loads only, for a thread that does not receive. The result is a hint while another thread receives.
     #[inline]
     pub fn has_news(&self) -> bool {
         let rx = &self.rx;
@@ -323,7 +322,7 @@ impl End {
             || rx.owed.load(Relaxed)
     }
 
-    /// Begins the record at `at`: from here on what was checked is private.
+    /// Begins the record at `at`: from here on the checked values are private.
     #[inline]
     fn begin(&self, at: u64, header: u64) -> Result<Front, Broken> {
         let rx = &self.rx;
@@ -412,20 +411,19 @@ impl End {
         self.rx.position.load(Relaxed) & !7
     }
 
-    /// Tells the peer up to where we have consumed; true when it slept until it is told, and must be woken.
+    /// Reports our consumer position to the peer; true if the peer slept until then, and must be woken.
     fn tell(&self, position: u64) -> bool {
-        // Another thread may have told it of more since: it only rises.
+        // Another thread may have reported a later position: it only rises.
         announce_max(self.mine(Word::Head), position);
         self.rx.released.fetch_max(position, Relaxed);
         self.wakes(Word::WantRoom)
     }
 
-    /// The caller is done with what it took: not only are the bytes out of the ring, whatever they ask for has been done.
-    /// Tells the peer so when that is a quarter of the ring or a reference since it was last told, when it waits for
-    /// room, or with `force`. Returns true when the peer must be woken.
+    /// The caller is done with the taken data: the bytes are out of the ring, and the requests in them have been carried out. Reports that
+    /// to the peer after a quarter of the ring or a reference since the last report, if it waits for room, or with `force`. Returns true if
+    /// the peer must be woken.
     ///
-    /// To be called after each attempt to receive, also after one that found nothing: the peer may have begun to wait
-    /// since.
+    /// Call it after each attempt to receive, also after one that found nothing, because the peer may have begun to wait since.
     #[inline]
     #[must_use]
     pub fn release(&self, force: bool) -> bool {
@@ -451,10 +449,9 @@ impl End {
 
     // ---- sleeping
 
-    /// We are about to sleep until there is something to receive: sets our flag, for the peer to see. Returns false when
-    /// there is something already (or the end, or nonsense), or when [`release`](Self::release) has to be called first
-    /// because the peer must be woken. What was taken since the last [`release`](Self::release) stays untold: the thread
-    /// that took it may still be at work on it.
+    /// The caller is about to sleep until there is something to receive: sets our flag for the peer. Returns false if there is something
+    /// already (or the end, or an invalid record), or if [`release`](Self::release) has to be called first because the peer must be woken.
+    /// Data taken since the last [`release`](Self::release) stays unreported, because the thread that took it may still be processing it.
     #[must_use]
     pub fn sleep_on_data(&self) -> bool {
         let rx = &self.rx;
@@ -492,7 +489,7 @@ impl End {
         true
     }
 
-    /// We sleep no longer: clears both our flags.
+    /// The caller is awake: clears both our flags.
     #[inline]
     pub fn awake(&self) {
         for (asleep, flag) in [
@@ -508,22 +505,22 @@ impl End {
 
     // ---- one-sided access
 
-    /// We are about to touch the peer's memory that `stag` names. Stores our mark, then a full fence: what is read
-    /// afterwards (doors, table) is what a peer that misses the mark has written before.
+    /// The caller is about to touch the peer's memory that `stag` names. Stores our mark, then a full fence: a peer that misses the mark
+    /// has written the values that are read afterwards (doors, table) before.
     #[inline]
     pub fn enter(&self, stag: u32) {
         self.mine(Word::Mark).store(stag.into(), Release);
         fence(SeqCst);
     }
 
-    /// We touch the peer's memory no longer.
+    /// The caller has finished touching the peer's memory.
     #[inline]
     pub fn leave(&self) {
         self.mine(Word::Mark).store(0, Release);
     }
 
-    /// The `STag` of ours that the peer touches now; 0: none. A hostile value. After a retraction: the fence between is in
-    /// here.
+    /// Our `STag` whose memory the peer touches now; 0: none. An untrusted value. Call it after a retraction; it contains the fence in
+    /// between.
     pub fn peer_mark(&self) -> u32 {
         fence(SeqCst);
         self.theirs(Word::Mark).load(Acquire) as u32
@@ -541,23 +538,23 @@ impl End {
         fence(SeqCst);
     }
 
-    /// Whether the peer lets us touch its memory; to be asked after [`enter`](Self::enter).
+    /// Whether the peer lets us touch its memory; call it after [`enter`](Self::enter).
     #[inline]
     pub fn peer_doors_open(&self) -> bool {
         self.theirs(Word::Doors).load(Acquire) != 0
     }
 
-    /// Says what this side can do; the bits are the caller's.
+    /// Publishes the capabilities of this side; the caller defines the bits.
     pub fn set_caps(&self, bits: u32) {
         self.mine(Word::Caps).store(bits.into(), Release);
     }
 
-    /// What the peer says it can do. A hostile value.
+    /// The peer's capabilities. An untrusted value.
     pub fn peer_caps(&self) -> u32 {
         self.theirs(Word::Caps).load(Acquire) as u32
     }
 
-    /// Whether the peer has aborted. What was read of its memory before this says no was read while it was good.
+    /// Whether the peer has aborted. If false, its memory read before this call was valid.
     pub fn peer_aborted(&self) -> bool {
         fence(SeqCst);
         self.theirs(Word::End).load(SeqCst) >= ABORTED

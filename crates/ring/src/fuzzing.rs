@@ -2,8 +2,7 @@
 //!
 //! # Safety
 //!
-//! The scribbler reaches the mapped bytes through atomics only, inside the mapping; plain reads are made when
-//! nobody else has a thread.
+//! The scribbler reaches the mapped bytes through atomics only, inside the mapping; plain reads happen when no other thread runs.
 
 use crate::{End, Front, Ref, Role, Segment};
 use std::sync::Arc;
@@ -59,7 +58,7 @@ impl Wild {
     /// The bytes, as words.
     ///
     /// # Safety
-    /// Nobody may write them while the slice lives.
+    /// No thread may write them while the slice lives.
     unsafe fn still(&self) -> &[u64] {
         // SAFETY: all of the mapping, which is aligned to pages.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), LEN / 8) }
@@ -78,8 +77,8 @@ struct Sides<'a> {
 }
 
 impl Sides<'_> {
-    /// What `side` did has changed nothing that is not its own to change: of the peer's words only the sleeping flags, to 0,
-    /// and of its own ring nothing from `kept.0` up to `kept.1`.
+    /// Checks that `side` has changed only its own words: of the peer's words only the sleeping flags, to 0, and of its own ring nothing
+    /// from `kept.0` up to `kept.1`.
     fn check_writes(&mut self, side: usize, kept: (u64, u64)) {
         // SAFETY: one thread, which is here.
         let after = unsafe { self.wild.still() };
@@ -105,7 +104,7 @@ impl Sides<'_> {
         }
     }
 
-    /// One operation of an honest side. `calm`: nobody scribbles meanwhile.
+    /// One operation of an honest side. `calm`: no scribbler runs meanwhile.
     fn operate(&mut self, side: usize, op: u8, input: &mut Input<'_>, calm: bool) {
         if calm {
             self.before.clear();
@@ -230,7 +229,7 @@ impl Sides<'_> {
         let side = usize::from(place & 1);
         let (control, ring) = words_of(side);
         let pushed = self.ends[side].pushed();
-        // What the other side has consumed of this one's ring, by its own word.
+        // The other side's consumer position in this one's ring, according to its own word.
         let head = self.wild.word(words_of(1 - side).0).load(Relaxed);
         let index = match place >> 1 & 7 {
             0 => control,
@@ -291,9 +290,8 @@ fn storm(wild: &Wild, begun: &AtomicBool, stop: &AtomicBool, mut random: u64) {
     }
 }
 
-/// Two honest sides, and somebody who scribbles on any word or byte of their segment between their operations, or (for some
-/// inputs) all the time: no side panics, hangs, reads or writes outside the list it was given, or writes what is
-/// not its own to write.
+/// Two honest sides, and a scribbler that writes any word or byte of their segment between their operations, or (for some inputs) all the
+/// time: no side panics, hangs, accesses memory outside its list, or writes words that are not its own.
 pub fn ring_scribble(data: &[u8]) {
     let mut input = Input(data);
     let (mine, fd) = Segment::create(RING as u32).expect("a segment");

@@ -84,20 +84,20 @@ impl Role {
 pub struct Ref {
     /// Which of the sender's spaces.
     pub space: u32,
-    /// Where in it. `addr + len` does not wrap.
+    /// The address. `addr + len` does not wrap.
     pub addr: u64,
     /// Bytes; not 0.
     pub len: u64,
 }
 
-/// What is next to be received.
+/// The next data to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Front {
     /// Nothing yet.
     Empty,
     /// So many bytes are left in the front record; not 0.
     Bytes(usize),
-    /// What is left of the front reference.
+    /// The rest of the front reference.
     Ref(Ref),
     /// The peer has finished and everything was received.
     End,
@@ -135,7 +135,7 @@ pub enum OpenError {
 enum Word {
     /// Up to where this side has consumed the other's ring.
     Head,
-    /// How this side's direction stands: [`end::OPEN`]...
+    /// The state of this side's direction: [`end::OPEN`]...
     End,
     /// Not 0: this side sleeps until there is data.
     WantData,
@@ -145,6 +145,6 @@ enum Word {
     Mark,
     /// Not 0: the peer may touch this side's memory.
     Doors,
-    /// What this side can do.
+    /// The capabilities of this side.
     Caps,
 }

@@ -179,8 +179,8 @@ impl Segment {
     }
 }
 
-/// Stores `value`; a [`look`] that follows is not done before. When two sides each announce and then
-/// look at what the other announced, one at least sees the other's.
+/// Stores `value`; a following [`look`] is not reordered before it. If two sides each announce and then look at the other's announcement,
+/// at least one sees the other's.
 #[inline]
 pub(crate) fn announce(word: &AtomicU64, value: u64) {
     word.store(value, SeqCst);

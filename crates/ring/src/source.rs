@@ -1,12 +1,12 @@
-//! Memory that a sender offers beside its ring of bytes (SOURCE AVAIL of SDP), and that the receiver fetches by itself.
+//! Memory that a sender offers in addition to its ring of bytes (SOURCE AVAIL of SDP), and that the receiver fetches by itself.
 //!
-//! A *source* is so many bytes at an address of the sender's process. It takes the place of one byte of the ring, its *mark*: the
-//! bytes of the stream are those of the ring, with each mark replaced by the bytes of its source. So the tail, its closing, the bell and the
-//! positions are those of [`Stream`]. The receiver counts a source as complete (GET COMPLETE) when it has the last byte.
+//! A *source* is a number of bytes at an address of the sender's process. It takes the place of one byte of the ring, its *mark*: the bytes
+//! of the stream are those of the ring, with each mark replaced by the bytes of its source. So tail, close, bell and positions are those of
+//! [`Stream`]. The receiver counts a source as complete (GET COMPLETE) when it has the last byte.
 //!
-//! Each source has a lock, which either side takes by a compare-and-swap: the receiver while it fetches, the sender while it moves the
-//! bytes to another place (copy on write). What the peer wrote is loaded once and checked; an address is a number that only the kernel gets, for the process
-//! that the receiver knows.
+//! Each source has a lock, which either side takes by a compare-and-swap: the receiver while it fetches, the sender while it moves the bytes to another
+//! place (copy on write). Each word that the peer wrote is loaded once and checked. An address is a number that only the kernel gets, for the process that
+//! the receiver knows.
 
 use crate::stream::Stream;
 use crate::{Broken, Role};
@@ -18,7 +18,7 @@ pub const SOURCES: u64 = 16;
 /// Bytes of one source, at most.
 pub const MAX_SOURCE: u64 = 64 << 20;
 
-/// Where the words of the first direction are, and how far apart the directions are.
+/// The offset of the words of the first direction, and the distance between the directions.
 const BASE: usize = 128 * 17;
 const SPAN: usize = 128 * 7;
 
@@ -63,7 +63,7 @@ pub enum Terms {
     Refused,
 }
 
-/// What the sender found of a source that it wants to move.
+/// The state of a source that the sender wants to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Move {
     /// The receiver does not get at it until [`Stream::source_moved`]; so many bytes have been fetched.
@@ -79,9 +79,9 @@ pub enum Move {
 pub struct Fetch {
     /// Which one.
     pub number: u64,
-    /// Where the bytes are that have not been fetched yet, in the sender's process.
+    /// The address of the unfetched bytes, in the sender's process.
     pub address: u64,
-    /// How many.
+    /// Their number.
     pub left: u64,
     taken: u64,
 }
@@ -98,7 +98,7 @@ impl Stream {
 
     // ---- the sender's part ----
 
-    /// Offers to lend: at this address of this process stands this value, by which a receiver sees that it reads the right process. Not 0.
+    /// Offers to lend: this address of this process has this value, by which a receiver verifies that it reads the right process. Not 0.
     pub fn prove(&self, sender: Role, address: u64, value: u64) {
         self.source_word(sender, Word::ProofAt)
             .store(address, Relaxed);
@@ -152,7 +152,7 @@ impl Stream {
         self.source_word(sender, Word::Waits).store(1, SeqCst);
     }
 
-    /// How many bytes of a source have been fetched, to see whether the receiver goes on.
+    /// How many bytes of a source have been fetched, to detect progress of the receiver.
     pub fn source_progress(&self, sender: Role, number: u64) -> u64 {
         self.slot(sender, number, STATE).load(SeqCst) >> TAKEN_SHIFT
     }
@@ -184,7 +184,7 @@ impl Stream {
             .store(taken << TAKEN_SHIFT | OFFERED, SeqCst);
     }
 
-    /// The bytes are not there any more: a receiver that comes for them, or is at it, ends the connection.
+    /// The bytes are invalid: a receiver that fetches them ends the connection.
     pub fn spoil_source(&self, sender: Role, number: u64) {
         self.slot(sender, number, STATE).store(NOTHING, SeqCst);
     }
@@ -199,19 +199,19 @@ impl Stream {
         (value != 0).then_some((address, value))
     }
 
-    /// Answers the proof, or takes the answer back: a receiver that has said no, or that it cannot any more, does not say yes again.
+    /// Answers the proof, or withdraws the answer: a receiver that has declined, or withdrawn, does not accept again.
     pub fn set_terms(&self, sender: Role, ready: bool) {
         let word = self.source_word(sender, Word::Terms);
         if ready {
-            // Fails when it has said no meanwhile.
+            // Fails if it has declined meanwhile.
             let _ = word.compare_exchange(0, 1, SeqCst, SeqCst);
         } else {
             word.store(2, SeqCst);
         }
     }
 
-    /// How far behind `head` the mark of source `number` is; `None` when it is not offered. To be asked after [`Stream::ready`], and
-    /// looked at only as far as that goes.
+    /// The distance of the mark of source `number` from `head`; `None` if it is not offered. Call it after [`Stream::ready`], and use it
+    /// only up to that length.
     #[inline]
     pub fn next_source(&self, sender: Role, number: u64, head: u64) -> Result<Option<u64>, Broken> {
         let offered = self.source_word(sender, Word::Offered).load(SeqCst);
@@ -262,7 +262,7 @@ impl Stream {
         }))
     }
 
-    /// Gives the lock back, with `n` bytes fetched. Fails when it is not ours any more: what was fetched is not what was sent.
+    /// Releases the lock after fetching `n` bytes. Fails if the lock is no longer ours: the fetched bytes are not those that were sent.
     pub fn end_fetch(&self, sender: Role, fetch: &Fetch, n: u64) -> Result<(), Broken> {
         let mine = fetch.taken << TAKEN_SHIFT | FETCHING;
         let after = (fetch.taken + n.min(fetch.left)) << TAKEN_SHIFT | OFFERED;
@@ -272,7 +272,7 @@ impl Stream {
             .map_err(|_| Broken)
     }
 
-    /// Source `number` is complete. Returns whether the sender sleeps, and is to be woken.
+    /// Source `number` is complete. Returns whether the sender sleeps, and has to be woken.
     pub fn complete_source(&self, sender: Role, number: u64) -> bool {
         self.source_word(sender, Word::Completed)
             .store(number + 1, SeqCst);

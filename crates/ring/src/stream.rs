@@ -1,8 +1,8 @@
-//! A ring of bytes for each direction of a TCP connection, between two programs that know nothing of it (`weft run`).
+//! A ring of bytes for each direction of a TCP connection between two unmodified programs (`weft run`).
 //!
-//! A [`Stream`] has no state of its own but the mapping: who produces or consumes keeps its position elsewhere (in memory that the processes
-//! sharing a socket after `fork` share) and hands it in. Each value that the peer wrote is loaded once and checked against it. The layout and the
-//! protocol of each word are in `docs/spec/run.md`.
+//! A [`Stream`] has no state except the mapping: producer and consumer keep their positions elsewhere (in memory that processes sharing a socket
+//! after `fork` share) and pass them in. Each value that the peer wrote is loaded once and checked against them. The layout and the protocol of
+//! each word are in `docs/spec/run.md`.
 //!
 //! # Safety
 //!
@@ -24,7 +24,7 @@ const VERSION: u32 = 2;
 const MIN_RING: u32 = 16 << 10;
 const MAX_RING: u32 = 16 << 20;
 
-/// In the tail: nothing is produced any more, the stream goes on over TCP from there.
+/// In the tail: nothing more is produced; the stream continues over TCP from there.
 const CLOSED: u64 = 1 << 63;
 
 /// In the TCP word: the sender of this direction keeps it.
@@ -41,21 +41,23 @@ enum Lane {
     Tail,
     /// Up to where they have been consumed. Written by the receiver.
     Head,
-    /// Not 0: the receiver, which has consumed up to a position, wants its bell rung for what is behind it; see [`wish`].
+    /// Not 0: the receiver, which has consumed up to a position, wants its bell rung for data after it; see [`wish`].
     WantData,
     /// 1: the sender wants the bell's bytes taken when there is room.
     WantRoom,
-    /// How many bytes the sender has put into the bell to make it unwritable, and in the upper bits how often it is at it: see [`FILLING`].
+    /// How many bytes the sender has put into the bell to make it unwritable, and in the upper bits how many fills are in progress: see
+    /// [`FILLING`].
     Fill,
     /// Bytes sent over TCP, sends under way, and whether the direction has switched.
     Tcp,
     /// [`CLOSED_SOCKET`], [`SHUT`].
     Left,
-    /// Where the other end is on another host: what the receiver has taken from TCP, and what it wants. See [`Stream::consent`].
+    /// If the other end is on another host: the bytes that the receiver has taken from TCP, and its wish. See [`Stream::consent`].
     Seen,
 }
 
-/// What a receiver says that has consumed up to there and wants a bell. Its lowest bit alone, which earlier receivers say, is behind no byte.
+/// The value of a receiver that has consumed up to a position and wants a bell. The lowest bit alone, which earlier receivers write, names no
+/// position.
 #[inline]
 fn wish(head: u64) -> u64 {
     head << 1 | 1
@@ -75,7 +77,7 @@ const CONSENT: u64 = 1;
 const STOP: u64 = 2;
 const SEEN_SHIFT: u32 = 2;
 
-/// What publishing bytes came to.
+/// The result of publishing bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
     /// They are visible; the receiver is awake or will look.
@@ -199,7 +201,7 @@ impl Stream {
         }
     }
 
-    /// Where the position is in memory, the bytes from there to the end of the ring, and its beginning.
+    /// The position in memory, the bytes from there to the end of the ring, and its beginning.
     #[inline]
     pub fn piece(&self, sender: Role, position: u64) -> (*mut u8, usize, *mut u8) {
         let index = position as usize & (self.capacity - 1);
@@ -237,7 +239,7 @@ impl Stream {
         Ok(Published::Ring)
     }
 
-    /// How far the receiver is, to see whether it goes on.
+    /// The receiver's position, to detect its progress.
     pub fn progress(&self, sender: Role) -> u64 {
         self.word(sender, Lane::Head).load(Acquire)
     }
@@ -305,8 +307,8 @@ impl Stream {
         self.word(sender, Lane::WantRoom).store(0, SeqCst);
     }
 
-    /// How many bytes [`Stream::end_fill`] has told of since it was at `seen`; what `seen` is from now on; and whether a sender is between
-    /// [`Stream::begin_fill`] and there.
+    /// How many bytes [`Stream::end_fill`] has reported since `seen`; the new value of `seen`; and whether a sender is between
+    /// [`Stream::begin_fill`] and that call.
     pub fn filled(&self, sender: Role, seen: u64) -> (u64, u64, bool) {
         let word = self.word(sender, Lane::Fill).load(SeqCst);
         let count = word & (FILLING - 1);
@@ -314,21 +316,21 @@ impl Stream {
         (new, count, word >= FILLING)
     }
 
-    /// Whether the receiver's wish for a bell stands.
+    /// Whether the receiver wants a bell.
     #[inline]
     pub fn is_armed(&self, sender: Role) -> bool {
         self.word(sender, Lane::WantData).load(SeqCst) != 0
     }
 
-    /// Wants a bell for bytes behind `head`, up to where all is consumed. The caller looks at [`Stream::ready`] once more after this. A sender whose bytes are
-    /// consumed before it looks for the wish does not ring.
+    /// Requests a bell for bytes after `head`, up to which everything is consumed. The caller checks [`Stream::ready`] once more after this. A sender does not
+    /// ring if its bytes are consumed before it checks the request.
     #[inline]
     pub fn arm(&self, sender: Role, head: u64) {
         self.word(sender, Lane::WantData).store(wish(head), SeqCst);
         fence(SeqCst);
     }
 
-    /// The same where a wish may stand, for bytes behind an earlier position. Returns whether it did; if not, the sender has rung or will at once.
+    /// The same if a request for an earlier position may exist. Returns whether it did; if not, the sender has rung or will ring at once.
     #[inline]
     pub fn rearm(&self, sender: Role, head: u64) -> bool {
         let word = self.word(sender, Lane::WantData);
@@ -371,7 +373,7 @@ impl Stream {
         self.word(sender, Lane::Seen).load(SeqCst) >> SEEN_SHIFT
     }
 
-    /// The receiver wants the rest of the stream over TCP; the sender closes the direction when it hears of it.
+    /// The receiver requests the rest of the stream over TCP; the sender closes the direction when it sees this.
     pub fn want_tcp(&self, sender: Role) {
         self.word(sender, Lane::Seen).fetch_or(STOP, SeqCst);
     }
@@ -381,8 +383,8 @@ impl Stream {
         self.word(sender, Lane::Seen).load(SeqCst) & STOP != 0
     }
 
-    /// The sender switches by itself: what it sends from now on goes into the ring. Only when it has joined, the receiver has consented, and no
-    /// send over TCP is under way.
+    /// The sender switches by itself: later bytes go into the ring. Only if it has joined, the receiver has consented, and no send over TCP is
+    /// in progress.
     pub fn switch_over(&self, sender: Role) -> bool {
         let word = self.word(sender, Lane::Tcp);
         let now = word.load(SeqCst);
@@ -405,7 +407,7 @@ impl Stream {
         unsafe { self.put(sender, position, from.as_ptr(), from.len()) };
     }
 
-    /// [`Stream::get`] into a slice; bytes beyond the capacity stay what they are.
+    /// [`Stream::get`] into a slice; bytes beyond the capacity stay unchanged.
     pub fn get_slice(&self, sender: Role, position: u64, to: &mut [u8]) {
         // SAFETY: a slice is writable.
         unsafe { self.get(sender, position, to.as_mut_ptr(), to.len()) };
@@ -413,7 +415,7 @@ impl Stream {
 
     // ---- both ----
 
-    /// Closes a direction: what is published stays readable, later bytes go over TCP.
+    /// Closes a direction: published bytes stay readable, later bytes go over TCP.
     pub fn close(&self, sender: Role) {
         self.word(sender, Lane::Tail).fetch_or(CLOSED, SeqCst);
     }
@@ -473,8 +475,8 @@ impl Stream {
         self.word(sender, Lane::Tcp).load(SeqCst) == still
     }
 
-    /// The receiver, which has taken `count` bytes from TCP, goes over to the ring. That succeeds when these are all that was sent and no
-    /// send over TCP is under way.
+    /// The receiver, which has taken `count` bytes from TCP, switches to the ring. This succeeds if these are all bytes that were sent and
+    /// no send over TCP is in progress.
     pub fn switch(&self, sender: Role, count: u64) -> bool {
         let still = JOINED | count << COUNT_SHIFT;
         self.word(sender, Lane::Tcp)

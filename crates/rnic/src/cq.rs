@@ -1,7 +1,7 @@
 //! Completion queues and completion channels.
 //!
-//! A thread that polls or waits on a completion queue drives the connections of the queue's members itself: nothing
-//! has to be handed from one thread to another for a completion to appear (see [`crate::engine`]).
+//! A thread that polls or waits on a completion queue drives the connections of the queue's members itself, so no completion has to be
+//! handed from one thread to another (see [`crate::engine`]).
 
 mod channel;
 mod event_wait;
@@ -46,17 +46,17 @@ const LOOK_EVERY: u32 = 16;
 
 /// Empty polls between two yields of the core.
 const YIELD_EVERY: u32 = 16;
-/// Empty polls before the first yield, where the peer wants this core, and where it has one of its own: some microseconds.
+/// Empty polls before the first yield: the least if the peer wants this core, the most if the peer has one of its own (some microseconds).
 const LEAST_PATIENCE: u32 = 32;
 const MOST_PATIENCE: u32 = 512;
 
-/// How long a poll sleeps in place of a yield, where busy threads share the core: see [`CqInner::make_way`].
+/// How long a poll sleeps instead of yielding while busy threads share the core: see [`CqInner::make_way`].
 const DOZE: Duration = Duration::from_micros(20);
 
-/// How long a sleep lasts at most for want of a descriptor to be woken by.
+/// The maximum sleep without a descriptor that could end it.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Empty polls of a queue that is to announce an event after which whoever polls is taken to go on, and not to sleep.
+/// Empty polls of a queue with a requested event, after which the polling thread is assumed to continue polling instead of sleeping.
 const LAST_LOOKS: u32 = 16;
 /// The time within which they come. Who takes longer sleeps between them, and a port's lease would end each time before the next one.
 const LAST_LOOKS_TIME: Duration = Duration::from_millis(LAST_LOOKS as u64);
@@ -71,7 +71,7 @@ struct Ring {
     overrun: bool,
 }
 
-/// Who hears of it when an armed queue has something.
+/// The receiver of the notification when an armed queue has a completion.
 enum Notify {
     Nobody,
     Channel(Arc<ChannelInner>),
@@ -98,7 +98,7 @@ pub(crate) struct CqInner {
     armed_polls: AtomicU32,
     first_look: Mutex<Option<Instant>>,
     waiters: AtomicU32,
-    /// `wake` was signalled, and nobody who sleeps has taken that yet: one signal stands for all that is added meanwhile.
+    /// `wake` was signalled, and no sleeping thread has consumed that yet: one signal covers all completions added meanwhile.
     kicked: AtomicBool,
     /// Made at the first sleep, before the sleeper is counted: most queues are only polled, or have a channel.
     wake: OnceLock<EventFd>,
@@ -113,7 +113,7 @@ pub(crate) struct CqInner {
     /// A member put off sending: the next poll sends.
     pub(crate) deferred: AtomicBool,
     spin: SpinBudget,
-    /// How often asking for an event leaves the members to this program's threads: see [`EventWait`].
+    /// Whether a request for an event leaves the members to this program's threads: see [`EventWait`].
     awaited: AtomicU8,
     /// Polls that found nothing, since one found something.
     empty_polls: AtomicU32,
@@ -250,7 +250,7 @@ impl Cq {
     /// nothing to take, so a loop of polls needs no other thread.
     ///
     /// # Errors
-    /// [`CqOverrun`] when the queue overflowed and what it still held has been taken.
+    /// [`CqOverrun`] if the queue overflowed and its remaining completions have been taken.
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
         if out.is_empty() {
             return Ok(0);
@@ -316,10 +316,10 @@ impl Cq {
                 },
             };
             cq.sleep(left, &|| false);
-            // All who wait are to know.
+            // Notify all waiting threads.
             let n = self.poll(out).inspect_err(|_| cq.kick())?;
             if n > 0 {
-                // One wake-up may stand for completions of several waiters.
+                // One wake-up may cover completions for several waiters.
                 if cq.len.load(Ordering::SeqCst) > 0 {
                     cq.kick();
                 }
@@ -353,7 +353,7 @@ impl Cq {
         }
     }
 
-    /// Whether two handles name the same queue.
+    /// Whether two handles refer to the same queue.
     pub fn same(&self, other: &Cq) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -402,7 +402,7 @@ impl CqAbove for Cq {
             let interrupted = cq.sleep(left, &over);
             cq.drive_members(None);
             if over() {
-                // One wake-up may have stood for several who wait, and we have drained it.
+                // One wake-up may have been for several waiters, and this thread has consumed it.
                 cq.kick();
                 return false;
             }
@@ -446,10 +446,10 @@ impl CqInner {
         self.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// A program that polls in a loop keeps a core busy. Where cores are scarce, the peer it waits for may be the one who wants this core:
-    /// past the first empty polls, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
-    /// Where somebody else takes such a turn and keeps it for milliseconds, a poll sleeps for a moment in place of it: the peer's doorbell ends
-    /// that, and the kernel lets the thread that wakes go first.
+    /// A program that polls in a loop keeps a core busy. If cores are scarce, the peer that it waits for may need this core: after the first
+    /// empty polls, a poll yields now and then. Without another thread that needs the core, this costs a quarter of a microsecond in sixteen
+    /// polls. If another thread takes the core and keeps it for milliseconds, a poll sleeps for a moment instead: the peer's doorbell ends the
+    /// sleep, and the kernel prefers a thread that wakes.
     fn make_way(&self) {
         let polls = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.empty_polls.store(polls, Ordering::Relaxed);
@@ -462,8 +462,8 @@ impl CqInner {
         }
     }
 
-    /// A poll found something. What is there at once after the core was yielded was made on this core: yield early. What comes otherwise
-    /// is made on another core, and a yield would only delay its being seen.
+    /// A poll found a completion. A completion that is there directly after a yield was made on this core: yield early. Other completions
+    /// are made on another core, and a yield would only delay them.
     fn end_empty_polls(&self) {
         let polls = self.empty_polls.load(Ordering::Relaxed);
         if polls == 0 {
@@ -482,15 +482,15 @@ impl CqInner {
         }
     }
 
-    /// Show those who look without the lock what there is. Who is about to sleep, or to ask for an event, must not miss what comes
-    /// then: it takes the lock once after it has said so ([`CqInner::look_under_lock`]).
+    /// Publishes the number of completions for threads that check without the lock. A thread that is about to sleep, or to request an
+    /// event, must not miss later completions: it takes the lock once after it has announced that ([`CqInner::look_under_lock`]).
     fn count(&self, ring: &Ring) {
         let len = ring.entries.len() + usize::from(ring.overrun);
         self.len.store(len, Ordering::Release);
     }
 
-    /// Whoever adds a completion after this sees what this thread has said before it (`waiters`, `armed`); what was added before this is
-    /// seen by this thread. Says whether there is something.
+    /// A thread that adds a completion after this call sees the announcement of this thread (`waiters`, `armed`); completions added before
+    /// are visible to this thread. Returns whether there are completions.
     fn look_under_lock(&self) -> bool {
         let ring = self.ring.lock();
         !ring.entries.is_empty() || ring.overrun
@@ -568,12 +568,12 @@ impl CqInner {
         fits
     }
 
-    /// Somebody has asked for an event.
+    /// Whether an event was requested.
     pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst) != DISARMED
     }
 
-    /// On the engine's thread: tell the layer above of what there is.
+    /// On the engine's thread: notifies the layer above of completions.
     pub(crate) fn call_hook(&self) {
         if let Some(hook) = self.hook.get()
             && self.len.load(Ordering::SeqCst) > 0
@@ -582,7 +582,7 @@ impl CqInner {
         }
     }
 
-    /// Wake those who wait: they are to look at the members again.
+    /// Wakes waiting threads, which then check the members again.
     #[inline]
     pub(crate) fn kick(&self) {
         if self.waiters.load(Ordering::SeqCst) > 0
@@ -593,7 +593,7 @@ impl CqInner {
         }
     }
 
-    /// What wakes those who sleep; `None` without a free descriptor.
+    /// The descriptor that wakes sleeping threads; `None` without a free descriptor.
     fn wake(&self) -> Option<&EventFd> {
         if self.wake.get().is_none() {
             let made = EventFd::new()
@@ -698,8 +698,8 @@ impl CqInner {
         }
     }
 
-    /// Whoever has asked for an event, and has not polled on and on since, is about to sleep. Others ask for another thread, as UCX does, or for events of
-    /// one kind: the port's lease is theirs, and its tick gives it back when they cease to poll.
+    /// A program that has requested an event, and has not polled many times since, is about to sleep. Other programs request it for another thread, as UCX
+    /// does, or for events of one kind: then the polling thread keeps the port's lease, and the tick returns it when polling ends.
     fn is_last_look(&self) -> bool {
         let polls = self.armed_polls.load(Ordering::Relaxed);
         if polls == LAST_LOOKS {
@@ -778,7 +778,7 @@ impl CqInner {
         if let Some(wake) = wake.filter(|_| woken == Woken::ByKick) {
             if last {
                 wake.drain();
-                // Who found it signalled until here has added before this look at the queue.
+                // A thread that saw it signalled until here has added its completion before this check of the queue.
                 self.kicked.swap(false, Ordering::SeqCst);
             } else {
                 // Another one was woken with us and may not have run yet: without the signal it would sleep on.
@@ -821,7 +821,7 @@ impl CqInner {
     }
 }
 
-/// What ended a sleep.
+/// The reason why a sleep ended.
 #[derive(PartialEq)]
 enum Woken {
     ByKick,
@@ -837,7 +837,7 @@ mod tests {
     use crate::Device;
     use crate::above::CqAbove;
 
-    /// Of two who sleep, the one that runs first goes to sleep again at once: it must not take the other's wake-up with it.
+    /// Of two sleeping threads, the one that runs first sleeps again at once: it must not consume the other's wake-up.
     #[test]
     fn everybody_who_sleeps_is_woken() {
         const ROUNDS: u32 = 3000;

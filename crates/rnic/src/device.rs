@@ -1,4 +1,4 @@
-//! The device: its limits, its tables, and the objects that hang from it.
+//! The device: its limits, its tables, and its objects.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ use crate::types::{AsyncEvent, DeviceAttr, Error, LimitReached, Limits, LocalMod
 /// Asynchronous events kept for a program that does not fetch them.
 const MAX_EVENTS: usize = 1024;
 
-/// What carries the connections of a device.
+/// The transport of a device's connections.
 #[derive(Clone, Default)]
 pub enum Transport {
     /// TCP, wire-compatible with RNICs and the kernel's siw.
@@ -110,7 +110,7 @@ pub(crate) struct DeviceInner {
     /// Connections in start-up, oldest first.
     pub(crate) greetings: Mutex<VecDeque<Weak<dyn StartUp>>>,
     pub(crate) local: LocalMode,
-    /// Where containers share the Unix sockets beside listeners: a directory mounted into each (`WEFT_LOCAL_DIR`).
+    /// The directory, mounted into each container, with the Unix sockets of listeners (`WEFT_LOCAL_DIR`).
     pub(crate) local_dir: Option<PathBuf>,
     pub(crate) neighbours: Neighbours,
     /// For connections whose [`ConnParam`](crate::ConnParam) says nothing of it.
@@ -134,7 +134,7 @@ impl DeviceInner {
         &self.pool
     }
 
-    /// Report an asynchronous event; the oldest are lost when nobody fetches them.
+    /// Reports an asynchronous event; the oldest are dropped if the program does not fetch them.
     pub(crate) fn raise(&self, event: AsyncEvent) {
         let mut events = lock(&self.events);
         if let Some(hook) = self.event_hook.get() {
@@ -187,7 +187,7 @@ impl Drop for DeviceInner {
     }
 }
 
-/// A soft RNIC. Clones are handles of the same device; it goes when the last handle and the last object are gone.
+/// A soft RNIC. Clones are handles of the same device; it ends when the last handle and the last object are dropped.
 #[derive(Clone)]
 pub struct Device(pub(crate) Arc<DeviceInner>);
 
@@ -201,20 +201,20 @@ pub struct DeviceBuilder {
 }
 
 impl DeviceBuilder {
-    /// Makes all connections by TLS, and takes no others, unless [`ConnParam::tls`](crate::ConnParam::tls) has settings of its own. Without
-    /// meaning for a simulated network, and for datagrams. Default: what the environment says (`WEFT_TLS`, `WEFT_TLS_KEY`,
-    /// `WEFT_TLS_PEERS`, see docs/tls.md), which is none unless it is told.
+    /// Uses TLS for all connections, and refuses others, unless [`ConnParam::tls`](crate::ConnParam::tls) has settings of its own. No
+    /// effect on a simulated network and on datagrams. Default: the settings in the environment (`WEFT_TLS`, `WEFT_TLS_KEY`,
+    /// `WEFT_TLS_PEERS`, see docs/tls.md); without them no TLS.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// As [`DeviceBuilder::tls`], with a key for this device alone and any peer, if `addr` (where a program listens, or connects to) is beyond
-    /// this host and the environment has no `WEFT_TLS`: nobody who only listens sees the data.
+    /// As [`DeviceBuilder::tls`], with a key for this device only and any peer, if `addr` (on which a program listens, or to which it
+    /// connects) is beyond this host and the environment has no `WEFT_TLS`. It protects the data against passive attackers.
     ///
     /// # Errors
-    /// [`Error::Tls`] when no key can be made.
+    /// [`Error::Tls`] if no key can be made.
     pub fn tls_beyond_host(mut self, addr: IpAddr) -> Result<Self, Error> {
         if !addr.to_canonical().is_loopback() && !tls_env::is_set() {
             self.tls = Some(tls_env::ephemeral().map_err(Error::Tls)?);
@@ -222,15 +222,14 @@ impl DeviceBuilder {
         Ok(self)
     }
 
-    /// Whether peers on the same host are met in shared memory. Default: what [`LocalMode::from_env`] says. Without
-    /// meaning for a simulated network.
+    /// Whether connections to peers on the same host use shared memory. Default: [`LocalMode::from_env`]. No effect on a simulated network.
     #[must_use]
     pub fn local(mut self, mode: LocalMode) -> Self {
         self.local = Some(mode);
         self
     }
 
-    /// What carries its connections. Default TCP.
+    /// The transport of its connections. Default TCP.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
@@ -247,8 +246,8 @@ impl DeviceBuilder {
     /// Open it. Starts the engine's thread.
     ///
     /// # Errors
-    /// [`Error::Os`] when the process may have no more threads or descriptors; [`Error::Invalid`] for a `WEFT_LOCAL`
-    /// that says nothing known; [`Error::Tls`] when the environment asks for TLS that cannot be had.
+    /// [`Error::Os`] if the process may have no more threads or descriptors; [`Error::Invalid`] for an unknown value of `WEFT_LOCAL`;
+    /// [`Error::Tls`] if the environment asks for TLS and it cannot be set up.
     pub fn open(self) -> Result<Device, Error> {
         let cores = weft_sys::cpu_count();
         let local = match (&self.transport, self.local) {
@@ -309,7 +308,7 @@ impl Device {
         DeviceBuilder::default()
     }
 
-    /// What it can do.
+    /// The capabilities of the device.
     pub fn attr(&self) -> DeviceAttr {
         let transport = match self.0.transport {
             Transport::Tcp => "tcp",
@@ -337,9 +336,8 @@ impl Device {
         })))
     }
 
-    /// Call this for every asynchronous event, those included that nobody has fetched yet; [`Device::get_async_event`] gives none
-    /// from then on. Only the first hook counts. It is called on any thread, with locks held: it must not block, and not
-    /// call this library.
+    /// Sets a function for all asynchronous events, including pending ones; [`Device::get_async_event`] returns none from then on. Only the
+    /// first hook counts. It is called on any thread, with locks held: it must not block, and must not call this library.
     pub fn on_async_event(&self, hook: impl Fn(AsyncEvent) + Send + Sync + 'static) {
         let earlier = {
             let mut events = lock(&self.0.events);
@@ -376,7 +374,7 @@ impl Device {
 
 pub(crate) struct PdInner {
     pub(crate) id: PdId,
-    /// What peers of this host see of it, once one was met.
+    /// The state exported to peers of this host, created with the first peer.
     pub(crate) domain: OnceLock<Arc<Domain>>,
     pub(crate) device: Arc<DeviceInner>,
 }

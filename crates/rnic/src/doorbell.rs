@@ -1,4 +1,4 @@
-//! Bells that a signal's handler may ring, and that the engine answers.
+//! Doorbells: a signal handler may ring them, and the engine answers.
 
 use std::convert::Infallible;
 use std::io;
@@ -12,16 +12,16 @@ use crate::engine::{Engine, Next, Registration, Source, guarded};
 use crate::lock::lock;
 use crate::types::Error;
 
-/// Descriptors of bells that are gone. They are used again, never closed: a handler that is about to ring one must not write to
-/// something else that has got its number.
+/// Descriptors of dropped doorbells. They are reused, never closed: a signal handler that is about to ring one must not write to another
+/// object with the same number.
 fn spare() -> Arc<Mutex<Vec<EventFd>>> {
     static SPARE: PerProcess<Mutex<Vec<EventFd>>> = PerProcess::new();
     let Ok(spare) = SPARE.get(|| Ok::<_, Infallible>(Arc::default()));
     spare
 }
 
-/// Calls something on the engine's thread whenever it is rung: by eight bytes, the number 1, written to its descriptor, which is all
-/// that a signal's handler can do. Dropping it ends that.
+/// Calls a function on the engine's thread whenever it is rung: by writing eight bytes, the number 1, to its descriptor, which a signal
+/// handler may do. Dropping it ends that.
 pub struct Doorbell(Arc<Answer>);
 
 struct Answer {

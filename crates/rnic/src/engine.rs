@@ -1,13 +1,13 @@
-//! The progress engine: one thread a device that drives what nobody else is driving.
+//! The progress engine: one thread for each device. It drives the objects that no other thread drives.
 //!
-//! Progress belongs to whoever is there. A thread that polls or waits on a completion queue takes a *lease* of the
-//! queue pairs behind it and reads their sockets itself; the engine leaves leased queue pairs alone, so that a
-//! message wakes one thread, not two. The lease costs the thread one atomic load a poll.
+//! A thread that polls or waits on a completion queue takes a *lease* of the queue pairs behind it and reads their sockets itself. The
+//! engine does not touch leased queue pairs, so a message wakes one thread, not two. The lease costs the thread one atomic load for each
+//! poll.
 //!
-//! A source (queue pair, listener, handshake) is *armed* while its one-shot registration in the engine's epoll can
-//! fire. When it fires, or when a poller takes the lease, it is no longer armed. Leased queue pairs sit in the
-//! `leased` list, which the engine looks at every [`TICK`] while it is not empty: one whose owner has not polled since
-//! the last look, and is not asleep on it, is driven by the engine from then on and armed again.
+//! A source (queue pair, listener, handshake) is *armed* while its one-shot registration in the engine's epoll can fire. When it fires, or
+//! when a polling thread takes the lease, the source is disarmed. Leased queue pairs are in the list `leased`, which the engine checks
+//! every [`TICK`] while it is not empty. If the owner of a queue pair has not polled since the last check, and does not sleep on it, the
+//! engine drives it from then on and arms it again.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,22 +21,21 @@ use weft_sys::{Epoll, Event, EventFd, Interest};
 use crate::lock::lock;
 use crate::report::Connection;
 
-/// How often the engine looks at queue pairs that it has leased out: the longest time that work which their owners left
-/// undone has to wait.
+/// How often the engine checks leased queue pairs: the maximum delay of work that their owners left undone.
 const TICK: Duration = Duration::from_millis(1);
-/// The same while owners have polled without a break for [`STEADY_TICKS`], and have put nothing off: each look takes a
-/// core from somebody who spins.
+/// The same while owners have polled continuously for [`STEADY_TICKS`], and have deferred nothing: each check takes a core from a spinning
+/// thread.
 const SLOW_TICK: Duration = Duration::from_millis(4);
 const STEADY_TICKS: u32 = 32;
 /// Quiet ticks (all leased queue pairs have a sleeping owner) after which the engine sleeps until it is called.
 const QUIET_TICKS: u32 = 20;
-/// How long the engine goes on looking at queue pairs that just moved data, before it arms them again.
+/// How long the engine continues to poll queue pairs that just moved data, before it arms them again.
 const HOT_SPIN: Duration = Duration::from_micros(10);
-/// How long the engine looks for the next message of somebody who is making a connection before it sleeps: to be woken takes as long.
+/// How long the engine polls for the next message of a peer that makes a connection before it sleeps: a wake-up takes as long.
 const SOON: Duration = Duration::from_micros(50);
 /// Ticks between two looks at whether the peers of polled queue pairs are alive.
 const CHECK_TICKS: u32 = 8;
-/// How often to look whether the engine's thread has begun, and from when on that is done [`LIVENESS_LOOK`] apart.
+/// How often to check whether the engine's thread has started, after which checks are [`LIVENESS_LOOK`] apart.
 const LIVENESS_LOOKS: u32 = 10_000;
 const LIVENESS_YIELDS: u32 = 100;
 const LIVENESS_LOOK: Duration = Duration::from_micros(100);
@@ -44,19 +43,19 @@ const WAKE_TOKEN: u64 = u64::MAX;
 
 /// Something with a descriptor that the engine serves.
 pub(crate) trait Source: Send + Sync {
-    /// It is ready, and not armed any more. The source arms itself again through [`Registration::arm`] as it sees fit.
+    /// The source is ready, and disarmed. The source arms itself again through [`Registration::arm`].
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, event: Event) -> Next;
     /// Its time has come (see [`Registration::set_timer`]).
     fn expired(self: Arc<Self>, engine: &Arc<Engine>);
     /// It panicked while the engine served it.
     fn panicked(self: Arc<Self>) {}
-    /// What [`crate::stat`] tells of it, if it is a connection.
+    /// The statistics for [`crate::stat`], if it is a connection.
     fn stat(self: Arc<Self>) -> Option<Connection> {
         None
     }
 }
 
-/// What the engine does with a source after `ready`.
+/// The engine's action on a source after `ready`.
 pub(crate) enum Next {
     /// Nothing.
     Done,
@@ -70,27 +69,27 @@ pub(crate) enum Next {
 
 /// A source that either its owner or the engine drives: a connection.
 pub(crate) trait Driven: Source {
-    /// What its owner has done since the last look.
+    /// The owner's activity since the last check.
     fn lease_state(&self) -> Lease;
     /// The engine drives it.
     fn drive_engine(self: Arc<Self>) -> Drive;
-    /// Whether work was put off until the owner's next poll.
+    /// Whether work was deferred until the owner's next poll.
     fn has_deferred(&self) -> bool;
     /// Whether no owner sleeps on it.
     fn is_awake(&self) -> bool;
-    /// Whether it has to be put on the engine's list of what is leased now.
+    /// Whether it has to be added to the engine's list of leased objects.
     fn enter_leased(&self) -> bool;
     /// The engine takes it back, see [`Engine::lend`].
     fn take_back(self: Arc<Self>);
-    /// The engine goes on to others, and another thread was driving it at the last look.
+    /// The engine leaves the object; another thread was driving it at the last check.
     fn leave_driven(self: Arc<Self>);
-    /// The engine goes on to others: arm it again, and send what was put off.
+    /// The engine leaves the object: arms it again, and sends deferred requests.
     fn rearm_and_flush(self: Arc<Self>);
     /// Look whether the peer is still there.
     fn check_peer(self: Arc<Self>);
 }
 
-/// What an attempt to make progress came to.
+/// The result of an attempt to make progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drive {
     /// Another thread is at it.
@@ -147,13 +146,13 @@ impl Registration {
 
     /// Arm the source again.
     pub(crate) fn arm(&self, fd: BorrowedFd<'_>, interest: Interest) {
-        // Fails only when the descriptor is not watched any more: then nobody waits for it.
+        // Fails only if the descriptor is no longer watched: then no source waits for it.
         let epoll = &self.engine.epoll;
         let _ = epoll.modify(fd, self.token.0, interest | Interest::ONESHOT);
     }
 
-    /// Call the source's `expired` at this time. Times cannot be taken back: a source ignores those that it does not
-    /// need any more. After the end of the registration it is not called.
+    /// Calls the source's `expired` at this time. A timer cannot be cancelled: a source ignores those that it does not need. It is not
+    /// called after the end of the registration.
     pub(crate) fn set_timer(&self, at: Instant) {
         self.engine.set_timer(self.token, at);
     }
@@ -163,12 +162,12 @@ impl Registration {
         self.engine.poke(self.token);
     }
 
-    /// End it. The descriptor is about to be closed, or nobody minds that the engine sees one more event, and ignores it.
+    /// Ends the registration. The descriptor will be closed, or the source ignores one more event.
     pub(crate) fn end(&self) {
         self.engine.forget(self.token);
     }
 
-    /// End it. The descriptor goes on, perhaps with another registration.
+    /// Ends the registration. The descriptor stays open, perhaps with another registration.
     pub(crate) fn release(&self, fd: BorrowedFd<'_>) {
         let _ = self.engine.epoll.delete(fd);
         self.end();
@@ -185,7 +184,7 @@ impl Drop for Registration {
 struct Slots {
     entries: Vec<(u32, Option<Arc<dyn Source>>)>,
     free: Vec<u32>,
-    /// The engine has ended: there are no slots any more.
+    /// The engine has ended: slots are no longer available.
     over: bool,
 }
 
@@ -211,9 +210,9 @@ pub(crate) struct Engine {
     poked: Mutex<Vec<Token>>,
     /// Shows peers of this host that our address space is still the one they met. The engine's thread sets it first of all.
     liveness: OnceLock<Option<OwnedFd>>,
-    /// The engine looks at `leased` every tick; when false, whoever needs that must wake it.
+    /// The engine checks `leased` every tick; if false, a thread that needs the check has to wake it.
     ticking: AtomicBool,
-    /// It does so at the slow pace; whoever puts work off must wake it.
+    /// The engine ticks slowly; a thread that defers work has to wake it.
     slow: AtomicBool,
     stop: AtomicBool,
     ticks: AtomicU32,
@@ -242,11 +241,11 @@ impl Engine {
             .epoll
             .add(engine.wake.as_fd(), WAKE_TOKEN, Interest::READ)?;
         let runner = Arc::clone(&engine);
-        // Nobody waits for it: what is to be done reaches it when it comes to look.
+        // No thread waits for it: it sees its work when it starts.
         std::thread::Builder::new()
             .name("weft-engine".into())
             .spawn(move || {
-                // It has little to do, and somebody waits for it, perhaps on this very core, spinning.
+                // The thread does little work, and another thread waits for it, perhaps spinning on this very core.
                 if let Err(error) = weft_sys::thread::ask_for_short_turns() {
                     tracing::debug!(%error, "the engine takes turns of the usual length");
                 }
@@ -284,7 +283,7 @@ impl Engine {
         self.liveness.get()?.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether there are processors to spare for looking before sleeping.
+    /// Whether there are enough processors to poll before sleeping.
     pub(crate) fn spins(&self) -> bool {
         self.spins
     }
@@ -340,7 +339,7 @@ impl Engine {
         entry.0 = entry.0.wrapping_add(1) & 0x7fff_ffff;
         let gone = entry.1.take();
         slots.free.push(token.0 as u32);
-        // The source may be dropped here, and end other registrations while it goes.
+        // The source may be dropped here, and its drop may end other registrations.
         drop(slots);
         drop(gone);
     }
@@ -356,14 +355,14 @@ impl Engine {
         }
     }
 
-    /// Have the engine's thread look anew at what there is to do. It does so by itself before it sleeps.
+    /// Makes the engine's thread check for work again. It does so by itself before it sleeps.
     fn call(&self) {
         if ON_ENGINE.get() != self.address() {
             self.wake.signal();
         }
     }
 
-    /// What tells it from other engines.
+    /// An identifier of this engine.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -457,7 +456,7 @@ impl Engine {
                     Some(Next::Lent(qp)) => self.lend_again(&qp),
                 }
             }
-            // What is dropped on the way may be the program's too.
+            // Values dropped on the way may belong to the program.
             guarded(|| self.drive_hot(&mut hot));
             guarded(|| self.run_timers());
             if ticked && Instant::now() >= next_tick {
@@ -468,12 +467,12 @@ impl Engine {
                 last_tick = Instant::now();
                 next_tick = last_tick + if slow { SLOW_TICK } else { TICK };
             } else if steady >= STEADY_TICKS && !self.slow.load(Ordering::SeqCst) {
-                // Somebody is in a hurry.
+                // A source needs attention soon.
                 steady = 0;
                 next_tick = last_tick + TICK;
             }
         }
-        // Sources hold the engine: let them go. Their registrations end with them, and want the lock.
+        // Sources hold the engine, so drop them. Their registrations end with them, and take the lock.
         let over = Slots {
             over: true,
             ..Slots::default()
@@ -522,7 +521,7 @@ impl Engine {
                 break;
             }
             if busy {
-                // Whoever drives it may have lost this very core to us.
+                // The thread that drives it may have lost this core to the engine.
                 weft_sys::thread::sched_yield();
             } else {
                 std::hint::spin_loop();
@@ -560,7 +559,8 @@ impl Engine {
         }
     }
 
-    /// Look at what is leased: take back what nobody drives. Says whether all of it was polled, and nothing put off.
+    /// Checks leased objects, and takes over those without a driving thread. Returns whether all of them were polled, and nothing was
+    /// deferred.
     fn tick(&self, quiet: &mut u32) -> bool {
         let leased = std::mem::take(&mut *lock(&self.leased));
         let mut keep = Vec::with_capacity(leased.len());
@@ -617,7 +617,7 @@ thread_local! {
     static ON_ENGINE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Whether this thread is an engine's.
+/// Whether the calling thread is an engine's thread.
 pub(crate) fn on_engine() -> bool {
     ON_ENGINE.get() != 0
 }
@@ -632,7 +632,7 @@ pub(crate) fn pretend_engine() {
 pub(crate) fn guarded<T>(run: impl FnOnce() -> T) -> Option<T> {
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
     if outcome.is_err() {
-        // Who listens to that is the program's as well, and may be what panicked.
+        // The log subscriber belongs to the program as well, and may be what panicked.
         let _ = std::panic::catch_unwind(|| {
             tracing::error!("a callback panicked on the engine's thread");
         });
@@ -654,13 +654,13 @@ fn serve<S: Source + ?Sized, T>(
     out
 }
 
-/// What the owner of a leased queue pair has done since the last look.
+/// The activity of the owner of a leased queue pair since the last check.
 pub(crate) enum Lease {
     /// It polled.
     Polled,
     /// It sleeps on the queue pair's socket, and will drive it when it wakes.
     Asleep,
-    /// Nothing, or the queue pair is not leased any more.
+    /// No activity, or the queue pair is not leased.
     Idle,
 }
 
@@ -711,7 +711,7 @@ mod tests {
         }
     }
 
-    /// A timer that is set to what has passed already leaves the others their turn.
+    /// A timer set to a time in the past does not starve the others.
     #[test]
     fn a_timer_is_run_once_in_a_turn() {
         let device = Device::builder().local(LocalMode::Off).open().unwrap();
@@ -733,7 +733,7 @@ mod tests {
         assert_eq!(source.calls.load(Ordering::SeqCst), 1);
     }
 
-    /// Whatever of a queue pair panics, that one ends, and the engine goes on.
+    /// If any part of a queue pair panics, only that queue pair ends, and the engine continues.
     #[test]
     fn a_panic_ends_one_connection() {
         let device = Device::builder().local(LocalMode::Off).open().unwrap();

@@ -1,4 +1,4 @@
-//! Errors that say which limit, which address and which layer.
+//! Errors that name the limit, the address and the layer.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use weft_wire::rdmap::TermError;
 /// A limit of the device that a request would pass, see [`Limits`](crate::Limits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitReached {
-    /// What there would be too many of.
+    /// The limited resource.
     pub what: &'static str,
     /// The setting that says so: a field of [`Limits`](crate::Limits).
     pub field: &'static str,
-    /// How many were asked for; with those that are there already, where the limit counts objects.
+    /// The requested number; including existing objects, if the limit counts objects.
     pub asked: u64,
-    /// How many there may be.
+    /// The limit.
     pub limit: u64,
 }
 
@@ -81,7 +81,7 @@ pub enum Error {
     /// The operating system refused.
     #[error("{what}: {source}")]
     Os {
-        /// What we asked of it.
+        /// The operation.
         what: &'static str,
         /// Its answer.
         source: std::io::Error,

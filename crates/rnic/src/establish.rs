@@ -5,9 +5,9 @@
 //!  responder:  listen ─ accepted ─ request complete ─ Incoming ─ accept ─> attach(qp), reply goes out first
 //! ```
 //!
-//! Start-up has a time limit on both sides, start-up frames have a longest length, and accepted connections that have
-//! not completed it count against [`Limits::max_pending`](crate::Limits::max_pending): silent and flooding peers cost
-//! little, and not for long.
+//! Start-up has a time limit on both sides, start-up frames have a maximum length, and accepted connections that have not completed it
+//! count against [`Limits::max_pending`](crate::Limits::max_pending). So silent and flooding peers cost little, and only for a limited
+//! time.
 
 use std::fmt;
 use std::io;
@@ -33,7 +33,7 @@ pub use bind::{Bound, Listening};
 pub use dial::Dialed;
 pub use greet::Incoming;
 
-/// The first byte of a TLS alert (RFC 8446 5.1): how somebody who takes TLS only answers a start-up frame.
+/// The first byte of a TLS alert (RFC 8446 5.1): the answer of a peer that accepts only TLS to a start-up frame.
 const TLS_ALERT: u8 = 21;
 /// The first byte of a TLS handshake.
 const TLS_HANDSHAKE: u8 = 22;
@@ -53,10 +53,10 @@ pub enum ConnectError {
     /// Nothing listens there.
     #[error("connection refused: nothing listens on that address and port")]
     Refused,
-    /// The peer's program said no.
+    /// The peer's program rejected the connection.
     #[error("the peer rejected the connection")]
     Rejected {
-        /// What it said.
+        /// Its private data.
         private_data: Vec<u8>,
     },
     /// No answer in time.
@@ -65,7 +65,7 @@ pub enum ConnectError {
     /// No way there.
     #[error("the address cannot be reached")]
     Unreachable,
-    /// What answered does not speak MPA, or not as agreed.
+    /// The peer does not speak MPA, or breaks the protocol.
     #[error("the peer does not speak iWARP (MPA) on that port: {0}")]
     Protocol(String),
     /// The peer closed the connection during start-up.
@@ -79,7 +79,7 @@ pub enum ConnectError {
         "no shared memory with the peer, and nothing else is allowed (WEFT_LOCAL=require): {0}"
     )]
     NotLocal(String),
-    /// TLS, or the lack of it: one side does not speak it, does not take the other's key, or somebody interfered.
+    /// TLS failed: one side does not support it, rejects the other's key, or the stream was modified.
     #[error("{0}")]
     Tls(TlsError),
     /// The operating system refused.
@@ -148,10 +148,10 @@ impl From<StartError> for ConnectError {
     }
 }
 
-/// What one side brings to a connection.
+/// The parameters of one side of a connection.
 #[derive(Clone, Debug)]
 pub struct ConnParam {
-    /// Goes to the peer's program with the request or the reply: at most 508 bytes (512 with revision 1).
+    /// Private data for the peer's program in the request or the reply: at most 508 bytes (512 with revision 1).
     pub private_data: Vec<u8>,
     /// Reads and atomics of the peer that we take at once.
     pub ird: u16,
@@ -230,7 +230,7 @@ fn send_all(link: &dyn ByteStream, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Read what is there, up to the longest start-up frame and a little more. `Ok(true)`: nothing will follow.
+/// Reads available bytes, up to the longest start-up frame and a little more. `Ok(true)`: the stream has ended.
 fn read_some(link: &dyn ByteStream, buf: &mut Vec<u8>) -> io::Result<bool> {
     while buf.len() < EARLY {
         let have = buf.len();
@@ -245,7 +245,7 @@ fn read_some(link: &dyn ByteStream, buf: &mut Vec<u8>) -> io::Result<bool> {
             Ok(_) if n == 0 => return Ok(true),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            // What came before the reset may decide.
+            // The bytes before the reset may decide.
             Err(_) if have > 0 => return Ok(true),
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! Regions that are deregistered, and that somebody has yet to leave.
+//! Deregistered regions that are still in use.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ const LOOK: Duration = Duration::from_millis(1);
 const LOOK_LATER: Duration = Duration::from_millis(10);
 const SOON: Duration = Duration::from_millis(50);
 
-/// What [`Mr::retire`](crate::Mr::retire) leaves: a region without keys, in whose memory a peer of this host still is, or a
-/// thread of ours. Dropping it is as dropping the region.
+/// The result of [`Mr::retire`](crate::Mr::retire): a region without keys, whose memory a peer of this host or a thread of this process
+/// still uses. Dropping it is as dropping the region.
 pub struct Leaving {
     pub(crate) region: weft_mem::Leaving,
     pub(crate) pd: Arc<PdInner>,
 }
 
 impl Leaving {
-    /// Call this on the engine's thread when nobody is in the memory any more, with the buffer if it was a region of one. The connection
-    /// of a peer that is still in it after three seconds ends.
+    /// Calls `done` on the engine's thread when the memory is no longer used, with the buffer if it was a region of one. The connection of
+    /// a peer that still uses it after three seconds ends.
     pub fn then(self, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
         let engine = Arc::clone(&self.pd.device.engine);
         let since = Instant::now();

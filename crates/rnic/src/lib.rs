@@ -1,18 +1,19 @@
 //! The soft RNIC: object tables, the progress engine, and the transports.
 //!
-//! Programs use the `weft-verbs` crate, which gives this one's objects out and adds the connection manager.
+//! Programs use the `weft-verbs` crate, which re-exports the objects of this crate and adds the connection manager.
 //!
 //! * [`Device`], [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Mr`], [`Mw`]: the objects of verbs.
 //! * `qp`: posting, the transmit and receive sides, and the end of a connection.
-//! * `engine`: who makes progress, and when.
+//! * `engine`: which thread makes progress, and when.
 //! * `establish`: TCP connections and MPA start-up.
-//! * [`stat`]: what other programs may ask about our connections, and how.
+//! * [`stat`]: the statistics of connections that other programs may query.
 //! * `above`: calls for layers that drive their queues themselves; programs need none of them.
-//! * `tls_env`: what the environment says about TLS.
+//! * `tls_env`: the TLS settings in the environment.
 //! * `ud`: unreliable datagram queue pairs.
-//! * `sidr`: finding a datagram queue pair by the UDP port that its program listens at.
+//! * `sidr`: finding a datagram queue pair by the UDP port on which its program listens.
 //! * `transport`: TCP, TLS, shared memory between processes of one host, and a simulated network with seeded faults.
-//! * `meet`, `neighbours`: how two processes of one host agree on shared memory, and what a device knows of the other one.
+//! * `meet`, `neighbours`: the handshake of two processes of one host for shared memory, and the state that a device shares with the other
+//!   process.
 #![forbid(unsafe_code)]
 
 pub mod above;

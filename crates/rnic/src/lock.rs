@@ -1,4 +1,4 @@
-//! Locking without poison: a panic elsewhere must not take the other connections down.
+//! Locking without poison: a panic in another thread must not break other connections.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};

@@ -1,4 +1,4 @@
-//! How two processes of one host meet, beside the TCP connection that they have just made (docs/spec/local.md).
+//! The handshake of two processes of one host, after they have made a TCP connection (docs/spec/local.md).
 //!
 //! ```text
 //!  initiator                                          responder
@@ -10,11 +10,11 @@
 //!              ◄──────────── Attach (liveness, domain) or Decline, then the MPA reply on TCP
 //! ```
 //!
-//! Whatever goes wrong on the way, at any point, the connection stays on TCP: the Attach is the only message that
-//! moves it, and it is there before the reply that the initiator waits for anyway.
+//! If any step fails, the connection stays on TCP. The Attach is the only message that moves it, and it arrives before the reply for which
+//! the initiator waits anyway.
 //!
-//! No descriptor goes to a process before the kernel has said who it is, in a message that this process has just sent. What else a process may
-//! do with ours it shows by doing it: it reads a secret in our memory ([`Cell`]).
+//! A process gets descriptors only after the kernel has attested its user, in a message that this process has just sent. It proves further
+//! rights over our process by using them: it reads a secret in our memory ([`Cell`]).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -36,7 +36,7 @@ use crate::transport::ByteStream;
 use crate::transport::local::{Joint, LocalLink, RING_BYTES};
 use crate::types::LocalMode;
 
-/// How long an initiator waits for a Welcome before it goes on over TCP.
+/// How long an initiator waits for a Welcome before it continues over TCP.
 const SHM_TIMEOUT: Duration = Duration::from_millis(500);
 /// The same where it would not go on over TCP.
 const SHM_TIMEOUT_REQUIRED: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ const TRUNCATED: &str =
 /// Descriptors of an Attach: liveness, table and up to three arenas; a Join has the segment before them.
 const PARTY_FDS: usize = 5;
 
-/// Names of the Unix socket beside a listener, likeliest first.
+/// Names of a listener's Unix socket, the most likely first.
 pub(crate) struct Names {
     pub(crate) abstracts: Vec<Vec<u8>>,
     pub(crate) paths: Vec<PathBuf>,
@@ -104,7 +104,7 @@ fn path_name(dir: &std::path::Path, host: &str, port: u16) -> PathBuf {
     dir.join(format!("weft-{host}-{port}.sock"))
 }
 
-/// What this side offers the other.
+/// The descriptors that this side offers.
 struct LocalOffer {
     party: Party,
     domain: Arc<weft_mem::Domain>,
@@ -116,7 +116,7 @@ fn offer(pd: &PdInner, qp: u32, trusted: bool) -> Result<LocalOffer, Why> {
         .table
         .domain(pd.id)
         .map_err(why("cannot make shared memory"))?;
-    // Declared void when nobody holds it any more.
+    // Marked invalid when its last user drops it.
     let _ = pd.domain.set(Arc::clone(&domain));
     Ok(LocalOffer {
         party: Party {
@@ -161,18 +161,18 @@ pub(crate) fn say_signed(
 }
 
 fn say(wire: BorrowedFd<'_>, message: &Message) {
-    // Whoever is gone needs no answer.
+    // A peer that has closed needs no answer.
     let _ = unix::send_with_fds(wire, &bytes(message), &[]);
 }
 
-/// A message, its descriptors, and who sent it.
+/// A message, its descriptors, and its sender.
 pub(crate) type Heard = (Message, Vec<OwnedFd>, Option<Sender>);
 
 /// `Ok(None)`: nothing has come yet.
 pub(crate) fn receive(wire: &OwnedFd) -> Result<Option<Heard>, Why> {
     let mut buf = [0; MAX_LEN];
     let packet = match unix::recv(wire, &mut buf, PARTY_FDS + 1) {
-        // The peer has closed with something unread, and the kernel says so before it gives us what the peer has said.
+        // The peer has closed with unread data, and the kernel reports that before the peer's message.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
             unix::recv(wire, &mut buf, PARTY_FDS + 1)
         }
@@ -190,7 +190,7 @@ pub(crate) fn receive(wire: &OwnedFd) -> Result<Option<Heard>, Why> {
     }
 }
 
-/// What the other side offers, opened.
+/// The descriptors that the other side offers, opened.
 struct PeerOffer {
     peer: Arc<Peer>,
     neighbour: Option<Arc<Neighbour>>,
@@ -274,7 +274,7 @@ pub(crate) enum Answer {
 }
 
 impl ShmConnecting {
-    /// Say hello to whoever listens beside `tcp`'s peer.
+    /// Sends a Hello to the Unix socket of the listener at `tcp`'s peer.
     pub(crate) fn start(
         device: &DeviceInner,
         pd: &PdInner,
@@ -357,7 +357,7 @@ impl ShmConnecting {
         let traces = proof == self.cell.secret();
         who.is_one_of_us(traces)?;
         self.cell.show(&theirs.challenge);
-        // Of another process nothing is told.
+        // Another process gets no information.
         let found = who.look(theirs.addr);
         let found = found.filter(|(shown, _)| *shown == self.challenge);
         self.offer.party.trusted = traces;
@@ -371,8 +371,8 @@ impl ShmConnecting {
         Ok(())
     }
 
-    /// The responder has replied: on to shared memory, if it said so before that. It has gone there already then: when
-    /// following fails, so does the connection.
+    /// The responder has replied. Moves to shared memory if the responder has sent an Attach before. In that case it has moved already, so
+    /// a failure here ends the connection.
     pub(crate) fn finish(
         self,
         device: &DeviceInner,
@@ -385,7 +385,7 @@ impl ShmConnecting {
             Ok(Some((Message::Attach(party), fds, _))) => (party, fds),
             Ok(Some((Message::Decline(reason), ..))) => return Ok(Err(reason)),
             Ok(_) => return Ok(Err("the peer did not come along".into())),
-            // Without an Attach it has gone nowhere.
+            // Without an Attach the connection has not moved.
             Err(reason) if reason == HUNG_UP => return Ok(Err(reason)),
             Err(reason) => return Err(half_way(&reason)),
         };
@@ -402,20 +402,20 @@ fn half_way(reason: &str) -> io::Error {
     ))
 }
 
-/// Whether a connection between these addresses stays on this host, as far as addresses tell.
+/// Whether a connection between these addresses stays on this host, as far as the addresses show.
 pub(crate) fn same_host(ours: IpAddr, theirs: IpAddr) -> bool {
     let (ours, theirs) = (ours.to_canonical(), theirs.to_canonical());
     ours == theirs || theirs.is_loopback()
 }
 
-/// A connection from an initiator that has not said anything yet.
+/// A connection from an initiator that has not sent anything yet.
 pub(crate) struct ShmAccepted {
     wire: OwnedFd,
     maker: Cred,
 }
 
 impl ShmAccepted {
-    /// `None`: turned away.
+    /// `None`: refused.
     pub(crate) fn admit(wire: OwnedFd) -> Option<ShmAccepted> {
         match admitted(&wire) {
             Ok(maker) => Some(ShmAccepted { wire, maker }),
@@ -430,7 +430,7 @@ impl ShmAccepted {
         self.wire.as_fd()
     }
 
-    /// What it says: itself, and its TCP address. `Ok(None)`: nothing yet.
+    /// Its Hello and its TCP address. `Ok(None)`: nothing yet.
     pub(crate) fn hello(&self) -> Result<Option<(Hello, SocketAddr)>, Why> {
         let Some((message, _, sender)) = receive(&self.wire)? else {
             return Ok(None);
@@ -451,7 +451,7 @@ impl ShmAccepted {
         } = hello;
         let (cell, challenge) = Cell::new()?;
         cell.show(&theirs.challenge);
-        // Of another process nothing is told.
+        // Another process gets no information.
         let found = who.look(theirs.addr).map(|(_, secret)| secret);
         let found = found.filter(|secret| crc32c(secret) == seal);
         let welcome = Message::Welcome {
@@ -474,7 +474,7 @@ impl ShmAccepted {
     }
 }
 
-/// What an initiator has said of itself.
+/// The Hello of an initiator.
 pub(crate) struct Hello {
     who: Who,
     cell: local::Cell,
@@ -487,14 +487,14 @@ pub(crate) struct ShmPeer {
     maker: Cred,
     cell: Cell,
     challenge: Secret,
-    /// Where its cell is.
+    /// The address of its cell.
     theirs: u64,
     /// It is in our user namespace, and may take the place of another one.
     pub(crate) is_kin: bool,
 }
 
 impl ShmPeer {
-    /// The program accepts on a queue pair: take the peer along, or tell it that the connection stays on TCP.
+    /// The program accepts on a queue pair: moves the peer to shared memory, or sends it a Decline.
     pub(crate) fn accept(
         self,
         device: &DeviceInner,

@@ -58,10 +58,10 @@ impl Pd {
         self.register(Backing::Owned(buffer), access)
     }
 
-    /// Register memory that somebody else owns, under their promise. Its addresses start at 0.
+    /// Registers memory of another owner, who keeps it valid by their promise. Its addresses start at 0.
     ///
     /// # Errors
-    /// [`Error::Memory`] past the limit of regions.
+    /// [`Error::Memory`] beyond the limit of regions.
     pub fn reg_raw(&self, memory: &RawMemory, access: Access) -> Result<Mr, Error> {
         self.reg_raw_at(memory, 0, access)
     }
@@ -111,11 +111,11 @@ impl Pd {
         })
     }
 
-    /// Register a part of a region once more, with rights and keys of its own: to open it, and nothing beside it, to a peer for a while.
-    /// Its addresses start at 0; the memory stays as long as either is there.
+    /// Registers a part of a region again, with rights and keys of its own, to open only this part to a peer for a while. Its addresses
+    /// start at 0; the memory stays while either registration exists.
     ///
     /// # Errors
-    /// [`Error::Memory`] out of bounds, and past the limit of regions.
+    /// [`Error::Memory`] out of bounds, and beyond the limit of regions.
     pub fn reg_part(&self, mr: &Mr, off: usize, len: usize, access: Access) -> Result<Mr, Error> {
         let table = &self.0.device.table;
         Ok(Mr {
@@ -173,7 +173,7 @@ impl Mr {
     pub fn lkey(&self) -> u32 {
         self.region.stag()
     }
-    /// Key for the peer's (the same `STag`; what the peer may do with it, the access rights say).
+    /// The key for peers (the same `STag`; the access rights decide what a peer may do).
     pub fn rkey(&self) -> u32 {
         self.region.stag()
     }
@@ -185,15 +185,15 @@ impl Mr {
     pub fn len(&self) -> usize {
         self.region.len()
     }
-    /// Whether it has no bytes.
+    /// Whether the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.region.is_empty()
     }
-    /// Where its first byte is in this process. Peers may write there at any time.
+    /// The address of its first byte in this process. Peers may write there at any time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.region.as_ptr()
     }
-    /// What may be done with it.
+    /// Its access rights.
     pub fn access(&self) -> Access {
         self.region.access()
     }
@@ -210,7 +210,7 @@ impl Mr {
     pub fn whole(&self) -> Sge {
         self.sge(0, self.len())
     }
-    /// What to tell a peer so that it can reach the byte at `off`.
+    /// The address and key that a peer needs to reach the byte at `off`.
     pub fn remote(&self, off: usize) -> RemoteAddr {
         RemoteAddr {
             addr: self.addr().wrapping_add(off as u64),
@@ -285,7 +285,7 @@ impl Mr {
     pub fn store_u64(&self, off: usize, value: u64) -> Result<(), MemError> {
         self.region.store_u64(off, value)
     }
-    /// Replace a word by `swap` if it equals `compare`, as peers' atomics do; returns what was there.
+    /// Replaces a word by `swap` if it equals `compare`, as peers' atomics do; returns the old value.
     ///
     /// # Errors
     /// [`MemError::Misaligned`] unless its address is a multiple of 8; [`MemError::Bounds`].
@@ -345,8 +345,9 @@ impl Mr {
     pub fn recv_from_socket(&self, fd: impl AsFd, off: usize, len: usize) -> io::Result<usize> {
         self.region.recv_from_socket(fd.as_fd(), off, len)
     }
-    /// From now on its bytes do not change; writes to it fail. What peers read of it over TCP, without a CRC and TLS, is not copied then, where it is memory
-    /// that peers of this host may read ([`Pd::alloc_mr`](crate::Pd::alloc_mr)). A process that does not ignore `SIGPIPE` is ended by a peer that goes.
+    /// Freezes the region: from now on its bytes do not change, and writes to it fail. Reads of it by peers over TCP, without CRC and TLS, are then not
+    /// copied, if peers of this host may read its memory ([`Pd::alloc_mr`](crate::Pd::alloc_mr)). A process that does not ignore `SIGPIPE` is killed if such
+    /// a peer disconnects.
     ///
     /// # Errors
     /// [`MemError::Access`] for a region that is written to by receives or by peers ([`Access::LOCAL_WRITE`]).
@@ -371,10 +372,10 @@ impl Mr {
             .deregister()
             .map_err(|(region, error)| (Mr { region, pd }, error))
     }
-    /// As [`Mr::deregister`], without waiting, and windows bound to it go too.
+    /// As [`Mr::deregister`], without waiting. Windows bound to it are removed, too.
     ///
     /// # Errors
-    /// Somebody is in the memory: it comes back later, see [`Leaving::then`].
+    /// The memory is in use: it is returned later, see [`Leaving::then`].
     pub fn retire(self) -> Result<Option<Vec<u8>>, Leaving> {
         let Mr { region, pd } = self;
         region.retire().map_err(|region| Leaving { region, pd })

@@ -1,4 +1,4 @@
-//! Other processes of this host, and what a device shares with them.
+//! Other processes of this host, and the state that a device shares with them.
 
 use std::collections::HashMap;
 use std::io;
@@ -33,7 +33,7 @@ struct DomainKey {
     trusted: bool,
 }
 
-/// What a device has for all its connections on this host.
+/// The state that all connections of a device on this host share.
 #[derive(Default)]
 pub(crate) struct Neighbours {
     domains: Mutex<HashMap<DomainKey, Weak<Peer>>>,
@@ -49,12 +49,12 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    /// Whether it has not ended.
+    /// Whether the process is alive.
     pub(crate) fn is_alive(&self) -> bool {
         process::pidfd_alive(&self.pidfd)
     }
 
-    /// Tell this queue pair when the process ends. False when it has.
+    /// Registers a queue pair to be notified when the process ends. False if it has ended.
     pub(crate) fn add(&self, qp: Weak<dyn PeerWatch>) -> bool {
         let mut qps = lock(&self.qps);
         if qps.len() == qps.capacity() {
@@ -66,7 +66,7 @@ impl Neighbour {
     }
 }
 
-/// A connection that hears when its peer's process ends.
+/// A connection that is notified when its peer's process ends.
 pub(crate) trait PeerWatch: Send + Sync {
     /// The peer's process has ended.
     fn peer_died(self: Arc<Self>);
@@ -141,7 +141,7 @@ impl Neighbours {
             Ok::<_, io::Error>(Arc::new(peer))
         };
         let Some(process) = who.number() else {
-            // It could be anybody's domain that has this name.
+            // Any domain could have this name.
             return open();
         };
         let key = DomainKey {

@@ -1,4 +1,4 @@
-//! Buffers that connections borrow while they move data: an idle connection holds none.
+//! Buffers that connections borrow while they move data, so that an idle connection holds none.
 
 use std::sync::Mutex;
 

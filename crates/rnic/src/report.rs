@@ -1,4 +1,4 @@
-//! What a connection tells of itself, see [`crate::stat`].
+//! The report of a connection, see [`crate::stat`].
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,13 +16,13 @@ pub struct Connection {
     pub local: SocketAddr,
     /// Its peer's.
     pub peer: SocketAddr,
-    /// What carries it: `local` (shared memory), `tcp` or `tls`.
+    /// Its transport: `local` (shared memory), `tcp` or `tls`.
     pub transport: String,
-    /// What encrypts its data, for example `AES-128-GCM`; `None` where nothing does.
+    /// The cipher of its data, for example `AES-128-GCM`; `None` without encryption.
     pub cipher: Option<String>,
     /// Why it is not shared memory, see [`Path::reason`](crate::Path::reason).
     pub reason: Option<String>,
-    /// How long it has been connected.
+    /// The time since it was connected.
     pub age: Duration,
     /// Its counters.
     pub ledger: Ledger,

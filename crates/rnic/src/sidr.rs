@@ -1,9 +1,10 @@
-//! Service ID resolution: how a program finds the datagram queue pair of another one that listens at a UDP port (docs/spec/dgram.md).
+//! Service ID resolution: finds the datagram queue pair of a program that listens on a UDP port (docs/spec/dgram.md).
 //!
-//! A request is repeated until it is answered, and a repeated request is answered as the first one was, so that programs see each once.
-//! All of it happens on the engine's thread.
+//! A request is repeated until it is answered. A repeated request gets the same answer as the first one, so that programs see each request
+//! once. All of this happens on the engine's thread.
 //!
-//! Source addresses are easily forged. So an answer is never longer than its request, and an address is answered so often in a second and no more.
+//! Source addresses can be forged. Therefore an answer is never longer than its request, and the number of answers to an address in a second is
+//! limited.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -31,7 +32,7 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 const BATCH: usize = 32;
 /// One byte more than the longest message: a longer one shows.
 const ROOM: usize = sidr::MAX_LEN + 1;
-/// Of so many requests the network may say that nobody listens there: a program may be just about to. 750 ms in all.
+/// This many requests may be answered by "port unreachable": the program may be about to listen. 750 ms in all.
 const REFUSALS: u32 = 5;
 /// A request is sent so often again, as InfiniBand's connection manager does.
 const RETRIES: u32 = 15;
@@ -45,22 +46,22 @@ pub struct Found {
     pub qp_num: u32,
     /// Its `Q_Key`.
     pub qkey: u32,
-    /// What the program says with it.
+    /// The program's private data.
     pub private_data: Vec<u8>,
 }
 
 /// Why a queue pair was not found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// Nobody listens there.
+    /// No program listens there.
     #[error("nobody listens there")]
     NoService,
-    /// Who listens there said no.
+    /// The listening program refused.
     #[error("refused with status {status}")]
     Refused {
         /// InfiniBand's number of the reason (12.8.2): 2 where the program has rejected the request.
         status: u8,
-        /// What the program says.
+        /// The program's private data.
         private_data: Vec<u8>,
     },
     /// No answer.
@@ -76,7 +77,8 @@ pub struct ServicePort {
 }
 
 impl Device {
-    /// Take a UDP address (port 0: any free one), never with others: they would share the requests too, whatever [`BindOptions::share`] says.
+    /// Binds a UDP address (port 0: any free one), never shared: sockets that share it would also share the requests, whatever
+    /// [`BindOptions::share`] says.
     ///
     /// # Errors
     /// As `bind(2)`; `Unsupported` on a simulated network.
@@ -127,11 +129,11 @@ impl ServicePort {
         Ok(Serving(service))
     }
 
-    /// Ask who listens at `dst` for a queue pair. `on_answer` is called once, from the engine's thread (it must not block), unless the
+    /// Asks the program that listens at `dst` for a queue pair. The engine's thread calls `on_answer` once (it must not block), unless the
     /// [`Lookup`] is dropped before.
     ///
     /// # Errors
-    /// `InvalidInput` for private data of more than 180 bytes; what the kernel knows of the way there.
+    /// `InvalidInput` for private data of more than 180 bytes; the kernel's error about the route.
     pub fn look_up(
         self,
         dst: SocketAddr,
@@ -151,7 +153,7 @@ impl ServicePort {
         // Room for the longest answer.
         let mut private_data = private_data.to_vec();
         private_data.resize(private_data.len().max(sidr::MAX_REPLY), 0);
-        // An answer that does not have it comes from somebody who has not seen the request.
+        // An answer without it comes from a sender that has not seen the request.
         let transaction = RandomState::new().hash_one(dst);
         let request = Message {
             transaction,
@@ -240,7 +242,7 @@ impl Service {
         true
     }
 
-    /// What does not arrive is asked for again.
+    /// A lost answer is requested again.
     fn send(&self, answer: &[u8], to: SocketAddr, from: Option<IpAddr>) {
         if let Err(error) = self.port.socket.send(answer, to, from) {
             tracing::debug!(%error, %to, "an answer is lost");
@@ -278,11 +280,11 @@ impl Drop for Serving {
     }
 }
 
-/// Somebody asks for a queue pair. Dropping this refuses it.
+/// A request for a queue pair. Dropping it refuses the request.
 pub struct LookupRequest {
     service: Arc<Service>,
     key: Key,
-    /// The address of ours that was asked.
+    /// Our address to which the request was sent.
     to: Option<IpAddr>,
     private_data: Vec<u8>,
     /// The longest answer, in bytes: as long as the request was.
@@ -291,12 +293,12 @@ pub struct LookupRequest {
 }
 
 impl LookupRequest {
-    /// What the program that asks says, filled up with zeros to at least 136 bytes.
+    /// The private data of the requesting program, padded with zeros to at least 136 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Who asks.
+    /// The address of the requester.
     pub fn peer_addr(&self) -> SocketAddr {
         self.key.0
     }
@@ -379,14 +381,14 @@ struct Asking {
     request: Vec<u8>,
     transaction: u64,
     registration: Registration,
-    /// `None` once there is an answer, or nobody wants one.
+    /// `None` after an answer, or if no answer is wanted.
     state: Mutex<Option<Waiting>>,
 }
 
 impl Asking {
     fn send(&self) {
         let send = || self.port.socket.send(&self.request, self.dst, None);
-        // What became of an earlier one may come up here, and then this one has not been sent.
+        // The error of an earlier request may be reported here, in which case this one was not sent.
         let sent = send().or_else(|error| match error.kind() {
             io::ErrorKind::ConnectionRefused => send(),
             _ => Err(error),
@@ -397,7 +399,7 @@ impl Asking {
         }
     }
 
-    /// The network says that nobody listens there.
+    /// The network reports that no program listens there.
     fn refused(&self) {
         let sent = lock(&self.state).as_ref().map_or(0, |waiting| waiting.sent);
         if sent >= REFUSALS {
@@ -423,7 +425,7 @@ impl Asking {
             }
             Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
         };
-        // One that came before the socket was connected may be anybody's. IPv4 addresses come as such.
+        // A datagram from before the socket was connected may be from any sender. IPv4 addresses come as such.
         let from = (arrival.from.ip(), arrival.from.port());
         let asked = (self.dst.ip().to_canonical(), self.dst.port());
         let datagram = buffer.get(..arrival.len).unwrap_or_default();
@@ -531,14 +533,14 @@ mod tests {
         device.bind_service(LOCAL.parse().unwrap(), ALONE).unwrap()
     }
 
-    /// An address of this host at which nobody listens, and nobody else takes a port.
+    /// An address of this host on which no program listens, and whose port no other test takes.
     fn nobody(device: &Device, number: u8) -> SocketAddr {
         let [.., high, low] = std::process::id().to_be_bytes();
         let own = SocketAddr::from(([127, 100 + number, high, low], 0));
         device.bind_service(own, ALONE).unwrap().local_addr()
     }
 
-    /// The next one; a test that waits in vain is to fail.
+    /// The next one; a test that waits too long fails.
     fn next<T>(from: &mpsc::Receiver<T>) -> T {
         from.recv_timeout(Duration::from_mins(1)).unwrap()
     }
@@ -667,7 +669,7 @@ mod tests {
         assert_eq!(second.err().unwrap().kind(), io::ErrorKind::AddrInUse);
     }
 
-    /// What the network says of one request does not keep the next one from being sent.
+    /// An error that the network reports for one request does not prevent the next one from being sent.
     #[test]
     fn a_refusal_that_was_not_read_costs_no_request() {
         let device = device();
@@ -712,7 +714,7 @@ mod tests {
             let len = peer.recv(&mut buffer).unwrap().len;
             Message::parse(&buffer[..len]).unwrap().transaction
         };
-        // What is no request does not disturb.
+        // Invalid requests have no effect.
         for junk in [&b""[..], b"WSR1", &[0xff; 4000]] {
             peer.send(junk, serving.local_addr(), None).unwrap();
         }
@@ -736,7 +738,7 @@ mod tests {
         assert_eq!(receive(), 4);
     }
 
-    /// Who lies about where he is gets nobody more than he sends himself.
+    /// A sender with a forged address causes no more traffic to that address than it sends itself.
     #[test]
     fn an_answer_is_no_longer_than_its_request() {
         let device = device();
@@ -769,7 +771,7 @@ mod tests {
         send(3, b"");
         next(&requests).accept(7, 7, b"").unwrap();
         assert_eq!(answer(), sidr::MAX_LEN - sidr::MAX_REQUEST, "that of 3");
-        // What we ask ourselves leaves room for every answer.
+        // Our own requests leave room for every answer.
         let (_lookup, found) = ask(&device, serving.local_addr(), b"");
         next(&requests).accept(7, 7, &most).unwrap();
         assert_eq!(next(&found).unwrap().private_data, most);
@@ -802,7 +804,7 @@ mod tests {
             send();
             count(Duration::ZERO);
         }
-        // What is answered at all is answered soon.
+        // Answers come soon or not at all.
         while count(Duration::from_millis(100)) {}
         let seconds = start.elapsed().as_secs() as u32;
         assert!(

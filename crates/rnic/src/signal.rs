@@ -1,4 +1,4 @@
-//! A descriptor that is readable while something waits.
+//! A descriptor that is readable while events wait.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

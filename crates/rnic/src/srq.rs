@@ -124,19 +124,19 @@ impl SrqInner {
         self.num
     }
 
-    /// This one was taken, and not used; [`SrqInner::feed`] is to be called with no lock held.
+    /// Returns a receive that was taken, and not used; call [`SrqInner::feed`] afterwards without a lock.
     pub(crate) fn put_back(&self, wr: RecvWr) {
         self.queue.put_back(wr);
     }
 
-    /// This queue pair is to be told when there is a receive. It looks once more after this.
+    /// Registers a queue pair to be notified of a receive. It checks once more after this call.
     pub(crate) fn await_recv(&self, qp: Weak<dyn Taker>) {
         let mut hungry = lock(&self.hungry);
         hungry.push_back(qp);
         self.has_hungry.store(true, Ordering::SeqCst);
     }
 
-    /// This queue pair goes.
+    /// Removes a queue pair.
     pub(crate) fn forget(&self, qp: &dyn Taker) {
         if self.has_hungry.load(Ordering::SeqCst) {
             let mut hungry = lock(&self.hungry);
@@ -145,7 +145,7 @@ impl SrqInner {
         }
     }
 
-    /// There are receives: tell those who wait for one, as long as any are left.
+    /// Receives were posted: notifies waiting queue pairs, as long as receives are left.
     pub(crate) fn feed(&self) {
         while self.has_hungry.load(Ordering::SeqCst) && !self.queue.is_empty() {
             let first = {
@@ -178,8 +178,8 @@ impl SrqInner {
 }
 
 impl Drop for SrqInner {
-    /// Target queue pairs of an XRC domain, which do not keep the queue, may wait for a receive of it. They are told on the engine's thread, because
-    /// this can be in a connection's lock.
+    /// Target queue pairs of an XRC domain do not hold the queue, and may wait for a receive of it. The engine's thread notifies them, because this
+    /// can run under a connection's lock.
     fn drop(&mut self) {
         let mut hungry = std::mem::take(&mut *lock(&self.hungry));
         if !hungry.is_empty() {
@@ -194,7 +194,7 @@ impl Drop for SrqInner {
 }
 
 /// A shared receive queue: the queue pairs created with it take their receives from here, first come, first served. Receives name memory of
-/// its own protection domain, whatever the queue pair's is.
+/// the queue's protection domain, independent of the queue pair's.
 #[derive(Clone)]
 pub struct Srq(pub(crate) Arc<SrqInner>);
 

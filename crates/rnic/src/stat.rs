@@ -1,8 +1,7 @@
 //! The connections of this host's weft processes, as `weft stat` shows them (docs/spec/stat.md).
 //!
-//! Each device keeps a *desk*: an abstract Unix socket that its engine answers. Whoever connects to it, as the same user
-//! or as root, is told of each connection in one packet. Nobody asks: it costs a socket. `WEFT_STAT=off` in the
-//! environment of a process leaves its desks closed.
+//! Each device has a *desk*: an abstract Unix socket that its engine answers. A client that connects as the same user or as root gets one
+//! packet for each connection. Without clients it costs a socket. With `WEFT_STAT=off` in the environment a process opens no desk.
 
 mod ask;
 mod desk;
@@ -16,7 +15,7 @@ pub use crate::report::Connection;
 pub use ask::survey;
 pub(crate) use desk::open_desk;
 
-/// What the names of all desks begin with: the version of what they say is part of it.
+/// The prefix of the names of all desks, with the version of their protocol.
 const NAME: &str = "weft-stat/1/";
 /// The longest packet, in bytes.
 const MAX_PACKET: usize = 2048;
@@ -60,7 +59,7 @@ const fn state_name(state: QpState) -> &'static str {
     }
 }
 
-/// Text that somebody else chose, without what a terminal or a line of ours would take for something else.
+/// Appends text from another process, without control characters and separators.
 fn plain(text: &str, out: &mut String) {
     let end = text.floor_char_boundary(MAX_REASON);
     let chars = text[..end].chars();

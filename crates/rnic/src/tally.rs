@@ -1,4 +1,4 @@
-//! Counters of completed work: a program that only wants to know how much is done needs no completion of each request.
+//! Counters of completed work, for programs that need only the number and not a completion of each request.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,7 +23,7 @@ impl Counter {
         })
     }
 
-    /// What completed well.
+    /// The number of successful completions.
     pub fn good(&self) -> &AtomicU64 {
         &self.good
     }
@@ -75,18 +75,18 @@ impl Tally {
             .is_ok()
     }
 
-    /// Whether this work is counted.
+    /// Whether this kind of work is counted.
     pub fn counts(&self, work: Work) -> bool {
         self.counters[work as usize].get().is_some()
     }
 
-    /// How many sends were counted and made no completion, since the last call: [`Wc::wqes_retired`](crate::Wc::wqes_retired) does not know of them, because who
-    /// counts may never poll.
+    /// Takes the number of sends that were counted without a completion since the last call: [`Wc::wqes_retired`](crate::Wc::wqes_retired) does not include
+    /// them, because a program with a counter may never poll.
     pub fn take_silent(&self) -> u32 {
         self.silent.swap(0, Ordering::AcqRel)
     }
 
-    /// A send is done, and makes no completion. False: nobody counts it.
+    /// Counts a send that is done without a completion. False: it is not counted.
     #[inline]
     fn note_silent(&self, op: WcOpcode) -> bool {
         let counted = work_of(op).is_some_and(|work| self.counts(work));
@@ -96,7 +96,7 @@ impl Tally {
         counted
     }
 
-    /// A send is done, and makes no completion: the next one stands for it too, unless somebody counts it.
+    /// A send is done without a completion: the next completion covers it, too, unless it is counted.
     #[inline]
     pub(crate) fn done_silently(tally: Option<&Arc<Tally>>, op: WcOpcode, silent: &mut u32) {
         if !tally.is_some_and(|tally| tally.note_silent(op)) {

@@ -1,4 +1,4 @@
-//! What tests of this crate stand on.
+//! Helpers for the tests of this crate.
 
 use std::net::Ipv4Addr;
 use std::sync::mpsc;
@@ -55,7 +55,7 @@ pub(crate) fn connected(device: &Device) -> Pair {
     Pair { near, far }
 }
 
-/// Wait until something has come for it, as its owner who polls.
+/// Waits until data has arrived for the queue pair, like its polling owner.
 pub(crate) fn readable(qp: &Qp) {
     assert!(qp.0.begin_wait());
     let (fd, _) = qp.0.wait_on().unwrap();

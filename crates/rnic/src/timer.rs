@@ -1,4 +1,4 @@
-//! What the engine does after a while, and perhaps again.
+//! Timers of the engine, one-shot or repeated.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,7 +13,8 @@ struct Timer<F> {
     call: Mutex<F>,
 }
 
-/// Call this on the engine's thread after so long a time, and again after as long as it says, until it says `None`. What it holds lives until then.
+/// Calls `f` on the engine's thread after this time, and again after the time that it returns, until it returns `None`. Its captured values live
+/// until then.
 pub(crate) fn after(
     engine: &Arc<Engine>,
     time: Duration,

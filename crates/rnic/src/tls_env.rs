@@ -1,10 +1,10 @@
-//! What the environment says about TLS.
+//! TLS settings in the environment.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `WEFT_TLS` | `on`: connections are made by TLS, and no others are taken; `off` (the default) |
+//! | `WEFT_TLS` | `on`: connections use TLS, and others are refused; `off` (the default) |
 //! | `WEFT_TLS_KEY` | file with our private key (PKCS #8 PEM, as `weft key` writes it); without it the process has a key for itself |
-//! | `WEFT_TLS_PEERS` | file with the keys that we take, a public key or fingerprint a line; without it, any |
+//! | `WEFT_TLS_PEERS` | file with the accepted keys, one public key or fingerprint a line; without it, any |
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ fn set(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Whether the environment says that TLS is on or off.
+/// Whether the environment turns TLS on or off.
 pub(crate) fn is_set() -> bool {
     set("WEFT_TLS").is_some()
 }
@@ -53,7 +53,7 @@ fn from(
         Some(Some("on")) => {}
         None | Some(Some("off")) if key.is_none() && peers.is_none() => return Ok(None),
         Some(Some("off")) => return Ok(None),
-        // Whoever names a key means to be protected.
+        // A program that names a key expects protection.
         None => {
             return Err("WEFT_TLS_KEY or WEFT_TLS_PEERS is set, but WEFT_TLS is not `on`".into());
         }
@@ -127,7 +127,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A file that goes with the test.
+    /// A file that is removed at the end of the test.
     struct File(std::path::PathBuf);
 
     impl File {

@@ -33,7 +33,7 @@ impl RemoteAddr {
     /// Length of [`RemoteAddr::to_bytes`].
     pub const LEN: usize = 12;
 
-    /// For a message that tells a peer of it: address, then key, in network order.
+    /// The form for a message to a peer: address, then key, in network order.
     ///
     /// ```
     /// # use weft_rnic::RemoteAddr;
@@ -49,7 +49,7 @@ impl RemoteAddr {
         bytes
     }
 
-    /// What a peer has told in this way. Whether the place is one that it opened, the peer says when it is used.
+    /// Decodes a peer's message. The peer checks the address when it is used.
     pub fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
         let [addr @ .., _, _, _, _] = bytes;
         let [_, _, _, _, _, _, _, _, rkey @ ..] = bytes;
@@ -68,7 +68,7 @@ pub type InlineData = SmallVec<[u8; INLINE_DATA]>;
 /// A scatter/gather list.
 pub type SgList = SmallVec<[Sge; 2]>;
 
-/// What a send work request does.
+/// The operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
     /// Send into the peer's oldest posted receive.
@@ -89,26 +89,26 @@ pub enum SendOp {
     /// completes with [`WcStatus::RemAccessErr`]. On a datagram queue pair: RDMA Write-Record, of which the peer's program gets
     /// a completion.
     Write {
-        /// Where the first byte goes.
+        /// The destination of the first byte.
         remote: RemoteAddr,
     },
     /// RDMA Write followed by Immediate Data (RFC 7306 6): completes a receive of the peer.
     WriteImm {
-        /// Where the first byte goes.
+        /// The destination of the first byte.
         remote: RemoteAddr,
         /// The eight bytes of immediate data, as a number in host order. A program in C sees the low four (see [`Wc::imm`]).
         imm: u64,
     },
     /// RDMA Read: one-sided, from the peer's memory into the scatter list.
     Read {
-        /// Where the first byte comes from.
+        /// The source of the first byte.
         remote: RemoteAddr,
     },
     /// Atomic fetch and add on eight aligned bytes of the peer; the old value lands in the scatter list.
     FetchAdd {
         /// The eight bytes.
         remote: RemoteAddr,
-        /// What is added, modulo 2^64.
+        /// The addend, modulo 2^64.
         add: u64,
     },
     /// Atomic compare and swap on eight aligned bytes of the peer; the old value lands in the scatter list.
@@ -144,7 +144,7 @@ pub enum SendOp {
         addr: u64,
         /// Length in bytes; a window of type 1 is bound to nothing with 0.
         len: u64,
-        /// What the peer may do through the window.
+        /// The rights of the peer through the window.
         access: Access,
     },
 }
@@ -162,7 +162,7 @@ impl SendOp {
             SendOp::BindMw { .. } => WcOpcode::BindMw,
         }
     }
-    /// Whether the peer's program hears of it.
+    /// Whether the peer's program sees the operation.
     pub(crate) const fn is_two_sided(&self) -> bool {
         matches!(
             self,
@@ -189,13 +189,13 @@ impl SendOp {
 pub struct SendWr {
     /// The caller's number; it comes back in the completion.
     pub id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
-    /// Where the data is (or goes, for reads and atomics).
+    /// The local memory: the source of the data, or the destination for reads and atomics.
     pub sges: SgList,
     /// Data taken at posting time in place of the list.
     pub inline: Option<InlineData>,
-    /// Whether success makes a completion. Failures always do.
+    /// Whether success generates a completion. Failures always do.
     pub signaled: bool,
     /// Wait for all earlier reads and atomics first.
     pub fence: bool,
@@ -344,7 +344,7 @@ pub(crate) fn sub_list(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Ite
 pub struct RecvWr {
     /// The caller's number; it comes back in the completion.
     pub id: u64,
-    /// Where the message goes.
+    /// The memory for the message.
     pub sges: SmallVec<[Sge; 1]>,
 }
 
@@ -364,19 +364,19 @@ impl RecvWr {
     }
 }
 
-/// What becomes of a message that finds no receive posted.
+/// The handling of a message that finds no receive posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rnr {
     /// It ends the stream with a Terminate, as iWARP has it (RFC 5041 section 7.1).
     #[default]
     Terminate,
-    /// It waits until one is posted, and with it whatever the peer asked for behind it; answers to our own Reads and atomics do not wait. How long, the
-    /// peer may say ([`Qp::set_rnr_retry`](crate::Qp::set_rnr_retry)).
+    /// It waits until one is posted, and so do all later requests of the peer; responses to our own Reads and atomics do not wait. The peer may set the
+    /// limit ([`Qp::set_rnr_retry`](crate::Qp::set_rnr_retry)).
     /// A message that still waits when the peer ends the connection is lost.
     Wait,
 }
 
-/// How a work request ended.
+/// The status of a completed work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WcStatus {
     /// Done.
@@ -398,7 +398,8 @@ pub enum WcStatus {
     RemInvReqErr,
     /// The peer could not carry out the request.
     RemOpErr,
-    /// The peer could not be reached, or was lost: what [`Qp::fail`](crate::above::QpAbove::fail) is given by those who join queue pairs.
+    /// The peer could not be reached, or was lost: the status for [`Qp::fail`](crate::above::QpAbove::fail) from layers that join queue
+    /// pairs.
     RetryExcErr,
     /// The peer had no receive for too long.
     RnrRetryExcErr,
@@ -480,7 +481,7 @@ impl fmt::Display for WcOpcode {
 pub struct Wc {
     /// The number from the work request.
     pub wr_id: u64,
-    /// How it ended. With an error, only `wr_id`, `opcode`, `qp_num` and `vendor_err` mean something.
+    /// The status. With an error, only `wr_id`, `opcode`, `qp_num` and `vendor_err` are valid.
     pub status: WcStatus,
     /// Which operation.
     pub opcode: WcOpcode,
@@ -488,16 +489,16 @@ pub struct Wc {
     pub byte_len: u32,
     /// The queue pair.
     pub qp_num: u32,
-    /// Immediate data: eight bytes (RFC 7306). C has four (`imm_data`, in network order): a peer that uses the drop-in libibverbs sees
-    /// `htonl(imm as u32)` and not the upper half, and what it sends comes here as a number up to 2^32 - 1.
+    /// Immediate data: eight bytes (RFC 7306). C has four (`imm_data`, in network order): a peer on the drop-in libibverbs sees `htonl(imm
+    /// as u32)` and not the upper half, and its immediate data arrives here as a number up to 2^32 - 1.
     pub imm: Option<u64>,
-    /// The `STag` of ours that the peer's Send with Invalidate invalidated.
+    /// Our `STag` that the peer's Send with Invalidate invalidated.
     pub invalidated: Option<u32>,
-    /// Who sent a datagram that was received.
+    /// The sender of a received datagram.
     pub source: Option<UdSource>,
     /// When a Terminate ended the stream: layer << 12 | type << 8 | code, as on the wire; else 0. [`TerminateCode`] has it in words.
     pub vendor_err: u32,
-    /// Requests of its queue that it stands for: its own, and for a send those before it that made no completion.
+    /// The number of requests of its queue that it completes: its own, and for a send earlier ones without a completion.
     pub wqes_retired: u32,
 }
 
@@ -568,7 +569,7 @@ pub enum QpState {
     Init = 0,
     /// Connected.
     Rts = 1,
-    /// We have asked to disconnect; what is queued still goes out.
+    /// The program has asked to disconnect; queued requests are still sent.
     Closing = 2,
     /// Ended, in order or not; everything posted is flushed.
     Error = 3,
@@ -607,7 +608,7 @@ pub enum PostReason {
         /// Bytes that the queue pair was created for.
         max: u32,
     },
-    /// Inline data with an operation that takes none, or beside a scatter/gather list.
+    /// Inline data with an operation that does not support it, or together with a scatter/gather list.
     #[error("inline data goes with Sends and Writes, and without a scatter/gather list")]
     Inline,
     /// The list is longer than 2^32 - 1 bytes, not eight bytes for an atomic, or longer than a datagram can be.
@@ -655,7 +656,8 @@ pub struct LinkOptions {
     pub timeout: Duration,
     /// Offer or take the peer-to-peer mode of RFC 6581, in which the responder may send first. Default on.
     pub peer_to_peer: bool,
-    /// Keep the TCP connection of one that has moved to shared memory, so that nobody else gets its addresses. Default on; off spares a descriptor.
+    /// Keeps the TCP connection of a connection that has moved to shared memory, so that its addresses stay occupied. Default on; off saves a
+    /// descriptor.
     pub keep_tcp: bool,
 }
 
@@ -673,12 +675,12 @@ impl Default for LinkOptions {
     }
 }
 
-/// Whether peers on the same host are met in shared memory.
+/// Use of shared memory with peers on the same host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LocalMode {
-    /// Never: everything goes over TCP.
+    /// Never: everything uses TCP.
     Off,
-    /// Where both sides can; over TCP where not, see [`Path::reason`].
+    /// If both sides support it; otherwise TCP, see [`Path::reason`].
     #[default]
     Auto,
     /// Only there: connections that would stay on TCP fail.
@@ -686,7 +688,7 @@ pub enum LocalMode {
 }
 
 impl LocalMode {
-    /// What the environment asks for: `WEFT_LOCAL=off|auto|require`, `auto` when it is not set.
+    /// The setting in the environment: `WEFT_LOCAL=off|auto|require`; `auto` if it is not set.
     ///
     /// # Errors
     /// [`Error::Invalid`] for any other value.
@@ -705,7 +707,7 @@ impl LocalMode {
     }
 }
 
-/// What carries a connection.
+/// The transport of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// `local` (shared memory), `tcp`, or `sim`.
@@ -774,7 +776,7 @@ impl Limits {
     }
 }
 
-/// What a device can do.
+/// The capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// Its limits.
@@ -791,7 +793,7 @@ pub struct DeviceAttr {
     pub windows: bool,
 }
 
-/// Something that happened to an object, not to a work request. Prints what it says, with the Terminate in words.
+/// An event of an object, not of a work request. It prints a description, with the Terminate in words.
 ///
 /// ```
 /// # use weft_rnic::AsyncEvent;
@@ -858,7 +860,7 @@ impl fmt::Debug for AsyncEvent {
     }
 }
 
-/// Counters of one connection: where its bytes went and what they cost.
+/// Counters of one connection: how its bytes were moved, and their cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// Payload bytes sent straight from registered memory.

@@ -1,4 +1,4 @@
-//! Warnings that a peer can cause as often as it likes: a bounded number of lines a second.
+//! Warnings that a peer can cause at any rate: a bounded number of lines a second.
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
@@ -14,8 +14,8 @@ use crate::timer;
 /// The least time between two lines.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The warnings of one listener. The first is logged at once. Those that follow within [`PERIOD`] are counted, and one line
-/// says at its end how many there were of each kind; so it goes on until a period passes without a warning.
+/// The warnings of one listener. The first is logged at once. Those that follow within [`PERIOD`] are counted, and one line at its end has
+/// the number of each kind. This repeats until a period passes without a warning.
 #[derive(Default)]
 pub(crate) struct Warnings(Mutex<Tally>);
 
@@ -45,7 +45,7 @@ impl Warnings {
     }
 }
 
-/// What has been counted since the last line.
+/// The counts since the last line.
 #[derive(Default)]
 struct Tally {
     /// A period has begun and not ended: warnings are counted.
@@ -60,7 +60,7 @@ struct Counted {
 }
 
 impl Tally {
-    /// Count a warning. False: it begins a period, and is to be logged.
+    /// Counts a warning. False: it begins a period, and has to be logged.
     fn count(&mut self, what: &'static str, peer: Option<SocketAddr>) -> bool {
         if !std::mem::replace(&mut self.counts, true) {
             return false;

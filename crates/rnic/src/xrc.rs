@@ -1,9 +1,9 @@
-//! XRC: queue pairs whose messages name the shared receive queue that they are for.
+//! XRC: queue pairs whose messages name their shared receive queue.
 //!
 //! An XRC domain holds shared receive queues, each with a completion queue of its own, and the target queue pairs that reach them. A target queue
 //! pair has no receives, no completion queue and no protection domain: a message takes its receive from the queue that it names, completes there,
-//! and reaches the memory of that queue's protection domain (InfiniBand 1.4, section 14.2). How a message names its queue stands in
-//! docs/spec/rdmap-extensions.md.
+//! and reaches the memory of that queue's protection domain (InfiniBand 1.4, section 14.2). docs/spec/rdmap-extensions.md describes how a message
+//! names its queue.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -83,7 +83,7 @@ impl XrcDomain {
         newest.map_or_else(|| self.0.pd.clone(), |srq| Pd(Arc::clone(&srq.pd)))
     }
 
-    /// Whether two handles name the same domain.
+    /// Whether two handles refer to the same domain.
     pub fn same(&self, other: &XrcDomain) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -94,7 +94,7 @@ impl XrcDomain {
     }
 }
 
-/// Where the messages of a target queue pair go.
+/// The destination of the messages of a target queue pair.
 pub(crate) struct XrcTarget {
     pub(crate) domain: Arc<XrcInner>,
     /// The queue that was named last.

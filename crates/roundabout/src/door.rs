@@ -1,4 +1,4 @@
-//! Where predecessors connect: who is let in, and how a ring is formed.
+//! Admission of predecessors, and the forming of a ring.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -22,15 +22,15 @@ use crate::tcp::TcpLink;
 use crate::wire::{HELLO, Hello, VERSION};
 use crate::{Error, VISIT, VISIT_ELEMENT, lock};
 
-/// How often the listening thread looks whether it is to end.
+/// How often the listening thread checks whether it has to end.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a request waits for its ring.
 const KEEP: Duration = Duration::from_mins(1);
-/// How long a node whose successor is not there waits for its predecessor.
+/// How long a node with an unreachable successor waits for its predecessor.
 const GRACE: Duration = Duration::from_secs(1);
 /// Requests that wait at once.
 const WAITING: usize = 256;
-/// How long a connection has for its greeting, whatever it sends meanwhile.
+/// The time limit for a connection's greeting, whatever it sends meanwhile.
 const GREETING: Duration = Duration::from_secs(5);
 /// Plain connections that are greeting at once; those over verbs are bounded by the device.
 const GREETERS: usize = 64;
@@ -38,17 +38,17 @@ const GREETERS: usize = 64;
 const STRANGER: &str =
     "its key is not authorised, and the kernel does not say that it is of this user";
 
-/// Whose keys are let in.
+/// The keys that are admitted.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 
-/// Who may be a neighbour.
+/// The peers that may be neighbours.
 #[derive(Clone)]
 pub enum Security {
     /// Processes of our user on this host; the kernel says so.
     SameUser,
-    /// As that, and by TLS whoever the environment names (`WEFT_TLS=on`, `WEFT_TLS_KEY`, `WEFT_TLS_PEERS`, see docs/tls.md).
+    /// In addition, by TLS, the peers that the environment names (`WEFT_TLS=on`, `WEFT_TLS_KEY`, `WEFT_TLS_PEERS`, see docs/tls.md).
     Environment,
-    /// As the first, and by TLS whoever shows a key that is admitted. Our successor has to show one too, by the settings' own rule.
+    /// In addition to the first, by TLS, peers with an admitted key. Our successor needs one too, by the settings' own rule.
     Keys(Tls, Admit),
 }
 
@@ -61,7 +61,7 @@ struct Waits {
     guest: Guest,
     hello: Hello,
     since: Instant,
-    /// It is a visitor, and the node knows of it.
+    /// It is a visitor, and was returned to the node.
     told: bool,
 }
 
@@ -92,7 +92,7 @@ impl Waiting {
         Ok(())
     }
 
-    /// The address and the greeting of a visitor, which waits on for its ring. Each is told once.
+    /// The address and the greeting of a visitor, which continues to wait for its ring. Each is returned once.
     fn visitor(&self, end: Instant) -> Option<(SocketAddr, Hello)> {
         let mut guests = lock(&self.guests);
         loop {
@@ -169,7 +169,7 @@ fn param(security: &Security, private_data: Vec<u8>, timeout: Duration) -> ConnP
     }
 }
 
-/// Whether the environment asks for TLS and names the peers.
+/// Whether the environment turns TLS on and names the peers.
 fn named_peers() -> bool {
     std::env::var("WEFT_TLS").is_ok_and(|on| on == "on")
         && std::env::var_os("WEFT_TLS_PEERS").is_some_and(|file| !file.is_empty())
@@ -325,7 +325,7 @@ impl Door {
         let (out, from) = thread::scope(|scope| {
             let dial = scope.spawn(|| {
                 let out = dial(ring, device, security, out_qp, end);
-                // A predecessor that comes soon hears of it at once; there is no need to wait longer.
+                // A predecessor that connects soon notices it at once; there is no need to wait longer.
                 over.store(out.is_err(), Ordering::SeqCst);
                 out
             });
@@ -376,7 +376,7 @@ impl Door {
         Node::start(ring.clone(), None, Some(links), &self.kept)
     }
 
-    /// The next visitor: a node that asks for a ring of two with us ([`VISIT`]), which [`Door::join`] then forms. `None`: nobody came in time.
+    /// The next visitor: a node that requests a ring of two with us ([`VISIT`]), which [`Door::join`] then forms. `None`: no visitor in time.
     pub fn visit(&self, wait: Duration) -> Option<Ring> {
         let (visitor, hello) = self.waiting.visitor(Instant::now() + wait)?;
         let element = hello.element as usize;
@@ -476,7 +476,7 @@ fn greet(request: cm::Request, security: &Security, waiting: &Waiting) {
     }
     let known = match security {
         Security::SameUser => false,
-        // Without a file of peers any key would do, and nobody has said so.
+        // Without a file of peers any key would be accepted, and that was not requested.
         Security::Environment => request.tls().is_some() && named_peers(),
         Security::Keys(_, admit) => request.tls().is_some_and(|tls| admit(&tls.peer)),
     };
@@ -513,7 +513,7 @@ fn accept(
     Ok(conn.qp)
 }
 
-/// Whether the kernel says that the other end is of our user. It cannot tell before the listener has accepted, so we ask until `end`.
+/// Whether the kernel attests that the other end is of our user. It cannot do so before the listener has accepted, so ask until `end`.
 fn is_ours(stream: &TcpStream, end: Instant) -> bool {
     loop {
         match weft_verbs::tcp_peer_uid(stream) {
@@ -524,7 +524,7 @@ fn is_ours(stream: &TcpStream, end: Instant) -> bool {
     }
 }
 
-/// Whether the neighbour is reached in shared memory, where only processes of one user meet.
+/// Whether the neighbour uses shared memory, which only processes of one user share.
 fn is_local(qp: &weft_verbs::Qp) -> bool {
     qp.path().is_some_and(|path| path.transport == "local")
 }

@@ -1,4 +1,4 @@
-//! The thesis's joins (7.4) as functions over columns: keys, and beside them row numbers.
+//! The thesis's joins (7.4) as functions over columns: keys with row numbers.
 //!
 //! The part `S_i` of the stationary relation is prepared once: [`HashJoin::build`] or [`Sorted::new`]. The rotating relation is prepared once too, by
 //! the node that it starts from ([`Partitioned::new`] or [`Sorted::new`]), and travels in that order. Each matching pair goes to a closure: a pair of
@@ -39,7 +39,7 @@ pub struct Partitioned {
     pub keys: Vec<u64>,
     /// Their rows.
     pub rows: Vec<u64>,
-    /// Where each partition starts; one more than there are partitions.
+    /// The start of each partition; one more than there are partitions.
     pub starts: Vec<usize>,
     bits: u32,
 }
@@ -75,7 +75,7 @@ impl Partitioned {
         }
     }
 
-    /// How many partitions there are.
+    /// The number of partitions.
     pub fn partitions(&self) -> usize {
         1 << self.bits
     }
@@ -90,7 +90,7 @@ impl Partitioned {
 /// The stationary side of a radix-partitioned hash join: a chained hash table for each partition.
 pub struct HashJoin {
     s: Partitioned,
-    /// Where the heads of each partition start; their number is a power of two.
+    /// The start of the heads of each partition; their number is a power of two.
     heads: Vec<usize>,
     table: Vec<u32>,
     /// The next row of the chain, within the partition.
@@ -237,8 +237,8 @@ impl Sorted {
 /// The stationary side of a band join in its general form: each row of S has an interval of keys, each row of R has one, and two rows match when
 /// the intervals overlap. In the band join of the thesis (7.4.2) the rows of one side are points, `low == high`.
 ///
-/// S is sorted by the low ends. The high ends are then searched by their running maximum, which ascends whatever they are. Where the
-/// high ends themselves ascend (a band of one width) a range holds matches only; else each candidate is checked.
+/// S is sorted by the low ends. The high ends are searched by their running maximum, which always ascends. If the high ends themselves
+/// ascend (a band of one width), a range contains matches only; otherwise each candidate is checked.
 pub struct Intervals<K> {
     /// Ascending.
     low: Vec<K>,
@@ -249,7 +249,7 @@ pub struct Intervals<K> {
     rows: Vec<u64>,
 }
 
-/// Where the last search of an [`Intervals`] ended: the next one starts there, so a sorted run of R walks along S once.
+/// The position of the last search of an [`Intervals`]: the next one starts there, so a sorted run of R scans S once.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Place {
     low: usize,

@@ -1,4 +1,4 @@
-//! The memory of elements, from one turn to the next: its pages are there, and neighbours of this host have them mapped.
+//! The memory of elements, kept from one turn to the next: its pages are resident, and neighbours of this host have them mapped.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use crate::link::{Ring, Slot};
 use crate::lock;
 use crate::rdma::Memory;
 
-/// What a door keeps of the latest turn.
+/// The memory that a door keeps from the latest turn.
 #[derive(Default)]
 pub(crate) struct Kept {
     registered: Mutex<Option<Arc<Memory>>>,
@@ -29,7 +29,7 @@ impl Kept {
         {
             return Ok(Arc::clone(memory));
         }
-        // What is not used any more goes first.
+        // Unused memory is dropped first.
         *kept = None;
         let memory = Arc::new(Memory::new(device, ring)?);
         *kept = Some(Arc::clone(&memory));

@@ -1,13 +1,13 @@
 //! Data Roundabout: relations that rotate through a ring of nodes (chapter 7 of "iWARP Applicability", P. W. Frey, 2010).
 //!
 //! Each [`Node`] has a number of equal, preregistered [`Element`]s. A receiver thread fills them from the predecessor, the caller (the query thread)
-//! looks at them, and a transmitter thread forwards them to the successor. Before each element the transmitter asks, and the receiver
+//! processes them, and a transmitter thread forwards them to the successor. Before each element the transmitter sends a request, which the receiver
 //! confirms as soon as an element is free; the control data of an element travels in the same Send, from a buffer of its own
 //! (`docs/spec/roundabout.md`). [`joins`] has the joins of the thesis as functions over columns.
 //!
-//! A [`Door`] listens for predecessors; [`Door::join`] forms a ring for one turn. A node that dies ends the turn of all others with an
-//! [`Error::Failed`] that names it; the same doors can form the next ring at once. Nothing here allocates on behalf of a peer: all
-//! memory is sized by the ring's own settings.
+//! A [`Door`] listens for predecessors; [`Door::join`] forms a ring for one turn. A node that fails ends the turn of all others with an
+//! [`Error::Failed`] that names it; the same doors can form the next ring at once. Nothing here allocates on behalf of a peer: all memory
+//! is sized by the ring's own settings.
 #![forbid(unsafe_code)]
 
 mod door;
@@ -26,11 +26,11 @@ pub use node::{Canceller, Element, Load, Next, Node, Own, Room, Waker, Watch};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of an element unless told otherwise: the thesis's critical size (figure 7.7).
+/// The default length of an element: the thesis's critical size (figure 7.7).
 pub const ELEMENT: usize = 4 << 20;
-/// Elements of a node unless told otherwise.
+/// The default number of elements of a node.
 pub const ELEMENTS: usize = 8;
-/// The exchange of rings that nobody expects: a visitor and the node that it asks for something ([`Door::visit`]).
+/// The exchange number of requests without a turn: a visitor and the node that it asks ([`Door::visit`]).
 pub const VISIT: u32 = u32::MAX;
 /// Most bytes of an element that a visitor may ask for.
 pub const VISIT_ELEMENT: usize = 16 << 20;
@@ -50,7 +50,7 @@ pub enum Error {
         node: usize,
         /// Its address.
         name: SocketAddr,
-        /// What happened.
+        /// The cause.
         why: String,
     },
     /// A node has died or given up.
@@ -60,10 +60,10 @@ pub enum Error {
         node: usize,
         /// Its address.
         name: SocketAddr,
-        /// What happened there.
+        /// The cause.
         why: String,
     },
-    /// This process lacks something.
+    /// A missing resource of this process.
     #[error("{0}")]
     Local(String),
 }

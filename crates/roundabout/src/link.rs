@@ -1,4 +1,4 @@
-//! What a link between neighbours is, whatever carries it: the ring that it belongs to, its two ends, and why it may not go on.
+//! The common part of links between neighbours: the ring, the two ends, and the reasons for a failure.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use crate::wire::{Header, Hello, VERSION};
 use crate::{ELEMENT, ELEMENTS, Error, MAX_NODES};
 
-/// How often a waiting thread looks whether the turn has failed.
+/// How often a waiting thread checks whether the turn has failed.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 /// The settings of a ring, the same on all its nodes but for `me`.
 #[derive(Debug, Clone)]
 pub struct Ring {
-    /// Names the query; random, so that nobody else can take a place in it.
+    /// Identifies the query; random, so that no other process can take a place in it.
     pub id: [u8; 16],
     /// Which of the rings of one query.
     pub exchange: u32,
-    /// What the nodes must agree on beside all this: a digest of the plan, say.
+    /// Further data on which the nodes must agree: a digest of the plan, for example.
     pub agreement: u64,
     /// The doors of the nodes, in the order of the ring.
     pub nodes: Vec<SocketAddr>,
@@ -27,7 +27,7 @@ pub struct Ring {
     pub elements: usize,
     /// Elements come back to their origin, for measuring; else they end at its predecessor, when every node has had them once.
     pub home: bool,
-    /// How long to wait for the neighbours.
+    /// The time limit for the neighbours.
     pub patience: Duration,
 }
 
@@ -47,10 +47,10 @@ impl Ring {
         }
     }
 
-    /// Whether there can be such a ring.
+    /// Checks whether such a ring is possible.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when there cannot.
+    /// [`Error::Invalid`] if it is not.
     pub fn check(&self) -> Result<(), Error> {
         let invalid = |why: &str| Err(Error::Invalid(why.into()));
         if self.nodes.is_empty() || self.nodes.len() > MAX_NODES || self.me >= self.nodes.len() {
@@ -83,7 +83,7 @@ impl Ring {
         }) as u16
     }
 
-    /// What we say to our successor; with `from`, what we expect of our predecessor.
+    /// Our greeting to our successor; with `from`, the expected greeting of our predecessor.
     pub(crate) fn hello(&self, from: usize) -> Hello {
         Hello {
             version: VERSION,
@@ -117,7 +117,7 @@ pub(crate) struct Failure {
 
 /// Why a link does not go on.
 pub(crate) enum Trouble {
-    /// The neighbour is not there any more.
+    /// The neighbour has disconnected.
     Gone(String),
     /// The neighbour broke the protocol.
     Protocol(&'static str),
@@ -138,17 +138,17 @@ pub(crate) trait Out: Send {
         header: &Header,
         stop: &dyn Fn() -> bool,
     ) -> Result<(), Trouble>;
-    /// Looks for what the successor says; true after its goodbye.
+    /// Checks for messages of the successor; true after its goodbye.
     fn poll(&mut self, wait: Duration) -> Result<bool, Trouble>;
-    /// Tells it that the turn has failed.
+    /// Reports to it that the turn has failed.
     fn tell(&mut self, failure: &Failure);
-    /// Closes, when all has been said.
+    /// Closes, after all messages were sent.
     fn close(&mut self);
 }
 
 /// The link from the predecessor.
 pub(crate) trait In: Send {
-    /// Whether the predecessor wants to send an element.
+    /// Whether the predecessor requests to send an element.
     fn request(&mut self, wait: Duration) -> Result<bool, Trouble>;
     /// There is a request, and no element is free: look out for failures.
     fn hold(&mut self) -> Result<(), Trouble>;
@@ -158,7 +158,7 @@ pub(crate) trait In: Send {
     fn goodbye(&mut self) -> Result<(), Trouble>;
     /// Waits for the predecessor to close.
     fn closed(&mut self, wait: Duration) -> bool;
-    /// Tells it that the turn has failed.
+    /// Reports to it that the turn has failed.
     fn tell(&mut self, failure: &Failure);
 }
 

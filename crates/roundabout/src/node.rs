@@ -1,4 +1,4 @@
-//! A node of a ring: elements that come, are looked at, and go.
+//! A node of a ring: receives elements, passes them to the caller, and forwards them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -12,7 +12,7 @@ use crate::link::{Failure, In, LOOK, Out, Ring, Slot, Trouble};
 use crate::wire::{Header, Kind};
 use crate::{Error, lock, rdma};
 
-/// How long a node that has said goodbye waits for its predecessor to close.
+/// How long a node that has sent its goodbye waits for its predecessor to close.
 const CLOSING: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -20,7 +20,7 @@ struct State {
     free: Vec<Slot>,
     /// Have come and not been looked at.
     ready: VecDeque<(Slot, Header)>,
-    /// Are to be forwarded.
+    /// Elements to forward.
     outgoing: VecDeque<(Slot, Header)>,
     failed: Option<Failure>,
     /// Number of our next element.
@@ -31,7 +31,7 @@ struct State {
     load: Load,
 }
 
-/// What a node has done in a turn.
+/// The statistics of a node in a turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
     /// Elements that came from the predecessor.
@@ -86,7 +86,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The element goes on, or its journey is over.
+    /// Forwards the element, or ends its journey.
     fn pass(&self, slot: Slot, header: Header) {
         if header.hop >= self.ring.limit() {
             return self.release(slot);
@@ -222,7 +222,7 @@ impl Shared {
     }
 }
 
-/// What a node has seen of each origin: elements come in order, by the right number of links, and none after the end.
+/// The elements seen from each origin: they come in order, over the right number of links, and none after the end.
 struct Journeys {
     me: usize,
     nodes: usize,
@@ -296,15 +296,15 @@ impl Element {
     pub fn origin(&self) -> usize {
         self.header.origin.into()
     }
-    /// Whether it is our own and has come home ([`Ring::home`]).
+    /// Whether it is our own and has returned ([`Ring::home`]).
     pub fn is_home(&self) -> bool {
         self.header.hop != 0 && usize::from(self.header.origin) == self.shared.ring.me
     }
-    /// What its origin said with it: eight bits.
+    /// Data of its origin: eight bits.
     pub fn flags(&self) -> u8 {
         self.header.flags
     }
-    /// What its origin said with it: four words.
+    /// Data of its origin: four words.
     pub fn user(&self) -> [u64; 4] {
         self.header.user
     }
@@ -384,7 +384,7 @@ impl Room {
         Ok(())
     }
 
-    /// The first `len` bytes are an element of ours, which can be looked at as those of others.
+    /// The first `len` bytes are an element of ours, which can be processed like those of others.
     ///
     /// # Errors
     /// [`Error::Local`] out of bounds.
@@ -422,7 +422,7 @@ impl Drop for Room {
     }
 }
 
-/// What a node has to give of its own.
+/// The data that a node contributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Own {
     /// Data that is there: room is asked for.
@@ -433,9 +433,9 @@ pub enum Own {
     Never,
 }
 
-/// What a node has to do next.
+/// The next action of a node.
 pub enum Next {
-    /// Look at an element of another node (or of ours that has come home).
+    /// Process an element of another node (or one of ours that has returned).
     Element(Element),
     /// Fill an element of our own.
     Room(Room),
@@ -512,16 +512,16 @@ impl Node {
         &self.shared.ring
     }
 
-    /// What this node has done so far.
+    /// The statistics of this node so far.
     pub fn load(&self) -> Load {
         lock(&self.shared.state).load
     }
 
-    /// What is to be done next; waits until there is something. With `more` there is data of our own that has not been given yet: it is asked for as long
-    /// as the ring has room. After a call without it no more can be given. Elements of others come first.
+    /// Waits for the next action. With `more`, this node has further data to contribute, which is requested as long as the ring has room. After a call
+    /// without it no more can be contributed. Elements of others come first.
     ///
     /// # Errors
-    /// [`Error::Failed`] when a node has died or given up.
+    /// [`Error::Failed`] if a node has failed or given up.
     pub fn next(&mut self, more: bool) -> Result<Next, Error> {
         self.next_with(if more { Own::Now } else { Own::Never })
     }
@@ -531,10 +531,10 @@ impl Node {
         Waker(Arc::downgrade(&self.shared))
     }
 
-    /// Whether the turn has failed.
+    /// Checks whether the turn has failed.
     ///
     /// # Errors
-    /// [`Error::Failed`] when it has.
+    /// [`Error::Failed`] if it has.
     pub fn check(&self) -> Result<(), Error> {
         match self.shared.failed() {
             Some(failure) => Err(self.shared.ring.failure(&failure)),
@@ -572,8 +572,8 @@ impl Node {
                     shared: Arc::clone(shared),
                 });
             }
-            // A ring whose elements are all full stands still. So whoever puts something in leaves one free: then one is free somewhere at any
-            // time, and its predecessor can send.
+            // A ring whose elements are all full cannot move. So a node that adds an element leaves one free: then one is free somewhere at
+            // any time, and its predecessor can send.
             let room = state.free.len() >= 2 || (self.expected == 0 && !state.free.is_empty());
             if more && !self.end_sent && room {
                 break Next::Room(Room {
@@ -642,7 +642,7 @@ impl Node {
         }
     }
 
-    /// Ends the turn for all nodes, which are told why.
+    /// Ends the turn for all nodes, with this reason.
     pub fn give_up(self, why: &str) {
         self.shared
             .fail(self.shared.ring.me, format!("gave up: {why}"));
@@ -653,7 +653,7 @@ impl Node {
         Canceller(Arc::downgrade(&self.shared))
     }
 
-    /// A handle that tells another thread how far the node is.
+    /// A handle through which another thread sees the node's progress.
     pub fn watch(&self) -> Watch {
         Watch(Arc::downgrade(&self.shared))
     }
@@ -684,7 +684,7 @@ impl Drop for Node {
 pub struct Canceller(std::sync::Weak<Shared>);
 
 impl Canceller {
-    /// Ends it for all nodes, which are told why.
+    /// Ends the turn for all nodes, with this reason.
     pub fn cancel(&self, why: &str) {
         if let Some(shared) = self.0.upgrade() {
             shared.fail(shared.ring.me, format!("gave up: {why}"));
@@ -697,7 +697,7 @@ impl Canceller {
 pub struct Watch(std::sync::Weak<Shared>);
 
 impl Watch {
-    /// What the node has done so far; `None` when it is gone.
+    /// The statistics of the node so far; `None` if it has ended.
     pub fn load(&self) -> Option<Load> {
         self.0.upgrade().map(|shared| lock(&shared.state).load)
     }

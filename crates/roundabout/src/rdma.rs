@@ -18,7 +18,7 @@ const DEPTH: u32 = 32;
 const ELEMENT: u64 = 1 << 32;
 /// The number of a small message's Send.
 const MESSAGE: u64 = 1 << 33;
-/// How long a node that tells of a failure waits for the neighbour to close.
+/// How long a node that reports a failure waits for the neighbour to close.
 const LINGER: Duration = Duration::from_secs(2);
 
 fn local(error: impl std::fmt::Display) -> Trouble {
@@ -110,7 +110,7 @@ fn receive(small: &Mr, index: usize) -> RecvWr {
     RecvWr::new(index as u64).sge(small.sge(index * SMALL, SMALL))
 }
 
-/// What has come or been done.
+/// An event of the link.
 enum Event {
     Small(Header),
     /// An element's receive holds this many bytes.
@@ -118,9 +118,9 @@ enum Event {
     Sent,
 }
 
-/// What both directions have in common.
+/// The common part of both directions.
 struct Link {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first, because the connection uses the memory.
     qp: Qp,
     cq: Cq,
     small: Mr,
@@ -192,7 +192,7 @@ impl Link {
         self.qp.post_recv(&[wr]).map_err(refused)
     }
 
-    /// Before the neighbour closed it may have said why.
+    /// The neighbour may have sent the reason before it closed.
     fn reason(&mut self, trouble: Trouble) -> Trouble {
         if matches!(trouble, Trouble::Gone(_)) {
             for _ in 0..2 * DEPTH {
@@ -215,7 +215,7 @@ impl Link {
     fn tell(&mut self, failure: &Failure) {
         let bytes = wire::encode_failure(failure.node, &failure.why);
         if self.message(&bytes).is_ok() {
-            // A neighbour that tells us of a failure needs no word from us; two of them would wait for each other to close.
+            // A neighbour that has reported a failure needs no report; two of them would wait for each other to close.
             let end = Instant::now() + LINGER;
             while self.qp.state() == QpState::Rts && Instant::now() < end {
                 if self.event(LOOK).is_err() {
@@ -301,7 +301,7 @@ impl RdmaOut {
         loop {
             match self.link.event(LOOK)? {
                 Some(Event::Sent) => return Ok(()),
-                // The successor can have everything before we hear that our Send is complete.
+                // The successor may have received everything before our Send completes.
                 Some(Event::Small(header)) if header.kind == Kind::Bye && !self.goodbye => {
                     self.goodbye = true;
                 }

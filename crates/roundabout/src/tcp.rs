@@ -1,6 +1,5 @@
-//! The twin for comparison: the same elements over plain TCP sockets. It needs no request and no confirmation: a receiver
-//! without a free element does not read, and TCP holds the sender back. Goodbyes and failures come the other way on the same
-//! socket.
+//! The same over plain TCP, for comparison. It needs no request and no confirmation: a receiver without a free element does not read, and
+//! TCP's flow control stops the sender. Goodbyes and failures travel in the other direction of the same socket.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::link::{Failure, In, LOOK, Out, Slot, Trouble};
 use crate::wire::{self, HEADER, Header, Kind, SMALL};
 
-/// How long a node that tells of a failure waits for the neighbour to close.
+/// How long a node that reports a failure waits for the neighbour to close.
 const LINGER: Duration = Duration::from_millis(300);
 
 fn gone(error: &io::Error) -> Trouble {
@@ -137,7 +136,7 @@ impl Out for TcpLink {
         let data = &slot.plain.as_bytes()[..header.len as usize];
         let written = self.write_all(&header.encode(), stop);
         match written.and_then(|()| self.write_all(data, stop)) {
-            // Before it closed it may have said why.
+            // It may have sent the reason before it closed.
             Err(Trouble::Gone(why)) => match self.header(Duration::ZERO) {
                 Err(told @ Trouble::Told(_)) => Err(told),
                 _ => Err(Trouble::Gone(why)),

@@ -1,4 +1,4 @@
-//! What travels between neighbours: the greeting of a connection, and the 64 bytes at the start of every message (`docs/spec/roundabout.md`).
+//! The messages between neighbours: the greeting of a connection, and the 64 bytes at the start of every message (`docs/spec/roundabout.md`).
 
 /// Version of the protocol.
 pub const VERSION: u16 = 1;
@@ -11,11 +11,11 @@ pub const HELLO: usize = 64;
 const MAGIC: [u8; 4] = *b"WRB1";
 const HELLO_MAGIC: [u8; 4] = *b"WRBH";
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// The transmitter wants to send an element.
+    /// The transmitter requests to send an element.
     Request = 1,
     /// The receiver has an element free. Flag 1: a [`Kind::Filler`] comes first.
     Confirm = 2,
@@ -49,7 +49,7 @@ impl Kind {
 /// Control data of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
     /// Bits of the kind, or of the user for a payload.
     pub flags: u8,
@@ -162,7 +162,7 @@ pub struct Hello {
     pub from: u16,
     /// Nodes of the ring.
     pub nodes: u16,
-    /// Whether elements come back to their origin.
+    /// Whether elements return to their origin.
     pub home: bool,
     /// Which of the rings of one query.
     pub exchange: u32,
@@ -170,7 +170,7 @@ pub struct Hello {
     pub element: u32,
     /// The query.
     pub id: [u8; 16],
-    /// What the nodes must agree on beside all that: a digest of the plan, say.
+    /// Further data on which the nodes must agree: a digest of the plan, for example.
     pub agreement: u64,
     /// The port of the predecessor's own door.
     pub port: u16,
@@ -193,7 +193,7 @@ impl Hello {
         out
     }
 
-    /// Reads it; `None` for what is no greeting. A kernel peer can add zero bytes.
+    /// Parses it; `None` for an invalid greeting. A kernel peer can add zero bytes.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HELLO] = bytes.first_chunk()?;
         if bytes[..4] != HELLO_MAGIC || bytes[10] > 1 {

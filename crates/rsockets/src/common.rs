@@ -1,4 +1,4 @@
-//! What stream and datagram sockets have in common: their device, the bell of those who wait, and what can be set on them.
+//! State that stream and datagram sockets share: the device, the bell for waiting threads, and the options.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,7 +15,7 @@ use weft_verbs::Device;
 
 use crate::options::Options;
 
-/// What every socket has; sockets of both types lead here.
+/// The state of every socket of both types.
 pub struct Common {
     pub(crate) device: Device,
     ipv6: bool,
@@ -45,17 +45,18 @@ impl Common {
         self.bell.as_fd()
     }
 
-    /// Whether it is one for IPv6.
+    /// Whether it is an IPv6 socket.
     pub fn is_ipv6(&self) -> bool {
         self.ipv6
     }
 
-    /// Whether calls return `EAGAIN` rather than wait.
+    /// Sets whether calls return `EAGAIN` instead of waiting.
     pub fn set_nonblocking(&self, on: bool) {
         self.waits.nonblocking.store(on, Ordering::Relaxed);
     }
 
-    /// How long sends and connecting wait: then they return `EAGAIN`, or what was sent, and `EINPROGRESS`. `None`, as at first: for ever.
+    /// Sets the time limit of sends and of connecting, after which they return `EAGAIN`, or what was sent, and `EINPROGRESS`. `None`, the
+    /// default: no limit.
     pub fn set_send_timeout(&self, limit: Option<Duration>) {
         self.waits.send.set(limit);
     }
@@ -65,8 +66,8 @@ impl Common {
         self.waits.send.get()
     }
 
-    /// How long receives and accepting wait: then they return `EAGAIN`, or what was received. `None`, as at first: for ever. Accepted sockets have
-    /// both limits of their listener.
+    /// Sets the time limit of receives and of accepting, after which they return `EAGAIN`, or what was received. `None`, the default: no limit.
+    /// Accepted sockets have both limits of their listener.
     pub fn set_recv_timeout(&self, limit: Option<Duration>) {
         self.waits.recv.set(limit);
     }
@@ -84,7 +85,7 @@ impl Common {
         self.waits.recv_wait(dont_wait)
     }
 
-    /// Change sizes; of what a socket has already, nothing changes any more.
+    /// Changes sizes. Buffers that a socket has already keep their size.
     pub fn set_options(&self, change: impl FnOnce(&mut Options)) {
         let mut options = lock(&self.options);
         change(&mut options);

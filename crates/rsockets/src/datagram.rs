@@ -26,7 +26,7 @@ use crate::{Options, RecvFlags, Shutdown, Sink, Source};
 
 /// The longest message in bytes, as UDP over IPv4 has it.
 pub const MAX_DATAGRAM: usize = 65_507;
-/// What datagram sockets want to hear from each other: the key that `rdma_cm` has for datagrams.
+/// The `Q_Key` of datagram sockets: the one that `rdma_cm` uses for datagrams.
 const QKEY: u32 = 0x0123_4567;
 /// Bytes between the places of two messages in memory. Nothing of a place is backed before a message is there.
 const PLACE: usize = 64 << 10;
@@ -51,20 +51,20 @@ struct Message {
     from: SocketAddr,
 }
 
-/// What a receive gave.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// Bytes that were copied.
     pub len: usize,
     /// Bytes of the message: more where there was no room for all.
     pub full: usize,
-    /// Who sent it.
+    /// The sender.
     pub from: SocketAddr,
 }
 
 /// The queue pair and its memory; there with the first address.
 struct Made {
-    // Dropped first: no memory goes away under it.
+    // Dropped first, because it uses the memory.
     qp: UdQp,
     cq: Cq,
     local: SocketAddr,
@@ -180,7 +180,7 @@ impl Made {
         let _ = self.qp.post_recv(&[self.receive(place)]);
     }
 
-    /// Takes in what has completed; whether that was anything.
+    /// Processes completions; returns whether there were any.
     fn process(&self, state: &mut State) -> bool {
         let mut wcs = std::mem::take(&mut state.wcs);
         let mut changed = false;
@@ -209,7 +209,7 @@ impl Made {
         let Some(from) = from.filter(|_| wc.status == WcStatus::Success) else {
             return self.read(place);
         };
-        // As the system has it: a connected socket hears its peer alone.
+        // As for kernel sockets: a connected socket receives only from its peer.
         let who = |addr: SocketAddr| (addr.ip(), addr.port());
         if state.peer.is_some_and(|peer| who(peer) != who(from)) || state.read_shut {
             return self.read(place);
@@ -243,12 +243,12 @@ impl DatagramSocket {
         })
     }
 
-    /// What was set.
+    /// The options that were set.
     pub fn options(&self) -> Options {
         *lock(&self.common.options)
     }
 
-    /// Whether sizes can be set no more.
+    /// Whether the sizes are fixed.
     pub fn has_begun(&self) -> bool {
         self.made.get().is_some()
     }
@@ -288,10 +288,10 @@ impl DatagramSocket {
         }
     }
 
-    /// Send to there, and hear nobody else; `None`: no more.
+    /// Connects to `to`: sends go there, and only its messages are received. `None` dissolves the connection.
     ///
     /// # Errors
-    /// `EAFNOSUPPORT`, and as [`DatagramSocket::bind`] where it has no address yet.
+    /// `EAFNOSUPPORT`, and as [`DatagramSocket::bind`] if the socket has no address yet.
     pub fn connect(&self, to: Option<SocketAddr>) -> Result<(), Errno> {
         let peer = match to {
             Some(to) => {
@@ -305,7 +305,7 @@ impl DatagramSocket {
         Ok(())
     }
 
-    /// Where what is sent to an address goes, as messages from there say it.
+    /// The destination for an address, in the form in which messages from there name it.
     fn dest(&self, to: SocketAddr) -> Result<SocketAddr, Errno> {
         self.check_family(to)?;
         if to.port() == 0 {
@@ -338,10 +338,10 @@ impl DatagramSocket {
         }
     }
 
-    /// Send a message, to the peer unless `to` names somebody else. It is copied; that it was taken says nothing of its arrival.
+    /// Sends a message, to `to` or to the connected peer. The message is copied; success does not mean that it arrives.
     ///
     /// # Errors
-    /// `EMSGSIZE` beyond [`MAX_DATAGRAM`]; `EDESTADDRREQ`; `EAGAIN`, `EINTR` while too much is on its way; `EPIPE`; an error that has not been told.
+    /// `EMSGSIZE` beyond [`MAX_DATAGRAM`]; `EDESTADDRREQ`; `EAGAIN`, `EINTR` while too much is in flight; `EPIPE`; a pending error.
     pub fn send(
         &self,
         from: &[Source<'_>],
@@ -391,10 +391,10 @@ impl DatagramSocket {
         state.error.take().map_or(Ok(len), Err)
     }
 
-    /// Receive the oldest message; what there is no room for is lost, but with [`RecvFlags::PEEK`].
+    /// Receives the oldest message. Bytes that do not fit are lost, except with [`RecvFlags::PEEK`].
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, an error that has not been told. `Ok(None)`: the program has ended this direction.
+    /// `EAGAIN`, `EINTR`, a pending error. `Ok(None)`: the program has shut down this direction.
     pub fn recv(&self, to: &mut [Sink<'_>], flags: RecvFlags) -> Result<Option<Received>, Errno> {
         let made = self.made()?;
         let peek = flags.contains(RecvFlags::PEEK);
@@ -406,7 +406,7 @@ impl DatagramSocket {
             let Some(message) = state.arrived.front().copied() else {
                 return state.read_shut.then_some(Ok(None));
             };
-            // Under the lock: until it is copied nobody else has the place.
+            // Under the lock, because the place may be reused after the copy only.
             let len = message.len.min(room(to));
             let copied = scatter(&made.inbox, message.place * PLACE, len, to, 0);
             if !peek {
@@ -434,7 +434,7 @@ impl DatagramSocket {
             if made.process(&mut state) {
                 self.wake(made);
             }
-            // Whatever changes from here on makes another epoch.
+            // Later changes make another epoch.
             let epoch = made.cq.epoch();
             let found = if state.closed {
                 Some(Err(Errno::BADF))
@@ -493,7 +493,7 @@ impl DatagramSocket {
         Ok(())
     }
 
-    /// Close: calls of other threads end, and nothing is heard any more. What was sent and has not gone out yet is lost once the last handle is dropped.
+    /// Closes: calls of other threads end, and messages are no longer received. Unsent messages are lost when the last handle is dropped.
     pub fn close(&self) {
         lock(&self.state).closed = true;
         if let Some(made) = self.made.get() {
@@ -535,7 +535,7 @@ impl DatagramSocket {
         Ok(self.shown(peer))
     }
 
-    /// The error that has not been told, once.
+    /// Takes the pending error.
     pub fn take_error(&self) -> Option<Errno> {
         lock(&self.state).error.take()
     }
@@ -554,7 +554,7 @@ impl DatagramSocket {
     }
 }
 
-/// The address of ours from which the system reaches another one; nothing is sent.
+/// The local address from which the system reaches `peer`; nothing is sent.
 fn source_for(peer: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr = if peer.is_ipv6() {
         Ipv6Addr::UNSPECIFIED.into()

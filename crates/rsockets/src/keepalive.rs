@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use weft_sockets::lock::lock;
 use weft_verbs::PerProcess;
 
-/// What can show its peer that it is there.
+/// An object that can show its peer that it is alive.
 pub(crate) trait Alive: Send + Sync {
     fn keep_alive(&self);
 }

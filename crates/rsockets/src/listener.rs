@@ -88,10 +88,10 @@ impl Listener {
         Ok((conn, bell))
     }
 
-    /// The oldest connection; waits for one if told to.
+    /// Takes the oldest connection; `wait` says whether to wait for one.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`; `EINVAL` when the socket was closed meanwhile.
+    /// `EAGAIN`, `EINTR`; `EINVAL` if the socket was closed meanwhile.
     pub(crate) fn accept(&self, wait: Wait) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
         wait.until(&self.bell, || self.backlog.pop()).flatten()
     }

@@ -1,4 +1,4 @@
-//! What can be set on a socket before it is connected.
+//! Options that are set on a socket before it is connected.
 
 use weft_verbs::cm::LinkOptions;
 
@@ -20,7 +20,7 @@ pub struct Options {
     pub inline: u16,
     /// Mappings that the peer may make ([`crate::Socket::map`] at its end). Default 0.
     pub maps: u16,
-    /// How the connection is made.
+    /// Parameters of the connection.
     pub link: LinkOptions,
 }
 

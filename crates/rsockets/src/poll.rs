@@ -1,4 +1,4 @@
-//! Waiting for several sockets, and for descriptors of the system beside them.
+//! Waits for several sockets, and for system descriptors at the same time.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use weft_sockets::bell::{Bell, Heard};
 use weft_sockets::wait::timespec;
 
-/// A socket of ours, of either type.
+/// A socket of either type.
 pub trait Pollable {
-    /// What it is ready for now.
+    /// Its present readiness.
     fn ready(&self) -> PollFlags;
     /// A thread is about to sleep at its bell: from now on the engine drives the socket.
     fn arm(&self) -> Heard;
-    /// What rings when something has changed.
+    /// The bell that rings when its state has changed.
     fn bell(&self) -> &Bell;
     /// Wait for this one alone: then this thread drives it. Nothing when there is nothing to drive.
     ///
@@ -27,10 +27,10 @@ pub trait Pollable {
     ) -> Option<Result<PollFlags, Errno>>;
 }
 
-/// What is waited for.
+/// An object to wait for.
 #[derive(Clone, Copy)]
 pub enum What<'a> {
-    /// A socket of ours.
+    /// A socket of this crate.
     Socket(&'a dyn Pollable),
     /// A descriptor of the system.
     Fd(BorrowedFd<'a>),
@@ -44,7 +44,7 @@ pub struct Entry<'a> {
     pub what: What<'a>,
     /// For what.
     pub wanted: PollFlags,
-    /// What it is ready for.
+    /// Its present readiness.
     pub ready: PollFlags,
 }
 

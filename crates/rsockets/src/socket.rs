@@ -1,4 +1,4 @@
-//! Sockets: what a program calls. Each is idle, a listener, or a connection, made or being made.
+//! Stream sockets. Each is idle, a listener, a connection, or a connection that is being made.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -22,7 +22,7 @@ use crate::listener::Listener;
 use crate::poll::Pollable;
 use crate::{Options, RecvFlags, Sink, Source};
 
-/// How long a close waits for what has not been sent yet, unless the program has said.
+/// The default time for which a close waits for unsent bytes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A stream socket. Clones are handles of the same one; it is closed when the last one is dropped, or before.
@@ -40,7 +40,7 @@ struct Inner {
 enum State {
     Idle(Option<Bound>),
     Connecting,
-    /// It could not be made, and the program has not been told.
+    /// The connection failed, and the program has not seen the error.
     Failed(Errno),
     Connected,
     Listening(Arc<Listener>),
@@ -72,7 +72,7 @@ impl Deref for Socket {
 impl Inner {
     fn close(&self) {
         let before = std::mem::replace(&mut *lock(&self.state), State::Closed);
-        // Those who wait for a connection hear of it before the wait that follows.
+        // Ring before the next wait, so that threads that wait for a connection notice it.
         self.common.bell.ring();
         if let State::Listening(listener) = &before {
             listener.close();
@@ -106,12 +106,12 @@ impl Socket {
         Ok(Socket(Arc::new(Self::with(common, State::Idle(None)))))
     }
 
-    /// How long a close waits until everything is sent: `None` as it sees fit; zero: not at all, and the peer sees a reset.
+    /// Sets how long a close waits until everything is sent: `None`: the default; zero: not at all, and the peer sees a reset.
     pub fn set_linger(&self, linger: Option<Duration>) {
         *lock(&self.0.linger) = linger;
     }
 
-    /// What was set, or is in effect.
+    /// The options that were set, or that are in effect.
     pub fn options(&self) -> Options {
         match self.0.conn.get() {
             Some(conn) => conn.options(),
@@ -119,7 +119,7 @@ impl Socket {
         }
     }
 
-    /// Whether it is connected, or about to be.
+    /// Whether it is connected, or connecting.
     pub fn has_begun(&self) -> bool {
         matches!(*lock(&self.0.state), State::Connecting | State::Connected)
     }
@@ -189,10 +189,10 @@ impl Socket {
         Ok((Socket(Arc::new(inner)), peer))
     }
 
-    /// Connect; without waiting, [`Socket::take_error`] tells how it went once the socket is ready.
+    /// Connects. Without waiting, [`Socket::take_error`] returns the result once the socket is ready.
     ///
     /// # Errors
-    /// `EINTR` when a signal's handler ran: it goes on being made; `EINPROGRESS`, `EALREADY`, `EISCONN`, `EAFNOSUPPORT`, and as `connect(2)`.
+    /// `EINTR` if a signal handler ran (connecting continues); `EINPROGRESS`, `EALREADY`, `EISCONN`, `EAFNOSUPPORT`, and as `connect(2)`.
     pub fn connect(&self, addr: SocketAddr) -> Result<(), Errno> {
         self.check_family(addr)?;
         let inner = &self.0;
@@ -249,14 +249,14 @@ impl Socket {
         } else {
             match &*lock(&inner.state) {
                 State::Connected => Ok(()),
-                // Also of a failure the program hears when it asks.
+                // The program gets a failure, too, only when it asks for it.
                 _ => Err(Errno::INPROGRESS),
             }
         }
     }
 
-    /// Wait until the connection is made: `EINPROGRESS` when it is not in time, `EINTR` when a signal's handler ran; it goes on being made.
-    /// A failure is told once.
+    /// Waits until the connection is made: `EINPROGRESS` if it is not made in time, `EINTR` if a signal handler ran; connecting continues.
+    /// A failure is reported once.
     fn connected(&self, wait: Wait) -> Result<(), Errno> {
         let made = wait.until(&self.bell, || {
             let mut state = lock(&self.0.state);
@@ -332,7 +332,8 @@ impl Socket {
         self.conn(Wait::Not)?.unmap(addr, len)
     }
 
-    /// Write into memory that the peer has mapped at `offset`; its program is not told. Bytes written, up to where no mapping is.
+    /// Writes into memory that the peer has mapped at `offset`. Returns the bytes written, up to the end of the mapping. The peer's program
+    /// is not notified.
     ///
     /// # Errors
     /// As [`Socket::send`].
@@ -361,7 +362,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Close: what was sent arrives, see [`Socket::set_linger`]. Calls on other handles end.
+    /// Closes: sent bytes still arrive, see [`Socket::set_linger`]. Calls on other handles end.
     pub fn close(&self) {
         self.0.close();
     }
@@ -391,12 +392,12 @@ impl Socket {
         addr.ok_or(Errno::NOTCONN)
     }
 
-    /// What carries the connection.
+    /// The transport of the connection.
     pub fn path(&self) -> Option<Path> {
         self.0.conn.get().and_then(|conn| conn.path())
     }
 
-    /// The error that has not been told, once: of a connection that could not be made, or that broke.
+    /// Takes the pending error: of a connection that could not be made, or that broke.
     pub fn take_error(&self) -> Option<Errno> {
         if let Some(conn) = self.0.conn.get() {
             return conn.take_error();

@@ -1,4 +1,4 @@
-//! What crosses the wire, byte by byte: see docs/spec/rsockets.md.
+//! The wire format, byte by byte: see docs/spec/rsockets.md.
 
 /// Bytes of a greeting.
 pub const GREETING_LEN: usize = 40;
@@ -86,7 +86,7 @@ pub fn key_and_len(word: u64) -> (u32, u32) {
     (half(0), half(4))
 }
 
-/// What each end says in the private data of the connection's start-up.
+/// The private data of the connection's start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// The order of bytes in its memory.
@@ -103,14 +103,14 @@ pub struct Greeting {
     pub kin: Option<Kin>,
 }
 
-/// What only we say to each other.
+/// The part that only weft sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kin {
     /// Data may be announced by the immediate data of its Write.
     pub immediate: bool,
 }
 
-/// Why what came is no greeting.
+/// The reason why a greeting is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadGreeting {
     /// It is cut off.
@@ -197,7 +197,7 @@ pub fn to_scale(count: u16) -> u8 {
     }
 }
 
-/// What [`to_scale`] made.
+/// The inverse of [`to_scale`].
 pub fn from_scale(scaled: u8) -> u16 {
     if scaled <= 128 {
         u16::from(scaled)
@@ -223,15 +223,15 @@ pub enum Message {
     Credit(u16),
     /// This entry of the iomap table has changed.
     Map(u32),
-    /// The sender neither sends nor receives any more.
+    /// The sender has stopped sending and receiving.
     Disconnect,
     /// The sender sends no more.
     Shutdown,
-    /// The sender is there. (Usually a Write of nothing, which nobody sees.)
+    /// The sender is alive. (Usually an empty Write, which the peer's program does not see.)
     Keepalive,
 }
 
-/// A message that nobody may send.
+/// An invalid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an unknown message, {0:#010x}")]
 pub struct Unknown(pub u32);

@@ -1,13 +1,13 @@
-//! What a connection did, and why.
+//! Statistics of a connection: how it sent, and why.
 
 use weft_verbs::protect::Refused;
 
 use crate::machine::policy::Mode;
 
-/// Where the bytes that were sent on a connection went, and what became of the sends that were to go without a copy.
+/// How the bytes of a connection were sent, and the outcome of the sends that were meant to avoid a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    /// What the program has asked for.
+    /// The mode that the program has selected.
     pub mode: Mode,
     /// Bytes sent through the send buffer (BSDP), and the sends.
     pub buffered_bytes: u64,
@@ -27,11 +27,11 @@ pub struct Ledger {
     pub faults: u64,
     /// Bytes that were copied because the program wrote to them, or could not wait longer.
     pub copied_bytes: u64,
-    /// How often that was, with the lock at the receiver, or before the receiver was told.
+    /// Number of such copies, with the lock at the receiver, or before the receiver was told.
     pub copies: u64,
-    /// How often the receiver had the lock.
+    /// How often the receiver held the lock.
     pub lock_lost: u64,
-    /// How often asynchronous sends were given up for a while, because of too many faults.
+    /// How often asynchronous sends were suspended for a while, because of too many faults.
     pub falls: u64,
     /// Asynchronous sends that became synchronous, by reason.
     pub refused: Reasons,

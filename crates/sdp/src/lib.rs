@@ -12,9 +12,9 @@
 //! * [`machine`]: the protocol, without sockets, clock or memory.
 //! * [`Listener`] and [`Stream`]: sockets over verbs.
 //!
-//! Only memory under a [`RawMemory`](weft_verbs::RawMemory) promise goes without a copy: bytes of a Rust slice are the borrower's again when a
-//! call returns, so they take the send buffer. Memory that was sent asynchronously is to be settled
-//! ([`weft_verbs::protect::settle`]) before it is unmapped, or written by a system call.
+//! Only memory under a [`RawMemory`](weft_verbs::RawMemory) promise is sent without a copy. The bytes of a Rust slice belong to the borrower
+//! again when a call returns, so they go through the send buffer. Before memory that was sent asynchronously is unmapped, or written by a
+//! system call, settle it ([`weft_verbs::protect::settle`]).
 //!
 //! ```
 //! use weft_sdp::{Listener, Options, RecvFlags, Sink, Source, Stream};

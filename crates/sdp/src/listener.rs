@@ -26,7 +26,7 @@ struct Inner {
     bell: Bell,
 }
 
-/// A listening socket. Dropping it resets connections that nobody has accepted.
+/// A listening socket. Dropping it resets connections that were not accepted.
 pub struct Listener {
     inner: Arc<Inner>,
     listening: Option<Listening>,
@@ -89,7 +89,7 @@ impl Listener {
         Ok(Stream::of(conn, bell))
     }
 
-    /// Whether a connection waits.
+    /// Whether a connection waits to be accepted.
     pub fn is_ready(&self) -> bool {
         self.inner.backlog.is_ready()
     }

@@ -1,4 +1,4 @@
-//! What can be set on a stream before it is connected.
+//! Options that are set on a stream before it is connected.
 
 use std::time::Duration;
 
@@ -25,14 +25,14 @@ pub struct Options {
     /// Threads that may have to wait for a buffer among 32 asynchronous sends, before these are given up for a while. Default 16; more
     /// than 32: never given up.
     pub fault_limit: u32,
-    /// How long a synchronous send, and a thread that writes to a buffer in flight, wait for a receiver that does not come: then the bytes are
-    /// copied. `None`: for ever. Default 100 ms.
+    /// How long a synchronous send, or a thread that writes to a buffer in flight, waits for a receiver that does not fetch. Then the bytes
+    /// are copied. `None`: without a limit. Default 100 ms.
     pub patience: Option<Duration>,
     /// Bytes of such copies that may exist at a time. Default 16 MiB.
     pub copies: usize,
     /// Receives that wait open their memory to the peer (SINK AVAIL). Default true; not in [`Mode::Bsdp`].
     pub sinks: bool,
-    /// How the connection is made.
+    /// Parameters of the connection.
     pub link: LinkOptions,
 }
 

@@ -1,4 +1,4 @@
-//! Connected streams: what a program calls.
+//! Connected streams.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,7 +20,7 @@ use crate::driver::Conn;
 use crate::ledger::Ledger;
 use crate::{Mode, Options, RecvFlags, Sink, Source};
 
-/// How long a close waits for what has not arrived yet, unless the program has said.
+/// The default time for which a close waits for bytes that have not arrived.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connected stream. Clones are handles of the same one; it is closed when the last one is dropped, or before.
@@ -142,8 +142,8 @@ impl Stream {
         self.open()?.send_urgent(byte, wait)
     }
 
-    /// Receive what there is, up to the place of an urgent byte; 0 at the end of the stream. Bytes that are to be fetched from the sender's memory count
-    /// as there: a call that does not wait fetches them, too.
+    /// Receives the available bytes, up to the place of an urgent byte; 0 at the end of the stream. Bytes in the sender's memory count as available: a
+    /// call that does not wait fetches them, too.
     ///
     /// # Errors
     /// `EAGAIN`, `EINTR`, `ECONNRESET`, `EBADF` after the close.
@@ -161,12 +161,12 @@ impl Stream {
         self.open()?.take_urgent(peek)
     }
 
-    /// Whether the next byte to receive is the one behind the urgent one (`sockatmark`).
+    /// Whether the next byte to receive is the one after the urgent one (`sockatmark`).
     pub fn at_mark(&self) -> bool {
         self.0.conn.at_mark()
     }
 
-    /// Whether urgent bytes stay in the stream (`SO_OOBINLINE`), from those on that come after this.
+    /// Sets whether later urgent bytes stay in the stream (`SO_OOBINLINE`).
     pub fn set_oob_inline(&self, inline: bool) {
         self.0.conn.set_inline(inline);
     }
@@ -176,12 +176,12 @@ impl Stream {
         self.0.conn.readable()
     }
 
-    /// Whether a send would begin now.
+    /// Whether a send would start now.
     pub fn is_writable(&self) -> bool {
         self.0.conn.may_send()
     }
 
-    /// How large sends move their bytes from now on.
+    /// Sets how large sends move their bytes from now on.
     pub fn set_mode(&self, mode: Mode) {
         self.0.conn.set_mode(mode);
     }
@@ -191,7 +191,7 @@ impl Stream {
         self.0.conn.mode()
     }
 
-    /// What the connection did, and why.
+    /// The statistics of the connection.
     pub fn ledger(&self) -> Ledger {
         self.0.conn.ledger()
     }
@@ -201,22 +201,22 @@ impl Stream {
         *self.0.conn.options()
     }
 
-    /// Whether calls return `EAGAIN` rather than wait.
+    /// Sets whether calls return `EAGAIN` instead of waiting.
     pub fn set_nonblocking(&self, on: bool) {
         self.0.waits.nonblocking.store(on, Ordering::Relaxed);
     }
 
-    /// How long sends wait: then they return `EAGAIN`, or what was sent. `None`, as at first: for ever.
+    /// Sets the time limit of sends, after which they return `EAGAIN`, or what was sent. `None`, the default: no limit.
     pub fn set_send_timeout(&self, limit: Option<Duration>) {
         self.0.waits.send.set(limit);
     }
 
-    /// How long receives wait: then they return `EAGAIN`, or what was received. `None`, as at first: for ever.
+    /// Sets the time limit of receives, after which they return `EAGAIN`, or what was received. `None`, the default: no limit.
     pub fn set_recv_timeout(&self, limit: Option<Duration>) {
         self.0.waits.recv.set(limit);
     }
 
-    /// How long a close waits until everything has arrived: `None` 10 s; zero: not at all, and the peer sees a reset.
+    /// Sets how long a close waits until everything has arrived. `None`: 10 s; zero: not at all, and the peer sees a reset.
     pub fn set_linger(&self, linger: Option<Duration>) {
         *lock(&self.0.linger) = linger;
     }
@@ -236,7 +236,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Close: what was sent arrives, see [`Stream::set_linger`]. The memory of all sends is the program's own from the return on.
+    /// Closes: sent bytes still arrive, see [`Stream::set_linger`]. After the return the program owns the memory of all sends again.
     pub fn close(&self) {
         self.0.close();
     }
@@ -251,17 +251,17 @@ impl Stream {
         self.0.conn.peer_addr()
     }
 
-    /// What carries the connection.
+    /// The transport of the connection.
     pub fn path(&self) -> Option<Path> {
         self.0.conn.path()
     }
 
-    /// The error that has not been told, once: of a connection that broke (`SO_ERROR`).
+    /// Takes the pending error, of a connection that broke (`SO_ERROR`).
     pub fn take_error(&self) -> Option<Errno> {
         self.0.conn.take_error()
     }
 
-    /// What it is ready for now.
+    /// The present readiness.
     pub fn ready(&self) -> PollFlags {
         self.0.conn.ready()
     }

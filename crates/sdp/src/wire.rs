@@ -1,4 +1,4 @@
-//! What crosses the wire, byte by byte: see docs/spec/sdp.md. All numbers are big-endian.
+//! The wire format, byte by byte: see docs/spec/sdp.md. All numbers are big-endian.
 
 /// Bytes of a greeting.
 pub const HELLO_LEN: usize = 32;
@@ -18,7 +18,7 @@ pub const MAX_SOURCES: u16 = 1024;
 const MAGIC: [u8; 4] = *b"wSDP";
 const VERSION: u8 = 1;
 
-/// What each end says in the private data of the connection's start-up.
+/// The private data of the connection's start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Receives that it has posted.
@@ -35,7 +35,7 @@ pub struct Hello {
     pub lock_key: u32,
 }
 
-/// Why what came is no greeting.
+/// The reason why a greeting is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadHello {
     /// It is cut off, or something else.
@@ -118,7 +118,7 @@ impl Input<'_> {
     }
 }
 
-/// Memory of the one who speaks, opened to the other end.
+/// Memory of the sender of the message, opened to the receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Buffer {
     /// Its first byte.
@@ -129,7 +129,7 @@ pub struct Buffer {
     pub len: u32,
 }
 
-/// What a message says.
+/// The contents of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Body {
     /// Bytes of the stream follow the header; without any, it only returns credits. `urgent`: the last one is urgent.
@@ -162,7 +162,7 @@ pub enum Body {
     },
     /// SINK AVAIL: the next bytes of the stream may be written here, if the stream is still at `position`.
     SinkAvail {
-        /// Bytes of the stream that the receiver knows of.
+        /// The number of stream bytes that the receiver knows of.
         position: u64,
         /// Where.
         at: Buffer,
@@ -174,13 +174,13 @@ pub enum Body {
     },
     /// The receiver gives the sink back.
     SinkAvailCancel,
-    /// It is not used any more.
+    /// The sink is no longer in use.
     SinkCancelAck,
     /// No more bytes of this direction (half close).
     DisConn,
 }
 
-/// A message: what it says, and what each says of sequence and credits.
+/// A message: its contents, and the sequence and credit fields that each message has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
     /// Urgent bytes wait that have not been sent yet (`OOB_PEND`).
@@ -191,11 +191,11 @@ pub struct Message {
     pub seq: u32,
     /// Number of the last message that the sender has received (`mseq_ack`).
     pub ack: u32,
-    /// What it says.
+    /// The contents.
     pub body: Body,
 }
 
-/// Why what came is no message.
+/// The reason why a message is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
     /// It is shorter or longer than it says.
@@ -394,7 +394,7 @@ impl Input<'_> {
 
 /// The state of a source's lock: a word of the receiver's memory, in the order of bytes that atomics have (the host's).
 pub mod locks {
-    /// Nobody has it.
+    /// The lock is free.
     pub const FREE: u64 = 0;
     /// The receiver fetches.
     pub const READER: u64 = 1;

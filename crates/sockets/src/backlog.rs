@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::bell::Bell;
 use crate::lock::lock;
 
-/// Connections that nobody has accepted yet.
+/// Connections that wait to be accepted.
 pub struct Backlog<T> {
     most: usize,
     state: Mutex<State<T>>,
@@ -69,12 +69,12 @@ impl<T> Backlog<T> {
         state.ready.pop_front().map(Ok)
     }
 
-    /// Whether one waits.
+    /// Whether a connection waits.
     pub fn is_ready(&self) -> bool {
         !lock(&self.state).ready.is_empty()
     }
 
-    /// No more are taken. Those that nobody has accepted.
+    /// Closes the backlog, and returns the connections that were not accepted.
     pub fn close(&self) -> VecDeque<T> {
         let mut state = lock(&self.state);
         state.closed = true;

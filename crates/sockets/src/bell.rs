@@ -1,4 +1,4 @@
-//! What wakes those who wait for a socket together with other things: a descriptor that is readable once something has changed.
+//! A bell wakes threads that wait for a socket together with other descriptors: its descriptor becomes readable when something has changed.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use weft_verbs::Signal;
 
 use crate::lock::lock;
 
-/// Silent, and without a system call, while nobody sleeps at it.
+/// Ringing it makes no system call while no thread sleeps on it.
 pub struct Bell {
     signal: Signal,
     sleepers: Mutex<Sleepers>,
@@ -18,9 +18,9 @@ pub struct Bell {
 #[derive(Default)]
 struct Sleepers {
     count: u32,
-    /// How often it has rung.
+    /// The number of rings.
     rings: u64,
-    /// Those who have not heard the last ring yet.
+    /// The number of sleepers that have not seen the last ring.
     deaf: u32,
 }
 
@@ -29,7 +29,7 @@ struct Sleepers {
 pub struct Heard(u64);
 
 impl Bell {
-    /// One that nobody sleeps at.
+    /// A bell without sleepers.
     ///
     /// # Errors
     /// As `eventfd(2)`.
@@ -54,7 +54,7 @@ impl Bell {
         }
     }
 
-    /// Somebody is about to sleep, and looks once more before.
+    /// The calling thread is about to sleep, and checks its condition once more after this call.
     pub fn arm(&self) -> Heard {
         let mut sleepers = lock(&self.sleepers);
         sleepers.count += 1;
@@ -62,7 +62,7 @@ impl Bell {
         Heard(sleepers.rings)
     }
 
-    /// A sleeper is awake, and about to look. The last one clears it: for the others it goes on ringing.
+    /// A sleeper is awake, and about to check its condition. The last one clears the descriptor; it stays readable for the others.
     pub fn hear(&self, heard: &mut Heard) {
         self.hear_under(&mut lock(&self.sleepers), heard);
     }

@@ -1,5 +1,5 @@
-//! What the kinds of sockets over verbs have in common: the program's memory in pieces, how long a call waits and what wakes it, connections and
-//! backlogs, locks, and the numbers of errors. For the crates of the sockets, not for programs.
+//! Code that the kinds of sockets over verbs share: the program's memory in pieces, waiting and wake-ups, connections and backlogs, locks, and
+//! error numbers. For the sockets crates, not for programs.
 #![forbid(unsafe_code)]
 
 pub mod backlog;

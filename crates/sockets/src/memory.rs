@@ -7,7 +7,7 @@ use weft_verbs::{MemError, Mr, RawMemory};
 pub enum Source<'a> {
     /// Bytes of a Rust program.
     Bytes(&'a [u8]),
-    /// Memory that somebody has promised for the time of the call.
+    /// Memory that its owner keeps valid for the time of the call.
     Raw(&'a RawMemory),
 }
 
@@ -15,7 +15,7 @@ pub enum Source<'a> {
 pub enum Sink<'a> {
     /// Bytes of a Rust program.
     Bytes(&'a mut [u8]),
-    /// Memory that somebody has promised for the time of the call.
+    /// Memory that its owner keeps valid for the time of the call.
     Raw(&'a RawMemory),
 }
 
@@ -30,7 +30,7 @@ impl Source<'_> {
 }
 
 impl Sink<'_> {
-    /// Where it is, and its bytes.
+    /// Its address and length.
     pub fn place(&self) -> (*const u8, usize) {
         match self {
             Sink::Bytes(bytes) => (bytes.as_ptr(), bytes.len()),

@@ -1,5 +1,5 @@
-//! What the connections of all kinds of stream sockets have in common: a queue pair, its completions, and a lock whose holder does what
-//! others leave meanwhile.
+//! Code that the connections of all stream sockets share: a queue pair, its completions, and a lock whose holder also does the work that
+//! other threads leave meanwhile.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -18,7 +18,7 @@ use crate::lock::{lock, try_lock};
 /// Completions taken at once.
 const BATCH: usize = 32;
 
-/// What every connection has under its lock.
+/// The state of every connection under its lock.
 pub struct State {
     /// Room for completions and receives, kept from one look to the next.
     wcs: Vec<Wc>,
@@ -47,20 +47,20 @@ impl Default for State {
     }
 }
 
-/// What every connection has beside its lock's content `C`.
+/// The state of every connection, apart from the content `C` of its lock.
 pub struct Base<C> {
     /// The queue pair.
     pub qp: Qp,
     /// Its completions.
     pub cq: Cq,
     core: Mutex<C>,
-    /// Somebody had something for the core while another had the lock.
+    /// Another thread had work for the core while the lock was held.
     pending: AtomicBool,
     /// How the queue pair ended.
     pub end: OnceLock<EndReason>,
     /// Threads in [`Stream::wait_until`].
     waiting: AtomicU32,
-    /// For those who wait for several sockets.
+    /// For threads that wait for several sockets.
     pub bell: Arc<Bell>,
 }
 
@@ -93,7 +93,7 @@ impl<C> Base<C> {
         self.qp.peer_addr()
     }
 
-    /// The program goes to sleep somewhere else: the engine drives.
+    /// The program will sleep elsewhere: the engine drives the connection.
     pub fn leave_it(&self) {
         self.cq.release();
     }
@@ -112,22 +112,22 @@ pub type Lingering<T> = Arc<Mutex<Vec<Arc<T>>>>;
 
 /// A connection of a stream socket. The required methods say what its kind makes of completions.
 pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'static {
-    /// What the lock guards.
+    /// The state under the lock.
     type Core: AsMut<State> + Send;
 
-    /// Whether the peer has greeted. What comes before waits in the completion queue.
+    /// Whether the peer's first message has arrived. Completions before that wait in the queue.
     fn is_established(core: &Self::Core) -> bool;
 
-    /// What a completion means.
+    /// Handles a completion.
     ///
     /// # Errors
-    /// One that ends the whole connection.
+    /// An error that ends the whole connection.
     fn completed(&self, core: &mut Self::Core, wc: &Wc) -> Result<(), Errno>;
 
     /// Completions have been looked at, and the queue pair has ended or not: go on. Says whether others may wait for what changed.
     fn go_on(&self, core: &mut Self::Core, ended: Option<EndReason>) -> bool;
 
-    /// What the connection is ready for.
+    /// The present readiness of the connection.
     fn ready_now(&self, core: &mut Self::Core) -> PollFlags;
 
     /// Let the engine drive `me` whenever something completes.
@@ -237,7 +237,7 @@ pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'stat
         let found = loop {
             let (found, epoch) = self.with(|core| {
                 self.process(core);
-                // Whatever changes from here on makes another epoch.
+                // Later changes make another epoch.
                 (test(core), self.cq.epoch())
             });
             if let Some(found) = found {
@@ -255,7 +255,7 @@ pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'stat
         found
     }
 
-    /// The same whatever signals come. `None`: the time is up.
+    /// The same, but not interrupted by signals. `None`: the time is up.
     fn wait_through<T>(
         &self,
         deadline: Option<Instant>,
@@ -269,7 +269,7 @@ pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'stat
         }
     }
 
-    /// What the connection is ready for; drives it once.
+    /// The readiness of the connection; drives it once.
     fn ready(&self) -> PollFlags {
         self.with(|core| {
             self.drive(core);
@@ -293,7 +293,7 @@ pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'stat
         }
     }
 
-    /// The error that `SO_ERROR` tells once.
+    /// Takes the error for `SO_ERROR`.
     fn take_error(&self) -> Option<Errno> {
         self.with(|core| core.as_mut().error.take())
     }
@@ -302,9 +302,9 @@ pub trait Stream: Deref<Target = Base<Self::Core>> + Send + Sync + Sized + 'stat
 /// Which direction of a connection a program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// What the peer sends is not read any more. (It is not told.)
+    /// Bytes from the peer are discarded. (The peer is not notified.)
     Read,
-    /// Nothing is sent any more.
+    /// Nothing more is sent.
     Write,
     /// Both.
     Both,

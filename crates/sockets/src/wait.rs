@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::bell::Bell;
 
-/// How long a call may take.
+/// The time limit of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// It does not wait.
@@ -26,7 +26,7 @@ impl Wait {
         end.map_or(Wait::Forever, Wait::Until)
     }
 
-    /// Whether it waits at all.
+    /// Whether the call waits at all.
     pub fn waits(self) -> bool {
         self != Wait::Not
     }
@@ -39,10 +39,10 @@ impl Wait {
         }
     }
 
-    /// Look until there is something, and sleep in between until the bell rings.
+    /// Polls `look` until it returns something, and sleeps until the bell rings in between.
     ///
     /// # Errors
-    /// `EAGAIN` when it does not wait, or not any more; `EINTR` when a signal's handler ran.
+    /// `EAGAIN` if the call does not wait, or its time is up; `EINTR` if a signal handler ran.
     pub fn until<T>(self, bell: &Bell, mut look: impl FnMut() -> Option<T>) -> Result<T, Errno> {
         if self == Wait::Not {
             return look().ok_or(Errno::AGAIN);
@@ -101,7 +101,7 @@ impl Limit {
     }
 }
 
-/// How the calls on a socket wait, as its program has set it; at first for ever.
+/// How the calls on a socket wait, as set by its program; by default without a limit.
 #[derive(Debug, Default)]
 pub struct Waits {
     /// They return `EAGAIN` rather than wait.
@@ -121,7 +121,7 @@ impl Waits {
         }
     }
 
-    /// How long a send waits, which is told not to or is not.
+    /// How long a send waits; `dont_wait` is the flag of the call.
     pub fn send_wait(&self, dont_wait: bool) -> Wait {
         self.of(dont_wait, &self.send)
     }

@@ -1,5 +1,5 @@
-//! Who is at the other end of a TCP connection on this host, and who gets a UDP datagram there: the kernel's socket tables, by
-//! `NETLINK_SOCK_DIAG` (`sock_diag(7)`).
+//! The users and sockets at the other end of a TCP connection on this host, and the receiver of a UDP datagram there: the kernel's socket
+//! tables, by `NETLINK_SOCK_DIAG` (`sock_diag(7)`).
 
 use rustix::fs::fstat;
 use rustix::net::{
@@ -37,18 +37,18 @@ struct Entry {
 /// The other end of a TCP connection of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpPeer {
-    /// Who made it, as our user namespace numbers users.
+    /// The user that created it, in the numbering of our user namespace.
     pub uid: u32,
-    /// Its number, which no other socket of this boot has or will have: what `SO_COOKIE` tells its owner.
+    /// Its number, which no other socket of this boot has or will have: the `SO_COOKIE` of its owner.
     pub cookie: u64,
 }
 
-/// The user who made the other end of this connected TCP socket, as our user namespace numbers users. `None` when that end is not an
-/// established socket of a process in our network namespace, when our user namespace does not know the user, or when our own end is not
-/// established any more.
+/// The user that created the other end of this connected TCP socket, in the numbering of our user namespace. `None` if that end is not an
+/// established socket of a process in our network namespace, if our user namespace does not know the user, or if our own end is no longer
+/// established.
 ///
 /// # Errors
-/// Those of a kernel, or a sandbox, that does not tell; `NotConnected`; `InvalidData` for an answer that is not one to our question.
+/// The errors of a kernel, or a sandbox, that does not answer; `NotConnected`; `InvalidData` for an invalid answer.
 pub fn tcp_peer_uid(fd: impl AsFd) -> io::Result<Option<u32>> {
     Ok(tcp_peer(fd)?.map(|peer| peer.uid))
 }
@@ -78,7 +78,7 @@ fn find(own: SocketAddr, peer: SocketAddr) -> io::Result<Option<Entry>> {
     answer(&ask(&request(IPPROTO_TCP, own, peer)?)?, own, peer)
 }
 
-/// What the kernel answers to a request.
+/// Sends a request to the kernel, and returns its answer.
 fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
     let socket = net::socket_with(
         AddressFamily::NETLINK,
@@ -100,9 +100,9 @@ fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
 /// A UDP socket of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpSocket {
-    /// Who made it, as our user namespace numbers users.
+    /// The user that created it, in the numbering of our user namespace.
     pub uid: u32,
-    /// Its number, which no other socket of this boot has or will have: what `SO_COOKIE` tells its owner.
+    /// Its number, which no other socket of this boot has or will have: the `SO_COOKIE` of its owner.
     pub cookie: u64,
 }
 
@@ -111,8 +111,8 @@ pub struct UdpSocket {
 /// namespace knows.
 ///
 /// # Errors
-/// Those of a kernel, or a sandbox, that does not tell; `InvalidInput` for addresses of two families; `InvalidData` for an answer that is not
-/// one to our question.
+/// The errors of a kernel, or a sandbox, that does not answer; `InvalidInput` for addresses of two families; `InvalidData` for an invalid
+/// answer.
 pub fn udp_receiver(from: SocketAddr, to: SocketAddr) -> io::Result<Option<UdpSocket>> {
     let (from, to) = (canonical(from), canonical(to));
     // "Source" and "destination" are those of the datagram here, and not the socket's own and its peer's as for TCP.
@@ -198,7 +198,7 @@ impl Message<'_> {
     }
 }
 
-/// What an answer says; `None`: there is no such socket.
+/// Parses an answer; `None`: there is no such socket.
 fn message(bytes: &[u8]) -> io::Result<Option<Message<'_>>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let word = |at: usize| {
@@ -234,7 +234,7 @@ fn answer(bytes: &[u8], own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<O
         return Ok(None);
     }
     let entry = message.entry();
-    // A socket that no process has open is told as one of user 0.
+    // The kernel reports a socket that no process has open as one of user 0.
     Ok((entry.inode != 0).then_some(entry))
 }
 
@@ -268,7 +268,7 @@ mod tests {
             assert_eq!(tcp_peer_uid(&dialled).unwrap(), Some(us), "{listen} {dial}");
             let cookie = rustix::net::sockopt::socket_cookie(&dialled).unwrap();
             assert_eq!(tcp_peer(&accepted).unwrap().map(|p| p.cookie), Some(cookie));
-            // Closed, and no longer anybody's: the kernel would call it a socket of root.
+            // Closed and without an owner: the kernel would report it as a socket of root.
             drop(dialled);
             assert_eq!(tcp_peer_uid(&accepted).unwrap(), None, "{listen} {dial}");
         }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 bitflags::bitflags! {
-    /// What to be told about a descriptor.
+    /// The events to watch a descriptor for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Interest: u32 {
         /// A read would not block.
@@ -85,7 +85,7 @@ impl Epoll {
         )?)
     }
 
-    /// Changes what is watched for (and re-arms `ONESHOT`).
+    /// Changes the watched events (and re-arms `ONESHOT`).
     ///
     /// # Errors
     /// `NotFound` when the descriptor is not watched.
@@ -160,7 +160,7 @@ impl Epoll {
                 return Ok(n as usize);
             }
             let e = io::Error::last_os_error();
-            // Old kernels do not know the call, and some sandboxes forbid what they do not know.
+            // Old kernels do not have the call, and some sandboxes forbid unknown calls.
             if !matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) {
                 return Err(e);
             }

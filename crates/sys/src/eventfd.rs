@@ -1,4 +1,4 @@
-//! A counter that wakes whoever watches its descriptor.
+//! A counter that wakes threads that watch its descriptor.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;

@@ -1,15 +1,16 @@
-//! What a process has one of, made at its first use, and made anew in a forked child: threads do not cross a fork.
+//! An object of which a process has one, created at its first use, and created again in a forked child, because threads do not survive a
+//! fork.
 //!
 //! # Safety
 //!
-//! Slots are leaked before they are shown, so references to them stay good.
+//! Slots are leaked before they are published, so references to them stay valid.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One `T` per process, for a `static`. A child that is forked while another thread of the parent is making the parent's waits for nobody: locks are a
-/// process's own as well.
+/// One `T` per process, for a `static`. If a child is forked while another thread of the parent creates the parent's object, the child does not wait
+/// for it: locks belong to a process as well.
 pub struct PerProcess<T>(AtomicPtr<Slot<T>>);
 
 struct Slot<T> {
@@ -63,7 +64,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
                 // SAFETY: stored and leaked just now.
                 Ok(_) => return unsafe { &*ours },
                 Err(other) => {
-                    // SAFETY: nobody else has seen it.
+                    // SAFETY: no other thread has seen it.
                     drop(unsafe { Box::from_raw(ours) });
                     seen = other;
                 }

@@ -1,9 +1,8 @@
 //! System calls, and what preload libraries share.
 //!
-//! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
-//! [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), who is at their other end ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings
-//! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`liveness`]), what a forked child must make anew
-//! ([`PerProcess`]), network interfaces of ours ([`tun`]), and what the machine allows ([`limits`], [`cpu`]).
+//! All calls of the kernel are here: readiness ([`Epoll`], [`EventFd`], [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), the identity of
+//! their peers ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`liveness`]),
+//! objects that a forked child must create again ([`PerProcess`]), network interfaces ([`tun`]), and the machine's limits ([`limits`], [`cpu`]).
 //! Preload libraries find the functions behind theirs by [`mod@next`].
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers

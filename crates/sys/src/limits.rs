@@ -1,4 +1,4 @@
-//! What this process may use.
+//! The resource limits of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -1,4 +1,4 @@
-//! Whether a peer's address space is still the one that we met.
+//! Whether a peer's address space is still that of the process at the handshake.
 //!
 //! A process number says little: its process may have ended and another got the number, or the same
 //! process may run another program since `exec`. But the kernel, when a thread ends or calls `exec`,
@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 const PAGE: usize = 4096;
-/// The kernel's bits of a futex word: somebody waits; the owner died; the owner's thread number.
+/// The kernel's bits of a futex word: there is a waiter; the owner died; the owner's thread number.
 const OWNER_DIED: u32 = 0x4000_0000;
 const TID: u32 = 0x3fff_ffff;
 
@@ -100,7 +100,7 @@ impl Liveness {
         Ok(liveness)
     }
 
-    /// For a peer's [`PeerLiveness::open`]; nobody can write through it.
+    /// For a peer's [`PeerLiveness::open`]; the descriptor does not allow writing.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -2,8 +2,7 @@
 //!
 //! # Safety
 //!
-//! Mapping is safe (nobody has the address yet); unmapping and locking name memory that others may
-//! use, and are `unsafe`.
+//! Mapping is safe (no other code has the address yet); unmapping and locking name memory that other code may use, and are `unsafe`.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -57,10 +56,11 @@ pub unsafe fn unlock(ptr: NonNull<u8>, len: usize) -> io::Result<()> {
     unsafe { rustix::mm::munlock(ptr.as_ptr().cast(), len) }.map_err(io::Error::from)
 }
 
-/// Makes the pages of a range present, as reading or writing a byte of each would, without a signal where that cannot be. No byte changes.
+/// Makes the pages of a range present, as reading or writing a byte of each would, but without a signal if that is impossible. No byte
+/// changes.
 ///
 /// # Errors
-/// `ENOMEM` where nothing is mapped, `EFAULT` or `EHWPOISON` where a page is not to be had for this, `EINVAL` for memory of devices, and for
+/// `ENOMEM` if nothing is mapped, `EFAULT` or `EHWPOISON` if a page cannot be accessed in this way, `EINVAL` for memory of devices, and for
 /// everything before Linux 5.14.
 pub fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
     let first = addr & !(rustix::param::page_size() - 1);
@@ -80,12 +80,12 @@ pub fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
     crate::raw::retry(|| unsafe { libc::madvise(first, whole, advice) }.into()).map(drop)
 }
 
-/// What a huge page is taken to be.
+/// The assumed size of a huge page.
 const HUGE: usize = 2 << 20;
 
-/// Asks for huge pages for those of these bytes that make up whole ones: what is touched from now on comes in them, and the kernel joins small
-/// pages that are there already when it has the time. Only advice, which changes no byte: memory of other kinds, and a system without huge
-/// pages, stay as they are. It does nothing for less than a huge page.
+/// Asks for huge pages for the bytes that make up whole ones: later accesses get them, and the kernel joins present small pages when it has
+/// time. It is only advice and changes no byte: memory of other kinds, and systems without huge pages, are not affected. It does nothing for
+/// less than a huge page.
 pub fn prefer_huge_pages(ptr: NonNull<u8>, len: usize) {
     let skip = ptr.as_ptr().align_offset(HUGE);
     let whole = len.saturating_sub(skip) / HUGE * HUGE;

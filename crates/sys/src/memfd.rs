@@ -32,9 +32,8 @@ pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A new file of `len` zero bytes that only the mapping returned can write: nobody, whoever gets the
-/// descriptor, can map it for writing or write to it any more (`F_SEAL_FUTURE_WRITE`). Its size is sealed
-/// too; it is closed on exec.
+/// A new file of `len` zero bytes that only the returned mapping can write: a process that gets the descriptor cannot write to it or map it
+/// for writing (`F_SEAL_FUTURE_WRITE`). Its size is sealed too; it is closed on exec.
 ///
 /// # Errors
 /// As [`create`], and `EINVAL` before Linux 5.1.
@@ -50,9 +49,9 @@ pub fn create_owned(name: &str, len: usize) -> io::Result<(OwnedFd, Mapping)> {
     Ok((fd, mapping))
 }
 
-/// A second descriptor of a memory file that cannot be written or mapped for writing. The file's mode
-/// becomes 0400, so that whoever gets the descriptor cannot open it again for writing either, unless
-/// they run as root, or as the very user who made the file and change its mode back.
+/// A second descriptor of a memory file that cannot be written or mapped for writing. The file's mode becomes 0400, so that a process that
+/// gets the descriptor cannot open it again for writing either, unless it runs as root, or as the user that made the file and changes its
+/// mode back.
 ///
 /// # Errors
 /// `NotFound` without a mounted `/proc`, `EMFILE`.
@@ -62,7 +61,7 @@ pub fn reader(fd: impl AsFd) -> io::Result<OwnedFd> {
     Ok(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The file's mode becomes 0400: nobody can open it again for writing, but for those whom [`reader`] names.
+/// Changes the file's mode to 0400: it cannot be opened again for writing, with the exceptions of [`reader`].
 ///
 /// # Errors
 /// Those of `fchmod(2)`.
@@ -90,7 +89,7 @@ pub fn create_growing(name: &str) -> io::Result<OwnedFd> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::SEAL)?;
-    // The kernel counts writers of what was opened by a name, and not of what memfd_create made.
+    // The kernel counts the writers of a file that was opened by a name, but not of one from memfd_create.
     reopen(&fd, OFlags::RDWR)
 }
 
@@ -110,16 +109,16 @@ pub fn reopen(fd: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
 pub fn grow(fd: impl AsFd, len: u64) -> io::Result<()> {
     within_limit(len)?;
     match ftruncate(&fd, len) {
-        // Somebody else has made it longer.
+        // Another process has extended it.
         Err(rustix::io::Errno::PERM) if fstat(&fd)?.st_size as u64 >= len => Ok(()),
         done => Ok(done?),
     }
 }
 
-/// Whether nobody but this description has the file open (or mapped through another one): the kernel gives a write lease (`fcntl(2)`) only then.
+/// Whether only this description has the file open (or mapped): the kernel grants a write lease (`fcntl(2)`) only then.
 ///
 /// # Errors
-/// Those of `F_SETLEASE` other than that it is not given.
+/// The errors of `F_SETLEASE`, except that the lease is refused.
 pub fn is_ours_alone(fd: impl AsFd) -> io::Result<bool> {
     let set = |lease: libc::c_int| {
         // SAFETY: takes two numbers, touches no memory of ours.
@@ -167,7 +166,7 @@ pub fn check(fd: impl AsFd) -> io::Result<u64> {
     u64::try_from(fstat(&fd)?.st_size).map_err(|_| bad("a negative size"))
 }
 
-/// What `statfs` says of memory files (`TMPFS_MAGIC`).
+/// The `statfs` type of memory files (`TMPFS_MAGIC`).
 const TMPFS: i64 = 0x0102_1994;
 
 fn bad(why: &'static str) -> io::Error {
@@ -176,8 +175,7 @@ fn bad(why: &'static str) -> io::Error {
 
 /// Bytes that are mapped (of a file always `MAP_SHARED`), unmapped on drop.
 ///
-/// Whoever else has the file may change the bytes at any time: reach them through atomics
-/// and racing copies only.
+/// Others with the file may change the bytes at any time: access them through atomics and racing copies only.
 #[derive(Debug)]
 pub struct Mapping {
     ptr: NonNull<u8>,
@@ -232,10 +230,10 @@ impl Mapping {
         Mapping::made(ptr, len)
     }
 
-    /// Once more what the program has mapped for others too at `addr`, a multiple of the page size.
+    /// A second mapping of shared memory that the program has mapped at `addr`, a multiple of the page size.
     ///
     /// # Errors
-    /// `EINVAL` where the mapping is private, `EFAULT` where there is none.
+    /// `EINVAL` if the mapping is private, `EFAULT` if there is none.
     pub fn again(addr: usize, len: usize) -> io::Result<Mapping> {
         let old = std::ptr::with_exposed_provenance_mut(addr);
         // SAFETY: a length of 0 leaves the old mapping as it is, and makes a new one at an address of the kernel's choice.

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! The mapping is this value's own from `new` to `drop`, and nobody else has its address.
+//! The mapping belongs to this value from `new` to `drop`, and no other code has its address.
 
 use rustix::mm::{Advice, madvise};
 use std::io;
@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use crate::map;
 
-/// What a huge page is taken to be.
+/// The assumed size of a huge page.
 const HUGE: usize = 2 << 20;
 
 /// An anonymous private mapping.

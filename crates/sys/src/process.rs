@@ -20,10 +20,10 @@ use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A descriptor that goes on standing for this one process, whoever gets its number next.
+/// A descriptor that refers to this process permanently, even if its number is reused.
 ///
 /// # Errors
-/// `ESRCH` when there is no such process, `EMFILE`.
+/// `ESRCH` if there is no such process, `EMFILE`.
 pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
@@ -46,7 +46,7 @@ pub fn keep_files(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Has the kernel kill the program when the thread that starts it ends, in whatever way. A program that takes other rights at its start is let off.
+/// Makes the kernel kill the program when the thread that starts it ends. Does not apply to a program that changes its rights at its start.
 pub fn end_with_us(command: &mut Command) -> &mut Command {
     let ours = rustix::process::getpid();
     // SAFETY: between fork and exec there are two system calls with numbers alone, which are safe after a fork, and nothing is allocated.
@@ -68,7 +68,7 @@ pub fn uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether the process has not ended yet (a process that ended is dead before its parent asks).
+/// Whether the process is alive (a process that ended counts as dead before its parent waits for it).
 pub fn pidfd_alive(fd: impl AsFd) -> bool {
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     let now = Timespec {
@@ -78,17 +78,17 @@ pub fn pidfd_alive(fd: impl AsFd) -> bool {
     rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now))).is_ok_and(|ready| ready == 0)
 }
 
-/// A number that no other process gets until the system starts anew; `None` before Linux 6.9.
+/// A number that no other process gets until the next boot; `None` before Linux 6.9.
 pub fn pidfd_number(fd: impl AsFd) -> Option<u64> {
-    // What `statfs` says of descriptors of processes (`PID_FS_MAGIC`).
+    // The `statfs` type of process descriptors (`PID_FS_MAGIC`).
     const PIDFS: i64 = 0x5049_4446;
     let is_own_file = rustix::fs::fstatfs(&fd).is_ok_and(|fs| fs.f_type == PIDFS);
     let inode = || rustix::fs::fstat(&fd).ok().map(|stat| stat.st_ino);
     is_own_file.then(inode).flatten()
 }
 
-/// Whether the process is in our user namespace, as far as the kernel tells us: it says nothing of a process that we may not
-/// inspect (`PTRACE_MODE_READ`), be it in another one, of more rights than ours, or not dumpable.
+/// Whether the process is in our user namespace, as far as the kernel shows: it shows nothing of a process that we may not inspect
+/// (`PTRACE_MODE_READ`), because it is in another namespace, has more rights, or is not dumpable.
 pub fn shares_user_namespace(pidfd: impl AsFd) -> bool {
     let pidfd = pidfd.as_fd();
     let theirs = namespace_by_descriptor(pidfd).or_else(|_| namespace_by_number(pidfd));
@@ -96,7 +96,7 @@ pub fn shares_user_namespace(pidfd: impl AsFd) -> bool {
     theirs.is_ok_and(|theirs| ours.is_ok_and(|ours| theirs == ours))
 }
 
-/// What tells one namespace from another.
+/// The identity of a namespace.
 type Namespace = (u64, u64);
 
 fn namespace_at(path: &str) -> io::Result<Namespace> {
@@ -104,7 +104,7 @@ fn namespace_at(path: &str) -> io::Result<Namespace> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Since Linux 6.11, of processes too for which we have no number.
+/// Since Linux 6.11, also for processes without a number in our namespace.
 fn namespace_by_descriptor(pidfd: BorrowedFd<'_>) -> io::Result<Namespace> {
     const PIDFD_GET_USER_NAMESPACE: libc::c_ulong = 0xff09;
     let fd = pidfd.as_raw_fd();
@@ -155,8 +155,8 @@ pub fn read_memory(pid: u32, addr: u64, into: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// Copies from the `remote` ranges of another process to the `local` ones of ours, both in order.
-/// Returns the bytes copied: fewer than asked when a later range is bad.
+/// Copies from the `remote` ranges of another process to our `local` ranges, both in order. Returns the bytes copied: fewer than requested
+/// if a later range is invalid.
 ///
 /// # Errors
 /// `EPERM` unless we may trace the process, `ESRCH` without such a process, `EFAULT` when the first byte
@@ -179,8 +179,8 @@ pub unsafe fn vm_readv(
 /// As [`vm_readv`].
 ///
 /// # Safety
-/// Each range of `local` must stay readable for the duration of the call. What the other process makes of
-/// its bytes is its matter; the process must not be this one unless nothing refers to the remote ranges.
+/// Each range of `local` must stay readable for the duration of the call. The other process is responsible for its own bytes; it must not
+/// be this process unless no reference to the remote ranges exists.
 pub unsafe fn vm_writev(
     pid: u32,
     local: &[libc::iovec],
@@ -210,7 +210,7 @@ unsafe fn vm(
     })
 }
 
-/// Whether there is no such process any more, or only what is left of it until its parent asks. Async-signal-safe; allocates nothing.
+/// Whether there is no such process, or only a zombie. Async-signal-safe; allocates nothing.
 pub fn is_gone(pid: u32) -> bool {
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return true;
@@ -234,7 +234,7 @@ pub fn is_gone(pid: u32) -> bool {
     written.is_ok() && is_left_over(&text[..n])
 }
 
-/// Whether a text of `/proc/PID/stat` is of a process without threads that run: its first thread can end before the others.
+/// Whether a text of `/proc/PID/stat` is of a process without running threads: its first thread can end before the others.
 fn is_left_over(stat: &[u8]) -> bool {
     let Some(end) = stat.iter().rposition(|&byte| byte == b')') else {
         return false;
@@ -246,7 +246,7 @@ fn is_left_over(stat: &[u8]) -> bool {
     matches!(state, Some(b"Z" | b"X")) && matches!(threads, Some(b"0" | b"1"))
 }
 
-/// Tells the process that made it from its children by `fork`, without a system call.
+/// Distinguishes the process that made it from its children by `fork`, without a system call.
 #[derive(Debug)]
 pub struct Birthmark(NonNull<u8>);
 

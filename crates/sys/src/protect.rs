@@ -60,7 +60,7 @@ const RING_AGAIN: Duration = Duration::from_millis(10);
 // A zone's state: its age, its phase, and the number of its holds.
 const PHASE: u64 = 3 << 30;
 const FREE: u64 = 0;
-/// Somebody changes the protection, with signals blocked.
+/// A thread is changing the protection, with signals blocked.
 const CHANGING: u64 = 1 << 30;
 /// Protected.
 const OPEN: u64 = 2 << 30;
@@ -83,7 +83,7 @@ pub enum Refused {
     Busy,
     /// There are no more zones, or a zone has too many holders.
     Full,
-    /// The program has put a handler of `SIGSEGV` in the place of ours.
+    /// The program has replaced our handler of `SIGSEGV`.
     Handler,
     /// The system refused.
     System,
@@ -116,7 +116,7 @@ struct Zone {
     bells: [AtomicI32; BELLS],
     /// It is of a shared mapping.
     shared: AtomicBool,
-    /// Where else it is mapped, and protected as well; from 0 to 0: nowhere.
+    /// Its other mappings, which are protected as well; from 0 to 0: none.
     aliases: [(AtomicUsize, AtomicUsize); ALIASES],
 }
 
@@ -161,13 +161,13 @@ impl Zone {
         )
     }
 
-    /// Wake those who wait.
+    /// Wakes waiting threads.
     fn wake(&self) {
         self.word.fetch_add(1, Ordering::SeqCst);
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
-    /// Mark it as wanted, and tell its holders. Async-signal-safe.
+    /// Marks it as wanted, and notifies its holders. Async-signal-safe.
     fn want(&self) {
         self.wanted.store(1, Ordering::SeqCst);
         for bell in &self.bells {
@@ -203,8 +203,8 @@ impl Zone {
         let _ = futex::wait(&self.word, futex::Flags::PRIVATE, seen, Some(&limit));
     }
 
-    /// Take the protection away from a zone without holds whose state is `state`: false when somebody was faster. Signals must
-    /// be blocked: a handler of the program that faults here would wait for its own thread. Async-signal-safe.
+    /// Removes the protection of a zone without holds whose state is `state`: false if another thread was faster. Signals must be blocked:
+    /// a handler of the program that faults here would wait for its own thread. Async-signal-safe.
     fn lift(&self, state: u64) -> Lifted {
         let changing = state & !PHASE | CHANGING;
         if self
@@ -278,7 +278,7 @@ enum Lifted {
 static ZONES: [Zone; MOST_ZONES] = [const { Zone::new() }; MOST_ZONES];
 /// Slots from here on have never been used.
 static HIGH: AtomicUsize = AtomicUsize::new(0);
-/// Tells the process that guards from its children; leaked.
+/// Distinguishes the process that guards from its children; leaked.
 static MARK: AtomicPtr<Birthmark> = AtomicPtr::new(null_mut());
 /// Faults that the handler has dealt with.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
@@ -310,7 +310,7 @@ pub fn in_child() {
     }
 }
 
-/// What has happened in this process.
+/// The counters of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Faults of threads that wrote to a zone.
@@ -319,7 +319,7 @@ pub struct Counters {
     pub lifts: u64,
 }
 
-/// What has happened in this process.
+/// The counters of this process.
 pub fn counters() -> Counters {
     Counters {
         faults: FAULTS.load(Ordering::Relaxed),
@@ -331,7 +331,7 @@ fn in_use() -> &'static [Zone] {
     &ZONES[..HIGH.load(Ordering::Acquire).min(MOST_ZONES)]
 }
 
-/// Whether the zones are this process's, and not those of a parent.
+/// Whether the zones belong to this process, and not to a parent.
 fn is_here() -> bool {
     let mark = MARK.load(Ordering::Acquire);
     // SAFETY: null, or leaked before it was stored.
@@ -346,7 +346,7 @@ fn unprotect(start: usize, end: usize) -> bool {
     unsafe { rustix::mm::mprotect(at, end - start, rights) }.is_ok()
 }
 
-/// What somebody who changes the table has.
+/// The right to change the table.
 struct Table(());
 
 fn table() -> Arc<Mutex<Table>> {
@@ -389,7 +389,7 @@ impl Table {
         zone.bells[0].store(bell, Ordering::Release);
         zone.shared.store(part.is_some(), Ordering::SeqCst);
         zone.state.store(age | CHANGING, Ordering::SeqCst);
-        // After the state: who makes a new name for it, or shares it, waits from now on until this is done.
+        // After the state: a thread that creates another mapping of it, or shares it, waits from now on until this is done.
         if let Some(part) = part
             && let Err(why) = shared::enter(&part, zone)
         {
@@ -514,7 +514,7 @@ impl Drop for SignalsBlocked {
     }
 }
 
-/// Bytes of a zone are on their way while it lives. Its zone stays protected afterwards, until somebody writes to it.
+/// A hold: bytes of a zone are in flight while it lives. The zone stays protected afterwards, until a thread writes to it.
 #[derive(Debug)]
 pub struct Hold {
     zone: &'static Zone,
@@ -548,7 +548,7 @@ impl Hold {
         self.zone.wanted.load(Ordering::SeqCst) != 0
     }
 
-    /// The pages had to be protected for it: they were not any more, or never before.
+    /// Whether the pages had to be protected for it, because they were not protected.
     pub fn is_fresh(&self) -> bool {
         self.fresh
     }
@@ -579,8 +579,8 @@ pub fn page_size() -> usize {
 /// [`Refused`]: nothing has changed.
 ///
 /// # Safety
-/// The pages must stay mapped, with the rights that they have, until [`settle`] has returned for them: whoever unmaps them or changes
-/// their protection settles them before. Nobody but those who may be made to wait writes to them.
+/// The pages must stay mapped, with their rights, until [`settle`] has returned for them: code that unmaps them or changes their protection
+/// settles them first. Only threads that may be made to wait write to them.
 pub unsafe fn guard(start: NonNull<u8>, len: usize, bell: BorrowedFd<'_>) -> Result<Hold, Refused> {
     // SAFETY: the caller's promise.
     unsafe { guard_for(start, len, bell.as_raw_fd()) }
@@ -610,8 +610,8 @@ unsafe fn guard_for(start: NonNull<u8>, len: usize, bell: RawFd) -> Result<Hold,
     Table::guard(start, end, bell)
 }
 
-/// Wait until nothing of the range is on its way, and make it writable. Those who unmap, remap or protect memory, or have a system call write
-/// to it, call it before. Must not be called by a thread that others need to end their holds.
+/// Waits until nothing of the range is in flight, and makes it writable. Call it before memory is unmapped, remapped or protected, or written
+/// by a system call. A thread that other threads need to end their holds must not call it.
 pub fn settle(start: *const u8, len: usize) {
     let start = start.addr();
     let end = start.saturating_add(len);
@@ -636,7 +636,7 @@ pub fn is_guarded(start: *const u8, len: usize) -> bool {
         .any(|zone| zone.state.load(Ordering::SeqCst) & PHASE != FREE && zone.overlaps(start, end))
 }
 
-/// This descriptor is about to be closed: no handler rings it any more.
+/// This descriptor will be closed: no handler rings it any more.
 pub fn forget_bell(bell: BorrowedFd<'_>) {
     for zone in in_use() {
         for slot in &zone.bells {

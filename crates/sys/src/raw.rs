@@ -42,8 +42,7 @@ fn message(iov: &[libc::iovec]) -> libc::msghdr {
 /// at once (`MSG_MORE`). Returns the bytes taken, which may be fewer than offered.
 ///
 /// # Errors
-/// `WouldBlock` when the socket's buffer is full; `BrokenPipe` (no signal) and `ConnectionReset`
-/// when the peer is gone.
+/// `WouldBlock` if the socket's buffer is full; `BrokenPipe` (no signal) and `ConnectionReset` if the peer has closed.
 ///
 /// # Safety
 /// Each range of `iov` must stay readable for the duration of the call.
@@ -74,7 +73,7 @@ pub unsafe fn send_raw(fd: BorrowedFd<'_>, iov: &[libc::iovec], more: bool) -> i
 /// socket does not make it wait.
 ///
 /// # Errors
-/// As [`send_raw`], but a peer that is gone is a `SIGPIPE` for a process that does not ignore it.
+/// As [`send_raw`], but if the peer has closed, a process that does not ignore `SIGPIPE` gets it.
 pub fn send_file(
     fd: BorrowedFd<'_>,
     file: BorrowedFd<'_>,

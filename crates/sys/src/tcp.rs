@@ -24,13 +24,13 @@ fn socket(addr: SocketAddr) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// How an address is taken.
+/// Options for binding an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BindOptions {
     /// An IPv6 socket takes IPv6 peers only; else IPv4 peers come in too, as mapped addresses (`::ffff:a.b.c.d`). Default true.
     pub v6_only: bool,
-    /// Others may take the same port, as long as nobody listens on it. Default true. A port whose old connections are still
-    /// fading can be taken in any case.
+    /// Other sockets may bind the same port, as long as none listens on it. Default true. A port whose old connections are in TIME-WAIT can
+    /// be bound in any case.
     pub share: bool,
 }
 
@@ -43,7 +43,7 @@ impl Default for BindOptions {
     }
 }
 
-/// Listens on an address (port 0: one the kernel picks), as [`bind`] takes it unless told.
+/// Listens on an address (port 0: chosen by the kernel), bound as by [`bind`] with its defaults.
 ///
 /// # Errors
 /// `AddrInUse`, `AddrNotAvailable`, `PermissionDenied` (low ports).
@@ -64,7 +64,7 @@ pub fn bind(addr: SocketAddr, options: BindOptions) -> io::Result<OwnedFd> {
     }
     if !options.share {
         match net::bind(&fd, &addr) {
-            // Somebody has it, or connections of the past: with `SO_REUSEADDR` the kernel tells these apart.
+            // Another socket has it, or old connections: with `SO_REUSEADDR` the kernel distinguishes these.
             Err(Errno::ADDRINUSE) => {}
             bound => return bound.map(|()| fd).map_err(io::Error::from),
         }
@@ -85,11 +85,10 @@ pub fn listen_bound(fd: impl AsFd, backlog: u32) -> io::Result<()> {
     Ok(net::listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))?)
 }
 
-/// Takes a waiting connection, or `None` when there is none.
+/// Accepts a waiting connection, or returns `None` if there is none.
 ///
 /// # Errors
-/// Those that go on until somebody acts, above all too many open files. A connection that its
-/// peer gave up before we took it is skipped.
+/// Permanent errors, above all too many open files. A connection that its peer closed before it was accepted is skipped.
 pub fn accept(fd: impl AsFd) -> io::Result<Option<(OwnedFd, SocketAddr)>> {
     let fd = fd.as_fd();
     loop {
@@ -100,8 +99,7 @@ pub fn accept(fd: impl AsFd) -> io::Result<Option<(OwnedFd, SocketAddr)>> {
                 }
             }
             Err(Errno::AGAIN) => return Ok(None),
-            // accept(2) hands over network errors that are pending on the new connection: it is
-            // that connection's trouble, not the listener's.
+            // accept(2) returns network errors that are pending on the new connection; they do not concern the listener.
             Ok((_, None))
             | Err(
                 Errno::INTR
@@ -123,7 +121,7 @@ pub fn accept(fd: impl AsFd) -> io::Result<Option<(OwnedFd, SocketAddr)>> {
 /// ask [`connect_result`] then.
 ///
 /// # Errors
-/// Only what the kernel knows at once (no route, no such local address, ...).
+/// Only errors that the kernel knows at once (no route, no such local address, ...).
 pub fn connect_start(addr: SocketAddr, bind: Option<SocketAddr>) -> io::Result<OwnedFd> {
     let fd = socket(addr)?;
     if let Some(local) = bind {
@@ -151,7 +149,7 @@ pub fn connect_bound(fd: impl AsFd, addr: SocketAddr) -> io::Result<()> {
         begun = net::connect(fd, &addr);
     }
     match begun {
-        // An interrupted connect goes on by itself.
+        // An interrupted connect continues.
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
         Err(e) => Err(e.into()),
     }
@@ -165,10 +163,10 @@ fn unpaced_on_loopback(fd: impl AsFd, addr: SocketAddr) {
     }
 }
 
-/// How a started connect stands: `Ok(true)` connected, `Ok(false)` still in progress.
+/// The state of a started connect: `Ok(true)` connected, `Ok(false)` in progress.
 ///
 /// # Errors
-/// Why it failed: `ConnectionRefused`, `TimedOut`, ... The kernel tells it once.
+/// The reason of the failure: `ConnectionRefused`, `TimedOut`, ... The kernel reports it once.
 pub fn connect_result(fd: impl AsFd) -> io::Result<bool> {
     let fd = fd.as_fd();
     sockopt::socket_error(fd)??;
@@ -206,7 +204,7 @@ pub fn set_nodelay(fd: impl AsFd, on: bool) -> io::Result<()> {
     Ok(sockopt::set_tcp_nodelay(fd, on)?)
 }
 
-/// Ends our direction: the peer reads the end of the stream after what was sent.
+/// Ends our direction: the peer reads the end of the stream after the sent bytes.
 pub fn shutdown_write(fd: impl AsFd) -> io::Result<()> {
     Ok(net::shutdown(fd, net::Shutdown::Write)?)
 }
@@ -242,7 +240,7 @@ pub fn mss(fd: impl AsFd) -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// Peers that come early wait, and the socket can still be used to connect from its address.
+    /// Peers that connect early wait, and the socket can still be used to connect from its address.
     #[test]
     fn a_socket_that_listens_early_connects_from_its_port() {
         let here = "127.0.0.1:0".parse().unwrap();

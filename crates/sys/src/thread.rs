@@ -1,4 +1,4 @@
-//! How the scheduler treats a thread.
+//! Scheduling of a thread.
 //!
 //! # Safety
 //!
@@ -19,9 +19,9 @@ pub fn sched_yield() {
 /// A thread that has yielded its processor and does not get it back for this long shares it with a busy thread.
 const LONG: Duration = Duration::from_micros(500);
 
-/// Lets another runnable thread have this processor, for a thread that waits by looking. False, and nothing is done: whoever got it lately
-/// kept it for milliseconds. To sleep for a moment is better then, because the kernel gives the processor back sooner to a thread that wakes
-/// than to one that has yielded.
+/// Yields this processor to another runnable thread, for a thread that waits by polling. Returns false without yielding if a recent yield
+/// took milliseconds. A short sleep is better then, because the kernel returns the processor sooner to a thread that wakes than to one that
+/// has yielded.
 #[must_use]
 pub fn offer_turn() -> bool {
     static LOST: LostTurns = LostTurns::new();
@@ -34,8 +34,8 @@ pub fn offer_turn() -> bool {
     true
 }
 
-/// What yielding has cost this process lately. Where it took long, the next offers are refused, and twice as many each time: one in so many
-/// finds out whether the neighbour is still there. Threads race for the counts, which only makes them a little wrong.
+/// The recent cost of yields in this process. After a long one, the next yields are refused, twice as many each time; one in so many tests
+/// whether the other thread still runs. Threads race for the counts, which only makes them slightly wrong.
 struct LostTurns {
     refuse: AtomicU32,
     next: AtomicU32,
@@ -117,7 +117,7 @@ mod tests {
             lost.note(LONG);
             assert_eq!(refused(), wanted);
         }
-        // The neighbour has gone.
+        // The other thread has stopped.
         lost.note(Duration::from_micros(1));
         assert_eq!(refused(), 0);
         lost.note(LONG);

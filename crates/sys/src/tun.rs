@@ -5,8 +5,8 @@ use rustix::ioctl::{IntegerSetter, Updater, ioctl};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Length of the header that stands before each packet: `struct virtio_net_hdr`. It says what the sender's kernel left undone
-/// (check sum, cutting into segments), and tells the receiver's kernel the same.
+/// Length of the header before each packet: `struct virtio_net_hdr`. It describes the work that the sender's kernel has left undone
+/// (checksum, segmentation), and tells the receiver's kernel the same.
 pub const HEADER: usize = 10;
 
 /// `struct ifreq` of which only name and flags are used.
@@ -17,9 +17,9 @@ struct Request {
     rest: [u8; 22],
 }
 
-/// Makes the interface `name` (1 to 15 bytes) in the calling thread's network namespace; it is gone when the descriptor is closed. Each read
-/// takes one packet that the namespace sends, each write delivers one to it, both with a [`HEADER`] in front and up to 64 KiB long, as TCP segments
-/// are not cut. The descriptor is non-blocking.
+/// Creates the interface `name` (1 to 15 bytes) in the calling thread's network namespace; it is removed when the descriptor is closed. Each read
+/// returns one packet that the namespace sends, each write delivers one to it, both with a [`HEADER`] and up to 64 KiB long, because TCP segments
+/// are not divided. The descriptor is non-blocking.
 ///
 /// # Errors
 /// `NotFound` without /dev/net/tun, `PermissionDenied` without `CAP_NET_ADMIN` in the namespace, `ResourceBusy` when the

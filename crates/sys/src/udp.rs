@@ -1,4 +1,4 @@
-//! UDP sockets, always non-blocking and closed on exec, that say where each datagram came from and which address of ours it was sent to.
+//! UDP sockets, always non-blocking and closed on exec, that report the sender of each datagram and the local address to which it was sent.
 //!
 //! # Safety
 //!
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::raw::retry;
 use crate::tcp::BindOptions;
 
-/// Room for a packet information, traffic classes of both families and a segment length, aligned as the kernel wants it.
+/// Room for a packet information, traffic classes of both families and a segment length, with the kernel's alignment.
 #[derive(Default)]
 struct Control {
     words: [u64; 16],
@@ -38,7 +38,7 @@ pub struct UdpSocket {
 pub struct Arrival {
     /// Its length; more than the buffer had room for if it was cut.
     pub len: usize,
-    /// Who sent it. IPv4 addresses are such on a dual-stack socket too.
+    /// The sender. IPv4 addresses are such on a dual-stack socket too.
     pub from: SocketAddr,
     /// The address that it was sent to, if the kernel says.
     pub to: Option<IpAddr>,
@@ -48,7 +48,7 @@ pub struct Arrival {
 
 /// Most datagrams of one [`UdpSocket::send_train`] (the kernel's `UDP_MAX_SEGMENTS` of old).
 pub const TRAIN: usize = 64;
-/// Most bytes of them, with what the kernel puts in front.
+/// Their maximum bytes, including the kernel's headers.
 const TRAIN_BYTES: usize = 65_000;
 /// Most places of a [`RecvBatch`].
 pub const PLACES: usize = 4;
@@ -62,7 +62,7 @@ pub struct Train {
     pub each: usize,
 }
 
-/// Buffers for [`UdpSocket::recv_batch`], and what came last.
+/// Buffers for [`UdpSocket::recv_batch`], and the datagrams of the last call.
 #[derive(Debug)]
 pub struct RecvBatch {
     bytes: Box<[u8]>,
@@ -93,7 +93,7 @@ impl RecvBatch {
         self.arrivals.len()
     }
 
-    /// Whether none came.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.arrivals.is_empty()
     }
@@ -103,8 +103,8 @@ impl RecvBatch {
         self.places
     }
 
-    /// One of those that came, and its buffer with the headroom in front: as long as what came, or as there was room. `None` for what has no
-    /// sender.
+    /// One of the received datagrams, and its buffer with the headroom before it: as long as the datagram, or as the room for it. `None` for
+    /// a datagram without a sender.
     pub fn get(&mut self, at: usize) -> Option<(Train, &mut [u8])> {
         let train = (*self.arrivals.get(at)?)?;
         let slot = self.headroom + self.room;
@@ -113,10 +113,10 @@ impl RecvBatch {
     }
 }
 
-/// The address of ours from which the kernel would send there.
+/// The local address from which the kernel would send there.
 ///
 /// # Errors
-/// What it knows of the way.
+/// The kernel's error about the route.
 pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
     let family = if to.is_ipv6() {
         AddressFamily::INET6
@@ -129,8 +129,8 @@ pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
 }
 
 impl UdpSocket {
-    /// Takes an address (port 0: one that the kernel picks), alone; `[::]` stands for IPv4 as well. `buffer`: bytes that may wait to be received, as
-    /// far as the system lets us have that much.
+    /// Binds an address (port 0: chosen by the kernel), exclusively; `[::]` includes IPv4. `buffer`: bytes that may wait to be received, as far as
+    /// the system allows.
     ///
     /// # Errors
     /// `AddrInUse`, `AddrNotAvailable`, `PermissionDenied` (low ports).
@@ -142,7 +142,7 @@ impl UdpSocket {
         UdpSocket::bind_with(addr, buffer, alone)
     }
 
-    /// As [`UdpSocket::bind`], with a say in who else may use the address.
+    /// As [`UdpSocket::bind`], with options for sharing the address.
     ///
     /// # Errors
     /// As [`UdpSocket::bind`].
@@ -166,11 +166,11 @@ impl UdpSocket {
             (libc::IPPROTO_IP, libc::IP_PKTINFO)
         };
         set_option(fd.as_fd(), level, option, &1)?;
-        // Both, for an IPv6 socket may hear IPv4. Where the kernel does not tell, the class reads as 0.
+        // Both, because an IPv6 socket may receive IPv4. If the kernel does not report it, the class reads as 0.
         let _ = set_option(fd.as_fd(), libc::IPPROTO_IP, libc::IP_RECVTOS, &1);
         let _ = set_option(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, &1);
         if sockopt::set_socket_recv_buffer_size_force(&fd, buffer).is_err() {
-            // Not privileged: what the system's limit allows.
+            // Not privileged: within the system's limit.
             sockopt::set_socket_recv_buffer_size(&fd, buffer)?;
         }
         sockopt::set_socket_reuseaddr(&fd, options.share)?;
@@ -182,8 +182,8 @@ impl UdpSocket {
         })
     }
 
-    /// Hears what is sent to this multicast group and port on any of these interfaces (their indexes), as others on this host may too. Interfaces
-    /// that have no room or no multicast are left out while there are others.
+    /// Receives datagrams to this multicast group and port on any of these interfaces (their indexes), as other sockets of this host may too.
+    /// Interfaces without room or multicast are left out as long as there are others.
     ///
     /// # Errors
     /// As [`UdpSocket::bind`]; `NoSuchDevice` and the like when no interface is left.

@@ -12,7 +12,7 @@ fn tls() -> &'static Tls {
     TLS.get_or_init(|| Tls::new(Identity::generate().expect("a key")).expect("settings"))
 }
 
-/// One end, the bytes that it has not used up, and what it has received.
+/// One end, its unprocessed bytes, and the bytes that it has received.
 struct Side {
     session: Session,
     held: Vec<u8>,
@@ -52,8 +52,8 @@ impl Side {
     }
 }
 
-/// Bytes of an attacker in place of a start-up, or damage to what two honest ends say: nothing panics, what is received is what was sent as far
-/// as it goes, and an end that has failed stays so.
+/// Bytes of an attacker instead of a start-up, or damage between two honest ends: nothing panics, the received bytes are a prefix of the sent
+/// ones, and a failed end stays failed.
 pub fn tls_session(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else {
         return;

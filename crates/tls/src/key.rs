@@ -1,4 +1,4 @@
-//! Key pairs and what is public of them.
+//! Key pairs, and their public parts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ const SPKI_PREFIX: [u8; 12] = [
     0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
 ];
 
-/// How a public key begins in text.
+/// The beginning of a public key in text.
 const TEXT_KIND: &str = "weft-ed25519";
 
 fn bad(what: impl Into<String>) -> TlsError {
@@ -80,12 +80,12 @@ impl Identity {
         text + "\n-----END PRIVATE KEY-----\n"
     }
 
-    /// What others know it by.
+    /// The public key, by which peers recognise it.
     pub fn public_key(&self) -> PublicKey {
         self.public.clone()
     }
 
-    /// As rustls wants it: the raw public key takes the place of the certificate.
+    /// The form for rustls: the raw public key takes the place of the certificate.
     pub(crate) fn certified(&self) -> Result<Arc<CertifiedKey>, TlsError> {
         let key = rustls::crypto::aws_lc_rs::sign::any_eddsa_type(&self.pkcs8)
             .map_err(|e| bad(e.to_string()))?;

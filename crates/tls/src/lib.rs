@@ -1,10 +1,10 @@
 //! TLS 1.3 for the byte stream of a connection: key pairs, fingerprints, and sessions without I/O.
 //!
-//! * [`Identity`], [`PublicKey`], [`Fingerprint`]: who one is. Keys are Ed25519 and travel as raw public keys (RFC 7250); there are
-//!   no certificates.
-//! * [`Tls`]: the settings of one side: its key pair, and whose keys it takes.
-//! * [`Session`]: one end of one TLS connection. It is given the bytes that came and says which bytes go out; it opens no
-//!   socket and reads no clock.
+//! * [`Identity`], [`PublicKey`], [`Fingerprint`]: keys. They are Ed25519 and travel as raw public keys (RFC 7250); there are no
+//!   certificates.
+//! * [`Tls`]: the settings of one side: its key pair, and the keys that it accepts.
+//! * [`Session`]: one end of one TLS connection. It gets the received bytes and returns the bytes to send; it opens no socket and reads no
+//!   clock.
 //!
 //! Both ends prove their keys. Resumption and early data are off, so nothing can be replayed.
 #![forbid(unsafe_code)]
@@ -40,7 +40,7 @@ pub enum TlsError {
     /// The peer closed the connection before it was one of TLS.
     #[error("the peer closed the connection during the TLS handshake: it may not speak TLS there")]
     ClosedInHandshake,
-    /// The connection ended without the peer's `close_notify`: what was sent may have been cut off.
+    /// The connection ended without the peer's `close_notify`: the last bytes may be missing.
     #[error("the TLS connection was cut off")]
     Truncated,
     /// Text or bytes that hold no key.

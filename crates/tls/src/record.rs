@@ -12,7 +12,7 @@ use crate::TlsError;
 
 /// Plaintext that one record carries at most (RFC 8446 5.1).
 pub const RECORD_PLAIN: usize = 16 * 1024;
-/// What a record of ours is longer than its plaintext: header, content type, tag.
+/// The difference between a record's and its plaintext's length: header, content type, tag.
 pub const RECORD_OVERHEAD: usize = HEADER + 1 + TAG;
 
 const HEADER: usize = 5;
@@ -24,7 +24,7 @@ const APPLICATION_DATA: u8 = 23;
 /// Records under one key. AES-GCM's limit is 2^24.5 (RFC 8446 5.5).
 pub(crate) const KEY_LIFE: u64 = 1 << 23;
 
-/// What a record holds.
+/// The contents of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Alert,
@@ -169,7 +169,7 @@ pub(crate) struct Opened<'b> {
     pub(crate) plain: &'b [u8],
 }
 
-/// How long the record at the start of `bytes` is, with its header; `None` while that is not known.
+/// The length of the record at the start of `bytes`, with its header; `None` if it is not known yet.
 pub(crate) fn record_len(bytes: &[u8]) -> Result<Option<usize>, TlsError> {
     let Some(&[kind, major, minor, high, low]) = bytes.first_chunk::<HEADER>() else {
         return Ok(None);

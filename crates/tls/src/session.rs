@@ -34,7 +34,7 @@ impl End {
     }
 }
 
-/// Where the keys after the first ones come from.
+/// The source of the keys after the first ones.
 enum Later {
     Initiator(Box<KernelConnection<ClientConnectionData>>),
     Responder(Box<KernelConnection<ServerConnectionData>>),
@@ -72,15 +72,15 @@ enum State {
     Failed(TlsError),
 }
 
-/// What is known of an established TLS connection.
+/// The properties of an established TLS connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsInfo {
     /// The cipher, for example `AES-128-GCM`.
     pub cipher: &'static str,
     /// The key that the peer has proved to have.
     pub peer: PublicKey,
-    /// A digest of both ends' keys, the same at both. Nobody who sits between the two can have one connection with each of them and the
-    /// same digest on both. A secret that is mixed with it proves something about this connection and not another.
+    /// A digest of both ends' keys, the same at both. An attacker between the two cannot have one connection with each of them and the same
+    /// digest on both. A secret that is mixed with it is a proof for this connection only.
     pub binding: [u8; 32],
 }
 
@@ -88,15 +88,15 @@ pub struct TlsInfo {
 pub struct Session {
     state: State,
     own: PublicKey,
-    /// The peer has said that it sends no more.
+    /// The peer has announced that it sends no more.
     peer_closed: bool,
-    /// We have said that we send no more.
+    /// We have announced that we send no more.
     closed: bool,
 }
 
-/// What working on the handshake came to.
+/// The result of a step of the handshake.
 enum Step {
-    /// More bytes are needed, or nothing is to be done.
+    /// More bytes are needed, or there is nothing to do.
     Rest,
     Closed,
 }
@@ -144,7 +144,7 @@ impl Session {
     /// up. The rest has to come again, as it is and with more behind it, in the next call.
     ///
     /// # Errors
-    /// [`TlsError`]; the connection cannot be used any more, and `out` says why to the peer.
+    /// [`TlsError`]; the connection is unusable then, and `out` has an alert for the peer.
     pub fn receive(
         &mut self,
         incoming: &mut [u8],
@@ -230,7 +230,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the bytes hold a whole record: [`Session::receive`] would do something. Only after the handshake.
+    /// Whether the bytes contain a whole record, so that [`Session::receive`] would process it. Only after the handshake.
     pub fn has_record(bytes: &[u8]) -> bool {
         match record_len(bytes) {
             Ok(Some(len)) => bytes.len() >= len,
@@ -260,7 +260,7 @@ impl Session {
         open.tx.seal(Content::Data, out, fill)
     }
 
-    /// Says that we send no more: appends `close_notify` to `out`, where that can still be said.
+    /// Announces that we send no more: appends `close_notify` to `out`, if that is still possible.
     pub fn close(&mut self, out: &mut Vec<u8>) {
         if !std::mem::replace(&mut self.closed, true)
             && let State::Open(open) = &mut self.state
@@ -277,7 +277,7 @@ impl Open {
             .seal(Content::Alert, out, |plain| plain.extend_from_slice(&bytes))
     }
 
-    /// Changes our key, and tells the peer under the old one.
+    /// Changes our key, and announces that to the peer under the old one.
     fn renew(&mut self, out: &mut Vec<u8>) -> Result<(), TlsError> {
         let [a, b, c, d] = KEY_UPDATE;
         let bytes = [a, b, c, d, 0];
@@ -307,7 +307,7 @@ impl Open {
     }
 }
 
-/// Whether an alert is the peer's end in order.
+/// Whether an alert is the peer's orderly end.
 fn closes(alert: &[u8]) -> Result<bool, TlsError> {
     match alert {
         [_, CLOSE_NOTIFY] => Ok(true),
@@ -318,7 +318,7 @@ fn closes(alert: &[u8]) -> Result<bool, TlsError> {
     }
 }
 
-/// Who is there?
+/// The identity of the peer.
 fn learn(end: &End, own: &PublicKey) -> Result<TlsInfo, TlsError> {
     let state = end.state();
     let key = state.peer_certificates().and_then(<[_]>::first);
@@ -347,7 +347,7 @@ fn learn(end: &End, own: &PublicKey) -> Result<TlsInfo, TlsError> {
     })
 }
 
-/// What rustls' two kinds of ends have in common.
+/// The calls that rustls' two kinds of ends have in common.
 trait Process {
     type Data;
     fn process<'c, 'i>(&'c mut self, bytes: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
@@ -367,7 +367,7 @@ impl Process for UnbufferedServerConnection {
     }
 }
 
-/// Works on the handshake until there is nothing more to do. Returns the bytes used up, also beside an error.
+/// Continues the handshake until there is nothing more to do. Returns the number of processed bytes, also with an error.
 fn drive<T: Process + Deref<Target: Deref<Target = CommonState>>>(
     end: &mut T,
     incoming: &mut [u8],
@@ -405,7 +405,7 @@ fn drive<T: Process + Deref<Target: Deref<Target = CommonState>>>(
             None => {}
             Some(Ok(step)) => return (used, Ok(step)),
             Some(Err(error)) => {
-                // What is to be said to the peer about it. rustls gives that out before it looks at any bytes.
+                // The messages for the peer. rustls returns them before it processes any bytes.
                 while end.wants_write() {
                     let UnbufferedStatus { state, .. } = end.process(&mut incoming[used..]);
                     let Ok(ConnectionState::EncodeTlsData(mut data)) = state else {
@@ -475,7 +475,7 @@ mod tests {
         got
     }
 
-    /// A key that has sealed many records is changed, and so is one of which the peer asks it; data goes on.
+    /// A key that has sealed many records is changed, and so is one for which the peer requests it; data continues.
     #[test]
     fn keys_are_changed() {
         let tls = Tls::new(Identity::generate().unwrap()).unwrap();

@@ -17,7 +17,7 @@ use rustls::{
 use crate::session::Session;
 use crate::{Identity, PublicKey, TlsError};
 
-/// What the TLS connection carries (ALPN): a connection made for another protocol cannot be used as one of ours.
+/// The protocol in the TLS connection (ALPN): a connection for another protocol is refused.
 const ALPN: &[u8] = b"iwarp-mpa";
 
 type Allow = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
@@ -31,16 +31,16 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Shows the public key of `identity` to peers, and takes any key of theirs: the connection is private, and nobody is known.
+    /// Shows the public key of `identity` to peers, and accepts any peer: the connection is encrypted, but not authenticated.
     ///
     /// # Errors
-    /// [`TlsError::BadKey`] when the key cannot be used.
+    /// [`TlsError::BadKey`] if the key cannot be used.
     pub fn new(identity: Identity) -> Result<Self, TlsError> {
         Self::with(identity, Arc::new(|_: &PublicKey| true))
     }
 
-    /// Takes only peers whose key `allow` says yes to. It is called during the handshake, by whichever thread drives that, and must not
-    /// block. An initiator is told of a refusal only when it reads for the first time.
+    /// Accepts only peers whose key `allow` returns true for. It is called during the handshake, by the thread that drives it, and must not
+    /// block. An initiator learns of a refusal only at its first read.
     ///
     /// # Errors
     /// As [`Tls::new`].

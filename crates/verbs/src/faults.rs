@@ -1,15 +1,15 @@
-//! Scripts of faults that happen on purpose, at the same places in every run (`WEFT_FAULTS` of the drop-in libraries).
+//! Fault scripts: faults injected at the same places in every run (`WEFT_FAULTS` of the drop-in libraries).
 //!
-//! A script has one rule a line; what stands behind `#` is a remark.
+//! A script has one rule a line; text after `#` is a comment.
 //!
 //! ```
 //! let script = weft_verbs::faults::Script::parse("
-//!     seed 7                                   # for `random`; 0 unless given
-//!     send 100 on 1: complete RETRY_EXC_ERR    # the 100th send posted on the first queue pair made ends with this status
+//!     seed 7                                   # for `random`; default 0
+//!     send 100 on 1: complete RETRY_EXC_ERR    # the 100th send posted on the first queue pair completes with this status
 //!     send every 1000: delay 5ms               # on each queue pair, each 1000th call that posts returns late
-//!     send random 0.0001: die                  # one in ten thousand: the connection breaks, without a word
-//!     recv 10 on 2: terminate                  # the connection is ended by an error, the peer is told
-//!     send 5000: port down 200ms               # nothing moves for that time
+//!     send random 0.0001: die                  # one in ten thousand: the connection breaks, without a message to the peer
+//!     recv 10 on 2: terminate                  # an error ends the connection, with a Terminate message to the peer
+//!     send 5000: port down 200ms               # nothing is sent or received during that time
 //! ");
 //! assert!(script.is_ok());
 //! ```
@@ -20,7 +20,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// What a rule counts.
+/// The kind of request that a rule counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Post {
     /// Sends of any kind.
@@ -47,18 +47,18 @@ enum When {
     Random(f64),
 }
 
-/// What happens.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The call that posts the request takes that much longer.
     Delay(Duration),
     /// The request ends with this `IBV_WC_` status, and the queue pair is in the error state.
     Complete(u32),
-    /// The connection is ended by an error that the peer is told of.
+    /// An error ends the connection; the peer gets a Terminate message.
     Terminate,
     /// The connection breaks.
     Die,
-    /// The port goes down, and comes up again after the time. `None`: never.
+    /// The port goes down, and comes up after the time. `None`: it stays down.
     PortDown(Option<Duration>),
 }
 
@@ -95,7 +95,7 @@ pub struct Script {
     rules: Vec<Rule>,
 }
 
-/// What is wrong with a script, and where.
+/// An error in a script, and its line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mistake {
     line: usize,
@@ -138,10 +138,10 @@ const STATUSES: [&str; 23] = [
 ];
 
 impl Script {
-    /// Read one.
+    /// Parses a script.
     ///
     /// # Errors
-    /// What the first line that means nothing should be.
+    /// The first invalid line, and what it should contain.
     pub fn parse(text: &str) -> Result<Script, Mistake> {
         let mut script = Script::default();
         for (number, line) in (1..).zip(text.lines()) {
@@ -159,7 +159,7 @@ impl Script {
         Ok(script)
     }
 
-    /// What happens to request `n` of queue pair `qp`, both counted from 1, in the order of the script.
+    /// The faults of request `n` of queue pair `qp`, both counted from 1, in the order of the script.
     pub fn at(&self, post: Post, qp: u32, n: u64) -> impl Iterator<Item = Action> {
         let hits = move |(index, rule): (usize, &Rule)| {
             let counted = rule.post == post && rule.on.is_none_or(|on| on == qp);

@@ -30,7 +30,7 @@ fn of_interface(text: &str, bare: &str, port: u16) -> Result<SocketAddr, ()> {
     found.next().ok_or(())
 }
 
-/// The first address of `HOST[:PORT]`; an IPv6 address stands in brackets, or alone.
+/// The first address of `HOST[:PORT]`; an IPv6 address has brackets, or no port.
 pub(crate) fn resolve_peer(peer: &str, port: u16) -> Result<SocketAddr, Failure> {
     if let Ok(addr) = parse_bind(peer, port) {
         return Ok(addr);

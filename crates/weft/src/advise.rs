@@ -1,4 +1,4 @@
-//! What was seen of the programs that `weft advise` watched, as sections of a report and as JSON.
+//! The observations of the programs that `weft advise` watched, as sections of a report and as JSON.
 
 use serde::Serialize;
 use weft_advise::machine::Machine;
@@ -7,7 +7,7 @@ use weft_advise::verdict::{self, MODEL, Verdict};
 use weft_bench::report::{Axis, Plot, Section, Series, Stroke, Table, number};
 use weft_bench::size::human;
 
-/// What the product's own measurements say, for comparison with the model.
+/// The product's own measurements, for comparison with the model.
 const FIGURES: &str = "Measured before with both ends under `weft run`, of plain TCP (docs/figures): iperf3 128 KiB 2.3, 1 MiB 1.4; redis-benchmark 50 \
 clients 1.17, one client 1.10.";
 

@@ -11,21 +11,22 @@ use crate::global::Global;
 use crate::terminal;
 
 const ENVIRONMENT: &str = "\
-Environment (all but WEFT_LOG of every program that uses the weft libraries):
-  WEFT_LOCAL      Whether processes of this host and user meet in shared
-                  memory: `off`, never; `auto` (the default), where both can;
+Environment (all variables except WEFT_LOG apply to every program that uses the
+weft libraries):
+  WEFT_LOCAL      Shared memory between processes of this host and user:
+                  `off`, never; `auto` (the default), if both support it;
                   `require`, or the connection fails
-  WEFT_LOCAL_DIR  A directory that containers share, where they find each other
-                  from network namespaces of their own
-  WEFT_TLS        `on`: connections are made by TLS and no others are taken;
+  WEFT_LOCAL_DIR  A directory that is mounted into several containers, in which
+                  they find each other across network namespaces
+  WEFT_TLS        `on`: use TLS and refuse connections without it;
                   `off` (the default)
-  WEFT_TLS_KEY    A file with our private key (PKCS #8 PEM, Ed25519); without
-                  it, one for this process
-  WEFT_TLS_PEERS  A file with the public keys or fingerprints of the peers that
-                  are taken, one a line; without it, any
-  WEFT_STAT       `off`: do not answer `weft stat`
-  WEFT_LOG        What is logged to stderr: `off`, `error`, `warn`, `info`,
-                  `debug`, `trace`";
+  WEFT_TLS_KEY    A file with our private key (PKCS #8 PEM, Ed25519); default: a
+                  key for this process only
+  WEFT_TLS_PEERS  A file with the public keys or fingerprints of accepted peers,
+                  one a line; default: any peer
+  WEFT_STAT       `off`: hide this process from `weft stat`
+  WEFT_LOG        Log level on stderr: `off`, `error`, `warn`, `info`, `debug`,
+                  `trace`";
 
 fn after() -> String {
     format!("{ENVIRONMENT}\n\n{EXIT_CODES}")
@@ -38,7 +39,7 @@ pub struct Cli {
     /// Options of every subcommand.
     #[command(flatten)]
     pub global: Global,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -52,7 +53,7 @@ pub enum Command {
     /// Serve movies and live streams by RDMA Reads, and watch them
     #[command(long_about = cmd::media::LONG)]
     Media(Box<cmd::media::Args>),
-    /// Use the memory of other machines as files, or offer this one's
+    /// Use the memory of other machines as files, or offer this machine's memory
     #[command(long_about = cmd::fs::LONG)]
     Fs(cmd::fs::Args),
     /// Run SQL joins on a ring of workers
@@ -61,45 +62,45 @@ pub enum Command {
     /// Compile C and C++ on other machines, or for them
     #[command(long_about = cmd::cc::LONG)]
     Cc(cmd::cc::Args),
-    /// Keep the connections to the workers of `weft cc`, which starts this by itself
+    /// The daemon of `weft cc` with the connections to the workers (started automatically)
     Ccd(cmd::cc::DaemonArgs),
-    /// Make the key pair that others know this user by, and manage known peers
+    /// Make the key pair by which peers recognise this user, and manage known peers
     #[command(long_about = cmd::key::LONG)]
     Key(cmd::key::Args),
     /// The first RDMA program: write to a peer's memory and read it back
     #[command(long_about = cmd::hello::LONG)]
     Hello(cmd::hello::Args),
-    /// Measure RDMA operations and extended sockets beside plain TCP, also over a distance
+    /// Measure RDMA operations and extended sockets compared with plain TCP, also over a distance
     Bench(weft_bench::BenchArgs),
-    /// Send as fast as possible over extended sockets, and measure
+    /// Measure a stream over extended sockets: throughput and CPU time
     #[command(long_about = cmd::blast::LONG)]
     Blast(Box<cmd::blast::Args>),
     /// Show the connections of this host's weft processes
     #[command(long_about = cmd::stat::LONG)]
     Stat(cmd::stat::Args),
-    /// Run an unmodified program for libibverbs and librdmacm
+    /// Run an unmodified program that uses libibverbs and librdmacm
     #[command(long_about = cmd::verbs::LONG)]
     Verbs(cmd::verbs::Args),
-    /// Run an MPI job on weft, whichever MPI it is
+    /// Run an MPI job on weft (Open MPI or MPICH)
     #[command(long_about = cmd::mpi::LONG)]
     Mpi(cmd::mpi::Args),
-    /// Run an unmodified TCP program, with shared memory to its peers on this host
+    /// Run an unmodified TCP or UDP program, with shared memory to its peers on this host
     #[command(long_about = cmd::run::LONG)]
     Run(cmd::run::Args),
-    /// Carry connections of `weft run --hosts` on to other hosts
+    /// Carry connections of `weft run --hosts` to other hosts
     #[command(long_about = cmd::broker::LONG)]
     Broker(cmd::broker::Args),
-    /// Measure this machine, watch a program's socket calls, and say which part of weft fits it
+    /// Measure this machine, watch a program's socket calls, and advise which part of weft fits it
     #[command(long_about = cmd::advise::LONG)]
     Advise(cmd::advise::Args),
-    /// Check what weft needs of this machine, and say what to do where something is missing
+    /// Check what weft needs from this machine, and name a remedy for what is missing
     Doctor(cmd::doctor::Args),
-    /// Move a real file beside plain TCP, measure, and write a report
+    /// Move a file by RDMA and by plain TCP, measure both, and write a report
     Demo(cmd::demo::Args),
     /// Print a dissector of weft's own formats for Wireshark and tshark
     #[command(long_about = cmd::dissector::LONG)]
     Dissector(cmd::dissector::Args),
-    /// Print the manual page, or write one for every subcommand
+    /// Print the manual page, or write a page for every subcommand
     Man(cmd::man::Args),
     /// Print the completion script of a shell
     #[command(alias = "completions")]
@@ -188,7 +189,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Lines that are laid out by hand (indented ones, and usages) would be cut anywhere.
+    /// clap would break lines with a fixed layout (indented lines and usages) at any place.
     #[test]
     fn help_fits_a_terminal_of_80_columns() {
         fn check(command: &mut clap::Command) {

@@ -1,5 +1,5 @@
-//! `weft demo`: a real file between two processes by RDMA Writes and by plain TCP, in turns; then the verbs
-//! beside plain TCP; all in one page.
+//! `weft demo`: a file between two processes by RDMA Writes and by plain TCP, in turns; then the verbs compared with plain TCP; all on one
+//! page.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -20,14 +20,14 @@ use weft_bench::stats::{Summary, paired_ratio};
 use crate::cp::auth::hex;
 use crate::failure::{Failure, check_writable, write_file};
 
-/// What to do.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where the report goes.
+    /// The path of the report.
     pub html: PathBuf,
     /// Length of the file in bytes.
     pub size: u64,
-    /// Where to work, if not in a place of our choice.
+    /// The working directory, if not the default.
     pub dir: Option<PathBuf>,
     /// Runs of each way.
     pub runs: u32,
@@ -38,7 +38,7 @@ pub struct Options {
 /// One way to move the file.
 struct Way {
     name: &'static str,
-    /// What `WEFT_LOCAL` is set to.
+    /// The value of `WEFT_LOCAL`.
     local: &'static str,
     args: &'static [&'static str],
     stroke: Stroke,
@@ -73,7 +73,7 @@ struct Bench {
     args: weft_bench::BenchArgs,
 }
 
-/// What one way's runs measured.
+/// The measurements of one way's runs.
 #[derive(Default)]
 struct Measured {
     gbps: Vec<f64>,
@@ -160,10 +160,10 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
     Ok(())
 }
 
-/// How the directories begin; the process's number follows.
+/// The beginning of the directories' names; the process's number follows.
 const WORK: &str = "weft-demo-";
 
-/// A directory that goes away with its content.
+/// A directory that is removed with its contents.
 struct WorkDir(PathBuf);
 
 impl WorkDir {
@@ -377,7 +377,7 @@ fn transfer(
     })
 }
 
-/// How many times better than plain TCP each way is, at each size: the file, then the verbs.
+/// The gain of each way over plain TCP, at each size: the file, then the verbs.
 fn gains(options: &Options, measured: &[Measured; WAYS.len()], records: &[Record]) -> Bars {
     let files = WAYS[..TCP].iter().zip(measured).filter_map(|(way, of)| {
         let ratio = paired_ratio(&of.gbps, &measured[TCP].gbps)?;
@@ -415,7 +415,7 @@ fn gains(options: &Options, measured: &[Measured; WAYS.len()], records: &[Record
     Bars::gains("times as good as plain TCP", rows)
 }
 
-/// What the page begins with.
+/// The beginning of the page.
 fn opening(gains: Bars) -> Section {
     Section::new("What weft gains beside plain TCP, and where it does not")
         .text(gains.words())

@@ -38,10 +38,10 @@ impl From<Exit> for std::process::ExitCode {
 /// Text of the exit codes for help and the man page.
 pub const EXIT_CODES: &str = "\
 Exit status:
-  0  all went well
-  1  something failed (messages say what)
-  2  the command line cannot be used as it is
-  3  the peer could not be reached or went away
+  0  success
+  1  failure (a message names it)
+  2  wrong usage of the command line
+  3  the peer could not be reached or ended the connection
   4  the peer speaks another protocol or version, or the key is wrong or missing";
 
 /// What went wrong, what the user can do about it, and the exit code.

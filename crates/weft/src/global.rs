@@ -1,24 +1,24 @@
-//! What every subcommand takes.
+//! Options of every subcommand.
 
 use clap::ArgAction;
 use tracing::level_filters::LevelFilter;
 
-/// Below the options that a subcommand has of its own, and above `--help`.
+/// Help lists these options after those of the subcommand, and before `--help`.
 const LAST: usize = 998;
 
 /// Options of every subcommand.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Global {
-    /// Say more on stderr; twice: everything. `WEFT_LOG=off|error|warn|info|debug|trace` chooses a level
+    /// Log more on stderr; twice: everything. `WEFT_LOG=off|error|warn|info|debug|trace` chooses a level
     #[arg(short, long, global = true, action = ArgAction::Count, display_order = LAST)]
     pub verbose: u8,
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(short, long, global = true, conflicts_with = "verbose", display_order = LAST)]
     pub quiet: bool,
 }
 
 impl Global {
-    /// Sends log lines to stderr: as much as `WEFT_LOG` says, or the options.
+    /// Sends log lines to stderr, at the level of `WEFT_LOG` or of the options.
     pub fn start_log(self) {
         let named = std::env::var("WEFT_LOG").ok().filter(|v| !v.is_empty());
         let asked = named.as_ref().and_then(|v| v.parse().ok());

@@ -134,7 +134,7 @@ pub enum HeaderError {
     /// The opcode's messages use another queue.
     #[error("{opcode} on queue {qn}")]
     Queue {
-        /// What the segment claims to be.
+        /// The segment's opcode.
         opcode: Opcode,
         /// The queue it came on.
         qn: u32,

@@ -38,7 +38,7 @@ pub const IMM_LEN: usize = 8;
 pub const CRC_LEN: usize = 4;
 /// The longest payload of version 1.
 pub const MAX_PAYLOAD: usize = 4096;
-/// The destination of what is sent to a multicast group.
+/// The destination queue pair number of datagrams to a multicast group.
 pub const GROUP_QP: u32 = 0x00ff_ffff;
 /// The longest datagram of version 1.
 pub const MAX_LEN: usize = HEADER_LEN + IMM_LEN + MAX_PAYLOAD + CRC_LEN;
@@ -48,14 +48,14 @@ const MAGIC: u8 = b'W';
 const VERSION: u8 = 0x10;
 const VERSION_MASK: u8 = 0xf0;
 
-/// What stands in front of a message's payload.
+/// The header before a message's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
     /// The queue pair that it is for.
     pub dst_qp: u32,
     /// The queue pair that sent it.
     pub src_qp: u32,
-    /// What the receiving queue pair has to have as its Q_Key.
+    /// The `Q_Key` that the receiving queue pair must have.
     pub qkey: u32,
     /// Message sequence number: 1, 2, … for each message that the sending queue pair sends, to whomever.
     pub msn: u32,
@@ -99,10 +99,10 @@ pub enum Datagram {
     Control(Control),
 }
 
-/// Reads a datagram of any version. Reserved bits are not looked at.
+/// Parses a datagram of any version. Reserved bits are ignored.
 ///
 /// # Errors
-/// [`DatagramError`]: such a datagram is dropped, whoever sent it.
+/// [`DatagramError`]: such a datagram is dropped.
 #[inline]
 pub fn read(datagram: &[u8]) -> Result<Datagram, DatagramError> {
     if datagram
@@ -183,8 +183,8 @@ pub fn seal(datagram: &mut Vec<u8>) {
     datagram.extend_from_slice(&crc);
 }
 
-/// As [`seal`], for datagrams of `each` bytes that lie behind each other, the last of which may be shorter; each ends with [`CRC_LEN`] bytes for it. The CRC
-/// of what was just copied waits for the copy, so that of several datagrams comes after all copies.
+/// As [`seal`], for consecutive datagrams of `each` bytes, the last of which may be shorter; each ends with [`CRC_LEN`] bytes for its CRC. A CRC directly
+/// after a copy waits for the copy, so the CRCs of several datagrams are computed after all copies.
 pub fn seal_all(train: &mut [u8], each: usize) {
     for datagram in train.chunks_mut(each.max(1)) {
         if let Some((covered, room)) = datagram.split_last_chunk_mut::<CRC_LEN>() {
@@ -193,10 +193,10 @@ pub fn seal_all(train: &mut [u8], each: usize) {
     }
 }
 
-/// The header of a datagram, and where its payload is. Reserved bits are not looked at.
+/// The header of a datagram, and the range of its payload. Reserved bits are ignored.
 ///
 /// # Errors
-/// [`DatagramError`]: such a datagram is dropped, whoever sent it.
+/// [`DatagramError`]: such a datagram is dropped.
 pub fn parse(datagram: &[u8]) -> Result<(Header, Range<usize>), DatagramError> {
     let short = HEADER_LEN + CRC_LEN;
     if datagram.len() < short || datagram.len() > MAX_LEN {
@@ -293,7 +293,7 @@ impl Grh {
         out[24..40].copy_from_slice(&v6(self.dest));
     }
 
-    /// Reads it; `None` for what is neither. Bytes that could be both are an IPv4 header if its checksum is right.
+    /// Parses it; `None` for neither kind. Bytes that could be both are an IPv4 header if its checksum is right.
     pub fn parse(raw: &[u8; Grh::LEN]) -> Option<Grh> {
         let ip = &raw[Self::IPV4..];
         let v4 = ip[0] == 0x45 && (raw[0] >> 4 != 6 || ones_sum(ip) == 0xffff);

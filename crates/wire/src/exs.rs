@@ -1,5 +1,5 @@
-//! EXS sockets: the greeting that two ends exchange as private data, their control messages, and what the immediate
-//! data of an RDMA Write says. docs/spec/exs.md has the diagrams. Numbers are big-endian.
+//! EXS sockets: the greeting that two ends exchange as private data, their control messages, and the meaning of the immediate data of an
+//! RDMA Write. docs/spec/exs.md has the diagrams. Numbers are big-endian.
 //!
 //! ```
 //! use weft_wire::exs::{Body, Message, MAX_LEN};
@@ -35,7 +35,7 @@ const MAGIC: [u8; 4] = *b"wexs";
 const WAITALL: u8 = 1;
 const TRUNCATED: u8 = 4;
 
-/// How data moves on a SOCK_SEQPACKET.
+/// How data moves on a SOCK_SEQPACKET socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Design {
     /// The receiver advertises its memory, and the sender writes there (stream paper II.C).
@@ -56,7 +56,7 @@ pub enum Kind {
 /// Memory that the other end may write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Remote {
-    /// Where it begins.
+    /// Its start.
     pub addr: u64,
     /// The key (STag) that gives access.
     pub rkey: u32,
@@ -67,7 +67,7 @@ pub struct Remote {
 /// Which transfers a stream makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Direct where an advert is at hand, indirect otherwise.
+    /// Direct if an advert is available, indirect otherwise.
     Dynamic,
     /// Only into advertised memory.
     Direct,
@@ -75,7 +75,7 @@ pub enum Mode {
     Indirect,
 }
 
-/// What an end says of itself before anything else: MPA private data, both ways.
+/// The first message of an end: MPA private data, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The type of its socket.
@@ -92,7 +92,7 @@ pub struct Hello {
     pub ring: Option<Remote>,
 }
 
-/// What two greetings amount to, seen from one end.
+/// The result of two greetings, seen from one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// The type of both sockets.
@@ -130,7 +130,7 @@ pub enum Mismatch {
     NoRing,
 }
 
-/// Why bytes are not what they should be.
+/// The reason why bytes are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// Not the length that the contents ask for.
@@ -150,7 +150,7 @@ pub enum ParseError {
     Reserved,
 }
 
-/// What a finished RDMA Write was.
+/// The meaning of a finished RDMA Write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transfer {
     /// Into memory of a receive on a stream.
@@ -167,7 +167,7 @@ pub enum Transfer {
 /// The notification of an RDMA Write: its immediate data, or the [`Body::Wrote`] that follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Imm {
-    /// What was written.
+    /// The kind of data that was written.
     pub transfer: Transfer,
     /// Control receives posted again since the last message.
     pub credits: u16,
@@ -180,7 +180,7 @@ pub struct Imm {
 pub struct Message {
     /// Control receives posted again since the last message.
     pub credits: u16,
-    /// What it says.
+    /// The contents.
     pub body: Body,
 }
 
@@ -193,7 +193,7 @@ pub struct Advert {
     pub phase: u64,
     /// The sender fills all of it, with several transfers if need be.
     pub waitall: bool,
-    /// Where to write.
+    /// The destination of writes.
     pub memory: Remote,
 }
 
@@ -202,7 +202,7 @@ pub struct Advert {
 pub struct Packet {
     /// The number of the message: 0 for the first of this direction.
     pub index: u64,
-    /// Where it begins; of no meaning when `len` is 0.
+    /// Its start; without meaning if `len` is 0.
     pub addr: u64,
     /// The key (STag) that gives access.
     pub rkey: u32,
@@ -210,7 +210,7 @@ pub struct Packet {
     pub len: u32,
 }
 
-/// What a control message says.
+/// The contents of a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Body {
     /// Write here.
@@ -227,12 +227,12 @@ pub enum Body {
     },
     /// An RDMA Write before this message is complete: where there is no immediate data.
     Wrote {
-        /// What was written.
+        /// The kind of data that was written.
         transfer: Transfer,
         /// Bytes written.
         len: u32,
     },
-    /// The receiver wants its adverts back.
+    /// The receiver withdraws its adverts.
     Retract,
     /// The sender has forgotten all adverts that it got before the Retract.
     Retracted {
@@ -375,7 +375,7 @@ impl Hello {
         })
     }
 
-    /// What this end's greeting and the other's amount to. Both ends get the same verdict.
+    /// The result of this end's greeting and the other's. Both ends get the same result.
     pub fn agree(&self, peer: &Hello) -> Result<Agreed, Mismatch> {
         if self.kind != peer.kind {
             return Err(Mismatch::Kind(self.kind, peer.kind));
@@ -457,7 +457,7 @@ impl Imm {
         })
     }
 
-    /// As the message that stands in for immediate data.
+    /// The message that replaces immediate data.
     pub const fn message(self) -> Message {
         Message {
             credits: self.credits,

@@ -52,7 +52,7 @@ pub fn meeting(data: &[u8]) {
         let mut raw = Vec::new();
         message.emit(&mut raw);
         assert!(raw.len() <= local::MAX_LEN);
-        // A reason is for people: what is no text in it becomes some, and may be cut.
+        // A reason is text for people: invalid UTF-8 is replaced, and the text may be cut.
         if !matches!(message, local::Message::Decline(_)) {
             assert_eq!(local::Message::parse(&raw), Some(message));
         }
@@ -113,7 +113,7 @@ pub fn ddp_header(data: &[u8]) {
     assert!(!header.to_string().is_empty());
 }
 
-/// Any bytes as a Terminate: what is understood comes back.
+/// Any bytes as a Terminate: a parsed one is encoded to the same bytes.
 pub fn terminate(data: &[u8]) {
     let Ok(terminate) = Terminate::parse(data) else {
         assert!(data.len() < 4);
@@ -124,7 +124,7 @@ pub fn terminate(data: &[u8]) {
     // As it came, or as siw means it: layer and type swapped.
     let swapped = [data[0].rotate_left(4), data[1]];
     assert!(raw[..2] == data[..2] || raw[..2] == swapped);
-    // What no RFC names is never sent, and may look like siw's way to send something else.
+    // Codes that no RFC defines are never sent, and may look like siw's different order of the fields.
     if !matches!(terminate.error, TermError::Other { .. }) {
         assert_eq!(Terminate::parse(&raw[..len]), Ok(terminate));
     }
@@ -256,8 +256,8 @@ fn pieces<'a>(mut data: &'a [u8], cuts: &'a [u8]) -> impl Iterator<Item = &'a [u
     })
 }
 
-/// Any bytes as a stream with markers: however it is cut, the same comes out. And what goes in with markers comes out
-/// as it was. The input is `flags | number of cuts | cuts | stream`.
+/// Any bytes as a stream with markers: the output does not depend on the segmentation, and a stream with inserted markers comes out
+/// unchanged. The input is `flags | number of cuts | cuts | stream`.
 pub fn markers(data: &[u8]) {
     let Some((&[flags, cuts], rest)) = data.split_first_chunk() else {
         return;

@@ -5,14 +5,14 @@
 //! that a hostile peer may have chosen: it returns a value or an error, and never panics. Every value prints the way a
 //! packet analyser would show it.
 //!
-//! | module | what it knows |
+//! | module | contents |
 //! |---|---|
 //! | [`mpa`] | start-up frames, FPDU arithmetic, markers |
 //! | [`ddp`] | tagged and untagged segment headers, with the RDMAP opcode they carry |
 //! | [`rdmap`] | opcodes, Read Request, atomics, Terminate |
 //! | [`dgram`] | datagrams of unreliable datagram queue pairs |
-//! | [`sidr`] | asking who listens at a UDP port for a datagram queue pair |
-//! | [`local`] | how two processes of one host meet |
+//! | [`sidr`] | requests for the datagram queue pair of a program that listens on a UDP port |
+//! | [`local`] | the shared-memory handshake of two processes of one host |
 //! | [`exs`] | greetings and control messages of EXS sockets |
 //! | [`crc`] | CRC-32C |
 //!

@@ -1,5 +1,5 @@
-//! The messages by which two processes of one host meet: docs/spec/local.md. Each is one packet on a Unix socket, with
-//! descriptors beside it; numbers are little-endian.
+//! The messages of the shared-memory handshake of two processes of one host: docs/spec/local.md. Each is one packet on a Unix socket,
+//! together with descriptors; numbers are little-endian.
 //!
 //! ```
 //! use weft_wire::local::{Message, MAX_LEN};
@@ -34,17 +34,16 @@ const SECRET: usize = 16;
 /// Random bytes.
 pub type Secret = [u8; SECRET];
 
-/// Bytes of a side's memory for the other one to read. The first sixteen are what the other one has sent as its challenge, the sixteen after
-/// them a secret.
+/// Bytes of a side's memory for the other one to read. The first sixteen are the other side's challenge, the following sixteen a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// Where they are in the address space of whoever sends this.
+    /// Their address in the address space of the sender.
     pub addr: u64,
-    /// What the other side's cell is to show: who finds it there reads the right process.
+    /// The expected contents of the other side's cell: a process that finds it there reads the right process.
     pub challenge: Secret,
 }
 
-/// What one side says of itself.
+/// One side's description of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Party {
     /// The queue pair's number: windows in the other side's table name it.
@@ -62,7 +61,7 @@ pub enum Message {
     Hello {
         /// Its cell.
         cell: Cell,
-        /// The CRC-32C of its secret: who has read something else has not read its memory, and tells nobody.
+        /// The CRC-32C of its secret: a process that has read something else has not read its memory, and does not send it.
         seal: u32,
         /// Its own TCP address and port, by which the responder finds the connection.
         from: SocketAddr,

@@ -1,4 +1,4 @@
-//! What RDMAP messages there are, and the queues of DDP that they use.
+//! The RDMAP messages, and their DDP queues.
 
 use core::fmt;
 
@@ -11,7 +11,7 @@ pub const QN_TERMINATE: u32 = 2;
 /// Queue of Atomic Responses (RFC 7306 5.2).
 pub const QN_ATOMIC_RESPONSE: u32 = 3;
 
-/// What a message is (RFC 5040 4.1, RFC 7306 4.1).
+/// The kind of a message (RFC 5040 4.1, RFC 7306 4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Opcode {
@@ -97,7 +97,7 @@ impl Opcode {
         }
     }
 
-    /// Whether the field behind the opcode means something: the `STag` to invalidate, or what weft says with Immediate Data.
+    /// Whether the field after the opcode has a meaning: the `STag` to invalidate, or weft's extension of Immediate Data.
     pub const fn has_ulp_field(self) -> bool {
         self.invalidates() || matches!(self, Self::Immediate | Self::ImmediateSe)
     }

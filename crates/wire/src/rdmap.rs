@@ -19,13 +19,13 @@ pub const IMMEDIATE_LEN: usize = 8;
 /// A Read Request's header (RFC 5040 4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadRequest {
-    /// Where the data goes: a buffer of the requester.
+    /// The destination of the data: a buffer of the requester.
     pub sink_stag: u32,
     /// Tagged offset in the sink, in bytes.
     pub sink_to: u64,
     /// Bytes to read.
     pub size: u32,
-    /// Where the data comes from: a buffer of the responder.
+    /// The source of the data: a buffer of the responder.
     pub src_stag: u32,
     /// Tagged offset in the source, in bytes.
     pub src_to: u64,
@@ -88,7 +88,7 @@ impl fmt::Display for ReadRequest {
     }
 }
 
-/// What an Atomic Request does (RFC 7306 5.2.1).
+/// The operation of an Atomic Request (RFC 7306 5.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AtomicOp {

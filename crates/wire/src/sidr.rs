@@ -1,5 +1,5 @@
-//! Service ID resolution: who listens at a UDP port is asked for a datagram queue pair, and answers with its number and key (after the
-//! SIDR_REQ and SIDR_REP messages of InfiniBand's connection manager, 12.8): docs/spec/dgram.md.
+//! Service ID resolution: a request to the program that listens on a UDP port for a datagram queue pair, answered by its number and key
+//! (after the SIDR_REQ and SIDR_REP messages of InfiniBand's connection manager, 12.8): docs/spec/dgram.md.
 //!
 //! ```
 //! use weft_wire::sidr::{Body, Message};
@@ -23,13 +23,13 @@ const CRC: usize = 4;
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 
-/// What a reply can say (InfiniBand 12.8.2); other numbers are failures of other kinds.
+/// The status of a reply (InfiniBand 12.8.2); other numbers are failures of other kinds.
 pub mod status {
     /// Here is the queue pair.
     pub const SUCCESS: u8 = 0;
-    /// Nobody listens there.
+    /// No program listens there.
     pub const UNSUPPORTED: u8 = 1;
-    /// The program that listens does not want to.
+    /// The listening program refuses.
     pub const REJECT: u8 = 2;
     /// The program has no queue pair for that.
     pub const NO_QP: u8 = 3;
@@ -54,11 +54,11 @@ pub enum Body {
 /// One message: one UDP datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// The asker's name for what it asks: the reply has the same.
+    /// The requester's identifier of the request, repeated in the reply.
     pub transaction: u64,
-    /// What it is.
+    /// The contents.
     pub body: Body,
-    /// What the programs say to each other.
+    /// The private data of the programs.
     pub private_data: &'a [u8],
 }
 
@@ -88,7 +88,7 @@ impl<'a> Message<'a> {
         Some(out)
     }
 
-    /// The message in a datagram; `None` for whatever is none.
+    /// The message in a datagram; `None` for an invalid one.
     pub fn parse(datagram: &'a [u8]) -> Option<Message<'a>> {
         let (covered, crc) = datagram.split_last_chunk::<CRC>()?;
         let (header, private_data) = covered.split_first_chunk::<HEADER>()?;

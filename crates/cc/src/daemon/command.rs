@@ -1,4 +1,5 @@
-//! A command that was handed over: preprocess here, hand its text to a worker, write what comes back; or say that the compiler is to do it.
+//! A command in the daemon: preprocesses it here, sends its text to a worker, and writes the outputs; or answers that the local compiler
+//! has to do it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -33,16 +34,16 @@ const SEARCH_ENVIRONMENT: &[&str] = &[
     "DEPENDENCIES_OUTPUT",
     "SUNPRO_DEPENDENCIES",
 ];
-/// Environment variables that change what a compiler is.
+/// Environment variables that change the identity of a compiler.
 const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
 
-/// Whether this one is among so many percent.
+/// Whether this compilation belongs to a sample of so many percent.
 fn chosen(percent: u8) -> bool {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0) % 100 < percent.into()
 }
 
-/// What a command has that is not of its process alone: who hands it over from elsewhere would compile here with other files than it sees.
+/// The root directory and mount namespace of a process: a command with others would compile here with other files than it sees.
 #[derive(PartialEq, Eq)]
 pub(super) struct Place([(u64, u64); 2]);
 
@@ -56,13 +57,13 @@ impl Place {
     }
 }
 
-/// How one ends before there is an object.
+/// The reason why a compilation ends before there is an object.
 enum Stop {
     /// The compiler does it, which takes a place among those that run here if it compiles.
     Here { reason: String, compiles: bool },
-    /// The compiler does it, and nobody counts that.
+    /// The compiler does it, and it is not counted.
     Alone,
-    /// It is gone.
+    /// The command has ended.
     Gone,
 }
 
@@ -85,7 +86,8 @@ struct Running<'a> {
 }
 
 impl Shared {
-    /// Does a command, or says who is to do it. The leave is for who becomes the compiler, until the connection ends. `None`: it is gone.
+    /// Does a command, or says that the compiler has to do it. The leave is for a command that becomes the compiler, until the connection
+    /// ends. `None`: it has ended.
     pub(super) fn command<'a>(
         &'a self,
         launch: &Launch,
@@ -134,7 +136,7 @@ impl Shared {
             Stop::Alone => Some((alone, None)),
             Stop::Here { reason, compiles } => {
                 self.note(&reason);
-                // What links is for make's own count; what compiles takes a place of this machine's.
+                // make limits links by itself; compilations take a slot of this machine.
                 if !compiles {
                     return Some((alone, None));
                 }
@@ -304,7 +306,7 @@ impl Running<'_> {
         Ok((outcome, text.said))
     }
 
-    /// What a worker needs to preprocess this.
+    /// The data that a worker needs to preprocess this.
     fn pulled(&self, plan: &Plan, cwd: &str) -> Result<PullAsk, String> {
         let var = |name: &str| self.launch.var(name).map(OsStr::to_owned);
         if let Some(name) = SEARCH_ENVIRONMENT.iter().find(|name| var(name).is_some()) {
@@ -313,7 +315,7 @@ impl Running<'_> {
         crate::pull::ask(plan, Path::new(cwd), &var)
     }
 
-    /// The compiler with these arguments, as the command would have started it. `None`: the command is gone, and so is what was started.
+    /// The compiler with these arguments, as the command would have started it. `None`: the command has ended, and so has the compiler.
     fn start(
         &self,
         args: &[OsString],
@@ -387,7 +389,7 @@ impl Running<'_> {
             .map_err(failed)?
             .ok_or(Stop::Gone)?;
         if !status.success() {
-            // It says what is wrong better when it compiles.
+            // The compiler's own error message is better.
             return Err(here("preprocessing failed"));
         }
         let file = File::from(file);
@@ -405,7 +407,7 @@ impl Running<'_> {
         })
     }
 
-    /// Writes dependencies, then the object, then what was said.
+    /// Writes dependencies, then the object, then the messages.
     fn deliver(
         &mut self,
         plan: &Plan,
@@ -433,7 +435,7 @@ impl Running<'_> {
                 write(&dir.join(format!("{}.{extension}", plan.beside)), &part)?;
             }
         }
-        // Nothing is said that a compilation here would say again.
+        // Messages are printed only if a compilation here would not repeat them.
         write(&dir.join(&plan.output), &object)?;
         if let Some(path) = told
             && let Err(e) = set_time(&path, began)
@@ -499,14 +501,15 @@ fn is_true(value: &OsStr) -> bool {
 struct Text {
     /// A memory file.
     file: File,
-    /// Where in it the source begins, and its length.
+    /// The offset of the source in it, and its length.
     at: u64,
     len: u64,
-    /// What the preprocessor said.
+    /// The preprocessor's messages.
     said: Vec<u8>,
 }
 
-/// Writes beside the name and renames: there is never half an object. Its time is that of the preprocessing: a header that was changed since is newer.
+/// Writes under another name and renames, so that there is never a partial object. Its time is that of the preprocessing: a header that was changed
+/// since is newer.
 fn write_whole(path: &Path, part: &Part, time: SystemTime, mode: Option<u32>) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let mut beside = OsString::from(".");
@@ -534,8 +537,8 @@ fn write_whole(path: &Path, part: &Part, time: SystemTime, mode: Option<u32>) ->
 /// Bytes of a text that are looked at together; what compilers have built in comes among the first.
 const PIECE: usize = 128 << 10;
 
-/// Where the source for a worker begins and ends in a preprocessed text, or why there is none. What the worker's compiler has built in is overwritten by the lines
-/// before it, and the source begins there.
+/// The range of the source for a worker in a preprocessed text, or the reason why there is none. The definitions that are built into the worker's compiler
+/// are cut out: the lines before them are moved to their end, where the source then begins.
 fn judge(file: &File) -> io::Result<Result<(u64, u64), &'static str>> {
     with_scratch(PIECE, |piece| judge_in(piece, file))
 }
@@ -603,7 +606,7 @@ impl Part {
     }
 }
 
-/// Where the preprocessor writes dependencies.
+/// The file into which the preprocessor writes dependencies.
 fn dependencies(preprocess: &[OsString]) -> Option<PathBuf> {
     let mut found = None;
     let mut args = preprocess.iter();

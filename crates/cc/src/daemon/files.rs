@@ -1,4 +1,4 @@
-//! The master's files for workers that preprocess: what they may read, and whether it is still what they have read.
+//! The master's files for workers that preprocess: the allowed files, and the check that they have not changed since the worker read them.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ const MAX_ANSWER: usize = 64 << 20;
 /// Names of a directory, and nodes of a connection.
 const MAX_NAMES: usize = 50_000;
 const MAX_NODES: usize = 500_000;
-/// What was changed so shortly before it was read may be changed again with the same time.
+/// A file that was changed this shortly before it was read may be changed again with the same time.
 const YOUNG: Duration = Duration::from_secs(2);
 
 type Key = (PathBuf, Language, Vec<String>, String);
@@ -71,7 +71,7 @@ impl System {
     }
 }
 
-/// What the worker of one job may read.
+/// The files that the worker of one job may read.
 pub(super) struct Roots(Vec<PathBuf>);
 
 impl Roots {
@@ -120,7 +120,7 @@ struct Seen {
     stamp: Option<Stamp>,
 }
 
-/// What a connection's worker has been given.
+/// The nodes that a connection's worker has.
 #[derive(Default)]
 pub(super) struct Served(Vec<Seen>);
 
@@ -128,7 +128,7 @@ fn nanos(seconds: i64, nanos: i64) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(nanos)
 }
 
-/// Of what a path leads to, and only if it has rested for a while.
+/// The stamp of a path's target, only if it has been unchanged for a while.
 fn stamp(about: &std::fs::Metadata) -> Option<Stamp> {
     let changed = nanos(about.mtime(), about.mtime_nsec());
     let inode = nanos(about.ctime(), about.ctime_nsec());
@@ -157,9 +157,9 @@ fn joined(mut names: Vec<String>) -> Vec<u8> {
         .collect()
 }
 
-/// What is at a path now, with its contents.
+/// The present state of a path, with its contents.
 ///
-/// `roots`: what may be read; `None` where that has been decided.
+/// `roots`: the allowed files; `None` if that has been decided.
 fn look(path: &Path, roots: Option<&Roots>) -> (Node, i64, Option<Stamp>, Vec<u8>) {
     let is = |node| (node, 0, None, Vec::new());
     let plain = path.is_absolute()
@@ -168,7 +168,7 @@ fn look(path: &Path, roots: Option<&Roots>) -> (Node, i64, Option<Stamp>, Vec<u8
             .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
     // As a worker walks: each link is asked for by itself.
     let parent = path.parent().unwrap_or(Path::new("/"));
-    // Whether there is something beyond the roots is not told either.
+    // Whether something exists beyond the roots is not disclosed either.
     let known = |roots: &Roots| roots.reads(parent) || roots.lists(path);
     if !plain || !roots.is_none_or(known) {
         return is(Node::Refused);
@@ -217,7 +217,7 @@ fn look(path: &Path, roots: Option<&Roots>) -> (Node, i64, Option<Stamp>, Vec<u8
     if roots.is_some_and(|roots| !roots.reads(path)) {
         return is(Node::Refused);
     }
-    // Another file may stand there by now: a link leads nowhere, and a FIFO does not block.
+    // Another file may be there by now: a link is not followed, and a FIFO does not block.
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
@@ -281,7 +281,7 @@ impl Served {
         (entries, contents)
     }
 
-    /// Those of these nodes that are not any more what they were. Numbers that nothing has are among them.
+    /// The nodes that have changed. Unknown numbers are among them.
     pub(super) fn stale(&mut self, nodes: Vec<u32>) -> Vec<u32> {
         let fresh = |seen: &mut Seen| {
             if seen.stamp.is_some()
@@ -352,7 +352,7 @@ mod tests {
             (get("p/a.h").0, get("p/a.h").1),
             (Node::File, b"p/a.h".to_vec())
         );
-        // Names alone on the way there; no objects, and of what is hidden the name alone.
+        // Only names on the way there; no objects, and of hidden files only the name.
         assert_eq!((get("").0, get("").1), (Node::Way, b"p\0".to_vec()));
         assert_eq!(get("p").1, b".env\0.git\0.moc\0a.h\0conf.d\0inc\0out\0");
         // A hidden directory can be a root.
@@ -403,7 +403,7 @@ mod tests {
         std::fs::write(base.join("a.h"), "1").unwrap();
         let file = ask(&mut served, &roots, &base.join("a.h")).2;
         let names = ask(&mut served, &roots, &base).2;
-        // What a build writes beside its sources changes nothing.
+        // Files that a build writes beside its sources change nothing.
         std::fs::write(base.join("a.o"), "1").unwrap();
         assert!(served.stale(vec![file, names]).is_empty());
         // The same length, within one tick of the file system's clock.

@@ -1,4 +1,4 @@
-//! One job on its way: to a worker, to another one, and then here.
+//! One job: on a worker, after a failure on another one, and then here.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::options::Language;
 use crate::travel;
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Pull, Region, Report, Request, Verdict};
 
-/// How often, and how long, one worker may answer that it is busy before the job goes elsewhere.
+/// How often, and how long, one worker may answer that it is busy before the job goes to another one.
 const MAX_BUSY: u32 = 25;
 const MAX_BUSY_TIME: Duration = Duration::from_secs(10);
 /// Characters of a worker's reason that are kept.
@@ -32,7 +32,7 @@ const ATTEMPTS: usize = 3;
 /// Packed compilers that are kept.
 const MAX_COMPILERS: usize = 8;
 
-/// What becomes of a job.
+/// The result of a job.
 pub(super) enum Outcome {
     /// A worker did it.
     Done {
@@ -44,15 +44,15 @@ pub(super) enum Outcome {
     Here(String),
     /// It has to be preprocessed here, because.
     Preprocess(String),
-    /// The compilation is gone.
+    /// The compilation has ended.
     Cancelled,
 }
 
-/// How an attempt ends when there is no report of a worker.
+/// The end of an attempt without a report of a worker.
 enum Lost {
     /// The connection is over.
     Gone(String),
-    /// The compilation is gone.
+    /// The compilation has ended.
     Cancelled,
 }
 
@@ -76,13 +76,13 @@ fn region(mr: &Mr, at: u64, len: u64) -> Region {
     }
 }
 
-/// What a job needs whose source its worker preprocesses.
+/// The data of a job whose source its worker preprocesses.
 pub(super) struct Pulling {
     pull: Pull,
     roots: Roots,
 }
 
-/// What stays the same on each worker that a job is tried on.
+/// The part of a job that is the same on each worker.
 struct Task<'a> {
     id: u32,
     ask: &'a JobAsk,
@@ -179,7 +179,7 @@ impl Shared {
         Listed(self, number)
     }
 
-    /// What a worker needs that preprocesses too.
+    /// The data for a worker that preprocesses too.
     fn pulling(&self, ask: &JobAsk, pull: &PullAsk) -> Result<Pulling, String> {
         let system = self
             .system
@@ -386,7 +386,7 @@ impl Shared {
         };
         let outcome = self.converse(conn, &bytes, task, &mut room, &make_room);
         if outcome.is_err() {
-            // No memory goes away under a connection; and a worker learns that it need not go on.
+            // The connection uses the memory, so it ends first; and the worker learns that the job was cancelled.
             conn.link.qp.disconnect();
         }
         let limit = room.len() as u64;
@@ -424,7 +424,7 @@ impl Shared {
         let gone = |why: &str| Lost::Gone(why.into());
         let (id, pull) = (task.id, task.pull);
         conn.link.send(request)?;
-        // What the worker reads, until it says something more.
+        // The memory that the worker reads, until its next message.
         let mut _read = None;
         let mut unsent = None;
         loop {

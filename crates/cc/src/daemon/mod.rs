@@ -1,7 +1,7 @@
-//! The daemon beside the make: the connection manager of section 5.3.6. It keeps the connections to workers, picks one for each job, tries again elsewhere,
-//! and limits what runs here.
+//! The daemon on the master's host: the connection manager of section 5.3.6. It keeps the connections to workers, picks one for each job, retries on
+//! another one, and limits the processes that run here.
 //!
-//! Each connection of a compilation has a thread, and one cycle of it is one job.
+//! Each connection of a compilation has a thread, which handles one job at a time.
 
 mod command;
 mod files;
@@ -31,17 +31,17 @@ use crate::link::Endpoint;
 use crate::lock;
 use pool::Pool;
 pub use pool::{About, Refusal, probe};
-/// For the command that starts the daemon: one that holds a make's pipes would keep whoever reads them waiting.
+/// For the command that starts the daemon: a daemon that holds make's pipes would keep their readers waiting.
 pub use weft_sys::process::keep_files;
 
-/// How often threads look whether somebody is gone.
+/// How often threads check whether a peer has ended.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a thread waits for another compilation.
 const WITHOUT_WORK: Duration = Duration::from_secs(5);
 /// Different reasons that are counted.
 const MAX_REASONS: usize = 100;
 
-/// Whom the daemon shows itself as, and which workers it takes.
+/// The daemon's own key, and the workers that it accepts.
 pub trait Keys: Send + Sync {
     /// Settings for a connection to this worker.
     ///
@@ -57,16 +57,16 @@ impl Keys for Tls {
     }
 }
 
-/// How to run.
+/// The configuration.
 #[derive(Clone)]
 pub struct Config {
-    /// Where compilations find it.
+    /// The socket for compilations.
     pub socket: PathBuf,
     /// Keys.
     pub keys: Arc<dyn Keys>,
     /// It ends after so long without a compilation.
     pub idle: Duration,
-    /// Room for outputs that a job has from the start, in bytes. Only what is written takes memory.
+    /// Initial room for outputs of a job, in bytes. Only written pages take memory.
     pub room: u64,
     /// Room that a worker may ask for.
     pub most_room: u64,
@@ -134,15 +134,15 @@ struct Shared {
     /// Threads without work are to end.
     over: AtomicBool,
     began: Instant,
-    /// What commands must have too, or, of the umask, what they are given.
+    /// The daemon's root directory and mount namespace, which commands must share.
     place: command::Place,
     umask: u32,
 }
 
-/// Runs until nobody has needed it for a while, or it is told to stop.
+/// Runs until it was idle for a while, or is told to stop.
 ///
 /// # Errors
-/// Those of the socket: `AddrInUse` when there is a daemon already.
+/// The errors of the socket: `AddrInUse` if a daemon runs already.
 pub fn run(config: Config) -> io::Result<()> {
     let listener = unix::listen(Name::Path(&config.socket), 128)?;
     let device = Device::open().map_err(io::Error::other)?;
@@ -233,7 +233,7 @@ impl Drop for Leave<'_> {
 }
 
 impl Shared {
-    /// Waits for leave; `None`: the compilation is gone.
+    /// Waits for leave; `None`: the compilation has ended.
     fn leave(&self, line: &Line) -> Option<Leave<'_>> {
         let mut state = lock(&self.state);
         while state.here >= self.config.here {
@@ -261,7 +261,7 @@ impl Shared {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Hands a compilation to a thread that waits for one, or to a new one: to start one for each costs a tenth of what a job costs here.
+    /// Passes a compilation to a waiting thread, or to a new one: starting a thread for each would cost a tenth of the job's cost here.
     fn employ(self: &Arc<Self>, fd: OwnedFd) -> io::Result<()> {
         let mut work = lock(&self.work);
         if work.waiting > work.lines.len() {
@@ -307,7 +307,7 @@ impl Shared {
     }
 
     fn answer<'a>(&'a self, line: &Line, trail: &mut past::Trail<'a>) -> io::Result<()> {
-        // Of the command that becomes a compiler, until it is gone.
+        // The leave of a command that becomes a compiler, until it ends.
         let mut held = None;
         while let Some((bytes, fd)) = line.receive_bytes()? {
             drop(held.take());

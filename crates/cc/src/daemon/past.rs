@@ -1,4 +1,4 @@
-//! What is over: for a summary after a build.
+//! Finished compilations, for a summary after a build.
 
 use std::collections::VecDeque;
 
@@ -46,7 +46,7 @@ impl List {
     }
 }
 
-/// What one connection of a compilation has done, until it can be told.
+/// The record of one connection of a compilation.
 pub(super) struct Trail<'a> {
     shared: &'a Shared,
     /// Since when it preprocesses.
@@ -82,7 +82,7 @@ impl<'a> Trail<'a> {
         });
     }
 
-    /// It has left the processor: it says something, or is gone.
+    /// It has left the processor: it sends a message, or has ended.
     pub(super) fn left(&mut self) {
         let now = self.shared.now();
         if let Some(began) = self.preprocesses.take() {

@@ -1,4 +1,4 @@
-//! Workers, their connections, and which one gets a job.
+//! Workers, their connections, and the choice of a worker for a job.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::ToSocketAddrs;
@@ -14,17 +14,17 @@ use crate::ipc::WorkerStatus;
 use crate::link::{Endpoint, Link, param};
 use crate::wire::{End, Hello, Status, VERSION};
 
-/// How long a worker that failed gets no jobs: at first, and at most.
+/// How long a failed worker gets no jobs: at first, and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_mins(1);
-/// How long a worker with another compiler is not asked again.
+/// How long a worker with another compiler is not tried again.
 const UNFIT: Duration = Duration::from_mins(5);
-/// How long a worker whose slots others have is not asked again.
+/// How long a worker with occupied slots is not tried again.
 const BUSY: Duration = Duration::from_millis(200);
 /// Workers that are known at once.
 const MAX_WORKERS: usize = 1024;
 
-/// A connection, and what the worker said at its start.
+/// A connection, and the worker's greeting.
 pub(super) struct Conn {
     pub(super) link: Link,
     pub(super) served: super::files::Served,
@@ -54,7 +54,7 @@ struct Worker {
 #[derive(Default)]
 pub(super) struct Pool(BTreeMap<Endpoint, Worker>);
 
-/// What there is for a job.
+/// The choice for a job.
 pub(super) enum Pick {
     /// This worker has a free slot, which is taken; and a connection, if one is there.
     Worker(Endpoint, Option<Conn>),
@@ -105,7 +105,7 @@ impl Pool {
             if tried.contains(endpoint) {
                 continue;
             }
-            // Until its first connection has told how many it takes, one is enough.
+            // Until its first connection has reported its slots, one is assumed.
             let slots = usize::from(worker.slots.unwrap_or(1));
             if worker.in_use >= slots || worker.busy.is_some_and(|until| until > now) {
                 wait = true;
@@ -154,7 +154,7 @@ impl Pool {
         }
     }
 
-    /// The slot is free again, the connection is not there any more.
+    /// The slot is free again, the connection has ended.
     pub(super) fn cancelled(&mut self, endpoint: &Endpoint) {
         self.release(endpoint);
     }
@@ -277,12 +277,12 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
     Err(last.into())
 }
 
-/// What a worker says of itself.
+/// The worker's description of itself.
 #[derive(Debug)]
 pub struct About {
     /// Jobs at once.
     pub slots: u16,
-    /// What carries the connection.
+    /// The transport of the connection.
     pub transport: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What goes out, what stays, and why.
+//! Which options can be sent to a worker, which cannot, and the reasons.
 
 use super::*;
 

@@ -27,15 +27,15 @@ use crate::wire::{Job, Output, Pull};
 const MAX_COMPONENTS: usize = 64;
 const MAX_NAME: usize = 2048;
 
-/// What is written for coverage, below the job's directory.
+/// The folder of coverage notes, below the job's directory.
 const NOTES: &str = "notes";
 
 /// A directory for one job, removed with this.
 pub(crate) struct Workshop {
     dir: TempDir,
-    /// Where the compiler runs.
+    /// The working directory of the compiler.
     cwd: PathBuf,
-    /// Where the source is.
+    /// The path of the source.
     pub(crate) source: PathBuf,
     /// The name that the compiler is given for it.
     name: PathBuf,
@@ -144,7 +144,7 @@ impl Workshop {
         self.dir.path()
     }
 
-    /// What a preprocessor here writes.
+    /// The output of a preprocessor here.
     pub(super) fn text(&self) -> PathBuf {
         self.dir.path().join("text")
     }
@@ -241,13 +241,13 @@ impl Workshop {
         Ok(())
     }
 
-    /// Where debug information of its own is to come.
+    /// The path of separate debug information.
     pub(super) fn split(&self, job: &Job) -> Option<PathBuf> {
         let name = format!("{}.dwo", job.beside);
         asks_for(&job.args, Output::Split).then(|| self.cwd.join(name))
     }
 
-    /// What is to be known for coverage, with the master's working directory; empty where nobody asks for it.
+    /// The coverage notes, with the master's working directory; empty if they were not requested.
     pub(super) fn notes(&self, job: &Job) -> io::Result<Vec<u8>> {
         if !asks_for(&job.args, Output::Notes) {
             return Ok(Vec::new());
@@ -317,7 +317,7 @@ impl Workshop {
     }
 }
 
-/// Opens what a compiler left under this name, and its length. The compiler may be hostile: a link would lead out of its directory, and a FIFO would block.
+/// Opens a compiler's output, and returns its length. The compiler may be hostile: a link would lead out of its directory, and a FIFO would block.
 pub(super) fn open_output(path: &Path) -> io::Result<(File, u64)> {
     let file = File::options()
         .read(true)
@@ -330,7 +330,7 @@ pub(super) fn open_output(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, about.len()))
 }
 
-/// A driver whose processes, and their files, have these limits. They stand before it begins, and it hands them on.
+/// A driver with these limits for its processes and their files. They are set before it starts, and inherited.
 fn limited(driver: &[OsString], memory: u64, size: u64) -> Command {
     // By its whole name: one that is looked for in the PATH of another environment is started by fork, which copies the page tables of this process.
     let prlimit = crate::find_in(crate::PATH, "prlimit", &[]);
@@ -340,7 +340,7 @@ fn limited(driver: &[OsString], memory: u64, size: u64) -> Command {
     command
 }
 
-/// A process that ends at once, and what those in its group may do. Until this goes nobody waits for it, and nobody else can have a process group of its number.
+/// A process that ends at once, and reserves the number of its process group: until this is dropped it stays a zombie.
 pub(crate) struct Leader {
     ended: Child,
     filters: sandbox::Filters,
@@ -371,7 +371,7 @@ fn named(program: &str, e: io::Error) -> io::Error {
     e
 }
 
-/// How a compiler ended.
+/// The end of a compiler.
 pub(crate) enum Ended {
     /// With this status.
     Status(std::process::ExitStatus),
@@ -419,7 +419,7 @@ impl Compiler {
             *held = Some(pid);
             drop(held);
             let status = child.wait();
-            // Whatever it has left behind goes too.
+            // Processes that it has left behind are killed too.
             let _ = kill_process_group(pid, Signal::KILL);
             *lock(&seen) = None;
             status
@@ -484,13 +484,13 @@ impl Drop for Compiler {
 mod tests {
     use super::*;
 
-    /// A parent that ends when its child has written, and a child that goes on and tries to be the leader of a group of its own.
+    /// A parent that ends when its child has written, and a child that continues and tries to be the leader of a group of its own.
     const STRAY: &str = "if (fork) { select(undef, undef, undef, 0.01) until -e 'told'; exit }
         my $left = setpgrp(0, 0) ? 1 : 0;
         open my $f, '>', 'pid'; print $f \"$$ $left\\n\"; close $f; rename 'pid', 'told';
         sleep 600";
 
-    /// How a script of perl ends in the place of a compiler, in this directory; `None` where there is no perl, or no filter for its calls.
+    /// Runs a perl script in place of a compiler, in this directory; `None` without perl, or without a filter for its calls.
     fn run(dir: &Path, script: &str) -> Option<Ended> {
         let level = sandbox::level();
         if !level.calls || !Path::new("/usr/bin/perl").exists() {
@@ -518,7 +518,7 @@ mod tests {
         let told = std::fs::read_to_string(dir.path().join("told")).unwrap();
         let (pid, left) = told.trim().split_once(' ').unwrap();
         assert_eq!(left, "0", "it has left its process group");
-        // Dead, or a zombie that nobody waits for here.
+        // Dead, or a zombie for which no process waits here.
         let end = Instant::now() + Duration::from_mins(1);
         let dead = || {
             std::fs::read_to_string(format!("/proc/{pid}/stat"))

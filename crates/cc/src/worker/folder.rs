@@ -1,4 +1,4 @@
-//! Where a worker's jobs have their directories. A worker that is killed leaves them; the next one of the same user removes them.
+//! The folder of the directories of a worker's jobs. A killed worker leaves it behind; the next one of the same user removes it.
 
 use std::fs::File;
 use std::io;
@@ -10,17 +10,17 @@ use tempfile::TempDir;
 
 const PREFIX: &str = "weft-cc-worker-";
 
-/// A folder, removed with this. The lock on it says that its worker lives, in whatever pid namespace.
+/// A folder, removed with this value. The lock on it shows that its worker is alive, in any PID namespace.
 pub(super) struct Folder {
     dir: TempDir,
     _lock: File,
 }
 
 impl Folder {
-    /// Below `place`, from which goes what killed workers left.
+    /// Creates a folder below `place`, and removes those of killed workers.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// The errors of the file system.
     pub(super) fn new(place: &Path) -> io::Result<Self> {
         sweep(place);
         loop {
@@ -42,7 +42,7 @@ impl Folder {
     }
 }
 
-/// Removes the folders that nobody has locked.
+/// Removes the folders without a lock.
 fn sweep(place: &Path) {
     let own = rustix::process::geteuid().as_raw();
     for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
@@ -54,7 +54,7 @@ fn sweep(place: &Path) {
             continue;
         }
         let path = entry.path();
-        // Held until it is gone: a worker that has just made it sees that it has lost it.
+        // Locked until it is removed, so that a worker that has just created it notices the loss.
         if let Ok(dir) = File::open(&path)
             && flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
             && let Err(e) = std::fs::remove_dir_all(&path)

@@ -1,4 +1,4 @@
-//! The jobs of one connection, one after the other: a source comes, or is preprocessed here, and its outputs go.
+//! The jobs of one connection, one after the other: the source is fetched, or preprocessed here, and its outputs are sent.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,7 +19,7 @@ use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Ve
 
 /// A connection without a job for so long ends.
 const IDLE: Duration = Duration::from_mins(10);
-/// What a region that is kept has at least.
+/// The minimum length of a region that is kept.
 const KEPT: usize = 4 << 20;
 
 impl Session<'_> {
@@ -259,7 +259,7 @@ impl Session<'_> {
         }
         let notes = shop.notes(job).map_err(left)?;
         let (text, text_len) = open_output(&shop.diagnostics())?;
-        // What the preprocessor said comes first.
+        // The preprocessor's messages come first.
         let (mut said, dependencies) = preprocessed
             .map(|p| (p.diagnostics, p.dependencies))
             .unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The worker: takes jobs of masters, one at a time on each connection, and drives them (fig. 5.9 of the thesis).
+//! The worker: accepts jobs of masters, one at a time on each connection, and drives them (fig. 5.9 of the thesis).
 
 mod compile;
 mod folder;
@@ -29,15 +29,15 @@ use crate::options::Language;
 use crate::travel::{Cache, Installed};
 use crate::wire::{End, Hello, Report, Status, VERSION, Verdict};
 
-/// How often threads look whether they are to end.
+/// How often threads check whether they have to end.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long a stranger has to take note.
+/// How long a refused peer has to read the answer.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Whose keys are let in beside processes of the worker's own user on its host.
+/// The keys that are admitted, in addition to processes of the worker's own user on its host.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 
-/// How to work.
+/// The configuration.
 #[derive(Clone)]
 pub struct Config {
     /// Address and port; port 0 takes a free one.
@@ -52,17 +52,17 @@ pub struct Config {
     pub memory: u64,
     /// Bytes that a source, or the outputs of a job, may have.
     pub size_limit: u64,
-    /// Where jobs have their directories; a tmpfs is best.
+    /// The folder of the jobs' directories; a tmpfs is best.
     pub place: PathBuf,
     /// The key pair that masters know the worker by.
     pub tls: Tls,
-    /// Who is let in by key.
+    /// The keys that are admitted.
     pub admit: Admit,
     /// Everybody is let in.
     pub open: bool,
     /// Compilers of masters are run here too. Not with `open`.
     pub accept: Option<Accept>,
-    /// For measurements: a program that is run in place of each compiler, and can read what is beside it.
+    /// For measurements: a program that is run instead of each compiler, and can read the files in its folder.
     pub stand_in: Option<PathBuf>,
 }
 
@@ -87,7 +87,7 @@ impl Config {
     }
 }
 
-/// Where jobs have their directories: in memory if there is room, else where temporary files are.
+/// The default folder of the jobs' directories: in memory if there is room, else the folder of temporary files.
 pub fn place() -> PathBuf {
     let memory = Path::new("/dev/shm");
     let roomy = rustix::fs::statvfs(memory)
@@ -99,17 +99,17 @@ pub fn place() -> PathBuf {
     }
 }
 
-/// What a worker reports.
+/// The events of a worker.
 pub trait Events: Send + Sync {
     /// A master connected; over which transport.
     fn connected(&self, _peer: SocketAddr, _transport: &str) {}
-    /// A master was turned away.
+    /// A master was refused.
     fn refused(&self, _peer: SocketAddr, _why: &str) {}
     /// A master's compiler came, in so many bytes.
     fn compiler(&self, _peer: SocketAddr, _len: u64) {}
     /// A job has ended; of which source, how, and after how long.
     fn job(&self, _peer: SocketAddr, _name: &str, _end: &End, _after: Duration) {}
-    /// A master is gone.
+    /// A master has disconnected.
     fn finished(&self, _peer: SocketAddr, _why: &str) {}
 }
 
@@ -118,17 +118,17 @@ impl Events for () {}
 
 /// A compiler that jobs can have.
 struct Environment {
-    /// What begins its command.
+    /// The beginning of its command.
     command: Vec<OsString>,
     digest: Digest,
-    /// Where it is, if it is not one of the system's.
+    /// Its folder, if it is not one of the system's.
     tools: Option<PathBuf>,
     /// It came from a master, and stays while this is there.
     sent: Option<Arc<Installed>>,
 }
 
 impl Environment {
-    /// What it may reach in a job.
+    /// The files that it may access in a job.
     fn place(&self, shop: &compile::Workshop, view: Option<&Path>) -> sandbox::Place {
         sandbox::Place {
             dir: shop.path().to_owned(),
@@ -165,7 +165,7 @@ struct Shared {
     digests: Digests,
     compilers: Option<Cache>,
     store: Mutex<pull::Store>,
-    /// What the kernel gave at the start. A job that gets less does not run.
+    /// The restrictions that the kernel supported at the start. A job with fewer does not run.
     level: sandbox::Level,
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
     stop: AtomicBool,
@@ -340,7 +340,7 @@ impl Shared {
         }
     }
 
-    /// Whether the master is let in: by its key, or because the kernel says that it is of our user. `None`: only its transport can say that.
+    /// Whether the master is admitted: by its key, or because the kernel attests our user. `None`: only its transport can show that.
     fn judge(&self, request: &cm::Request) -> Result<Option<()>, (Status, String)> {
         let hello =
             Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;

@@ -1,4 +1,4 @@
-//! Preprocessing for a master (`--pull`): headers come by RDMA Read into a view of its tree, and stay there for the next job.
+//! Preprocessing for a master (`--pull`): headers are fetched by RDMA Read into a view of its tree, and stay there for the next job.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::options::{built_in, stays_in_code};
 use crate::pull::{Cpp, read};
 use crate::wire::{Entry, Job, MAX_CHECK, MAX_NEED, Node, Pull, Region, Report, Request, Verdict};
 
-/// How often a compilation may want something more, or find something changed.
+/// How often a compilation may request further files, or find changed ones.
 const ROUNDS: usize = 200;
 /// Contents that one answer may have, in bytes.
 const MAX_CONTENTS: u64 = 128 << 20;
@@ -42,9 +42,9 @@ impl Store {
     }
 }
 
-/// What preprocessing gives beside the text.
+/// The results of preprocessing, apart from the text.
 pub(super) struct Preprocessed {
-    /// What `-MD` writes; its length is 0 where it was not asked for.
+    /// The output of `-MD`; its length is 0 if it was not requested.
     pub(super) dependencies: Vec<u8>,
     /// The preprocessor's warnings.
     pub(super) diagnostics: Vec<u8>,
@@ -63,7 +63,7 @@ impl Task<'_> {
         Path::new(&self.job.cwd).join(name)
     }
 
-    /// What the compiler opens before it reads a line.
+    /// The files that the compiler opens before it reads a line.
     fn first(&self) -> Vec<PathBuf> {
         let cpp = &self.cpp;
         let named = [
@@ -97,7 +97,7 @@ impl Task<'_> {
             .collect()
     }
 
-    /// What decides where a header is found: the directories in their order, those for quotes alone apart.
+    /// The search order of headers: the directories in their order, with those for quotes separate.
     fn order(&self) -> Vec<PathBuf> {
         let cpp = &self.cpp;
         let dirs = [&cpp.quote, &cpp.dirs, &self.pull.system, &cpp.after];
@@ -109,7 +109,7 @@ impl Task<'_> {
             .collect()
     }
 
-    /// Where the compiler may find a header that this file names.
+    /// The paths at which the compiler may find a header that this file names.
     fn candidates<'b>(
         &'b self,
         includer: &'b Path,
@@ -210,7 +210,7 @@ impl Session<'_> {
                     self.ensure(task, view, missing)?;
                     continue;
                 }
-                // It may have failed for what has changed since.
+                // It may have failed because a file has changed.
                 let all = view.to_check(&HashSet::new());
                 if self.refresh(task, view, &all)? {
                     continue;
@@ -234,7 +234,7 @@ impl Session<'_> {
                 match view.state(&named) {
                     State::File(path) => {
                         used.insert(path);
-                        // What it includes is looked for beside it first.
+                        // Its own directory is searched first for its includes.
                         own.extend(named.parent().map(Path::to_owned));
                     }
                     // With `-g`: the working directory.
@@ -267,7 +267,7 @@ impl Session<'_> {
         stop(Verdict::Trouble, "its headers change all the time")
     }
 
-    /// Runs the preprocessor; whether it did it, and what it said.
+    /// Runs the preprocessor; returns whether it succeeded, and its messages.
     fn run_preprocessor(
         &mut self,
         task: &Task<'_>,
@@ -360,7 +360,8 @@ impl Session<'_> {
         stop(Verdict::Trouble, "its directories change all the time")
     }
 
-    /// Fetches what the source will include, as far as that can be seen without preprocessing. Whether something may be included by an absolute name.
+    /// Fetches the files that the source will include, as far as they are known without preprocessing. Returns whether a file may be included by an
+    /// absolute name.
     fn ahead(&mut self, task: &Task<'_>, view: &mut View) -> Result<bool, Stop> {
         let mut absolute = false;
         for _ in 0..ROUNDS {
@@ -371,7 +372,7 @@ impl Session<'_> {
                 .into_iter()
                 .chain(task.cpp.includes.iter().map(|name| task.path(name)))
                 .collect();
-            // Most headers were looked through for an earlier source, and the tree is what it was.
+            // Most headers were scanned for an earlier source, and the tree is unchanged.
             let complete = std::mem::take(view.complete(task.order()));
             while let Some(named) = todo.pop() {
                 let State::File(real) = view.state(&named) else {
@@ -413,7 +414,7 @@ impl Session<'_> {
             let all = view.complete(task.order());
             *all = complete;
             if need.is_empty() {
-                // What is refused, and absolute names, count for each job anew.
+                // Refused and absolute names are checked again for each job.
                 if !refused && !absolute {
                     all.extend(seen);
                 }
@@ -425,7 +426,7 @@ impl Session<'_> {
         Ok(absolute)
     }
 
-    /// Asks whether these nodes are what they were, and fetches those that are not. Whether there were any.
+    /// Checks whether these nodes are unchanged, and fetches changed ones. Returns whether there were any.
     fn refresh(&mut self, task: &Task<'_>, view: &mut View, nodes: &[u32]) -> Result<bool, Stop> {
         let id = task.job.id;
         let mut stale = Vec::new();
@@ -437,10 +438,10 @@ impl Session<'_> {
             }
         }
         let mut paths = view.paths_of(&stale);
-        // Directories first: what is gone with them need not be asked for.
+        // Directories first: paths below removed ones need not be requested.
         paths.sort();
         for path in &paths {
-            // It may be gone with a directory before it.
+            // It may have been removed with a directory.
             if path.parent().is_none_or(|parent| {
                 parent == path || matches!(view.state(parent), State::Directory(_))
             }) && view.has(path)
@@ -451,7 +452,7 @@ impl Session<'_> {
         Ok(!paths.is_empty())
     }
 
-    /// Asks for paths, and takes what comes into the view.
+    /// Requests paths, and installs the answers in the view.
     fn fetch(
         &mut self,
         task: &Task<'_>,
@@ -486,7 +487,7 @@ impl Session<'_> {
             let contents = self.contents(&region, &entries)?;
             for ((path, entry), bytes) in texts.iter().zip(&entries).zip(contents) {
                 let path = Path::new(path);
-                // Beside a directory that has changed meanwhile.
+                // Its directory has changed meanwhile.
                 if path
                     .parent()
                     .is_some_and(|parent| !matches!(view.state(parent), State::Directory(_)))
@@ -557,14 +558,14 @@ fn has(entry: &Entry) -> bool {
     !matches!(entry.node, Node::Absent | Node::Refused)
 }
 
-/// Whether contents can lie side by side in a region of `len` bytes. If they overlapped, a short region would be many long files.
+/// Whether contents can lie side by side in a region of `len` bytes. If they overlapped, a short region could claim many long files.
 fn fit(entries: &[Entry], len: u64) -> bool {
     let mut all = entries.iter().filter(|entry| has(entry));
     all.try_fold(0, |sum: u64, entry| sum.checked_add(entry.len))
         .is_some_and(|sum| sum <= len)
 }
 
-/// The source as the compiler takes it, and what comes beside it.
+/// The source for the compiler, and the other results.
 fn finish(
     task: &Task<'_>,
     view: &View,

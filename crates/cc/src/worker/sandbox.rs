@@ -1,6 +1,7 @@
-//! Where a worker's compilers run: they can read the system's programs, write in their own directory, and reach nobody.
+//! The sandbox of a worker's compilers: they can read the system's programs, write in their own directory, and open no connection.
 //!
-//! Landlock and seccomp restrict a thread and what it starts, so each job starts its compiler from a thread of its own, which is restricted first.
+//! Landlock and seccomp restrict a thread and the processes that it starts, so each job starts its compiler from a thread of its own, which is
+//! restricted first.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// What compilers may read and run.
+/// The folders that compilers may read and run.
 const READ: &[&str] = words! {
     "/usr" "/lib" "/lib64" "/lib32" "/bin" "/opt" "/etc/alternatives" "/etc/ld.so.cache" "/etc/ld.so.preload"
 };
@@ -35,7 +36,7 @@ macro_rules! calls {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
 
-/// What is not for compilers.
+/// The system calls that compilers may not make.
 const FORBIDDEN: &[libc::c_long] = calls! {
     SYS_socket SYS_connect SYS_bind SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_mount SYS_umount2 SYS_fsopen SYS_fsmount SYS_fspick
     SYS_move_mount SYS_open_tree SYS_mount_setattr SYS_pivot_root SYS_chroot SYS_unshare SYS_setns SYS_setsid SYS_bpf SYS_perf_event_open
@@ -43,7 +44,7 @@ const FORBIDDEN: &[libc::c_long] = calls! {
     SYS_open_by_handle_at SYS_reboot SYS_swapon SYS_swapoff SYS_shmget SYS_msgget SYS_semget
 };
 
-/// How far the kernel restricts compilers.
+/// The restrictions of compilers that the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Level {
     /// Landlock: files and signals.
@@ -53,7 +54,7 @@ pub struct Level {
 }
 
 impl Level {
-    /// Whether this restricts all that the other does.
+    /// Whether this includes all restrictions of the other.
     pub(crate) fn holds(self, other: Self) -> bool {
         self.files >= other.files && self.calls >= other.calls
     }
@@ -70,13 +71,13 @@ impl std::fmt::Display for Level {
     }
 }
 
-/// What system calls compilers may make, as the kernel wants it told.
+/// The allowed system calls of compilers, in the kernel's form.
 pub(crate) struct Filters(Option<[BpfProgram; 2]>);
 
 impl Filters {
     /// Children may join the process group `group` and no other.
     pub(crate) fn new(group: Option<Pid>) -> Self {
-        // `clone3` keeps its flags in memory, where no filter looks; who is told that it is not there uses `clone`.
+        // `clone3` keeps its flags in memory, which no filter reads; a program that gets `ENOSYS` uses `clone`.
         let without = filter_of(
             BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
             libc::ENOSYS,
@@ -101,7 +102,7 @@ fn filter(group: Option<Pid>) -> Option<BpfProgram> {
     let make = SeccompCmpOp::MaskedEq(spaces);
     let user = SeccompCondition::new(0, SeccompCmpArgLen::Dword, make, spaces).ok()?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![user]).ok()?]);
-    // The same calls by the numbers of x32, for which the kernel says the same architecture.
+    // The same calls by the numbers of x32, for which the kernel reports the same architecture.
     if cfg!(target_arch = "x86_64") {
         let x32: Vec<_> = rules
             .iter()
@@ -114,7 +115,7 @@ fn filter(group: Option<Pid>) -> Option<BpfProgram> {
     filter_of(rules, libc::EACCES)
 }
 
-/// What these rules say fails with this error.
+/// Calls that these rules match fail with this error.
 fn filter_of(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Option<BpfProgram> {
     let arch = std::env::consts::ARCH.try_into().ok()?;
     let refused = SeccompAction::Errno(errno as u32);
@@ -156,20 +157,20 @@ fn files(place: &Place) -> Result<bool, landlock::RulesetError> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// What a compiler may reach beside the system's programs.
+/// The files that a compiler may access in addition to the system's programs.
 #[derive(Default)]
 pub(crate) struct Place {
     /// It writes here.
     pub(crate) dir: PathBuf,
     /// It reads here: a master's headers.
     pub(crate) view: Option<PathBuf>,
-    /// It reads and runs what is here: a compiler that is not the system's.
+    /// A folder to read and run: a compiler that is not the system's.
     pub(crate) tools: Option<PathBuf>,
     /// The compiler needs nothing else.
     pub(crate) alone: bool,
 }
 
-/// Restricts this thread, and what it starts, for good.
+/// Restricts this thread, and the processes that it starts, permanently.
 pub(crate) fn enter(place: &Place, filters: &Filters) -> Level {
     let files = files(place).unwrap_or_else(|e| {
         tracing::warn!("no Landlock: {e}");
@@ -183,7 +184,7 @@ pub(crate) fn enter(place: &Place, filters: &Filters) -> Level {
     Level { files, calls }
 }
 
-/// What `enter` would come to, tried on a thread that ends at once.
+/// The result that `enter` would have, tried on a thread that ends at once.
 pub fn level() -> Level {
     let dir = std::env::temp_dir();
     let enter = move || {
@@ -210,7 +211,7 @@ mod tests {
         assert!(all.holds(all) && all.holds(level(false, true)));
         assert!(level(false, false).holds(level(false, false)));
         assert!(!level(false, true).holds(all) && !level(true, false).holds(all));
-        // A thread gets what the first one got.
+        // A thread gets the same restrictions as the first one.
         let first = super::level();
         assert!(super::level().holds(first));
     }

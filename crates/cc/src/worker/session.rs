@@ -1,4 +1,4 @@
-//! One connection of a worker: what is asked of its master, what is moved, and the compilers that run for it.
+//! One connection of a worker: the requests to its master, the transfers, and the compilers that run for it.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -15,25 +15,25 @@ use crate::wire::{Region, Report, Request, Verdict};
 
 /// Bytes that one RDMA operation moves at most.
 const CHUNK: u64 = 1 << 20;
-/// How long a master may take to answer, or to let us reach its memory.
+/// The time limit for a master's answer, or for access to its memory.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A connection, and what is kept for its jobs.
+/// A connection, and the state that is kept for its jobs.
 pub(super) struct Session<'a> {
     pub(super) shared: &'a Shared,
     pub(super) link: Link,
     pub(super) peer: SocketAddr,
     /// `SRC RX` of the thesis: registered once, and again only for a longer source.
     pub(super) source: Option<Mr>,
-    /// The master's tree, for jobs that are to be preprocessed here.
+    /// The master's tree, for jobs that are preprocessed here.
     pub(super) view: Option<View>,
     /// Of the process group of its compilers, once there was one.
     leader: Option<Arc<Leader>>,
 }
 
-/// How a step of a job goes wrong.
+/// The failure of a step of a job.
 pub(super) enum Stop {
-    /// The job ends like this, the connection goes on.
+    /// The job ends with this result, the connection continues.
     End(Verdict, String),
     /// The connection is over.
     Gone(Gone),
@@ -45,7 +45,7 @@ impl From<Gone> for Stop {
     }
 }
 
-/// What the worker lacks.
+/// A missing resource of the worker.
 impl From<std::io::Error> for Stop {
     fn from(e: std::io::Error) -> Self {
         trouble(&e)

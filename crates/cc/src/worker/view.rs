@@ -1,7 +1,9 @@
-//! What a worker has of a master's tree: a directory in which each name that the master has stands for itself, or leads in a circle.
+//! A worker's view of a master's tree: a directory in which each name of the master is either the fetched file, or a symbolic link to
+//! itself.
 //!
-//! A compiler that looks for headers must not take a name for absent that was only not fetched: it would go on in the next directory, and take another header.
-//! So what is there and not fetched is a symbolic link to itself. The compiler that opens it gets ELOOP, ends, and names it; then it is fetched.
+//! A compiler that searches for headers must not treat a name as absent only because it was not fetched: it would continue in the next directory, and use
+//! another header. So an existing file that was not fetched is a symbolic link to itself. A compiler that opens it gets ELOOP, fails, and names the file; then
+//! the worker fetches it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
@@ -26,7 +28,7 @@ const MAX_BYTES: u64 = 512 << 20;
 /// Names of files that are known to be complete.
 const MAX_COMPLETE: usize = 50_000;
 
-/// What a source or header names.
+/// The names in a source or header.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     /// In angle brackets?, the name.
@@ -49,7 +51,7 @@ struct Held {
     len: u64,
 }
 
-/// What is known of a path.
+/// The state of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// A file; where it is without links.
@@ -58,7 +60,7 @@ pub(super) enum State {
     Directory(PathBuf),
     /// There is nothing.
     Absent,
-    /// The master is to be asked for this path.
+    /// Request this path from the master.
     Unknown(PathBuf),
     /// The master does not give this path.
     Refused(PathBuf),
@@ -69,11 +71,12 @@ pub(super) struct View {
     dir: TempDir,
     root: PathBuf,
     held: HashMap<PathBuf, Held>,
-    /// Links that lead to what was not known when they came.
+    /// Links whose targets were unknown when they arrived.
     links: HashSet<PathBuf>,
     /// Ways that were asked for in this job.
     asked: HashSet<PathBuf>,
-    /// Files of which all is here that they, and what they include, look for in `searched`, by the names under which they were included.
+    /// Files whose includes, including nested ones, are all present for a search in `searched`, by the names under which they were
+    /// included.
     complete: HashSet<PathBuf>,
     searched: Vec<PathBuf>,
     names: usize,
@@ -104,12 +107,12 @@ impl View {
         })
     }
 
-    /// What the compiler takes for `/`.
+    /// The compiler's `/`.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// What the compiler may read.
+    /// The directory that the compiler may read.
     pub(super) fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -125,7 +128,7 @@ impl View {
             .retain(|_, held| !matches!(held.kind, Kind::Refused));
     }
 
-    /// The files of which nothing has to be looked for any more by who looks for headers in these directories, in this order.
+    /// The files that are complete for a search of headers in these directories, in this order.
     pub(super) fn complete(&mut self, searched: Vec<PathBuf>) -> &mut HashSet<PathBuf> {
         if self.searched != searched || self.complete.len() > MAX_COMPLETE {
             self.complete.clear();
@@ -134,12 +137,12 @@ impl View {
         &mut self.complete
     }
 
-    /// Where a path of the master's is here.
+    /// The local path of a master's path.
     pub(super) fn at(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// What is known of a path, which may have `..` and links as the compiler's may.
+    /// The state of a path, which may contain `..` and links as the compiler's may.
     pub(super) fn state(&self, path: &Path) -> State {
         let parts = |path: &Path| -> Vec<String> {
             path.to_string_lossy()
@@ -200,12 +203,12 @@ impl View {
         }
     }
 
-    /// Whether something is known of this very path.
+    /// Whether this exact path is known.
     pub(super) fn has(&self, path: &Path) -> bool {
         self.held.contains_key(path)
     }
 
-    /// What the file at a path without links names.
+    /// The names in the file at a path without links.
     pub(super) fn facts(&self, path: &Path) -> Option<&Facts> {
         match &self.held.get(path)?.kind {
             Kind::File(facts) => Some(facts),
@@ -213,7 +216,7 @@ impl View {
         }
     }
 
-    /// The nodes whose change would change what a compiler finds that has read these files, which are without links.
+    /// The nodes whose change would change the compiler's result after it has read these files, which are without links.
     pub(super) fn to_check(&self, used: &HashSet<PathBuf>) -> Vec<u32> {
         let counts = |(path, held): &(&PathBuf, &Held)| match held.kind {
             Kind::File(_) => used.contains(*path),
@@ -233,7 +236,7 @@ impl View {
         of.map(|(path, _)| path.clone()).collect()
     }
 
-    /// Removes what is held at and below a path, and leaves nothing there.
+    /// Removes everything at and below a path.
     fn remove(&mut self, path: &Path) -> io::Result<()> {
         let (names, bytes) = (&mut self.names, &mut self.bytes);
         let mut gone = |held: &Held| {
@@ -283,13 +286,13 @@ impl View {
         );
     }
 
-    /// Takes what the master says of a path. What stood there goes.
+    /// Installs the master's answer for a path, and replaces its old contents.
     ///
     /// # Errors
-    /// Those of the file system; `InvalidData` for what no tree has; `StorageFull`, and then the view is full.
+    /// The errors of the file system; `InvalidData` for an impossible tree; `StorageFull`, and then the view is full.
     pub(super) fn install(&mut self, path: &Path, entry: &Entry, bytes: &[u8]) -> io::Result<()> {
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
-        // Only names that a directory here has been said to have come here.
+        // Only names that are in a known directory's listing arrive here.
         let known = path == Path::new("/")
             || path.parent().and_then(|parent| self.held.get(parent)).is_some_and(|held| {
                 let name = path.file_name().unwrap_or_default();
@@ -407,7 +410,7 @@ impl View {
         Ok(())
     }
 
-    /// Points links at what they lead to, as soon as that is there.
+    /// Creates links whose targets are known now.
     pub(super) fn point_links(&mut self) -> io::Result<()> {
         let pending: Vec<_> = self.links.iter().cloned().collect();
         for link in pending {
@@ -460,7 +463,7 @@ mod tests {
         assert_eq!(open(&view, "/p/sub/x.h"), Err(Some(libc::ELOOP)));
         assert_eq!(open(&view, "/p/no.h"), Err(Some(libc::ENOENT)));
         assert_eq!(view.state(path("/p/no.h")), State::Absent);
-        // What lies beyond the roots is not absent either.
+        // Paths beyond the roots do not count as absent either.
         assert_eq!(view.state(path("/p/../q/x.h")), State::Refused("/q".into()));
         view.install(path("/p/l"), &entry(Node::Link), b"/p/sub")
             .unwrap();
@@ -490,7 +493,7 @@ mod tests {
         assert_eq!(open(&view, "/p/sub/x.h"), Ok(()));
         view.install(path("/p/sub/x.h"), &entry(Node::Absent), b"")
             .unwrap();
-        // What is listed and leads nowhere may lead somewhere soon.
+        // A listed link without a target may get one.
         let x = path("/p/sub/x.h");
         assert_eq!(view.state(x), State::Refused(x.into()));
         assert_eq!(open(&view, "/p/sub/x.h"), Err(Some(libc::ELOOP)));
@@ -532,11 +535,11 @@ mod tests {
             change(view);
             view.complete(order()).contains(path("/a.h"))
         };
-        // What is new was asked for before anything was complete.
+        // New files are requested before any file is complete.
         let new = |view: &mut View| view.install(path("/b.h"), &entry(Node::File), b"").unwrap();
         assert!(found(&mut view, &new));
         assert!(found(&mut view, &|view| view.begin()));
-        // It may name others; it may hide others; it may be gone.
+        // It may name others; it may hide others; it may be removed.
         assert!(!found(&mut view, &new));
         assert!(!found(&mut view, &|view| {
             view.install(path("/"), &entry(Node::Directory), b"a.h\0b.h\0c.h\0p\0")
@@ -559,7 +562,7 @@ mod tests {
         let path = Path::new;
         view.install(path("/"), &entry(Node::Directory), b"f\0")
             .unwrap();
-        // Counted is what comes, not what the master says of its length.
+        // The received bytes count, not the length that the master names.
         view.install(path("/f"), &entry(Node::File), b"int x;")
             .unwrap();
         assert_eq!(view.bytes, 6);

@@ -1,5 +1,5 @@
-//! The clock of an endpoint: a thread that sends again what was lost while the program does not call.
-//! It sleeps without a limit while nothing waits for an acknowledgement.
+//! The clock of an endpoint: a thread that retransmits lost packets while the program does not call. It sleeps without a limit while no
+//! acknowledgement is outstanding.
 
 use std::io;
 use std::process;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{Endpoint, Inner, State};
 
-/// How often a program that may block elsewhere has the time looked at for it.
+/// The interval of time checks for a program that may block elsewhere.
 const PERIOD: Duration = Duration::from_millis(50);
 /// The same for a program that sleeps on a descriptor of the endpoint: a loss keeps it from its next message.
 const SHORT_PERIOD: Duration = Duration::from_millis(10);
@@ -79,7 +79,7 @@ impl Inner {
             return false;
         }
         self.progress(&mut state, true);
-        // With the lock: who sends something next sees that the thread is to be woken.
+        // Under the lock: a thread that sends later sees that the clock has to be woken.
         state.clock.stopped = state.machine.next_time().is_none();
         let (stopped, period) = (state.clock.stopped, state.clock.period);
         drop(state);
@@ -96,7 +96,7 @@ impl Inner {
 }
 
 impl Endpoint {
-    /// The program sleeps on a descriptor of the endpoint: what was lost is sent again sooner.
+    /// The program sleeps on a descriptor of the endpoint: lost packets are retransmitted sooner.
     pub fn sleeps_on_descriptor(&self) {
         self.0.state().clock.period = SHORT_PERIOD;
     }

@@ -1,4 +1,4 @@
-//! What an endpoint does over connections ([`crate::rc`]).
+//! The part of an endpoint for connections ([`crate::rc`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +68,7 @@ impl Inner {
         }
     }
 
-    /// Takes in what the connection manager has said.
+    /// Processes the events of the connection manager.
     pub(super) fn read_news(&self, state: &mut State) {
         let news = std::mem::take(&mut *lock(&self.inbox));
         for news in news {
@@ -149,7 +149,7 @@ impl State {
         true
     }
 
-    /// The connection to a peer is broken: it goes on by datagrams.
+    /// The connection to a peer is broken: it continues by datagrams.
     pub(super) fn lose(&mut self, peer: PeerId) {
         if self.connections.lose(peer) {
             tracing::info!(peer = %self.peers[peer].addr, "a connection broke; datagrams take its place");
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!((open(&a), open(&b)), (0, 0));
     }
 
-    /// Who has no token is not let in, whatever it says.
+    /// A peer without a token is refused, whatever it sends.
     #[test]
     fn strangers_are_not_connected() {
         let device = device(LocalMode::Off);

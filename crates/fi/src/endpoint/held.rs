@@ -1,5 +1,5 @@
-//! The lock of an endpoint's state. The engine never waits for it: what it finds to do meanwhile is done by the thread that has the lock, after it
-//! has let go.
+//! The lock of an endpoint's state. The engine never waits for it: the thread that holds the lock does the engine's work after it has released the
+//! lock.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{Ordering, fence};
@@ -62,7 +62,7 @@ impl Inner {
         }
     }
 
-    /// What has completed is taken in, unless somebody has the lock, who will do it then.
+    /// Processes completions, unless another thread holds the lock, which will do it then.
     fn drive(&self) {
         loop {
             let state = self.try_state().or_else(|| {

@@ -1,4 +1,4 @@
-//! What an endpoint posts: packets of the machine, and Writes.
+//! The requests that an endpoint posts: packets of the machine, and Writes.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::memory::{Way, Write};
 use crate::wire::MAX_PACKET;
 
 impl Inner {
-    /// As [`Inner::flush`], but packets of a burst wait for each other: a window of messages goes in few datagram trains. The program's next call for
-    /// completions posts them, or the engine when what went before is acknowledged.
+    /// As [`Inner::flush`], but packets of a burst are collected: a window of messages goes in few datagram trains. The program's next call for
+    /// completions posts them, or the engine when the previous packets are acknowledged.
     pub(super) fn flush_burst(&self, state: &mut State, now: Duration) {
         if state.memory.writes.is_empty() && state.machine.gathers(now) {
             state.start_clock();
@@ -20,7 +20,7 @@ impl Inner {
         self.flush(state, now, false);
     }
 
-    /// Posts what the machine has to say, and Writes.
+    /// Posts the machine's packets, and Writes.
     pub(super) fn flush(&self, state: &mut State, now: Duration, at_once: bool) {
         let mut packet = std::mem::take(&mut state.packet);
         let mut last = None;
@@ -66,7 +66,7 @@ impl Inner {
             return;
         }
         if let Err(error) = self.qp.post_sends(&state.batch) {
-            // What was not taken is lost, and sent again in time.
+            // Packets that were not posted count as lost, and are retransmitted in time.
             tracing::warn!("packets: {error}");
             let rest = state.batch.iter().skip(error.index);
             state.free.extend(rest.map(|(wr, _)| wr.id as u32));
@@ -110,7 +110,7 @@ impl Inner {
         if posted {
             state.writing += 1;
         } else {
-            // The peer will find that it lacks it.
+            // The peer will request the missing bytes.
             state.written(write.send);
         }
     }
@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// Receives the message with this tag, of 8 bytes that say it; what the sender's program does not do meanwhile is not needed for it.
+    /// Receives the message with this tag, of 8 bytes with its value; it does not depend on calls of the sender's program.
     fn receive(to: &(Endpoint, Queue), tag: u64, end: Instant) {
         let want = Want {
             tagged: true,
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// The program sends and computes from then on: what waits for company goes when what went before is acknowledged.
+    /// The program sends and computes from then on: collected packets are sent when the previous ones are acknowledged.
     #[test]
     fn what_waits_for_company_goes_without_another_call() {
         let (a, b) = (endpoint(), endpoint());

@@ -1,5 +1,5 @@
-//! Peers that the program has not named. Whoever knows the endpoint's key can invent them, so they have little room, all together; and no peer is ended
-//! because others took it.
+//! Peers that the program has not named. An attacker that knows the endpoint's key can invent them, so all of them together have little room; and no
+//! named peer is dropped because of them.
 
 use super::{MAX_PEERS, Machine, Peer, PeerId, Refused, Sink, Unexpected};
 use crate::wire::Body;
@@ -10,7 +10,7 @@ const MAX_STRANGERS: usize = 1 << 10;
 const MAX_STRANGE_BYTES: usize = 1 << 26;
 /// The same for one.
 const MAX_STRANGER_BYTES: usize = MAX_STRANGE_BYTES / 8;
-/// What a message takes beside its bytes: its place in a list that may be half empty, and an allocation.
+/// The space of a message beyond its bytes: its place in a list that may be half empty, and an allocation.
 const ENTRY: usize = 2 * size_of::<Unexpected>() + 32;
 
 const _: () = assert!(MAX_STRANGERS <= MAX_PEERS);
@@ -23,8 +23,7 @@ impl Peer {
 }
 
 impl Machine {
-    /// One more peer, which is known by a numbered packet alone. When there are as many as there may be, it takes the place, and the number, of one that has gone
-    /// and left nothing.
+    /// Adds a peer that is known only by a numbered packet. At the limit it takes the place, and the number, of one that has ended and left nothing.
     ///
     /// # Errors
     /// [`Refused::TooMany`].
@@ -42,7 +41,7 @@ impl Machine {
         let peer = at.and_then(|at| self.gone_strangers.remove(at));
         let peer = peer.ok_or(Refused::TooMany)?;
         self.peers[peer] = Peer {
-            // It may still stand in the list of those who have something to send.
+            // It may still be in the list of peers with queued packets.
             queued: self.peers[peer].queued,
             named: false,
             ..Peer::new(self.key, self.threshold)
@@ -73,7 +72,7 @@ impl Machine {
         }
     }
 
-    /// Whether a numbered packet would have to be kept, and strangers keep as much as they may.
+    /// Whether a numbered packet would have to be stored, and strangers store as much as they may.
     pub(super) fn has_no_room(&self, peer: PeerId, seq: u32, body: &Body<'_>) -> bool {
         let state = &self.peers[peer];
         if state.named || (state.link.expects(seq) && !self.would_store(peer, body)) {

@@ -1,4 +1,4 @@
-//! Memory of buffers, and the quota that it counts against.
+//! Memory of buffers, and the quota.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,7 +37,7 @@ impl Quota {
         Ok(())
     }
 
-    /// What is there already counts, also past the limit.
+    /// Existing data counts, also beyond the limit.
     fn note(&self, more: u64) {
         let mut used = lock(&self.used);
         *used = used.saturating_add(more);
@@ -49,8 +49,7 @@ impl Quota {
     }
 }
 
-/// A memory file that grows and never shrinks: one generation of a buffer. Its quota is given back when nobody refers to it any more, which includes those who
-/// have it mapped.
+/// A memory file that grows and never shrinks: one generation of a buffer. Its quota is returned when it is no longer referenced, also by mappings.
 #[derive(Debug)]
 pub(crate) struct Memory {
     fd: OwnedFd,
@@ -110,7 +109,7 @@ impl Memory {
         memfd::reopen(&self.fd, flags).map_err(|e| errno(&e))
     }
 
-    /// Whether programs of this host still have what was lent. Where the kernel cannot tell, they have.
+    /// Whether programs of this host still have a lent descriptor. True if the kernel cannot tell.
     pub(crate) fn is_lent(&self) -> bool {
         !memfd::is_ours_alone(&self.fd).unwrap_or(false)
     }
@@ -157,7 +156,7 @@ mod tests {
         assert_eq!(b.grow(u64::MAX), Err(Errno::FBIG));
         b.grow(4000).unwrap();
         assert_eq!(quota.used(), 10_000);
-        // Somebody of this host writes past the end.
+        // A program of this host writes past the end.
         let lent = b.lend(OFlags::RDWR).unwrap();
         assert!(b.is_lent() && !a.is_lent());
         rustix::io::pwrite(&lent, b"x", 19_999).unwrap();

@@ -1,4 +1,4 @@
-//! The server: who is let in, and clients served side by side.
+//! The server: admission of clients, and their sessions.
 
 mod memory;
 mod session;
@@ -27,17 +27,17 @@ use crate::wire::{Flags, Hello, Op, Reply, Request, Status, VERSION};
 use session::Handles;
 use store::{Opened, Store};
 
-/// How often threads look whether they are to end, and idle buffers are freed.
+/// How often threads check whether they have to end, and free idle buffers.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long a stranger has to take note.
+/// How long a refused peer has to read the answer.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
 /// Connections of programs of this host that are served at once.
 const MAX_LOCAL: usize = 64;
 
-/// Whose keys are let in beside processes of the server's own user on its host.
+/// The keys that are admitted, in addition to processes of the server's own user on its host.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 
-/// How to serve.
+/// The configuration.
 #[derive(Clone)]
 pub struct Config {
     /// Address and port; port 0 takes a free one.
@@ -46,25 +46,25 @@ pub struct Config {
     pub dir: Option<PathBuf>,
     /// Bytes that all buffers, and the files that clients have open, may have together.
     pub quota: u64,
-    /// Buffers stay when nobody has them open, until they are removed.
+    /// Keep buffers that no client has open, until they are removed.
     pub keeps: bool,
     /// Clients with a connection at once.
     pub max_clients: usize,
     /// The key pair that clients know the server by.
     pub tls: Tls,
-    /// Who is let in by key.
+    /// The keys that are admitted.
     pub admit: Admit,
     /// Everybody is let in.
     pub open: bool,
 }
 
-/// What a server reports.
+/// The events of a server.
 pub trait Events: Send + Sync {
     /// A client connected; over which transport.
     fn connected(&self, _peer: SocketAddr, _transport: &str) {}
-    /// A client was turned away.
+    /// A client was refused.
     fn refused(&self, _peer: SocketAddr, _why: &str) {}
-    /// A client is gone; after so long.
+    /// A client has disconnected, after this time.
     fn finished(&self, _peer: SocketAddr, _after: Duration) {}
 }
 
@@ -112,7 +112,7 @@ impl Server {
             &param(config.tls.clone(), Vec::new()),
         )?;
         let addr = listener.local_addr();
-        // Anybody on this host can take the name: then its programs come by RDMA.
+        // Another process of this host can take the name: then programs of this host use RDMA.
         let local = door::listen(addr.port())
             .inspect_err(|e| {
                 tracing::warn!(
@@ -224,7 +224,7 @@ impl Shared {
         }
     }
 
-    /// Whether the client is let in: by its key, or because the kernel says that it is of our user. `None`: only its transport can say that.
+    /// Whether the client is admitted: by its key, or because the kernel attests our user. `None`: only its transport can show that.
     fn judge(&self, request: &cm::Request) -> Result<Option<()>, (Status, String)> {
         let hello =
             Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;
@@ -293,7 +293,7 @@ impl Shared {
         let began = Instant::now();
         let mut handles = Handles::new(&self.store, &link.base.pd);
         while !self.over() && Self::turn(&mut link, &mut handles) {}
-        // No memory goes away under the connection.
+        // The connection uses the memory, so it ends first.
         link.qp.disconnect();
         drop(link);
         drop(handles);
@@ -322,7 +322,7 @@ impl Shared {
         link.send(&reply.encode()).is_ok()
     }
 
-    /// Serves programs of this host, and frees what they have closed.
+    /// Serves programs of this host, and frees buffers that they have closed.
     fn serve_host(self: &Arc<Self>, door: &OwnedFd) {
         let mut swept = Instant::now();
         while !self.over() {

@@ -1,4 +1,4 @@
-//! One client's connection: its handles, and what it may ask.
+//! One client's connection: its handles, and its requests.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -133,7 +133,7 @@ impl Drop for Handles {
 
 fn give_up(store: &Store, mut handle: Handle, lost: bool) {
     handle.drop_word();
-    // What is registered goes before the buffer does, so that its quota is free when the reply is there.
+    // The region is deregistered before the buffer is freed, so that its quota is free before the reply.
     handle.mr = None;
     handle.memory = None;
     store.close(&handle.buffer, lost);
@@ -214,7 +214,7 @@ impl Handle {
         let attr = self.buffer.attr();
         Reply {
             attr: Attr {
-                // What the region is of, should it have changed since.
+                // The size of the region, if it has changed since.
                 size: region.map_or(0, |region| region.len),
                 generation: self.generation,
                 ..attr

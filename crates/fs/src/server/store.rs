@@ -1,4 +1,4 @@
-//! The buffers of a server, the folders that they are in, and the files of a folder of the file system.
+//! The buffers of a server, their folders, and the files of a folder of the file system.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -17,7 +17,7 @@ use crate::wire::{Attr, Entry, Flags};
 
 /// Buffers and folders that there may be.
 const MAX_NAMES: usize = 65_536;
-/// How long a buffer outlives a connection that ended without closing it: its program may have become another one (`exec`), which opens it again.
+/// How long a buffer outlives a connection that ended without closing it: its program may have executed another one, which opens it again.
 const GRACE: Duration = Duration::from_secs(2);
 /// Entries of one answer; more are asked for again.
 const MAX_ENTRIES: usize = 512;
@@ -100,7 +100,7 @@ impl Buffer {
         lock(&self.state).mtime = now();
     }
 
-    /// Makes the newest generation at least so long; with the first write, as long as was said when it was made.
+    /// Extends the newest generation to at least this length; at the first write to the length that was given at its creation.
     pub(crate) fn grow(&self, to: u64) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         let hint = std::mem::take(&mut state.hint);
@@ -109,7 +109,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Begins a generation of exactly this length, with what there is of the old one. Whoever reads the old one goes on with it.
+    /// Begins a generation of exactly this length, with the contents of the old one. Readers of the old one continue with it.
     pub(crate) fn truncate(&self, to: u64, quota: &Arc<Quota>) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         let size = state.memory.size();
@@ -130,7 +130,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// The word that appenders count with, and whether it has to be set to the length: nobody else counts with it.
+    /// The appenders' counter, and whether it has to be set to the length because no appender uses it.
     pub(crate) fn append_word(&self) -> Result<(Arc<OwnedFd>, u32, bool), Errno> {
         let mut state = lock(&self.state);
         let word = if let Some(word) = &state.word {
@@ -154,7 +154,7 @@ impl Buffer {
 }
 
 impl State {
-    /// Whether nobody has it open.
+    /// Whether no client has it open.
     fn is_idle(&mut self) -> bool {
         if self.lent && !self.memory.is_lent() {
             self.lent = false;
@@ -175,20 +175,20 @@ struct Tree {
     next: u64,
 }
 
-/// What identifies a state of a file: device, inode, length, time of its last change.
+/// The identity of a file's state: device, inode, length, time of its last change.
 type FileState = (u64, u64, u64, i64, u64);
 
 /// The buffers and files of a server.
 pub(crate) struct Store {
     tree: Mutex<Tree>,
     pub(crate) quota: Arc<Quota>,
-    /// Buffers stay when nobody has them open.
+    /// Keep buffers that no client has open.
     pub(crate) keeps: bool,
     folder: Option<OwnedFd>,
     loaded: Mutex<HashMap<FileState, Weak<Buffer>>>,
 }
 
-/// What was opened.
+/// The result of opening.
 pub(crate) enum Opened {
     Buffer(Arc<Buffer>),
     /// For a program of this host.
@@ -289,7 +289,7 @@ impl Store {
         if writes && hint > 0 {
             state.memory.grow(hint)?;
         }
-        // The kernel tells when nobody has it any more.
+        // The kernel shows when it is no longer open.
         state.lent = true;
         let file = state.memory.lend(how(flags))?;
         drop(state);
@@ -540,7 +540,7 @@ impl Store {
         Ok(found)
     }
 
-    /// A file in memory; as long as somebody has it open and it does not change, once.
+    /// Loads a file into memory, once as long as a client has it open and it does not change.
     fn load(&self, file: &OwnedFd, stat: &Stat) -> Result<Arc<Buffer>, Errno> {
         let attr = disk_attr(stat)?;
         let key = (
@@ -588,7 +588,7 @@ impl Tree {
     }
 }
 
-/// How `open(2)` is told of these flags.
+/// The flags of `open(2)`.
 fn how(flags: Flags) -> OFlags {
     let mut how = match (flags.has(Flags::READ), flags.has(Flags::WRITE)) {
         (true, true) => OFlags::RDWR,
@@ -602,14 +602,14 @@ fn how(flags: Flags) -> OFlags {
 fn beneath(folder: impl AsFd, name: &Name, flags: OFlags) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    // NONBLOCK: a pipe is no file of ours, and opening one must not wait for its writer.
+    // NONBLOCK: a pipe is not served, and opening one must not wait for its writer.
     let flags = if flags.contains(OFlags::PATH) {
         flags.difference(OFlags::NONBLOCK)
     } else {
         flags
     };
     match fs::openat2(&folder, name.as_bytes(), flags, Mode::empty(), resolve) {
-        // A symbolic link is not followed, and nothing is said of where it leads.
+        // A symbolic link is not followed, and its target is not disclosed.
         Err(Errno::LOOP | Errno::XDEV) => Err(Errno::ACCESS),
         other => other,
     }

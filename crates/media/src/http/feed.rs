@@ -22,9 +22,9 @@ const BEHIND: u64 = 6_000_000;
 /// Segments of a live playlist, and their bytes together.
 const WINDOW: usize = 20;
 const WINDOW_BYTES: usize = 128 << 20;
-/// A feed that nobody asks for ends after this.
+/// A feed without requests ends after this time.
 const IDLE: Duration = Duration::from_secs(30);
-/// How often a server is dialled that is not there.
+/// How often an unreachable server is dialled.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Fragments of a file, and length of a `moof` box.
 const MOST_FRAGMENTS: usize = 200_000;
@@ -58,7 +58,7 @@ struct State {
     trouble: Option<String>,
 }
 
-/// A live stream, followed for those who ask by HTTP.
+/// A live stream, followed for HTTP clients.
 pub(super) struct Feed {
     state: Mutex<State>,
     changed: tokio::sync::Notify,
@@ -69,14 +69,14 @@ pub(super) struct Feed {
     pub(super) delay: AtomicU64,
 }
 
-/// What a playlist names.
+/// An entry of a playlist.
 pub(super) enum Item {
     Playlist(String),
     Segment(Bytes, &'static str),
 }
 
 impl Feed {
-    /// Follows a stream in a thread of its own, until nobody asks for it any more.
+    /// Follows a stream in a thread of its own, as long as there are requests.
     pub(super) fn start(pool: Arc<Pool>, name: String, viewer: Viewer) -> Arc<Self> {
         let feed = Arc::new(Self {
             state: Mutex::default(),
@@ -90,7 +90,7 @@ impl Feed {
         feed
     }
 
-    /// Whether nobody has asked for so long that its thread has ended, or is about to.
+    /// Whether there was no request for so long that its thread has ended, or is about to.
     pub(super) fn is_over(&self) -> bool {
         lock(&self.used).elapsed() >= IDLE
     }
@@ -226,7 +226,7 @@ fn media_type(format: Format) -> &'static str {
     }
 }
 
-/// Whole seconds, rounded as RFC 8216 4.3.3.1 wants it.
+/// Whole seconds, rounded according to RFC 8216 4.3.3.1.
 fn target(longest: u64) -> u64 {
     longest.saturating_add(500_000) / 1_000_000
 }
@@ -342,7 +342,7 @@ pub(super) fn file_playlist(viewer: &mut Viewer, uri: &str) -> Result<String, In
     }
     let len = viewer.grant().len;
     let (mut at, mut movie, mut init) = (0, None::<Movie>, 0);
-    // Where a fragment begins, its end, duration, and whether it begins with a key frame.
+    // The start of a fragment, its end, its duration, and whether it begins with a key frame.
     let mut parts: Vec<(u64, u64, u64, bool)> = Vec::new();
     let mut open: Option<(u64, boxes::Fragment)> = None;
     while at < len {
@@ -375,7 +375,7 @@ pub(super) fn file_playlist(viewer: &mut Viewer, uri: &str) -> Result<String, In
             b"mdat" => {
                 let (from, found) = open.take().ok_or(BoxError::NotFragmented)?;
                 match parts.last_mut() {
-                    // Players want segments that begin with key frames.
+                    // Players need segments that begin with key frames.
                     Some(last) if !found.key || last.2 < SEGMENT => {
                         (last.1, last.2) = (end, last.2.saturating_add(found.duration));
                     }

@@ -1,7 +1,7 @@
 //! The HTTP proxy: a server's titles, for browsers and players on the viewer's host (thesis 6.4.1).
 //!
-//! Files come as they are, with ranges; live streams and fragmented files as HLS; and a page lists, plays and seeks. Each request
-//! that streams has a thread of the runtime's blocking pool, which fetches no faster than the player reads.
+//! Files are served unchanged, with ranges; live streams and fragmented files as HLS; and a page lists, plays and seeks. Each streaming
+//! request has a thread of the runtime's blocking pool, which fetches no faster than the player reads.
 
 mod feed;
 mod pool;
@@ -48,11 +48,11 @@ const SCRIPT: &str = include_str!("../../assets/page.js");
 const STYLE: &str = include_str!("../../assets/page.css");
 const HLS: &[u8] = include_bytes!("../../assets/hls.light.min.js");
 
-/// How to listen.
+/// The configuration.
 pub struct Config {
     /// Address and port; port 0 takes a free one.
     pub http: SocketAddr,
-    /// Whether any user may connect, from wherever the address can be reached; else only this user, on this host.
+    /// Whether any user may connect who can reach the address; otherwise only this user, on this host.
     pub open: bool,
     /// The servers behind it.
     pub servers: Vec<Server>,

@@ -1,4 +1,4 @@
-//! Connections to servers, kept for a while for the next request of the same title: a player that seeks asks again and again.
+//! Connections to servers, kept for a while for the next request of the same title, because a player that seeks sends many requests.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::client::{OpenError, Viewer};
 use crate::names::Title;
 use crate::wire::{Content, Request};
 
-/// How long a connection is kept after it was opened; so long, at most, players still get the old content of a replaced file.
+/// How long a connection is kept after it was opened; for at most this long players get the old content of a replaced file.
 const KEEP: Duration = Duration::from_secs(5);
 /// Connections that are kept of one title.
 const MOST: usize = 4;
@@ -21,13 +21,13 @@ pub type Open = Box<dyn Fn(&Request) -> Result<Viewer, OpenError> + Send + Sync>
 
 /// A server whose titles the proxy offers.
 pub struct Server {
-    /// What the page calls it.
+    /// Its name on the page.
     pub label: String,
-    /// How to reach it.
+    /// Opens a connection to it.
     pub open: Open,
 }
 
-/// What the proxy has fetched from a server.
+/// The proxy's cache of a server.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) bytes: AtomicU64,
@@ -82,7 +82,7 @@ impl Pool {
         }
     }
 
-    /// Closes what nobody has used for a while.
+    /// Closes connections that were not used for a while.
     pub(super) fn tidy(&self) {
         let mut gone = Vec::new();
         lock(&self.kept).retain(|_, of| {

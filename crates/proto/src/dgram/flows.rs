@@ -1,11 +1,11 @@
-//! The receiving half of the reliable mode: what a queue pair hears from all others (docs/spec/dgram.md, "Reliable mode").
+//! The receiving half of the reliable mode: the flows from all other queue pairs to one (docs/spec/dgram.md, "Reliable mode").
 //!
-//! Segments come from anybody who can send a datagram. So there is no state for a sender before it has shown, by a cookie, that it hears what is
-//! sent to its address; a cookie is computed, not stored. No answer is longer than what it answers.
+//! Segments come from any host that can send a datagram. So there is no state for a sender before it has shown, by a cookie, that it receives
+//! datagrams at its address; a cookie is computed, not stored. No answer is longer than the datagram that it answers.
 //!
-//! **At most once.** A flow is forgotten after [`FlowsConfig::idle`] without a segment. Its cookie was given out before its first segment, and begins a
-//! flow within half of that time only: so segments that the network has kept for long do not begin a forgotten flow again. A flow takes the place of
-//! an older one of the same queue pair if its cookie is younger; the older one's segments are refused from then on.
+//! **At most once.** A flow is forgotten after [`FlowsConfig::idle`] without a segment. Its cookie was issued before its first segment, and is valid
+//! for beginning a flow within half of that time only: so segments that the network has delayed for long do not begin a forgotten flow again. A flow
+//! replaces an older one of the same queue pair if its cookie is younger; the older one's segments are refused from then on.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -24,7 +24,7 @@ pub struct FlowsConfig {
     pub max_flows: usize,
     /// The same for one host (an IPv4 address, an IPv6 network of 64 bits).
     pub max_flows_per_host: usize,
-    /// Bytes of early segments that are kept, of all flows. What is beyond comes again.
+    /// Bytes of early segments that are kept, of all flows. Further ones are dropped, and retransmitted.
     pub max_kept: usize,
     /// The same for one flow.
     pub max_kept_per_flow: usize,
@@ -47,10 +47,10 @@ impl Default for FlowsConfig {
     }
 }
 
-/// Who sends a flow: address and UDP port, and the queue pair there.
+/// The sender of a flow: address and UDP port, and its queue pair.
 type Key = (SocketAddr, u32);
 
-/// An early segment with its payload, in whatever form the caller keeps it.
+/// An early segment with its payload, in the caller's form.
 struct Kept<K> {
     segment: Segment,
     payload: u32,
@@ -77,7 +77,7 @@ struct Known<B, K> {
     heard: Now,
     /// When the last segment came that was placed, or that brought those behind it to their places.
     progressed: Now,
-    /// Where it was heard.
+    /// The local address at which it arrives.
     via: IpAddr,
     /// It is over: why, and which packet and message was refused.
     dead: Option<(FaultCode, u32, u32)>,
@@ -85,13 +85,13 @@ struct Known<B, K> {
     starved: Option<(u32, u32)>,
     /// In which list it belongs then.
     lacks: usize,
-    /// It stands in a list of those who starve.
+    /// It is in a list of starving flows.
     listed: bool,
     /// It gets an answer.
     due: bool,
 }
 
-/// What is to become of a segment.
+/// The treatment of a segment.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Admit {
     /// It is next: place it, and say so with [`Flows::placed`]; or say why not, with [`Flows::starve`] or [`Flows::refuse`].
@@ -100,14 +100,14 @@ pub enum Admit {
     Done,
 }
 
-/// What becomes of a flow that stood still.
+/// The result of resuming a stalled flow.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Resumed<K> {
-    /// No flow stands still for this.
+    /// No flow is stalled for this reason.
     Nobody,
-    /// It goes on with this segment: what [`Admit::Next`] says is to be done, and then [`Flows::resumed`].
+    /// It continues with this segment: treat it as [`Admit::Next`], and then call [`Flows::resumed`].
     Segment(Spot, K),
-    /// Its segment was not kept: its sender is told to send it again.
+    /// Its segment was not kept: its sender is told to retransmit it.
     Told,
 }
 
@@ -130,12 +130,12 @@ impl Spot {
         self.payload
     }
 
-    /// What it says.
+    /// Its header.
     pub fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    /// Who sent it: address and UDP port.
+    /// Its sender: address and UDP port.
     pub fn from(&self) -> SocketAddr {
         self.key.0
     }
@@ -144,18 +144,18 @@ impl Spot {
 /// A message that is whole, or will never be.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Carried<B> {
-    /// Who sent it: address and UDP port.
+    /// Its sender: address and UDP port.
     pub from: SocketAddr,
-    /// What its segments say of it; the offset is 0.
+    /// The header of its segments, with offset 0.
     pub header: Segment,
     /// So many bytes of it are there, from the first one on.
     pub filled: u32,
-    /// Where they are.
+    /// The place of its bytes.
     pub buffer: B,
 }
 
 impl<B> Carried<B> {
-    /// Whether all of it is there.
+    /// Whether it is complete.
     pub fn is_whole(&self) -> bool {
         self.filled == self.header.len
     }
@@ -170,7 +170,7 @@ impl<B> Carried<B> {
     }
 }
 
-/// What a queue pair hears from all others. `B` says where a message's bytes go, `K` is a payload that is kept.
+/// The flows to one queue pair. `B` names the place of a message's bytes, `K` is a kept payload.
 pub struct Flows<B, K> {
     config: FlowsConfig,
     keys: RandomState,
@@ -180,9 +180,9 @@ pub struct Flows<B, K> {
     held: usize,
     /// When flows were heard, at the latest at that time: those that were heard since are put in again.
     order: VecDeque<(Now, Key)>,
-    /// Those who get an answer.
+    /// Flows with a pending answer.
     due: Vec<Key>,
-    /// Those whose next message found no receive, and those who found no room for its record, the next to go on first.
+    /// Flows whose next message found no receive, and those that found no room for its record; the next to continue is first.
     starved: [VecDeque<Key>; 2],
     /// For flows that are not there.
     strays: Vec<Answer>,
@@ -190,16 +190,16 @@ pub struct Flows<B, K> {
     released: Vec<Carried<B>>,
     /// Messages that are open.
     open: usize,
-    /// When flows that stand still are looked for again, at the earliest.
+    /// The earliest time of the next check for stalled flows.
     next_look: Now,
 }
 
-/// A control datagram to this address, from this one of ours.
+/// A control datagram to this address, from this local one.
 pub type Answer = (SocketAddr, IpAddr, Control);
 
 /// Answers to flows that are not there, until they are taken.
 const MAX_STRAYS: usize = 64;
-/// How often flows that stand still are looked for.
+/// The interval of checks for stalled flows.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl<B, K> Flows<B, K> {
@@ -226,7 +226,7 @@ impl<B, K> Flows<B, K> {
         self.known.len()
     }
 
-    /// Whether none is known.
+    /// Whether there are no flows.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -269,8 +269,8 @@ impl<B, K> Flows<B, K> {
         u64::from(issued) << 32 | proof & u64::from(u32::MAX)
     }
 
-    /// What is to become of a segment of the reliable mode with `payload` bytes, that [`weft_wire::dgram::read`] has found to be within its message. `keep`
-    /// makes a payload that can be kept, and says how many bytes it takes. `via`: our address to which it came.
+    /// Decides the treatment of a segment of the reliable mode with `payload` bytes, which [`weft_wire::dgram::read`] has found to be within its message.
+    /// `keep` creates a payload that can be kept, and returns how many bytes it takes. `via`: our address at which it arrived.
     pub fn admit(
         &mut self,
         now: Now,
@@ -285,7 +285,7 @@ impl<B, K> Flows<B, K> {
         };
         let key = (from, segment.src_qp);
         let same = (packet.cookie, segment.incarnation);
-        // Looked up once for each segment that continues what is known: the key is hashed with care, as strangers choose it.
+        // One lookup for each segment that continues a known flow: the hash is keyed, because strangers choose the key.
         let known = match self.known.get_mut(&key) {
             Some(known) if (known.cookie, known.incarnation) == same => known,
             _ => {
@@ -330,7 +330,7 @@ impl<B, K> Flows<B, K> {
         }
     }
 
-    /// Whether a segment that is not of the flow that is known of its sender, if there is one, begins another.
+    /// Whether a segment that does not belong to its sender's known flow, if there is one, begins another.
     fn begins(
         &mut self,
         now: Now,
@@ -375,7 +375,7 @@ impl<B, K> Flows<B, K> {
         true
     }
 
-    /// Whether a flow may begin with a cookie that was made then.
+    /// Whether a flow may begin with a cookie that was made at `issued`.
     fn is_fresh(&self, now: Now, issued: u32) -> bool {
         let age = i64::from(millis(now).wrapping_sub(issued).cast_signed());
         let most = (self.config.idle / 2).as_millis() as i64;
@@ -383,8 +383,7 @@ impl<B, K> Flows<B, K> {
         (-1000..=most).contains(&age)
     }
 
-    /// Whether a cookie that was made at a fresh time is younger than that of a flow that is known. The times alone do not tell: they wrap, and a flow
-    /// may be weeks old.
+    /// Whether a fresh cookie is younger than that of a known flow. The times alone are not sufficient: they wrap, and a flow may be weeks old.
     fn is_younger(&self, now: Now, issued: u32, older: u64) -> bool {
         let older = issue_of(older);
         !self.is_fresh(now, older) || is_after(issued, older)
@@ -424,7 +423,7 @@ impl<B, K> Flows<B, K> {
         let (Some(known), Some(packet)) = (self.known.get_mut(&key), segment.reliable) else {
             return;
         };
-        // What it will take at least: without room for that, nothing is copied.
+        // The minimum space: without room for it, nothing is copied.
         let least = payload as usize;
         if self.held + least > self.config.max_kept
             || known.held + least > self.config.max_kept_per_flow
@@ -446,7 +445,7 @@ impl<B, K> Flows<B, K> {
         }
     }
 
-    /// The expected packet of a flow does not continue what came before: the flow is over.
+    /// The expected packet of a flow does not continue the previous one: the flow ends.
     fn contradicts(&mut self, key: Key, segment: &Segment, payload: u32) {
         let spot = Spot {
             key,
@@ -457,7 +456,7 @@ impl<B, K> Flows<B, K> {
         self.released.extend(open);
     }
 
-    /// Where the message of a segment goes that does not [open](Spot::opens) one.
+    /// The place of the message of a segment that does not [open](Spot::opens) one.
     pub fn buffer(&self, spot: &Spot) -> Option<&B> {
         let open = self.known.get(&spot.key)?.open.as_ref()?;
         Some(&open.buffer)
@@ -494,8 +493,8 @@ impl<B, K> Flows<B, K> {
         Some(Carried::of(spot.key.0, open))
     }
 
-    /// There is no receive for the message of an admitted segment, or no room for its record: the flow stands still until [`Flows::resume`], or until its
-    /// sender tries again. `keep` as for [`Flows::admit`].
+    /// There is no receive for the message of an admitted segment, or no room for its record: the flow is stalled until [`Flows::resume`], or until its
+    /// sender retries. `keep` as for [`Flows::admit`].
     pub fn starve(&mut self, spot: &Spot, keep: impl FnOnce() -> (K, usize)) {
         self.keep(spot.key, &spot.segment, spot.payload, keep);
         if let (Some(known), Some(packet)) = (self.known.get_mut(&spot.key), spot.segment.reliable)
@@ -508,7 +507,7 @@ impl<B, K> Flows<B, K> {
         }
     }
 
-    /// The message of an admitted segment can never be taken: the flow is over. What it had of the message, if that was open.
+    /// The message of an admitted segment can never be received: the flow ends. Returns the received part of the message, if it was open.
     pub fn refuse(&mut self, spot: &Spot, code: FaultCode) -> Option<Carried<B>> {
         let known = self.known.get_mut(&spot.key)?;
         let psn = spot.segment.reliable.map_or(0, |packet| packet.psn);
@@ -549,13 +548,13 @@ impl<B, K> Flows<B, K> {
         Some((spot, kept.what))
     }
 
-    /// Whether a flow stands still because there was no receive.
+    /// Whether a flow is stalled for want of a receive.
     pub fn is_starving(&self) -> bool {
         self.starved.iter().any(|list| !list.is_empty())
     }
 
-    /// There may be a receive now, or, with `records`, room for a record. One flow goes on that stands still for want of it, the one that waits for the longest
-    /// first; the others stand still until the next call.
+    /// There may be a receive now, or, with `records`, room for a record. Resumes the stalled flow that has waited longest; the others stay stalled until the
+    /// next call.
     pub fn resume(&mut self, records: bool) -> Resumed<K> {
         let list = usize::from(records);
         while let Some(&key) = self.starved[list].front() {
@@ -576,8 +575,8 @@ impl<B, K> Flows<B, K> {
         Resumed::Nobody
     }
 
-    /// A segment that [`Flows::resume`] has given out was taken as far as it could be, with those behind it. `false`: its flow stands still for want of the same,
-    /// and so would the others. If it has not gone on at all, it is still the next, and its sender, who knows, is not told.
+    /// The segment from [`Flows::resume`] was received as far as possible, with the following ones. `false`: its flow is stalled for the same reason again, and
+    /// the others would be. If it has made no progress, it stays the next, and its sender, which knows that, is not told.
     pub fn resumed(&mut self, records: bool, spot: &Spot) -> bool {
         let Some(known) = self.known.get_mut(&spot.key) else {
             return false;
@@ -610,11 +609,11 @@ impl<B, K> Flows<B, K> {
         }
     }
 
-    /// Acknowledgements and faults that are to be sent now: at most one for a flow, whatever came of it.
+    /// Acknowledgements and faults to be sent now: at most one for each flow.
     pub fn answers(&mut self) -> Vec<Answer> {
         let mut answers = std::mem::take(&mut self.strays);
         for key in std::mem::take(&mut self.due) {
-            // One that was forgotten and has begun anew stands in the list twice.
+            // A flow that was forgotten and has begun again is in the list twice.
             let Some(known) = self.known.get_mut(&key).filter(|known| known.due) else {
                 continue;
             };
@@ -655,7 +654,7 @@ impl<B, K> Flows<B, K> {
         std::mem::take(&mut self.released)
     }
 
-    /// Takes a message that stands still, to give its buffer to another: its flow is over.
+    /// Takes a stalled message, to give its buffer to another one: its flow ends.
     pub fn evict(&mut self, now: Now, suits: impl Fn(&B) -> bool) -> Option<Carried<B>> {
         if self.open == 0 || now < self.next_look {
             return None;
@@ -682,7 +681,7 @@ impl<B, K> Flows<B, K> {
         self.end(key)
     }
 
-    /// Forgets flows that were not heard for long; [`Flows::released`] has what they held.
+    /// Forgets flows without a segment for a long time; [`Flows::released`] returns their buffers.
     pub fn expire(&mut self, now: Now) {
         while let Some((at, key)) = self
             .order
@@ -755,7 +754,7 @@ impl<B, K> Known<B, K> {
         }
     }
 
-    /// Whether the expected packet continues what came before.
+    /// Whether the expected packet continues the previous one.
     fn continues(&self, segment: &Segment, payload: u32) -> bool {
         let continues = match &self.open {
             Some(open) => {

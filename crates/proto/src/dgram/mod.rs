@@ -1,18 +1,17 @@
-//! Messages in datagrams (docs/spec/dgram.md): cutting them into segments, putting segments together, and
-//! pacing.
+//! Messages in datagrams (docs/spec/dgram.md): segmentation, reassembly and pacing.
 //!
-//! The machines know no socket, no clock and no memory. Whoever drives one gives it the time with each call (it must not go back), a
-//! parsed segment and where it came from, and is told what to do:
+//! The machines use no socket, no clock and no memory. The driver passes in the time with each call (it must not go back), a parsed segment
+//! and its source, and gets the actions:
 //!
-//! * [`cut`] gives the segments of a message.
-//! * [`Reassembler`] says of each segment that arrives whether its payload is to be placed ([`Reassembler::admit`]), is told that it was
-//!   ([`Reassembler::placed`]), and gives messages out when they are complete, or when their time is up ([`Reassembler::expire`]).
-//! * [`Pair`] and [`Flows`] are the two halves of the reliable mode: what one queue pair sends to another, and what a queue pair hears from all
-//!   others. Both stand on [`Outgoing`] and [`Incoming`].
-//! * [`Pacer`] says whether a receiver has room for a datagram more, from what that receiver reports.
+//! * [`cut`] returns the segments of a message.
+//! * [`Reassembler`] decides for each segment whether its payload has to be placed ([`Reassembler::admit`]), is told when it was
+//!   ([`Reassembler::placed`]), and returns messages when they are complete, or when their time is up ([`Reassembler::expire`]).
+//! * [`Pair`] and [`Flows`] are the two halves of the reliable mode: the sends of one queue pair to another, and the flows to a queue pair from
+//!   all others. Both use [`Outgoing`] and [`Incoming`].
+//! * [`Pacer`] decides whether a receiver has room for one more datagram, from that receiver's reports.
 //!
-//! Segments come from anybody who can send a datagram. So all state has a limit, what is over it is dropped, and each choice of what to drop
-//! favours those who were heard of lately.
+//! Segments come from any host that can send a datagram. So all state has a limit, state beyond it is dropped, and each choice of what to
+//! drop favours recently active senders.
 
 mod flows;
 mod pace;

@@ -1,30 +1,31 @@
-//! Pacing: how much may be on its way to a receiver that says how much it has taken.
+//! Pacing: how much may be in flight to a receiver that reports how much it has taken.
 //!
-//! UDP gives a sender no sign that a receiver is slower than itself: what finds the receiver's socket full is lost. A sender of version 2
-//! asks in the stream of its datagrams ([`Control::Probe`]) how far the receiver has come, and keeps what is not reported yet within half of
-//! the room that the receiver's socket has. A receiver that never answers (an older version, a lossy way back) is not waited for any more.
+//! UDP does not show a sender that a receiver is slower: a datagram is lost if the receiver's socket is full. A sender of version 2 sends
+//! probes in its stream of datagrams ([`Control::Probe`]), which the receiver answers with its position. The sender keeps the unreported
+//! bytes within half of the room of the receiver's socket. It does not wait for a receiver that never answers (an older version, a lossy
+//! return path).
 
 use std::time::{Duration, Instant};
 
 use weft_wire::dgram::Control;
 
-/// What a datagram takes of a socket's buffer beside its bytes, about.
+/// The approximate space of a datagram in a socket's buffer beyond its bytes.
 const OVERHEAD: u64 = 1280;
 /// The window is never smaller: two of the longest datagrams have to fit.
 const LEAST: u64 = 160 << 10;
 /// Probes without an answer, one after the other, after which a receiver that has never answered is taken for one that does not.
 const PATIENCE: u32 = 15;
-/// The same for one that has answered: what is on its way is then taken for arrived or lost.
+/// The same for a receiver that has answered: datagrams in flight then count as arrived or lost.
 const LONG_PATIENCE: u32 = 100;
 
 /// Settings of a [`Pacer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacerConfig {
-    /// Most bytes on their way, whatever the receiver says, with what the kernel adds to each datagram.
+    /// Maximum bytes in flight, whatever the receiver reports, including the kernel's overhead for each datagram.
     pub window: u64,
     /// Most bytes on their way before the receiver's first answer.
     pub first: u64,
-    /// How long an answer is waited for before the question is asked again.
+    /// How long to wait for an answer before the probe is repeated.
     pub answer: Duration,
 }
 
@@ -55,7 +56,7 @@ pub struct Pacer {
     sent: u64,
     reported: u64,
     window: u64,
-    /// What was sent when the last probe went out, and when that was.
+    /// The bytes sent at the last probe, and its time.
     probed: u64,
     probed_at: Option<Instant>,
     unanswered: u32,
@@ -80,7 +81,7 @@ impl Pacer {
         }
     }
 
-    /// Whether a datagram of `len` bytes may go out now.
+    /// Whether a datagram of `len` bytes may be sent now.
     ///
     /// # Errors
     /// [`Wait`].
@@ -122,13 +123,13 @@ impl Pacer {
         }
     }
 
-    /// Whether any datagram may go out, by what was reported last.
+    /// Whether any datagram may be sent, according to the last report.
     pub fn is_open(&self) -> bool {
         let flight = self.sent - self.reported;
         self.mute || flight == 0 || flight + cost(1 << 16) <= self.window
     }
 
-    /// A datagram of `len` bytes has gone out: the probe to send behind it, if it is time for one.
+    /// A datagram of `len` bytes was sent: returns the probe to send after it, if one is due.
     pub fn sent(&mut self, now: Instant, len: usize) -> Option<Control> {
         self.sent += cost(len);
         if self.mute || self.sent - self.probed < self.window / 4 {

@@ -9,8 +9,7 @@
 //!     and a long pause
 //! ```
 //!
-//! A pair that has failed stays so: whoever drives it makes another one when the program asks for that. All methods take a time that never goes
-//! back.
+//! A failed pair stays failed: the driver creates another one when the program asks for it. All methods take a time that never goes back.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,14 +19,15 @@ use weft_wire::dgram::{Control, FaultCode, Flow, Packet};
 use super::each;
 use super::window::{Now, Outgoing, WindowConfig};
 
-/// A flow that has been silent for so long is begun anew: its receiver may forget it after [`FlowsConfig::idle`](super::FlowsConfig), which is twice as long.
+/// A flow that has been silent for this long begins again: its receiver may forget it after [`FlowsConfig::idle`](super::FlowsConfig), which is twice as
+/// long.
 const RENEW: Duration = Duration::from_secs(30);
 /// A receiver without a receive is asked again after so long, then after twice that, …
 const HOLD: Duration = Duration::from_millis(1);
 /// … at most after this.
 const MOST_HOLD: Duration = Duration::from_millis(100);
 
-/// Bytes of payload that go to the kernel by one call, about: who has room for those has room for enough.
+/// The approximate payload bytes in one call of the kernel; room for these is enough room.
 const TRAIN: u32 = 64_000;
 
 /// Settings of a [`Pair`].
@@ -35,7 +35,7 @@ const TRAIN: u32 = 64_000;
 pub struct PairConfig {
     /// Of the window. [`WindowConfig::patience`] is how long a receiver that does not answer is waited for.
     pub window: WindowConfig,
-    /// How long a receiver that answers, but has no receive, is waited for. `None`: as long as it answers.
+    /// How long to wait for a receiver that answers, but has no receive. `None`: as long as it answers.
     pub not_ready: Option<Duration>,
     /// The longest payload of a segment, in bytes.
     pub segment: usize,
@@ -69,7 +69,7 @@ struct Message<T> {
     len: u32,
 }
 
-/// What goes out next.
+/// The next datagram to send.
 #[derive(Debug)]
 pub enum Transmit<'a, T> {
     /// A control datagram.
@@ -117,7 +117,7 @@ enum State {
     Failed(Failure),
 }
 
-/// What one queue pair sends to another one. `T` names a message for the caller.
+/// The sends of one queue pair to another one. `T` identifies a message for the caller.
 pub struct Pair<T> {
     config: PairConfig,
     /// Ours and the receiver's number, and our `Q_Key` of the receiver.
@@ -186,7 +186,7 @@ impl<T> Pair<T> {
         });
     }
 
-    /// Whether nothing waits and nothing is on its way.
+    /// Whether nothing is queued and nothing is in flight.
     pub fn is_idle(&self) -> bool {
         self.messages.is_empty()
     }
@@ -233,8 +233,9 @@ impl<T> Pair<T> {
         })
     }
 
-    /// Whether new segments may go out. A receiver acknowledges all that it finds at once by one datagram. If each acknowledgement let one segment go, each
-    /// segment would be a datagram and have an acknowledgement for ever: so a full window is filled again when a quarter of it is free, or all that waits fits.
+    /// Whether new segments may be sent. A receiver acknowledges everything that it finds at once by one datagram. If each acknowledgement released one
+    /// segment, each segment would be a datagram with an acknowledgement from then on. So a full window is filled again when a quarter of it is free, or when
+    /// all queued segments fit.
     fn fill(&mut self, part: &Part) -> bool {
         let room = self.window.room();
         self.filling &= room > 0;
@@ -249,7 +250,8 @@ impl<T> Pair<T> {
         self.filling
     }
 
-    /// Whether something may go out now: what [`Pair::transmit`] gives then, the payload's length and the message's token (none of a control datagram).
+    /// Whether something may be sent now: the payload's length and the message's token (none for a control datagram) that [`Pair::transmit`] returns
+    /// then.
     pub fn ready(&mut self, now: Now) -> Option<(u32, Option<&T>)> {
         let part = match self.state {
             State::Idle | State::Failed(_) => return None,
@@ -270,13 +272,13 @@ impl<T> Pair<T> {
         Some((part.len, Some(&self.message_of(&part)?.token)))
     }
 
-    /// What is on its way is of a message that is not acknowledged.
+    /// The message of a segment in flight, which is not acknowledged.
     fn message_of(&self, part: &Part) -> Option<&Message<T>> {
         let first = self.messages.front()?.msn;
         self.messages.get(part.msn.wrapping_sub(first) as usize)
     }
 
-    /// What goes out now.
+    /// The datagram to send now.
     pub fn transmit(&mut self, now: Now) -> Option<Transmit<'_, T>> {
         self.used = now;
         let new = self.new_part();
@@ -343,7 +345,7 @@ impl<T> Pair<T> {
         }
     }
 
-    /// A control datagram has come from the receiver's address. Each message that is delivered by what it says is given to `done`, in order. Whether it was
+    /// A control datagram has arrived from the receiver's address. Calls `done` for each message that it acknowledges, in order. Returns whether it was
     /// about this flow.
     pub fn control(&mut self, now: Now, control: &Control, mut done: impl FnMut(T)) -> bool {
         let flow = control.flow();
@@ -476,7 +478,7 @@ impl<T> Pair<T> {
     }
 }
 
-/// How long an answer to the question is waited for.
+/// How long to wait for an answer to the request.
 fn asking_again(config: &PairConfig, times: u32) -> Duration {
     let WindowConfig {
         first_rto,

@@ -14,7 +14,7 @@ const WINDOW: u32 = 256;
 /// Limits of a [`Reassembler`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How long a message may go without a segment before it is given up.
+    /// How long a message may go without a new segment before it is dropped.
     pub timeout: Duration,
     /// Sources that are remembered. One that was not heard for the longest is forgotten for a new one.
     pub max_sources: usize,
@@ -38,7 +38,7 @@ impl Default for Config {
     }
 }
 
-/// Who sends a sequence of messages.
+/// The sender of a sequence of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
     /// Address and UDP port.
@@ -78,7 +78,7 @@ impl Ranges {
         len == 0 || self.as_slice() == [(0, len)]
     }
 
-    /// Where a range would be put in, with what it touches on both sides.
+    /// The position at which a range would be inserted, and whether it touches its neighbours.
     fn place(&self, start: u32, end: u32, max: usize) -> Result<(usize, bool, bool), Refusal> {
         let at = self.0.partition_point(|&(_, e)| e <= start);
         if let Some(&(s, e)) = self.0.get(at)
@@ -116,7 +116,7 @@ impl Ranges {
 /// Why a segment is dropped. None of it touches the queue pair, or another message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum Refusal {
-    /// Its message is over: complete, given up, or older than what is remembered.
+    /// Its message has ended: it is complete, dropped, or older than the window.
     #[error("late")]
     Late,
     /// Its bytes are there.
@@ -161,18 +161,18 @@ pub struct Whole {
 /// A message that is over.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Finished<B> {
-    /// Who sent it.
+    /// The sender.
     pub source: Source,
-    /// What its segments say of it; the offset is 0.
+    /// The header of its segments, with offset 0.
     pub header: Segment,
-    /// What has come of it.
+    /// The bytes that arrived.
     pub valid: Ranges,
-    /// Where its bytes are.
+    /// The place of its bytes.
     pub buffer: B,
 }
 
 impl<B> Finished<B> {
-    /// Whether all of it has come.
+    /// Whether it is complete.
     pub fn is_complete(&self) -> bool {
         self.valid.covers(self.header.len)
     }
@@ -180,9 +180,9 @@ impl<B> Finished<B> {
 
 struct Known {
     source: Source,
-    /// The highest number of a message that has begun; 0 stands in front of all.
+    /// The highest message number that has begun; 0 precedes all.
     highest: u32,
-    /// Whether the message of this number is over, for the `WINDOW` numbers up to the highest: bit `n % WINDOW`.
+    /// Whether the message of a number has ended, for the `WINDOW` numbers up to the highest: bit `n % WINDOW`.
     over: [u64; WINDOW as usize / 64],
     begun: bool,
     heard: bool,
@@ -248,7 +248,7 @@ pub struct Reassembler<B> {
     index: HashMap<Source, usize>,
     /// The one that was heard last: mostly the next one, too.
     last: usize,
-    /// Who is looked at next when a source has to be forgotten.
+    /// The next candidate when a source has to be forgotten.
     hand: usize,
     open: HashMap<(usize, u32), Open<B>>,
     /// When the open messages were heard of, at the latest at that time: those that were heard of since are put in again.
@@ -274,11 +274,11 @@ impl<B> Reassembler<B> {
         }
     }
 
-    /// Whether the payload of a segment, `payload` bytes, is to be placed. The segment is one that
-    /// [`weft_wire::dgram::read`] has found to be within its message.
+    /// Decides whether the payload of a segment, `payload` bytes, has to be placed. [`weft_wire::dgram::read`] has found the segment to be
+    /// within its message.
     ///
     /// # Errors
-    /// [`Refusal`]: it is to be dropped.
+    /// [`Refusal`]: drop it.
     pub fn admit(
         &mut self,
         source: &Source,
@@ -322,7 +322,7 @@ impl<B> Reassembler<B> {
         })
     }
 
-    /// As [`Reassembler::admit`], of a segment that is all of its message: less is to be done for it. `None`: ask there.
+    /// As [`Reassembler::admit`], for a segment that is its whole message, which needs less work. `None`: call that.
     #[inline]
     pub fn admit_whole(
         &mut self,
@@ -349,7 +349,7 @@ impl<B> Reassembler<B> {
         self.known[whole.source].finish(whole.msn);
     }
 
-    /// Where the message of this segment goes, if it does not [open](Ticket::opens) one.
+    /// The place of the message of this segment, if it does not [open](Ticket::opens) one.
     pub fn buffer(&self, ticket: &Ticket) -> Option<&B> {
         let open = self.open.get(&(ticket.source, ticket.header.msn));
         open.map(|open| &open.buffer)
@@ -416,8 +416,7 @@ impl<B> Reassembler<B> {
         (None, evicted)
     }
 
-    /// An admitted segment could not be placed, and its message is not wanted any more: what comes of it from now on is late. Says what there was
-    /// of it.
+    /// An admitted segment could not be placed, and its message is dropped: later segments of it are late. Returns the received part.
     pub fn abandon(&mut self, ticket: &Ticket) -> Option<Finished<B>> {
         self.known[ticket.source].finish(ticket.header.msn);
         self.close((ticket.source, ticket.header.msn))
@@ -523,7 +522,7 @@ impl<B> Reassembler<B> {
             self.known.push(Known::new(*source));
             self.known.len() - 1
         } else {
-            // Second chance: who was heard since the hand was there last stays. There are more sources than open messages.
+            // Second chance: a source that was active since the hand's last pass stays. There are more sources than open messages.
             let place = loop {
                 let at = self.hand;
                 self.hand = (at + 1) % self.known.len();
@@ -541,7 +540,7 @@ impl<B> Reassembler<B> {
     }
 }
 
-/// What counts as one host.
+/// The address that counts as one host.
 pub(super) fn host(ip: IpAddr) -> u64 {
     match ip.to_canonical() {
         IpAddr::V4(ip) => u64::from(ip.to_bits()),

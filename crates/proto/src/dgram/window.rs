@@ -1,8 +1,8 @@
-//! Packets that are numbered, acknowledged and sent again: the sender's half ([`Outgoing`]) and the receiver's ([`Incoming`]).
+//! Packets that are numbered, acknowledged and retransmitted: the sender's half ([`Outgoing`]) and the receiver's ([`Incoming`]).
 //!
-//! Every packet has a number, from 1 on, never 0. The receiver says which number it expects next and which of the 64 behind that have come.
-//! What is not acknowledged in time is sent again (RFC 6298, with back-off), and so is what three later ones have overtaken. A window, which
-//! grows with what is acknowledged and halves when something was lost, bounds what is on its way.
+//! Every packet has a number, from 1 on, never 0. The receiver reports the next expected number, and which of the 64 after it have arrived.
+//! A packet is retransmitted if it is not acknowledged in time (RFC 6298, with back-off), or if three later ones have arrived. A window,
+//! which grows with acknowledgements and halves at a loss, bounds the packets in flight.
 //!
 //! What a packet is (`P`, `K`) is the caller's. Two protocols stand on this: the reliable mode of datagram queue pairs, and messages of MPI.
 
@@ -114,18 +114,18 @@ impl<P> Outgoing<P> {
         self.unacked.is_empty()
     }
 
-    /// Forgets what was sent; the numbers go on.
+    /// Forgets the packets in flight; the numbers continue.
     pub fn clear(&mut self) {
         self.unacked.clear();
         (self.here, self.lost) = (0, 0);
     }
 
-    /// Whether a packet more may be on its way.
+    /// Whether one more packet may be in flight.
     pub fn has_room(&self) -> bool {
         self.room() > 0
     }
 
-    /// How many packets more may be on their way.
+    /// How many more packets may be in flight.
     pub fn room(&self) -> usize {
         let on_way = self.unacked.len() - self.here;
         let room = self.window.saturating_sub(on_way);
@@ -133,7 +133,7 @@ impl<P> Outgoing<P> {
         room.min(WINDOW - self.unacked.len())
     }
 
-    /// How many packets may be on their way at once.
+    /// How many packets may be in flight at once.
     pub fn window(&self) -> usize {
         self.window
     }
@@ -148,7 +148,7 @@ impl<P> Outgoing<P> {
         self.first_lost().map(|at| &self.unacked[at].packet)
     }
 
-    /// How often that one has been sent; 0: there is none.
+    /// How often that packet has been sent; 0: there is none.
     pub fn lost_times(&self) -> u32 {
         self.first_lost().map_or(0, |at| self.unacked[at].times)
     }
@@ -158,13 +158,13 @@ impl<P> Outgoing<P> {
         self.unacked.front().map(|u| (u.seq, &u.packet))
     }
 
-    /// A packet that is to be sent again now, with its number; to be called before [`Outgoing::send`].
+    /// A packet to retransmit now, with its number; call it before [`Outgoing::send`].
     pub fn resend(&mut self, now: Now) -> Option<(u32, &mut P)> {
         let at = self.first_lost()?;
         Some(self.again(now, at))
     }
 
-    /// The oldest packet, which is sent again whatever has become of it.
+    /// The oldest packet, for a retransmission in any case.
     pub fn resend_oldest(&mut self, now: Now) -> Option<(u32, &mut P)> {
         (!self.unacked.is_empty()).then(|| self.again(now, 0))
     }
@@ -307,7 +307,7 @@ impl<P> Outgoing<P> {
         self.backoff = 0;
     }
 
-    /// Looks at the clock. `false`: the peer is to be given up.
+    /// Checks the timers. `false`: give the peer up.
     #[must_use]
     pub fn tick(&mut self, now: Now) -> bool {
         let rto = self.rto();
@@ -321,7 +321,7 @@ impl<P> Outgoing<P> {
         if now.saturating_sub(self.timing_since(oldest)) >= rto {
             let anew = !oldest.lost;
             for entry in self.unacked.iter_mut().filter(|u| !u.here) {
-                // What went out lately may still be on its way.
+                // Packets that were sent lately may still be on their way.
                 let late = now.saturating_sub(entry.sent) >= rto;
                 self.lost += usize::from(late && !entry.lost);
                 entry.lost |= late;
@@ -335,8 +335,8 @@ impl<P> Outgoing<P> {
         true
     }
 
-    /// Since when the oldest packet is waited for. What the caller cannot send again times out all the same, so that a peer which takes
-    /// nothing is given up.
+    /// The time since which the oldest packet is waited for. A packet that the caller cannot retransmit times out all the same, so that a
+    /// peer that accepts nothing is given up.
     fn timing_since(&self, oldest: &Unacked<P>) -> Now {
         if oldest.lost {
             oldest.sent.max(self.timed_out).max(self.waiting_since)
@@ -352,14 +352,14 @@ impl<P> Outgoing<P> {
     }
 }
 
-/// What is to become of a packet that came.
+/// The treatment of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// It is the next one.
     Next,
     /// It is early: [`Incoming::keep`] keeps it.
     Early,
-    /// It has come before, or is beyond what can be kept.
+    /// It has arrived before, or is beyond the window.
     Refused,
 }
 
@@ -398,7 +398,7 @@ impl<K> Incoming<K> {
         sack
     }
 
-    /// What is to become of a packet with this number. Nothing changes by that.
+    /// The treatment of a packet with this number. Changes no state.
     pub fn arrived(&self, seq: u32) -> Arrival {
         let ahead = seq.wrapping_sub(self.expected);
         if ahead == 0 {
@@ -415,7 +415,7 @@ impl<K> Incoming<K> {
         self.expected = self.expected.wrapping_add(1).max(1);
     }
 
-    /// Keeps an early packet, or the expected one that cannot be taken yet. What was kept under this number.
+    /// Keeps an early packet, or the expected one that cannot be processed yet. Returns the packet that was kept under this number.
     pub fn keep(&mut self, seq: u32, packet: K) -> Option<K> {
         self.early.insert(seq, packet)
     }
@@ -431,7 +431,7 @@ impl<K> Incoming<K> {
     }
 }
 
-/// Whether number `a` comes before number `b`.
+/// Whether number `a` precedes number `b`.
 fn precedes(a: u32, b: u32) -> bool {
     b.wrapping_sub(a).wrapping_sub(1) < u32::MAX / 2
 }
@@ -486,7 +486,7 @@ mod tests {
         assert!(now < config.patience + 8 * config.most_rto, "{now:?}");
     }
 
-    /// The caller has no way to send it again: its connection stands still, or pacing holds it back.
+    /// The caller cannot retransmit it: its connection is stalled, or pacing delays it.
     #[test]
     fn a_silent_peer_to_which_nothing_can_be_sent_is_given_up() {
         let config = WindowConfig {

@@ -1,4 +1,4 @@
-//! What can be wrong with what the peer sent, and the Terminate that says so.
+//! Faults in the peer's data, and the Terminate for each.
 
 use weft_wire::ddp::{Header, HeaderError};
 use weft_wire::rdmap::{
@@ -73,13 +73,13 @@ pub enum Fault {
     /// A segment shorter than its header, or a control message of the wrong size.
     #[error("malformed segment")]
     BadFrame,
-    /// The responder wants more Reads in flight than the initiator can take (RFC 6581 section 8).
+    /// The responder's ORD exceeds the initiator's IRD (RFC 6581 section 8).
     #[error("IRD insufficient")]
     InsufficientIrd,
     /// No ready-to-receive message that both sides know (RFC 6581 section 8).
     #[error("no matching ready-to-receive option")]
     NoMatchingRtr,
-    /// A receive of ours names memory that is not ours to use: the message cannot be placed, and its sender is to know which.
+    /// One of our receives names invalid memory: the message cannot be placed, and its sender has to know which.
     #[error("the receive cannot be used")]
     BadReceive,
     /// Something on our side: no memory, a broken invariant, or the user asked for an abortive end.
@@ -91,7 +91,7 @@ pub enum Fault {
 }
 
 impl From<HeaderError> for Fault {
-    /// The fault that a header which does not parse stands for.
+    /// The fault for a header that does not parse.
     fn from(error: HeaderError) -> Self {
         match error {
             HeaderError::Short => Self::BadFrame,
@@ -123,9 +123,9 @@ impl Offender {
 
     /// The code for `fault` (RFC 5040 section 4.8, RFC 5041 section 7.1, RFC 5044 section 8).
     ///
-    /// What is wrong with an `STag` is DDP's to say for a tagged segment, and RDMAP's for one named in a request's body.
-    /// DDP has no code for missing rights, so those are always RDMAP's. A request beyond our IRD finds no buffer on its
-    /// queue. A segment too short for its header breaks what MPA delivers to DDP, which has no finer code for it.
+    /// An error of an `STag` is reported by DDP for a tagged segment, and by RDMAP for an `STag` in a request's body. DDP has no code for
+    /// missing rights, so RDMAP always reports those. A request beyond our IRD finds no buffer on its queue. A segment too short for its
+    /// header breaks the delivery of MPA to DDP, which has no finer code for it.
     fn term_error(&self, fault: Fault) -> TermError {
         let tagged = matches!(self.header, Some(Header::Tagged(_)));
         let stag = |by_ddp, by_rdmap| {

@@ -5,11 +5,10 @@
 //! A [`Stream`] has no clock, no socket and no memory. Its caller owns those and calls four families of methods. Calls of
 //! one stream are not concurrent; no call blocks.
 //!
-//! **Send queue.** [`post_with`](Stream::post_with) appends a work request and numbers it, and keeps what the caller
-//! needs of it (its scatter/gather list, for one). The transmit loop calls
-//! [`next_tx`](Stream::next_tx) until it returns `None`; each [`Tx`] is one DDP segment (header bytes and where the payload
-//! is), to be framed and sent in this order, or one piece of local work. When all bytes of the segment that
-//! [`completes`](Tx::completes) a work request are with the transport, call [`transmitted`](Stream::transmitted).
+//! **Send queue.** [`post_with`](Stream::post_with) appends a work request and numbers it, and stores the caller's data for it (its
+//! scatter/gather list, for example). The transmit loop calls [`next_tx`](Stream::next_tx) until it returns `None`; each [`Tx`] is one DDP
+//! segment (header bytes and the place of the payload), to be framed and sent in this order, or one piece of local work. When the transport
+//! has all bytes of the segment that [`completes`](Tx::completes) a work request, call [`transmitted`](Stream::transmitted).
 //! [`pop`](Stream::pop) returns finished work requests in the order they were posted: call it after
 //! `transmitted`, after the receive calls and after `flush`.
 //!
@@ -27,10 +26,10 @@
 //! transmit loop again: answers may allow more work.
 //!
 //! **Errors.** Every `Err(fault)` and every fault that the caller finds (unknown `STag`, no receive posted, bad CRC) goes to
-//! [`fail`](Stream::fail), before the next receive call. The transmit loop then yields one Terminate and nothing more, and
-//! nothing more is accepted. A Read Response whose source vanished goes to [`fail_source`](Stream::fail_source).
+//! [`fail`](Stream::fail), before the next receive call. The transmit loop then yields one Terminate and nothing more, and nothing more is
+//! accepted. A Read Response whose source has become invalid goes to [`fail_source`](Stream::fail_source).
 //!
-//! **End.** When the connection is gone, for whatever reason, call [`flush`](Stream::flush) and pop all completions.
+//! **End.** When the connection has ended, for any reason, call [`flush`](Stream::flush) and pop all completions.
 //!
 //! # Order
 //!
@@ -93,7 +92,7 @@ pub const DEFAULT_MAX_ULPDU: u32 = 65_534;
 /// The smallest ULPDU that a stream can be limited to: room for every control message.
 pub const MIN_MAX_ULPDU: u32 = 128;
 
-/// What a stream is told when its connection is established.
+/// The parameters of a stream when its connection is established.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Largest ULPDU to send, in bytes with the DDP header, at least [`MIN_MAX_ULPDU`]. MPA's length field takes up to
@@ -120,7 +119,7 @@ struct Entry<W> {
     progress: Progress,
 }
 
-/// How far a work request is.
+/// The progress of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Queued,
@@ -129,7 +128,7 @@ enum Progress {
     Done,
 }
 
-/// A Read or Atomic of ours that the peer has not answered.
+/// One of our Reads or Atomics that the peer has not answered.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     seq: u64,
@@ -147,8 +146,7 @@ enum Response {
     Atomic { request_id: u32, original: u64 },
 }
 
-/// One DDP/RDMAP stream, both directions. `W` is what the caller keeps with each work request. See the
-/// [module](self) for the contract.
+/// One DDP/RDMAP stream, both directions. `W` is the caller's data for each work request. See the [module](self) for the contract.
 #[derive(Debug)]
 pub struct Stream<W = ()> {
     config: Config,
@@ -167,11 +165,11 @@ pub struct Stream<W = ()> {
     outstanding: VecDeque<Outstanding>,
     responses: VecDeque<Response>,
     cut: Cut,
-    /// What [`Stream::written_directly`] was said of.
+    /// The work request of [`Stream::written_directly`].
     written: u32,
-    /// See [`Stream::notify`]: their tagged offsets, and the number of the work request that each goes before.
+    /// See [`Stream::notify`]: their tagged offsets, and the number of the work request that each precedes.
     notices: VecDeque<(u64, u64)>,
-    /// A response goes before the next work request.
+    /// A response precedes the next work request.
     response_turn: bool,
     send_msn: u32,
     request_msn: u32,
@@ -188,7 +186,7 @@ pub struct Stream<W = ()> {
     rx_untagged: Option<OpenUntagged>,
     /// Bytes of the latest RDMA Write, until a message of queue 0 comes.
     rx_written: u32,
-    /// What came with the Send that is being received.
+    /// The immediate data of the Send that is being received.
     rx_immediate: u64,
 
     /// The work request that the peer's Terminate names.
@@ -248,7 +246,7 @@ impl<W> Stream<W> {
         self.believes_written = true;
     }
 
-    /// Where the stream is in its life.
+    /// The state of the stream.
     pub const fn state(&self) -> State {
         self.state
     }
@@ -272,7 +270,7 @@ impl<W> Stream<W> {
         self.rx_tagged.is_some() || self.rx_untagged.is_some()
     }
 
-    /// Reads and Atomics of ours that the peer has not answered yet.
+    /// The number of our Reads and Atomics that the peer has not answered yet.
     pub fn outbound_requests(&self) -> usize {
         self.outstanding.len()
     }
@@ -300,7 +298,7 @@ impl<W> Stream<W> {
     /// All bytes of this work request are with the transport, or it was local work and is done.
     pub fn transmitted(&mut self, seq: u64) {
         let until_answered = self.until_answered;
-        // Only what was handed out to its end can be: `next` is still being cut.
+        // Only a completely transmitted request can be: `next` is still being segmented.
         if seq < self.next
             && let Some(entry) = self.entry(seq)
             && !entry.wr.op.is_answered()
@@ -310,7 +308,7 @@ impl<W> Stream<W> {
         }
     }
 
-    /// What the caller keeps with a work request; `None` when it was popped.
+    /// The caller's data for a work request; `None` after it was popped.
     pub fn request(&self, seq: u64) -> Option<&W> {
         let index = usize::try_from(seq.checked_sub(self.base)?).ok()?;
         Some(&self.sq.get(index)?.request)
@@ -321,7 +319,7 @@ impl<W> Stream<W> {
         Some(&mut self.entry(seq)?.request)
     }
 
-    /// What the caller keeps with the work requests that are posted and not popped, oldest first.
+    /// The caller's data for the work requests that are posted and not popped, oldest first.
     pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut W> {
         self.sq.iter_mut().map(|entry| &mut entry.request)
     }
@@ -333,7 +331,7 @@ impl<W> Stream<W> {
         }
     }
 
-    /// The next finished work request, in the order posted, and what the caller kept with it.
+    /// The next finished work request, in the order posted, and the caller's data for it.
     pub fn pop(&mut self) -> Option<(Done, W)> {
         let front = self.sq.front()?;
         let seq = self.base;
@@ -359,8 +357,8 @@ impl<W> Stream<W> {
         Some((Done { seq, status }, entry.request))
     }
 
-    /// Ends the stream: the connection is gone. Everything posted becomes poppable: what was complete as such, the work
-    /// request that the peer's Terminate names with its error, the rest flushed.
+    /// Ends the stream after its connection has ended. All posted requests become poppable: complete ones as such, the work request that
+    /// the peer's Terminate names with its error, the rest flushed.
     pub fn flush(&mut self) {
         self.state = self.state.on(Input::Flush);
         self.outstanding.clear();
@@ -374,8 +372,8 @@ impl<W> Stream<W> {
         self.fail_about(fault, self.offender);
     }
 
-    /// As [`fail`](Self::fail), about the Read Request whose response [`next_tx`](Self::next_tx) handed out last: its
-    /// source can no longer be read. That segment must not be sent.
+    /// As [`fail`](Self::fail), for the Read Request whose response [`next_tx`](Self::next_tx) returned last: its source can no longer be
+    /// read. That segment must not be sent.
     pub fn fail_source(&mut self, fault: Fault) {
         self.fail_about(fault, self.sourcing);
     }

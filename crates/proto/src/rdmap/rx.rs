@@ -1,4 +1,4 @@
-//! The receive side: what the peer's next segment may be.
+//! The receive side: the checks of the peer's next segment.
 
 use weft_wire::ddp::{Header, Tagged, Untagged};
 use weft_wire::rdmap::{
@@ -8,7 +8,7 @@ use weft_wire::rdmap::{
 use super::fault::Offender;
 use super::{Fault, MAX_CONTROL, Op, Progress, Response, State, Stream, WITH_SEND, WRITTEN};
 
-/// What to do with the payload of a segment.
+/// The action for the payload of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rx {
     /// Check rights and bounds, place the payload in the region, then [`Stream::rx_placed`]. A segment without payload
@@ -16,7 +16,7 @@ pub enum Rx {
     PlaceWrite {
         /// Our region.
         stag: u32,
-        /// Where in it; `to + len` does not overflow.
+        /// The offset in it; `to + len` does not overflow.
         to: u64,
         /// Bytes.
         len: u32,
@@ -25,7 +25,7 @@ pub enum Rx {
     PlaceRead {
         /// The Read.
         seq: u64,
-        /// Where in its scatter list; `offset + len` is within it.
+        /// The offset in its scatter list; `offset + len` is within it.
         offset: u32,
         /// Bytes.
         len: u32,
@@ -34,7 +34,7 @@ pub enum Rx {
     PlaceRecv {
         /// A new message: take a receive; if there is none, `fail` with [`Fault::NoReceive`].
         first: bool,
-        /// Where in the message; if `mo + len` is beyond the receive, `fail` with [`Fault::ReceiveTooSmall`].
+        /// The offset in the message; if `mo + len` is beyond the receive, `fail` with [`Fault::ReceiveTooSmall`].
         mo: u32,
         /// Bytes.
         len: u32,
@@ -62,18 +62,18 @@ pub enum Event {
         /// `fail` with [`Fault::NoReceive`].
         immediate: Option<u64>,
     },
-    /// The peer wants to read: check rights and bounds now (unless `len` is 0), then [`Stream::accept_read`] or `fail`.
+    /// The peer requests a Read: check rights and bounds now (unless `len` is 0), then [`Stream::accept_read`] or `fail`.
     ReadRequested {
         /// Our region.
         stag: u32,
-        /// Where in it; `to + len` does not overflow.
+        /// The offset in it; `to + len` does not overflow.
         to: u64,
         /// Bytes.
         len: u32,
     },
-    /// The peer wants an Atomic Operation on 8 bytes: check and do it now, then [`Stream::atomic_done`] or `fail`.
+    /// The peer requests an Atomic Operation on 8 bytes: check and do it now, then [`Stream::atomic_done`] or `fail`.
     AtomicRequested(AtomicRequest),
-    /// An Atomic of ours is done: store the original value in its scatter list.
+    /// One of our Atomics is done: store the original value in its scatter list.
     AtomicResult {
         /// The Atomic.
         seq: u64,
@@ -84,7 +84,7 @@ pub enum Event {
     Terminated(Terminate),
 }
 
-/// What the caller owes for the segment accepted last.
+/// The caller's pending action for the segment accepted last.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pending {
     Idle,
@@ -151,7 +151,7 @@ impl<W> Stream<W> {
         self.hold = false;
     }
 
-    /// A segment of a message goes on where the one before ended, with the same opcode and `STag` (RFC 5041 section 5).
+    /// A segment continues its message where the previous one ended, with the same opcode and `STag` (RFC 5041 section 5).
     fn rx_tagged(&mut self, header: &Tagged, len: u32) -> Result<Rx, Fault> {
         let Tagged {
             opcode,
@@ -189,7 +189,7 @@ impl<W> Stream<W> {
         Ok(rx)
     }
 
-    /// Only the oldest outstanding request can be answered, and the answer must be exactly what was asked.
+    /// Only the oldest outstanding request can be answered, and the answer must match the request exactly.
     fn rx_read_response(&mut self, header: &Tagged, len: u32) -> Result<Rx, Fault> {
         let read = self.outstanding.front_mut().ok_or(Fault::InvalidStag)?;
         if read.atomic || header.stag != read.key {
@@ -311,7 +311,7 @@ impl<W> Stream<W> {
         let first = self.rx_untagged.is_none();
         let end = header.mo.checked_add(len).ok_or(Fault::ReceiveTooSmall)?;
         let before = IMMEDIATE_LEN as u32;
-        // What came with it counts as its first bytes, all of them in the first segment.
+        // The immediate data counts as its first bytes, all of them in the first segment.
         let data_end = end.checked_sub(before).ok_or(Fault::BadFrame)?;
         let (mo, len) = if first {
             (0, data_end)
@@ -506,7 +506,7 @@ impl<W> Stream<W> {
         }
     }
 
-    /// How many of the peer's messages on queue 0 have come whole, modulo 2^32.
+    /// The number of the peer's complete messages on queue 0, modulo 2^32.
     pub const fn messages_received(&self) -> u32 {
         self.rx_msn[QN_SEND as usize].wrapping_sub(1)
     }

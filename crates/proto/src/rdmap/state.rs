@@ -19,20 +19,20 @@
 //! | Terminated   | stay          | stay            | `Closed` |
 //! | Closed       | stay          | stay            | stay     |
 
-/// Where a stream is in its life.
+/// The state of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Work flows both ways.
     Open,
-    /// We found a fault: our Terminate is queued or handed out, nothing else goes out or is accepted.
+    /// We found a fault: our Terminate is queued or handed out, nothing else is sent or accepted.
     Terminating,
-    /// The peer sent a Terminate: nothing goes out or is accepted.
+    /// The peer sent a Terminate: nothing is sent or accepted.
     Terminated,
     /// [`flush`](super::Stream::flush) was called: every work request is or becomes complete.
     Closed,
 }
 
-/// What moves a stream from one state to another.
+/// The events that change a stream's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Input {
     Fail,

@@ -64,9 +64,9 @@ impl<W> Stream<W> {
         }
     }
 
-    /// Before the next work request that is posted goes an empty RDMA Write to `STag` 0 with this tagged offset. It means something to peers
-    /// that know the number, and nothing to others: no memory is touched (RFC 5040 section 5.1). The high half says of what kind it is
-    /// ([`notice`]); a later notice takes the place of one of its kind that waits.
+    /// Sends an empty RDMA Write to `STag` 0 with this tagged offset before the next posted work request. Peers that know the number
+    /// interpret it; for others it has no effect, because no memory is touched (RFC 5040 section 5.1). The high half names the kind
+    /// ([`notice`]); a later notice replaces a waiting one of its kind.
     pub fn notify(&mut self, to: u64) {
         self.notices.retain(|(other, _)| other >> 32 != to >> 32);
         self.notices
@@ -89,9 +89,9 @@ impl<W> Stream<W> {
         }
     }
 
-    /// The work request that could start now, when no message is under way: for transports on which the initiator can
-    /// carry out one-sided work itself. Say what came of it with [`done_directly`](Self::done_directly) or
-    /// [`written_directly`](Self::written_directly), or not at all: then [`next_tx`](Self::next_tx) sends it.
+    /// The work request that could start now, when no message is in progress: for transports on which the initiator can carry out one-sided
+    /// work itself. Report the result with [`done_directly`](Self::done_directly) or [`written_directly`](Self::written_directly). Without
+    /// a report, [`next_tx`](Self::next_tx) sends it.
     pub fn next_to_start(&self) -> Option<u64> {
         let open = self.state == State::Open && !self.hold && self.cut == Cut::Idle;
         (open && self.next_may_start()).then_some(self.next)
@@ -106,8 +106,8 @@ impl<W> Stream<W> {
         }
     }
 
-    /// The data of the Write with Immediate that [`next_to_start`](Self::next_to_start) named is in place: what is left
-    /// to send is its Immediate Data.
+    /// The data of the Write with Immediate that [`next_to_start`](Self::next_to_start) named is in place: only its Immediate Data has to
+    /// be sent.
     pub fn written_directly(&mut self) {
         let (next, msn) = (self.next, self.send_msn);
         if let Some(entry) = self.entry(next)
@@ -124,8 +124,7 @@ impl<W> Stream<W> {
         }
     }
 
-    /// Whether a work request posted now would be the only one, and could start: nothing is queued, outstanding or
-    /// owed to the peer.
+    /// Whether a work request posted now would be the only one, and could start: nothing is queued, outstanding or owed to the peer.
     pub fn is_idle(&self) -> bool {
         self.state == State::Open
             && !self.hold
@@ -172,7 +171,7 @@ impl<W> Stream<W> {
         emit_control(&header, hdr, |body| *body = imm.to_be_bytes())
     }
 
-    /// Goes on with the message under way, or chooses the next.
+    /// Continues the message in progress, or chooses the next.
     pub(super) fn choose(&self) -> Option<Cut> {
         if self.cut != Cut::Idle {
             return Some(self.cut);
@@ -307,7 +306,7 @@ impl<W> Stream<W> {
         })
     }
 
-    /// What the peer answers: a request for a Read or an atomic operation.
+    /// A request that the peer answers: for a Read or an atomic operation.
     fn cut_request(&mut self, op: Op, len: u32, msn: u32, hdr: &mut [u8; MAX_HEADER]) -> Tx {
         let seq = self.next;
         let header_len = match op {
@@ -518,7 +517,7 @@ impl<W> Stream<W> {
         })
     }
 
-    /// How much of `left` bytes the next segment carries, and whether that is the end.
+    /// How many of `left` bytes the next segment carries, and whether it is the last.
     fn piece(&self, left: u32, header_len: usize) -> (u32, bool) {
         let room = self.config.max_ulpdu - header_len as u32;
         if left <= room {
@@ -531,7 +530,7 @@ impl<W> Stream<W> {
     }
 }
 
-/// A name for the answer to request `seq` that looks random: no region of ours should happen to have it.
+/// A random-looking name for the answer to request `seq`: none of our regions should happen to have it.
 const fn name(key: u32, seq: u64) -> u32 {
     let mut x = key ^ (seq as u32).wrapping_mul(0x9e37_79b9);
     x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);

@@ -1,11 +1,11 @@
-//! What the caller posts and what it gets back.
+//! Work requests, and their completions.
 
 use weft_wire::rdmap::{AtomicOp, TermError};
 
 /// A work request for the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWr {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// Bytes of its scatter/gather list: the payload of a Send or Write, the sink of a Read. Ignored for [`Op::Imm`],
     /// [`Op::Atomic`] and [`Op::Local`].
@@ -28,14 +28,14 @@ pub enum Op {
     Write {
         /// The peer's region.
         stag: u32,
-        /// Where in it.
+        /// The offset in it.
         to: u64,
     },
     /// RDMA Write followed by an Immediate Data message (RFC 7306 section 6).
     WriteImm {
         /// The peer's region.
         stag: u32,
-        /// Where in it.
+        /// The offset in it.
         to: u64,
         /// The 8 bytes of immediate data, big-endian on the wire.
         imm: u64,
@@ -60,7 +60,7 @@ pub enum Op {
     Read {
         /// The peer's region.
         src_stag: u32,
-        /// Where in it.
+        /// The offset in it.
         src_to: u64,
     },
     /// An Atomic Operation on 8 bytes of the peer's memory (RFC 7306 section 5).
@@ -69,15 +69,15 @@ pub enum Op {
         op: AtomicOp,
         /// The peer's region.
         stag: u32,
-        /// Where in it; the peer wants it 8-byte aligned.
+        /// The offset in it; the peer requires 8-byte alignment.
         to: u64,
         /// The value to add, or to swap in.
         add_or_swap: u64,
-        /// The mask that goes with it.
+        /// Its mask.
         add_or_swap_mask: u64,
         /// The value to compare with (compare and swap).
         compare: u64,
-        /// The mask that goes with it.
+        /// Its mask.
         compare_mask: u64,
     },
     /// Work that puts nothing on the wire but keeps its place in the queue: Local Invalidate, Bind Memory Window.
@@ -113,7 +113,7 @@ pub struct Tx {
     pub terminate: bool,
 }
 
-/// Where the payload of a segment comes from.
+/// The source of a segment's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// The header is the whole segment.
@@ -127,12 +127,12 @@ pub enum Payload {
         /// Bytes to take, at least 1.
         len: u32,
     },
-    /// From registered memory, for a Read Response. If the memory is gone meanwhile, drop this segment and call
+    /// From registered memory, for a Read Response. If the memory has become invalid meanwhile, drop this segment and call
     /// [`fail_source`](super::Stream::fail_source).
     Source {
         /// Our region.
         stag: u32,
-        /// Where in it.
+        /// The offset in it.
         to: u64,
         /// Bytes to take, at least 1.
         len: u32,
@@ -165,11 +165,11 @@ impl Payload {
 pub struct Done {
     /// The number that [`post_with`](super::Stream::post_with) gave it.
     pub seq: u64,
-    /// How it ended.
+    /// Its status.
     pub status: DoneStatus,
 }
 
-/// How a work request ended.
+/// The status of a finished work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DoneStatus {
     /// Done: a Send or Write is with the transport, a Read or Atomic has its answer in place.

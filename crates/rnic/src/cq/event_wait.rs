@@ -6,8 +6,8 @@ use super::Cq;
 use super::spin::SpinBudget;
 use crate::above::CqAbove;
 
-/// Threads that wait for events of completion queues: for a moment they drive the members themselves, where that has paid off lately. A
-/// message that comes then wakes nobody, neither the engine nor the thread.
+/// Threads that wait for events of completion queues: for a moment they drive the members themselves, if that has succeeded lately. A
+/// message that arrives then needs no wake-up of the engine or of the thread.
 pub struct EventWait(SpinBudget);
 
 /// So often a queue whose events were awaited keeps its members from the engine when an event is asked for.

@@ -1,7 +1,7 @@
-//! How a poll sees without a lock that there is nothing for it to do.
+//! The glance: a poll detects without a lock that it has nothing to do.
 //!
-//! On shared memory an idle connection is one whose ring is empty: nothing is to be sent, and nothing is waited for but what the peer puts
-//! into the ring. Whoever holds the connection's lock says at the end whether that is so; from then on the ring's words tell all.
+//! On shared memory a connection is idle if its ring is empty, nothing is queued, and it waits for nothing except frames from the peer. The
+//! holder of the connection's lock publishes this when it releases the lock; from then on the ring's words are sufficient.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use weft_ring::End;
 /// See the [module](self).
 #[derive(Default)]
 pub(crate) struct Glance {
-    /// Nothing can happen but by what the peer puts into the ring. Written under the connection's lock.
+    /// Nothing can happen except by frames of the peer in the ring. Written under the connection's lock.
     still: AtomicBool,
     ring: OnceLock<Arc<End>>,
 }
@@ -22,7 +22,7 @@ impl Glance {
         let _ = self.ring.set(Arc::clone(ring));
     }
 
-    /// Whether the connection is in shared memory.
+    /// Whether the connection uses shared memory.
     #[inline]
     pub(crate) fn has_ring(&self) -> bool {
         self.ring.get().is_some()
@@ -34,7 +34,7 @@ impl Glance {
         self.still.load(Ordering::Acquire) && self.ring.get().is_some_and(|ring| !ring.has_news())
     }
 
-    /// Whether nothing can happen but by what the peer puts into the ring.
+    /// Sets whether nothing can happen except by frames of the peer in the ring.
     pub(crate) fn set(&self, still: bool) {
         if self.still.load(Ordering::Relaxed) != still {
             self.still.store(still, Ordering::Release);

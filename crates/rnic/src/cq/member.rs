@@ -1,4 +1,4 @@
-//! What a completion queue knows of those whose completions it holds.
+//! The interface through which a completion queue sees the objects whose completions it holds.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use weft_sys::Interest;
 
 use super::{Glance, Poller};
 
-/// A connection. Whoever polls the queue, or waits on it, drives its members.
+/// A connection. A thread that polls the queue, or waits on it, drives its members.
 pub(crate) trait Member: Send + Sync {
-    /// What a poll sees of it without a lock.
+    /// The state that a poll sees without a lock.
     fn glance(&self) -> &Arc<Glance>;
     /// A poll found nothing, after `empty_polls` in a row before it: look at the connection.
     fn drive_polled(self: Arc<Self>, empty_polls: u32, poller: Option<&mut Poller<'_>>);
@@ -17,9 +17,9 @@ pub(crate) trait Member: Send + Sync {
     fn drive_awaited(self: Arc<Self>);
     /// Drive it for a thread that has asked for the queue's event and may sleep: the engine watches the connection.
     fn drive_unleased(self: Arc<Self>);
-    /// Send what was put off.
+    /// Sends deferred requests.
     fn flush_deferred(self: Arc<Self>);
-    /// The owner goes to sleep somewhere else: the engine takes over at once.
+    /// The owner sleeps elsewhere: the engine takes over at once.
     fn release_lease(self: Arc<Self>);
     /// The owner is about to sleep on what [`Member::wait_on`] says, and calls [`Member::end_wait`] afterwards, unless this is
     /// false: there is nothing to wait for.
@@ -32,12 +32,12 @@ pub(crate) trait Member: Send + Sync {
 
 /// A socket that many datagram queue pairs share.
 pub(crate) trait Port: Send + Sync {
-    /// Send what waits, and receive what is there, unless another thread is at it.
+    /// Sends waiting requests and receives, unless another thread is doing so.
     fn drive(&self);
     /// A poll found nothing: the poller receives from now on.
     fn drive_leased(&self);
-    /// Send what was put off.
+    /// Sends deferred requests.
     fn flush_deferred(&self);
-    /// The poller goes to sleep elsewhere: the engine receives from now on.
+    /// The polling thread sleeps elsewhere: the engine receives from now on.
     fn release_lease(&self);
 }

@@ -1,4 +1,4 @@
-//! One who polls: what he takes past the queue, and what his thread remembers of the queue.
+//! A polling thread: the completions that it takes without the queue, and its cache of the queue's state.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +10,7 @@ use super::{CqInner, Glance, Member, Port};
 use crate::lock::lock;
 use crate::types::Wc;
 
-/// One who polls, and takes what completes while he drives. It need not go through the queue, as long as nothing is in the queue that
-/// comes before it.
+/// A polling thread that takes completions while it drives. The completions bypass the queue, as long as the queue has no earlier ones.
 pub(crate) struct Poller<'a> {
     pub(super) cq: &'a CqInner,
     pub(super) out: &'a mut [Wc],
@@ -22,7 +21,7 @@ impl Poller<'_> {
     /// Take completions for this queue, all or none.
     pub(crate) fn take(&mut self, cq: &CqInner, wcs: &mut SmallVec<[Wc; 8]>) {
         let room = self.out.len() - self.taken;
-        // Who has asked for an event is told of all that comes.
+        // If an event was requested, every completion goes through the queue.
         if wcs.is_empty()
             || !std::ptr::eq(cq, self.cq)
             || wcs.len() > room
@@ -41,7 +40,7 @@ impl Poller<'_> {
     }
 }
 
-/// What a thread that polls a queue remembers of it: valid as long as the queue has not changed since.
+/// A thread's cache of a queue's state: valid while the queue has not changed.
 struct Known {
     cq: u64,
     changes: u32,
@@ -121,7 +120,7 @@ impl CqInner {
         }
     }
 
-    /// A member or port goes: this thread does not keep what it remembers of it. (Others do until they poll again, or end.)
+    /// A member or port is removed: drop this thread's cache of it. (Other threads keep theirs until they poll again, or end.)
     pub(super) fn forget_only(&self) {
         let _ = KNOWN.try_with(|known| {
             let mut known = known.try_borrow_mut().ok()?;
@@ -130,7 +129,7 @@ impl CqInner {
         });
     }
 
-    /// A poll would find nothing, and do nothing: told by loads alone.
+    /// Whether a poll would find nothing and do nothing, decided by loads only.
     pub(super) fn is_idle(&self) -> bool {
         !self.deferred.load(Ordering::Relaxed)
             && self.with_only(|only| matches!(only, Only::Member(_, glance) if glance.is_idle()))

@@ -1,12 +1,12 @@
-//! Spinning before a sleep, as long as it pays off.
+//! Spinning before a sleep, as long as it succeeds often enough.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a blocking wait spins first, while spinning has been worth it lately.
+/// How long a blocking wait spins first, if spinning has succeeded lately.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// Whether spinning before a sleep has paid off lately: a few losses in a row turn it off, for longer each time.
+/// Whether spinning before a sleep has succeeded lately. A few failures in a row turn it off, for longer each time.
 pub(super) struct SpinBudget {
     losses: AtomicU32,
     /// In a row.
@@ -20,10 +20,10 @@ impl SpinBudget {
     const PATIENCE: u32 = 4;
     const STEADY: u32 = 32;
     const FIRST_PAUSE: u32 = 64;
-    /// A spin that finds nothing costs 20 µs: beside so many sleeps that is little, and where both sides sleep because the other one does, it
+    /// A spin that finds nothing costs 20 µs: little compared with this many sleeps. If both sides sleep because the other one does, the spin
     /// ends that.
     const LONG_PAUSE: u32 = 256;
-    /// One in which somebody else had the core costs milliseconds.
+    /// A spin during which another thread had the core costs milliseconds.
     const LONGEST_PAUSE: u32 = 8192;
 
     pub(super) fn new() -> Self {
@@ -47,7 +47,7 @@ impl SpinBudget {
             let spent = start.elapsed();
             let crowded = spent > 5 * SPIN;
             if crowded {
-                // Somebody busy had the core in between: sleeping would have been quicker, and will be for a while.
+                // Another thread had the core in between: sleeping would have been faster, and will be for a while.
                 self.losses.store(Self::PATIENCE, Ordering::Relaxed);
             }
             if found && !crowded {
@@ -74,7 +74,7 @@ impl SpinBudget {
         self.losses.store(0, Ordering::Relaxed);
         let wins = self.wins.load(Ordering::Relaxed).saturating_add(1);
         self.wins.store(wins, Ordering::Relaxed);
-        // One by itself says little where others want the core.
+        // A single success is not significant if other threads want the core.
         if wins >= Self::STEADY {
             self.next_pause.store(Self::FIRST_PAUSE, Ordering::Relaxed);
         }

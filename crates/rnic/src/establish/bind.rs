@@ -1,4 +1,4 @@
-//! Addresses that are taken, and listening on them.
+//! Binding of addresses, and listening on them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,14 +22,13 @@ use crate::types::LocalMode;
 /// A listening address. Dropping it stops listening; connections made through it live on.
 pub struct Listening {
     listener: Arc<Listener>,
-    /// Where initiators of this host say hello.
+    /// The Unix sockets for initiators of this host.
     shm_listeners: Vec<Arc<ShmListener>>,
 }
 
 impl Device {
-    /// Listen on `addr` (port 0: any free one). Each complete request is given to `on_request`, from the engine's
-    /// thread: it must not block. With `backlog` requests unanswered, further peers are turned away. Of `param`, the
-    /// options and depths are used.
+    /// Listens on `addr` (port 0: any free one). The engine's thread calls `on_request` with each complete request; it must not block. With
+    /// `backlog` requests unanswered, further peers are refused. Of `param`, the options and depths are used.
     ///
     /// # Errors
     /// As `bind(2)` and `listen(2)`.
@@ -43,15 +42,15 @@ impl Device {
         self.bind(addr)?.listen(backlog, param, on_request)
     }
 
-    /// Take an address (port 0: any free one), to listen on it or dial from it later.
+    /// Binds an address (port 0: any free one), to listen on it or dial from it later.
     ///
     /// # Errors
-    /// As `bind(2)`. A port that somebody else has taken in this way is refused no sooner than in [`Bound::listen`].
+    /// As `bind(2)`. A port that another program has bound in this way is refused only in [`Bound::listen`].
     pub fn bind(&self, addr: SocketAddr) -> io::Result<Bound> {
         self.bind_with(addr, BindOptions::default())
     }
 
-    /// As [`Device::bind`], with a say in who else may use the address. (A simulated network knows no options.)
+    /// As [`Device::bind`], with options for sharing the address. (A simulated network ignores them.)
     ///
     /// # Errors
     /// As `bind(2)`.
@@ -94,8 +93,8 @@ impl Bound {
         self.addr
     }
 
-    /// Has peers wait that come before [`Bound::listen`], which is to follow, in place of turning them away: programs tell others their port as soon as they
-    /// have it. (A simulated network turns them away.)
+    /// Makes peers wait that connect before [`Bound::listen`], which has to follow, instead of refusing them: programs announce their port as soon as they
+    /// have it. (A simulated network refuses them.)
     ///
     /// # Errors
     /// As `listen(2)`.

@@ -26,9 +26,9 @@ use crate::types::{LinkOptions, LocalMode};
 pub type Dialed = Result<Vec<u8>, ConnectError>;
 type DialDone = Box<dyn FnOnce(Dialed) + Send>;
 
-/// How long a thread that waits for its own dial looks for an answer before it sleeps: to be woken takes as long.
+/// How long a thread that waits for its own dial polls for an answer before it sleeps: a wake-up takes as long.
 const LOOKS: Duration = Duration::from_micros(50);
-/// How long it sleeps at most before it sees whether it is called off.
+/// The maximum sleep before it checks whether the dial was cancelled.
 const NAP: Duration = Duration::from_millis(20);
 
 enum DialStage {
@@ -62,7 +62,7 @@ struct Dial {
     registration: Registration,
     /// The engine takes its steps, and not a thread that waits for it.
     by_engine: bool,
-    /// The queue pair does not want it any more.
+    /// The queue pair has cancelled the dial.
     called_off: AtomicBool,
 }
 
@@ -166,7 +166,7 @@ impl Device {
         let call_off = Arc::downgrade(&dial);
         qp.0.dials_by(call_off);
         if check_connectable(qp).is_err() {
-            // It has ended since the first look, and did not know of this dial yet.
+            // The queue pair has ended since the first check, and did not know of this dial yet.
             dial.called_off.store(true, Ordering::SeqCst);
         }
         let mut stage = lock(&dial.stage);
@@ -187,11 +187,10 @@ impl Device {
 }
 
 impl CallOff for Dial {
-    /// The peer sees that at once; the rest is done by the engine's thread, since whoever calls this may hold what the end of a
-    /// dial takes.
+    /// The peer sees this at once. The engine's thread does the rest, because the caller may hold locks that the end of a dial takes.
     fn call_off(&self) {
         self.called_off.store(true, Ordering::SeqCst);
-        // One that is at a step just now finds the queue pair gone, or is ended after it.
+        // A dial that is in a step now finds the queue pair ended, or is ended after the step.
         if let Some(stage) = try_lock(&self.stage) {
             match &*stage {
                 DialStage::Securing(link) => link.abort(),
@@ -204,7 +203,8 @@ impl CallOff for Dial {
 }
 
 impl Dial {
-    /// The first steps. A connection to this host is there at once, and the peer can be told why: it need not wait for the engine.
+    /// The first steps. A connection to this host is established at once, and the peer can be told the reason for a failure without the
+    /// engine.
     fn begin(
         self: &Arc<Self>,
         engine: &Arc<Engine>,
@@ -250,7 +250,7 @@ impl Dial {
         }
     }
 
-    /// Wait for what the next step needs, or for a [`NAP`].
+    /// Waits for the event that the next step needs, or for a [`NAP`].
     fn await_answer(&self, looks: bool, stage: &DialStage) {
         let (fd, interest) = match stage {
             DialStage::Connecting(fd) => (fd.as_fd(), Interest::WRITE),
@@ -276,7 +276,7 @@ impl Dial {
         let _ = poll_fds(&[(fd, interest)], Some(left.min(NAP)));
     }
 
-    /// Have the engine watch for what the next step needs.
+    /// Makes the engine watch for the event that the next step needs.
     fn arm(&self, fd: BorrowedFd<'_>, interest: Interest) {
         if self.by_engine {
             self.registration.arm(fd, interest);
@@ -424,7 +424,7 @@ impl Dial {
         }
     }
 
-    /// A step of the handshake for shared memory, and what comes after it.
+    /// A step of the shared-memory handshake, and the steps after it.
     fn step_shm(self: &Arc<Self>, stage: &mut DialStage) -> Result<(), ConnectError> {
         let DialStage::ShmConnecting(_, shm) = stage else {
             return Ok(());
@@ -442,7 +442,7 @@ impl Dial {
             Answer::Welcome => None,
             Answer::No(why) => Some(why),
         };
-        // The engine does not watch the handshake any more.
+        // The engine no longer watches the handshake.
         if let Some(registration) = shm.registration.take() {
             registration.release(shm.fd());
         }
@@ -452,7 +452,7 @@ impl Dial {
         let shm = match why {
             None => Some(shm),
             Some(why) => {
-                // Before the request: a responder that welcomes us late must find nobody to attach to.
+                // Before the request: a responder that welcomes us late must not find a handshake to attach to.
                 drop(shm);
                 self.stays_on_tcp(why)?;
                 None

@@ -1,4 +1,4 @@
-//! The responder's side of making a connection: start-up of an accepted connection, and the request that comes of it.
+//! The responder's side of making a connection: start-up of an accepted connection, and the resulting request.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,14 +35,14 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// What the initiator's program sent with its request.
+    /// The private data of the initiator's program.
     pub fn private_data(&self) -> &[u8] {
         self.pending
             .as_ref()
             .map_or(&[], PendingRequest::private_data)
     }
 
-    /// Reads and atomics that the initiator takes and has outstanding (its IRD and ORD), when it said so.
+    /// The initiator's IRD and ORD (Reads and atomics that it serves and has outstanding), if it has sent them.
     pub fn depths(&self) -> Option<(u16, u16)> {
         self.pending.as_ref()?.enhanced().map(|e| (e.ird, e.ord))
     }
@@ -62,7 +62,7 @@ impl Incoming {
         self.link.local_addr()
     }
 
-    /// The user whose process dialled, as the kernel says: `None` when it is not on this host, or cannot be told.
+    /// The user whose process dialled, as the kernel attests: `None` if it is not on this host, or not known.
     pub fn peer_uid(&self) -> Option<u32> {
         let asked = self.device.is_tcp().then(|| tcp_peer_uid(self.link.fd()));
         asked?.unwrap_or_else(|error| {
@@ -71,17 +71,17 @@ impl Incoming {
         })
     }
 
-    /// Whether the initiator has given up meanwhile: it has closed, or said something before its turn. (A simulated network does not tell.)
+    /// Whether the initiator has given up meanwhile: it has closed, or sent data out of turn. (A simulated network does not report this.)
     pub fn is_over(&self) -> bool {
         self.device.is_tcp()
             && poll_fds(&[(self.link.fd(), Interest::READ)], Some(Duration::ZERO))
                 .is_ok_and(|n| n > 0)
     }
 
-    /// Accept, on `qp`, which must be in the Init state; the request is rejected otherwise.
+    /// Accepts on `qp`, which must be in the Init state; otherwise the request is rejected.
     ///
     /// # Errors
-    /// [`ConnectError::Invalid`], [`ConnectError::Closed`] when the initiator has gone meanwhile.
+    /// [`ConnectError::Invalid`], [`ConnectError::Closed`] if the initiator has closed meanwhile.
     pub fn accept(mut self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
         check_connectable(qp)?;
         let Some(pending) = self.pending.take() else {
@@ -166,7 +166,7 @@ impl Drop for Incoming {
 
 type OnRequest = Arc<dyn Fn(Incoming) + Send + Sync>;
 
-/// What a connection in start-up needs of its listener: not the listening socket, which may be closed meanwhile.
+/// The parts of a listener that a connection in start-up needs. The listening socket is not among them, because it may be closed meanwhile.
 pub(super) struct Reception {
     pub(super) device: Arc<DeviceInner>,
     config: Config,
@@ -241,7 +241,7 @@ impl Reception {
             (Accepted::Sim(link), _) => (link, None),
         };
         let permit = self.device.take_pending().or_else(|| {
-            // A flood of silent peers must not keep the others out: the one that has been silent longest goes.
+            // A flood of silent peers must not keep other peers out: the one that has been silent longest is dropped.
             let oldest = {
                 let mut greetings = lock(&self.device.greetings);
                 std::iter::from_fn(|| greetings.pop_front()).find_map(|g| g.upgrade())?
@@ -314,7 +314,7 @@ pub(super) struct Greeting {
 }
 
 impl Greeting {
-    /// Where it comes from, while it is in start-up.
+    /// Its source address, during start-up.
     fn peer(&self) -> Option<(IpAddr, u16)> {
         let state = lock(&self.state);
         let addr = state.as_ref()?.link.peer_addr();
@@ -330,7 +330,7 @@ impl Greeting {
         })
     }
 
-    /// Its initiator is on our host and has said hello.
+    /// Its initiator is on this host and has sent a Hello.
     pub(super) fn set_shm_peer(&self, shm_peer: ShmPeer) {
         if let Some(greeted) = &mut *lock(&self.state)
             && (greeted.shm_peer.is_none() || shm_peer.is_kin)

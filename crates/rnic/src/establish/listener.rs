@@ -1,4 +1,4 @@
-//! Whoever connects to a listening TCP (or simulated) port is taken in, and greeted.
+//! Accepts connections at a listening TCP (or simulated) port, and starts their start-up.
 
 use std::io;
 use std::net::SocketAddr;
@@ -40,7 +40,7 @@ impl Listener {
                 let Some((socket, _)) = tcp::accept(fd)? else {
                     return Ok(None);
                 };
-                // A peer that is gone already is no reason to stop.
+                // A peer that has closed already is no reason to stop.
                 if let Ok(link) = TcpLink::new(socket) {
                     return Ok(Some(Accepted::Tcp(link)));
                 }
@@ -49,7 +49,7 @@ impl Listener {
         }
     }
 
-    /// Take in who waits: a bounded number at a time, established connections want their turn too.
+    /// Accepts waiting peers: a bounded number at a time, so that established connections get their turn.
     pub(super) fn accept_some(&self, engine: &Arc<Engine>) -> io::Result<()> {
         for _ in 0..64 {
             match self.accept_one()? {

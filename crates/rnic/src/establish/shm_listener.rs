@@ -1,5 +1,5 @@
-//! The responder's side of meeting on one host: a Unix socket beside each listening TCP port, at which initiators say
-//! hello (see [`crate::meet`]).
+//! The responder's side of the shared-memory handshake: a Unix socket for each listening TCP port, to which initiators send their Hello
+//! (see [`crate::meet`]).
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 use crate::meet::{Hello, Names, ShmAccepted};
 
-/// How long an initiator may take from its connection to its hello.
+/// The time limit from an initiator's connection to its Hello.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// A TCP connection can come in a moment after the hello about it: when to look again, counted from the hello.
 const LOOK_AGAIN: [Duration; 3] = [
@@ -25,7 +25,7 @@ const LOOK_AGAIN: [Duration; 3] = [
     Duration::from_millis(50),
 ];
 
-/// A Unix socket beside a listening TCP port.
+/// The Unix socket of a listening TCP port.
 pub(super) struct ShmListener {
     fd: OwnedFd,
     path: Option<PathBuf>,
@@ -34,7 +34,7 @@ pub(super) struct ShmListener {
     registration: Registration,
 }
 
-/// Open the Unix sockets beside a listener. Without any, its connections stay on TCP.
+/// Opens the Unix sockets of a listener. Without any, its connections stay on TCP.
 pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<Listener>) -> Vec<Arc<ShmListener>> {
     let names = Names::at(listener.addr, device.local_dir.as_deref());
     let abstracts = names
@@ -140,7 +140,7 @@ fn greet(engine: &Arc<Engine>, device: &Arc<DeviceInner>, listener: &Arc<Listene
 
 struct HandshakeState {
     accepted: ShmAccepted,
-    /// What it said, since when, and how often we have looked for its TCP connection.
+    /// Its Hello, the time, and the number of attempts to find its TCP connection.
     hello: Option<(Hello, SocketAddr, Instant, usize)>,
     #[allow(dead_code)] // holds its place
     permit: Counted,

@@ -1,4 +1,4 @@
-//! Who is at the other end of the Unix socket on which two processes meet, and what it may do with our process.
+//! The identity of the process at the other end of the Unix socket of a handshake, and its rights over our process.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,17 +17,17 @@ fn same_user(cred: &Cred) -> Result<(), Why> {
     }
 }
 
-/// Why somebody is not of our user.
+/// The reason why a peer is not of our user.
 fn stranger(cred: &Cred) -> &'static str {
     if cred.uid == weft_sys::process::uid() {
-        // `is_same_user` takes nobody for anybody.
+        // `is_same_user` does not accept the overflow user.
         "user 65534 (nobody) stands for all users that a user namespace does not know: run both as another user"
     } else {
         "the peer runs as another user"
     }
 }
 
-/// Before anything is said: who has made the socket at the other end.
+/// Before any message: the user that created the socket at the other end.
 pub(crate) fn admitted(wire: &OwnedFd) -> Result<Cred, Why> {
     let cred = unix::peer_cred(wire).map_err(why("asking who is there"))?;
     same_user(&cred)?;
@@ -37,7 +37,7 @@ pub(crate) fn admitted(wire: &OwnedFd) -> Result<Cred, Why> {
 /// The process at the other end, of our user.
 pub(crate) struct Who {
     pub(crate) pid: Option<u32>,
-    /// Stands for it.
+    /// Identifies the process.
     pub(crate) pidfd: Option<OwnedFd>,
 }
 
@@ -57,7 +57,7 @@ impl Who {
         Ok(Who { pid, pidfd })
     }
 
-    /// It is in our user namespace, as far as the kernel tells us.
+    /// Whether it is in our user namespace, as far as the kernel shows.
     pub(crate) fn is_kin(&self) -> bool {
         let pidfd = self.pidfd.as_ref();
         pidfd.is_some_and(process::shares_user_namespace)
@@ -72,13 +72,13 @@ impl Who {
         }
     }
 
-    /// What no other living process has.
+    /// A number that no other living process has.
     pub(crate) fn number(&self) -> Option<u64> {
         let pid = self.pid.map(u64::from);
         pid.or_else(|| process::pidfd_number(self.pidfd.as_ref()?))
     }
 
-    /// What its memory shows there, if the kernel lets us read it: what is to be our challenge, and its secret.
+    /// The contents of its memory at `addr`, if the kernel lets us read it: our challenge, and its secret.
     pub(crate) fn look(&self, addr: u64) -> Option<(Secret, Secret)> {
         let mut bytes = [0; 32];
         process::read_memory(self.pid?, addr, &mut bytes).ok()?;
@@ -87,8 +87,8 @@ impl Who {
     }
 }
 
-/// Thirty-two bytes of ours, which the peer of one meeting reads if the kernel lets it: what the peer has sent as its challenge, by which
-/// it knows that it reads the right process, and a secret, by whose knowledge it proves that it may trace us.
+/// Thirty-two bytes of this process, which the peer of one handshake reads if the kernel allows it: the peer's challenge, which shows the
+/// peer that it reads the right process, and a secret, which proves that the peer may trace us.
 pub(crate) struct Cell(Box<[AtomicU64; 4]>);
 
 impl Cell {
@@ -118,7 +118,7 @@ impl Cell {
         std::array::from_fn(|i| words[i / 8][i % 8])
     }
 
-    /// The cell as the peer hears of it.
+    /// The cell as it is sent to the peer.
     pub(crate) fn announce(&self, challenge: Secret) -> local::Cell {
         local::Cell {
             addr: self.0.as_ptr().expose_provenance() as u64,

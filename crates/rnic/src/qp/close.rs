@@ -1,4 +1,4 @@
-//! The end of a connection as the program wants it: in order, at once, or because it drops the queue pair.
+//! Closing by the program: in order, at once, or by dropping the queue pair.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -42,7 +42,7 @@ impl QpInner {
         self.with_core(|core| self.break_off(core, None));
     }
 
-    /// The same, and this is what came of the first request that is outstanding.
+    /// The same, with this status for the first outstanding request.
     pub(super) fn fail(self: &Arc<Self>, status: WcStatus) {
         self.with_core(|core| self.break_off(core, Some(status)));
     }
@@ -73,7 +73,7 @@ impl QpInner {
             self.pump_tx(core, &connected.link);
         }
         self.take_inbox(core);
-        // What is done already is not to blame.
+        // Requests that are done already do not fail.
         note_transmitted(core, &connected.link);
         self.reap(core);
         if let Some(slot) = core.first_posted() {
@@ -97,24 +97,24 @@ impl QpInner {
         });
     }
 
-    /// The owner's handle is gone.
+    /// The owner has dropped its handle.
     pub(super) fn destroy(self: &Arc<Self>) {
         lock(&self.on_end).take();
         self.orphan.store(true, Ordering::SeqCst);
         self.drive(false);
         self.with_core(|core| {
             if self.connected.get().is_none() {
-                // A start-up that is under way finds it gone.
+                // A start-up in progress finds the queue pair ended.
                 self.state.store(QpState::Error as u8, Ordering::Release);
                 self.call_off_dial();
             } else if core.ended.is_none() && self.state() != QpState::Closing {
-                // What was posted may have come while another thread was at it, which then left it to us.
+                // Requests may have been posted while another thread held the lock, which then left them to us.
                 if let Some(connected) = self.connected.get() {
                     self.take_inbox(core);
                     core.tell_received();
                     self.pump_tx(core, &connected.link);
                 }
-                // What is in the flight is still sent, nothing more is accepted. One that is closing in order goes on.
+                // The bytes of the flight are still sent, nothing more is accepted. A queue pair that is closing in order continues.
                 self.end(core, EndReason::Disconnected);
             }
         });
@@ -141,7 +141,7 @@ impl QpInner {
         *lock(&self.dial) = Some(dial);
     }
 
-    /// It is not to be connected any more.
+    /// Cancels the dial.
     fn call_off_dial(&self) {
         let dial = lock(&self.dial).take();
         if let Some(dial) = dial.and_then(|dial| dial.upgrade()) {

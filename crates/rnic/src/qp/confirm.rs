@@ -1,12 +1,12 @@
-//! Completions that say what became of a request at the peer ([`QpInit::remote_completion`](crate::QpInit)).
+//! Completions that confirm the outcome of a request at the peer ([`QpInit::remote_completion`](crate::QpInit)).
 //!
-//! iWARP tells a sender nothing about a Send or Write that went well. But the peer takes one thing after the other, so the answer to a
-//! Read says that everything before it has been placed or received. So an empty Read goes out behind what is posted; the protocol machine
-//! completes what is before it when it is answered. On shared memory most Writes are carried out by ourselves: there the Read goes out only
-//! when something is left that was not.
+//! iWARP does not acknowledge a successful Send or Write to its sender. But the peer processes requests in order, so the response to a Read
+//! confirms that everything before it has been placed or received. So an empty Read follows the posted requests, and the protocol machine
+//! completes the requests before it when the response arrives. On shared memory this process carries out most Writes itself; the Read is
+//! sent only if some requests were not carried out that way.
 //!
-//! A peer that ends the connection once it has received everything may be gone before it answers. So it says what it has received before it
-//! goes (docs/spec/rdmap-extensions.md).
+//! A peer that ends the connection after it has received everything may be gone before it answers. Therefore it reports what it has
+//! received before it closes (docs/spec/rdmap-extensions.md).
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +17,7 @@ use super::{Core, QpInner, post_internal};
 use crate::transport::Link;
 use crate::types::SendOp;
 
-/// Reads of our own that may be outstanding. Their place is negotiated beside that of the program's.
+/// Our own Reads that may be outstanding. Their ORD is negotiated in addition to the program's.
 const CONFIRMS: u16 = 16;
 /// The kind of notice that says how many messages were received.
 const RECEIVED: [u8; 4] = *b"wRCV";
@@ -27,14 +27,14 @@ pub(super) fn visible(depth: u16) -> u16 {
     depth.checked_sub(CONFIRMS).unwrap_or(depth.min(1))
 }
 
-/// What has been asked, and is to be.
+/// The confirmations that were requested, and that have to be.
 pub(super) struct Confirming {
     /// The connection is in shared memory.
     local: bool,
     outstanding: u16,
     /// Something was posted since, and is waited for.
     wanted: bool,
-    /// Messages that the peer was told we have received.
+    /// The number of received messages reported to the peer.
     told: u32,
 }
 
@@ -44,7 +44,7 @@ impl Confirming {
         self.outstanding.into()
     }
 
-    /// It is to be asked only now, after what could be done directly.
+    /// The confirmation is requested only now, after the direct operations.
     pub(super) fn is_late(&self) -> bool {
         self.local && self.wanted
     }
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    /// Ask if somebody wants to know; says whether that was done.
+    /// Requests a confirmation if it is needed; returns whether it did.
     pub(super) fn ask_for_confirmation(&mut self) -> bool {
         let nothing_posted = self.nothing_posted();
         let Some(confirming) = &mut self.confirming else {
@@ -103,7 +103,7 @@ impl Core {
         true
     }
 
-    /// The peer has sent an empty Write to this tagged offset: perhaps it says what it has received.
+    /// The peer has sent an empty Write to this tagged offset: it may report the messages that it has received.
     pub(super) fn hear_received(&mut self, to: u64) {
         if let Some(stream) = &mut self.stream
             && let Some(count) = noticed(RECEIVED, to)
@@ -121,8 +121,9 @@ impl QpInner {
         if self.remote_completion { CONFIRMS } else { 0 }
     }
 
-    /// Something was posted, and with `signaled` somebody waits for it. If the peer's program is `told` of it, the question goes with it: the
-    /// program may answer at once, and its answer must not come before ours. Programs rest on that order, because no InfiniBand device breaks it.
+    /// A request was posted; with `signaled` the program waits for it. If the peer's program sees the request (`told`), the confirmation is
+    /// requested with it: that program may answer at once, and its answer must not arrive before the confirmation. Programs rely on that order,
+    /// because every InfiniBand device keeps it.
     pub(super) fn want_confirmation(&self, core: &mut Core, signaled: bool, told: bool) {
         let used = self.sq_used.load(Ordering::Relaxed);
         // Those that make no completion take room in the queue until they are known to be done.

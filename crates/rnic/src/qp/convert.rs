@@ -1,4 +1,4 @@
-//! Between the terms of verbs and those of the protocol machine.
+//! Conversions between the types of verbs and those of the protocol machine.
 
 use weft_mem::MemError;
 use weft_proto::rdmap::{self, Fault};
@@ -80,7 +80,7 @@ pub(super) fn to_proto(wr: &SendWr) -> rdmap::SendWr {
     }
 }
 
-/// What the peer is told about memory of ours that it may not use.
+/// The fault to report to the peer about memory of ours that it may not use.
 pub(super) fn fault_of(error: MemError) -> Fault {
     match error {
         MemError::InvalidStag => Fault::InvalidStag,
@@ -107,7 +107,7 @@ pub(super) fn is_access_code(code: u32) -> bool {
     )
 }
 
-/// What became of a request that the peer's Terminate names.
+/// The status of a request that the peer's Terminate names.
 pub(super) fn remote_status(op: &SendOp, error: TermError) -> WcStatus {
     match error {
         TermError::Protection(ProtectionError::CannotInvalidate)

@@ -1,11 +1,11 @@
-//! One-sided work that the initiator does itself, in the memory that it shares with the peer.
+//! One-sided operations that the initiator carries out itself, in memory shared with the peer.
 //!
-//! The peer's exported table says whether an operation is allowed. Where it does not say so, the operation goes through
-//! the ring like any other, and the peer judges it, with the error codes of the wire: so nothing here ever fails for a
-//! reason that the peer would have to be told.
+//! The peer's exported table says whether an operation is allowed. If it does not allow the operation, the operation goes through the ring,
+//! and the peer checks it and answers with the error codes of the wire. So nothing here fails for a reason that the peer would have to
+//! know.
 //!
-//! Work done directly overtakes what is in the ring. That is seen by nobody but where earlier work in the ring touches
-//! the same memory, or takes the right to touch it away: then it waits its turn there too (see [`Barrier`](super::flight::Barrier)).
+//! Direct operations overtake requests in the ring. This is visible only if an earlier request in the ring touches the same memory, or
+//! withdraws the right to it: then the operation goes through the ring, too (see [`Barrier`](super::flight::Barrier)).
 
 use std::io;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use crate::transport::Link;
 use crate::transport::local::{LocalLink, Marked, PROCESS_MIN, TOUCH_MAX};
 use crate::types::{RemoteAddr, SendOp, SendWr};
 
-/// What came of trying.
+/// The result of an attempt.
 pub(super) enum Outcome {
-    /// It goes through the ring.
+    /// The operation goes through the ring.
     NotDirect,
     Done,
     /// The data of a Write with Immediate is in place.
@@ -33,7 +33,7 @@ pub(super) enum Outcome {
 }
 
 impl QpInner {
-    /// Do what can be done at the head of the send queue without the peer. Says whether anything was.
+    /// Carries out the requests at the head of the send queue that do not need the peer. Returns whether there were any.
     pub(super) fn work_directly(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
         let Some(local) = link.local() else {
             return false;
@@ -80,7 +80,7 @@ impl QpInner {
         }
     }
 
-    /// Carry a request out in the peer's memory, if that can be. `stretch` is what was used of its arenas last.
+    /// Carries a request out in the peer's memory, if possible. `stretch` is the part of its arenas that was used last.
     pub(super) fn one_sided(
         &self,
         wr: &SendWr,
@@ -161,7 +161,7 @@ impl QpInner {
         }
         let len = list.len_bytes() as u32;
         if matches!(done, Outcome::DataDone) && len >= WRITTEN {
-            // The peer could not be told.
+            // The peer could not be notified.
             return Outcome::NotDirect;
         }
         let need = Access::REMOTE_WRITE;
@@ -178,8 +178,8 @@ impl QpInner {
         outcome(copied, done)
     }
 
-    /// Whether this is the first since a poll took something. Waking the peer is a system call too, and then somebody has to run: that pays
-    /// when more is to come.
+    /// Whether this is the first request since a poll received something. Waking the peer is a system call too, and the peer then has to
+    /// run: that pays if more requests follow.
     fn is_alone(&self) -> bool {
         let taken = self.taken();
         self.alone_since.swap(taken, Ordering::Relaxed) != taken
@@ -264,8 +264,8 @@ fn is_one_sided(slot: &Slot) -> bool {
         )
 }
 
-/// Copy `len` bytes in parts: each asks anew whether all that is left is still allowed, so that a peer that takes its memory back waits for
-/// one part only. What is copied twice, when the rest has to go through the ring, does no harm.
+/// Copies `len` bytes in parts. Each part checks again whether the rest is allowed, so that a peer that takes its memory back waits for one
+/// part only. If the rest has to go through the ring, bytes are copied twice, which does no harm.
 fn in_parts(
     local: &LocalLink,
     remote: RemoteAddr,
@@ -364,7 +364,7 @@ mod tests {
             let done = core.ledger.one_sided - before;
             assert_eq!((done * LEN, core.tx.blocked), (DIRECT_BYTES, true));
         });
-        // Nobody polls.
+        // No thread polls.
         let deadline = Instant::now() + PATIENCE;
         while near.ledger().one_sided_bytes < WRITES * LEN {
             assert!(Instant::now() < deadline, "{:?}", near.ledger());

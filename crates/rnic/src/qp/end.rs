@@ -1,4 +1,4 @@
-//! The end of a connection: flushing, when it is told, and what is left of the socket.
+//! The end of a connection: flushing, its notification, and the socket's last bytes.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,11 +20,11 @@ use crate::timer;
 use crate::transport::Link;
 use crate::types::{AsyncEvent, QpState, TerminateCode, WcStatus};
 
-/// How long a closing connection may go without sending a byte of what it owes, and then wait for the peer's end.
+/// How long a closing connection may make no progress with sending, and then wait for the peer's end.
 const LINGER: Duration = Duration::from_secs(5);
-/// InfiniBand's transport timer with its retries: how long sends to a peer that is gone seem to be under way.
+/// InfiniBand's transport timer with its retries: how long sends to a vanished peer appear to be in flight.
 const TRANSPORT_TIMER: Duration = Duration::from_millis(500);
-/// How long a peer can draw out the end of a connection that has failed, by reading slowly.
+/// The limit on how long a peer can delay the end of a failed connection by reading slowly.
 const LONGEST_END: Duration = Duration::from_secs(20);
 
 /// Between two looks whether the peer has left our memory.
@@ -81,7 +81,7 @@ impl QpInner {
         if let Some(connected) = self.connected.get()
             && let Some(local) = connected.link.local()
         {
-            // What is flushed is its owner's again: nobody may touch it from here on.
+            // Flushed requests return their memory to the owner: the peer may not touch it from here on.
             local.lend_no_more();
             local.shut_doors();
             inside = local.is_inside();
@@ -107,7 +107,7 @@ impl QpInner {
             self.flush_sends(core);
             self.flush_recvs(core);
         }
-        // Of a twin its first end tells.
+        // The first end of a twin reports the event.
         let event = (!unheard && !self.is_twin)
             .then(|| self.event_of(reason))
             .flatten();
@@ -132,7 +132,7 @@ impl QpInner {
         }
     }
 
-    /// The asynchronous event that tells of an end.
+    /// The asynchronous event for an end.
     fn event_of(&self, reason: EndReason) -> Option<AsyncEvent> {
         let qp_num = self.num;
         match reason {
@@ -147,8 +147,7 @@ impl QpInner {
         }
     }
 
-    /// The peer is in our memory. What the end means for the program, that it has its memory to itself, is told when the peer is
-    /// out.
+    /// The peer is using our memory. The end, which gives the program its memory back, is reported when the peer has left it.
     fn withhold(self: &Arc<Self>, core: &mut Core) {
         core.withheld = Some(Withheld {
             since: Instant::now(),
@@ -162,13 +161,13 @@ impl QpInner {
         });
     }
 
-    /// Whether an end can be told: no peer is in our memory, or it has stayed too long to count.
+    /// Whether an end can be reported: no peer uses our memory, or the time limit for it has passed.
     pub(super) fn may_tell(self: &Arc<Self>, core: &mut Core) -> bool {
         let Some(withheld) = &core.withheld else {
             return true;
         };
         let local = self.local().filter(|local| {
-            // Nobody else looks at the wire any more.
+            // No other thread checks the wire.
             local.check();
             local.is_inside()
         });
@@ -189,9 +188,9 @@ impl QpInner {
         true
     }
 
-    /// The connection is over, and the queue pair was not told. What it sends now goes nowhere, and it finds out when the transport timer has run
-    /// out with its retries. Not at once: a program that has all it wanted may leave before the last of what is under way to it has come, and its
-    /// peer, who counts what it needs, goes before anything is missed.
+    /// The connection is over, and the queue pair was not notified. Its sends go nowhere, and fail when the transport timer has expired with its
+    /// retries. They do not fail at once, because a program that has received everything may leave before the last messages to it have arrived,
+    /// and its peer may end before it notices.
     pub(super) fn await_retry_timeout(self: &Arc<Self>, core: &mut Core) {
         if core.first_posted().is_none() {
             self.flush_sends(core);
@@ -208,7 +207,7 @@ impl QpInner {
         });
     }
 
-    /// An end that the queue pair did not show comes to light: `first` is what came of the first request outstanding.
+    /// An end that the queue pair did not show becomes visible: `first` is the status of the first outstanding request.
     pub(super) fn end_quiet(self: &Arc<Self>, core: &mut Core, first: Option<WcStatus>) {
         if self.state() == QpState::Error {
             return;
@@ -261,7 +260,7 @@ impl QpInner {
         }
     }
 
-    /// After the end: send what is owed (the Terminate), close our direction, and wait for the peer's end.
+    /// After the end: sends what is owed (the Terminate), closes our direction, and waits for the peer's end.
     pub(super) fn drain(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
         if self.dead.load(Ordering::Relaxed) {
             return false;
@@ -279,12 +278,11 @@ impl QpInner {
                 }
             }
         }
-        // What still comes in is of no interest, but unread bytes would turn our close into a reset that overtakes
-        // the Terminate.
+        // Later input is ignored. But unread bytes would turn our close into a reset that overtakes the Terminate.
         if core.rx.discard(link, self.device.pool()) {
             self.bury(core);
         } else if link.local().is_some() {
-            // References that went out with the last flight: once the peer has them, nobody waits for that any more.
+            // References that were sent with the last flight: when the peer has copied them, no sender waits for them.
             link.copied(core.tx.sent);
             self.watch_again(link, true);
         }
@@ -367,7 +365,7 @@ impl Core {
         self.stream.as_ref().is_none_or(|s| s.posted() == 0)
     }
 
-    /// What the program has posted, oldest first.
+    /// The program's posted requests, oldest first.
     pub(super) fn posted(&mut self) -> impl Iterator<Item = &mut Slot> {
         let stream = self.stream.iter_mut();
         stream
@@ -384,7 +382,8 @@ impl Core {
         self.posted().next()
     }
 
-    /// Why it ended, once that may be told. A peer that has closed behind messages that wait for their receives has ended it, too.
+    /// The reason of the end, once it may be reported. A peer that has closed behind messages that wait for their receives has ended it,
+    /// too.
     pub(super) fn told_end(&self) -> Option<EndReason> {
         match self.ended {
             None if self.rx.held.closed => Some(EndReason::Disconnected),

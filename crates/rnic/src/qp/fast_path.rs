@@ -1,8 +1,8 @@
-//! The short way on shared memory: requests that can be carried out whole while they are posted.
+//! The fast path on shared memory: requests that are carried out completely in the posting call.
 //!
-//! When nothing is queued, outstanding or owed, a small Send is a frame in the ring, and one-sided work is a copy: both are
-//! done on the spot, and their completions with them. Such a request never enters the send queue. Whatever does not fit
-//! this takes the usual way, from where the short one stopped, with nothing half-done.
+//! If nothing is queued, outstanding or owed, a small Send is a frame in the ring, and a one-sided operation is a copy. Both are done at
+//! once, together with their completions, and never enter the send queue. All other requests take the usual path from the point where the
+//! fast path stopped, with nothing half-done.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -211,7 +211,7 @@ fn header_of(
     payload: usize,
     write: impl FnOnce(&mut [u8; MAX_HEADER]) -> usize,
 ) -> usize {
-    // In its place at once: what was just written in small pieces is slow to read in large ones.
+    // Copy it into place at once, because reading in large pieces is slow directly after writing in small ones.
     let [_, _, _, _, header @ ..] = frame;
     let n = write(header);
     frame[..LOCAL_HEADER_LEN].copy_from_slice(&Frame::local_header(n + payload));

@@ -1,4 +1,4 @@
-//! What is on its way out: a flight of FPDUs, which is one `sendmsg` where the transport takes it whole, and the memory that it is read from.
+//! Outgoing data: a flight of FPDUs, which is one `sendmsg` if the transport takes all of it, and the memory that it is read from.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,8 +22,8 @@ const REFUSALS: u32 = 8;
 /// Pieces of a flight: two for each large FPDU.
 pub(super) const FLIGHT_PIECES: usize = 64;
 
-/// Earlier work of ours, in the ring, that direct work must not overtake: Writes, Reads and atomics that went that way,
-/// and Sends that invalidate.
+/// Our earlier requests in the ring that direct operations must not overtake: Writes, Reads and atomics in the ring, and Sends that
+/// invalidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Barrier {
     /// None.
@@ -122,7 +122,7 @@ impl Tx {
         self.pieces.is_empty()
     }
 
-    /// Nothing is to be sent, and the peer is waited for with nothing.
+    /// Nothing is queued, and no answer of the peer is outstanding.
     pub(super) fn is_still(&self) -> bool {
         self.pieces.is_empty()
             && !self.blocked
@@ -141,13 +141,13 @@ impl Tx {
         pool.put_tx(std::mem::take(&mut self.scratch));
     }
 
-    /// So many bytes went out beside the flights.
+    /// Counts bytes that were sent outside the flights.
     pub(super) fn sent_fast(&mut self, n: usize) {
         self.built += n as u64;
         self.sent += n as u64;
     }
 
-    /// Whether work may be done directly now, before what is in the ring.
+    /// Whether a direct operation may be done now, before the requests in the ring.
     pub(super) fn may_overtake(&mut self, local: &LocalLink) -> bool {
         if self.barrier == Barrier::Built && self.pieces.is_empty() {
             self.barrier = Barrier::Ring(local.pushed());
@@ -160,8 +160,8 @@ impl Tx {
         self.barrier == Barrier::None
     }
 
-    /// The transport has taken nothing several times, so somebody spins: asking it each time only keeps the socket from
-    /// whoever makes room. The engine is called when there is some.
+    /// The transport has taken nothing several times, so a thread is spinning. Further attempts would only keep the socket from the thread
+    /// that makes room. The engine is notified when there is room.
     pub(super) fn rests(&mut self) -> bool {
         let spins = self.blocked && self.refused >= REFUSALS && !on_engine();
         if spins {
@@ -177,7 +177,7 @@ impl Tx {
         !self.direct_stopped
     }
 
-    /// The transport still reads memory of ours.
+    /// Whether the transport still reads our memory.
     pub(super) fn lends(&self) -> bool {
         !self.held.is_empty()
     }
@@ -276,7 +276,7 @@ impl Tx {
                 }
             }
         }
-        // A short count means a full buffer: the next try would only be told so.
+        // A short count means a full buffer: the next attempt would fail.
         self.blocked = n < total;
         Ok(!self.blocked)
     }
@@ -299,7 +299,7 @@ impl Tx {
         }
     }
 
-    /// Send what is in the flight and build no more. `Ok(true)`: all sent.
+    /// Sends the flight and builds no further one. `Ok(true)`: all sent.
     pub(super) fn send_all(
         &mut self,
         qp: &QpInner,

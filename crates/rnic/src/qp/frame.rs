@@ -1,4 +1,4 @@
-//! How segments are framed on a transport.
+//! The framing of segments on a transport.
 
 use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, fpdu_len, fpdu_pad};
 
@@ -63,7 +63,7 @@ impl Frame {
         }
     }
 
-    /// The length of the ULPDU and what is there of the rest; `None` while the header is not there.
+    /// The length of the ULPDU and its available bytes; `None` without a complete header.
     pub(super) fn parse(self, have: &[u8]) -> Option<(usize, &[u8])> {
         match self {
             Frame::Mpa => {

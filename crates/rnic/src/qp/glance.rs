@@ -1,4 +1,4 @@
-//! What a connection says of itself to polls that take no lock, see [`crate::cq::Glance`].
+//! The state that a connection publishes for polls without a lock, see [`crate::cq::Glance`].
 
 use std::sync::atomic::Ordering;
 
@@ -6,7 +6,7 @@ use super::{Core, QpInner};
 use crate::types::QpState;
 
 impl QpInner {
-    /// The lock is about to be let go.
+    /// Publishes the state before the lock is released.
     #[inline]
     pub(super) fn note_still(&self, core: &Core) {
         if self.glance.has_ring() {

@@ -1,4 +1,4 @@
-//! The queue pair as programs hold it.
+//! The program's handle of a queue pair.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -24,12 +24,12 @@ use crate::types::{
 };
 use crate::xrc::{XrcDomain, XrcTarget};
 
-/// What a queue pair is made of.
+/// The parameters of a queue pair.
 #[derive(Clone)]
 pub struct QpInit {
-    /// Where completions of sends go.
+    /// The queue for completions of sends.
     pub send_cq: Cq,
-    /// Where completions of receives go; may be the same queue.
+    /// The queue for completions of receives; may be the same queue.
     pub recv_cq: Cq,
     /// Take receives from here, not from a queue of its own.
     pub srq: Option<Srq>,
@@ -49,17 +49,17 @@ pub struct QpInit {
     /// Its number, which no other queue pair of the device may have; it is free again once the [`Qp`] is dropped. `None`: the device
     /// chooses.
     pub num: Option<u32>,
-    /// What becomes of a message that finds no receive posted.
+    /// The handling of a message that finds no receive posted.
     pub rnr: Rnr,
     /// A Send or Write is complete when the peer has received or placed it, as in InfiniBand; false: when the transport has taken its
     /// bytes, as in iWARP, and a Write with a wrong key, or to a peer that dies, has succeeded. It costs an empty Read of our own behind requests that are signaled (one for all that are posted together,
     /// and none where a Write is carried out in shared memory). A connection that allows no Reads is as with false.
     pub remote_completion: bool,
-    /// The queue pair is not told that its peer has closed, or is lost: only a send finds out, outstanding then or posted later, and
-    /// completes with [`WcStatus::RetryExcErr`], whereupon everything else is flushed. Until then the queue pair stays as it is, with its receives
-    /// ([`Qp::on_end`] is called all the same). That is InfiniBand's way; false is iWARP's: the end flushes at once.
+    /// If true, the queue pair does not react when its peer has closed or is lost. Only a send, outstanding then or posted later, fails with
+    /// [`WcStatus::RetryExcErr`] and flushes everything else. Until then the queue pair and its receives stay as they are ([`Qp::on_end`] is
+    /// called in any case). This is InfiniBand's behaviour. False is iWARP's: the end flushes at once.
     pub quiet_end: bool,
-    /// What counts its completed work. Default `None`.
+    /// A counter of completed work. Default `None`.
     pub tally: Option<Arc<Tally>>,
 }
 
@@ -104,8 +104,8 @@ impl Pd {
     }
 }
 
-/// A queue pair: a send queue, a receive queue and the connection that joins them to a peer's. Dropping it closes the
-/// connection: requests that have not completed by then make no completions any more, and may not be carried out.
+/// A queue pair: a send queue, a receive queue and the connection to a peer's queue pair. Dropping it closes the connection: requests that
+/// have not completed by then get no completions, and may not be carried out.
 pub struct Qp(
     pub(crate) Arc<QpInner>,
     #[allow(dead_code)] Option<(Counted, QpNumber)>,
@@ -222,8 +222,8 @@ impl Qp {
         self.0.state()
     }
 
-    /// Post sends. The first post after a poll goes out before this returns (as far as the transport takes it);
-    /// a run of small ones without a poll between them is sent in batches, at the latest after a few milliseconds.
+    /// Posts sends. The first post after a poll is sent before this returns (as far as the transport takes it). Further small ones without
+    /// a poll in between are sent in batches, after a few milliseconds at the latest.
     ///
     /// # Errors
     /// [`PostError`] names the first request that was refused. On a queue pair in the error state requests are
@@ -289,8 +289,8 @@ impl Qp {
         self.post_recv(&[wr])
     }
 
-    /// What the peer may do through this queue pair, whatever regions and windows allow: remote rights that are not in `access` are
-    /// refused. At first all of them are there.
+    /// Sets the operations that the peer may do through this queue pair, in addition to the checks of regions and windows: remote rights
+    /// that are not in `access` are refused. By default all are allowed.
     pub fn set_access(&self, access: Access) {
         self.0.set_access(access);
         if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {
@@ -298,14 +298,14 @@ impl Qp {
         }
     }
 
-    /// How often the peer is to wait for a receive for a message of ours: `retry` + 1 times its timer ([`Qp::set_min_rnr_timer`]), for ever with
-    /// 7 or more, which is so at first. If there is none then, the message ends with [`WcStatus::RnrRetryExcErr`]. A peer that does not wait
-    /// ([`Rnr::Terminate`]), or is not weft, does not mind.
+    /// Sets how long the peer waits for a receive for our messages: `retry` + 1 times its timer ([`Qp::set_min_rnr_timer`]); 7 or more, the
+    /// default, mean no limit. Without a receive by then, the message ends with [`WcStatus::RnrRetryExcErr`]. A peer that does not wait
+    /// ([`Rnr::Terminate`]), or is not weft, ignores this.
     pub fn set_rnr_retry(&self, retry: u8) {
         self.0.set_rnr_retry(retry);
     }
 
-    /// The timer for what the peer sends, see [`Qp::set_rnr_retry`]. At first 655.36 ms, the longest that InfiniBand has.
+    /// Sets the timer for the peer's messages, see [`Qp::set_rnr_retry`]. The default is 655.36 ms, InfiniBand's maximum.
     pub fn set_min_rnr_timer(&self, timer: Duration) {
         self.0.set_min_rnr_timer(timer);
         if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {
@@ -313,8 +313,8 @@ impl Qp {
         }
     }
 
-    /// Close in order: what was posted is sent, then the peer sees the end. Receives are flushed when the peer has
-    /// closed its side too. Returns at once.
+    /// Closes in order: posted requests are sent, then the peer sees the end. Receives are flushed when the peer has closed its side too.
+    /// Returns at once.
     pub fn disconnect(&self) {
         self.0.disconnect();
     }
@@ -329,7 +329,7 @@ impl Qp {
         self.0.sq_used.load(Ordering::Relaxed)
     }
 
-    /// What the connection's bytes cost so far.
+    /// The cost of the connection's bytes so far.
     pub fn ledger(&self) -> Ledger {
         self.0.with_core(|core| core.ledger)
     }
@@ -339,7 +339,7 @@ impl Qp {
         self.0.depths.get().copied()
     }
 
-    /// What carries the connection, once connected.
+    /// The transport of the connection, once connected.
     pub fn path(&self) -> Option<Path> {
         self.0.connected.get().map(|c| Path {
             transport: c.link.name(),
@@ -353,7 +353,7 @@ impl Qp {
         self.0.connected.get()?.link.tls().cloned()
     }
 
-    /// What broke the TLS connection, if that is how it ended: damage, forgery, or a cut.
+    /// The error that broke the TLS connection, if it ended that way: damage, forgery, or a cut.
     pub fn tls_error(&self) -> Option<TlsError> {
         self.0.connected.get()?.link.tls_error()
     }
@@ -368,8 +368,8 @@ impl Qp {
         self.0.connected.get().map(|c| c.link.peer_addr())
     }
 
-    /// The user whose process made the other end of the connection, as the kernel says: `None` when it is not on this host, or cannot be told. In
-    /// shared memory ([`Path::transport`] `local`) it is always our own, and is not told here.
+    /// The user whose process made the other end of the connection, as the kernel attests: `None` if it is not on this host, or not known. In
+    /// shared memory ([`Path::transport`] `local`) it is always our own user, and `None` here.
     pub fn peer_uid(&self) -> Option<u32> {
         tcp_peer_uid(self.0.connected.get()?.link.fd()).unwrap_or_else(|error| {
             tracing::debug!(%error, "the kernel does not say whose connection this is");
@@ -466,7 +466,7 @@ impl QpAbove for Qp {
 pub struct Ender(Weak<QpInner>);
 
 impl Ender {
-    /// As [`Qp::on_end`]; nothing when the queue pair is gone.
+    /// As [`Qp::on_end`]; does nothing if the queue pair was dropped.
     pub fn on_end(&self, hook: impl FnOnce(EndReason) + Send + 'static) {
         if let Some(qp) = self.0.upgrade() {
             qp.set_end_hook(Box::new(hook));

@@ -1,4 +1,4 @@
-//! What waits for a receive, and for how long.
+//! Messages that wait for a receive, and their time limits.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use weft_wire::ddp::Header;
 
-/// What may wait beside the transport, in bytes, for one queue pair and for all of a device; each segment counts for a little more
-/// than its length.
+/// The bytes that may wait outside the transport, for one queue pair and for all of a device. Each segment counts for a little more than
+/// its length.
 const HELD_MAX: usize = 64 << 20;
 const HELD_BY_ALL: usize = 256 << 20;
 const HELD_COST: usize = 64;
@@ -20,7 +20,7 @@ const RNR_TIMER: Duration = Duration::from_micros(655_360);
 /// The tagged offset of the notice of how often to wait, but for that number in the lowest byte.
 pub(super) const NOTICE: u64 = u64::from_be_bytes(*b"weftRNR\0");
 
-/// How long a message waits for its receive.
+/// The time limit of a message that waits for its receive.
 pub(super) struct Patience {
     pub(super) retry: u8,
     pub(super) timer: Duration,
@@ -79,12 +79,12 @@ impl Patience {
     }
 }
 
-/// What waits for a receive.
+/// The messages that wait for a receive.
 #[derive(Default)]
 pub(super) struct Held {
-    /// Something does: the first of `ulpdus`, or what the staging buffer begins with.
+    /// Whether something waits: the first of `ulpdus`, or the beginning of the staging buffer.
     pub(super) waits: bool,
-    /// What the staging buffer begins with has to wait there.
+    /// The beginning of the staging buffer has to wait there.
     pub(super) stopped: bool,
     /// The peer has closed, behind what waits.
     pub(super) closed: bool,
@@ -94,7 +94,7 @@ pub(super) struct Held {
     /// A segment that is being fetched.
     pub(super) partial: Vec<u8>,
     bytes: usize,
-    /// What all of the device keep, once this keeps anything.
+    /// The total of the device, once this queue pair holds anything.
     by_all: Option<Arc<AtomicUsize>>,
 }
 
@@ -136,7 +136,8 @@ impl Held {
             .push_back(std::mem::take(&mut self.partial).into());
     }
 
-    /// The peer has closed: nothing follows what waits. The program is told now, and the queue pair ends when the last of it has its receive.
+    /// The peer has closed: nothing follows the waiting messages. The program is notified now, and the queue pair ends when the last of them
+    /// has its receive.
     pub(super) fn close(&mut self) {
         (self.stopped, self.closed) = (true, true);
     }

@@ -1,9 +1,9 @@
-//! Who drives a queue pair: the thread that polls, or the engine (see [`crate::engine`]).
+//! Which thread drives a queue pair: the polling thread, or the engine (see [`crate::engine`]).
 //!
-//! An owner who polls takes the *lease*, and the engine stops watching the socket. Eight empty polls in a row, or one poll that received
-//! data, take it. An owner who only looks for the completions of what it posts, and else spins on its memory or sleeps on something else,
-//! does not: the engine stays armed. Where that rule is wrong, something waits for the engine's tick. The *engine hint* then keeps the
-//! engine armed for a while.
+//! A polling owner takes the *lease*, and the engine stops watching the socket. Eight empty polls in a row, or one poll that received data,
+//! take it. An owner that only polls for the completions of its own requests, and otherwise spins on its memory or sleeps on something
+//! else, does not take it: the engine stays armed. If this rule is wrong, data waits for the engine's tick. Then the *engine hint* keeps
+//! the engine armed for a while.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use super::QpInner;
 use crate::cq::Poller;
 use crate::engine::{Drive, Lease};
 
-/// Empty polls in a row after which the poller takes the lease in any case. One who looks for the completion of what it
-/// has just posted, and then spins on its memory, polls less, and must have the engine watch the socket.
+/// After this many empty polls in a row the polling thread takes the lease in any case. A thread that polls for the completion of its last
+/// post, and then spins on its memory, polls less; the engine has to watch the socket for it.
 const LEASE_AFTER: u32 = 8;
 /// The same where the engine is needed.
 const LEASE_LATE: u32 = 256;
-/// Posts without a poll from which on more are put off although nobody has the lease.
+/// After this many posts without a poll, further ones are deferred although no thread has the lease.
 const IN_A_ROW: u32 = 4;
 /// So many times the engine leaves a queue pair armed although its owner was driving it just then, after something has waited
 /// for a tick because the owner did not come back.
@@ -29,8 +29,8 @@ const HINT_AFTER_TICK: u32 = 64;
 const HINT_AFTER_POSTS: u32 = 8;
 
 impl QpInner {
-    /// A poll that found nothing, after as many others: look at the socket. Somebody who goes on polling, or who was the one to receive
-    /// what came last, takes the lease: the engine need not watch beside it.
+    /// A poll that found nothing, after `n` others: checks the socket. A thread that continues to poll, or that received the last data,
+    /// takes the lease: the engine need not watch as well.
     pub(crate) fn drive_polled(
         self: &Arc<Self>,
         empty_polls: u32,
@@ -51,7 +51,7 @@ impl QpInner {
         } else {
             empty_polls >= LEASE_LATE
         };
-        // Who polls while sending is blocked polls until it is done, and the engine would only send in its stead, on another core.
+        // A thread that polls while sending is blocked polls until it is done. The engine would only send in its place, on another core.
         if spins || self.tx_blocked.load(Ordering::Relaxed) {
             let seq = self.drive_seq.load(Ordering::Relaxed);
             self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
@@ -73,7 +73,7 @@ impl QpInner {
         }
     }
 
-    /// A poll by an owner who has asked for an event: look, and leave the socket to the engine.
+    /// A poll by an owner that has requested an event: checks the socket, and leaves it to the engine.
     pub(crate) fn drive_unleased(self: &Arc<Self>) {
         if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
             self.deferred.store(0, Ordering::SeqCst);
@@ -88,7 +88,7 @@ impl QpInner {
         }
     }
 
-    /// The owner goes to sleep somewhere else: the engine takes over at once.
+    /// The owner sleeps elsewhere: the engine takes over at once.
     pub(crate) fn release_lease(self: &Arc<Self>) {
         // It has polled until now, but does not go on: see `lease_state`.
         let seq = self.drive_seq.load(Ordering::SeqCst);
@@ -164,7 +164,7 @@ impl QpInner {
             Lease::Polled
         } else if self.waiters.load(Ordering::SeqCst) > 0 && !self.tx_blocked.load(Ordering::SeqCst)
         {
-            // An owner who fell asleep before sending was blocked does not watch for room: the engine does then.
+            // An owner that fell asleep before sending was blocked does not watch for room; then the engine does.
             Lease::Asleep
         } else {
             Lease::Idle
@@ -181,7 +181,7 @@ impl QpInner {
         self.waiters.load(Ordering::SeqCst) == 0
     }
 
-    /// Whether it has to be put on the engine's list of lent queue pairs now.
+    /// Whether it has to be added to the engine's list of leased queue pairs.
     pub(crate) fn enter_leased(&self) -> bool {
         !self.in_leased.swap(true, Ordering::SeqCst)
     }
@@ -207,17 +207,17 @@ impl QpInner {
         }
     }
 
-    /// Arm, and look once more: a post may have counted on whoever was driving.
+    /// Arms, and checks once more, because a poster may have relied on the driving thread.
     pub(crate) fn rearm_and_flush(self: &Arc<Self>) {
         self.rearm();
         self.flush_deferred();
     }
 
-    /// Nobody polls yet, but a program that posts so much in a row will, to learn what became of it. The tick sends what it is wrong
-    /// about.
+    /// No thread polls yet, but a program that posts so many requests in a row will poll for their completions. If not, the tick sends
+    /// them.
     pub(super) fn posts_in_a_row(self: &Arc<Self>, before: u32) -> bool {
         let hint = self.engine_hint.load(Ordering::Relaxed);
-        // Whoever has asked for an event is about to sleep, not to poll.
+        // A program that has requested an event is about to sleep, not to poll.
         if self.send_cq.is_armed() || self.recv_cq.is_armed() {
             return false;
         }
@@ -236,7 +236,7 @@ impl QpInner {
         self.engine_hint.load(Ordering::Relaxed) > 0
     }
 
-    /// The engine goes, and another thread was driving when it last looked.
+    /// The engine leaves; another thread was driving at its last check.
     pub(crate) fn leave_driven(self: &Arc<Self>) {
         let hint = self.engine_hint.load(Ordering::Relaxed);
         if hint == 0 {

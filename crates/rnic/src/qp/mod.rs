@@ -6,12 +6,11 @@
 //!                     +--- any error -------+---------------------------------> Error
 //! ```
 //!
-//! Two locks: `inbox` takes what is posted, `core` holds the protocol machine and is only ever *tried*. Whoever
-//! fails to get it sets `pending`, and the holder looks at `pending` after letting go: nobody waits for a system
-//! call that another thread makes.
+//! Two locks: `inbox` takes posted requests, `core` holds the protocol machine and is only ever *tried*. A thread that fails to take `core`
+//! sets `pending`, and the holder checks `pending` after it has released the lock. So no thread waits for a system call of another one.
 //!
-//! From the bottom up: `frame` and `convert`; what a connection holds (`flight` on its way out, `held` for want of a receive); its `end`; what segments
-//! and requests do (`place`, `rnr`, `direct`); `tx` and `rx`; what programs call (`post`, `fast_path`, `close`, `handle`).
+//! From the bottom up: `frame` and `convert`; the data of a connection (`flight`: outgoing, `held`: waiting for a receive); its `end`; the effects of
+//! segments and requests (`place`, `rnr`, `direct`); `tx` and `rx`; the calls of programs (`post`, `fast_path`, `close`, `handle`).
 
 mod close;
 mod confirm;
@@ -78,7 +77,7 @@ const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(
 
 /// A connection for a queue pair, in the making.
 pub(crate) trait CallOff: Send + Sync {
-    /// The queue pair does not want it any more.
+    /// Cancels the dial.
     fn call_off(&self);
 }
 
@@ -91,18 +90,18 @@ struct Slot {
     wr: SendWr,
     /// Made by ourselves: no completion, and not counted.
     internal: bool,
-    /// What went wrong with it on our side, if something did.
+    /// A local error of the request, if any.
     fault: Option<WcStatus>,
 }
 
-/// What a lock holder may touch.
+/// The state under the lock.
 struct Core {
     /// Regions of our own that requests have named lately.
     keys: Keys,
     stream: Option<Box<Stream>>,
     /// Sends and Writes are complete when the peer has them.
     confirming: Option<Confirming>,
-    /// The shared receive queue of an XRC domain that the peer was told of last.
+    /// The shared receive queue of an XRC domain that was last named to the peer.
     named_srq: Option<u32>,
     /// A receive was put back in this hold.
     gave_back: bool,
@@ -114,13 +113,13 @@ struct Core {
     ledger: Ledger,
     /// Why it ended, once it has.
     ended: Option<EndReason>,
-    /// The end is not told yet.
+    /// The end is not reported yet.
     withheld: Option<Withheld>,
-    /// It was not told, and has sends outstanding.
+    /// The end was not reported, and sends are outstanding.
     awaits_retry_timeout: bool,
-    /// When we dialled and hear nothing: the times to send something.
+    /// On the dialling side, while the peer is silent: the times to send something.
     nudges: SmallVec<[Instant; 2]>,
-    /// The transport takes no more bytes: an end in order is none any more.
+    /// The transport accepts no more bytes: the connection cannot end in order.
     send_failed: bool,
     /// Our direction is closed.
     shut: bool,
@@ -171,11 +170,11 @@ pub(crate) struct QpInner {
     with_own_reads: AtomicBool,
     /// Messages without a receive wait for one.
     rnr_wait: AtomicBool,
-    /// How often the peer is to wait for a receive for what we send, see [`Qp::set_rnr_retry`].
+    /// How often the peer waits for a receive for our messages, see [`Qp::set_rnr_retry`].
     rnr_retry: AtomicU8,
     quiet_end: bool,
     tally: Option<Arc<Tally>>,
-    /// What the peer may do, as bits of [`Access`].
+    /// The operations that the peer may do, as bits of [`Access`].
     access: AtomicU32,
     /// Inbound and outbound Reads and atomics, once connected.
     depths: OnceLock<(u16, u16)>,
@@ -187,15 +186,15 @@ pub(crate) struct QpInner {
     /// Something is in the inbox. Set under its lock.
     has_inbox: AtomicBool,
     pending: AtomicBool,
-    /// Whoever drives now is to arm the socket when it is done.
+    /// The driving thread has to arm the socket when it is done.
     arm_wanted: AtomicBool,
-    /// How much the engine is needed although somebody polls, see the module `lease`.
+    /// How much the engine is needed although a thread polls, see the module `lease`.
     engine_hint: AtomicU32,
     /// A thread of the program has received something while it drove.
     app_received: AtomicBool,
     /// Posts since the last poll.
     deferred: AtomicU32,
-    /// What [`QpInner::taken`] said at the last post, and at the last small Write to a peer who slept.
+    /// The value of [`QpInner::taken`] at the last post, and at the last small Write to a sleeping peer.
     seen_taken: AtomicU32,
     alone_since: AtomicU32,
     connected: OnceLock<Connected>,
@@ -206,7 +205,7 @@ pub(crate) struct QpInner {
     paused: AtomicBool,
     /// Nothing more will happen on the socket.
     dead: AtomicBool,
-    /// The owner's handle is gone: no more completions.
+    /// The owner's handle was dropped: no more completions.
     orphan: AtomicBool,
     armed: AtomicBool,
     in_leased: AtomicBool,
@@ -215,14 +214,14 @@ pub(crate) struct QpInner {
     rx_stopped: AtomicBool,
     /// The peer's end has been seen behind that.
     rx_closed: AtomicBool,
-    /// A message waits: whoever posts a receive is to clear this, and to drive.
+    /// A message waits: a thread that posts a receive has to clear this, and to drive.
     starved: AtomicBool,
     drive_seq: AtomicU32,
     seen_seq: AtomicU32,
     waiters: AtomicU32,
     core: KeyLock<Core>,
     on_end: Mutex<Option<EndHook>>,
-    /// What is to connect it.
+    /// The dial of this queue pair.
     dial: Mutex<Option<Weak<dyn CallOff>>>,
 }
 
@@ -231,7 +230,7 @@ impl QpInner {
         QpState::from_u8(self.state.load(Ordering::Acquire))
     }
 
-    /// What the peer may do.
+    /// The operations that the peer may do.
     fn access(&self) -> Access {
         Access::from_bits_truncate(self.access.load(Ordering::Relaxed))
     }
@@ -270,8 +269,8 @@ impl QpInner {
         &self.device.engine
     }
 
-    /// Bring the queue pair to life on a connected link. `prefix` goes out before the first FPDU (the MPA reply),
-    /// `early` came in after the peer's start-up frame.
+    /// Starts the queue pair on a connected link. `prefix` is sent before the first FPDU (the MPA reply), `early` was received after the
+    /// peer's start-up frame.
     pub(crate) fn attach(
         self: &Arc<Self>,
         link: Link,
@@ -294,7 +293,7 @@ impl QpInner {
             (Frame::Mpa, mpa)
         };
         let mpa = |on: bool| on && !shared;
-        // What others left to us meanwhile is done below, or, after an error, here.
+        // Work that other threads left meanwhile is done below, or, after an error, here.
         let enter = || -> io::Result<()> {
             let mut core = self.core.lock();
             if self.state() != QpState::Init || core.stream.is_some() {
@@ -323,7 +322,7 @@ impl QpInner {
                 .start(frame, mpa(params.crc), mpa(params.tx_markers), prefix);
             core.rx
                 .start(frame, mpa(params.crc), mpa(params.rx_markers), early);
-            // The frame that tells the responder that it may send (RFC 6581 4.2).
+            // The frame that allows the responder to send (RFC 6581 4.2).
             if let Some(rtr) = params.rtr.filter(|_| initiator) {
                 let ready = match rtr {
                     Rtr::Write => zero_write(),
@@ -388,9 +387,9 @@ impl QpInner {
         Ok(())
     }
 
-    /// The kernel's siw, as responder, overlooks FPDUs that come between its reply and the moment when it starts to
-    /// watch the socket: they stay there until more comes. So an initiator that has heard nothing sends an empty Write,
-    /// which asks nothing of anybody (RFC 5040 does not even check its `STag`).
+    /// The kernel's siw, as responder, overlooks FPDUs that arrive between its reply and the moment when it starts to watch the socket:
+    /// they stay there until more data comes. So an initiator that has received nothing sends an empty Write, which has no effect (RFC 5040
+    /// does not even check its `STag`).
     fn start_nudging(self: &Arc<Self>) {
         let Some(connected) = self.connected.get() else {
             return;
@@ -419,18 +418,18 @@ impl QpInner {
         }
     }
 
-    /// A poll that found completions: send what was put off.
+    /// A poll that found completions: sends deferred requests.
     pub(crate) fn flush_deferred(self: &Arc<Self>) {
         if self.deferred.swap(0, Ordering::SeqCst) > 1 {
             self.drive(false);
         }
     }
 
-    /// After looking at a transport whose wake-ups come once: somebody who sleeps, and was woken while another thread
-    /// took what came, is to hear of the next thing too. `received`: something was taken.
+    /// After reading a transport whose wake-ups come once: a sleeping thread that was woken while another thread took the data has to be
+    /// woken for the next data too. `received`: data was taken.
     fn watch_again(&self, link: &Link, received: bool) {
         if received {
-            // Either we see the sleeper, or it sees what we have taken, and tells the peer.
+            // Either we see the sleeping thread, or it sees what we have taken, and notifies the peer.
             fence(Ordering::SeqCst);
         }
         let armed = self.armed.load(Ordering::SeqCst);
@@ -447,7 +446,7 @@ impl QpInner {
         }
     }
 
-    /// Whether the peer is still there; the engine asks while somebody polls.
+    /// Checks whether the peer is alive; the engine calls this while a thread polls.
     pub(crate) fn check_peer(self: &Arc<Self>) {
         if let Some(local) = self.local()
             && !self.dead.load(Ordering::Relaxed)
@@ -478,13 +477,13 @@ impl QpInner {
         self.drive_for(receive, None)
     }
 
-    /// As [`QpInner::drive`], by a poller who takes the completions that come of it.
+    /// As [`QpInner::drive`], by a polling thread that takes the resulting completions.
     fn drive_for(self: &Arc<Self>, receive: bool, mut poller: Option<&mut Poller<'_>>) -> Drive {
         let mut moved = false;
         let mut receive = receive;
         loop {
             let core = self.core.try_lock().or_else(|| {
-                // The holder looks at this after letting go; it may have let go just before.
+                // The holder checks this after it releases the lock; it may have released it just before.
                 self.pending.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
                 self.core.try_lock()
@@ -494,7 +493,7 @@ impl QpInner {
             };
             if self.pending.load(Ordering::SeqCst) {
                 self.pending.store(false, Ordering::SeqCst);
-                // Others count on us for what they came for.
+                // Other threads rely on us for what they came for.
                 receive = true;
             }
             moved |= self.hold(core, |core| {
@@ -512,21 +511,21 @@ impl QpInner {
         }
     }
 
-    /// Sending was blocked: the engine watches, unless an owner will who is awake (it looks before it sleeps).
+    /// Sending was blocked: the engine watches, unless an awake owner will (it checks before it sleeps).
     fn watch_for_room(&self) {
         if self.armed.load(Ordering::SeqCst) || self.waiters.load(Ordering::SeqCst) > 0 {
             self.rearm();
         }
     }
 
-    /// Receiving goes on: nobody watches for data.
+    /// Receiving continues: no watch for data.
     fn watch_for_data(&self) {
         self.watch_for_room();
         self.send_cq.kick();
         self.recv_cq.kick();
     }
 
-    /// Do something under the lock, let go, and tell those who have to know what came of it.
+    /// Runs `f` under the lock, releases it, and sends the resulting notifications.
     fn hold<R>(&self, mut core: KeyGuard<'_, Core>, f: impl FnOnce(&mut Core) -> R) -> R {
         let told_before = core.told_end().is_some();
         let out = f(&mut core);
@@ -549,7 +548,8 @@ impl QpInner {
         self.note_still(&core);
         let gave_back = std::mem::take(&mut core.gave_back);
         drop(core);
-        // Who does not get the lock says that work is pending, and tries once more: either that succeeds, or we see `pending` from here on.
+        // A thread that does not get the lock marks work as pending, and tries once more: either that succeeds, or we see `pending` from
+        // here on.
         fence(Ordering::SeqCst);
         if blocked && !was_blocked {
             self.watch_for_room();
@@ -575,7 +575,7 @@ impl QpInner {
         out
     }
 
-    /// Look at something, unless somebody holds the lock.
+    /// Reads something, unless another thread holds the lock.
     fn peek<R>(self: &Arc<Self>, f: impl FnOnce(&Core) -> R) -> Option<R> {
         let seen = f(&*self.core.try_lock()?);
         fence(Ordering::SeqCst);
@@ -621,11 +621,11 @@ impl QpInner {
             return self.drain(core, link);
         }
         if self.is_paused() {
-            // Whatever it says: a wake-up that nobody takes off would come again and again.
+            // In any case: a wake-up that is not consumed would fire again and again.
             link.pause();
             return false;
         }
-        // Before we look at what there is: what the peer asked behind the last message that the program has is answered before our end.
+        // Before receiving: requests of the peer behind the last message that the program has are answered before our end.
         let closing = receive && self.state() == QpState::Closing;
         self.take_inbox(core);
         let mut moved = self.pump_tx(core, link);
@@ -643,7 +643,7 @@ impl QpInner {
                 self.app_received.store(true, Ordering::Relaxed);
             }
             if core.confirming.is_some() {
-                // What is confirmed may allow the next question.
+                // A confirmation may allow the next request for one.
                 self.reap(core);
                 core.ask_for_confirmation();
             }
@@ -654,7 +654,7 @@ impl QpInner {
                 moved |= self.pump_tx(core, link);
             }
         }
-        // After all sending: what was lent just now makes a sleeper wait for one thing more.
+        // After all sending: references just lent add an event that a sleeping thread waits for.
         if core.ended.is_none() && link.local().is_some_and(|local| receive || local.lends()) {
             self.watch_again(link, received);
         }
@@ -664,8 +664,8 @@ impl QpInner {
         }
         self.deliver(core);
         if closing && core.ended.is_none() {
-            // Closing in order: once everything is sent, the peer sees our end. What was posted before the close may
-            // have come into the inbox after this drive emptied it; whoever closes drives once more.
+            // Closing in order: once everything is sent, the peer sees our end. Requests posted before the close may have reached the inbox
+            // after this drive emptied it; the closing thread drives once more.
             if core.nothing_posted()
                 && core.owes_nothing()
                 && core.tx.is_empty()
@@ -678,7 +678,7 @@ impl QpInner {
         moved
     }
 
-    /// Requests posted to a queue pair that failed before it was connected: `first` is what came of the first one.
+    /// Requests posted to a queue pair that failed before it was connected: `first` is the status of the first one.
     fn flush_unconnected(self: &Arc<Self>, core: &mut Core, mut first: Option<WcStatus>) {
         self.has_inbox.store(false, Ordering::Relaxed);
         for wr in lock(&self.inbox).drain(..) {
@@ -699,7 +699,7 @@ impl QpInner {
     }
 
     fn take_inbox(&self, core: &mut Core) {
-        // Whoever posts drives after it, or leaves that to us, who look once more then.
+        // The posting thread drives after its post, or leaves that to us; we check once more then.
         if !self.has_inbox.load(Ordering::Acquire) {
             return;
         }
@@ -798,7 +798,7 @@ impl QpInner {
         stream.shrink(256);
     }
 
-    /// Some work is complete: it is counted, if somebody wants that.
+    /// Counts completed work, if the program has attached a counter.
     #[inline]
     fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
         if let Some(tally) = &self.tally
@@ -808,7 +808,7 @@ impl QpInner {
         }
     }
 
-    /// What has completed goes straight to the poller who drives, as far as it is of that queue.
+    /// Passes completions to the polling thread that drives, as far as they belong to that queue.
     fn hand_over(&self, core: &mut Core, poller: &mut Poller<'_>) {
         if core.withheld.is_none() && !self.orphan.load(Ordering::Relaxed) {
             let done = &mut core.done;
@@ -833,7 +833,7 @@ impl QpInner {
             done.send_urgent = false;
         }
         if !done.recv.is_empty() {
-            // Those of an XRC domain's queue that is gone are of no interest to anybody.
+            // Completions for a dropped queue of an XRC domain are discarded.
             fits &= self
                 .with_recv_cq(|cq| cq.push(&done.recv, done.recv_urgent))
                 .unwrap_or(true);
@@ -871,13 +871,13 @@ impl Source for QpInner {
     }
 
     fn panicked(self: Arc<Self>) {
-        // Nobody knows how far it has come: the program and the peer are told that it is over.
+        // Its progress is unknown: program and peer are notified of the end.
         self.state.store(QpState::Error as u8, Ordering::Release);
         self.cut();
     }
 }
 
-/// Whether the stream has ended by what the peer said.
+/// Whether the peer has ended the stream.
 fn peer_terminated(stream: &Stream) -> bool {
     stream.state() == StreamState::Terminated
 }

@@ -1,4 +1,4 @@
-//! Queue pairs whose port is down, for tests of what programs make of it: nothing goes out and nothing comes in, and nobody is told.
+//! Queue pairs whose port is down, to test how programs react: they send and receive nothing, and no side is notified.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ impl QpInner {
         self.paused.load(Ordering::Relaxed)
     }
 
-    /// What a peer on shared memory may do itself.
+    /// The operations that a peer on shared memory may carry out itself.
     pub(super) fn open_rights(&self) -> Access {
         if self.is_paused() {
             Access::empty()
@@ -28,14 +28,14 @@ impl QpInner {
             let changed = self.paused.swap(paused, Ordering::Relaxed) != paused;
             let local = self.connected.get().and_then(|c| c.link.local());
             if let Some(local) = local.filter(|_| changed && core.ended.is_none()) {
-                // The doors are shut to a paused peer: what it asks for waits in the ring.
+                // The doors are shut to a paused peer: its requests wait in the ring.
                 local.let_in(self.open_rights());
             }
         });
         if !paused {
             self.drive(true);
             self.rearm_and_flush();
-            // Who sleeps is to watch the transport again.
+            // Sleeping threads have to watch the transport again.
             self.send_cq.kick();
             self.recv_cq.kick();
         }

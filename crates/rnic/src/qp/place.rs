@@ -1,4 +1,4 @@
-//! What has come of a segment is checked and placed, and what that means is done.
+//! Checks and places the received bytes of a segment, and carries out its effects.
 
 use std::io;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::types::{RecvWr, Sge, Wc, WcOpcode, WcStatus, sg_len, sub_list};
 
 /// Staging buffer of a connection on shared memory, in bytes: longer payloads have their place when they are fetched.
 const LOCAL_STAGE: usize = 16 * 1024;
-/// What is left at the end of a drive is kept in a small buffer of its own up to this size.
+/// Leftovers of a drive up to this size are kept in a small buffer of their own.
 const KEEP_SMALL: usize = 256;
 /// Rounds of one drive, so that one connection cannot keep the others waiting.
 pub(super) const ROUNDS: u32 = 32;
 
-/// Where the rest of a payload goes.
+/// The destination of the rest of a payload.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     Write {
@@ -40,7 +40,7 @@ pub(super) enum Target {
     Recv {
         mo: u32,
     },
-    /// What waits for a receive, see [`Held`].
+    /// Data that waits for a receive, see [`Held`].
     Held,
 }
 
@@ -90,11 +90,11 @@ pub(super) struct Rx {
 /// A segment whose header has come.
 pub(super) struct Segment<'a> {
     pub(super) header: Header,
-    /// What is there of it.
+    /// Its available bytes.
     pub(super) ulpdu: &'a [u8],
     /// Its length in bytes.
     pub(super) len: usize,
-    /// Bytes of its frame in the staging buffer; 0 when it is not there any more.
+    /// Bytes of its frame in the staging buffer; 0 if it has been removed.
     pub(super) total: usize,
     /// All of it is there.
     pub(super) whole: bool,
@@ -106,7 +106,7 @@ pub(super) struct Segment<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum Stop {
     Fault(Fault),
-    /// A receive of ours is at fault, and the peer with it or not.
+    /// One of our receives is at fault; the peer may be at fault as well.
     Recv(Fault, WcStatus),
     /// The scatter list of this Read or atomic of ours is at fault.
     Sink(u64),
@@ -168,7 +168,7 @@ impl Rx {
         self.eof
     }
 
-    /// The rest of this segment goes to what waits. Everything staged belongs to it.
+    /// The rest of this segment is added to the held data. All staged bytes belong to it.
     pub(super) fn fetch_held(&mut self, segment: &Segment<'_>) {
         self.direct = Some(Direct {
             target: Target::Held,
@@ -182,7 +182,7 @@ impl Rx {
         }
     }
 
-    /// Borrow the buffer, with what was left over at its front.
+    /// Borrows the buffer, with the leftovers at its front.
     pub(super) fn borrow(&mut self, pool: &Pool) {
         if self.buf.is_none() && self.frame == Frame::Local {
             // Its own, and kept: on shared memory two locks would be felt.
@@ -213,7 +213,7 @@ impl Rx {
 }
 
 impl QpInner {
-    /// Check a segment, and place what is there of it.
+    /// Checks a segment, and places its available bytes.
     #[inline]
     pub(super) fn take_in(
         self: &Arc<Self>,

@@ -67,7 +67,7 @@ impl QpInner {
         self.check_request(wr)
     }
 
-    /// As [`QpInner::check_post`], whatever else is posted.
+    /// As [`QpInner::check_post`], independent of other posted requests.
     pub(super) fn check_request(&self, wr: &SendWr) -> Result<u32, PostReason> {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostReason::TooManySges {
@@ -104,17 +104,17 @@ impl QpInner {
         Ok(len)
     }
 
-    /// The doorbell. While a poller holds the lease, only the first post after its poll goes out at once; the ones
-    /// after it ride along with the next poll, the 64th post, or the engine's tick, whichever comes first.
+    /// The doorbell. While a polling thread holds the lease, only the first post after its poll is sent at once; later ones wait for the
+    /// next poll, the 64th post, or the engine's tick, whichever comes first.
     pub(super) fn ring(self: &Arc<Self>, count: u32, bytes: u32) {
-        // An owner who finds something at each poll never gets to `drive_polled`.
+        // An owner that finds something at each poll never reaches `drive_polled`.
         let taken = self.taken();
         if self.seen_taken.load(Ordering::Relaxed) != taken {
             self.seen_taken.store(taken, Ordering::Relaxed);
             self.deferred.store(0, Ordering::SeqCst);
         }
         let before = self.deferred.fetch_add(count, Ordering::SeqCst);
-        // Somebody must be sure to come by: a poller, or the engine's tick. A sleeping owner counts for neither.
+        // A thread must be sure to drive later: a polling thread, or the engine's tick. A sleeping owner counts for neither.
         if before > 0
             && before % DEFER_MAX + count < DEFER_MAX
             && bytes / count <= DEFER_BYTES

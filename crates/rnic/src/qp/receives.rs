@@ -1,4 +1,4 @@
-//! Where a queue pair's receives come from.
+//! The source of a queue pair's receives.
 
 use std::sync::{Arc, Weak};
 
@@ -26,7 +26,7 @@ impl QpInner {
         }
     }
 
-    /// This one was taken, and not used. Those who wait for it are told once the lock is let go: [`QpInner::recv_was_put_back`].
+    /// Returns a receive that was taken, and not used. Its waiters are notified once the lock is released: [`QpInner::recv_was_put_back`].
     pub(super) fn put_back_recv(&self, wr: RecvWr) {
         match &self.recv {
             RecvSource::Own(queue) => queue.put_back(wr),
@@ -44,7 +44,7 @@ impl QpInner {
         }
     }
 
-    /// A receive was put back under the lock, which nobody holds any more: other queue pairs may go on with it.
+    /// A receive was put back, and the lock is released: other queue pairs may use it.
     #[cold]
     pub(super) fn recv_was_put_back(&self) {
         match &self.recv {

@@ -1,15 +1,15 @@
 //! Messages that find no receive posted, on queue pairs that wait for one ([`Rnr::Wait`](crate::Rnr)).
 //!
-//! The stream goes on as far as order allows: answers to our own Reads and atomics behind such a message are taken in, so that a
-//! program may wait for one before it posts the receive. What the peer asks for behind it (Sends, Writes, Read Requests) waits in the
-//! order of its arrival: copied, up to a bound, and in the transport beyond that. On shared memory the peer is not told meanwhile of what is
-//! out of the ring, because it takes that for done.
+//! The stream continues as far as the order allows. Responses to our own Reads and atomics behind such a message are processed, because a
+//! program may wait for one before it posts the receive. Requests of the peer behind it (Sends, Writes, Read Requests) wait in the order of
+//! their arrival: copied, up to a limit, and in the transport beyond that. On shared memory the ring's consumer position is not published
+//! meanwhile, because the peer takes published frames as done.
 //!
-//! A peer's close behind such messages is told of at once ([`Qp::on_end`](super::Qp::on_end)): a program that waits for that alone posts no receive any
-//! more. What has come before is still there for one that does.
+//! A peer's close behind such messages is reported at once ([`Qp::on_end`](super::Qp::on_end)): a program that waits only for the close posts no
+//! further receive. The messages can still be received by a program that posts one.
 //!
-//! It waits for ever, unless somebody has said how often to wait: the peer, by a notice (docs/spec/rdmap-extensions.md), or our own
-//! program's connection manager. When that time is over a Terminate names the message, and the sender learns what became of it.
+//! The wait has no limit, unless the peer has set one by a notice (docs/spec/rdmap-extensions.md), or our own program's connection manager
+//! has. When the limit ends, a Terminate names the message, and the sender gets its error.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -64,10 +64,10 @@ impl QpInner {
         Wait::Kept
     }
 
-    /// Take in what has waited, as far as there are receives for it.
+    /// Processes waiting messages, as far as there are receives for them.
     #[cold]
     pub(super) fn go_on(self: &Arc<Self>, core: &mut Core) -> Result<(), Stop> {
-        // Whoever posts a receive clears this.
+        // A thread that posts a receive clears this.
         if core.rx.held.response_open || self.starved.load(Ordering::SeqCst) {
             return Ok(());
         }
@@ -137,7 +137,7 @@ impl QpInner {
             let Some((header, len)) = patience.first.filter(|_| patience.due.is_some()) else {
                 return false;
             };
-            // Whoever has posted a receive is about to drive.
+            // A thread that has posted a receive is about to drive.
             if patience.timed.is_some() || !self.starved.load(Ordering::SeqCst) {
                 return false;
             }
@@ -169,7 +169,7 @@ impl QpInner {
         }
     }
 
-    /// Tell the peer, if there is one, how often to wait.
+    /// Sends the peer, if there is one, the retry limit.
     pub(super) fn tell_rnr_retry(&self, core: &mut Core) -> bool {
         let retry = self.rnr_retry.load(Ordering::Relaxed);
         let Some(stream) = core.stream.as_mut().filter(|_| core.ended.is_none()) else {
@@ -201,14 +201,14 @@ impl QpInner {
         self.tell_peer(false);
     }
 
-    /// Whether a peer in shared memory is told of what we take out of the ring.
+    /// Sets whether a peer in shared memory sees what we take out of the ring.
     fn tell_peer(&self, on: bool) {
         if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
             local.tell(on);
         }
     }
 
-    /// Take a receive for a new message. Without one, whoever posts the next one drives this queue pair.
+    /// Takes a receive for a new message. Without one, the thread that posts the next one drives this queue pair.
     fn fetch_recv(self: &Arc<Self>, core: &mut Core) -> bool {
         core.rx.recv = self.take_recv().or_else(|| {
             match &self.recv {
@@ -234,7 +234,7 @@ impl QpInner {
         core.rx.recv.is_some()
     }
 
-    /// Receives were posted: go on with what has waited for them.
+    /// Receives were posted: continues with the messages that waited for them.
     pub(crate) fn feed(self: &Arc<Self>) {
         if self.starved.load(Ordering::Relaxed) && self.starved.swap(false, Ordering::SeqCst) {
             self.drive(true);
@@ -242,13 +242,13 @@ impl QpInner {
     }
 }
 
-/// What [`QpInner::must_wait`] has decided.
+/// The decision of [`QpInner::must_wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     No,
     /// It was copied.
     Kept,
-    /// Where it is.
+    /// Its place.
     Here,
 }
 
@@ -256,7 +256,7 @@ fn needs_recv(header: &Header) -> bool {
     matches!(header, Header::Untagged(header) if header.qn == QN_SEND)
 }
 
-/// What is about requests of ours. A Terminate waits for nobody.
+/// Responses to our own requests. A Terminate never waits.
 fn is_response(header: &Header) -> bool {
     match header {
         Header::Tagged(header) => header.opcode == Opcode::ReadResponse,

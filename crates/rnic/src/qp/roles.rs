@@ -1,4 +1,4 @@
-//! What the layers below a queue pair know it as.
+//! The traits through which lower layers see a queue pair.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

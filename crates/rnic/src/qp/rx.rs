@@ -1,9 +1,8 @@
 //! The receive side: bytes become segments, which are placed (see the module `place`), or wait for a receive.
 //!
-//! Headers and small payloads are read into a staging buffer that the connection borrows while it has bytes to look
-//! at. A large payload goes straight to its place in the next `recvmsg`, which also fetches its trailer and the next
-//! header. With CRC every FPDU is staged, checked, and only then placed: nothing of a damaged FPDU touches memory
-//! (docs/adr/0003).
+//! Headers and small payloads are read into a staging buffer, which the connection borrows while it has bytes to process. A large payload
+//! goes straight to its place in the next `recvmsg`, which also fetches its trailer and the next header. With CRC every FPDU is staged,
+//! checked, and only then placed: no part of a damaged FPDU reaches memory (docs/adr/0003).
 
 use std::io;
 use std::sync::Arc;
@@ -28,13 +27,14 @@ use crate::types::{QpState, WcStatus};
 const WHOLE: usize = 256;
 /// An FPDU longer than this announces bulk: of what follows only [`AHEAD`] is read, so that its payload is not staged.
 const BULK: usize = 16 * 1024;
-/// FPDUs longer than this announce more bulk than one FPDU: so many shorter ones in a row do not end that, as a message ends with a
-/// short one, and what tells of it is one. (At 16 to 24 KiB a system call more costs as much as the copy.)
+/// FPDUs longer than this announce more bulk than one FPDU. So a number of shorter ones in a row does not end the bulk state, because a
+/// message ends with a short one, and the Send that announces it is short, too. (At 16 to 24 KiB another system call costs as much as the
+/// copy.)
 const LONG_BULK: usize = 32 * 1024;
 const LONG_BULK_LASTS: u8 = 4;
-/// Bytes read beyond what is known of bulk: the end of a message, what tells of it, and the next header.
+/// Bytes read beyond the known bulk: the end of a message, the message that announces it, and the next header.
 const AHEAD: usize = 192;
-/// Bytes of one drive, for the same reason; what is fetched last may go beyond.
+/// The maximum bytes of one drive, for the same reason; the last fetch may exceed it.
 const DRIVE_BYTES: usize = 16 << 20;
 
 impl QpInner {
@@ -45,9 +45,9 @@ impl QpInner {
         let mut drained = false;
         let mut bytes = 0;
         for round in 0.. {
-            // What the last system call brought is looked at in any case: nobody would be woken for it.
+            // The bytes of the last system call are processed in any case, because no wake-up would follow for them.
             let outcome = match self.parse(core) {
-                // What waits is not done: the peer is not told.
+                // Waiting messages are not done: the peer is not notified.
                 Ok(()) if core.rx.held.stopped => match (link.pause(), self.state()) {
                     (false, _) => {
                         if !core.rx.held.closed && link.is_closed_behind() {
@@ -67,7 +67,7 @@ impl QpInner {
                     }
                     self.receive(core, link)
                 }
-                // What came after the fault is not placed, and the peer not told, before our doors are shut.
+                // Data after the fault is not placed, and the peer is not notified before our doors are shut.
                 Err(stop) => Err(stop),
             };
             match outcome {
@@ -152,9 +152,9 @@ impl QpInner {
                 let at = partial.len() - direct.left as usize;
                 list.push_buf(&mut partial[at..]);
             }
-            // Bulk: little more than the trailer, whatever follows has its own place.
+            // Bulk: little more than the trailer; the following data has its own place.
             let tail = if self.rnr_wait.load(Ordering::Relaxed) && rx.frame == Frame::Local {
-                // The peer is to be told of this payload, whatever becomes of the next message.
+                // The peer has to be notified of this payload, independent of the next message.
                 0
             } else if direct.bulk {
                 (rx.trailer + AHEAD).min(buf.len())
@@ -169,7 +169,7 @@ impl QpInner {
                 rx.end -= rx.start;
                 rx.start = 0;
             }
-            // Bulk: little more than the rest of this FPDU. What is staged beyond would be copied, or moved to the front later.
+            // Bulk: little more than the rest of this FPDU. Further staged bytes would have to be copied or moved later.
             let room = if rx.need > BULK {
                 (rx.need + next_header).min(buf.len())
             } else if rx.bulk > 0 && !rx.crc {
@@ -298,7 +298,7 @@ impl QpInner {
 }
 
 impl Rx {
-    /// With markers: stage the raw bytes, and keep what is left without markers.
+    /// With markers: stages the raw bytes, and keeps the rest without markers.
     fn receive_marked(&mut self, link: &Link) -> Result<Option<Received>, Stop> {
         let rx = self;
         let in_frame = rx.in_frame();

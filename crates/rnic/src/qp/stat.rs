@@ -1,4 +1,4 @@
-//! What a connection says of itself to [`crate::stat`].
+//! The statistics of a connection for [`crate::stat`].
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! The transmit side: what is posted, and what the peer is owed, becomes segments, and segments FPDUs of a flight.
+//! The transmit side: posted requests, and responses owed to the peer, become segments, and segments FPDUs of a flight.
 //!
-//! Headers, trailers and small payloads are written to a scratch buffer; larger payloads go from registered memory
-//! in the same system call. With CRC or markers every payload is copied: the bytes that the CRC was computed over
-//! are then the bytes that are sent, whatever happens to the memory in between (docs/adr/0003).
+//! Headers, trailers and small payloads are written to a scratch buffer; larger payloads are sent from registered memory in the same system
+//! call. With CRC or markers every payload is copied, so that exactly the bytes of the CRC are sent, even if the memory changes in between
+//! (docs/adr/0003).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::types::{Ledger, SendOp, WcStatus, sub_list};
 const COPY_MAX: u32 = 2048;
 /// A flight is not made longer once it has this many bytes.
 const FLIGHT_BYTES: usize = 1 << 20;
-/// The same with CRC: what was copied should still be in the second-level cache when the kernel reads it.
+/// The same with CRC: copied bytes should still be in the second-level cache when the kernel reads them.
 const FLIGHT_BYTES_COPIED: usize = 256 * 1024;
 /// Flights of one drive, so that one connection cannot keep the others waiting.
 const FLIGHTS: u32 = 8;
@@ -35,7 +35,7 @@ pub(super) const DIRECT_BYTES: u64 = 4 << 20;
 /// Between two looks whether a peer has left a window.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What came of a request that does not touch the wire.
+/// The result of a request that does not touch the wire.
 enum Local {
     Done,
     Failed,
@@ -102,7 +102,7 @@ impl QpInner {
         direct || core.tx.sent != before
     }
 
-    /// Make the next flight, and do what can be done without one: says whether anything was.
+    /// Builds the next flight, and carries out requests that need none: returns whether there was anything to do.
     fn build(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
         let mut hdr = [0; MAX_HEADER];
         if core.tx.pieces.is_empty() {
@@ -222,13 +222,13 @@ impl QpInner {
         direct
     }
 
-    /// We found something wrong with what the peer sent (or with ourselves): send a Terminate and end.
+    /// A fault in the peer's data (or in ours): sends a Terminate and ends the connection.
     pub(super) fn fault(self: &Arc<Self>, core: &mut Core, fault: Fault) {
         tracing::debug!(qp = self.num, %fault, "terminating the stream");
         if let Some(stream) = &mut core.stream {
             stream.fail(fault);
         }
-        // The Terminate goes into the flight before the stream is flushed.
+        // The Terminate is added to the flight before the stream is flushed.
         if let Some(connected) = self.connected.get() {
             self.build(core, &connected.link);
         }
@@ -236,7 +236,7 @@ impl QpInner {
         self.end(core, EndReason::Terminated(code));
     }
 
-    /// Put what a peer reads into the flight.
+    /// Adds the data that a peer reads to the flight.
     fn put_source(
         &self,
         tx: &mut Tx,
@@ -312,7 +312,7 @@ impl QpInner {
         });
     }
 
-    /// Whether a window that was invalidated is still used. If not, that request is complete.
+    /// Whether an invalidated window is still in use. If not, that request is complete.
     fn waits_for_window(&self, core: &mut Core) -> bool {
         let Some(Overdue { seq, stag }) = core.tx.overdue else {
             return false;
@@ -350,7 +350,7 @@ impl QpInner {
                 let bound = table.bind(pd, window, key, self.num, region, addr, len, access);
                 match (bound, old) {
                     (Ok(_), _) => None,
-                    // A window of type 1, bound anew.
+                    // A window of type 1, bound again.
                     (Err(MemError::InUse), Some(old)) if table.is_overdue(pd, old) => {
                         return Local::Waits(old);
                     }
@@ -363,7 +363,7 @@ impl QpInner {
     }
 }
 
-/// Whether a segment of ours changes or reads the peer's memory other than its receives, or takes rights away.
+/// Whether one of our segments changes or reads the peer's memory other than its receives, or withdraws rights.
 fn touches_memory(hdr: &[u8; MAX_HEADER]) -> bool {
     use weft_wire::rdmap::Opcode;
     let Ok(header) = Header::parse(hdr) else {

@@ -1,4 +1,4 @@
-//! What is different on XRC queue pairs ([`crate::xrc`]).
+//! The special rules of XRC queue pairs ([`crate::xrc`]).
 
 use std::sync::{Arc, Weak};
 
@@ -82,7 +82,7 @@ impl QpInner {
         if core.rx.recv.is_some() {
             return Err(Fault::UnexpectedOpcode);
         }
-        // What has completed is of the queue before.
+        // The completions so far belong to the previous queue.
         self.deliver(core);
         let Some(srq) = target.domain.find(num) else {
             // The message that follows is at fault, and the Terminate names that one.
@@ -109,12 +109,12 @@ impl QpInner {
         Some(f(target.current()?.cq.as_deref()?))
     }
 
-    /// Completion queues beside its own that it may have completions in.
+    /// Further completion queues in which it may have completions.
     pub(super) fn other_cqs(&self) -> Vec<Arc<CqInner>> {
         self.xrc().map_or_else(Vec::new, XrcTarget::cqs)
     }
 
-    /// The queue pair goes.
+    /// The queue pair is destroyed.
     pub(super) fn leave_xrc(self: &Arc<Self>) {
         if let Some(target) = self.xrc() {
             if let Some(srq) = target.current() {

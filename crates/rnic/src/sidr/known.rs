@@ -1,4 +1,4 @@
-//! What a service remembers of those who ask. None of it grows, whatever comes in.
+//! The requests that a service remembers, in bounded memory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -8,13 +8,13 @@ use std::net::{IpAddr, SocketAddr};
 const ANSWERS: usize = 1024;
 /// Requests of one address that are heard within a second.
 pub(super) const PER_SECOND: u32 = 512;
-/// Addresses that are told apart for that, roughly.
+/// The number of addresses that are distinguished for that, roughly.
 const SOURCES: usize = 1024;
 
-/// Who asked, and his name for it.
+/// The requester, and its identifier of the request.
 pub(super) type Key = (SocketAddr, u64);
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     New,
@@ -23,7 +23,7 @@ pub(super) enum Heard {
     Answered(Vec<u8>),
 }
 
-/// Requests that were heard. It does not grow, whatever comes in.
+/// The requests that were received, in bounded memory.
 pub(super) struct Known {
     backlog: usize,
     waiting: HashSet<Key>,
@@ -64,7 +64,7 @@ impl Known {
     }
 }
 
-/// How often each address has asked in this second. Addresses may share a place, by chance and nobody's choice.
+/// How often each address has sent a request in this second. Addresses may share an entry, which a sender cannot choose.
 pub(super) struct Sources {
     hash: RandomState,
     /// The second, and how often.
@@ -79,11 +79,11 @@ impl Sources {
         }
     }
 
-    /// Whether one more request is heard.
+    /// Whether one more request is accepted.
     pub(super) fn admit(&mut self, from: IpAddr, second: u64) -> bool {
         let from = match from.to_canonical() {
             IpAddr::V4(ip) => u64::from(ip.to_bits()),
-            // Whoever has one address has all of its network.
+            // A host that has one IPv6 address has its whole network.
             IpAddr::V6(ip) => (ip.to_bits() >> 64) as u64,
         };
         let place = self.hash.hash_one(from) as usize % SOURCES;

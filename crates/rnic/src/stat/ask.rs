@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The client.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,7 +12,7 @@ use super::{Connection, DEVICE, Desk, END, MAX_PACKET, NAME, Survey};
 
 /// More connections than a device can have: what says more is no device.
 const MAX_CONNECTIONS: usize = 1 << 17;
-/// What each process gets at least, though others before it have taken all the time.
+/// The minimum time for each process, even if others before it have used up all the time.
 const LEAST: Duration = Duration::from_millis(100);
 
 /// Ask all weft processes of this host (of our network namespace, to be exact) for their connections: those of our own
@@ -27,7 +27,7 @@ pub fn survey(patience: Duration) -> io::Result<Survey> {
     // All of them at once: while we listen to one, the others can speak.
     for name in names(&std::fs::read_to_string("/proc/net/unix")?) {
         let asking = unix::connect(Name::Abstract(name.as_bytes()))
-            // The name only says where to ask. Who is there, the kernel tells.
+            // The name only says where to connect. The kernel attests the user.
             .and_then(|wire| Ok((unix::peer_cred(&wire)?, wire)));
         match asking {
             Ok((cred, _)) if !may_ask(cred) => found.foreign += 1,
@@ -103,7 +103,7 @@ fn packet<'a>(wire: &OwnedFd, buf: &'a mut [u8], deadline: Instant) -> Option<&'
             Ok(got) => return std::str::from_utf8(&buf[..got?.0]).ok(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let left = deadline.checked_duration_since(Instant::now())?;
-                // Interrupted or not, the next look tells.
+                // In either case the next attempt shows the result.
                 let _ = poll_fds(&[(wire.as_fd(), Interest::READ)], Some(left));
             }
             Err(_) => return None,

@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The server.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,11 +12,11 @@ use super::{DEVICE, END, desk_name};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 
-/// Clients served at once; more are turned away.
+/// Clients served at once; further ones are refused.
 const MAX_CLIENTS: usize = 8;
 /// Packets to one client before others get their turn.
 const TURN: usize = 32;
-/// How long a client may take to read everything.
+/// The time limit for a client to read everything.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Devices of this process so far.
@@ -37,8 +37,7 @@ pub(crate) fn open_desk(engine: &Arc<Engine>) {
         return;
     }
     let opened = (|| {
-        // The number is random so that nobody can take the name before us, be it a process of the same number in
-        // another namespace.
+        // The number is random so that another process cannot take the name before us, such as one with the same PID in another namespace.
         let random = getrandom::u32().map_err(|_| std::io::ErrorKind::Unsupported)?;
         let desk = Arc::new(Desk {
             fd: unix::listen(Name::Abstract(desk_name(random).as_bytes()), 8)?,
@@ -100,7 +99,7 @@ impl Source for Desk {
     }
 }
 
-/// What a client hears next.
+/// The next part of the answer.
 #[derive(Clone, Copy)]
 enum At {
     Start,
@@ -108,7 +107,7 @@ enum At {
     Slot(usize),
 }
 
-/// A client that is being told. Nothing is kept for it but where it is: what it does not read, it does not get.
+/// A client that is being served. Only its position is kept: it does not get what it does not read.
 struct Teller {
     wire: OwnedFd,
     next: Mutex<At>,

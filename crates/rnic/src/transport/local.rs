@@ -1,5 +1,5 @@
-//! The same-host transport: rings in shared memory, references to large payloads that the receiver pulls, and one-sided
-//! work that the initiator does itself (docs/spec/local.md).
+//! The same-host transport: rings in shared memory, references to large payloads, which the receiver copies, and one-sided operations that
+//! the initiator carries out itself (docs/spec/local.md).
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,14 +27,14 @@ pub(crate) const RING_BYTES: u32 = 256 * 1024;
 pub(crate) const REF_MAPPED: usize = 4 * 1024;
 /// The same where each pull is a system call.
 const REF_PROCESS: usize = 16 * 1024;
-/// One pull takes no more, so that nobody waits for long.
+/// The maximum of one pull, so that no thread waits for long.
 const PULL_MAX: u64 = 4 << 20;
 /// Writes to memory that is not mapped: shorter ones go through the ring, which costs less than a system call as long as the
 /// peer is awake.
 pub(crate) const PROCESS_MIN: u32 = 1024;
 /// Bytes of the peer's memory that are touched under one mark at most: a peer that takes it back waits for no more.
 pub(crate) const TOUCH_MAX: u32 = 16 << 20;
-/// Bytes that are written under one mark, in several Writes, before it is set anew.
+/// Bytes that are written under one mark, in several Writes, before the mark is set again.
 const MARK_MAX: usize = 256 << 10;
 /// Looks at the peer's mark, one after the other, before it counts as more than passing.
 const MOMENT: u32 = 64;
@@ -44,7 +44,7 @@ const HAS_ROOM: u64 = u64::MAX;
 
 /// [`End::set_caps`]: this side can read the other's process.
 pub(crate) const CAN_READ: u32 = 1;
-/// [`End::set_caps`]: what this side's queue pair keeps the other from doing.
+/// [`End::set_caps`]: the operations that this side's queue pair denies to the peer.
 const DENIES: [(Access, u32); 3] = [
     (Access::REMOTE_READ, 2),
     (Access::REMOTE_WRITE, 4),
@@ -59,15 +59,14 @@ fn caps(process: bool, access: Access) -> u32 {
     })
 }
 
-/// A reference that the peer has not pulled: the ring position behind its record, where its bytes begin in the
-/// stream, and what it names.
+/// A reference that the peer has not pulled: the ring position after its record, the position of its bytes in the stream, and the payload.
 struct Lent {
     ring: u64,
     stream: u64,
     what: Ref,
 }
 
-/// What both ends of a connection agreed on when they met.
+/// The parameters that both ends have agreed on in the handshake.
 pub(crate) struct Joint {
     pub(crate) end: Arc<End>,
     pub(crate) peer: Arc<weft_mem::Peer>,
@@ -77,7 +76,7 @@ pub(crate) struct Joint {
     pub(crate) tcp: Mutex<Option<Arc<dyn ByteStream>>>,
     /// Its addresses: ours and the peer's.
     pub(crate) addrs: [SocketAddr; 2],
-    /// Who is there, where it was made by TLS.
+    /// The peer's TLS identity, if the connection was made by TLS.
     pub(crate) tls: Option<TlsInfo>,
     /// The two queue pairs' numbers.
     pub(crate) own_qp: u32,
@@ -95,22 +94,21 @@ pub(crate) struct LocalLink {
     /// References that are out, oldest first, and how many, for a look without the lock.
     lending: Mutex<VecDeque<Lent>>,
     lent: AtomicUsize,
-    /// How far the peer had come when the ring last was full: room means that it has come further. `HAS_ROOM`: sending
-    /// stopped for another reason.
+    /// The peer's position when the ring was last full: there is room when it has advanced. `HAS_ROOM`: sending stopped for another reason.
     blocked_at: AtomicU64,
-    /// Somebody may have been woken since the wire was drained.
+    /// A thread may have been woken since the wire was drained.
     watched: AtomicBool,
-    /// No more references: what they would name is about to be its owner's again.
+    /// No more references: their payloads are about to be returned to the owner.
     lends_no_more: AtomicBool,
-    /// Whether the peer is told of what was taken.
+    /// Whether the peer sees what was taken.
     tells: AtomicBool,
     dead: AtomicBool,
-    /// The peer stayed in memory that was taken back: nothing that it does counts any more.
+    /// The peer stayed in memory that was taken back: its later actions are ignored.
     cut_off: AtomicBool,
     /// Our direction has ended in order.
     finished: AtomicBool,
     neighbour: Option<Arc<Neighbour>>,
-    /// Whose connection it is.
+    /// The connection's owner.
     owner: OnceLock<Weak<dyn PeerWatch>>,
 }
 
@@ -149,8 +147,8 @@ impl LocalLink {
         self.neighbour.as_deref()
     }
 
-    /// The doors are shut and the peer is outside: it may touch our memory in these ways from now on. What it is kept from it asks for through
-    /// the ring, and is told no.
+    /// The doors are shut and the peer is outside: allows it to access our memory in these ways from now on. For denied operations it sends a
+    /// request through the ring, which is refused.
     pub(crate) fn let_in(&self, access: Access) {
         let end = &self.joint.end;
         end.set_caps(caps(self.joint.process, access));
@@ -167,17 +165,18 @@ impl LocalLink {
             .any(|(right, bit)| need.intersects(*right) && caps & bit != 0)
     }
 
-    /// The peer may not touch our memory any more: if it [is inside](Self::is_inside) after this, it is through soon; else it stays outside.
+    /// The peer may not access our memory any more. If it [is inside](Self::is_inside) after this call, it finishes soon; otherwise it stays
+    /// outside.
     pub(crate) fn shut_doors(&self) {
         self.joint.end.shut_doors();
     }
 
-    /// What is still sent is copied.
+    /// Copies everything that is sent from now on.
     pub(crate) fn lend_no_more(&self) {
         self.lends_no_more.store(true, Ordering::Relaxed);
     }
 
-    /// The doors are shut: whether the peer, who may have seen them open, stays for longer than a moment.
+    /// The doors are shut: whether the peer, which may have seen them open, stays longer than a moment.
     pub(crate) fn is_inside(&self) -> bool {
         let inside = |_| self.joint.end.peer_mark() != 0;
         (0..MOMENT).all(inside) && self.counts()
@@ -194,13 +193,13 @@ impl LocalLink {
         }
     }
 
-    /// What the peer's mark says counts: its process lives, by the word of the kernel, and it was not cut off.
+    /// Whether the peer's mark is valid: the kernel reports its process alive, and it was not cut off.
     fn counts(&self) -> bool {
         !self.is_dead() && self.neighbour().is_none_or(Neighbour::is_alive)
     }
 
-    /// Nothing more is said on the TCP connection: close it, unless it is to keep its addresses. An initiator resets it, for it has had the last word, and
-    /// so no side holds the port of what is over.
+    /// The TCP connection carries nothing more: closes it, unless it has to keep its addresses. The initiator resets it, because it has sent the last
+    /// message; so neither side keeps the port occupied.
     pub(crate) fn close_tcp(&self, options: &LinkOptions, initiator: bool) {
         if options.keep_tcp {
             return;
@@ -215,12 +214,12 @@ impl LocalLink {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// The peer's process is gone.
+    /// The peer's process has ended.
     pub(crate) fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// See whether the wire has ended. Takes wake-ups off it: what they are about is to be looked at next.
+    /// Checks whether the wire has ended. Consumes its wake-ups: the caller checks next what they are about.
     pub(crate) fn check(&self) {
         self.drain_wire();
     }
@@ -232,14 +231,14 @@ impl LocalLink {
 
     /// Put a frame into the ring that has room for it; [`LocalLink::flush`] shows it to the peer. How many bytes it took.
     pub(crate) fn push_frame(&self, list: &SendList<'_>) -> usize {
-        // What breaks here breaks again at the next send, and ends the connection there.
+        // An error here occurs again at the next send, and ends the connection there.
         let n = self.joint.end.push(list, 0, list.len_bytes()).unwrap_or(0);
         let stream = self.stream.load(Ordering::Relaxed) + n as u64;
         self.stream.store(stream, Ordering::Relaxed);
         n
     }
 
-    /// Show the peer what was put into the ring.
+    /// Publishes the bytes in the ring to the peer.
     pub(crate) fn flush(&self) {
         if self.joint.end.publish() {
             self.wake();
@@ -251,12 +250,12 @@ impl LocalLink {
         self.blocked_at.store(HAS_ROOM, Ordering::Relaxed);
     }
 
-    /// From now on the peer is told of what is taken, or is not.
+    /// Sets whether the peer sees what is taken.
     pub(crate) fn tell(&self, on: bool) {
         self.tells.store(on, Ordering::Relaxed);
     }
 
-    /// Nobody looks at the ring on the peer's side before it is woken.
+    /// Whether the peer polls its ring only after a wake-up.
     pub(crate) fn peer_sleeps(&self) -> bool {
         self.joint.end.peer_sleeps()
     }
@@ -271,7 +270,7 @@ impl LocalLink {
         self.joint.end.pushed()
     }
 
-    /// How far the peer has come. One that says nonsense is as good as dead: nothing it says later would be news.
+    /// The peer's position. An invalid position ends the connection, and later ones are ignored.
     pub(crate) fn consumed(&self) -> u64 {
         self.joint.end.consumed().unwrap_or_else(|Broken| {
             self.set_dead();
@@ -315,7 +314,7 @@ impl LocalLink {
     }
 
     fn wake(&self) {
-        // Full: it has been woken often enough. Gone: nobody needs it.
+        // Full: there are enough wake-ups. Closed: no wake-up is needed.
         let _ = wake::poke(&self.joint.wire);
     }
 
@@ -325,7 +324,7 @@ impl LocalLink {
         }
     }
 
-    /// Where the peer finds a payload of ours, if it should fetch it itself.
+    /// The place from which the peer should copy a payload itself.
     fn reference(&self, place: Option<Place>, len: usize) -> Option<Ref> {
         let Place { space, addr } = place?;
         let reachable = match space {
@@ -348,7 +347,7 @@ impl LocalLink {
             return end.push(list, from, total - from);
         }
         let base = self.stream.load(Ordering::Relaxed);
-        // Bytes before `done` are in the ring, those up to `at` are to be copied there.
+        // Bytes before `done` are in the ring, those up to `at` have to be copied there.
         let (mut done, mut at) = (from, 0);
         for piece in list.pieces() {
             let start = at;
@@ -395,7 +394,7 @@ impl LocalLink {
             addr: from.addr,
         };
         self.joint.peer.pull(place, list, skip, n)?;
-        // What was pulled counts only if it still was the sender's to give.
+        // A pull is valid only if the sender had not taken the payload back.
         if end.peer_aborted() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
@@ -403,7 +402,7 @@ impl LocalLink {
         Ok(n)
     }
 
-    /// Take what is there; (bytes, drained, ended).
+    /// Takes available data; returns (bytes, drained, ended).
     fn take(&self, list: &mut RecvList<'_>) -> io::Result<(usize, bool, bool)> {
         let end = &self.joint.end;
         let mut n = 0;
@@ -411,14 +410,14 @@ impl LocalLink {
             match end.front().map_err(broken)? {
                 Front::Empty => return Ok((n, true, false)),
                 Front::End => return Ok((n, n == 0, n == 0)),
-                // What was published before is received, as after any other end.
+                // Frames that were published before are received, as after any other end.
                 Front::Aborted if n > 0 => return Ok((n, false, false)),
                 Front::Aborted => return Err(io::ErrorKind::ConnectionReset.into()),
                 Front::Bytes(there) => {
                     let want = there.min(list.len_bytes() - n);
                     n += end.take(list, n, want).map_err(broken)?;
                 }
-                // A payload of its own: the receiver says first where it goes.
+                // A payload of its own: the receiver has to name its destination first.
                 Front::Ref(_) if n > 0 => break,
                 Front::Ref(from) => {
                     let got = self.pull(from, list, n)?;
@@ -522,7 +521,7 @@ impl Reader for LocalLink {
     }
 }
 
-/// What [`Link`](super::Link) asks of it.
+/// The calls for [`Link`](super::Link).
 impl LocalLink {
     pub(super) fn tls(&self) -> Option<&TlsInfo> {
         self.joint.tls.as_ref()
@@ -553,13 +552,13 @@ impl LocalLink {
         if self.watched.load(Ordering::Relaxed) && self.watched.swap(false, Ordering::Relaxed) {
             self.drain_wire();
         }
-        // Looked at first: what a peer wrote before it died is still received.
+        // Checked first: data that a peer wrote before its death is still received.
         let dead = self.is_dead();
         if dead && self.cut_off.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let (n, drained, ended) = self.take(list)?;
-        // With bytes the peer is told in `placed`: what it does in our memory directly must not come before them.
+        // With bytes the peer is notified in `placed`: its direct operations in our memory must not come before them.
         if n == 0 && self.tells.load(Ordering::Relaxed) && self.joint.end.release(true) {
             self.wake();
         }

@@ -1,4 +1,4 @@
-//! Transports: what carries the byte stream of a connection.
+//! Transports, which carry the byte stream of a connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,16 +22,16 @@ pub(crate) trait ByteStream: Send + Sync {
     fn send(&self, list: &SendList<'_>) -> io::Result<usize>;
     /// Take bytes: none at the end of the stream, `WouldBlock` when there are none now.
     fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received>;
-    /// Nothing is received for now, and nobody watches for data. Says whether the connection is lost.
+    /// Stops receiving and watching for data. Returns whether the connection is lost.
     fn pause(&self) -> bool;
-    /// While it is paused: the peer's end waits behind what was not received.
+    /// While paused: whether the peer's end waits behind data that was not received.
     fn is_closed_behind(&self) -> bool {
         false
     }
-    /// What to sleep on, see [`ByteStream::watch`].
+    /// The descriptor to sleep on, see [`ByteStream::watch`].
     fn fd(&self) -> BorrowedFd<'_>;
-    /// Somebody is about to sleep until `recv`, or with [`Interest::WRITE`] `send` as well, would do something: what to
-    /// wait for on the descriptor. `None`: do not sleep, there is something already.
+    /// A thread is about to sleep until `recv`, or with [`Interest::WRITE`] also `send`, can proceed: returns the event to wait for on the
+    /// descriptor. `None`: do not sleep, it can proceed already.
     fn watch(&self, interest: Interest) -> Option<Interest> {
         Some(interest)
     }
@@ -54,11 +54,11 @@ pub(crate) trait ByteStream: Send + Sync {
     fn tls(&self) -> Option<&TlsInfo> {
         None
     }
-    /// What broke the TLS connection, if that is why nothing comes any more.
+    /// The error that broke the TLS connection, if it ended that way.
     fn tls_error(&self) -> Option<TlsError> {
         None
     }
-    /// What encrypts the data, where something does.
+    /// The cipher, if the data is encrypted.
     fn cipher(&self) -> Option<&'static str> {
         None
     }
@@ -66,7 +66,7 @@ pub(crate) trait ByteStream: Send + Sync {
     fn name(&self) -> &'static str;
 }
 
-/// What carries a connection's ULPDUs.
+/// The carrier of a connection's ULPDUs.
 #[derive(Clone)]
 pub(crate) enum Link {
     /// A byte stream, in FPDUs.
@@ -86,7 +86,7 @@ macro_rules! either {
 }
 
 impl Link {
-    /// Shared memory, if that is what it is.
+    /// The shared memory, if the link uses it.
     #[inline]
     pub(crate) fn local(&self) -> Option<&LocalLink> {
         match self {
@@ -106,7 +106,7 @@ impl Link {
         either!(self, link => link.recv(list))
     }
 
-    /// What the bytes taken so far ask for has been done: payloads are in their place.
+    /// The data taken so far has been processed: payloads are in place.
     #[inline]
     pub(crate) fn placed(&self) {
         if let Link::Local(local) = self {
@@ -123,7 +123,7 @@ impl Link {
     pub(crate) fn is_closed_behind(&self) -> bool {
         match self {
             Link::Stream(link) => link.is_closed_behind(),
-            // It tells of its end beside the ring.
+            // It reports its end outside the ring.
             Link::Local(_) => false,
         }
     }
@@ -196,7 +196,7 @@ impl Link {
         }
     }
 
-    /// What encrypts the data, where something does.
+    /// The cipher, if the data is encrypted.
     pub(crate) fn cipher(&self) -> Option<&'static str> {
         match self {
             Link::Stream(link) => link.cipher(),
@@ -213,7 +213,7 @@ impl Link {
     }
 }
 
-/// What one receiving call brought.
+/// The result of one receiving call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
     /// Bytes.

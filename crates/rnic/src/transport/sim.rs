@@ -18,7 +18,7 @@ use crate::lock::lock;
 /// Bytes a pipe holds.
 const PIPE_BYTES: usize = 256 * 1024;
 
-/// What the network does to streams.
+/// The faults of the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimFaults {
     /// Bytes that one receive gets, at most: 1 cuts everything into single bytes. 0: no limit.

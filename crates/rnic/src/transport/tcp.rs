@@ -22,7 +22,7 @@ pub(crate) struct TcpLink {
 impl TcpLink {
     /// Takes over a connected, non-blocking socket.
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
-        // Every sendmsg of ours is a whole batch: waiting for more would only delay it.
+        // Each of our sendmsg calls is a whole batch: waiting for more would only delay it.
         tcp::set_nodelay(&fd, true)?;
         let local = tcp::local_addr(&fd)?;
         let peer = tcp::peer_addr(&fd)?;
@@ -80,7 +80,7 @@ impl ByteStream for TcpLink {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
     fn cut(&self) {
-        // A reset, and at once: closing waits until nobody holds the socket any more.
+        // Reset at once: a close takes effect only when no thread holds the socket.
         if rustix::net::connect_unspec(&self.fd).is_err() {
             self.abort();
         }
@@ -95,7 +95,7 @@ impl ByteStream for TcpLink {
         "tcp"
     }
     fn max_fpdu(&self) -> Option<u32> {
-        // Nobody there is an RNIC.
+        // No peer on this host is a hardware RNIC.
         if self.on_this_host() {
             return None;
         }

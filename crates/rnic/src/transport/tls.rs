@@ -1,7 +1,7 @@
 //! TLS 1.3 over TCP: the whole byte stream of a connection, MPA start-up included, is one TLS connection.
 //!
-//! What is sent is copied once, into the buffer in which it is encrypted, and what is received is copied once, out of the buffer in which it was
-//! decrypted. A record is checked before any byte of it is given out.
+//! Sent bytes are copied once, into the buffer in which they are encrypted; received bytes are copied once, out of the buffer in which they were
+//! decrypted. A record is checked before any of its bytes is passed on.
 
 use std::io;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ pub(crate) struct TlsLink {
     tcp: TcpLink,
     state: Mutex<State>,
     info: OnceLock<TlsInfo>,
-    /// Why nothing can be received any more.
+    /// The reason why nothing more can be received.
     broken: OnceLock<TlsError>,
 }
 
@@ -41,16 +41,16 @@ struct State {
     incoming: Vec<u8>,
     start: usize,
     end: usize,
-    /// Plaintext that nobody has taken: `plain[taken..]`.
+    /// Plaintext that was not taken: `plain[taken..]`.
     plain: Vec<u8>,
     taken: usize,
     /// Ciphertext that the socket has not taken: `outgoing[sent..]`.
     outgoing: Vec<u8>,
     sent: usize,
-    /// Plaintext in `outgoing` for which the sender has no word yet. It asks again with the same bytes, as with every stream that
-    /// took a part only, and is told once they are out.
+    /// Plaintext in `outgoing` that was not yet reported to the sender as sent. The sender offers the same bytes again, as for every
+    /// partial send, and gets the report once they are sent.
     owed: usize,
-    /// Our direction is to be closed once `outgoing` is out.
+    /// Our direction has to be closed once `outgoing` is sent.
     closing: bool,
 }
 
@@ -79,7 +79,7 @@ impl TlsLink {
         lock(&self.state)
     }
 
-    /// Goes on with the handshake. `Ok(false)`: as far as it goes now, see [`ByteStream::watch`].
+    /// Continues the handshake. `Ok(false)`: it has to wait, see [`ByteStream::watch`].
     pub(crate) fn handshake(&self) -> io::Result<bool> {
         let mut state = self.state();
         loop {
@@ -163,7 +163,7 @@ impl TlsLink {
 }
 
 impl State {
-    /// Decrypts what has been read, into `to` if there is one; what does not fit is kept.
+    /// Decrypts the bytes read, into `to` if given; the rest is kept.
     fn decrypt(&mut self, to: Option<(&mut RecvList<'_>, &mut usize)>) -> io::Result<()> {
         let State {
             session,
@@ -254,7 +254,7 @@ impl ByteStream for TlsLink {
         let mut state = self.state();
         let state = &mut *state;
         if !state.outgoing.is_empty() {
-            // Who sends is told when this fails; what the peer has said before can still be read.
+            // The sender gets this error; received data can still be read.
             let _ = self.flush(state);
         }
         let mut filled = list.fill_at(0, &state.plain[state.taken..]);
@@ -265,7 +265,7 @@ impl ByteStream for TlsLink {
         }
         let room = list.len_bytes();
         let mut drained = false;
-        // A peer may send records without data for as long as it likes, but others want their turn.
+        // A peer may send any number of records without data, but other connections need their turn.
         let mut reads = 0;
         while filled < room {
             let outcome = state.decrypt(Some((&mut *list, &mut filled)));

@@ -1,5 +1,5 @@
-//! Progress of a UDP port: whoever polls a completion queue of one of its queue pairs receives for all of them; the engine does it while nobody polls.
-//! A poller's lease is as in [`crate::engine`], with a timer for the tick.
+//! Progress of a UDP port: a thread that polls a completion queue of one of its queue pairs receives for all of them; the engine does it while no
+//! thread polls. A polling thread's lease is as in [`crate::engine`], with a timer for the tick.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,16 +18,16 @@ use crate::cq::Port;
 use crate::engine::{Engine, Next, Source};
 use crate::lock::lock;
 
-/// How long a poller that does not poll any more keeps the lease.
+/// How long a thread that has stopped polling keeps the lease.
 const LEASE: Duration = Duration::from_millis(1);
-/// System calls of one drive, so that a flood cannot keep a poller from what it polls for.
+/// System calls of one drive, so that a flood cannot keep a polling thread from its completions.
 const BATCH: usize = 8;
 /// A poller of a port with pipes looks at the kernel's socket once in so many polls: every 3 µs or so.
 const SOCKET_EVERY: u32 = 64;
 /// Datagrams of one pipe before the others get their turn.
 const TURN: usize = 64;
 
-/// What is in a pipe, at most a [`TURN`] of it.
+/// The contents of a pipe, at most a [`TURN`] of it.
 struct PipeFeed<'a> {
     pipe: &'a Pipe,
     buffer: &'a mut [u8],
@@ -88,7 +88,7 @@ impl PortInner {
         if self.locals.any() || !rx.pipes.is_empty() {
             self.receive_local(&mut rx);
             drop(rx);
-            // Whoever came meanwhile to put the pipes to sleep has left that to us.
+            // A thread that tried meanwhile to put the pipes to sleep has left that to us.
             fence(Ordering::SeqCst);
             if self.dozing.load(Ordering::SeqCst) {
                 self.doze();
@@ -105,13 +105,13 @@ impl PortInner {
         }
     }
 
-    /// Takes in what is there: whether there may be more.
+    /// Processes available datagrams; returns whether there may be more.
     fn receive(&self, batch: &mut RecvBatch, last: &mut Last) -> bool {
         match self.socket.recv_batch(batch) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             Err(error) => {
-                // What became of a datagram of ours, perhaps; it is the sender's trouble, and told once.
+                // This may be the fate of a datagram that we sent; the error concerns its sender, and is reported once.
                 tracing::debug!(%error, "receiving datagrams");
                 return true;
             }
@@ -140,7 +140,7 @@ impl PortInner {
         batch.len() == batch.places()
     }
 
-    /// Takes in what is in the pipes.
+    /// Processes the datagrams in the pipes.
     fn receive_local(&self, rx: &mut Rx) {
         self.refresh(rx);
         let Rx {
@@ -170,7 +170,7 @@ impl PortInner {
         }
     }
 
-    /// Whether the pipe is over.
+    /// Whether the pipe has ended.
     fn receive_pipe(
         &self,
         pipe: &Pipe,
@@ -259,8 +259,8 @@ impl Source for PortInner {
             if self.drive_some(true) {
                 self.rearm();
             } else {
-                // The socket stays readable for as long as a poller takes a burst out of it. Armed, it would call the engine again and again, on a
-                // core that somebody needs.
+                // The socket stays readable while a polling thread takes a burst out of it. An armed socket would call the engine again and again,
+                // on a core that another thread needs.
                 self.watch_lease();
             }
         }
@@ -278,7 +278,7 @@ impl Source for PortInner {
         }
         self.flush_deferred();
         let seq = self.drive_seq.load(Ordering::SeqCst);
-        // Who has been receiving since the last look polls all the same.
+        // A thread that has been receiving since the last check counts as polling.
         if self.seen_seq.swap(seq, Ordering::SeqCst) == seq && self.rx.try_lock().is_some() {
             self.rearm();
         } else {
@@ -341,7 +341,7 @@ mod tests {
             }
         }
 
-        /// More than goes to a destination that reports nothing.
+        /// Queues more than the pacing allows to a destination that reports nothing.
         fn stall(&self, qp: &UdQp) {
             let dest = self.silent();
             for _ in 0..1000 {
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    /// Who waits for a report of its destination, however often it has tried, waits for it once.
+    /// A sender that waits for a report of its destination waits once, however often it has tried.
     #[test]
     fn one_wait_for_each_destination() {
         let bed = Bed::new();
@@ -366,8 +366,8 @@ mod tests {
         }
     }
 
-    /// A hostile receiver that lets a flow begin, says that it has no room, and then nothing any more: the engine serves others meanwhile, and what
-    /// waits does not grow.
+    /// A hostile receiver accepts a flow, reports that it has no room, and then sends nothing: the engine serves others meanwhile, and the queue
+    /// does not grow.
     #[test]
     fn a_receiver_that_takes_nothing_does_not_keep_the_engine() {
         let bed = Bed::new();
@@ -410,7 +410,7 @@ mod tests {
         let start = Instant::now();
         let end = start + Duration::from_mins(1);
         while start.elapsed() < Duration::from_secs(3) {
-            // The engine takes another port's datagrams, though nobody polls.
+            // The engine takes another port's datagrams, though no thread polls.
             let before = other.counters().malformed;
             bed.silent.send_to(b"?", other.local_addr()).unwrap();
             while other.counters().malformed == before {
@@ -440,7 +440,7 @@ mod tests {
         assert!(lock(&port.waiting).is_empty());
     }
 
-    /// While a thread takes a burst out of the socket, the engine leaves the port alone; afterwards it takes what nobody took.
+    /// While a thread takes a burst out of the socket, the engine leaves the port alone; afterwards it takes the rest.
     #[test]
     fn the_engine_does_not_turn_round_beside_who_receives() {
         let bed = Bed::new();

@@ -1,4 +1,5 @@
-//! Multicast groups that a datagram queue pair is in and sends to itself: what comes back is told by number, port and address.
+//! Multicast groups that a datagram queue pair is a member of and sends to itself: its own messages are recognised by number, port and
+//! address.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Mutex;
@@ -13,7 +14,7 @@ use crate::lock::lock;
 pub(super) struct Echo(Mutex<Option<SocketAddr>>);
 
 impl Echo {
-    /// Whether the address is of this host: another one may have a queue pair of the same number, behind the same port.
+    /// Whether the address is of this host: another host may have a queue pair of the same number, behind the same port.
     fn is_here(&self, addr: SocketAddr) -> bool {
         let mut known = lock(&self.0);
         if *known == Some(addr) {
@@ -30,7 +31,7 @@ impl Echo {
 }
 
 impl UdInner {
-    /// Whether a datagram is the queue pair's own, come back from a group, and it wants none of these.
+    /// Whether a datagram is the queue pair's own, received through a group, and the queue pair does not want those.
     pub(super) fn is_echo(&self, dst_qp: u32, src_qp: u32, from: SocketAddr) -> bool {
         let Some(echo) = &self.echo else {
             return false;
@@ -49,7 +50,7 @@ mod tests {
     #[test]
     fn addresses_of_this_host_are_told_from_others() {
         let echo = Echo::default();
-        // RFC 5737: nobody has this one.
+        // RFC 5737: no host has this address.
         assert!(!echo.is_here("192.0.2.1:4791".parse().unwrap()));
         for _ in 0..2 {
             assert!(echo.is_here("127.0.0.1:4791".parse().unwrap()));

@@ -15,17 +15,18 @@ use super::{UdDest, UdError, UdErrorKind, UdInner};
 use crate::srq::Lack;
 use crate::types::{QpState, RecvWr, UdSource};
 
-/// Senders whose segments were not kept and who are told at once, for a receive, to send them again. The others try again by themselves.
+/// The number of senders with dropped segments that are told, when a receive is posted, to retransmit at once. Further senders retry by
+/// themselves.
 const TOLD: usize = 16;
 
-/// Why a segment goes no further.
+/// The reason why a segment is not placed.
 enum Stop {
     Starved,
     Refused(FaultCode),
 }
 
 impl UdInner {
-    /// A segment of the reliable mode has come in. `true`: [`UdInner::answer`] is to be called after the last datagram that is here.
+    /// A segment of the reliable mode has arrived. `true`: call [`UdInner::answer`] after the last available datagram.
     pub(super) fn take_reliable(
         &self,
         reliable: &Reliable,
@@ -70,7 +71,7 @@ impl UdInner {
         }
     }
 
-    /// Whether it was placed, so that the flow goes on.
+    /// Whether it was placed, so that the flow continues.
     fn place_spot(&self, taking: &mut Taking, spot: &Spot, arrived: &mut Arrived<'_>) -> bool {
         let segment = *spot.segment();
         let placed = match segment.target {
@@ -133,7 +134,7 @@ impl UdInner {
             (None, _) => return Err(Stop::Refused(FaultCode::Operation)),
         };
         if placed.is_err() {
-            // The memory of the receive is not ours: it is over, and the sender is told.
+            // The memory of the receive is invalid: the flow ends, and the sender is notified.
             let open = taking.flows.refuse(spot, FaultCode::Operation);
             let open = open.map(|open| open.buffer);
             let taken = wr.map(Buffer::Recv).or(open);
@@ -147,7 +148,7 @@ impl UdInner {
         Ok(wr.map(Buffer::Recv))
     }
 
-    /// A receive for a reliable message, from a message that stands still if there is no other.
+    /// Takes a receive for a reliable message, from a stalled message if there is no other.
     fn receive_for(&self, taking: &mut Taking, len: u32, now: Instant) -> Result<RecvWr, Lack> {
         let first = self.take_recv(taking, len);
         if !matches!(first, Err(Lack::Empty)) {
@@ -160,7 +161,7 @@ impl UdInner {
                 self.carried(taking, still);
             }
         }
-        // Whoever posts from now on looks after those who starve. One may have been posted just before.
+        // A thread that posts a receive from now on serves starving flows. One may have been posted just before.
         self.starving.store(true, Ordering::SeqCst);
         self.take_recv(taking, len)
     }
@@ -182,7 +183,7 @@ impl UdInner {
             return Err(Stop::Starved);
         }
         let payload = &arrived.bytes[Grh::LEN..];
-        // As for unreliable ones: all of the message is to be within the region, and each segment needs the right.
+        // As for unreliable messages: the whole message has to be within the region, and each segment needs the right.
         let (at, len) = if opens {
             (0, segment.len)
         } else {
@@ -245,11 +246,11 @@ impl UdInner {
             from: Some(via),
             traffic_class: 0,
         };
-        // Lost, it is said again when the sender tries again.
+        // If it is lost, it is sent again when the sender retries.
         self.port.send_control(control, &dest);
     }
 
-    /// There may be receives, or room for records, for those who found none.
+    /// There may be receives, or room for records, for flows that found none.
     pub(super) fn feed(self: &Arc<Self>) {
         let Some(reliable) = &self.reliable else {
             return;
@@ -274,7 +275,7 @@ impl UdInner {
         self.call_hooks();
     }
 
-    /// Flows that want receives, or room for records, go on one after the other until one finds none.
+    /// Flows that need receives, or room for records, continue one after the other until one finds none.
     fn feed_one_kind(&self, taking: &mut Taking, records: bool) {
         let now = Came::default();
         let mut told = 0;
@@ -331,7 +332,7 @@ impl UdInner {
         self.send_answer(arrived.from, arrived.to, control);
     }
 
-    /// The engine is to look again when flows are to be forgotten.
+    /// Sets the engine's timer for flows that have to be forgotten.
     pub(super) fn set_flow_alarm(self: &Arc<Self>, reliable: &Reliable, taking: &mut Taking) {
         if let Some(at) = taking.flows.next_time()
             && !std::mem::replace(&mut taking.flows_timed, true)

@@ -1,5 +1,5 @@
-//! Taking in what has come at once: datagrams of one sender that follow each other for one queue pair are one hold of its lock, and their
-//! completions one look at its queue.
+//! Processing of datagrams that arrive together: consecutive datagrams of one sender for one queue pair share one hold of its lock, and one
+//! access to its completion queue.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ use crate::lock::lock;
 
 /// Datagrams that lie here, or can be had at once.
 pub(super) trait Feed {
-    /// Goes on to the next one: `false` when there is none.
+    /// Advances to the next datagram; `false` if there is none.
     fn advance(&mut self) -> bool;
     /// Its bytes, behind [`HEADROOM`] bytes that are free.
     fn bytes(&mut self) -> &mut [u8];
@@ -27,7 +27,7 @@ pub(super) trait Feed {
 pub(super) struct Train<'a> {
     buffer: &'a mut [u8],
     each: usize,
-    /// Where the next one begins.
+    /// The position of the next one.
     next: Option<usize>,
     start: usize,
 }
@@ -71,7 +71,7 @@ pub(super) type Answering = SmallVec<[Arc<UdInner>; 4]>;
 /// The queue pair of the last datagram and the number by which it was addressed: mostly it is the next one's, too.
 pub(super) type Known = Option<(u32, Arc<UdInner>)>;
 
-/// What is taken in, and how it came.
+/// The datagrams to process, and their origin.
 pub(super) struct Intake<'a, F> {
     pub(super) port: &'a PortInner,
     pub(super) feed: F,
@@ -183,7 +183,7 @@ impl PortInner {
             }
             // It has woken us. There may be room in the pipe, too.
             Control::Knock => self.resume(|to, _| to == arrived.from),
-            // To a group, nobody answers for all.
+            // No member answers for a group.
             Control::Hello { flow, qkey } if flow.dst_qp != dgram::GROUP_QP => {
                 if let Some(member) = self.member(flow.dst_qp) {
                     member.hello(&flow, qkey, arrived);
@@ -216,8 +216,8 @@ impl PortInner {
 }
 
 impl UdInner {
-    /// Takes in this datagram, and those behind it that are addressed alike. What comes then, and whether [`UdInner::answer`] is to be called
-    /// after the last datagram that is here.
+    /// Processes this datagram, and the following ones with the same addresses. Returns the next datagram, and whether to call
+    /// [`UdInner::answer`] after the last available one.
     fn take_in<F: Feed>(
         self: &Arc<Self>,
         number: u32,
@@ -271,7 +271,7 @@ impl UdInner {
         self.take_message(taking, header, arrived);
     }
 
-    /// A segment has come in for this queue pair. `true`: [`UdInner::answer`] is to be called after the last datagram that is here.
+    /// A segment has arrived for this queue pair. `true`: call [`UdInner::answer`] after the last available datagram.
     fn segment_arrived(
         self: &Arc<Self>,
         taking: &mut Taking,

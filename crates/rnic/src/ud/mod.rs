@@ -1,15 +1,14 @@
-//! Unreliable datagram queue pairs: each send names its destination, each receive says where it came from (datagram-iWARP;
-//! docs/spec/dgram.md).
+//! Unreliable datagram queue pairs: each send names its destination, each receive reports its sender (datagram-iWARP; docs/spec/dgram.md).
 //!
-//! Messages may be lost, doubled and overtaken. Those of up to [`UD_MTU`] bytes are one datagram, longer ones and RDMA Write-Record are cut into
-//! segments. No error of a datagram ends the queue pair: what is damaged, for nobody, with a wrong `Q_Key` or without a posted receive is
-//! dropped, counted, and told by [`UdQp::take_error`].
+//! Messages may be lost, duplicated and reordered. Messages of up to [`UD_MTU`] bytes are one datagram; longer ones and RDMA Write-Record are
+//! divided into segments. No faulty datagram ends the queue pair: datagrams that are damaged, have no receiver, a wrong `Q_Key` or no posted
+//! receive are dropped, counted, and reported by [`UdQp::take_error`].
 //!
-//! In the reliable mode ([`UdInit::reliable`]) messages are acknowledged and sent again: each comes once, and in the order of its pair of queue pairs.
-//! An error is that pair's, and not the queue pair's.
+//! In the reliable mode ([`UdInit::reliable`]) messages are acknowledged and retransmitted: each arrives once, in the order of its pair of queue
+//! pairs. An error affects that pair, and not the whole queue pair.
 //!
 //! From the bottom up: `local` (rings) and `port` (the socket); `taking` and `record`; the halves of a queue pair, `send` and `recv`, with `reliable`
-//! and `flow` for the reliable mode; `intake`, which gives each what has come for it, and `drive`, which has it taken in.
+//! and `flow` for the reliable mode; `intake`, which distributes received datagrams, and `drive`, which calls it.
 
 use std::collections::HashMap;
 use std::io;
@@ -65,21 +64,21 @@ pub const UD_MTU: u32 = dgram::MAX_PAYLOAD as u32;
 pub const UD_MAX_MESSAGE: u32 = dgram::segment::MAX_MESSAGE;
 /// The longest payload of a segment, in bytes.
 pub const UD_MAX_SEGMENT: u32 = dgram::segment::MAX_PAYLOAD as u32;
-/// The number of the queue pairs of a multicast group, whatever theirs are (`InfiniBand` 10.5.2).
+/// The queue pair number that stands for all members of a multicast group (`InfiniBand` 10.5.2).
 pub const UD_GROUP: u32 = dgram::GROUP_QP;
 /// A key with this bit stands for the sending queue pair's own one (InfiniBand 10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
 /// No `Q_Key` yet: nothing comes in.
 const NO_QKEY: u64 = u64::MAX;
 
-/// What a datagram queue pair is made of.
+/// The parameters of a datagram queue pair.
 #[derive(Clone)]
 pub struct UdInit {
     /// The UDP port that it uses, alone or with others.
     pub port: UdPort,
-    /// Where completions of sends go.
+    /// The queue for completions of sends.
     pub send_cq: Cq,
-    /// Where completions of receives go; may be the same queue.
+    /// The queue for completions of receives; may be the same queue.
     pub recv_cq: Cq,
     /// Take receives from here, not from a queue of its own.
     pub srq: Option<Srq>,
@@ -95,20 +94,20 @@ pub struct UdInit {
     pub sq_sig_all: bool,
     /// Its number, as for [`QpInit::num`](crate::QpInit::num).
     pub num: Option<u32>,
-    /// What senders must know. `None`: nothing is received before [`UdQp::set_qkey`].
+    /// The `Q_Key` that senders need. `None`: nothing is received before [`UdQp::set_qkey`].
     pub qkey: Option<u32>,
     /// Each received message has forty bytes in front in which the addresses are ([`Grh`](crate::Grh)), as InfiniBand has it.
     pub grh: bool,
-    /// While this is set, what it sends and what comes for it is lost: a port that is down, for tests.
+    /// While this is set, datagrams in both directions are dropped: a port that is down, for tests.
     pub down: Option<&'static AtomicBool>,
-    /// It does not hear what it sends to multicast groups itself; others on this host do. Default off.
+    /// It does not receive its own messages to multicast groups; other members on this host do. Default off.
     pub deaf_to_itself: bool,
     /// The longest message that may be posted, in bytes. Default [`UD_MAX_MESSAGE`].
     pub max_message: u32,
     /// The longest payload of a segment, in bytes; messages that are longer are cut. Default [`UD_MAX_SEGMENT`]. On a network that loses datagrams what
     /// fits into one packet is better: of a segment that IP has to cut, all is lost with any part.
     pub segment: u32,
-    /// How long a message may go without a segment before it is given up. Default 100 ms.
+    /// How long a message may go without a new segment before it is dropped. Default 100 ms.
     pub message_timeout: Duration,
     /// Messages of several segments that may be incomplete at once. Default 256.
     pub max_open: u32,
@@ -159,7 +158,7 @@ impl UdInit {
     }
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdDest {
     /// Address and UDP port.
@@ -168,13 +167,13 @@ pub struct UdDest {
     pub qp_num: u32,
     /// Its `Q_Key`. With the highest bit set, our queue pair's own key is sent instead.
     pub qkey: u32,
-    /// The address of ours that the receiver is to see; `None`: the system chooses.
+    /// Our address as the receiver sees it; `None`: the system chooses.
     pub from: Option<IpAddr>,
     /// The type of service (IPv4) or traffic class (IPv6); 0 is the system's usual one.
     pub traffic_class: u8,
 }
 
-/// What has gone through a datagram queue pair.
+/// The counters of a datagram queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdCounters {
     /// Datagrams handed to the kernel, or put into shared memory.
@@ -201,12 +200,12 @@ pub struct UdCounters {
     pub resent: u64,
 }
 
-/// Something went wrong with a datagram; the queue pair goes on.
+/// An error of a datagram; the queue pair continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdError {
     /// What.
     pub kind: UdErrorKind,
-    /// Who sent it, or was to get it.
+    /// Its sender, or its destination.
     pub peer: Option<SocketAddr>,
     /// The queue pair there.
     pub qp_num: u32,
@@ -214,7 +213,7 @@ pub struct UdError {
     pub msn: u32,
 }
 
-/// What [`UdError`] tells of.
+/// The kind of a [`UdError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdErrorKind {
     /// A message found no receive.
@@ -227,7 +226,7 @@ pub enum UdErrorKind {
     NoAccess,
     /// A Write-Record found as many records waiting as there may be.
     NoRecord,
-    /// The kernel did not take a datagram of ours: no way to its destination, say.
+    /// The kernel refused a datagram of ours, for example because there is no route.
     NotSent,
     /// Reliable mode: the receiver does not answer. The pair is in the error state.
     Unreachable,
@@ -258,7 +257,7 @@ pub(crate) struct UdInner {
     max_inline: u32,
     sq_sig_all: bool,
     grh: bool,
-    /// What it sends to groups itself is not for it.
+    /// Set if its own messages to groups are dropped.
     echo: Option<Echo>,
     down: Option<&'static AtomicBool>,
     qkey: AtomicU64,
@@ -271,11 +270,11 @@ pub(crate) struct UdInner {
     reliable: Option<Reliable>,
     gather: bool,
     tally: Option<Arc<Tally>>,
-    /// Somebody's next message found no receive, or no room for its record.
+    /// A message found no receive, or no room for its record.
     starving: AtomicBool,
     sq_used: AtomicU32,
     sends: KeyLock<Sends>,
-    /// Held by whoever takes a receive until its completion is made.
+    /// Held by a thread that takes a receive until its completion is made.
     taking: KeyLock<Taking>,
     counters: Counters,
 }
@@ -289,7 +288,7 @@ impl UdInner {
         self.down.is_some_and(|down| down.load(Ordering::Relaxed))
     }
 
-    /// Some work is complete: it is counted, if somebody wants that.
+    /// Counts completed work, if the program has attached a counter.
     fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
         if let Some(tally) = &self.tally {
             tally.note(opcode, status, len);
@@ -306,7 +305,7 @@ impl UdInner {
         self.call_hooks();
     }
 
-    /// The time has come that the port was told of.
+    /// The time that the port was given has come.
     fn alarm(self: &Arc<Self>, now: Instant) {
         let mut taking = self.hold();
         taking.timed = false;
@@ -331,7 +330,7 @@ impl UdInner {
         self.call_hooks();
     }
 
-    /// Whoever calls this holds no lock that anybody waits for: the layers above may do anything with the queue pair.
+    /// The caller must hold no lock: the layers above may do anything with the queue pair.
     fn call_hooks(&self) {
         if on_engine() {
             for cq in self.queues() {
@@ -341,12 +340,11 @@ impl UdInner {
     }
 }
 
-/// A datagram queue pair. It sends and receives from the start; dropping it ends that, and what is outstanding makes no completions any
-/// more.
+/// A datagram queue pair. It sends and receives from the start. Dropping it ends that; outstanding requests get no completions.
 pub struct UdQp {
     inner: Arc<UdInner>,
     port: UdPort,
-    /// Where it hears multicast groups.
+    /// The ports on which it receives multicast groups.
     groups: Mutex<HashMap<SocketAddr, UdPort>>,
     _taken: (Counted, QpNumber),
 }
@@ -367,16 +365,16 @@ impl UdQp {
         self.inner.state()
     }
 
-    /// What senders must know from now on.
+    /// Sets the `Q_Key` that senders need from now on.
     pub fn set_qkey(&self, qkey: u32) {
         self.inner.qkey.store(u64::from(qkey), Ordering::Relaxed);
     }
 
-    /// Hear what is sent to [`UD_GROUP`] at this multicast group and port, on these interfaces (their indexes), with the queue pair's `Q_Key`. Others,
-    /// in this process too, may hear the same. A group that is heard already stays as it is.
+    /// Joins a multicast group: receives messages to [`UD_GROUP`] at this address and port, on these interfaces (their indexes), with the queue pair's
+    /// `Q_Key`. Other queue pairs, in this process too, may join the same group. A group that is joined already stays as it is.
     ///
     /// # Errors
-    /// `InvalidInput` for what is no group; as `bind(2)`; as `setsockopt(2)` says of `IP_ADD_MEMBERSHIP` when it can be heard on no interface.
+    /// `InvalidInput` for an address that is not a group; as `bind(2)`; the error of `IP_ADD_MEMBERSHIP` if no interface can join.
     pub fn attach(&self, group: SocketAddr, interfaces: &[u32]) -> io::Result<()> {
         if !group.ip().is_multicast() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -394,7 +392,7 @@ impl UdQp {
         Ok(())
     }
 
-    /// Hear a group no more: `false` if it was not heard.
+    /// Leaves a group; `false` if it was not joined.
     pub fn detach(&self, group: SocketAddr) -> bool {
         let port = lock(&self.groups).remove(&group);
         if let Some(port) = &port {
@@ -452,7 +450,7 @@ impl UdQp {
         }
     }
 
-    /// Reliable mode: ends the error state of what is sent to there: `false` if there was none. Messages that were flushed are not sent again; whether the
+    /// Reliable mode: ends the error state of a destination; `false` if there was none. Flushed messages are not sent again. Whether the
     /// first of them was delivered is not known when its status was [`RetryExcErr`](crate::WcStatus::RetryExcErr) or
     /// [`RemAbortErr`](crate::WcStatus::RemAbortErr).
     pub fn reset_pair(&self, to: &UdDest) -> bool {
@@ -460,26 +458,27 @@ impl UdQp {
         reliable.is_some_and(|reliable| reliable.reset(to))
     }
 
-    /// What RDMA Write-Record has filled of the region or window with this key, since that was last asked with
-    /// [`UdQp::take_validity_map`]. Maps are kept for the 256 keys written to last, of 4,096 ranges each: valid bytes beyond that are not in them.
+    /// The bytes that RDMA Write-Record has written to the region or window with this key, since the last [`UdQp::take_validity_map`]. Maps are
+    /// kept for the 256 most recently written keys, with 4,096 ranges each; further valid bytes are not in them.
     pub fn validity_map(&self, rkey: u32) -> ValidityMap {
         self.inner.hold().maps.get(rkey)
     }
 
-    /// As [`UdQp::validity_map`], and from now on nothing is valid that is not written again: to be called by who reads the memory.
+    /// As [`UdQp::validity_map`], and resets the map: only bytes that are written later are valid. To be called by the thread that reads
+    /// the memory.
     pub fn take_validity_map(&self, rkey: u32) -> ValidityMap {
         self.inner.hold().maps.take(rkey)
     }
 
-    /// What has gone wrong, oldest first; the last 64 errors are kept.
+    /// Takes the oldest error; the last 64 errors are kept.
     pub fn take_error(&self) -> Option<UdError> {
         self.inner.hold().take_error()
     }
 
-    /// Whether [`UdQp::post_send`] would take a request like this, given room for it.
+    /// Checks whether [`UdQp::post_send`] would accept this request, given room for it.
     ///
     /// # Errors
-    /// As there.
+    /// As `post_send`.
     pub fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
         match self.inner.check_post(wr) {
             Ok(_) => Ok(()),
@@ -514,7 +513,7 @@ impl UdQp {
         self.post_recv(&[wr])
     }
 
-    /// Everything outstanding is flushed, and so is whatever is posted from now on; datagrams are dropped.
+    /// Flushes all outstanding requests and all that are posted later; datagrams are dropped.
     pub fn to_error(&self) {
         self.inner.send_on();
         let error = QpState::Error as u8;
@@ -527,7 +526,7 @@ impl UdQp {
         self.inner.sq_used.load(Ordering::Relaxed)
     }
 
-    /// What has gone through so far.
+    /// The counters so far.
     pub fn counters(&self) -> UdCounters {
         let counters = &self.inner.counters;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -559,7 +558,7 @@ impl Drop for UdQp {
         if let Some(reliable) = &inner.reliable {
             reliable.clear();
         }
-        // Whoever has a datagram for it in hand is done after this, or drops it.
+        // A thread with a datagram for it finishes before this, or drops it.
         inner.hold().live = false;
         inner.flush_recvs(false);
     }

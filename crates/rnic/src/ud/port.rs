@@ -1,5 +1,5 @@
-//! The UDP transport: one socket for many datagram queue pairs, which are told apart by the number in the datagram (docs/spec/dgram.md). Here
-//! is what they send through it, and wait for; what comes is taken in by the module `intake`, driven by `drive`.
+//! The UDP transport: one socket for many datagram queue pairs, which the number in the datagram distinguishes (docs/spec/dgram.md). This
+//! module sends, and holds sends that wait. The module `intake`, driven by `drive`, processes received datagrams.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,11 +23,11 @@ use crate::lock::lock;
 
 /// Datagrams, or trains of them, of one system call.
 const PLACES: usize = 4;
-/// The headers and what stands in front of them make room for the [`Grh`].
+/// The headers and the space before them make room for the [`Grh`].
 pub(super) const HEADROOM: usize = Grh::LEN - dgram::HEADER_LEN;
 /// Room for datagrams that wait to be received, in bytes as the kernel counts them.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// With less, senders are slowed down or datagrams are lost; who administers the system is told.
+/// With less, senders are slowed down or datagrams are lost; a warning tells the system's administrator.
 const ENOUGH: usize = 1 << 20;
 /// The longest datagram, or train of them, that there is.
 const ROOM: usize = 1 << 16;
@@ -36,7 +36,7 @@ const KNOCK_AGAIN: Duration = Duration::from_millis(1);
 /// Destinations whose pace is known; one that was not sent to for the longest is forgotten.
 const MAX_PATHS: usize = 4096;
 
-/// What a [`UdPort`] has dropped.
+/// The datagrams that a [`UdPort`] has dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdPortCounters {
     /// No datagrams of this protocol, or damaged ones.
@@ -112,7 +112,7 @@ impl Last {
     }
 }
 
-/// What is at hand while datagrams are received.
+/// The receiver's state.
 pub(super) struct Rx {
     pub(super) batch: RecvBatch,
     /// One datagram of a pipe, with room in front.
@@ -120,7 +120,7 @@ pub(super) struct Rx {
     /// The port's pipes, when there were so many changes.
     pub(super) pipes: Vec<Arc<Pipe>>,
     changes: u32,
-    /// Who is first.
+    /// The pipe whose turn is first.
     pub(super) turn: usize,
     pub(super) last: Last,
 }
@@ -136,15 +136,15 @@ pub(crate) struct PortInner {
     member_changes: AtomicU32,
     /// Receiving is one thread's at a time; with the buffer for it.
     pub(super) rx: Brief<Rx>,
-    /// Pipes are to knock from now on, which whoever receives sees to.
+    /// Pipes have to knock from now on; the receiving thread takes care of that.
     pub(super) dozing: AtomicBool,
-    /// What the kernel gives us of [`RECEIVE_BUFFER`].
+    /// The part of [`RECEIVE_BUFFER`] that the kernel grants.
     pub(super) receive_room: u32,
-    /// How fast each destination takes what is sent to it.
+    /// The pace of each destination.
     pub(super) paths: Mutex<Paths>,
     /// Queue pairs that wait for a report of a destination, each once for each, and when they try again without one.
     pub(super) paced: Mutex<Waits>,
-    /// One of those may go on: whoever drives the port sees to it.
+    /// A waiting sender may continue; the thread that drives the port takes care of that.
     pub(super) due: AtomicBool,
     /// When to look at queue pairs again.
     pub(super) alarms: Mutex<Vec<(Instant, Weak<UdInner>)>>,
@@ -173,7 +173,7 @@ impl PortInner {
         interest
     }
 
-    /// Somebody polls, and the engine looks after what he leaves.
+    /// Whether a thread polls; the engine handles what that thread leaves.
     pub(super) fn is_polled(&self) -> bool {
         self.timed.load(Ordering::Relaxed) && !self.armed.load(Ordering::Relaxed)
     }
@@ -215,7 +215,7 @@ impl PortInner {
         }
     }
 
-    /// Nobody polls from here on: whoever puts something into a pipe has to knock.
+    /// No thread polls from here on: a thread that puts a datagram into a pipe has to knock.
     pub(super) fn doze(&self) {
         self.dozing.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -249,10 +249,10 @@ impl PortInner {
         member
     }
 
-    /// Whether a datagram of `len` bytes may be sent there now, and the pipe that it goes through, if there is one.
+    /// Whether a datagram of `len` bytes may be sent there now, and its pipe, if there is one.
     ///
     /// # Errors
-    /// The time at which to ask again if no report has come by then.
+    /// The time at which to try again if no report has arrived by then.
     pub(super) fn may_send(&self, dest: &UdDest, len: usize) -> Result<Option<Arc<Pipe>>, Instant> {
         if dest.addr.ip().is_multicast() {
             return Ok(None);
@@ -284,10 +284,10 @@ impl PortInner {
         let _ = self.socket.send_marked(&raw, dest.addr, dest.from, class);
     }
 
-    /// Hand datagrams of one size to the kernel, or to a pipe: how many bytes it has taken, 0 when it has no room now.
+    /// Passes datagrams of one size to the kernel, or to a pipe. Returns how many bytes it has taken, 0 if it has no room now.
     ///
     /// # Errors
-    /// What the kernel says of a datagram that cannot go out.
+    /// The kernel's error for a datagram that cannot be sent.
     pub(super) fn send_train(
         &self,
         bytes: &[u8],
@@ -321,7 +321,7 @@ impl PortInner {
                 sizes.fold(None, |probe, len| pacer.sent(now, len).or(probe))
             };
             if let Some(probe) = probe {
-                // Behind what it asks about.
+                // The probe follows the datagrams that it asks about.
                 self.send_control(probe, dest);
             }
         }
@@ -347,7 +347,7 @@ impl PortInner {
                 true
             }
             None => {
-                // One whose peer has gone is emptied first.
+                // A pipe whose peer has closed is emptied first.
                 if pipe.is_open() {
                     self.locals.remove(&pipe);
                 }
@@ -361,7 +361,7 @@ impl PortInner {
         let to = dest.addr;
         let key = (to, member_id(&member));
         lock(&self.paced).of.insert(key, Paced { until, member });
-        // The report may have come before anybody waited for it.
+        // The report may have arrived before a sender waited for it.
         let open = if let Some(pipe) = self.locals.pipe(dest) {
             pipe.may_send().is_ok()
         } else {
@@ -382,7 +382,7 @@ impl PortInner {
         }
     }
 
-    /// The engine is to look at those who wait at this time, if it does not before. A timer for each wait would wake it as often as they wait.
+    /// Sets the time at which the engine checks waiting senders. A timer for each wait would wake it as often as they wait.
     pub(super) fn paced_by(&self, until: Instant) {
         {
             let mut paced = lock(&self.paced);
@@ -445,7 +445,7 @@ impl UdPort {
         self.inner().addr
     }
 
-    /// What it has dropped so far.
+    /// The dropped datagrams so far.
     pub fn counters(&self) -> UdPortCounters {
         UdPortCounters {
             malformed: self.inner().malformed.load(Ordering::Relaxed),

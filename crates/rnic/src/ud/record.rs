@@ -1,4 +1,4 @@
-//! What RDMA Write-Record leaves at its target: a record for each message, and a map of the bytes that are valid.
+//! The results of RDMA Write-Record at its target: a record for each message, and a map of the valid bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,15 +8,15 @@ use weft_wire::dgram::{Segment, Target};
 
 use crate::types::UdSource;
 
-/// Ranges of one map: what would make more is not marked valid.
+/// Ranges of one map: bytes beyond that are not marked valid.
 const MAX_RANGES: usize = 4096;
 /// Regions with a map at once, for one queue pair.
 const MAX_MAPS: usize = 256;
 
-/// One RDMA Write-Record message that has come in, or what has come of it.
+/// One RDMA Write-Record message that has arrived, completely or in part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteRecord {
-    /// Who wrote. Its message sequence number is [`WriteRecord::msn`].
+    /// The writer. Its message sequence number is [`WriteRecord::msn`].
     pub source: UdSource,
     /// The message's number: the source counts the messages of several segments and Write-Records that it sends, to whomever.
     pub msn: u32,
@@ -26,13 +26,13 @@ pub struct WriteRecord {
     pub addr: u64,
     /// Length of the whole message in bytes.
     pub len: u32,
-    /// What the writer sent with it.
+    /// The writer's immediate data.
     pub imm: Option<u64>,
     /// Ranges of the message (not of the region) that have come and are placed, in order.
     pub valid: Vec<Range<u32>>,
 }
 
-/// What a [`WriteRecord`] is made of when the program asks for it.
+/// The data of a [`WriteRecord`] until the program takes it.
 pub(super) struct Written {
     pub(super) source: UdSource,
     pub(super) msn: u32,
@@ -69,7 +69,7 @@ impl Written {
 }
 
 impl WriteRecord {
-    /// Whether all of the message has come.
+    /// Whether all of the message has arrived.
     pub fn is_complete(&self) -> bool {
         self.valid_bytes() == self.len
     }
@@ -88,8 +88,8 @@ impl WriteRecord {
     }
 }
 
-/// Which bytes of a region RDMA Write-Record has filled since the map was last taken. What a message lacked is not valid, even where an
-/// earlier message had been.
+/// The bytes of a region that RDMA Write-Record has written since the map was last taken. Missing bytes of a message are not valid, even if
+/// they were valid from an earlier message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ValidityMap {
     /// Start and end, with a gap between any two.

@@ -1,5 +1,5 @@
-//! The receiving half of a datagram queue pair: segments are placed as they come, in the receive that their message has taken or in the
-//! region that it names, and completions are made when a message is whole or its time is up.
+//! The receiving half of a datagram queue pair: segments are placed as they arrive, in the receive that their message has taken or in the
+//! region that it names. A completion follows when a message is complete or its time is up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,7 @@ impl UdInner {
         if self.grh { Grh::LEN as u32 } else { 0 }
     }
 
-    /// A receive for a message of so many bytes, with what stands in front.
+    /// Takes a receive for a message of this many bytes, plus the header space.
     pub(super) fn take_recv(&self, taking: &mut Taking, len: u32) -> Result<RecvWr, Lack> {
         let fits = |wr: &RecvWr| sg_len(&wr.sges).is_some_and(|room| room >= len);
         let take = || match &self.recv {
@@ -183,7 +183,7 @@ impl UdInner {
         }
         let placed = match (&opened, taking.reassembler.buffer(&ticket)) {
             (Some(wr), _) => {
-                // What stands in front comes with the first segment that does, whichever that is.
+                // The header space is filled with the first segment to arrive.
                 let payload = &arrived.bytes[Grh::LEN..];
                 let grh = &arrived.bytes[Grh::LEN - front as usize..Grh::LEN];
                 self.place(&taking.keys, wr, 0, grh)
@@ -225,7 +225,7 @@ impl UdInner {
         whole: Whole,
         arrived: &Arrived<'_>,
     ) {
-        // Whatever becomes of it, what comes of it again is late.
+        // In any case, further segments of it are late.
         taking.reassembler.came(whole);
         let source = UdSource {
             addr: arrived.from,
@@ -442,7 +442,7 @@ impl UdInner {
         }
     }
 
-    /// Everything that waits for messages is over. `tell`: with completions.
+    /// Ends all waiting receives. `tell`: with completions.
     pub(super) fn flush_recvs(&self, tell: bool) {
         let mut taking = self.hold();
         let open = taking.reassembler.clear();

@@ -1,4 +1,4 @@
-//! The sending half of a datagram queue pair in the reliable mode: each message stays until its receiver has acknowledged it
+//! The sending half of a datagram queue pair in the reliable mode: each message is kept until its receiver has acknowledged it
 //! (docs/spec/dgram.md, "Reliable mode").
 
 use std::cmp::Reverse;
@@ -20,9 +20,9 @@ use crate::types::{PostReason, QpState, SendWr, WcStatus};
 /// Settings of a datagram queue pair in the reliable mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdReliable {
-    /// How long a receiver that does not answer is tried. Default 10 s. It is tried three times at least.
+    /// How long a silent receiver is retried. Default 10 s. It is retried three times at least.
     pub give_up: Duration,
-    /// How long a receiver is tried that answers, and has no receive. Default: as long as it answers.
+    /// How long a receiver that answers, and has no receive, is retried. Default: as long as it answers.
     pub not_ready: Option<Duration>,
 }
 
@@ -37,7 +37,7 @@ impl Default for UdReliable {
 
 /// However short the time is.
 const TRIES: u32 = 3;
-/// Destinations that may be known before those that are not used any more are looked for.
+/// The number of destinations above which unused ones are removed.
 const MANY: usize = 1024;
 /// A destination that was not used for so long is forgotten then.
 const UNUSED: Duration = Duration::from_mins(1);
@@ -47,7 +47,7 @@ type Key = (SocketAddr, u32);
 struct Path {
     pair: Pair<SendWr>,
     dest: UdDest,
-    /// It stands in one of the queues.
+    /// Whether it is in one of the queues.
     queued: bool,
     /// The earliest of its times in the heap.
     timer: Option<Now>,
@@ -55,7 +55,7 @@ struct Path {
     resent: u64,
 }
 
-/// What a queue pair sends, to all of its destinations.
+/// The sends of a queue pair, to all of its destinations.
 pub(super) struct Reliable {
     config: PairConfig,
     start: Instant,
@@ -121,7 +121,7 @@ impl Reliable {
         self.start + time
     }
 
-    /// What waits is over, and nobody wants to hear of it.
+    /// Drops waiting sends without completions.
     pub(super) fn clear(&self) {
         *lock(&self.paths) = Paths::default();
     }
@@ -135,7 +135,7 @@ impl Reliable {
         }
     }
 
-    /// Whether there was an error.
+    /// Ends the error state of a destination; returns whether there was one.
     pub(super) fn reset(&self, to: &UdDest) -> bool {
         let mut paths = lock(&self.paths);
         let key = (to.addr, to.qp_num);
@@ -245,7 +245,7 @@ impl UdInner {
                         paths.timers.push(Reverse((at, key)));
                     }
                 }
-                // Stalled, its own time may have passed already. What it waits for looks at the clock, too.
+                // For a stalled destination its own time may have passed already. The event that it waits for has a timer, too.
                 Err(Stall::Pace(until)) => {
                     path.queued = true;
                     paths.parked.push(key);
@@ -288,7 +288,7 @@ impl UdInner {
         let now = reliable.since(Instant::now());
         path.pair.tick(now);
         while let Some((len, wr)) = path.pair.ready(now) {
-            // Exactly: what is longer than the train's first one does not go with it.
+            // Exact size: a datagram longer than the train's first one does not join the train.
             let size = wr.map_or(segment::PROBE_LEN, |wr| packet_len(wr, len));
             if !paths.train.takes(size, &path.dest) {
                 self.flush_packets(&mut paths.train)?;
@@ -414,7 +414,7 @@ impl UdInner {
         self.pair_failed(paths, path, status);
     }
 
-    /// Only what goes to this destination is over: the first message with this status, the others flushed.
+    /// Ends only the sends to this destination: the first message gets this status, the others are flushed.
     fn pair_failed(&self, paths: &mut Paths, path: &mut Path, status: WcStatus) {
         if path.pair.failure().is_none() {
             path.pair.fail(Failure::Unreachable);

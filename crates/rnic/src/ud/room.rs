@@ -43,7 +43,7 @@ mod tests {
         port: UdPort,
         cq: Cq,
         sender: UdQp,
-        /// It has no receives, and counts what comes.
+        /// It has no receives, and counts arriving datagrams.
         receiver: UdQp,
         posted: u64,
     }
@@ -125,7 +125,7 @@ mod tests {
         until(|| bed.receiver.counters().no_recv == bed.posted);
     }
 
-    /// What was posted before the queue pair went is sent.
+    /// Requests posted before the queue pair was dropped are sent.
     #[test]
     fn a_burst_goes_before_its_queue_pair() {
         let mut bed = Bed::new();
@@ -149,7 +149,7 @@ mod tests {
         until(|| bed.receiver.counters().no_recv == bed.posted);
     }
 
-    /// Who asks for an event and sleeps leaves the port to the engine; who asks and polls on and on does not.
+    /// A program that requests an event and sleeps leaves the port to the engine; one that requests it and continues to poll does not.
     #[test]
     fn a_poller_that_has_asked_for_an_event_keeps_the_lease() {
         let bed = Bed::new();

@@ -1,5 +1,5 @@
-//! The sending half of a datagram queue pair: messages become segments, segments of one size a train, and trains go to the kernel when
-//! the pacing of their destination lets them.
+//! The sending half of a datagram queue pair: messages become segments, segments of one size a train, and trains go to the kernel when the
+//! pacing of their destination allows it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) const AHEAD: usize = 8;
 pub(super) const LONG: usize = 4096;
 /// So many posts of a burst are sent at once, before further ones are taken for the rest of a long one.
 const AT_ONCE: u32 = 2;
-/// Who takes longer than that between two posts computes meanwhile, and may go on with that after the second one.
+/// A program that takes longer than that between two posts is computing, and may continue so after the second one.
 const PAUSE: Duration = Duration::from_micros(4);
 /// Most bytes of a train.
 const TRAIN_BYTES: usize = 65_000;
@@ -60,7 +60,7 @@ pub(super) struct Waiting {
     progress: Progress,
 }
 
-/// How far a message is on its way into the train.
+/// The progress of a message into the train.
 #[derive(Clone, Copy)]
 struct Progress {
     len: u32,
@@ -86,9 +86,9 @@ pub(super) struct Train {
     pub(super) each: usize,
     pub(super) count: usize,
     closed: bool,
-    /// It waits for the next poll, which knows of it.
+    /// It waits for the next poll, which will send it.
     held: bool,
-    /// What it goes through, if that is known.
+    /// Its pipe, if known.
     pipe: Option<Arc<Pipe>>,
 }
 
@@ -113,7 +113,7 @@ impl Train {
         self.count += 1;
     }
 
-    /// Before it goes: the CRCs of its datagrams.
+    /// Before sending: the CRCs of its datagrams.
     pub(super) fn seal(&mut self) {
         if self.gone == 0 {
             dgram::seal_all(&mut self.bytes, self.each);
@@ -158,7 +158,7 @@ impl Burst {
     }
 }
 
-/// What a send waits for.
+/// The event that a send waits for.
 enum Stall {
     /// Room in the socket.
     Socket,
@@ -166,7 +166,7 @@ enum Stall {
     Pace(Instant, UdDest),
 }
 
-/// Why a message goes no further.
+/// The reason why a message stops.
 enum Halt {
     Stall(Stall),
     Memory,
@@ -199,7 +199,7 @@ impl Sends {
         }
     }
 
-    /// Nobody wants to hear of what is outstanding.
+    /// Drops outstanding sends without completions.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.staged.clear();
@@ -277,8 +277,8 @@ impl UdInner {
         Ok(())
     }
 
-    /// Whether what is in the train may wait for the poll that is about to come: its program sends in bursts ([`UdInit::gather`](super::UdInit::gather)).
-    /// The first of a burst are sent at once, and so is a shorter one, which ends it.
+    /// Whether the train may wait for the coming poll: its program sends in bursts ([`UdInit::gather`](super::UdInit::gather)). The first datagrams of a
+    /// burst are sent at once, and so is a shorter one, which ends it.
     fn holds(self: &Arc<Self>, sends: &mut Sends, to: &UdDest, len: u32) -> bool {
         if !self.gather {
             return false;
@@ -356,9 +356,9 @@ impl UdInner {
         Ok(())
     }
 
-    /// What was staged goes out; what does not, waits.
+    /// Sends the staged datagrams; the rest waits.
     fn finish_train(self: &Arc<Self>, sends: &mut Sends) {
-        // With sends that wait, what is in the train waits with them.
+        // If sends wait, the train waits with them.
         if sends.waiting.is_empty()
             && let Err(stall) = self.flush_train(sends)
         {
@@ -454,7 +454,7 @@ impl UdInner {
         Ok(())
     }
 
-    /// The `Q_Key` that goes out with what is sent there.
+    /// The `Q_Key` in datagrams to this destination.
     pub(super) fn qkey_for(&self, to: &UdDest) -> u32 {
         let own = self.qkey.load(Ordering::Relaxed);
         match u32::try_from(own) {
@@ -480,7 +480,7 @@ impl UdInner {
                 Ok(())
             }
             Err(until) => {
-                // What is staged is not to wait for this.
+                // Staged datagrams must not wait for this.
                 self.flush_train(sends)?;
                 Err(Stall::Pace(until, *to))
             }
@@ -516,7 +516,7 @@ impl UdInner {
                 }
             }
         }
-        // For the CRC, which the train gets when it goes.
+        // Room for the CRC, which is computed when the train is sent.
         out.extend_from_slice(&[0; dgram::CRC_LEN]);
         Ok(())
     }
@@ -577,7 +577,7 @@ impl UdInner {
         self.done(silent, &staged, status);
     }
 
-    /// Adds to the sends that are outstanding: whoever calls this holds the lock of all sends.
+    /// Adds to the number of outstanding sends; the caller holds the lock of all sends.
     pub(super) fn count_used(&self, n: u32) {
         let used = self.sq_used.load(Ordering::Relaxed).wrapping_add(n);
         self.sq_used.store(used, Ordering::Relaxed);
@@ -619,7 +619,7 @@ impl UdInner {
             let Some(mut first) = sends.waiting.pop_front() else {
                 break self.flush_train(&mut sends).err();
             };
-            // What is in the train already is in front of it.
+            // Datagrams in the train come before it.
             let staged = self.stage(&mut sends, &first.wr, &first.to, &mut first.progress);
             match staged {
                 Ok(()) => {}
@@ -652,7 +652,7 @@ impl UdInner {
     }
 }
 
-/// Where a message goes, if to memory, and its immediate data.
+/// The destination of a message, if it is memory, and its immediate data.
 pub(super) fn what_is_sent(wr: &SendWr) -> (Option<Target>, Option<u64>) {
     let target = |remote: RemoteAddr| {
         Some(Target {

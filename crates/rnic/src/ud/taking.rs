@@ -1,4 +1,4 @@
-//! What a thread holds of a datagram queue pair while it takes in datagrams, and what these bring.
+//! The state of a datagram queue pair that a thread holds while it processes datagrams, and their effects.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::types::{RecvWr, Wc};
 /// Errors that wait for the program; the oldest are forgotten.
 const MAX_ERRORS: usize = 64;
 
-/// What a datagram brings, and how it came.
+/// The contents of a datagram, and its origin.
 pub(crate) struct Arrived<'a> {
     /// The payload, behind [`Grh::LEN`] bytes that are free.
     pub(crate) bytes: &'a mut [u8],
@@ -30,7 +30,8 @@ pub(crate) struct Arrived<'a> {
     pub(crate) now: &'a Came,
 }
 
-/// When datagrams that are taken in at once have come. Messages that are one datagram do not ask, and the clock is a part of what they cost in shared memory.
+/// The arrival time of datagrams that are processed together. Single-datagram messages do not need it, and reading the clock is a noticeable part of their
+/// cost in shared memory.
 #[derive(Default)]
 pub(crate) struct Came(Cell<Option<Instant>>);
 
@@ -42,7 +43,7 @@ impl Came {
     }
 }
 
-/// Writes what stands in front of a message of `payload` bytes.
+/// Writes the header space of a message of `payload` bytes.
 pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
     let grh = Grh {
         source: arrived.from.ip(),
@@ -54,7 +55,7 @@ pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
     }
 }
 
-/// A payload that came early, with what is free in front of it, and how it came.
+/// A payload that arrived early, with the free space before it, and its origin.
 pub(super) struct Early {
     pub(super) bytes: Vec<u8>,
     pub(super) to: IpAddr,
@@ -73,18 +74,18 @@ impl Early {
     }
 }
 
-/// Where a message's bytes go.
+/// The destination of a message's bytes.
 pub(super) enum Buffer {
     Recv(RecvWr),
     Region,
 }
 
-/// What a thread holds while it takes in datagrams.
+/// The state that a thread holds while it processes datagrams.
 pub(super) struct Taking {
-    /// Somebody still wants completions.
+    /// Completions are still wanted.
     pub(super) live: bool,
     pub(super) reassembler: Reassembler<Buffer>,
-    /// What comes in the reliable mode, and whether the engine will look at what has become too old of that.
+    /// The flows of the reliable mode, and whether the engine will check them for age.
     pub(super) flows: Flows<Buffer, Early>,
     pub(super) flows_timed: bool,
     /// Messages of Write-Record that are open, and records that wait for the program.
@@ -93,7 +94,7 @@ pub(super) struct Taking {
     pub(super) next_record: u64,
     pub(super) maps: Maps,
     errors: VecDeque<UdError>,
-    /// The engine will look at what has become too old.
+    /// The engine will check for messages that are too old.
     pub(super) timed: bool,
     /// Completions that go to the queue at the end of the hold, and whether one of them is solicited or an error.
     pub(super) made: Vec<Wc>,
@@ -181,7 +182,7 @@ pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A hold of what a thread needs to take in datagrams. Completions that are made in it come to the queue at its end, all at once.
+/// A hold of the state that a thread needs to process datagrams. Its completions are added to the queue at its end, all at once.
 pub(super) struct Hold<'a> {
     of: &'a UdInner,
     taking: KeyGuard<'a, Taking>,
@@ -246,7 +247,7 @@ mod tests {
         }
     }
 
-    /// In whatever order the program asks for them, and once.
+    /// In any order of the requests, and once each.
     #[test]
     fn records_are_found_by_their_number() {
         for order in [[0, 1, 2, 3, 4], [3, 0, 4, 1, 2], [4, 3, 2, 1, 0]] {

@@ -15,16 +15,16 @@ use super::{Conn, Core, Sender};
 use crate::machine::{Endpoint, Write};
 use crate::wire::{Buffer, ENTRY_LEN, MAP_LEN, Message, key_and_len};
 
-/// What the program has mapped.
+/// The program's mappings.
 #[derive(Default)]
 pub(super) struct Maps {
     list: Vec<Map>,
-    /// Entries of the peer's table that it has not been told of: index, offset, place.
+    /// Changed entries of the peer's table that were not sent to it: index, offset, place.
     updates: VecDeque<(u16, u64, Buffer)>,
 }
 
 struct Map {
-    /// Where the memory is in the process, by which the program names it.
+    /// The address of the memory in the process, by which the program names it.
     addr: usize,
     region: Mr,
     /// Its entry in the peer's table; without one, the memory is not open to the peer.
@@ -32,10 +32,10 @@ struct Map {
 }
 
 impl Conn {
-    /// Open memory to the peer at an offset (`None`: at its address), or, without `writable`, only register it. The peer knows of it when
-    /// it has received what is sent after this.
+    /// Opens memory to the peer at an offset (`None`: at its address), or, without `writable`, only registers it. The peer knows of it when
+    /// it has received the next bytes that are sent after this call.
     ///
-    /// # Errors
+    /// `ENOTCONN`; `ENOMEM` if the peer's table is full.
     /// `ENOTCONN`; `ENOMEM` when the peer's table is full.
     pub(crate) fn map(
         &self,
@@ -72,7 +72,7 @@ impl Conn {
             region,
             index,
         });
-        // What cannot be told now is told before the next bytes.
+        // Entries that cannot be sent now are sent before the next bytes.
         let _ = self.send_maps(&mut sender, Wait::Not);
         Ok(offset)
     }
@@ -107,7 +107,7 @@ impl Conn {
         drop(maps);
     }
 
-    /// Tell the peer of changed entries.
+    /// Sends changed entries to the peer.
     pub(super) fn send_maps(&self, sender: &mut Sender, wait: Wait) -> Result<(), Errno> {
         while let Some(&(index, offset, place)) = sender.maps.updates.front() {
             let (order, _) = *self.peer.get().ok_or(Errno::NOTCONN)?;
@@ -120,7 +120,8 @@ impl Conn {
         Ok(())
     }
 
-    /// Write into memory that the peer has mapped at `offset`. Bytes written, up to where no mapping is: its program is not told.
+    /// Writes into memory that the peer has mapped at `offset`. Returns the bytes written, up to the end of the mapping. The peer's program
+    /// is not notified.
     ///
     /// # Errors
     /// As for sends.
@@ -148,7 +149,7 @@ impl Conn {
         }
     }
 
-    /// Where up to `want` bytes at `offset` go. The peer wrote our table, and may say in it what it likes.
+    /// The place of up to `want` bytes at `offset`. The peer wrote this table, so its values are not trusted.
     fn mapped(&self, offset: u64, want: u32) -> Option<Write> {
         (0..usize::from(self.options.maps)).find_map(|i| {
             let at = 2 * ENTRY_LEN + i * MAP_LEN;

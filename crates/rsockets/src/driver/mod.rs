@@ -35,7 +35,7 @@ use maps::Maps;
 const TAG_RECV: u64 = 1 << 63;
 /// Work requests of messages that are no data: there are never so many, because each answers something.
 const CONTROL_WRS: u32 = 64;
-/// Writes that take less than this many bytes of buffer are not told of one by one.
+/// Writes that take less than this many bytes of buffer are not announced one by one.
 const QUIET: u32 = 16;
 
 /// Closed by their programs, and not yet by their peers.
@@ -45,36 +45,36 @@ fn lingering() -> Lingering<Conn> {
     lingering
 }
 
-/// How long a close leaves the connection open for a peer that is not one of us, once everything is sent.
+/// How long a close keeps the connection open, after everything was sent, for a peer that is not weft.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// A run of writes whose completion is told at its end.
+/// A run of writes with one completion, at its end.
 #[derive(Clone, Copy, Default)]
 struct Mark {
     /// Messages in it.
     messages: u32,
     /// Bytes of the send buffer.
     bytes: usize,
-    /// Whether they go out from the program's own memory.
+    /// Whether they are sent from the program's own memory.
     direct: u32,
 }
 
-/// What only the thread that sends touches.
+/// State of the sending thread only.
 #[derive(Default)]
 struct Sender {
     /// The send buffer, made when it is first needed.
     buffer: Option<Mr>,
-    /// Where its next bytes go.
+    /// The position of its next bytes.
     at: usize,
     maps: Maps,
 }
 
-/// What the lock guards.
+/// The state under the lock.
 pub(crate) struct Core {
     state: State,
     /// There once the peer has greeted.
     machine: Option<Endpoint>,
-    /// Writes that are told of, oldest first, and those since the last.
+    /// Announced writes, oldest first, and those since the last one.
     marks: VecDeque<Mark>,
     open: Mark,
     /// Sum of both.
@@ -151,7 +151,7 @@ impl Conn {
         RecvWr::new(TAG_RECV | place as u64).sge(self.words.sge(place * MESSAGE_LEN, MESSAGE_LEN))
     }
 
-    /// What we tell the peer at first.
+    /// Our first message.
     pub(crate) fn greeting(&self) -> Greeting {
         Greeting {
             order: Order::HOST,
@@ -178,10 +178,10 @@ impl Conn {
         self.options
     }
 
-    /// The peer has greeted: the connection is there.
+    /// Handles the peer's first message: the connection is established.
     ///
     /// # Errors
-    /// `EPROTO` when it said nothing that makes sense.
+    /// `EPROTO` for an invalid message.
     pub(crate) fn established(&self, private_data: &[u8]) -> Result<(), Errno> {
         let peer = Greeting::parse(private_data).map_err(|error| {
             tracing::debug!(%error, "the peer is no rsocket");
@@ -205,7 +205,7 @@ impl Conn {
 
     // ---- progress --------------------------------------------------------------------------------------------------
 
-    /// Give the peer what is free.
+    /// Grants free buffer space to the peer.
     fn grant(&self, core: &mut Core) {
         let Some(machine) = core.machine.as_mut().filter(|_| core.state.over.is_none()) else {
             return;
@@ -235,7 +235,7 @@ impl Conn {
                 break;
             }
         }
-        // Otherwise the connection is ending, and its end is told.
+        // Otherwise the connection is ending, and its end is reported.
         if refused == Some(PostReason::Full) {
             tracing::debug!("the peer takes grants faster than it can know of them");
             self.fail(core, Errno::PROTO);
@@ -330,7 +330,7 @@ impl Conn {
         }
     }
 
-    /// The program is done with it. Waits up to `patience` until everything has been sent; without patience what has not been is lost, and the
+    /// The program closes the socket. Waits up to `patience` until everything has been sent. Without patience unsent bytes are lost, and the
     /// peer sees a reset.
     pub(crate) fn close(&self, patience: Duration) {
         if patience.is_zero() {
@@ -359,7 +359,7 @@ impl Conn {
                 (gone || core.state.over.is_some() || self.end.get().is_some()).then_some(())
             });
         }
-        // What is left goes on without the program; its own memory is not among it.
+        // The rest is sent without the program; none of it is in the program's own memory.
         self.unmap_all();
         if let Some(me) = self.me.upgrade() {
             let lingering = lingering();
@@ -372,7 +372,7 @@ impl Conn {
         }
     }
 
-    /// Tell the peer's host that we are there, which its program does not notice.
+    /// Shows the peer's host that this socket is alive, without notice to its program.
     pub(crate) fn keep_alive(&self) {
         let nowhere = RemoteAddr { addr: 0, rkey: 0 };
         // Refused only when the queue is full, or the connection over: either says enough.
@@ -449,7 +449,8 @@ impl Stream for Conn {
         }
         let mut changed = false;
         if ended.is_some() {
-            // What was not done by then never will be, and is not to be waited for: also where the peer had said farewell, so that nothing is broken.
+            // Writes that are not done now will not complete. They are dropped also if the peer has closed in order, so that the connection does not
+            // count as broken.
             core.marks.clear();
             core.flying = core.open;
         }
@@ -478,7 +479,7 @@ impl Stream for Conn {
         ready.set(PollFlags::RDHUP, end);
         let no_send = over || core.state.send_shut || machine.is_shut() || machine.peer_is_gone();
         ready.set(PollFlags::OUT, no_send || self.may_send(core));
-        // Not before what came has been read: programs take it for the end of everything.
+        // Not before all received bytes have been read, because programs take `HUP` for the end of everything.
         let hung_up = machine.is_over() && machine.readable() == 0;
         ready.set(PollFlags::HUP, over || hung_up);
         ready.set(PollFlags::ERR, core.state.error.is_some());

@@ -9,10 +9,10 @@ use weft_sockets::wait::Wait;
 use super::{Conn, Core};
 use crate::RecvFlags;
 
-/// Bytes copied before the peer may hear that there is room again.
+/// Bytes to copy before the peer may be granted room again.
 const STEP: usize = 64 << 10;
 
-/// What there is to receive.
+/// The next bytes to receive.
 enum Found {
     /// Offset in the buffer, bytes.
     Run(usize, usize),
@@ -61,7 +61,7 @@ impl Conn {
                 None | Some(Err(_) | Ok(Found::End)) => break,
                 Some(Ok(Found::Run(at, len))) => {
                     let n = len.min(want - done).min(STEP);
-                    // Nobody else reads, and the peer may write there only when it has been told.
+                    // No other thread reads, and the peer may write there only after a grant.
                     scatter(&self.buffer, at, n, to, done).map_err(|_| Errno::FAULT)?;
                     done += n;
                     if !peek {
@@ -79,7 +79,7 @@ impl Conn {
     }
 }
 
-/// What there is to receive, `skip` bytes on; nothing while more may come.
+/// The bytes to receive after the next `skip`; `None` while more may come.
 fn find(core: &mut Core, skip: usize) -> Option<Result<Found, Errno>> {
     let Some(machine) = &core.machine else {
         return Some(Err(core.state.over.unwrap_or(Errno::NOTCONN)));

@@ -22,7 +22,7 @@ const CHUNK: usize = 64 << 10;
 /// A send begins when the send buffer has room for this many bytes, or all.
 const LOW: usize = 2048;
 
-/// How bytes get out.
+/// How bytes are sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Inline,
@@ -72,7 +72,7 @@ impl Conn {
     ) -> Result<usize, Errno> {
         let all = total(from);
         let direct = match from {
-            // With a limit of time the program wants its memory back by then.
+            // With a time limit the program wants its memory back when the limit ends.
             [Source::Raw(raw)] if wait == Wait::Forever && all >= DIRECT_MIN => {
                 self.pd.reg_raw(raw, Access::empty()).ok()
             }
@@ -149,7 +149,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Whether a send would begin now.
+    /// Whether a send would start now.
     pub(super) fn may_send(&self, core: &Core) -> bool {
         let machine = core.machine.as_ref();
         machine.is_some_and(crate::machine::Endpoint::can_write)

@@ -1,15 +1,15 @@
-//! The protocol's state of one connection: no sockets, no clock, no memory.
+//! The state machine of one connection: no sockets, no clock, no memory.
 //!
 //! ```text
-//!   heard(word)      a message came                        grant()     what is to be told the peer, if anything
-//!   entry_wanted()   -> entry(buffer)                      write(max)  where the next bytes go
-//!   consumed(n)      the program has read n bytes          said(end)   we have told the peer of an end
+//!   heard(word)      a message arrived                     grant()     the message for the peer, if any
+//!   entry_wanted()   -> entry(buffer)                      write(max)  the destination of the next bytes
+//!   consumed(n)      the program has read n bytes          said(end)   we have announced an end to the peer
 //! ```
 //!
-//! Each side owns a receive buffer of two halves and a table of two entries. It hands halves to its peer by writing an entry
-//! into the peer's table; the peer fills a half from beginning to end with Writes, each announced by a message that says how long it was. So what
-//! arrives is one run of bytes around the buffer, and a half is handed out again when as many bytes as it has have been read.
-//! Messages take receives, so they have credits of their own.
+//! Each side owns a receive buffer of two halves and a table of two entries. It grants a half to its peer by writing an entry into the peer's
+//! table. The peer fills the half from beginning to end with Writes, and announces the length of each by a message. So the bytes arrive in order
+//! around the buffer, and a half is granted again when as many bytes as it has have been read. Messages take receives, so they have credits of
+//! their own.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -20,13 +20,14 @@ use std::collections::VecDeque;
 
 use crate::wire::{Buffer, ENTRY_LEN, Greeting, MAP_LEN, MAX_TRANSFER, Message, Order};
 
-/// Messages that take a receive without a credit, for which there are receives beside those of the credits: entries of the table, credits, ends.
+/// Messages that take a receive without a credit (table entries, credits, ends); receives for them are posted in addition to those of the
+/// credits.
 pub const SPARE: u16 = 32;
-/// Of a peer's credits, this many are left alone where it has no receives beside them (and cannot ask us to try again: iWARP
-/// ends the connection).
+/// This many of a peer's credits are left unused if the peer posts no additional receives (and cannot ask us to retry: iWARP ends the
+/// connection).
 const RESERVE: u16 = 8;
 
-/// What our side brings.
+/// The parameters of our side.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Data messages that we take, beyond those that the program has read.
@@ -54,7 +55,7 @@ pub enum Violation {
     Unknown(#[from] crate::wire::Unknown),
 }
 
-/// What the peer must be told.
+/// A message for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// To be written first: an entry of its table.
@@ -63,7 +64,7 @@ pub struct Grant {
     pub message: Message,
 }
 
-/// An entry for the peer's table: where it goes, and what half of our receive buffer it names.
+/// An entry for the peer's table: its place in the table, and the half of our receive buffer that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Address of the entry at the peer.
@@ -76,7 +77,7 @@ pub struct Entry {
     pub len: u32,
 }
 
-/// Where the next bytes go.
+/// The destination of the next bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write {
     /// Address at the peer.
@@ -90,7 +91,7 @@ pub struct Write {
 /// One end of a connection.
 #[derive(Debug)]
 pub struct Endpoint {
-    // What the peer gives us.
+    // The peer's grants to us.
     sent: u16,
     limit: u16,
     reserve: u16,
@@ -100,7 +101,7 @@ pub struct Endpoint {
     room: Buffer,
     peer: Greeting,
     entry: u32,
-    // What we give the peer.
+    // Our grants to the peer.
     config: Config,
     /// Data messages that the program has read to their end.
     taken: u16,
@@ -139,7 +140,7 @@ impl Endpoint {
             slot: 0,
             room: peer.data,
             peer,
-            // The first half is in the greeting, which stands for entry 0.
+            // The greeting contains the first half, in place of entry 0.
             entry: 1,
             config,
             taken: 0,
@@ -244,7 +245,7 @@ impl Endpoint {
         }
     }
 
-    /// What the peer must be told now, if anything.
+    /// The message that the peer needs now, if any.
     pub fn grant(&mut self) -> Option<Grant> {
         if self.peer_gone || self.we_left {
             return None;
@@ -284,7 +285,7 @@ impl Endpoint {
         (self.room.len == 0).then_some(self.slot)
     }
 
-    /// That entry names a half of the peer's receive buffer. It is used up with this: the caller clears it.
+    /// The entry names a half of the peer's receive buffer. This call consumes it; the caller clears it.
     pub fn entry(&mut self, buffer: Buffer) {
         if self.room.len == 0 {
             self.room = buffer;
@@ -296,13 +297,13 @@ impl Endpoint {
         self.has_credit() && self.room.len > 0
     }
 
-    /// Whether a message may be sent that is no control message.
+    /// Whether a data message may be sent.
     pub fn has_credit(&self) -> bool {
         let left = self.limit.wrapping_sub(self.sent);
         u32::from(left) > u32::from(self.reserve) + u32::from(self.uncounted)
     }
 
-    /// Where up to `max` bytes go; a message that says how many follows them.
+    /// The destination of up to `max` bytes; a message with their number follows them.
     pub fn write(&mut self, max: u32) -> Option<Write> {
         if !self.can_write() || max == 0 {
             return None;
@@ -322,7 +323,7 @@ impl Endpoint {
         Some(write)
     }
 
-    /// Whether the peer is one of us.
+    /// Whether the peer is weft.
     pub fn is_kin(&self) -> bool {
         self.peer.kin.is_some()
     }
@@ -332,7 +333,7 @@ impl Endpoint {
         self.peer.maps
     }
 
-    /// Where the peer's iomap entry is, with [`Message::Map`] to follow; takes a credit.
+    /// The place of the peer's iomap entry, to be followed by [`Message::Map`]; takes a credit.
     pub fn map(&mut self, index: u16) -> Option<Write> {
         if index >= self.peer.maps || !self.has_credit() {
             return None;
@@ -361,7 +362,7 @@ impl Endpoint {
 
     // ---- ends ------------------------------------------------------------------------------------------------------
 
-    /// We send no more; what the peer must be told.
+    /// We stop sending; returns the message for the peer.
     pub fn shut_down(&mut self) -> Option<Message> {
         if self.we_shut || self.peer_gone {
             self.we_shut = true;
@@ -375,7 +376,7 @@ impl Endpoint {
         Some(Message::Shutdown)
     }
 
-    /// We neither send nor receive any more; what the peer must be told.
+    /// We stop sending and receiving; returns the message for the peer.
     pub fn leave(&mut self) -> Option<Message> {
         let told = self.we_left || self.peer_gone;
         self.we_shut = true;
@@ -383,22 +384,22 @@ impl Endpoint {
         (!told).then_some(Message::Disconnect)
     }
 
-    /// Whether no more bytes will come than are readable now, by the peer's own word.
+    /// Whether the peer has announced that no bytes come after those that are readable now.
     pub fn peer_is_done(&self) -> bool {
         self.peer_shut || self.peer_gone
     }
 
-    /// Whether the peer takes no more.
+    /// Whether the peer has stopped receiving.
     pub fn peer_is_gone(&self) -> bool {
         self.peer_gone
     }
 
-    /// Whether we have said that we send no more.
+    /// Whether we have announced that we stop sending.
     pub fn is_shut(&self) -> bool {
         self.we_shut
     }
 
-    /// Whether the connection is over in order: no direction is left.
+    /// Whether both directions have ended in order.
     pub fn is_over(&self) -> bool {
         self.peer_gone || self.we_left || (self.we_shut && self.peer_shut)
     }

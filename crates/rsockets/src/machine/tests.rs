@@ -159,7 +159,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever the order of events: what is read is what was sent, and nobody breaks a rule; and nothing stands still.
+    /// For any order of events: the bytes read are the bytes sent, no side breaks a rule, and the connection does not stall.
     #[test]
     fn streams_arrive_in_any_order_of_events(
         credits in (4..40_u16, 4..40_u16),
@@ -227,7 +227,7 @@ fn others_credits_are_not_used_up() {
         n += 1;
     }
     assert_eq!(n, 376);
-    // The kernel's sockets do not return the credit of an iomap entry, so it is none of theirs.
+    // The kernel's sockets do not return the credit of an iomap entry, so it is not counted.
     let maps = Config {
         maps: 3,
         ..config(384, 10)

@@ -1,4 +1,4 @@
-//! Carrying out what the machine says.
+//! Carries out the machine's actions.
 
 use smallvec::SmallVec;
 use weft_sockets::stream::Stream as _;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 /// Messages whose memory is not waited for, before one makes a completion.
 const QUIET: u32 = 16;
 
-/// A run of messages whose completion is told at its end.
+/// A run of messages with one completion, at its end.
 #[derive(Debug, Default)]
 pub(super) struct Mark {
     messages: u32,
@@ -82,7 +82,7 @@ impl Conn {
         }
     }
 
-    /// Where a receive's payload is in the inbox. It follows the header.
+    /// The offset of a receive's payload in the inbox, after the header.
     pub(super) fn payload(&self, buffer: u32, off: u32) -> usize {
         buffer as usize * self.slot() + HEADER_LEN + off as usize
     }
@@ -92,7 +92,7 @@ impl Conn {
         self.locks.store_u64(self.lock_at(index), word)
     }
 
-    /// Where the lock of one of the peer's sources is.
+    /// The offset of the lock of one of the peer's sources.
     pub(super) fn lock_at(&self, index: u32) -> usize {
         8 * (index as usize % usize::from(self.options.sources))
     }
@@ -107,7 +107,7 @@ impl Conn {
         }
     }
 
-    /// The bytes of a run of the send buffer, behind what is there.
+    /// The bytes of a run of the send buffer, appended to `data`.
     fn ring_bytes(&self, run: Run, data: &mut InlineData) {
         let at = data.len();
         let (off, len) = (run.off as usize, run.len as usize);
@@ -198,7 +198,7 @@ impl Conn {
             core.marks.push_back(std::mem::take(&mut core.open));
         }
         if let Err(error) = self.qp.post_send(&wrs) {
-            // Otherwise the connection is ending, and its end is told.
+            // Otherwise the connection is ending, and its end is reported.
             if error.reason == PostReason::Full {
                 tracing::debug!("the peer asks for answers faster than they can be sent");
                 self.fail(core, Errno::PROTO);

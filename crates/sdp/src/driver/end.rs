@@ -10,7 +10,7 @@ use crate::machine::Endpoint;
 use weft_sockets::stream::Stream as _;
 use weft_verbs::above::CqAbove;
 
-/// How long a close waits for a peer that is in the program's memory.
+/// How long a close waits for a peer that accesses the program's memory.
 const INSIST: Duration = Duration::from_secs(5);
 /// Between two attempts to take memory back.
 const NAP: Duration = Duration::from_millis(10);
@@ -26,7 +26,7 @@ impl Conn {
         if core.state.over.is_none() {
             let machine = core.machine.as_ref();
             let closed = machine.is_some_and(Endpoint::peer_closed);
-            // A peer that has said its end, and gone, has closed; sends get EPIPE.
+            // A peer that has sent its end and disconnected has closed; sends get EPIPE.
             core.state.over = Some(Errno::CONNRESET);
             if !closed {
                 tracing::debug!("the connection ended without a farewell");
@@ -78,9 +78,9 @@ impl Conn {
         }
     }
 
-    /// The program is done with it. Waits up to `patience` until the peer has everything; what it does not have by then goes on without
-    /// the program, from copies. Without patience what is left is lost, and the peer sees a reset. The memory of all sends is the program's own
-    /// from the return on.
+    /// The program closes the connection. Waits up to `patience` until the peer has received everything; the rest is then sent without the
+    /// program, from copies. Without patience the rest is lost, and the peer sees a reset. After the return the program owns the memory of all
+    /// sends again.
     pub(crate) fn close(&self, patience: Duration) {
         if patience.is_zero() {
             self.with(|core| {

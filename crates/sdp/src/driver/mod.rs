@@ -61,7 +61,7 @@ enum Fetch {
     Failed,
 }
 
-/// What the lock guards.
+/// The state under the lock.
 pub(crate) struct Core {
     state: State,
     /// There once the peer has greeted.
@@ -120,7 +120,7 @@ impl Conn {
         let receives = usize::from(options.receives);
         let make = || -> Result<Arc<Conn>, weft_verbs::Error> {
             let pd = device.alloc_pd()?;
-            // A message may be two requests; beside them a Read and an atomic.
+            // A message may take two requests; a Read and an atomic come on top.
             let sends = 2 * MOST_POSTED + 8;
             let cq = device.create_cq(sends + u32::from(options.receives), None)?;
             let mut init = QpInit::new(&cq, &cq);
@@ -192,7 +192,7 @@ impl Conn {
         RecvWr::new(TAG_RECV | u64::from(place)).sge(self.inbox.sge(at, self.slot()))
     }
 
-    /// What we tell the peer at first.
+    /// Our first message.
     pub(crate) fn hello(&self) -> Hello {
         Hello {
             receives: self.options.receives,
@@ -209,10 +209,10 @@ impl Conn {
         &self.options
     }
 
-    /// The peer has greeted: the connection is there.
+    /// Handles the peer's first message: the connection is established.
     ///
     /// # Errors
-    /// `EPROTO` when it said nothing that makes sense.
+    /// `EPROTO` for an invalid message.
     pub(crate) fn established(&self, private_data: &[u8]) -> Result<(), Errno> {
         let peer = Hello::parse(private_data).map_err(|error| {
             tracing::debug!(%error, "the peer speaks no SDP");
@@ -236,7 +236,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Whether it goes through shared memory.
+    /// Whether the connection uses shared memory.
     fn is_local(&self) -> bool {
         self.qp.path().is_some_and(|path| path.transport == "local")
     }
@@ -358,7 +358,7 @@ impl Stream for Conn {
         ready.set(PollFlags::RDHUP, end);
         let no_send = over || core.state.send_shut;
         ready.set(PollFlags::OUT, no_send || machine.room() >= LOW);
-        // Not before what came has been read: programs take it for the end of everything.
+        // Not before all received bytes have been read, because programs take `HUP` for the end of everything.
         let hung_up = machine.peer_closed() && machine.is_shut() && machine.readable() == 0;
         ready.set(PollFlags::HUP, over || hung_up);
         ready.set(PollFlags::ERR, core.state.error.is_some());

@@ -16,14 +16,14 @@ use crate::wire::{Buffer, locks};
 /// Bytes fetched at once for memory that cannot be fetched into.
 const BOUNCE: usize = 256 << 10;
 
-/// What only the thread that receives touches.
+/// State of the receiving thread only.
 #[derive(Default)]
 pub(super) struct Receiver {
-    /// Where bytes are fetched to that are copied from there.
+    /// A buffer for fetched bytes that are then copied.
     bounce: Option<Mr>,
 }
 
-/// What there is to receive.
+/// The next bytes to receive.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Bytes {
@@ -35,7 +35,7 @@ enum Found {
         at: Buffer,
     },
     Placed(usize),
-    /// What came so far is all for this call.
+    /// This call returns what it has.
     Stop,
     End,
 }
@@ -91,7 +91,7 @@ impl Conn {
                 Some(Err(errno)) => Err(errno),
                 Some(Ok(Found::Bytes { at, len })) => {
                     let n = len.min(left);
-                    // Nobody else reads, and the receive is not posted before it is empty.
+                    // No other thread reads, and the receive is not posted again before it is empty.
                     let copied = scatter(&self.inbox, at, n, to, done);
                     copied.map(|()| n).map_err(|_| Errno::FAULT)
                 }
@@ -120,7 +120,7 @@ impl Conn {
         Ok(done)
     }
 
-    /// What there is to receive, `skip` bytes on; nothing while more may come. `fresh`: the call has nothing yet, so it goes past a mark.
+    /// The bytes to receive after the next `skip`; `None` while more may come. `fresh`: the call has no bytes yet, so it may pass a mark.
     fn find_next(&self, core: &mut Core, skip: usize, fresh: bool) -> Option<Result<Found, Errno>> {
         let over = core.state.over;
         let Some(machine) = &mut core.machine else {
@@ -173,13 +173,13 @@ impl Conn {
         match self.locks.compare_swap(place, free, ours) {
             Ok(was) if was == free => {}
             Ok(was) if was == locks::word(index, locks::WRITER) => return Ok(0),
-            // Nothing that a peer of ours writes there.
+            // weft as the peer writes nothing else there.
             _ => {
                 self.with(|core| self.fail(core, Errno::PROTO));
                 return Err(Errno::PROTO);
             }
         }
-        // It may have moved since it was looked at; it cannot any more.
+        // The source may have moved since the last check; now it cannot.
         let now = self.with(|core| {
             let machine = core.machine.as_ref()?;
             let skip = if peek { done as u64 } else { 0 };
@@ -217,7 +217,7 @@ impl Conn {
         let region = self.pd.reg_raw(&part, Access::LOCAL_WRITE);
         let region = region.map_err(|error| weft_sockets::error::errno(&error))?;
         let read = self.read(&region, len, from);
-        // When the region is gone nobody writes to the memory any more.
+        // After the region is dropped, the peer cannot write to the memory.
         drop(region);
         read.map(|()| len)
     }
@@ -332,7 +332,7 @@ impl Conn {
             });
         }
         drop(region);
-        // What came meanwhile is there now, and in its place if it was written.
+        // Bytes that arrived meanwhile have been received, in place if they were written directly.
         let found = match found {
             Some(Ok(found)) => Ok(found),
             Some(Err(errno)) => {
@@ -347,10 +347,10 @@ impl Conn {
         found
     }
 
-    /// The urgent byte.
+    /// Takes the urgent byte.
     ///
     /// # Errors
-    /// `EINVAL` when there is none, `EAGAIN` when the peer has said that one will come.
+    /// `EINVAL` if there is none, `EAGAIN` if the peer has announced one.
     pub(crate) fn take_urgent(&self, peek: bool) -> Result<u8, Errno> {
         self.with(|core| {
             self.drive(core);
@@ -364,7 +364,7 @@ impl Conn {
         })
     }
 
-    /// Whether the urgent byte's place comes next.
+    /// Whether the next byte is the urgent one.
     pub(crate) fn at_mark(&self) -> bool {
         self.with(|core| {
             self.drive(core);

@@ -39,7 +39,7 @@ impl Conn {
             return self.buffered(from, wait);
         };
         if wait == Wait::Not {
-            // Nobody knows when the memory would be the program's again.
+            // A call that does not wait could not know when the program owns the memory again.
             return self.buffered(from, wait);
         }
         let mut done = 0;
@@ -188,7 +188,7 @@ impl Conn {
         found.unwrap_or(Err(Errno::AGAIN))
     }
 
-    /// One urgent byte behind what was sent.
+    /// Sends one urgent byte after the bytes that were sent.
     pub(crate) fn send_urgent(&self, byte: u8, wait: Wait) -> Result<(), Errno> {
         let _turn = self.turn(wait)?;
         self.find(wait, |core| {
@@ -258,7 +258,7 @@ impl Conn {
         match over {
             None => Ok(len),
             Some(errno) => {
-                // Nobody reads the memory any more when the regions are gone.
+                // After the regions are dropped, the peer cannot read the memory.
                 self.with(Self::drop_sources);
                 Err(errno)
             }
@@ -326,13 +326,13 @@ impl Conn {
             done += self.buffered(&[Source::Raw(&rest)], wait).unwrap_or(0);
         }
         if !self.is_local() {
-            // The program goes on computing: the engine answers what the peer fetches.
+            // The program may compute now: the engine answers the peer's fetches.
             self.cq.release();
         }
         Ok(done)
     }
 
-    /// What threads ring that wait for memory of ours.
+    /// The doorbell for threads that wait for our memory.
     fn doorbell(&self) -> Result<&weft_verbs::Doorbell, Errno> {
         if let Some(bell) = self.doorbell.get() {
             return Ok(bell);
@@ -349,17 +349,17 @@ impl Conn {
                     }
                     conn.make_progress();
                 }
-                // Whoever waits does not drive.
+                // A waiting thread does not drive the connection.
                 conn.cq.release();
             }
         });
         let made = made.map_err(|error| weft_sockets::error::errno(&error))?;
-        // The sender's turn is ours: nobody else makes one.
+        // This thread has the sender's turn, so no other thread creates one.
         let _ = self.doorbell.set(made);
         self.doorbell.get().ok_or(Errno::NOBUFS)
     }
 
-    /// Whether a send would begin now.
+    /// Whether a send would start now.
     pub(crate) fn may_send(&self) -> bool {
         self.with(|core| {
             core.machine

@@ -1,9 +1,9 @@
-//! Sources: memory that the peer fetches from, and how the program gets it back.
+//! Sources: memory that the peer fetches from, and its return to the program.
 //!
-//! A synchronous source is the program's again when the peer has fetched it. The memory of an asynchronous one is write-protected meanwhile,
-//! see [`weft_verbs::protect`]. Either can be *taken back* before that: its bytes are copied, and the peer is told of the copy. Once
-//! the peer knows of a source, its lock must be taken for that, by compare-and-swap in the peer's memory (figure 3b of the paper):
-//! if the peer is fetching, it keeps the lock until it is through.
+//! The program owns a synchronous source again after the peer has fetched it. The memory of an asynchronous source is write-protected
+//! meanwhile, see [`weft_verbs::protect`]. Either can be *taken back* before that: its bytes are copied, and the peer is told of the copy.
+//! Once the peer knows of a source, taking it back needs its lock, by compare-and-swap in the peer's memory (figure 3b of the paper): while
+//! the peer fetches, it holds the lock.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::machine::policy::Mode;
 use crate::machine::{Endpoint, Op, Stage};
 use crate::wire::{Buffer, locks};
 
-/// Where a source's bytes are.
+/// The place of a source's bytes.
 enum Place {
     /// In the program's memory.
     Program {
@@ -38,9 +38,9 @@ pub(super) struct Source {
     pub(super) writes: u32,
     /// When a thread was first seen to wait for it.
     wanted_since: Option<Instant>,
-    /// The program wants the memory back, whatever it costs.
+    /// The program wants the memory back, at any cost.
     take: bool,
-    /// The peer had the lock when it was asked for: not again before somebody rings.
+    /// The peer held the lock at the last attempt: retry only after a ring of the doorbell.
     lost: bool,
 }
 
@@ -90,7 +90,7 @@ impl Source {
 }
 
 impl Place {
-    /// End the registration: what is left of it goes when nobody is in the memory any more, and the hold with it.
+    /// Ends the registration: the region and the hold are dropped when the peer no longer accesses the memory.
     fn release(self) {
         let (region, hold) = match self {
             Place::Program { region, hold, .. } => (region, hold),
@@ -138,7 +138,7 @@ impl Conn {
         source.place.release();
     }
 
-    /// No source will be fetched any more.
+    /// Drops all sources; none will be fetched.
     pub(super) fn drop_sources(core: &mut Core) {
         core.copies = 0;
         for source in core.sources.drain(..) {
@@ -146,7 +146,7 @@ impl Conn {
         }
     }
 
-    /// Whether the memory of a source is the program's: the peer has fetched it, or it was copied.
+    /// Whether the program owns the memory of a source again: the peer has fetched it, or it was copied.
     pub(super) fn is_back(core: &Core, op: Op) -> bool {
         !core
             .sources
@@ -154,7 +154,7 @@ impl Conn {
             .any(|it| it.op == op && it.is_programs())
     }
 
-    /// The program wants the memory of this source (`None`: of all) back before the peer has fetched it.
+    /// Takes back the memory of this source (`None`: of all) before the peer has fetched it.
     pub(super) fn take_back(&self, core: &mut Core, op: Option<Op>) {
         for source in &mut core.sources {
             if op.is_none_or(|op| op == source.op) {
@@ -164,7 +164,7 @@ impl Conn {
         self.serve_wanted(core);
     }
 
-    /// Threads wait for memory of ours: do what can be done for them.
+    /// Threads wait for our memory: serve them.
     pub(super) fn serve_wanted(&self, core: &mut Core) {
         if core.state.over.is_some() {
             return;
@@ -199,7 +199,7 @@ impl Conn {
         let Some(machine) = &core.machine else { return };
         match machine.stage(op) {
             Stage::Gone => {}
-            // The peer does not know of it: nobody else can be in it.
+            // The peer does not know of this source, so it cannot be fetching it.
             Stage::Queued => self.copy_source(core, op),
             Stage::Flying(index) => {
                 let Some(peer) = self.peer.get().filter(|peer| peer.atomics) else {
@@ -289,7 +289,7 @@ impl Conn {
         before.release();
     }
 
-    /// Bytes that may still be copied without being asked to whatever it costs.
+    /// Whether `len` bytes may be copied without a request to copy at any cost.
     pub(super) fn may_copy(&self, core: &Core, len: usize) -> bool {
         core.copies.saturating_add(len) <= self.options.copies
     }

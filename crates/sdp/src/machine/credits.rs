@@ -1,12 +1,12 @@
-//! Credits: who may still send how many messages.
+//! Credits: how many messages each side may send.
 //!
-//! Every message takes one of the receives that its receiver has posted. Each message says how many are posted (`bufs`), and
-//! which message was the last one heard (`ack`); the difference to what was known before are credits that come back. Three rules keep
-//! both directions alive whatever the programs do:
+//! Every message takes one of the receives that its receiver has posted. Each message carries the number of posted receives (`bufs`) and
+//! the number of the last message received (`ack`); the difference to the earlier state are returned credits. Three rules keep both
+//! directions alive, whatever the programs do:
 //!
-//! * The last credit is only for a message that says nothing but credits ([`Credits::take_last`]).
-//! * Data keeps its receive for as long as the program leaves it there, so it is only sent while more than half of the
-//!   credits are left ([`Credits::take_data`]): the other half always comes back.
+//! * The last credit is reserved for a message that carries only credits ([`Credits::take_last`]).
+//! * Data keeps its receive until the program reads it, so data is only sent while more than half of the credits are left
+//!   ([`Credits::take_data`]): the other half always comes back.
 //! * A message that only returns credits is due at a quarter of them, and never for a single one: an answer to every
 //!   such message would never end.
 
@@ -19,13 +19,13 @@ pub(super) struct Credits {
     capacity: u32,
     /// Messages that we may send.
     available: u32,
-    /// The number of the last message that we may send, as far as the peer has said.
+    /// The number of the last message that we may send, according to the peer.
     limit: u32,
     /// Messages that the peer may send.
     peer: u32,
-    /// Receives posted again that the peer does not know of.
+    /// Receives posted again that were not reported to the peer.
     owed: u32,
-    /// What is owed is returned on its own from here.
+    /// From this number of owed credits on, a message of their own returns them.
     due: u32,
     /// Numbers of the last messages sent and heard.
     sent: u32,

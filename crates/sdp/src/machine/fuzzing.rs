@@ -34,26 +34,26 @@ const CONFIG: Config = Config {
     peer_sources: 3,
 };
 
-/// What the driver, the program and the peer can be held to.
+/// The expectations of driver, program and peer.
 #[derive(Default)]
 struct Books {
     /// Receives that are not posted.
     taken: BTreeSet<u32>,
-    /// The next numbers of the peer's messages; what it has been told that it may send.
+    /// The next number of the peer's messages, and the limit that it was told.
     seq: u32,
     sent: u32,
     sources: BTreeSet<Op>,
-    /// Sources that the peer was told of, and the number of its own.
+    /// Sources that the peer knows of, and the number of its own.
     told: VecDeque<(u32, u32)>,
     next: u32,
-    /// Bytes that the peer was told of.
+    /// Bytes that the peer knows of.
     position: u64,
     /// Bytes in the send buffer that are being transmitted.
     out: u32,
 }
 
-/// A program that makes any calls, and a peer that says anything: no panic, no receive is posted twice, every source is done once, the send buffer
-/// is never overrun, and what can be looked at lies in receives.
+/// A program that makes any calls, and a peer that sends anything: no panic, no receive is posted twice, every source completes once, the send
+/// buffer is never overrun, and readable bytes are in receives.
 pub fn sdp_machine(data: &[u8]) {
     if let Some((head, _)) = data.split_at_checked(HELLO_LEN)
         && let Ok(hello) = Hello::parse(head)
@@ -135,7 +135,7 @@ fn peer(end: &mut Endpoint, books: &mut Books, input: &mut Input<'_>) -> bool {
     let Some(place) = (0..8).find(|place| !books.taken.contains(place)) else {
         return true;
     };
-    // Mostly what a peer of ours would say.
+    // Mostly valid messages.
     let odd = input.u8() % 16 == 15;
     let index = books.next + u32::from(odd);
     let body = match input.u8() % 10 {

@@ -1,19 +1,19 @@
-//! The pure protocol of a connection: what goes over the wire, and when.
+//! The pure protocol of a connection: the messages on the wire, and their order.
 //!
-//! An [`Endpoint`] opens no socket, reads no clock and touches no memory. It deals in lengths, offsets in its send buffer, and names of
-//! sources; its owner, the *driver*, does the rest. Three families of methods:
+//! An [`Endpoint`] opens no socket, reads no clock and touches no memory. It works on lengths, offsets in its send buffer, and names of
+//! sources. Its owner, the *driver*, does the rest. Three families of methods:
 //!
 //! * **Calls**: [`append`](Endpoint::append) (BSDP), [`source`](Endpoint::source) and [`move_source`](Endpoint::move_source) (ZSDP, AZ-SDP),
 //!   [`shutdown`](Endpoint::shutdown); [`look`](Endpoint::look) and [`taken`](Endpoint::taken) of the program that receives,
 //!   [`offer_sink`](Endpoint::offer_sink), [`cancel_sink`](Endpoint::cancel_sink).
 //! * **Events**: [`on_message`](Endpoint::on_message), [`transmitted`](Endpoint::transmitted). A [`Violation`] is a peer that breaks the
 //!   protocol: the driver ends the connection. Every value from the peer is checked before it changes anything.
-//! * **Actions**: after any of the above the driver asks [`poll`](Endpoint::poll) until it says `None`, and carries out each action before it
-//!   asks again. What actions send goes out in this order.
+//! * **Actions**: after any of the above the driver calls [`poll`](Endpoint::poll) until it returns `None`, and carries out each action
+//!   before the next call. The messages of actions are sent in this order.
 //!
-//! What keeps a source's bytes those of the time of the send is its lock, a word in the receiver's memory ([`crate::wire::locks`]; figure 3b of
-//! the paper). The machine says when a lock is free again ([`Action::Unlock`]); taking it is the drivers' business.
-//! `tests/model.rs` searches this very code, locks included.
+//! The lock of a source, a word in the receiver's memory, preserves the bytes of the time of the send ([`crate::wire::locks`]; figure 3b of the
+//! paper). The machine reports when a lock is free again ([`Action::Unlock`]); the drivers take it. `tests/model.rs` explores this code,
+//! including the locks.
 
 mod credits;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -38,11 +38,11 @@ pub struct Config {
     pub recv_receives: u16,
     /// Bytes of payload that fit one of the peer's.
     pub send_payload: u32,
-    /// Bytes of payload that fit one of ours.
+    /// Payload bytes that fit into one of our receives.
     pub recv_payload: u32,
     /// Bytes of our send buffer.
     pub send_buffer: u32,
-    /// Sources of ours that may be in flight.
+    /// The number of our sources that may be in flight.
     pub sources: u16,
     /// Sources of the peer's that may be in flight.
     pub peer_sources: u16,
@@ -52,18 +52,18 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Op(pub u64);
 
-/// Where a source is.
+/// The state of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The peer has not been told.
+    /// The peer does not know of it.
     Queued,
-    /// The peer has been told, by this index.
+    /// The peer knows of it, by this index.
     Flying(u32),
     /// It is complete, or there is none of this name.
     Gone,
 }
 
-/// What an RDMA Write takes its bytes from.
+/// The bytes of an RDMA Write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum From {
     /// Our send buffer.
@@ -90,7 +90,7 @@ pub struct Run {
     pub len: u32,
 }
 
-/// What the driver has to do.
+/// An action for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Send a message, with this payload. Ring bytes are free again by [`Endpoint::transmitted`].
@@ -120,7 +120,7 @@ pub enum Action {
     Urgent {
         /// The receive.
         buffer: u32,
-        /// Where in its payload.
+        /// The offset in its payload.
         off: u32,
     },
     /// The lock of this source is free again: its bytes are where [`Endpoint::look`] says from now on.
@@ -135,10 +135,10 @@ pub enum Action {
     },
 }
 
-/// How a peer broke the protocol.
+/// A violation of the protocol by the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Violation {
-    /// A message for which no receive was left.
+    /// A message arrived although no receive was left.
     #[error("a message without a credit")]
     NoCredit,
     /// A message number that is not the next one.
@@ -258,23 +258,23 @@ impl Endpoint {
         Some(message)
     }
 
-    /// Queue a source: bytes that the peer fetches from where they are. [`Action::SourceDone`] tells that it has.
+    /// Queues a source: bytes that the peer fetches in place. [`Action::SourceDone`] reports that it has.
     pub fn source(&mut self, op: Op, at: Buffer) {
         self.tx.source(op, at);
     }
 
-    /// Whether another source would be told to the peer at once, as far as their number goes.
+    /// Whether the number of sources allows another one to be sent to the peer at once.
     pub fn may_source(&self) -> bool {
         self.tx.sources() < usize::from(self.config.sources)
     }
 
-    /// Where a source is.
+    /// The state of a source.
     pub fn stage(&self, op: Op) -> Stage {
         self.tx.stage(op)
     }
 
-    /// The bytes of a source are elsewhere from now on; the same number. If the peer has been told of it, the caller has its lock, and the peer frees
-    /// it when it hears of the move.
+    /// The bytes of a source are at another place from now on; it keeps its number. If the peer knows of it, the caller holds its lock, and the peer
+    /// releases it after it has received the move.
     pub fn move_source(&mut self, op: Op, at: Buffer) {
         self.stats.moved += 1;
         self.tx.move_source(op, at);
@@ -285,7 +285,7 @@ impl Endpoint {
         self.tx.transmitted(bytes);
     }
 
-    /// Half-close: the peer hears of it after everything that is queued.
+    /// Half-closes: the peer is told after everything that is queued.
     pub fn shutdown(&mut self) {
         self.tx.shutdown();
     }
@@ -302,17 +302,17 @@ impl Endpoint {
 
     // ---- receiving -------------------------------------------------------------------------------------------------
 
-    /// What there is to receive, `skip` bytes on.
+    /// The bytes to receive after the next `skip`.
     pub fn look(&self, skip: u64) -> Next {
         self.rx.look(skip)
     }
 
-    /// The program has taken bytes of what comes first: not more than [`Endpoint::look`] named.
+    /// The program has taken the next bytes: not more than [`Endpoint::look`] returned.
     pub fn taken(&mut self, bytes: u32) {
         self.rx.taken(bytes, &mut self.done);
     }
 
-    /// The program has read up to the urgent mark, and goes on.
+    /// The program has read up to the urgent mark, and continues past it.
     pub fn pass_mark(&mut self) {
         self.rx.pass_mark();
     }
@@ -322,7 +322,7 @@ impl Endpoint {
         self.rx.readable()
     }
 
-    /// The peer has said that it sends no more.
+    /// Whether the peer has announced that it sends no more.
     pub fn peer_closed(&self) -> bool {
         self.rx.is_ended()
     }
@@ -342,7 +342,7 @@ impl Endpoint {
         self.rx.offer_sink(at)
     }
 
-    /// Whether the peer may still write to the sink.
+    /// Whether the peer may write to the sink.
     pub fn has_sink(&self) -> bool {
         self.rx.has_sink()
     }
@@ -418,7 +418,7 @@ impl Endpoint {
         }
         let last = self.is_shut() && self.peer_closed() && self.is_flushed();
         if last && self.rx.outbox.is_empty() {
-            // Nobody needs credits, and the peer may be gone.
+            // No credits are needed, and the peer may be gone.
             return None;
         }
         let message = self.credits.take_last(pending)?;
@@ -431,7 +431,7 @@ impl Endpoint {
         Action::Send { message, payload }
     }
 
-    /// What has happened so far.
+    /// The statistics so far.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use super::{Action, Violation};
 use crate::wire::{Body, Buffer};
 
-/// What comes next.
+/// The next bytes to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Bytes in a receive's payload.
     Bytes {
         /// The receive.
         buffer: u32,
-        /// Where in its payload.
+        /// The offset in its payload.
         off: u32,
         /// Bytes.
         len: u32,
@@ -21,7 +21,7 @@ pub enum Next {
     Source {
         /// The source.
         index: u32,
-        /// Where; what was fetched before is not in it.
+        /// Its place, without the bytes that were already fetched.
         at: Buffer,
         /// Nothing of it was skipped: these are the first bytes that have not been taken.
         first: bool,
@@ -75,7 +75,7 @@ pub(super) struct Receiver {
     queue: VecDeque<Part>,
     /// Messages to send.
     pub(super) outbox: VecDeque<Body>,
-    /// Bytes of the stream that we know of.
+    /// The number of stream bytes announced so far.
     position: u64,
     next_index: u32,
     /// Bytes of the sink that the peer may write to.
@@ -168,7 +168,7 @@ impl Receiver {
 
     // ---- messages --------------------------------------------------------------------------------------------------
 
-    /// Bytes of the stream were announced: the sink is not where the stream is any more.
+    /// Bytes of the stream were announced: the sink no longer matches the stream's position.
     fn announced(&mut self, len: u32) -> Result<(), Violation> {
         if self.ended {
             return Err(Violation::AfterEnd);
@@ -228,7 +228,7 @@ impl Receiver {
         }
         let is_source = |part: &&Part| matches!(part, Part::Source { .. });
         let done = |body: &&Body| matches!(body, Body::RdmaRdCompl { .. });
-        // Those of which the peer does not know that they are complete still count, at its end.
+        // Reads whose completion the peer does not know of still count, at its end.
         let flying =
             self.queue.iter().filter(is_source).count() + self.outbox.iter().filter(done).count();
         if flying >= usize::from(most) {

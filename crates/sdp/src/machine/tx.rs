@@ -31,9 +31,9 @@ enum Item {
 struct Flight {
     op: Op,
     index: u32,
-    /// Bytes that the peer was told of.
+    /// Bytes announced to the peer.
     len: u32,
-    /// Bytes that it was not told of, because they were written to a sink before.
+    /// Bytes that were not announced, because they were written to a sink before.
     off: u32,
 }
 
@@ -47,10 +47,10 @@ struct Sink {
 pub(super) struct Sender {
     queue: VecDeque<Item>,
     flights: VecDeque<Flight>,
-    /// Sources that moved after the peer had been told.
+    /// Sources that moved after they were announced to the peer.
     moves: VecDeque<(u32, Buffer)>,
     next_index: u32,
-    /// Bytes that the peer has been told of.
+    /// The number of stream bytes announced to the peer.
     position: u64,
     sink: Option<Sink>,
     /// Offset in the send buffer of the next byte to come, and of the next to send.

@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! The handler is async-signal-safe: it reads static atomics and makes system calls. What it passes on to the program's
-//! handler is what the kernel gave it.
+//! The handler is async-signal-safe: it reads static atomics and makes system calls. It passes the kernel's arguments on to the program's
+//! handler.
 
 use super::{FAULTS, FREE, HOLDS, PHASE, Refused, Zone, in_use, is_here};
 use std::mem::{MaybeUninit, zeroed};
@@ -16,7 +16,7 @@ type Sigaction =
 
 /// Ours is installed.
 static INSTALLED: AtomicBool = AtomicBool::new(false);
-/// What the program wants to be done; leaked, because a handler may be reading it. Null: the default action.
+/// The program's action; leaked, because a handler may be reading it. Null: the default action.
 static PROGRAM: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 /// The function that installs actions, where it is not `sigaction`.
 static CHANGE: AtomicUsize = AtomicUsize::new(0);
@@ -109,7 +109,7 @@ unsafe extern "C" fn on_segv(
     unsafe { *errno = before };
 }
 
-/// Whether the fault was one of ours, and is dealt with.
+/// Whether the fault was one of ours, and is handled.
 unsafe fn is_ours(info: *mut libc::siginfo_t, context: *mut libc::c_void) -> bool {
     const SEGV_ACCERR: libc::c_int = 2;
     // SAFETY: the kernel's, for the time of the handler.
@@ -189,7 +189,7 @@ fn is_writable(at: usize) -> bool {
     made >= 0
 }
 
-/// Do what the program wants done.
+/// Carries out the program's action.
 unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: null, or leaked before it was stored.
     let action = unsafe { PROGRAM.load(Ordering::SeqCst).as_ref() };
@@ -221,7 +221,7 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
         if action.sa_flags & libc::SA_RESETHAND != 0 {
             PROGRAM.store(null_mut(), Ordering::SeqCst);
         }
-        // What was blocked when the signal came, what the action blocks, and the signal itself.
+        // The signals blocked before, those that the action blocks, and the signal itself.
         let mut mask = (*context.cast::<libc::ucontext_t>()).uc_sigmask;
         for other in 1..=64 {
             if libc::sigismember(&raw const action.sa_mask, other) == 1 {

@@ -1,8 +1,8 @@
-//! What kind of memory a range is, as the kernel sees it.
+//! The kind of memory of a range, as the kernel reports it.
 //!
 //! # Safety
 //!
-//! One `ioctl` that fills a structure of ours; and the bounds of this thread's stack, which the C library tells.
+//! One `ioctl` that fills a structure of ours; and the bounds of this thread's stack from the C library.
 
 use super::Refused;
 use crate::PerProcess;
@@ -13,14 +13,14 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is mapped: a file's device and inode. Anonymous shared memory is a file of the kernel's own.
+/// The mapped object: a file's device and inode. Anonymous shared memory is a file of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Object {
     pub(super) device: (u32, u32),
     pub(super) inode: u64,
 }
 
-/// A part of what a shared mapping shows, which other mappings can show too.
+/// The part of an object in a shared mapping, which other mappings can show too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) object: Object,
@@ -34,17 +34,17 @@ struct Mapping {
     start: usize,
     end: usize,
     writable: bool,
-    /// Readable and writable, and nothing else: what it is after a protection that has ended.
+    /// Readable and writable, and nothing else: the protection to restore afterwards.
     plain: bool,
     shared: bool,
     /// The main thread's stack.
     stack: bool,
     object: Object,
-    /// That of its first byte in the object.
+    /// The offset of its first byte in the object.
     offset: u64,
 }
 
-/// Whether all of the range is readable and writable, and no stack; and what it is a part of where it is a shared mapping.
+/// Checks that all of the range is readable and writable, and not a stack. Returns its part of the object if it is a shared mapping.
 pub(super) fn check(start: usize, end: usize) -> Result<Option<Part>, Refused> {
     let (low, high) = own_stack();
     if start < high && low < end {
@@ -79,7 +79,7 @@ pub(super) fn check(start: usize, end: usize) -> Result<Option<Part>, Refused> {
     Ok(part)
 }
 
-/// What the shared mapping at this address shows.
+/// The object of the shared mapping at this address.
 pub(super) fn object_at(at: usize) -> Option<Object> {
     let mapping = mapping_at(at)?;
     mapping.shared.then_some(mapping.object)
@@ -188,7 +188,7 @@ struct Query {
     build_id_addr: u64,
 }
 
-// Flags of a question, and of what is answered.
+// Flags of a request, and of its answer.
 const WRITABLE: u64 = 2;
 const SHARED: u64 = 8;
 /// The next mapping where there is none.
@@ -250,7 +250,7 @@ fn ask(at: usize, flags: u64) -> io::Result<Mapping> {
     })
 }
 
-/// The bounds of the calling thread's stack; `(0, 0)` where the system does not tell them.
+/// The bounds of the calling thread's stack; `(0, 0)` if the system does not report them.
 fn own_stack() -> (usize, usize) {
     thread_local! {
         static STACK: Cell<Option<(usize, usize)>> = const { Cell::new(None) };

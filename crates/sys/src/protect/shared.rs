@@ -1,8 +1,8 @@
-//! Shared mappings that only this process has, and all their names in it.
+//! Shared mappings of this process only, and all their addresses in it.
 //!
-//! Another process that has the memory could write to it while it is sent, and no handler of ours would see it. The kernel does not tell who has a
-//! file mapped. So only anonymous memory is taken that this process has made since its last fork: it can be had by inheritance alone. Or the user says
-//! that nobody else writes ([`trust_others`]).
+//! Another process with the memory could write to it while it is sent, and our handler would not see it. The kernel does not report which processes
+//! have a file mapped. So only anonymous memory that this process has mapped since its last fork is accepted, because another process can get it by
+//! inheritance only. The user may also declare that no other process writes ([`trust_others`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -56,7 +56,7 @@ fn is_own(object: &Object) -> bool {
     DEVICE.load(Ordering::SeqCst) == device(object) && OWN.iter().any(is)
 }
 
-/// Whether nobody else writes to it.
+/// Whether no other process writes to it.
 pub(super) fn allowed(part: &Part) -> Result<(), Refused> {
     if TRUST.load(Ordering::SeqCst) || is_own(&part.object) {
         return Ok(());
@@ -64,7 +64,8 @@ pub(super) fn allowed(part: &Part) -> Result<(), Refused> {
     Err(Refused::Shared)
 }
 
-/// Finds the other names of what a zone is about to protect. Its state is known to others already, so a fork that has begun before is seen here.
+/// Finds the other addresses of the memory that a zone is about to protect. Its state is visible to other threads already, so a fork that has
+/// begun before is detected here.
 pub(super) fn enter(part: &Part, zone: &Zone) -> Result<(), Refused> {
     allowed(part)?;
     let mut n = 0;
@@ -94,7 +95,7 @@ pub fn settle_shared() {
     }
 }
 
-/// The process is about to fork: what it has is not its own any more. Nothing of it is on its way afterwards, until [`end_sharing`].
+/// The process is about to fork: its memory is no longer private. Nothing of it is in flight afterwards, until [`end_sharing`].
 pub fn begin_sharing() {
     BEGUN.fetch_add(1, Ordering::SeqCst);
     for slot in &OWN {

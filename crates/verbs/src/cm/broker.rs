@@ -1,9 +1,9 @@
-//! Queue pairs joined by number, for programs that never heard of a connection manager: they tell each other their GID and
-//! queue pair number by some way of their own, and call `modify_qp`.
+//! Queue pairs joined by number, for programs without a connection manager. Such programs exchange their GID and queue pair number by a
+//! channel of their own, and call `modify_qp`.
 //!
-//! There is no daemon: a number names the TCP port of its process's listener, `port << 8 | index`, so that a peer finds the
-//! queue pair with nothing but the address (the GID) and the number. The side with the smaller number dials, with the MPA start-up
-//! that every connection has; the private data says which queue pairs are meant. Format: docs/spec/persona.md.
+//! There is no daemon: a number contains the TCP port of its process's listener, `port << 8 | index`, so a peer finds the queue pair with
+//! only the address (the GID) and the number. The side with the smaller number dials, with the MPA start-up of every connection; the
+//! private data names the queue pairs. Format: docs/spec/persona.md.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -19,15 +19,15 @@ use crate::{Device, Qp, UD_GROUP, UdPort};
 
 /// Queue pairs behind one listener: the low byte of a number.
 const INDEXES: usize = 256;
-/// Requests kept for a queue pair that has not been told its peer yet.
+/// Requests kept for a queue pair whose peer is not set yet.
 const EARLY: usize = 4;
 /// Requests that a listener keeps unanswered.
 const BACKLOG: u32 = 1024;
-/// How long sends wait for a peer, unless [`Broker::set_patience`] says otherwise.
+/// How long sends wait for a peer, unless [`Broker::set_patience`] sets another time.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Listeners tried for one whose number is free as a UDP port too.
 const DATAGRAM_DOORS: usize = 16;
-/// Connections that are dialled at once. More would only wait at the peer, which turns away what it cannot hold.
+/// Connections that are dialled at once. The peer would refuse more than it can queue.
 const DIALS: usize = 128;
 /// Pauses between attempts to reach a peer: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
@@ -78,7 +78,7 @@ pub fn ip_of(gid: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(gid).to_canonical()
 }
 
-/// The private data of a request: who dials whom.
+/// The private data of a request: the number and GID of the initiator and of the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hello {
     from: QpName,
@@ -117,7 +117,7 @@ struct NumberBlock {
     ip: IpAddr,
     port: u16,
     used: [bool; INDEXES],
-    /// Where the search for a free index goes on: numbers come back late.
+    /// Where the search for a free index continues, so that numbers are reused late.
     next: usize,
     /// The UDP port of the same number, once it was needed.
     datagrams: Option<UdPort>,
@@ -129,7 +129,7 @@ impl NumberBlock {
         let num = |index: usize| u32::from(self.port) << 8 | index as u32;
         let index = (0..INDEXES)
             .map(|i| (self.next + i) % INDEXES)
-            // One number stands for the members of multicast groups.
+            // One number is reserved for the members of multicast groups.
             .find(|&i| !self.used[i] && num(i) != UD_GROUP)?;
         let num = num(index);
         self.used[index] = true;
@@ -146,15 +146,15 @@ impl NumberBlock {
     }
 }
 
-/// A queue pair that has been told its peer, and is not connected yet.
+/// A queue pair whose peer is set, and which is not connected yet.
 struct Joining {
     qp: Weak<Qp>,
     hello: Hello,
-    /// Where the peer is, for the side that dials.
+    /// The peer's address, on the side that dials.
     dial: Option<SocketAddr>,
     source: Option<SocketAddr>,
     param: ConnParam,
-    /// Tells a dial's outcome from that of one before it.
+    /// Distinguishes the outcome of a dial from that of an earlier one.
     round: u64,
     dialling: bool,
     pause: Duration,
@@ -168,9 +168,9 @@ struct Joining {
 struct State {
     blocks: Vec<NumberBlock>,
     joining: HashMap<u32, Joining>,
-    /// Numbers whose queue pairs have been told their peer, and do not wait for it any more.
+    /// Numbers of queue pairs whose peer is set, and which do not wait for it.
     settled: HashSet<u32>,
-    /// Requests for queue pairs that have not been told their peer yet.
+    /// Requests for queue pairs whose peer is not set yet.
     early: HashMap<u32, Vec<(Hello, Incoming)>>,
     /// The other ends of queue pairs that are joined to themselves.
     twins: HashMap<u32, Arc<Qp>>,
@@ -179,7 +179,7 @@ struct State {
     dials: usize,
     /// When a connection with this address came about last.
     heard: HashMap<IpAddr, Instant>,
-    /// Counts what the thread should look at.
+    /// Counts events for the thread.
     news: u64,
     /// The thread that dials again and loses patience.
     awake: bool,
@@ -242,7 +242,7 @@ impl Broker {
         let device = &self.0.device;
         let mut state = lock(&self.0.state);
         for block in &mut state.blocks {
-            // The port may be somebody else's; then another one it is.
+            // The port may be in use by another process; then try another one.
             if block.used.contains(&false)
                 && let Ok(port) = block.datagrams(device)
                 && let Some(num) = block.take()
@@ -374,14 +374,14 @@ impl Broker {
         Ok(())
     }
 
-    /// How long sends of this queue pair wait for a peer that does not come (the transport timer times the retries).
+    /// Sets how long sends of this queue pair wait for a peer that does not connect (the transport timer times the retries).
     pub fn set_patience(&self, num: u32, patience: Duration) {
         if let Some(joining) = lock(&self.0.state).joining.get_mut(&num) {
             joining.patience = patience;
         }
     }
 
-    /// The queue pair with this number is no longer to be joined: it goes back to its first state, or away.
+    /// Stops joining the queue pair with this number: it returns to its first state, or is destroyed.
     pub fn leave(&self, num: u32) {
         let mut state = lock(&self.0.state);
         let gone = (
@@ -466,12 +466,13 @@ impl Inner {
         }
     }
 
-    /// A peer wants one of our queue pairs.
+    /// Handles a request for one of our queue pairs.
     fn arrived(&self, incoming: Incoming) {
         let Some(hello) = Hello::decode(incoming.private_data()) else {
             return;
         };
-        // Whoever dials does so from the address behind its GID. Nobody else may take a queue pair's place, or the peer's place in the row.
+        // The initiator dials from the address behind its GID. Another host must not take a queue pair's place, or the peer's place in the
+        // queue.
         if incoming.peer_addr().ip().to_canonical() != hello.from.ip {
             let _ = incoming.reject(&refusal(OTHER_PEER));
             return;
@@ -497,7 +498,7 @@ impl Inner {
         }
         let Some(joining) = state.joining.get(&num) else {
             let early = state.early.entry(num).or_default();
-            // Who dials again has given up the request of before; otherwise the newest are the likeliest to be there still.
+            // A second request of one peer replaces its first one. Otherwise the newest requests are the most likely to be alive.
             let before = early.iter().position(|(other, _)| *other == hello);
             let before = before.or_else(|| (early.len() >= EARLY).then_some(0));
             let old = before.map(|at| early.remove(at));
@@ -552,7 +553,8 @@ impl Inner {
         }
     }
 
-    /// Dials what is due and fails what has waited too long. When to look again, and what it had seen; `None`: nothing is joining.
+    /// Dials due connections and fails those that have waited too long. Returns when to run again, and the count of events seen; `None`: no
+    /// queue pair is joining.
     fn round(self: &Arc<Self>, now: Instant) -> Option<(Instant, u64)> {
         let mut due = Vec::new();
         let mut late: Vec<Arc<Qp>> = Vec::new();
@@ -571,7 +573,7 @@ impl Inner {
                 joining.waiting = None;
             } else {
                 let since = *joining.waiting.get_or_insert(now);
-                // A host that makes connections has many to make, perhaps, and is not gone.
+                // A host that makes connections may be busy making many, and is alive.
                 let heard = heard.get(&joining.hello.to.ip).copied();
                 if since.max(heard.unwrap_or(since)) + joining.patience <= now {
                     late.push(qp);

@@ -21,7 +21,7 @@ use crate::{Device, Qp};
 /// Events that a channel keeps before it turns new connection requests away.
 const MAX_EVENTS: usize = 65_536;
 
-/// What happened to an identifier.
+/// An event of an identifier.
 #[derive(Debug)]
 pub enum CmEventKind {
     /// The address is known.
@@ -30,11 +30,11 @@ pub enum CmEventKind {
     AddrError(String),
     /// There is a route.
     RouteResolved,
-    /// Somebody wants to connect to a listening identifier: answer on the new one.
+    /// A peer requests a connection to a listening identifier: answer on the new one.
     ConnectRequest {
         /// The identifier of the connection to be.
         id: CmId,
-        /// What the initiator's program sent.
+        /// The private data of the initiator's program.
         private_data: Vec<u8>,
     },
     /// Connected.
@@ -42,12 +42,12 @@ pub enum CmEventKind {
         /// The responder's private data; empty on the responder's side.
         private_data: Vec<u8>,
     },
-    /// The responder's program said no.
+    /// The responder's program rejected the request.
     Rejected {
-        /// What it said.
+        /// Its private data.
         private_data: Vec<u8>,
     },
-    /// Nobody there, or no way there.
+    /// The peer does not answer, or there is no route to it.
     Unreachable(ConnectError),
     /// The connection could not be made for another reason.
     ConnectError(ConnectError),
@@ -60,7 +60,7 @@ pub enum CmEventKind {
 pub struct CmEvent {
     /// The identifier that it happened to: for a request, the listening one.
     pub id: CmId,
-    /// What happened.
+    /// The kind of event.
     pub kind: CmEventKind,
 }
 
@@ -98,12 +98,12 @@ impl Channel {
     }
 }
 
-/// Where events come out. Its descriptor is readable while events wait.
+/// A queue of events. Its descriptor is readable while events wait.
 #[derive(Clone)]
 pub struct EventChannel(Arc<Owner>);
 
-/// The program's hold on a channel: events name identifiers, and those their channel, so that somebody has to take the
-/// events out when nobody will fetch them any more.
+/// The program's handle of a channel. Events refer to identifiers, and identifiers to their channel; dropping this handle removes the
+/// events, which the program can no longer fetch.
 struct Owner(Arc<Channel>);
 
 impl Drop for Owner {
@@ -330,8 +330,7 @@ impl CmId {
     /// Accept the request that this identifier came with, on `qp`. [`CmEventKind::Established`] follows.
     ///
     /// # Errors
-    /// [`CmError::State`] without a request; [`CmError::Connect`] when the initiator has gone, or the queue pair cannot
-    /// be connected.
+    /// [`CmError::State`] without a request; [`CmError::Connect`] if the initiator has closed, or the queue pair cannot be connected.
     pub fn accept(&self, qp: &Qp, param: &ConnParam) -> Result<(), CmError> {
         let mut state = lock(&self.0.state);
         let State::Requested(_) = &*state else {
@@ -400,7 +399,7 @@ impl CmId {
         drop(old);
     }
 
-    /// What to do when the connection ends. It is set after the connection was announced, so it comes after it too.
+    /// The action at the end of the connection. It is set after the connection was announced, so it comes after it too.
     fn ended(&self) -> impl FnOnce(EndReason) + Send + 'static {
         let id = self.clone();
         move |reason| {

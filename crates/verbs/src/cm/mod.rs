@@ -27,7 +27,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connected queue pair, and what the peer's program said when it was connected.
+/// A connected queue pair, and the private data of the peer's program.
 pub struct Connection {
     /// The queue pair; dropping it closes the connection.
     pub qp: Qp,
@@ -82,7 +82,7 @@ pub fn connect_qp(
 pub struct BindError {
     /// The address.
     pub addr: SocketAddr,
-    /// What the system says.
+    /// The system's error.
     pub source: std::io::Error,
 }
 
@@ -117,8 +117,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listen on `addr` (port 0: any free one); with `backlog` requests waiting, further peers are turned away. Of
-    /// `param`, the options and depths are used.
+    /// Listens on `addr` (port 0: any free one). With `backlog` requests waiting, further peers are refused. Of `param`, the options and
+    /// depths are used.
     ///
     /// # Errors
     /// [`BindError`], as `bind(2)` and `listen(2)`.
@@ -192,7 +192,7 @@ fn wait_pop<T>(
 pub struct Request(Incoming);
 
 impl Request {
-    /// What the initiator's program sent with it.
+    /// The private data of the initiator's program.
     pub fn private_data(&self) -> &[u8] {
         self.0.private_data()
     }
@@ -208,7 +208,7 @@ impl Request {
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local_addr()
     }
-    /// The user whose process dialled, as the kernel says: `None` when it is not on this host, or cannot be told.
+    /// The user whose process dialled, as the kernel attests: `None` if it is not on this host, or not known.
     pub fn peer_uid(&self) -> Option<u32> {
         self.0.peer_uid()
     }

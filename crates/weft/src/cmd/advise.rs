@@ -1,4 +1,4 @@
-//! `weft advise`: what this machine's copies and registrations cost, and which way into weft fits a program.
+//! `weft advise`: the cost of copies and registrations on this machine, and the part of weft that fits a program.
 
 use std::ffi::OsString;
 use std::fs;
@@ -25,15 +25,15 @@ use crate::failure::{Failure, check_writable, write_file};
 use crate::places;
 
 pub(crate) const LONG: &str = "\
-Without a program: measure on this machine what copies, registrations and pinned pages cost, resident and not, on small and huge pages, how \
-registrations on several threads and transfers beside computation go, and say which buffers to copy and which to register. That takes some seconds.
+Without a program: measure on this machine the cost of copies, registrations and pinned pages (resident or not, small and huge pages), of \
+registrations on several threads, and of transfers during computation; then advise which buffers to copy and which to register. This takes some seconds.
 
-With a program: run it, count its socket calls (sizes, buffers used again, pages resident, waits, connections to this host and others), and say \
-which way into weft fits each of its processes, what it would gain, and what to change first. The program runs as it would without; each call \
-takes up to about a microsecond longer, which is measured and printed. The advice goes to standard error, so that the program's output stays its own.
+With a program: run it, count its socket calls (sizes, reused buffers, resident pages, waits, connections to this host and others), and advise \
+which part of weft fits each of its processes, the expected gain, and what to change first. The program behaves as usual; each call \
+takes up to about a microsecond longer, which is measured and printed. The advice goes to standard error, so that it does not mix with the program's output.
 
-Not seen: programs that make their own system calls (statically linked ones, those of Go, io_uring), set-uid programs, and what a program does \
-with its memory between calls.";
+Not seen: programs that make their own system calls (statically linked programs, Go programs, io_uring), set-uid programs, and a program's accesses \
+to its memory between calls.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,35 +41,35 @@ Examples:
   weft advise -- iperf3 -c 127.0.0.1 -l 128K -t 2
   weft advise --seconds 30 --json advice.json -- redis-server --port 7000
 
-Exit status: without a program as everywhere; with one that of the program, or 128 and the signal's number, 0 after --seconds; 125 when weft \
-cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
+Exit status: without a program as for every subcommand. With a program, the program's, or 128 plus the signal's number; 0 after --seconds; 125 if weft \
+fails, 126 if the program cannot be executed, 127 if it is not found.";
 
 const LIBRARY: &str = "libweft-advise.so";
-/// As cargo names it.
+/// The file name that cargo gives the library.
 const CARGO_LIBRARY: &str = "libweft_advise_preload.so";
 const EXIT_OWN: u8 = 125;
 /// `SI_KERNEL`: the kernel sent the signal.
 const BY_KERNEL: i32 = 0x80;
-/// How long a program has after SIGTERM.
+/// The time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Options of `weft advise`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Watch the program for so long, then end it with SIGTERM [default: until it ends]
+    /// End the program with SIGTERM after this time [default: wait until it ends]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=86_400), requires = "command")]
     seconds: Option<u32>,
-    /// Write everything that was measured and seen as one JSON object (`-`: to standard output)
+    /// Write all measurements and observations as one JSON object (`-`: to standard output)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write tables and pictures as one self-contained page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Do not measure the machine: no gain is computed
+    /// Do not measure the machine, and compute no gain
     #[arg(long, requires = "command")]
     no_machine: bool,
-    /// The folder of the observer's library [default: where packages and `./x dist` leave it]
+    /// The folder of the observer's library [default: the folder of the packages or of `./x dist`]
     #[arg(long, value_name = "DIR", env = "WEFT_ADVISE_LIB")]
     lib: Option<PathBuf>,
     /// The program and its arguments
@@ -172,7 +172,7 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
     }
     if let Some(machine) = machine {
         report.intro.extend(bench::advice(machine));
-        // Beside a program the machine is in the page and in the JSON; on the terminal it would hide the advice.
+        // With a program, the machine is in the page and in the JSON; on the terminal it would hide the advice.
         let mut page = report.clone();
         page.sections.extend(bench::sections(machine));
         if !watched {
@@ -239,7 +239,7 @@ fn shared() -> std::io::Result<tempfile::NamedTempFile> {
 }
 
 fn read(path: &Path) -> Option<Record> {
-    // As long as it was made, whatever the program has done to it.
+    // With its original length, whatever the program has done to it.
     let file = fs::File::open(path).ok()?;
     let mut bytes = Vec::new();
     let limit = record::TABLE_BYTES as u64;
@@ -247,7 +247,7 @@ fn read(path: &Path) -> Option<Record> {
     record::read(&bytes)
 }
 
-/// Processes of the record, but for one, that still run.
+/// The processes of the record, except one, that still run.
 fn still_running(path: &Path, but: u64) -> Vec<u64> {
     let Some(record) = read(path) else {
         return Vec::new();
@@ -258,7 +258,7 @@ fn still_running(path: &Path, but: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Waits for the program's end, or ends it at the limit. Ctrl-C ends the program and not the advice.
+/// Waits for the program's end, or ends it at the limit. Ctrl-C ends the program, but not the advice.
 fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Result<ExitCode> {
     let mut signals = SigSet::empty();
     for each in [
@@ -269,7 +269,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
     ] {
         signals.add(each);
     }
-    // The child has been started: what is blocked here is not blocked there.
+    // The child has been started: signals blocked here are not blocked there.
     signals.thread_block()?;
     let arriving = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     let pid = Pid::from_raw(child.id().cast_signed());
@@ -283,7 +283,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
         }
         let left = limit.map(|limit| limit.saturating_sub(began.elapsed()));
         if let Some(status) = status {
-            // What the program has left behind is watched as long as was asked for.
+            // Processes that the program has left behind are watched for the requested time.
             let others = still_running(path, child.id().into());
             if stopped.is_some() || others.is_empty() || left.is_none_or(|left| left.is_zero()) {
                 for pid in others {
@@ -338,7 +338,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
     }
 }
 
-/// Takes what has arrived, so that it does not end this process now.
+/// Consumes the signals that have arrived, so that unblocking them does not end this process.
 fn unblock(arriving: &SignalFd, signals: &SigSet) -> std::io::Result<()> {
     while arriving.read_signal()?.is_some() {}
     signals.thread_unblock()?;

@@ -21,17 +21,17 @@ use crate::failure::{Exit, Failure, check_writable, write_file};
 use crate::global::Global;
 use crate::terminal;
 
-/// The port that `weft blast` uses unless told.
+/// The default port of `weft blast`.
 pub const DEFAULT_PORT: u16 = 7473;
-/// How long a server may take to be there.
+/// The time limit for starting a server.
 const START: Duration = Duration::from_secs(1);
-/// Between two attempts.
+/// The pause between two attempts.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How long the server waits for a client that says nothing.
+/// The time for which the server waits for a silent client.
 const IDLE: Duration = Duration::from_mins(1);
-/// What the server's line begins with, that says where it is.
+/// The beginning of the server's line with its address.
 const LISTENING: &str = "listening on ";
-/// Between two looks of the progress bar.
+/// The time between two updates of the progress bar.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 /// Steps of a progress bar.
 const STEPS: f64 = 1000.0;
@@ -39,13 +39,13 @@ const STEPS: f64 = 1000.0;
 pub(crate) const LONG: &str = "\
 Send messages as fast as possible from a client to a server over extended sockets, and measure: the tool of the stream paper.
 
-Throughput is the program's bytes over the time from the start of the first transfer to the end of the last. Each repetition has a \
-connection of its own; means come with their 95 % confidence interval. The client says how, the server follows and reports its CPU \
-time, so that one side prints everything. Without --listen and ADDR both run here, as two processes.
+Throughput is the program's bytes divided by the time from the start of the first transfer to the end of the last. Each repetition has a \
+connection of its own; means have their 95 % confidence interval. The client sends its options to the server, and the server reports its CPU \
+time, so the client prints everything. Without --listen and ADDR both run on this host, as two processes.
 
-The connections that are measured come in at ports that the server chooses for each; the address itself takes a small TCP connection on \
-which the two agree. Whoever can reach a server can make it receive. Between hosts the \
-measured connections are made by TLS, with keys for this one time, unless WEFT_TLS says something else on both sides.";
+The two sides agree over a small TCP connection to the given address; the server chooses a port for each measured connection. \
+Every client that can reach a server can make it receive. Between hosts the \
+measured connections use TLS with temporary keys, unless WEFT_TLS says otherwise on both sides.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -65,40 +65,40 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// The server's HOST[:PORT]; IPv6 addresses stand in brackets
+    /// The server's HOST[:PORT]; IPv6 addresses in brackets
     #[arg(value_name = "ADDR")]
     server: Option<String>,
-    /// Be the server, here or on another address [default: 127.0.0.1:7473]
+    /// Be the server, on this address or the default [default: 127.0.0.1:7473]
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "127.0.0.1", conflicts_with = "server")]
     listen: Option<String>,
-    /// Serve one client, and end
+    /// Serve one client, then end
     #[arg(long, requires = "listen")]
     once: bool,
     /// Length of each message
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_size, help_heading = "Messages")]
     size: u64,
-    /// Lengths from an exponential distribution with this mean
+    /// Choose lengths from an exponential distribution with this mean
     #[arg(long, value_name = "MEAN", value_parser = parse_size, conflicts_with = "size", help_heading = "Messages")]
     exponential: Option<u64>,
-    /// The longest message of the distribution
+    /// Maximum length of the distribution
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size, help_heading = "Messages")]
     max: u64,
     /// Seed of lengths and contents
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Messages")]
     seed: u64,
-    /// A repetition ends after so many messages
+    /// End a repetition after this many messages
     #[arg(long, value_name = "N", conflicts_with_all = ["bytes", "time"], help_heading = "Messages")]
     messages: Option<u64>,
-    /// ... or with the message that completes so many bytes
+    /// ... or with the message that completes this many bytes
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "time", help_heading = "Messages")]
     bytes: Option<u64>,
-    /// ... or after so many seconds [default: 1]
+    /// ... or after this many seconds [default: 1]
     #[arg(long, value_name = "SECONDS", help_heading = "Messages")]
     time: Option<f64>,
-    /// Bytes before the clock starts; they count in the statistics only
+    /// Bytes to send before the clock starts; only the statistics count them
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size, help_heading = "Messages")]
     warm_up: u64,
-    /// Compare every byte that arrives; times then mean little
+    /// Compare every byte that arrives; this distorts the times
     #[arg(long, help_heading = "Messages")]
     verify: bool,
     /// Sends outstanding at the client
@@ -109,7 +109,7 @@ pub struct Args {
         help_heading = "Operations"
     )]
     outstanding_send: u32,
-    /// Receives outstanding at the server, each as long as the longest message
+    /// Receives outstanding at the server, each of the maximum message length
     #[arg(
         long,
         value_name = "N",
@@ -117,13 +117,13 @@ pub struct Args {
         help_heading = "Operations"
     )]
     outstanding_recv: u32,
-    /// Receives complete only when they are full
+    /// Complete receives only when they are full
     #[arg(long, help_heading = "Operations")]
     waitall: bool,
-    /// The library's registered memory (yes), or ordinary memory that it must register itself (no)
+    /// Use the library's registered memory (yes), or ordinary memory that it must register (no)
     #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = parse_yes, action = clap::ArgAction::Set, help_heading = "Operations")]
     registered: bool,
-    /// How both sides wait for events
+    /// How both sides wait for events: by polling or by sleeping
     #[arg(long, value_enum, default_value_t = Wait::Notify, hide_possible_values = false, help_heading = "Operations")]
     wait: Wait,
     /// How a stream moves its bytes
@@ -135,16 +135,16 @@ pub struct Args {
     /// How sequenced packets are moved
     #[arg(long, value_enum, default_value_t = Design::Advert, help_heading = "Connection")]
     design: Design,
-    /// Data up to so many bytes travels in the message that announces it; 0: none
+    /// Send data of up to this many bytes within the message that announces it; 0: never
     #[arg(long, value_name = "SIZE", default_value = "256", value_parser = parse_small_size, help_heading = "Connection")]
     small: u32,
-    /// Small data may be left where it arrived
+    /// Leave small data where it arrived
     #[arg(long, help_heading = "Connection")]
     in_place: bool,
-    /// Intermediate buffer of either side
+    /// Size of the intermediate buffer of either side
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_small_size, help_heading = "Connection")]
     buffer: u32,
-    /// Control messages that either side is ready for: its peer's credits
+    /// Control messages that either side can receive: the peer's credits
     #[arg(
         long,
         value_name = "N",
@@ -152,13 +152,13 @@ pub struct Args {
         help_heading = "Connection"
     )]
     credits: u32,
-    /// What carries the connection [default: shared memory where both can]
+    /// Transport of the connection [default: shared memory if both sides support it]
     #[arg(long, value_enum, help_heading = "Connection")]
     transport: Option<Transport>,
     /// No CRC over TCP
     #[arg(long, help_heading = "Connection")]
     no_crc: bool,
-    /// How often
+    /// Number of repetitions
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), help_heading = "Results")]
     repetitions: u32,
     /// Write every repetition and the means as JSON, one object a line
@@ -245,7 +245,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         bar.set_prefix(format!("{repetition}/{}", args.repetitions));
         let mut next = DRAW_EVERY;
         let result = client.run(&plan, &mut |messages, bytes, elapsed| {
-            // What is drawn must not slow down what is measured.
+            // Drawing must not slow down the measurement.
             if elapsed >= next {
                 next = elapsed + DRAW_EVERY;
                 bar.set_position((plan.amount.share(messages, bytes, elapsed) * STEPS) as u64);
@@ -257,14 +257,14 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
             Ok(run) => runs.push(run),
             Err(error) => {
                 bar.finish_and_clear();
-                // What was measured before is not lost.
+                // Earlier measurements are not lost.
                 if !runs.is_empty() {
                     say(in_locale(&report(&plan, &runs).to_text(terminal::width())));
                 }
                 return Err(failure(&error));
             }
         }
-        // Each time, so that it is there when somebody ends the program.
+        // Each time, so that it exists when the program is interrupted.
         if let Some(path) = &args.json {
             let lines = json_lines(&plan, &runs)
                 .map_err(|e| Failure::failed(format!("cannot make JSON: {e}")))?;
@@ -305,7 +305,7 @@ fn serve(addr: SocketAddr, once: bool, global: Global) -> Result<Exit, Failure> 
     }
 }
 
-/// A server of our own, that ends with us.
+/// A server that this process starts, and that ends with it.
 struct OwnServer(Child);
 
 impl Drop for OwnServer {
@@ -334,7 +334,7 @@ fn start_server() -> Result<(OwnServer, SocketAddr), Failure> {
     Ok((server, addr))
 }
 
-/// Connects; a server that was started together with us may need a moment.
+/// Connects. Retries for a moment, because a server that was just started may not listen yet.
 fn connect(addr: SocketAddr) -> Result<Client, Failure> {
     let began = Instant::now();
     loop {

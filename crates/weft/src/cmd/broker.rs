@@ -1,4 +1,4 @@
-//! `weft broker`: what carries connections of `weft run --hosts` on to other hosts.
+//! `weft broker`: carries connections of `weft run --hosts` to other hosts.
 
 use std::env;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,54 +20,54 @@ use crate::identity::authorized::Authorized;
 use crate::identity::{Folder, keypair};
 
 pub(crate) const LONG: &str = "\
-Carry TCP connections of programs under `weft run --hosts` on to other hosts, by SDP over iWARP. One broker serves the programs of one user in one network \
-namespace; `weft run --hosts` starts one with the defaults where there is none, which ends after a minute without work. Start one by hand to choose address, keys or port.
+Carry TCP connections of programs under `weft run --hosts` to other hosts, by SDP over iWARP. One broker serves the programs of one user in one network \
+namespace. `weft run --hosts` starts one with the defaults if none runs; that one ends after a minute without work. Start a broker by hand to choose its address, keys or port.
 
-Brokers of two hosts speak TLS 1.3 with the keys of `weft key`. A broker takes and dials only those whose key is its own (the same key pair on both \
-hosts), or in ~/.config/weft/authorized_keys: so name the key of each host on the other.
+Brokers of two hosts use TLS 1.3 with the keys of `weft key`. A broker accepts and dials only brokers with its own key (the same key pair on both \
+hosts), or with a key in ~/.config/weft/authorized_keys. So add the key of each host to the other host's file.
 
-Without a broker on the peer's host connections stay plain TCP, and that host is left alone for a minute.";
+Without a broker on the peer's host, connections stay plain TCP, and this broker does not dial that host again for a minute.";
 
 const EXAMPLES: &str = "\
 Examples:
-  # print the key that the other host has to know
+  # print the key, for the authorized_keys of the other host
   weft key
-  # serve until it is stopped, on port 7479 of all addresses
+  # serve until stopped, on port 7479 of all addresses
   weft broker
   weft run --hosts -- redis-server --bind 0.0.0.0 --protected-mode no";
 
-/// How long a broker in the background may take to listen.
+/// The time limit for a broker in the background to listen.
 const START: Duration = Duration::from_secs(5);
-/// It ends after so long without work.
+/// A broker in the background ends after this time without work.
 const IDLE: &str = "60";
 
 /// Options of `weft broker`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// Where brokers of other hosts reach this one (can be given several times) [default: port 7479 of all addresses]
+    /// Address for brokers of other hosts (can be given several times) [default: port 7479 of all addresses]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, PORT))]
     bind: Vec<SocketAddr>,
-    /// Only dial other brokers: connections to servers on other hosts are carried, those to servers here are not
+    /// Only dial other brokers: carry connections to servers on other hosts, not those to servers here
     #[arg(long, conflicts_with = "bind")]
     dial_only: bool,
     /// The port that brokers of other hosts listen on
     #[arg(long, value_name = "PORT", default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// Addresses are translated between the hosts (NAT): take a connection with other addresses than the other broker names, if it is the only one
-    /// with the same first bytes. Connections with equal first bytes can be taken for each other, which changes their bytes
+    /// Addresses are translated between the hosts (NAT): accept a connection whose addresses differ from those that the other broker names, if it
+    /// is the only one with the same first bytes. Connections with equal first bytes can be confused, which mixes their bytes
     #[arg(long)]
     nat: bool,
-    /// End after so many seconds without a connection [default: never]
+    /// End after this many seconds without a connection [default: never]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     idle: Option<u64>,
-    /// Go to the background once it listens
+    /// Go to the background after the broker listens
     #[arg(long)]
     detach: bool,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, made if there is none]
+    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
     identity: Option<PathBuf>,
-    /// The public keys of other hosts' brokers, a line each [default: `~/.config/weft/authorized_keys`]
+    /// The public keys of other hosts' brokers, one a line [default: `~/.config/weft/authorized_keys`]
     #[arg(
         long,
         value_name = "FILE",
@@ -75,15 +75,15 @@ pub struct Args {
         help_heading = "Keys"
     )]
     authorized: Option<PathBuf>,
-    /// Take every key: encrypted, and from whoever reaches the port
+    /// Accept every key: connections are encrypted, but not authenticated
     #[arg(long, help_heading = "Keys")]
     open: bool,
-    /// No TLS: for a network where everybody is trusted. Both hosts have to be told
+    /// No TLS, for a trusted network. Give it on both hosts
     #[arg(long, conflicts_with_all = ["open", "identity", "authorized"], help_heading = "Keys")]
     no_tls: bool,
 }
 
-/// Serves, or sees to it that somebody does.
+/// Serves, or makes sure that a broker runs.
 pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     if args.detach {
         detach(&env::args_os().skip(1).collect::<Vec<_>>())?;
@@ -144,7 +144,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     Ok(Exit::Ok.into())
 }
 
-/// Whom the broker shows itself as, and whom it takes.
+/// The broker's own key, and the keys that it accepts.
 fn tls(args: &Args) -> Result<Tls, Failure> {
     let folder = Folder::of_user();
     let path = match (&args.identity, &folder) {
@@ -167,7 +167,7 @@ fn tls(args: &Args) -> Result<Tls, Failure> {
         (None, Ok(folder)) => Some(Authorized::at(&folder.authorized_keys())),
         (None, Err(_)) => None,
     };
-    // Read here: what is wrong with it is said at once.
+    // Read here, so that errors are reported at once.
     if let Some(authorized) = &authorized {
         authorized.keys()?;
     }
@@ -184,7 +184,7 @@ fn tls(args: &Args) -> Result<Tls, Failure> {
     .map_err(unusable)
 }
 
-/// Starts this program anew with the arguments, but for `--detach`, and returns when the broker listens.
+/// Starts this program again with the same arguments except `--detach`, and returns when the broker listens.
 fn detach(arguments: &[std::ffi::OsString]) -> Result<(), Failure> {
     let unable = |what: String| Failure::failed(format!("cannot start the broker: {what}"));
     let program = env::current_exe().map_err(|e| unable(e.to_string()))?;
@@ -221,7 +221,8 @@ fn detach(arguments: &[std::ffi::OsString]) -> Result<(), Failure> {
     }
 }
 
-/// Sees to it that this user has a broker here. It is started by a process between, so that it is no child of the program to be.
+/// Makes sure that this user has a broker here. A process in between starts it, so that it is no child of the program that this process
+/// will execute.
 pub(crate) fn ensure() -> Result<(), Failure> {
     if hosts::is_there() {
         return Ok(());

@@ -31,27 +31,27 @@ use crate::identity::{Folder, keypair};
 
 pub(crate) const LONG: &str = "\
 Compile C and C++ with gcc on other machines. `weft cc gcc ...` preprocesses here; a worker reads the text by RDMA Read, compiles it, and writes the object into \
-this machine's memory by RDMA Write. The object is the one that the compiler here would have made, byte for byte: a worker with another compiler is not used. \
-What cannot go out (linking, assembler, -march=native, plugins, coverage ...), and what fails elsewhere, is compiled here; `weft cc status` counts the reasons.
+this machine's memory by RDMA Write. The object equals that of the compiler here, byte for byte: a worker with another compiler is not used. \
+Sources that cannot be sent (linking, assembler, -march=native, plugins, ...), and those that fail on workers, are compiled here; `weft cc status` counts the reasons.
 
-A daemon (`weft ccd`) that is started by itself keeps the connections. What leaves the machine is encrypted and authenticated by TLS 1.3 with the keys of \
-`weft key`, as for `weft cp`. A worker runs compilers in a sandbox (Landlock, seccomp); give its keys to those alone whom you trust, and use only workers that \
-you trust: a wrong object cannot be seen, only compared (--verify).";
+A daemon (`weft ccd`), which is started automatically, keeps the connections. TLS 1.3 with the keys of `weft key` encrypts and authenticates what leaves the machine, \
+as for `weft cp`. A worker runs compilers in a sandbox (Landlock, seccomp). A worker should admit only masters that it trusts, and a master should use only workers that \
+it trusts: a wrong object is not detected, unless --verify compares it.";
 
 const EXAMPLES: &str = "\
 Examples:
-  # on each machine that compiles for others
+  # on each worker
   weft cc worker --bind 0.0.0.0
 
-  # here: name the workers, look at them, and say whether their keys are right
+  # here: name the workers, check them, and confirm their keys
   export WEFT_CC_HOSTS=a,b:7477,[fd00::3]
   weft cc check
   make -j32 CC='weft cc gcc' CXX='weft cc g++'
-  # who compiles what, what stayed here, and a picture of the last build
+  # the jobs of each worker and of this machine, and a picture of the last build
   weft cc status
   weft cc summary --html build.html
 
-  # workers preprocess too, with headers that they read from here
+  # workers preprocess too, and read the headers from here
   WEFT_CC_PULL=1 make -j32 CC='weft cc gcc'
   # the same in a smaller program, which starts faster
   make -j32 CC='weft-cc gcc'
@@ -67,13 +67,13 @@ Examples:
     subcommand_help_heading = "Commands"
 )]
 pub struct Args {
-    /// Workers: HOST, HOST:PORT or [IPV6]:PORT, with commas between
+    /// Workers: HOST, HOST:PORT or [IPV6]:PORT, separated by commas
     #[arg(long, global = true, value_name = "WORKERS", env = "WEFT_CC_HOSTS")]
     hosts: Option<String>,
-    /// Compile so many percent of the objects here too, and compare
+    /// Compile this percentage of the objects here too, and compare
     #[arg(long, value_name = "PERCENT", env = "WEFT_CC_VERIFY", default_value = "0", value_parser = percent)]
     verify: u8,
-    /// Workers preprocess too: they read headers by RDMA Read and keep them
+    /// Let workers preprocess too: they read headers by RDMA Read and cache them
     #[arg(long, env = "WEFT_CC_PULL", action = clap::ArgAction::SetTrue, value_parser = clap::builder::FalseyValueParser::new())]
     pull: bool,
     #[command(subcommand)]
@@ -82,17 +82,17 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Compile for others
+    /// Compile for other machines
     Worker(WorkerArgs),
-    /// Show workers, jobs, and why commands ran here
+    /// Show workers, jobs, and the reasons for compilations here
     Status(StatusArgs),
-    /// Say what the last build did, and draw it: who compiled what, when, and what waited
+    /// Describe the last build: the work of each worker, the times, the waits; optionally as a picture
     Summary(SummaryArgs),
-    /// Connect to each worker, and ask whether unknown keys are theirs
+    /// Connect to each worker, and ask whether an unknown key is right
     Check(CheckArgs),
     /// End the daemon
     Stop,
-    /// Write `weft-cc` into a directory: it does what `weft cc` does, and starts in a fraction of the time
+    /// Write `weft-cc` into a directory: it does the same as `weft cc`, and starts in a fraction of the time
     Launcher(LauncherArgs),
     /// `gcc`, `g++`, `cc`, `c++`, with their arguments
     #[command(external_subcommand)]
@@ -101,31 +101,32 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct WorkerArgs {
-    /// Listen on this address; on any but a loopback address only known keys are let in, or --open [default: 127.0.0.1:7477]
+    /// Listen on this address; on an address other than loopback only known keys are admitted, except with --open [default: 127.0.0.1:7477]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
     bind: Option<SocketAddr>,
-    /// Compilers at once [default: as many as there are processors]
+    /// Maximum number of compilers at a time [default: the number of processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     slots: Option<u16>,
-    /// Memory that each process of a compiler may have, in bytes or with K, M, G [default: this machine's over the slots, at least 1G]
+    /// Memory limit of each process of a compiler, in bytes or with K, M, G [default: this machine's memory divided by the slots, at least
+    /// 1G]
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<u64>,
-    /// A compiler that takes longer is ended
+    /// Time limit of a compiler
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     time: u64,
-    /// Where jobs have their files [default: /dev/shm, or where temporary files are]
+    /// Directory of the jobs' files [default: /dev/shm, or the directory of temporary files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Let everybody in who can reach the address
+    /// Admit everybody who can reach the address
     #[arg(long)]
     open: bool,
-    /// Take compilers of masters that have another one than this machine, keep up to SIZE of them in ~/.cache/weft/compilers, and run them in the sandbox [SIZE: 2G]
+    /// Accept compilers of masters that differ from this machine's, keep up to SIZE of them in ~/.cache/weft/compilers, and run them in the sandbox [SIZE: 2G]
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "2G", value_parser = memory, conflicts_with = "open")]
     accept_compilers: Option<u64>,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, made if there is none]
+    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
     identity: Option<PathBuf>,
-    /// Let the owners of the public keys in FILE in, a line each [default: `~/.config/weft/authorized_keys`]
+    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
     #[arg(
         long,
         value_name = "FILE",
@@ -137,7 +138,7 @@ struct WorkerArgs {
 
 #[derive(Debug, clap::Args)]
 struct LauncherArgs {
-    /// Where `weft` is too, or from where `weft` is found in PATH
+    /// A directory that contains `weft` too, or from which `weft` is found in PATH
     dir: PathBuf,
 }
 
@@ -150,7 +151,7 @@ struct StatusArgs {
 
 #[derive(Debug, clap::Args)]
 struct CheckArgs {
-    /// The worker's key has this fingerprint: no other will do, and nothing is asked (can be given several times)
+    /// Accept only a worker key with this fingerprint, and ask nothing (can be given several times)
     #[arg(long = "peer", value_name = "FINGERPRINT", help_heading = "Keys")]
     peers: Vec<Fingerprint>,
 }
@@ -158,7 +159,7 @@ struct CheckArgs {
 /// Options of `weft ccd`.
 #[derive(Debug, clap::Args)]
 pub struct DaemonArgs {
-    /// End after so many seconds without a compilation
+    /// End after this many seconds without a compilation
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle: u64,
 }
@@ -180,7 +181,7 @@ fn memory(text: &str) -> Result<u64, String> {
     Ok(size)
 }
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Worker(args) => work(args, global).map(Into::into),
@@ -205,8 +206,8 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Where this program was started by a link with a compiler's name, or as `weft cc COMPILER`: compiles. To build the whole command line's parser would take a fifth of
-/// the time that a compilation has here.
+/// If this program was started by a link with a compiler's name, or as `weft cc COMPILER`: compiles. Building the parser of the whole command line would take a fifth
+/// of the time that a compilation has here.
 pub fn masquerade() -> Option<ExitCode> {
     let mut args: Vec<OsString> = std::env::args_os().collect();
     let is_driver = |name: &OsString| name.to_str().is_some_and(options::is_driver);
@@ -215,7 +216,7 @@ pub fn masquerade() -> Option<ExitCode> {
         args[0] = name;
     } else if args.get(1)? == "cc"
         && args.get(2).is_some_and(is_driver)
-        // Which the parser judges, or which need what comes after it.
+        // Variables that the parser checks, or that need the following arguments.
         && ["WEFT_CC_VERIFY", "WEFT_LOG"]
             .iter()
             .all(|name| std::env::var_os(name).is_none())
@@ -227,7 +228,7 @@ pub fn masquerade() -> Option<ExitCode> {
     Some(wrapped(&args, &[]))
 }
 
-/// Compiles, as the compiler would, with these variables; its own failures are told as such.
+/// Compiles as the compiler would, with these variables; reports its own failures as its own.
 fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
     let Some((name, args)) = command.split_first() else {
         tell!("weft cc: no compiler is named");
@@ -249,7 +250,7 @@ fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
     }
 }
 
-/// Writes the small program.
+/// Writes the launcher.
 fn launcher(args: &LauncherArgs) -> Result<Exit, Failure> {
     let path = write_launcher(&args.dir).map_err(|e| {
         // Behind it stands the name of a temporary file, which nobody has asked for.
@@ -262,7 +263,7 @@ fn launcher(args: &LauncherArgs) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// A connection to the daemon, which is started if it is not there.
+/// A connection to the daemon, which is started if it does not run.
 fn line() -> io::Result<Line> {
     let socket = ipc::socket()?;
     if let Ok(line) = Line::connect(&socket) {
@@ -306,7 +307,7 @@ fn line() -> io::Result<Line> {
     }
 }
 
-/// The keys of a daemon: those that are known, and our own.
+/// The keys of a daemon: the known ones, and its own.
 struct KnownKeys {
     identity: Identity,
     lasting: bool,
@@ -337,7 +338,7 @@ impl Keys for KnownKeys {
         let trust = self.trust(worker);
         let mut good = trust.good().map_err(|e| e.what().to_owned())?;
         if self.lasting && !trust.is_told() {
-            // A worker of this user has the same key pair, and nobody else has it.
+            // A worker of this user has the same key pair, and no other user has it.
             good.push(self.identity.public_key().fingerprint());
         }
         Tls::new(self.identity.clone())
@@ -419,7 +420,7 @@ fn check_one(keys: &KnownKeys, worker: &Endpoint) -> Result<daemon::About, Failu
     )))
 }
 
-/// The daemon that runs, if one does.
+/// The running daemon, if there is one.
 fn running() -> Result<Line, Failure> {
     let socket = ipc::socket()
         .map_err(|e| Failure::failed(format!("no place for the daemon's socket: {e}")))?;
@@ -451,10 +452,10 @@ fn status(args: &StatusArgs) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Columns of a terminal that the status takes.
+/// The number of terminal columns that the status uses.
 const COLUMNS: usize = 80;
 
-/// The end of a name that is too long: there stands what tells it from others.
+/// The end of a name that is too long: the end distinguishes it from others.
 fn cut(name: &str, width: usize) -> String {
     let len = name.chars().count();
     if len <= width {
@@ -470,7 +471,7 @@ fn cut(name: &str, width: usize) -> String {
     format!("{gap}{end}")
 }
 
-/// A text in lines of the status' width, of which all but the first are indented.
+/// A text in lines of the status' width; all but the first are indented.
 fn wrapped_at(indent: usize, text: &str) -> String {
     let (mut out, mut column) = (String::new(), 0);
     for word in text.split_inclusive(' ') {
@@ -529,7 +530,7 @@ fn show(status: &Status) {
     }
 }
 
-/// A line for each worker, and one for its trouble.
+/// A line for each worker, and one for its last error.
 fn table(workers: &[WorkerStatus]) -> String {
     let line = |cells: [&str; 9]| {
         let [
@@ -576,7 +577,7 @@ fn table(workers: &[WorkerStatus]) -> String {
     lines.join("\n")
 }
 
-/// What a worker logs.
+/// The log of a worker.
 struct Lines;
 
 impl Events for Lines {

@@ -1,4 +1,4 @@
-//! `weft cc summary`: what the daemon remembers of the last build, in words and as a picture.
+//! `weft cc summary`: the daemon's records of the last build, as text and as a picture.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,10 +13,10 @@ use crate::terminal;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct SummaryArgs {
-    /// Draw it, on a page of its own
+    /// Write a picture, on a page of its own
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Everything that the daemon remembers, also of builds before the last
+    /// Everything that the daemon remembers, including earlier builds
     #[arg(long)]
     all: bool,
     /// One JSON object a line for each compilation
@@ -24,16 +24,16 @@ pub(super) struct SummaryArgs {
     json: bool,
 }
 
-/// Seconds without a compilation between one build and the next.
+/// Seconds without a compilation that separate two builds.
 const PAUSE: f64 = 30.0;
-/// Sources that are listed.
+/// The number of slowest sources that are listed.
 const LONGEST: usize = 10;
-/// Of the picture.
+/// Dimensions of the picture.
 const WIDTH: f64 = 1100.0;
 const LEFT: f64 = 190.0;
 const LANE: f64 = 15.0;
 
-/// What the daemon remembers.
+/// The daemon's records.
 fn fetch(line: &Line) -> Result<Vec<Past>, Failure> {
     let gone =
         |e: &dyn std::fmt::Display| Failure::peer(format!("the daemon does not answer: {e}"));
@@ -51,12 +51,12 @@ fn fetch(line: &Line) -> Result<Vec<Past>, Failure> {
     }
 }
 
-/// When it was first heard of.
+/// The time of a compilation's first event.
 fn first(past: &Past) -> f64 {
     past.preprocessed.map_or(past.asked, |(began, _)| began)
 }
 
-/// Those after the last pause.
+/// The compilations after the last pause.
 fn last_build(mut all: Vec<Past>) -> Vec<Past> {
     all.sort_by(|a, b| first(a).total_cmp(&first(b)));
     let mut begin = 0;
@@ -76,12 +76,12 @@ fn who(past: &Past) -> String {
         .map_or_else(|| "here".into(), ToString::to_string)
 }
 
-/// What one worker, or this machine, did.
+/// The totals of one worker, or of this machine.
 #[derive(Default)]
 struct Sum {
     count: usize,
     compiling: f64,
-    /// What its jobs took beside: source, outputs, messages.
+    /// Time of its jobs apart from the compiler: source, outputs, messages.
     beside: f64,
     waited: f64,
     bytes: (u64, u64),
@@ -202,7 +202,7 @@ fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// Puts what overlaps in time into lanes of its own: for each, its number; and how many there are.
+/// Assigns a lane to each interval, so that overlapping ones are in different lanes; returns the lanes and their number.
 fn lanes(intervals: &[(f64, f64)]) -> (Vec<usize>, usize) {
     let mut free: Vec<f64> = Vec::new();
     let numbers = intervals.iter().map(|&(begin, end)| {
@@ -218,10 +218,10 @@ fn lanes(intervals: &[(f64, f64)]) -> (Vec<usize>, usize) {
     (numbers, free.len())
 }
 
-/// One bar: from, to, class, what it is.
+/// One bar: start, end, class, label.
 type Bar = (f64, f64, &'static str, String);
 
-/// The bars of one compilation on its worker: the source comes, the compiler runs, the outputs go.
+/// The bars of one compilation on its worker: transfer of the source, compiler, transfer of the outputs.
 fn on_worker(past: &Past) -> Vec<Bar> {
     let name = format!(
         "{}: {:.2} s on {}, compiler {:.2} s, waited {:.2} s, {} bytes read, {} written",
@@ -275,7 +275,7 @@ fn groups(build: &[Past]) -> Vec<(String, Vec<Vec<Bar>>)> {
     all
 }
 
-/// The picture: time from left to right, a lane for each thing that goes on at once.
+/// The picture: time from left to right, a lane for each simultaneous activity.
 fn picture(build: &[Past]) -> String {
     let (begin, end) = span(build);
     let x = |at: f64| LEFT + (at - begin) / (end - begin).max(1e-9) * (WIDTH - LEFT - 10.0);
@@ -298,7 +298,7 @@ fn picture(build: &[Past]) -> String {
         for (bars, lane) in group.iter().zip(numbers) {
             let y = top + lane as f64 * LANE;
             for (from, to, class, name) in bars {
-                // What cannot be seen is left out.
+                // Bars that are too small to see are left out.
                 let width = x(*to) - x(*from);
                 if width < 0.05 {
                     continue;
@@ -327,7 +327,7 @@ fn picture(build: &[Past]) -> String {
     )
 }
 
-/// The page: no script, nothing from elsewhere.
+/// The page: without scripts and without references to other sites.
 fn page(build: &[Past]) -> String {
     let (begin, end) = if build.is_empty() {
         (0.0, 0.0)

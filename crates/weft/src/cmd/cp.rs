@@ -34,12 +34,12 @@ use crate::terminal::printable;
 pub(crate) const LONG: &str = "\
 Copy files to another machine with one-sided RDMA Writes, or receive them.
 
-A file gets its final name only when it is complete and its checksum is right; one that is there already is \
+A file gets its final name only when it is complete and its checksum is right; an existing file is \
 replaced at that moment, as a whole. An interrupted transfer leaves a hidden .NAME.weft-XXXX.part and its journal: \
-the same command again goes on where it was. Nothing is ever written outside the listener's directory.
+the same command resumes it. Nothing is ever written outside the listener's directory.
 
-All that leaves the machine is encrypted and authenticated by TLS 1.3. As with SSH, a receiver is known by its key, which is remembered at the first \
-use, and takes files from those whose public keys it is given. Between processes of one user on one machine, the kernel says who is there, and \
+TLS 1.3 encrypts and authenticates what leaves the machine. As with SSH, a sender recognises a receiver by its key, which is stored at the first \
+use, and a receiver accepts files from the owners of the public keys that it knows. Between processes of one user on one machine, the kernel identifies the user, and \
 shared memory carries the files.";
 
 const EXAMPLES: &str = "\
@@ -48,7 +48,7 @@ Examples:
   weft cp --listen /srv/in
   weft cp data.bin localhost:
 
-  # between machines: make a key pair here, put the line that is printed into
+  # between machines: make a key pair here, put the printed line into
   # the receiver's ~/.config/weft/authorized_keys, and receive on all addresses
   weft key
   weft cp --listen /srv/in --bind 0.0.0.0
@@ -59,7 +59,7 @@ Examples:
   # a shared key instead, copied to the other machine
   weft cp --gen-key ~/weft.key
   weft cp --key ~/weft.key data.bin host:
-  # IPv6 addresses stand in brackets
+  # IPv6 addresses need brackets
   weft cp big.iso [2001:db8::7]:7471:";
 
 /// Options of `weft cp`.
@@ -69,17 +69,17 @@ Examples:
     override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]]\n       weft cp --gen-key FILE"
 )]
 pub struct Args {
-    /// Files to send; the last argument says where to, DIR below the listener's directory and made if missing
+    /// Files to send; the last argument is the destination, DIR is below the listener's directory and created if missing
     #[arg(value_name = "FILE... HOST[:PORT]:DIR", required_unless_present_any = ["listen", "gen_key"])]
     paths: Vec<PathBuf>,
 
     /// Receive files into DIR
     #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "gen_key"], help_heading = "Receiving")]
     listen: Option<PathBuf>,
-    /// Listen on this address. Beyond the loopback address senders need an authorized key, unless --open is given [default: 127.0.0.1:7471]
+    /// Listen on this address. Beyond the loopback address senders need an authorized key, except with --open [default: 127.0.0.1:7471]
     #[arg(long, value_name = "ADDR[:PORT]", requires = "listen", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT), help_heading = "Receiving")]
     bind: Option<SocketAddr>,
-    /// Let anybody send who can reach the address
+    /// Accept files from everybody who can reach the address
     #[arg(
         long,
         requires = "listen",
@@ -87,10 +87,10 @@ pub struct Args {
         help_heading = "Receiving"
     )]
     open: bool,
-    /// Make symbolic links that lead out of DIR too: absolute ones, and those with too many `..`
+    /// Create symbolic links that lead out of DIR too: absolute ones, and those with too many `..`
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     any_links: bool,
-    /// Stop after the first sender, with its outcome as exit status
+    /// Stop after the first sender, with its result as exit status
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     once: bool,
     /// Senders served at the same time
@@ -104,7 +104,7 @@ pub struct Args {
     )]
     max_senders: usize,
 
-    /// A key pair of `weft key` [default: ~/.config/weft/key, which a listener makes if there is none]
+    /// A key pair of `weft key` [default: ~/.config/weft/key, which a listener creates if missing]
     #[arg(
         long,
         value_name = "FILE",
@@ -112,23 +112,23 @@ pub struct Args {
         help_heading = "Keys"
     )]
     identity: Option<PathBuf>,
-    /// The receiver's key has this fingerprint: no other will do, and nothing is asked (can be given several times)
+    /// Accept only a receiver key with this fingerprint, and ask nothing (can be given several times)
     #[arg(long = "peer", value_name = "FINGERPRINT", conflicts_with_all = ["key", "listen"], help_heading = "Keys")]
     peers: Vec<Fingerprint>,
-    /// Take files from the owners of the public keys in FILE, a line each [default: `~/.config/weft/authorized_keys`]
+    /// Accept files from the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
     #[arg(long, value_name = "FILE", requires = "listen", conflicts_with_all = ["key", "open"], help_heading = "Keys")]
     authorized: Option<PathBuf>,
-    /// A shared key instead of key pairs, which both sides prove to each other and never send
+    /// Use a shared key instead of key pairs; both sides prove it and never send it
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
     key: Option<PathBuf>,
-    /// Make a new shared key in FILE, readable by its owner alone
+    /// Make a new shared key in FILE, readable only by its owner
     #[arg(long, value_name = "FILE", exclusive = true, help_heading = "Keys")]
     gen_key: Option<PathBuf>,
 
-    /// Send directories with everything in them
+    /// Send directories recursively
     #[arg(short, long, conflicts_with = "listen", help_heading = "Sending")]
     recursive: bool,
-    /// Copy symbolic links found in directories as links, rather than leave them out
+    /// Copy symbolic links found in directories as links, instead of skipping them
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     links: bool,
     /// Replace files without write permission too
@@ -142,17 +142,17 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
-    /// Leave files alone that are there already (either side can say so)
+    /// Skip files that exist at the receiver (either side can ask for it)
     #[arg(short, long)]
     no_clobber: bool,
-    /// Bring each file to the disk before it gets its name (either side can say so)
+    /// Write each file to the disk before it gets its name (either side can ask for it)
     #[arg(long)]
     fsync: bool,
-    /// Give up when the peer has been silent for so many seconds
+    /// Give up after this many seconds of silence of the peer
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 
-    /// The same pipeline over plain TCP, to compare with; both sides have to say so
+    /// Use the same pipeline over plain TCP, for comparison; give it on both sides
     #[arg(long, hide = true)]
     plain_tcp: bool,
     /// Slots in each sender's ring
@@ -191,9 +191,9 @@ impl Args {
         }
     }
 
-    /// Who sends, and what is known of whoever listens at `target`.
+    /// The sender's key, and the known keys of the listener at `target`.
     fn who(&self, target: &Target) -> Result<Who, Failure> {
-        // The shared key says who both are.
+        // The shared key identifies both sides.
         let own = match self.key {
             Some(_) => None,
             None => keypair::own(self.identity.as_deref())?,
@@ -212,7 +212,7 @@ impl Args {
         })
     }
 
-    /// The key pair of a listener, and the file that it was made in just now.
+    /// The key pair of a listener, and its file if it was just created.
     fn listener_identity(&self) -> Result<(Identity, Option<PathBuf>), Failure> {
         if self.key.is_some() || self.plain_tcp {
             return Ok((keypair::generate()?, None));
@@ -281,7 +281,7 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
     listener.run(events).map(|()| Exit::Ok)
 }
 
-/// What a listener prints.
+/// The output of a listener.
 struct Lines {
     quiet: bool,
 }
@@ -401,7 +401,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
     } else if !global.quiet {
         say(summary(&report, took));
     }
-    // What cannot even be read is no file of the plan.
+    // Unreadable files are not part of the plan.
     let all = plan.files + failed;
     failed += report.failed;
     if failed > 0 {

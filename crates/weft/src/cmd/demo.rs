@@ -9,24 +9,24 @@ use crate::failure::{Exit, Failure};
 /// Options of `weft demo`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Write the report here, as one self-contained page
+    /// Write the report to this file, as one self-contained page
     #[arg(long, value_name = "FILE", default_value = "weft-demo.html")]
     html: PathBuf,
     /// Length of the file that is moved
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = file_size)]
     size: u64,
-    /// Work in this directory, on a disk for example [default: /dev/shm if it has room, so that the disk is not what is measured]
+    /// Work in this directory, for example on a disk [default: /dev/shm if it has room, so that the disk is not measured]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// How often each way moves the file; they take turns
+    /// Number of runs of each way; the ways take turns
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
-    /// Leave the figures of the verbs out
+    /// Leave out the figures of the verbs
     #[arg(long)]
     no_verbs: bool,
 }
 
-/// Less than this says nothing about speed.
+/// A shorter file gives no meaningful speed.
 const SMALLEST: u64 = 1 << 20;
 
 fn file_size(text: &str) -> Result<u64, String> {

@@ -2,11 +2,11 @@
 
 use crate::failure::{Exit, Failure};
 
-/// What `weft dissector --help` says.
+/// The text of `weft dissector --help`.
 pub const LONG: &str = "\
 Print a dissector for Wireshark and tshark.
 
-It knows what the standard dissectors do not: weft's datagrams (RDMA Write-Record, control datagrams, requests for a datagram queue pair; docs/spec/dgram.md) on any UDP port, \
+It decodes what the standard dissectors do not: weft's datagrams (RDMA Write-Record, control datagrams, requests for a datagram queue pair; docs/spec/dgram.md) on any UDP port, \
 whose CRC it checks, and the greetings and messages of EXS (docs/spec/exs.md) and SDP (docs/spec/sdp.md) inside iWARP over TCP, of connections whose start-up was captured.
 
 Wireshark loads the file from the folder for personal Lua plugins that it names in Help, About Wireshark, Folders. Other dissectors of payload in iWARP may call it malformed: \

@@ -12,12 +12,12 @@ pub struct Args {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
-    /// Be the other process of the check of the same-host transport
+    /// Be the second process of the check of the same-host transport
     #[arg(long, value_name = "ADDR:PORT", hide = true, exclusive = true)]
     peer: Option<SocketAddr>,
 }
 
-/// Prints what the machine allows; fails only when something essential is missing.
+/// Prints what the machine supports; fails only when something essential is missing.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(addr) = args.peer {
         let probe = same_host::probe(addr).map_err(|e| Failure::failed(e.to_string()))?;

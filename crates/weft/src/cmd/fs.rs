@@ -26,21 +26,21 @@ use crate::interrupt::tidy_up;
 use crate::places;
 
 pub(crate) const LONG: &str = "\
-Use the memory of other machines as files: a server holds named buffers (and offers the files of a folder), and programs reach them under
+Use the memory of other machines as files. A server has named buffers (and offers the files of a folder), and programs open them as
 
   /rdma/<host>:<port>/<name>[:<size>]
 
-What a program reads comes by RDMA Read, what it writes goes by RDMA Write. On the server's own machine, its user's programs get the memory itself. Three \
-doors: `weft fs run` for unmodified programs, `weft fs mount` for static programs, Go and mmap, and `ls`, `cat`, `put`, `get`, `rm`, `stat` for scripts.
+Reads become RDMA Reads, writes become RDMA Writes. On the server's own machine, programs of its user access the memory directly. There are three \
+ways to use it: `weft fs run` for unmodified programs, `weft fs mount` for static programs, Go and mmap, and `ls`, `cat`, `put`, `get`, `rm`, `stat` for scripts.
 
-A buffer takes memory with its first write. It is freed when the last program closes it; with `serve --keep` it stays until it is removed. What leaves the \
-machine is encrypted and authenticated by TLS 1.3 with the keys of `weft key`, as for `weft cp`.";
+A buffer takes memory at its first write. It is freed when the last program closes it; with `serve --keep` it stays until it is removed. TLS 1.3 with the keys of \
+`weft key` encrypts and authenticates what leaves the machine, as for `weft cp`.";
 
 const EXAMPLES: &str = "\
 Examples:
   # offer memory and a folder to this user's programs on this machine
   weft fs serve --keep /srv/films
-  # to other machines: those whose keys are in ~/.config/weft/authorized_keys
+  # to other machines with keys in ~/.config/weft/authorized_keys
   weft fs serve --keep --bind 0.0.0.0 --quota 8G
 
   weft fs put data.bin /rdma/localhost:7474/data
@@ -59,9 +59,9 @@ pub struct Args {
 enum Command {
     /// Offer this machine's memory, and the files of a folder
     Serve(ServeArgs),
-    /// Run an unmodified program that finds servers under /rdma
+    /// Run an unmodified program that finds servers below /rdma
     Run(RunArgs),
-    /// Make a server a file system, for programs that cannot be run with the preload library
+    /// Mount a server as a file system, for programs that do not work with the preload library
     Mount(MountArgs),
     /// List a folder of a server
     Ls(ListArgs),
@@ -71,9 +71,9 @@ enum Command {
     Put(PutArgs),
     /// Copy a buffer or file from a server (to `-`: standard output)
     Get(GetArgs),
-    /// Remove buffers; who has them open goes on with them
+    /// Remove buffers; programs that have them open can continue to use them
     Rm(ManyArgs),
-    /// Tell what a name stands for
+    /// Show the attributes of a name
     Stat(ListArgs),
     /// Make folders
     Mkdir(ManyArgs),
@@ -81,7 +81,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct ServeArgs {
-    /// Files below it can be read by clients, not changed
+    /// Folder whose files clients can read, but not change
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Listen on this address; beyond loopback, clients need a known key, or give --open [default: 127.0.0.1:7474]
@@ -90,19 +90,19 @@ struct ServeArgs {
     /// Memory for all buffers together, in bytes or with K, M, G [default: a quarter of this machine's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     quota: Option<u64>,
-    /// Keep buffers that nobody has open, until they are removed
+    /// Keep buffers that no program has open, until they are removed
     #[arg(long)]
     keep: bool,
-    /// Let everybody in who can reach the address
+    /// Admit everybody who can reach the address
     #[arg(long)]
     open: bool,
     /// Clients at the same time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = super::at_least_one())]
     max_clients: usize,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, made if there is none]
+    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
     identity: Option<PathBuf>,
-    /// Let the owners of the public keys in FILE in, a line each [default: `~/.config/weft/authorized_keys`]
+    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
     #[arg(
         long,
         value_name = "FILE",
@@ -114,7 +114,7 @@ struct ServeArgs {
 
 #[derive(Debug, clap::Args)]
 struct RunArgs {
-    /// The preload library [default: where packages and `./x dist` leave it]
+    /// The preload library [default: that of the packages or of `./x dist`]
     #[arg(long, value_name = "FILE", env = "WEFT_FS_LIB")]
     lib: Option<PathBuf>,
     #[command(flatten)]
@@ -137,19 +137,19 @@ struct MountArgs {
     /// An empty directory
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// For all users of this machine (needs root, or `user_allow_other` in /etc/fuse.conf)
+    /// Allow access for all users of this machine (needs root, or `user_allow_other` in /etc/fuse.conf)
     #[arg(long)]
     others: bool,
     #[command(flatten)]
     common: Common,
 }
 
-/// What every client takes.
+/// Options of every client.
 #[derive(Debug, clap::Args)]
 struct Common {
     #[command(flatten)]
     who: Who,
-    /// Give the server up after so many seconds of silence
+    /// Give up after this many seconds of silence of the server
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 }
@@ -159,7 +159,7 @@ struct ListArgs {
     /// `/rdma/HOST:PORT[/NAME]`
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
-    /// A JSON object a line: name, kind, size, mtime, writable
+    /// Print one JSON object a line: name, kind, size, mtime, writable
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -183,7 +183,7 @@ struct PutArgs {
     /// `/rdma/HOST:PORT/NAME`, or a folder of the server
     #[arg(value_name = "PATH")]
     target: PathBuf,
-    /// Add to the end of what is there
+    /// Append to the existing contents
     #[arg(long)]
     append: bool,
     /// No progress bar
@@ -208,7 +208,7 @@ struct GetArgs {
     common: Common,
 }
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Serve(args) => serve(args, global),
@@ -246,7 +246,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     .map(Into::into)
 }
 
-/// Does something with each path; a failure does not keep the others from it.
+/// Applies an operation to each path; a failure does not stop the others.
 fn each(
     paths: &[PathBuf],
     common: &Common,
@@ -385,7 +385,7 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
     Err(Failure::failed("the serving threads have ended"))
 }
 
-/// What a server logs.
+/// The log of a server.
 struct Lines;
 
 impl Events for Lines {
@@ -402,7 +402,7 @@ impl Events for Lines {
     }
 }
 
-/// Mounts, and serves the kernel until it is unmounted or a signal comes.
+/// Mounts, and serves the kernel until it is unmounted or a signal arrives.
 fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
     let path = fs::parse(&args.source)?;
     if !path.name.is_root() {
@@ -447,7 +447,7 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
         .spawn(move || {
             fs::mount::tune(&dir);
             if signals.wait().is_ok() && unmounter.unmount().is_err() {
-                // Somebody has a file open: its name goes at once, and the rest when that is closed.
+                // A file is open: its name is removed at once, and the rest when it is closed.
                 if let Err(e) = fs::mount::detach(&dir) {
                     tell!("weft: cannot unmount {}: {e}", dir.display());
                 }
@@ -457,7 +457,7 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
     run().map(|()| Exit::Ok).map_err(|e| unable(&e.to_string()))
 }
 
-/// Becomes the program, with the preload library.
+/// Executes the program, with the preload library.
 fn start(args: &RunArgs) -> ExitCode {
     let Some((name, rest)) = args.command.split_first() else {
         return verbs::fail(verbs::EXIT_OWN, &Failure::usage("no program is named"));
@@ -543,7 +543,7 @@ fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
 
 fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
     let path = fs::parse(&args.target)?;
-    // Before anybody is called: a misspelt name is no matter of the network.
+    // Before connecting, because a misspelt name is a local error.
     for source in args.sources.iter().filter(|s| *s != Path::new("-")) {
         let about = std::fs::metadata(source).map_err(|e| {
             Failure::failed(format!("cannot read {}: {e}", source.display()))
@@ -648,7 +648,7 @@ fn download(
         };
         match written {
             Ok(()) => {}
-            // A reader that has gone is not an error.
+            // A closed pipe is not an error.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             Err(e) => {
                 return Err(Failure::failed(format!("cannot write: {e}"))

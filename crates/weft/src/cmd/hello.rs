@@ -11,19 +11,19 @@ use super::{carrier, say};
 use crate::address::{parse_bind, resolve_peer};
 use crate::failure::{Exit, Failure};
 
-/// The port that `weft hello` uses unless told.
+/// The default port of `weft hello`.
 pub const DEFAULT_PORT: u16 = 7472;
 const TEXT: &[u8] = b"Hello iWARP!";
 /// Length of the buffer that the responder advertises.
 const BUFFER: usize = 4096;
 
 pub(crate) const LONG: &str = "\
-The first program of the thesis (fig. 3.17): the responder advertises a buffer, the initiator writes to it with an RDMA \
+The first program of the thesis \"iWARP Applicability\" (fig. 3.17): the responder advertises a buffer (it sends its address and key), the initiator writes to it with an RDMA \
 Write, reads it back with an RDMA Read, compares, and says goodbye with a Send.
 
-Beyond this host the connection is made by TLS, with keys for this one time, unless WEFT_TLS says something else on both sides.
+Beyond this host the connection uses TLS with temporary keys, unless WEFT_TLS says otherwise on both sides.
 
-Without arguments both run in this process. The example hello_iwarp of the crate weft-iw is the same in fewer than 60 lines.";
+Without arguments both run in this process. The example hello_iwarp of the crate weft-iw is the same program in fewer than 60 lines.";
 
 /// Options of `weft hello`.
 #[derive(Debug, clap::Args)]
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let listener = open(here(0))?;
         let addr = listener.local_addr();
         let (ended, end) = mpsc::channel();
-        // Nobody joins it: it waits for a request for ever where the initiator could not make one.
+        // The thread is not joined: it waits for a request for ever if the initiator could not send one.
         std::thread::spawn(move || ended.send(responder(&listener)));
         initiator(addr).map_err(|e| failed("the initiator", &e))?;
         end.recv()
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Options for an address: beyond this host the connection is made by TLS.
+/// Options for an address: beyond this host the connection uses TLS.
 fn options(addr: IpAddr) -> Result<Options, Error> {
     let mut options = Options::new()?;
     options.device = Device::builder().tls_beyond_host(addr)?.open()?;
@@ -121,7 +121,7 @@ fn responder(listener: &Listener) -> Result<(), Error> {
     say(format_args!(
         "responder: advertised {BUFFER} bytes to the initiator"
     ));
-    // Write and Read are one-sided; only the final Send tells that they are over.
+    // Write and Read are one-sided; only the final Send shows that they are done.
     ctx.await_completions(CqType::Recv, &mut [Wc::default()])?;
     let text = data.to_vec(0, TEXT.len())?;
     say(format_args!(

@@ -10,11 +10,11 @@ use crate::failure::Failure;
 
 const PROGRAM: &str = "weft-join";
 
-/// What `weft help join` says.
+/// The text of `weft help join`.
 pub const LONG: &str = "\
 Runs SQL queries with joins on a ring of workers (Data Roundabout): `weft join worker` on each machine, then `weft join sql`.
 
-This is a program of its own, weft-join, which is looked for beside weft and then on PATH. All arguments go to it:
+`weft join` starts the program weft-join from weft's own folder or from PATH, and passes it all arguments:
 `weft join --help` is its help.";
 
 /// Options of `weft join`.
@@ -41,10 +41,10 @@ fn find() -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Becomes weft-join.
+/// Executes weft-join.
 ///
 /// # Errors
-/// It is not there, or cannot be started.
+/// weft-join is missing, or cannot be started.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let found = find();
     if found.is_none() && args.args.iter().any(|arg| arg == "--help" || arg == "-h") {

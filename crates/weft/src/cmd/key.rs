@@ -10,22 +10,22 @@ use crate::identity::known::{Known, name_of};
 use crate::identity::{Folder, keypair};
 
 pub(crate) const LONG: &str = "\
-Make the key pair that others know this user by, show it, or forget the key of a peer.
+Make the key pair by which peers recognise this user, show it, or forget the key of a peer.
 
-What is printed is the public key, a line for the authorized_keys file of whoever is to take files from here, and its fingerprint, which a \
-sender is asked to compare. The file itself is private: it stays on this machine.
+The command prints the public key, which is a line for the authorized_keys file of each receiver or server that should admit this user, and its fingerprint, which \
+a sender is asked to compare. The file of the key pair is private: it stays on this machine.
 
-In ~/.config/weft (or $XDG_CONFIG_HOME/weft): `key`, the key pair; `known_peers`, the keys of listeners, remembered at the first use; \
-`authorized_keys`, the public keys of those whose files `weft cp --listen` takes.";
+In ~/.config/weft (or $XDG_CONFIG_HOME/weft): `key`, the key pair; `known_peers`, the keys of listeners, stored at the first use; \
+`authorized_keys`, the public keys of the users whom `weft cp --listen` and the other servers admit.";
 
 const EXAMPLES: &str = "\
 Examples:
   # make a key pair, and print its public key and fingerprint (again)
   weft key
   weft key --show
-  # let this user send files to a host
+  # allow this user to send files to a host
   weft key --show | ssh host 'head -n 1 >> ~/.config/weft/authorized_keys'
-  # the listener there has a new key, and that is right
+  # accept that the listener there has a new key
   weft key forget host";
 
 /// Options of `weft key`.
@@ -35,10 +35,10 @@ pub struct Args {
     /// The file of the key pair [default: ~/.config/weft/key]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Replace the key pair that is there
+    /// Replace an existing key pair
     #[arg(long, conflicts_with = "show")]
     force: bool,
-    /// Show the key pair that is there, make none
+    /// Show the existing key pair, create none
     #[arg(long)]
     show: bool,
     #[command(subcommand)]
@@ -50,7 +50,7 @@ enum What {
     /// The same as --show
     #[command(hide = true)]
     Show,
-    /// Take the key of a peer out of the known ones
+    /// Remove the key of a peer from the known ones
     Forget {
         /// All ports of a host, or one
         #[arg(value_name = "HOST[:PORT]")]
@@ -108,10 +108,10 @@ fn forget(peer: &str, global: Global) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// The names that a user means.
+/// The entries that a user's argument names.
 enum Wanted {
     One(String),
-    /// All ports of a host: what comes before the port.
+    /// All ports of a host: the part before the port.
     Host(String),
 }
 

@@ -34,7 +34,7 @@ use std::sync::OnceLock;
 
 use crate::failure::Failure;
 
-/// What carries a connection, in words.
+/// The transport of a connection, in words.
 pub(crate) fn carrier(transport: &str) -> &str {
     match transport {
         "local" => "shared memory",
@@ -45,7 +45,7 @@ pub(crate) fn carrier(transport: &str) -> &str {
     }
 }
 
-/// A number of bytes that is an option's value.
+/// Parses a number of bytes above 0, the value of an option.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     bytes(text).and_then(|size| match size {
         0 => Err("write a number above 0".to_owned()),
@@ -53,19 +53,19 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     })
 }
 
-/// The same, which may be 0.
+/// Parses a number of bytes, which may be 0.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     weft_fs::name::parse_size(text).ok_or_else(|| {
         "write a number of bytes, or one with K, M, G or T (powers of 1024)".to_owned()
     })
 }
 
-/// How many at least one of something there may be.
+/// A count of 1 to 65,536.
 pub(crate) fn at_least_one() -> clap::builder::RangedU64ValueParser<usize> {
     clap::builder::RangedU64ValueParser::new().range(1..=65_536)
 }
 
-/// As many open files as the system lets this process have: each viewer or connection takes a few.
+/// Raises the limit of open files as far as the system allows: each viewer or connection takes a few.
 pub(crate) fn raise_nofile() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -78,15 +78,15 @@ pub(crate) fn raise_nofile() {
     }
 }
 
-/// Why standard output did not take everything: a full disk, say.
+/// The reason why standard output did not take everything: a full disk, for example.
 static LOST: OnceLock<std::io::Error> = OnceLock::new();
 
-/// Prints a line to stdout; a reader that has gone is not an error.
+/// Prints a line to stdout; a closed pipe is not an error.
 pub(crate) fn say(line: impl std::fmt::Display) {
     print(format!("{line}\n").as_bytes());
 }
 
-/// Prints to stdout; whether somebody still takes it. A reader that has gone is not an error, see [`lost_output`] for others.
+/// Prints to stdout; returns whether the reader still takes output. A closed pipe is not an error, see [`lost_output`] for other errors.
 pub(crate) fn print(bytes: &[u8]) -> bool {
     let mut out = std::io::stdout();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -100,7 +100,7 @@ pub(crate) fn print(bytes: &[u8]) -> bool {
     }
 }
 
-/// What stdout did not take, for the end of the program.
+/// The error of stdout, to be reported at the program's end.
 #[must_use]
 pub fn lost_output() -> Option<Failure> {
     let error = LOST.get()?;

@@ -14,30 +14,30 @@ use super::verbs::{self, EXIT_OWN};
 use crate::failure::Failure;
 
 pub(crate) const LONG: &str = "\
-Run an MPI job on weft: set the environment by which Open MPI or MPICH finds weft, and become mpirun. Neither the MPI nor the program is changed.
+Run an MPI job on weft: set the environment by which Open MPI or MPICH finds weft, and execute mpirun. The MPI and the program stay unmodified.
 
 Transports:
   rc     connections (RC): for Open MPI libfabric's verbs;ofi_rxm, for MPICH
          UCX's rc_verbs
-  ud     datagrams alone (UD), which the MPI's library makes reliable: for Open
+  ud     datagrams only (UD), which libfabric or UCX makes reliable: for Open
          MPI libfabric's verbs;ofi_rxd, for MPICH UCX's ud_verbs
-  weft   weft's own provider of libfabric: small messages by datagrams, large
+  weft   weft's own libfabric provider: small messages by datagrams, large
          ones by RDMA Write-Record, and connections to busy peers of this host
-         (or WEFT_FI_RC=N of any). Not with an MPICH that is built on UCX alone,
-         as Debian's is
-  tcp    the MPI's own TCP, without weft, to compare with
-  auto   rc (the default); weft with an MPICH that is built on both UCX and
-         libfabric, as PyPI's is: on UCX that one (5.0.2) does not get past a
-         receive from MPI_ANY_SOURCE, whatever UCX runs on
+         (with WEFT_FI_RC=N of any host). Not with an MPICH on UCX only,
+         such as Debian's
+  tcp    the MPI's own TCP, without weft, for comparison
+  auto   rc (the default); weft with an MPICH on both UCX and libfabric,
+         such as PyPI's: on UCX that MPICH (5.0.2) hangs in a receive from
+         MPI_ANY_SOURCE, on every transport of UCX
 
-Settings of yours in the environment stay as they are; those that contradict the transport are named on stderr. Options given to mpirun (--mca, -genv) come first in any case.";
+Variables that you have set stay unchanged; those that contradict the transport are named on stderr. Options given to mpirun (--mca, -genv) take precedence.";
 
 const EXAMPLES: &str = "\
 Examples:
   weft mpi -- mpirun -np 4 ./program
   weft mpi --transport weft --explain -- mpirun.openmpi -np 4 ./program
 
-Exit status: that of mpirun; 125 when weft cannot do its part, 126 when mpirun cannot be executed, 127 when it is not found.";
+Exit status: that of mpirun; 125 if weft fails, 126 if mpirun cannot be executed, 127 if it is not found.";
 
 /// The provider of libfabric, in the folder of the drop-in libraries.
 const PROVIDER: &str = "libweft-fi.so";
@@ -46,19 +46,19 @@ const PROVIDER: &str = "libweft-fi.so";
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// What carries the messages
+    /// The transport of the messages
     #[arg(long, value_name = "NAME", default_value = "auto")]
     transport: Transport,
-    /// Say on stderr which MPI was found, and what is set
+    /// Print on stderr the MPI that was found, and the variables that are set
     #[arg(long)]
     explain: bool,
-    /// The folder of weft's libraries [default: where packages and `./x dist` leave them]
+    /// The folder of weft's libraries [default: the folder of the packages or of `./x dist`]
     #[arg(long, value_name = "DIR", env = "WEFT_VERBS_LIB")]
     lib: Option<PathBuf>,
-    /// What the libraries log to stderr
+    /// Log level of the libraries on stderr
     #[arg(long, value_name = "LEVEL", value_parser = ["off", "error", "warn", "info", "debug", "trace"])]
     log: Option<String>,
-    /// Whether connections (rc, weft) meet processes of this host and user in shared memory
+    /// Use of shared memory by connections (rc, weft) between processes of this host and user
     #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
     local: Option<String>,
     /// mpirun or mpiexec, and its arguments
@@ -81,7 +81,7 @@ enum Transport {
 }
 
 impl Transport {
-    /// What `auto` means with this MPI.
+    /// The transport that `auto` selects for this MPI.
     fn settled(self, mpi: Mpi) -> Transport {
         match (self, mpi) {
             (Transport::Auto, Mpi::MpichBoth) => Transport::Weft,
@@ -101,13 +101,13 @@ impl Transport {
     }
 }
 
-/// An MPI, and what it is built on.
+/// An MPI, and the library that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mpi {
     Open,
     MpichUcx,
     MpichOfi,
-    /// Built on both, as the wheel of `PyPI` is: it is told at run time.
+    /// Built on both, like the wheel of `PyPI`: a variable selects one at run time.
     MpichBoth,
 }
 
@@ -121,7 +121,7 @@ impl Mpi {
         }
     }
 
-    /// From what `mpirun --version` says.
+    /// Parses the output of `mpirun --version`.
     fn of(text: &str) -> Option<Mpi> {
         if text.contains("Open MPI") || text.contains("OpenRTE") || text.contains("open-mpi.org") {
             Some(Mpi::Open)
@@ -144,7 +144,7 @@ impl Mpi {
         }
     }
 
-    /// The variables for a transport. `None`: it cannot have it.
+    /// The variables for a transport. `None`: this MPI does not support it.
     fn variables(self, transport: Transport) -> Option<Vec<(&'static str, &'static str)>> {
         let on_libfabric = |provider| {
             vec![
@@ -155,7 +155,8 @@ impl Mpi {
             ]
         };
         let on_ucx = |transports| vec![("UCX_TLS", transports), ("UCX_NET_DEVICES", "weft_ib0:1")];
-        // ofi_rxd sends again what is not acknowledged within a millisecond, and acknowledges once a window: the usual one, 128 packets, takes longer.
+        // ofi_rxd retransmits packets that are not acknowledged within a millisecond, and acknowledges once a window: the default one, 128 packets,
+        // takes longer.
         let in_short_windows = |mut variables: Vec<_>| {
             variables.push(("FI_OFI_RXD_MAX_UNACKED", "32"));
             variables
@@ -195,7 +196,7 @@ impl Mpi {
         Some(variables)
     }
 
-    /// The devices that programs are to see. UCX refuses iWARP, and datagrams are on the other device only.
+    /// The devices that programs see. UCX refuses iWARP, and only the other device has datagrams.
     fn devices(self, transport: Transport) -> &'static str {
         match (self, transport) {
             (Mpi::MpichUcx | Mpi::MpichBoth, _) | (_, Transport::Ud) => "weft_ib0",
@@ -204,7 +205,7 @@ impl Mpi {
     }
 }
 
-/// Becomes mpirun.
+/// Executes mpirun.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let Some((name, rest)) = args.command.split_first() else {
         return Err(Failure::usage("no mpirun is named"));
@@ -257,7 +258,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(verbs::refuse(name, &error))
 }
 
-/// Asks an mpirun what it is.
+/// Asks an mpirun for its version.
 fn found(program: &Path) -> Result<Mpi, Failure> {
     let output = Command::new(program)
         .arg("--version")
@@ -276,7 +277,7 @@ fn found(program: &Path) -> Result<Mpi, Failure> {
     })
 }
 
-/// All that the transport wants in the environment.
+/// All variables that the transport needs.
 fn settings(
     args: &Args,
     mpi: Mpi,
@@ -324,7 +325,7 @@ fn settings(
 
 type Setting = (&'static str, OsString);
 
-/// What is to be set, and what stays as it is with our value and the user's. Search paths have the user's part in them already.
+/// The variables to set, and those that keep the user's value although it differs from ours. Search paths contain the user's part already.
 fn settle(
     settings: Vec<Setting>,
     theirs: impl Fn(&str) -> Option<OsString>,
@@ -339,10 +340,11 @@ fn settle(
     (set, kept)
 }
 
-/// Open MPI's own list of variables for ranks on other hosts. It takes that or `-x`, not both.
+/// Open MPI's own list of variables for ranks on other hosts. It accepts that or `-x`, not both.
 const ENV_LIST: &str = "OMPI_MCA_mca_base_env_list";
 
-/// Open MPI hands the variables of its own to ranks on other hosts, and others only if it is told: options for mpirun, before the user's own.
+/// Open MPI passes its own variables to ranks on other hosts, and others only on request. Returns the options for mpirun, which come before
+/// the user's.
 fn forwarding(mpi: Mpi, arguments: &[OsString], set: &[Setting], listed: bool) -> Vec<OsString> {
     // The program's arguments may have the word too, but not behind this option.
     let options = ["--mca", "-mca", "--gmca", "-gmca"];
@@ -421,7 +423,7 @@ mod tests {
         assert_eq!(of(Mpi::Open, &["-np", "2", "a.out"], false), ours);
         // The user's own -x, and one that is the program's.
         assert_eq!(of(Mpi::Open, &["-x", "HOME", "a.out", "-x"], false), ours);
-        // One of ours, with a value of the user's.
+        // One of weft's variables, with the user's value.
         let own = ["-x", "FI_PROVIDER_PATH=/mine", "a.out"];
         assert!(of(Mpi::Open, &own, false).is_empty());
         let list = ["--mca", "mca_base_env_list", "HOME", "a.out"];

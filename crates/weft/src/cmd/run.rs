@@ -16,22 +16,22 @@ use crate::failure::Failure;
 use crate::places;
 
 pub(crate) const LONG: &str = "\
-Run a program that knows TCP sockets only, unmodified. Its connections to another program that was started in this way, on the same \
-host, network namespace and user, go over to shared memory after their first messages; all others stay plain TCP, byte for byte. One \
-side can be started with it first, the other later.
+Run an unmodified program for TCP or UDP sockets. Its TCP connections to other programs under `weft run`, on the same \
+host, network namespace and user, go over to shared memory after their first messages; all others stay plain TCP, byte for byte. The two \
+sides can be started in any order.
 
-With `--hosts` on both sides, connections between hosts go over to SDP (`weft broker` says how, and whose keys it takes). Without it they stay plain TCP.
+With `--hosts` on both sides, connections between hosts go over to SDP (see `weft help broker` for the keys). Without it they stay plain TCP.
 
-The TCP connection stays beside the shared memory for what only it can do: addresses, options, the end of the stream, resets. A \
-connection whose socket is used in a way that is not followed (urgent data, handed to another process, another program executed with \
-it, io_uring...) goes back to TCP; `--explain` and `weft stat` say why.
+The TCP connection stays open for addresses, options, the end of the stream and resets. If a socket \
+is used in a way that shared memory does not support (urgent data, passed to another process or an executed program, \
+io_uring...), its connection goes back to TCP; `--explain` and `weft stat` name the reason.
 
-UDP sockets too: datagrams to another program that was started in this way, under the same conditions, go through shared memory after the first few; groups, broadcasts, other hosts and other programs get plain UDP.
+UDP: under the same conditions datagrams go through shared memory after the first few; multicast, broadcast, other hosts and other programs get plain UDP.
 
-`--mode azsdp` returns from a large send before the peer has the bytes, and protects the memory meanwhile. It is opt-in, because a system call that this library does not stand in front of gets \
-EFAULT from protected memory, and because the bytes of a program that is killed are lost with it: the peer then sees a reset.
+`--mode azsdp` returns from a large send before the peer has the bytes, and protects the memory meanwhile. It is opt-in, because a system call that this library does not intercept gets \
+EFAULT from protected memory, and because the bytes of a killed program are lost: the peer then sees a reset.
 
-Programs that make their own system calls (statically linked ones and those of Go) are run plain, with a notice.";
+Programs that make their own system calls (statically linked programs and Go programs) run on plain TCP, with a notice.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,14 +40,14 @@ Examples:
   weft run --hosts --explain -- iperf3 -c other-host
   weft run --mode azsdp --azsdp copy -- iperf3 -c 127.0.0.1 -l 1M
 
-Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
+Exit status: that of the program; 125 if weft fails, 126 if the program cannot be executed, 127 if it is not found.";
 
 const LIBRARY: &str = "libweft-run.so";
-/// As cargo names it.
+/// The file name that cargo gives the library.
 const CARGO_LIBRARY: &str = "libweft_run_preload.so";
-/// That of `--azsdp-malloc`, and as cargo names it.
+/// The library of `--azsdp-malloc`, and the file name that cargo gives it.
 const MALLOC: [&str; 2] = ["libweft-malloc.so", "libweft_malloc_preload.so"];
-/// Ours has this text, no other library has.
+/// weft's library contains this text, no other library does.
 const MARK: &[u8] = b"weft-run-ledger";
 const EXIT_OWN: u8 = 125;
 
@@ -55,30 +55,30 @@ const EXIT_OWN: u8 = 125;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// How large sends move on one host: `bsdp` is buffered, through rings in shared memory; with `zsdp` the peer reads them from the program's memory
-    /// while the send waits; with `azsdp` from memory that is protected while the program goes on; `auto` takes `zsdp` where this machine is faster with it, else `bsdp`.
-    /// Between hosts it is always `bsdp`
+    /// How large sends move on one host: `bsdp` buffers them in rings in shared memory; with `zsdp` the peer reads them from the program's memory while the send waits;
+    /// with `azsdp` the send returns at once, and the memory is protected until the peer has read it; `auto` selects `zsdp` where this machine is faster with it, else
+    /// `bsdp`. Between hosts it is always `bsdp`
     #[arg(long, value_name = "MODE", value_parser = ["auto", "bsdp", "zsdp", "azsdp"], default_value = "auto")]
     mode: String,
-    /// What a write to memory under way does with `--mode azsdp`: it waits until the peer has read it (`block`), or copies it (`copy`)
+    /// Effect of a write to memory under way with `--mode azsdp`: wait until the peer has read it (`block`), or copy it (`copy`)
     #[arg(long, value_name = "HOW", value_parser = ["block", "copy"], default_value = "block")]
     azsdp: String,
-    /// With `--mode azsdp`: lend shared memory that other processes can have, because none of them writes to it while it is sent
+    /// With `--mode azsdp`: lend also shared memory that other processes can map; none of them may write to it while it is sent
     #[arg(long)]
     azsdp_shared: bool,
-    /// With `--mode azsdp`: allocations of `--from` bytes and more get pages of their own, so that all of such a buffer can be lent
+    /// With `--mode azsdp`: give allocations of `--from` bytes and more pages of their own, so that such a buffer can be lent completely
     #[arg(long)]
     azsdp_malloc: bool,
-    /// From how many bytes on a send is from the program's memory, at least a page
+    /// The smallest send that goes from the program's memory, at least a page
     #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES as u64, value_parser = super::size)]
     from: u64,
-    /// Carry connections to other hosts too; starts `weft broker` in the background where none runs
+    /// Carry connections to other hosts too; starts `weft broker` in the background if none runs
     #[arg(long)]
     hosts: bool,
     /// Print at the program's exit which connections went over to shared memory, and why others did not
     #[arg(long)]
     explain: bool,
-    /// The folder of the preload library [default: where packages and `./x dist` leave it]
+    /// The folder of the preload library [default: the folder of the packages or of `./x dist`]
     #[arg(long, value_name = "DIR", env = "WEFT_RUN_LIB")]
     lib: Option<PathBuf>,
     /// The program and its arguments
@@ -91,7 +91,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Becomes the program.
+/// Executes the program.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let Some((name, rest)) = args.command.split_first() else {
         return Err(Failure::usage("no program is named"));
@@ -176,7 +176,7 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
     places::preloadable(file)
 }
 
-/// The library of `--azsdp-malloc`, beside the other one.
+/// The library of `--azsdp-malloc`, in the folder of the other one.
 fn malloc(library: &Path) -> Result<PathBuf, Failure> {
     let names = MALLOC.iter().map(|name| library.with_file_name(name));
     names
@@ -199,7 +199,7 @@ fn within(dir: &Path) -> Option<PathBuf> {
         .find(|file| fs::read(file).is_ok_and(|bytes| bytes.windows(MARK.len()).any(|w| w == MARK)))
 }
 
-/// Why the library would not, or could not, do anything for the program.
+/// The reason why the library has no effect on the program, or may have none.
 pub(crate) fn plain(program: &Path) -> Option<&'static str> {
     if let Ok(about) = fs::metadata(program) {
         let mode = about.permissions().mode();
@@ -211,7 +211,7 @@ pub(crate) fn plain(program: &Path) -> Option<&'static str> {
             );
         }
     }
-    // What cannot be read can still be executed.
+    // An unreadable file may be executable.
     let file = File::open(program).ok()?;
     match elf::kind(&file).ok()? {
         Kind::Static => Some("it is linked statically, so no library is loaded into it"),

@@ -10,28 +10,28 @@ use crate::stat_run;
 use crate::terminal::{self, Keys};
 
 pub(crate) const LONG: &str = "\
-Show the connections of this host's weft processes: all programs that use the weft libraries, of this user, or of all users for \
-root.
+Show the connections of this host's weft processes: all programs that use the weft libraries, of this user, or for root of all \
+users.
 
-For each connection: what carries it (`local` is shared memory) and why it is not shared memory, since when, payload bytes sent and \
+For each connection: its transport (`local` is shared memory) and the reason if it is not shared memory, its age, payload bytes sent and \
 received, how many of them were copied once more than needed, one-sided operations that the process carried out in its peer's \
-memory itself, FPDUs and system calls, out and in. Programs under `weft run` follow in a table of their own: bytes through rings \
-and over TCP, and why a connection is not on the rings. A process that was started with WEFT_STAT=off is not seen, nor are those of \
-another network namespace.";
+memory itself, FPDUs and system calls, out and in. A second table has the programs under `weft run`: bytes through rings \
+and over TCP, and the reason if a connection is not on the rings. Processes with WEFT_STAT=off and processes of \
+another network namespace are not shown.";
 
-/// How long to wait for processes that do not answer.
+/// The time limit for processes that do not answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Options of `weft stat`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Only these processes
+    /// Show only these processes
     #[arg(value_name = "PID", value_parser = pid)]
     pids: Vec<u32>,
     /// Print JSON, one connection a line
     #[arg(long)]
     json: bool,
-    /// Look again every SECONDS, and show what moved in a second; `q` ends it
+    /// Repeat every SECONDS, and show the rates; `q` ends it
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
 }
@@ -50,7 +50,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "from 0.1 to 86400 seconds".to_owned())
 }
 
-/// Shows them once, or until it is interrupted, or the processes named have ended.
+/// Shows the connections once, or until it is interrupted or the named processes have ended.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let mut watch = Watch::default();
     let mut first = true;
@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 _ => table(&rows, args.watch.is_some() && !first, width) + "\n" + &run,
             }
         };
-        // One that is watched by a program, or goes to a file, is not cleared.
+        // The output to a program or a file is not cleared.
         if args.watch.is_some() && !args.json {
             let out = std::io::stdout();
             if weft_bench::terminal::redraws(&out) {
@@ -139,7 +139,7 @@ fn knows(found: &Survey, pid: u32) -> bool {
     answered(found, pid) || found.silent.contains(&Some(pid))
 }
 
-/// What is not in the table.
+/// The text below the table.
 fn notes(found: &Survey, pids: &[u32]) -> Vec<String> {
     let asked = |pid: &&Option<u32>| pids.is_empty() || pid.is_some_and(|pid| pids.contains(&pid));
     let silent = found.silent.iter().filter(asked).map(|pid| {

@@ -19,18 +19,18 @@ use crate::failure::Failure;
 use crate::places;
 
 pub(crate) const LONG: &str = "\
-Run a program that was written for RDMA hardware, unmodified: every libibverbs and librdmacm that it loads is weft's. It sees two \
+Run an unmodified program for RDMA hardware: it loads weft's libibverbs and librdmacm. It sees two \
 devices, without a kernel module and without root:
 
-  weft0     an iWARP adapter (RNIC); connections are made with rdma_cm
-  weft_ib0  for programs that know InfiniBand or RoCE only: they exchange a GID
-            and a queue pair number themselves and call ibv_modify_qp. Its GIDs
-            are the addresses of this host
+  weft0     an iWARP adapter (RNIC); programs connect with rdma_cm
+  weft_ib0  for programs that support InfiniBand or RoCE only: they exchange a
+            GID and a queue pair number themselves and call ibv_modify_qp. Its
+            GIDs are the addresses of this host
 
-They are also in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband, for programs that look there themselves. A Go \
-or static program has to be shown them by --sysfs=namespace.
+The devices are also in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband. Go \
+and static programs need --sysfs=namespace to see them there.
 
-The peer has to run on weft too, or, for weft0, to be an RNIC with iWARP or the kernel's siw.";
+The peer has to run on weft too; for weft0 it may be an RNIC with iWARP or the kernel's siw.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,13 +40,13 @@ Examples:
   weft verbs --sysfs=namespace -- busybox ls /sys/class/infiniband
   eval \"$(weft verbs --print-env)\"; pytest
 
-Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
+Exit status: that of the program; 125 if weft fails, 126 if the program cannot be executed, 127 if it is not found.";
 
-/// The file that every program of this kind loads.
+/// The library that every program of this kind loads.
 const LIBRARY: &str = "libibverbs.so.1";
-/// The other one.
+/// The connection manager's library.
 const CM_LIBRARY: &str = "librdmacm.so.1";
-/// Ours has this version node, no other has.
+/// weft's library has this version node, no other library does.
 const MARK: &[u8] = b"WEFT_PRIVATE_1";
 
 pub(super) const EXIT_OWN: u8 = 125;
@@ -57,28 +57,28 @@ pub(super) const EXIT_NOT_FOUND: u8 = 127;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// The folder of the drop-in libraries [default: where packages and `./x dist` leave them]
+    /// The folder of the drop-in libraries [default: the folder of the packages or of `./x dist`]
     #[arg(long, value_name = "DIR", env = "WEFT_VERBS_LIB")]
     lib: Option<PathBuf>,
-    /// Which devices appear and in which order; `rdma_cm` takes the first [default: both, weft0 first]
+    /// The devices that the program sees, in this order; `rdma_cm` takes the first [default: both, weft0 first]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["weft0", "weft_ib0"])]
     devices: Vec<String>,
-    /// A script of faults to inject
+    /// A fault script
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
-    /// What the libraries log to stderr
+    /// Log level of the libraries on stderr
     #[arg(long, value_name = "LEVEL", value_parser = ["off", "error", "warn", "info", "debug", "trace"])]
     log: Option<String>,
-    /// Whether it meets processes of this host and user in shared memory
+    /// Use of shared memory between processes of this host and user
     #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
     local: Option<String>,
     /// How the program finds the devices in /sys and /dev
     #[arg(long, value_name = "HOW", value_enum, default_value_t = View::Preload)]
     sysfs: View,
-    /// Only look whether the devices are in /sys
+    /// Only check whether the devices are in /sys
     #[arg(long, hide = true, conflicts_with = "command")]
     look: bool,
-    /// Print the settings as shell commands in place of running a program
+    /// Print the settings as shell commands instead of running a program
     #[arg(long, conflicts_with = "command")]
     print_env: bool,
     /// The program and its arguments
@@ -91,7 +91,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// Becomes the program, or prints the settings.
+/// Executes the program, or prints the settings.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if args.look {
         return Ok(ExitCode::from(u8::from(!Path::new(view::LOOK).is_dir())));
@@ -150,7 +150,7 @@ pub(super) fn fail(code: u8, failure: &Failure) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Says why the program does not run, with the exit status of env(1).
+/// Prints why the program does not run, with the exit status of env(1).
 pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
     if name.as_bytes().starts_with(b"-") {
         let failure = Failure::usage(format!("there is no option {}", name.display()))
@@ -178,7 +178,7 @@ pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
     fail(code, &failure)
 }
 
-/// The folder that holds our libraries.
+/// The folder with weft's libraries.
 pub(super) fn libraries(named: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(dir) = named {
         let dir = dir.canonicalize().map_err(|e| {
@@ -206,7 +206,7 @@ pub(super) fn libraries(named: Option<&Path>) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Whether the libraries of this folder are weft's and not the distribution's.
+/// Whether the libraries in this folder are weft's and not the distribution's.
 fn is_ours(dir: &Path) -> bool {
     let marked = |name| {
         fs::read(dir.join(name)).is_ok_and(|file| file.windows(MARK.len()).any(|w| w == MARK))
@@ -214,7 +214,7 @@ fn is_ours(dir: &Path) -> bool {
     marked(LIBRARY) && marked(CM_LIBRARY)
 }
 
-/// What a program finds in its environment, for other subcommands that start programs on these libraries.
+/// The environment of a program, for other subcommands that start programs on these libraries.
 pub(super) fn environment(
     lib: Option<PathBuf>,
     device: &str,
@@ -235,7 +235,7 @@ pub(super) fn environment(
     settings(&args, &libraries(args.lib.as_deref())?)
 }
 
-/// What the program finds in its environment.
+/// The environment of the program.
 fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Failure> {
     let mut path = lib.as_os_str().to_owned();
     if path.as_bytes().contains(&b':') {
@@ -279,7 +279,7 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
     Ok(settings)
 }
 
-/// A script of faults that means something; by a name that holds in each folder, for the program may run in another one.
+/// The path of a valid fault script, made absolute because the program may run in another folder.
 fn script(file: &Path) -> Result<PathBuf, Failure> {
     let wrong = |what: String| Failure::failed(format!("{}: {what}", file.display()));
     let text = fs::read_to_string(file).map_err(|e| {
@@ -317,7 +317,7 @@ pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
     Err(error)
 }
 
-/// Why the program will not, or may not, come to our libraries.
+/// The reason why the program does not use weft's libraries, or may not.
 fn warnings(program: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Ok(about) = fs::metadata(program) {
@@ -331,7 +331,7 @@ fn warnings(program: &Path) -> Vec<String> {
             );
         }
     }
-    // What cannot be read can still be executed.
+    // An unreadable file may be executable.
     match File::open(program).and_then(|file| elf::kind(&file)) {
         Ok(Kind::Static) => {
             warnings.push("it is linked statically: no library of ours is loaded".into());
@@ -368,7 +368,7 @@ fn warnings(program: &Path) -> Vec<String> {
     warnings
 }
 
-/// A folder of a path list, with the program's own folder put in.
+/// A folder of a path list, with the program's own folder substituted.
 fn expand(dir: &Path, origin: Option<&Path>) -> PathBuf {
     let Some(origin) = origin else {
         return dir.to_owned();

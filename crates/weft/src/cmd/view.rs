@@ -1,4 +1,4 @@
-//! Where programs under `weft verbs` find the devices in `/sys` and `/dev`: a preload library, or a namespace of their own.
+//! The devices in `/sys` and `/dev` for programs under `weft verbs`: by a preload library, or in a mount namespace.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -20,23 +20,23 @@ use crate::failure::Failure;
 /// The preload library, and the folder of its files.
 pub(super) const LIBRARY: &str = "libweft-sysfs.so";
 pub(super) const SETTING: &str = "WEFT_SYSFS";
-/// Folders of files begin so, and end with the user, the process and when it started.
+/// The beginning of the names of folders; the rest is user, process and its start time.
 const FOLDER: &str = "weft-sysfs";
 /// A program that is asked to look at the devices once.
 pub(super) const LOOK: &str = "/sys/class/infiniband";
 
-/// How programs find them.
+/// How programs find the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum View {
-    /// By a library that answers the program's calls of the C library
+    /// A library that intercepts the program's calls of the C library
     Preload,
-    /// By mounts that only the program sees, also for Go's and static programs
+    /// Mounts that only the program sees, also for Go and static programs
     Namespace,
     /// Not at all
     Off,
 }
 
-/// The folder of this process, which the preload library fills when somebody looks, and removes when the process ends.
+/// The folder of this process. The preload library fills it at the first access, and removes it when the process ends.
 pub(super) fn folder() -> Option<PathBuf> {
     let user = geteuid().as_raw();
     let shared = shared();
@@ -53,7 +53,7 @@ fn shared() -> PathBuf {
     std::env::temp_dir()
 }
 
-/// Removes what processes left that were killed.
+/// Removes folders of killed processes.
 fn sweep(shared: &Path, user: u32) {
     let prefix = format!("{FOLDER}-{user}-");
     for entry in fs::read_dir(shared).into_iter().flatten().flatten() {
@@ -70,7 +70,7 @@ fn sweep(shared: &Path, user: u32) {
     }
 }
 
-/// When a process started, in the kernel's ticks since the machine did.
+/// The start time of a process, in the kernel's ticks since boot.
 fn started(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before the last bracket can be anything; it is the second field, this is the 22nd.
@@ -85,13 +85,13 @@ fn started(pid: u32) -> Option<u64> {
 /// Moves this process into a mount namespace in which the devices are in `/sys` and `/dev`.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// The kernel's error.
 pub(super) fn enter(lib: &Path, settings: &[(&'static str, OsString)]) -> Result<(), Failure> {
     let wrong = |what: &str| {
         let what = format!("--sysfs=namespace: {what}");
         move |e: io::Error| Failure::failed(format!("{what}: {e}"))
     };
-    // This process would take what the library shows for what the machine has.
+    // This process would take the library's files for the machine's.
     let preloaded = std::env::var("LD_PRELOAD").is_ok_and(|list| list.contains(LIBRARY));
     if preloaded {
         let what =
@@ -117,7 +117,7 @@ pub(super) fn enter(lib: &Path, settings: &[(&'static str, OsString)]) -> Result
         .map_err(wrong("the files cannot be mounted"))
 }
 
-/// A mount namespace; with a user namespace where this user may not have one else. The user stays who it is.
+/// Creates a mount namespace; together with a user namespace if this user may not create one otherwise. The user stays the same.
 fn separate() -> io::Result<()> {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
     if unshare(CloneFlags::CLONE_NEWNS).is_err() {
@@ -126,12 +126,12 @@ fn separate() -> io::Result<()> {
         fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
         fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
     }
-    // Nothing of it goes back to where we come from.
+    // No mount propagates back to the original namespace.
     let how = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     Ok(mount_change("/", how)?)
 }
 
-/// A file system in memory in which the mounts are prepared. Its place is free again when this goes; what was mounted elsewhere stays.
+/// A file system in memory in which the mounts are prepared. Dropping it frees its place; mounts at other places stay.
 struct Stage(PathBuf);
 
 impl Stage {
@@ -151,7 +151,7 @@ impl Stage {
         Ok(Stage(place))
     }
 
-    /// Has the libraries write the files, in a process that has them loaded.
+    /// Makes the libraries write the files, in a process that has loaded them.
     fn tree(&self, lib: &Path, settings: &[(&'static str, OsString)]) -> Result<PathBuf, Failure> {
         let wrong = |what: String| Failure::failed(format!("--sysfs=namespace: {what}"));
         let program = std::env::current_exe().map_err(|e| wrong(e.to_string()))?;
@@ -175,7 +175,7 @@ impl Stage {
         }
     }
 
-    /// Makes what is in `ours` appear in `real`: by mounts on the deepest folders of the machine's that lack something of it.
+    /// Makes the contents of `ours` appear in `real`, by mounts on the deepest folders of the machine that do not have them.
     fn lay(&self, real: &Path, ours: &Path, read_only: bool) -> io::Result<()> {
         let (mut new, mut common) = (BTreeSet::new(), Vec::new());
         for entry in fs::read_dir(ours)? {
@@ -183,7 +183,7 @@ impl Stage {
                 let entry = entry?;
                 (entry.file_name(), entry.path())
             };
-            // A link to what the machine has is there for the other way.
+            // A link to a file of the machine is for the other way.
             if fs::read_link(&path).is_ok_and(|to| to.is_absolute() && to != Path::new("/dev/null"))
             {
                 continue;
@@ -201,7 +201,7 @@ impl Stage {
                 .0
                 .join(format!("on{}", real.display()).replace('/', "-"));
             fs::create_dir(&whole)?;
-            // Whatever the umask is: it stands in place of a folder that all can look into.
+            // Independent of the umask: it replaces a folder that all users can read.
             fs::set_permissions(&whole, fs::Permissions::from_mode(0o755))?;
             for entry in fs::read_dir(real)? {
                 let entry = entry?;
@@ -231,7 +231,7 @@ impl Drop for Stage {
     }
 }
 
-/// Makes an entry of the machine's appear at another place. What the kernel does not let us mount there is left out.
+/// Makes an entry of the machine appear at another place. Entries that the kernel does not let us mount are left out.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     let about = fs::symlink_metadata(from)?;
     if about.is_symlink() {

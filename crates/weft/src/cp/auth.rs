@@ -18,7 +18,7 @@ use crate::identity::file::{self, Guard};
 #[derive(Clone)]
 pub struct Key(Vec<u8>);
 
-/// What a proof is about: fresh challenges of both sides, and the connection.
+/// The subject of a proof: fresh challenges of both sides, and the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Challenge {
     /// The initiator's nonce.

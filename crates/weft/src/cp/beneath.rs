@@ -1,4 +1,4 @@
-//! Opening what a walk has found, and nothing that has been put in its place since.
+//! Opens files that a walk has found, and refuses replacements.
 
 use std::fs::File;
 use std::io;
@@ -71,7 +71,7 @@ impl<'a> Opener<'a> {
     }
 
     fn open_now(&mut self, entry: &Entry) -> io::Result<OwnedFd> {
-        // NONBLOCK: what was a file when it was found may be a FIFO by now.
+        // NONBLOCK: the file may have been replaced by a FIFO.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let root = &self.plan.roots[entry.root];
         let Ok(below) = entry.source.strip_prefix(&root.path) else {

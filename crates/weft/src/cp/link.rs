@@ -1,4 +1,4 @@
-//! What sender and receiver need from a connection: ordered control messages and a ring of slots.
+//! The interface of sender and receiver to a connection: ordered control messages and a ring of slots.
 //!
 //! Two implementations: [`super::rdma`] (one-sided writes) and [`super::tcp`] (the same pipeline over a
 //! plain stream, to compare with).
@@ -15,7 +15,7 @@ use super::protocol::{Digest, Message, RingAdvert};
 /// Bytes of a slot that are copied at a time.
 const PIECE: u32 = 64 << 10;
 
-/// Why a connection can no longer be used.
+/// The reason why a connection is unusable.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LinkError {
     /// The connection ended; the text says how as far as known.
@@ -29,7 +29,7 @@ pub enum LinkError {
     Local(String),
 }
 
-/// A control message on its way out, and what goes before it.
+/// An outgoing control message, and the Write before it.
 #[derive(Debug)]
 pub enum Parcel {
     /// A message by itself.
@@ -47,16 +47,16 @@ pub enum Parcel {
 
 /// A connection between a sender and a receiver. One thread receives; any thread sends.
 pub trait Link: Send + Sync {
-    /// What carries it.
+    /// Its transport.
     fn path(&self) -> Path;
 
-    /// What is the same on both sides of this TLS connection, and on no other; zero without TLS.
+    /// A value that is the same on both sides of this TLS connection, and on no other; zero without TLS.
     fn binding(&self) -> [u8; 32];
 
-    /// What encrypts it, if something does.
+    /// Its cipher, if it is encrypted.
     fn cipher(&self) -> Option<&'static str>;
 
-    /// Receives to tell the peer of, for START and READY.
+    /// The number of receives to announce to the peer, for START and READY.
     fn receives(&self) -> u16;
 
     /// Takes the peer's number of receives from its START or READY.
@@ -107,7 +107,7 @@ pub trait Link: Send + Sync {
     /// Puts bytes into slot `slot` from `at` on.
     fn slot_from_buf(&self, slot: u16, at: u32, bytes: &[u8]) -> io::Result<()>;
 
-    /// Copies bytes of slot `slot` from `at` on. A peer can write to them meanwhile: what was checked is the copy.
+    /// Copies bytes of slot `slot` from `at` on. A peer can write to them meanwhile, so check the copy.
     fn slot_to_buf(&self, slot: u16, at: u32, into: &mut [u8]) -> io::Result<()>;
 
     /// Ends the connection; a thread that waits on it wakes with an error.

@@ -1,4 +1,4 @@
-//! A receiver that listens: who is let in, and senders served side by side.
+//! A receiver that listens: admission, and senders served in parallel.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -23,16 +23,16 @@ use super::tcp::TcpLink;
 use crate::failure::Failure;
 use crate::identity::authorized::Authorized;
 
-/// How to listen.
+/// The configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where files go.
+    /// The directory for files.
     pub dir: PathBuf,
     /// Address and port to listen on.
     pub bind: SocketAddr,
-    /// How bytes travel.
+    /// The transport.
     pub wire: Wire,
-    /// What to do with existing files, whatever senders ask.
+    /// The policy for existing files, whatever senders request.
     pub policy: Policy,
     /// How each sender is served.
     pub serve: receiver::Options,
@@ -41,7 +41,7 @@ pub struct Config {
     /// Whether anybody may send. Otherwise only who has the shared key, and without one only processes of this user on this host, and
     /// whose keys are authorised.
     pub open: bool,
-    /// Whose keys are.
+    /// The authorised keys.
     pub authorized: Option<Authorized>,
     /// Stop after the first sender.
     pub once: bool,
@@ -49,13 +49,13 @@ pub struct Config {
     pub max_senders: usize,
 }
 
-/// What a listener reports.
+/// The events of a listener.
 pub trait Events: Sync + Send {
     /// A sender connected.
     fn connected(&self, peer: SocketAddr);
     /// An entry of a sender was not written.
     fn entry_failed(&self, peer: SocketAddr, path: &str, error: &StoreError);
-    /// A sender is done or gone.
+    /// A sender is done or has disconnected.
     fn finished(
         &self,
         peer: SocketAddr,
@@ -86,7 +86,7 @@ fn cannot_listen(dir: &Path, e: &std::io::Error) -> Failure {
 }
 
 impl Listener {
-    /// Opens the directory and listens. On any but a loopback address it has to be said who may send.
+    /// Opens the directory and listens. On an address other than loopback the admitted senders have to be named.
     pub fn bind(config: Config) -> Result<Self, Failure> {
         config.wire.allow(config.bind)?;
         let authorized = match &config.authorized {
@@ -127,7 +127,7 @@ impl Listener {
             Door::Plain(TcpListener::bind(config.bind).map_err(|e| bind_error(&e))?)
         } else {
             let device = Device::open().map_err(|e| no_device(&e))?;
-            // Whose key it is that a sender shows is asked later, when it can be told why it is not let in.
+            // A sender's key is checked later, when the sender can be told the reason for a refusal.
             let tls = Tls::new(config.identity.clone()).map_err(|e| no_tls(&e))?;
             let listener =
                 cm::Listener::bind(&device, config.bind, 64, &param(tls.clone(), Vec::new()))
@@ -151,8 +151,7 @@ impl Listener {
         }
     }
 
-    /// Serves senders: for ever, or until the first has come to its end with [`Config::once`], which is
-    /// what the result is about.
+    /// Serves senders: for ever, or with [`Config::once`] until the first one has ended, whose result is returned.
     pub fn run(self, events: Arc<dyn Events>) -> Result<(), Failure> {
         let once = self.0.config.once;
         let (tell, outcomes) = channel();
@@ -181,7 +180,7 @@ impl Listener {
 }
 
 impl Inner {
-    /// Whether everybody is let in here who gets past this: with a shared key it is the proof that counts.
+    /// Whether every connection is admitted at this point: with a shared key the proof decides later.
     fn anybody(&self) -> bool {
         self.config.serve.key.is_some() || self.config.open
     }
@@ -197,7 +196,7 @@ impl Inner {
             .is_ok_and(|keys| keys.contains(&key.fingerprint()))
     }
 
-    /// Takes the next connection in, and serves it in a thread of its own, which tells how a sender's session ended.
+    /// Accepts the next connection, and serves it in a thread of its own, which reports how a sender's session ended.
     fn admit_next(self: &Arc<Self>, events: &Arc<dyn Events>, tell: &Sender<Result<(), Failure>>) {
         let arrived = match &self.door {
             Door::Rdma(device, listener, tls) => {
@@ -242,7 +241,7 @@ impl Inner {
             .name("weft-cp".into())
             .spawn(move || {
                 if let Some(end) = session.serve(greeted) {
-                    // Fails only when nobody wants to know any more.
+                    // Fails only if the result is no longer wanted.
                     let _ = tell.send(end);
                 }
             });
@@ -311,11 +310,11 @@ impl Inner {
 struct Met {
     theirs: Hello,
     ours: Hello,
-    /// Nothing says that it is of our user, and nobody else is let in.
+    /// Nothing shows that it is of our user, and no other user is admitted.
     stranger: bool,
 }
 
-/// How far a connection is.
+/// The state of a connection.
 enum Greeted {
     Met(Met),
     /// Its hello has not come yet. Whether it is a stranger.
@@ -418,7 +417,7 @@ fn refusal(status: Status) -> [u8; HELLO_LEN] {
     .encode()
 }
 
-/// What to answer to a hello: ours, or a refusal and the reason for the log.
+/// The answer to a hello: ours, or a refusal and the reason for the log.
 fn judge(theirs: &[u8], has_key: bool) -> Result<Met, (Status, String)> {
     let theirs = Hello::decode(theirs).map_err(|e| (Status::Version, e.to_string()))?;
     if theirs.version != VERSION {

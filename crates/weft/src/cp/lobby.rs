@@ -38,7 +38,7 @@ pub struct Visit {
     placed: bool,
 }
 
-/// What counts as one address: an IPv6 host has a whole network of 64 bits to choose from.
+/// The address that counts as one host: an IPv6 host has a whole network of 64 bits.
 fn origin(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -93,7 +93,7 @@ impl Lobby {
 }
 
 impl Visit {
-    /// The sender has proved what is asked for: it takes a place, if there is one.
+    /// The sender is authenticated: it takes a place, if there is one.
     pub fn take_place(&mut self) -> bool {
         let mut state = self.lobby.state();
         state.waiting.retain(|w| w.id != self.id);
@@ -161,7 +161,7 @@ mod tests {
         let gone: Vec<_> = (0..gone.len()).filter(|&i| gone[i]).collect();
         assert_eq!(gone, [0, 1], "then the oldest of all");
 
-        // Who has a place is not counted and not closed; there is one.
+        // A connection with a place is neither counted nor closed; there is one.
         let (mut one, mut other) = (all.remove(2).2, all.pop().unwrap().2);
         assert!(one.take_place() && one.take_place() && !other.take_place());
         drop(one);

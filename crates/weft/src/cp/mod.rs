@@ -24,16 +24,16 @@ pub mod target;
 pub mod tcp;
 pub mod walk;
 
-/// The port that `weft cp` uses unless told.
+/// The default port of `weft cp`.
 pub const DEFAULT_PORT: u16 = 7471;
-/// Slots in a ring unless told.
+/// The default number of slots in a ring.
 pub const DEFAULT_SLOTS: u16 = 16;
-/// Length of a slot in bytes unless told.
+/// The default length of a slot in bytes.
 pub const DEFAULT_SLOT_LEN: u32 = 1 << 20;
-/// Longest slot in bytes on shared memory, where no distance has to be bridged: there what the sender has just written
-/// should still be in the cache when the receiver reads it.
+/// The maximum length of a slot in bytes on shared memory, where there is no distance: the sender's data should still be in the cache when
+/// the receiver reads it.
 pub const LOCAL_SLOT_LEN: u32 = 256 << 10;
-/// How long a peer may take for each step of the start.
+/// The time limit for each step of the start.
 pub const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// CPU time that this process has used, user and system.

@@ -17,7 +17,7 @@ pub use hello::{Hello, Status};
 
 /// The protocol version that this program speaks.
 pub const VERSION: u16 = 3;
-/// What the private data of both MPA start-up frames begins with.
+/// The beginning of the private data of both MPA start-up frames.
 pub const MAGIC: [u8; 8] = *b"weft-cp\0";
 /// Length of a [`Hello`] in bytes.
 pub const HELLO_LEN: usize = 48;
@@ -43,7 +43,7 @@ pub const SLOTS: std::ops::RangeInclusive<u16> = 1..=64;
 pub const SLOT_LEN: std::ops::RangeInclusive<u32> = 4096..=16 << 20;
 /// Length of a nonce, a key at least, and a proof in bytes.
 pub const PROOF_LEN: usize = 32;
-/// How long a side may say nothing before it sends a CREDIT message as a sign of life.
+/// How long a side may be silent before it sends a CREDIT message to show that it is alive.
 pub const KEEPALIVE: Duration = Duration::from_secs(5);
 
 /// A 128-bit digest (XXH3-128, big-endian) of a block, of a list of blocks or of a source's identity.
@@ -78,11 +78,11 @@ pub enum DecodeError {
     Path(PathError),
 }
 
-/// What became of an entry, or why a connection is refused.
+/// The result for an entry, or the reason why a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Code {
-    /// The entry stands under its final name.
+    /// The entry has its final name.
     Written = 0,
     /// The entry was there already and was to be left alone.
     Kept = 1,
@@ -156,7 +156,7 @@ impl Code {
 /// Flags of a FILE or LINK message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FileFlags {
-    /// The file fits one slot and the sender goes on without waiting for an OFFER.
+    /// The file fits one slot and the sender continues without waiting for an OFFER.
     pub no_wait: bool,
     /// Leave a file alone that is there already.
     pub no_clobber: bool,
@@ -206,11 +206,11 @@ pub struct FileSpec {
     pub size: u64,
     /// Identity of the source; the same source has the same in a later run.
     pub source: Digest,
-    /// Where it goes.
+    /// Its path at the receiver.
     pub path: RelPath,
 }
 
-/// Where a receiver's ring is.
+/// The region of a receiver's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingAdvert {
     /// Number of slots.
@@ -265,7 +265,7 @@ pub enum Message {
         /// Digest of the list of their digests.
         digest: Digest,
     },
-    /// The sender goes on from this block: the offer's, or 0.
+    /// The sender continues from this block: the offer's, or 0.
     From {
         /// The entry.
         id: u32,
@@ -348,7 +348,7 @@ pub enum Message {
         /// Their digest.
         digest: Digest,
     },
-    /// Files of a PACK stand under their names.
+    /// The files of a PACK have their names.
     Packed {
         /// The first one's entry.
         id: u32,

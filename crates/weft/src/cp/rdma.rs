@@ -39,8 +39,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Makes the objects of one connection, in a protection domain of their own: what one peer is told of
-    /// memory is of no use to another.
+    /// Creates the objects of one connection, in a protection domain of their own, so that keys known to one peer are useless to another.
     pub fn new(device: &Device) -> Result<(Self, Qp), weft_verbs::Error> {
         let pd = device.alloc_pd()?;
         let send_cq = device.create_cq(2 * SENDS, None)?;
@@ -76,7 +75,7 @@ fn receive(recv: &Mr, index: u64) -> RecvWr {
 
 /// A connection over RDMA.
 pub struct RdmaLink {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first, because the connection uses the memory.
     qp: Qp,
     base: Prepared,
     credits: Mutex<Credits>,
@@ -85,7 +84,7 @@ pub struct RdmaLink {
     inbox: Mutex<Inbox>,
     ring: OnceLock<Ring>,
     closed: AtomicBool,
-    /// What ended it, as far as a thread has seen: the others say the same.
+    /// The cause of its end, as a thread has seen it first: the others report the same.
     cause: OnceLock<LinkError>,
     /// How long to wait for credits or completions.
     patience: Duration,
@@ -103,7 +102,7 @@ struct Credits {
     ours: u32,
     /// All that it ever has.
     most: u32,
-    /// Receives posted anew that the peer has not been told of.
+    /// Receives posted again that were not reported to the peer.
     owed: u16,
 }
 
@@ -177,7 +176,7 @@ impl RdmaLink {
             .map_err(|_| LinkError::Local("a second ring".into()))
     }
 
-    /// What a request that failed says of the end of the connection.
+    /// The cause of the connection's end, according to a failed request.
     fn why(&self, wc: &Wc) -> LinkError {
         let cut = "the peer went away, or somebody cut the connection";
         LinkError::Gone(match (wc.status, self.qp.tls_error()) {
@@ -195,7 +194,7 @@ impl RdmaLink {
         })
     }
 
-    /// Whether the connection has ended without an end in order.
+    /// Whether the connection has ended without an orderly end.
     fn is_lost(&self) -> bool {
         let lost = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&lost);
@@ -246,7 +245,7 @@ impl RdmaLink {
         SendWr::write(0, remote).sge(ring.mr.sge(at, len as usize))
     }
 
-    /// Posts requests that end in `messages` Sends, and collects what has completed until at most `most` are outstanding.
+    /// Posts requests that end in `messages` Sends, and collects completions until at most `most` are outstanding.
     fn post(
         &self,
         post: &mut Post,
@@ -260,7 +259,7 @@ impl RdmaLink {
         self.collect(post, most)
     }
 
-    /// Posts what is there of a batch.
+    /// Posts the requests of a batch.
     fn post_batch(&self, requests: &mut Vec<SendWr>, messages: u32) -> Result<(), LinkError> {
         if requests.is_empty() {
             return Ok(());
@@ -270,7 +269,7 @@ impl RdmaLink {
         Ok(())
     }
 
-    /// Posts a message, behind `write` if there is one, and collects what has completed.
+    /// Posts a message, after `write` if there is one, and collects completions.
     fn transmit(
         &self,
         write: Option<SendWr>,
@@ -296,7 +295,7 @@ impl RdmaLink {
             staging.write(0, &bytes).map_err(|e| refused(&e))?;
             announce = announce.sge(staging.sge(0, bytes.len()));
         }
-        // The staging buffer is free again only when the message has gone out.
+        // The staging buffer is free again only after the message was sent.
         let most = if bytes.len() > INLINE { 0 } else { SENDS / 2 };
         match write {
             Some(write) => self.post(&mut post, &[write, announce], 1, most),
@@ -397,7 +396,7 @@ impl Link for RdmaLink {
 
     fn set_peer_receives(&self, receives: u16) {
         let mut credits = lock(&self.credits);
-        // What we have sent before (START or REFUSE) is taken off until it is granted again.
+        // Messages sent before (START or REFUSE) are subtracted until they are granted again.
         let used = credits.most - credits.ours.min(credits.most);
         credits.most = receives.into();
         credits.ours = credits.most.saturating_sub(used);

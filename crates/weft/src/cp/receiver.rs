@@ -19,7 +19,7 @@ use super::protocol::{
 use super::store::{Incoming, Store, StoreError};
 use super::{LOCAL_SLOT_LEN, START_PATIENCE, cpu_time};
 
-/// How a receiver serves.
+/// The options of a receiver.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The shared key, if peers have to prove one.
@@ -32,7 +32,7 @@ pub struct Options {
     pub patience: Duration,
 }
 
-/// What one connection brought.
+/// The result of one connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Files written.
@@ -43,11 +43,11 @@ pub struct Totals {
     pub failed: u64,
     /// Whether the sender proved itself and the transfer began.
     pub started: bool,
-    /// Whether the sender came to its end.
+    /// Whether the sender has completed.
     pub complete: bool,
 }
 
-/// What the listener wants to know, and may show, while a connection is served.
+/// The interface to the listener while a connection is served.
 pub trait Watch: Sync {
     /// The sender has proved itself. Whether there is a place for it.
     fn proved(&self) -> bool;
@@ -55,8 +55,8 @@ pub trait Watch: Sync {
     fn entry_failed(&self, path: &str, error: &StoreError);
 }
 
-/// Proves the key both ways, then receives until the sender is done or gone. `ours` and `theirs` are the
-/// hellos that have been exchanged.
+/// Proves the key in both directions, then receives until the sender is done or has disconnected. `ours` and `theirs` are the exchanged
+/// hellos.
 pub fn serve(
     link: &dyn Link,
     ours: &Hello,
@@ -102,7 +102,7 @@ pub fn serve(
     (shared.totals(), result)
 }
 
-/// Ends the connection, and tells a peer that broke the protocol so.
+/// Ends the connection, and reports a breach of the protocol to the peer.
 fn end(link: &dyn Link, e: &LinkError) {
     if let LinkError::Violation(text) = e {
         let _ = link.send(&Message::Refuse {
@@ -113,7 +113,7 @@ fn end(link: &dyn Link, e: &LinkError) {
     link.close();
 }
 
-/// Tells a peer that the connection ends here, and why.
+/// Reports to a peer that the connection ends here, and the reason.
 pub fn refuse(link: &dyn Link, code: Code, text: &str) -> Result<(), LinkError> {
     link.send(&Message::Refuse {
         code,
@@ -186,7 +186,7 @@ fn start(
     Ok(ring)
 }
 
-/// What both threads know.
+/// The state of both threads.
 struct Shared {
     /// Slots that hold a block which the worker has not written yet.
     busy: Vec<AtomicBool>,
@@ -252,7 +252,7 @@ fn receive(
     let (mut heard, mut said) = (Instant::now(), Instant::now());
     let mut done = false;
     loop {
-        // The worker may be busy for long with nothing to say: checking what is there, fsync.
+        // The worker may be busy for long without a message: checking existing files, fsync.
         if said.elapsed() >= KEEPALIVE && shared.queued.load(Ordering::Acquire) > 0 {
             link.keepalive()?;
             said = Instant::now();
@@ -333,7 +333,7 @@ enum Current {
     /// OFFER is out, FROM has to come.
     Offered(u32, Incoming),
     Open(u32, Incoming),
-    /// RESULT with an error is out; what the sender had sent before it knew is dropped.
+    /// RESULT with an error was sent; messages that the sender had sent before are dropped.
     Failed(u32),
 }
 
@@ -535,7 +535,7 @@ impl Worker<'_> {
         }
     }
 
-    /// What has no contents is there, or not.
+    /// Reports an entry without contents.
     fn told(
         &mut self,
         id: u32,
@@ -571,7 +571,7 @@ impl Worker<'_> {
             Err(e) => Some(StoreError::io("cannot read the slot", &e)),
         };
         let mut records = Records::new(&bytes);
-        // Files that were written one after the other are told of together.
+        // Files that were written one after the other are reported together.
         let (mut from, mut written) = (first, 0);
         for id in ids {
             let outcome = if let Some(e) = &wrong {
@@ -616,7 +616,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Writes a block from its slot and checks what was written; the outer error ends the connection.
+    /// Writes a block from its slot and checks the written bytes; the outer error ends the connection.
     fn write_block(
         &self,
         file: &mut Incoming,
@@ -655,7 +655,7 @@ impl Worker<'_> {
     }
 
     fn free(&mut self, slot: u16) {
-        // Before the message: the sender may use the slot as soon as it is told.
+        // Before the message, because the sender may use the slot as soon as it gets it.
         self.shared.busy[usize::from(slot)].store(false, Ordering::Release);
         self.answer(Message::Free { slot });
     }

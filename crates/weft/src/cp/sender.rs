@@ -29,7 +29,7 @@ use super::protocol::{
 use super::walk::{Entry, FileId, Kind, Plan, id_of, mtime};
 use super::{START_PATIENCE, cpu_time};
 
-/// How a sender sends.
+/// The options of a sender.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The shared key, if the receiver has to prove one.
@@ -50,11 +50,11 @@ pub trait Progress {
 
 /// An entry without a RESULT.
 struct Open {
-    /// What to call it.
+    /// Its name in messages.
     source: PathBuf,
     /// Directories are not counted.
     counted: bool,
-    /// What was sent of it.
+    /// Its sent bytes.
     bytes: u64,
     /// It is alone, or the last of a pack.
     last: bool,
@@ -71,7 +71,7 @@ struct Packing {
     content: u32,
 }
 
-/// What came of it all.
+/// The result of the transfer.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Files and links written.
@@ -86,9 +86,9 @@ pub struct Report {
     pub held: u64,
     /// CPU time of the receiver's process during the session, as it says.
     pub peer_cpu: Duration,
-    /// What carried it.
+    /// Its transport.
     pub path: Option<Path>,
-    /// What encrypted it, if something did.
+    /// Its cipher, if it was encrypted.
     pub cipher: Option<&'static str>,
 }
 
@@ -152,7 +152,7 @@ pub fn send(
                 .unwrap_or_else(|_| Err(LinkError::Local("the wire thread panicked".into())));
             match (sent, wired) {
                 (Ok(()), _) => Ok(report),
-                // What went wrong on the wire is told better by the one who saw it first.
+                // The thread that saw a connection error first has the better message.
                 (Err(SendError::Link(LinkError::Gone(_))), Err(e)) => Err(e.into()),
                 (Err(e), _) => Err(e),
             }
@@ -217,13 +217,13 @@ fn drive(link: &dyn Link, queue: &Receiver<Vec<Parcel>>) -> Result<(), LinkError
     }
 }
 
-/// Why one file was given up; the transfer goes on with the next.
+/// The reason why one file was given up; the transfer continues with the next.
 enum FileError {
-    /// Something here; the receiver has to be told.
+    /// A local error; the receiver has to be told.
     Here(String),
-    /// The receiver has said why instead of an offer: it has forgotten the file already.
+    /// The receiver has sent the reason instead of an offer: it has forgotten the file already.
     Declined,
-    /// The receiver has said why, and drops what comes until the file's end.
+    /// The receiver has sent the reason, and drops the rest of the file.
     There,
     Fatal(SendError),
 }
@@ -237,7 +237,7 @@ impl From<SendError> for FileError {
 struct Sending<'a> {
     link: &'a dyn Link,
     out: Sender<Vec<Parcel>>,
-    /// What was not handed over yet: see [`Sending::flush`].
+    /// Parcels that were not handed over yet: see [`Sending::flush`].
     pending: Vec<Parcel>,
     ring: RingAdvert,
     options: &'a Options,
@@ -248,7 +248,7 @@ struct Sending<'a> {
     next_id: u32,
     /// Entries without a RESULT.
     open: HashMap<u32, Open>,
-    /// How many of them and of packs there are.
+    /// The number of parcels and of packs.
     window: usize,
     pack: Option<Packing>,
     /// Of the plan's entries, so many have been asked for, where those that are there are left alone.
@@ -318,7 +318,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Whether the receiver has something of the next entry's name. Asks for many at once, and for more while answers are on their way.
+    /// Whether the receiver has an entry of the next entry's name. Asks for many at once, and for more while answers are in flight.
     fn is_held(&mut self, plan: &Plan) -> Result<bool, SendError> {
         while self.asks.len() < ASKS && self.asked < plan.entries.len() {
             let mut names = pack::Names::default();
@@ -563,7 +563,7 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// Hands what is pending to the wire thread: before each wait, for its answer may be what is waited for.
+    /// Hands pending parcels to the wire thread: before each wait, because the wait may be for their answer.
     fn flush(&mut self) -> Result<(), SendError> {
         if self.pending.is_empty() {
             return Ok(());
@@ -710,7 +710,7 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// Waits for a message, and acts on it and on what has come with it.
+    /// Waits for a message, and processes it and those that have arrived with it.
     fn pump(&mut self) -> Result<(), SendError> {
         self.flush()?;
         let began = Instant::now();
@@ -731,7 +731,7 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Acts on what has come, without waiting: the receiver may have to wait for us otherwise.
+    /// Processes received messages without waiting, because the receiver may have to wait for us otherwise.
     fn drain(&mut self) -> Result<(), SendError> {
         self.flush()?;
         while let Some(message) = self.link.recv(Duration::ZERO)? {
@@ -811,7 +811,7 @@ impl<'a> Sending<'a> {
     }
 }
 
-/// What a user can do about an outcome.
+/// Advice to the user for a result.
 fn advice(code: Code) -> &'static str {
     match code {
         Code::NoSpace => "\n  try: free some space there, or send to another disk",
@@ -828,7 +828,7 @@ fn advice(code: Code) -> &'static str {
     }
 }
 
-/// Whether the receiver is asked for this before it is sent.
+/// Whether the receiver is asked about this entry before it is sent.
 fn is_asked_for(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::File(_) | Kind::Link(_))
 }

@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::identity::keypair;
 use crate::identity::trust::{Trust, Verdict};
 
-/// How bytes travel.
+/// The transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Wire {
     /// One-sided RDMA Writes, by TLS where they leave shared memory.
@@ -43,7 +43,7 @@ impl Wire {
     }
 }
 
-/// What a side brings to a connection by TLS.
+/// The parameters of a connection by TLS.
 pub(super) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
     let options = LinkOptions {
         timeout: START_PATIENCE,
@@ -82,14 +82,14 @@ pub(super) fn is_us(uid: u32) -> bool {
     uid == rustix::process::geteuid().as_raw()
 }
 
-/// Who sends, and to whom.
+/// The sender, and the receiver.
 #[derive(Debug, Clone)]
 pub struct Who {
     /// The sender's key pair.
     pub identity: Identity,
-    /// Whether it is one that others can know.
+    /// Whether others can know the key.
     pub lasting: bool,
-    /// What is known of the receiver. `None` where both prove a shared key.
+    /// The known keys of the receiver. `None` if both prove a shared key.
     pub trust: Option<Trust>,
 }
 
@@ -101,7 +101,7 @@ impl Who {
         };
         let mut good = trust.good()?;
         if self.lasting && !trust.is_told() {
-            // A receiver of this user has the same key pair, and nobody else has it.
+            // A receiver of this user has the same key pair, and no other user has it.
             good.push(self.identity.public_key().fingerprint());
         }
         Ok(Some(good))
@@ -171,7 +171,7 @@ impl Receiver {
     }
 }
 
-/// Whether another address of the same host is worth trying.
+/// Whether to try another address of the same host.
 enum Dialed {
     Next(Failure),
     Final(Failure),
@@ -284,7 +284,7 @@ fn refused(addr: SocketAddr, has_key: bool, e: ConnectError, who: &Who) -> Diale
     })
 }
 
-/// What a receiver's hello means for us.
+/// Checks a receiver's hello.
 fn check_reply(addr: SocketAddr, reply: &[u8], key: bool, who: &Who) -> Result<Hello, Failure> {
     let reply = &reply[..reply.len().min(HELLO_LEN)];
     let theirs = Hello::decode(reply).map_err(|e| match e {
@@ -351,7 +351,7 @@ fn stranger(addr: SocketAddr, who: &Who) -> Failure {
     }
 }
 
-/// What ended a transfer, for the sender's user.
+/// The cause of a transfer's end, for the sender's user.
 fn explain(addr: SocketAddr, e: &SendError, who: &Who) -> Failure {
     match e {
         SendError::Link(LinkError::Gone(why)) => {

@@ -58,14 +58,14 @@ fn errno(what: &'static str) -> impl Fn(Errno) -> StoreError {
     move |e| StoreError::io(what, &e.into())
 }
 
-/// What the receiver decides whatever a sender asks.
+/// The receiver's own policy, whatever a sender requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Policy {
     /// Never replace an existing file.
     pub no_clobber: bool,
     /// Bring every file to the disk before it gets its name.
     pub sync: bool,
-    /// Make symbolic links whatever they lead to.
+    /// Create symbolic links with any target.
     pub any_links: bool,
 }
 
@@ -114,7 +114,7 @@ impl Store {
         })
     }
 
-    /// The directory of the path's last component. What is `missing` may be made.
+    /// The directory of the path's last component. `missing` directories may be created.
     fn walk(
         &mut self,
         path: &RelPath,
@@ -144,7 +144,7 @@ impl Store {
         Ok(at)
     }
 
-    /// Whether something other than a directory has this name. Makes nothing.
+    /// Whether an entry other than a directory has this name. Creates nothing.
     pub fn has(&mut self, path: &RelPath) -> bool {
         let absent = |_: &OwnedFd, _: &[u8]| Err(StoreError::new(Code::Io, "not there"));
         let Ok(parent) = self.walk(path, absent) else {
@@ -212,7 +212,7 @@ impl Store {
         flags.no_clobber || self.policy.no_clobber
     }
 
-    /// Whether what stands under the name already may be replaced.
+    /// Whether the existing entry of this name may be replaced.
     fn check_existing(
         &self,
         parent: &OwnedFd,
@@ -271,7 +271,7 @@ impl Store {
         }
     }
 
-    /// Opens the unfinished file of a source, with whatever an earlier transfer left in it.
+    /// Opens the unfinished file of a source, with the contents of an earlier transfer.
     pub fn begin(&mut self, spec: FileSpec, block_len: u32) -> Result<Incoming, StoreError> {
         let parent = self.parent(&spec.path)?;
         let (_, name) = spec.path.split();
@@ -311,7 +311,7 @@ impl Store {
         let (_, name) = spec.path.split();
         if file.has_no_name() {
             match file.link_as(name) {
-                // Without a name it cannot take the place of what is there.
+                // A file without a name cannot replace the existing one.
                 Err(Errno::EXIST) => {
                     self.check_existing(&file.parent, name, spec.flags)?;
                     file.link_as_part()?;
@@ -645,7 +645,7 @@ mod tests {
         assert_eq!(file.offer().unwrap().0, 0);
     }
 
-    /// Others who can write to the directory know the names of temporary files.
+    /// Other users who can write to the directory know the names of temporary files.
     #[test]
     fn temporary_files_of_others_are_not_taken_over() {
         let dir = tempfile::tempdir().unwrap();
@@ -684,7 +684,7 @@ mod tests {
                 let name = String::from_utf8(temp_name(b"f", &[7; 16], suffix)).unwrap();
                 let path = dir.path().join(name);
                 plant(what, &path);
-                // Whoever made it still has it open, and locked.
+                // Its creator still has it open, and locked.
                 let held = (what != "a FIFO").then(|| std::fs::File::open(&path).unwrap());
                 if let Some(held) = &held {
                     held.lock().unwrap();

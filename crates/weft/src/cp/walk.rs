@@ -1,4 +1,4 @@
-//! What a sender sends: the arguments, and with `--recursive` everything below them, in a fixed order.
+//! The files that a sender sends: the arguments, and with `--recursive` everything below them, in a fixed order.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -12,10 +12,10 @@ use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use super::protocol::{Mtime, RelPath};
 use crate::failure::Failure;
 
-/// Which file it is, whatever its name: device and inode.
+/// The identity of a file, independent of its name: device and inode.
 pub type FileId = (u64, u64);
 
-/// The identity of what was looked at.
+/// The identity of an examined file.
 pub fn id_of(stat: &Stat) -> FileId {
     (stat.st_dev, stat.st_ino)
 }
@@ -23,11 +23,11 @@ pub fn id_of(stat: &Stat) -> FileId {
 /// One thing to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it is here.
+    /// Its path here.
     pub source: PathBuf,
-    /// Where it goes.
+    /// Its path at the receiver.
     pub path: RelPath,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// Which file it is.
     pub id: FileId,
@@ -40,11 +40,11 @@ pub struct Entry {
 pub struct Root {
     /// As it was given.
     pub path: PathBuf,
-    /// What it is, or what the link leads to that it is.
+    /// Its identity, or that of the link's target.
     pub id: FileId,
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file of this length when it was found.
@@ -58,7 +58,7 @@ pub enum Kind {
         /// Its time.
         mtime: Mtime,
     },
-    /// A symbolic link and what it says.
+    /// A symbolic link and its target.
     Link(Vec<u8>),
 }
 
@@ -73,7 +73,7 @@ pub struct Plan {
     pub bytes: u64,
     /// Number of files.
     pub files: u64,
-    /// What is left out, and why: errors and kinds of files that are not copied.
+    /// The entries that are left out, and the reasons: errors and kinds of files that are not copied.
     pub skipped: Vec<Skipped>,
 }
 
@@ -84,7 +84,7 @@ pub struct Skipped {
     pub source: PathBuf,
     /// Why.
     pub why: String,
-    /// Whether that makes the command fail.
+    /// Whether it makes the command fail.
     pub error: bool,
 }
 
@@ -270,7 +270,7 @@ impl Plan {
         }
     }
 
-    /// Adds what is in a directory.
+    /// Adds the contents of a directory.
     fn content(&mut self, found: &Found<'_>, at: &[u8], links: bool) {
         let source = found.source;
         let flags = if found.follow {

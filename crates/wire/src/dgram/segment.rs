@@ -1,8 +1,7 @@
-//! Version 2 of the datagram format: segments of messages, RDMA Write-Record, and the short control datagrams beside them
-//! (docs/spec/dgram.md).
+//! Version 2 of the datagram format: segments of messages, RDMA Write-Record, and short control datagrams (docs/spec/dgram.md).
 //!
-//! A segment names the message that it is a part of (source queue pair, incarnation, message sequence number), the message's
-//! length, and its own place in the message. So each segment can be placed on its own, whatever becomes of the others.
+//! A segment names its message (source queue pair, incarnation, message sequence number), the message's length, and its own offset in the
+//! message. So each segment can be placed independently of the others.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,7 +26,7 @@ pub const PROBE_LEN: usize = 24;
 /// The length of the control datagrams of the reliable mode: an answer is as long as the question ([`Control::Hello`]), and shorter than any
 /// reliable segment.
 pub const ACK_LEN: usize = 32;
-/// What a reliable segment has between its addresses and the DDP header.
+/// The length of the fields of a reliable segment between its addresses and the DDP header.
 pub const RELIABLE_LEN: usize = 12;
 
 const ADDRESSING: usize = 22;
@@ -47,7 +46,7 @@ const HELLO: u8 = CONTROL | 4;
 const WELCOME: u8 = CONTROL | 5;
 const KNOCK: u8 = CONTROL | 6;
 
-/// Where the bytes of an RDMA Write-Record message go.
+/// The destination of the bytes of an RDMA Write-Record message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     /// The STag of the receiver's region or window.
@@ -63,7 +62,7 @@ pub struct Segment {
     pub dst_qp: u32,
     /// The queue pair that sent it.
     pub src_qp: u32,
-    /// What the receiving queue pair has to have as its Q_Key.
+    /// The `Q_Key` that the receiving queue pair must have.
     pub qkey: u32,
     /// Drawn at random when the sending queue pair (or, in the reliable mode, its flow to this receiver) begins: sequence
     /// numbers of another incarnation have nothing to do with these.
@@ -84,12 +83,12 @@ pub struct Segment {
     pub reliable: Option<Packet>,
 }
 
-/// What the segments of the reliable mode have beside the others.
+/// The additional fields of segments in the reliable mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packet {
     /// Packet sequence number: 1, 2, … for each segment of the incarnation, the same when it is sent again. Never 0.
     pub psn: u32,
-    /// What the receiver has given to the sender's address ([`Control::Welcome`]).
+    /// The cookie that the receiver has sent to the sender's address ([`Control::Welcome`]).
     pub cookie: u64,
 }
 
@@ -185,7 +184,7 @@ impl Segment {
         out.extend_from_slice(raw.bytes.get(..raw.len).unwrap_or_default());
     }
 
-    /// Reads what is in front of the CRC: the segment, and where its payload is.
+    /// Parses the datagram without the CRC: the segment, and the range of its payload.
     #[inline]
     pub(super) fn parse(covered: &[u8]) -> Result<(Segment, Range<usize>), DatagramError> {
         let mut rest = Reader(covered);
@@ -245,7 +244,7 @@ impl Segment {
         Ok((segment, covered.len() - rest.0.len()..covered.len()))
     }
 
-    /// Whether the place of `payload` bytes in the message, and in the address space behind the STag, is one.
+    /// Whether the range of `payload` bytes is valid in the message, and in the address space of the STag.
     #[inline]
     fn check(&self, payload: usize, last: bool) -> Result<(), DatagramError> {
         if payload > MAX_PAYLOAD || self.len > MAX_MESSAGE {
@@ -290,7 +289,7 @@ impl fmt::Display for Segment {
 /// Why the receiver of a reliable message ends the flow that it came on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultCode {
-    /// No receive was posted for it. The flow goes on when the sender tries again.
+    /// No receive was posted for it. The flow continues when the sender retries.
     NotReady,
     /// Longer than the receive that was posted for it.
     TooLong,
@@ -329,9 +328,9 @@ impl FaultCode {
 pub enum Control {
     /// "How much of what I sent have you taken out of your socket?" Port to port, for pacing.
     Probe {
-        /// Random, so that only who heard the question can answer it.
+        /// Random, so that only a host that received the probe can answer it.
         cookie: u32,
-        /// The sender's count of what it has sent to this port, as it counts.
+        /// The sender's count of bytes sent to this port, in its own counting.
         sent: u64,
     },
     /// The answer: everything in front of that probe.
@@ -352,7 +351,7 @@ pub enum Control {
         /// Bit i: packet `psn + 1 + i` has arrived.
         sack: u64,
     },
-    /// Of the reliable mode: this message cannot be delivered, and the flow ends or stands still.
+    /// Of the reliable mode: this message cannot be delivered, and the flow ends or is stalled.
     Fault {
         /// Whose.
         flow: Flow,
@@ -367,17 +366,17 @@ pub enum Control {
     Hello {
         /// Whose.
         flow: Flow,
-        /// What the receiving queue pair has to have as its `Q_Key`.
+        /// The `Q_Key` that the receiving queue pair must have.
         qkey: u32,
     },
-    /// The answer: each segment of the flow is to bring this cookie, which shows that the sender hears what is sent to its address.
+    /// The answer: each segment of the flow has to carry this cookie, which shows that the sender receives datagrams at its address.
     Welcome {
         /// Whose.
         flow: Flow,
         /// The cookie.
         cookie: u64,
     },
-    /// "Look into the memory that we share": for a port of the same host that sleeps. It says nothing else, and whoever forges one wakes somebody up.
+    /// A wake-up for a sleeping port of the same host, to check the shared memory. It carries nothing else, and a forged one only wakes a port.
     Knock,
 }
 
@@ -407,7 +406,7 @@ impl Control {
     /// Appends the whole datagram, with its CRC.
     pub fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();
-        // Two words and a double one, whatever they are.
+        // Two words and a double word, independent of the kind.
         let (kind, code, first, last) = match *self {
             Control::Probe { sent, .. } => (PROBE, 0, 0, sent),
             Control::Report { sent, room, .. } => (REPORT, 0, room, sent),
@@ -534,12 +533,12 @@ impl Reader<'_> {
     }
 }
 
-/// Whether the second byte of a datagram of version 2 says that it is a [`Control`].
+/// Whether the second byte of a datagram of version 2 marks a [`Control`].
 pub(super) fn is_control(second: u8) -> bool {
     second & CONTROL != 0
 }
 
-/// Whether `datagram`, which is none, is short enough.
+/// Whether a datagram of this length is short enough for a control datagram.
 pub(super) fn fits(len: usize) -> bool {
     len <= MAX_LEN && len > CRC_LEN + 2
 }
@@ -639,7 +638,7 @@ mod tests {
             let target = Some(Target { stag: 1, to });
             assert_eq!(bad(Segment { target, ..base }, b"x"), DatagramError::Place);
         }
-        // An offset below what the tagged offset allows.
+        // An offset below the minimum for the tagged offset.
         let mut raw = datagram(
             &Segment {
                 target: Some(Target { stag: 1, to: 0 }),
@@ -715,7 +714,7 @@ mod tests {
         }
         assert_eq!(FaultCode::from_code(0), None);
         assert_eq!(FaultCode::from_code(6), None);
-        // An answer is never longer than what it answers.
+        // An answer is never longer than the datagram that it answers.
         const { assert!(ACK_LEN < UNTAGGED_LEN + RELIABLE_LEN + CRC_LEN) };
     }
 }

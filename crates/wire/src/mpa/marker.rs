@@ -30,9 +30,9 @@ const GAP: usize = MARKER_INTERVAL - MARKER_LEN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 #[error("marker points {found} bytes back, the FPDU started {expected} bytes back")]
 pub struct MarkerError {
-    /// Where the length fields say the FPDU started.
+    /// The start of the FPDU according to the length fields.
     pub expected: u32,
-    /// Where the marker says.
+    /// The start according to the marker.
     pub found: u16,
 }
 
@@ -138,7 +138,7 @@ impl MarkerStripper {
         }
     }
 
-    /// Appends to `out` what is left of `input` without markers, at most `input.len()` bytes.
+    /// Appends `input` without markers to `out`, at most `input.len()` bytes.
     ///
     /// After an error the stream is lost: every later call returns the same error and appends nothing.
     pub fn strip(&mut self, mut input: &[u8], out: &mut Vec<u8>) -> Result<(), MarkerError> {

@@ -35,9 +35,9 @@ pub enum FrameKind {
 pub struct StartFrame<'a> {
     /// Request or Reply.
     pub kind: FrameKind,
-    /// M: the sender wants markers in what it receives.
+    /// M: the sender wants to receive markers.
     pub markers: bool,
-    /// C: the sender wants CRCs; they are used if either side does.
+    /// C: the sender wants CRCs; they are used if either side asks for them.
     pub crc: bool,
     /// R: the connection is refused (only in a Reply).
     pub reject: bool,
@@ -62,7 +62,7 @@ pub struct Enhanced {
     pub rtr_read: bool,
     /// Inbound reads the sender takes at once, 14 bits; [`Enhanced::NOT_NEGOTIATED`] leaves it open.
     pub ird: u16,
-    /// Outbound reads the sender wants to have under way at once, 14 bits, as above.
+    /// Outbound reads that the sender wants to have outstanding, 14 bits, as above.
     pub ord: u16,
 }
 
@@ -177,7 +177,7 @@ impl<'a> StartFrame<'a> {
     ///
     /// # Panics
     ///
-    /// If `private_data` is longer than [`max_private_data`](Self::max_private_data): check what the consumer gives.
+    /// If `private_data` is longer than [`max_private_data`](Self::max_private_data): check the caller's data.
     pub fn emit(&self) -> Vec<u8> {
         let enhanced = self.enhanced.filter(|_| self.revision >= 2);
         assert!(

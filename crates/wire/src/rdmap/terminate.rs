@@ -50,7 +50,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// RDMAP remote protection errors: the responder may not touch what the request names.
+    /// RDMAP remote protection errors: the responder does not allow access to the memory in the request.
     ProtectionError {
         /// No such STag.
         InvalidStag = 0x00, "invalid STag";
@@ -141,7 +141,7 @@ codes! {
     }
 }
 
-/// Why a stream ended: what a Terminate says in its layer, error type and error code.
+/// The reason why a stream ended: layer, error type and error code of a Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum TermError {
     /// Layer RDMAP: the sender of the Terminate failed.
@@ -177,7 +177,7 @@ pub enum TermError {
     },
 }
 
-/// What layer and error type say, whatever the code.
+/// The meaning of layer and error type, independent of the code.
 const fn kind(layer: u8, etype: u8) -> &'static str {
     match (layer, etype) {
         (0, 0) => "RDMAP catastrophic",
@@ -236,7 +236,7 @@ impl TermError {
 /// The three copies nest: without a segment length there is no DDP header, and without that no RDMAP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terminate {
-    /// What went wrong.
+    /// The error.
     pub error: TermError,
     /// M: bytes of the offending DDP segment, header included.
     pub ddp_segment_len: Option<u16>,
@@ -269,9 +269,9 @@ impl Terminate {
     ///
     /// Copied headers that are cut short or make no sense (they may be there because they made none) are left out.
     ///
-    /// One exception to the RFC: the kernel's siw on little-endian hosts fills this header by bit fields, so that layer and
-    /// error type change places, and M, D and R come in the low bits of their byte, which are reserved (docs/adr/0006). Where
-    /// that shows, by those bits or by a layer and type that make no sense the right way round, it is read as meant.
+    /// One exception to the RFC: the kernel's siw on little-endian hosts fills this header by bit fields. So layer and error type change
+    /// places, and M, D and R are in the low bits of their byte, which are reserved (docs/adr/0006). If those bits are set, or layer and
+    /// type are invalid in the right order, the header is read in siw's order.
     pub fn parse(payload: &[u8]) -> Result<Self, TerminateShort> {
         let (&[types, code, flags, _], rest) = payload
             .split_first_chunk::<CONTROL_LEN>()

@@ -1,16 +1,16 @@
-//! How two UDP ports of one host and user come to a pipe (docs/spec/dgram.md, "Between processes of one host").
+//! How two UDP ports of one host and user set up a pipe (docs/spec/dgram.md, "Between processes of one host").
 //!
 //! ```text
 //!  sender's port                                     receiver's port
-//!  whose socket gets this? the kernel: number R
+//!  whose socket gets this? ask the kernel: number R
 //!  connects to the door of R, same user?
 //!  Offer (own number S, R, addresses) ─────────────► same user, and one of us?
-//!                                                    whose socket has the sender's address? the kernel: S
+//!                                                    whose socket has the sender's address? ask the kernel: S
 //!                        ◄───────────────────────── Accept, with the segment
 //!  same user, and one of us?
 //! ```
 //!
-//! No descriptor goes to a process before the kernel has said who it is, in a message that this process has just sent.
+//! A process gets descriptors only after the kernel has attested its user, in a message that this process has just sent.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ use crate::neighbours::{Who, Why, admitted, why};
 use crate::report::Connection;
 use crate::types::QpState;
 
-/// How long a peer may take to say what it has to say.
+/// The time limit for each message of a peer.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 fn name(cookie: u64) -> Vec<u8> {
@@ -109,7 +109,7 @@ impl Source for Door {
     }
 }
 
-/// Whether these can be addresses of one host, by what they say.
+/// Whether these addresses can belong to one host, as far as they show.
 fn may_be_local(from: SocketAddr, to: SocketAddr) -> bool {
     // Addresses of a link mean nothing without their interface.
     let plain = |ip: IpAddr| match ip {
@@ -119,7 +119,7 @@ fn may_be_local(from: SocketAddr, to: SocketAddr) -> bool {
     from != to && from.port() != 0 && same_host(from.ip(), to.ip()) && plain(from.ip())
 }
 
-/// The number of the socket of our user that gets what is sent from one address to another.
+/// The number of our user's socket that receives datagrams from one address to another.
 fn receiver(from: SocketAddr, to: SocketAddr) -> Result<u64, Why> {
     let found = diag::udp_receiver(from, to).map_err(why("asking whose socket it is"))?;
     let socket = found.ok_or("nobody receives there")?;
@@ -173,7 +173,7 @@ fn offer(locals: &Arc<Locals>, engine: &Arc<Engine>, key: Key) -> Result<(), Why
 }
 
 enum Stage {
-    /// Somebody has come, and is to make an offer.
+    /// A peer has connected, and has to send an offer.
     Visited {
         maker: Cred,
         #[allow(dead_code)] // holds its place
@@ -185,11 +185,11 @@ enum Stage {
         addrs: [SocketAddr; 2],
         peer: u64,
     },
-    /// Whatever comes now is the end of it: a process that ends closes its sockets.
+    /// Any further event is the end: a process that ends closes its sockets.
     Linked(Arc<Pipe>),
 }
 
-/// What is said on the Unix socket between two ports.
+/// The exchange on the Unix socket between two ports.
 struct Visit {
     wire: Arc<Wire>,
     stage: Mutex<Stage>,
@@ -213,7 +213,7 @@ impl Visit {
         }
     }
 
-    /// What the peer says, if it has said anything.
+    /// Receives the peer's message, if there is one.
     fn hear(&self, locals: &Locals, stage: &Stage) -> Result<Option<Arc<Pipe>>, Why> {
         let Some((message, mut fds, sender)) = receive(&self.wire.fd)? else {
             return Ok(None);
@@ -237,7 +237,7 @@ impl Visit {
                 if peer != locals.cookie || !may_be_local(from, to) {
                     return Err("the offer is not for this socket".into());
                 }
-                // What comes through the pipe has the sender's address, and is for ours.
+                // Datagrams in the pipe have the sender's address, and are for ours.
                 if receiver(to, from)? != own || receiver(from, to)? != peer {
                     return Err("the sender does not have the address that it names".into());
                 }
@@ -315,7 +315,7 @@ impl Source for Visit {
     }
 }
 
-/// What a key's address can be, by what it says.
+/// Whether the addresses allow a pipe with a key of this address.
 pub(super) fn is_candidate(bound: IpAddr, to: IpAddr) -> bool {
     let to = to.to_canonical();
     let bound = bound.to_canonical();

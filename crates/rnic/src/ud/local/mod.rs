@@ -1,5 +1,5 @@
-//! Datagrams between processes of one host and user: each pair of UDP ports shares two rings, and the kernel's socket carries what wakes a
-//! port that sleeps, and what goes to everybody else (docs/spec/dgram.md, docs/adr/0037).
+//! Datagrams between processes of one host and user: each pair of UDP ports shares two rings. The kernel's socket carries wake-ups of
+//! sleeping ports, and datagrams to all other peers (docs/spec/dgram.md, docs/adr/0037).
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -46,11 +46,11 @@ pub struct UdLocalPeer {
     pub lost: u64,
 }
 
-/// What the port does for its pipes.
+/// The calls of pipes to their port.
 pub(super) trait Looks: Send + Sync {
     /// There are other pipes than before.
     fn look_again(&self);
-    /// A knock has not gone out: call [`Locals::knock_again`] in a moment.
+    /// A knock could not be sent: call [`Locals::knock_again`] soon.
     fn knock_later(&self);
 }
 
@@ -82,7 +82,8 @@ pub(super) struct Locals {
 }
 
 impl Locals {
-    /// A port's, which opens its door unless the device keeps to itself. Without a door it is not found, and looks for nobody.
+    /// The pipes of a port. It opens its door unless the device does not use shared memory. Without a door it is not found, and does not
+    /// look for peers.
     pub(super) fn open(
         device: &Arc<DeviceInner>,
         socket: &Arc<UdpSocket>,
@@ -129,7 +130,7 @@ impl Locals {
         }
     }
 
-    /// Whether there are any.
+    /// Whether there are pipes.
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.has_pipes.load(Ordering::Acquire)
@@ -162,7 +163,7 @@ impl Locals {
     /// The pipe to a destination. Those that are sent to more than a few times are asked for one.
     #[inline]
     pub(super) fn pipe(&self, dest: &UdDest) -> Option<Arc<Pipe>> {
-        // Rings know of no traffic class.
+        // Rings have no traffic class.
         if dest.traffic_class != 0 {
             return None;
         }
@@ -226,7 +227,7 @@ impl Locals {
         std::mem::take(&mut *lock(&self.wanted))
     }
 
-    /// Whether there may be one more, with that socket.
+    /// Whether there may be one more pipe, to that socket.
     fn has_room_for(&self, cookie: u64) -> Result<(), Why> {
         let pipes = self.pipes.read().unwrap_or_else(PoisonError::into_inner);
         let twins = pipes.iter().filter(|pipe| pipe.cookie == cookie).count();
@@ -259,7 +260,7 @@ impl Locals {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// The peer has gone. What it has left in the ring is still received; then the pipe is over.
+    /// The peer has closed. The rest of the ring is still received; then the pipe ends.
     fn peer_left(&self, pipe: &Pipe) {
         pipe.send_no_more();
         if let Some(port) = self.port.get().and_then(Weak::upgrade) {
@@ -267,7 +268,7 @@ impl Locals {
         }
     }
 
-    /// It is over: what goes to its peer is the kernel's again.
+    /// Removes a pipe: later datagrams to its peer use the kernel's socket.
     pub(super) fn remove(&self, pipe: &Arc<Pipe>) {
         if pipe.close() {
             self.knock(pipe);

@@ -1,4 +1,4 @@
-//! Two rings between two UDP ports of one host, one for each way: a record is a datagram.
+//! Two rings between two UDP ports of one host, one for each direction; a record is a datagram.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,13 +17,13 @@ use crate::types::Ledger;
 
 /// Bytes of each ring.
 pub(super) const RING_BYTES: u32 = 256 << 10;
-/// Room that a sender asks for: a train of datagrams with their headers, or one of the longest, and as much again for another queue pair
-/// that has asked at the same time.
+/// The room that a sender requires: a train of datagrams with their headers, or one of the longest, and as much again for another queue
+/// pair that has checked at the same time.
 const ROOM: usize = 132 << 10;
-/// How long a sender waits for a receiver that takes nothing. From then on what finds no room is lost, until the receiver goes on.
+/// How long a sender waits for a receiver that takes nothing. Then datagrams without room are dropped, until the receiver continues.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What a sender knows of a ring without room.
+/// The sender's state for a full ring.
 #[derive(Default)]
 struct Tx {
     /// Since when, and where the receiver stood then.
@@ -39,16 +39,16 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// It is closed when the engine has let go of it.
+    /// Closes the pipe when the engine has released it.
     pub(super) fn release(&self) {
         self.registration.release(self.fd.as_fd());
     }
 }
 
-/// One end of them. What the peer does to its memory ends the pipe, and nothing else.
+/// One end of the rings. If the peer corrupts its memory, the pipe ends, and nothing else does.
 pub(in crate::ud) struct Pipe {
     end: End,
-    /// The peer's address, and ours as the peer knows it. The kernel has said that the peer's socket has it.
+    /// The peer's address, and ours as the peer sees it. The kernel has confirmed that the peer's socket has it.
     pub(in crate::ud) peer: SocketAddr,
     pub(in crate::ud) ours: SocketAddr,
     /// The peer's socket.
@@ -70,12 +70,12 @@ pub(in crate::ud) struct Pipe {
     pub(super) knocks: AtomicU64,
 }
 
-/// What the front of a ring is.
+/// The front of a ring.
 pub(in crate::ud) enum Taken {
     Nothing,
     /// A datagram of so many bytes, which is in the buffer now.
     Datagram(usize),
-    /// The peer has gone, or broken the rules.
+    /// The peer has closed, or broken the protocol.
     Over,
 }
 
@@ -119,12 +119,12 @@ impl Pipe {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Nothing is sent through it any more.
+    /// Stops sending through it.
     pub(super) fn send_no_more(&self) {
         self.open.store(false, Ordering::SeqCst);
     }
 
-    /// It is used no more. Whether the peer is to be knocked up.
+    /// Closes the pipe. Returns whether the peer needs a knock.
     pub(super) fn close(&self) -> bool {
         self.send_no_more();
         !self.closed.swap(true, Ordering::SeqCst) && self.end.abort()
@@ -143,17 +143,17 @@ impl Pipe {
         }
     }
 
-    /// Datagrams sent, received, and lost for want of room.
+    /// Datagrams sent, received, and dropped because the ring was full.
     pub(super) fn counts(&self) -> [u64; 3] {
         [&self.sent[0], &self.received[0], &self.lost].map(|count| count.load(Ordering::Relaxed))
     }
 
     // ---- sending
 
-    /// Whether a train more has room, or is to be lost.
+    /// Whether there is room for one more train, or it has to be dropped.
     ///
     /// # Errors
-    /// When to try again, if [`Pipe::has_room`] is not true before.
+    /// When to try again, unless [`Pipe::has_room`] is true before.
     pub(in crate::ud) fn may_send(&self) -> Result<(), Instant> {
         let mut tx = self.tx.lock();
         // Nonsense ends the pipe when something is pushed.
@@ -184,7 +184,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Whether somebody waits for room, and there is some: told once.
+    /// Whether a sender waits for room, and there is some; reported once.
     #[inline]
     pub(in crate::ud) fn has_room(&self) -> bool {
         if !self.waited.load(Ordering::Relaxed) {
@@ -194,8 +194,8 @@ impl Pipe {
         self.end.fits(ROOM).unwrap_or(true) && self.waited.swap(false, Ordering::SeqCst)
     }
 
-    /// Appends datagrams that lie one behind the other, each of `each` bytes but for the last; what finds no room is lost. `None`: the pipe is over, and nothing
-    /// was sent. Else whether the peer is to be knocked up.
+    /// Appends consecutive datagrams, each of `each` bytes except the last; those without room are dropped. `None`: the pipe has ended, and nothing was sent.
+    /// Otherwise whether the peer needs a knock.
     pub(in crate::ud) fn push(&self, bytes: &[u8], each: usize) -> Option<bool> {
         let mut list = SendList::with_capacity(1);
         list.push_bytes(bytes);
@@ -223,7 +223,7 @@ impl Pipe {
 
     // ---- receiving: one thread at a time
 
-    /// Moves the front datagram to the beginning of the buffer, and out of the ring: what is looked at from then on is ours alone.
+    /// Moves the front datagram to the beginning of the buffer, and out of the ring: the buffer is private from then on.
     #[inline]
     pub(in crate::ud) fn take(&self, into: &mut [u8]) -> Taken {
         match self.end.front() {
@@ -240,7 +240,7 @@ impl Pipe {
         }
     }
 
-    /// Whether its first datagram is here, and what the peer sent before that is to be taken from the kernel: told once.
+    /// Whether its first datagram has arrived, so that the peer's earlier datagrams have to be taken from the kernel; reported once.
     #[inline]
     pub(in crate::ud) fn begins(&self) -> bool {
         self.fresh.load(Ordering::Relaxed)
@@ -248,7 +248,7 @@ impl Pipe {
             && self.fresh.swap(false, Ordering::Relaxed)
     }
 
-    /// After [`Pipe::take`] has been called for a while, or has found nothing: gives the room of so many datagrams back. Whether the peer is to be knocked up.
+    /// After some calls of [`Pipe::take`], or one that found nothing: releases the room of this many datagrams. Returns whether the peer needs a knock.
     #[inline]
     pub(in crate::ud) fn release(&self, datagrams: usize, bytes: usize) -> bool {
         if datagrams > 0 {

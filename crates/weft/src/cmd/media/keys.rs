@@ -34,7 +34,7 @@ fn plain_only_on_loopback(addr: SocketAddr) -> Result<(), Failure> {
     .hint("leave --plain away"))
 }
 
-/// The keys of what listens.
+/// The keys of a listener.
 pub(super) struct Listening {
     identity: Option<Identity>,
     made: Option<PathBuf>,
@@ -92,7 +92,7 @@ impl Listening {
         let Some(identity) = &self.identity else {
             return Ok(None);
         };
-        // Whose key it is that a viewer shows is asked later, when it can be told why it is not let in.
+        // A viewer's key is checked later, when the viewer can be told the reason for a refusal.
         Tls::new(identity.clone()).map(Some).map_err(|e| no_tls(&e))
     }
 
@@ -116,7 +116,7 @@ impl Listening {
     }
 }
 
-/// Lets processes of this user on this host in, and those whose keys are authorised.
+/// Admits processes of this user on this host, and peers whose keys are authorised.
 pub(super) struct UserGate {
     authorized: Option<Authorized>,
     open: bool,
@@ -148,16 +148,16 @@ impl Gate for UserGate {
     }
 }
 
-/// Options of what connects.
+/// Options of a client.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct DialArgs {
-    /// A key pair of `weft key` [default: ~/.config/weft/key if it is there]
+    /// A key pair of `weft key` [default: ~/.config/weft/key, if it exists]
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
     /// Accept only a server key with this fingerprint, and ask nothing (can be given several times)
     #[arg(long = "peer", value_name = "FINGERPRINT")]
     peers: Vec<Fingerprint>,
-    /// Neither encrypt nor ask for keys, on a loopback address, to compare with
+    /// Use neither encryption nor keys, on a loopback address, for comparison
     #[arg(long, hide = true)]
     plain: bool,
     /// Bytes of each Read
@@ -168,7 +168,7 @@ pub(super) struct DialArgs {
     depth: u16,
 }
 
-/// What it takes to connect to one server, again and again.
+/// The parameters of repeated connections to one server.
 #[derive(Clone)]
 pub(super) struct Caller {
     url: Url,
@@ -199,7 +199,7 @@ impl Caller {
         }
         let mut good = self.trust.good()?;
         if self.lasting && !self.trust.is_told() {
-            // A server of this user has the same key pair, and nobody else has it.
+            // A server of this user has the same key pair, and no other user has it.
             good.push(self.identity.public_key().fingerprint());
         }
         Tls::new(self.identity.clone())
@@ -208,7 +208,7 @@ impl Caller {
             .map_err(|e| no_tls(&e))
     }
 
-    /// How to connect to one of the host's addresses.
+    /// Connects to one of the host's addresses.
     pub(super) fn dial(&self, addr: SocketAddr) -> Result<Dial, Failure> {
         if self.args.plain {
             plain_only_on_loopback(addr)?;
@@ -221,7 +221,7 @@ impl Caller {
         })
     }
 
-    /// Connects, and asks the user about a key that is not known.
+    /// Connects, and asks the user about an unknown key.
     pub(super) fn open(&self, device: &Device, request: &Request) -> Result<Viewer, Failure> {
         let mut last = None;
         for addr in self.url.resolve()? {
@@ -260,7 +260,7 @@ impl Caller {
         }))
     }
 
-    /// Why there is no connection, for the user.
+    /// The reason for a failed connection, for the user.
     pub(super) fn explain(&self, addr: SocketAddr, e: &OpenError, request: &Request) -> Failure {
         let port = "check the port; `weft media serve` prints the one that it uses";
         match e {

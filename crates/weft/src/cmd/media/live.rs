@@ -21,15 +21,15 @@ const PIECE: usize = 256 << 10;
 /// Options of `weft media live`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What viewers call the stream
+    /// The name of the stream
     name: String,
-    /// Listen on this address; beyond loopback, viewers need a known key, or give --open [default: 127.0.0.1:7476]
+    /// Listen on this address; beyond loopback, viewers need a known key, except with --open [default: 127.0.0.1:7476]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, LIVE_PORT))]
     bind: Option<SocketAddr>,
-    /// Memory for fragments, in bytes or with K, M, G; a viewer that falls further behind skips
+    /// Memory for fragments, in bytes or with K, M, G; a viewer that falls further behind skips fragments
     #[arg(long, value_name = "SIZE", value_parser = crate::cmd::size, default_value = "64M")]
     ring: u64,
-    /// At the end of the input, wait so many seconds for viewers to fetch the rest
+    /// At the end of the input, wait this many seconds for viewers to fetch the rest
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     linger: u64,
     #[command(flatten)]

@@ -24,13 +24,13 @@ mod proxy;
 mod url;
 
 pub(crate) const LONG: &str = "\
-Serve movies and live streams to viewers who fetch for themselves with RDMA Reads, and watch them.
+Serve movies and live streams to viewers that fetch them by RDMA Reads, and watch them.
 
-The server keeps each movie that is asked for in memory and tells the viewer where it is. From then on it does nothing: a viewer that pauses asks for \
-nothing, one that seeks asks for another place, and on one host the viewers copy for themselves. A file that is truncated or replaced changes \
-nothing for those who are watching it.
+The server keeps each requested movie in memory and sends its address to the viewer. From then on the server's program does nothing: a viewer that pauses reads \
+nothing, a viewer that seeks reads at another offset, and on one host the viewers copy the memory themselves. If a file is truncated or replaced, viewers \
+that watch it are not affected.
 
-All that leaves the machine is encrypted and authenticated by TLS 1.3, with the keys of `weft key`, as `weft cp` has it.";
+TLS 1.3 with the keys of `weft key` encrypts and authenticates what leaves the machine, as for `weft cp`.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,7 +39,7 @@ Examples:
   weft media list localhost
   weft media play localhost/a.mp4 | mpv -
   weft media play --player 'ffplay -' localhost/a.mp4
-  # serve the network: those in ~/.config/weft/authorized_keys
+  # serve the network: users in ~/.config/weft/authorized_keys
   weft media serve --bind 0.0.0.0 /srv/movies
 
   # a live stream, and watching it
@@ -68,7 +68,7 @@ enum Command {
     Live(live::Args),
     /// Offer servers' titles to ordinary players and browsers: a page, HTTP with ranges, HLS
     Proxy(proxy::Args),
-    /// Fetch a title to standard output, or to a player on a pipe
+    /// Fetch a title to standard output, or to a player by a pipe
     Play(play::Args),
     /// List the titles of a server
     List(play::ListArgs),
@@ -90,23 +90,23 @@ struct ServeArgs {
     /// The directory with the movies
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Listen on this address; beyond loopback, viewers need a known key, or give --open [default: 127.0.0.1:7475]
+    /// Listen on this address; beyond loopback, viewers need a known key, except with --open [default: 127.0.0.1:7475]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, SERVE_PORT))]
     bind: Option<SocketAddr>,
-    /// Memory for movies, in bytes or with K, M, G; movies that nobody watches are dropped for new ones [default: half of what is free]
+    /// Memory for movies, in bytes or with K, M, G; movies without viewers are dropped for new ones [default: half of the available memory]
     #[arg(long, value_name = "SIZE", value_parser = super::size)]
     memory: Option<u64>,
     #[command(flatten)]
     door: DoorArgs,
 }
 
-/// Options of what listens.
+/// Options of a listener.
 #[derive(Debug, clap::Args)]
 struct DoorArgs {
     /// Viewers at the same time
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     max_viewers: u32,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, which is made if there is none]
+    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
     /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
@@ -115,13 +115,13 @@ struct DoorArgs {
     /// Admit every viewer that can reach the address
     #[arg(long)]
     open: bool,
-    /// Neither encrypt nor ask for keys, on a loopback address, to compare with
+    /// Use neither encryption nor keys, on a loopback address, for comparison
     #[arg(long, hide = true)]
     plain: bool,
 }
 
 impl DoorArgs {
-    /// Listens, and says so.
+    /// Listens, and prints the address.
     fn open(
         &self,
         device: &Device,
@@ -159,7 +159,7 @@ fn open_device() -> Result<Device, Failure> {
     })
 }
 
-/// Half of the memory that the kernel says is available; 1 GiB if it does not say.
+/// Half of the memory that the kernel reports as available; 1 GiB without a report.
 fn half_of_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
@@ -194,5 +194,5 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
     Err(Failure::failed("the listener has ended").hint("report this with the lines above"))
 }
 
-/// How long a peer may be silent.
+/// The time limit for a silent peer.
 const PATIENCE: Duration = Duration::from_secs(30);

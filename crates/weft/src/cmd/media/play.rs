@@ -34,21 +34,21 @@ const MAX_CATALOGUE: u64 = 64 << 20;
 /// Options of `weft media play`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// What to fetch: HOST[:PORT]/NAME, also with weft:// before it
+    /// The title: HOST[:PORT]/NAME, optionally with weft:// before it
     url: String,
     /// Start this shell command with the title on its standard input; after a bare program name, such as mpv, vlc or ffplay, `-` is added
     #[arg(long, value_name = "COMMAND")]
     player: Option<String>,
-    /// Begin with this byte
+    /// Begin at this byte
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = bytes)]
     from: u64,
-    /// Fetch so many bytes
+    /// Fetch this many bytes
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     length: Option<u64>,
     /// Begin a live stream with the oldest fragment in the ring, not with the newest key frame
     #[arg(long)]
     oldest: bool,
-    /// While a live stream's server cannot be reached, try again for so many seconds
+    /// Retry for this many seconds while a live stream's server cannot be reached
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     retry: u64,
     /// Send the title, an MPEG transport stream, by RTP to this address, paced by the stream's clock
@@ -108,14 +108,14 @@ pub(super) fn list(args: &ListArgs) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Where the bytes go.
+/// The destination of the bytes.
 enum Sink {
     Stdout(io::Stdout),
     Player(Child, Option<ChildStdin>),
     Rtp(Box<RefCell<rtp::Sender>>),
 }
 
-/// What the shell is given. A player that is only named would open its window and wait.
+/// The shell command. A bare player name would open the player's window without input.
 fn player_command(command: &str) -> String {
     let name = command.trim();
     if name.contains(|c: char| !c.is_ascii_alphanumeric() && !"/._-+".contains(c)) {
@@ -173,7 +173,7 @@ impl Sink {
         }
     }
 
-    /// Passes a piece of a movie on, from where it has come to.
+    /// Passes a piece of a movie on, from its current position.
     fn piece(&self, range: &Range<'_>, piece: &Piece) -> Result<(), Stop> {
         if let Some(fd) = self.fd() {
             return range.write_to(piece, fd).map_err(|e| Stop::of(&e));
@@ -228,7 +228,7 @@ impl Sink {
     }
 }
 
-/// What ended a fetch.
+/// The reason why a fetch ended.
 enum Stop {
     /// The reader has closed its end.
     Reader,
@@ -392,7 +392,7 @@ impl Show {
     }
 }
 
-/// How long to try again.
+/// The time limit of retries.
 struct Tries(Instant);
 
 impl Tries {
@@ -400,7 +400,7 @@ impl Tries {
         Self(Instant::now() + patience)
     }
 
-    /// Sleeps before the next try; false if the time is up.
+    /// Sleeps before the next retry; false if the time is up.
     fn again(&self) -> bool {
         let more = Instant::now() < self.0;
         if more {

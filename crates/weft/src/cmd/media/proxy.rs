@@ -68,7 +68,7 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     proxy.run().map(|()| Exit::Ok).map_err(failed)
 }
 
-/// A server, whose key is known or asked about now: later there is nobody to ask.
+/// A server. Its key is known, or asked for now, because a request later has no terminal to ask.
 fn behind(args: &Args, server: &str, device: &Device) -> Result<Server, Failure> {
     let url = Url::parse(server, SERVE_PORT)?;
     if !url.name.is_empty() {
@@ -94,7 +94,7 @@ fn behind(args: &Args, server: &str, device: &Device) -> Result<Server, Failure>
             let dial = caller.dial(addr).map_err(|e| local(&e))?;
             match Viewer::open(&device, &dial, request) {
                 Err(e @ OpenError::Connect(_)) => last = e,
-                // One address says no, or has what was asked for.
+                // One address has refused, or has answered.
                 decided => return decided,
             }
         }

@@ -19,7 +19,7 @@ const FORM: &str =
     "write HOST/NAME, HOST:PORT/NAME or [IPV6]:PORT/NAME, for example localhost/a.mp4";
 
 impl Url {
-    /// Reads a URL; `port` is the one that it means if it names none.
+    /// Parses a URL; `port` is the default port.
     pub(super) fn parse(text: &str, port: u16) -> Result<Self, Failure> {
         let wrong = |what: String| Failure::usage(what).hint(FORM);
         let rest = text.strip_prefix("weft://").unwrap_or(text);
@@ -70,7 +70,7 @@ impl Url {
         }
     }
 
-    /// The addresses that the host has.
+    /// The addresses of the host.
     pub(super) fn resolve(&self) -> Result<Vec<SocketAddr>, Failure> {
         crate::address::resolve(&self.host, self.port)
     }

@@ -47,7 +47,7 @@ impl Message {
         out[start + 4..start + 8].copy_from_slice(&len.to_be_bytes());
     }
 
-    /// What is said about one file, directory or link.
+    /// Encodes the description of one file, directory or link.
     fn encode_file(&self, out: &mut Vec<u8>) {
         match self {
             Self::File { id, spec } => {
@@ -132,7 +132,7 @@ impl Message {
         }
     }
 
-    /// What is said about many files at once.
+    /// Encodes the descriptions of many files at once.
     fn encode_many(&self, out: &mut Vec<u8>) {
         match self {
             Self::Pack {
@@ -393,7 +393,7 @@ pub(super) fn put_mtime(out: &mut Vec<u8>, t: Mtime) {
     out.extend(t.nanos.to_be_bytes());
 }
 
-/// What is left of a message.
+/// The rest of a message.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {

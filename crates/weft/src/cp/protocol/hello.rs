@@ -1,8 +1,8 @@
-//! What both sides say before the first message: the private data of the MPA start-up frames.
+//! The hellos: the private data of the MPA start-up frames.
 
 use super::{DecodeError, HELLO_LEN, MAGIC, PROOF_LEN, Reader, VERSION};
 
-/// What a responder answers to a hello, in the reply's private data.
+/// A responder's answer to a hello, in the reply's private data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// Go on (also in the initiator's hello, where it means nothing).
@@ -13,10 +13,9 @@ pub enum Status {
     Busy,
     /// A key is wanted and the initiator has none.
     KeyWanted,
-    /// The initiator wants a key proved and there is none here.
+    /// The initiator requires a proof of a key and there is none here.
     NoKey,
-    /// The sender is none of those who are let in: neither is its key authorised, nor does the kernel say that it is of the
-    /// responder's user.
+    /// The sender is not admitted: its key is not authorised, and the kernel does not attest that it is of the responder's user.
     Stranger,
 }
 
@@ -33,14 +32,14 @@ impl Status {
     }
 }
 
-/// What travels as private data in both MPA start-up frames.
+/// The private data in both MPA start-up frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// The sender's protocol version.
     pub version: u16,
     /// The responder's verdict.
     pub status: Status,
-    /// Whether this side has a shared key and wants the other to prove it.
+    /// Whether this side has a shared key and requires the other side to prove it.
     pub key: bool,
     /// This side's fresh random challenge.
     pub nonce: [u8; PROOF_LEN],

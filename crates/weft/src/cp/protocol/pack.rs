@@ -13,12 +13,12 @@ const RECORD: usize = 40;
 /// Bytes of an ASK before its first name.
 const ASK_HEADER: usize = HEADER_LEN + 4;
 
-/// How many bytes the file takes in a pack.
+/// The space of a file in a pack.
 pub fn record_len(path: &RelPath, size: u64) -> u64 {
     (RECORD + path.as_bytes().len()) as u64 + size
 }
 
-/// What stands before the content of a file; `None` for one that is too long for a pack.
+/// The bytes before the contents of a file; `None` for a file that is too long for a pack.
 pub fn record(spec: &FileSpec) -> Option<Vec<u8>> {
     let path = spec.path.as_bytes();
     let mut out = Vec::with_capacity(RECORD + path.len());

@@ -14,7 +14,7 @@ use crate::cp::digest::{BlockList, digest};
 
 const JOURNAL_MAGIC: [u8; 8] = *b"weftcpj1";
 const JOURNAL_HEADER: u64 = 56;
-/// How often a name is tried that others take or give up meanwhile.
+/// How often to retry a name that others take or remove meanwhile.
 const TRIES: usize = 8;
 
 /// `.NAME.weft-XXXX.SUFFIX`, NAME cut so that the whole stays a legal name.
@@ -26,14 +26,14 @@ pub(super) fn temp_name(name: &[u8], id: &Digest, suffix: &str) -> Vec<u8> {
     }
     out.extend(&name[..cut]);
     out.extend(b".weft-");
-    // A cut name is told apart by its digest.
+    // A shortened name is distinguished by its digest.
     let id = u64::from_be_bytes(*id.first_chunk().expect("16 bytes"));
     let name = u64::from_be_bytes(*digest(name).first_chunk().expect("16 bytes"));
     out.extend(format!("{:016x}.{suffix}", id ^ name).bytes());
     out
 }
 
-/// A file of this user that nobody else can have open for writing, and that has no second name.
+/// A file of this user that no other user can have open for writing, and that has no second name.
 fn is_ours(stat: &fs::Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
         && stat.st_uid == rustix::process::geteuid().as_raw()
@@ -107,7 +107,7 @@ fn open_part(parent: &OwnedFd, name: &[u8]) -> Result<File, StoreError> {
             }
             other => other.map_err(errno("cannot lock the temporary file"))?,
         }
-        // The former owner of the lock may have renamed or removed the file just before it let go.
+        // The former owner of the lock may have renamed or removed the file just before it released the lock.
         if has_name(&stat, parent, name) {
             return Ok(File::from(fd));
         }
@@ -115,7 +115,7 @@ fn open_part(parent: &OwnedFd, name: &[u8]) -> Result<File, StoreError> {
     Err(contended())
 }
 
-/// A file without a name, where the file system has such: nobody else can open it, and it is gone if it is not finished.
+/// A file without a name, if the file system supports it: no other process can open it, and it is removed if it is not finished.
 fn open_nameless(parent: &OwnedFd) -> Option<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = fs::openat(parent, ".", flags, Mode::RUSR | Mode::WUSR).ok()?;
@@ -141,14 +141,14 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Opens the unfinished file of a source in the directory of its name, with whatever an earlier transfer left in it.
+    /// Opens the unfinished file of a source in the directory of its name, with the contents of an earlier transfer.
     pub(super) fn open(
         parent: Arc<OwnedFd>,
         spec: FileSpec,
         block_len: u32,
     ) -> Result<Self, StoreError> {
         let (_, name) = spec.path.split();
-        // Only what can be resumed needs a name to be found again.
+        // Only a file that can be resumed needs a name.
         let no_wait = spec.flags.no_wait;
         let nameless = no_wait.then(|| open_nameless(&parent)).flatten();
         let named = nameless.is_none();
@@ -183,7 +183,7 @@ impl Incoming {
         Ok(incoming)
     }
 
-    /// Whether all of it is there and right; from then on it is not kept for a resume. Cuts off what an earlier transfer left beyond.
+    /// Whether it is complete and correct; from then on it is not kept for a resume. Truncates leftovers of an earlier transfer.
     pub(super) fn check_complete(&mut self, complete: &Digest) -> Result<(), StoreError> {
         let list = std::mem::take(&mut self.list);
         self.keep = false;
@@ -283,7 +283,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Where the file goes, for humans.
+    /// The destination of the file, for messages.
     pub fn path(&self) -> String {
         self.spec.path.to_string()
     }
@@ -314,7 +314,7 @@ impl Incoming {
         u64::from(self.block_len).min(self.spec.size.saturating_sub(at)) as u32
     }
 
-    /// Goes on from `block`: what [`Self::offer`] said, or 0. `None` if it is neither.
+    /// Continues from `block`: the one of [`Self::offer`], or 0. `None` if it is neither.
     pub fn start(&mut self, block: u64) -> Option<Result<(), StoreError>> {
         if block == 0 {
             self.list = BlockList::default();
@@ -332,7 +332,7 @@ impl Incoming {
         )
     }
 
-    /// Where the block goes, if it is the one that has to come next and has the length that it must have.
+    /// The destination of the block, if it is the next one and has the right length.
     pub fn expect(&self, index: u64, len: u32) -> Option<(BorrowedFd<'_>, u64)> {
         let next = index == self.list.blocks() && len != 0 && len == self.len_of(index);
         next.then(|| (self.part.as_fd(), index * u64::from(self.block_len)))
@@ -396,8 +396,7 @@ impl Drop for Incoming {
         if self.journal.is_some() {
             let _ = fs::unlinkat(&self.parent, &self.journal_name, AtFlags::empty());
         }
-        // After a commit the temporary name is gone already, or belongs to a transfer that began since then
-        // and holds the lock of another inode.
+        // After a commit the temporary name does not exist, or belongs to a later transfer that holds the lock of another inode.
         if fs::fstat(&self.part).is_ok_and(|ours| has_name(&ours, &self.parent, &self.part_name)) {
             let _ = fs::unlinkat(&self.parent, &self.part_name, AtFlags::empty());
         }
