@@ -1,4 +1,4 @@
-//! libexs for C programs: the library, with headers, manual pages and a pkg-config file beside it.
+//! libexs for C programs: the library, with its headers, manual pages and pkg-config file.
 
 use std::fs;
 use std::path::Path;
@@ -79,7 +79,7 @@ fn pkg_config(version: &str) -> String {
     )
 }
 
-/// Copies the pages to their sections, with a link for every name that a page has beside its own. How many names there are.
+/// Copies the pages to their sections, with a link for every further name of a page. Returns the number of names.
 fn manual(from: &Path, to: &Path) -> Result<usize, String> {
     let mut count = 0;
     for entry in fs::read_dir(from).map_err(at(from))? {

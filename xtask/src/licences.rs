@@ -28,7 +28,7 @@ const COMMON: [(&str, &str); 2] = [
     ("CC0-1.0", "Creative Commons CC0 1.0 Universal"),
 ];
 
-/// What a phrase of a text says of which licence it is, the more exact one first.
+/// The licence that each phrase identifies, the more exact phrases first.
 const PHRASES: [(&str, &str); 10] = [
     ("Neither the name", "BSD-3-Clause"),
     (
@@ -57,7 +57,7 @@ const PHRASES: [(&str, &str); 10] = [
     ),
 ];
 
-/// The text of a licence, and who has it.
+/// The text of a licence, and the crates that have it.
 struct Text {
     name: String,
     body: String,
@@ -171,7 +171,7 @@ fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The lines of a text that say who has the copyright, without the word itself and without the models in the Apache licence.
+/// The copyright lines of a text, without the word itself and without the templates in the Apache licence.
 fn notices(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for line in text.lines().map(str::trim) {
@@ -219,7 +219,7 @@ fn keep(
         .filter(|line| !is_notice(line.trim()))
         .collect();
     let body = lines.join("\n");
-    // spaces, quotes and who it is that stands for nothing differ in copies of one text
+    // copies of one text differ in spaces, in quotes and in the name of the holder in disclaimers
     let same: String = body
         .chars()
         .filter(|c| c.is_alphanumeric())
