@@ -1,7 +1,7 @@
 //! [`BandJoinExec`]: joins by ranges of keys, as the sort-merge join of the thesis (7.4.2) does them on each node.
 //!
-//! S, the build side, is collected and sorted once. Each batch of R is sorted when it comes, so that its rows walk along S, and each row
-//! finds its range of S by a search from where the last one ended. Of R nothing is kept.
+//! S, the build side, is collected and sorted once. Each batch of R is sorted when it arrives, so its rows walk along S, and each row
+//! searches its range of S from the end of the last search. No part of R is kept.
 
 use std::fmt;
 use std::ops::Range;
@@ -33,7 +33,7 @@ use weft_roundabout::joins::{Intervals, Place};
 use crate::bounds::{Bound, Bounds};
 use crate::keys::{Key, Width};
 
-/// What the operator is, beside its inputs.
+/// The parameters of the operator, without its inputs.
 #[derive(Debug)]
 struct Shape {
     bounds: Bounds,
@@ -113,7 +113,7 @@ impl BandJoinExec {
         })
     }
 
-    /// How rows are kept.
+    /// The kind of join: which rows are kept.
     pub fn join_type(&self) -> JoinType {
         self.shape.join_type
     }
@@ -244,7 +244,7 @@ struct Probe<K> {
     range: Range<usize>,
 }
 
-/// Where the work stands.
+/// The state of the work.
 enum Stage<K> {
     Collect(SendableRecordBatchStream),
     Join(Build<K>, Option<Probe<K>>),
@@ -271,7 +271,7 @@ impl Work {
                     if matches!(stage, Stage::Over) {
                         return Ok(None);
                     }
-                    // Candidates without a match give nothing to wait for: others get their turn here, and a cancelled query ends here.
+                    // Candidates without a match produce no batch to wait for: other tasks run here, and a cancelled query ends here.
                     tokio::task::yield_now().await;
                 }
             },

@@ -10,7 +10,7 @@ use datafusion::arrow::ipc::writer::StreamWriter;
 use datafusion::error::{DataFusionError, Result};
 use weft_roundabout::{Element, Room};
 
-/// Flag of an element: the stream goes on in the next one of its origin.
+/// Flag of an element: the stream continues in the next element of its origin.
 const MORE: u8 = 1;
 /// Longest stream that is put together: a row of this size at most.
 const LONGEST: usize = 1 << 30;
@@ -23,7 +23,7 @@ pub(crate) fn external(error: impl std::error::Error + Send + Sync + 'static) ->
 /// Bytes of any length, in one piece or several, cut where an element ends.
 pub struct Cut {
     pieces: VecDeque<Vec<u8>>,
-    /// What the first piece has already given.
+    /// Bytes of the first piece that have been given already.
     at: usize,
     user: [u64; 4],
 }
@@ -44,7 +44,7 @@ impl Cut {
         self.pieces.push_back(bytes);
     }
 
-    /// Bytes that are still to be given.
+    /// Bytes that have not been given yet.
     pub fn left(&self) -> usize {
         self.pieces.iter().map(Vec::len).sum::<usize>() - self.at
     }
@@ -68,7 +68,7 @@ impl Cut {
     }
 }
 
-/// About the bytes that a batch takes in Arrow's IPC format. Only that nothing is moved while it is written depends on it.
+/// An estimate of the bytes of a batch in Arrow's IPC format. An underestimate costs no more than a larger buffer while it is written.
 pub(crate) fn encoded_len(batch: &RecordBatch) -> usize {
     let column = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(0) + 256;
     batch.columns().iter().map(column).sum::<usize>() + 1024
@@ -87,7 +87,7 @@ impl Default for Whole {
 }
 
 impl Whole {
-    /// Of so many bytes.
+    /// With a limit of this many bytes.
     pub fn up_to(limit: usize) -> Self {
         let bytes = Vec::new();
         Self { bytes, limit }
@@ -143,7 +143,7 @@ pub struct Assembly {
 }
 
 impl Assembly {
-    /// For a ring of so many nodes.
+    /// For a ring of this many nodes.
     pub fn new(schema: SchemaRef, nodes: usize) -> Self {
         Self {
             schema,
@@ -160,7 +160,7 @@ impl Assembly {
     }
 }
 
-/// A stream from a peer: its bytes are checked, and its schema has to be the one that is expected.
+/// Decodes a stream from a peer: its bytes are checked, and its schema must be the expected one.
 fn decode(schema: &SchemaRef, bytes: Vec<u8>) -> Result<Vec<RecordBatch>> {
     let mut buffer = Buffer::from_vec(bytes);
     let mut decoder = StreamDecoder::new();

@@ -21,19 +21,19 @@ use weft_roundabout::{Canceller, Door, Load, Next, Node, Own, Ring, Waker, Watch
 
 use crate::batches::{Assembly, Part, external};
 
-/// What the operators of one query share.
+/// The state that the operators of one query share.
 pub struct Query {
     /// Where this node's neighbours connect.
     pub door: Arc<Door>,
-    /// The ring; each exchange is one of its own.
+    /// The ring; each exchange has a ring for itself.
     pub ring: Ring,
     /// A digest of the plan for one node, which all nodes must have.
     pub agreement: AtomicU64,
     cancellers: Mutex<(Option<String>, Vec<Canceller>)>,
     loads: Mutex<Vec<Exchange>>,
-    /// It ends: no operator goes on.
+    /// The query ends: no operator continues.
     ended: AtomicBool,
-    /// What failed first in an exchange, and who is to hear of it.
+    /// The first failure of an exchange, and the task to wake for it.
     failed: Mutex<(Option<weft_roundabout::Error>, Option<Waker>)>,
 }
 
@@ -92,12 +92,12 @@ impl Query {
         Ok(())
     }
 
-    /// Sets who is woken when an exchange fails: the operators above it may be busy for long.
+    /// Sets the task that is woken when an exchange fails: the operators above it may be busy for long.
     pub fn wake(&self, waker: Waker) {
         lock(&self.failed).1 = Some(waker);
     }
 
-    /// What failed first in an exchange.
+    /// The first failure of an exchange.
     pub fn failure(&self) -> Option<weft_roundabout::Error> {
         lock(&self.failed).0.clone()
     }
@@ -111,7 +111,7 @@ impl Query {
         }
     }
 
-    /// What the exchanges have moved through this node so far, added up.
+    /// The sum of what the exchanges have moved through this node so far.
     pub fn load(&self) -> Load {
         let mut sum = Load::default();
         for exchange in lock(&self.loads).iter() {
@@ -161,7 +161,7 @@ impl Query {
     }
 }
 
-/// Who gets the rows.
+/// The nodes that get the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Every node gets the rows of all nodes: the rotating relation.
@@ -170,7 +170,7 @@ pub enum Kind {
     Gather,
 }
 
-/// The rows of all nodes, as they come by on the ring.
+/// The rows of all nodes, as they pass on the ring.
 #[derive(Debug)]
 pub struct RoundaboutExec {
     input: Arc<dyn ExecutionPlan>,
@@ -299,8 +299,8 @@ impl ExecutionPlan for RoundaboutExec {
     }
 }
 
-/// The query thread of one exchange: gives our rows to the ring, and the ring's rows to the operator above. It goes on to the end of the turn
-/// when nobody wants its rows: other nodes do.
+/// The query thread of one exchange: gives our rows to the ring, and the ring's rows to the operator above. It continues to the end of the
+/// turn even if the operator above needs no more rows: other nodes do.
 struct Pump {
     query: Arc<Query>,
     exchange: u32,
@@ -317,7 +317,7 @@ impl Pump {
         let mut node = self.query.join(self.exchange).map_err(external)?;
         let number = self.query.running(&node);
         let (parts, mut own) = mpsc::channel(2);
-        // The input is pulled beside the ring: it may itself wait for other nodes, which wait for us to forward.
+        // The input is pulled in parallel with the ring: it may itself wait for other nodes, which wait for us to forward.
         let pulling = runtime.spawn(pull(input, self.query.ring.element, parts, node.waker()));
         let done = self.turn(&mut node, &mut own);
         pulling.abort();
@@ -363,7 +363,7 @@ impl Pump {
                 Next::Element(element) => {
                     if self.rows.is_some() {
                         let batches = self.assembly.take(&element)?;
-                        // The ring goes on while the operator above is at work.
+                        // The ring continues while the operator above is at work.
                         drop(element);
                         self.give(batches);
                     }
@@ -385,7 +385,7 @@ impl Pump {
     }
 }
 
-/// Collects what the input gives into parts of about an element.
+/// Collects the batches of the input into parts of about an element.
 pub(crate) async fn pull(
     mut input: SendableRecordBatchStream,
     element: usize,
@@ -424,12 +424,12 @@ pub(crate) async fn pull(
     waker.wake();
 }
 
-/// What becomes of an operator's rows.
+/// The rows of an operator that pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// Those of node 0 alone go on: of an operator that gives rows without any input, on every node.
+    /// Only the rows of node 0: for an operator that produces rows without any input, on every node.
     OfFirst,
-    /// They go on until the query has ended. A join can make rows from one batch of R for minutes, and nothing else stops it.
+    /// All rows until the query has ended. A join can make rows from one batch of R for minutes, and nothing else stops it.
     UntilEnded,
 }
 

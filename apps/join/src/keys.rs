@@ -5,7 +5,7 @@ use datafusion::arrow::datatypes::{ArrowNativeType, DataType};
 use datafusion::common::utils::normalize_float_zero;
 use datafusion::error::{DataFusionError, Result};
 
-/// An integer that orders as the value does that it stands for.
+/// An integer with the same order as the value that it represents.
 pub trait Key: Ord + Copy + Send + Sync + Unpin + 'static {
     /// The least one.
     const MIN: Self;
@@ -15,7 +15,7 @@ pub trait Key: Ord + Copy + Send + Sync + Unpin + 'static {
     fn next(self) -> Option<Self>;
     /// The one before it.
     fn previous(self) -> Option<Self>;
-    /// The keys of a column. Those of NULL mean nothing.
+    /// The keys of a column. The keys of NULL are meaningless.
     fn column(array: &ArrayRef) -> Result<Vec<Self>>;
 }
 
@@ -28,7 +28,7 @@ pub enum Width {
     Wide,
 }
 
-/// The width of a type's keys; `None` for a type whose values are no keys of a band.
+/// The width of a type's keys; `None` for a type that cannot be the key of a band.
 pub fn width(data_type: &DataType) -> Option<Width> {
     use DataType::{
         Date32, Date64, Decimal32, Decimal64, Decimal128, Duration, Float32, Float64, Int8, Int16,

@@ -1,4 +1,4 @@
-//! Rows as text, batch by batch: nothing waits for the last one.
+//! Rows as text, batch by batch: no row waits for the last one.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::json::LineDelimitedWriter;
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 
-/// Rows of a table that are looked at for the widths of its columns.
+/// Rows of a table that determine the widths of its columns.
 const LOOKED_AT: usize = 1000;
 
 /// A form of rows.
