@@ -1,7 +1,7 @@
-//! `weft bench fs`: remote memory as files beside what it stands on, in one run.
+//! `weft bench fs`: remote memory as files, compared with the layers below it, in one run.
 //!
-//! Each figure is a pair that takes turns: ours and a yardstick. The server is in this process; with its memory, a client's operations are carried out by the
-//! engine of its device, as those of raw RDMA are.
+//! Each figure is a pair measured in turn: ours and a reference. The server is in this process. With its memory, the engine of its device carries out a
+//! client's operations, as for raw RDMA.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -66,7 +66,7 @@ macro_rules! ok {
     };
 }
 
-/// What is compared and beside what, its unit, and the ratio's target.
+/// The two compared cases, the unit, and the ratio's target.
 type Figure = (&'static str, &'static str, Limit);
 
 const HERE_WRITE: Figure = ("same host, write 1 MiB (tmpfs)", "GB/s", AtLeast(0.95));
@@ -96,7 +96,7 @@ const FIGURES: [Figure; 8] = [
 /// One pair's outcome: of each turn a value of ours, and one of the yardstick.
 struct Row(Figure, Vec<f64>, Vec<f64>);
 
-/// What both sides of the comparisons need.
+/// The state that both sides of the comparisons need.
 struct World {
     server: Server,
     fingerprint: String,
@@ -263,7 +263,7 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
 
 /// Raw RDMA over the same kind of connection.
 struct Raw {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first: the memory must outlive the connection.
     qp: weft_verbs::Qp,
     cq: Cq,
     mr: Mr,

@@ -1,4 +1,5 @@
-//! Where a suite's results go: tables on standard output, results as lines of JSON, all of it as a page.
+//! The outputs of a suite: tables on standard output, results as lines of JSON, and a page with all of
+//! it.
 
 use crate::error::{BenchError, Result};
 use crate::report::Report;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 pub(crate) const KEPT: &str =
     "Results of earlier runs, which are kept as JSON; each number's runs are counted there.";
 
-/// What earlier runs have written as JSON.
+/// The JSON results of earlier runs.
 pub(crate) fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for file in files {
@@ -97,7 +98,8 @@ impl Output {
         })
     }
 
-    /// Says that a point could not be measured: it is left out of the results, and the exit status tells.
+    /// Reports that a point could not be measured. It is left out of the results, and the exit status
+    /// reports a failure.
     pub(crate) fn failed(&mut self, what: &str, why: &dyn Display) {
         self.failures += 1;
         eprintln!("{what}: {why}");

@@ -87,7 +87,7 @@ impl Served {
         }
     }
 
-    /// What suites ask beside operations.
+    /// The requests of suites other than operations.
     fn task(
         &mut self,
         task: Task,

@@ -1,4 +1,4 @@
-//! How far a long run is, on standard error.
+//! The progress of a long run, on standard error.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// Says what is being measured.
+    /// Shows the current measurement.
     pub(crate) fn at(&mut self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());

@@ -1,7 +1,7 @@
-//! Chapter 5 of "iWARP Applicability" on this machine: a master with a processor of its own, distcc, distcc-pump and `weft cc` in one run.
+//! Chapter 5 of "iWARP Applicability" on this machine: a master with a processor for itself, and distcc, distcc-pump and `weft cc` in one run.
 //!
-//! The scaling figure needs more machines than there are. So workers are virtual: the master does all that it does for a real build (it preprocesses, or lets
-//! workers read its headers, hands over, takes the object), and a worker's compiler sleeps as long as the real one took and leaves the object that it left.
+//! The scaling figure needs many machines, so workers are virtual. The master does all its work for a real build: it preprocesses, or lets workers read
+//! its headers, sends the job and receives the object. A worker's compiler sleeps for the time that the real one took, and leaves the recorded object.
 
 mod conclusions;
 mod part;
@@ -170,7 +170,7 @@ impl Results {
         [about].into_iter().chain(points).chain(builds).collect()
     }
 
-    /// What [`Results::lines`] has written.
+    /// Reads the output of [`Results::lines`].
     fn read(lines: &[Value]) -> Self {
         let mut results = Self {
             about: vec![KEPT.to_owned()],

@@ -45,7 +45,7 @@ impl System {
         }
     }
 
-    /// That of a result.
+    /// The system of a result.
     pub(super) fn of(line: &serde_json::Value) -> Option<Self> {
         let mut all = Self::value_variants().iter().copied();
         all.find(|system| line["system"] == system.name())
@@ -55,7 +55,7 @@ impl System {
         matches!(self, Self::Rdma | Self::RdmaCore | Self::Pull)
     }
 
-    /// Those whose programs are installed.
+    /// The systems whose programs are installed.
     pub(super) fn installed() -> Vec<Self> {
         let there = |name: &str| {
             let found = find_program(name).is_some();
@@ -126,11 +126,11 @@ fn pin(set: &CpuSet) -> Result<()> {
         .map_err(|e| BenchError::system("choose a processor")(e.into()))
 }
 
-/// What a system is started with.
+/// The parameters for starting a system.
 pub(super) struct Plan<'a> {
     /// A folder that everybody can read.
     pub(super) folder: &'a Path,
-    /// What the workers run in place of compilers.
+    /// The program that workers run in place of compilers.
     pub(super) stand_in: Option<&'a Path>,
     /// Workers.
     pub(super) count: u16,
@@ -141,11 +141,11 @@ pub(super) struct Plan<'a> {
 /// Workers and what else a system has running. It ends with this.
 pub(super) struct Running {
     pub(super) system: System,
-    /// What stands before `gcc`.
+    /// The command in front of `gcc`.
     pub(super) command: Vec<OsString>,
     /// For the command.
     pub(super) env: Vec<(OsString, OsString)>,
-    /// The process beside the master's commands.
+    /// The daemon of the master, if the system has one.
     pub(super) daemon: Option<i32>,
     socket: Option<PathBuf>,
     /// Where distcc writes what it does.
@@ -289,9 +289,9 @@ impl Running {
         self.set("DISTCC_DIR", &state);
         self.set("DISTCC_LOG", self.log.clone());
         self.set("TMPDIR", temporary);
-        // Else distcc asks workers for gcc by its whole name, and their stand-in has the short one.
+        // Otherwise distcc asks workers for gcc by its full name, but their stand-in has the short name.
         self.set("DISTCC_NO_REWRITE_CROSS", "1");
-        // What does not go out is an error, so that nothing is compiled here unseen.
+        // A job that is not sent out is an error, so that no job is compiled here unnoticed.
         self.set("DISTCC_FALLBACK", "0");
         if self.system == System::Pump {
             self.start_pump(plan)?;
@@ -344,7 +344,7 @@ impl Running {
         status.map_or(0, |status| status.reasons.iter().map(|(_, n)| n).sum())
     }
 
-    /// What the daemon of `weft cc` knows.
+    /// The status of the daemon of `weft cc`.
     fn status(&self) -> Option<Status> {
         let line = Line::connect(self.socket.as_deref()?).ok()?;
         match line.ask(&Ask::Status, &[]).ok()?.0 {

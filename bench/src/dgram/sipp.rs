@@ -18,7 +18,7 @@ const AT_ONCE: u32 = 50;
 /// Offered: more than there can be.
 const RATE: u32 = 50_000;
 
-/// What one run gave.
+/// The result of one run.
 struct Run {
     /// Milliseconds.
     response: f64,

@@ -1,5 +1,5 @@
-//! What bounds any transfer on one host: a copy within one process, and the kernel's copy from
-//! one process into the other. Both are streams of writes from one buffer into one other, as weft's are.
+//! The upper bounds of a transfer on one host: a copy within one process, and the kernel's copy from one
+//! process into another. Both are streams of writes from one buffer into another, as weft's are.
 
 use super::{Initiator, Remote, Responder, Spec, tcp};
 use crate::error::{BenchError, Result, failed};
@@ -32,7 +32,7 @@ impl Copy {
     }
 }
 
-/// `process_vm_writev` into the peer; the socket only tells the peer that all is there.
+/// `process_vm_writev` into the peer; the socket only reports to the peer that all data has arrived.
 struct Vm {
     stream: TcpStream,
     buffer: Vec<u8>,

@@ -13,7 +13,7 @@ use weft_exs::{Context, Event, EventKind, Memory, Queue, RecvFlags, Region, Sink
 /// Events taken from a queue at once.
 const BATCH: usize = 64;
 
-/// What a socket's statistics say, as far as the figures need it.
+/// The statistics of a socket that the figures need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Transfers that this end sent directly into its peer's receives.
@@ -28,7 +28,7 @@ pub struct Counters {
     pub small: u64,
     /// Their bytes.
     pub small_bytes: u64,
-    /// Sends all of whose bytes went directly.
+    /// Sends whose bytes all went directly.
     pub direct_sends: u64,
     /// Sends with bytes that did not.
     pub indirect_sends: u64,
@@ -96,7 +96,7 @@ impl Mark {
     }
 }
 
-/// What the client saw.
+/// The client's measurements.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
     pub(super) mark: Mark,
@@ -107,11 +107,11 @@ pub(super) struct Sent {
     /// CPU seconds since the mark.
     pub(super) cpu: f64,
     pub(super) counters: Counters,
-    /// What carried it, and why not shared memory.
+    /// The transport, and the reason if it was not shared memory.
     pub(super) path: String,
 }
 
-/// What the server saw, and tells the client.
+/// The server's measurements, which it reports to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Received {
     /// Receives that were completed with data.
@@ -189,7 +189,7 @@ impl Contexts {
     }
 }
 
-/// Takes at least one event, and no more than [`BATCH`].
+/// Waits for at least one event, and returns at most [`BATCH`].
 fn await_events(queue: &Queue, events: &mut Vec<Event>, what: &'static str) -> Result<()> {
     events.clear();
     let count = queue
@@ -230,7 +230,8 @@ fn message(plan: &Plan, memory: Memory, len: usize, offset: u64) -> Result<Memor
             Ok(Memory::Region { region, off, len })
         }
         Memory::Owned(mut bytes) => {
-            // It was as long as the longest message once: nothing is allocated, and zeroed only what the last one was shorter by.
+            // The buffer's capacity is that of the longest message: this allocates no memory, and zeroes only the bytes by which the last
+            // message was shorter.
             bytes.resize(len, 0x5a);
             if let Some(seed) = plan.verify {
                 pattern(seed, offset, &mut bytes);
@@ -246,7 +247,7 @@ struct Rest<L> {
     lengths: L,
     amount: Amount,
     warm_up: u64,
-    /// Where the next message stands in the stream.
+    /// The position of the next message in the stream.
     offset: u64,
     /// Messages and bytes begun after the warm-up.
     begun: (u64, u64),
@@ -265,7 +266,7 @@ impl Rest<()> {
 }
 
 impl<L: Iterator<Item = usize>> Rest<L> {
-    /// Where the next message stands in the stream, and how long it is.
+    /// The position of the next message in the stream, and its length.
     fn next(&mut self, elapsed: impl FnOnce() -> Duration) -> Option<(u64, usize)> {
         let warm = self.offset >= self.warm_up;
         let (messages, bytes) = self.begun;
@@ -282,7 +283,8 @@ impl<L: Iterator<Item = usize>> Rest<L> {
     }
 }
 
-/// The client's end: all messages of the plan, then the end of the stream. `progress` is told messages and bytes that are complete.
+/// The client's end: sends all messages of the plan, then the end of the stream. `progress` is called with the messages and bytes that have
+/// completed.
 pub(super) fn send(
     contexts: &mut Contexts,
     plan: &Plan,
@@ -466,7 +468,7 @@ impl Receiver {
                 } else if left && !plan.registered {
                     self.slots[index] = Some(Memory::Owned(vec![0x5a; longest]));
                 }
-                // The place is given back here, if it was one.
+                // Data that was received in place is released here.
                 drop(event.in_place);
                 ended |= got == 0;
                 if got > 0 {

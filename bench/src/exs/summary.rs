@@ -1,4 +1,4 @@
-//! What the repetitions of a plan say together: tables, plots, JSON.
+//! The repetitions of a plan, summarized: tables, plots, JSON.
 
 use super::blast::Run;
 use super::plan::{Lengths, Plan};

@@ -9,7 +9,7 @@ use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine,
 use crate::size::human;
 use crate::usage;
 
-/// What has been measured so far.
+/// The measurements so far.
 #[derive(Default)]
 pub(super) struct Chapter {
     pub(super) sections: Vec<Section>,
@@ -468,7 +468,7 @@ impl Bench<'_> {
     }
 }
 
-/// How well a straight line fits.
+/// The coefficient of determination of a linear fit.
 fn r_squared(points: &[(f64, f64)]) -> f64 {
     let n = points.len() as f64;
     let mean = |f: fn(&(f64, f64)) -> f64| points.iter().map(f).sum::<f64>() / n;

@@ -1,5 +1,5 @@
-//! The experiments of thesis chapter 6 on this machine: what a server of movies pays for its viewers, `weft media serve` beside nginx, a
-//! plain HTTP server and VLC's RTP, all in one run.
+//! The experiments of thesis chapter 6 on this machine: the cost of viewers for a server of movies, with `weft media serve`, nginx, a plain HTTP server
+//! and VLC's RTP in one run.
 
 mod conclusions;
 mod live;
@@ -30,7 +30,7 @@ pub use server::serve_plain_http;
 
 /// Length of the movie that is watched.
 const MOVIE: u64 = 128 << 20;
-/// How often it is taken for a gigabyte.
+/// The number of downloads of the movie in the experiment on a gigabyte.
 const GIGABYTE: u64 = 8;
 /// Until start-up and the first buffers are over.
 const WARM: Duration = Duration::from_millis(1200);
@@ -170,13 +170,13 @@ impl Point {
         self.switches as f64 / self.seconds
     }
 
-    /// What has come of what was wanted.
+    /// The delivered share of the bytes that the viewers wanted.
     fn delivered(&self) -> f64 {
         let wanted = self.viewers as f64 * self.rate * 1e6 / 8.0 * self.seconds;
         self.bytes as f64 / wanted
     }
 
-    /// Viewers whose picture has not stopped, in percent.
+    /// The percentage of viewers whose picture has not stopped.
     fn in_time(&self) -> f64 {
         let served = self.viewers as u64 - self.starved.min(self.viewers as u64);
         100.0 * served as f64 / self.viewers.max(1) as f64
@@ -208,7 +208,7 @@ impl Point {
     }
 }
 
-/// Experiments that have one number for a server, what it is, and another one beside it.
+/// Experiments with two numbers for a server: the name, and the names of the two numbers.
 const SINGLES: [(&str, &str, &str); 3] = [
     ("gigabyte", "cpu_s_per_GB", "seconds_per_GB"),
     ("seek", "us_p50", "us_p99"),
@@ -221,7 +221,7 @@ struct Single {
     experiment: &'static str,
     server: Kind,
     value: f64,
-    /// Another one beside it.
+    /// The second number.
     beside: f64,
 }
 
@@ -278,12 +278,12 @@ struct Measured {
     live: Option<Live>,
     /// All of that as it is written; what was measured twice, as it was the last time.
     lines: Vec<Value>,
-    /// What could not be measured, and why.
+    /// The measurements that failed, with the reasons.
     failed: Vec<String>,
 }
 
 impl Measured {
-    /// Takes in a result, of this run or of an earlier one. What is none, such as the verdicts of an earlier run, is left out.
+    /// Adds a result of this run or of an earlier one. Lines that are not results, such as the verdicts of an earlier run, are left out.
     fn take(&mut self, line: Value) {
         if let Ok(point) = Point::deserialize(&line) {
             self.points.retain(|p| !p.is_again(&point));
@@ -303,7 +303,7 @@ impl Measured {
     }
 }
 
-/// What was measured, and the files that it goes to.
+/// The measurements, and the files for them.
 struct Kept {
     measured: Measured,
     output: Output,
@@ -384,8 +384,8 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     })
 }
 
-/// One rate and kind of jumps, with more and more viewers; servers in turn at each number. A server that has delivered less than half of
-/// what was wanted is not asked for more.
+/// One rate and kind of jumps, with more and more viewers; the servers are measured in turn at each number. A server that has delivered less than half of
+/// the wanted bytes is not measured with more viewers.
 fn grow(
     args: &MediaArgs,
     folder: &Folder,

@@ -1,4 +1,4 @@
-//! What was measured, as a table, and whether the conclusions of the paper hold in it.
+//! The measurements as a table, and whether they confirm the conclusions of the paper.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ pub(super) const MEMORY: &str = "memory of a rank, KiB";
 /// Messages of more bytes go by RDMA Write-Record.
 const LARGE: u64 = 64 << 10;
 
-/// A quantity, at so many bytes or ranks.
+/// A quantity, for this many bytes or ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) mpi: String,
@@ -51,7 +51,7 @@ impl Results {
         })
     }
 
-    /// What another run has written, from its lines.
+    /// The measurements of another run, from its lines.
     pub(super) fn read(lines: Vec<Line>) -> Self {
         let mut results = Self::default();
         for line in lines {
@@ -97,7 +97,7 @@ pub(super) struct Line {
     to_rc: Option<f64>,
 }
 
-/// What a claim is about: a quantity, at so many bytes or ranks.
+/// The subject of a claim: a quantity, for this many bytes or ranks.
 type Of = fn(&str, u64) -> bool;
 
 const SMALL_LATENCY: Of = |what, at| what == LATENCY && at <= 2048;
@@ -245,7 +245,7 @@ mod tests {
         assert!(results.ratio(&key("rc"), "rc").is_none());
         let text = conclusions(&results).to_text(None);
         assert!(text.contains("fig. 15") && text.contains("yes"), "{text}");
-        // What was written is read as it was.
+        // The written lines are read back unchanged.
         let file = tempfile::NamedTempFile::new().unwrap();
         let lines = results
             .lines()

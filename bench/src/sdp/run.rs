@@ -1,4 +1,4 @@
-//! Carrying out a plan, at either end.
+//! Runs a plan, at either end.
 
 use super::plan::{Plan, Row, Shape};
 use crate::driver::{Transport, open_device, tcp_prepare};
@@ -16,10 +16,11 @@ use weft_verbs::{Device, RawMemory, protect};
 
 /// Length of the acknowledgement at the end of a run.
 const ACK: usize = 1;
-/// Sends of at least this many bytes go without a copy, where the row says so: the least that has a whole page.
+/// Sends of at least this many bytes go without a copy, if the row has such sends: the least size with a whole
+/// page.
 const ZERO_COPY: usize = 4096;
 
-/// What a process needs for its sessions.
+/// The devices of a process for its sessions.
 #[derive(Default)]
 pub(crate) struct Devices {
     open: Vec<(Transport, Device)>,
@@ -166,7 +167,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// At the peer: listen, say where, and accept.
+    /// At the peer: listens, reports the address, and accepts.
     pub(crate) fn accept(
         devices: &mut Devices,
         plan: &Plan,
