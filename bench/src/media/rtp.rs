@@ -87,7 +87,7 @@ pub(super) fn start(dir: &Path, rate: f64) -> Result<(Running, SocketAddr)> {
     Ok((child, (Ipv4Addr::LOCALHOST, port).into()))
 }
 
-/// Whether the server knows its movie by now.
+/// Whether the server has found its movie.
 pub(super) fn answers(addr: SocketAddr) -> bool {
     let asked = TcpStream::connect(addr).map(|stream| {
         let mut talk = Talk::new(stream);
