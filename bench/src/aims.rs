@@ -14,7 +14,7 @@ pub(crate) enum Limit {
     Above(f64),
     Below(f64),
     Within(f64, f64),
-    /// It is there to be seen.
+    /// No target: the number is only shown.
     None,
 }
 

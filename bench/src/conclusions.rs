@@ -51,9 +51,9 @@ impl Range {
     }
 }
 
-/// One of them.
+/// One conclusion.
 pub(crate) struct Conclusion {
-    /// Where it comes from.
+    /// The source of the claim.
     source: &'static str,
     pub(crate) claim: &'static str,
     over: Option<Transport>,

@@ -72,7 +72,7 @@ pub(crate) fn failed(what: &'static str, why: impl std::fmt::Display) -> BenchEr
     BenchError::Stack { what, why }
 }
 
-/// Makes an error of one of the stacks ours: `what` is what we wanted of it.
+/// Converts an error of one of the stacks: `what` is the failed action.
 pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> BenchError {
     move |error| failed(what, error)
 }

@@ -59,7 +59,7 @@ pub struct FsArgs {
     child: Option<PathBuf>,
 }
 
-/// `map_err` for anything that can be shown.
+/// `map_err` for any error that can be displayed.
 macro_rules! ok {
     ($what:literal, $done:expr) => {
         $done.map_err(stack($what))?
@@ -93,7 +93,7 @@ const FIGURES: [Figure; 8] = [
     HERE_WRITE, HERE_READ, WRITE, READ, PAGES, FUSE, SSHFS, PRELOAD,
 ];
 
-/// One pair's outcome: of each turn a value of ours, and one of the yardstick.
+/// The outcome of one pair: for each turn our value and the reference's.
 struct Row(Figure, Vec<f64>, Vec<f64>);
 
 /// The state that both sides of the comparisons need.
@@ -211,8 +211,7 @@ fn rates(figure: Figure, (ours, yardstick): (Vec<f64>, Vec<f64>), bytes: usize) 
     Row(figure, rate(ours), rate(yardstick))
 }
 
-/// Two files of this host, made anew for each turn, in turn the one before the other: which pages of the memory a file gets makes more of a difference than what
-/// it is called.
+/// Two files of this host, made anew for each turn, each one first in turn: the pages that a file gets matter more than its file system.
 fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     let passes = (args.volume as usize).div_ceil(LEN / MIB);
     let mut part = vec![7; MIB];
@@ -228,7 +227,7 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         }
         Ok((passes * LEN) as f64 / began.elapsed().as_secs_f64() / 1e9)
     };
-    // By what is done: ours, and the yardstick's.
+    // By operation: ours, and the reference's.
     let mut rates: [[Vec<f64>; 2]; 2] = Default::default();
     for turn in 0..args.repetitions {
         let request = Request {
@@ -437,7 +436,7 @@ fn mounted(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     let turns = pair(
         args.repetitions,
         || {
-            // Opened anew, so that no page of the last time is used.
+            // Opened anew, so that no cached page of the last run is used.
             let file = File::open(&path).map_err(BenchError::system("opening"))?;
             read_file(&file, &mut part)
         },
@@ -525,7 +524,7 @@ impl Row {
         })
     }
 
-    /// As [`Row::json`] has written it.
+    /// Parses the output of [`Row::json`].
     fn parse(line: &Value) -> Option<Self> {
         let figure = FIGURES
             .into_iter()

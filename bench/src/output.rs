@@ -12,7 +12,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Where results of earlier runs come from.
+/// The source of results of earlier runs.
 pub(crate) const KEPT: &str =
     "Results of earlier runs, which are kept as JSON; each number's runs are counted there.";
 
@@ -42,7 +42,7 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Opens the files: that they cannot be written is better known before the measurements than after.
+    /// Opens the files, so that an unwritable file fails before the measurements.
     pub(crate) fn open(&self) -> Result<Output> {
         Ok(Output {
             json: self.json.as_deref().map(Out::create).transpose()?,
@@ -142,7 +142,7 @@ impl Output {
     }
 }
 
-/// Prints on standard output; a reader that has gone away is not an error.
+/// Prints on standard output; a closed reader is not an error.
 fn print(report: &Report) -> Result<()> {
     let text = report.to_text(terminal::width(&io::stdout()));
     match writeln!(io::stdout(), "{}", terminal::in_locale(&text)) {

@@ -60,7 +60,7 @@ pub(crate) enum Request {
     },
     /// Forget session `id`.
     Close { id: u32 },
-    /// Something else that a suite asks of its peer, with what that needs.
+    /// Another task of a suite for its peer, with its parameters.
     Task { task: Task, plan: Value },
 }
 
@@ -71,11 +71,11 @@ pub(crate) enum Reply {
     Listening { addr: SocketAddr },
     /// The connection is established. `remote` is the peer's target buffer, if it has one.
     Opened { remote: Option<Remote> },
-    /// To `Go` and `BlastConnect`: ready for what comes.
+    /// To `Go` and `BlastConnect`: ready for the run.
     Ready,
     /// All operations are done; CPU seconds that the peer spent on them.
     Done { cpu: f64 },
-    /// To `Close`; to `BlastServe`, when its client is gone.
+    /// To `Close`; to `BlastServe`, when its client has disconnected.
     Closed,
     /// To `Hold`: bytes of private memory that all connections together took.
     Held { bytes: u64 },
@@ -122,7 +122,7 @@ impl Peer {
         self.talk.say(request)
     }
 
-    /// Asks for something that only its suite knows.
+    /// Requests a task that only its suite knows.
     pub(crate) fn task(&mut self, task: Task, plan: &impl Serialize) -> Result<()> {
         let plan = serde_json::to_value(plan).map_err(|e| BenchError::PeerGone(e.to_string()))?;
         self.send(&Request::Task { task, plan })
@@ -143,7 +143,7 @@ impl Peer {
         }
     }
 
-    /// Receives the word that it is ready.
+    /// Receives the peer's `Ready`.
     pub(crate) fn ready(&mut self) -> Result<()> {
         match self.receive()? {
             Reply::Ready => Ok(()),
@@ -151,7 +151,7 @@ impl Peer {
         }
     }
 
-    /// Receives the word that something is closed.
+    /// Receives the peer's `Closed`.
     pub(crate) fn closed(&mut self) -> Result<()> {
         match self.receive()? {
             Reply::Closed => Ok(()),
@@ -159,7 +159,7 @@ impl Peer {
         }
     }
 
-    /// Receives how many bytes something took, or brought.
+    /// Receives a number of bytes, used or transferred.
     pub(crate) fn bytes(&mut self) -> Result<u64> {
         match self.receive()? {
             Reply::Held { bytes } | Reply::Valid { bytes } => Ok(bytes),

@@ -3,7 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// Between two lines where there is no terminal to draw a bar on.
+/// The interval of progress lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 pub(crate) struct Progress {

@@ -154,7 +154,7 @@ impl Record {
     }
 }
 
-/// As records of another suite than the verbs'.
+/// Marks records as those of another suite than the verbs'.
 pub(crate) fn of_suite(suite: &str, mut records: Vec<Record>) -> Vec<Record> {
     for record in &mut records {
         suite.clone_into(&mut record.bench);

@@ -18,7 +18,7 @@ const FEWEST_LAPS: u64 = 20;
 const FEWEST_LARGE_LAPS: u64 = 5;
 const LARGE: u64 = 1 << 20;
 
-/// Connections that are measured turn by turn: one point of a figure.
+/// Connections that are measured in turn: one point of a figure.
 pub(crate) struct Group {
     /// The operation as the results name it.
     pub(crate) op: &'static str,
@@ -155,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Finds how many operations fill the time; warms everything up on the way.
+    /// Finds the number of operations that fill the time; also warms up.
     fn calibrate(&mut self, peer: &mut Peer, effort: &Effort) -> Result<()> {
         let fewest = match self.spec.kind {
             Kind::PingPong if self.spec.bytes >= LARGE => FEWEST_LARGE_LAPS,
@@ -232,7 +232,7 @@ fn run_linked(
     })
 }
 
-/// The share of a lap that counts: a ping-pong's latency is half the way there and back.
+/// The share of a lap that counts: a ping-pong's latency is half of the round trip.
 fn share(spec: &Spec) -> f64 {
     if spec.kind == Kind::PingPong && !spec.op.pulls() {
         0.5
@@ -248,7 +248,8 @@ pub(crate) struct Outcome {
     pub(crate) notes: Vec<String>,
 }
 
-/// Measures a group: all contenders open, warmed up, then run after run, each run turning through all of them.
+/// Measures a group: opens and warms up all contenders, then makes run after run, each with all of them in
+/// turn.
 pub(crate) fn run_group(
     context: &mut Context,
     peer: &mut Peer,
@@ -357,7 +358,7 @@ fn volume(spec: &Spec, run: &Sample) -> f64 {
     run.count as f64 * spec.bytes as f64
 }
 
-/// CPU seconds of the process that the data left and of the one it reached.
+/// CPU seconds of the process that sent the data and of the one that received it.
 fn cpu(spec: &Spec, run: &Sample) -> Option<(f64, f64)> {
     let (initiator, peer) = run.cpu?;
     Some(if spec.op.pulls() {

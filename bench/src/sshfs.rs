@@ -15,7 +15,7 @@ const SSHD: &str = "/usr/sbin/sshd";
 /// The file's name.
 const NAME: &str = "file";
 
-/// A folder of this machine, mounted by sshfs. Server and mount end with this.
+/// A folder of this machine, mounted by sshfs. Server and mount end when this is dropped.
 pub(crate) struct Mounted {
     mount: Mount,
     _server: Running,
@@ -78,7 +78,7 @@ impl Mounted {
         );
         let config = dir.join("sshd_config");
         fs::write(&config, text).map_err(system("write sshd's settings"))?;
-        // Of a server that runs as root; an installed service has it.
+        // For a server that runs as root; an installed service has this directory.
         let _ = fs::create_dir_all("/run/sshd");
         let mut command = Command::new(SSHD);
         command.args(["-D", "-f"]).arg(&config);

@@ -10,7 +10,7 @@ pub(crate) fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// The first word of a thread's schedstat: nanoseconds that it has been on a processor.
+/// The first field of a thread's schedstat: nanoseconds on a processor.
 pub(crate) fn on_processor(thread: &Path) -> Option<u64> {
     let text = fs::read_to_string(thread.join("schedstat")).ok()?;
     text.split_whitespace().next()?.parse().ok()
@@ -36,7 +36,8 @@ pub(crate) enum Whose {
 /// Seconds of CPU from the stat file of a process, with a resolution of hundredths of a second.
 pub(crate) fn told_cpu(pid: u32, whose: Whose) -> f64 {
     let told = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // After the name, which may have anything in it: utime, stime, cutime and cstime, the 14th to 17th of all.
+    // The name may contain any character. After it: utime, stime, cutime and cstime, the 14th to 17th of all
+    // fields.
     let words = told.rsplit(')').next().unwrap_or_default();
     let skip = match whose {
         Whose::Its => 11,

@@ -118,7 +118,7 @@ pub(crate) fn parse_metadata(metadata: &Value, root: &Path) -> Result<Vec<Packag
         packages.push(Package {
             name: package["name"].as_str().ok_or_else(malformed)?.to_owned(),
             folder: folder.display().to_string(),
-            // only what comes from a path is ours
+            // only dependencies with a path are ours
             uses: dependencies
                 .iter()
                 .filter(|d| d["path"].is_string())
@@ -140,7 +140,7 @@ pub(crate) fn parse_metadata(metadata: &Value, root: &Path) -> Result<Vec<Packag
     Ok(packages)
 }
 
-/// All that is wrong between the table and the packages.
+/// All differences between the table and the packages.
 pub(crate) fn check(table: &[Row], packages: &[Package]) -> Vec<String> {
     let mut problems = Vec::new();
     for package in packages {

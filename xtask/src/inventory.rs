@@ -31,7 +31,7 @@ pub(crate) fn lay_out(dir: &Path, package: &str, roots: &[&str]) -> Result<Strin
 
     let mut graph = Graph::default();
     for name in roots {
-        // no `--edges build`, no macros: what only runs while it is built is not in the package
+        // no `--edges build`, no macros: code that runs only during the build is not in the package
         let edges = "normal,no-proc-macro";
         #[rustfmt::skip]
         let tree = run(&[

@@ -10,7 +10,7 @@ const SONAME: &str = "libexs.so.0";
 /// The version of each exported name.
 const SYMBOL_VERSION: &str = "EXS_1.0";
 
-/// Builds the library and puts everything below `dir`. Returns what it did.
+/// Builds the library and writes all files below `dir`. Returns a summary.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     let root = library::root()?;
     let header = read(&root.join("include/sys/exs.h"))?;

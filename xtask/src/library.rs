@@ -14,7 +14,7 @@ pub(crate) struct Symbol {
     pub name: String,
     /// For old programs: new ones are linked to another version of the name.
     pub hidden: bool,
-    /// Where it jumps to; without one, a function of this name is exported.
+    /// The target of the jump; without one, a function of this name is exported.
     pub function: Option<String>,
 }
 

@@ -10,19 +10,19 @@ use std::{fs, io};
 pub(crate) struct Part {
     pub name: String,
     pub version: String,
-    /// As SPDX writes it.
+    /// The SPDX expression.
     pub license: String,
     pub authors: Vec<String>,
     /// Where its source is on this machine, for the texts of its licences.
     pub folder: Option<PathBuf>,
     /// SHA-256 of the archive in the registry.
     pub checksum: Option<String>,
-    /// Of this project, not of others.
+    /// Whether it belongs to this project.
     pub own: bool,
 }
 
 const FORMAT: &str = "https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/";
-/// These need not be repeated: every Debian has them.
+/// Licences that every Debian system has; they need not be repeated.
 const COMMON: [(&str, &str); 2] = [
     ("Apache-2.0", "Apache License, Version 2.0"),
     ("CC0-1.0", "Creative Commons CC0 1.0 Universal"),
@@ -203,7 +203,7 @@ fn is_notice(line: &str) -> bool {
     (dated || by) && !model.iter().any(|mark| rest.contains(mark))
 }
 
-/// Remembers a text unless every Debian has it or another crate brought the same one.
+/// Keeps a text unless every Debian system has it or another crate has the same one.
 fn keep(
     texts: &mut BTreeMap<String, Text>,
     text: &str,

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::source::code_only;
 
-/// Packages, and folders below their `src`, that still have circles. Take one off when its circles are gone; the check demands it. Never add one.
+/// Packages, and folders below their `src`, that still have cycles. The check requires that an entry without cycles is removed. Never add one.
 const EXEMPT: [&str; 1] = ["weft-exs"];
 
 /// The imports of each module of a crate.
@@ -156,7 +156,7 @@ fn depth_of(path: &Path) -> usize {
     path.components().count() - usize::from(path.ends_with("mod.rs"))
 }
 
-/// The code without items that are there for tests only, and the names of the files among those.
+/// The code without test-only items, and the names of the files of such items.
 fn without_tests(code: &str) -> (String, Vec<String>) {
     const MARK: &str = "#[cfg(test)]";
     let (mut kept, mut tests) = (String::new(), Vec::new());

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-/// The names of the crates, each after those that it needs. What a registry or a reader of it would miss is an error.
+/// The names of the crates, each after its dependencies. Missing fields that a registry or its readers need are
+/// errors.
 pub(crate) fn order(metadata: &Value) -> Result<Vec<String>, Vec<String>> {
     let packages: Vec<&Value> = metadata["packages"]
         .as_array()

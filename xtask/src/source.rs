@@ -30,7 +30,7 @@ pub(crate) fn rust_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// All that is wrong with one file. `is_root`: it is the root of a library or program.
+/// All errors in one file. `is_root`: it is the root of a library or program.
 pub(crate) fn check(name: &str, text: &str, unsafe_code: UnsafeCode, is_root: bool) -> Vec<String> {
     let mut problems = Vec::new();
     let lines = text.lines().count();

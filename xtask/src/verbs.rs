@@ -25,7 +25,7 @@ const STANDS_FOR: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Builds the libraries and puts everything below `dir`. Returns what it did.
+/// Builds the libraries and writes all files below `dir`. Returns a summary.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     let root = library::root()?;
     let symbols = |of: &str| {
@@ -102,7 +102,7 @@ fn jump(symbols: &mut [Symbol], prefix: &str, verbs: &mut Vec<Symbol>) {
     }
 }
 
-/// A function of libibverbs that only our other libraries know.
+/// A function of libibverbs for our other libraries only.
 fn between(name: String) -> Symbol {
     Symbol {
         version: BETWEEN.into(),

@@ -1,4 +1,4 @@
-//! [`BandJoinExec`]: joins by ranges of keys, as the sort-merge join of the thesis (7.4.2) does them on each node.
+//! [`BandJoinExec`]: joins by ranges of keys, as in the thesis's sort-merge join on each node (7.4.2).
 //!
 //! S, the build side, is collected and sorted once. Each batch of R is sorted when it arrives, so its rows walk along S, and each row
 //! searches its range of S from the end of the last search. No part of R is kept.
@@ -40,7 +40,7 @@ struct Shape {
     join_type: JoinType,
     projection: Option<Vec<usize>>,
     schema: SchemaRef,
-    /// Where each column of `schema` comes from.
+    /// The source of each column of `schema`.
     columns: Vec<ColumnIndex>,
 }
 
@@ -67,7 +67,7 @@ pub fn stays(join_type: JoinType) -> bool {
 }
 
 impl BandJoinExec {
-    /// Of inputs with one partition each.
+    /// For inputs with one partition each.
     pub fn new(
         left: Arc<dyn ExecutionPlan>,
         right: Arc<dyn ExecutionPlan>,
@@ -222,7 +222,7 @@ struct Work {
     left_schema: SchemaRef,
     r: SendableRecordBatchStream,
     reservation: MemoryReservation,
-    /// Rows of a batch that comes out.
+    /// Rows of an output batch.
     size: usize,
     metrics: BaselineMetrics,
 }
@@ -248,7 +248,7 @@ struct Probe<K> {
 enum Stage<K> {
     Collect(SendableRecordBatchStream),
     Join(Build<K>, Option<Probe<K>>),
-    /// The rows of S that come out at the end.
+    /// The rows of S that are returned at the end.
     Rest(Build<K>, Vec<u64>, usize),
     Over,
 }
@@ -418,7 +418,7 @@ impl Work {
         }
     }
 
-    /// Applies the other conditions, marks the rows of S, and makes the rows that come out now.
+    /// Applies the other conditions, marks the rows of S, and makes the rows to return now.
     fn joined<K>(
         &self,
         build: &mut Build<K>,
@@ -465,7 +465,7 @@ impl Work {
         .map(Some)
     }
 
-    /// The rows of S that come out when all of R has been here.
+    /// The rows of S to return after all of R has passed.
     fn rest<K>(&self, build: &mut Build<K>) -> Vec<u64> {
         let wanted = |matched: bool| match self.shape.join_type {
             JoinType::Left | JoinType::LeftAnti => !matched,
@@ -499,7 +499,7 @@ impl Work {
     }
 }
 
-/// The keys of one end, and which are there.
+/// The keys of one end, and which are valid.
 struct Ends<K> {
     keys: Option<(Vec<K>, ArrayRef)>,
 }

@@ -12,7 +12,7 @@ use weft_roundabout::{Element, Room};
 
 /// Flag of an element: the stream continues in the next element of its origin.
 const MORE: u8 = 1;
-/// Longest stream that is put together: a row of this size at most.
+/// The longest stream that is joined: a row of this size at most.
 const LONGEST: usize = 1 << 30;
 
 /// An error of another crate.
@@ -29,7 +29,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// With these words in each element.
+    /// With these user words in each element.
     pub fn new(bytes: Vec<u8>, user: [u64; 4]) -> Self {
         let pieces = VecDeque::from([bytes]);
         Self {
@@ -49,7 +49,7 @@ impl Cut {
         self.pieces.iter().map(Vec::len).sum::<usize>() - self.at
     }
 
-    /// Fills an element; true when there is more.
+    /// Fills an element; returns true if there is more.
     pub fn fill(&mut self, mut room: Room) -> Result<bool, weft_roundabout::Error> {
         let mut len = 0;
         while let Some(piece) = self.pieces.front() {
@@ -74,7 +74,7 @@ pub(crate) fn encoded_len(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(column).sum::<usize>() + 1024
 }
 
-/// Elements of one origin that are put together again.
+/// Joins elements of one origin.
 pub struct Whole {
     bytes: Vec<u8>,
     limit: usize,
@@ -117,7 +117,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Encodes them.
+    /// Encodes the batches.
     pub fn new(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Self> {
         let len = batches.iter().map(encoded_len).sum::<usize>() + 4096;
         let mut writer = StreamWriter::try_new(Vec::with_capacity(len), schema)?;
@@ -130,7 +130,7 @@ impl Part {
         })
     }
 
-    /// Fills an element; true when there is more.
+    /// Fills an element; returns true if there is more.
     pub fn fill(&mut self, room: Room) -> Result<bool, weft_roundabout::Error> {
         self.bytes.fill(room)
     }
@@ -151,7 +151,7 @@ impl Assembly {
         }
     }
 
-    /// The batches that an element completes. Their arrays lie in the one copy that is made of it.
+    /// The batches that an element completes. Their arrays use the one copy of the element.
     pub fn take(&mut self, element: &Element) -> Result<Vec<RecordBatch>> {
         match self.partial[element.origin()].take(element)? {
             Some(bytes) => decode(&self.schema, bytes),

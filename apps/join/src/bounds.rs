@@ -49,7 +49,7 @@ pub struct Bounds {
     pub lower: Option<Bound>,
     /// The other conditions.
     pub rest: Option<JoinFilter>,
-    /// Of the keys.
+    /// The width of the keys.
     pub width: Width,
 }
 

@@ -1,5 +1,5 @@
-//! Operators of distributed plans: [`RoundaboutExec`] lets the rows of all nodes come by, [`SomeRowsExec`] keeps those of
-//! node 0, or those that come before the query ends.
+//! Operators of distributed plans: [`RoundaboutExec`] passes the rows of all nodes by, [`SomeRowsExec`] keeps those of node 0, or those
+//! that come before the query ends.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,7 +37,7 @@ pub struct Query {
     failed: Mutex<(Option<weft_roundabout::Error>, Option<Waker>)>,
 }
 
-/// One exchange of a query, under way or over.
+/// One exchange of a query, running or over.
 enum Exchange {
     Running(Watch),
     Over(Load),
@@ -79,7 +79,7 @@ impl Query {
         }
     }
 
-    /// Ends what its operators do here.
+    /// Ends the work of its operators on this node.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
@@ -119,7 +119,7 @@ impl Query {
                 Exchange::Over(load) => *load,
                 Exchange::Running(watch) => match watch.load() {
                     Some(load) => load,
-                    // It has failed, or its last figures come in a moment.
+                    // The exchange has failed, or its last figures arrive in a moment.
                     None => continue,
                 },
             };
@@ -197,7 +197,7 @@ fn only(mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPl
 }
 
 impl RoundaboutExec {
-    /// Of an input with one partition.
+    /// For an input with one partition.
     pub fn new(
         input: Arc<dyn ExecutionPlan>,
         kind: Kind,
@@ -278,7 +278,7 @@ impl ExecutionPlan for RoundaboutExec {
         std::thread::Builder::new()
             .name("weft-join-pump".into())
             .spawn(move || {
-                // A dropped receiver wants no rows, and no errors either.
+                // A dropped receiver needs neither rows nor errors.
                 if let Err(error) = pump.run(input, &runtime) {
                     if let DataFusionError::External(cause) = &error
                         && let Some(cause) = cause.downcast_ref()
@@ -291,7 +291,7 @@ impl ExecutionPlan for RoundaboutExec {
             .map_err(DataFusionError::IoError)?;
         let stream = futures::stream::unfold((out, over), |(mut out, over)| async {
             let batch = out.recv().await?;
-            // Rows that have come before it ended are not worked on.
+            // Rows that arrived before the end are not processed.
             let batch = batch.and_then(|batch| over.goes_on().map(|()| batch));
             Some((batch, (out, over)))
         });
@@ -442,7 +442,7 @@ pub struct SomeRowsExec {
 }
 
 impl SomeRowsExec {
-    /// Of this input.
+    /// For this input.
     pub fn new(input: Arc<dyn ExecutionPlan>, rows: Rows, query: Arc<Query>) -> Self {
         Self { input, rows, query }
     }

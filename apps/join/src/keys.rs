@@ -11,9 +11,9 @@ pub trait Key: Ord + Copy + Send + Sync + Unpin + 'static {
     const MIN: Self;
     /// The greatest one.
     const MAX: Self;
-    /// The one after it.
+    /// The next value.
     fn next(self) -> Option<Self>;
-    /// The one before it.
+    /// The previous value.
     fn previous(self) -> Option<Self>;
     /// The keys of a column. The keys of NULL are meaningless.
     fn column(array: &ArrayRef) -> Result<Vec<Self>>;
@@ -78,7 +78,7 @@ impl Key for u64 {
             Date32, Date64, Decimal32, Decimal64, Duration, Float32, Float64, Int8, Int16, Int32,
             Int64, Time32, Time64, Timestamp, UInt8, UInt16, UInt32, UInt64,
         };
-        // As DataFusion compares: both zeros are equal, and NaN is beyond the infinities (totalOrder of IEEE 754).
+        // DataFusion's order: both zeros are equal, and NaN is beyond the infinities (totalOrder of IEEE 754).
         let data = normalize_float_zero(array).to_data();
         macro_rules! keys {
             ($native:ty, $key:expr) => {

@@ -69,7 +69,7 @@ pub struct Distribute {
 }
 
 impl Distribute {
-    /// For a query that has so much memory on each node.
+    /// For a query with this much memory on each node.
     pub fn new(query: Arc<Query>, memory: Option<usize>) -> Self {
         let whole = memory.map_or(WHOLE, |memory| memory / SHARE);
         Self { query, whole }
@@ -341,7 +341,7 @@ impl Work<'_> {
         Ok(self.only_first(whole))
     }
 
-    /// A part of the files of a scan; the first node gets what cannot be cut.
+    /// A part of the files of a scan; the first node gets files that cannot be split.
     fn scan(&self, plan: &Plan, scan: &DataSourceExec) -> Result<Spread> {
         let ring = &self.query.ring;
         let mut config = self.config.clone();

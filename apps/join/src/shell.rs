@@ -18,9 +18,9 @@ use crate::talk::{Ask, ELEMENT, OUTCOME, Outcome, PROGRESS, Table, VERSION};
 pub struct Question {
     /// The workers, in the order of the ring.
     pub workers: Vec<SocketAddr>,
-    /// Its tables.
+    /// The tables of the query.
     pub tables: Vec<Table>,
-    /// It.
+    /// The query.
     pub sql: String,
     /// Bytes of an element of the ring.
     pub element: usize,
@@ -242,7 +242,7 @@ fn one(
                 asked = true;
             }
             Next::Element(element) if element.user()[0] == PROGRESS && element.origin() == 1 => {
-                // It can come between the elements of a batch.
+                // It can arrive between the elements of a batch.
                 let mut bytes = vec![0; element.len()];
                 element.read(0, &mut bytes).map_err(peer)?;
                 let progress = serde_json::from_slice(&bytes).map_err(|e| foreign(&e))?;

@@ -12,7 +12,7 @@ use crate::talk::Table;
 
 /// Names, words and operators of a query.
 const WORDS: usize = 4000;
-/// Bytes of the stack of a thread that plans or runs queries, for the deepest of them.
+/// Stack size in bytes of a thread that plans or runs queries, for the deepest permitted query.
 pub const STACK: usize = 256 << 20;
 
 /// Checks that a query is not too deep for the planner. Expressions are as deep as they have operators, and each level needs stack.

@@ -16,14 +16,14 @@ pub const PORT: u16 = 7478;
 pub const VERSION: u32 = 2;
 /// Bytes of an element between shell and worker.
 pub const ELEMENT: usize = 1 << 20;
-/// The user's word of an element with the outcome; rows have 0.
+/// The user word of an element with the outcome; rows have 0.
 pub const OUTCOME: u64 = 1;
 /// The user word of an element with the worker's progress: an [`Outcome`] that is not the last.
 pub const PROGRESS: u64 = 2;
 /// The interval of a worker's progress reports.
 pub const REPORT: Duration = Duration::from_millis(250);
 
-/// A table and its file, which every worker sees under the same path.
+/// A table and its file, which has the same path on every worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Table {
     /// Its name in SQL.
@@ -47,7 +47,7 @@ pub struct Ask {
     pub element: usize,
     /// The query.
     pub sql: String,
-    /// Its tables.
+    /// The tables of the query.
     pub tables: Vec<Table>,
 }
 
@@ -56,9 +56,9 @@ pub struct Ask {
 pub struct Outcome {
     /// The failure.
     pub error: Option<String>,
-    /// It failed on this worker itself.
+    /// Whether it failed on this worker itself.
     pub here: bool,
-    /// Bytes that came from the predecessor.
+    /// Bytes from the predecessor.
     pub received: u64,
     /// Bytes that went to the successor.
     pub sent: u64,

@@ -22,9 +22,9 @@ use crate::rule::Distribute;
 use crate::sql::{STACK, query, register};
 use crate::talk::{Ask, Outcome, PROGRESS, REPORT, VERSION};
 
-/// Queries at once.
+/// The most queries at a time.
 const QUERIES: usize = 32;
-/// Visits at once: queries, and calls of the engine, of which a query makes many.
+/// The most visits at a time: queries, and calls of the engine, of which a query makes many.
 const VISITS: usize = 1024;
 /// Bytes of a question or a call, at most.
 const LONGEST: usize = 16 << 20;

@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Effort {
     /// Sizes in bytes.
     pub sizes: Vec<u64>,
-    /// Samples of each point; the least of them counts.
+    /// Samples of each point; the minimum counts.
     pub runs: u32,
 }
 
@@ -51,10 +51,11 @@ impl Effort {
 /// Steps that [`measure`] reports.
 pub const STEPS: u64 = 8;
 
-/// Measures the machine; `at` hears what comes next, [`STEPS`] times.
+/// Measures the machine; `at` is called with the name of each step, [`STEPS`] times.
 ///
 /// # Errors
-/// When there is no memory, thread or loopback socket. A measurement for which this user has no right is left out, and named in [`Machine::missing`].
+/// If memory, threads or loopback sockets are not available. A measurement without the necessary rights is left out, and named in
+/// [`Machine::missing`].
 pub fn measure(effort: &Effort, mut at: impl FnMut(&str)) -> Result<Machine> {
     let mut machine = Machine {
         threads: weft_sys::cpu_count().clamp(2, 4),
@@ -351,7 +352,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// One step for each of several memories, in turn and by a thread each; `reset` before each.
+    /// One step for each of several memories, once in turn and once with a thread each; `reset` runs before each.
     fn together<T: Send>(
         &mut self,
         cases: [Case; 2],

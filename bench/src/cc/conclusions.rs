@@ -9,7 +9,7 @@ pub(super) fn median(values: &[f64]) -> f64 {
     crate::stats::Summary::of(values).map_or(f64::NAN, |summary| summary.median)
 }
 
-/// Of the points with most workers, and of those with fewer.
+/// The aims for the points with most workers, and for those with fewer.
 pub(super) fn of_points(points: &[Point]) -> Vec<Aim> {
     let most = points.iter().map(|p| p.workers).max().unwrap_or(0);
     let at = |system, workers| {

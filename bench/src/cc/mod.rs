@@ -110,7 +110,7 @@ fn make(
     Err(failed("make", why))
 }
 
-/// A folder that is removed at the end. distccd changes its user: others must be able to read what is here.
+/// A folder that is removed at the end. distccd changes its user, so other users must be able to read the folder.
 fn folder(place: &Path) -> Result<tempfile::TempDir> {
     let made = tempfile::Builder::new()
         .prefix("weft-bench-cc-")
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
     output.finish(&results.report(&verdicts))
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Default)]
 struct Results {
     /// Where and how; a paragraph each.
@@ -399,7 +399,7 @@ fn build(
     systems: &[System],
     folder: &Path,
 ) -> Result<Vec<(System, Vec<f64>)>> {
-    // The others differ only in what is not limited here.
+    // The others differ only in resources that are not limited here.
     let wanted = |s: &System| !matches!(s, System::TcpDisk | System::RdmaCore);
     let mut all: Vec<(System, Vec<f64>)> = systems
         .iter()

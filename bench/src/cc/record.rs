@@ -132,7 +132,7 @@ pub(super) fn record(
     Ok(Recorded { jobs, stand_in })
 }
 
-/// The options that make dependencies, and those with the output, are left out.
+/// The arguments without the output and without the options that make dependencies.
 fn without_products(args: &[OsString]) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut args = args.iter();
@@ -147,7 +147,7 @@ fn without_products(args: &[OsString]) -> Vec<OsString> {
     kept
 }
 
-/// One compilation; `None` if no worker could do it, or there was a source of its name.
+/// One compilation; `None` if no worker could do it, or if there was a source of its name.
 fn one(
     tree: &Path,
     place: &Path,

@@ -33,11 +33,11 @@ pub(super) struct Point {
     pub(super) preprocess: f64,
     /// CPU time of the daemon.
     pub(super) daemon: f64,
-    /// Of the wall time, what the master's processor was not used by these.
+    /// The share of the wall time in which these did not use the master's processor.
     pub(super) idle: f64,
-    /// Of the workers' time, what their compilers ran.
+    /// The share of the workers' time in which their compilers ran.
     pub(super) busy: f64,
-    /// Jobs that did not go the system's own way.
+    /// Jobs that fell back to another way than the system's own.
     pub(super) other: u64,
 }
 
@@ -47,7 +47,7 @@ impl Point {
         cpu / self.jobs.max(1) as f64
     }
 
-    /// For each job, without the preprocessor.
+    /// CPU seconds for each job, without the preprocessor.
     pub(super) fn own(&self) -> f64 {
         self.each(self.client + self.daemon)
     }
@@ -73,7 +73,7 @@ impl Point {
 }
 
 impl Point {
-    /// As [`Point::json`] has written it.
+    /// Parses the output of [`Point::json`].
     pub(super) fn parse(line: &Value) -> Option<Self> {
         let number = |name: &str| line[name].as_f64();
         let jobs = line["jobs"].as_u64()? as usize;
@@ -93,7 +93,7 @@ impl Point {
     }
 }
 
-/// CPU time of the children of this process that it has waited for, with theirs.
+/// CPU time of the children that this process has waited for, including their children.
 fn waited_for() -> Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
         .map_err(|e| BenchError::system("ask for CPU time")(e.into()))?;
@@ -251,7 +251,7 @@ pub(super) fn measure(
         tree,
         next: AtomicUsize::new(0),
     };
-    // As many as distcc's manual advises: some wait while others compile.
+    // The number that distcc's manual recommends: some jobs wait while others compile.
     let at_once = 2 * usize::from(workers);
     let first = if system == System::Pull || system == System::Pump {
         4 * at_once

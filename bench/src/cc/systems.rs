@@ -1,4 +1,4 @@
-//! The distributed compilers that are compared: their workers, and how a master calls them.
+//! The compared distributed compilers: their workers, and the master's way of calling them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -93,7 +93,7 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    /// The first that this process may use, and the rest; one for both where there is only one.
+    /// The first processor that this process may use, and the rest; one for both if there is only one.
     pub(super) fn find() -> Result<Self> {
         let failed = |e: nix::Error| BenchError::system("ask for processors")(e.into());
         let all = nix::sched::sched_getaffinity(Pid::from_raw(0)).map_err(failed)?;
@@ -111,7 +111,7 @@ impl Processors {
         Ok(Self { master, others })
     }
 
-    /// From here on this thread and what it starts runs there.
+    /// Moves this thread, and the processes that it starts, to the master's processor.
     pub(super) fn as_master(&self) -> Result<()> {
         pin(&self.master)
     }
@@ -134,16 +134,16 @@ pub(super) struct Plan<'a> {
     pub(super) stand_in: Option<&'a Path>,
     /// Workers.
     pub(super) count: u16,
-    /// Where things run; `None`: anywhere.
+    /// The processors to run on; `None`: any.
     pub(super) processors: Option<Processors>,
 }
 
-/// Workers and what else a system has running. It ends with this.
+/// The running workers and other processes of a system. They end when this is dropped.
 pub(super) struct Running {
     pub(super) system: System,
     /// The command in front of `gcc`.
     pub(super) command: Vec<OsString>,
-    /// For the command.
+    /// The environment of the command.
     pub(super) env: Vec<(OsString, OsString)>,
     /// The daemon of the master, if the system has one.
     pub(super) daemon: Option<i32>,
@@ -163,7 +163,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Starts everything, and waits until it answers.
+    /// Starts all processes, and waits until they answer.
     pub(super) fn start(system: System, plan: &Plan<'_>) -> Result<Self> {
         let mut running = Self {
             system,
@@ -277,7 +277,7 @@ impl Running {
             until("distccd", || {
                 TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
             })?;
-            // Two for each, so that one waits at the worker while it compiles the other.
+            // Two for each, so that one waits at the worker while the other is compiled.
             let more = if self.system == System::Pump {
                 ",cpp,lzo"
             } else {
@@ -334,7 +334,8 @@ impl Running {
         Ok(())
     }
 
-    /// Jobs until now that did not go the system's own way: `weft cc` counts them, and pump writes that it preprocesses itself.
+    /// Jobs until now that fell back to another way than the system's own: `weft cc` counts them, and pump logs that it
+    /// preprocesses itself.
     pub(super) fn other_way(&self) -> u64 {
         if self.system == System::Pump {
             let log = fs::read_to_string(&self.log).unwrap_or_default();

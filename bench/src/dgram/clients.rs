@@ -92,7 +92,7 @@ impl End {
         Ok(came)
     }
 
-    /// One that finds no room is lost.
+    /// Sends one message. If there is no room, it is lost.
     fn send(&mut self, number: u32, to: &UdDest) -> Result<()> {
         let at = (self.sent % SENDS) as usize * BYTES;
         let begun = Instant::now();

@@ -125,7 +125,7 @@ impl End {
 /// A callback for points that could not be measured.
 pub(super) type Failed<'a> = dyn FnMut(&str, &BenchError) + 'a;
 
-/// The runs of a point, each of which brings two numbers; `None` where one has failed.
+/// The runs of a point, each with two numbers; `None` if one has failed.
 pub(super) fn runs(
     what: &str,
     runs: u32,

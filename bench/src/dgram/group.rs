@@ -26,7 +26,7 @@ const LOOPBACK: u32 = 1;
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     bytes: u64,
-    /// The port at which the group is heard; none: each hears at its own address.
+    /// The port of the group; `None`: each receiver has its own address.
     group: Option<u16>,
 }
 
@@ -50,7 +50,7 @@ impl Plan {
     }
 }
 
-/// One run: bytes that all receivers got, a second of the sender's in GB, and their share of what should have come.
+/// One run: the bytes that all receivers got, in GB for each second of the sender, and the share that arrived.
 fn measure(bytes: u64, receivers: usize, group: bool) -> Result<(f64, f64)> {
     let end = open(bytes)?;
     // The group has a port that no other process uses.

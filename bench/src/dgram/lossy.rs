@@ -40,7 +40,7 @@ pub(crate) struct Plan {
 enum Way {
     /// Send: whole messages.
     Send,
-    /// Write-Record: the ranges that came.
+    /// Write-Record: the ranges that arrived.
     Record,
     /// Write-Record without partial placement: whole messages.
     WholeRecord,
@@ -98,7 +98,7 @@ impl Plan {
     }
 }
 
-/// One run over this link: gigabytes a second of the bytes that came and were valid, and their share.
+/// One run over this link: gigabytes a second of the valid bytes that arrived, and their share.
 fn measure(link: &Link, plan: &Plan) -> Result<(f64, f64)> {
     let spawn = |command: &mut Command| link.far().enter(|| command.spawn())?;
     let mut peer = Peer::start(&[], spawn)?;

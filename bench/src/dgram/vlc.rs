@@ -16,7 +16,7 @@ use crate::run::world::{Stack, User, World, is_root};
 /// The transports of the movie: the name in the records, VLC's name of the output, and the end of the player's address.
 const WAYS: [(&str, &str, &str); 2] = [("udp", "udp", ""), ("tcp", "http", "/movie")];
 const STACKS: [Stack; 2] = [Stack::Plain, Stack::Weft];
-/// Of the movie, in Mbit/s.
+/// The rate of the movie, in Mbit/s.
 const RATE: f64 = 2.0;
 /// The time that the stream runs before the player starts.
 const BEFORE: Duration = Duration::from_millis(700);
@@ -40,7 +40,7 @@ fn measure(
     );
     let _server = world.server(stack, &server, port, user)?;
     std::thread::sleep(BEFORE);
-    // With an at sign the address is the one to receive at.
+    // With an at sign the address is the receiving one.
     let at = if output == "udp" { "@" } else { "" };
     let player = format!(
         "vlc -I dummy -vv --no-color --no-media-library --vout vdummy --aout adummy --run-time 1 --play-and-exit {output}://{at}127.0.0.1:{port}{path}"

@@ -1,4 +1,4 @@
-//! Extended sockets, used as their programmer would: asynchronously with an event queue, or by the blocking calls.
+//! Extended sockets, used as by their programmers: asynchronously with an event queue, or through the blocking calls.
 //!
 //! All of them are streams. Receives stay outstanding from one run to the next; the end of a run is acknowledged by a byte.
 
@@ -150,8 +150,7 @@ struct End {
     sinks: Vec<Memory>,
     flags: RecvFlags,
     events: Vec<Event>,
-    /// Receives of a ping-pong that are complete: they are posted again while the answer is on its way, as raw verbs post theirs
-    /// some at a time.
+    /// Completed receives of a ping-pong. They are reposted while the answer is in flight; raw verbs repost theirs several at a time.
     spent: Vec<usize>,
     sent: u64,
     received: u64,
@@ -357,7 +356,7 @@ impl Blocking {
     fn receive(&self, len: usize) -> Result<()> {
         let memory = self.part(len);
         let mut left = len;
-        // As `recv` of a stream: what is there, and again.
+        // As with `recv` on a stream: reads what is available, and repeats.
         while left > 0 {
             let memory = match &memory {
                 Memory::Region { region, off, .. } => Memory::Region {

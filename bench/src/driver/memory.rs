@@ -26,7 +26,7 @@ impl Copy {
 
     pub(crate) fn drive(&mut self, count: u64) {
         for _ in 0..count {
-            // Neither the copy nor its repetition may be left out.
+            // The compiler must not remove the copy or its repetition.
             black_box(&mut self.to[..]).copy_from_slice(black_box(&self.from));
         }
     }

@@ -170,7 +170,7 @@ pub(crate) enum Kind {
     PingPong,
 }
 
-/// One connection of a scenario, as both ends must know it.
+/// The parameters of one connection of a scenario, for both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Spec {
     /// The stack that carries it.

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 /// The output of one run of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Said {
-    /// Microseconds for an operation: of a ping-pong one way, of a stream all time divided by all operations.
+    /// Microseconds for an operation: for a ping-pong one way, for a stream the whole time divided by the number of
+    /// operations.
     pub(crate) mean_us: f64,
     /// The median of a ping-pong, one way, if the program reports it.
     pub(crate) median_us: Option<f64>,
@@ -147,7 +148,7 @@ impl Printing {
         Ok(Self { child, output })
     }
 
-    /// All that the program printed, once it has ended.
+    /// The whole output of the program, after it has ended.
     fn finish(&mut self, file: &'static str) -> Result<String> {
         let until = Instant::now() + PATIENCE;
         let mut text = String::new();

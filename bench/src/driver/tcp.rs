@@ -1,4 +1,4 @@
-//! Plain TCP, as good as it gets with one socket and blocking calls (or a spinning receiver).
+//! Plain TCP, as efficient as possible with one socket and blocking calls (or a spinning receiver).
 
 use super::{Initiator, Kind, Patience, Responder, Spec, lap};
 use crate::error::{BenchError, Result};

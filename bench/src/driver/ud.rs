@@ -48,7 +48,7 @@ struct End {
     target: Mr,
     peer: UdDest,
     remote: Option<RemoteAddr>,
-    /// Of the last question.
+    /// The number of the last question.
     question: u32,
     wcs: Vec<Wc>,
 }

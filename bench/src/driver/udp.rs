@@ -1,6 +1,6 @@
 //! Bare UDP: sendmmsg with `UDP_SEGMENT` and recvmmsg with `UDP_GRO`, no headers, no CRC, one copy into the message's buffer.
 //!
-//! The receiver acknowledges bytes, so that the sender does not overrun it; messages that did not come are sent again, as with weft's.
+//! The receiver acknowledges bytes, so that the sender does not overrun it; lost messages are sent again, as with weft's.
 
 use super::{Initiator, Kind, Responder, Spec, Stack, lap};
 use crate::error::{BenchError, Result};
@@ -38,7 +38,7 @@ struct End {
     spec: Spec,
     len: usize,
     peer: SocketAddr,
-    /// As many messages as one system call sends.
+    /// The messages of one system call.
     source: Vec<u8>,
     target: Vec<u8>,
     batch: RecvBatch,
@@ -192,7 +192,7 @@ impl End {
         Ok((bytes, note))
     }
 
-    /// Sends messages one behind the other, as far as the receiver has room for them.
+    /// Sends consecutive messages, as far as the receiver has room for them.
     fn send(&mut self, mut messages: u64) -> Result<()> {
         while messages > 0 {
             let now = (self.source.len() / self.len).min(messages as usize);
@@ -222,7 +222,7 @@ impl End {
         Ok(())
     }
 
-    /// Bytes on their way.
+    /// Bytes in flight.
     fn flight(&self) -> u64 {
         self.sent.saturating_sub(self.taken + self.lost)
     }

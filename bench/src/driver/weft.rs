@@ -1,4 +1,4 @@
-//! weft's verbs, used as an RDMA programmer would use them.
+//! weft's verbs, used as by an RDMA programmer.
 //!
 //! Several work requests share a doorbell, and only the last of each batch is signaled. A send needs a posted
 //! receive, so the receiver posts [`RECVS`] and notifies the sender of every [`GRANT`] that it has reposted.
@@ -20,13 +20,13 @@ use weft_verbs::{
 
 /// Posted receives at the far end of sends.
 const RECVS: u32 = 512;
-/// Receives after which the receiver lets the sender know.
+/// Receives after which the receiver notifies the sender.
 const GRANT: u32 = RECVS / 2;
 /// Receives beyond [`RECVS`], so that used ones can be posted again several at a time.
 const SPARE: u32 = 64;
 /// Length of the note that grants [`GRANT`] more sends.
 const NOTE_GRANT: usize = 1;
-/// Length of the note that ends a run: from the initiator "that was all", from the peer "all is here".
+/// Length of the note that ends a run: the initiator's end of data, or the peer's confirmation.
 pub(super) const NOTE_END: usize = 2;
 /// Completions taken at a time.
 const BATCH: usize = 64;
@@ -40,9 +40,9 @@ const SMALLEST: usize = 16;
 pub(crate) struct Context {
     open: Vec<(Transport, (Device, Pd))>,
     held: Vec<Connection>,
-    /// Of the stacks with TLS.
+    /// The key pair for the stacks with TLS.
     tls: Option<Tls>,
-    /// Of the extended sockets.
+    /// The devices of the extended sockets.
     pub(super) exs: super::exs::SocketContexts,
 }
 
@@ -534,7 +534,7 @@ impl End {
             .map_err(stack("fill a memory region"))
     }
 
-    /// Spins until the other end's write has put `flag` into the last byte.
+    /// Spins until the other end's write has stored `flag` in the last byte.
     fn await_flag(&mut self, flag: u8) -> Result<()> {
         let last = self.spec.len()?.max(1) - 1;
         let mut patience = Patience::new();

@@ -47,7 +47,7 @@ impl Run {
                 sent.bytes, received.bytes
             )));
         }
-        // The server's clock is not ours: what its answer took is taken off.
+        // The server's clock differs from ours: the time of its answer is subtracted.
         let seconds = heard.duration_since(sent.mark.start).as_secs_f64()
             - received.since_last
             - half_trip.as_secs_f64();
@@ -187,10 +187,10 @@ impl Client {
         })
     }
 
-    /// One run. `progress` hears of messages and bytes that are complete, and the time since the start.
+    /// One run. `progress` is called with the completed messages and bytes, and the time since the start.
     ///
     /// # Errors
-    /// After an error the client and its server may not agree on what comes next: connect anew.
+    /// After an error the states of client and server may differ: connect anew.
     pub fn run(
         &mut self,
         plan: &Plan,

@@ -48,7 +48,7 @@ pub(super) enum Answer {
     Armed,
     /// Everything has arrived.
     Received(Received),
-    /// It will not be, or has ended badly.
+    /// The run was refused or has failed.
     Failed {
         why: String,
     },
@@ -137,7 +137,7 @@ impl Control {
         Ok(())
     }
 
-    /// Half of the shortest round trip: how long the server's last word was under way.
+    /// Half of the shortest round trip: the travel time of the server's last message.
     pub(super) fn half_trip(&self) -> Duration {
         self.half_trip
     }
@@ -228,7 +228,7 @@ mod tests {
         for (bytes, expected) in cases {
             let error = against(move |mut stream| {
                 stream.write_all(bytes).unwrap();
-                // It may have hung up by now.
+                // The peer may have closed already.
                 let _ = stream.shutdown(std::net::Shutdown::Write);
                 // The other end's greeting, until it hangs up.
                 let _ = stream.read_to_end(&mut Vec::new());

@@ -145,7 +145,8 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
             let receives = plan.lengths.max().saturating_mul(plan.receives.into());
             plan.warm_up = receives.max(base.warm_up);
             if experiment == Experiment::Distance && plan.mode == Mode::Direct {
-                // No more than its receives is under way at a time, so that is what windows open to; all of it would take long.
+                // At most the receives are in flight at a time, so windows open up to their size; a longer warm-up would take
+                // long.
                 plan.warm_up = plan.warm_up.min(u64::from(plan.receives) * WINDOW);
             }
         }

@@ -38,9 +38,9 @@ pub struct Counters {
     pub adverts_sent: u64,
     /// Adverts received.
     pub adverts_received: u64,
-    /// Adverts that came too late and were thrown away.
+    /// Adverts that arrived too late and were discarded.
     pub adverts_dropped: u64,
-    /// Times that something waited for a credit.
+    /// Times that a message waited for a credit.
     pub credit_stalls: u64,
     /// Times that a send waited for room in the peer's buffer.
     pub ring_stalls: u64,
@@ -100,9 +100,9 @@ impl Mark {
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
     pub(super) mark: Mark,
-    /// With those of the warm-up.
+    /// Including the warm-up.
     pub(super) messages: u64,
-    /// With those of the warm-up.
+    /// Including the warm-up.
     pub(super) bytes: u64,
     /// CPU seconds since the mark.
     pub(super) cpu: f64,
@@ -116,7 +116,7 @@ pub(super) struct Sent {
 pub(super) struct Received {
     /// Receives that were completed with data.
     pub(super) receives: u64,
-    /// With those of the warm-up.
+    /// Including the warm-up.
     pub(super) bytes: u64,
     /// CPU seconds of the process, without those of the warm-up.
     pub(super) cpu: f64,
@@ -140,7 +140,7 @@ struct Kept {
 }
 
 impl Contexts {
-    /// As [`SocketContexts::reached_at`].
+    /// See [`SocketContexts::reached_at`].
     pub(super) fn reached_at(&mut self, server: IpAddr) {
         if self.sockets.reached_at(server) {
             self.kept = None;
@@ -242,7 +242,7 @@ fn message(plan: &Plan, memory: Memory, len: usize, offset: u64) -> Result<Memor
     }
 }
 
-/// The messages that are still to be begun: the last one is on its way when the plan's amount is.
+/// The messages that are not started yet: the last one is in flight when the plan's amount is.
 struct Rest<L> {
     lengths: L,
     amount: Amount,
@@ -425,7 +425,7 @@ impl Receiver {
 
     fn post(&mut self, index: usize) -> Result<()> {
         let memory = match &mut self.slots[index] {
-            // A region stays here too: what was left in place does not bring its memory back.
+            // A region is kept here too: data that was left in place does not return its memory.
             Some(region @ Memory::Region { .. }) => region.clone(),
             slot => slot.take().ok_or(LOST)?,
         };

@@ -26,7 +26,7 @@ const LONG_RUN: f64 = 2.0;
 /// Bytes before that: TCP's windows need many round trips to open.
 const LONG_WARM_UP: u64 = 256 << 20;
 
-/// A client and a server of blast, both children of ours.
+/// A client and a server of blast, both child processes.
 struct Pair {
     client: Peer,
     /// Ends with its client.
@@ -81,7 +81,7 @@ fn measure(
     };
     let mut cells: Vec<Cell> = point.variants.iter().map(cell).collect();
     let count = cells.len();
-    // After a failure the two sides may not agree on what comes next: the pair is not put back.
+    // After a failure the states of the two sides may differ: the pair is not put back.
     let mut working = match pair.take() {
         Some(pair) => pair,
         None => Pair::start(link)?,

@@ -1,4 +1,5 @@
-//! The figures of the chapter as tables and plots, and its conclusions: whether they hold here, with the number.
+//! The figures of the chapter as tables and plots, and its conclusions: whether each holds here, with the
+//! number.
 
 use super::node::{Carrier, How, Work};
 use super::{Bench, MIB, Point, Sum};
@@ -26,7 +27,7 @@ fn line(label: &str, stroke: Stroke, points: &[(f64, f64)]) -> Series {
     Series::new(label, stroke, points.to_vec())
 }
 
-/// Over something, the seconds of CPU of the busiest node.
+/// A plot of the CPU seconds of the busiest node.
 fn busiest(title: &str, x: &str) -> Plot {
     Plot::new(
         title,
@@ -35,7 +36,7 @@ fn busiest(title: &str, x: &str) -> Plot {
     )
 }
 
-/// Nodes and a measure of them.
+/// A measure for each number of nodes.
 fn over(sums: &[(usize, Sum)], of: Measure) -> Vec<(f64, f64)> {
     let points = sums.iter().map(|(nodes, sum)| (*nodes as f64, of(sum)));
     points.collect()

@@ -28,7 +28,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The median of what one way took over what another took in the same round.
+/// The median of the ratios of two ways in the same round.
 fn ratio(ways: (&Way, &Way), of: fn(&Way) -> &[f64]) -> f64 {
     let pairs = of(ways.0).iter().zip(of(ways.1));
     median(pairs.map(|(a, b)| a / b))

@@ -275,7 +275,7 @@ impl<'a> Bench<'a> {
         threads: usize,
     ) -> Point {
         let rows = match how {
-            // Its work grows with the square.
+            // The work of nested loops grows with the square.
             How::Nested => self.rows() / 40,
             _ => self.rows(),
         };

@@ -380,7 +380,7 @@ impl Words<'_> {
         }
     }
 
-    /// `len` words from `at` on, which are there.
+    /// `len` existing words from `at` on.
     fn get<'b>(&'b self, at: usize, len: usize, copy: &'b mut [u64]) -> Result<&'b [u64]> {
         match self {
             Words::Here(words) => Ok(&words[at..at + len]),
@@ -402,7 +402,7 @@ struct Block {
 }
 
 impl Block {
-    /// Its matches.
+    /// The number of matches.
     fn count(&self, words: &Words<'_>, stays: &Stays) -> Result<u64> {
         let (mut keys, mut rows) = ([0; PIECE], [0; PIECE]);
         let mut matches = 0;
@@ -416,7 +416,7 @@ impl Block {
     }
 }
 
-/// The blocks of an element. Long ones are cut, so that all threads have something to do.
+/// The blocks of an element. Long ones are split, so that all threads have work.
 fn cut(words: &Words<'_>, stays: &Stays, threads: usize) -> Result<Vec<Block>> {
     let mut blocks = Vec::new();
     let partitions = match stays {

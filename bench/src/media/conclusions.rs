@@ -189,7 +189,8 @@ fn servers(measured: &Measured, found: &mut Conclusions) {
 /// Growth with the number of viewers and the rate.
 fn loads(measured: &Measured, found: &mut Conclusions) {
     let rate = measured.top_rate();
-    // CPU for each viewer at the most of them that are served, over that at the fewest from 50 on.
+    // CPU for each viewer at the largest number of served viewers, divided by that at the smallest number from
+    // 50 on.
     let growth = |kind| {
         let line = measured.line(kind, rate);
         let first = line.iter().find(|p| p.viewers >= 50)?;

@@ -105,7 +105,7 @@ pub struct MediaArgs {
 }
 
 impl MediaArgs {
-    /// With its defaults put in.
+    /// The options with their defaults.
     fn complete(mut self) -> Self {
         fn fill<T: Clone>(list: &mut Vec<T>, all: &[T], quick: Option<&[T]>) {
             if list.is_empty() {
@@ -156,7 +156,7 @@ impl Point {
         self.cpu * 1e9 / self.bytes.max(1) as f64
     }
 
-    /// Of the server and its viewers together.
+    /// CPU of the server and its viewers together, for a GB.
     fn both_per_gb(&self) -> f64 {
         (self.cpu + self.viewers_cpu) * 1e9 / self.bytes.max(1) as f64
     }
@@ -270,13 +270,13 @@ impl Live {
     }
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Default)]
 struct Measured {
     points: Vec<Point>,
     singles: Vec<Single>,
     live: Option<Live>,
-    /// All of that as it is written; what was measured twice, as it was the last time.
+    /// The results in their written form; of repeated measurements the last one.
     lines: Vec<Value>,
     /// The measurements that failed, with the reasons.
     failed: Vec<String>,
@@ -310,7 +310,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// Writes a result as soon as it is there: of a run that is killed, what it has found so far is left.
+    /// Writes a result at once, so that a killed run keeps its results.
     fn take(&mut self, line: Value) -> Result<()> {
         self.output.lines([&line])?;
         self.measured.take(line);
@@ -487,7 +487,7 @@ fn seek(args: &MediaArgs, folder: &Folder, kept: &mut Kept) -> Result<()> {
         let served = Served::start(kind, folder.path(), 0.0)?;
         seekers.push((kind, viewer::Seeker::open(&served)?, served, Vec::new()));
     }
-    // In turn, so that a disturbance meets all.
+    // In turn, so that a disturbance affects all of them.
     for round in 0..SEEKS as u64 {
         let at = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (MOVIE - (1 << 20));
         for (_, seeker, _, times) in &mut seekers {
@@ -529,7 +529,7 @@ struct Folder(PathBuf);
 impl Folder {
     const PREFIX: &str = "weft-bench-media-";
 
-    /// Removes what killed runs have left.
+    /// Removes the leftovers of killed runs.
     fn sweep() {
         for entry in std::fs::read_dir(std::env::temp_dir())
             .into_iter()

@@ -59,7 +59,7 @@ pub(crate) fn movie(dir: &Path, rate: f64) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Starts VLC before a movie of this rate; it listens a while later.
+/// Starts VLC with a movie of this rate; it listens a while later.
 pub(super) fn start(dir: &Path, rate: f64) -> Result<(Running, SocketAddr)> {
     let movie = movie(dir, rate)?;
     let system = BenchError::system("write VLC's settings");
@@ -181,7 +181,7 @@ impl Rtp {
 
     /// Jumps to a second of the movie.
     pub(super) fn play(&mut self, from: f64) -> std::io::Result<()> {
-        // The numbers of what comes then do not go on from these.
+        // The sequence numbers of the next datagrams do not continue from these.
         self.sequence = None;
         let headers = format!("Session: {}\r\nRange: npt={from:.3}-\r\n", self.session);
         self.talk.ask("PLAY", PATH, &headers).map(drop)

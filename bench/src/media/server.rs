@@ -45,7 +45,7 @@ impl Kind {
         matches!(self, Self::Local | Self::Tcp | Self::Tls)
     }
 
-    /// All of them; those of nginx and VLC only where these are installed.
+    /// All servers; nginx and VLC only if they are installed.
     pub(super) fn installed() -> Vec<Self> {
         let (nginx, vlc) = (find("nginx").is_some(), rtp::is_installed());
         if !nginx {

@@ -157,7 +157,7 @@ impl Player {
     fn jump(&mut self, at: u64) -> Result<()> {
         let jumped = match self {
             Self::Weft(_) => Ok(()),
-            // The rest of the long answer is on its way: only another connection has what is wanted now.
+            // The rest of the long answer is still in flight, so the new position needs another connection.
             Self::Http(http) => Http::open(http.served, http.buffer, at).map(|new| *http = new),
             Self::Rtp(rtp) => rtp.play(seconds(at)),
         };
@@ -190,7 +190,7 @@ struct Shared {
     trouble: Mutex<Option<String>>,
 }
 
-/// Viewers at work; dropping it ends them.
+/// Running viewers; dropping it ends them.
 pub(super) struct Crowd {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -208,7 +208,7 @@ struct Seat {
 }
 
 impl Crowd {
-    /// Connects them all; they begin at different times and places.
+    /// Connects all viewers; they begin at different times and places.
     pub(super) fn start(served: &Served, plan: &Plan) -> Result<Self> {
         let mut way = if served.kind.is_weft() {
             Some(Way::new(served)?)
@@ -271,7 +271,7 @@ impl Crowd {
         Ok(Self { shared, threads })
     }
 
-    /// Counts from now on what comes late; bytes taken so far.
+    /// Starts counting late fetches. Returns the bytes received so far.
     pub(super) fn begin(&self) -> u64 {
         self.shared.counts.store(true, Ordering::Relaxed);
         self.shared.bytes.load(Ordering::Relaxed)
@@ -321,7 +321,7 @@ fn watch(
     shared: &Shared,
 ) -> Result<()> {
     let mut block = Vec::new();
-    // Those behind schedule from the connecting begin now.
+    // Viewers that fell behind schedule while connecting begin now.
     let now = Instant::now();
     for (index, seat) in row.iter_mut().enumerate() {
         seat.due = now + tick * (index as u32 % 64) / 64;
@@ -356,7 +356,7 @@ fn watch(
 }
 
 impl Seat {
-    /// Counts whether what it has now has come in time.
+    /// Records whether the current fetch was in time.
     fn judge(&mut self, shared: &Shared) {
         let lost = self.player.lost();
         let late = lost - self.lost + u64::from(self.due.elapsed() > LATE);

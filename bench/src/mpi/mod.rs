@@ -1,5 +1,5 @@
-//! `weft bench mpi`: the figures 13 to 19 of the datagram-iWARP paper. Small programs of ours run under each MPI that is installed, over each transport of
-//! `weft mpi`; the transports take turns, the MPI's own TCP among them.
+//! `weft bench mpi`: the figures 13 to 19 of the datagram-iWARP paper. Our small programs run under each installed MPI, over each transport of `weft mpi`;
+//! the transports run in turn, the MPI's own TCP among them.
 
 mod program;
 mod report;

@@ -23,7 +23,7 @@ pub(super) struct Key {
     pub(super) transport: String,
 }
 
-/// Values by the turn in which they were measured.
+/// Values by their turn.
 #[derive(Default)]
 pub(super) struct Results(BTreeMap<Key, BTreeMap<u32, f64>>);
 
@@ -32,7 +32,7 @@ impl Results {
         self.0.entry(key).or_default().insert(turn, value);
     }
 
-    /// As JSON.
+    /// The results as JSON.
     pub(super) fn lines(&self) -> impl Iterator<Item = Line> {
         self.0.iter().map(|(key, turns)| {
             let values: Vec<f64> = turns.values().copied().collect();
@@ -175,7 +175,7 @@ fn conclusions(results: &Results) -> Table {
     table
 }
 
-/// All that was measured.
+/// All measurements.
 fn values(results: &Results) -> Table {
     let place = |key: &Key| match key.what.as_str() {
         LATENCY | BANDWIDTH => human(key.at),
@@ -203,7 +203,7 @@ fn values(results: &Results) -> Table {
     )
 }
 
-/// The tables, behind a few words on how they came into being.
+/// The tables, after an introduction.
 pub(super) fn report(results: &Results, intro: String) -> Report {
     let mut report = Report::new("weft bench mpi");
     report.intro.push(
@@ -224,7 +224,7 @@ pub(super) fn report(results: &Results, intro: String) -> Report {
 mod tests {
     use super::*;
 
-    /// A turn that one of two transports lost does not shift the others.
+    /// If one of two transports loses a turn, the others do not shift.
     #[test]
     fn ratios_are_of_the_same_turn() {
         let mut results = Results::default();

@@ -47,7 +47,8 @@ impl Bars {
         }
     }
 
-    /// Ratios to the same thing, of which a larger one is better: blue from 1 on, red below, and a stroke at 1. Each row has its label and its ratios.
+    /// Ratios to the same reference, of which a larger one is better: blue from 1 on, red below, and a stroke at 1. Each row has its label and its
+    /// ratios.
     pub fn gains(title: &str, rows: impl IntoIterator<Item = (String, Summary)>) -> Self {
         let marks = rows.into_iter().map(|(label, ratio)| Mark {
             label,

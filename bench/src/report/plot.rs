@@ -16,7 +16,7 @@ const INK: RGBColor = RGBColor(0, 0, 1);
 /// An opacity that marks dashed lines: plotters would draw an element for every dash.
 const DASHED: f64 = 0.99;
 
-/// One axis: its label and how values lie on it.
+/// One axis: its label and its scale.
 #[derive(Clone, Debug)]
 pub struct Axis {
     label: String,

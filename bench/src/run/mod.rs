@@ -79,7 +79,7 @@ struct Outcome {
     stacks: Vec<Values>,
 }
 
-/// A peer of our own.
+/// One of our own peers.
 pub(crate) fn part(args: &PartArgs) -> Result<()> {
     parts::run(args)
 }
@@ -170,7 +170,7 @@ fn measure(
         live.retain_mut(|(measure, outcome)| {
             progress.at(&format!("{name}: {}", outcome.about.name));
             for at in 0..outcome.stacks.len() {
-                // No stack always has the turn behind another.
+                // The order rotates, so that no stack always runs behind the same other one.
                 let index = (at + run as usize) % outcome.stacks.len();
                 let Some(of) = outcome.stacks.get_mut(index) else {
                     continue;

@@ -19,7 +19,7 @@ pub(crate) struct Goal {
     pub(crate) beside: Stack,
     /// The ratio's target.
     pub(crate) limit: Limit,
-    /// It is of the difference in the unit of the case, and not of the ratio.
+    /// The goal is for the difference in the unit of the case, and not for the ratio.
     pub(crate) difference: bool,
 }
 
@@ -152,7 +152,7 @@ impl Program {
         }
     }
 
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub(crate) fn missing(self) -> Option<String> {
         let mut needs = self.needs().iter();
         let lacks = needs.find(|(name, _)| find(name).is_none());

@@ -42,7 +42,7 @@ impl Stack {
         }
     }
 
-    /// As in records.
+    /// The name in records.
     pub(crate) fn short(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -123,7 +123,7 @@ impl World {
         Ok(dir)
     }
 
-    /// The words of a peer of our own: `weft bench run-part WORDS`.
+    /// The command line of one of our peers: `weft bench run-part WORDS`.
     pub(crate) fn part(&self, words: &str) -> String {
         format!("{} bench run-part {words}", self.weft.display())
     }
@@ -315,7 +315,7 @@ impl Drop for Server {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Whatever is left of it.
+        // Kills the rest of its group.
         let _ = kill_process_group(pid, Signal::KILL);
         let _ = self.child.wait();
     }

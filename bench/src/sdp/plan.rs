@@ -92,7 +92,7 @@ impl Places {
 }
 
 impl SdpFigure {
-    /// Those that are measured over connections.
+    /// The figures that are measured over connections.
     pub(crate) fn measured() -> impl Iterator<Item = SdpFigure> {
         let all = SdpFigure::value_variants().iter().copied();
         all.filter(|figure| *figure != SdpFigure::Table1)
@@ -135,7 +135,7 @@ impl SdpFigure {
         matches!(self, SdpFigure::F6a | SdpFigure::F9a)
     }
 
-    /// The places on the horizontal axis, and what is run there.
+    /// The places on the horizontal axis, with their plans.
     pub(crate) fn points(self, quick: bool) -> Vec<(u64, Plan)> {
         let step = if quick { 2 } else { 1 };
         let sizes = |from: u32| -> Vec<u64> {

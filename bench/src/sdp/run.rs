@@ -141,7 +141,7 @@ fn tcp(stream: TcpStream) -> Result<Link> {
 fn options(row: Row) -> Options {
     Options {
         link: LinkOptions {
-            // As plain TCP has none.
+            // Plain TCP has none either.
             crc: false,
             ..LinkOptions::default()
         },
@@ -239,7 +239,7 @@ impl Session {
         }
     }
 
-    /// This end's part of `count` sends on each connection. Ends when the far end has everything.
+    /// This end's part of `count` sends on each connection. Ends when the far end has received all data.
     pub(crate) fn drive(&self, count: u64) -> Result<()> {
         let first = &self.lanes[0];
         match self.plan.shape {
@@ -300,7 +300,7 @@ impl Session {
 }
 
 impl Lane {
-    /// Sends with what the plan has between them, until the far end has everything.
+    /// Sends with the plan's work in between, until the far end has received all data.
     fn stream(&self, plan: &Plan, count: u64) -> Result<()> {
         let mark = plan.window.max(1);
         for sent in 1..=count {

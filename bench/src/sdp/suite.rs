@@ -61,7 +61,7 @@ pub(crate) fn run(args: &SdpArgs) -> Result<ExitCode> {
     output.finish(&report(&records, args, intro))
 }
 
-/// One point: all rows are connected and warmed up, then run after run, each run turning through all of them.
+/// One point: connects and warms up all rows, then makes run after run, each with all of them in turn.
 fn measure(
     devices: &mut Devices,
     peer: &mut Peer,
@@ -110,7 +110,7 @@ fn measure(
     Ok(of_suite(RECORDS, records))
 }
 
-/// Sends that fill the time; warms everything up on the way.
+/// The number of sends that fill the time; also warms up.
 fn calibrate(pair: &Pair, peer: &mut Peer, seconds: f64) -> Result<u64> {
     let mut count = 2;
     loop {

@@ -25,7 +25,7 @@ const OTHER_DESCRIPTORS: u64 = 64;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) count: u32,
-    /// Where to connect to; accepts when there is none.
+    /// The address to connect to; `None`: accept.
     pub(crate) to: Option<SocketAddr>,
 }
 

@@ -80,7 +80,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
             None => Peer::spawn(&[])?,
         };
         let result = run_group(&mut context, &mut process, group, &effort);
-        // After a failure the two sides may not agree on what comes next.
+        // After a failure the states of the two sides may differ.
         if result.is_ok() {
             peer = Some(process);
         }

@@ -18,7 +18,7 @@ use weft_verbs::{Access, Mr, Pd};
 
 const SIZES: &str = "4K..1G*4";
 const QUICK_SIZES: &str = "4K,64K,1M,16M,64M";
-/// Above this, two threads' buffers are left out to spare memory.
+/// Above this size two threads' buffers are left out to save memory.
 const LARGEST_PARALLEL: u64 = 256 << 20;
 const THREADS: u32 = 2;
 /// Small sizes are timed this often within a run, and the median counts.
@@ -40,7 +40,7 @@ pub(crate) struct Row {
     samples: Vec<f64>,
 }
 
-/// The cases as the results name them, with the stack they belong to.
+/// The names of the cases in the results, with their stacks.
 pub(crate) const CASES: [(&str, &str); 9] = [
     ("weft", "register, resident"),
     ("weft", "register, not resident"),
@@ -93,7 +93,7 @@ fn register(pd: &Pd, buffer: Vec<u8>) -> Result<Mr> {
 }
 
 impl Plan {
-    /// Times everything; in the peer process.
+    /// Runs all timings; in the peer process.
     pub(crate) fn run(&self, context: &mut Context) -> Result<Vec<Row>> {
         let (_, pd) = context.device(Transport::Tcp)?;
         let mut rows = Vec::new();

@@ -3,7 +3,7 @@
 use crate::record::{Metric, Record, Side};
 use crate::report::{Axis, Plot, Series, Stroke, number};
 
-/// Records that share something.
+/// Records with common properties.
 #[derive(Clone)]
 pub(super) struct View<'a>(pub(super) Vec<&'a Record>);
 

@@ -1,4 +1,4 @@
-//! Several ways to one answer, in turn: their seconds, and the CPU time of all processes that take part.
+//! Several ways to one answer, in turn: their seconds, and the CPU time of all participating processes.
 
 use std::time::Instant;
 

@@ -36,10 +36,11 @@ fn refuse<T>(why: impl std::fmt::Display) -> Result<T> {
 pub struct Tasks(Worker);
 
 impl Tasks {
-    /// Of the worker with this door, which reads files below `dir`, and has so much memory for all of them together.
+    /// For the worker with this door, which reads files below `dir`, and has `memory` bytes for all of them
+    /// together.
     ///
     /// # Errors
-    /// When there can be no runtime with such settings.
+    /// If a runtime with such settings cannot be made.
     pub fn new(door: &Arc<Door>, dir: Option<PathBuf>, memory: Option<usize>) -> Result<Self> {
         let channels = Channels::new(vec![Arc::clone(door)], PATIENCE);
         let session = move |context: WorkerQueryContext| {
@@ -168,7 +169,7 @@ impl Tasks {
                     let next = match next {
                         Ok(WorkerToCoordinatorMsg::LoadInfo(load)) => Ok(News::Load(load.into())),
                         Ok(WorkerToCoordinatorMsg::LoadInfoEos) => Ok(News::NoMoreLoad),
-                        // The engine's words for them are its own transport's.
+                        // The engine encodes metrics for its own transport only.
                         Ok(WorkerToCoordinatorMsg::TaskMetrics(_)) => continue,
                         Err(error) => Err(error),
                     };
@@ -261,7 +262,7 @@ fn give(
                     (Err(mpsc::error::TryRecvError::Disconnected), _) => ended = true,
                 }
                 if word != ROWS {
-                    // News come one by one.
+                    // News are sent one by one.
                     break;
                 }
             }

@@ -51,7 +51,7 @@ fn address_of(url: &Url) -> Result<SocketAddr> {
     address.map_err(|_| DataFusionError::Execution(format!("{url} is no worker of weft")))
 }
 
-/// The engine's way to workers: visits at their doors.
+/// The engine's channels to workers: visits at their doors.
 #[derive(Clone)]
 pub struct Channels {
     doors: Vec<Arc<Door>>,
@@ -81,7 +81,7 @@ impl ChannelResolver for Channels {
     }
 }
 
-/// The way to one worker.
+/// The channel to one worker.
 #[derive(Clone)]
 struct Channel {
     door: Arc<Door>,
@@ -142,7 +142,7 @@ impl Drop for CancelLater {
 
 /// A message of a worker.
 enum Said {
-    /// Something of this kind.
+    /// A message of this kind.
     More(u64, Vec<u8>),
     /// The end.
     All,
@@ -295,7 +295,7 @@ enum Came {
     /// Rows, and the bytes that they hold.
     Rows(Vec<RecordBatch>, usize),
     Failed(DataFusionError),
-    /// All have come. Without it some are missing, whatever ended the call.
+    /// All rows have arrived. Without this event some are missing, whatever ended the call.
     End,
 }
 
@@ -368,7 +368,7 @@ fn give(
     bytes: Buffer,
 ) -> Result<()> {
     if sender.is_closed() {
-        // Other partitions go on.
+        // Other partitions continue.
         return Ok(());
     }
     let len = bytes.len();

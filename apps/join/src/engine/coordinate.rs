@@ -98,7 +98,7 @@ pub fn stream(
         Ok(())
     });
     if done.is_err() {
-        // Those of the engine's tasks that wait for others panic when these are cancelled. They end by themselves, soon.
+        // Tasks of the engine that wait for others panic if these are cancelled. They end soon without that.
         let end = Instant::now() + GRACE;
         let alive = || runtime.metrics().num_alive_tasks() > 0;
         while alive() && Instant::now() < end {

@@ -26,7 +26,7 @@ pub(super) const NEWS: u64 = 5;
 pub(super) const OVER: u64 = 6;
 /// Version of these messages.
 pub(super) const VERSION: u32 = 1;
-/// A frame begins with its partition and its length, and is filled up to a multiple of this: Arrow's arrays lie where they may be used in place.
+/// A frame begins with its partition and its length, and is padded to a multiple of this, so that Arrow's arrays are aligned for use in place.
 const FRAME: usize = 64;
 
 /// Whether an element is a request to the engine.
@@ -38,7 +38,7 @@ pub(crate) fn is_call(element: &Element) -> bool {
 #[derive(Serialize, Deserialize)]
 pub(super) struct Call {
     pub(super) version: u32,
-    /// Settings of the query, as the engine puts them in words.
+    /// Settings of the query, in the engine's text form.
     pub(super) headers: Vec<(String, Vec<u8>)>,
     pub(super) what: What,
 }
@@ -185,7 +185,7 @@ impl Encoder {
     }
 
     pub(super) fn encode(&mut self, batch: RecordBatch) -> Result<Vec<u8>> {
-        // Before the first batch the schema is there.
+        // The schema precedes the first batch.
         let schema = std::mem::take(self.writer.get_mut());
         let batch = compact(batch)?;
         let place = self.writer.get_mut();
