@@ -44,7 +44,7 @@ pub enum BenchError {
     /// The peer could not be connected to.
     #[error("cannot connect to {0}: {1}")]
     Unreachable(std::net::SocketAddr, io::Error),
-    /// The peer is not what it should be.
+    /// The peer does not behave as it should.
     #[error("the peer does not fit: {0}")]
     Stranger(String),
     /// The received bytes differ from the sent ones.

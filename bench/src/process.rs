@@ -81,7 +81,7 @@ pub(crate) enum Reply {
     Held { bytes: u64 },
     /// To `Lossy`, after the run: the valid bytes that arrived.
     Valid { bytes: u64 },
-    /// To `Register` and `Blast`: what was measured.
+    /// To `Register` and `Blast`: the measurements.
     Measured(Value),
     /// Any request can fail.
     Failed { why: String },

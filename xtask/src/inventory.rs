@@ -17,7 +17,7 @@ struct Graph {
     edges: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Writes `sbom.cdx.json` and `copyright` to `dir`, for a package that is linked of the `roots`. Returns what it did.
+/// Writes `sbom.cdx.json` and `copyright` to `dir`, for a package that is linked from the `roots`. Returns a summary.
 pub(crate) fn lay_out(dir: &Path, package: &str, roots: &[&str]) -> Result<String, String> {
     let root = library::root()?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -189,7 +189,7 @@ impl Bench<'_> {
             let times = ((1 << 20) / len).clamp(1, 16);
             self.point(Case::CopyCold, bytes, || {
                 Ok(each(times, |_| {
-                    // Small copies are far apart, so that what is fetched ahead for one does not serve the next.
+                    // Small copies are far apart, so that the prefetch of one does not serve the next.
                     next = if next + len + (64 << 10) > arena {
                         0
                     } else {

@@ -148,7 +148,7 @@ pub(super) struct Running {
     /// The daemon of the master, if the system has one.
     pub(super) daemon: Option<i32>,
     socket: Option<PathBuf>,
-    /// Where distcc writes what it does.
+    /// The file of distcc's log.
     log: PathBuf,
     children: Vec<children::Running>,
 }

@@ -102,7 +102,7 @@ pub(crate) struct Point {
     pub(crate) transport: Transport,
     /// Outstanding sends, or bytes of a message.
     pub(crate) x: u64,
-    /// A name for each, and what it is.
+    /// The name and the plan of each variant.
     pub(crate) variants: Vec<(String, Plan)>,
 }
 

@@ -75,7 +75,7 @@ impl Counters {
     }
 }
 
-/// The end of the warm-up at the client: what was complete by then does not count.
+/// The end of the warm-up at the client: transfers that had completed by then do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     pub(super) start: Instant,
@@ -500,7 +500,7 @@ impl Receiver {
     }
 }
 
-/// Compares what arrived with what was sent.
+/// Compares the received bytes with the sent ones.
 fn verify(seed: u64, offset: u64, memory: &Memory, len: usize) -> Result<()> {
     let mut expected = vec![0; len];
     pattern(seed, offset, &mut expected);

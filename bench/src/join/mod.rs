@@ -114,7 +114,7 @@ impl Process {
     }
 }
 
-/// A point as it is written.
+/// A point in its written form.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Line {
     #[serde(flatten)]

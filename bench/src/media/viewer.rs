@@ -23,7 +23,7 @@ const THREADS: usize = 4;
 const TICK: Duration = Duration::from_millis(250);
 /// The interval at which a viewer of weft fetches. It buffers that much itself.
 const AHEAD: Duration = Duration::from_secs(1);
-/// A fetch that is done so much after its time would have stopped the picture.
+/// A fetch that completes this long after its time would have stopped the picture.
 const LATE: Duration = Duration::from_secs(1);
 /// The interval at which a viewer of datagrams reads its socket, which does not hold many.
 const LOOK: Duration = Duration::from_millis(40);
@@ -85,7 +85,7 @@ pub(super) struct Http {
 }
 
 impl Http {
-    /// A connection; what it reads ahead is at most `room`.
+    /// A connection; it reads ahead at most `room` bytes.
     fn connect(addr: SocketAddr, buffer: Option<usize>, room: usize) -> std::io::Result<Self> {
         let stream = TcpStream::connect(addr)?;
         if let Some(bytes) = buffer {

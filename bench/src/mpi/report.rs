@@ -83,7 +83,7 @@ impl Results {
     }
 }
 
-/// A quantity as it is written.
+/// A quantity in its written form.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Line {
     mpi: String,
@@ -108,7 +108,7 @@ const KERNEL: Of = |what, _| what.ends_with(", s");
 const KERNEL_IN_MPI: Of = |what, _| what.ends_with(", s in MPI");
 const DATAGRAMS: &[&str] = &["ud", "weft"];
 
-/// A ratio's target: source, text, what it is about, of which transports, to which, and the target.
+/// A ratio's target: source, text, quantity, transports, reference transport, and the target.
 type Claim = (
     &'static str,
     &'static str,

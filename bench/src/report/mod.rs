@@ -145,7 +145,7 @@ impl Report {
     }
 }
 
-/// A paragraph in lines of `width` columns, cut at spaces; as it is where it fits, or is lines already.
+/// A paragraph in lines of `width` columns, cut at spaces; unchanged if it fits or consists of lines already.
 fn wrapped(text: &str, width: Option<u16>) -> String {
     let Some(width) = width.map(usize::from) else {
         return text.to_owned();

@@ -13,7 +13,7 @@ const STYLE: TableStyle = TableStyle::new()
     .header_separator(LineStyle::none().fill('═').junction('═'))
     .bottom_border(LineStyle::none().fill('─').junction('─'));
 
-/// Numbers with their spread are never longer than this; what is longer is a sentence that begins with a number.
+/// Numbers with their spread are never longer than this; a longer cell is a sentence that begins with a number.
 const WHOLE: usize = 32;
 
 /// A column: its header, and its cell for a row.

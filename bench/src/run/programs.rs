@@ -171,7 +171,7 @@ impl Program {
         }
     }
 
-    /// Starts what it needs.
+    /// Starts the necessary servers, and returns the cases.
     pub(crate) fn cases(self, world: &World) -> Result<Vec<Case<'_>>> {
         match self {
             Self::Iperf3 => Ok(iperf3(world)),
@@ -451,7 +451,7 @@ fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
             data.display()
         );
         world.plainly(&line, user)?;
-        // The disk is not what is measured.
+        // The disk is not measured.
         let settings = format!(
             "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\nfsync = off\nsynchronous_commit = off\n\
              autovacuum = off\nmax_connections = 50\nmax_wal_size = '4GB'\ncheckpoint_timeout = '1h'\n",

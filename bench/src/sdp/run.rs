@@ -96,7 +96,7 @@ impl Link {
         }
     }
 
-    /// The program writes to what it has sent.
+    /// The program writes to memory that it has sent.
     fn write_pattern(&self, memory: &RawMemory, byte: u8) -> Result<()> {
         let page = protect::page_size();
         match self {

@@ -206,7 +206,7 @@ fn frame(partition: usize, mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Views refer to whole buffers of other rows; only what is referred to travels.
+/// Views refer to whole buffers of other rows; only the bytes in use are sent.
 fn compact(batch: RecordBatch) -> Result<RecordBatch> {
     let views = |kind: &DataType| matches!(kind, DataType::Utf8View | DataType::BinaryView);
     let schema = batch.schema();
