@@ -68,7 +68,7 @@ impl Cut {
     }
 }
 
-/// An estimate of the bytes of a batch in Arrow's IPC format. An underestimate costs no more than a larger buffer while it is written.
+/// An estimate of the bytes of a batch in Arrow's IPC format. If it is too small, the buffer grows while the batch is written.
 pub(crate) fn encoded_len(batch: &RecordBatch) -> usize {
     let column = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(0) + 256;
     batch.columns().iter().map(column).sum::<usize>() + 1024
