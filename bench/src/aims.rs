@@ -1,4 +1,4 @@
-//! What a number is to be: the aims of weft and the claims of the papers, one type for every suite.
+//! Targets of numbers: the aims of weft and the claims of the papers, in one type for every suite.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ pub(crate) enum Limit {
     Above(f64),
     Below(f64),
     Within(f64, f64),
-    /// It is there to be seen.
+    /// No target: the number is only shown.
     None,
 }
 
 impl Limit {
-    /// Whether the number is that; `None`: it is not to be anything.
+    /// Whether the number is within the limit; `None`: there is no limit.
     pub(crate) fn holds(self, number: f64) -> Option<bool> {
         match self {
             Limit::AtLeast(least) => Some(number >= least),
@@ -73,12 +73,12 @@ impl Aim {
         }
     }
 
-    /// One whose number is there.
+    /// An aim with a number; `None` where it was not measured.
     pub(crate) fn of(what: impl Into<String>, limit: Limit, measured: Option<f64>) -> Option<Self> {
         measured.map(|measured| Self::new(what, limit, measured))
     }
 
-    /// Whether it reaches its target; `None`: it has none, or was not measured.
+    /// Whether it reaches its target; `None`: it has no target, or was not measured.
     pub(crate) fn holds(&self) -> Option<bool> {
         let holds = self.limit.holds(self.measured);
         holds.filter(|_| !self.measured.is_nan())
@@ -105,7 +105,7 @@ macro_rules! aims {
 }
 pub(crate) use aims;
 
-/// In words: nothing for what is only to be seen.
+/// The verdict as text; empty if there is no target.
 pub(crate) fn verdict(holds: Option<bool>) -> &'static str {
     match holds {
         Some(true) => "yes",
@@ -114,7 +114,7 @@ pub(crate) fn verdict(holds: Option<bool>) -> &'static str {
     }
 }
 
-/// All of them as a table; `None` where nothing was measured.
+/// The aims as a table; `None` if nothing was measured.
 pub(crate) fn section(title: &str, aims: &[Aim]) -> Option<Section> {
     let measured = |aim: &Aim| match aim.measured {
         none if none.is_nan() => "not measured".to_owned(),

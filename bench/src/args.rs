@@ -244,7 +244,7 @@ pub enum VerbsOp {
 }
 
 named! {
-    /// What `--figure` selects.
+    /// The values of `--figure`.
     pub enum Figure {
         /// Throughput and CPU time
         Bandwidth = "bandwidth",
@@ -274,7 +274,7 @@ impl Switch {
 }
 
 named! {
-    /// How a side waits.
+    /// How a side waits for completions.
     #[allow(missing_docs)]
     pub enum Poll {
         Busy = "busy",
@@ -284,7 +284,7 @@ named! {
 }
 
 impl Poll {
-    /// Whether to spin.
+    /// Whether to spin: the values to measure.
     pub(crate) fn values(self) -> &'static [bool] {
         match self {
             Self::Busy => &[true],

@@ -18,7 +18,7 @@ impl Running {
         child.map(Self).map_err(BenchError::system(what))
     }
 
-    /// The first line that it prints; nothing if it prints none. What follows is read and thrown away.
+    /// The first line of its output, or an empty string. The rest of the output is read and discarded.
     pub(crate) fn first_line(&mut self) -> String {
         let mut line = String::new();
         if let Some(out) = self.0.stdout.take() {
@@ -45,7 +45,7 @@ pub(crate) struct Talk {
 }
 
 impl Talk {
-    /// Starts it by `spawn`: in another namespace, say.
+    /// Starts it through `spawn`, for example in another namespace.
     pub(crate) fn start(
         command: &mut Command,
         spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
@@ -81,7 +81,7 @@ pub(crate) fn write_line(to: &mut impl Write, message: &impl Serialize) -> Resul
         .map_err(|error| BenchError::PeerGone(error.to_string()))
 }
 
-/// The next line's message; nothing at the end.
+/// The message in the next line; `None` at the end.
 pub(crate) fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>> {
     let gone = |error: io::Error| BenchError::PeerGone(error.to_string());
     let mut line = String::new();
@@ -105,14 +105,15 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
     files.find(|file| file.is_file())
 }
 
-/// A port that nobody listens on at the moment. Nobody else here takes it before the program that is told of it does, most likely.
+/// A port without a listener at the moment. It will most likely still be free when the program that gets it binds it.
 pub(crate) fn free_port() -> Result<u16> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
     port.map(|addr| addr.port())
         .map_err(BenchError::system("find a free port"))
 }
 
-/// Whether something listens on the port, or sends datagrams there. It is not connected to: some servers serve one client and end.
+/// Whether a process listens on the port, or has a UDP socket there. The check does not connect: some servers serve one client and
+/// exit.
 pub(crate) fn listening(port: u16) -> bool {
     let local = format!(":{port:04X}");
     // 0A: the state LISTEN; 07: that of a UDP socket that is not connected.

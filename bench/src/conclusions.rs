@@ -1,13 +1,13 @@
-//! What a paper concludes, and what is to be reached: whether it holds here, with the number.
+//! The conclusions of a paper and the targets of weft: whether each holds here, with the number.
 
 use crate::aims::Limit;
 use crate::driver::Transport;
 use crate::report::{Section, Table, number};
 
-/// Whether something holds, and the number that says so; `None` where it was not measured.
+/// Whether a claim holds, and the number for it; `None` where it was not measured.
 pub(crate) type Verdict = Option<(bool, String)>;
 
-/// A table of claims: where each comes from and what it says, and whether it holds.
+/// A table of claims: the source and the text of each, and a check of whether it holds.
 macro_rules! claims {
     ($found:expr; $($source:expr, $claim:expr => $verdict:expr;)*) => {
         $($found.add($source, $claim, $verdict);)*
@@ -38,22 +38,22 @@ impl Range {
         format!("{} to {}", number(self.low.0), number(self.high.0))
     }
 
-    /// Whether all of it reaches its target; `of` follows its words.
+    /// Whether the whole range reaches the target; `of` is appended to the text.
     pub(crate) fn all(&self, limit: Limit, of: &str) -> (bool, String) {
         let ends = [self.low.0, self.high.0];
         let holds = ends.iter().all(|end| limit.holds(*end) == Some(true));
         (holds, self.words() + of)
     }
 
-    /// Whether the largest reaches its target.
+    /// Whether the largest value reaches the target; `of` is appended to the text.
     pub(crate) fn largest(&self, limit: Limit, of: &str) -> (bool, String) {
         (limit.holds(self.high.0) == Some(true), self.words() + of)
     }
 }
 
-/// One of them.
+/// One conclusion.
 pub(crate) struct Conclusion {
-    /// Where it comes from.
+    /// The source of the claim.
     source: &'static str,
     pub(crate) claim: &'static str,
     over: Option<Transport>,
@@ -61,7 +61,7 @@ pub(crate) struct Conclusion {
     pub(crate) number: String,
 }
 
-/// All that can be said of what was measured.
+/// All conclusions that the measurements allow.
 #[derive(Default)]
 pub(crate) struct Conclusions {
     pub(crate) list: Vec<Conclusion>,
@@ -69,12 +69,12 @@ pub(crate) struct Conclusions {
 }
 
 impl Conclusions {
-    /// What is added from now on is of this transport.
+    /// Sets the transport of the conclusions that are added from now on.
     pub(crate) fn over(&mut self, transport: Transport) {
         self.over = Some(transport);
     }
 
-    /// Adds what can be said, if it can.
+    /// Adds a conclusion if it was measured.
     pub(crate) fn add(&mut self, source: &'static str, claim: &'static str, verdict: Verdict) {
         self.list.extend(verdict.map(|(holds, number)| Conclusion {
             source,
@@ -85,7 +85,7 @@ impl Conclusions {
         }));
     }
 
-    /// As a table; `whose` conclusions they are stands in its header.
+    /// The conclusions as a table; `whose` names their source in its header.
     pub(crate) fn section(&self, title: &str, whose: &str) -> Option<Section> {
         let over = self.over.map(|_| "over");
         let claim = format!("conclusion of the {whose}");

@@ -1,4 +1,4 @@
-//! What can go wrong in a benchmark.
+//! The errors of a benchmark.
 
 use std::io;
 
@@ -19,7 +19,7 @@ pub enum BenchError {
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The failed action.
         what: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -27,12 +27,12 @@ pub enum BenchError {
     /// An operation of the stack under test failed.
     #[error("{what}: {why}")]
     Stack {
-        /// What was tried.
+        /// The failed action.
         what: &'static str,
-        /// What the stack said.
+        /// The error of the stack.
         why: String,
     },
-    /// The peer process failed, and said why.
+    /// The peer process failed and reported the reason.
     #[error("the peer process failed: {0}")]
     Peer(String),
     /// The peer process ended or spoke nonsense.
@@ -44,10 +44,10 @@ pub enum BenchError {
     /// The peer could not be connected to.
     #[error("cannot connect to {0}: {1}")]
     Unreachable(std::net::SocketAddr, io::Error),
-    /// The peer is not what it should be.
+    /// The peer does not behave as it should.
     #[error("the peer does not fit: {0}")]
     Stranger(String),
-    /// What arrived is not what was sent.
+    /// The received bytes differ from the sent ones.
     #[error(
         "the bytes that arrived differ from those that were sent, from byte {0} of the stream on"
     )]
@@ -55,7 +55,7 @@ pub enum BenchError {
     /// An operation ended without giving its memory back.
     #[error("an operation ended without giving its memory back")]
     Lost,
-    /// Nothing moved for so many seconds.
+    /// No progress for this many seconds.
     #[error("nothing moved for {0} seconds: {1}")]
     Stuck(u64, &'static str),
 }
@@ -66,13 +66,13 @@ impl BenchError {
     }
 }
 
-/// What was tried, and why it failed.
+/// An error from the failed action and its reason.
 pub(crate) fn failed(what: &'static str, why: impl std::fmt::Display) -> BenchError {
     let why = why.to_string();
     BenchError::Stack { what, why }
 }
 
-/// Makes an error of one of the stacks ours: `what` is what we wanted of it.
+/// Converts an error of one of the stacks: `what` is the failed action.
 pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> BenchError {
     move |error| failed(what, error)
 }

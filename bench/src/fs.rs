@@ -1,7 +1,7 @@
-//! `weft bench fs`: remote memory as files beside what it stands on, in one run.
+//! `weft bench fs`: remote memory as files, compared with the layers below it, in one run.
 //!
-//! Each figure is a pair that takes turns: ours and a yardstick. The server is in this process; with its memory, a client's operations are carried out by the
-//! engine of its device, as those of raw RDMA are.
+//! Each figure is a pair measured in turn: ours and a reference. The server is in this process. With its memory, the engine of its device carries out a
+//! client's operations, as for raw RDMA.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -59,14 +59,14 @@ pub struct FsArgs {
     child: Option<PathBuf>,
 }
 
-/// `map_err` for anything that can be shown.
+/// `map_err` for any error that can be displayed.
 macro_rules! ok {
     ($what:literal, $done:expr) => {
         $done.map_err(stack($what))?
     };
 }
 
-/// What is compared and beside what, its unit, and the ratio's target.
+/// The two compared cases, the unit, and the ratio's target.
 type Figure = (&'static str, &'static str, Limit);
 
 const HERE_WRITE: Figure = ("same host, write 1 MiB (tmpfs)", "GB/s", AtLeast(0.95));
@@ -93,10 +93,10 @@ const FIGURES: [Figure; 8] = [
     HERE_WRITE, HERE_READ, WRITE, READ, PAGES, FUSE, SSHFS, PRELOAD,
 ];
 
-/// One pair's outcome: of each turn a value of ours, and one of the yardstick.
+/// The outcome of one pair: for each turn our value and the reference's.
 struct Row(Figure, Vec<f64>, Vec<f64>);
 
-/// What both sides of the comparisons need.
+/// The state that both sides of the comparisons need.
 struct World {
     server: Server,
     fingerprint: String,
@@ -211,8 +211,7 @@ fn rates(figure: Figure, (ours, yardstick): (Vec<f64>, Vec<f64>), bytes: usize) 
     Row(figure, rate(ours), rate(yardstick))
 }
 
-/// Two files of this host, made anew for each turn, in turn the one before the other: which pages of the memory a file gets makes more of a difference than what
-/// it is called.
+/// Two files of this host, made anew for each turn, each one first in turn: the pages that a file gets matter more than its file system.
 fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     let passes = (args.volume as usize).div_ceil(LEN / MIB);
     let mut part = vec![7; MIB];
@@ -228,7 +227,7 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         }
         Ok((passes * LEN) as f64 / began.elapsed().as_secs_f64() / 1e9)
     };
-    // By what is done: ours, and the yardstick's.
+    // By operation: ours, and the reference's.
     let mut rates: [[Vec<f64>; 2]; 2] = Default::default();
     for turn in 0..args.repetitions {
         let request = Request {
@@ -263,7 +262,7 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
 
 /// Raw RDMA over the same kind of connection.
 struct Raw {
-    // Dropped first: no memory goes away under a connection.
+    // Dropped first: the memory must outlive the connection.
     qp: weft_verbs::Qp,
     cq: Cq,
     mr: Mr,
@@ -437,7 +436,7 @@ fn mounted(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     let turns = pair(
         args.repetitions,
         || {
-            // Opened anew, so that no page of the last time is used.
+            // Opened anew, so that no cached page of the last run is used.
             let file = File::open(&path).map_err(BenchError::system("opening"))?;
             read_file(&file, &mut part)
         },
@@ -525,7 +524,7 @@ impl Row {
         })
     }
 
-    /// As [`Row::json`] has written it.
+    /// Parses the output of [`Row::json`].
     fn parse(line: &Value) -> Option<Self> {
         let figure = FIGURES
             .into_iter()

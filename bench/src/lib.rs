@@ -1,9 +1,8 @@
 //! The scenarios, drivers and reports of `weft bench`.
 //!
-//! A scenario is data: which operation, which sizes, which stacks. One loop runs them all, and a
-//! thin driver per stack carries them out. The stacks take turns within each run, so that a
-//! disturbance of the machine meets all of them, and ratios are taken run by run. Each side is a
-//! process of its own, so that CPU time belongs to one side. Other libraries stand beside weft through their own benchmark programs.
+//! A scenario is data: an operation, sizes and stacks. One loop runs all scenarios, with a thin driver for each stack. The stacks are
+//! measured in turn within each run, so that a disturbance of the machine affects all of them, and ratios are computed run by run. Each side
+//! is a separate process, so that CPU time belongs to one side. Other libraries are measured through their own benchmark programs.
 //!
 //! [`run`] is the command; [`report`] makes tables, plots and self-contained pages for others too.
 #![forbid(unsafe_code)]

@@ -119,7 +119,7 @@ fn parse_rate(text: &str) -> std::result::Result<u64, String> {
     Ok(rate as u64)
 }
 
-/// Runs the command, and says at the end what the link carried. The exit code is the command's.
+/// Runs the command, and then reports the traffic of the link. The exit code is the command's.
 pub(crate) fn run(args: &LinkArgs) -> Result<ExitCode> {
     let Some((program, words)) = args.command.split_first() else {
         return Err(BenchError::Usage("there is no command".to_owned()));

@@ -1,4 +1,4 @@
-//! Enumerations whose cases have a word each.
+//! Enumerations with a word for each case.
 
 /// An enumeration whose cases have the same word on the command line, in JSON and from `name`.
 macro_rules! named {

@@ -1,4 +1,5 @@
-//! Where a suite's results go: tables on standard output, results as lines of JSON, all of it as a page.
+//! The outputs of a suite: tables on standard output, results as lines of JSON, and a page with all of
+//! it.
 
 use crate::error::{BenchError, Result};
 use crate::report::Report;
@@ -11,11 +12,11 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Where results of earlier runs come from.
+/// The source of results of earlier runs.
 pub(crate) const KEPT: &str =
     "Results of earlier runs, which are kept as JSON; each number's runs are counted there.";
 
-/// What earlier runs have written as JSON.
+/// The JSON results of earlier runs.
 pub(crate) fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for file in files {
@@ -41,7 +42,7 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// Opens the files: that they cannot be written is better known before the measurements than after.
+    /// Opens the files, so that an unwritable file fails before the measurements.
     pub(crate) fn open(&self) -> Result<Output> {
         Ok(Output {
             json: self.json.as_deref().map(Out::create).transpose()?,
@@ -97,7 +98,8 @@ impl Output {
         })
     }
 
-    /// Says that a point could not be measured: it is left out of the results, and the exit status tells.
+    /// Reports that a point could not be measured. It is left out of the results, and the exit status
+    /// reports a failure.
     pub(crate) fn failed(&mut self, what: &str, why: &dyn Display) {
         self.failures += 1;
         eprintln!("{what}: {why}");
@@ -140,7 +142,7 @@ impl Output {
     }
 }
 
-/// Prints on standard output; a reader that has gone away is not an error.
+/// Prints on standard output; a closed reader is not an error.
 fn print(report: &Report) -> Result<()> {
     let text = report.to_text(terminal::width(&io::stdout()));
     match writeln!(io::stdout(), "{}", terminal::in_locale(&text)) {

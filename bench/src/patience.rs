@@ -1,12 +1,12 @@
-//! How long a benchmark waits for what it has started.
+//! Time limits of a benchmark for the programs that it has started.
 
 use crate::error::{BenchError, Result};
 use std::time::{Duration, Instant};
 
-/// How long either side waits for the other before it gives up.
+/// The time that either side waits for the other before it gives up.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Waits until a program that was started does what is asked of it.
+/// Waits until a condition on a started program holds.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !holds() {

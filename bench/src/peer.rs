@@ -74,7 +74,7 @@ impl Served {
                 };
                 let result = run();
                 if result.is_err() {
-                    // Closing the connection is how the parent learns of it in the middle of a transfer.
+                    // The closed connection notifies the parent in the middle of a transfer.
                     self.sessions.remove(&id);
                 }
                 result
@@ -87,7 +87,7 @@ impl Served {
         }
     }
 
-    /// What suites ask beside operations.
+    /// The requests of suites other than operations.
     fn task(
         &mut self,
         task: Task,

@@ -1,9 +1,9 @@
 //! The peer process and the pipe to it.
 //!
-//! Both sides of a benchmark are processes of their own, so that the CPU time of each is its own.
-//! The parent runs its own program again with the hidden argument `bench peer` and speaks to it in
-//! JSON lines over the child's standard input and output: the pipes end with either process, take
-//! no port, and nobody else can reach them. The data connections are the stacks' own.
+//! Each side of a benchmark is a separate process, so that its CPU time is counted separately. The
+//! parent runs its own program again with the hidden argument `bench peer`, and exchanges JSON
+//! lines over the child's standard input and output. These pipes end with either process, need no
+//! port, and are unreachable for other processes. The data connections are the stacks' own.
 
 use crate::children::{Talk, this_program};
 use crate::driver::{Remote, Spec};
@@ -18,7 +18,7 @@ use std::process::{Child, Command};
 /// The arguments after which the program becomes the peer.
 pub const PEER_ARGS: [&str; 2] = ["bench", "peer"];
 
-/// What suites ask of their peer beside operations.
+/// The requests of suites to their peer, other than operations.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Task {
     /// Time registrations.
@@ -27,7 +27,7 @@ pub(crate) enum Task {
     Setup,
     /// Accept connections and keep them idle.
     Hold,
-    /// Be a server of blast at this address, for one client, until that goes.
+    /// Be a server of blast at this address for one client, until it disconnects.
     BlastServe,
     /// Be a client of blast from now on.
     BlastConnect,
@@ -35,19 +35,19 @@ pub(crate) enum Task {
     Blast,
     /// Accept the connections of a plan as a session with this number.
     Sdp,
-    /// Do the peer's part of so many sends of that session.
+    /// Do the peer's part of this many sends of that session.
     SdpGo,
     /// Close that session.
     SdpClose,
     /// Receive over a link that loses packets.
     Lossy,
-    /// Receive beside others.
+    /// Receive together with others.
     Group,
     /// Be a server of many clients, or these.
     Clients,
 }
 
-/// What the parent asks for.
+/// The requests of the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// Listen, accept one connection of this kind and keep it as session `id`.
@@ -60,28 +60,28 @@ pub(crate) enum Request {
     },
     /// Forget session `id`.
     Close { id: u32 },
-    /// Something else that a suite asks of its peer, with what that needs.
+    /// Another task of a suite for its peer, with its parameters.
     Task { task: Task, plan: Value },
 }
 
-/// What the peer answers.
+/// The answers of the peer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     /// To `Open`, `Setup`, `Hold` and `BlastServe`: connect here.
     Listening { addr: SocketAddr },
-    /// The connection stands; the peer's target buffer, if it has one.
+    /// The connection is established. `remote` is the peer's target buffer, if it has one.
     Opened { remote: Option<Remote> },
-    /// To `Go` and `BlastConnect`: ready for what comes.
+    /// To `Go` and `BlastConnect`: ready for the run.
     Ready,
     /// All operations are done; CPU seconds that the peer spent on them.
     Done { cpu: f64 },
-    /// To `Close`; to `BlastServe`, when its client is gone.
+    /// To `Close`; to `BlastServe`, when its client has disconnected.
     Closed,
     /// To `Hold`: bytes of private memory that all connections together took.
     Held { bytes: u64 },
-    /// To `Lossy`, at its end: bytes that came and were valid.
+    /// To `Lossy`, after the run: the valid bytes that arrived.
     Valid { bytes: u64 },
-    /// To `Register` and `Blast`: what was measured.
+    /// To `Register` and `Blast`: the measurements.
     Measured(Value),
     /// Any request can fail.
     Failed { why: String },
@@ -99,7 +99,7 @@ impl Peer {
         Self::start(environment, Command::spawn)
     }
 
-    /// Starts it by `spawn`: in another namespace, say.
+    /// Starts it through `spawn`, for example in another namespace.
     pub(crate) fn start(
         environment: &[(&str, &str)],
         spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
@@ -122,7 +122,7 @@ impl Peer {
         self.talk.say(request)
     }
 
-    /// Asks for something that only its suite knows.
+    /// Requests a task that only its suite knows.
     pub(crate) fn task(&mut self, task: Task, plan: &impl Serialize) -> Result<()> {
         let plan = serde_json::to_value(plan).map_err(|e| BenchError::PeerGone(e.to_string()))?;
         self.send(&Request::Task { task, plan })
@@ -143,7 +143,7 @@ impl Peer {
         }
     }
 
-    /// Receives the word that it is ready.
+    /// Receives the peer's `Ready`.
     pub(crate) fn ready(&mut self) -> Result<()> {
         match self.receive()? {
             Reply::Ready => Ok(()),
@@ -151,7 +151,7 @@ impl Peer {
         }
     }
 
-    /// Receives the word that something is closed.
+    /// Receives the peer's `Closed`.
     pub(crate) fn closed(&mut self) -> Result<()> {
         match self.receive()? {
             Reply::Closed => Ok(()),
@@ -159,7 +159,7 @@ impl Peer {
         }
     }
 
-    /// Receives how many bytes something took, or brought.
+    /// Receives a number of bytes, used or transferred.
     pub(crate) fn bytes(&mut self) -> Result<u64> {
         match self.receive()? {
             Reply::Held { bytes } | Reply::Valid { bytes } => Ok(bytes),
@@ -180,7 +180,7 @@ pub(crate) fn unexpected(reply: &Reply) -> BenchError {
     BenchError::PeerGone(format!("it answered {reply:?}"))
 }
 
-/// What came with a task, or was measured by one.
+/// Decodes the plan or the result of a task.
 pub(crate) fn read_plan<T: DeserializeOwned>(value: Value) -> Result<T> {
     serde_json::from_value(value).map_err(|e| BenchError::PeerGone(e.to_string()))
 }

@@ -1,9 +1,9 @@
-//! How far a long run is, on standard error.
+//! The progress of a long run, on standard error.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};
 
-/// Between two lines where there is no terminal to draw a bar on.
+/// The interval of progress lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 pub(crate) struct Progress {
@@ -34,7 +34,7 @@ impl Progress {
         }
     }
 
-    /// Says what is being measured.
+    /// Shows the current measurement.
     pub(crate) fn at(&mut self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());

@@ -5,7 +5,7 @@ use crate::stats::Summary;
 use serde::{Deserialize, Serialize};
 
 named! {
-    /// What a record's numbers are; the unit is in the name (GB is 10^9 bytes).
+    /// The quantity of a record's numbers. The name contains the unit (GB is 10^9 bytes).
     #[allow(non_camel_case_types, missing_docs)]
     pub enum Metric {
         bandwidth_GBps = "bandwidth_GBps",
@@ -23,7 +23,7 @@ named! {
     }
 }
 
-/// Which process a number belongs to, where the two differ.
+/// The process that a number belongs to, where the two differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
@@ -40,30 +40,31 @@ pub struct Record {
     pub bench: String,
     /// The operation: `send`, `write`, `read`, ...
     pub op: String,
-    /// What carries the bytes: `tcp`, `local`, `sim`.
+    /// The transport of the bytes: `tcp`, `local`, `sim`.
     pub transport: String,
-    /// Who was measured: `weft`, `weft-tls`, `weft-iw`, `tcp`, `tcp-tls`, `memcpy`, `vm`, `ucx-posix`, `fi-shm`, ...
+    /// The measured stack: `weft`, `weft-tls`, `weft-iw`, `tcp`, `tcp-tls`, `memcpy`, `vm`, `ucx-posix`, `fi-shm`,
+    /// ...
     pub stack: String,
     /// Message size.
     pub bytes: u64,
-    /// What the numbers are.
+    /// The quantity of the numbers.
     pub metric: Metric,
     /// Median, min, max, quartiles and runs.
     #[serde(flatten)]
     pub summary: Summary,
-    /// Whether FPDUs carried a CRC, where there are FPDUs.
+    /// Whether FPDUs carried a CRC; `None` if there are no FPDUs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub crc: Option<bool>,
     /// `busy` or `block`: how both sides waited, where it was chosen.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub poll: Option<String>,
-    /// Whose number it is, where the two sides differ.
+    /// The side that the number belongs to, where the two differ.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub side: Option<Side>,
     /// The variant within the operation: a buffer scheme, a step of the set-up.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub case: Option<String>,
-    /// Median of this stack's runs over the plain TCP runs beside them.
+    /// Median of the ratios of this stack's runs to the neighbouring plain TCP runs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ratio_tcp: Option<f64>,
     /// Smallest of those ratios.
@@ -72,7 +73,7 @@ pub struct Record {
     /// Largest of those ratios.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ratio_tcp_max: Option<f64>,
-    /// Median of weft's runs with TLS over the runs of TCP with TLS beside them.
+    /// Median of the ratios of weft's runs with TLS to the neighbouring runs of TCP with TLS.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ratio_tcp_tls: Option<f64>,
     /// Smallest of those ratios.
@@ -153,7 +154,7 @@ impl Record {
     }
 }
 
-/// As records of another suite than the verbs'.
+/// Marks records as those of another suite than the verbs'.
 pub(crate) fn of_suite(suite: &str, mut records: Vec<Record>) -> Vec<Record> {
     for record in &mut records {
         suite.clone_into(&mut record.bench);

@@ -1,4 +1,4 @@
-//! Scenarios as data, and the one loop that runs them all.
+//! Scenarios as data, and the one loop that runs all of them.
 
 use crate::driver::{self, Context, Copy, Initiator, Kind, Op, Spec, Stack, Transport, outside};
 use crate::error::{BenchError, Result};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 /// No run posts more operations than this, whatever its time.
 const MOST_OPERATIONS: u64 = 4_000_000;
-/// No run of a ping-pong takes fewer laps, so that a 99th percentile means something.
+/// The least number of laps of a ping-pong, so that a 99th percentile has a meaning.
 const FEWEST_LAPS: u64 = 20;
 /// The same for messages of [`LARGE`] bytes and more, whose laps take long.
 const FEWEST_LARGE_LAPS: u64 = 5;
 const LARGE: u64 = 1 << 20;
 
-/// Connections that are measured turn by turn: one point of a figure.
+/// Connections that are measured in turn: one point of a figure.
 pub(crate) struct Group {
     /// The operation as the results name it.
     pub(crate) op: &'static str,
@@ -27,7 +27,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// What is measured, for the progress line.
+    /// A description for the progress line.
     pub(crate) fn describe(&self) -> String {
         let Some(first) = self.contenders.first() else {
             return self.op.to_owned();
@@ -44,11 +44,11 @@ impl Group {
 /// One stack in a [`Group`].
 pub(crate) struct Contender {
     pub(crate) spec: Spec,
-    /// The variant's name in the results, where the specification alone does not tell.
+    /// The variant's name in the results, if the specification alone does not determine it.
     pub(crate) case: Option<&'static str>,
 }
 
-/// How long and how often.
+/// The duration and the number of runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) runs: u32,
@@ -70,7 +70,7 @@ struct Sample {
     tail: Option<f64>,
 }
 
-/// What carries out a contender's operations.
+/// The mechanism that carries out a contender's operations.
 enum Work {
     /// A connection to the peer process.
     Linked(Box<dyn Initiator>),
@@ -78,7 +78,7 @@ enum Work {
     Copy(Copy),
     /// Processes of another library.
     Outside,
-    /// Nothing any more: it has failed.
+    /// None: it has failed.
     Gone,
 }
 
@@ -155,7 +155,7 @@ impl Session {
         }
     }
 
-    /// Finds how many operations fill the time; warms everything up on the way.
+    /// Finds the number of operations that fill the time; also warms up.
     fn calibrate(&mut self, peer: &mut Peer, effort: &Effort) -> Result<()> {
         let fewest = match self.spec.kind {
             Kind::PingPong if self.spec.bytes >= LARGE => FEWEST_LARGE_LAPS,
@@ -169,7 +169,7 @@ impl Session {
             return Ok(());
         }
         let target = effort.target.as_secs_f64();
-        // A program's start takes long: it gets to its number in fewer steps.
+        // Starting a program takes long, so its number of operations is found in fewer steps.
         let (first, growth) = match self.work {
             Work::Outside => (fewest.max(10), 1000),
             _ => (fewest, 10),
@@ -232,7 +232,7 @@ fn run_linked(
     })
 }
 
-/// The share of a lap that counts: a ping-pong's latency is half the way there and back.
+/// The share of a lap that counts: a ping-pong's latency is half of the round trip.
 fn share(spec: &Spec) -> f64 {
     if spec.kind == Kind::PingPong && !spec.op.pulls() {
         0.5
@@ -241,14 +241,15 @@ fn share(spec: &Spec) -> f64 {
     }
 }
 
-/// What a group's runs brought.
+/// The results of a group's runs.
 pub(crate) struct Outcome {
     pub(crate) records: Vec<Record>,
     /// Why other libraries' columns do not have this point.
     pub(crate) notes: Vec<String>,
 }
 
-/// Measures a group: all contenders open, warmed up, then run after run, each run turning through all of them.
+/// Measures a group: opens and warms up all contenders, then makes run after run, each with all of them in
+/// turn.
 pub(crate) fn run_group(
     context: &mut Context,
     peer: &mut Peer,
@@ -256,7 +257,7 @@ pub(crate) fn run_group(
     effort: &Effort,
 ) -> Result<Outcome> {
     let mut notes = Vec::new();
-    // Another library's failure is its own: the point goes on without it.
+    // A failure of another library does not end the point.
     let mut excuse = |session: &mut Session, error: BenchError| match session.work {
         Work::Outside => {
             session.work = Work::Gone;
@@ -297,12 +298,12 @@ pub(crate) fn run_group(
     Ok(Outcome { records, notes })
 }
 
-/// Measures a group with a peer of its own: a failure is this point's.
+/// Measures a group with a separate peer, so that a failure affects this point only.
 pub(crate) fn run_alone(context: &mut Context, group: &Group, effort: &Effort) -> Result<Outcome> {
     run_group(context, &mut Peer::spawn(&[])?, group, effort)
 }
 
-/// Measures groups each with a peer of its own, as records of a suite; those that fail are left out.
+/// Measures groups, each with a separate peer, as records of a suite; failed groups are left out.
 pub(crate) fn run_groups(
     suite: &str,
     groups: &[Group],
@@ -326,7 +327,7 @@ pub(crate) fn run_groups(
 /// A metric of a sample; `None` where it does not apply.
 type Reading = fn(&Spec, &Sample) -> Option<f64>;
 
-/// The numbers of each kind of scenario: metric, whose, how it is read from a sample.
+/// The numbers of each kind of scenario: the metric, its side, and the function that reads it from a sample.
 const STREAM: &[(Metric, Option<Side>, Reading)] = &[
     (Metric::bandwidth_GBps, None, |spec, run| {
         Some(volume(spec, run) / 1e9 / run.wall)
@@ -357,7 +358,7 @@ fn volume(spec: &Spec, run: &Sample) -> f64 {
     run.count as f64 * spec.bytes as f64
 }
 
-/// CPU seconds of the process that the data left and of the one it reached.
+/// CPU seconds of the process that sent the data and of the one that received it.
 fn cpu(spec: &Spec, run: &Sample) -> Option<(f64, f64)> {
     let (initiator, peer) = run.cpu?;
     Some(if spec.op.pulls() {
@@ -395,7 +396,7 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
             } else {
                 spec.stack.carrier()
             };
-            // On datagrams a write is an operation of its own.
+            // On datagrams a write is a different operation.
             let op = match (spec.stack, spec.op) {
                 (Stack::WeftUd | Stack::WeftRd, Op::Write) => "write_record",
                 _ => group.op,
@@ -430,7 +431,7 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
     records
 }
 
-/// How many operations of this size fly at once: enough to keep the stream full, not more.
+/// The number of operations of this size in flight: enough to keep the stream full, and not more.
 pub(crate) fn window(op: Op, bytes: u64) -> u32 {
     let most = if op.pulls() { 64 } else { 128 };
     ((1 << 20) / bytes.max(1)).clamp(4, most) as u32

@@ -1,4 +1,4 @@
-//! Byte sizes as people write them: `64`, `4K`, `1M`, `1..64M`.
+//! Byte sizes as users write them: `64`, `4K`, `1M`, `1..64M`.
 
 use std::fmt;
 use std::str::FromStr;

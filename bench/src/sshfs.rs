@@ -1,4 +1,4 @@
-//! sshfs on this machine: a server of SSH of its own on the loopback interface, with keys of its own, and a mount.
+//! sshfs on this machine: a separate SSH server on the loopback interface with its own keys, and a mount.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpStream};
@@ -15,7 +15,7 @@ const SSHD: &str = "/usr/sbin/sshd";
 /// The file's name.
 const NAME: &str = "file";
 
-/// A folder of this machine, mounted by sshfs. Server and mount end with this.
+/// A folder of this machine, mounted by sshfs. Server and mount end when this is dropped.
 pub(crate) struct Mounted {
     mount: Mount,
     _server: Running,
@@ -50,7 +50,7 @@ fn key(path: &Path) -> Result<()> {
     }
 }
 
-/// A program that says nothing here.
+/// A program whose output is discarded.
 fn quiet(mut command: Command, what: &'static str) -> Result<Running> {
     Running::start(command.stdin(Stdio::null()).stderr(Stdio::null()), what)
 }
@@ -78,7 +78,7 @@ impl Mounted {
         );
         let config = dir.join("sshd_config");
         fs::write(&config, text).map_err(system("write sshd's settings"))?;
-        // Of a server that runs as root; an installed service has it.
+        // For a server that runs as root; an installed service has this directory.
         let _ = fs::create_dir_all("/run/sshd");
         let mut command = Command::new(SSHD);
         command.args(["-D", "-f"]).arg(&config);
@@ -111,7 +111,7 @@ impl Mounted {
         })
     }
 
-    /// The file, with nothing of it in the kernel's cache.
+    /// Opens the file, with none of its pages in the kernel's cache.
     pub(crate) fn open(&self) -> Result<File> {
         let file = File::open(self.mount.at.join(NAME)).map_err(BenchError::system("opening"))?;
         fadvise(&file, 0, None, Advice::DontNeed)

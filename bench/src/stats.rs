@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What ten runs say: the middle, the spread and the number of runs. All in the unit of the samples.
+/// The summary of several runs: the median, the spread and the number of runs, in the unit of the samples.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Middle run, or the mean of the two middle runs.
@@ -15,7 +15,7 @@ pub struct Summary {
     pub q1: f64,
     /// Upper quartile.
     pub q3: f64,
-    /// How many runs.
+    /// The number of runs.
     pub runs: usize,
 }
 
@@ -56,7 +56,7 @@ pub struct Mean {
     pub mean: f64,
     /// The interval reaches so far to either side (Student's t); `None` for a single sample.
     pub ci95: Option<f64>,
-    /// How many samples.
+    /// The number of samples.
     pub runs: usize,
 }
 
@@ -91,8 +91,8 @@ fn student_t(degrees: usize) -> f64 {
     })
 }
 
-/// Ratios of paired runs: run `i` of `ours` over run `i` of `theirs`. Runs were interleaved, so
-/// that a disturbance of the machine meets both of a pair. Pairs with a zero divisor are left out.
+/// Ratios of paired runs: run `i` of `ours` divided by run `i` of `theirs`. Runs are interleaved, so a
+/// disturbance of the machine affects both of a pair. Pairs with a zero divisor are left out.
 pub fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<Summary> {
     let ratios: Vec<f64> = ours
         .iter()

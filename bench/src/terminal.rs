@@ -1,4 +1,4 @@
-//! What a user's terminal shows: how wide it is, whether it redraws, and which characters it has.
+//! The capabilities of a user's terminal: its width, whether it can redraw, and its characters.
 
 use std::borrow::Cow;
 use std::io::IsTerminal;
@@ -14,7 +14,7 @@ pub fn width(out: &(impl AsFd + IsTerminal)) -> Option<u16> {
     Some(told).filter(|n| *n > 0).or_else(named).or(Some(80))
 }
 
-/// Whether what is written there can be drawn over: not in a file, and not on a terminal that knows no escape sequences.
+/// Whether written text can be overwritten: not in a file, and not on a terminal without escape sequences.
 pub fn redraws(out: &impl IsTerminal) -> bool {
     out.is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }

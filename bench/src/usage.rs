@@ -10,7 +10,7 @@ pub(crate) fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// The first word of a thread's schedstat: nanoseconds that it has been on a processor.
+/// The first field of a thread's schedstat: nanoseconds on a processor.
 pub(crate) fn on_processor(thread: &Path) -> Option<u64> {
     let text = fs::read_to_string(thread.join("schedstat")).ok()?;
     text.split_whitespace().next()?.parse().ok()
@@ -24,19 +24,20 @@ pub(crate) fn process_cpu(pid: u32) -> f64 {
     each.sum::<u64>() as f64 / 1e9
 }
 
-/// Whose CPU time is asked for.
+/// The processes whose CPU time is counted.
 #[derive(Clone, Copy)]
 pub(crate) enum Whose {
-    /// That of the process, with threads that have ended.
+    /// The process, including threads that have ended.
     Its,
-    /// That of the children that it has waited for, with theirs.
+    /// The children that it has waited for, including their children.
     Children,
 }
 
-/// Seconds of CPU as the kernel tells them in a process's stat: in hundredths of a second.
+/// Seconds of CPU from the stat file of a process, with a resolution of hundredths of a second.
 pub(crate) fn told_cpu(pid: u32, whose: Whose) -> f64 {
     let told = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // After the name, which may have anything in it: utime, stime, cutime and cstime, the 14th to 17th of all.
+    // The name may contain any character. After it: utime, stime, cutime and cstime, the 14th to 17th of all
+    // fields.
     let words = told.rsplit(')').next().unwrap_or_default();
     let skip = match whose {
         Whose::Its => 11,

@@ -1,6 +1,6 @@
 //! Decision pages have one form, and the index in ARCHITECTURE.md lists them all.
 
-/// The sections that a page may have, in this order; the second has to be there.
+/// The sections that a page may have, in this order. The second one is mandatory.
 const SECTIONS: [&str; 6] = [
     "Question",
     "Decision",
@@ -10,7 +10,7 @@ const SECTIONS: [&str; 6] = [
     "Alternatives",
 ];
 
-/// What is wrong with the page `name` (`0001-title.md`), as its text and the text of the index have it.
+/// The errors in the page `name` (`0001-title.md`) with the text `text`, against the text of the index.
 pub(crate) fn check(name: &str, text: &str, index: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let number = name.get(..4).unwrap_or_default();

@@ -1,11 +1,11 @@
-//! The guard of the crate graph: the table in ARCHITECTURE.md says which edges there may be.
+//! The guard of the crate graph: the table in ARCHITECTURE.md lists the permitted edges.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// The line after which the table stands in ARCHITECTURE.md.
+/// The line before the table in ARCHITECTURE.md.
 pub(crate) const MARK: &str = "<!-- crates: read by `cargo xtask deps` -->";
 
 const COLUMNS: [&str; 4] = ["package", "folder", "may depend on", "unsafe"];
@@ -24,9 +24,9 @@ pub(crate) struct Row {
 pub(crate) enum UnsafeCode {
     /// The crate may have unsafe code.
     Allowed,
-    /// None in its own text, but a macro of another crate may bring some, so the compiler cannot be told to forbid it.
+    /// None in its own text, but a macro of another crate may expand to some, so `forbid` is not possible.
     InMacros,
-    /// None, and each root of the crate says so to the compiler.
+    /// None, and each root of the crate forbids it.
     Forbidden,
 }
 
@@ -103,7 +103,7 @@ fn cells(line: &str) -> Vec<String> {
         .collect()
 }
 
-/// Takes the packages, and the edges between those of this tree, from the output of `cargo metadata --no-deps`.
+/// Reads the packages, and the edges between packages of this tree, from the output of `cargo metadata --no-deps`.
 pub(crate) fn parse_metadata(metadata: &Value, root: &Path) -> Result<Vec<Package>, String> {
     let malformed = || "cargo metadata has an unexpected form".to_owned();
     let mut packages = Vec::new();
@@ -118,7 +118,7 @@ pub(crate) fn parse_metadata(metadata: &Value, root: &Path) -> Result<Vec<Packag
         packages.push(Package {
             name: package["name"].as_str().ok_or_else(malformed)?.to_owned(),
             folder: folder.display().to_string(),
-            // only what comes from a path is ours
+            // only dependencies with a path are ours
             uses: dependencies
                 .iter()
                 .filter(|d| d["path"].is_string())
@@ -140,7 +140,7 @@ pub(crate) fn parse_metadata(metadata: &Value, root: &Path) -> Result<Vec<Packag
     Ok(packages)
 }
 
-/// All that is wrong between the table and the packages.
+/// All differences between the table and the packages.
 pub(crate) fn check(table: &[Row], packages: &[Package]) -> Vec<String> {
     let mut problems = Vec::new();
     for package in packages {

@@ -1,5 +1,5 @@
-//! Which crates are linked into a package, for those who get it without its sources: a bill of materials (`CycloneDX` 1.5) and a
-//! copyright file (Debian's machine-readable form, DEP-5).
+//! The crates that are linked into a package, for users of the binary package: a bill of materials (`CycloneDX` 1.5) and a copyright
+//! file (Debian's machine-readable form, DEP-5).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ struct Graph {
     edges: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Writes `sbom.cdx.json` and `copyright` to `dir`, for a package that is linked of the `roots`. Returns what it did.
+/// Writes `sbom.cdx.json` and `copyright` to `dir`, for a package that is linked from the `roots`. Returns a summary.
 pub(crate) fn lay_out(dir: &Path, package: &str, roots: &[&str]) -> Result<String, String> {
     let root = library::root()?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -31,7 +31,7 @@ pub(crate) fn lay_out(dir: &Path, package: &str, roots: &[&str]) -> Result<Strin
 
     let mut graph = Graph::default();
     for name in roots {
-        // no `--edges build`, no macros: what only runs while it is built is not in the package
+        // no `--edges build`, no macros: code that runs only during the build is not in the package
         let edges = "normal,no-proc-macro";
         #[rustfmt::skip]
         let tree = run(&[
@@ -75,8 +75,8 @@ pub(crate) fn lay_out(dir: &Path, package: &str, roots: &[&str]) -> Result<Strin
 }
 
 impl Graph {
-    /// Reads what `cargo tree --prefix depth` prints: `DEPTH NAME vVERSION (...)`. A crate that was shown already has `(*)` in place of
-    /// what it uses.
+    /// Reads the output of `cargo tree --prefix depth`: `DEPTH NAME vVERSION (...)`. A crate that has appeared already has `(*)` in
+    /// place of its dependencies.
     fn read(&mut self, tree: &str) -> Result<(), String> {
         let mut above: Vec<String> = Vec::new();
         for line in tree.lines().filter(|line| !line.is_empty()) {

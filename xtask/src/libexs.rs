@@ -1,4 +1,4 @@
-//! libexs for C programs: the library, with headers, manual pages and a pkg-config file beside it.
+//! libexs for C programs: the library, with its headers, manual pages and pkg-config file.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ const SONAME: &str = "libexs.so.0";
 /// The version of each exported name.
 const SYMBOL_VERSION: &str = "EXS_1.0";
 
-/// Builds the library and puts everything below `dir`. Returns what it did.
+/// Builds the library and writes all files below `dir`. Returns a summary.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     let root = library::root()?;
     let header = read(&root.join("include/sys/exs.h"))?;
@@ -79,7 +79,7 @@ fn pkg_config(version: &str) -> String {
     )
 }
 
-/// Copies the pages to their sections, with a link for every name that a page has beside its own. How many names there are.
+/// Copies the pages to their sections, with a link for every further name of a page. Returns the number of names.
 fn manual(from: &Path, to: &Path) -> Result<usize, String> {
     let mut count = 0;
     for entry in fs::read_dir(from).map_err(at(from))? {

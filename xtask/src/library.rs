@@ -1,5 +1,5 @@
-//! Shared libraries for C out of cargo's static ones: the linker is told each name to export with its version, and throws away
-//! what none of them needs. cargo's own shared libraries cannot have a version script.
+//! Shared libraries for C, linked from cargo's static ones. The linker gets each exported name with its version, and discards what none of them
+//! needs. cargo's own shared libraries cannot have a version script.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ pub(crate) struct Symbol {
     pub name: String,
     /// For old programs: new ones are linked to another version of the name.
     pub hidden: bool,
-    /// Where it jumps to; without one, a function of this name is exported.
+    /// The target of the jump; without one, a function of this name is exported.
     pub function: Option<String>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Symbol>, String> {
     Ok(symbols)
 }
 
-/// What stands under `other`, but for some names, under `version` too.
+/// The symbols of version `other`, except those in `but`, repeated under `version`.
 fn as_under(symbols: &[Symbol], version: &str, other: &str, but: &[&str]) -> Vec<Symbol> {
     let taken = symbols
         .iter()
@@ -78,7 +78,7 @@ pub(crate) struct Library<'a> {
 }
 
 impl Library<'_> {
-    /// Links it. Names that nothing defines, and others that come out, are an error that says which.
+    /// Links the library. Names without a definition, and unexpected exports, are errors that list the names.
     pub(crate) fn link(&self) -> Result<(), String> {
         let built = beside(self.path);
         let script = built.with_added_extension("map");
@@ -122,7 +122,7 @@ impl Library<'_> {
         good.and_then(|()| take_place(&built, self.path))
     }
 
-    /// What the library exports is what it should.
+    /// Checks that the library exports exactly the expected names.
     fn check(&self, built: &Path) -> Result<(), String> {
         let mut nm = Command::new("nm");
         nm.args(["-D", "--defined-only", "--with-symbol-versions"])
@@ -169,7 +169,7 @@ impl std::fmt::Display for Symbol {
     }
 }
 
-/// A node for each version, in their order. All other names are local; that stands in the last node, because it would hide the
+/// A version script: one node for each version, in order. All other names are local. `local: *` is in the last node, because it would hide the
 /// hidden names of its own node.
 fn version_script(symbols: &[Symbol]) -> String {
     let mut versions: Vec<&str> = Vec::new();
@@ -228,7 +228,7 @@ fn assembly(symbols: &[Symbol], forwards: bool, arch: &str) -> Result<String, St
     Ok(text)
 }
 
-/// Has cargo build the static library of a package, whose file is `lib{name}.a`. Where it is, and its version.
+/// Builds the static library of a package (`lib{name}.a`) with cargo. Returns its path and its version.
 pub(crate) fn build(
     root: &Path,
     package: &str,
@@ -267,7 +267,7 @@ pub(crate) fn build(
     Ok((archive, version.to_owned()))
 }
 
-/// What a library is linked of: the archive that cargo made, and what Rust's own library wants of the system.
+/// The linker's inputs: the archive that cargo made, and the system libraries that Rust's standard library needs.
 pub(crate) fn inputs(archive: &Path) -> [String; 6] {
     let archive = &*archive.display().to_string();
     [archive, "-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"].map(String::from)
@@ -306,7 +306,8 @@ pub(crate) fn symlink(to: &str, path: &Path) -> Result<(), String> {
     take_place(&link, path)
 }
 
-/// Where a file is made that takes the place of another when it is whole: programs have the old one mapped, and others may make it too.
+/// A temporary path for a file that replaces another one once it is complete: programs have the old file mapped, and other processes may write it at
+/// the same time.
 fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.{}", std::process::id()))
@@ -450,7 +451,7 @@ mod tests {
         let problem = link("V_1 b\nV_1 c\nV_1 d\n").unwrap_err();
         assert_eq!(problem, "liba.so.1: nothing defines c@@V_1, d@@V_1");
         assert!(!path.exists());
-        // Nothing but the source and the object is left.
+        // Only the source and the object are left.
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }

@@ -10,25 +10,25 @@ use std::{fs, io};
 pub(crate) struct Part {
     pub name: String,
     pub version: String,
-    /// As SPDX writes it.
+    /// The SPDX expression.
     pub license: String,
     pub authors: Vec<String>,
     /// Where its source is on this machine, for the texts of its licences.
     pub folder: Option<PathBuf>,
     /// SHA-256 of the archive in the registry.
     pub checksum: Option<String>,
-    /// Of this project, not of others.
+    /// Whether it belongs to this project.
     pub own: bool,
 }
 
 const FORMAT: &str = "https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/";
-/// These need not be repeated: every Debian has them.
+/// Licences that every Debian system has; they need not be repeated.
 const COMMON: [(&str, &str); 2] = [
     ("Apache-2.0", "Apache License, Version 2.0"),
     ("CC0-1.0", "Creative Commons CC0 1.0 Universal"),
 ];
 
-/// What a phrase of a text says of which licence it is, the more exact one first.
+/// The licence that each phrase identifies, the more exact phrases first.
 const PHRASES: [(&str, &str); 10] = [
     ("Neither the name", "BSD-3-Clause"),
     (
@@ -57,7 +57,7 @@ const PHRASES: [(&str, &str); 10] = [
     ),
 ];
 
-/// The text of a licence, and who has it.
+/// The text of a licence, and the crates that have it.
 struct Text {
     name: String,
     body: String,
@@ -171,7 +171,7 @@ fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The lines of a text that say who has the copyright, without the word itself and without the models in the Apache licence.
+/// The copyright lines of a text, without the word itself and without the templates in the Apache licence.
 fn notices(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for line in text.lines().map(str::trim) {
@@ -203,7 +203,7 @@ fn is_notice(line: &str) -> bool {
     (dated || by) && !model.iter().any(|mark| rest.contains(mark))
 }
 
-/// Remembers a text unless every Debian has it or another crate brought the same one.
+/// Keeps a text unless every Debian system has it or another crate has the same one.
 fn keep(
     texts: &mut BTreeMap<String, Text>,
     text: &str,
@@ -219,7 +219,7 @@ fn keep(
         .filter(|line| !is_notice(line.trim()))
         .collect();
     let body = lines.join("\n");
-    // spaces, quotes and who it is that stands for nothing differ in copies of one text
+    // copies of one text differ in spaces, in quotes and in the name of the holder in disclaimers
     let same: String = body
         .chars()
         .filter(|c| c.is_alphanumeric())

@@ -1,4 +1,4 @@
-//! What cargo does not do: checks of the tree that no compiler makes, and shared libraries for C. Run as `cargo xtask`.
+//! Checks of the tree that no compiler makes, and shared libraries for C. Run as `cargo xtask`.
 #![forbid(unsafe_code)]
 
 mod decisions;
@@ -128,7 +128,7 @@ fn check_deps() -> Result<String, Vec<String>> {
     let mut packages =
         deps::parse_metadata(&metadata(&root.join("Cargo.toml")).map_err(fatal)?, root)
             .map_err(fatal)?;
-    // fuzz/ is a workspace of its own, as cargo-fuzz wants it, but no way around the table
+    // fuzz/ is a workspace by itself, as cargo-fuzz requires, but the table covers it too
     let fuzz = root.join("fuzz/Cargo.toml");
     if fuzz.exists() {
         packages
@@ -180,7 +180,7 @@ fn check_deps() -> Result<String, Vec<String>> {
     }
 }
 
-/// What `cargo metadata` says of the packages of one workspace; needs no network.
+/// The output of `cargo metadata` for the packages of one workspace; needs no network.
 fn metadata(manifest: &PathBuf) -> Result<serde_json::Value, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)

@@ -1,21 +1,21 @@
-//! Modules of one crate must not import each other in a circle: a reader could begin with none of them, and none could be
-//! tested, or given to another crate, without all the others.
+//! Modules of one crate must not import each other in a cycle: a reader would have no module to begin with, and none of them could be tested, or
+//! moved to another crate, without all the others.
 //!
-//! A module is a file or folder directly below `src`, and a folder's modules are looked at in the same way; tests are not. Edges are
-//! read from paths in the text that begin at the crate's root, or at the folder's.
+//! A module is a file or folder directly below `src`. The modules of a folder are checked in the same way; tests are not. Edges are paths in the
+//! text that begin at the crate's root or at the folder's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use crate::source::code_only;
 
-/// Packages, and folders below their `src`, that still have circles. Take one off when its circles are gone; the check demands it. Never add one.
+/// Packages, and folders below their `src`, that still have cycles. The check requires that an entry without cycles is removed. Never add one.
 const EXEMPT: [&str; 1] = ["weft-exs"];
 
-/// What each module of a crate imports.
+/// The imports of each module of a crate.
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
-/// All that is wrong with one package, given the files below its `src` (paths relative to that) and their text.
+/// All errors in one package, from the files below its `src` (paths relative to that) and their text.
 pub(crate) fn check(package: &str, files: &[(PathBuf, String)]) -> Vec<String> {
     let folders: BTreeSet<&Path> = files
         .iter()
@@ -87,7 +87,7 @@ fn edges(files: &[(PathBuf, String)]) -> Edges {
         .filter(|(path, _)| !is_test(path))
         .filter_map(|(path, _)| module_of(path))
         .collect();
-    // Names that the root gives to items of its modules.
+    // Items of its modules that the root re-exports.
     let mut names = BTreeMap::new();
     for (path, (code, _)) in &files {
         if module_of(path).is_none() {
@@ -108,7 +108,7 @@ fn edges(files: &[(PathBuf, String)]) -> Edges {
     edges
 }
 
-/// The shortest circle, its first module once more at its end.
+/// The shortest cycle; its first module is repeated as the last element.
 fn circle(edges: &Edges) -> Option<Vec<String>> {
     let circles = edges.keys().filter_map(|start| {
         let mut ways = vec![vec![start]];
@@ -151,12 +151,12 @@ fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// How many times `super::` leads from a file to the root.
+/// The number of `super::` that lead from a file to the root.
 fn depth_of(path: &Path) -> usize {
     path.components().count() - usize::from(path.ends_with("mod.rs"))
 }
 
-/// The code without items that are there for tests only, and the names of the files among those.
+/// The code without test-only items, and the names of the files of such items.
 fn without_tests(code: &str) -> (String, Vec<String>) {
     const MARK: &str = "#[cfg(test)]";
     let (mut kept, mut tests) = (String::new(), Vec::new());
@@ -223,7 +223,7 @@ fn from_root(code: &str, depth: usize) -> BTreeSet<&str> {
     let up = "super::".repeat(depth);
     for start in ["crate::", &up] {
         for (at, _) in code.match_indices(start) {
-            // Not `$crate::`, nor a path that goes up further from elsewhere.
+            // Excludes `$crate::`, and `super::` chains that begin elsewhere.
             if code[..at].ends_with(['$', ':']) || code[..at].ends_with(char::is_alphanumeric) {
                 continue;
             }

@@ -1,8 +1,9 @@
-//! The crates that are ready for a registry: those that do not say `publish = false`.
+//! The crates that are ready for a registry: those without `publish = false`.
 
 use serde_json::Value;
 
-/// The names of the crates, each after those that it needs. What a registry or a reader of it would miss is an error.
+/// The names of the crates, each after its dependencies. Missing fields that a registry or its readers need are
+/// errors.
 pub(crate) fn order(metadata: &Value) -> Result<Vec<String>, Vec<String>> {
     let packages: Vec<&Value> = metadata["packages"]
         .as_array()
@@ -47,7 +48,7 @@ fn name(value: &Value) -> &str {
     value["name"].as_str().unwrap_or_default()
 }
 
-/// What it depends on in this tree, when it is built and when it is tested.
+/// Its dependencies in this tree, including build and development dependencies.
 fn own(package: &Value) -> impl Iterator<Item = &Value> {
     let all = package["dependencies"].as_array();
     all.into_iter().flatten().filter(|d| !d["path"].is_null())
@@ -61,7 +62,7 @@ fn lacks(package: &Value) -> impl Iterator<Item = String> {
         .filter(|field| package[**field].as_str().is_none_or(str::is_empty))
         .map(|field| format!("has no {field}"));
     let lists = lists.iter().filter_map(|field| {
-        // a registry takes five of each
+        // a registry accepts at most five of each
         let count = package[*field].as_array().map_or(0, Vec::len);
         (count == 0 || count > 5).then(|| format!("has {count} {field}"))
     });

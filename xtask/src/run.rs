@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::library::{self, at};
 
-/// Builds those of `weft run` and puts them below `dir`. Returns what it did.
+/// Builds the preload libraries of `weft run` and writes them below `dir`. Returns a summary.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     let crate_name = "weft_malloc_preload";
     put(

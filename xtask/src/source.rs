@@ -1,4 +1,4 @@
-//! What is checked in the source text itself: where `unsafe` may stand, and how long a file may be.
+//! Checks of the source text itself: the crates that may contain `unsafe`, and the length of files.
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ pub(crate) fn rust_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// All that is wrong with one file. `is_root`: it is the root of a library or program.
+/// All errors in one file. `is_root`: it is the root of a library or program.
 pub(crate) fn check(name: &str, text: &str, unsafe_code: UnsafeCode, is_root: bool) -> Vec<String> {
     let mut problems = Vec::new();
     let lines = text.lines().count();
@@ -195,7 +195,7 @@ fn quoted(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// Tells `'a'` and `'\n'` from a lifetime.
+/// Distinguishes `'a'` and `'\n'` from a lifetime.
 fn is_char_literal(text: &str) -> bool {
     let mut chars = text.chars().skip(1);
     match (chars.next(), chars.next()) {

@@ -9,13 +9,13 @@ const VERBS: &str = "libibverbs.so.1";
 const RDMACM: &str = "librdmacm.so.1";
 /// For `LD_PRELOAD`: the devices in `/sys` and `/dev`.
 const SYSFS: &str = "libweft-sysfs.so";
-/// What that one calls.
+/// The symbol that the libibverbs entry point calls.
 const TREE: &str = "weft_sysfs_tree";
 /// A provider of libfabric, found through `FI_PROVIDER_PATH`.
 const FI: &str = "libweft-fi.so";
 /// The version of what the others jump to or call.
 const BETWEEN: &str = "WEFT_PRIVATE_1";
-/// What programs that ask pkg-config are told: the libraries that these stand in for.
+/// The libraries that pkg-config reports, and the ones that these replace.
 const STANDS_FOR: [(&str, &str, &str); 2] = [
     ("ibverbs", "1.14.44.0", "RDMA verbs (weft's, in user space)"),
     (
@@ -25,7 +25,7 @@ const STANDS_FOR: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Builds the libraries and puts everything below `dir`. Returns what it did.
+/// Builds the libraries and writes all files below `dir`. Returns a summary.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     let root = library::root()?;
     let symbols = |of: &str| {
@@ -93,7 +93,7 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     ))
 }
 
-/// Has each name of a library jump to its twin in libibverbs, whose name begins with `prefix`.
+/// Makes each name of a library jump to its twin in libibverbs, whose name begins with `prefix`.
 fn jump(symbols: &mut [Symbol], prefix: &str, verbs: &mut Vec<Symbol>) {
     for symbol in symbols {
         let function = format!("{prefix}{}", symbol.name);
@@ -102,7 +102,7 @@ fn jump(symbols: &mut [Symbol], prefix: &str, verbs: &mut Vec<Symbol>) {
     }
 }
 
-/// A function of libibverbs that only our other libraries know.
+/// A function of libibverbs for our other libraries only.
 fn between(name: String) -> Symbol {
     Symbol {
         version: BETWEEN.into(),
@@ -112,7 +112,7 @@ fn between(name: String) -> Symbol {
     }
 }
 
-/// The headers are the distribution's, where the compiler looks anyway.
+/// The headers are the distribution's, in the compiler's default search path.
 fn pkg_config(name: &str, version: &str, description: &str) -> String {
     let requires = if name == "rdmacm" {
         "Requires: libibverbs\n"

@@ -1,7 +1,7 @@
-//! [`BandJoinExec`]: joins by ranges of keys, as the sort-merge join of the thesis (7.4.2) does them on each node.
+//! [`BandJoinExec`]: joins by ranges of keys, as in the thesis's sort-merge join on each node (7.4.2).
 //!
-//! S, the build side, is collected and sorted once. Each batch of R is sorted when it comes, so that its rows walk along S, and each row
-//! finds its range of S by a search from where the last one ended. Of R nothing is kept.
+//! S, the build side, is collected and sorted once. Each batch of R is sorted when it arrives, so its rows walk along S, and each row
+//! searches its range of S from the end of the last search. No part of R is kept.
 
 use std::fmt;
 use std::ops::Range;
@@ -33,14 +33,14 @@ use weft_roundabout::joins::{Intervals, Place};
 use crate::bounds::{Bound, Bounds};
 use crate::keys::{Key, Width};
 
-/// What the operator is, beside its inputs.
+/// The parameters of the operator, without its inputs.
 #[derive(Debug)]
 struct Shape {
     bounds: Bounds,
     join_type: JoinType,
     projection: Option<Vec<usize>>,
     schema: SchemaRef,
-    /// Where each column of `schema` comes from.
+    /// The source of each column of `schema`.
     columns: Vec<ColumnIndex>,
 }
 
@@ -67,7 +67,7 @@ pub fn stays(join_type: JoinType) -> bool {
 }
 
 impl BandJoinExec {
-    /// Of inputs with one partition each.
+    /// For inputs with one partition each.
     pub fn new(
         left: Arc<dyn ExecutionPlan>,
         right: Arc<dyn ExecutionPlan>,
@@ -113,7 +113,7 @@ impl BandJoinExec {
         })
     }
 
-    /// How rows are kept.
+    /// The kind of join: which rows are kept.
     pub fn join_type(&self) -> JoinType {
         self.shape.join_type
     }
@@ -222,7 +222,7 @@ struct Work {
     left_schema: SchemaRef,
     r: SendableRecordBatchStream,
     reservation: MemoryReservation,
-    /// Rows of a batch that comes out.
+    /// Rows of an output batch.
     size: usize,
     metrics: BaselineMetrics,
 }
@@ -244,11 +244,11 @@ struct Probe<K> {
     range: Range<usize>,
 }
 
-/// Where the work stands.
+/// The state of the work.
 enum Stage<K> {
     Collect(SendableRecordBatchStream),
     Join(Build<K>, Option<Probe<K>>),
-    /// The rows of S that come out at the end.
+    /// The rows of S that are returned at the end.
     Rest(Build<K>, Vec<u64>, usize),
     Over,
 }
@@ -271,7 +271,7 @@ impl Work {
                     if matches!(stage, Stage::Over) {
                         return Ok(None);
                     }
-                    // Candidates without a match give nothing to wait for: others get their turn here, and a cancelled query ends here.
+                    // Candidates without a match produce no batch to wait for: other tasks run here, and a cancelled query ends here.
                     tokio::task::yield_now().await;
                 }
             },
@@ -418,7 +418,7 @@ impl Work {
         }
     }
 
-    /// Applies the other conditions, marks the rows of S, and makes the rows that come out now.
+    /// Applies the other conditions, marks the rows of S, and makes the rows to return now.
     fn joined<K>(
         &self,
         build: &mut Build<K>,
@@ -465,7 +465,7 @@ impl Work {
         .map(Some)
     }
 
-    /// The rows of S that come out when all of R has been here.
+    /// The rows of S to return after all of R has passed.
     fn rest<K>(&self, build: &mut Build<K>) -> Vec<u64> {
         let wanted = |matched: bool| match self.shape.join_type {
             JoinType::Left | JoinType::LeftAnti => !matched,
@@ -499,7 +499,7 @@ impl Work {
     }
 }
 
-/// The keys of one end, and which are there.
+/// The keys of one end, and which are valid.
 struct Ends<K> {
     keys: Option<(Vec<K>, ArrayRef)>,
 }

@@ -10,9 +10,9 @@ use datafusion::arrow::ipc::writer::StreamWriter;
 use datafusion::error::{DataFusionError, Result};
 use weft_roundabout::{Element, Room};
 
-/// Flag of an element: the stream goes on in the next one of its origin.
+/// Flag of an element: the stream continues in the next element of its origin.
 const MORE: u8 = 1;
-/// Longest stream that is put together: a row of this size at most.
+/// The longest stream that is joined: a row of this size at most.
 const LONGEST: usize = 1 << 30;
 
 /// An error of another crate.
@@ -23,13 +23,13 @@ pub(crate) fn external(error: impl std::error::Error + Send + Sync + 'static) ->
 /// Bytes of any length, in one piece or several, cut where an element ends.
 pub struct Cut {
     pieces: VecDeque<Vec<u8>>,
-    /// What the first piece has already given.
+    /// Bytes of the first piece that have been given already.
     at: usize,
     user: [u64; 4],
 }
 
 impl Cut {
-    /// With these words in each element.
+    /// With these user words in each element.
     pub fn new(bytes: Vec<u8>, user: [u64; 4]) -> Self {
         let pieces = VecDeque::from([bytes]);
         Self {
@@ -44,12 +44,12 @@ impl Cut {
         self.pieces.push_back(bytes);
     }
 
-    /// Bytes that are still to be given.
+    /// Bytes that have not been given yet.
     pub fn left(&self) -> usize {
         self.pieces.iter().map(Vec::len).sum::<usize>() - self.at
     }
 
-    /// Fills an element; true when there is more.
+    /// Fills an element; returns true if there is more.
     pub fn fill(&mut self, mut room: Room) -> Result<bool, weft_roundabout::Error> {
         let mut len = 0;
         while let Some(piece) = self.pieces.front() {
@@ -68,13 +68,13 @@ impl Cut {
     }
 }
 
-/// About the bytes that a batch takes in Arrow's IPC format. Only that nothing is moved while it is written depends on it.
+/// An estimate of the bytes of a batch in Arrow's IPC format. If it is too small, the buffer grows while the batch is written.
 pub(crate) fn encoded_len(batch: &RecordBatch) -> usize {
     let column = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(0) + 256;
     batch.columns().iter().map(column).sum::<usize>() + 1024
 }
 
-/// Elements of one origin that are put together again.
+/// Joins elements of one origin.
 pub struct Whole {
     bytes: Vec<u8>,
     limit: usize,
@@ -87,7 +87,7 @@ impl Default for Whole {
 }
 
 impl Whole {
-    /// Of so many bytes.
+    /// With a limit of this many bytes.
     pub fn up_to(limit: usize) -> Self {
         let bytes = Vec::new();
         Self { bytes, limit }
@@ -117,7 +117,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Encodes them.
+    /// Encodes the batches.
     pub fn new(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Self> {
         let len = batches.iter().map(encoded_len).sum::<usize>() + 4096;
         let mut writer = StreamWriter::try_new(Vec::with_capacity(len), schema)?;
@@ -130,7 +130,7 @@ impl Part {
         })
     }
 
-    /// Fills an element; true when there is more.
+    /// Fills an element; returns true if there is more.
     pub fn fill(&mut self, room: Room) -> Result<bool, weft_roundabout::Error> {
         self.bytes.fill(room)
     }
@@ -143,7 +143,7 @@ pub struct Assembly {
 }
 
 impl Assembly {
-    /// For a ring of so many nodes.
+    /// For a ring of this many nodes.
     pub fn new(schema: SchemaRef, nodes: usize) -> Self {
         Self {
             schema,
@@ -151,7 +151,7 @@ impl Assembly {
         }
     }
 
-    /// The batches that an element completes. Their arrays lie in the one copy that is made of it.
+    /// The batches that an element completes. Their arrays use the one copy of the element.
     pub fn take(&mut self, element: &Element) -> Result<Vec<RecordBatch>> {
         match self.partial[element.origin()].take(element)? {
             Some(bytes) => decode(&self.schema, bytes),
@@ -160,7 +160,7 @@ impl Assembly {
     }
 }
 
-/// A stream from a peer: its bytes are checked, and its schema has to be the one that is expected.
+/// Decodes a stream from a peer: its bytes are checked, and its schema must be the expected one.
 fn decode(schema: &SchemaRef, bytes: Vec<u8>) -> Result<Vec<RecordBatch>> {
     let mut buffer = Buffer::from_vec(bytes);
     let mut decoder = StreamDecoder::new();

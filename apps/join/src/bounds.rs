@@ -1,9 +1,9 @@
-//! Which nested loops are band joins: an optimizer rule.
+//! An optimizer rule: it finds the nested loops that are band joins.
 //!
-//! A band is one comparison `s <= r` or `s >= r` of a join's filter, or one of each, where `s` is an expression over columns of the build side and
-//! `r` one over the probe side. `s.x BETWEEN r.y - 5 AND r.y + 5` is such a pair, and so is
-//! `s.x - 5 <= r.y AND r.y <= s.x + 5`. Expressions are evaluated as they are, on the side whose columns they have. Nothing is moved from
-//! one side of a comparison to the other, so overflow, rounding and the calendar are those of the query.
+//! A band is one comparison `s <= r` or `s >= r` of a join's filter, or one of each. `s` is an expression over columns of the build side, `r` one
+//! over the probe side. `s.x BETWEEN r.y - 5 AND r.y + 5` is such a pair, and so is `s.x - 5 <= r.y AND r.y <= s.x + 5`. Each expression is
+//! evaluated unchanged, on the side of its columns. No term moves to the other side of a comparison, so overflow, rounding and the calendar are
+//! those of the query.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct Bound {
     pub strict: bool,
 }
 
-/// The comparisons of a band, and what else a pair has to fulfil.
+/// The comparisons of a band, and the other conditions on a pair.
 #[derive(Debug, Clone)]
 pub struct Bounds {
     /// `s <= r`
@@ -49,7 +49,7 @@ pub struct Bounds {
     pub lower: Option<Bound>,
     /// The other conditions.
     pub rest: Option<JoinFilter>,
-    /// Of the keys.
+    /// The width of the keys.
     pub width: Width,
 }
 
@@ -252,13 +252,13 @@ fn band(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>>
         join.join_type(),
         JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark
     ) {
-        // The side whose rows are kept is S. A swap can add a projection above the join.
+        // S is the side whose rows are kept. A swap can add a projection above the join.
         if Bounds::of(&filter.swap(), &right.schema(), &left.schema())?.is_none() {
             return Ok(None);
         }
         let swapped = join.swap_inputs()?;
         let swapped = swapped.transform_up(|plan| {
-            // The joins below have been looked at.
+            // The joins below are done already.
             let ours = plan.downcast_ref::<NestedLoopJoinExec>();
             if !ours.is_some_and(|new| Arc::ptr_eq(new.left(), right)) {
                 return Ok(Transformed::no(plan));

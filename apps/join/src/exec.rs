@@ -1,5 +1,5 @@
-//! Operators of distributed plans: [`RoundaboutExec`] lets the rows of all nodes come by, [`SomeRowsExec`] keeps those of
-//! node 0, or those that come before the query ends.
+//! Operators of distributed plans: [`RoundaboutExec`] passes the rows of all nodes by, [`SomeRowsExec`] keeps those of node 0, or those
+//! that come before the query ends.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,23 +21,23 @@ use weft_roundabout::{Canceller, Door, Load, Next, Node, Own, Ring, Waker, Watch
 
 use crate::batches::{Assembly, Part, external};
 
-/// What the operators of one query share.
+/// The state that the operators of one query share.
 pub struct Query {
     /// Where this node's neighbours connect.
     pub door: Arc<Door>,
-    /// The ring; each exchange is one of its own.
+    /// The ring; each exchange has a ring for itself.
     pub ring: Ring,
     /// A digest of the plan for one node, which all nodes must have.
     pub agreement: AtomicU64,
     cancellers: Mutex<(Option<String>, Vec<Canceller>)>,
     loads: Mutex<Vec<Exchange>>,
-    /// It ends: no operator goes on.
+    /// The query ends: no operator continues.
     ended: AtomicBool,
-    /// What failed first in an exchange, and who is to hear of it.
+    /// The first failure of an exchange, and the task to wake for it.
     failed: Mutex<(Option<weft_roundabout::Error>, Option<Waker>)>,
 }
 
-/// One exchange of a query, under way or over.
+/// One exchange of a query, running or over.
 enum Exchange {
     Running(Watch),
     Over(Load),
@@ -79,7 +79,7 @@ impl Query {
         }
     }
 
-    /// Ends what its operators do here.
+    /// Ends the work of its operators on this node.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
@@ -92,12 +92,12 @@ impl Query {
         Ok(())
     }
 
-    /// Sets who is woken when an exchange fails: the operators above it may be busy for long.
+    /// Sets the task that is woken when an exchange fails: the operators above it may be busy for long.
     pub fn wake(&self, waker: Waker) {
         lock(&self.failed).1 = Some(waker);
     }
 
-    /// What failed first in an exchange.
+    /// The first failure of an exchange.
     pub fn failure(&self) -> Option<weft_roundabout::Error> {
         lock(&self.failed).0.clone()
     }
@@ -111,7 +111,7 @@ impl Query {
         }
     }
 
-    /// What the exchanges have moved through this node so far, added up.
+    /// The sum of what the exchanges have moved through this node so far.
     pub fn load(&self) -> Load {
         let mut sum = Load::default();
         for exchange in lock(&self.loads).iter() {
@@ -119,7 +119,7 @@ impl Query {
                 Exchange::Over(load) => *load,
                 Exchange::Running(watch) => match watch.load() {
                     Some(load) => load,
-                    // It has failed, or its last figures come in a moment.
+                    // The exchange has failed, or its last figures arrive in a moment.
                     None => continue,
                 },
             };
@@ -161,7 +161,7 @@ impl Query {
     }
 }
 
-/// Who gets the rows.
+/// The nodes that get the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Every node gets the rows of all nodes: the rotating relation.
@@ -170,7 +170,7 @@ pub enum Kind {
     Gather,
 }
 
-/// The rows of all nodes, as they come by on the ring.
+/// The rows of all nodes, as they pass on the ring.
 #[derive(Debug)]
 pub struct RoundaboutExec {
     input: Arc<dyn ExecutionPlan>,
@@ -197,7 +197,7 @@ fn only(mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPl
 }
 
 impl RoundaboutExec {
-    /// Of an input with one partition.
+    /// For an input with one partition.
     pub fn new(
         input: Arc<dyn ExecutionPlan>,
         kind: Kind,
@@ -278,7 +278,7 @@ impl ExecutionPlan for RoundaboutExec {
         std::thread::Builder::new()
             .name("weft-join-pump".into())
             .spawn(move || {
-                // A dropped receiver wants no rows, and no errors either.
+                // A dropped receiver needs neither rows nor errors.
                 if let Err(error) = pump.run(input, &runtime) {
                     if let DataFusionError::External(cause) = &error
                         && let Some(cause) = cause.downcast_ref()
@@ -291,7 +291,7 @@ impl ExecutionPlan for RoundaboutExec {
             .map_err(DataFusionError::IoError)?;
         let stream = futures::stream::unfold((out, over), |(mut out, over)| async {
             let batch = out.recv().await?;
-            // Rows that have come before it ended are not worked on.
+            // Rows that arrived before the end are not processed.
             let batch = batch.and_then(|batch| over.goes_on().map(|()| batch));
             Some((batch, (out, over)))
         });
@@ -299,8 +299,8 @@ impl ExecutionPlan for RoundaboutExec {
     }
 }
 
-/// The query thread of one exchange: gives our rows to the ring, and the ring's rows to the operator above. It goes on to the end of the turn
-/// when nobody wants its rows: other nodes do.
+/// The query thread of one exchange: gives our rows to the ring, and the ring's rows to the operator above. It continues to the end of the
+/// turn even if the operator above needs no more rows: other nodes do.
 struct Pump {
     query: Arc<Query>,
     exchange: u32,
@@ -317,7 +317,7 @@ impl Pump {
         let mut node = self.query.join(self.exchange).map_err(external)?;
         let number = self.query.running(&node);
         let (parts, mut own) = mpsc::channel(2);
-        // The input is pulled beside the ring: it may itself wait for other nodes, which wait for us to forward.
+        // The input is pulled in parallel with the ring: it may itself wait for other nodes, which wait for us to forward.
         let pulling = runtime.spawn(pull(input, self.query.ring.element, parts, node.waker()));
         let done = self.turn(&mut node, &mut own);
         pulling.abort();
@@ -363,7 +363,7 @@ impl Pump {
                 Next::Element(element) => {
                     if self.rows.is_some() {
                         let batches = self.assembly.take(&element)?;
-                        // The ring goes on while the operator above is at work.
+                        // The ring continues while the operator above is at work.
                         drop(element);
                         self.give(batches);
                     }
@@ -385,7 +385,7 @@ impl Pump {
     }
 }
 
-/// Collects what the input gives into parts of about an element.
+/// Collects the batches of the input into parts of about an element.
 pub(crate) async fn pull(
     mut input: SendableRecordBatchStream,
     element: usize,
@@ -424,12 +424,12 @@ pub(crate) async fn pull(
     waker.wake();
 }
 
-/// What becomes of an operator's rows.
+/// The rows of an operator that pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// Those of node 0 alone go on: of an operator that gives rows without any input, on every node.
+    /// Only the rows of node 0: for an operator that produces rows without any input, on every node.
     OfFirst,
-    /// They go on until the query has ended. A join can make rows from one batch of R for minutes, and nothing else stops it.
+    /// All rows until the query has ended. A join can make rows from one batch of R for minutes, and nothing else stops it.
     UntilEnded,
 }
 
@@ -442,7 +442,7 @@ pub struct SomeRowsExec {
 }
 
 impl SomeRowsExec {
-    /// Of this input.
+    /// For this input.
     pub fn new(input: Arc<dyn ExecutionPlan>, rows: Rows, query: Arc<Query>) -> Self {
         Self { input, rows, query }
     }

@@ -5,17 +5,17 @@ use datafusion::arrow::datatypes::{ArrowNativeType, DataType};
 use datafusion::common::utils::normalize_float_zero;
 use datafusion::error::{DataFusionError, Result};
 
-/// An integer that orders as the value does that it stands for.
+/// An integer with the same order as the value that it represents.
 pub trait Key: Ord + Copy + Send + Sync + Unpin + 'static {
     /// The least one.
     const MIN: Self;
     /// The greatest one.
     const MAX: Self;
-    /// The one after it.
+    /// The next value.
     fn next(self) -> Option<Self>;
-    /// The one before it.
+    /// The previous value.
     fn previous(self) -> Option<Self>;
-    /// The keys of a column. Those of NULL mean nothing.
+    /// The keys of a column. The keys of NULL are meaningless.
     fn column(array: &ArrayRef) -> Result<Vec<Self>>;
 }
 
@@ -28,7 +28,7 @@ pub enum Width {
     Wide,
 }
 
-/// The width of a type's keys; `None` for a type whose values are no keys of a band.
+/// The width of a type's keys; `None` for a type that cannot be the key of a band.
 pub fn width(data_type: &DataType) -> Option<Width> {
     use DataType::{
         Date32, Date64, Decimal32, Decimal64, Decimal128, Duration, Float32, Float64, Int8, Int16,
@@ -78,7 +78,7 @@ impl Key for u64 {
             Date32, Date64, Decimal32, Decimal64, Duration, Float32, Float64, Int8, Int16, Int32,
             Int64, Time32, Time64, Timestamp, UInt8, UInt16, UInt32, UInt64,
         };
-        // As DataFusion compares: both zeros are equal, and NaN is beyond the infinities (totalOrder of IEEE 754).
+        // DataFusion's order: both zeros are equal, and NaN is beyond the infinities (totalOrder of IEEE 754).
         let data = normalize_float_zero(array).to_data();
         macro_rules! keys {
             ($native:ty, $key:expr) => {

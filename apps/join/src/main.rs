@@ -25,10 +25,10 @@ A worker that is reached from other hosts needs keys: WEFT_TLS=on, WEFT_TLS_KEY 
 for the shell (`weft help` describes them). Workers connect back to the shell.";
 const EXITS: &str = "\
 Exit status:
-  0  all went well
-  1  the query failed (messages say what)
-  2  the command line cannot be used as it is
-  3  a worker could not be reached or went away";
+  0  success
+  1  failure of the query (a message names it)
+  2  wrong usage of the command line
+  3  a worker could not be reached or ended the connection";
 
 /// SQL joins on a ring of workers
 #[derive(Parser)]
@@ -234,7 +234,7 @@ fn sql(args: &SqlArgs) -> Result<(), Trouble> {
     };
     line.clear();
     if unread {
-        // Whoever read our rows has enough, as in `| head`.
+        // The reader of our output has closed it, as `| head` does.
         return Ok(());
     }
     let outcomes = asked?;
@@ -248,7 +248,7 @@ fn sql(args: &SqlArgs) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// What is said on a terminal while a query runs.
+/// The progress line on a terminal while a query runs.
 struct ProgressLine {
     shown: bool,
     began: Instant,
@@ -281,7 +281,7 @@ impl ProgressLine {
     }
 }
 
-/// What each worker moved, as bars, on stderr.
+/// The amount that each worker moved, as bars, on stderr.
 fn load(outcomes: &[Outcome], question: &Question, took: Duration) {
     const WIDTH: u64 = 40;
     let most = outcomes.iter().map(|o| o.received).max();

@@ -1,4 +1,4 @@
-//! Rows as text, batch by batch: nothing waits for the last one.
+//! Rows as text, batch by batch: no row waits for the last one.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use datafusion::arrow::error::ArrowError;
 use datafusion::arrow::json::LineDelimitedWriter;
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 
-/// Rows of a table that are looked at for the widths of its columns.
+/// Rows of a table that determine the widths of its columns.
 const LOOKED_AT: usize = 1000;
 
 /// A form of rows.
@@ -25,7 +25,7 @@ pub enum Format {
 
 enum Form<W: Write> {
     Table(TableOut<W>),
-    /// With its header still to come, or not.
+    /// `true`: the header is still to be printed.
     Csv(W, bool),
     Json(W),
 }
@@ -62,7 +62,7 @@ impl<W: Write> Printer<W> {
     pub fn batch(&mut self, batch: &RecordBatch) -> io::Result<()> {
         match &mut self.0 {
             Form::Table(table) => table.batch(batch),
-            // By way of memory: those writers make text of the output's errors.
+            // Through memory: these writers convert errors of the output to text.
             Form::Csv(out, header) => {
                 let mut text = Vec::new();
                 let builder = WriterBuilder::new().with_header(std::mem::take(header));
@@ -78,10 +78,10 @@ impl<W: Write> Printer<W> {
         }
     }
 
-    /// Prints what is left.
+    /// Prints the rest.
     ///
     /// # Errors
-    /// When the output cannot be written to.
+    /// If the output cannot be written to.
     pub fn finish(self) -> io::Result<()> {
         match self.0 {
             Form::Table(table) => table.finish(),
@@ -136,7 +136,7 @@ impl<W: Write> TableOut<W> {
         Ok(())
     }
 
-    /// Finds the widths, and prints what waited for them.
+    /// Finds the widths, and prints the held rows.
     fn settle(&mut self) -> io::Result<()> {
         let names = std::mem::take(&mut self.names);
         let held = std::mem::take(&mut self.held);

@@ -1,10 +1,10 @@
-//! How a plan for one node becomes one for a ring: an optimizer rule.
+//! An optimizer rule that turns a plan for one node into one for a ring.
 //!
-//! The rows of a distributed operator are those of all nodes together, each on one node. Scans take a part of their files. One relation of a
+//! The rows of a distributed operator are those of all nodes together, each on one node. Scans read a part of their files. One relation of a
 //! join (S) stays where it is, and the other (R) goes round once. R is the probe side, so that each node holds a part of the hash table; joins
-//! that preserve rows of R change their sides first. Where a hash join's build side is much smaller, it is R: each node holds the whole hash
-//! table, and no row of the large relation moves. Aggregates work in two steps, before and after their partial results come to node 0.
-//! Whatever else needs all rows at once gets them at node 0.
+//! that preserve rows of R swap their sides first. If a hash join's build side is much smaller, it is R: each node holds the whole hash table,
+//! and no row of the large relation moves. Aggregates work in two steps, before and after their partial results arrive at node 0. All other
+//! operators that need all rows at once get them at node 0.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -35,7 +35,7 @@ use crate::exec::{Kind, Query, RoundaboutExec, Rows, SomeRowsExec};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
-/// Operators that look at one row at a time, or at the rows of one node before all rows come together.
+/// Operators that process one row at a time, or the rows of one node before all rows come together.
 const ROW_WISE: [&str; 9] = [
     "FilterExec",
     "ProjectionExec",
@@ -48,17 +48,16 @@ const ROW_WISE: [&str; 9] = [
     "CooperativeExec",
 ];
 
-/// The sides of a join, as its children stand.
+/// The sides of a join, in the order of its children.
 const BUILD: usize = 0;
 const PROBE: usize = 1;
-/// How many rows are probed in the time in which one is put into a hash table.
+/// The number of rows that are probed in the time of one insertion into a hash table.
 const PROBES: usize = 3;
-/// The largest build side that goes round, in bytes, where the memory of a query has no limit.
+/// The largest build side that goes round, in bytes, if the memory of a query has no limit.
 const WHOLE: usize = 256 << 20;
-/// Bytes of a value without a fixed width, where a file does not say them.
+/// Bytes of a value without a fixed width, if the file's statistics do not have them.
 const TEXT: usize = 64;
-/// The part of a query's memory that a build side which goes round may take: a hash table is larger than its rows, and a query can have
-/// several.
+/// The fraction of a query's memory for a build side that goes round: a hash table is larger than its rows, and a query can have several.
 const SHARE: usize = 8;
 
 /// Makes plans for the ring of a query.
@@ -70,7 +69,7 @@ pub struct Distribute {
 }
 
 impl Distribute {
-    /// For a query that has so much memory on each node.
+    /// For a query with this much memory on each node.
     pub fn new(query: Arc<Query>, memory: Option<usize>) -> Self {
         let whole = memory.map_or(WHOLE, |memory| memory / SHARE);
         Self { query, whole }
@@ -139,7 +138,7 @@ struct Work<'a> {
     config: &'a ConfigOptions,
     whole: usize,
     exchanges: AtomicU32,
-    /// Of each hash join, whether its build side goes round.
+    /// For each hash join, whether its build side goes round.
     builds: RefCell<Vec<bool>>,
 }
 
@@ -266,7 +265,7 @@ impl Work<'_> {
         self.one_goes_round(plan, PROBE)
     }
 
-    /// A join of which this side goes round, and the other one stays.
+    /// A join of which the side `moving` goes round, and the other one stays.
     fn one_goes_round(&self, plan: &Plan, moving: usize) -> Result<Spread> {
         let children: Vec<Plan> = plan.children().into_iter().cloned().collect();
         let Ok([left, right]) = <[Plan; 2]>::try_from(children) else {
@@ -283,7 +282,7 @@ impl Work<'_> {
         Ok(Spread { plan, first })
     }
 
-    /// Whether it costs less to give every node the whole build side than to let every node see the whole probe side.
+    /// Whether the whole build side on every node costs less than the whole probe side past every node.
     fn build_goes_round(&self, join: &HashJoinExec) -> bool {
         let types = *join.join_type();
         if types != JoinType::Inner && !keeps_probe_side(types) {
@@ -310,7 +309,7 @@ impl Work<'_> {
         );
         if matches!(aggregate.mode(), AggregateMode::Partial) {
             let plan = replace_children_if_necessary(Arc::clone(plan), vec![input.plan])?;
-            // A node without rows gives a row all the same if there are no groups.
+            // Without groups, a node without rows still returns a row.
             return Ok(Spread { plan, first: false });
         }
         let ordered = aggregate
@@ -342,7 +341,7 @@ impl Work<'_> {
         Ok(self.only_first(whole))
     }
 
-    /// A part of the files of a scan; the first node gets what cannot be cut.
+    /// A part of the files of a scan; the first node gets files that cannot be split.
     fn scan(&self, plan: &Plan, scan: &DataSourceExec) -> Result<Spread> {
         let ring = &self.query.ring;
         let mut config = self.config.clone();
@@ -356,7 +355,7 @@ impl Work<'_> {
             return Ok(self.only_first(Arc::clone(plan)));
         };
         if plan.fetch().is_some() || files.limit.is_some() {
-            // So many rows, of any node: they have to be counted at one place.
+            // A limit counts rows of all nodes: they must be counted in one place.
             return Ok(self.only_first(Arc::clone(plan)));
         }
         let mine = files
@@ -376,7 +375,7 @@ impl Work<'_> {
     }
 }
 
-/// About the bytes of so many rows in memory.
+/// An estimate of the memory of this many rows, in bytes.
 fn bytes_of(rows: usize, statistics: &Statistics, fields: &Fields) -> usize {
     let column = |(field, column): (&FieldRef, &ColumnStatistics)| {
         let known = column.byte_size.get_value().copied();
@@ -387,7 +386,7 @@ fn bytes_of(rows: usize, statistics: &Statistics, fields: &Fields) -> usize {
     columns.map(column).fold(0, usize::saturating_add)
 }
 
-/// Whether rows of the probe side can come out without a match, or once for several: no single node knows about that.
+/// Whether the join can return rows of the probe side without a match, or once for several matches: no single node knows that.
 fn keeps_probe_side(types: JoinType) -> bool {
     matches!(
         types,

@@ -1,4 +1,4 @@
-//! `weft join sql`: asks the workers, and hands on the rows of node 0 as they come.
+//! `weft join sql`: asks the workers, and passes on the rows of node 0 as they arrive.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,17 +18,17 @@ use crate::talk::{Ask, ELEMENT, OUTCOME, Outcome, PROGRESS, Table, VERSION};
 pub struct Question {
     /// The workers, in the order of the ring.
     pub workers: Vec<SocketAddr>,
-    /// Its tables.
+    /// The tables of the query.
     pub tables: Vec<Table>,
-    /// It.
+    /// The query.
     pub sql: String,
     /// Bytes of an element of the ring.
     pub element: usize,
-    /// How long workers have to answer a connection.
+    /// The time within which workers must answer a connection.
     pub patience: Duration,
 }
 
-/// What failed.
+/// A failure of a query.
 #[derive(Debug)]
 pub enum Trouble {
     /// A worker could not be reached, or went away.
@@ -37,19 +37,19 @@ pub enum Trouble {
     Query(String),
 }
 
-/// What comes back.
+/// The answer to a query.
 pub struct Answer {
     /// The rows.
     pub batches: Vec<RecordBatch>,
-    /// How it went on each worker.
+    /// The outcome of each worker.
     pub outcomes: Vec<Outcome>,
 }
 
-/// What happens while a query runs.
+/// An event of a running query.
 pub enum Event {
     /// Rows, in the order of the answer.
     Rows(RecordBatch),
-    /// How far the worker at this position is.
+    /// The progress of the worker at this position.
     Progress(usize, Outcome),
 }
 
@@ -64,7 +64,7 @@ enum Told {
     Done(usize, Result<Outcome, Trouble>),
 }
 
-/// Asks, and waits for all rows; `progress` hears of their number as they come.
+/// Runs the query, and waits for all rows; `progress` is called with their number as they arrive.
 pub fn ask(question: &Question, mut progress: impl FnMut(usize)) -> Result<Answer, Trouble> {
     let mut batches = Vec::new();
     let mut count = 0;
@@ -79,7 +79,8 @@ pub fn ask(question: &Question, mut progress: impl FnMut(usize)) -> Result<Answe
     Ok(Answer { batches, outcomes })
 }
 
-/// Asks, and gives what happens to `hear`, whose error ends the query on all workers. A slow `hear` holds the query up; few rows are kept.
+/// Runs the query, and passes its events to `hear`, whose error ends the query on all workers. A slow `hear` delays the query; few rows
+/// are buffered.
 pub fn stream(
     question: &Question,
     mut hear: impl FnMut(Event) -> Result<(), Trouble>,
@@ -110,7 +111,7 @@ pub fn stream(
         let (mut gone, mut failed) = (None, None);
         for told in events {
             match told {
-                // Without anybody who hears, the workers are given up.
+                // An error of the receiver abandons the workers.
                 Told::Event(event) => hear(event)?,
                 Told::Done(me, Ok(outcome)) => {
                     if let Some(why) = &outcome.error {
@@ -120,7 +121,7 @@ pub fn stream(
                         } else {
                             why.clone()
                         };
-                        // What failed on a worker itself says more than what others hear of it.
+                        // A failure on the worker itself is more precise than the consequences on others.
                         if outcome.here || failed.is_none() {
                             failed = Some(why);
                         }
@@ -175,7 +176,7 @@ pub fn door_for(doors: &[Arc<Door>], worker: SocketAddr) -> Option<&Arc<Door>> {
         .find(|door| door.local_addr().is_ipv4() == worker.is_ipv4())
 }
 
-/// No worker is asked before all of them have been reached: they would wait for the one that is missing.
+/// No worker gets the question before all of them have been reached: they would wait for the missing one.
 struct Met {
     barrier: Barrier,
     all: AtomicBool,
@@ -210,7 +211,7 @@ fn one(
     met.barrier.wait();
     let mut node = joined?;
     if !met.all.load(Ordering::SeqCst) {
-        // The one that is missing says why.
+        // The missing worker's error has the reason.
         node.give_up("another worker could not be reached");
         return Ok(Outcome::default());
     }
@@ -241,7 +242,7 @@ fn one(
                 asked = true;
             }
             Next::Element(element) if element.user()[0] == PROGRESS && element.origin() == 1 => {
-                // It can come between the elements of a batch.
+                // It can arrive between the elements of a batch.
                 let mut bytes = vec![0; element.len()];
                 element.read(0, &mut bytes).map_err(peer)?;
                 let progress = serde_json::from_slice(&bytes).map_err(|e| foreign(&e))?;

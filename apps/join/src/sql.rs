@@ -1,4 +1,4 @@
-//! Queries and tables, whoever plans: what may be asked, and which files are read.
+//! Queries and tables, for both planners: the permitted queries and the files that are read.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use crate::talk::Table;
 
 /// Names, words and operators of a query.
 const WORDS: usize = 4000;
-/// Bytes of the stack of a thread that plans or runs queries, for the deepest of them.
+/// Stack size in bytes of a thread that plans or runs queries, for the deepest permitted query.
 pub const STACK: usize = 256 << 20;
 
-/// Whether a query is too deep to be planned. Expressions are as deep as they have operators, and each level takes some of the stack.
+/// Checks that a query is not too deep for the planner. Expressions are as deep as they have operators, and each level needs stack.
 fn check_depth(sql: &str) -> Result<()> {
     let tokens = Tokenizer::new(&GenericDialect {}, sql)
         .tokenize()
@@ -39,7 +39,7 @@ fn check_depth(sql: &str) -> Result<()> {
     Ok(())
 }
 
-/// A query that reads: nothing that a peer says writes files or changes settings.
+/// A query that reads only: no query of a peer writes files or changes settings.
 pub async fn query(context: &SessionContext, sql: &str) -> Result<DataFrame> {
     check_depth(sql)?;
     let reading = SQLOptions::new()
@@ -49,7 +49,7 @@ pub async fn query(context: &SessionContext, sql: &str) -> Result<DataFrame> {
     context.sql_with_options(sql, reading).await
 }
 
-/// Makes a table of a file, which has to be below `dir`.
+/// Registers a file as a table. The file must be below `dir`.
 pub async fn register(context: &SessionContext, table: &Table, dir: Option<&Path>) -> Result<()> {
     let said = |e: &dyn std::fmt::Display| {
         DataFusionError::Execution(format!("table {}: {}: {e}", table.name, table.file))

@@ -1,5 +1,5 @@
-//! What the shell and a worker say to each other: a ring of the two, in which the shell gives one element with a question, and the worker elements with
-//! rows, one with the outcome, and a few with its progress before.
+//! The messages of the shell and a worker: a ring of the two, in which the shell sends one element with a question, and the worker sends elements with
+//! rows, a few with its progress, and a last one with the outcome.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::batches::Cut;
 
 /// The default port of a worker.
 pub const PORT: u16 = 7478;
-/// Version of what is said here.
+/// Version of these messages.
 pub const VERSION: u32 = 2;
 /// Bytes of an element between shell and worker.
 pub const ELEMENT: usize = 1 << 20;
-/// The user's word of an element with the outcome; rows have 0.
+/// The user word of an element with the outcome; rows have 0.
 pub const OUTCOME: u64 = 1;
-/// The user's word of an element that tells how far the worker is: an [`Outcome`] that is not the last.
+/// The user word of an element with the worker's progress: an [`Outcome`] that is not the last.
 pub const PROGRESS: u64 = 2;
-/// How often a worker tells how far it is.
+/// The interval of a worker's progress reports.
 pub const REPORT: Duration = Duration::from_millis(250);
 
-/// A table and its file, which every worker sees under the same path.
+/// A table and its file, which has the same path on every worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Table {
     /// Its name in SQL.
@@ -32,7 +32,7 @@ pub struct Table {
     pub file: String,
 }
 
-/// What a worker is to do.
+/// The question to a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ask {
     /// [`VERSION`] of the shell.
@@ -41,24 +41,24 @@ pub struct Ask {
     pub id: [u8; 16],
     /// The workers in the order of the ring.
     pub nodes: Vec<SocketAddr>,
-    /// The position of the one that is asked.
+    /// The position of the worker that gets the question.
     pub me: usize,
     /// Bytes of an element of the ring.
     pub element: usize,
     /// The query.
     pub sql: String,
-    /// Its tables.
+    /// The tables of the query.
     pub tables: Vec<Table>,
 }
 
-/// How it went on one worker.
+/// The outcome on one worker.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What failed.
+    /// The failure.
     pub error: Option<String>,
-    /// It failed on this worker itself.
+    /// Whether it failed on this worker itself.
     pub here: bool,
-    /// Bytes that came from the predecessor.
+    /// Bytes from the predecessor.
     pub received: u64,
     /// Bytes that went to the successor.
     pub sent: u64,
@@ -67,7 +67,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Gives it as the last element of a turn.
+    /// Sends it as the last element of a turn.
     pub fn give(&self, node: &mut Node) -> Result<()> {
         let external = |e| DataFusionError::External(Box::new(e));
         let text = serde_json::to_vec(self).map_err(|e| DataFusionError::External(Box::new(e)))?;

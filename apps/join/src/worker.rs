@@ -22,18 +22,18 @@ use crate::rule::Distribute;
 use crate::sql::{STACK, query, register};
 use crate::talk::{Ask, Outcome, PROGRESS, REPORT, VERSION};
 
-/// Queries at once.
+/// The most queries at a time.
 const QUERIES: usize = 32;
-/// Visits at once: queries, and calls of the engine, of which a query makes many.
+/// The most visits at a time: queries, and calls of the engine, of which a query makes many.
 const VISITS: usize = 1024;
 /// Bytes of a question or a call, at most.
 const LONGEST: usize = 16 << 20;
 /// Bytes of an element, at most.
 const LARGEST: usize = 256 << 20;
-/// How long a shell has for its question.
+/// The time within which a shell must send its question.
 const QUESTION: Duration = Duration::from_secs(30);
 
-/// How a worker works.
+/// The settings of a worker.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Where it listens.
@@ -50,7 +50,7 @@ pub struct Worker {
     runtime: tokio::runtime::Runtime,
 }
 
-/// What the threads of a worker share.
+/// The state that the threads of a worker share.
 struct Host {
     door: Arc<Door>,
     settings: Settings,
@@ -59,7 +59,7 @@ struct Host {
     queries: AtomicUsize,
 }
 
-/// One of so many at once.
+/// Counts one user of a limited resource until it is dropped.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {
@@ -108,7 +108,7 @@ impl Worker {
         self.host.door.local_addr()
     }
 
-    /// Serves until `stop` says so.
+    /// Serves until `stop` returns true.
     pub fn serve(&self, stop: impl Fn() -> bool) {
         while !stop() {
             let Some(ring) = self.host.door.visit(Duration::from_millis(200)) else {
@@ -139,7 +139,7 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
     let (door, settings) = (&host.door, &host.settings);
     let mut node = door.join(ring).map_err(external)?;
     let canceller = node.canceller();
-    // A shell that says nothing holds no place.
+    // A silent shell must not keep a place.
     let limit = runtime.spawn(async move {
         tokio::time::sleep(QUESTION).await;
         canceller.cancel("no question came in time");
@@ -215,7 +215,7 @@ fn so_far(query: &Query) -> Outcome {
     }
 }
 
-/// Whether a shell asks for what can be.
+/// Checks the ring that a shell requests.
 fn check(ring: &Ring) -> Result<()> {
     ring.check().map_err(external)?;
     if ring.element > LARGEST {
@@ -226,7 +226,7 @@ fn check(ring: &Ring) -> Result<()> {
     Ok(())
 }
 
-/// How it went.
+/// The outcome of a query.
 fn outcome(query: &Query, done: Result<()>) -> Outcome {
     let mut outcome = so_far(query);
     if let Err(error) = done {
@@ -254,7 +254,7 @@ struct Run {
 }
 
 impl Run {
-    /// Runs it and gives node 0's rows to the shell.
+    /// Runs the query, and sends node 0's rows to the shell.
     fn rows(&self, node: &mut Node, runtime: &tokio::runtime::Handle) -> Result<()> {
         let (plan, context) = runtime.block_on(self.plan())?;
         let _entered = runtime.enter();
@@ -329,7 +329,8 @@ impl Run {
     }
 }
 
-/// A session that plans for the ring: one partition a node, and nothing that tells a scan what one node's part of S looks like.
+/// A session that plans for the ring: one partition a node, and no dynamic filters, which would describe one node's part of S
+/// to a scan.
 pub fn context(query: &Arc<Query>, memory: Option<usize>) -> Result<SessionContext> {
     let mut config = SessionConfig::new().with_target_partitions(1);
     let options = config.options_mut();

@@ -1,4 +1,4 @@
-//! What the thesis's chapter 4 concludes: whether it holds here, with the number.
+//! The conclusions of the thesis's chapter 4: whether each holds on this machine, with the number.
 
 use super::show::words;
 use crate::aims::Limit;
@@ -8,7 +8,7 @@ use crate::report::number;
 use crate::size::human;
 use weft_advise::machine::{Case, Critical, Machine};
 
-/// What of the chapter this suite does not remake.
+/// The parts of the chapter that this suite does not reproduce.
 pub(super) const NOT_REMADE: [&str; 3] = [
     "Not remade: the RNIC's lines of figs. 4.3 to 4.5 and 4.8 to 4.10 (there is no RNIC; pinning stands for its driver's part, without the device's), and \
      fig. 4.7 (it compares several machines; run the suite on each).",
@@ -69,7 +69,7 @@ impl Data<'_> {
         }))
     }
 
-    /// Whether one case takes five times as long as another at some size from `least` on.
+    /// Whether one case takes five times as long as another at some size of at least `least`.
     fn five_times(&self, over: Case, under: Case, least: u64) -> Verdict {
         let (bytes, ratio) = self.largest(over, under, least)?;
         let words = format!("{} times at {}", number(ratio), human(bytes));
@@ -86,7 +86,7 @@ fn size_of(critical: Critical) -> Option<u64> {
     }
 }
 
-/// Everything that can be said of what was measured.
+/// All conclusions that the measurements allow.
 pub(super) fn conclusions(machine: &Machine, records: &[Record]) -> Conclusions {
     let mut found = Conclusions::default();
     let data = Data(machine, records);
@@ -196,7 +196,7 @@ fn strategies(data: &Data<'_>, found: &mut Conclusions) {
     }
 }
 
-/// What a round trip, computation and several threads hide.
+/// The overlap of transfers with a round trip, with computation and between several threads.
 fn overlaps(data: &Data<'_>, found: &mut Conclusions) {
     use Case::{
         Pin, PinAbsent, PinAbsentInTurn, PinAbsentTogether, PinInTurn, PinTogether, Register, Unpin,

@@ -15,7 +15,7 @@ use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, RawMemory, RecvWr, SendW
 
 /// Memory that cold copies go through, source and target each: more than caches hold.
 const ARENA: usize = 64 << 20;
-/// Below this size huge pages mean nothing.
+/// Below this size huge pages have no effect.
 const HUGE: u64 = 2 << 20;
 /// Sends larger than this are not measured one at a time.
 const LARGEST_SEND: u64 = 1 << 20;
@@ -29,12 +29,12 @@ const OVERLAPPED: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 20;
 const PARALLEL: std::ops::RangeInclusive<u64> = 64 << 10..=64 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How much is measured.
+/// The amount of measuring.
 #[derive(Clone, Debug)]
 pub struct Effort {
     /// Sizes in bytes.
     pub sizes: Vec<u64>,
-    /// Samples of each point; the least of them counts.
+    /// Samples of each point; the minimum counts.
     pub runs: u32,
 }
 
@@ -51,10 +51,11 @@ impl Effort {
 /// Steps that [`measure`] reports.
 pub const STEPS: u64 = 8;
 
-/// Measures the machine; `at` hears what comes next, [`STEPS`] times.
+/// Measures the machine; `at` is called with the name of each step, [`STEPS`] times.
 ///
 /// # Errors
-/// When there is no memory, thread or loopback socket. A measurement for which this user has no right is left out, and named in [`Machine::missing`].
+/// If memory, threads or loopback sockets are not available. A measurement without the necessary rights is left out, and named in
+/// [`Machine::missing`].
 pub fn measure(effort: &Effort, mut at: impl FnMut(&str)) -> Result<Machine> {
     let mut machine = Machine {
         threads: weft_sys::cpu_count().clamp(2, 4),
@@ -118,7 +119,7 @@ fn large(sizes: &[u64]) -> Result<usize> {
 }
 
 impl Bench<'_> {
-    /// Takes the samples of a point; the first is for warming up.
+    /// Measures the samples of a point. The first one warms up and is discarded.
     fn point(
         &mut self,
         case: Case,
@@ -188,7 +189,7 @@ impl Bench<'_> {
             let times = ((1 << 20) / len).clamp(1, 16);
             self.point(Case::CopyCold, bytes, || {
                 Ok(each(times, |_| {
-                    // Small copies are far apart, so that what is fetched ahead for one does not serve the next.
+                    // Small copies are far apart, so that the prefetch of one does not serve the next.
                     next = if next + len + (64 << 10) > arena {
                         0
                     } else {
@@ -225,7 +226,7 @@ impl Bench<'_> {
                 drop(black_box(regions));
                 Ok(micros(start) / 20.0)
             })?;
-            // Registration looks at no page, so it does not matter that these are other pages than those registered.
+            // Registration touches no page, so these need not be the registered pages.
             let mut absent = Pages::new(len, false).map_err(memory)?;
             self.point(Case::RegisterAbsent, bytes, || {
                 absent.release().map_err(memory)?;
@@ -296,7 +297,7 @@ impl Bench<'_> {
                 .map(|_| RawMemory::leak(vec![1; 4096]))
                 .collect();
             let register = |at: usize| -> Result<()> {
-                // A region's size is nothing to weft's registration; a page for each thread is enough.
+                // The cost of weft's registration does not depend on the size; a page for each thread is enough.
                 drop(
                     pd.reg_raw(&raws[at], Access::REMOTE_READ)
                         .map_err(stack("register memory"))?,
@@ -351,7 +352,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// One step for each of several memories, in turn and by a thread each; `reset` before each.
+    /// One step for each of several memories, once in turn and once with a thread each; `reset` runs before each.
     fn together<T: Send>(
         &mut self,
         cases: [Case; 2],
@@ -551,7 +552,7 @@ impl Bench<'_> {
     }
 }
 
-/// Message sizes: those given, and three small ones.
+/// Message sizes: the given ones and three small ones.
 fn with_small(sizes: &[u64]) -> Vec<u64> {
     let mut all = [&[64, 256, 1024], sizes].concat();
     all.sort_unstable();
@@ -568,7 +569,7 @@ fn compute(at: usize) {
     black_box(x);
 }
 
-/// Sends and receives by turns what the kernel takes, until all has crossed.
+/// Sends and receives in turn, as much as the kernel accepts, until all bytes have crossed.
 fn cross(
     mut near: &TcpStream,
     mut far: &TcpStream,
@@ -592,7 +593,7 @@ fn cross(
     Ok(())
 }
 
-/// Whether this process has any huge page.
+/// Whether this process has a huge page.
 fn huge_pages() -> bool {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text

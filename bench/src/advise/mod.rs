@@ -1,4 +1,4 @@
-//! What `weft advise` measures of a machine and how it is shown, and the suite `weft bench advise`: chapter 4 of the thesis.
+//! The measurements of `weft advise` and their output, and the suite `weft bench advise`: chapter 4 of the thesis.
 
 mod conclusions;
 mod measure;

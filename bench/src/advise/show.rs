@@ -134,7 +134,7 @@ pub fn sections(machine: &Machine) -> Vec<Section> {
     sections
 }
 
-/// What the numbers advise, a sentence each.
+/// The advice that follows from the numbers, one sentence each.
 pub fn advice(machine: &Machine) -> Vec<String> {
     let mut list = Vec::new();
     let critical = |quick, slow| words(machine.critical(quick, slow));
@@ -174,7 +174,7 @@ pub fn advice(machine: &Machine) -> Vec<String> {
     list
 }
 
-/// Whether a registration cache pays: whether looking an address up, some ten nanoseconds, saves much.
+/// Whether a registration cache pays off: a look-up of an address costs about ten nanoseconds.
 fn cache(machine: &Machine) -> String {
     let most = |case| {
         let line = machine.line(case);

@@ -1,4 +1,4 @@
-//! What chapter 5 concludes, what `weft cc` is to reach, and whether that holds here.
+//! The conclusions of chapter 5 and the targets of `weft cc`, and whether they hold here.
 
 use super::scaling::Point;
 use super::systems::System;
@@ -9,7 +9,7 @@ pub(super) fn median(values: &[f64]) -> f64 {
     crate::stats::Summary::of(values).map_or(f64::NAN, |summary| summary.median)
 }
 
-/// Of the points with most workers, and of those with fewer.
+/// The aims for the points with most workers, and for those with fewer.
 pub(super) fn of_points(points: &[Point]) -> Vec<Aim> {
     let most = points.iter().map(|p| p.workers).max().unwrap_or(0);
     let at = |system, workers| {
@@ -46,7 +46,7 @@ pub(super) fn of_points(points: &[Point]) -> Vec<Aim> {
     }
 }
 
-/// A build with two workers takes no longer than distcc's.
+/// A build with two workers takes at most as long as distcc's.
 pub(super) fn of_builds(times: &[(System, Vec<f64>)]) -> Vec<Aim> {
     let of = |system| times.iter().find(|t| t.0 == system).map(|t| median(&t.1));
     let of_distcc = |system| Some(of(system)? / of(System::TcpMemory)?);

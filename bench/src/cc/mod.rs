@@ -1,7 +1,7 @@
-//! Chapter 5 of "iWARP Applicability" on this machine: a master with a processor of its own, distcc, distcc-pump and `weft cc` in one run.
+//! Chapter 5 of "iWARP Applicability" on this machine: a master with a processor for itself, and distcc, distcc-pump and `weft cc` in one run.
 //!
-//! The scaling figure needs more machines than there are. So workers are virtual: the master does all that it does for a real build (it preprocesses, or lets
-//! workers read its headers, hands over, takes the object), and a worker's compiler sleeps as long as the real one took and leaves the object that it left.
+//! The scaling figure needs many machines, so workers are virtual. The master does all its work for a real build: it preprocesses, or lets workers read
+//! its headers, sends the job and receives the object. A worker's compiler sleeps for the time that the real one took, and leaves the recorded object.
 
 mod conclusions;
 mod part;
@@ -110,7 +110,7 @@ fn make(
     Err(failed("make", why))
 }
 
-/// A folder that is removed at the end. distccd changes its user: others must be able to read what is here.
+/// A folder that is removed at the end. distccd changes its user, so other users must be able to read the folder.
 fn folder(place: &Path) -> Result<tempfile::TempDir> {
     let made = tempfile::Builder::new()
         .prefix("weft-bench-cc-")
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
     output.finish(&results.report(&verdicts))
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Default)]
 struct Results {
     /// Where and how; a paragraph each.
@@ -170,7 +170,7 @@ impl Results {
         [about].into_iter().chain(points).chain(builds).collect()
     }
 
-    /// What [`Results::lines`] has written.
+    /// Reads the output of [`Results::lines`].
     fn read(lines: &[Value]) -> Self {
         let mut results = Self {
             about: vec![KEPT.to_owned()],
@@ -399,7 +399,7 @@ fn build(
     systems: &[System],
     folder: &Path,
 ) -> Result<Vec<(System, Vec<f64>)>> {
-    // The others differ only in what is not limited here.
+    // The others differ only in resources that are not limited here.
     let wanted = |s: &System| !matches!(s, System::TcpDisk | System::RdmaCore);
     let mut all: Vec<(System, Vec<f64>)> = systems
         .iter()

@@ -1,4 +1,4 @@
-//! The processes of our own in the comparison: workers, and the daemon of a master.
+//! Our own processes in the comparison: workers, and the daemon of a master.
 
 use std::io::Read;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a real build asks of its compiler, how long that takes and what it makes; and a program that replays it.
+//! The recorded compilations of a real build: options, times and objects; and a program that replays them.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -46,7 +46,7 @@ exit $status
 /// Runs in place of a worker's compiler.
 const STAND_IN: &str = include_str!("stand-in.c");
 
-/// Compiles the stand-in, whose record is in `place`.
+/// Compiles the stand-in, with its record in `place`.
 fn stand_in(place: &Path) -> Result<PathBuf> {
     let (source, program) = (place.join("stand-in.c"), place.join("gcc"));
     fs::write(&source, STAND_IN).map_err(BenchError::system("write the stand-in"))?;
@@ -61,7 +61,7 @@ fn stand_in(place: &Path) -> Result<PathBuf> {
             .status()
             .map_err(BenchError::system("run gcc"))
     };
-    // What is linked statically starts in half of the time.
+    // A static program starts in half the time.
     if !compile(&["-static"])?.success() && !compile(&[])?.success() {
         return Err(BenchError::Usage(
             "gcc cannot compile the program that stands for workers' compilers".into(),
@@ -132,7 +132,7 @@ pub(super) fn record(
     Ok(Recorded { jobs, stand_in })
 }
 
-/// The options that make dependencies, and those with the output, are left out.
+/// The arguments without the output and without the options that make dependencies.
 fn without_products(args: &[OsString]) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut args = args.iter();
@@ -147,7 +147,7 @@ fn without_products(args: &[OsString]) -> Vec<OsString> {
     kept
 }
 
-/// One compilation; `None` if no worker could do it, or there was a source of its name.
+/// One compilation; `None` if no worker could do it, or if there was a source of its name.
 fn one(
     tree: &Path,
     place: &Path,

@@ -1,4 +1,4 @@
-//! So many virtual workers, and a master on one processor: how many jobs a second, and what they cost it.
+//! A number of virtual workers and a master on one processor: jobs a second, and their cost for the master.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,7 +19,7 @@ use super::systems::{Plan, Processors, Running, System};
 use crate::error::{BenchError, Result, failed};
 use crate::usage::{Whose, load_average, on_processor, told_cpu};
 
-/// One system with so many workers, as measured. Times are the master's, in seconds.
+/// The measurements of one system with this number of workers. Times are the master's, in seconds.
 pub(super) struct Point {
     pub(super) system: System,
     pub(super) workers: u16,
@@ -29,15 +29,15 @@ pub(super) struct Point {
     pub(super) jobs: usize,
     /// CPU time of the commands, without what they start.
     pub(super) client: f64,
-    /// CPU time of what they, and the process beside them, start: the preprocessor.
+    /// CPU time of the processes that the commands and the daemon start: the preprocessor.
     pub(super) preprocess: f64,
-    /// CPU time of the process beside them.
+    /// CPU time of the daemon.
     pub(super) daemon: f64,
-    /// Of the wall time, what the master's processor was not used by these.
+    /// The share of the wall time in which these did not use the master's processor.
     pub(super) idle: f64,
-    /// Of the workers' time, what their compilers ran.
+    /// The share of the workers' time in which their compilers ran.
     pub(super) busy: f64,
-    /// Jobs that did not go the system's own way.
+    /// Jobs that fell back to another way than the system's own.
     pub(super) other: u64,
 }
 
@@ -47,7 +47,7 @@ impl Point {
         cpu / self.jobs.max(1) as f64
     }
 
-    /// For each job, without the preprocessor.
+    /// CPU seconds for each job, without the preprocessor.
     pub(super) fn own(&self) -> f64 {
         self.each(self.client + self.daemon)
     }
@@ -56,7 +56,8 @@ impl Point {
         self.each(self.client + self.daemon + self.preprocess)
     }
 
-    /// Whether more than one job in ten went another way than the system's own: then its numbers are of something else.
+    /// Whether more than one job in ten fell back to another way than the system's own. The numbers then do not describe
+    /// the system.
     pub(super) fn fell_back(&self) -> bool {
         10 * self.other > self.jobs as u64
     }
@@ -72,7 +73,7 @@ impl Point {
 }
 
 impl Point {
-    /// As [`Point::json`] has written it.
+    /// Parses the output of [`Point::json`].
     pub(super) fn parse(line: &Value) -> Option<Self> {
         let number = |name: &str| line[name].as_f64();
         let jobs = line["jobs"].as_u64()? as usize;
@@ -92,7 +93,7 @@ impl Point {
     }
 }
 
-/// CPU time of the children of this process that it has waited for, with theirs.
+/// CPU time of the children that this process has waited for, including their children.
 fn waited_for() -> Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
         .map_err(|e| BenchError::system("ask for CPU time")(e.into()))?;
@@ -135,7 +136,7 @@ fn run(mut command: Command) -> Result<f64> {
         .ok_or_else(|| BenchError::system("read schedstat")(std::io::ErrorKind::InvalidData.into()))
 }
 
-/// What a batch of jobs came to.
+/// The result of a batch of jobs.
 #[derive(Default)]
 struct Batch {
     client: f64,
@@ -178,7 +179,8 @@ impl World<'_> {
         run(command)
     }
 
-    /// Runs jobs, so many at once, until `enough` says so of the number that was begun; compares their objects if `check`.
+    /// Runs jobs, `at_once` in parallel, until `enough` returns true for the number of started jobs; compares their
+    /// objects if `check`.
     fn batch(
         &self,
         at_once: usize,
@@ -249,7 +251,7 @@ pub(super) fn measure(
         tree,
         next: AtomicUsize::new(0),
     };
-    // As many as distcc's manual advises: some wait while others compile.
+    // The number that distcc's manual recommends: some jobs wait while others compile.
     let at_once = 2 * usize::from(workers);
     let first = if system == System::Pull || system == System::Pump {
         4 * at_once
@@ -257,7 +259,7 @@ pub(super) fn measure(
         at_once
     };
     world.batch(at_once, true, |begun| begun >= first)?;
-    // What preprocesses is a child of the command, or of the process beside it.
+    // The preprocessor is a child of the command or of the daemon.
     let started = || -> Result<(f64, f64)> {
         {
             let of_daemon = running.daemon.and_then(|pid| u32::try_from(pid).ok());
@@ -291,7 +293,7 @@ pub(super) fn measure(
     })
 }
 
-/// Seconds that a make takes with this system and two workers of this machine that compile.
+/// Seconds of a make with this system and two workers on this machine that really compile.
 pub(super) fn build(system: System, tree: &Path, make: &[String], folder: &Path) -> Result<f64> {
     let plan = Plan {
         folder,

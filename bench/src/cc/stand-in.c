@@ -1,4 +1,4 @@
-/* Runs in place of a worker's compiler: sleeps as long as that took, and leaves what it left. HERE is the folder with the record. A program rather than a script,
+/* Runs in place of a worker's compiler: sleeps for the recorded time, and leaves the recorded output. HERE is the folder with the record. A program rather than a script,
    because all workers of a measurement share a processor. */
 #include <errno.h>
 #include <fcntl.h>
@@ -38,7 +38,7 @@ static char *text_of(const char *path, size_t most) {
   return text;
 }
 
-/* Takes a line off. */
+/* Removes a line. */
 static char *line(char **rest) {
   char *first = *rest, *end = strchr(first, '\n');
   if (!end) return NULL;
@@ -54,7 +54,7 @@ static void nap(double seconds) {
   }
 }
 
-/* Leaves a part of the record as the output. */
+/* Writes a part of the record as the output. */
 static int leave(const char *name, const char *kind, const char *out) {
   char path[PATH_MAX], bytes[1 << 16];
   ssize_t n;
@@ -91,12 +91,12 @@ int main(int argc, char **argv) {
   char *job = text_of(path, 1 << 20), *dir = line(&job), *preprocess = line(&job), *compile = line(&job), *file;
   if (!compile) fail(path);
   if (text) {
-    /* A worker's view of the tree: what is not there yet, the real preprocessor names. */
+    /* A worker's view of the tree: the real preprocessor names the missing files. */
     size_t before = cwd && ends(cwd, dir) ? strlen(cwd) - strlen(dir) : 0;
     while ((file = line(&job))) {
       snprintf(path, sizeof path, "%.*s%s", (int)before, cwd ? cwd : "", file);
       if (access(path, R_OK)) {
-        /* It looks for cc1 beside its own name. */
+        /* It searches cc1 next to its own name. */
         argv[0] = "gcc";
         execvp("gcc", argv);
         fail("gcc");

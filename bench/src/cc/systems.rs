@@ -1,4 +1,4 @@
-//! The distributed compilers that are compared: their workers, and how a master calls them.
+//! The compared distributed compilers: their workers, and the master's way of calling them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -45,7 +45,7 @@ impl System {
         }
     }
 
-    /// That of a result.
+    /// The system of a result.
     pub(super) fn of(line: &serde_json::Value) -> Option<Self> {
         let mut all = Self::value_variants().iter().copied();
         all.find(|system| line["system"] == system.name())
@@ -55,7 +55,7 @@ impl System {
         matches!(self, Self::Rdma | Self::RdmaCore | Self::Pull)
     }
 
-    /// Those whose programs are installed.
+    /// The systems whose programs are installed.
     pub(super) fn installed() -> Vec<Self> {
         let there = |name: &str| {
             let found = find_program(name).is_some();
@@ -93,7 +93,7 @@ pub(super) struct Processors {
 }
 
 impl Processors {
-    /// The first that this process may use, and the rest; one for both where there is only one.
+    /// The first processor that this process may use, and the rest; one for both if there is only one.
     pub(super) fn find() -> Result<Self> {
         let failed = |e: nix::Error| BenchError::system("ask for processors")(e.into());
         let all = nix::sched::sched_getaffinity(Pid::from_raw(0)).map_err(failed)?;
@@ -111,7 +111,7 @@ impl Processors {
         Ok(Self { master, others })
     }
 
-    /// From here on this thread and what it starts runs there.
+    /// Moves this thread, and the processes that it starts, to the master's processor.
     pub(super) fn as_master(&self) -> Result<()> {
         pin(&self.master)
     }
@@ -126,29 +126,29 @@ fn pin(set: &CpuSet) -> Result<()> {
         .map_err(|e| BenchError::system("choose a processor")(e.into()))
 }
 
-/// What a system is started with.
+/// The parameters for starting a system.
 pub(super) struct Plan<'a> {
     /// A folder that everybody can read.
     pub(super) folder: &'a Path,
-    /// What the workers run in place of compilers.
+    /// The program that workers run in place of compilers.
     pub(super) stand_in: Option<&'a Path>,
     /// Workers.
     pub(super) count: u16,
-    /// Where things run; `None`: anywhere.
+    /// The processors to run on; `None`: any.
     pub(super) processors: Option<Processors>,
 }
 
-/// Workers and what else a system has running. It ends with this.
+/// The running workers and other processes of a system. They end when this is dropped.
 pub(super) struct Running {
     pub(super) system: System,
-    /// What stands before `gcc`.
+    /// The command in front of `gcc`.
     pub(super) command: Vec<OsString>,
-    /// For the command.
+    /// The environment of the command.
     pub(super) env: Vec<(OsString, OsString)>,
-    /// The process beside the master's commands.
+    /// The daemon of the master, if the system has one.
     pub(super) daemon: Option<i32>,
     socket: Option<PathBuf>,
-    /// Where distcc writes what it does.
+    /// The file of distcc's log.
     log: PathBuf,
     children: Vec<children::Running>,
 }
@@ -163,7 +163,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Starts everything, and waits until it answers.
+    /// Starts all processes, and waits until they answer.
     pub(super) fn start(system: System, plan: &Plan<'_>) -> Result<Self> {
         let mut running = Self {
             system,
@@ -277,7 +277,7 @@ impl Running {
             until("distccd", || {
                 TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
             })?;
-            // Two for each, so that one waits at the worker while it compiles the other.
+            // Two for each, so that one waits at the worker while the other is compiled.
             let more = if self.system == System::Pump {
                 ",cpp,lzo"
             } else {
@@ -289,9 +289,9 @@ impl Running {
         self.set("DISTCC_DIR", &state);
         self.set("DISTCC_LOG", self.log.clone());
         self.set("TMPDIR", temporary);
-        // Else distcc asks workers for gcc by its whole name, and their stand-in has the short one.
+        // Otherwise distcc asks workers for gcc by its full name, but their stand-in has the short name.
         self.set("DISTCC_NO_REWRITE_CROSS", "1");
-        // What does not go out is an error, so that nothing is compiled here unseen.
+        // A job that is not sent out is an error, so that no job is compiled here unnoticed.
         self.set("DISTCC_FALLBACK", "0");
         if self.system == System::Pump {
             self.start_pump(plan)?;
@@ -334,7 +334,8 @@ impl Running {
         Ok(())
     }
 
-    /// Jobs until now that did not go the system's own way: `weft cc` counts them, and pump writes that it preprocesses itself.
+    /// Jobs until now that fell back to another way than the system's own: `weft cc` counts them, and pump logs that it
+    /// preprocesses itself.
     pub(super) fn other_way(&self) -> u64 {
         if self.system == System::Pump {
             let log = fs::read_to_string(&self.log).unwrap_or_default();
@@ -344,7 +345,7 @@ impl Running {
         status.map_or(0, |status| status.reasons.iter().map(|(_, n)| n).sum())
     }
 
-    /// What the daemon of `weft cc` knows.
+    /// The status of the daemon of `weft cc`.
     fn status(&self) -> Option<Status> {
         let line = Line::connect(self.socket.as_deref()?).ok()?;
         match line.ask(&Ask::Status, &[]).ok()?.0 {

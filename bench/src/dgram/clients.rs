@@ -1,7 +1,7 @@
 //! Memory of a server of many clients: the datagram paper's fig. 12.
 //!
-//! Datagrams: one queue pair hears and answers a message of each client, which are so many addresses of 127.0.0.0/8. Connections: as many, idle, which is less than
-//! they take in use.
+//! Datagrams: one queue pair receives and answers a message of each client; each client is an address of 127.0.0.0/8. Connections: the same number, idle,
+//! which take less memory than in use.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ const BYTES: usize = 256;
 const AGAIN: Duration = Duration::from_millis(300);
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Which end of how many clients to be.
+/// The end, and the number of clients.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     count: u32,
@@ -74,7 +74,7 @@ impl End {
         self.qp.post_recv(&[wr]).map_err(stack("post a receive"))
     }
 
-    /// Takes in what has come: who, and its number.
+    /// Receives the messages that have arrived: the source and the number of each.
     fn take(&self, wait: Duration) -> Result<Vec<(UdSource, u32)>> {
         let mut wcs = [Wc::default(); 64];
         let n = self.cq.wait(&mut wcs, Some(wait));
@@ -92,7 +92,7 @@ impl End {
         Ok(came)
     }
 
-    /// One that finds no room is lost.
+    /// Sends one message. If there is no room, it is lost.
     fn send(&mut self, number: u32, to: &UdDest) -> Result<()> {
         let at = (self.sent % SENDS) as usize * BYTES;
         let begun = Instant::now();
@@ -135,7 +135,7 @@ impl Plan {
         })?;
         let mut heard = vec![false; self.count as usize];
         let (mut left, mut last) = (self.count, Instant::now());
-        // Until all were heard, and the last one's answer is not asked for any more.
+        // Until all clients were heard, and the last one does not ask for its answer again.
         while left > 0 || last.elapsed() < 3 * AGAIN {
             if last.elapsed() > PATIENCE {
                 return Err(BenchError::Stuck(PATIENCE.as_secs(), "clients"));
@@ -193,7 +193,7 @@ impl Plan {
     }
 }
 
-/// What the kernel has in its own caches, in bytes: of the whole system.
+/// The size of the kernel's own caches, in bytes, for the whole system.
 fn slab() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Slab:"))?;
@@ -221,7 +221,7 @@ fn measure(count: u32, datagrams: bool) -> Result<(f64, f64)> {
     Ok((bytes as f64, slab().unwrap_or(0.0) - before))
 }
 
-/// What was measured, by the names of the records.
+/// The names of the measured quantities in the records.
 const OPS: [&str; 2] = ["clients", "clients_slab"];
 
 /// The figure.
@@ -269,7 +269,7 @@ pub(super) fn section(records: &[Record]) -> Section {
         .table(table)
 }
 
-/// How much less the server takes with datagrams: of its own memory, and with the kernel's.
+/// The memory that the server saves with datagrams: in its own memory, and including the kernel's.
 pub(super) fn saved(records: &[Record]) -> [Option<f64>; 2] {
     let of = |op: &str, transport: &str| {
         let mut found = records.iter().filter(|record| record.op == op);

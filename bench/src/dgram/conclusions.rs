@@ -1,4 +1,4 @@
-//! What the datagram paper finds, and what is to be reached: whether it holds here, with the number.
+//! The conclusions of the datagram paper and the targets: whether each holds here, with the number.
 
 use super::{clients, group, lossy, median, sipp, vlc};
 use crate::aims::Limit::{AtLeast, AtMost, None as Open};
@@ -21,7 +21,8 @@ impl Lines<'_> {
         median(self.records, line, bytes, Metric::bandwidth_GBps)
     }
 
-    /// How much shorter one line's latency is than another's: the mean of the sizes up to 2 KiB.
+    /// The relative reduction of one line's latency against another's: the mean of the sizes up to 2
+    /// KiB.
     fn gain(&self, ud: usize, rc: usize) -> Option<f64> {
         let small = self.sizes.iter().filter(|bytes| **bytes <= 2048);
         let gain = |bytes: &u64| Some(1.0 - self.latency(ud, *bytes)? / self.latency(rc, *bytes)?);
@@ -95,7 +96,7 @@ fn programs(records: &[Record]) -> Vec<Aim> {
     }
 }
 
-/// All that can be said of what was measured.
+/// All conclusions that the measurements allow.
 pub(super) fn section(records: &[Record], sizes: &[u64]) -> Option<Section> {
     let lines = Lines { records, sizes };
     let (networks, host) = (lines.over_networks(), lines.on_one_host());
@@ -124,7 +125,7 @@ mod tests {
         .to_text(None)
     }
 
-    /// A bar that is kept, one that is missed, and nothing of what was not measured.
+    /// A target that is reached, one that is missed, and no line for targets that were not measured.
     #[test]
     fn bars_are_held_against_numbers() {
         let latency = Metric::latency_us_p50;
@@ -140,7 +141,7 @@ mod tests {
         assert!(said.contains("0.10") && said.contains("no"), "{said}");
     }
 
-    /// What a lossy link carried is not a point of figs. 5 and 6.
+    /// Points of a lossy link are not points of figs. 5 and 6.
     #[test]
     fn figures_do_not_mix() {
         let speed = Metric::bandwidth_GBps;

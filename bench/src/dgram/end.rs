@@ -1,4 +1,4 @@
-//! What the figures have in common: ends that send without waiting for an answer, or count what comes; and runs that bring two numbers each.
+//! The common parts of the figures: ends that send without waiting for an answer or count messages, and runs that yield two numbers each.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use crate::driver::open_ud;
 use crate::error::{BenchError, Result, stack};
 use crate::record::{Metric, Record};
 
-/// After so long without news everything has come that will.
+/// After this time without a message, no more messages are expected.
 const IDLE: Duration = Duration::from_millis(500);
-/// After so long without any news nothing comes.
+/// The same before the first message.
 const NOTHING: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of a run.
 const VOLUME: u64 = 16 << 20;
 
-/// How many messages of so many bytes a run has.
+/// The number of messages of this size in a run.
 pub(super) fn count(bytes: u64) -> u64 {
     (VOLUME / bytes).max(16)
 }
@@ -32,7 +32,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// With so many sends and receives at most; `with` changes what the queue pair is like.
+    /// With at most this many sends and receives; `with` adjusts the queue pair's settings.
     pub(super) fn open(
         addr: SocketAddr,
         bytes: u64,
@@ -71,7 +71,7 @@ impl End {
         self.post_recvs(self.recvs as usize)
     }
 
-    /// Takes what comes until nothing comes any more: bytes that were valid.
+    /// Receives until no more messages arrive. Returns the number of valid bytes.
     pub(super) fn drain(&self) -> Result<u64> {
         let (mut valid, mut last, mut some) = (0, Instant::now(), false);
         let mut wcs = [Wc::default(); 64];
@@ -95,7 +95,7 @@ impl End {
         Ok(valid)
     }
 
-    /// Sends so many times to each, as fast as it goes: seconds.
+    /// Sends `count` times to each destination, as fast as possible. Returns the seconds.
     pub(super) fn send(&self, wr: SendWr, count: u64, to: &[UdDest]) -> Result<f64> {
         let wr = wr.sge(self.mr.whole());
         let start = Instant::now();
@@ -122,10 +122,10 @@ impl End {
     }
 }
 
-/// What is told of points that could not be measured.
+/// A callback for points that could not be measured.
 pub(super) type Failed<'a> = dyn FnMut(&str, &BenchError) + 'a;
 
-/// The runs of a point, each of which brings two numbers; `None` where one has failed.
+/// The runs of a point, each with two numbers; `None` if one has failed.
 pub(super) fn runs(
     what: &str,
     runs: u32,

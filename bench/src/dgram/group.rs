@@ -1,4 +1,5 @@
-//! One sender and one to three receivers: a multicast group beside a message to each (the datagram paper's fig. 7).
+//! One sender and one to three receivers: a multicast group compared with a message to each (the datagram paper's fig.
+//! 7).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -21,11 +22,11 @@ const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 87, 7, 7));
 /// The loopback interface's number in every namespace.
 const LOOPBACK: u32 = 1;
 
-/// What a receiver is to take.
+/// The parameters of a receiver.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     bytes: u64,
-    /// The port at which the group is heard; none: each hears at its own address.
+    /// The port of the group; `None`: each receiver has its own address.
     group: Option<u16>,
 }
 
@@ -35,7 +36,7 @@ fn open(bytes: u64) -> Result<End> {
 }
 
 impl Plan {
-    /// A receiver: counts bytes until nothing comes any more.
+    /// A receiver: counts bytes until no more arrive.
     pub(crate) fn serve(&self, reply: &mut dyn FnMut(Reply) -> Result<()>) -> Result<()> {
         let end = open(self.bytes)?;
         end.arm()?;
@@ -49,10 +50,10 @@ impl Plan {
     }
 }
 
-/// One run: bytes that all receivers got, a second of the sender's in GB, and their share of what should have come.
+/// One run: the bytes that all receivers got, in GB for each second of the sender, and the share that arrived.
 fn measure(bytes: u64, receivers: usize, group: bool) -> Result<(f64, f64)> {
     let end = open(bytes)?;
-    // The receivers hear the group at a port that nobody else has.
+    // The group has a port that no other process uses.
     let plan = Plan {
         bytes,
         group: group.then_some(end.addr().port() ^ 1),
@@ -153,7 +154,8 @@ pub(super) fn section(records: &[Record]) -> Section {
         .plot(plot)
 }
 
-/// What three receivers get of a group in all, of what one gets, and of what three get in turn: for the largest message.
+/// The total that three receivers get from a group, relative to what one gets, and to what three get in turn: for the
+/// largest message.
 pub(super) fn gains(records: &[Record]) -> [Option<f64>; 2] {
     let of = |op: &str, receivers: usize| {
         let case = case(receivers);

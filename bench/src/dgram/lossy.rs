@@ -1,6 +1,6 @@
 //! Datagrams over a link that loses packets: the datagram paper's figs. 8 and 9.
 //!
-//! The sender sends without waiting for anything but its pacing; the receiver counts what is valid. Nothing is sent again.
+//! The sender waits only for its pacing; the receiver counts valid bytes. Lost messages are not sent again.
 
 use super::end::{self, End, Failed};
 use crate::args::DgramArgs;
@@ -26,7 +26,7 @@ const LOSSES: [u32; 4] = [1_000, 5_000, 10_000, 50_000];
 const SEGMENTS: [u32; 2] = [1400, 65_408];
 const MTU: u32 = 1500;
 
-/// What is sent, as both ends must know it.
+/// The parameters of a run, for both ends.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     ip: IpAddr,
@@ -35,12 +35,12 @@ pub(crate) struct Plan {
     segment: u32,
 }
 
-/// How messages travel, and what counts.
+/// The operation, and the bytes that count as valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Way {
     /// Send: whole messages.
     Send,
-    /// Write-Record: the ranges that came.
+    /// Write-Record: the ranges that arrived.
     Record,
     /// Write-Record without partial placement: whole messages.
     WholeRecord,
@@ -75,7 +75,7 @@ impl Plan {
         })
     }
 
-    /// The receiver: says where it is and what may be written to, and then how many bytes were valid.
+    /// The receiver: reports its address and its buffer, and then the number of valid bytes.
     pub(crate) fn serve(&self, reply: &mut dyn FnMut(Reply) -> Result<()>) -> Result<()> {
         let end = self.open(self.ip)?;
         end.arm()?;
@@ -98,7 +98,7 @@ impl Plan {
     }
 }
 
-/// One run over this link: gigabytes a second of the bytes that came and were valid, and their share.
+/// One run over this link: gigabytes a second of the valid bytes that arrived, and their share.
 fn measure(link: &Link, plan: &Plan) -> Result<(f64, f64)> {
     let spawn = |command: &mut Command| link.far().enter(|| command.spawn())?;
     let mut peer = Peer::start(&[], spawn)?;
@@ -130,7 +130,7 @@ fn case(loss: u32, segment: u32, way: Way) -> String {
     format!("loss {percent} %, segments of {segment}{whole}")
 }
 
-/// Measures all points of the figures. `failed` is told of points that could not be measured.
+/// Measures all points of the figures. `failed` is called for points that could not be measured.
 pub(super) fn run(args: &DgramArgs, runs: u32, failed: &mut Failed<'_>) -> Vec<Record> {
     let sizes = args.effort.sizes("1K,16K,64K,256K,1M", "64K,256K");
     let losses = if args.effort.quick {

@@ -1,4 +1,4 @@
-//! The suite `weft bench dgram`: the datagram paper's figs. 5 to 12, and what they are to reach.
+//! The suite `weft bench dgram`: the datagram paper's figs. 5 to 12, and their targets.
 
 pub(crate) mod clients;
 mod conclusions;

@@ -15,10 +15,10 @@ const TRANSPORTS: [(&str, &str); 2] = [("udp", "u1"), ("tcp", "tn")];
 const STACKS: [Stack; 2] = [Stack::Plain, Stack::Weft];
 /// Calls at once: few enough that a socket's buffer has room for all of their messages.
 const AT_ONCE: u32 = 50;
-/// Offered: more than there can be.
+/// The offered rate: more than is possible.
 const RATE: u32 = 50_000;
 
-/// What one run gave.
+/// The result of one run.
 struct Run {
     /// Milliseconds.
     response: f64,
@@ -62,7 +62,7 @@ fn measure(world: &World, stack: Stack, option: &str, calls: u32) -> Result<Run>
     drop(server);
     let stat = read(world, Path::new("calls.csv"))?;
     let rate = column(&stat, "CallRate(C)").and_then(|rate| rate.parse().ok());
-    // Its name has the number of the process.
+    // Its name contains the process number.
     let files = std::fs::read_dir(world.dir()).map_err(BenchError::system("read SIPp's files"))?;
     let newest = files.flatten().find(|file| {
         let name = file.file_name();
@@ -99,7 +99,7 @@ pub(super) fn run(quick: bool, runs: u32, failed: &mut Failed<'_>) -> Vec<Record
     };
     let calls = if quick { 1000 } else { 10_000 };
     let mut samples = vec![(Vec::new(), Vec::new()); TRANSPORTS.len() * STACKS.len()];
-    // All take turns, so that a disturbance of the machine meets all of them.
+    // The stacks run in turn, so that a disturbance of the machine affects all of them.
     for _ in 0..runs {
         for (i, ((transport, option), stack)) in every().enumerate() {
             match measure(&world, stack, option, calls) {

@@ -1,7 +1,7 @@
-//! How long VLC fills its buffer before it plays, by UDP and by HTTP, plain and under `weft run` (the datagram paper's fig. 10).
+//! The time in which VLC fills its buffer before it plays, by UDP and by HTTP, plain and under `weft run` (the datagram paper's fig. 10).
 //!
-//! A VLC without a screen plays what another one sends as it comes. The time is from the player's look for the source to its word that the buffer is full: so what
-//! it takes to find out what the stream is, is in it, and what it takes to start VLC is not.
+//! A VLC without a screen plays the live stream of another one. The time is from the start of the player's search for the source to its report that the
+//! buffer is full. It includes the detection of the stream's format, but not the start of VLC.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use crate::record::{Metric, Record};
 use crate::report::{Section, Table};
 use crate::run::world::{Stack, User, World, is_root};
 
-/// What carries the movie: as in the records, VLC's name of the output, and what the player's address ends with.
+/// The transports of the movie: the name in the records, VLC's name of the output, and the end of the player's address.
 const WAYS: [(&str, &str, &str); 2] = [("udp", "udp", ""), ("tcp", "http", "/movie")];
 const STACKS: [Stack; 2] = [Stack::Plain, Stack::Weft];
-/// Of the movie, in Mbit/s.
+/// The rate of the movie, in Mbit/s.
 const RATE: f64 = 2.0;
-/// How long the stream goes on before the player comes.
+/// The time that the stream runs before the player starts.
 const BEFORE: Duration = Duration::from_millis(700);
-/// VLC refuses to run as root: then it runs as nobody.
+/// VLC refuses to run as root, so root runs it as nobody.
 const NOBODY: User = User {
     uid: 65_534,
     gid: 65_534,
@@ -40,7 +40,7 @@ fn measure(
     );
     let _server = world.server(stack, &server, port, user)?;
     std::thread::sleep(BEFORE);
-    // With an at sign the address is the one to receive at.
+    // With an at sign the address is the receiving one.
     let at = if output == "udp" { "@" } else { "" };
     let player = format!(
         "vlc -I dummy -vv --no-color --no-media-library --vout vdummy --aout adummy --run-time 1 --play-and-exit {output}://{at}127.0.0.1:{port}{path}"

@@ -1,4 +1,4 @@
-//! Extended sockets, used as their programmer would: asynchronously with an event queue, or by the blocking calls.
+//! Extended sockets, used as by their programmers: asynchronously with an event queue, or through the blocking calls.
 //!
 //! All of them are streams. Receives stay outstanding from one run to the next; the end of a run is acknowledged by a byte.
 
@@ -22,14 +22,14 @@ pub(crate) struct Listening(Socket);
 /// The sockets' devices, one for each transport, opened when first used.
 #[derive(Default)]
 pub(crate) struct SocketContexts {
-    /// The server's address, if connections are to be protected where it is beyond this host.
+    /// The server's address, if connections beyond this host need TLS.
     server: Option<IpAddr>,
     open: Vec<(Option<Transport>, Context)>,
 }
 
 impl SocketContexts {
-    /// The server is reached at this address: both ends know it, and so both make connections by TLS if it is beyond this host. Whether it is
-    /// another one than before: then nothing of before is of use.
+    /// Sets the server's address. Both ends know it, so both use TLS if it is beyond this host. Returns true if the address has changed;
+    /// connections made until now are then useless.
     pub(crate) fn reached_at(&mut self, server: IpAddr) -> bool {
         let server = Some(server.to_canonical());
         let other = self.server != server;
@@ -144,14 +144,13 @@ struct End {
     socket: Socket,
     queue: Queue,
     spec: Spec,
-    /// What messages are sent from: in turn, by their events' numbers.
+    /// The memory of sends; the event's number is the index.
     sources: Vec<Memory>,
-    /// What they are received into; outstanding all the time.
+    /// The memory of receives, which are always outstanding.
     sinks: Vec<Memory>,
     flags: RecvFlags,
     events: Vec<Event>,
-    /// Receives of a ping-pong that are complete: they are posted again while the answer is on its way, as raw verbs post theirs
-    /// some at a time.
+    /// Completed receives of a ping-pong. They are reposted while the answer is in flight; raw verbs repost theirs several at a time.
     spent: Vec<usize>,
     sent: u64,
     received: u64,
@@ -167,7 +166,7 @@ impl End {
         let len = spec.len()?.max(ACK);
         let window = spec.window as usize;
         let ping_pong = spec.kind == Kind::PingPong;
-        // What comes back in a stream is the acknowledgement; receives are twice as many as sends.
+        // The only message back in a stream is the acknowledgement; there are twice as many receives as sends.
         let (sends, receives, receive_len) = match (ping_pong, initiator) {
             (true, _) => (1, BALLS, len),
             (false, true) => (window, 1, ACK),
@@ -208,7 +207,7 @@ impl End {
             .map_err(stack("receive"))
     }
 
-    /// Sends `len` bytes from a slot whose last send is complete.
+    /// Sends `len` bytes from a slot whose last send has completed.
     fn send(&self, slot: usize, len: usize) -> Result<()> {
         let memory = match self.sources[slot].clone() {
             Memory::Region { region, off, .. } => Memory::Region { region, off, len },
@@ -218,7 +217,7 @@ impl End {
         self.socket.send(memory, sink).map_err(stack("send"))
     }
 
-    /// Waits for events, and takes them: counts bytes, posts receives again, and sends from slots that are free as long as `more` says so.
+    /// Waits for events and handles them: counts bytes, reposts receives, and sends from free slots as long as `more` returns true.
     fn step(&mut self, mut more: impl FnMut() -> bool) -> Result<()> {
         let mut events = std::mem::take(&mut self.events);
         let count = self.queue.dequeue(&mut events, BATCH, 1, Some(PATIENCE));
@@ -257,7 +256,7 @@ impl End {
         Ok(())
     }
 
-    /// Waits until so many bytes have come since the connection was made.
+    /// Waits until this many bytes have arrived since the connection was made.
     fn await_bytes(&mut self, bytes: u64) -> Result<()> {
         while self.received < bytes {
             self.step(|| false)?;
@@ -357,7 +356,7 @@ impl Blocking {
     fn receive(&self, len: usize) -> Result<()> {
         let memory = self.part(len);
         let mut left = len;
-        // As `recv` of a stream: what is there, and again.
+        // As with `recv` on a stream: reads what is available, and repeats.
         while left > 0 {
             let memory = match &memory {
                 Memory::Region { region, off, .. } => Memory::Region {

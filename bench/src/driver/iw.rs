@@ -1,5 +1,5 @@
-//! weft's small iWARP library, at the initiator of a stream of writes: its far end is that of the
-//! verbs, so that the two differ in nothing but the library (thesis fig. 3.21).
+//! weft's small iWARP library, at the initiator of a stream of writes. The far end uses the verbs,
+//! so that the library is the only difference (thesis fig. 3.21).
 
 use super::weft::{Context, NOTE_END, param};
 use super::{Initiator, Remote, Spec};

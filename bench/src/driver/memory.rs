@@ -1,5 +1,5 @@
-//! What bounds any transfer on one host: a copy within one process, and the kernel's copy from
-//! one process into the other. Both are streams of writes from one buffer into one other, as weft's are.
+//! The upper bounds of a transfer on one host: a copy within one process, and the kernel's copy from one
+//! process into another. Both are streams of writes from one buffer into another, as weft's are.
 
 use super::{Initiator, Remote, Responder, Spec, tcp};
 use crate::error::{BenchError, Result, failed};
@@ -26,13 +26,13 @@ impl Copy {
 
     pub(crate) fn drive(&mut self, count: u64) {
         for _ in 0..count {
-            // Neither the copy nor its repetition may be left out.
+            // The compiler must not remove the copy or its repetition.
             black_box(&mut self.to[..]).copy_from_slice(black_box(&self.from));
         }
     }
 }
 
-/// `process_vm_writev` into the peer; the socket only tells the peer that all is there.
+/// `process_vm_writev` into the peer; the socket only reports to the peer that all data has arrived.
 struct Vm {
     stream: TcpStream,
     buffer: Vec<u8>,

@@ -24,7 +24,7 @@ pub(crate) use ud::{dest as ud_dest, open as open_ud};
 pub(crate) use weft::{Context, accept_one, deregister, open_device, pair, param};
 
 named! {
-    /// Whose code carries the bytes.
+    /// The software that carries the bytes.
     pub enum Stack {
         /// weft's verbs.
         Weft = "weft",
@@ -70,17 +70,17 @@ named! {
 }
 
 impl Stack {
-    /// Whether it carries messages through shared memory, given the choice of that.
+    /// Whether it can use shared memory, if the transport may be chosen.
     pub(crate) fn has_local(self) -> bool {
         self.is_weft() || matches!(self, Self::WeftUd | Self::WeftRd)
     }
 
-    /// Whether the transport, the CRC and the kind of memory are the benchmark's choice.
+    /// Whether the benchmark chooses the transport, the CRC and the kind of memory.
     pub(crate) fn is_weft(self) -> bool {
         matches!(self, Self::Weft | Self::WeftIw | Self::Exs | Self::ExsSync)
     }
 
-    /// What carries its bytes when that is not a choice, as in the results.
+    /// The name in the results of a transport that cannot be chosen.
     pub(crate) fn carrier(self) -> &'static str {
         match self {
             Self::WeftUd | Self::WeftRd | Self::Udp | Self::UdpSingle => "udp",
@@ -96,7 +96,7 @@ impl Stack {
 }
 
 named! {
-    /// What carries weft's bytes.
+    /// The transport of weft's bytes.
     pub enum Transport {
         /// iWARP over TCP.
         Tcp = "tcp",
@@ -106,7 +106,7 @@ named! {
 }
 
 named! {
-    /// Whose memory weft's regions are.
+    /// The allocation of weft's regions.
     pub enum Memory {
         /// Allocated by the library for the purpose.
         Allocated = "allocated",
@@ -116,7 +116,7 @@ named! {
 }
 
 named! {
-    /// One operation. Plain TCP stands beside it with the same direction of the data: for `Read` and
+    /// One operation. The plain TCP run for comparison has the same direction of the data: for `Read` and
     /// the atomics the peer answers a request, for the others the initiator pushes.
     pub(crate) enum Op {
         /// Send into a posted receive.
@@ -147,7 +147,7 @@ impl Op {
 }
 
 named! {
-    /// What the initiator does with the buffer between two transfers (thesis fig. 4.11).
+    /// The initiator's use of its buffer between two transfers (thesis fig. 4.11).
     pub(crate) enum Scheme {
         /// One registered buffer for all operations in flight.
         Single = "single",
@@ -160,7 +160,7 @@ named! {
     }
 }
 
-/// What is timed.
+/// The timed quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -170,20 +170,20 @@ pub(crate) enum Kind {
     PingPong,
 }
 
-/// One connection of a scenario, as both ends must know it.
+/// The parameters of one connection of a scenario, for both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Spec {
-    /// Who carries it.
+    /// The stack that carries it.
     pub(crate) stack: Stack,
     /// Over what (weft's stacks).
     pub(crate) transport: Transport,
     /// The operation.
     pub(crate) op: Op,
-    /// What is timed.
+    /// The timed quantity.
     pub(crate) kind: Kind,
     /// Message size in bytes.
     pub(crate) bytes: u64,
-    /// Whose memory the buffers are (weft's stacks).
+    /// The allocation of the buffers (weft's stacks).
     pub(crate) memory: Memory,
     /// FPDUs carry a CRC (weft's stacks, over TCP).
     pub(crate) crc: bool,
@@ -191,7 +191,7 @@ pub(crate) struct Spec {
     pub(crate) busy: bool,
     /// Operations in flight at most ([`Kind::Stream`]).
     pub(crate) window: u32,
-    /// Every operation has a doorbell of its own, as in the library ([`Kind::Stream`]).
+    /// Every operation has a separate doorbell, as in the library ([`Kind::Stream`]).
     pub(crate) one_by_one: bool,
     /// The initiator's buffer ([`Kind::Stream`] writes).
     pub(crate) scheme: Scheme,
@@ -213,7 +213,7 @@ impl Spec {
         scheme: Scheme::Single,
     };
 
-    /// Whether the stack does such operations. weft and TCP do all of them.
+    /// Whether the stack supports the operation. weft and TCP support all of them.
     pub(crate) fn is_possible(&self) -> bool {
         match self.stack {
             Stack::Weft | Stack::WeftTls | Stack::WeftIw | Stack::Tcp | Stack::TcpTls => true,
@@ -240,7 +240,7 @@ pub(crate) struct Remote {
     pub(crate) rkey: u32,
 }
 
-/// The end that posts the operations and takes the time.
+/// The end that posts the operations and measures the time.
 pub(crate) trait Initiator {
     /// Learns the peer's target buffer.
     fn set_remote(&mut self, _remote: Option<Remote>) {}
@@ -345,7 +345,7 @@ impl Acceptor {
     }
 }
 
-/// Microseconds since `start`, which becomes now: one look at the clock for each lap.
+/// Microseconds since `start`, which is set to now: one clock read for each lap.
 fn lap(start: &mut Instant) -> f64 {
     let now = Instant::now();
     let lap = now.duration_since(*start).as_secs_f64() * 1e6;
@@ -353,8 +353,8 @@ fn lap(start: &mut Instant) -> f64 {
     lap
 }
 
-/// Ends a spin that goes on for longer than [`PATIENCE`]; looks at the clock now and then only,
-/// never in a short spin: a look takes as long as a small message.
+/// Ends a spin that lasts longer than [`PATIENCE`]. It reads the clock only now and then, and never in a
+/// short spin: a read takes as long as a small message.
 pub(crate) struct Patience {
     until: Option<Instant>,
     spins: u32,

@@ -1,9 +1,8 @@
-//! Other libraries' own benchmarks, as child processes: `ucx_perftest` of UCX and `fi_pingpong` of libfabric; and perftest, which
-//! knows nothing of weft, on weft's own libibverbs.
+//! Other libraries' own benchmarks, as child processes: `ucx_perftest` of UCX and `fi_pingpong` of libfabric; and perftest,
+//! unmodified, on weft's own libibverbs.
 //!
-//! Each run is a server and a client on this machine. They find each other over loopback TCP, then use
-//! what the stack's name says. Their clocks take the time, their start is not in it, and nothing is pinned,
-//! neither theirs nor ours.
+//! Each run is a server and a client on this machine. They find each other over loopback TCP, then use the transport in the
+//! stack's name. The programs measure the time themselves, without their start. Neither their processes nor ours are pinned.
 
 use super::{Kind, Op, Spec, Stack};
 use crate::children::{Running, find, free_port, listening, this_program};
@@ -15,12 +14,13 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// What one run of a program said.
+/// The output of one run of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Said {
-    /// Microseconds for an operation: of a ping-pong one way, of a stream all time divided by all operations.
+    /// Microseconds for an operation: for a ping-pong one way, for a stream the whole time divided by the number of
+    /// operations.
     pub(crate) mean_us: f64,
-    /// The median of a ping-pong, one way, where the program tells it.
+    /// The median of a ping-pong, one way, if the program reports it.
     pub(crate) median_us: Option<f64>,
 }
 
@@ -65,7 +65,7 @@ impl Program {
         }
     }
 
-    /// The version that the program's library says it has.
+    /// The version that the program's library reports.
     fn version(self) -> Option<String> {
         let (file, argument, prefix) = match self {
             Self::Ucx => ("ucx_info", "-v", "# Version "),
@@ -79,12 +79,12 @@ impl Program {
     }
 }
 
-/// Whether it is measured by another library's program.
+/// Whether another library's program measures the stack.
 pub(crate) fn has(stack: Stack) -> bool {
     Program::of(stack).is_some()
 }
 
-/// Whether another library's program can measure this at all. They know no sleeping.
+/// Whether another library's program can measure this. They have no sleeping mode.
 pub(crate) fn measures(spec: &Spec) -> bool {
     let spins = spec.kind == Kind::Stream || spec.busy;
     match (Program::of(spec.stack), spec.op, spec.kind) {
@@ -94,7 +94,7 @@ pub(crate) fn measures(spec: &Spec) -> bool {
     }
 }
 
-/// Which of `stacks` are programs that are not installed, as a sentence for each program; and the versions of the others.
+/// The stacks whose programs are not installed, and a note for each missing program and for the version of each other one.
 pub(crate) fn inventory(stacks: &[Stack]) -> (Vec<Stack>, Vec<String>) {
     let mut missing = Vec::new();
     let mut notes = Vec::new();
@@ -148,7 +148,7 @@ impl Printing {
         Ok(Self { child, output })
     }
 
-    /// All that the program printed, once it has ended.
+    /// The whole output of the program, after it has ended.
     fn finish(&mut self, file: &'static str) -> Result<String> {
         let until = Instant::now() + PATIENCE;
         let mut text = String::new();
@@ -268,7 +268,7 @@ fn command(
     Ok(command)
 }
 
-/// Waits until the server listens. It serves whoever connects first, so trying would spoil the run.
+/// Waits until the server listens. The server serves the first connection, so an attempt to connect would spoil the run.
 fn await_listener(server: &mut Printing, program: Program, port: u16) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     loop {

@@ -1,4 +1,4 @@
-//! Plain TCP, as good as it gets with one socket and blocking calls (or a spinning receiver).
+//! Plain TCP, as efficient as possible with one socket and blocking calls (or a spinning receiver).
 
 use super::{Initiator, Kind, Patience, Responder, Spec, lap};
 use crate::error::{BenchError, Result};
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// The receiver of small messages reads many of them in one call.
 const BIG_READ: usize = 64 << 10;
-/// What a pulling initiator asks with: as large as an RDMA Read Request's address and length.
+/// The request of a pulling initiator: as large as an RDMA Read Request's address and length.
 const REQUEST: usize = 16;
 
 pub(super) fn listen() -> Result<TcpListener> {
@@ -42,14 +42,14 @@ pub(super) fn take(listener: &TcpListener) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Whether the socket blocks, as `spec` wants it.
+/// Makes the socket blocking or not, as `spec` requires.
 pub(super) fn set_mode(stream: &TcpStream, spec: &Spec) -> Result<()> {
     stream
         .set_nonblocking(spec.busy)
         .map_err(BenchError::system("set a socket's mode"))
 }
 
-/// One end of a connection: of a socket, or of what stands on one.
+/// One end of a connection: a socket, or a layer on a socket.
 pub(super) struct End<S> {
     stream: S,
     spec: Spec,
@@ -58,7 +58,7 @@ pub(super) struct End<S> {
 }
 
 impl<S: Read + Write> End<S> {
-    /// `stream` does not block where `spec` says that its ends spin.
+    /// `stream` must be non-blocking if the ends of `spec` spin.
     pub(super) fn new(stream: S, spec: &Spec) -> Result<Self> {
         let len = match spec.kind {
             Kind::Stream => spec.len()?.max(BIG_READ),
@@ -82,7 +82,7 @@ impl<S: Read + Write> End<S> {
             let step = if done < len {
                 self.stream.write(&self.buffer[done..len])
             } else {
-                // What TLS still holds; nothing for a bare socket.
+                // Data that TLS still holds; a bare socket holds none.
                 self.stream.flush().map(|()| 1)
             };
             match step {

@@ -9,7 +9,7 @@ use weft_verbs::tls::Tls;
 
 pub(super) fn connect(tls: &Tls, spec: &Spec, addr: SocketAddr) -> Result<Box<dyn Initiator>> {
     let mut stream = tcp::open(addr)?;
-    // Raw public keys name nobody.
+    // A raw public key has no name.
     let nobody = ServerName::try_from("weft").map_err(stack("name the server"))?;
     let mut connection =
         ClientConnection::new(tls.rustls().0, nobody).map_err(stack("start TLS"))?;

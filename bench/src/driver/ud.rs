@@ -1,7 +1,7 @@
 //! weft's datagram queue pairs: Send into posted receives, and RDMA Write-Record.
 //!
-//! Nothing makes sure that a datagram arrives, but in the reliable mode. After a stream the initiator asks how many messages have come, and sends as many again as have
-//! not: what is measured is what arrived.
+//! Delivery is not guaranteed, except in the reliable mode. After a stream the initiator asks how many messages have arrived, and sends as many as are
+//! missing: only messages that arrived are measured.
 
 use super::{Initiator, Kind, Op, Patience, Remote, Responder, Spec, Stack, Transport, lap};
 use crate::error::{BenchError, Result, stack};
@@ -14,16 +14,16 @@ use weft_verbs::{
 };
 
 const QKEY: u32 = 0x00be_0c4e;
-/// Receives that stand posted.
+/// Posted receives.
 const RECVS: u32 = 4096;
 /// Sends posted at most, and posted at a time.
 const SENDS: u32 = 512;
 const BATCH: usize = 64;
 const RECORDS: u32 = 4096;
-/// After so long a question is asked again.
+/// A question is repeated after this time.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// What the immediate data of a note says; data messages have none.
+/// The meaning of a note's immediate data. Data messages have none.
 const HELLO: u64 = 1;
 const END: u64 = 2;
 const COUNT: u64 = 3;
@@ -48,12 +48,12 @@ struct End {
     target: Mr,
     peer: UdDest,
     remote: Option<RemoteAddr>,
-    /// Of the last question.
+    /// The number of the last question.
     question: u32,
     wcs: Vec<Wc>,
 }
 
-/// What has come at once.
+/// The result of one poll.
 #[derive(Clone, Copy, Default)]
 struct News {
     messages: u64,
@@ -91,7 +91,7 @@ pub(super) fn listen(spec: &Spec) -> Result<Listening> {
     })
 }
 
-/// A datagram queue pair at a port of its own, by which its peer finds it; `with` changes what it is like.
+/// A datagram queue pair at a port for itself, which identifies it to its peer; `with` adjusts its settings.
 pub(crate) fn open(
     device: &Device,
     addr: SocketAddr,
@@ -204,7 +204,7 @@ impl End {
             .map_err(stack("send a note"))
     }
 
-    /// Waits until so many sends may be posted. What comes meanwhile is nothing that anybody waits for.
+    /// Waits until `count` sends may be posted. Messages that arrive meanwhile are ignored.
     fn room(&mut self, count: u32) -> Result<()> {
         let mut patience = Patience::new();
         while self.qp.outstanding() + count > SENDS {
@@ -231,13 +231,13 @@ impl End {
         Ok(wr.sge(self.source.sge(0, self.len)))
     }
 
-    /// What is there.
+    /// Polls once.
     fn look(&mut self) -> Result<News> {
         let n = self.cq.poll(&mut self.wcs).map_err(stack("poll a CQ"))?;
         self.count(n)
     }
 
-    /// What comes within the time.
+    /// Polls or waits until something arrives or the time is over.
     fn news(&mut self, limit: Duration) -> Result<News> {
         let start = Instant::now();
         let mut looks = 0_u32;
@@ -256,7 +256,7 @@ impl End {
         }
     }
 
-    /// What the first `n` completions are.
+    /// Counts the first `n` completions.
     fn count(&mut self, n: usize) -> Result<News> {
         let (mut news, mut recvs) = (News::default(), 0);
         for wc in &self.wcs[..n] {
@@ -355,7 +355,7 @@ impl End {
             }) = news.note
             {
                 let missing = u32::try_from(count.saturating_sub(got)).unwrap_or(u32::MAX);
-                // Nobody is here to answer once more after the last one.
+                // The last answer is sent three times, because this end does not wait for a repeated question.
                 for _ in 0..if missing == 0 { 3 } else { 1 } {
                     self.note(COUNT, question, missing)?;
                 }

@@ -1,6 +1,6 @@
 //! Bare UDP: sendmmsg with `UDP_SEGMENT` and recvmmsg with `UDP_GRO`, no headers, no CRC, one copy into the message's buffer.
 //!
-//! The receiver acknowledges bytes, so that the sender does not overrun it; messages that did not come are sent again, as with weft's.
+//! The receiver acknowledges bytes, so that the sender does not overrun it; lost messages are sent again, as with weft's.
 
 use super::{Initiator, Kind, Responder, Spec, Stack, lap};
 use crate::error::{BenchError, Result};
@@ -16,7 +16,7 @@ use weft_sys::{Interest, poll_fds};
 const LONGEST: usize = 65_408;
 const TRAIN_BYTES: usize = 65_000;
 const ROOM: usize = 4 << 20;
-/// Bytes on their way at most; each datagram counts for [`OVERHEAD`] more. After a quarter of it the receiver tells how far it is.
+/// Bytes in flight at most; each datagram counts for [`OVERHEAD`] more. The receiver acknowledges after each quarter of it.
 const WINDOW: u64 = 1 << 20;
 const OVERHEAD: u64 = 1280;
 const AGAIN: Duration = Duration::from_millis(50);
@@ -38,15 +38,15 @@ struct End {
     spec: Spec,
     len: usize,
     peer: SocketAddr,
-    /// As many messages as one system call sends.
+    /// The messages of one system call.
     source: Vec<u8>,
     target: Vec<u8>,
     batch: RecvBatch,
-    /// Bytes sent, told to have been taken, and taken for lost.
+    /// Bytes sent, acknowledged, and considered lost.
     sent: u64,
     taken: u64,
     lost: u64,
-    /// Bytes that we have taken, and have told.
+    /// Bytes received, and acknowledged.
     got: u64,
     told: u64,
     question: u64,
@@ -54,7 +54,7 @@ struct End {
     window: u64,
 }
 
-/// What a note says, with a number.
+/// The kind of a note, its number and its sender.
 type Note = (u8, u64, SocketAddr);
 
 pub(super) fn listen(spec: &Spec) -> Result<Listening> {
@@ -143,7 +143,7 @@ impl End {
         }
     }
 
-    /// What is there, or comes within the time: bytes of messages, and the last note.
+    /// Receives what is there, or arrives within the time: bytes of messages, and the last note.
     fn receive(&mut self, limit: Duration) -> Result<(u64, Option<Note>)> {
         let start = Instant::now();
         let spin = self.spec.busy || self.spec.kind == Kind::Stream;
@@ -158,7 +158,7 @@ impl End {
                 return Ok((0, None));
             }
             if spin {
-                // The peer may be the one who wants this core.
+                // The peer may be waiting for this core.
                 std::thread::yield_now();
             } else {
                 let _ = poll_fds(&[(self.socket.as_fd(), Interest::READ)], Some(left));
@@ -192,7 +192,7 @@ impl End {
         Ok((bytes, note))
     }
 
-    /// Sends messages one behind the other, as far as the receiver has room for them.
+    /// Sends consecutive messages, as far as the receiver has room for them.
     fn send(&mut self, mut messages: u64) -> Result<()> {
         while messages > 0 {
             let now = (self.source.len() / self.len).min(messages as usize);
@@ -222,12 +222,12 @@ impl End {
         Ok(())
     }
 
-    /// Bytes on their way.
+    /// Bytes in flight.
     fn flight(&self) -> u64 {
         self.sent.saturating_sub(self.taken + self.lost)
     }
 
-    /// Nothing is on its way.
+    /// Counts all bytes in flight as lost.
     fn settle(&mut self) {
         self.lost = self.sent.saturating_sub(self.taken);
     }
@@ -262,7 +262,7 @@ impl End {
                     }
                 }
                 if let Some(missing) = answer {
-                    // Whatever the receiver has not told of by now was lost.
+                    // Bytes that the receiver has not acknowledged by now were lost.
                     self.settle();
                     break missing;
                 }

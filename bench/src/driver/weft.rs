@@ -1,8 +1,8 @@
-//! weft's verbs, used as an RDMA programmer would use them.
+//! weft's verbs, used as by an RDMA programmer.
 //!
-//! Work requests are posted several to a doorbell and only the last of each batch is signaled. A send
-//! needs a posted receive, so the receiver posts [`RECVS`] and tells the sender of every
-//! [`GRANT`] that it has posted again. The end of a stream is acknowledged by the application at the far end.
+//! Several work requests share a doorbell, and only the last of each batch is signaled. A send needs a posted
+//! receive, so the receiver posts [`RECVS`] and notifies the sender of every [`GRANT`] that it has reposted.
+//! The application at the far end acknowledges the end of a stream.
 
 use super::{
     Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, Stack, Transport, lap,
@@ -18,19 +18,19 @@ use weft_verbs::{
     WcStatus,
 };
 
-/// Receives that stand posted at the far end of sends.
+/// Posted receives at the far end of sends.
 const RECVS: u32 = 512;
-/// Receives after which the receiver lets the sender know.
+/// Receives after which the receiver notifies the sender.
 const GRANT: u32 = RECVS / 2;
 /// Receives beyond [`RECVS`], so that used ones can be posted again several at a time.
 const SPARE: u32 = 64;
 /// Length of the note that grants [`GRANT`] more sends.
 const NOTE_GRANT: usize = 1;
-/// Length of the note that ends a run: from the initiator "that was all", from the peer "all is here".
+/// Length of the note that ends a run: the initiator's end of data, or the peer's confirmation.
 pub(super) const NOTE_END: usize = 2;
 /// Completions taken at a time.
 const BATCH: usize = 64;
-/// In a ping-pong every so many posts are signaled, to free their slots.
+/// In a ping-pong one of this many posts is signaled, to free their slots.
 const SIGNAL_EVERY: u64 = 32;
 /// Smallest buffer: notes and atomics fit in it.
 const SMALLEST: usize = 16;
@@ -40,9 +40,9 @@ const SMALLEST: usize = 16;
 pub(crate) struct Context {
     open: Vec<(Transport, (Device, Pd))>,
     held: Vec<Connection>,
-    /// Of the stacks with TLS.
+    /// The key pair for the stacks with TLS.
     tls: Option<Tls>,
-    /// Of the extended sockets.
+    /// The devices of the extended sockets.
     pub(super) exs: super::exs::SocketContexts,
 }
 
@@ -52,7 +52,7 @@ impl Context {
         self.held.extend(connections);
     }
 
-    /// A key pair of this process, which takes any key of its peer.
+    /// A key pair of this process. It accepts any key of its peer.
     pub(super) fn tls(&mut self) -> Result<&Tls> {
         if self.tls.is_none() {
             let identity = Identity::generate().map_err(stack("make a key pair"))?;
@@ -199,7 +199,7 @@ pub(crate) fn pair(
     Ok([(connected?, near_cq), (accepted?, far_cq)])
 }
 
-/// What a round of completions brought.
+/// The result of a round of completions.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     /// Own operations that are complete.
@@ -210,7 +210,7 @@ struct Progress {
     ends: u32,
 }
 
-/// Which end of the connection this is.
+/// The end of the connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Initiator,
@@ -223,11 +223,11 @@ struct End {
     cq: Cq,
     spec: Spec,
     pd: Pd,
-    /// What arrives in receives is notes, not the messages that are measured.
+    /// Receives complete with notes, not with the measured messages.
     notes: bool,
-    /// Where data leaves from, and where pulled data goes.
+    /// The source of outgoing data, and the destination of pulled data.
     source: Mr,
-    /// Where the other end's data goes.
+    /// The destination of the other end's data.
     target: Mr,
     remote: Option<RemoteAddr>,
     recvs: Vec<RecvWr>,
@@ -245,18 +245,18 @@ struct End {
 struct Slot {
     /// Taken out while it is registered anew.
     mr: Option<Mr>,
-    /// What the application would send ([`Scheme::Copy`]).
+    /// The application's data ([`Scheme::Copy`]).
     data: Vec<u8>,
 }
 
-/// Deregisters a buffer that was given to [`Pd::reg_mr`].
+/// Deregisters a buffer that was passed to [`Pd::reg_mr`].
 pub(crate) fn deregister(mr: Mr) -> Result<Vec<u8>> {
     mr.deregister()
         .map_err(|(_, error)| stack("deregister memory")(error))?
         .ok_or_else(|| BenchError::Usage("the buffer did not come back".to_owned()))
 }
 
-/// A registered buffer whose pages are there.
+/// A registered buffer with resident pages.
 fn resident(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Mr> {
     let mr = match memory {
         Memory::Allocated => pd.alloc_mr(len, access),
@@ -269,7 +269,7 @@ fn resident(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Mr> {
 
 impl End {
     fn new(pd: &Pd, cq: Cq, connection: Connection, spec: &Spec, role: Role) -> Result<Self> {
-        // The environment can ask for TLS everywhere: a row must be what its name says.
+        // The environment can enable TLS everywhere, but a row must match its name.
         let tls = connection.qp.tls().is_some();
         if tls != (spec.stack == Stack::WeftTls) && spec.transport == Transport::Tcp {
             return Err(BenchError::Usage(format!(
@@ -375,7 +375,7 @@ impl End {
         self.post(&[SendWr::send(0).sge(sge).signaled()])
     }
 
-    /// Takes completions: spins or sleeps until there is at least one.
+    /// Handles completions: spins or sleeps until there is at least one.
     fn progress(&mut self) -> Result<Progress> {
         let count = if self.spec.busy {
             let mut patience = Patience::new();
@@ -526,7 +526,7 @@ impl End {
         Ok(())
     }
 
-    /// The flag of a former run must not stand for the first write of this one.
+    /// Clears the flag of a former run, so that it does not count as the first write of this one.
     fn clear_flag(&self) -> Result<()> {
         let last = self.spec.len()?.max(1) - 1;
         self.target
@@ -534,7 +534,7 @@ impl End {
             .map_err(stack("fill a memory region"))
     }
 
-    /// Spins until the other end's write has put `flag` into the last byte.
+    /// Spins until the other end's write has stored `flag` in the last byte.
     fn await_flag(&mut self, flag: u8) -> Result<()> {
         let last = self.spec.len()?.max(1) - 1;
         let mut patience = Patience::new();

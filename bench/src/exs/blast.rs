@@ -1,7 +1,7 @@
 //! Blast, the stream paper's tool (IV.B): a client sends messages as fast as it can to a server.
 //!
-//! A plain TCP connection beside the one that is measured carries what the two have to tell each other
-//! ([`super::control`]); each run has a connection of its own, as the algorithm begins anew with it.
+//! A plain TCP connection, in addition to the measured one, carries the control messages ([`super::control`]).
+//! Each run has a new connection, because the algorithm's state belongs to the connection.
 
 use super::control::{Answer, Ask, Control, unexpected};
 use super::plan::Plan;
@@ -13,10 +13,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 use weft_exs::{Sink, Socket};
 
-/// How long the server has to say why a run failed.
+/// The time that the server gets to report why a run failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// What one run brought.
+/// The result of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// Bytes of the program's messages, without the warm-up.
@@ -35,7 +35,7 @@ pub struct Run {
     pub client: Counters,
     /// The server's.
     pub server: Counters,
-    /// What carried it, and why not shared memory.
+    /// The transport, and the reason if it was not shared memory.
     pub path: String,
 }
 
@@ -47,7 +47,7 @@ impl Run {
                 sent.bytes, received.bytes
             )));
         }
-        // The server's clock is not ours: what its answer took is taken off.
+        // The server's clock differs from ours: the time of its answer is subtracted.
         let seconds = heard.duration_since(sent.mark.start).as_secs_f64()
             - received.since_last
             - half_trip.as_secs_f64();
@@ -106,10 +106,11 @@ impl Server {
         addr.map_err(BenchError::system("read a socket's address"))
     }
 
-    /// Serves one client, until it goes. `patience` is how long it may ask for nothing; `told` hears of each run.
+    /// Serves one client until it disconnects. `patience` limits the time without a request; `told` is called for
+    /// each run.
     ///
     /// # Errors
-    /// What went wrong with that client; the server can serve another.
+    /// The error with that client; the server can serve another one.
     pub fn serve(
         &mut self,
         patience: Option<Duration>,
@@ -186,10 +187,10 @@ impl Client {
         })
     }
 
-    /// One run. `progress` hears of messages and bytes that are complete, and the time since the start.
+    /// One run. `progress` is called with the completed messages and bytes, and the time since the start.
     ///
     /// # Errors
-    /// After an error the client and its server may not agree on what comes next: connect anew.
+    /// After an error the states of client and server may differ: connect anew.
     pub fn run(
         &mut self,
         plan: &Plan,
@@ -229,7 +230,7 @@ impl Client {
         self.control.answer()
     }
 
-    /// What failed here may have failed for a reason that the server knows.
+    /// Adds the server's reason to a failure on this side, if the server has one.
     fn either<T>(&mut self, ours: Result<T>) -> Result<T> {
         ours.map_err(|ours| match self.reason() {
             Err(theirs @ BenchError::Peer(_)) => BenchError::Both(Box::new(ours), Box::new(theirs)),

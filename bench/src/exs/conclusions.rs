@@ -1,4 +1,5 @@
-//! What the papers conclude, and what extended sockets are to reach: whether it holds here, with the number.
+//! The conclusions of the papers and the targets of extended sockets: whether each holds here, with the
+//! number.
 
 use super::data::{Data, PING_PONG, STREAM, SYNC_PING_PONG, SYNC_STREAM};
 use super::experiment::Experiment;
@@ -18,7 +19,7 @@ const OF_DIRECT: &str = " of direct-only";
 const OF_INDIRECT: &str = " of indirect-only";
 const OF_THE_BETTER: &str = "dynamic: at least 0.95 of the better other mode at every point";
 
-/// Everything that can be said of the figures that were measured.
+/// All conclusions that the measured figures allow.
 pub(super) fn conclusions(data: &Data<'_>, transports: &[Transport]) -> Conclusions {
     let mut found = Conclusions::default();
     for transport in transports {

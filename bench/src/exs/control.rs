@@ -1,7 +1,7 @@
-//! The control connection of blast: plain TCP beside the connection that is measured.
+//! The control connection of blast: plain TCP, separate from the measured connection.
 //!
-//! Each message is a length of four bytes, big endian, and so many bytes of JSON, at most [`LONGEST`]. The first one each way
-//! is [`Hello`].
+//! Each message is a length of four bytes, big endian, followed by that many bytes of JSON, at most [`LONGEST`]. The first
+//! message in each direction is [`Hello`].
 
 use crate::error::{BenchError, Result};
 use serde::{Deserialize, Serialize};
@@ -16,9 +16,9 @@ use super::run::Received;
 const LONGEST: u32 = 64 << 10;
 const MAGIC: &str = "weft-blast";
 const VERSION: u32 = 1;
-/// How long a new peer may take to say who it is.
+/// The time within which a new peer must send its hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
-/// Round trips that are tried to find how long one takes.
+/// Round trips for the measurement of the round-trip time.
 const PINGS: u32 = 5;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ struct Hello {
     version: u32,
 }
 
-/// What the client says.
+/// The client's messages.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
     /// Answer at once.
@@ -36,7 +36,7 @@ pub(super) enum Ask {
     Run(Plan),
 }
 
-/// What the server says.
+/// The server's messages.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     Pong,
@@ -48,7 +48,7 @@ pub(super) enum Answer {
     Armed,
     /// Everything has arrived.
     Received(Received),
-    /// It will not be, or has ended badly.
+    /// The run was refused or has failed.
     Failed {
         why: String,
     },
@@ -137,7 +137,7 @@ impl Control {
         Ok(())
     }
 
-    /// Half of the shortest round trip: how long the server's last word was under way.
+    /// Half of the shortest round trip: the travel time of the server's last message.
     pub(super) fn half_trip(&self) -> Duration {
         self.half_trip
     }
@@ -180,7 +180,7 @@ impl Control {
             .map_err(|error| BenchError::Stranger(format!("it sent nonsense: {error}")))
     }
 
-    /// Says something to the server and hears its answer.
+    /// Sends a request to the server and waits for its answer.
     pub(super) fn ask(&mut self, ask: &Ask) -> Result<Answer> {
         self.say(ask)?;
         self.answer()
@@ -228,7 +228,7 @@ mod tests {
         for (bytes, expected) in cases {
             let error = against(move |mut stream| {
                 stream.write_all(bytes).unwrap();
-                // It may have hung up by now.
+                // The peer may have closed already.
                 let _ = stream.shutdown(std::net::Shutdown::Write);
                 // The other end's greeting, until it hangs up.
                 let _ = stream.read_to_end(&mut Vec::new());

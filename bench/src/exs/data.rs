@@ -1,4 +1,4 @@
-//! What the suite has measured, and how its report asks for it.
+//! The measurements of the suite, and the queries of its report.
 
 use super::blast::Run;
 use super::experiment::Experiment;
@@ -77,7 +77,7 @@ pub(super) struct Results {
     pub(super) load: String,
 }
 
-/// The measurements, to be asked.
+/// The measurements, for queries.
 pub(super) struct Data<'a> {
     pub(super) cells: &'a [Cell],
     pub(super) targets: &'a [Record],

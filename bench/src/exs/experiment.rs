@@ -15,11 +15,11 @@ const MEAN: u64 = 1 << 20;
 const MOST: u64 = 4 << 20;
 /// Bytes of warm-up for each receive in direct mode over a distance: some round trips.
 const WINDOW: u64 = 16 << 20;
-/// What may travel as a small packet where they are on.
+/// The size up to which data travels in small packets, where these are enabled.
 const SMALL: u32 = 64 << 10;
 
 named! {
-    /// What `--figure` selects: the papers' figures, and the targets.
+    /// The values of `--figure`: the papers' figures, and the targets.
     pub enum Figure {
         /// Stream paper: mode switches and direct ratio over outstanding operations
         Table3 = "table3",
@@ -95,18 +95,18 @@ impl Experiment {
     }
 }
 
-/// What is measured turn by turn, at one place of the horizontal axis.
+/// The plans that are measured in turn, at one place of the horizontal axis.
 #[derive(Clone, Debug)]
 pub(crate) struct Point {
     pub(crate) experiment: Experiment,
     pub(crate) transport: Transport,
     /// Outstanding sends, or bytes of a message.
     pub(crate) x: u64,
-    /// A name for each, and what it is.
+    /// The name and the plan of each variant.
     pub(crate) variants: Vec<(String, Plan)>,
 }
 
-/// What the options say of all plans.
+/// The options that all plans share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Base {
     pub(crate) seconds: f64,
@@ -145,7 +145,8 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
             let receives = plan.lengths.max().saturating_mul(plan.receives.into());
             plan.warm_up = receives.max(base.warm_up);
             if experiment == Experiment::Distance && plan.mode == Mode::Direct {
-                // No more than its receives is under way at a time, so that is what windows open to; all of it would take long.
+                // At most the receives are in flight at a time, so windows open up to their size; a longer warm-up would take
+                // long.
                 plan.warm_up = plan.warm_up.min(u64::from(plan.receives) * WINDOW);
             }
         }

@@ -13,7 +13,8 @@ use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine,
 use crate::size::human;
 use crate::stats::Summary;
 
-/// How a figure is drawn: its title, what the horizontal axis is, and title and figure of each plot.
+/// The form of a figure: its title, the label of the horizontal axis, and title and figure of each
+/// plot.
 type Style = (
     &'static str,
     &'static str,
@@ -86,7 +87,7 @@ fn verdicts(data: &Data<'_>, transports: &[Transport]) -> Option<Section> {
     Some(section.text("Each with its least and most over the figure's places."))
 }
 
-/// What a column shows of a variant.
+/// The value of a variant in a column.
 enum Shown {
     Median(Figure),
     /// With its confidence interval.
@@ -199,7 +200,7 @@ fn plot(
     plot
 }
 
-/// What the targets' points measured.
+/// The measurements of the targets.
 fn targets(data: &Data<'_>) -> Option<Section> {
     let (speed, latency) = (Metric::bandwidth_GBps, Metric::latency_us_p50);
     let kinds = [

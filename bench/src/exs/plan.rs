@@ -1,4 +1,4 @@
-//! What one run of blast is: the client says it, the server checks it.
+//! The parameters of one run of blast: the client sends them, the server checks them.
 
 use crate::driver::Transport;
 use crate::error::{BenchError, Result};
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use weft_exs::Options;
 
-/// Memory that either side may be asked to hold for its outstanding operations.
+/// The most memory that either side may request for its outstanding operations.
 const MOST_MEMORY: u64 = 4 << 30;
 /// Outstanding operations of either side, at most.
 const MOST_OUTSTANDING: u32 = 4096;
 /// The longest message.
 const LONGEST: u64 = 1 << 30;
 
-/// An enumeration as a word on the command line and in JSON, and what the sockets call it.
+/// An enumeration with its words on the command line and in JSON, and the sockets' values.
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident = $exs:ty { $($(#[$case_doc:meta])* $case:ident = $word:literal => $value:ident),* $(,)? }) => {
         named! {
@@ -31,7 +31,7 @@ macro_rules! words {
 }
 
 words! {
-    /// What the sockets carry.
+    /// The type of the sockets.
     Kind = weft_exs::Kind {
         /// Bytes
         Stream = "stream" => Stream,
@@ -40,7 +40,7 @@ words! {
     }
 }
 words! {
-    /// How a stream moves its bytes.
+    /// The transfer mode of a stream.
     Mode = weft_exs::Mode {
         /// Directly where the receiver is ahead, through its buffer where the sender is
         Dynamic = "dynamic" => Dynamic,
@@ -51,7 +51,7 @@ words! {
     }
 }
 words! {
-    /// How sequenced packets are moved.
+    /// The transfer design of sequenced packets.
     Design = weft_exs::Design {
         /// The receiver adverts its memory, the sender writes to it
         Advert = "advert" => Advert,
@@ -71,7 +71,7 @@ words! {
     }
 }
 
-/// How long the messages are.
+/// The lengths of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lengths {
@@ -125,7 +125,7 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Writes into `out` what stands in the bytes from `offset` on of a stream made from `seed`.
+/// Writes into `out` the bytes from `offset` on of a stream made from `seed`.
 pub(crate) fn pattern(seed: u64, offset: u64, out: &mut [u8]) {
     let mut at = offset;
     let mut rest = out;
@@ -144,16 +144,16 @@ pub(crate) fn pattern(seed: u64, offset: u64, out: &mut [u8]) {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Amount {
-    /// After so many messages.
+    /// After this many messages.
     Messages(u64),
-    /// With the message that completes so many bytes.
+    /// With the message that completes this many bytes.
     Bytes(u64),
-    /// With the first message that is complete after so many seconds.
+    /// With the first message that completes after this many seconds.
     Seconds(f64),
 }
 
 impl Amount {
-    /// Whether that is enough.
+    /// Whether the end is reached.
     pub(crate) fn is_reached(
         &self,
         messages: u64,
@@ -167,7 +167,7 @@ impl Amount {
         }
     }
 
-    /// How much of it is done, from 0 to 1.
+    /// The completed share, from 0 to 1.
     pub fn share(&self, messages: u64, bytes: u64, elapsed: Duration) -> f64 {
         let share = match *self {
             Self::Messages(most) => messages as f64 / most.max(1) as f64,
@@ -181,15 +181,15 @@ impl Amount {
 /// One run: a connection, its messages, its end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What carries the connection; `None`: shared memory where both can.
+    /// The transport of the connection; `None`: shared memory where both can use it.
     pub transport: Option<Transport>,
-    /// What the sockets carry.
+    /// The type of the sockets.
     pub kind: Kind,
-    /// How a stream moves.
+    /// The transfer mode of a stream.
     pub mode: Mode,
-    /// How packets move.
+    /// The transfer design of packets.
     pub design: Design,
-    /// How long the messages are.
+    /// The lengths of the messages.
     pub lengths: Lengths,
     /// When the run ends.
     pub amount: Amount,
@@ -203,7 +203,7 @@ pub struct Plan {
     pub waitall: bool,
     /// The library's registered memory; else ordinary memory.
     pub registered: bool,
-    /// Data up to so many bytes travels in the message that announces it.
+    /// Data up to this many bytes travels in the message that announces it.
     pub small: u32,
     /// Small data may be left where it arrived.
     pub in_place: bool,
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(first, take(1));
         assert_ne!(first, take(2));
         assert!(first.iter().all(|len| (1..=4 << 20).contains(len)));
-        // Cutting at four times the mean takes e^-4 of it away.
+        // The cut at four times the mean removes e^-4 of the mean.
         let mean = first.iter().sum::<usize>() as f64 / first.len() as f64;
         let expected = (1.0 - (-4.0f64).exp()) * f64::from(1 << 20);
         assert!((mean / expected - 1.0).abs() < 0.03, "{mean}");

@@ -13,7 +13,7 @@ use weft_exs::{Context, Event, EventKind, Memory, Queue, RecvFlags, Region, Sink
 /// Events taken from a queue at once.
 const BATCH: usize = 64;
 
-/// What a socket's statistics say, as far as the figures need it.
+/// The statistics of a socket that the figures need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Transfers that this end sent directly into its peer's receives.
@@ -28,7 +28,7 @@ pub struct Counters {
     pub small: u64,
     /// Their bytes.
     pub small_bytes: u64,
-    /// Sends all of whose bytes went directly.
+    /// Sends whose bytes all went directly.
     pub direct_sends: u64,
     /// Sends with bytes that did not.
     pub indirect_sends: u64,
@@ -38,9 +38,9 @@ pub struct Counters {
     pub adverts_sent: u64,
     /// Adverts received.
     pub adverts_received: u64,
-    /// Adverts that came too late and were thrown away.
+    /// Adverts that arrived too late and were discarded.
     pub adverts_dropped: u64,
-    /// Times that something waited for a credit.
+    /// Times that a message waited for a credit.
     pub credit_stalls: u64,
     /// Times that a send waited for room in the peer's buffer.
     pub ring_stalls: u64,
@@ -75,7 +75,7 @@ impl Counters {
     }
 }
 
-/// The end of the warm-up at the client: what was complete by then does not count.
+/// The end of the warm-up at the client: transfers that had completed by then do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     pub(super) start: Instant,
@@ -96,27 +96,27 @@ impl Mark {
     }
 }
 
-/// What the client saw.
+/// The client's measurements.
 #[derive(Clone, Debug)]
 pub(super) struct Sent {
     pub(super) mark: Mark,
-    /// With those of the warm-up.
+    /// Including the warm-up.
     pub(super) messages: u64,
-    /// With those of the warm-up.
+    /// Including the warm-up.
     pub(super) bytes: u64,
     /// CPU seconds since the mark.
     pub(super) cpu: f64,
     pub(super) counters: Counters,
-    /// What carried it, and why not shared memory.
+    /// The transport, and the reason if it was not shared memory.
     pub(super) path: String,
 }
 
-/// What the server saw, and tells the client.
+/// The server's measurements, which it reports to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Received {
     /// Receives that were completed with data.
     pub(super) receives: u64,
-    /// With those of the warm-up.
+    /// Including the warm-up.
     pub(super) bytes: u64,
     /// CPU seconds of the process, without those of the warm-up.
     pub(super) cpu: f64,
@@ -140,7 +140,7 @@ struct Kept {
 }
 
 impl Contexts {
-    /// As [`SocketContexts::reached_at`].
+    /// See [`SocketContexts::reached_at`].
     pub(super) fn reached_at(&mut self, server: IpAddr) {
         if self.sockets.reached_at(server) {
             self.kept = None;
@@ -189,7 +189,7 @@ impl Contexts {
     }
 }
 
-/// Takes at least one event, and no more than [`BATCH`].
+/// Waits for at least one event, and returns at most [`BATCH`].
 fn await_events(queue: &Queue, events: &mut Vec<Event>, what: &'static str) -> Result<()> {
     events.clear();
     let count = queue
@@ -230,7 +230,8 @@ fn message(plan: &Plan, memory: Memory, len: usize, offset: u64) -> Result<Memor
             Ok(Memory::Region { region, off, len })
         }
         Memory::Owned(mut bytes) => {
-            // It was as long as the longest message once: nothing is allocated, and zeroed only what the last one was shorter by.
+            // The buffer's capacity is that of the longest message: this allocates no memory, and zeroes only the bytes by which the last
+            // message was shorter.
             bytes.resize(len, 0x5a);
             if let Some(seed) = plan.verify {
                 pattern(seed, offset, &mut bytes);
@@ -241,12 +242,12 @@ fn message(plan: &Plan, memory: Memory, len: usize, offset: u64) -> Result<Memor
     }
 }
 
-/// The messages that are still to be begun: the last one is on its way when the plan's amount is.
+/// The messages that are not started yet: the last one is in flight when the plan's amount is.
 struct Rest<L> {
     lengths: L,
     amount: Amount,
     warm_up: u64,
-    /// Where the next message stands in the stream.
+    /// The position of the next message in the stream.
     offset: u64,
     /// Messages and bytes begun after the warm-up.
     begun: (u64, u64),
@@ -265,7 +266,7 @@ impl Rest<()> {
 }
 
 impl<L: Iterator<Item = usize>> Rest<L> {
-    /// Where the next message stands in the stream, and how long it is.
+    /// The position of the next message in the stream, and its length.
     fn next(&mut self, elapsed: impl FnOnce() -> Duration) -> Option<(u64, usize)> {
         let warm = self.offset >= self.warm_up;
         let (messages, bytes) = self.begun;
@@ -282,7 +283,8 @@ impl<L: Iterator<Item = usize>> Rest<L> {
     }
 }
 
-/// The client's end: all messages of the plan, then the end of the stream. `progress` is told messages and bytes that are complete.
+/// The client's end: sends all messages of the plan, then the end of the stream. `progress` is called with the messages and bytes that have
+/// completed.
 pub(super) fn send(
     contexts: &mut Contexts,
     plan: &Plan,
@@ -423,7 +425,7 @@ impl Receiver {
 
     fn post(&mut self, index: usize) -> Result<()> {
         let memory = match &mut self.slots[index] {
-            // A region stays here too: what was left in place does not bring its memory back.
+            // A region is kept here too: data that was left in place does not return its memory.
             Some(region @ Memory::Region { .. }) => region.clone(),
             slot => slot.take().ok_or(LOST)?,
         };
@@ -466,7 +468,7 @@ impl Receiver {
                 } else if left && !plan.registered {
                     self.slots[index] = Some(Memory::Owned(vec![0x5a; longest]));
                 }
-                // The place is given back here, if it was one.
+                // Data that was received in place is released here.
                 drop(event.in_place);
                 ended |= got == 0;
                 if got > 0 {
@@ -498,7 +500,7 @@ impl Receiver {
     }
 }
 
-/// Compares what arrived with what was sent.
+/// Compares the received bytes with the sent ones.
 fn verify(seed: u64, offset: u64, memory: &Memory, len: usize) -> Result<()> {
     let mut expected = vec![0; len];
     pattern(seed, offset, &mut expected);

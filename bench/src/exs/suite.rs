@@ -17,16 +17,16 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 use weft_link::Link;
 
-/// The line's rate in the experiment over a distance, unless told.
+/// The default rate of the line in the experiment over a distance.
 const LINE: u64 = 4_000_000_000;
-/// The intermediate buffer there, unless told: more than the line holds.
+/// The default of the intermediate buffer there: more than the line holds.
 const LONG_BUFFER: u32 = 64 << 20;
-/// Seconds of a run there, unless told.
+/// The default duration of a run there, in seconds.
 const LONG_RUN: f64 = 2.0;
 /// Bytes before that: TCP's windows need many round trips to open.
 const LONG_WARM_UP: u64 = 256 << 20;
 
-/// A client and a server of blast, both children of ours.
+/// A client and a server of blast, both child processes.
 struct Pair {
     client: Peer,
     /// Ends with its client.
@@ -81,7 +81,7 @@ fn measure(
     };
     let mut cells: Vec<Cell> = point.variants.iter().map(cell).collect();
     let count = cells.len();
-    // After a failure the two sides may not agree on what comes next: the pair is not put back.
+    // After a failure the states of the two sides may differ: the pair is not put back.
     let mut working = match pair.take() {
         Some(pair) => pair,
         None => Pair::start(link)?,
@@ -130,7 +130,7 @@ pub(crate) fn run(args: &ExsArgs) -> Result<ExitCode> {
                 ));
                 link = Some(made);
             }
-            // Whoever asked for it by name gets no result without it.
+            // If the figure was requested by name, the error ends the suite.
             Err(error) if args.figure.contains(&Figure::F13) => return Err(error),
             Err(error) => results.notes.push(format!("Figure 13 is missing: {error}")),
         }
@@ -223,7 +223,7 @@ fn base(args: &ExsArgs, distant: bool) -> Base {
     }
 }
 
-/// The points of the targets. What they are compared with stands beside them.
+/// The points of the targets, together with the runs that they are compared with.
 fn targets(args: &ExsArgs, wants: impl Fn(Figure) -> bool) -> Vec<Group> {
     let mut groups = Vec::new();
     let mut add = |op: &'static str, stacks: &[Stack], spec: Spec| {

@@ -1,4 +1,4 @@
-//! What the repetitions of a plan say together: tables, plots, JSON.
+//! The repetitions of a plan, summarized: tables, plots, JSON.
 
 use super::blast::Run;
 use super::plan::{Lengths, Plan};
@@ -8,7 +8,7 @@ use crate::size::human;
 use crate::stats::Mean;
 use serde::Serialize;
 
-/// A figure of a run: its name in JSON, in words, its unit, and how it is read.
+/// A quantity of a run: its name in JSON, its label, its unit, and the function that reads it.
 pub(crate) struct Figure {
     pub(crate) name: &'static str,
     words: &'static str,
@@ -46,7 +46,7 @@ fn both(run: &Run, of: fn(&Counters) -> u64) -> f64 {
 }
 
 impl Figure {
-    /// In words, with its unit.
+    /// The label with its unit.
     pub(crate) fn label(&self) -> String {
         if self.unit.is_empty() {
             self.words.to_owned()
@@ -110,7 +110,7 @@ pub fn json_lines(plan: &Plan, runs: &[Run]) -> serde_json::Result<String> {
     Ok(out)
 }
 
-/// A plan in one line of words.
+/// A description of a plan in one line.
 pub fn describe(plan: &Plan) -> String {
     let lengths = match plan.lengths {
         Lengths::Fixed(len) => format!("messages of {}", human(len)),

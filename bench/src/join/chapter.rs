@@ -1,4 +1,5 @@
-//! The figures of the chapter as tables and plots, and its conclusions: whether they hold here, with the number.
+//! The figures of the chapter as tables and plots, and its conclusions: whether each holds here, with the
+//! number.
 
 use super::node::{Carrier, How, Work};
 use super::{Bench, MIB, Point, Sum};
@@ -9,7 +10,7 @@ use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine,
 use crate::size::human;
 use crate::usage;
 
-/// What has been measured so far.
+/// The measurements so far.
 #[derive(Default)]
 pub(super) struct Chapter {
     pub(super) sections: Vec<Section>,
@@ -26,7 +27,7 @@ fn line(label: &str, stroke: Stroke, points: &[(f64, f64)]) -> Series {
     Series::new(label, stroke, points.to_vec())
 }
 
-/// Over something, the seconds of CPU of the busiest node.
+/// A plot of the CPU seconds of the busiest node.
 fn busiest(title: &str, x: &str) -> Plot {
     Plot::new(
         title,
@@ -35,7 +36,7 @@ fn busiest(title: &str, x: &str) -> Plot {
     )
 }
 
-/// Nodes and a measure of them.
+/// A measure for each number of nodes.
 fn over(sums: &[(usize, Sum)], of: Measure) -> Vec<(f64, f64)> {
     let points = sums.iter().map(|(nodes, sum)| (*nodes as f64, of(sum)));
     points.collect()
@@ -468,7 +469,7 @@ impl Bench<'_> {
     }
 }
 
-/// How well a straight line fits.
+/// The coefficient of determination of a linear fit.
 fn r_squared(points: &[(f64, f64)]) -> f64 {
     let n = points.len() as f64;
     let mean = |f: fn(&(f64, f64)) -> f64| points.iter().map(f).sum::<f64>() / n;

@@ -1,4 +1,4 @@
-//! `weft join` beside other engines: what `weft-join-bench`, a program of the workspace of `weft join`, has measured.
+//! `weft join` compared with other engines: the measurements of `weft-join-bench`, a program of the workspace of `weft join`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -28,7 +28,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The median of what one way took over what another took in the same round.
+/// The median of the ratios of two ways in the same round.
 fn ratio(ways: (&Way, &Way), of: fn(&Way) -> &[f64]) -> f64 {
     let pairs = of(ways.0).iter().zip(of(ways.1));
     median(pairs.map(|(a, b)| a / b))
@@ -42,7 +42,7 @@ fn cpu(way: &Way) -> &[f64] {
     &way.cpu
 }
 
-/// A target: experiment, `ours`, `theirs`, what it says, what is compared, and how much at most of what `theirs` takes `ours` does.
+/// A target: experiment, `ours`, `theirs`, the claim, the compared quantity, and the largest ratio of `ours` to `theirs`.
 type Aim = (
     &'static str,
     &'static str,
@@ -80,7 +80,7 @@ impl Bench<'_> {
     }
 }
 
-/// Whether a line is one of them.
+/// Whether a line is the result of a way.
 pub(super) fn is_way(line: &Value) -> bool {
     line["experiment"].is_string()
 }

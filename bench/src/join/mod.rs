@@ -1,7 +1,7 @@
 //! `weft bench join`: the figures of chapter 7 of the thesis, on rings of processes.
 //!
-//! Each node is a process of its own on this host, so a ring of six shares the cores of one machine. Wall time says little then. The CPU time of the
-//! busiest node stands for the time that a machine of its own would need, and the output says which is which.
+//! Each node is a separate process on this host, so a ring of six shares the cores of one machine, and wall time has little meaning. The CPU time of
+//! the busiest node stands for the time on separate machines, and the output labels each.
 
 mod chapter;
 mod engines;
@@ -21,7 +21,7 @@ use node::{Carrier, Doors, How, Outcome, Plan, Work};
 
 const MIB: usize = 1 << 20;
 
-/// What can be asked for.
+/// The values of `--figure`.
 const FIGURES: [&str; 8] = ["7.1", "7.7", "7.9", "7.10", "7.11", "7.12", "7.14", "7.15"];
 
 /// Options of `weft bench join`.
@@ -114,7 +114,7 @@ impl Process {
     }
 }
 
-/// A point as it is written.
+/// A point in its written form.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Line {
     #[serde(flatten)]
@@ -127,9 +127,9 @@ struct Bench<'a> {
     args: &'a JoinArgs,
     processes: Vec<Process>,
     turns: u64,
-    /// What an earlier run has written: nothing is measured then.
+    /// The lines of an earlier run. If there are some, nothing is measured.
     kept: Vec<Line>,
-    /// What it has written of other engines.
+    /// Its results for other engines.
     ways: Vec<Value>,
     lines: Vec<Value>,
 }
@@ -169,7 +169,7 @@ impl Sum {
     }
 }
 
-/// What is measured at one point.
+/// The parameters of one point.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Point {
     carrier: Carrier,
@@ -192,7 +192,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// The medians of the repetitions, each measure by itself. Several points take turns, so that what disturbs one run meets all of them.
+    /// The medians of the repetitions, separately for each measure. Several points are measured in turn, so that a disturbance affects all of them.
     fn points(&mut self, points: &[Point]) -> Result<Vec<Sum>> {
         let medians = if self.args.from.is_empty() {
             let mut sums = vec![Vec::new(); points.len()];
@@ -213,7 +213,7 @@ impl<'a> Bench<'a> {
         Ok(medians)
     }
 
-    /// What the earlier run has of a point. Figures measure some points anew, so a result is taken once, in their order.
+    /// The earlier run's result for a point. Figures measure some points anew, so each result is used once, in order.
     fn kept(&mut self, point: &Point) -> Result<Sum> {
         let at = self.kept.iter().position(|line| line.point == *point);
         let missing = "the earlier run has not measured all of this; --figure chooses";
@@ -275,7 +275,7 @@ impl<'a> Bench<'a> {
         threads: usize,
     ) -> Point {
         let rows = match how {
-            // Its work grows with the square.
+            // The work of nested loops grows with the square.
             How::Nested => self.rows() / 40,
             _ => self.rows(),
         };

@@ -1,4 +1,4 @@
-//! A node of `weft bench join`: a process that takes plans from its standard input and says how each went.
+//! A node of `weft bench join`: a process that reads plans from its standard input and reports each outcome.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -15,23 +15,23 @@ use crate::children::{read_line, write_line};
 use crate::error::{BenchError, Result, failed, stack};
 use crate::usage;
 
-/// How elements travel.
+/// The transport of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Carrier {
     Rdma,
     Tcp,
 }
 
-/// What the nodes do.
+/// The work of the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Work {
-    /// So many bytes of each node go round and come home.
+    /// This many bytes of each node go round and come home.
     Loop { bytes: usize },
-    /// So many bytes go from node 0 to node 1.
+    /// This many bytes go from node 0 to node 1.
     Link { bytes: usize },
     /// The same by plain Sends, without a ring.
     Raw { bytes: usize },
-    /// A join of two relations with so many rows in all nodes together, by threads.
+    /// A join of two relations with this many rows in all nodes together, by threads.
     Join {
         how: How,
         rows: usize,
@@ -58,7 +58,7 @@ pub(super) struct Plan {
     pub(super) work: Work,
 }
 
-/// What one node reports.
+/// The report of one node.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Outcome {
     pub(super) setup: f64,
@@ -141,7 +141,7 @@ fn node(plan: &Plan, door: &Door) -> Result<Outcome> {
     }
 }
 
-/// Gives so many bytes and passes on the others'.
+/// Sends this many bytes and forwards the other nodes' bytes.
 fn transport(mut node: Node, mut left: usize) -> Result<Outcome> {
     let (began, cpu) = clocks();
     loop {
@@ -227,7 +227,7 @@ fn raw(plan: &Plan, bytes: usize, device: &Device, listener: &cm::Listener) -> R
     run().map_err(stack("raw RDMA"))
 }
 
-/// What travels: blocks of a partition number, a count, keys, rows.
+/// The data that rotates: blocks of a partition number, a count, keys, rows.
 struct Rotating {
     keys: Vec<u64>,
     rows: Vec<u64>,
@@ -255,7 +255,7 @@ impl Rotating {
         self.part + 1 >= self.starts.len()
     }
 
-    /// As many words as an element takes.
+    /// Fills `out` with at most `words` words.
     fn fill(&mut self, words: usize, out: &mut Vec<u64>) {
         out.clear();
         while out.len() + 4 <= words && !self.is_empty() {
@@ -364,8 +364,8 @@ fn relations(
 /// The words of an element.
 enum Words<'a> {
     Here(&'a [u64]),
-    /// Registered memory is never borrowed (ADR 1). A piece at a time is copied, which is still in the first level of the cache when it is
-    /// looked at.
+    /// Registered memory is never borrowed (ADR 1). It is copied piece by piece; each piece is still in the first-level cache when it is
+    /// processed.
     Registered(&'a Element),
 }
 
@@ -380,7 +380,7 @@ impl Words<'_> {
         }
     }
 
-    /// `len` words from `at` on, which are there.
+    /// `len` existing words from `at` on.
     fn get<'b>(&'b self, at: usize, len: usize, copy: &'b mut [u64]) -> Result<&'b [u64]> {
         match self {
             Words::Here(words) => Ok(&words[at..at + len]),
@@ -402,7 +402,7 @@ struct Block {
 }
 
 impl Block {
-    /// Its matches.
+    /// The number of matches.
     fn count(&self, words: &Words<'_>, stays: &Stays) -> Result<u64> {
         let (mut keys, mut rows) = ([0; PIECE], [0; PIECE]);
         let mut matches = 0;
@@ -416,7 +416,7 @@ impl Block {
     }
 }
 
-/// The blocks of an element. Long ones are cut, so that all threads have something to do.
+/// The blocks of an element. Long ones are split, so that all threads have work.
 fn cut(words: &Words<'_>, stays: &Stays, threads: usize) -> Result<Vec<Block>> {
     let mut blocks = Vec::new();
     let partitions = match stays {
@@ -429,7 +429,7 @@ fn cut(words: &Words<'_>, stays: &Stays, threads: usize) -> Result<Vec<Block>> {
         let head = words.get(at, 2, &mut copy)?;
         let (part, count) = (head[0] as usize, head[1] as usize);
         let keys = at + 2;
-        // Written by a node of our own benchmark, and looked at all the same.
+        // A node of our own benchmark wrote this, but it is checked all the same.
         if (words.len() - keys) / 2 < count || part >= partitions {
             return Err(failed("an element", "a block that is none"));
         }

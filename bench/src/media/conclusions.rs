@@ -1,4 +1,5 @@
-//! What is asked of weft's server, and what the thesis's chapter 6 concludes: whether it holds here, with the number.
+//! The targets of weft's server and the conclusions of the thesis's chapter 6: whether each holds here, with the
+//! number.
 
 use super::server::Kind;
 use super::{Measured, Point};
@@ -7,7 +8,7 @@ use crate::aims::{Aim, aims};
 use crate::conclusions::{Conclusions, claims};
 use crate::report::number;
 
-/// What of the chapter this suite does not remake.
+/// The parts of the chapter that this suite does not reproduce.
 pub(super) const NOT_REMADE: &str = "Not remade: the TCP offload engine's line of fig. 6.7 and the RNIC's of figs. 6.10 and 6.11 (neither is here: viewers of the \
      same host copy for themselves, as an RNIC would). Viewers and servers share one machine, so a server that is limited by the CPUs is limited earlier. \
      Figs. 6.1, 6.2, 6.5, 6.6 and 6.9 are drawings.";
@@ -19,7 +20,7 @@ fn same(one: f64, other: f64) -> bool {
     (one - other).abs() < f64::EPSILON
 }
 
-/// Nothing over nothing is nothing.
+/// The ratio; 0 if both are 0.
 fn ratio(ours: f64, theirs: f64) -> f64 {
     if ours == 0.0 { 0.0 } else { ours / theirs }
 }
@@ -68,7 +69,7 @@ impl Measured {
     }
 }
 
-/// What is asked of weft.
+/// The targets of weft.
 pub(super) fn bars(measured: &Measured) -> Vec<Aim> {
     let mut bars = Vec::new();
     if let Some((viewers, rate)) = measured.compared(false) {
@@ -137,7 +138,7 @@ pub(super) fn bars(measured: &Measured) -> Vec<Aim> {
     bars
 }
 
-/// What can be said of the chapter's conclusions.
+/// The chapter's conclusions.
 pub(super) fn conclusions(measured: &Measured) -> Conclusions {
     let mut found = Conclusions::default();
     servers(measured, &mut found);
@@ -150,7 +151,7 @@ fn times(ratio: f64) -> String {
     format!("{} times", number(ratio))
 }
 
-/// Servers beside each other at one number of viewers and rate.
+/// A comparison of the servers at one number of viewers and one rate.
 fn servers(measured: &Measured, found: &mut Conclusions) {
     let Some((viewers, rate)) = measured.compared(false) else {
         return;
@@ -188,7 +189,8 @@ fn servers(measured: &Measured, found: &mut Conclusions) {
 /// Growth with the number of viewers and the rate.
 fn loads(measured: &Measured, found: &mut Conclusions) {
     let rate = measured.top_rate();
-    // CPU for each viewer at the most of them that are served, over that at the fewest from 50 on.
+    // CPU for each viewer at the largest number of served viewers, divided by that at the smallest number from
+    // 50 on.
     let growth = |kind| {
         let line = measured.line(kind, rate);
         let first = line.iter().find(|p| p.viewers >= 50)?;
@@ -204,7 +206,7 @@ fn loads(measured: &Measured, found: &mut Conclusions) {
     };
     let line = measured.line(Kind::Local, rate);
     let most = line.iter().map(|p| p.cpu_percent()).fold(0.0, f64::max);
-    // How many are served in time at the smallest and the largest rate.
+    // The number of viewers served in time at the smallest and the largest rate.
     let served = |kind, rate| {
         let line = measured.line(kind, rate);
         line.last().map_or(0, |p| p.viewers)
@@ -248,7 +250,7 @@ fn jumps(measured: &Measured, found: &mut Conclusions) {
         )
     };
     let both = |kind| cost(kind, 60.0).zip(cost(kind, 30.0));
-    // Of almost nothing a ratio says nothing.
+    // The ratio of two values near zero has no meaning.
     let local = |jump| {
         let point = measured.point(Kind::Local, viewers, rate, jump)?;
         Some(point.cpu_percent())

@@ -1,5 +1,5 @@
-//! The experiments of thesis chapter 6 on this machine: what a server of movies pays for its viewers, `weft media serve` beside nginx, a
-//! plain HTTP server and VLC's RTP, all in one run.
+//! The experiments of thesis chapter 6 on this machine: the cost of viewers for a server of movies, with `weft media serve`, nginx, a plain HTTP server
+//! and VLC's RTP in one run.
 
 mod conclusions;
 mod live;
@@ -30,7 +30,7 @@ pub use server::serve_plain_http;
 
 /// Length of the movie that is watched.
 const MOVIE: u64 = 128 << 20;
-/// How often it is taken for a gigabyte.
+/// The number of downloads of the movie in the experiment on a gigabyte.
 const GIGABYTE: u64 = 8;
 /// Until start-up and the first buffers are over.
 const WARM: Duration = Duration::from_millis(1200);
@@ -105,7 +105,7 @@ pub struct MediaArgs {
 }
 
 impl MediaArgs {
-    /// With its defaults put in.
+    /// The options with their defaults.
     fn complete(mut self) -> Self {
         fn fill<T: Clone>(list: &mut Vec<T>, all: &[T], quick: Option<&[T]>) {
             if list.is_empty() {
@@ -156,7 +156,7 @@ impl Point {
         self.cpu * 1e9 / self.bytes.max(1) as f64
     }
 
-    /// Of the server and its viewers together.
+    /// CPU of the server and its viewers together, for a GB.
     fn both_per_gb(&self) -> f64 {
         (self.cpu + self.viewers_cpu) * 1e9 / self.bytes.max(1) as f64
     }
@@ -170,13 +170,13 @@ impl Point {
         self.switches as f64 / self.seconds
     }
 
-    /// What has come of what was wanted.
+    /// The delivered share of the bytes that the viewers wanted.
     fn delivered(&self) -> f64 {
         let wanted = self.viewers as f64 * self.rate * 1e6 / 8.0 * self.seconds;
         self.bytes as f64 / wanted
     }
 
-    /// Viewers whose picture has not stopped, in percent.
+    /// The percentage of viewers whose picture has not stopped.
     fn in_time(&self) -> f64 {
         let served = self.viewers as u64 - self.starved.min(self.viewers as u64);
         100.0 * served as f64 / self.viewers.max(1) as f64
@@ -208,7 +208,7 @@ impl Point {
     }
 }
 
-/// Experiments that have one number for a server, what it is, and another one beside it.
+/// Experiments with two numbers for a server: the name, and the names of the two numbers.
 const SINGLES: [(&str, &str, &str); 3] = [
     ("gigabyte", "cpu_s_per_GB", "seconds_per_GB"),
     ("seek", "us_p50", "us_p99"),
@@ -221,7 +221,7 @@ struct Single {
     experiment: &'static str,
     server: Kind,
     value: f64,
-    /// Another one beside it.
+    /// The second number.
     beside: f64,
 }
 
@@ -270,20 +270,20 @@ impl Live {
     }
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Default)]
 struct Measured {
     points: Vec<Point>,
     singles: Vec<Single>,
     live: Option<Live>,
-    /// All of that as it is written; what was measured twice, as it was the last time.
+    /// The results in their written form; of repeated measurements the last one.
     lines: Vec<Value>,
-    /// What could not be measured, and why.
+    /// The measurements that failed, with the reasons.
     failed: Vec<String>,
 }
 
 impl Measured {
-    /// Takes in a result, of this run or of an earlier one. What is none, such as the verdicts of an earlier run, is left out.
+    /// Adds a result of this run or of an earlier one. Lines that are not results, such as the verdicts of an earlier run, are left out.
     fn take(&mut self, line: Value) {
         if let Ok(point) = Point::deserialize(&line) {
             self.points.retain(|p| !p.is_again(&point));
@@ -303,14 +303,14 @@ impl Measured {
     }
 }
 
-/// What was measured, and the files that it goes to.
+/// The measurements, and the files for them.
 struct Kept {
     measured: Measured,
     output: Output,
 }
 
 impl Kept {
-    /// Writes a result as soon as it is there: of a run that is killed, what it has found so far is left.
+    /// Writes a result at once, so that a killed run keeps its results.
     fn take(&mut self, line: Value) -> Result<()> {
         self.output.lines([&line])?;
         self.measured.take(line);
@@ -384,8 +384,8 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     })
 }
 
-/// One rate and kind of jumps, with more and more viewers; servers in turn at each number. A server that has delivered less than half of
-/// what was wanted is not asked for more.
+/// One rate and kind of jumps, with more and more viewers; the servers are measured in turn at each number. A server that has delivered less than half of
+/// the wanted bytes is not measured with more viewers.
 fn grow(
     args: &MediaArgs,
     folder: &Folder,
@@ -487,7 +487,7 @@ fn seek(args: &MediaArgs, folder: &Folder, kept: &mut Kept) -> Result<()> {
         let served = Served::start(kind, folder.path(), 0.0)?;
         seekers.push((kind, viewer::Seeker::open(&served)?, served, Vec::new()));
     }
-    // In turn, so that a disturbance meets all.
+    // In turn, so that a disturbance affects all of them.
     for round in 0..SEEKS as u64 {
         let at = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (MOVIE - (1 << 20));
         for (_, seeker, _, times) in &mut seekers {
@@ -529,7 +529,7 @@ struct Folder(PathBuf);
 impl Folder {
     const PREFIX: &str = "weft-bench-media-";
 
-    /// Removes what killed runs have left.
+    /// Removes the leftovers of killed runs.
     fn sweep() {
         for entry in std::fs::read_dir(std::env::temp_dir())
             .into_iter()

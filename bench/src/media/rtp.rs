@@ -15,12 +15,12 @@ use crate::error::{BenchError, Result};
 /// Seconds of VLC's movie, and of the part of it that is encoded; the rest repeats it.
 pub(super) const SECONDS: u32 = 120;
 const ENCODED: u32 = 10;
-/// VLC refuses to run as root: then it runs as nobody.
+/// VLC refuses to run as root, so root runs it as nobody.
 const NOBODY: u32 = 65_534;
-/// Where VLC finds its movie. With an address to listen on it takes that for the beginning of the path, without a slash.
+/// The path of VLC's movie. If VLC listens on a given address, it treats that as the beginning of the path, without a slash.
 const PATH: &str = "127.0.0.1/movie";
 
-/// Whether what it takes is installed.
+/// Whether the necessary programs are installed.
 pub(super) fn is_installed() -> bool {
     ["vlc", "ffmpeg"].iter().all(|name| find(name).is_some())
 }
@@ -59,7 +59,7 @@ pub(crate) fn movie(dir: &Path, rate: f64) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Starts VLC before a movie of this rate; it listens a while later.
+/// Starts VLC with a movie of this rate; it listens a while later.
 pub(super) fn start(dir: &Path, rate: f64) -> Result<(Running, SocketAddr)> {
     let movie = movie(dir, rate)?;
     let system = BenchError::system("write VLC's settings");
@@ -87,7 +87,7 @@ pub(super) fn start(dir: &Path, rate: f64) -> Result<(Running, SocketAddr)> {
     Ok((child, (Ipv4Addr::LOCALHOST, port).into()))
 }
 
-/// Whether the server knows its movie by now.
+/// Whether the server has found its movie.
 pub(super) fn answers(addr: SocketAddr) -> bool {
     let asked = TcpStream::connect(addr).map(|stream| {
         let mut talk = Talk::new(stream);
@@ -142,7 +142,7 @@ impl Talk {
     }
 }
 
-/// A viewer: it says where to begin, and takes what comes.
+/// A viewer: it requests a start position and receives datagrams.
 pub(super) struct Rtp {
     talk: Talk,
     session: String,
@@ -160,7 +160,7 @@ impl Rtp {
         rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 1 << 20)?;
         let port = socket.local_addr()?.port();
         let mut talk = Talk::new(TcpStream::connect(addr)?);
-        // No RTCP of the server's is taken: nothing listens on the second port.
+        // The server's RTCP is not received: no socket has the second port.
         let transport = format!(
             "Transport: RTP/AVP;unicast;client_port={port}-{}\r\n",
             port.wrapping_add(1)
@@ -181,13 +181,13 @@ impl Rtp {
 
     /// Jumps to a second of the movie.
     pub(super) fn play(&mut self, from: f64) -> std::io::Result<()> {
-        // The numbers of what comes then do not go on from these.
+        // The sequence numbers of the next datagrams do not continue from these.
         self.sequence = None;
         let headers = format!("Session: {}\r\nRange: npt={from:.3}-\r\n", self.session);
         self.talk.ask("PLAY", PATH, &headers).map(drop)
     }
 
-    /// Takes the datagrams that are there; their bytes.
+    /// Receives the datagrams that have arrived. Returns their bytes.
     pub(super) fn take(&mut self) -> std::io::Result<u64> {
         let (mut bytes, mut datagram) = (0, [0; 2048]);
         loop {
@@ -203,7 +203,7 @@ impl Rtp {
                 }
                 Ok(_) => {}
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(bytes),
-                // What a port that nobody listens on has sent back.
+                // The answer of a port without a listener.
                 Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {}
                 Err(e) => return Err(e),
             }

@@ -1,4 +1,4 @@
-//! The servers that are compared, each a process of its own, and what they use.
+//! The compared servers, each a separate process, and the resources that they use.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -45,7 +45,7 @@ impl Kind {
         matches!(self, Self::Local | Self::Tcp | Self::Tls)
     }
 
-    /// All of them; those of nginx and VLC only where these are installed.
+    /// All servers; nginx and VLC only if they are installed.
     pub(super) fn installed() -> Vec<Self> {
         let (nginx, vlc) = (find("nginx").is_some(), rtp::is_installed());
         if !nginx {
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// What a process has used so far.
+/// The resources that a process has used so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
     /// Seconds of CPU.
@@ -90,7 +90,7 @@ impl Drop for Config {
     }
 }
 
-/// The address in the line that a server of ours says first.
+/// The address in the first line of the output of one of our servers.
 pub(super) fn listens_at(line: &str) -> Result<SocketAddr> {
     let addr = line.strip_prefix("listening on ");
     addr.and_then(|rest| rest.split(',').next()?.parse().ok())
@@ -122,7 +122,7 @@ impl Served {
             if kind != Kind::Tls {
                 command.arg("--plain");
             }
-            // Its viewers say whether they go by shared memory.
+            // Its viewers choose whether they use shared memory.
             command.arg(dir);
         }
         end_with_us(&mut command)
@@ -177,7 +177,7 @@ impl Served {
         Ok(served)
     }
 
-    /// Waits until it answers; otherwise fails with what it has said.
+    /// Waits until the server answers; otherwise fails with its output.
     fn wait(&self, answers: impl Fn() -> bool, said: impl Fn() -> String) -> Result<()> {
         let began = Instant::now();
         while !answers() {
@@ -191,8 +191,8 @@ impl Served {
         Ok(())
     }
 
-    /// What it has used so far. The kernel forgets the switches of threads that have ended, and tells the CPU time of those in
-    /// hundredths of a second only: so that of servers whose threads come and go.
+    /// The resources used so far. The kernel forgets the switches of threads that have ended, and reports their CPU time only
+    /// in hundredths of a second. That affects servers whose threads come and go.
     pub(super) fn usage(&self) -> Result<Usage> {
         let process = format!("/proc/{}", self.child.0.id());
         let read = || -> std::io::Result<Usage> {

@@ -6,7 +6,7 @@ use super::{Measured, MediaArgs, Point};
 use crate::aims::{self, Aim};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
 
-/// What a plot shows of a point.
+/// The value of a point in a plot.
 type Value = fn(&Point) -> f64;
 
 fn series(kind: Kind, points: Vec<(f64, f64)>) -> Series {

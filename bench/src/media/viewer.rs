@@ -19,17 +19,17 @@ use crate::error::{BenchError, Result, stack};
 
 /// Threads that the viewers share.
 const THREADS: usize = 4;
-/// How often a viewer of HTTP takes what its socket holds for it, which is some seconds of film.
+/// The interval at which a viewer of HTTP reads its socket, which holds some seconds of film.
 const TICK: Duration = Duration::from_millis(250);
-/// How often a viewer of weft fetches: so much it buffers itself.
+/// The interval at which a viewer of weft fetches. It buffers that much itself.
 const AHEAD: Duration = Duration::from_secs(1);
-/// A fetch that is done so much after its time would have stopped the picture.
+/// A fetch that completes this long after its time would have stopped the picture.
 const LATE: Duration = Duration::from_secs(1);
-/// How often a viewer of datagrams looks at its socket, which does not hold many.
+/// The interval at which a viewer of datagrams reads its socket, which does not hold many.
 const LOOK: Duration = Duration::from_millis(40);
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Who watches what.
+/// The viewers and what they watch.
 pub(super) struct Plan {
     pub(super) viewers: usize,
     /// Mb/s of each.
@@ -77,7 +77,7 @@ impl Way {
     }
 }
 
-/// An HTTP player: one long answer, of which it takes what it needs.
+/// An HTTP player: it requests one long answer and reads as much as it needs.
 pub(super) struct Http {
     served: SocketAddr,
     buffer: Option<usize>,
@@ -85,7 +85,7 @@ pub(super) struct Http {
 }
 
 impl Http {
-    /// A connection; what it reads ahead is at most `room`.
+    /// A connection; it reads ahead at most `room` bytes.
     fn connect(addr: SocketAddr, buffer: Option<usize>, room: usize) -> std::io::Result<Self> {
         let stream = TcpStream::connect(addr)?;
         if let Some(bytes) = buffer {
@@ -100,7 +100,7 @@ impl Http {
         })
     }
 
-    /// One that has asked for what stands from a place on.
+    /// Connects and requests the movie from a position on.
     fn open(addr: SocketAddr, buffer: Option<usize>, from: u64) -> std::io::Result<Self> {
         let mut http = Self::connect(addr, buffer, 4096)?;
         http.ask(from, MOVIE)?;
@@ -134,7 +134,7 @@ enum Player {
 }
 
 impl Player {
-    /// Takes what stands at a place, or what has come; the bytes.
+    /// Reads `len` bytes at a position, or the bytes that have arrived. Returns the number of bytes.
     fn take(&mut self, at: u64, len: usize, block: &mut Vec<u8>) -> Result<u64> {
         match self {
             Self::Rtp(rtp) => return rtp.take().map_err(BenchError::system("take datagrams")),
@@ -157,7 +157,7 @@ impl Player {
     fn jump(&mut self, at: u64) -> Result<()> {
         let jumped = match self {
             Self::Weft(_) => Ok(()),
-            // The rest of the long answer is on its way: only another connection has what is wanted now.
+            // The rest of the long answer is still in flight, so the new position needs another connection.
             Self::Http(http) => Http::open(http.served, http.buffer, at).map(|new| *http = new),
             Self::Rtp(rtp) => rtp.play(seconds(at)),
         };
@@ -174,7 +174,7 @@ impl Player {
     }
 }
 
-/// The second of VLC's movie that stands for a place; the half behind it is left to be watched.
+/// The second of VLC's movie at a position. Positions cover the first half; the second half is left to be watched.
 fn seconds(at: u64) -> f64 {
     at as f64 / MOVIE as f64 * f64::from(rtp::SECONDS) / 2.0
 }
@@ -182,7 +182,7 @@ fn seconds(at: u64) -> f64 {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// What was late before does not count.
+    /// Delays count only while this is set.
     counts: AtomicBool,
     bytes: AtomicU64,
     late: AtomicU64,
@@ -190,7 +190,7 @@ struct Shared {
     trouble: Mutex<Option<String>>,
 }
 
-/// Viewers at work; dropping it ends them.
+/// Running viewers; dropping it ends them.
 pub(super) struct Crowd {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -208,7 +208,7 @@ struct Seat {
 }
 
 impl Crowd {
-    /// Connects them all; they begin at different times and places.
+    /// Connects all viewers; they begin at different times and places.
     pub(super) fn start(served: &Served, plan: &Plan) -> Result<Self> {
         let mut way = if served.kind.is_weft() {
             Some(Way::new(served)?)
@@ -222,7 +222,7 @@ impl Crowd {
         };
         let part = (plan.rate * 1e6 / 8.0 * tick.as_secs_f64()) as u64;
         if let Some(way) = &mut way {
-            // What a viewer takes at a time is one Read, so that a fetch wakes the server once.
+            // A viewer fetches with one Read at a time, so that a fetch wakes the server once.
             (way.dial.read, way.dial.depth) = (part as u32, 1);
         }
         let mut rows: Vec<Vec<Seat>> = (0..THREADS).map(|_| Vec::new()).collect();
@@ -271,20 +271,20 @@ impl Crowd {
         Ok(Self { shared, threads })
     }
 
-    /// Counts from now on what comes late; bytes taken so far.
+    /// Starts counting late fetches. Returns the bytes received so far.
     pub(super) fn begin(&self) -> u64 {
         self.shared.counts.store(true, Ordering::Relaxed);
         self.shared.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes taken so far, fetches that were late (of datagrams: that are lost), and viewers whose picture has stopped.
+    /// Bytes received so far, late fetches (for datagrams: lost ones), and viewers whose picture has stopped.
     pub(super) fn counted(&self) -> (u64, u64, u64) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let shared = &self.shared;
         (get(&shared.bytes), get(&shared.late), get(&shared.starved))
     }
 
-    /// Whether all still watch.
+    /// Checks that all viewers are still watching.
     pub(super) fn check(&self) -> Result<()> {
         let trouble = self
             .shared
@@ -321,7 +321,7 @@ fn watch(
     shared: &Shared,
 ) -> Result<()> {
     let mut block = Vec::new();
-    // Those behind schedule from the connecting begin now.
+    // Viewers that fell behind schedule while connecting begin now.
     let now = Instant::now();
     for (index, seat) in row.iter_mut().enumerate() {
         seat.due = now + tick * (index as u32 % 64) / 64;
@@ -356,7 +356,7 @@ fn watch(
 }
 
 impl Seat {
-    /// Counts whether what it has now has come in time.
+    /// Records whether the current fetch was in time.
     fn judge(&mut self, shared: &Shared) {
         let lost = self.player.lost();
         let late = lost - self.lost + u64::from(self.due.elapsed() > LATE);
@@ -388,7 +388,7 @@ impl Seeker {
         )))
     }
 
-    /// Time from the wish to the first 8 KiB, on a connection that stands.
+    /// The time from the request to the first 8 KiB, on an established connection.
     pub(super) fn seek(&mut self, at: u64) -> Result<Duration> {
         const FIRST: usize = 8 << 10;
         let began = Instant::now();
@@ -406,7 +406,7 @@ impl Seeker {
     }
 }
 
-/// Takes the movie so many times, as fast as it comes; the bytes.
+/// Reads the movie this many times, as fast as possible. Returns the bytes.
 pub(super) fn gulp(served: &Served, times: u64) -> Result<u64> {
     if served.kind.is_weft() {
         let mut viewer = Way::new(served)?.open()?;
@@ -433,7 +433,7 @@ pub(super) fn gulp(served: &Served, times: u64) -> Result<u64> {
     Ok(times * MOVIE)
 }
 
-/// Viewers that are connected, and watch nothing.
+/// Connected viewers that watch nothing.
 pub(super) fn idle(served: &Served, count: usize) -> Result<Vec<Viewer>> {
     let mut way = Way::new(served)?;
     (way.dial.read, way.dial.depth) = (8192, 1);

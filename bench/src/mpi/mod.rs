@@ -1,5 +1,5 @@
-//! `weft bench mpi`: the figures 13 to 19 of the datagram-iWARP paper. Small programs of ours run under each MPI that is installed, over each transport of
-//! `weft mpi`; the transports take turns, the MPI's own TCP among them.
+//! `weft bench mpi`: the figures 13 to 19 of the datagram-iWARP paper. Our small programs run under each installed MPI, over each transport of `weft mpi`;
+//! the transports run in turn, the MPI's own TCP among them.
 
 mod program;
 mod report;
@@ -104,12 +104,12 @@ pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode> {
     output.finish(&report::report(&results, intro))
 }
 
-/// A program with its arguments, on so many ranks.
+/// A program with its arguments, on this many ranks.
 struct Job<'a> {
     ranks: u32,
     program: &'a Path,
     arguments: Vec<String>,
-    /// What a line of its output says when the data was right.
+    /// The text in its output that confirms correct data.
     right: &'static str,
 }
 
@@ -190,7 +190,7 @@ fn measure(
     }
 }
 
-/// One job; what it says.
+/// Runs one job. Returns its output.
 fn one(args: &MpiArgs, mpi: &Mpi, transport: &str, job: &Job<'_>) -> Result<String> {
     let mut command = Command::new("timeout");
     command.args(["-k", "5", &args.limit.to_string()]);

@@ -26,14 +26,14 @@ pub(super) struct Mpi {
     weft: PathBuf,
 }
 
-/// What was compiled for an MPI.
+/// The programs that were compiled for an MPI.
 pub(super) struct Programs {
     pub(super) exchange: PathBuf,
     pub(super) kernels: PathBuf,
     pub(super) smg: bool,
 }
 
-/// The MPIs that are asked for, or Debian's that are there.
+/// The requested MPIs, or those of Debian that are installed.
 pub(super) fn find(asked: &[String]) -> Result<Vec<Mpi>> {
     let weft = children::this_program()?;
     let either = ["openmpi".to_owned(), "mpich".to_owned()];
@@ -71,7 +71,8 @@ pub(super) fn find(asked: &[String]) -> Result<Vec<Mpi>> {
 }
 
 impl Mpi {
-    /// `weft mpi` with its options and this MPI's mpirun. The settings are for one host, whoever runs the benchmark.
+    /// `weft mpi` with its options and this MPI's mpirun. The settings are for one host, for any user of the
+    /// benchmark.
     pub(super) fn command(&self, into: &mut Command, local: &str, transport: &str) {
         into.arg(&self.weft);
         into.args(["mpi", "--local", local, "--transport", transport, "--"]);
@@ -90,7 +91,7 @@ impl Mpi {
         }
     }
 
-    /// Whether it can have a transport.
+    /// Whether it supports a transport.
     pub(super) fn has(&self, transport: &str) -> bool {
         let mut command = Command::new("timeout");
         command.args(["-k", "5", "60"]);

@@ -1,4 +1,4 @@
-//! What was measured, as a table, and whether the conclusions of the paper hold in it.
+//! The measurements as a table, and whether they confirm the conclusions of the paper.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ pub(super) const MEMORY: &str = "memory of a rank, KiB";
 /// Messages of more bytes go by RDMA Write-Record.
 const LARGE: u64 = 64 << 10;
 
-/// A quantity, at so many bytes or ranks.
+/// A quantity, for this many bytes or ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) mpi: String,
@@ -23,7 +23,7 @@ pub(super) struct Key {
     pub(super) transport: String,
 }
 
-/// Values by the turn in which they were measured.
+/// Values by their turn.
 #[derive(Default)]
 pub(super) struct Results(BTreeMap<Key, BTreeMap<u32, f64>>);
 
@@ -32,7 +32,7 @@ impl Results {
         self.0.entry(key).or_default().insert(turn, value);
     }
 
-    /// As JSON.
+    /// The results as JSON.
     pub(super) fn lines(&self) -> impl Iterator<Item = Line> {
         self.0.iter().map(|(key, turns)| {
             let values: Vec<f64> = turns.values().copied().collect();
@@ -51,7 +51,7 @@ impl Results {
         })
     }
 
-    /// What another run has written, from its lines.
+    /// The measurements of another run, from its lines.
     pub(super) fn read(lines: Vec<Line>) -> Self {
         let mut results = Self::default();
         for line in lines {
@@ -83,7 +83,7 @@ impl Results {
     }
 }
 
-/// A quantity as it is written.
+/// A quantity in its written form.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Line {
     mpi: String,
@@ -97,7 +97,7 @@ pub(super) struct Line {
     to_rc: Option<f64>,
 }
 
-/// What a claim is about: a quantity, at so many bytes or ranks.
+/// The subject of a claim: a quantity, for this many bytes or ranks.
 type Of = fn(&str, u64) -> bool;
 
 const SMALL_LATENCY: Of = |what, at| what == LATENCY && at <= 2048;
@@ -108,7 +108,7 @@ const KERNEL: Of = |what, _| what.ends_with(", s");
 const KERNEL_IN_MPI: Of = |what, _| what.ends_with(", s in MPI");
 const DATAGRAMS: &[&str] = &["ud", "weft"];
 
-/// A ratio's target: source, text, what it is about, of which transports, to which, and the target.
+/// A ratio's target: source, text, quantity, transports, reference transport, and the target.
 type Claim = (
     &'static str,
     &'static str,
@@ -175,7 +175,7 @@ fn conclusions(results: &Results) -> Table {
     table
 }
 
-/// All that was measured.
+/// All measurements.
 fn values(results: &Results) -> Table {
     let place = |key: &Key| match key.what.as_str() {
         LATENCY | BANDWIDTH => human(key.at),
@@ -203,7 +203,7 @@ fn values(results: &Results) -> Table {
     )
 }
 
-/// The tables, behind a few words on how they came into being.
+/// The tables, after an introduction.
 pub(super) fn report(results: &Results, intro: String) -> Report {
     let mut report = Report::new("weft bench mpi");
     report.intro.push(
@@ -224,7 +224,7 @@ pub(super) fn report(results: &Results, intro: String) -> Report {
 mod tests {
     use super::*;
 
-    /// A turn that one of two transports lost does not shift the others.
+    /// If one of two transports loses a turn, the others do not shift.
     #[test]
     fn ratios_are_of_the_same_turn() {
         let mut results = Results::default();
@@ -245,7 +245,7 @@ mod tests {
         assert!(results.ratio(&key("rc"), "rc").is_none());
         let text = conclusions(&results).to_text(None);
         assert!(text.contains("fig. 15") && text.contains("yes"), "{text}");
-        // What was written is read as it was.
+        // The written lines are read back unchanged.
         let file = tempfile::NamedTempFile::new().unwrap();
         let lines = results
             .lines()

@@ -1,4 +1,4 @@
-//! Ratios as horizontal bars, with the spread of the runs and what each is to reach.
+//! Ratios as horizontal bars, with the spread of the runs and the target of each.
 
 use super::{html::escape, number};
 use crate::stats::Summary;
@@ -14,15 +14,15 @@ const TOP: f64 = 34.0;
 /// One bar.
 #[derive(Clone, Debug)]
 pub struct Mark {
-    /// What it is.
+    /// The name of the ratio.
     pub label: String,
     /// Median ratio, above 0.
     pub ratio: f64,
     /// Smallest and largest ratio.
     pub spread: (f64, f64),
-    /// What it is to reach: at least or at most; `None`: it is there to be compared with.
+    /// The target, a lower or an upper bound; `None`: the ratio is shown for comparison only.
     pub aim: Option<f64>,
-    /// Whether it does.
+    /// Whether the target is reached.
     pub reached: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Bars {
 }
 
 impl Bars {
-    /// Marks whose numbers are not positive and finite are left out.
+    /// Leaves out marks whose numbers are not positive and finite.
     pub fn new(title: &str, marks: Vec<Mark>) -> Self {
         let good = |value: &f64| value.is_finite() && *value > 0.0;
         let fits = |mark: &Mark| {
@@ -47,7 +47,8 @@ impl Bars {
         }
     }
 
-    /// Ratios to the same thing, of which a larger one is better: blue from 1 on, red below, and a stroke at 1. Each row has its label and its ratios.
+    /// Ratios to the same reference, of which a larger one is better: blue from 1 on, red below, and a stroke at 1. Each row has its label and its
+    /// ratios.
     pub fn gains(title: &str, rows: impl IntoIterator<Item = (String, Summary)>) -> Self {
         let marks = rows.into_iter().map(|(label, ratio)| Mark {
             label,
@@ -59,7 +60,7 @@ impl Bars {
         Self::new(title, marks.collect())
     }
 
-    /// What is gained most, and what is not gained, in words.
+    /// The largest gain, and the ratios below 1, in words.
     pub fn words(&self) -> String {
         let most = self.marks.iter();
         let Some(most) = most.max_by(|a, b| a.ratio.total_cmp(&b.ratio)) else {

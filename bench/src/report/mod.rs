@@ -20,7 +20,7 @@ pub enum Block {
     Table(Table),
     /// A plot; terminals do not show it.
     Plot(Plot),
-    /// Ratios beside each other; terminals do not show them.
+    /// Ratios as bars; terminals do not show them.
     Bars(Bars),
 }
 
@@ -29,7 +29,7 @@ pub enum Block {
 pub struct Section {
     /// Heading.
     pub title: String,
-    /// What stands under it, in order.
+    /// The content of the section, in order.
     pub blocks: Vec<Block>,
 }
 
@@ -62,7 +62,7 @@ impl Section {
         self
     }
 
-    /// Appends ratios beside each other.
+    /// Appends ratios as bars.
     #[must_use]
     pub fn bars(mut self, bars: Bars) -> Self {
         self.blocks.push(Block::Bars(bars));
@@ -84,7 +84,7 @@ impl Section {
 pub struct Report {
     /// Heading of the page.
     pub title: String,
-    /// What was measured, where and how; one paragraph each.
+    /// The subject, the machine and the method of the measurements; one paragraph each.
     pub intro: Vec<String>,
     /// The parts.
     pub sections: Vec<Section>,
@@ -145,7 +145,7 @@ impl Report {
     }
 }
 
-/// A paragraph in lines of `width` columns, cut at spaces; as it is where it fits, or is lines already.
+/// A paragraph in lines of `width` columns, cut at spaces; unchanged if it fits or consists of lines already.
 fn wrapped(text: &str, width: Option<u16>) -> String {
     let Some(width) = width.map(usize::from) else {
         return text.to_owned();
@@ -209,7 +209,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// What this machine is: CPU, number of CPUs, memory, kernel.
+/// A description of this machine: CPU, number of CPUs, memory, kernel.
 pub fn machine() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpuinfo

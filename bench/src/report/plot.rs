@@ -11,12 +11,12 @@ const HEIGHT: i32 = 400;
 const LEGEND: i32 = 254;
 /// The grey of grids and frames, legible on light and dark.
 const GRID: RGBColor = RGBColor(128, 128, 128);
-/// The colour that stands for the page's own text colour.
+/// A colour that is replaced with the page's own text colour.
 const INK: RGBColor = RGBColor(0, 0, 1);
-/// Opacity that stands for dashes: plotters would draw an element for every dash.
+/// An opacity that marks dashed lines: plotters would draw an element for every dash.
 const DASHED: f64 = 0.99;
 
-/// One axis: its label and how values lie on it.
+/// One axis: its label and its scale.
 #[derive(Clone, Debug)]
 pub struct Axis {
     label: String,
@@ -117,7 +117,7 @@ fn plain(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// How a line looks. A stack has the same colour in every plot.
+/// The form of a line. A stack has the same colour in every plot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stroke {
     /// weft, blue.
@@ -216,12 +216,12 @@ impl Plot {
         &self.title
     }
 
-    /// Whether there is anything to draw.
+    /// Whether there are points to draw.
     pub fn has_points(&self) -> bool {
         !self.series.is_empty()
     }
 
-    /// The plot as a file of its own, on white.
+    /// The plot as a separate file, on white.
     pub fn to_svg(&self) -> String {
         self.draw().replace(
             "<svg ",
@@ -231,7 +231,8 @@ impl Plot {
 
     /// The plot for a page: its text and frame take the page's colour.
     pub(super) fn to_inline_svg(&self) -> String {
-        // What the page's style or SVG itself says anyway need not be said at every element: a third of the bytes.
+        // Attributes that the page's style or SVG's defaults set anyway are removed from every element: a third of
+        // the bytes.
         let mut svg = self.draw();
         for needless in [
             " opacity=\"1\"",

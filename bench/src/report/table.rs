@@ -4,7 +4,7 @@ use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, TableStyle, Width,
 };
 
-/// What stands between two columns.
+/// The spaces between two columns.
 const PADDING: usize = 3;
 
 /// Horizontal lines only, and none between rows: they would double the length of the longer tables.
@@ -13,7 +13,7 @@ const STYLE: TableStyle = TableStyle::new()
     .header_separator(LineStyle::none().fill('═').junction('═'))
     .bottom_border(LineStyle::none().fill('─').junction('─'));
 
-/// Numbers with their spread are never longer than this; what is longer is a sentence that begins with a number.
+/// Numbers with their spread are never longer than this; a longer cell is a sentence that begins with a number.
 const WHOLE: usize = 32;
 
 /// A column: its header, and its cell for a row.
@@ -77,7 +77,7 @@ impl Table {
         drawn.collect::<Vec<_>>().join("\n")
     }
 
-    /// Which columns stand in which part, so that no part needs more than `width`.
+    /// The columns of each part, so that no part needs more than `width`.
     fn parts(&self, width: usize) -> Vec<Vec<usize>> {
         let least = |column| self.least_width(column) + PADDING;
         let first = least(0);
@@ -140,7 +140,7 @@ impl Table {
         table.trim_fmt()
     }
 
-    /// Whether a column holds numbers, and so lines up on the right.
+    /// Whether a column holds numbers, and so is aligned to the right.
     pub(super) fn is_numeric(&self, column: usize) -> bool {
         column > 0
             && self.rows.iter().all(|row| {

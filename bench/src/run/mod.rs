@@ -1,7 +1,7 @@
-//! `weft bench run`: programs from Debian under `weft run`, beside themselves on plain TCP in the same run.
+//! `weft bench run`: programs from Debian under `weft run`, compared with the same programs on plain TCP in the same run.
 //!
-//! Each case has its servers running side by side, one for each stack; clients take turns, so that a disturbance of the machine meets all stacks.
-//! A ratio is that of two neighbouring runs.
+//! The servers of a case run at the same time, one for each stack. The clients run in turn, so that a disturbance of the machine affects all
+//! stacks. A ratio compares two neighbouring runs.
 
 mod parts;
 mod programs;
@@ -73,13 +73,13 @@ struct Values {
     over: u32,
 }
 
-/// What a case came to.
+/// The result of a case.
 struct Outcome {
     about: &'static About,
     stacks: Vec<Values>,
 }
 
-/// A peer of our own.
+/// One of our own peers.
 pub(crate) fn part(args: &PartArgs) -> Result<()> {
     parts::run(args)
 }
@@ -170,7 +170,7 @@ fn measure(
         live.retain_mut(|(measure, outcome)| {
             progress.at(&format!("{name}: {}", outcome.about.name));
             for at in 0..outcome.stacks.len() {
-                // No stack always has the turn behind another.
+                // The order rotates, so that no stack always runs behind the same other one.
                 let index = (at + run as usize) % outcome.stacks.len();
                 let Some(of) = outcome.stacks.get_mut(index) else {
                     continue;
@@ -217,7 +217,7 @@ impl Outcome {
     }
 }
 
-/// What a goal's stack and the one beside it came to, and the ratios of their runs.
+/// The results of a goal's stack and of its reference, and the ratios of their runs.
 struct Compared {
     ours: Summary,
     beside: Summary,
@@ -229,7 +229,7 @@ impl Compared {
         self.ours.median - self.beside.median
     }
 
-    /// Whether a goal is reached, by its medians; `None`: there is nothing to reach.
+    /// Whether the medians reach a goal; `None`: it has no target.
     fn reaches(&self, goal: &Goal) -> Option<bool> {
         let number = if goal.difference {
             self.difference()
@@ -288,7 +288,7 @@ fn lines(outcomes: &[Outcome], load: &str) -> Vec<Value> {
     lines
 }
 
-/// What [`lines`] has written.
+/// Reads the output of [`lines`].
 fn read(lines: &[Value]) -> Vec<Outcome> {
     let values = |about: &About, stack: Stack| {
         let is = |line: &&Value| line["case"] == about.name && line["stack"] == stack.name();

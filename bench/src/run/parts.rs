@@ -1,4 +1,4 @@
-//! The peers of our own: small programs of ordinary sockets, which know nothing of weft.
+//! Our own peers: small programs with ordinary sockets, which do not depend on weft.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -47,7 +47,7 @@ enum Part {
 
 /// A connection of one request may not use more ports than the kernel has.
 const MOST_CONNECTIONS: u64 = 5000;
-/// After so many messages both ends have met.
+/// After this many messages both ends have met.
 const WARM: u32 = 64;
 
 fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> BenchError {
@@ -142,7 +142,7 @@ fn ping(port: u16, size: usize, seconds: f64, spin: bool) -> Result<()> {
     loop {
         one()?;
         n += 1;
-        // The clock is looked at now and then.
+        // The clock is read only now and then.
         if n.is_multiple_of(16) && began.elapsed().as_secs_f64() >= seconds {
             break;
         }
@@ -240,7 +240,7 @@ fn hold(port: u16, connections: u32, seconds: f64, server: u32) -> Result<()> {
         }
         streams.push(stream);
     }
-    // What is on the way arrives.
+    // Messages in flight arrive during this time.
     std::thread::sleep(Duration::from_millis(300));
     let used = || crate::usage::cpu_seconds() + super::world::tree_cpu(server);
     let before = used();

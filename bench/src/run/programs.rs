@@ -1,4 +1,4 @@
-//! The programs: how each is started, asked and understood.
+//! The programs: how to start and call each, and how to parse its output.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,14 +12,14 @@ use crate::children::{find, free_port};
 use crate::error::{BenchError, Result, failed};
 use crate::named::named;
 
-/// One stack beside another.
+/// A comparison of one stack with another.
 pub(crate) struct Goal {
     pub(crate) name: &'static str,
     pub(crate) stack: Stack,
     pub(crate) beside: Stack,
     /// The ratio's target.
     pub(crate) limit: Limit,
-    /// It is of the difference in the unit of the case, and not of the ratio.
+    /// The goal is for the difference in the unit of the case, and not for the ratio.
     pub(crate) difference: bool,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Measured {
 
 type Measure<'a> = Box<dyn FnMut(Stack) -> Result<Measured> + 'a>;
 
-/// What is measured on several stacks, in turn, and what it is to reach.
+/// The quantity that is measured on several stacks, in turn, and its targets.
 pub(crate) struct About {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
@@ -40,7 +40,7 @@ pub(crate) struct About {
     pub(crate) goals: &'static [Goal],
 }
 
-/// That, and how a stack is measured.
+/// The quantity, and the function that measures it on a stack.
 pub(crate) struct Case<'a> {
     pub(crate) about: &'static About,
     pub(crate) measure: Measure<'a>,
@@ -68,7 +68,7 @@ const fn beside(name: &'static str, stack: Stack, beside: Stack, limit: Limit) -
     }
 }
 
-/// weft beside plain TCP.
+/// weft compared with plain TCP.
 const fn goal(name: &'static str, limit: Limit) -> Goal {
     beside(name, Stack::Weft, Stack::Plain, limit)
 }
@@ -105,7 +105,7 @@ cases! {
     CONNECT: "connect, one request, close", "connections/s", ONE_SIDE =>
         beside("connect, one request, close; the peer without weft", Stack::OneSide, Stack::Plain, AtLeast(0.97)),
         goal("connect, one request, close; both with weft", AtLeast(0.9));
-    // What /proc tells is exact to some microseconds; a process that wakes up now and then uses more.
+    // /proc is exact to some microseconds; a process that wakes up now and then uses more.
     IDLE: "CPU of 1,000 idle connections", "ms/s", BOTH =>
         Goal { difference: true, ..goal("CPU of 1,000 idle connections", AtMost(0.5)) };
 }
@@ -135,7 +135,7 @@ named! {
 }
 
 impl Program {
-    /// What has to be installed, and Debian's package.
+    /// The programs that must be installed, and Debian's packages.
     fn needs(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Iperf3 => &[("iperf3", "iperf3")],
@@ -152,7 +152,7 @@ impl Program {
         }
     }
 
-    /// Why it cannot be measured here.
+    /// The reason why it cannot be measured here.
     pub(crate) fn missing(self) -> Option<String> {
         let mut needs = self.needs().iter();
         let lacks = needs.find(|(name, _)| find(name).is_none());
@@ -171,7 +171,7 @@ impl Program {
         }
     }
 
-    /// Starts what it needs.
+    /// Starts the necessary servers, and returns the cases.
     pub(crate) fn cases(self, world: &World) -> Result<Vec<Case<'_>>> {
         match self {
             Self::Iperf3 => Ok(iperf3(world)),
@@ -210,7 +210,7 @@ fn measured(said: &Said, mark: &str) -> Result<Measured> {
     })
 }
 
-/// One server without weft and one under it; each is asked at its own port.
+/// One server without weft and one under it, each at a separate port.
 struct Servers {
     at: BTreeMap<Stack, (u16, Server)>,
 }
@@ -304,7 +304,7 @@ fn redis(world: &World) -> Result<Vec<Case<'_>>> {
             let said = world.client(stack, &line, None)?;
             let done = measured(&said, "\"GET\",\"")?;
             if requests == 4000 {
-                // From the first, which is not counted, on: as many as take the time that was asked for.
+                // The first run is not counted. It sets the number of requests for the requested time.
                 let wanted = done.value * f64::from(world.seconds);
                 requests = wanted.clamp(4001.0, 4e7) as u32;
             }
@@ -338,7 +338,7 @@ fn sockperf(world: &World) -> Result<Vec<Case<'_>>> {
     })?;
     Ok(vec![Case::new(&SOCKPERF, move |stack| {
         let (port, seconds) = (servers.port(stack)?, world.seconds);
-        // Without a limit it takes more than 600,000 round trips a second for an error.
+        // Without a limit, sockperf treats more than 600,000 round trips a second as an error.
         let line = format!(
             "sockperf ping-pong --tcp -i 127.0.0.1 -p {port} -m 14 -t {seconds} --mps 300000"
         );
@@ -451,7 +451,7 @@ fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
             data.display()
         );
         world.plainly(&line, user)?;
-        // The disk is not what is measured.
+        // The disk is not measured.
         let settings = format!(
             "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\nfsync = off\nsynchronous_commit = off\n\
              autovacuum = off\nmax_connections = 50\nmax_wal_size = '4GB'\ncheckpoint_timeout = '1h'\n",

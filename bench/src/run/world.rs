@@ -1,4 +1,5 @@
-//! What the programs run in: a folder, ports, servers that end with their guard, and clients under a time limit.
+//! The environment of the programs: a folder, ports, servers that end with their guard, and clients under a time
+//! limit.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -15,10 +16,10 @@ use crate::usage::process_cpu;
 
 /// Seconds that a client may take beyond its own measurement.
 const LIMIT: u32 = 60;
-/// How long a server may take to listen.
+/// The time within which a server must listen.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How a connection of a measurement is carried.
+/// The transport of a measured connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stack {
     /// Both sides without weft.
@@ -41,7 +42,7 @@ impl Stack {
         }
     }
 
-    /// As in records.
+    /// The name in records.
     pub(crate) fn short(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -75,7 +76,7 @@ pub(crate) struct World {
     pub(crate) seconds: u32,
 }
 
-/// What a client printed, and how many of its connections went over to shared memory.
+/// The output of a client, and the number of its connections that went over to shared memory.
 pub(crate) struct Said {
     pub(crate) text: String,
     pub(crate) over: u32,
@@ -85,7 +86,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// How many connections programs say went over; their children count too.
+/// The number of connections that programs report as switched, including those of their children.
 fn switched(text: &str) -> u32 {
     let counts = text.lines().filter_map(|line| {
         let (before, _) = line.split_once(" went over to shared memory")?;
@@ -106,7 +107,7 @@ impl World {
             lib: lib.map(Path::to_owned),
             seconds,
         };
-        // Tells now what every measurement would fail of.
+        // An error that would fail every measurement is reported now.
         world.finish(world.command(true, &["true"]), None)?;
         Ok(world)
     }
@@ -122,7 +123,7 @@ impl World {
         Ok(dir)
     }
 
-    /// The words of a peer of our own: `weft bench run-part WORDS`.
+    /// The command line of one of our peers: `weft bench run-part WORDS`.
     pub(crate) fn part(&self, words: &str) -> String {
         format!("{} bench run-part {words}", self.weft.display())
     }
@@ -173,7 +174,7 @@ impl World {
         self.finish(self.command(stack.client_has_weft(), &words), user)
     }
 
-    /// Runs a client to its end, and hands over each line that it writes as it comes.
+    /// Runs a client to its end, and passes on each line of its output at once.
     pub(crate) fn watch(
         &self,
         stack: Stack,
@@ -190,7 +191,7 @@ impl World {
             .stderr(again.map_err(BenchError::system("make a pipe"))?);
         let child = command.spawn();
         let mut child = child.map_err(BenchError::system("start timeout(1)"))?;
-        // Its ends of the pipe are ours, too, until it goes.
+        // `command` holds this process's copies of the pipe until it is dropped.
         drop(command);
         let mut last = String::new();
         for text in BufReader::new(reader)
@@ -233,7 +234,7 @@ impl World {
         let errors = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
             let all = format!("{text}\n{errors}");
-            // What `--explain` prints stands behind the program's own words.
+            // The output of `--explain` follows the program's own output.
             let ours = |line: &&str| line.starts_with("weft run:") || line.starts_with("  ");
             let last = all
                 .lines()
@@ -305,7 +306,7 @@ pub(crate) fn tree_cpu(pid: u32) -> f64 {
 impl Drop for Server {
     fn drop(&mut self) {
         let Some(pid) = self.pid() else { return };
-        // Postgres takes INT for "now, and tidily"; the others end by it too.
+        // For Postgres, INT means a fast and orderly shutdown; the others end by it too.
         let _ = kill_process(pid, Signal::INT);
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(5) {
@@ -314,7 +315,7 @@ impl Drop for Server {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Whatever is left of it.
+        // Kills the rest of its group.
         let _ = kill_process_group(pid, Signal::KILL);
         let _ = self.child.wait();
     }

@@ -55,7 +55,7 @@ impl SdpArgs {
         self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.1 })
     }
 
-    /// What is measured, in the tables' order.
+    /// The measured rows, in the tables' order.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let wanted = |row: &Row| self.stack.is_empty() || self.stack.contains(row);
         let all = Row::value_variants().iter().copied();

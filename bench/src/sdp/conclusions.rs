@@ -1,4 +1,4 @@
-//! What the paper concludes: whether it holds here, with the number.
+//! The conclusions of the paper: whether each holds here, with the number.
 
 use super::plan::{Row, SdpFigure, line};
 use crate::aims::Limit::{self, Above, AtLeast, Below};
@@ -33,19 +33,19 @@ impl Data<'_> {
         Range::of(ratios.filter(|(x, _)| at.contains(x)))
     }
 
-    /// Whether all of them reach their target.
+    /// Whether all ratios reach the target.
     fn all(&self, figure: SdpFigure, rows: [Row; 2], at: Places, limit: Limit) -> Verdict {
         Some(self.range(figure, rows, at)?.all(limit, whose(rows[1])))
     }
 
-    /// Whether the largest of them is.
+    /// Whether the largest ratio reaches the target.
     fn best(&self, figure: SdpFigure, rows: [Row; 2], at: Places, limit: Limit) -> Verdict {
         let range = self.range(figure, rows, at)?;
         Some(range.largest(limit, whose(rows[1])))
     }
 }
 
-/// Everything that can be said of what was measured.
+/// All conclusions that the measurements allow.
 pub(super) fn conclusions(records: &[Record], transports: &[Transport]) -> Conclusions {
     let mut found = Conclusions::default();
     for &transport in transports {

@@ -1,4 +1,4 @@
-//! Table 1: what the steps of a send cost, in this process.
+//! Table 1: the costs of the steps of a send, in this process.
 
 use super::plan::RECORDS;
 use crate::error::{Result, stack};
@@ -67,7 +67,7 @@ pub(super) fn measure(runs: u32) -> Result<Vec<Record>> {
             for _ in 0..runs {
                 let mut time = 0.0;
                 for at in 0..TIMES {
-                    // What goes before the step, outside the time.
+                    // The preparation of the step is not timed.
                     match step {
                         "protect" => protect::settle(memory.as_ptr(), len),
                         "protected" | "fault" => hold(),

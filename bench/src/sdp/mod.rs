@@ -1,4 +1,4 @@
-//! BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper.
+//! BSDP, ZSDP and AZ-SDP compared with plain TCP: the experiments of the AZ-SDP paper.
 
 mod args;
 mod conclusions;

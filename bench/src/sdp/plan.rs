@@ -12,7 +12,7 @@ use weft_sdp::Mode;
 pub(super) const RECORDS: &str = "sdp";
 
 named! {
-    /// What is measured beside each other.
+    /// The compared rows.
     pub enum Row {
         /// Buffered SDP
         Bsdp = "bsdp",
@@ -28,7 +28,7 @@ named! {
 }
 
 impl Row {
-    /// How SDP sends; `None` for plain TCP.
+    /// The sending mode of SDP; `None` for plain TCP.
     pub(crate) fn mode(self) -> Option<Mode> {
         Some(match self {
             Row::Bsdp => Mode::Bsdp,
@@ -41,7 +41,7 @@ impl Row {
 }
 
 named! {
-    /// What `--figure` selects: the paper's table and figures.
+    /// The values of `--figure`: the paper's table and figures.
     pub enum SdpFigure {
         /// What a send costs before it returns
         Table1 = "table1",
@@ -68,10 +68,10 @@ named! {
     }
 }
 
-/// What a figure is: its operation in the results, its heading, and what the horizontal axis is.
+/// The description of a figure: its operation in the results, its heading, and its horizontal axis.
 type About = (&'static str, &'static str, Places);
 
-/// What lies on a horizontal axis.
+/// The quantity of a horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Places {
     Sizes,
@@ -92,7 +92,7 @@ impl Places {
 }
 
 impl SdpFigure {
-    /// Those that are measured over connections.
+    /// The figures that are measured over connections.
     pub(crate) fn measured() -> impl Iterator<Item = SdpFigure> {
         let all = SdpFigure::value_variants().iter().copied();
         all.filter(|figure| *figure != SdpFigure::Table1)
@@ -125,17 +125,17 @@ impl SdpFigure {
         self.about().1
     }
 
-    /// What the horizontal axis is.
+    /// The horizontal axis.
     pub(crate) fn axis(self) -> Places {
         self.about().2
     }
 
-    /// Whether the number is a time: less is better.
+    /// Whether the number is a time, so that less is better.
     pub(crate) fn is_latency(self) -> bool {
         matches!(self, SdpFigure::F6a | SdpFigure::F9a)
     }
 
-    /// The places on the horizontal axis, and what is run there.
+    /// The places on the horizontal axis, with their plans.
     pub(crate) fn points(self, quick: bool) -> Vec<(u64, Plan)> {
         let step = if quick { 2 } else { 1 };
         let sizes = |from: u32| -> Vec<u64> {
@@ -177,7 +177,7 @@ impl SdpFigure {
     }
 }
 
-/// Who sends, and how.
+/// The senders and the pattern of their messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Shape {
     /// One connection, there and back.
@@ -194,7 +194,7 @@ pub(crate) enum Shape {
     FanOut,
 }
 
-/// What is run, as both ends must know it.
+/// The parameters of a run, for both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) row: Row,
@@ -205,7 +205,7 @@ pub(crate) struct Plan {
     pub(crate) connections: u32,
     /// Microseconds of computation before each send.
     pub(crate) compute: u64,
-    /// The sender writes to its buffer after so many sends; 0: never.
+    /// The sender writes to its buffer after this many sends; 0: never.
     pub(crate) window: u64,
 }
 
@@ -221,7 +221,7 @@ impl Plan {
     };
 }
 
-/// What was measured in a figure over a transport by a row: places and medians.
+/// The measurements of a row in a figure over a transport: places and medians.
 pub(super) fn line(
     records: &[Record],
     figure: SdpFigure,

@@ -1,4 +1,4 @@
-//! Carrying out a plan, at either end.
+//! Runs a plan, at either end.
 
 use super::plan::{Plan, Row, Shape};
 use crate::driver::{Transport, open_device, tcp_prepare};
@@ -16,10 +16,11 @@ use weft_verbs::{Device, RawMemory, protect};
 
 /// Length of the acknowledgement at the end of a run.
 const ACK: usize = 1;
-/// Sends of at least this many bytes go without a copy, where the row says so: the least that has a whole page.
+/// Sends of at least this many bytes go without a copy, if the row has such sends: the least size with a whole
+/// page.
 const ZERO_COPY: usize = 4096;
 
-/// What a process needs for its sessions.
+/// The devices of a process for its sessions.
 #[derive(Default)]
 pub(crate) struct Devices {
     open: Vec<(Transport, Device)>,
@@ -95,7 +96,7 @@ impl Link {
         }
     }
 
-    /// The program writes to what it has sent.
+    /// The program writes to memory that it has sent.
     fn write_pattern(&self, memory: &RawMemory, byte: u8) -> Result<()> {
         let page = protect::page_size();
         match self {
@@ -140,7 +141,7 @@ fn tcp(stream: TcpStream) -> Result<Link> {
 fn options(row: Row) -> Options {
     Options {
         link: LinkOptions {
-            // As plain TCP has none.
+            // Plain TCP has none either.
             crc: false,
             ..LinkOptions::default()
         },
@@ -166,7 +167,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// At the peer: listen, say where, and accept.
+    /// At the peer: listens, reports the address, and accepts.
     pub(crate) fn accept(
         devices: &mut Devices,
         plan: &Plan,
@@ -238,7 +239,7 @@ impl Session {
         }
     }
 
-    /// This end's part of `count` sends on each connection. Ends when the far end has everything.
+    /// This end's part of `count` sends on each connection. Ends when the far end has received all data.
     pub(crate) fn drive(&self, count: u64) -> Result<()> {
         let first = &self.lanes[0];
         match self.plan.shape {
@@ -299,7 +300,7 @@ impl Session {
 }
 
 impl Lane {
-    /// Sends with what the plan has between them, until the far end has everything.
+    /// Sends with the plan's work in between, until the far end has received all data.
     fn stream(&self, plan: &Plan, count: u64) -> Result<()> {
         let mark = plan.window.max(1);
         for sent in 1..=count {

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &SdpArgs) -> Result<ExitCode> {
     for (figure, x, plan) in points {
         let what = format!("{} {} {x}", figure.op(), plan.transport.name());
         progress.at(&what);
-        // A peer of its own: what a failure leaves behind goes with it.
+        // A separate peer: its end cleans up after a failure.
         let measured = Peer::spawn(&[])
             .and_then(|mut peer| measure(&mut devices, &mut peer, figure, x, &plan, args));
         records.extend(output.keep(&what, measured)?);
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &SdpArgs) -> Result<ExitCode> {
     output.finish(&report(&records, args, intro))
 }
 
-/// One point: all rows are connected and warmed up, then run after run, each run turning through all of them.
+/// One point: connects and warms up all rows, then makes run after run, each with all of them in turn.
 fn measure(
     devices: &mut Devices,
     peer: &mut Peer,
@@ -104,13 +104,13 @@ fn measure(
         let (op, bytes) = (figure.op(), plan.bytes);
         let record = Record::of(op, carrier, row.name(), bytes, metric, &samples)
             .ok_or_else(|| BenchError::Usage("a point without a run".to_owned()))?;
-        // Which transport it was measured beside, and the place on the axis.
+        // The transport of the reference, and the place on the axis.
         records.push(record.with_ratio(ratio).with_case(format!("{name}:{x}")));
     }
     Ok(of_suite(RECORDS, records))
 }
 
-/// Sends that fill the time; warms everything up on the way.
+/// The number of sends that fill the time; also warms up.
 fn calibrate(pair: &Pair, peer: &mut Peer, seconds: f64) -> Result<u64> {
     let mut count = 2;
     loop {

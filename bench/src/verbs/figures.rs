@@ -21,7 +21,7 @@ pub(super) fn origin(common: &CommonArgs, load: &str) -> String {
 
 pub(super) fn report(records: &[Record], origin: String, notes: &[String]) -> Report {
     let every = View(records.iter().collect());
-    // The others have tables of their own, one measure in each: here they would crowd.
+    // The others have separate tables, one for each measure: here they would take too much room.
     let all = every.filter(|record| {
         let line = Line::of(record);
         let tcp = matches!(line.stack.as_str(), "tcp" | "tcp-tls");

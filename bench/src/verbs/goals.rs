@@ -1,4 +1,4 @@
-//! What the verbs are to reach, and whether they have.
+//! The targets of the verbs, and whether they are reached.
 
 use super::view::{View, median};
 use crate::aims::Limit::{self, AtLeast, AtMost};
@@ -6,7 +6,7 @@ use crate::aims::verdict;
 use crate::record::Metric;
 use crate::report::{Section, Table};
 
-/// What an aim's number is held against, in the same run.
+/// The reference of an aim's number, in the same run.
 #[derive(Clone, Copy)]
 enum Against {
     /// The median of the runs' ratios to plain TCP.
@@ -15,7 +15,7 @@ enum Against {
     TcpTls,
     /// The ratio of the medians to another stack.
     Stack(&'static str),
-    /// Nothing: the number itself is the aim.
+    /// No reference: the number itself is the aim.
     Nothing,
 }
 
@@ -35,7 +35,7 @@ struct Goal {
     against: Against,
     /// The ratio's target.
     limit: Limit,
-    /// What is enough of the number itself, whatever the ratio.
+    /// A sufficient value of the number itself, whatever the ratio.
     enough: Limit,
 }
 
@@ -77,7 +77,7 @@ const RATE: Goal = Goal {
     ..TCP
 };
 
-/// A table of aims: what each says, what it is like but for some fields, what it is held against, and the target.
+/// A table of aims: the text of each, a base with the fields that differ from it, the reference, and the target.
 macro_rules! goals {
     ($($what:literal, $like:ident $({ $($field:ident: $value:expr),* })?, $against:expr => $limit:expr;)*) => {
         [$(Goal { what: $what, against: $against, limit: $limit, $($($field: $value,)*)? ..$like }),*]

@@ -1,7 +1,7 @@
-//! Bytes of user-space memory that an idle connected QP takes.
+//! Bytes of user-space memory for an idle connected QP.
 //!
-//! Both ends are fresh processes: in one that has measured before, memory that was freed would
-//! serve again and hide what a connection needs.
+//! Both ends are fresh processes: in a process that has measured before, freed memory would be
+//! reused and hide the memory of a connection.
 
 use crate::args::CommonArgs;
 use crate::driver::{Context, Transport, accept_one, param};
@@ -18,14 +18,14 @@ use weft_verbs::cm::{self, Listener};
 /// Connections in each of the two processes.
 const QPS: u32 = 5_000;
 const QUICK_QPS: u32 = 1_000;
-/// Descriptors that a process needs beside those of its connections.
+/// Descriptors that a process needs in addition to those of its connections.
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Which end of how many connections to hold.
+/// The end, and the number of connections to hold.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) count: u32,
-    /// Where to connect to; accepts when there is none.
+    /// The address to connect to; `None`: accept.
     pub(crate) to: Option<SocketAddr>,
 }
 

@@ -25,12 +25,12 @@ use std::time::Duration;
 
 const SIZES: &str = "1..64M*4";
 const QUICK_SIZES: &str = "64,4K,64K,1M,16M";
-/// Latency is a matter of small messages; larger ones only when asked for.
+/// Latency matters for small messages; larger ones are measured on request only.
 const LATENCY_SIZES: &str = "1..64K*4";
 const QUICK_LATENCY_SIZES: &str = "64,4K";
 const BUFFER_SIZES: &str = "4K..64M*4";
 const QUICK_BUFFER_SIZES: &str = "4K,64K,1M";
-/// What the other libraries are compared at.
+/// The sizes for the comparison with other libraries.
 const PEER_SIZES: &str = "8,64,512,4K,64K,256K,1M,4M,16M";
 /// The message rate's size and how many are in flight.
 const RATE_BYTES: u64 = 64;
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
             None => Peer::spawn(&[])?,
         };
         let result = run_group(&mut context, &mut process, group, &effort);
-        // After a failure the two sides may not agree on what comes next.
+        // After a failure the states of the two sides may differ.
         if result.is_ok() {
             peer = Some(process);
         }
@@ -131,7 +131,7 @@ fn effort(common: &CommonArgs) -> Effort {
     }
 }
 
-/// Measures transfers and set-up for another suite; prints nothing.
+/// Measures transfers and set-up for another suite, without output.
 pub(crate) fn measured(args: &VerbsArgs) -> Result<(Vec<Record>, Vec<Section>)> {
     let common = &args.common;
     let effort = effort(common);
@@ -168,7 +168,7 @@ fn chosen(ops: &[VerbsOp]) -> Vec<VerbsOp> {
     unique
 }
 
-/// What `--peers` stands for, where the options do not say something else.
+/// The options that `--peers` implies, where the given options do not differ.
 fn with_peers(args: &VerbsArgs) -> VerbsArgs {
     let mut args = args.clone();
     if !args.peers {
@@ -208,7 +208,7 @@ fn with_peers(args: &VerbsArgs) -> VerbsArgs {
     args
 }
 
-/// What `--tls` stands for.
+/// The options that `--tls` implies.
 fn with_tls(mut args: VerbsArgs) -> VerbsArgs {
     if args.tls {
         let mut stacks = args.common.stacks().to_vec();
@@ -262,7 +262,7 @@ fn contenders(common: &CommonArgs, spec: impl Fn(Spec) -> Spec) -> Vec<Contender
     let mut contenders = Vec::new();
     let mut add = |base: Spec| {
         let spec = spec(base);
-        // Ordinary memory takes another way than the library's only where bytes are put straight into it.
+        // Ordinary memory differs from the library's own memory only if bytes are put straight into it.
         let chosen = spec.memory == Memory::Allocated
             || !common.memory.is_empty()
             || (spec.op == Op::Write && spec.kind == Kind::Stream);
@@ -343,7 +343,7 @@ fn stream(groups: &mut Vec<Group>, op: Op, bytes: u64, common: &CommonArgs) {
 
 fn ping_pong(groups: &mut Vec<Group>, op: Op, bytes: u64, common: &CommonArgs) {
     for &busy in common.poll.values() {
-        // Nothing wakes the target of a plain write: there is no sleeping ping-pong of writes.
+        // The target of a plain write is not woken, so there is no sleeping ping-pong of writes.
         if op == Op::Write && !busy {
             continue;
         }
@@ -360,7 +360,7 @@ fn ping_pong(groups: &mut Vec<Group>, op: Op, bytes: u64, common: &CommonArgs) {
     }
 }
 
-/// Writes over the library and over the verbs that it stands on.
+/// Writes through the library and through the verbs below it.
 fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
     for bytes in common.effort.sizes(SIZES, QUICK_SIZES) {
         let mut contenders = Vec::new();

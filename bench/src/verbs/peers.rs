@@ -1,11 +1,11 @@
-//! weft beside other libraries, `memcpy` and `process_vm_writev`: a table for each measure.
+//! weft compared with other libraries, `memcpy` and `process_vm_writev`: a table for each measure.
 
 use super::view::{Line, View};
 use crate::record::{Metric, Record};
 use crate::report::{Axis, Plot, Section, Series, Stroke, Table, number};
 use crate::size::human;
 
-/// What a table compares.
+/// The comparison in a table.
 struct Measure {
     title: &'static str,
     text: &'static str,
@@ -67,7 +67,7 @@ const MEASURES: [Measure; 5] = [
     },
 ];
 
-/// Whether the stack is another library, which weft has to be ahead of.
+/// Whether the stack is another library, which weft should outperform.
 fn is_library(stack: &str) -> bool {
     stack.starts_with("ucx-") || stack.starts_with("fi-")
 }
@@ -82,7 +82,7 @@ pub(super) fn sections(every: &View<'_>, notes: &[String]) -> Vec<Section> {
         .filter_map(|measure| section(every, measure))
         .collect();
     if !notes.is_empty() {
-        // As a table, so that a terminal shows it even where nothing else was measured.
+        // A table, so that a terminal shows it even if nothing else was measured.
         let mut table = Table::new(&["note"]);
         for note in notes {
             table.push([note.clone()]);
@@ -198,7 +198,7 @@ fn section(every: &View<'_>, measure: &Measure) -> Option<Section> {
     )
 }
 
-/// The line that has to be ahead: weft over shared memory if it was measured, in the library's own memory as the others'.
+/// The line that should be ahead: weft over shared memory if it was measured, in the library's own memory as the others'.
 fn contender(lines: &[Line]) -> Option<&Line> {
     let weft = || {
         let lines = lines.iter();
@@ -233,8 +233,8 @@ impl Band {
     }
 }
 
-/// How `ours` stands to the best of `others`: a factor of 1.5 is half as much again as good. Where the middle halves of
-/// the runs overlap, the factor may be noise, and the verdict says so.
+/// The factor between `ours` and the best of `others`: 1.5 is half as much again. If the middle halves of the runs
+/// overlap, the factor may be noise, and the verdict mentions it.
 fn verdict<'a>(
     ours: Option<Band>,
     others: impl Iterator<Item = (&'a str, Band)>,

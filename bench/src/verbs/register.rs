@@ -1,7 +1,8 @@
-//! What registration costs beside copying: thesis figs. 4.3 to 4.10 and the critical buffer size.
+//! The cost of registration compared with copying: thesis figs. 4.3 to 4.10 and the critical buffer
+//! size.
 //!
-//! It runs in the peer process, started with `MALLOC_MMAP_THRESHOLD_`: then each new buffer is a
-//! fresh mapping whose pages are not resident, without a line of unsafe code.
+//! The measurement runs in the peer process, which is started with `MALLOC_MMAP_THRESHOLD_`. So
+//! each new buffer is a fresh mapping without resident pages, and no unsafe code is necessary.
 
 use crate::args::CommonArgs;
 use crate::driver::{Context, Transport, deregister};
@@ -17,20 +18,20 @@ use weft_verbs::{Access, Mr, Pd};
 
 const SIZES: &str = "4K..1G*4";
 const QUICK_SIZES: &str = "4K,64K,1M,16M,64M";
-/// Above this, two threads' buffers are left out to spare memory.
+/// Above this size two threads' buffers are left out to save memory.
 const LARGEST_PARALLEL: u64 = 256 << 20;
 const THREADS: u32 = 2;
 /// Small sizes are timed this often within a run, and the median counts.
 const MOST_REPEATS: u64 = 32;
 
-/// What to time.
+/// The parameters of the measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     sizes: Vec<u64>,
     runs: u32,
 }
 
-/// What was timed: microseconds of each run.
+/// The measured times: microseconds of each run.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     stack: String,
@@ -39,7 +40,7 @@ pub(crate) struct Row {
     samples: Vec<f64>,
 }
 
-/// The cases as the results name them, with the stack they belong to.
+/// The names of the cases in the results, with their stacks.
 pub(crate) const CASES: [(&str, &str); 9] = [
     ("weft", "register, resident"),
     ("weft", "register, not resident"),
@@ -75,12 +76,12 @@ fn micros(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e6
 }
 
-/// A buffer whose pages are not there yet.
+/// A buffer without resident pages.
 fn fresh(len: usize) -> Vec<u8> {
     vec![0; len]
 }
 
-/// A buffer whose pages are there.
+/// A buffer with resident pages.
 fn touched(len: usize) -> Vec<u8> {
     vec![1; len]
 }
@@ -92,7 +93,7 @@ fn register(pd: &Pd, buffer: Vec<u8>) -> Result<Mr> {
 }
 
 impl Plan {
-    /// Times everything; in the peer process.
+    /// Runs all timings; in the peer process.
     pub(crate) fn run(&self, context: &mut Context) -> Result<Vec<Row>> {
         let (_, pd) = context.device(Transport::Tcp)?;
         let mut rows = Vec::new();
@@ -101,7 +102,7 @@ impl Plan {
                 .map_err(|_| BenchError::Usage("the size is too large".to_owned()))?;
             let repeats = ((16 << 20) / bytes.max(1)).clamp(1, MOST_REPEATS);
             let mut samples: [Vec<f64>; CASES.len()] = Default::default();
-            // One round more than asked for: the first warms up.
+            // One additional round first, to warm up.
             for round in 0..=self.runs {
                 let mut inner: [Vec<f64>; CASES.len()] = Default::default();
                 for _ in 0..repeats {
@@ -175,7 +176,7 @@ fn parallel_round(pd: &Pd, len: usize, times: &mut [Vec<f64>; CASES.len()]) -> R
         .map(deregister)
         .collect::<Result<Vec<_>>>()?;
     let barrier = Barrier::new(THREADS as usize);
-    // Each thread takes its own time from the barrier; the pair is done when the slower one is.
+    // Each thread measures its own time from the barrier; the pair takes as long as the slower one.
     let slowest = std::thread::scope(|scope| {
         let threads: Vec<_> = buffers
             .into_iter()

@@ -1,4 +1,4 @@
-//! The steps of a connection's life: thesis table 4.1, beside the same life of a TCP connection.
+//! The steps of a connection's life: thesis table 4.1, compared with a TCP connection.
 
 use crate::args::CommonArgs;
 use crate::driver::{
@@ -29,7 +29,7 @@ pub(crate) const STEPS: [&str; 8] = [
     "total",
 ];
 
-/// How many connections to accept, and what to receive on each.
+/// The number of connections to accept, and the bytes to receive on each.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     stack: Stack,
@@ -46,7 +46,7 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
         context.device(transport)?;
     }
     for bytes in common.effort.sizes(SIZES, QUICK_SIZES) {
-        // The two ends of 1 GiB fill memory and seconds: fewer runs say enough.
+        // Both ends of 1 GiB need much memory and several seconds: fewer runs suffice.
         let runs = if bytes >= 1 << 28 {
             common.effort.runs().min(5)
         } else {
@@ -110,7 +110,7 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
     Ok(records)
 }
 
-/// Takes the time between its calls, in microseconds.
+/// Returns the time between calls, in microseconds.
 struct Watch(Instant);
 
 impl Watch {

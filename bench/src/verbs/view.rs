@@ -1,9 +1,9 @@
-//! Records as tables and plots show them.
+//! Records in the form of tables and plots.
 
 use crate::record::{Metric, Record, Side};
 use crate::report::{Axis, Plot, Series, Stroke, number};
 
-/// Records that share something.
+/// Records with common properties.
 #[derive(Clone)]
 pub(super) struct View<'a>(pub(super) Vec<&'a Record>);
 
@@ -85,7 +85,7 @@ impl<'a> View<'a> {
         self.0.is_empty()
     }
 
-    /// Which stacks and variants there are, in the order in which they were measured.
+    /// The stacks and variants, in the order of their measurement.
     pub(super) fn lines(&self) -> Vec<Line> {
         let mut lines: Vec<Line> = Vec::new();
         for record in &self.0 {
@@ -211,7 +211,7 @@ pub(super) fn share(ratio: Option<f64>) -> String {
 /// A column of ratios: its header, and its cell for a record.
 pub(super) type Ratio = (&'static str, fn(Option<&Record>) -> String);
 
-/// What a line is held against, in the columns behind its own.
+/// The ratios of a line, in the columns behind its own.
 pub(super) fn ratios(line: &Line) -> &'static [Ratio] {
     pub(super) const TCP: Ratio = ("of TCP", ratio);
     pub(super) const TLS: Ratio = ("of TCP with TLS", |record| {

@@ -1,4 +1,5 @@
-//! Joins by a range of keys on two workers: beside DataFusion's nested loops in one process, and beside DuckDB, where a Python has it.
+//! Joins by a range of keys on two workers, compared with DataFusion's nested loops in one process, and with DuckDB where a Python has
+//! it.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};

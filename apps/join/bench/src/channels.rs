@@ -95,7 +95,7 @@ fn context(stack: &Stack) -> Arc<TaskContext> {
         .task_ctx()
 }
 
-/// Sends the plan, and takes its rows.
+/// Sends the plan and receives its rows.
 async fn exchange(stack: &Stack, plan: &Arc<dyn ExecutionPlan>) -> Result<usize> {
     let context = context(stack);
     let mut channel = stack.channels.get_worker_client_for_url(&stack.url).await?;

@@ -1,4 +1,4 @@
-//! Several ways to one answer, in turn: their seconds, and the CPU time of all processes that take part.
+//! Several ways to one answer, in turn: their seconds, and the CPU time of all participating processes.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use datafusion::arrow::util::display::array_value_to_string;
 use datafusion::error::{DataFusionError, Result};
 use serde_json::json;
 
-/// One way: its name, and what gives its answer as text.
+/// One way: its name, and a function that returns its answer as text.
 pub struct Way<'a> {
     pub name: &'static str,
     pub ask: Box<dyn FnMut() -> Result<String> + 'a>,
@@ -28,7 +28,7 @@ fn cpu(pid: u32) -> f64 {
     ticks.filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-/// Prints one line for each way. `pids` are the processes that take part besides this one; `size` says how large it is.
+/// Prints one line for each way. `pids` are the other processes that take part; `size` is the scale of the experiment.
 pub fn compare(
     experiment: &str,
     size: &str,

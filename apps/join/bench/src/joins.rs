@@ -68,7 +68,7 @@ pub fn write(
     })
 }
 
-/// A query with its tables, and who may answer it.
+/// A query with its tables and its workers.
 pub struct Setting<'a> {
     pub runtime: Runtime,
     pub tables: Vec<Table>,

@@ -1,4 +1,4 @@
-//! Workers as processes of their own: this program again.
+//! Workers as separate processes of this program.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub enum Part {
     Grpc,
 }
 
-/// Says an address to who started this process.
+/// Reports an address to the process that started this one.
 pub fn say(address: SocketAddr) -> std::io::Result<()> {
     println!("{address}");
     std::io::stdout().flush()

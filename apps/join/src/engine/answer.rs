@@ -23,7 +23,7 @@ use super::said::{Call, Encoder, Head, NEWS, News, OVER, ROWS, VERSION, What};
 use crate::batches::{Cut, external};
 use crate::talk::{ELEMENT, Outcome};
 
-/// How long a worker waits for another one.
+/// The time that a worker waits for another one.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Partitions that a call may ask for.
 const PARTITIONS: usize = 4096;
@@ -36,10 +36,11 @@ fn refuse<T>(why: impl std::fmt::Display) -> Result<T> {
 pub struct Tasks(Worker);
 
 impl Tasks {
-    /// Of the worker with this door, which reads files below `dir`, and has so much memory for all of them together.
+    /// For the worker with this door, which reads files below `dir`, and has `memory` bytes for all of them
+    /// together.
     ///
     /// # Errors
-    /// When there can be no runtime with such settings.
+    /// If a runtime with such settings cannot be made.
     pub fn new(door: &Arc<Door>, dir: Option<PathBuf>, memory: Option<usize>) -> Result<Self> {
         let channels = Channels::new(vec![Arc::clone(door)], PATIENCE);
         let session = move |context: WorkerQueryContext| {
@@ -55,10 +56,10 @@ impl Tasks {
         Ok(Self(worker))
     }
 
-    /// Answers a call: JSON of so many bytes, and what the engine has encoded.
+    /// Answers a call: JSON of this many bytes, followed by the engine's encoding.
     ///
     /// # Errors
-    /// What is wrong with the caller; what failed in the task is told to it.
+    /// An error of the caller. Errors of the task are sent to the caller instead.
     pub fn answer(&self, mut node: Node, call: &[u8], json: u64, runtime: &Handle) -> Result<()> {
         let cut = usize::try_from(json).ok().filter(|&at| at <= call.len());
         let Some((json, encoded)) = cut.map(|at| call.split_at(at)) else {
@@ -139,7 +140,7 @@ impl Tasks {
         }
     }
 
-    /// Keeps a part of the plan for as long as the coordinator is there, and says how it goes.
+    /// Keeps a part of the plan for as long as the coordinator is connected, and reports its progress.
     fn plan(
         &self,
         node: &mut Node,
@@ -148,7 +149,7 @@ impl Tasks {
         runtime: &Handle,
     ) -> Result<()> {
         let (coordinator, listening) = mpsc::unbounded_channel();
-        // Nothing is fed.
+        // The task gets no work units.
         let _ = coordinator.send(Ok(CoordinatorToWorkerMsg::WorkUnitEos));
         let listening = futures::stream::unfold(listening, |mut listening| async move {
             Some((listening.recv().await?, listening))
@@ -168,7 +169,7 @@ impl Tasks {
                     let next = match next {
                         Ok(WorkerToCoordinatorMsg::LoadInfo(load)) => Ok(News::Load(load.into())),
                         Ok(WorkerToCoordinatorMsg::LoadInfoEos) => Ok(News::NoMoreLoad),
-                        // The engine's words for them are its own transport's.
+                        // The engine encodes metrics for its own transport only.
                         Ok(WorkerToCoordinatorMsg::TaskMetrics(_)) => continue,
                         Err(error) => Err(error),
                     };
@@ -222,7 +223,7 @@ impl Tasks {
             );
         }
         drop(parts);
-        // Whoever panics ends the rows too soon; its task says so.
+        // A task that panics ends the rows too soon; its result reports that.
         give(node, ROWS, &mut made, || ())?;
         while let Some(done) = runtime.block_on(making.join_next()) {
             done.map_err(external)?;
@@ -240,7 +241,8 @@ fn headers(said: Vec<(String, Vec<u8>)>) -> Result<HeaderMap> {
     Ok(headers)
 }
 
-/// Gives what is made, several small ones together, until no more is made. `over`: the caller has nothing more to say.
+/// Sends what `made` yields, small pieces together, to its end. `over` is called when the caller has sent its last
+/// message.
 fn give(
     node: &mut Node,
     word: u64,
@@ -250,7 +252,7 @@ fn give(
     let mut cut: Option<Cut> = None;
     let mut ended = false;
     loop {
-        // Nothing is added to what has begun to go: the caller puts all of it together.
+        // A message whose first bytes are sent gets no further pieces: the caller joins all of it.
         if cut.is_none() {
             while cut.as_ref().map_or(0, Cut::left) < ELEMENT / 2 && !ended {
                 match (made.try_recv(), &mut cut) {
@@ -260,7 +262,7 @@ fn give(
                     (Err(mpsc::error::TryRecvError::Disconnected), _) => ended = true,
                 }
                 if word != ROWS {
-                    // News come one by one.
+                    // News are sent one by one.
                     break;
                 }
             }

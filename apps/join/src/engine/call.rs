@@ -36,10 +36,10 @@ fn foreign(why: impl std::fmt::Display) -> DataFusionError {
     DataFusionError::Execution(format!("a worker does not make sense: {why}"))
 }
 
-/// What the engine calls a worker.
+/// The engine's URL of a worker.
 ///
 /// # Errors
-/// None that is known: every address is a part of a URL.
+/// None is known: every address is valid in a URL.
 pub fn url_of(worker: SocketAddr) -> Result<Url> {
     Url::parse(&format!("weft://{worker}")).map_err(external)
 }
@@ -51,7 +51,7 @@ fn address_of(url: &Url) -> Result<SocketAddr> {
     address.map_err(|_| DataFusionError::Execution(format!("{url} is no worker of weft")))
 }
 
-/// The engine's way to workers: visits at their doors.
+/// The engine's channels to workers: visits at their doors.
 #[derive(Clone)]
 pub struct Channels {
     doors: Vec<Arc<Door>>,
@@ -81,7 +81,7 @@ impl ChannelResolver for Channels {
     }
 }
 
-/// The way to one worker.
+/// The channel to one worker.
 #[derive(Clone)]
 struct Channel {
     door: Arc<Door>,
@@ -96,7 +96,7 @@ struct Ending(Mutex<Ends>);
 #[derive(Default)]
 struct Ends {
     cancelled: bool,
-    /// The coordinator has nothing more to say.
+    /// The coordinator has sent its last message.
     over: bool,
     node: Option<(Canceller, Waker)>,
 }
@@ -140,11 +140,11 @@ impl Drop for CancelLater {
     }
 }
 
-/// What a worker says.
+/// A message of a worker.
 enum Said {
-    /// Something of this kind.
+    /// A message of this kind.
     More(u64, Vec<u8>),
-    /// That was all.
+    /// The end.
     All,
 }
 
@@ -152,7 +152,7 @@ enum Said {
 struct Text {
     bytes: Vec<u8>,
     json: usize,
-    /// The coordinator says when it is over.
+    /// The coordinator reports when the query is over.
     stays: bool,
 }
 
@@ -187,7 +187,7 @@ impl Channel {
         self.door.join(&ring).map_err(external)
     }
 
-    /// Calls, and gives what comes back to `hear` until the worker says how it went.
+    /// Makes a call, and passes each answer to `hear` until the worker reports its outcome.
     fn call(
         &self,
         text: Text,
@@ -219,7 +219,7 @@ impl Channel {
                 Next::Element(element) if element.origin() == 1 => {
                     let word = element.user()[0];
                     let bytes = whole.take(&element)?;
-                    // The ring goes on meanwhile.
+                    // The ring continues meanwhile.
                     drop(element);
                     match bytes {
                         Some(bytes) if word == OUTCOME => {
@@ -242,7 +242,7 @@ impl Channel {
         if !complete {
             return Err(foreign("no outcome"));
         }
-        // All is there, so its goodbyes change nothing.
+        // All data has arrived, so errors of the goodbye do not matter.
         if let Err(error) = node.finish() {
             tracing::info!("{}: the end of a call: {error}", self.worker);
         }
@@ -250,17 +250,18 @@ impl Channel {
     }
 }
 
-/// What the rows of a call that nobody has taken yet take of the memory.
+/// Accounts for the memory of received rows that no stream has taken yet.
 struct Held {
     reservation: Mutex<MemoryReservation>,
     budget: usize,
-    /// Nobody takes any more.
+    /// The receivers have gone.
     given_up: AtomicBool,
     freed: Condvar,
 }
 
 impl Held {
-    /// Takes so much; waits until there is place. One that is larger than all comes alone.
+    /// Accounts for `bytes`, and waits while the budget is exceeded. Rows larger than the budget are let in
+    /// alone.
     fn grow(&self, bytes: usize) {
         let mut held = lock(&self.reservation);
         while held.size() > 0
@@ -289,20 +290,20 @@ impl Held {
     }
 }
 
-/// What comes of one partition.
+/// An event of one partition.
 enum Came {
     /// Rows, and the bytes that they hold.
     Rows(Vec<RecordBatch>, usize),
     Failed(DataFusionError),
-    /// All have come. Without it some are missing, whatever ended the call.
+    /// All rows have arrived. Without this event some are missing, whatever ended the call.
     End,
 }
 
-/// A task whose rows are asked for when somebody first wants some of them.
+/// A task whose rows are requested when the first stream polls for some.
 struct Task {
     channel: Channel,
     waiting: Mutex<Option<(Vec<UnboundedSender<Came>>, Text)>>,
-    /// What is said to the worker when nobody has wanted any: what the task itself asks of others has to end.
+    /// The call to send if no stream has polled: the task's own requests to other tasks must end.
     dropped: Mutex<Option<Text>>,
     held: Arc<Held>,
     ending: Arc<Ending>,
@@ -325,7 +326,7 @@ impl Task {
                     Said::More(ROWS, bytes) => bytes,
                     Said::More(..) => return Err(foreign("something else than rows")),
                     Said::All => {
-                        // Whoever waits for rows does not wait for the goodbyes of the ring.
+                        // Receivers of rows do not wait for the goodbyes of the ring.
                         for sender in senders.drain(..) {
                             let _ = sender.send(Came::End);
                         }
@@ -367,7 +368,7 @@ fn give(
     bytes: Buffer,
 ) -> Result<()> {
     if sender.is_closed() {
-        // Other partitions go on.
+        // Other partitions continue.
         return Ok(());
     }
     let len = bytes.len();
@@ -402,7 +403,7 @@ impl Drop for Task {
     }
 }
 
-/// The rows of one partition of a task. The batches that came together are given one by one.
+/// The rows of one partition of a task. Batches that arrived together are returned one by one.
 fn rows(task: Arc<Task>, came: UnboundedReceiver<Came>) -> BoxStream<'static, Result<RecordBatch>> {
     let state = (task, came, VecDeque::<RecordBatch>::new(), 0);
     futures::stream::unfold(Some(state), |state| async move {
@@ -459,7 +460,7 @@ impl WorkerChannel for Channel {
         let ending = Arc::new(Ending::default());
         let listening = Arc::clone(&ending);
         tokio::spawn(async move {
-            // Without units of work nothing is said but the end.
+            // Without work units the end is the only message.
             while said.next().await.is_some() {}
             listening.over();
         });

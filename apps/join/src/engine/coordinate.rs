@@ -17,7 +17,7 @@ use super::files::runtime;
 use crate::shell::{Question, Trouble, doors};
 use crate::sql::{STACK, query, register};
 
-/// How long the tasks of a query that failed have to end.
+/// The time that the tasks of a failed query get to end.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A query for the engine.
@@ -41,13 +41,13 @@ impl WorkerResolver for Workers {
 /// A session whose plans run on workers.
 ///
 /// # Errors
-/// When a door cannot be opened, or a table cannot be read.
+/// If a door cannot be opened, or a table cannot be read.
 pub async fn context(asked: &Asked<'_>) -> Result<SessionContext> {
     let question = asked.question;
     let urls = question.workers.iter().map(|&worker| url_of(worker));
     let urls = urls.collect::<Result<Vec<_>>>()?;
     let doors = doors(&question.workers).map_err(|e| DataFusionError::External(Box::new(e)))?;
-    // One partition would leave the engine nothing to spread.
+    // With one partition the engine has nothing to distribute.
     let partitions = asked.partitions.max(2);
     let mut state = SessionStateBuilder::new()
         .with_default_features()
@@ -56,7 +56,7 @@ pub async fn context(asked: &Asked<'_>) -> Result<SessionContext> {
         .with_distributed_planner()
         .with_distributed_worker_resolver(Workers(urls))
         .with_distributed_channel_resolver(Channels::new(doors, question.patience))
-        // They would be told in words of the engine's own transport.
+        // They would travel in messages of the engine's own transport.
         .with_distributed_metrics_collection(false)?;
     if let Some(split) = asked.split {
         state = state.with_distributed_file_scan_config_bytes_per_partition(split)?;
@@ -68,10 +68,10 @@ pub async fn context(asked: &Asked<'_>) -> Result<SessionContext> {
     Ok(context)
 }
 
-/// Asks, and gives the rows to `hear`, whose error ends the query.
+/// Runs the query, and passes the rows to `hear`, whose error ends the query.
 ///
 /// # Errors
-/// What failed.
+/// The first failure.
 pub fn stream(
     asked: &Asked<'_>,
     mut hear: impl FnMut(RecordBatch) -> Result<(), Trouble>,
@@ -98,14 +98,14 @@ pub fn stream(
         Ok(())
     });
     if done.is_err() {
-        // Those of the engine's tasks that wait for others panic when these are cancelled. They end by themselves, soon.
+        // Tasks of the engine that wait for others panic if these are cancelled. They end soon without that.
         let end = Instant::now() + GRACE;
         let alive = || runtime.metrics().num_alive_tasks() > 0;
         while alive() && Instant::now() < end {
             thread::sleep(Duration::from_millis(5));
         }
     }
-    // Calls that nobody wants end beside us.
+    // Calls without a receiver end in parallel.
     runtime.shutdown_timeout(Duration::from_secs(1));
     done
 }

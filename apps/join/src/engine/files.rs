@@ -103,7 +103,7 @@ impl ObjectStore for Below {
     }
 }
 
-/// A runtime whose plans read files by [`Below`].
+/// A runtime whose plans read files through [`Below`].
 pub(super) fn runtime(
     dir: Option<PathBuf>,
     memory: Option<usize>,

@@ -1,9 +1,9 @@
 //! Queries that `datafusion-distributed` plans and runs, with its batches on weft: the shell is its coordinator, and workers carry
 //! out its tasks.
 //!
-//! The engine says what has to be said between processes (`WorkerChannel`); it leaves open how. Here each call is a turn of a ring of
-//! two, which the caller forms by a visit ([`weft_roundabout::Door::visit`]). So a call has the flow control, the checks and the
-//! security of rings: shared memory within a host and user, else TCP, by TLS where there are keys.
+//! The engine defines the messages between processes (`WorkerChannel`) and leaves the transport open. Here each call is a turn of a
+//! ring of two, which the caller forms by a visit ([`weft_roundabout::Door::visit`]). So a call has the flow control, the checks and
+//! the security of rings: shared memory within a host and user, else TCP, with TLS where there are keys.
 
 mod answer;
 mod call;

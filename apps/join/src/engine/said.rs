@@ -1,4 +1,4 @@
-//! What the two ends of a call say: a [`Call`] first, then frames of rows, news and an outcome.
+//! The messages of the two ends of a call: a [`Call`] first, then frames of rows, news and an outcome.
 
 use std::sync::Arc;
 
@@ -16,36 +16,36 @@ use weft_roundabout::Element;
 
 use crate::batches::encoded_len;
 
-/// The user's word of a call's element; the second says how long its JSON is, behind which is what the engine has encoded.
+/// The first user word of a call's element. The second is the length of its JSON, which the engine's encoding follows.
 pub(super) const CALL: u64 = 3;
 /// Rows: [`Frames`].
 pub(super) const ROWS: u64 = 4;
 /// JSON of a [`News`].
 pub(super) const NEWS: u64 = 5;
-/// The coordinator has nothing more to say.
+/// The coordinator has sent its last message.
 pub(super) const OVER: u64 = 6;
-/// Version of what is said here.
+/// Version of these messages.
 pub(super) const VERSION: u32 = 1;
-/// A frame begins with its partition and its length, and is filled up to a multiple of this: Arrow's arrays lie where they may be used in place.
+/// A frame begins with its partition and its length, and is padded to a multiple of this, so that Arrow's arrays are aligned for use in place.
 const FRAME: usize = 64;
 
-/// Whether an element asks for something of the engine.
+/// Whether an element is a request to the engine.
 pub(crate) fn is_call(element: &Element) -> bool {
     element.user()[0] == CALL
 }
 
-/// What a worker is asked for.
+/// A request to a worker.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Call {
     pub(super) version: u32,
-    /// Settings of the query, as the engine puts them in words.
+    /// Settings of the query, in the engine's text form.
     pub(super) headers: Vec<(String, Vec<u8>)>,
     pub(super) what: What,
 }
 
 #[derive(Serialize, Deserialize)]
 pub(super) enum What {
-    /// Keep a part of the plan, which follows, and say how it goes.
+    /// Keep a part of the plan, which follows, and report its progress.
     Plan {
         key: Key,
         tasks: usize,
@@ -60,14 +60,14 @@ pub(super) enum What {
         first: usize,
         end: usize,
         head: Head,
-        /// Nobody wants the rows any more, but what the task itself asks of others has to end.
+        /// The caller does not need the rows any more, but the task's own requests to other tasks must end.
         dropped: bool,
     },
-    /// Say which version the worker is of.
+    /// Report the worker's version.
     Version,
 }
 
-/// What comes on top of a task's plan.
+/// The operator on top of a task's plan.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Head {
     None,
@@ -103,7 +103,7 @@ impl From<Key> for TaskKey {
     }
 }
 
-/// What a worker says of a task while it runs.
+/// A report of a worker about a running task.
 #[derive(Serialize, Deserialize)]
 pub(super) enum News {
     Load(Load),
@@ -185,7 +185,7 @@ impl Encoder {
     }
 
     pub(super) fn encode(&mut self, batch: RecordBatch) -> Result<Vec<u8>> {
-        // Before the first batch the schema is there.
+        // The schema precedes the first batch.
         let schema = std::mem::take(self.writer.get_mut());
         let batch = compact(batch)?;
         let place = self.writer.get_mut();
@@ -197,7 +197,7 @@ impl Encoder {
     }
 }
 
-/// Fills in the header of a frame, for which there is room, and what is missing at its end.
+/// Fills in the header of a frame, in the space reserved for it, and pads the end.
 fn frame(partition: usize, mut bytes: Vec<u8>) -> Vec<u8> {
     let len = bytes.len() - FRAME;
     bytes[..8].copy_from_slice(&(partition as u64).to_le_bytes());
@@ -206,7 +206,7 @@ fn frame(partition: usize, mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Views refer to whole buffers of other rows; only what is referred to travels.
+/// Views refer to whole buffers of other rows; only the bytes in use are sent.
 fn compact(batch: RecordBatch) -> Result<RecordBatch> {
     let views = |kind: &DataType| matches!(kind, DataType::Utf8View | DataType::BinaryView);
     let schema = batch.schema();

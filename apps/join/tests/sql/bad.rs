@@ -1,4 +1,4 @@
-//! Workers that die, stall or say what makes no sense, and queries that cannot be.
+//! Workers that die, stall or send invalid messages, and invalid queries.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -13,7 +13,7 @@ use weft_roundabout::{Door, Next, Own, Ring, Security, VISIT};
 
 use crate::help::{Workers, alone, rows};
 
-/// 3.6 thousand million pairs: it does not end by itself in time.
+/// 3.6 thousand million pairs: the query does not complete within the test.
 const ENDLESS: &str = "SELECT count(*) FROM big a JOIN big b ON a.id * b.id % 7 > 9";
 
 /// A table with a column of 60,000 numbers.
@@ -37,7 +37,7 @@ fn question(workers: &[Process], tables: &[Table], sql: &str) -> Question {
     }
 }
 
-/// Asks, and says when rows have come round.
+/// Runs a query, and reports when rows have gone round.
 fn until_at_work(question: &Question, at_work: mpsc::Sender<()>) -> Result<(), Trouble> {
     stream(question, |event| {
         if let Event::Progress(_, progress) = event
@@ -50,7 +50,7 @@ fn until_at_work(question: &Question, at_work: mpsc::Sender<()>) -> Result<(), T
     .map(|_| ())
 }
 
-/// A worker as a process of its own.
+/// A worker in a separate process.
 pub struct Process(pub Child, pub std::net::SocketAddr);
 
 impl Process {
@@ -86,7 +86,7 @@ fn a_worker_that_is_killed_is_named_and_the_ring_forms_anew() {
     let (at_work, started) = mpsc::channel();
     let (failed, took) = thread::scope(|scope| {
         let asking = scope.spawn(|| (until_at_work(&long, at_work), Instant::now()));
-        // In mid-turn, however long the machine takes to get there.
+        // In the middle of a turn, however slow the machine is.
         started
             .recv()
             .expect("the query ended before rows came round");
@@ -116,7 +116,7 @@ fn a_worker_that_is_killed_is_named_and_the_ring_forms_anew() {
 fn a_worker_that_is_not_there_is_named_at_once() {
     let workers = Workers::start(2);
     let mut question = workers.question(&[], "SELECT 1");
-    // Nobody listens there any more.
+    // A port without a listener.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = gone.local_addr().unwrap();
     drop(gone);
@@ -126,7 +126,7 @@ fn a_worker_that_is_not_there_is_named_at_once() {
         Err(Trouble::Peer(why)) => assert!(why.contains(&addr.to_string()), "{why}"),
         other => panic!("{:?}", other.map(|a| rows(&a.batches))),
     }
-    // A minute is its patience with a worker that says nothing.
+    // The patience with a silent worker is a minute.
     assert!(began.elapsed() < Duration::from_secs(40));
 }
 
@@ -160,7 +160,7 @@ fn a_shell_that_is_killed_ends_the_query_on_all_workers() {
         name: "small".into(),
         file: path.to_str().unwrap().into(),
     }];
-    // It does not end by itself: 27 thousand million triples.
+    // 27 thousand million triples: the query does not complete within the test.
     let sql = "SELECT count(*) FROM small a JOIN small b ON a.id * b.id % 7 > 1 JOIN small c ON (a.id + b.id) * c.id % 5 > 2";
     let workers = [Process::start(), Process::start()];
     let names: Vec<_> = workers.iter().map(|w| w.1.to_string()).collect();
@@ -317,7 +317,7 @@ fn workers_of_both_families_work_together() {
     assert_eq!(rows(&answer.batches), ["60000|1799970000"]);
 }
 
-/// What a worker does with a first element of these bytes.
+/// A worker's answer to a first element of these bytes.
 fn told(text: &str) -> String {
     let workers = Workers::start(1);
     let door = Door::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap();
@@ -357,7 +357,7 @@ fn questions_that_make_no_sense_are_refused() {
         why.contains("the shell speaks version 1, this worker 2"),
         "{why}"
     );
-    // Each is told to its own shell, and none kills a worker.
+    // Each error goes to its own shell, and none ends a worker.
     for text in ["", "{}", "\u{0}\u{1}", &"[".repeat(100_000)] {
         let why = told(text);
         assert!(why.contains("gave up"), "{why}");

@@ -31,9 +31,9 @@ impl Random {
     }
 }
 
-/// Two tables whose columns have all types of keys (decimals in quarters: `7.25` in a query is a `DOUBLE` here and a decimal in DuckDB, and which rows stand at
-/// the very end of a band is not to hang on that), with NULL, NaN, infinities, duplicates, and integers at the ends of their range. `c` is the
-/// same in all rows; `s` is text, which may be wider than an element.
+/// Two tables whose columns have all types of keys, with NULL, NaN, infinities, duplicates, and integers at the ends of their range. Decimals are in
+/// quarters: `7.25` in a query is a `DOUBLE` here and a decimal in DuckDB, and that difference must not decide about rows at the very end of a band. `c`
+/// is the same in all rows; `s` is text, which may be wider than an element.
 pub fn data(folder: &Path, seed: u64) -> Vec<Table> {
     let mut random = Random::new(seed);
     let mut table = |name: &str, count: u64| {
@@ -218,7 +218,7 @@ fn random_band_joins_are_as_nested_loops_say() {
             ),
         }
     }
-    // All but full joins; of them some ask for nothing that is there.
+    // All but full joins; some of them select no existing rows.
     assert!(bands > 20, "{bands} of 30 plans had band joins");
     assert!(filled as u64 > joins / 3, "{filled} of {joins} gave rows");
 }

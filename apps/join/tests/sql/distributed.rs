@@ -209,7 +209,7 @@ fn files_beyond_a_workers_folder_are_not_read() {
     assert_eq!(rows(&got), ["20000"]);
 }
 
-/// What a worker answers to a first element of these bytes, as a call whose JSON is so long.
+/// A worker's answer to a first element of these bytes, as a call whose JSON has length `json`.
 fn called(workers: &Workers, text: &[u8], json: u64) -> String {
     let door = Door::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap();
     let nodes = vec![door.local_addr(), workers.addresses[0]];

@@ -24,12 +24,12 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// So many.
+    /// Starts `count` workers.
     pub fn start(count: usize) -> Self {
         Self::with_memory(count, None)
     }
 
-    /// So many, with a limit of the memory of a query.
+    /// Starts `count` workers with a memory limit for each query.
     pub fn with_memory(count: usize, memory: Option<usize>) -> Self {
         Self::open(&vec!["127.0.0.1:0"; count], memory).unwrap()
     }
@@ -39,7 +39,7 @@ impl Workers {
         Self::open(addresses, None).ok()
     }
 
-    /// So many, each with settings of its own.
+    /// Starts `count` workers, each with the settings that the function returns for its address.
     pub fn with(count: usize, settings: impl Fn(SocketAddr) -> Settings) -> Self {
         Self::serving((0..count).map(|_| settings("127.0.0.1:0".parse().unwrap()))).unwrap()
     }
@@ -171,7 +171,7 @@ pub fn duckdb() -> Option<String> {
     found.then_some(python)
 }
 
-/// What DuckDB says to each query over these Parquet files: rows as text, in its order.
+/// DuckDB's answer to each query over these Parquet files: rows as text, in its order.
 pub fn duckdb_says(
     python: &str,
     folder: &Path,

@@ -11,7 +11,8 @@ use weft_join::talk::Table;
 use crate::band::explained;
 use crate::help::{Workers, alone, duckdb, rows};
 
-/// Joins of all kinds, and what stands around them. `f` is a float without NULL, `k` a key with duplicates and NULL.
+/// Joins of all kinds, with the operators around them. `f` is a float without NULL, `k` a key with duplicates and
+/// NULL.
 const QUERIES: &[&str] = &[
     "SELECT r.id, s.id FROM r JOIN s ON r.k = s.k",
     "SELECT r.id, s.id FROM r LEFT JOIN s ON r.k = s.k",
@@ -131,7 +132,7 @@ fn rings_read_parquet_beside_csv() {
     }
 }
 
-/// Whether the build side of the only hash join goes round: it is the first input.
+/// Whether the build side (the first input) of the only hash join goes round.
 fn build_goes_round(plan: &str) -> bool {
     let lines: Vec<_> = plan.lines().map(str::trim_start).collect();
     let join = lines.iter().position(|line| line.contains("HashJoinExec"));

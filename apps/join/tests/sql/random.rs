@@ -46,7 +46,7 @@ fn condition(random: &mut Random) -> String {
     format!("({first}){rest}")
 }
 
-/// One side: all of a table, a part of it, or nothing.
+/// One side: all of a table, a part of it, or no rows.
 fn side(random: &mut Random, name: &str) -> String {
     match random.below(12) {
         0 => format!("(SELECT * FROM {name} WHERE id < 0) {name}"),

@@ -1,6 +1,6 @@
-//! The 22 queries of TPC-H with the substitution values of its validation run (clause 2.4), on rings of 1, 2, 3 and 6 workers, against
-//! one process of DataFusion and against DuckDB. `WEFT_TPCH_SF` sets the scale factor, 0.01 by default, `WEFT_TPCH_NODES` the sizes of the rings
-//! that are compared with DuckDB. At 1 the answers that the specification comes with are compared too.
+//! The 22 queries of TPC-H with the substitution values of its validation run (clause 2.4), on rings of 1, 2, 3 and 6 workers, compared with one
+//! process of DataFusion and with DuckDB. `WEFT_TPCH_SF` sets the scale factor (default 0.01), `WEFT_TPCH_NODES` the sizes of the rings that are
+//! compared with DuckDB. At scale factor 1 the answers of the specification are compared as well.
 
 use std::fs::File;
 use std::path::Path;
@@ -25,7 +25,7 @@ use weft_join::talk::Table;
 
 use crate::help::{Workers, alone, alone_in_order, duckdb, duckdb_says, rows, rows_in_order};
 
-/// Rows of a row group, which goes to one worker as a whole.
+/// Rows of a row group, which is read by one worker as a whole.
 const GROUP: usize = 5000;
 
 /// The values for each query, and how many rows it is to give at most.
@@ -204,7 +204,7 @@ fn the_22_queries_of_tpch_are_as_in_one_process() {
         }
         println!("query {number}: {} rows, {times:.2?}", expected.len());
     }
-    // At a small scale few queries give nothing.
+    // At a small scale few queries have no rows.
     assert!(filled >= 19, "{filled} queries gave rows");
 }
 
@@ -228,8 +228,8 @@ fn the_22_queries_of_tpch_on_the_other_engine_are_as_in_one_process() {
     }
 }
 
-/// Cells are equal if their text is, or if both are numbers that differ by 0.00001 at most, or by a thousand millionth of themselves: DuckDB
-/// gives averages and quotients of decimals as doubles, DataFusion as decimals of six places and more.
+/// Cells are equal if their text is, or if both are numbers that differ by at most 0.00001, or by at most a thousand millionth of themselves:
+/// DuckDB returns averages and quotients of decimals as doubles, DataFusion as decimals of six places and more.
 fn alike(a: &str, b: &str) -> bool {
     a == b
         || match (a.parse::<f64>(), b.parse::<f64>()) {
@@ -272,7 +272,7 @@ fn the_22_queries_of_tpch_are_as_duckdb_says() {
     }
 }
 
-/// The crate's text of answer 11 lacks the last two digits of each key.
+/// The crate's text of answer 11 does not have the last two digits of each key.
 fn without_two_digits(rows: &[String]) -> Vec<String> {
     let cut = |row: &String| {
         let (key, value) = row.split_once('|').unwrap();

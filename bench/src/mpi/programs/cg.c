@@ -1,4 +1,4 @@
-/* CG, conjugate gradient (report, section 2.4): the smallest eigenvalue of a sparse matrix by inverse iteration. The matrix lies on a grid of ranks; vectors are
+/* CG, conjugate gradient (report, section 2.4): the smallest eigenvalue of a sparse matrix by inverse iteration. The matrix is distributed over a grid of ranks; vectors are
  * divided over its columns, and each product is summed along a row and exchanged with one partner. */
 #include "kernels.h"
 #include <math.h>
@@ -16,7 +16,7 @@ static const struct {
 };
 
 static int order, rows, columns, row, column;
-/* Rows and columns of the matrix that are here. */
+/* The local rows and columns of the matrix. */
 static int row_count, column_count;
 static int *row_start, *index_of;
 static double *value;
@@ -32,7 +32,7 @@ static int by_place(const void *a, const void *b) {
     return left->row != right->row ? left->row - right->row : left->column - right->column;
 }
 
-/* A sparse vector of random places and values, with 1/2 at one place; how many it has. */
+/* A sparse vector of random places and values, with 1/2 at one place. Returns the number of its elements. */
 static int sparse(int nonzeros, int at, int *places, double *values, char *taken, uint64_t *seed) {
     int power = 1, count = 0;
     while (power < order)
@@ -58,7 +58,7 @@ static int sparse(int nonzeros, int at, int *places, double *values, char *taken
     return count + 1;
 }
 
-/* Sorted elements become rows; those at one place are added. */
+/* Makes rows of sorted elements; adds elements at the same place. */
 static void compress(struct element *elements, size_t count) {
     qsort(elements, count, sizeof *elements, by_place);
     row_start = zeros(row_count + 1, sizeof(int));
@@ -81,7 +81,7 @@ static void compress(struct element *elements, size_t count) {
             row_start[i + 1] = row_start[i];
 }
 
-/* A weighted sum of outer products of random sparse vectors, so that its eigenvalues are known to spread; less the shift on the diagonal. */
+/* A weighted sum of outer products of random sparse vectors, so that the spread of its eigenvalues is known, minus the shift on the diagonal. */
 static void make_matrix(enum problem problem) {
     int nonzeros = PROBLEMS[problem].nonzeros;
     int *places = zeros(nonzeros + 1, sizeof(int));
@@ -115,7 +115,7 @@ static void make_matrix(enum problem problem) {
     free(places);
 }
 
-/* The sum over all ranks of a row, which are all columns. */
+/* The sum over all ranks of a row, and so over all columns. */
 static double dot(const double *a, const double *b) {
     double sum = 0, other;
     for (int i = 0; i < column_count; i++)

@@ -8,7 +8,7 @@ enum { TURNS = 10, BUCKETS = 1024, PROBES = 5 };
 static const struct {
     int log_keys, log_most;
     long index[PROBES], rank[PROBES];
-    /* Each turn changes two keys. In turn i the first `rising` ranks are i + up more than published, the others i + down less. */
+    /* Each turn changes two keys. In turn i the first `rising` ranks are the published ones plus i + up, the others minus i + down. */
     int rising, up, down;
 } PROBLEMS[] = {
     {16, 11, {48427, 17148, 23627, 62548, 4431}, {0, 18, 346, 64917, 65463}, 3, 0, 0},
@@ -20,11 +20,11 @@ static int keys, most, shift;
 static int *key, *sorted, *got, *below;
 static int counts[BUCKETS], totals[BUCKETS];
 static int *sends, *receives, *from, *to, *first_bucket;
-/* Keys of this rank after the exchange, the first that it may have, and how many are less than that. */
+/* Keys of this rank after the exchange, the least possible one, and the number of keys below that. */
 static int mine, lowest;
 static long lesser;
 
-/* Gives each rank buckets in order, until it has its part of the keys. */
+/* Assigns buckets to each rank in order, until it has its part of the keys. */
 static void share_buckets(void) {
     long sum = 0;
     int owner = 0;
@@ -69,7 +69,7 @@ static void exchange(void) {
     MPI_Alltoallv(sorted, sends, to, MPI_INT, got, receives, from, MPI_INT, MPI_COMM_WORLD);
 }
 
-/* below[k]: the keys of this rank that are less than lowest + k. */
+/* below[k]: the number of keys of this rank below lowest + k. */
 static void count_keys(void) {
     int range = (first_bucket[rank + 1] - first_bucket[rank]) << shift;
     lowest = first_bucket[rank] << shift;

@@ -1,5 +1,5 @@
-/* What `weft bench mpi` runs. `job pair ROUNDS BYTES...` with two ranks: time one way and bidirectional bandwidth. `job memory` with any number: each rank
- * exchanges messages with each other one, then says what memory it has to itself. Data that does not come as it was sent is an error. */
+/* The program of `weft bench mpi`. `job pair ROUNDS BYTES...` with two ranks: time one way and bidirectional bandwidth. `job memory` with any number: each rank
+ * exchanges messages with each other one, then reports its private memory. Received data that differs from the sent data is an error. */
 #include "memory.h"
 #include <mpi.h>
 #include <stdio.h>

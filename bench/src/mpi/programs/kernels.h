@@ -1,4 +1,4 @@
-/* What the kernels of `weft bench mpi` share. They are written from the specification of the NAS Parallel Benchmarks (report RNR-94-007) and verify against its
+/* The common part of the kernels of `weft bench mpi`. They are written from the specification of the NAS Parallel Benchmarks (report RNR-94-007) and verify against its
  * published values. */
 #ifndef KERNELS_H
 #define KERNELS_H
@@ -19,14 +19,14 @@ double next_random(uint64_t *x);
 /* The seed after `count` numbers. */
 uint64_t skip_random(uint64_t seed, uint64_t count);
 
-/* Memory of zeros; ends the job when there is none. */
+/* Zeroed memory; ends the job if there is none. */
 void *zeros(size_t count, size_t each);
 /* Ends the job. */
 void fail(const char *why);
 
 /* A barrier, then the clock of the kernel and of communication begin at 0. */
 void clock_start(void);
-/* The kernel is at its end; verification does not count. */
+/* Ends the timing of the kernel; verification is not timed. */
 void clock_stop(void);
 
 /* Adds vectors of all ranks of a group of 2^k, `rank ^ stride * 1, 2, 4...`: each with its partner in turn. */

@@ -1,4 +1,4 @@
-/* LU (report, section 3): symmetric successive over-relaxation of the Navier-Stokes equations in three dimensions. Columns of the grid lie on a rectangle of
+/* LU (report, section 3): symmetric successive over-relaxation of the Navier-Stokes equations in three dimensions. Columns of the grid are distributed over a rectangle of
  * ranks; sweeps go through them as a wave, plane by plane, with many small messages to two neighbours. */
 #include "kernels.h"
 #include <math.h>
@@ -38,7 +38,7 @@ static const double EXACT[V][13] = {
 };
 
 static int side, ranks[2], at[2];
-/* Points here, where they begin in the whole grid, and the distance in memory along each axis. */
+/* The number of local points, their start in the whole grid, and the distance in memory along each axis. */
 static int n[3], first[3];
 static long stride[3];
 static double step, t1, t2, t3;
@@ -48,7 +48,7 @@ static long place(int i, int j, int k) {
     return (i + GHOSTS) * stride[0] + (j + GHOSTS) * stride[1] + k * stride[2];
 }
 
-/* The interior of the whole grid, of what is here. */
+/* The local part of the whole grid's interior. */
 static int low(int axis) {
     return first[axis] == 0 ? 1 : 0;
 }
@@ -72,7 +72,7 @@ static void exact(int i, int j, int k, double *out) {
     }
 }
 
-/* Between faces on which the solution is exact, each axis interpolates. */
+/* Interpolates along each axis between faces with the exact solution. */
 static void set_start(void) {
     for (int k = 0; k < n[2]; k++)
         for (int j = 0; j < n[1]; j++)
@@ -101,7 +101,7 @@ static int rank_at(int x, int y) {
     return x < 0 || y < 0 || x >= ranks[0] || y >= ranks[1] ? MPI_PROC_NULL : y * ranks[0] + x;
 }
 
-/* Copies a box of points to the buffer or from it; how many numbers. */
+/* Copies a box of points to the buffer or from it. Returns the count of numbers. */
 static int box(double *grid, const int *from, const int *to, int store) {
     int count = 0;
     for (int k = from[2]; k < to[2]; k++)
@@ -135,7 +135,7 @@ static double square(const double *p) {
     return p[1] * p[1] + p[2] * p[2] + p[3] * p[3];
 }
 
-/* What flows along an axis without friction. */
+/* The inviscid flux along an axis. */
 static void flow(const double *p, int axis, double *out) {
     double speed = p[1 + axis] / p[0], q = 0.5 * square(p) / p[0];
     out[0] = p[1 + axis];
@@ -145,7 +145,7 @@ static void flow(const double *p, int axis, double *out) {
     out[4] = (C1 * p[4] - C2 * q) * speed;
 }
 
-/* What friction moves between a point and the next along an axis. */
+/* The viscous flux between a point and the next one along an axis. */
 static void friction(const double *a, const double *b, int axis, double *out) {
     double squares = 0;
     for (int m = 1; m < 4; m++) {
@@ -158,7 +158,7 @@ static void friction(const double *a, const double *b, int axis, double *out) {
     out[4] += 0.5 * (1 - C1 * 1.4) * t3 * squares + C1 * 1.4 * t3 * (b[4] / b[0] - a[4] / a[0]);
 }
 
-/* Adds the change of a point by what is along one axis. */
+/* Adds the change of a point due to its neighbours along one axis. */
 static void change(const double *p, int axis, int where, double *out) {
     const double *a = p - stride[axis], *b = p + stride[axis];
     double flow_a[V], flow_b[V], friction_a[V] = {0}, friction_b[V] = {0};
@@ -251,7 +251,7 @@ static void solve(const double *p, double *x) {
     }
 }
 
-/* Adds what the neighbours before (or behind) a point contribute to it. */
+/* Adds the contributions of the neighbours before (or behind) a point. */
 static void neighbours(long p, int side_of, double *sum) {
     for (int axis = 0; axis < 3; axis++) {
         long q = p + side_of * stride[axis];
@@ -266,7 +266,7 @@ static void neighbours(long p, int side_of, double *sum) {
     }
 }
 
-/* The edge of a plane from the ranks that the wave comes from, or to those that it goes to. */
+/* Receives the edge of a plane from the previous ranks of the wave, or sends it to the next ones. */
 static void edge(int k, int axis, int move, int receive) {
     int from[3] = {0, 0, k}, to[3] = {n[0], n[1], k + 1}, other = receive ? -move : move;
     int peer = rank_at(at[0] + (axis == 0) * other, at[1] + (axis == 1) * other);
@@ -308,7 +308,7 @@ static void sweep(int move) {
     }
 }
 
-/* Whether the norms of a vector of the interior are the published ones. */
+/* Whether the norms of a vector of the interior equal the published ones. */
 static int norms_are(const double *sum, const double *want) {
     double all[V];
     MPI_Allreduce(sum, all, V, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);

@@ -1,4 +1,4 @@
-/* `kernels NAME CLASS`: runs a kernel, and says on rank 0
+/* `kernels NAME CLASS`: runs a kernel, and prints on rank 0
  *     kernel NAME CLASS RANKS SECONDS SECONDS-IN-MPI KIB-OF-A-RANK verified|WRONG */
 #include "kernels.h"
 #include "memory.h"

@@ -1,4 +1,4 @@
-/* MG, multigrid (report, section 2.3): V-cycles for a Poisson problem with periodic boundaries. Grids lie on a box of ranks, and each layer of ghost points is
+/* MG, multigrid (report, section 2.3): V-cycles for a Poisson problem with periodic boundaries. Grids are distributed over a box of ranks, and each layer of ghost points is
  * exchanged with neighbours. Grids too coarse to be divided are whole on every rank. */
 #include "kernels.h"
 #include <math.h>
@@ -39,7 +39,7 @@ static int rank_at(int i, int j, int k) {
     return (k * ranks[1] + j) * ranks[0] + i;
 }
 
-/* Copies a layer across an axis, ghosts of the other axes included, to a buffer or from it; how many points. */
+/* Copies a layer across an axis, ghosts of the other axes included, to a buffer or from it. Returns the number of points. */
 static int layer(const struct level *l, double *grid, int axis, int depth, double *buffer, int store) {
     int side = axis == 0, up = axis == 2 ? 1 : 2, count = 0;
     for (int b = 0; b < l->n[up] + 2; b++)
@@ -117,7 +117,7 @@ static void smooth(const struct level *l) {
     exchange(l, l->u);
 }
 
-/* A part that each rank has becomes a whole grid. */
+/* Makes a whole grid of the parts of all ranks. */
 static void gather(const struct level *l, const int *n, const double *part) {
     size_t count = (size_t)n[0] * n[1] * n[2];
     double *all = zeros(count * size, sizeof(double));
@@ -196,7 +196,7 @@ struct charge {
     long where;
 };
 
-/* Puts one into the list of the greatest, in order. */
+/* Inserts one into the sorted list of the greatest. */
 static void rank_charge(struct charge *list, struct charge new) {
     int i = CHARGES;
     while (i > 0 && list[i - 1].value < new.value)
@@ -207,7 +207,7 @@ static void rank_charge(struct charge *list, struct charge new) {
     list[i] = new;
 }
 
-/* The charges are where the greatest and the least of random numbers, one for each point, are. */
+/* Each point gets a random number; the charges are at the greatest and the least ones. */
 static void place_charges(const struct level *l, double *v, int side) {
     struct charge list[2][CHARGES], *all = zeros((size_t)size * 2 * CHARGES, sizeof *all);
     for (int s = 0; s < 2; s++)

@@ -64,7 +64,7 @@ static void pass(uint32_t *key, uint32_t *scratch, int shift) {
     free(arrived);
 }
 
-/* Sums that a permutation keeps. */
+/* Sums that are invariant under permutation. */
 static void sums(const uint32_t *key, uint64_t *all) {
     uint64_t mine[2] = {0};
     for (int i = 0; i < keys; i++) {

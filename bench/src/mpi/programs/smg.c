@@ -1,4 +1,4 @@
-/* SMG: hypre's semicoarsening multigrid, which the benchmark SMG2000 is made of, for a Laplacian in three dimensions. Many small messages to many ranks. */
+/* SMG: hypre's semicoarsening multigrid, the core of the benchmark SMG2000, for a Laplacian in three dimensions. Many small messages to many ranks. */
 #include "kernels.h"
 #ifdef WITH_HYPRE
 #include <HYPRE_struct_ls.h>
@@ -46,7 +46,7 @@ int smg(enum problem problem) {
             }
     HYPRE_StructMatrixSetBoxValues(matrix, low, high, 7, entries, values);
     HYPRE_StructMatrixAssemble(matrix);
-    /* The right side is that of a solution that we know. */
+    /* The right side belongs to a known solution. */
     HYPRE_StructVector x, b;
     HYPRE_StructVectorCreate(MPI_COMM_WORLD, grid, &x);
     HYPRE_StructVectorCreate(MPI_COMM_WORLD, grid, &b);
