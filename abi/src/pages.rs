@@ -1,4 +1,4 @@
-//! What the program's memory is like.
+//! Checks of the program's memory.
 
 use std::ffi::c_void;
 
@@ -9,10 +9,10 @@ use weft_sys::map;
 #[cfg(feature = "verbs")]
 use crate::made::Made;
 
-/// Look whether all of a range is mapped.
+/// Checks that the whole range is mapped.
 ///
 /// # Errors
-/// `EFAULT` when a page of it is not: better now than as a signal later.
+/// `EFAULT` when a page is not mapped: an error now is better than a signal later.
 pub(crate) fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
     const PAGES: usize = 4096;
     // SAFETY: it only asks. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
@@ -43,7 +43,7 @@ pub(crate) fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
 }
 
 #[cfg(feature = "verbs")]
-/// Look whether a range may be read, and written: at its ends only, because that touches the pages.
+/// Checks that a range is readable, or writable. Only its ends are checked, because the check touches the pages.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -60,7 +60,7 @@ pub(crate) fn allows(addr: usize, len: usize, write: bool) -> Result<(), Errno> 
 }
 
 #[cfg(feature = "verbs")]
-/// Whether the page at `addr` can be faulted in for this. Kernels before 5.14 do not say; then it is "yes".
+/// True if the page at `addr` can be faulted in for this access. Kernels before 5.14 cannot report that; then the result is true.
 fn populate(addr: usize, write: bool) -> bool {
     static KNOWN: Made<bool> = Made::new();
     let known = *KNOWN.get_or_make(|| {
