@@ -20,7 +20,7 @@ pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr, 
     if len < size_of::<libc::sa_family_t>() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the family stands at the beginning, within `len`.
+    // SAFETY: the family is at the beginning, within `len`.
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
         libc::AF_INET if len >= size_of::<sockaddr_in>() => {
@@ -50,7 +50,7 @@ pub unsafe fn is_unspecified(addr: *const sockaddr, len: socklen_t) -> bool {
     if addr.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
         return false;
     }
-    // SAFETY: the family stands at the beginning, within `len`.
+    // SAFETY: the family is at the beginning, within `len`.
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     i32::from(family) == libc::AF_UNSPEC
 }

@@ -15,7 +15,7 @@ use crate::made::Made;
 /// `EFAULT` when a page is not mapped: an error now is better than a signal later.
 pub(crate) fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
     const PAGES: usize = 4096;
-    // SAFETY: it only asks. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
+    // SAFETY: it only reads a setting. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let first = addr / page;
     let Some(end) = len.checked_sub(1) else {
@@ -26,7 +26,7 @@ pub(crate) fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
     let mut at = first;
     while at <= last {
         let pages = (last - at + 1).min(PAGES);
-        // SAFETY: it only asks about addresses; the answer has a byte for each page.
+        // SAFETY: it only queries addresses; the answer has a byte for each page.
         let answer = unsafe {
             libc::mincore(
                 (at * page) as *mut c_void,
@@ -88,7 +88,7 @@ mod tests {
         let writable = map(3, libc::PROT_READ | libc::PROT_WRITE);
         assert_eq!(mapped(writable + 1, 8191), Ok(()));
         assert_eq!(allows(writable, 3 * 4096, true), Ok(()));
-        // SAFETY: ours, and nobody uses it.
+        // SAFETY: ours, and not used by others.
         unsafe { libc::munmap((writable + 4096) as *mut c_void, 4096) };
         assert_eq!(mapped(writable, 3 * 4096), Err(Errno::FAULT));
         assert_eq!(mapped(writable, 4096), Ok(()));

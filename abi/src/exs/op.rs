@@ -48,7 +48,7 @@ pub(super) struct Op {
     pub(super) what: What,
     /// Held until the event is dequeued.
     pub(super) uses: Uses,
-    /// Whether sends and receives had a time limit when it was started.
+    /// For sends and for receives: true if there was a time limit when it was started.
     pub(super) limited: [bool; 2],
 }
 

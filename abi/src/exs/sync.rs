@@ -588,7 +588,7 @@ pub fn close(fd: c_int) -> Result<c_int, Errno> {
             }
             Ok(0)
         }
-        // SAFETY: the program gives its descriptor up with this call.
+        // SAFETY: the program gives up its descriptor with this call.
         Removed::Inherited | Removed::System => unsafe { on_system(libc::SYS_close, fd, &[]) },
     }
 }

@@ -388,7 +388,7 @@ impl Sockets {
         connected: bool,
         context: impl FnOnce() -> Result<Context, Errno>,
     ) -> Result<Arc<Entry>, Errno> {
-        // SAFETY: not kept; a number that is no descriptor gives EBADF.
+        // SAFETY: not kept; an invalid number gives EBADF.
         let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
         let inode = Inode::of(theirs)?;
         if let Some(entry) = plain_in(&self.read(), place(fd)?, inode) {
@@ -429,7 +429,7 @@ impl Sockets {
     /// # Errors
     /// `EBADF`.
     pub(crate) fn known_plain(&self, fd: i32) -> Result<Option<Arc<Entry>>, Errno> {
-        // SAFETY: not kept; a number that is no descriptor gives EBADF.
+        // SAFETY: not kept; an invalid number gives EBADF.
         let inode = Inode::of(unsafe { BorrowedFd::borrow_raw(fd) })?;
         Ok(plain_in(&self.read(), place(fd)?, inode))
     }

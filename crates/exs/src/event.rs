@@ -17,7 +17,7 @@ bitflags::bitflags! {
         /// Never wait: `EAGAIN` when nothing is buffered (`MSG_DONTWAIT`). Blocking calls only.
         const DONTWAIT = 4;
     }
-    /// What a socket is ready for.
+    /// The conditions that a socket is ready for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct Ready: u32 {
         /// Data, a connection or the end of the stream can be received.

@@ -55,7 +55,7 @@ impl Region {
     pub fn len(&self) -> usize {
         self.mr.len()
     }
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.mr.is_empty()
     }
@@ -127,7 +127,7 @@ impl Memory {
             Memory::List(list) => list.iter().map(Memory::len).sum(),
         }
     }
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

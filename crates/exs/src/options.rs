@@ -9,7 +9,7 @@ pub use weft_wire::exs::{Design, Mode};
 
 /// How long a closed connection may continue without sending a byte.
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
-/// What a socket carries.
+/// The unit of a socket's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Bytes (`SOCK_STREAM`).

@@ -189,7 +189,7 @@ impl Queue {
         }
     }
 
-    /// Whether the descriptor is on.
+    /// True if the descriptor is on.
     pub fn signal(&self) -> bool {
         self.0.signals.load(Ordering::SeqCst)
     }

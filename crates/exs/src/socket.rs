@@ -646,8 +646,8 @@ impl Socket {
         self.close_to(true, || Target::new(sink))
     }
 
-    /// Like [`Socket::close`]; `guard` is dropped when the result has been reported or discarded. As with `close(2)`, the peer of an ordinary connection
-    /// sees the end when the last descriptor is closed, in this process or in another. Ours is closed with the last handle.
+    /// Like [`Socket::close`]; `guard` is dropped when the end has been reported, even if no thread takes the event. As with `close(2)`, the peer of an
+    /// ordinary connection sees the end when the last descriptor is closed, in this process or in another. Ours is closed with the last handle.
     ///
     /// # Errors
     /// As [`Socket::close`].

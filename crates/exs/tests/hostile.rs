@@ -565,7 +565,7 @@ fn receives_longer_than_an_advert() {
     assert_eq!(notify(&mut end, Transfer::Direct, 1), Ok(()));
     assert!(end.is_idle());
 
-    // A send longer than any advert or the buffer goes in pieces, and completes once.
+    // A send longer than any advert or the buffer is sent in pieces, and completes once.
     assert_eq!(say(&mut end, advert(0, 0, u32::MAX)), Ok(()));
     let mut lens = vec![];
     end.send(OpId(3), 3 * piece).unwrap();

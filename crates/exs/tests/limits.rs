@@ -129,7 +129,7 @@ fn a_closed_socket_goes_on_as_long_as_bytes_move() {
     assert_eq!(got, Ok(len), "sent: {:?}", events(&queue, 1));
 }
 
-/// "`guard` is dropped when the result has been reported or discarded".
+/// "`guard` is dropped when the end has been reported".
 #[test]
 fn a_guard_outlives_the_call_that_tells_the_end() {
     struct Guard(Arc<AtomicBool>);
@@ -148,7 +148,7 @@ fn a_guard_outlives_the_call_that_tells_the_end() {
     drop(b);
 }
 
-/// "Receives and polls that are outstanding end with `ECANCELED`", also where a file is still going out.
+/// "Receives and polls that are outstanding end with `ECANCELED`", also during a file send.
 #[test]
 fn receives_end_with_a_close_behind_a_file() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -294,7 +294,7 @@ fn a_time_limit_holds_while_a_message_is_read() {
     std::mem::forget((conn, from, sink, cq));
 }
 
-/// As the manual page of `exs_close` says.
+/// As on the manual page of `exs_close`.
 #[test]
 fn a_poll_ends_with_ecanceled_when_its_socket_is_closed() {
     let (context, a, b) = pair(LocalMode::Off);

@@ -122,7 +122,7 @@ fn peers_that_break_the_protocol_end_their_own_connection() {
             got.sort_by_key(|event| event.token);
             for (token, event) in (0..).zip(&got) {
                 assert_eq!(event.token, token, "{what}");
-                // In one of the cases a proper end precedes the violation.
+                // In one of the cases the stream ends properly before the violation.
                 let fair = matches!(event.result, Err(Errno::PROTO | Errno::CONNRESET) | Ok(0));
                 assert!(fair, "{what}: {:?}", event.result);
                 assert_eq!(event.bytes, 0, "{what}");

@@ -502,7 +502,7 @@ impl Conn {
         self.with(|core| core.ready())
     }
 
-    /// Close the sending direction after all queued data; `told` is notified when the peer has been informed.
+    /// Close the sending direction after all queued data; `told` is notified when the Fin has been handed to the transport.
     pub(crate) fn shutdown(&self, told: Option<(Target, u64)>) -> Result<(), (Errno, Target)> {
         match self.hold_back(Held::Shutdown(told)) {
             Err(Held::Shutdown(told)) => self.shutdown_now(told),

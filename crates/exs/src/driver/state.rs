@@ -39,7 +39,7 @@ pub(super) struct Meter {
     pub(super) bytes: u64,
     pub(super) transfers: u64,
     pub(super) idle: bool,
-    /// A timer is set that asks the policy again.
+    /// A timer is set after which the policy is asked again.
     pub(super) timer: bool,
     /// The clock reading and the byte count at that time; valid for one turn under the lock.
     pub(super) clock: Option<(u64, u64)>,
