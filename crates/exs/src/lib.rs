@@ -2,7 +2,7 @@
 //!
 //! A [`Socket`] can be used in four ways, which can be mixed:
 //!
-//! * [`futures`]: `Stream`, `Packet` and their listeners for any executor. An operation owns its memory and returns it on completion.
+//! * [`futures`]: `Stream`, `Packets` and their listeners for any executor. An operation owns its memory and returns it on completion.
 //! * [`Queue`]: an operation is started with a [`Sink`] ([`Queue::sink`]), and an [`Event`] in the queue reports its result. One queue serves many
 //!   connections and has a descriptor for `epoll`.
 //! * Blocking calls: [`Socket::connect_wait`], [`Socket::accept_wait`], [`Socket::send_wait`], [`Socket::recv_wait`].
