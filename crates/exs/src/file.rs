@@ -78,7 +78,6 @@ struct State {
     done: Option<FileDone>,
 }
 
-/// The thread that reads files.
 struct Reader(Sender<Arc<Shared>>);
 
 impl Reader {
@@ -100,7 +99,6 @@ impl Reader {
 }
 
 impl FileSend {
-    /// The number for a new file send.
     pub(crate) fn next_id() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)

@@ -171,7 +171,6 @@ struct Watch {
     timer: Option<Instant>,
 }
 
-/// An ordinary connected socket.
 pub(crate) struct Plain {
     me: Weak<Plain>,
     fd: OwnedFd,
@@ -233,7 +232,6 @@ impl Plain {
         SocketAddr::try_from(addr)
     }
 
-    /// Sends all of the memory.
     pub(crate) fn send(&self, op: PlainOp) {
         self.submit(Way::Send, Job::Move(Moving::new(op)));
     }
@@ -331,7 +329,6 @@ impl Plain {
         }
     }
 
-    /// The conditions that the socket is ready for now.
     pub(crate) fn ready(&self) -> Ready {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN | PollFlags::OUT)];
         let now = Timespec {

@@ -153,8 +153,8 @@ impl Queue {
         Ok(taken)
     }
 
-    /// A descriptor for `epoll`. While [`Queue::set_signal`] is on, it is readable as long as there are events, and the engine
-    /// collects them without a call of the program. While it is off, the descriptor is never readable.
+    /// A descriptor for `epoll`. While [`Queue::set_signal`] is on, it is readable while there are events, and the engine
+    /// collects them without a call of the program. While it is off, it is never readable.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.signal.as_fd()
     }

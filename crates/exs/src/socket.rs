@@ -386,7 +386,7 @@ impl Socket {
             let options = self.options();
             let signal = Arc::clone(&inner.signal);
             let setup = Conn::prepare(&inner.context, inner.kind, &options, signal, inner.fd())?;
-            // Taken only here, so that a failure to create the connection does not lose the address.
+            // Taken only now, so that a failure above does not lose the address.
             let source = bound.take();
             *state = State::Connecting(Arc::clone(&setup.conn));
             Ok((setup, options, source.map(|(addr, _)| addr)))

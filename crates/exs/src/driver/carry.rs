@@ -402,7 +402,6 @@ impl Io {
         Ok(true)
     }
 
-    /// An operation has ended.
     fn complete(&mut self, op: OpId, bytes: usize, outcome: Outcome, in_place: Option<InPlace>) {
         let in_grace = self.ops.get_mut(op).is_some_and(|op| op.grace.is_some());
         let timed_out = in_grace && !self.nobody_wants(op);

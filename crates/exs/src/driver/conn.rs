@@ -213,7 +213,6 @@ impl Conn {
         self.fd
     }
 
-    /// The queue pair, for connecting it.
     pub(crate) fn qp(&self) -> &Qp {
         &self.qp
     }
@@ -268,7 +267,6 @@ impl Conn {
 
     // ---- operations of the program ---------------------------------------------------------------------------------
 
-    /// Start a send.
     pub(crate) fn send(
         &self,
         memory: Memory,
@@ -372,7 +370,6 @@ impl Conn {
         sent
     }
 
-    /// Start a receive.
     pub(crate) fn recv(
         &self,
         memory: Memory,
@@ -457,7 +454,7 @@ impl Conn {
         }
     }
 
-    /// Cancel operations. Returns their number.
+    /// Returns the number of operations cancelled.
     pub(crate) fn cancel(&self, token: Option<u64>) -> usize {
         let files = self.cancel_files(token);
         let wanted = |its: u64| token.is_none_or(|token| token == its);
@@ -496,7 +493,6 @@ impl Conn {
         self.with(|core| core.io.pollers.retain(|(_, target, _)| !target.is(slot)));
     }
 
-    /// The conditions that the socket is ready for.
     pub(crate) fn ready(&self) -> Ready {
         self.drive();
         self.with(|core| core.ready())
@@ -631,7 +627,6 @@ impl Conn {
         })
     }
 
-    /// Counters.
     pub(crate) fn stats(&self) -> Stats {
         self.with(|core| {
             core.machine
@@ -646,7 +641,6 @@ impl Conn {
         self.with(|core| core.io.error.take())
     }
 
-    /// The path that carries the connection.
     pub(crate) fn path(&self) -> Option<Path> {
         self.qp.path()
     }
@@ -669,7 +663,7 @@ impl Conn {
         }
     }
 
-    /// Make all progress that the engine left to do, without a change of the thread that drives the queue pair.
+    /// Make all progress that the engine left to do. The thread that drives the queue pair stays the same.
     pub(crate) fn settle(&self) {
         loop {
             let core = try_lock(&self.core).or_else(|| {
@@ -688,7 +682,7 @@ impl Conn {
         }
     }
 
-    /// The program's threads stop driving the connection for a while, so the engine drives it.
+    /// The program stops driving the connection for a while: the engine drives it.
     pub(crate) fn leave(&self) {
         self.cq.release();
         self.settle();
@@ -743,7 +737,7 @@ impl Conn {
         }
     }
 
-    /// Run `f` under the lock, then make the progress that other threads requested meanwhile.
+    /// Run `f` under the lock, then make the progress that others requested.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
         let mut core = lock(&self.core);
         let out = f(&mut core);
@@ -752,7 +746,7 @@ impl Conn {
         out
     }
 
-    /// Release the lock, then make the progress that other threads requested meanwhile.
+    /// Release the lock, then make the progress that others requested.
     #[inline]
     fn leave_core(&self, core: MutexGuard<'_, Core>) {
         self.release_core(core);

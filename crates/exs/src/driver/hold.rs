@@ -251,7 +251,7 @@ impl Conn {
     }
 }
 
-/// Sends a file send's parts. It holds no reference that keeps the connection alive: dropping the socket ends its file sends.
+/// Sends a file send's parts. It does not keep the connection alive: dropping the socket ends its file sends.
 struct Lane {
     conn: Weak<Conn>,
     stopped: Arc<AtomicBool>,

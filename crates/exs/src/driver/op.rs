@@ -88,22 +88,18 @@ impl Target {
         matches!(self, Target::Slot(_))
     }
 
-    /// True if it is this slot.
     pub(crate) fn is(&self, slot: &Arc<Slot>) -> bool {
         matches!(self, Target::Slot(own) if Arc::ptr_eq(own, slot))
     }
 
-    /// True if it is a part of a file send.
     pub(crate) fn is_part(&self) -> bool {
         matches!(self, Target::Part(_))
     }
 
-    /// True if it is a part of the file send with this flag.
     pub(crate) fn is_part_of(&self, file: &Arc<AtomicBool>) -> bool {
         matches!(self, Target::Part(part) if Arc::ptr_eq(&part.stopped, file))
     }
 
-    /// True if it is a part of a stopped file send.
     pub(crate) fn is_stopped(&self) -> bool {
         matches!(self, Target::Part(part) if part.stopped.load(Ordering::Relaxed))
     }
@@ -388,7 +384,7 @@ impl Op {
         }
     }
 
-    /// Register the memory and make the list of elements that names `len` bytes at offset `off` in a work request.
+    /// The elements of a work request for `len` bytes at offset `off`; registers the memory if needed.
     pub(crate) fn sges(
         &mut self,
         context: &Context,
@@ -510,7 +506,6 @@ impl Op {
         Some(more.leaving.remove(0))
     }
 
-    /// True if its memory is still in use.
     fn is_used(&self) -> bool {
         self.more.as_ref().is_some_and(|m| !m.leaving.is_empty())
     }

@@ -49,8 +49,8 @@ struct Books {
     indirect: u64,
 }
 
-/// Runs a program that makes arbitrary calls against a peer that sends arbitrary messages. Checks that nothing panics, that every operation is
-/// reported once and with no more bytes than it has room for, that only received data is copied, and that no buffer is posted twice.
+/// A program that makes arbitrary calls, against a peer that sends arbitrary messages. Nothing may panic. Every operation is reported once, with no
+/// more bytes than it has room for. Only received data is copied, and no buffer is posted twice.
 pub fn exs_machine(data: &[u8]) {
     let mut input = Input(data);
     let flags = input.u8();

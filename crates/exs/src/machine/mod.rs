@@ -88,7 +88,7 @@ pub struct Config {
 pub struct Rules {
     /// Receives with an advert of an earlier phase block adverts for later receives.
     pub check_k_a: bool,
-    /// Receives without an advert block adverts for later receives.
+    /// So do receives without an advert.
     pub check_k_b: bool,
     /// The sender's phase advances past that of an advert that it drops (fig. 8).
     pub advance_phase: bool,

@@ -152,7 +152,6 @@ impl Sends {
         self.fin != Fin::Open
     }
 
-    /// The half-close has been sent.
     pub(super) fn is_finished(&self) -> bool {
         self.fin == Fin::Sent
     }
@@ -171,7 +170,6 @@ impl Sends {
         self.handed.is_empty() && self.is_still()
     }
 
-    /// Nothing is left to hand over.
     pub(super) fn is_still(&self) -> bool {
         self.waiting.is_empty() && self.fin != Fin::Wanted
     }

@@ -37,7 +37,6 @@ struct Table {
 }
 
 impl Poller {
-    /// The poller of this process.
     pub(super) fn get() -> Result<Arc<Poller>, Errno> {
         static POLLER: PerProcess<Poller> = PerProcess::new();
         POLLER.get(|| {

@@ -8,7 +8,6 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::Memory;
 
-/// The direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Send,
