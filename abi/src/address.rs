@@ -1,4 +1,4 @@
-//! Socket addresses in C's clothes.
+//! Socket addresses in C form.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -20,7 +20,7 @@ pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr, 
     if len < size_of::<libc::sa_family_t>() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the family stands at the beginning, within `len`.
+    // SAFETY: the family is at the beginning, within `len`.
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     match i32::from(family) {
         libc::AF_INET if len >= size_of::<sockaddr_in>() => {
@@ -41,7 +41,7 @@ pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr, 
     }
 }
 
-/// Whether it is `AF_UNSPEC`: no address, by which a datagram socket is told that it has no peer any more.
+/// True for `AF_UNSPEC`, which dissolves the association of a datagram socket with its peer.
 ///
 /// # Safety
 /// As [`read`].
@@ -50,15 +50,15 @@ pub unsafe fn is_unspecified(addr: *const sockaddr, len: socklen_t) -> bool {
     if addr.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
         return false;
     }
-    // SAFETY: the family stands at the beginning, within `len`.
+    // SAFETY: the family is at the beginning, within `len`.
     let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
     i32::from(family) == libc::AF_UNSPEC
 }
 
-/// Puts the address into `room` bytes at `to`, cut off where they end, and returns its full length.
+/// Writes the address into `room` bytes at `to`, truncated if necessary, and returns its full length.
 ///
 /// # Safety
-/// `to` is null (nothing is put there) or has `room` writable bytes.
+/// `to` is null (nothing is written) or has `room` writable bytes.
 pub unsafe fn write(addr: SocketAddr, to: *mut sockaddr, room: socklen_t) -> socklen_t {
     // SAFETY: all zero is a value of these structures.
     let (mut v4, mut v6): (sockaddr_in, sockaddr_in6) = unsafe { std::mem::zeroed() };
@@ -85,7 +85,7 @@ pub unsafe fn write(addr: SocketAddr, to: *mut sockaddr, room: socklen_t) -> soc
     len as socklen_t
 }
 
-/// As [`write()`], with the room at `len`, which becomes the length: the way of `accept` and `getsockname`.
+/// Like [`write()`], with the room read from `len`, which is set to the length, as in `accept` and `getsockname`.
 ///
 /// # Errors
 /// `EFAULT` when one of the two pointers is null.

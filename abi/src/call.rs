@@ -1,12 +1,12 @@
-//! The border of every exported call: no panic leaves, errors become `-1` and `errno`.
+//! The boundary of every exported call: no panic crosses it, and errors become `-1` and `errno`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::io::Errno;
 
-/// Types that an exported call returns, with C's value for "failed".
+/// Return types of exported calls, with the C value for failure.
 pub trait Failed {
-    /// The value for "failed; see `errno`".
+    /// The value that means "failed; see `errno`".
     const FAILED: Self;
 }
 
@@ -23,8 +23,8 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
 }
 
-/// While it lives, the thread is not cancelled (`pthread_cancel(3)`): that would unwind through our frames, which ends the process. Many calls of
-/// libc are points at which it would happen.
+/// Disables cancellation of the thread (`pthread_cancel(3)`) while it exists. Cancellation would unwind through our frames, which ends the process,
+/// and many libc calls are cancellation points.
 struct Uncancelled(libc::c_int);
 
 impl Uncancelled {
@@ -50,7 +50,7 @@ fn caught<T>(body: impl FnOnce() -> T) -> std::thread::Result<T> {
     catch_unwind(AssertUnwindSafe(body))
 }
 
-/// Runs the body of an exported call. A panic is a mistake of the library: the call fails with `EIO`.
+/// Runs the body of an exported call. A panic is a bug of the library: the call fails with `EIO`.
 pub fn run<T: Failed>(body: impl FnOnce() -> Result<T, Errno>) -> T {
     match caught(body) {
         Ok(Ok(value)) => value,
@@ -64,7 +64,7 @@ fn failed<T: Failed>(errno: Errno) -> T {
     T::FAILED
 }
 
-/// Runs the body of a call that returns an `errno` value: 0 for success. `errno` is set as well: programs that print it want the reason.
+/// Runs the body of a call that returns an `errno` value, 0 for success. `errno` is set as well, because programs print it.
 pub fn status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
     told(&caught(body))
 }
@@ -84,23 +84,23 @@ fn refused(errno: Errno) -> libc::c_int {
     errno.raw_os_error()
 }
 
-/// As [`status`], of a call that no device of ours has.
+/// Like [`status`], for a call that none of our devices supports.
 #[cfg(feature = "verbs")]
 pub(crate) fn unsupported() -> libc::c_int {
     refused(Errno::OPNOTSUPP)
 }
 
-/// As [`status`], for the calls of the fast path: nothing below them is a point of cancellation.
+/// Like [`status`], for the calls of the fast path, which contain no cancellation point.
 #[inline]
 pub fn quick_status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
     told(&catch_unwind(AssertUnwindSafe(body)))
 }
 
-/// A call that waits until a descriptor counts something, as `read(2)` does, and then fetches it: `false` when another thread has. While it waits the thread
-/// can be cancelled, as programs end their threads for events; so no frame below this one has anything to drop then.
+/// A call that waits on a counting descriptor with `read(2)`, and then fetches an event: `false` when another thread has taken it. The thread
+/// can be cancelled during the wait, because programs end their event threads so. No frame below this one has anything to drop then.
 ///
 /// # Safety
-/// `count_of` gives a descriptor of which eight bytes can be read.
+/// `count_of` returns a descriptor of which eight bytes can be read.
 #[cfg(feature = "verbs")]
 pub(crate) unsafe fn wait_and_fetch(
     count_of: impl Fn() -> Result<libc::c_int, Errno>,
@@ -129,7 +129,7 @@ pub(crate) unsafe fn wait_and_fetch(
     }
 }
 
-/// Runs the body of a call that returns an address: NULL and `errno` when it fails.
+/// Runs the body of a call that returns an address; NULL and `errno` on failure.
 pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
     match caught(body) {
         Ok(Ok(made)) => made,
@@ -148,12 +148,12 @@ pub(crate) fn set_errno(errno: Errno) {
     unsafe { *libc::__errno_location() = errno.raw_os_error() };
 }
 
-/// A length as the calls return it. No object is longer than `isize::MAX`.
+/// A length in the type that the calls return. No object is longer than `isize::MAX`.
 pub(crate) fn signed(len: usize) -> libc::ssize_t {
     libc::ssize_t::try_from(len).unwrap_or(libc::ssize_t::MAX)
 }
 
-/// A system call with the program's own arguments, for descriptors that are not ours.
+/// A system call with the program's arguments, for descriptors that are not ours.
 ///
 /// # Safety
 /// As for the system call.

@@ -1,13 +1,13 @@
-//! What C programs see of weft: types with C's layout, conversion of pointers, tables from descriptor and handle numbers to
-//! objects, `errno`. The packages in libs/ export it under C's names and hold nothing else.
+//! The C interfaces of weft: types with C's layout, conversion of pointers, tables from descriptors and handles to
+//! objects, `errno`. The packages in libs/ export it under the C names and contain nothing else.
 //!
 //! # Safety
 //!
-//! The calls take pointers from C programs. Each one's `# Safety` is that of its manual page: pointers are valid for what the call
-//! reads and writes through them, and what an asynchronous call is given stays so until its event has been dequeued.
-//! Nothing here forms a reference to memory of a program, because another of its threads may change it; it is read and
-//! written through raw pointers, and data is moved by the crates below, which copy it as memory that may race.
-//! Calls go to the system through `rustix` or [`libc::syscall`], never through the libc functions that a preload library replaces.
+//! The calls take pointers from C programs. The `# Safety` of each is that of its manual page: pointers are valid for what the call
+//! reads and writes through them, and the arguments of an asynchronous call stay valid until its event has been dequeued.
+//! This crate never forms a reference to memory of a program, because another of its threads may change it. It reads and
+//! writes that memory through raw pointers; the crates below move data, and copy it as memory that may race.
+//! System calls go through `rustix` or [`libc::syscall`], never through the libc functions that a preload library replaces.
 #![allow(clippy::cast_possible_wrap)] // C counts in `int`; what can be too large is checked
 
 pub mod address;

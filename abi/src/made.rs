@@ -1,10 +1,10 @@
-//! What is made once and stays, for statics that a forked child uses.
+//! Values for statics that are made once, safely for forked children.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A value that is made at its first use, and then stays. Nobody waits for another one who makes it (a forked child would wait for ever for a
-/// thread that it does not have): of several who make it at once, the first is taken.
+/// A value made at its first use, and then kept. No thread waits for another that makes it, because a forked child would wait for ever for a
+/// thread that does not exist in it. If several threads make it at once, the first value is kept.
 pub(crate) struct Made<T>(AtomicPtr<T>);
 
 impl<T: Send + Sync + 'static> Made<T> {
@@ -19,7 +19,7 @@ impl<T: Send + Sync + 'static> Made<T> {
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The value; `make` may be called in vain.
+    /// The value. The result of `make` is dropped if another thread was faster.
     #[inline]
     pub(crate) fn get_or_make(&'static self, make: impl FnOnce() -> T) -> &'static T {
         match self.get() {
@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
 
-    /// As in a child that was forked while another thread of the parent was making it.
+    /// The state of a child that was forked while another thread of the parent was making the value.
     #[test]
     fn nobody_waits_for_another_one() {
         static MADE: Made<String> = Made::new();

@@ -1,4 +1,4 @@
-//! Values of socket options, on their way from the program and to it.
+//! Conversion of socket option values from and to the program.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) unsafe fn taken<T: Copy>(value: *const c_void, len: socklen_t) -> Res
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
-/// An option's value for the program: cut off where there is no more room, as the system does it.
+/// Writes an option's value for the program, truncated to the given room as the kernel does.
 ///
 /// # Errors
 /// `EFAULT` for null.
@@ -46,7 +46,7 @@ pub(crate) unsafe fn give<T: Copy>(
     Ok(0)
 }
 
-/// A limit of time; zero for none.
+/// A time limit; zero means none.
 pub(crate) fn time(limit: Option<Duration>) -> timeval {
     let limit = limit.unwrap_or_default();
     timeval {

@@ -1,4 +1,4 @@
-//! What the program's memory is like.
+//! Checks of the program's memory.
 
 use std::ffi::c_void;
 
@@ -9,13 +9,13 @@ use weft_sys::map;
 #[cfg(feature = "verbs")]
 use crate::made::Made;
 
-/// Look whether all of a range is mapped.
+/// Checks that the whole range is mapped.
 ///
 /// # Errors
-/// `EFAULT` when a page of it is not: better now than as a signal later.
+/// `EFAULT` when a page is not mapped: an error now is better than a signal later.
 pub(crate) fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
     const PAGES: usize = 4096;
-    // SAFETY: it only asks. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
+    // SAFETY: it only reads a setting. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let first = addr / page;
     let Some(end) = len.checked_sub(1) else {
@@ -26,7 +26,7 @@ pub(crate) fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
     let mut at = first;
     while at <= last {
         let pages = (last - at + 1).min(PAGES);
-        // SAFETY: it only asks about addresses; the answer has a byte for each page.
+        // SAFETY: it only queries addresses; the answer has a byte for each page.
         let answer = unsafe {
             libc::mincore(
                 (at * page) as *mut c_void,
@@ -43,7 +43,7 @@ pub(crate) fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
 }
 
 #[cfg(feature = "verbs")]
-/// Look whether a range may be read, and written: at its ends only, because that touches the pages.
+/// Checks that a range is readable, or writable. Only its ends are checked, because the check touches the pages.
 ///
 /// # Errors
 /// `EFAULT`.
@@ -60,7 +60,7 @@ pub(crate) fn allows(addr: usize, len: usize, write: bool) -> Result<(), Errno> 
 }
 
 #[cfg(feature = "verbs")]
-/// Whether the page at `addr` can be faulted in for this. Kernels before 5.14 do not say; then it is "yes".
+/// True if the page at `addr` can be faulted in for this access. Kernels before 5.14 cannot report that; then the result is true.
 fn populate(addr: usize, write: bool) -> bool {
     static KNOWN: Made<bool> = Made::new();
     let known = *KNOWN.get_or_make(|| {
@@ -88,7 +88,7 @@ mod tests {
         let writable = map(3, libc::PROT_READ | libc::PROT_WRITE);
         assert_eq!(mapped(writable + 1, 8191), Ok(()));
         assert_eq!(allows(writable, 3 * 4096, true), Ok(()));
-        // SAFETY: ours, and nobody uses it.
+        // SAFETY: ours, and not used by others.
         unsafe { libc::munmap((writable + 4096) as *mut c_void, 4096) };
         assert_eq!(mapped(writable, 3 * 4096), Err(Errno::FAULT));
         assert_eq!(mapped(writable, 4096), Ok(()));

@@ -1,4 +1,4 @@
-//! `poll` and `select` for descriptors of ours and of the system together: what the program hands over, around the wait itself.
+//! `poll` and `select` for our descriptors and those of the kernel together: the conversion around the actual wait.
 
 use std::ffi::c_int;
 
@@ -6,10 +6,10 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, fd_set, nfds_t,
 use rustix::io::Errno;
 use smallvec::SmallVec;
 
-/// Descriptors of one call at most: no program has more open.
+/// The most descriptors of one call: no program has more open.
 const MOST: usize = 1 << 20;
 
-/// Has `wait` fill in what the descriptors are ready for. Returns what it does.
+/// Lets `wait` fill in the ready conditions of the descriptors. Returns its result.
 ///
 /// # Errors
 /// `EINVAL`, `EFAULT`, and those of `wait`.
@@ -28,7 +28,7 @@ pub(crate) unsafe fn poll(
     if fds.is_null() && n > 0 {
         return Err(Errno::FAULT);
     }
-    // Copies: another thread may look at the originals.
+    // Copies, because another thread may access the originals.
     let mut wanted: SmallVec<[pollfd; 8]> = (0..n)
         // SAFETY: the caller's promise.
         .map(|i| unsafe { fds.add(i).read() })
@@ -41,7 +41,7 @@ pub(crate) unsafe fn poll(
     Ok(count)
 }
 
-/// As [`poll`], for sets of descriptors; how many are left in them.
+/// Like [`poll`], for sets of descriptors. Returns the number of bits left in them.
 ///
 /// # Errors
 /// `EINVAL`, `EBADF`, and those of `wait`.

@@ -1,5 +1,5 @@
 /*
- * Step 1: the same program over RDMA. Every sockets call has got "exs_sync_" before its name, and nothing else has changed
+ * Step 1: the same program over RDMA. Every sockets call has the prefix "exs_sync_"; nothing else differs from step 0
  * (EXS interface 5.3). Without close(2), unistd.h is not needed either.
  *
  *     1-sync server ADDRESS [PORT]     prints the port that it listens on, and serves one client

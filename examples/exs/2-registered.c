@@ -1,6 +1,6 @@
 /*
- * Step 2: the memory is registered once, instead of by every call. It lies in one region, and the calls that move data take its
- * handle.
+ * Step 2: the memory is registered once, instead of by every call. It is in one region, and the calls that move data take the handle
+ * of that region.
  *
  *     2-registered server ADDRESS [PORT]     prints the port that it listens on, and serves one client
  *     2-registered client ADDRESS PORT

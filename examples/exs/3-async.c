@@ -1,5 +1,5 @@
 /*
- * Step 3: asynchronous. Calls start operations and return; each operation ends with an event in a queue. Several blocks are under way
+ * Step 3: asynchronous. Calls start operations and return; each operation ends with an event in a queue. Several blocks are in flight
  * at a time, so sender, receiver and network work at once. The calls and the wait for their events are in events.h.
  *
  *     3-async server ADDRESS [PORT]     prints the port that it listens on, and serves one client

@@ -1,6 +1,6 @@
 /*
- * Step 4: small packets. Short messages travel within the announcement that they would otherwise need, and the receiver reads them
- * where they arrived, without a copy, and gives that place back (EXS interface 5.1 and 5.2).
+ * Step 4: small packets. A short message travels inside its announcement. The receiver reads it where it arrived, without a copy,
+ * and then returns the buffer (EXS interface 5.1 and 5.2).
  *
  *     4-small-packets server ADDRESS [PORT]     prints the port that it listens on, and serves one client
  *     4-small-packets client ADDRESS PORT
@@ -9,13 +9,13 @@
 
 static int left_in_place;
 
-/* A short message, wherever it may arrive. */
+/* A short message at any address. */
 static void start_recv_short(int fd) {
     if (exs_recv(fd, m.answer, SHORT, MSG_WAITALL | EXS_IN_PLACE, queue, NULL, mh) < 0)
         fail("exs_recv");
 }
 
-/* The next short message, to be read where it is, and then to be given back. */
+/* The next short message. The caller reads it in place, and must recycle it. */
 static exs_event_t short_message(void) {
     exs_event_t event = next_event(EXS_EVT_RECV, "exs_recv");
     if (event.exs_evt_union.exs_evt_xfer.exs_evt_length != SHORT)
@@ -33,7 +33,7 @@ static void give_back(int fd, const exs_event_t *event) {
         fail("exs_recycle_recv_buffer");
 }
 
-/* Before it connects or listens, a socket says how long a message it takes as a small packet. */
+/* The longest small packet that a socket accepts must be set before it connects or listens. */
 static void take_small_packets(int fd) {
     if (exs_fcntl(fd, EXS_F_SETSMALLPACKET, SHORT) < 0)
         fail("exs_fcntl");
@@ -58,7 +58,7 @@ static void server(const char *address, const char *port) {
     for (int i = 0; i < ROUNDS; i++) {
         start_recv_short(fd);
         exs_event_t event = short_message();
-        /* Short messages are copied into their packet anyway, so they need no registration. */
+        /* Short messages are copied into their packet, so they need no registration. */
         if (exs_send(fd, event.exs_evt_union.exs_evt_xfer.exs_evt_buffer, SHORT, 0, queue, NULL,
                      EXS_MHANDLE_UNREGISTERED) < 0)
             fail("exs_send");

@@ -1,5 +1,5 @@
 /*
- * What no step changes: the command line, the lengths and contents, and the peer's address.
+ * The parts common to all steps: the command line, the lengths and contents, and the peer's address.
  */
 #include <arpa/inet.h>
 #include <netdb.h>

@@ -6,7 +6,7 @@
 
 #include "common.h"
 
-/* Blocks on their way at a time. */
+/* Blocks in flight at a time. */
 enum { UNDER_WAY = 8 };
 
 static struct memory {
@@ -42,7 +42,7 @@ static void start_recv(int fd, void *data, size_t len) {
         fail("exs_recv");
 }
 
-/* Where the data of the oldest receive is. It has all of it, or the peer has gone. */
+/* The data of the oldest receive: complete, unless the peer has gone. */
 static const unsigned char *received(size_t len) {
     exs_event_t event = next_event(EXS_EVT_RECV, "exs_recv");
     if (event.exs_evt_union.exs_evt_xfer.exs_evt_length != len)

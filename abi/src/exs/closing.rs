@@ -1,14 +1,14 @@
-//! What waits for sockets that are being closed, and for other threads.
+//! Waiting for sockets that are being closed, and for other threads.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_exs::Sink;
 
-/// How long the end of the program, or a blocking close, waits for what is still to be sent.
+/// How long the exit of the program, or a blocking close, waits for unsent data.
 pub(crate) const LINGER: Duration = Duration::from_secs(10);
 
-/// Sockets that are being closed with nobody waiting.
+/// The number of sockets that are being closed without a waiting thread.
 #[derive(Default)]
 pub(crate) struct Closing {
     count: Mutex<usize>,
@@ -19,7 +19,7 @@ impl Closing {
     pub(super) fn wait(&self, until: Instant) {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         let left = until.saturating_duration_since(Instant::now());
-        // What is left after that time is cut off by the exit.
+        // The exit cuts off the rest after that time.
         drop(
             self.fewer
                 .wait_timeout_while(count, left, |count| *count > 0),
@@ -30,7 +30,7 @@ impl Closing {
 pub(crate) struct OneClosing(Arc<Closing>);
 
 impl OneClosing {
-    /// One more, until the value is dropped.
+    /// Count one more close, until the value is dropped.
     pub(crate) fn begin(all: &Arc<Closing>) -> OneClosing {
         *all.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         OneClosing(Arc::clone(all))
@@ -48,7 +48,7 @@ impl Drop for OneClosing {
     }
 }
 
-/// A flag that one thread raises and another waits for.
+/// A flag that one thread sets and another waits for.
 #[derive(Default)]
 pub(crate) struct Done {
     done: Mutex<bool>,

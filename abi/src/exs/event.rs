@@ -1,4 +1,4 @@
-//! Events of operations in C's clothes.
+//! Conversion of events to their C form.
 
 use std::ffi::{c_int, c_short, c_void};
 use std::net::SocketAddr;
@@ -20,14 +20,14 @@ use super::types::{
 };
 use crate::address;
 
-/// The event for C. A new connection gets its place in the table, and data left in place is kept for its recycling.
+/// The event for C. A new connection is added to the table; data left in place is kept until it is recycled.
 pub(super) fn told(mut event: weft_exs::Event, op: Op) -> Event {
     let mut errno = event.result.err().map_or(0, Errno::raw_os_error);
     let mut flags = 0;
     if event.truncated {
         flags |= EXS_EVF_TRUNC;
     }
-    // Of a helper, what the library tells is a readiness.
+    // The event of a helper's operation is a poll event.
     let kind = match op.what {
         What::Connect => EXS_EVT_CONNECT,
         What::Accept(_) => EXS_EVT_ACCEPT,
@@ -42,7 +42,7 @@ pub(super) fn told(mut event: weft_exs::Event, op: Op) -> Event {
                     None => Err(event.result.err().unwrap_or(Errno::IO)),
                 },
             };
-            // SAFETY: what the program gave with the call.
+            // SAFETY: the pointer that the program passed with the call.
             errno = unsafe { new_connection(&new, addr.0) };
             EvtUnion {
                 exs_evt_accept: EvtAccept {
@@ -75,7 +75,7 @@ pub(super) fn told(mut event: weft_exs::Event, op: Op) -> Event {
             if matches!(event.kind, EventKind::RecvMsg | EventKind::RecvTimeout)
                 && let Of::Socket(entry) = &op.of
             {
-                // SAFETY: what the program gave with the call.
+                // SAFETY: the pointer that the program passed with the call.
                 unsafe { received(msg.0, entry.socket.peer_addr().ok(), event.truncated) };
             }
             EvtUnion {
@@ -136,7 +136,7 @@ fn ready(ready: Ready) -> EvtUnion {
         (Ready::HUP, EXS_POLLHUP),
     ];
     let bits = bits.iter().filter(|(r, _)| ready.contains(*r));
-    // All of the union: what the event has no use for is zero.
+    // Fills the whole union: bytes that the event does not use are zero.
     let mut union = EvtUnion {
         exs_evt_xferfile: EvtXferFile {
             exs_evt_vec: std::ptr::null(),
@@ -150,8 +150,8 @@ fn ready(ready: Ready) -> EvtUnion {
     union
 }
 
-/// What an event is about: an operation that ran into the socket's limit of time says that. With `EXS_TIMEOUT_ONCE` that ends the
-/// limit. One that had none ends with `ETIMEDOUT` where the whole connection does.
+/// The event kind: a timeout event for an operation that exceeded the socket's time limit. With `EXS_TIMEOUT_ONCE` that ends the
+/// limit. An operation without a limit ends with `ETIMEDOUT` only when the whole connection does.
 fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
     let (way, kind) = match event.kind {
         EventKind::Send | EventKind::SendMsg | EventKind::SendFile => (0, EventKind::SendTimeout),
@@ -165,20 +165,20 @@ fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
         return event.kind;
     }
     if entry.limits.once[way].swap(false, Ordering::AcqRel) {
-        // Limits of time can be changed at any time.
+        // Time limits can be changed at any time.
         let _ = entry.set_limit(way, None);
     }
     kind
 }
 
-/// Enters a new connection in the table: its number, and the peer's address.
+/// Adds a new connection to the table. Returns its descriptor, and the peer's address.
 pub(super) fn enter(socket: Socket, ipv6: bool) -> Result<(i32, Option<SocketAddr>), Errno> {
     let peer = socket.peer_addr().ok();
     let entry = Arc::new(Entry::new(socket, ipv6)?);
     Ok((state().sockets.insert(entry)?, peer))
 }
 
-/// Fills in the address of an accept; its `errno`.
+/// Fills in the address of an accept. Returns its `errno`.
 ///
 /// # Safety
 /// As for `exs_accept`.
@@ -205,7 +205,7 @@ unsafe fn new_connection(
     }
 }
 
-/// Fills in what a message header tells of a receive.
+/// Fills in the message header fields that report a receive.
 ///
 /// # Safety
 /// As for `exs_recvmsg`.
@@ -226,7 +226,7 @@ pub(super) unsafe fn received(msg: *mut MsgHdr, peer: Option<SocketAddr>, trunca
     }
 }
 
-/// Keeps data that was left in place until it is recycled; where it is. What has no address of its own comes back.
+/// Keeps data that was left in place until it is recycled. Returns its address; data without an address is returned.
 fn keep(entry: &Entry, in_place: InPlace) -> Result<*mut c_void, InPlace> {
     let Some(at) = in_place.memory().as_ptr() else {
         return Err(in_place);
@@ -237,14 +237,14 @@ fn keep(entry: &Entry, in_place: InPlace) -> Result<*mut c_void, InPlace> {
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
     if entry.is_closed() {
-        // Nobody could recycle it, and the place goes with the socket.
+        // The program could not recycle it; the place is freed with the socket.
         return Err(in_place);
     }
     kept.insert(at as usize, in_place);
     Ok(at)
 }
 
-/// Copies data that was left in place to where the receive wanted it.
+/// Copies data that was left in place to the buffer of the receive.
 ///
 /// # Safety
 /// `len` bytes at `buf` are writable.

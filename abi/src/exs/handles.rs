@@ -1,17 +1,17 @@
-//! Handle numbers that a program sees, and what stands behind them.
+//! Handle numbers for the objects of a program.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::io::Errno;
 
-/// Objects by number. A number is a place (low 16 bits) and a generation (the 15 above), so that it stays wrong for a long time
-/// after its object has gone; it is above zero.
+/// Objects by number. A number is an index (low 16 bits) and a generation (the 15 bits above). So it stays invalid for a long time
+/// after its object is gone. Numbers are above zero.
 pub(crate) struct Handles<T>(RwLock<Inner<T>>);
 
 struct Inner<T> {
     slots: Vec<Slot<T>>,
-    /// Oldest first: a place rests as long as possible.
+    /// Oldest first, so that an index is reused as late as possible.
     free: VecDeque<u16>,
 }
 
@@ -33,7 +33,7 @@ impl<T> Handles<T> {
     /// A number for the object.
     ///
     /// # Errors
-    /// `EMFILE` with 65,536 of them.
+    /// `EMFILE` when 65,536 are in use.
     pub(crate) fn insert(&self, object: Arc<T>) -> Result<i32, Errno> {
         let mut inner = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let place = if let Some(place) = inner.free.pop_front() {
@@ -55,7 +55,7 @@ impl<T> Handles<T> {
     /// The object.
     ///
     /// # Errors
-    /// `EBADF` for a number that was never given out, or whose object has gone.
+    /// `EBADF` for a number that was never assigned, or whose object is gone.
     pub(crate) fn get(&self, handle: i32) -> Result<Arc<T>, Errno> {
         let (generation, place) = split(handle)?;
         let inner = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +67,7 @@ impl<T> Handles<T> {
             .ok_or(Errno::BADF)
     }
 
-    /// Takes the object out if `may` allows it; the number is stale from then on.
+    /// Removes the object if `may` allows it; the number is invalid from then on.
     ///
     /// # Errors
     /// As in [`Self::get`], or those of `may`.

@@ -1,4 +1,4 @@
-//! What a thread that makes a connection of the system shares with the operation that it serves.
+//! State shared between an operation and the thread that makes its kernel connection.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
@@ -9,7 +9,7 @@ use weft_exs::{Context, Socket};
 
 use super::closing::{Done, LINGER};
 
-/// What a thread found out. Nothing: it was cancelled first, or did not live to tell.
+/// The result of a helper thread. Absent: the operation was cancelled first, or the thread ended without a result.
 pub(super) enum Found {
     Failed(Errno),
     Connected(Result<(), Errno>),
@@ -18,16 +18,16 @@ pub(super) enum Found {
 
 pub(super) type Shared = Arc<Mutex<Option<Found>>>;
 
-/// An operation that a thread carries out.
+/// An operation that a helper thread carries out.
 pub(super) struct Helped {
     pub(super) bell: Socket,
     pub(super) found: Shared,
-    /// The thread sees that this is gone, and ends.
+    /// Dropped to end the thread, which notices it.
     pub(super) alive: Option<OwnedFd>,
     pub(super) ended: Arc<Done>,
 }
 
-/// Once the event is the program's, the thread has let go of the program's socket, so that it can be closed for good.
+/// Before the program gets the event, the thread releases the program's socket, so that a close is final.
 impl Drop for Helped {
     fn drop(&mut self) {
         self.alive = None;
@@ -43,7 +43,7 @@ impl Helped {
             .take()
     }
 
-    /// How the connect ended.
+    /// The result of the connect.
     pub(super) fn connected(&self) -> Result<(), Errno> {
         match self.take() {
             Some(Found::Connected(result)) => result,
@@ -52,7 +52,7 @@ impl Helped {
         }
     }
 
-    /// How the accept ended. The program owns the descriptor from now on.
+    /// The result of the accept. The program owns the descriptor from now on.
     pub(super) fn accepted(&self) -> Result<(RawFd, Option<SocketAddr>), Errno> {
         match self.take() {
             Some(Found::Accepted(result)) => result.map(|(fd, peer)| (fd.into_raw_fd(), peer)),
@@ -62,7 +62,7 @@ impl Helped {
     }
 }
 
-/// The process's connection with itself.
+/// The connection of the process with itself.
 pub(super) struct Bell {
     socket: Socket,
     _other: OwnedFd,
@@ -86,7 +86,7 @@ impl Bell {
         rustix::net::connect(&one, &rustix::net::getsockname(&listener)?)?;
         let ours = rustix::net::getsockname(&one)?;
         loop {
-            // Somebody else's connection is none of ours.
+            // Ignore connections from others.
             let (other, from) = rustix::net::acceptfrom_with(&listener, SocketFlags::CLOEXEC)?;
             if from.as_ref() == Some(&ours) {
                 return Ok(Bell {

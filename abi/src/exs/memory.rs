@@ -69,10 +69,10 @@ pub unsafe fn mmodify(
     Ok(0)
 }
 
-/// The memory of an operation: `len` bytes at `buf`, in the region of `mh` unless that says unregistered.
+/// The memory of an operation: `len` bytes at `buf`, in the region of `mh` unless `mh` means unregistered.
 ///
 /// # Errors
-/// `EFAULT` for a null buffer with a length, or one outside its region; `EBADF` for a handle that is none.
+/// `EFAULT` for a null buffer with a length, or one outside its region; `EBADF` for an invalid handle.
 ///
 /// # Safety
 /// The memory stays usable until the operation's event has been dequeued.
@@ -98,10 +98,10 @@ pub(super) unsafe fn memory(
     Ok(memory)
 }
 
-/// A number of vector elements, of which `at` has that many.
+/// Checks the number of vector elements at `at`.
 ///
 /// # Errors
-/// `EINVAL` outside 0 to `IOV_MAX`, `EFAULT` for a null pointer to some.
+/// `EINVAL` outside 0 to `IOV_MAX`, `EFAULT` for a null pointer with elements.
 pub(super) fn elements<T>(at: *const T, count: c_int) -> Result<usize, Errno> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     match count {
@@ -115,7 +115,7 @@ pub(super) fn elements<T>(at: *const T, count: c_int) -> Result<usize, Errno> {
 /// The memory of a vector.
 ///
 /// # Errors
-/// Those of [`memory`], and `EINVAL` for lengths that do not fit a `ssize_t` together.
+/// Those of [`memory`], and `EINVAL` for lengths whose sum does not fit a `ssize_t`.
 ///
 /// # Safety
 /// `iov` has `count` elements, and each is as in [`memory`].
@@ -131,7 +131,7 @@ pub(super) unsafe fn vector(
     unsafe { gathered(pieces, uses) }
 }
 
-/// The same of the system's vectors.
+/// Like [`vector`], for the kernel's vectors.
 ///
 /// # Errors
 /// # Safety

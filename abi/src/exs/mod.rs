@@ -1,12 +1,12 @@
-//! Extended sockets for C: what `<sys/exs.h>` declares, without the names' `exs_`.
+//! Extended sockets for C: the declarations of `<sys/exs.h>`, without the prefix `exs_`.
 //!
-//! From below:
+//! Modules, lowest layer first:
 //!
-//! * `types`, `handles`: what C sees, and numbers for objects.
-//! * `closing`, `table`, `region`: what is waited for at the end; sockets by descriptor; registered memory and who uses it.
-//! * `helper`, `op`, `started`: operations under way, and those of one queue.
-//! * `state`: all of it, once a process.
-//! * `event`, `memory`, `queue`, `plain`, `socket`, `option`, and `sync_poll` and `sync` for the blocking calls: what programs call.
+//! * `types`, `handles`: the C types, and handle numbers for objects.
+//! * `closing`, `table`, `region`: waiting for closes at the end of the program; sockets by descriptor; registered memory and its users.
+//! * `helper`, `op`, `started`: outstanding operations, and those of one queue.
+//! * `state`: the global state of a process.
+//! * `event`, `memory`, `queue`, `plain`, `socket`, `option`, and `sync_poll` and `sync` for the blocking calls: the calls.
 #![allow(clippy::missing_safety_doc)] // one text for all, in the crate's documentation
 
 mod closing;

@@ -1,4 +1,4 @@
-//! Operations under way.
+//! Outstanding operations.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use super::region::Uses;
 use super::table::Entry;
 use super::types::{AHandle, AcceptAddr, MHandle, MsgHdr, XferFile};
 
-/// A pointer of the program's, used when the event is dequeued and not before.
+/// A pointer of the program. It is used when the event is dequeued and not before.
 #[derive(Clone, Copy)]
 pub(super) struct Ptr<T>(pub(super) *mut T);
-// SAFETY: the program may dequeue in any thread, and promises that the pointer is good there.
+// SAFETY: the program may dequeue in any thread, and promises that the pointer is valid there.
 unsafe impl<T> Send for Ptr<T> {}
 
-/// What an operation was, with what its event needs.
+/// The kind of an operation, with the data that its event needs.
 pub(super) enum What {
     Connect,
     Accept(Ptr<AcceptAddr>),
@@ -32,11 +32,11 @@ pub(super) enum What {
     Close,
 }
 
-/// Whose operation it is.
+/// The owner of an operation.
 pub(super) enum Of {
-    /// A socket's.
+    /// A socket.
     Socket(Arc<Entry>),
-    /// A thread's, which makes a connection of the system.
+    /// A helper thread, which makes a kernel connection.
     Helper(Helped),
 }
 
@@ -46,9 +46,9 @@ pub(super) struct Op {
     pub(super) ahandle: AHandle,
     pub(super) of: Of,
     pub(super) what: What,
-    /// Held until then.
+    /// Held until the event is dequeued.
     pub(super) uses: Uses,
-    /// Whether sends and receives had a limit of time when it was started.
+    /// For sends and for receives: true if there was a time limit when it was started.
     pub(super) limited: [bool; 2],
 }
 
@@ -65,8 +65,8 @@ impl Op {
         }
     }
 
-    /// Whether it is one of the socket that has this number now. What went on after the close of another with the number is not.
-    /// A helper's is known by its number only, so not when its queue is gone as well (`there`).
+    /// True if it belongs to the socket that has this number now, not to a closed socket that had the number.
+    /// A helper's operation is known by its number only, so it does not match when its queue is gone (`there` is false).
     pub(super) fn is_of(&self, fd: i32, socket: Option<&Arc<Entry>>, there: bool) -> bool {
         match &self.of {
             Of::Socket(entry) => socket.is_some_and(|socket| Arc::ptr_eq(socket, entry)),

@@ -22,7 +22,7 @@ use super::types::{
 };
 use crate::option::{give, taken, time};
 
-/// Which direction a limit of time is for.
+/// The direction of a time limit.
 #[derive(Clone, Copy)]
 enum Way {
     Send = 0,
@@ -95,7 +95,7 @@ pub unsafe fn getsockopt(
                 to_time: limit,
                 to_flags: if once { EXS_TIMEOUT_ONCE as c_int } else { 0 },
             };
-            // A program that has no room for the flags gets the time alone.
+            // A program without room for the flags gets only the time.
             // SAFETY: the caller's promise.
             return unsafe { give(&[whole], value, len) };
         }
@@ -117,7 +117,7 @@ fn way(name: c_int) -> Option<Way> {
     }
 }
 
-/// The socket whose option it is; `None`: the system's. Our own options on a socket of the system are for its operations under way.
+/// The socket of the option; `None`: a kernel option. Our own options on a kernel socket apply to its outstanding operations.
 fn of(fd: c_int, level: c_int, name: c_int) -> Result<Option<std::sync::Arc<Entry>>, Errno> {
     let ours = [
         SO_ASYNC_RECV_ORDERED,
@@ -176,7 +176,7 @@ pub unsafe fn setsockopt(
     let on = number != 0;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
-            // The system takes what is nearest to the wish, too.
+            // The kernel also uses the nearest possible value.
             let wanted = u32::try_from(number).unwrap_or(0).clamp(4096, 1 << 30);
             entry.socket.set_options(|o| o.buffer = wanted)?;
         }
@@ -187,7 +187,7 @@ pub unsafe fn setsockopt(
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => entry.set(|s| s.reuse_addr = on),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => entry.set(|s| s.keepalive = on),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => entry.set(|s| s.nodelay = on),
-        // Sockets are of one family or the other.
+        // Each socket has exactly one family.
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if entry.settings().ipv6 && on => {}
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if entry.settings().ipv6 => {
             return Err(Errno::INVAL);
@@ -198,13 +198,13 @@ pub unsafe fn setsockopt(
     Ok(0)
 }
 
-/// How long a blocking close waits.
+/// The time that a blocking close waits.
 pub(super) fn linger_of(entry: &Entry) -> Duration {
     let settings = entry.settings();
     settings.linger.unwrap_or(LINGER)
 }
 
-/// `exs_fcntl`. The argument is an `int` or a pointer, as the command wants it.
+/// `exs_fcntl`. The argument is an `int` or a pointer, depending on the command.
 pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
     let command = i64::from(cmd);
     if !(EXS_F_GETCREDITS..=EXS_F_GETSTATS).contains(&command) {

@@ -1,8 +1,8 @@
-//! Connections of the system, made asynchronously: `exs_connect` and `exs_accept` on its own sockets.
+//! Asynchronous connects and accepts on kernel sockets: `exs_connect` and `exs_accept`.
 //!
-//! Nothing below makes them, so a thread waits for each. Its event is the end of a poll on the *bell*, a connection of the process with
-//! itself on which nothing ever arrives: the thread leaves its result and cancels the poll. So the operation counts in its
-//! queue from the beginning, is cancelled like any other, and nobody but the library puts events into queues.
+//! The layers below have no such operations, so a thread waits for each. Its event is the end of a poll on the *bell*, a connection of the process with
+//! itself on which nothing ever arrives: the thread stores its result and cancels the poll. So the operation counts in its
+//! queue from the beginning, is cancelled like any other, and only the library puts events into queues.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -25,9 +25,9 @@ use crate::address;
 
 type Fallible<T> = Result<T, Errno>;
 
-/// A descriptor of the program for the thread: its own number for the same socket.
+/// A duplicate of the program's descriptor for the thread.
 fn ours(fd: RawFd) -> Fallible<OwnedFd> {
-    // SAFETY: not kept; a number that is no descriptor gives EBADF.
+    // SAFETY: not kept; an invalid number gives EBADF.
     let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
     if fd < 0 {
         return Err(Errno::BADF);
@@ -38,8 +38,8 @@ fn ours(fd: RawFd) -> Fallible<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(theirs, 0)
 }
 
-/// Starts the operation and the thread that does `work`, which is given something to wait at as well: it hangs up when the
-/// operation is over, cancelled for example.
+/// Starts the operation, and a thread that runs `work`. The descriptor passed to `work` hangs up when the
+/// operation is over, for example when it is cancelled.
 fn help(
     fd: RawFd,
     what: What,
@@ -73,7 +73,7 @@ fn help(
         shared: found,
         ended,
     };
-    // Without a thread, the closure is dropped, and that ends the operation with the error.
+    // If the thread cannot be started, the closure is dropped, which ends the operation with the error.
     let _ = std::thread::Builder::new()
         .name("exs-connection".into())
         .spawn(move || {
@@ -84,7 +84,7 @@ fn help(
     Ok(())
 }
 
-/// Leaves the result and rings the bell, whatever becomes of the thread.
+/// Stores the result and rings the bell on drop, even if the thread panics.
 struct End {
     bell: Socket,
     token: u64,
@@ -103,7 +103,7 @@ impl Drop for End {
     }
 }
 
-/// Waits for `what` of the socket; `false` when the operation was cancelled.
+/// Waits for the events `what` of the socket; `false` when the operation was cancelled.
 fn wait(socket: BorrowedFd<'_>, what: PollFlags, bell: BorrowedFd<'_>) -> Fallible<bool> {
     let mut fds = [
         PollFd::from_borrowed_fd(socket, what),
@@ -118,10 +118,10 @@ fn wait(socket: BorrowedFd<'_>, what: PollFlags, bell: BorrowedFd<'_>) -> Fallib
     }
 }
 
-/// `exs_connect` on a socket of the system.
+/// `exs_connect` on a kernel socket.
 ///
 /// # Errors
-/// Those of `connect` that show at once, among them `EISCONN`.
+/// The errors of `connect` that appear at once, among them `EISCONN`.
 pub(super) fn connect(
     fd: RawFd,
     to: SocketAddr,
@@ -133,7 +133,7 @@ pub(super) fn connect(
         return Err(Errno::ISCONN);
     }
     help(fd, What::Connect, queue, ahandle, move |bell| {
-        // The descriptor shares its flags with the program's: they are put back.
+        // The flags are shared with the program's descriptor, so they are restored.
         let flags = match rustix::fs::fcntl_getfl(&socket) {
             Ok(flags) => flags,
             Err(errno) => return Some(Found::Connected(Err(errno))),
@@ -153,10 +153,10 @@ pub(super) fn connect(
     })
 }
 
-/// `exs_accept` on a listening socket of the system.
+/// `exs_accept` on a listening kernel socket.
 ///
 /// # Errors
-/// `EINVAL` when it does not listen.
+/// `EINVAL` when the socket does not listen.
 pub(super) fn accept(fd: RawFd, what: What, queue: &QueueEntry, ahandle: AHandle) -> Fallible<()> {
     let socket = ours(fd)?;
     if !sockopt::socket_acceptconn(&socket)? {
@@ -176,7 +176,7 @@ pub(super) fn accept(fd: RawFd, what: What, queue: &QueueEntry, ahandle: AHandle
     })
 }
 
-/// Takes a connection if one is still there. Threads of ours take turns, so that none is caught in `accept` by another's luck.
+/// Accepts a connection if there still is one. Our threads take turns, so that none blocks in `accept` after another took its connection.
 fn accept_one(listener: BorrowedFd<'_>) -> Option<Fallible<(OwnedFd, Option<SocketAddr>)>> {
     let _turn = state()
         .accepting
@@ -190,7 +190,7 @@ fn accept_one(listener: BorrowedFd<'_>) -> Option<Fallible<(OwnedFd, Option<Sock
     }
     let mut addr = [0_u8; size_of::<libc::sockaddr_storage>()];
     let mut len = addr.len() as libc::socklen_t;
-    // SAFETY: the address has the room that `len` says.
+    // SAFETY: the address has the room that `len` states.
     let new = unsafe {
         crate::call::system(
             libc::SYS_accept4,
@@ -205,7 +205,7 @@ fn accept_one(listener: BorrowedFd<'_>) -> Option<Fallible<(OwnedFd, Option<Sock
         )
     };
     match new {
-        // SAFETY: a new descriptor, and nobody else's.
+        // SAFETY: a new descriptor, owned by nobody else.
         Ok(new) => Some(Ok(unsafe {
             let fd = OwnedFd::from_raw_fd(new as RawFd);
             (fd, address::read(addr.as_ptr().cast(), len).ok())

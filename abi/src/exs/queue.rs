@@ -21,9 +21,9 @@ use super::types::{
     QHandle, Signal,
 };
 
-/// Cancels the operations that `wanted` picks, which also hears whether the operation's queue is there; how many of them will end.
+/// Cancels the operations that `wanted` selects by the operation and whether its queue still exists. Returns the number that will end.
 pub(super) fn cancel(wanted: impl Fn(&Op, bool) -> bool) -> usize {
-    // Held meanwhile: a queue that is just being deleted is in one of the two.
+    // Locked while both lists are read, so that a queue that is being deleted is in one of them.
     let deleted = state().deleted();
     let queues = state().queues.all();
     let gone: Vec<_> = deleted.iter().filter_map(Weak::upgrade).collect();
@@ -34,7 +34,7 @@ pub(super) fn cancel(wanted: impl Fn(&Op, bool) -> bool) -> usize {
         .sum()
 }
 
-/// The first of `count` tokens in a row, for operations that only the library waits for.
+/// The first of `count` consecutive tokens, for operations that only the library waits for.
 pub(super) fn own_token(count: u64) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
     NEXT.fetch_add(count, Ordering::Relaxed)
@@ -44,7 +44,7 @@ pub(super) fn own_token(count: u64) -> u64 {
 pub fn qcreate(depth: c_int) -> Result<QHandle, Errno> {
     let queue = Queue::new(&state().context()?, positive(depth)?)?;
     let started = Arc::new(Started::new());
-    // A deleted queue's operations go on, and keep what they use until they end.
+    // The operations of a deleted queue continue, and keep their resources until they end.
     let left = Arc::clone(&started);
     queue.on_unheard(move |token| drop(left.take(token)));
     state()
@@ -56,7 +56,7 @@ pub fn qcreate(depth: c_int) -> Result<QHandle, Errno> {
 pub fn qdelete(qh: QHandle) -> Result<c_int, Errno> {
     let mut deleted = state().deleted();
     let entry = state().queues.remove(qh, |_| Ok(()))?;
-    // The library keeps the queue, and with it these, while operations are outstanding.
+    // The library keeps the queue, and with it its operations, while some are outstanding.
     deleted.retain(|started| started.strong_count() > 0);
     deleted.push(Arc::downgrade(&entry.started));
     drop(deleted);
@@ -72,7 +72,7 @@ fn positive(value: c_int) -> Result<usize, Errno> {
 }
 
 /// # Errors
-/// `EFAULT` for null, `EINVAL` for another size than that of the attribute.
+/// `EFAULT` for null, `EINVAL` if the size differs from the attribute's.
 fn attribute<T>(value: *const c_void, len: usize) -> Result<*const T, Errno> {
     if value.is_null() {
         return Err(Errno::FAULT);
@@ -169,10 +169,10 @@ pub unsafe fn qstatus(
     unsafe { put(number as c_int, value, len) }
 }
 
-/// A time-out: `None` without one.
+/// A time-out: `None` for null.
 ///
 /// # Errors
-/// `EINVAL` for a negative one, or a million microseconds and more.
+/// `EINVAL` for a negative one, or one with a million microseconds or more.
 ///
 /// # Safety
 /// `timeout` is null or readable.
@@ -217,13 +217,13 @@ pub unsafe fn qdequeue(
         (..0, _) => max,
         _ => 1,
     };
-    // Taken out, so that nothing that an event lets go can meet it borrowed.
+    // Taken out of the cell, so that code run by a dropped event cannot find it borrowed.
     let mut taken = TAKEN.take();
     let waited = entry.queue.dequeue(&mut taken, max, at_least, limit);
     let mut count = 0;
     for event in taken.drain(..) {
         if let Some(op) = entry.started.take(event.token) {
-            // SAFETY: `count` stays below `max`, and `events` has room for so many.
+            // SAFETY: `count` stays below `max`, and `events` has room for `max` events.
             unsafe { events.add(count).write(event::told(event, op)) };
             count += 1;
         }

@@ -1,4 +1,4 @@
-//! Registered regions of programs, and who uses them.
+//! Registered regions of programs, and their users.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
@@ -7,20 +7,20 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use weft_exs::Region;
 
-/// What an `exs_mhandle_t` stands for.
+/// The object of an `exs_mhandle_t`.
 pub(crate) struct Mem {
     pub(super) current: RwLock<Registered>,
-    /// Operations that have not been dequeued.
+    /// Number of operations that have not been dequeued.
     users: AtomicUsize,
 }
 
 pub(crate) struct Registered {
     pub(super) addr: usize,
-    /// Not there when it has been deregistered.
+    /// `None` when it has been deregistered.
     pub(super) region: Option<Arc<Region>>,
 }
 
-/// An operation uses the region until this is dropped.
+/// Marks the region as used by an operation until it is dropped.
 pub(crate) struct InUse(Arc<Mem>);
 
 impl InUse {
@@ -54,5 +54,5 @@ impl Mem {
     }
 }
 
-/// The regions that one operation uses: mostly one.
+/// The regions that one operation uses, usually one.
 pub(crate) type Uses = SmallVec<[InUse; 1]>;

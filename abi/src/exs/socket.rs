@@ -1,4 +1,4 @@
-//! The calls on sockets: asynchronous ones, and those that never wait.
+//! The asynchronous calls on sockets, and those that never wait.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -52,7 +52,7 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errn
     state.sockets.insert(Arc::new(entry))
 }
 
-/// A call for one of the system's descriptors.
+/// A call on a kernel descriptor.
 ///
 /// # Safety
 /// As for the system call; it has at most five arguments after the descriptor.
@@ -134,12 +134,12 @@ pub(super) fn flags(flags: c_int, known: c_int) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Flags of sends that mean nothing here, or what happens anyway.
+/// Send flags that have no effect here, or whose effect is the default.
 pub(super) const SEND_FLAGS: c_int =
     libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE | libc::MSG_EOR;
 
 /// # Errors
-/// `EOPNOTSUPP` for a flag that receives do not have.
+/// `EOPNOTSUPP` for a flag that receives do not support.
 pub(super) fn recv_flags(given: c_int, waits: bool) -> Result<RecvFlags, Errno> {
     let in_place = EXS_IN_PLACE as c_int;
     let known = libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -158,7 +158,7 @@ fn queue(qh: QHandle) -> Result<Arc<QueueEntry>, Errno> {
     state().queues.get(qh)
 }
 
-/// What every send and receive names.
+/// The arguments common to every send and receive.
 struct Transfer {
     entry: Arc<Entry>,
     queue: Arc<QueueEntry>,
@@ -335,12 +335,12 @@ pub unsafe fn recvmsg(
     })
 }
 
-/// A piece of a file, with a descriptor of our own.
+/// A piece of a file, with a duplicate of the descriptor.
 fn file_piece(fd: c_int, offset: libc::off_t, len: usize) -> Result<FilePiece, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: not kept; a number that is no descriptor gives EBADF.
+    // SAFETY: not kept; an invalid number gives EBADF.
     let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
     let file: OwnedFd = rustix::io::fcntl_dupfd_cloexec(theirs, 0)?;
     Ok(FilePiece {
@@ -366,7 +366,7 @@ pub unsafe fn sendfile(
         // SAFETY: one of the elements.
         let piece = unsafe { vec.add(i).read() };
         pieces.push(match i64::from(piece.xf_type) {
-            // SAFETY: the type says which it is; the caller's promise.
+            // SAFETY: the type selects the field; the caller's promise.
             EXS_IOVEC => unsafe {
                 let iov = piece.xf_vec.xf_iovec;
                 let memory = memory(
@@ -390,12 +390,12 @@ pub unsafe fn sendfile(
     })
 }
 
-/// A file, or a part of one, as pieces of a send: for `exs_sync_sendfile`.
+/// A file, or a part of it, as the pieces of a send, for `exs_sync_sendfile`.
 pub(super) fn file(fd: c_int, offset: libc::off_t, len: usize) -> Result<Vec<Piece>, Errno> {
     Ok(vec![Piece::File(file_piece(fd, offset, len)?)])
 }
 
-/// `exs_poll`. Each descriptor is an operation; the result is how many were started if not all were.
+/// `exs_poll`. Each descriptor is one operation. If not all could be started, the result is the number of those that were.
 pub unsafe fn poll(
     fds: *const PollFd,
     n: c_int,
@@ -433,7 +433,7 @@ pub unsafe fn poll(
     Ok(0)
 }
 
-/// A queue that there need not be.
+/// An optional queue.
 fn maybe_queue(qh: QHandle) -> Result<Option<Arc<QueueEntry>>, Errno> {
     if i64::from(qh) == EXS_QHANDLE_INVALID {
         return Ok(None);
@@ -474,14 +474,14 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
     let closed = state
         .sockets
         .remove(fd, |entry| start_close(entry, queue.as_deref(), ah))?;
-    // SAFETY: the program gives its descriptor up with this call.
+    // SAFETY: the program gives up its descriptor with this call.
     let give_up = || unsafe { on_system(libc::SYS_close, fd, &[]) };
     match closed {
         Removed::Exs(_) => Ok(0),
-        // There is no connection here whose end an event could tell.
+        // This process has no connection whose end an event could report.
         Removed::Inherited => give_up().and(Err(Errno::NOTCONN)),
         Removed::System => {
-            // Operations that are outstanding hold a descriptor of their own.
+            // Outstanding operations hold a duplicate of the descriptor.
             if let Some(entry) = state.closable(fd, queue.is_some())? {
                 start_close(&entry, queue.as_deref(), ah)?;
             }
@@ -490,8 +490,8 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
     }
 }
 
-/// Starts the close of a socket. A program that ends before it is done waits for what was sent. A connection of the system may be another
-/// process's as well: only our descriptor is given up.
+/// Starts the close of a socket. A program that exits before it is done waits for sent data to be delivered. Another process may share a kernel
+/// connection, so only our descriptor is closed.
 fn start_close(entry: &Arc<Entry>, queue: Option<&QueueEntry>, ah: AHandle) -> Result<(), Errno> {
     let closing = Box::new(OneClosing::begin(&state().closing));
     let close = |sink| entry.socket.close_guarded(sink, closing);

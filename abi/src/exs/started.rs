@@ -1,4 +1,4 @@
-//! The operations whose events will come to a queue.
+//! The outstanding operations of a queue.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,20 +8,20 @@ use weft_exs::{Queue, Sink};
 
 use super::op::Op;
 
-/// What an `exs_qhandle_t` stands for.
+/// The object of an `exs_qhandle_t`.
 pub(crate) struct QueueEntry {
     pub(super) queue: Queue,
     pub(super) started: Arc<Started>,
 }
 
-/// The operations of a queue. They outlast it when it is deleted.
+/// The operations of a queue. They outlive it when it is deleted.
 pub(crate) struct Started {
-    /// In this queue's tokens, so that a socket with operations in several queues can tell them apart.
+    /// Part of this queue's tokens. It distinguishes the operations that a socket has in several queues.
     serial: u32,
     ops: Mutex<Ops>,
 }
 
-/// Operations by the place in their token.
+/// Operations by the index in their token.
 #[derive(Default)]
 struct Ops {
     slots: Vec<Slot>,
@@ -30,13 +30,13 @@ struct Ops {
 
 #[derive(Default)]
 struct Slot {
-    /// Of the operation, or the next one: a thread that is late must not meet its successor.
+    /// The generation of the operation, or of the next one: a late thread must not find a successor.
     generation: u32,
     op: Option<Op>,
 }
 
-/// Bits of a place in a token: a queue has at most a million, and threads whose operations it is about to refuse. It and the generation are the
-/// lower 42 bits.
+/// Bits of the index in a token: a queue has at most a million operations, plus those of threads that are about to be refused. The index and the
+/// generation are the lower 42 bits.
 const PLACE: u32 = 21;
 const GENERATION: u32 = 21;
 
@@ -83,7 +83,7 @@ impl Started {
         self.ops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What this queue's tokens have in common. Bit 62 keeps them apart from addresses, and bit 63 from [`super::queue::own_token`]s.
+    /// The common part of this queue's tokens. Bit 62 distinguishes them from addresses, and bit 63 from [`super::queue::own_token`]s.
     fn mine(&self) -> u64 {
         1 << 62 | u64::from(self.serial & 0xf_ffff) << (PLACE + GENERATION)
     }
@@ -92,7 +92,7 @@ impl Started {
         self.ops().remove(token)
     }
 
-    /// Cancels the operations that `wanted` picks; how many of them will end.
+    /// Cancels the operations that `wanted` selects. Returns the number that will end.
     pub(super) fn cancel(&self, wanted: impl Fn(&Op) -> bool) -> usize {
         let chosen: Vec<_> = self
             .ops()
@@ -112,16 +112,16 @@ impl Started {
 }
 
 impl QueueEntry {
-    /// Starts an operation with `start`, whose sink leads to this queue; its token.
+    /// Starts an operation with `start`, whose sink leads to this queue. Returns its token.
     ///
     /// # Errors
-    /// Those of `start`; there will be no event then.
+    /// Those of `start`; then there is no event.
     pub(super) fn start(
         &self,
         op: Op,
         start: impl FnOnce(Sink) -> Result<(), Errno>,
     ) -> Result<u64, Errno> {
-        // Before it is started: its event may be there, and taken by another thread, before `start` returns.
+        // Inserted first: the event may arrive, and another thread take it, before `start` returns.
         let started = &self.started;
         let token = started.mine() | started.ops().insert(op);
         start(Sink::Queue(self.queue.clone(), token)).inspect_err(|_| {

@@ -1,4 +1,4 @@
-//! What the calls share: the context, the tables, and what becomes of them in a forked child and at the end of the program.
+//! The state that the calls share: the context and the tables, and their handling in a forked child and at exit.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -16,17 +16,17 @@ use super::started::{QueueEntry, Started};
 use super::table::{Entry, Found, Sockets};
 use super::types::{EXS_VERSION1, Version};
 
-/// Everything. It is leaked: a forked child leaves its parent's alone and begins with a new one.
+/// The global state. It is leaked: a forked child leaves its parent's state alone and starts with a new one.
 pub(crate) struct State {
     context: Mutex<Option<Context>>,
     bell: Mutex<Option<Bell>>,
     pub(crate) queues: Handles<QueueEntry>,
-    /// Of queues that were deleted, while there are any.
+    /// The operations of deleted queues, while there are any.
     deleted: Mutex<Vec<Weak<Started>>>,
     pub(crate) regions: Handles<Mem>,
     pub(crate) sockets: Sockets,
     pub(crate) closing: Arc<Closing>,
-    /// Held by a helping thread that takes a connection of the system's.
+    /// Held by a helper thread during an accept on a kernel socket.
     pub(crate) accepting: Mutex<()>,
 }
 
@@ -46,7 +46,7 @@ impl State {
         }))
     }
 
-    /// The program's context, made when it is first asked for.
+    /// The program's context, made on first use.
     pub(crate) fn context(&self) -> Result<Context, Errno> {
         let mut context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(context) = &*context {
@@ -57,7 +57,7 @@ impl State {
         Ok(made)
     }
 
-    /// The socket for an asynchronous operation: one of ours, or a connected stream socket of the system.
+    /// The socket for an asynchronous operation: one of ours, or a connected stream socket of the kernel.
     ///
     /// # Errors
     /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket, `ENOTCONN`.
@@ -68,8 +68,8 @@ impl State {
         }
     }
 
-    /// A stream socket of the system that is to be closed, whether or not it is connected any more. `None` where nobody asks (`told`) and no
-    /// operation is outstanding.
+    /// A kernel stream socket for a close, connected or not. `None` without a queue for the event (`told`) and without
+    /// outstanding operations.
     ///
     /// # Errors
     /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket.
@@ -81,12 +81,12 @@ impl State {
         self.sockets.known_plain(fd)
     }
 
-    /// Operations of queues that were deleted.
+    /// The operations of deleted queues.
     pub(crate) fn deleted(&self) -> MutexGuard<'_, Vec<Weak<Started>>> {
         self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bell of helping threads, made when it is first needed.
+    /// The bell of helper threads, made on first use.
     pub(crate) fn bell(&self) -> Result<Socket, Errno> {
         let context = self.context()?;
         let mut bell = self.bell.lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,7 +98,7 @@ impl State {
     }
 }
 
-/// No `errno` says what is wrong with the environment or the machine: it is said on the standard error output, once.
+/// Prints the error once to standard error, because no `errno` describes a fault of the environment or the machine.
 fn cannot_begin(error: weft_exs::Error) -> Errno {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
@@ -120,9 +120,9 @@ pub(crate) fn state() -> &'static State {
 #[cold]
 fn first() -> &'static State {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    // No lock and nothing to wait for, since a fork may come between any two lines. To be told twice does no harm.
+    // No lock and no wait, because a fork may come between any two lines. Registering twice is harmless.
     if !TOLD.load(Ordering::Acquire) {
-        // SAFETY: the handlers are functions that stay.
+        // SAFETY: the handlers are functions, which stay valid.
         unsafe {
             libc::pthread_atfork(None, None, Some(in_child));
             libc::atexit(at_exit);
@@ -131,7 +131,7 @@ fn first() -> &'static State {
     }
     let made = std::ptr::from_ref(State::new(Sockets::new())).cast_mut();
     let swap = STATE.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
-    // Of several who are first at once, one is taken; an unused state is small.
+    // If several threads are first at once, one state is kept; an unused state is small.
     let stored = swap.map_or_else(|theirs| theirs, |_| made);
     // SAFETY: only leaked states are stored.
     unsafe { &*stored }
@@ -149,22 +149,22 @@ extern "C" fn in_child() {
     }
 }
 
-/// A program that ends has its sockets closed in order, as the system does it for its own: what was sent is delivered. Sockets that
-/// cannot get rid of it in [`LINGER`] are cut off.
+/// At exit the program's sockets are closed in order, as the kernel closes its own: sent data is delivered. Sockets that
+/// cannot deliver it within [`LINGER`] are cut off.
 extern "C" fn at_exit() {
-    // A panic must not hinder the exit, and there is nobody left to be told.
+    // A panic must not prevent the exit, and there is no caller to report it to.
     let _ = std::panic::catch_unwind(|| {
         let state = state();
         for entry in state.sockets.take_all() {
             let closing = OneClosing::begin(&state.closing);
-            // What cannot be closed has nothing to deliver; the sink is dropped, which counts as the end.
+            // A socket that cannot be closed has nothing to deliver; the sink is dropped, which counts as the end.
             let _ = entry.end(closing.sink());
         }
         state.closing.wait(Instant::now() + LINGER);
     });
 }
 
-/// `exs_init`: the version, and the device, so that a machine that cannot do it says so here.
+/// `exs_init`: checks the version, and opens the device, so that a machine without support fails here.
 pub fn init(version: Version) -> Result<i32, Errno> {
     if i64::from(version) != EXS_VERSION1 {
         return Err(Errno::INVAL);

@@ -1,5 +1,5 @@
-//! The blocking calls: those of sockets, under other names. What is no EXS socket goes to the system, so that a program can change
-//! the names of all its calls at once.
+//! The blocking calls: those of sockets, under other names. Descriptors that are not EXS sockets are passed to the kernel, so that a program can
+//! rename all its calls at once.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -30,29 +30,29 @@ pub use super::option::{getsockopt, plain_fcntl as fcntl, setsockopt};
 pub use super::socket::{bind, getpeername, getsockname, listen, socket};
 pub use super::sync_poll::{poll, select};
 
-/// Room in a thread's own queue: as many operations as one call may need. It is only a number.
+/// Depth of a thread's own queue: the most operations that one call may need. A large depth costs no memory.
 const OWN_DEPTH: usize = 1 << 20;
 
 thread_local! {
-    /// The queue that this thread waits at, with the state that it belongs to: a forked child needs another.
+    /// The queue on which this thread waits, with its state: a forked child needs another.
     static OWN: RefCell<Option<(&'static State, Queue)>> = const { RefCell::new(None) };
 }
 
-/// This thread's queue.
+/// The queue of this thread.
 pub(super) fn own_queue() -> Result<Queue, Errno> {
     let current = state();
     OWN.with_borrow_mut(|own| match own {
         Some((of, queue)) if std::ptr::eq(*of, current) => Ok(queue.clone()),
         _ => {
             let queue = Queue::new(&current.context()?, OWN_DEPTH)?;
-            // A queue of the parent is left alone: its threads are not here.
+            // The parent's queue is leaked: its threads do not exist here.
             std::mem::forget(own.replace((current, queue.clone())));
             Ok(queue)
         }
     })
 }
 
-/// Carries out one operation, which has no limit of its own, and waits for its event; after the limit it is cancelled.
+/// Runs one operation, which has no time limit itself, and waits for its event; after the limit it is cancelled.
 fn carry_out(
     socket: &Socket,
     limit: Option<Duration>,
@@ -64,7 +64,7 @@ fn carry_out(
     let mut events = Vec::new();
     let mut result = queue.dequeue(&mut events, 1, 1, limit).map(|_| ());
     if events.is_empty() {
-        // Time is up, or a signal came. The operation has the memory until its event, so that is awaited.
+        // Time is up, or a signal came. The operation uses the memory until its event, so that is awaited.
         socket.cancel(Some(token));
         while events.is_empty() {
             if let Err(errno) = queue.dequeue(&mut events, 1, 1, None)
@@ -111,7 +111,7 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Resul
         Ok(()) if entry.nonblock() => Err(Errno::INPROGRESS),
         Ok(()) => {
             if let Some(end) = entry.connecting() {
-                // A signal's handler ends the wait; the connection goes on being made.
+                // A signal handler ends the wait; the connect continues.
                 await_readable(end.as_fd())?;
             }
             failed_before(&entry).map(|()| 0)
@@ -148,7 +148,7 @@ pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> Res
     Ok(new)
 }
 
-/// Sends, as the socket and the flags have it.
+/// Sends, according to the socket's options and the flags.
 fn send_memory(entry: &Arc<Entry>, memory: Memory, flag: c_int) -> Result<ssize_t, Errno> {
     flags(flag, SEND_FLAGS)?;
     failed_before(entry)?;
@@ -158,7 +158,7 @@ fn send_memory(entry: &Arc<Entry>, memory: Memory, flag: c_int) -> Result<ssize_
     entry.socket.send_wait(memory).map(signed)
 }
 
-/// The error of a send that did not wait, once.
+/// The error of an earlier non-blocking send, reported once.
 fn failed_before(entry: &Entry) -> Result<(), Errno> {
     match entry.error.swap(0, Ordering::AcqRel) {
         0 => Ok(()),
@@ -166,7 +166,7 @@ fn failed_before(entry: &Entry) -> Result<(), Errno> {
     }
 }
 
-/// Sends a copy of as much as there is room for, without waiting.
+/// Sends a copy of as many bytes as there is room for, without waiting.
 fn send_copy(entry: &Arc<Entry>, memory: &Memory) -> Result<ssize_t, Errno> {
     if entry.connecting().is_some() {
         return Err(Errno::AGAIN);
@@ -178,7 +178,7 @@ fn send_copy(entry: &Arc<Entry>, memory: &Memory) -> Result<ssize_t, Errno> {
         let free = room.saturating_sub(unsent);
         take = match entry.socket.kind() {
             Kind::Stream => whole.min(free),
-            // A message goes whole, and one that is longer than the room goes alone.
+            // A message is sent whole, and one longer than the send buffer is sent alone.
             Kind::SeqPacket if whole <= free || unsent == 0 => whole,
             Kind::SeqPacket => 0,
         };
@@ -190,7 +190,7 @@ fn send_copy(entry: &Arc<Entry>, memory: &Memory) -> Result<ssize_t, Errno> {
         .map_err(|_| Errno::AGAIN)?;
     let copy = first_bytes(memory, take);
     let of = Arc::downgrade(entry);
-    // The program hears that it is taken, so no limit of time may cut it short: those are for calls that wait.
+    // The program is told that the data is accepted, so no time limit may cut it short: limits are for calls that wait.
     let started = entry.socket.send_without_limit(
         Memory::Owned(copy),
         Sink::call(move |event| {
@@ -234,12 +234,12 @@ fn first_bytes(memory: &Memory, len: usize) -> Vec<u8> {
     out
 }
 
-/// Receives, as the socket and the flags have it.
+/// Receives, according to the socket's options and the flags.
 fn recv_memory(entry: &Entry, memory: &Memory, flag: c_int) -> Result<ssize_t, Errno> {
     recv_whole(entry, memory, flag).map(|(count, _)| count)
 }
 
-/// As [`recv_memory`]: also whether a message was longer. After a shutdown there is nothing to receive.
+/// Like [`recv_memory`], and also returns whether a message was longer. After a shutdown there is nothing to receive.
 fn recv_whole(entry: &Entry, memory: &Memory, flag: c_int) -> Result<(ssize_t, bool), Errno> {
     let mut flag = recv_flags(flag, true)?;
     if entry.nonblock() {
@@ -418,12 +418,12 @@ pub unsafe fn writev_mh(fd: c_int, iov: *const IoVec, count: c_int) -> Result<ss
 }
 
 /// # Errors
-/// `EOPNOTSUPP` for what is the system's: its vectors are another type.
+/// `EOPNOTSUPP` for a kernel descriptor, whose calls use another type of vector.
 fn ours(fd: c_int) -> Result<Arc<Entry>, Errno> {
     match state().sockets.find(fd)? {
         Found::Exs(entry) => Ok(entry),
         Found::System => {
-            // SAFETY: not kept; a number that is no descriptor gives EBADF.
+            // SAFETY: not kept; an invalid number gives EBADF.
             rustix::io::fcntl_getfd(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })?;
             Err(Errno::OPNOTSUPP)
         }
@@ -527,7 +527,7 @@ pub unsafe fn sendfile(
         // SAFETY: the caller's promise.
         unsafe { *offset }
     };
-    // usize::MAX would mean "to the end"; no file is that long.
+    // usize::MAX would mean "to the end of the file"; no file is that long.
     let pieces = socket::file(file, start, count.min(isize::MAX as usize))?;
     let limit = entry.socket.options().send_timeout;
     let event = carry_out(&entry.socket, limit, |sink| {
@@ -569,7 +569,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<c_int, Errno> {
     Ok(0)
 }
 
-/// `exs_sync_close`: waits until what was sent is delivered, at most for the linger time.
+/// `exs_sync_close`: waits until sent data is delivered, at most for the linger time.
 pub fn close(fd: c_int) -> Result<c_int, Errno> {
     let state = state();
     let done = Arc::new(Done::default());
@@ -588,7 +588,7 @@ pub fn close(fd: c_int) -> Result<c_int, Errno> {
             }
             Ok(0)
         }
-        // SAFETY: the program gives its descriptor up with this call.
+        // SAFETY: the program gives up its descriptor with this call.
         Removed::Inherited | Removed::System => unsafe { on_system(libc::SYS_close, fd, &[]) },
     }
 }

@@ -1,4 +1,4 @@
-//! `exs_sync_poll` and `exs_sync_select`, over sockets of ours and descriptors of the system together.
+//! `exs_sync_poll` and `exs_sync_select`, for our sockets and kernel descriptors together.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -20,14 +20,14 @@ use super::table::{Entry, Found};
 use crate::call::system;
 use crate::{option, select};
 
-/// How long a call looks before it sleeps, where that has paid off lately: a message to a sleeper wakes the engine, and the engine the sleeper.
+/// How long a call polls before it sleeps, if polling has paid off lately. A message to a sleeping thread must wake first the engine, then the thread.
 const LOOKS: Duration = Duration::from_micros(20);
-/// Calls that sleep at once after one that has looked in vain: twice as many after each further one.
+/// Number of calls that sleep at once after a vain polling phase; it doubles with each further one.
 const PAUSE: u32 = 8;
 const LONGEST_PAUSE: u32 = 1024;
 
 thread_local! {
-    /// Calls of this thread that are still to sleep at once, and how many after the next look in vain.
+    /// Number of calls of this thread that will still sleep at once, and the number after the next vain polling phase.
     static PAUSES: Cell<(u32, u32)> = const { Cell::new((0, PAUSE)) };
 }
 
@@ -41,7 +41,7 @@ pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, time: c_int) -> Result<c_int, Er
     unsafe { select::poll(fds, n, |fds| wait(fds, limit)) }
 }
 
-/// Waits until something is ready, and says how many are.
+/// Waits until a descriptor is ready. Returns the number of ready ones.
 fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
     for fd in &mut *fds {
@@ -59,7 +59,7 @@ fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
     }
     let mut looked = false;
     loop {
-        // Without waiting, ours and the system's.
+        // Check ours and the kernel's without waiting.
         let ready = look(fds, &ours)?;
         if ready > 0 || until.is_some_and(|until| until <= Instant::now()) {
             return Ok(ready);
@@ -74,7 +74,7 @@ fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
     }
 }
 
-/// Looks again and again, where that has paid off lately; how many are ready.
+/// Polls repeatedly, if that has paid off lately. Returns the number of ready descriptors.
 fn look_for_a_while(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c_int, Errno> {
     let (left, next) = PAUSES.get();
     if left > 0 {
@@ -83,11 +83,11 @@ fn look_for_a_while(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c
     }
     let begun = Instant::now();
     while begun.elapsed() < LOOKS {
-        // The peer may be waiting for this very processor.
+        // The peer may be waiting for this processor.
         std::thread::yield_now();
         let ready = look(fds, ours)?;
         if ready > 0 {
-            // Somebody busy had the processor in between: sleeping would have been quicker, and will be for a while.
+            // A busy thread had the processor meanwhile: sleeping would have been faster, and will be for a while.
             let crowded = begun.elapsed() > 5 * LOOKS;
             PAUSES.set((if crowded { LONGEST_PAUSE } else { 0 }, PAUSE));
             return Ok(ready);
@@ -97,7 +97,7 @@ fn look_for_a_while(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c
     Ok(0)
 }
 
-/// Sleeps until something may be ready.
+/// Sleeps until a descriptor may be ready.
 fn sleep(fds: &[pollfd], ours: &[Option<Arc<Entry>>], until: Option<Instant>) -> Result<(), Errno> {
     let mut all = of_system(fds, ours);
     let mut readable = |fd: BorrowedFd<'_>| {
@@ -115,11 +115,11 @@ fn sleep(fds: &[pollfd], ours: &[Option<Arc<Entry>>], until: Option<Instant>) ->
         }
         let other = match entry.connecting() {
             Some(end) => end,
-            // What the descriptor of the socket does not say.
+            // Conditions that the socket's descriptor does not show.
             None if fd.events & READ == 0 || fd.events & WRITE != 0 => {
                 match entry.watch(fd.events & WRITE != 0) {
                     Ok(watch) => watch,
-                    // It was closed, or has ended: that is seen by looking.
+                    // It was closed, or has ended: the next check finds that.
                     Err(_) => return Ok(()),
                 }
             }
@@ -131,7 +131,7 @@ fn sleep(fds: &[pollfd], ours: &[Option<Arc<Entry>>], until: Option<Instant>) ->
     system_poll(&mut all, until).map(drop)
 }
 
-/// The system's of them; ours are left out.
+/// The kernel descriptors among them, without ours.
 fn of_system(fds: &[pollfd], ours: &[Option<Arc<Entry>>]) -> Vec<pollfd> {
     fds.iter()
         .zip(ours)
@@ -143,7 +143,7 @@ fn of_system(fds: &[pollfd], ours: &[Option<Arc<Entry>>]) -> Vec<pollfd> {
         .collect()
 }
 
-/// Looks at all of them once; how many are ready.
+/// Checks all of them once. Returns the number of ready ones.
 fn look(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c_int, Errno> {
     if ours.iter().all(Option::is_some) {
         return Ok(ours_ready(fds, ours) as c_int);
@@ -175,18 +175,18 @@ fn told(ready: Ready, events: i16) -> i16 {
     out
 }
 
-/// It neither listens nor is connected.
+/// True if it neither listens nor is connected.
 fn unconnected(entry: &Entry) -> bool {
     !entry.listening.load(Ordering::Acquire) && entry.socket.peer_addr() == Err(Errno::NOTCONN)
 }
 
-/// Looks at our sockets; how many are ready.
+/// Checks our sockets. Returns the number of ready ones.
 fn ours_ready(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> usize {
     let mut count = 0;
     for (fd, entry) in fds.iter_mut().zip(ours) {
         let Some(entry) = entry else { continue };
         if entry.is_closed() {
-            // By another thread.
+            // Closed by another thread.
             fd.revents = POLLNVAL;
             count += 1;
             continue;
@@ -203,7 +203,7 @@ fn ours_ready(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> usize {
             ready.remove(Ready::OUT);
         }
         if unconnected(entry) {
-            // As the system has it for its own.
+            // The same condition as for kernel sockets.
             ready |= Ready::OUT | Ready::HUP;
             ready.set(Ready::ERR, entry.error.load(Ordering::Acquire) != 0);
         }
@@ -223,7 +223,7 @@ pub(super) fn await_readable(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     system_poll(&mut fds, None).map(drop)
 }
 
-/// `poll` of the system.
+/// The kernel's `poll`.
 fn system_poll(fds: &mut [pollfd], until: Option<Instant>) -> Result<c_int, Errno> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let mut time = left.map(|left| libc::timespec {
@@ -257,7 +257,7 @@ pub unsafe fn select(
     // SAFETY: the caller's promise.
     let count = unsafe { select::select(n, read, write, except, |fds| wait(fds, limit)) }?;
     if let Some(limit) = limit {
-        // As Linux does it: what is left of the time.
+        // As Linux does: store the remaining time.
         let left = limit.saturating_sub(begun.elapsed());
         // SAFETY: not null, since there is a limit; the caller's promise.
         unsafe { time.write(option::time(Some(left))) };

@@ -1,7 +1,8 @@
 //! Sockets by descriptor number.
 //!
-//! A number of ours is that of a descriptor which the system gave us, so it can be no other's: a second one of the socket's, because the
-//! library may need its own for a while after the program has closed the socket. Sockets of the system are here only while operations are outstanding on them: the program closes those with `close`, and we would not know.
+//! The number of a socket is that of a descriptor from the kernel, so nothing else can have it. It is a second descriptor of the socket, because the
+//! library may need the first for a while after the program has closed the socket. Kernel sockets are in the table only while
+//! operations are outstanding on them: the program closes them with `close`, which the library does not see.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -13,32 +14,32 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use weft_exs::{Context, InPlace, Memory, Ready, Sink, Socket};
 
-/// A socket and what C programs know of it beyond the crate.
+/// A socket, and the C state that the crate does not keep.
 pub(crate) struct Entry {
     pub(crate) socket: Socket,
-    /// The number that the program knows.
+    /// The descriptor that the program uses.
     pub(crate) fd: i32,
-    /// Its descriptor, until the socket is closed. The system's are the program's own.
+    /// That descriptor, until the socket is closed. `None` for kernel sockets, whose descriptor the program owns.
     number: Mutex<Option<OwnedFd>>,
-    /// It is one of the system's.
+    /// True for a kernel socket.
     plain: bool,
     pub(crate) settings: Mutex<Settings>,
     pub(crate) in_place: Mutex<HashMap<usize, InPlace>>,
     pub(crate) listening: AtomicBool,
-    /// While a connection is made by a call that did not wait: what becomes readable at its end.
+    /// While a non-blocking connect is under way: a descriptor that becomes readable at its end.
     connecting: Mutex<Option<Arc<OwnedFd>>>,
-    /// What becomes readable when the socket has failed or hung up; and that, or sends may go. Shared by all who wait.
+    /// Descriptors that become readable on failure or hang-up; the second one also when sends are possible. Shared by all waiting threads.
     watches: Mutex<[Option<Arc<OwnedFd>>; 2]>,
-    /// Receives are shut down: by `shutdown(SHUT_RD)`, which is a matter of this side only.
+    /// Receives are shut down by `shutdown(SHUT_RD)`, which affects only this end.
     pub(crate) read_shut: AtomicBool,
-    /// The error that `SO_ERROR` tells once.
+    /// The pending error for `SO_ERROR`; reading clears it.
     pub(crate) error: AtomicI32,
-    /// Bytes of sends that did not wait and are under way.
+    /// Bytes of non-blocking sends under way.
     pub(crate) unsent: AtomicUsize,
     pub(crate) limits: Arc<Limits>,
 }
 
-/// Limits of time, of sends and of receives. Those of a socket of the system outlast its entry.
+/// Time limits, of sends and of receives. Those of a kernel socket outlive its entry.
 #[derive(Default)]
 pub(crate) struct Limits {
     times: Mutex<[Option<Duration>; 2]>,
@@ -46,7 +47,7 @@ pub(crate) struct Limits {
     pub(crate) once: [AtomicBool; 2],
 }
 
-/// Options of sockets that the crate has no use for.
+/// Socket options that the crate does not use.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Settings {
     pub(crate) nonblock: bool,
@@ -58,7 +59,7 @@ pub(crate) struct Settings {
     pub(crate) send_buffer: Option<usize>,
 }
 
-/// Bytes that sends which do not wait may have under way, as `SO_SNDBUF` of the system.
+/// The most bytes that non-blocking sends may have under way, like the kernel's `SO_SNDBUF`.
 const SEND_BUFFER: usize = 256 << 10;
 
 impl Entry {
@@ -71,17 +72,17 @@ impl Entry {
         Ok(entry)
     }
 
-    /// The program has closed it. (The system's it closes without us.)
+    /// The program has closed it. (Kernel sockets are closed without the library.)
     pub(crate) fn is_closed(&self) -> bool {
         let number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
         !self.plain && number.is_none()
     }
 
-    /// Ends it with the program. A connection of the system may be another process's as well: of that, only what was sent before is
-    /// waited for, by a send of nothing behind it.
+    /// Closes it at the exit of the program. Another process may share a kernel connection; for that, only earlier sends are
+    /// awaited, by an empty send behind them.
     ///
     /// # Errors
-    /// `EBADF` when it is being closed already.
+    /// `EBADF` when it is being closed.
     pub(crate) fn end(&self, sink: Sink) -> Result<(), Errno> {
         if self.plain {
             let nothing = Memory::Owned(Vec::new());
@@ -90,7 +91,7 @@ impl Entry {
         self.socket.close(sink)
     }
 
-    /// The number is free from here on, without a descriptor.
+    /// Set the descriptor of the number; `None` frees the number.
     fn hold(&self, number: Option<OwnedFd>) {
         *self.number.lock().unwrap_or_else(PoisonError::into_inner) = number;
     }
@@ -117,7 +118,7 @@ impl Entry {
         }
     }
 
-    /// Set the limit of time of sends (0) or receives (1).
+    /// Set the time limit of sends (0) or receives (1).
     ///
     /// # Errors
     /// Those of the socket's options.
@@ -145,26 +146,26 @@ impl Entry {
         self.settings().nonblock
     }
 
-    /// Bytes that sends which do not wait may have under way.
+    /// The most bytes that non-blocking sends may have under way.
     pub(crate) fn send_buffer(&self) -> usize {
         self.settings().send_buffer.unwrap_or(SEND_BUFFER)
     }
 
-    /// Whether a send that does not wait would take something.
+    /// True if a non-blocking send would accept data.
     pub(crate) fn has_room(&self) -> bool {
         self.unsent.load(Ordering::Acquire) < self.send_buffer()
     }
 
-    /// What becomes readable when the connection is made, or could not be.
+    /// A descriptor that becomes readable when the connect succeeds or fails; `None` if no connect is under way.
     pub(crate) fn connecting(&self) -> Option<Arc<OwnedFd>> {
         let connecting = self.connecting.lock();
         connecting.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A connection is being made from now on.
+    /// Mark the start of a connect.
     ///
     /// # Errors
-    /// `EALREADY` when one is, and those of a new descriptor.
+    /// `EALREADY` when a connect is under way, and those of a new descriptor.
     pub(crate) fn connect_begins(&self) -> Result<(), Errno> {
         let mut connecting = self
             .connecting
@@ -177,7 +178,7 @@ impl Entry {
         Ok(())
     }
 
-    /// What becomes readable when the socket has failed or hung up, or with `writable` when sends may go.
+    /// A descriptor that becomes readable when the socket has failed or hung up, or with `writable` when sends are possible.
     ///
     /// # Errors
     /// `ENOTCONN`, `EBADF` (closed), and those of a new descriptor.
@@ -213,7 +214,7 @@ impl Entry {
         Ok(watch)
     }
 
-    /// Whoever waits for the connection looks again.
+    /// Mark the end of a connect, and wake the threads that wait for it.
     pub(crate) fn connect_ends(&self) {
         let mut connecting = self
             .connecting
@@ -232,11 +233,11 @@ fn bell() -> Result<Arc<OwnedFd>, Errno> {
 }
 
 fn ring(bell: &OwnedFd) {
-    // It has room for the number.
+    // The counter cannot overflow.
     let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
-/// What the system knows a descriptor's object by.
+/// The identity of a descriptor's object in the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Inode {
     device: u64,
@@ -258,7 +259,7 @@ enum Slot {
     #[default]
     Empty,
     Exs(Arc<Entry>),
-    /// One of the system's, known by its inode.
+    /// A kernel socket, identified by its inode.
     Plain(Weak<Entry>, Inode, Arc<Limits>),
     /// The parent's, in a forked child: its connection stays with the parent.
     Inherited,
@@ -267,26 +268,26 @@ enum Slot {
 /// The table.
 pub(crate) struct Sockets(RwLock<Vec<Slot>>);
 
-/// What a number stands for.
+/// The object of a number.
 pub(crate) enum Found {
     /// A socket of ours.
     Exs(Arc<Entry>),
-    /// Whatever it is, it is the system's.
+    /// Any object of the kernel.
     System,
 }
 
-/// What a number stood for that is being given up.
+/// The object of a number that is being freed.
 pub(crate) enum Removed {
-    /// A socket of ours, which is closed.
+    /// A socket of ours, which has been closed.
     Exs(Arc<Entry>),
-    /// The parent's, in a forked child: what is left of it here is the child's descriptor.
+    /// The parent's, in a forked child: only the child's descriptor is left of it.
     Inherited,
-    /// Whatever it is, it is the system's.
+    /// Any object of the kernel.
     System,
 }
 
 /// # Errors
-/// `EBADF` below zero.
+/// `EBADF` for a negative number.
 fn place(fd: i32) -> Result<usize, Errno> {
     usize::try_from(fd).map_err(|_| Errno::BADF)
 }
@@ -296,7 +297,7 @@ impl Sockets {
         Sockets(RwLock::new(Vec::new()))
     }
 
-    /// What a forked child knows of its parent's. Nothing, when another thread was changing the table during the fork.
+    /// The table of a forked child, from its parent's. Empty when another thread was changing the table during the fork.
     pub(crate) fn inherited(&self) -> Sockets {
         let slots = match self.0.try_read() {
             Ok(slots) => slots
@@ -318,7 +319,7 @@ impl Sockets {
         Ok(fd)
     }
 
-    /// What the number stands for.
+    /// The object of a number.
     ///
     /// # Errors
     /// `EBADF` for a negative number; `ENOTCONN` for a parent's socket in a forked child.
@@ -331,7 +332,7 @@ impl Sockets {
         }
     }
 
-    /// Takes a socket of ours out, unless `close` fails, and frees its number. A parent's is forgotten.
+    /// Removes one of our sockets, unless `close` fails, and frees its number. A parent's socket is forgotten.
     ///
     /// # Errors
     /// `EBADF` for a negative number, or that of `close`.
@@ -355,7 +356,7 @@ impl Sockets {
         let Slot::Exs(entry) = entry else {
             return Ok(Removed::System);
         };
-        // The number is still ours, and nobody finds the socket by it.
+        // The number is still ours, but can no longer be found in the table.
         if let Err(errno) = close(&entry) {
             self.insert(entry)?;
             return Err(errno);
@@ -364,7 +365,7 @@ impl Sockets {
         Ok(Removed::Exs(entry))
     }
 
-    /// All of ours, and those of the system's with operations outstanding; the table is empty after it.
+    /// Empties the table. Returns all our sockets, and the kernel sockets with outstanding operations.
     pub(crate) fn take_all(&self) -> Vec<Arc<Entry>> {
         let mut slots = self.write();
         std::mem::take(&mut *slots)
@@ -377,17 +378,17 @@ impl Sockets {
             .collect()
     }
 
-    /// A stream socket of the system, with operations outstanding from now on.
+    /// A kernel stream socket, which has outstanding operations from now on.
     ///
     /// # Errors
-    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket, those of `context`; `ENOTCONN` where it has to be `connected`.
+    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket, those of `context`; `ENOTCONN` if it must be `connected` and is not.
     pub(crate) fn plain(
         &self,
         fd: i32,
         connected: bool,
         context: impl FnOnce() -> Result<Context, Errno>,
     ) -> Result<Arc<Entry>, Errno> {
-        // SAFETY: not kept; a number that is no descriptor gives EBADF.
+        // SAFETY: not kept; an invalid number gives EBADF.
         let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
         let inode = Inode::of(theirs)?;
         if let Some(entry) = plain_in(&self.read(), place(fd)?, inode) {
@@ -423,12 +424,12 @@ impl Sockets {
         Ok(entry)
     }
 
-    /// A socket of the system with operations outstanding.
+    /// A kernel socket with outstanding operations.
     ///
     /// # Errors
     /// `EBADF`.
     pub(crate) fn known_plain(&self, fd: i32) -> Result<Option<Arc<Entry>>, Errno> {
-        // SAFETY: not kept; a number that is no descriptor gives EBADF.
+        // SAFETY: not kept; an invalid number gives EBADF.
         let inode = Inode::of(unsafe { BorrowedFd::borrow_raw(fd) })?;
         Ok(plain_in(&self.read(), place(fd)?, inode))
     }

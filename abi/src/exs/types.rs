@@ -1,4 +1,4 @@
-//! Types and constants of `<sys/exs.h>`, where they are explained. A test compares the two, as a C compiler sees them.
+//! Types and constants of `<sys/exs.h>`, which documents them. A test compares the two, as a C compiler sees them.
 #![allow(missing_docs)] // the header has the words
 
 use std::ffi::{c_int, c_short, c_void};
@@ -83,7 +83,7 @@ pub type Version = c_int;
 pub type QHandle = c_int;
 pub type MHandle = c_int;
 
-/// A value of the program's own. Never followed.
+/// A value of the program. It is never followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct AHandle(pub *mut c_void);

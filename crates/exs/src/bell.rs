@@ -1,4 +1,4 @@
-//! What threads sleep at that signals' handlers are to wake, too: a condition variable of the standard library sleeps on.
+//! A wait object for threads that signal handlers must wake, too. A condition variable of the standard library sleeps on after a signal.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags, Timespec};
 
-/// The longest sleep at once. A sleep with an end is not restarted by the system after a handler, also under `SA_RESTART`: so all waits are
-/// alike, as `poll(2)` is.
+/// The longest single sleep. The kernel does not restart a sleep with a time limit after a signal handler, even under `SA_RESTART`. With this limit
+/// all waits behave alike, as `poll(2)` does.
 const LONGEST: Duration = Duration::from_hours(1);
 
 #[derive(Default)]
@@ -16,27 +16,27 @@ pub(crate) struct Bell {
     sleepers: AtomicU32,
 }
 
-/// How often it had rung.
+/// The number of rings at some moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Rings(u32);
 
 impl Bell {
-    /// To be asked before the last look that comes before a sleep.
+    /// The current count. Read it before the last check that precedes a sleep.
     pub(crate) fn rings(&self) -> Rings {
         Rings(self.rings.load(Ordering::SeqCst))
     }
 
-    /// Wake all who sleep.
+    /// Wake all sleeping threads.
     pub(crate) fn ring(&self) {
         self.rings.fetch_add(1, Ordering::SeqCst);
-        // Who is not seen here sees the ring, and does not fall asleep.
+        // A thread that is not counted here sees the new ring count and does not fall asleep.
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            // It fails for no word of ours.
+            // Our arguments cannot make it fail.
             let _ = futex::wake(&self.rings, Flags::PRIVATE, i32::MAX as u32);
         }
     }
 
-    /// Sleep until it has rung once more than `rings`, or for no reason.
+    /// Sleep until the ring count exceeds `rings`. It may also return early.
     ///
     /// # Errors
     /// `EAGAIN` when the time is up, `EINTR` when a signal's handler ran.
@@ -57,7 +57,7 @@ impl Bell {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         match woken {
             Err(Errno::INTR) => Err(Errno::INTR),
-            // Rung before it slept, or the end of this sleep: the caller looks.
+            // The bell rang before the sleep, or this sleep ended: the caller checks.
             _ => Ok(()),
         }
     }

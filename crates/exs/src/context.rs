@@ -1,4 +1,4 @@
-//! What all sockets of a program share: a device and a protection domain.
+//! The device and the protection domain that all sockets of a program share.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ struct Inner {
 }
 
 impl Context {
-    /// Sockets on this device.
+    /// A context on this device.
     ///
     /// # Errors
-    /// Without room for a protection domain.
+    /// The protection domain cannot be allocated.
     pub fn new(device: Device) -> Result<Context, Error> {
         let pd = device.alloc_pd()?;
         Ok(Context(Arc::new(Inner { device, pd })))
     }
 
-    /// The program's own, made when it is first asked for; a forked child makes its own.
+    /// The context of the process. The first call makes it; a forked child makes another.
     ///
     /// # Errors
     /// When the device cannot be opened; the next call tries again.
@@ -35,10 +35,10 @@ impl Context {
         Ok(Self::shared()?)
     }
 
-    /// As [`Context::global`], and says why not.
+    /// Like [`Context::global`], but returns the full error.
     ///
     /// # Errors
-    /// When the device cannot be opened, as with a setting in the environment that means nothing; the next call tries again.
+    /// When the device cannot be opened, for example because of an invalid setting in the environment; the next call tries again.
     pub fn shared() -> Result<Context, Error> {
         static GLOBAL: PerProcess<Inner> = PerProcess::new();
         let inner = GLOBAL.get(|| Ok::<_, Error>(Context::new(Device::open()?)?.0))?;

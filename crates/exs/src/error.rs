@@ -1,8 +1,8 @@
-//! Errors, and the numbers that a sockets programmer knows them by.
+//! Errors, and their `errno` numbers.
 
 use rustix::io::Errno;
 
-/// Why something could not be done. `{:?}` prints the text too, for programs that end with an error of `main`.
+/// The reason of a failure. `{:?}` prints the text as well, for programs whose `main` returns the error.
 ///
 /// ```
 /// let error = weft_exs::Error::from(std::io::Error::from_raw_os_error(24));
@@ -13,13 +13,13 @@ pub enum Error {
     /// A range that is not inside its region.
     #[error("the range is not inside the region")]
     Bounds,
-    /// Verbs refused to make an object.
+    /// Verbs could not create an object.
     #[error(transparent)]
     Verbs(#[from] weft_verbs::Error),
     /// Memory could not be used.
     #[error(transparent)]
     Memory(#[from] weft_verbs::MemError),
-    /// The system refused.
+    /// The operating system reported an error.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
@@ -31,7 +31,7 @@ impl std::fmt::Debug for Error {
 }
 
 impl Error {
-    /// The number for it.
+    /// The `errno` number of this error.
     pub fn errno(&self) -> Errno {
         match self {
             Error::Bounds => Errno::FAULT,

@@ -1,4 +1,4 @@
-//! What is asked for and what comes back: operations, events, and where events go.
+//! Operations, their events, and the destinations of events.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ bitflags::bitflags! {
     pub struct RecvFlags: u32 {
         /// Complete only when the memory is full, or the stream ends (`MSG_WAITALL`).
         const WAITALL = 1;
-        /// Small data may be left where it arrived: the event then names that place (EXS interface 5.2).
+        /// Small data may stay where it arrived: the event then refers to that place (EXS interface 5.2).
         const IN_PLACE = 2;
         /// Never wait: `EAGAIN` when nothing is buffered (`MSG_DONTWAIT`). Blocking calls only.
         const DONTWAIT = 4;
     }
-    /// What a socket is ready for.
+    /// The conditions that a socket is ready for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct Ready: u32 {
-        /// Data, a connection or the peer's end can be received.
+        /// Data, a connection or the end of the stream can be received.
         const IN = 1;
         /// A send would start at once.
         const OUT = 2;
@@ -31,14 +31,14 @@ bitflags::bitflags! {
     }
 }
 
-/// What an event is about.
+/// The operation that an event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// A connection was made, or could not be.
+    /// A connect succeeded or failed.
     Connect,
     /// A listener has a new connection.
     Accept,
-    /// A send is complete: its memory is the program's again.
+    /// A send is complete: the program may use its memory again.
     Send,
     /// A receive is complete.
     Recv,
@@ -48,20 +48,20 @@ pub enum EventKind {
     RecvMsg,
     /// A file was sent.
     SendFile,
-    /// The socket is ready for what was asked.
+    /// The socket is ready for a requested condition.
     Poll,
-    /// Our direction is closed.
+    /// The sending direction is closed.
     Shutdown,
     /// The socket is closed.
     Close,
-    /// The time limit of sends ran out.
+    /// The time limit for sends expired.
     SendTimeout,
-    /// The time limit of receives ran out.
+    /// The time limit for receives expired.
     RecvTimeout,
 }
 
-/// Small data left where it arrived (EXS interface 5.2). The socket has one receive fewer for its peer until it is recycled;
-/// dropping it recycles it.
+/// Small data that stays where it arrived (EXS interface 5.2). Until it is recycled, the socket has one receive fewer for its peer.
+/// Dropping it recycles it.
 pub struct InPlace(pub(crate) Box<Place>);
 
 pub(crate) struct Place {
@@ -70,11 +70,11 @@ pub(crate) struct Place {
 }
 
 impl InPlace {
-    /// Where the data is. It stays as it is until it is recycled.
+    /// The data. It does not change until it is recycled.
     pub fn memory(&self) -> &Memory {
         &self.0.memory
     }
-    /// Give the place back (`exs_recycle_recv_buffer`).
+    /// Return the place to the socket (`exs_recycle_recv_buffer`).
     pub fn recycle(self) {}
 }
 
@@ -94,33 +94,33 @@ impl std::fmt::Debug for InPlace {
     }
 }
 
-/// The end of one asynchronous operation. Each operation makes exactly one.
+/// The result of one asynchronous operation. Each operation produces exactly one event.
 #[derive(Debug)]
 pub struct Event {
-    /// What it is about.
+    /// The operation.
     pub kind: EventKind,
-    /// The number that the program gave with the operation (`exs_ahandle_t`).
+    /// The number that the program passed with the operation (`exs_ahandle_t`).
     pub token: u64,
     /// Descriptor number of the socket when the operation was started.
     pub fd: i32,
-    /// Bytes moved, or what went wrong. A cancelled operation has `ECANCELED`, and `bytes` says what it had got before.
+    /// Bytes moved, or the error. A cancelled operation has `ECANCELED`; `bytes` then holds the bytes moved before it.
     pub result: Result<usize, Errno>,
     /// Bytes moved, also when `result` is an error.
     pub bytes: usize,
     /// The message was longer than the receive (sequenced packets): the rest is lost.
     pub truncated: bool,
-    /// The memory of the operation, back from the library: of sends and receives, not of `IN_PLACE` ones that were left in place.
+    /// The memory that the operation returns: of sends and receives, except `IN_PLACE` receives whose data stayed in place.
     pub memory: Option<Memory>,
-    /// Where small data was left, when the receive allowed that.
+    /// The place of small data, if the receive allowed that.
     pub in_place: Option<InPlace>,
     /// The new connection of an accept.
     pub accepted: Option<Socket>,
-    /// What the socket is ready for, of [`EventKind::Poll`].
+    /// The ready conditions, for [`EventKind::Poll`].
     pub ready: Ready,
 }
 
 impl Event {
-    /// An event that moved no bytes and brings nothing back.
+    /// An event with no bytes and no memory.
     #[inline]
     pub(crate) fn new(kind: EventKind, token: u64, fd: i32, result: Result<usize, Errno>) -> Event {
         Event {
@@ -139,7 +139,7 @@ impl Event {
 }
 
 impl EventKind {
-    /// Of a send of this memory.
+    /// The kind for a send of this memory.
     pub(crate) fn of_send(memory: &Memory) -> EventKind {
         match memory {
             Memory::List(_) => EventKind::SendMsg,
@@ -147,7 +147,7 @@ impl EventKind {
         }
     }
 
-    /// Of a receive into this memory.
+    /// The kind for a receive into this memory.
     pub(crate) fn of_recv(memory: &Memory) -> EventKind {
         match memory {
             Memory::List(_) => EventKind::RecvMsg,
@@ -156,25 +156,26 @@ impl EventKind {
     }
 }
 
-/// Where the end of an operation is told.
+/// The destination of an operation's result.
 pub enum Sink {
     /// As an event in this queue, with this number.
     Queue(Queue, u64),
-    /// By this call, once, from whichever thread notices; it must not block and not call the library. The number is the event's.
+    /// A call with the event, once, from the thread that completes the operation. It must not block and must not call the library.
+    /// The number is the event's.
     Call(Box<dyn FnOnce(Event) + Send>, u64),
-    /// Nobody wants to know.
+    /// The result is discarded.
     Nobody,
 }
 
 impl Queue {
-    /// Events with this number into this queue.
+    /// A sink that puts events with this number into this queue.
     pub fn sink(&self, token: u64) -> Sink {
         Sink::Queue(self.clone(), token)
     }
 }
 
 impl Sink {
-    /// A call, with the number 0.
+    /// A sink that calls `f`, with the number 0.
     pub fn call(f: impl FnOnce(Event) + Send + 'static) -> Sink {
         Sink::Call(Box::new(f), 0)
     }
@@ -197,11 +198,11 @@ pub struct FilePiece {
     pub file: Arc<std::os::fd::OwnedFd>,
     /// First byte.
     pub offset: u64,
-    /// Bytes; `None`: to its end.
+    /// Number of bytes; `None`: up to the end of the file.
     pub len: Option<u64>,
 }
 
-/// A part of what a file send sends.
+/// One part of a file send.
 #[derive(Clone, Debug)]
 pub enum Piece {
     /// Bytes in memory: headers and trailers.

@@ -1,4 +1,4 @@
-//! Sending files: their parts are read on a thread of their own into registered regions and sent from there, two at a time, so that
+//! File sends. A separate thread reads the parts into registered regions and sends them from there, two at a time, so that
 //! neither the caller nor the engine ever waits for a disk.
 
 use std::collections::VecDeque;
@@ -12,16 +12,16 @@ use weft_verbs::PerProcess;
 
 use crate::{Context, FilePiece, Memory, Piece, Region};
 
-/// Most bytes that are read and sent at a time.
+/// The most bytes that are read and sent at a time.
 const CHUNK: usize = 256 << 10;
-/// And the least room for that; files may grow, or lie about their size (procfs).
+/// The smallest buffer for that: files may grow, or report a wrong size (procfs).
 const LEAST: usize = 64 << 10;
-/// Parts on their way at a time: one is sent while the next is read.
+/// Parts in flight at a time: one is sent while the next is read.
 const PARTS: usize = 2;
 
-/// The end of a send or receive.
+/// The result of a send or receive.
 pub(crate) struct Outcome {
-    /// Bytes moved, or what went wrong.
+    /// Bytes moved, or the error.
     pub(crate) result: Result<usize, Errno>,
     /// Bytes moved, also when `result` is an error.
     pub(crate) bytes: usize,
@@ -29,27 +29,27 @@ pub(crate) struct Outcome {
     pub(crate) memory: Memory,
 }
 
-/// Where a send or receive tells its end. It must not block.
+/// Reports the result of a send or receive. It must not block.
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 
-/// A place in a socket's queue of sends at which the parts of one file send are sent. Sends that were asked for later wait for
-/// its release. It is called by the reading thread, and may call back at once.
+/// A place in a socket's queue of sends, where the parts of one file send are sent. Later sends wait for
+/// its release. The reading thread calls it; it may call back at once.
 pub(crate) trait FileLane: Send + Sync {
-    /// Sends the next part. Exactly one end is told; that call neither blocks nor calls the library.
+    /// Send the next part. `done` is called exactly once; it neither blocks nor calls the library.
     fn send(&self, memory: Memory, done: Done);
-    /// There are no more parts, and all have ended.
+    /// There are no more parts, and all have completed.
     fn release(&self);
-    /// The same, and has the end told when it is the turn of it, as other sends' ends are.
+    /// Like `release`, and calls `tell` in its turn, in the order of other sends' results.
     fn end(&self, tell: Box<dyn FnOnce() + Send>) {
         tell();
         self.release();
     }
 }
 
-/// Where a file send tells its end: the result, and the bytes sent also when that is an error. It must not block.
+/// Reports the result of a file send, and the bytes sent, which also count when the result is an error. It must not block.
 pub(crate) type FileDone = Box<dyn FnOnce(Result<usize, Errno>, usize) + Send>;
 
-/// A file send under way. It goes on without its handle.
+/// A file send under way. It continues without its handle.
 #[derive(Clone)]
 pub(crate) struct FileSend(Arc<Shared>);
 
@@ -61,24 +61,23 @@ struct Shared {
 }
 
 struct State {
-    /// What is not read yet.
+    /// The pieces that are not read yet.
     pieces: VecDeque<Piece>,
     region: Option<Arc<Region>>,
-    /// Bytes of `region` that one part has, and which parts are free.
+    /// Bytes of `region` per part, and the free parts.
     chunk: usize,
     free: Vec<usize>,
-    /// Parts that the lane has.
+    /// Parts that the lane is sending.
     out: usize,
     sent: usize,
     failed: Option<Errno>,
-    /// Set when the lane takes no more: the error, if there is more.
+    /// Set when the lane accepts no more parts: the error, if there are more.
     stopped: Option<Errno>,
-    /// The reader will look.
+    /// The reader has been notified.
     called: bool,
     done: Option<FileDone>,
 }
 
-/// The thread that reads files.
 struct Reader(Sender<Arc<Shared>>);
 
 impl Reader {
@@ -100,17 +99,16 @@ impl Reader {
 }
 
 impl FileSend {
-    /// A number for a new one.
     pub(crate) fn next_id() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends the pieces in order. A file that is shorter than asked gives what it has, and the next piece follows; an error of
-    /// a file ends the send after what was read before. `done` is called once.
+    /// Send the pieces in order. A file shorter than requested contributes the bytes that it has, and the next piece follows. An error of
+    /// a file ends the send after the bytes read before it. `done` is called once.
     ///
     /// # Errors
-    /// `EAGAIN` when the thread cannot be started; the lane is not called then, and neither is `done`.
+    /// `EAGAIN` when the thread cannot be started; then neither the lane nor `done` is called.
     pub(crate) fn start(
         context: &Context,
         pieces: Vec<Piece>,
@@ -138,8 +136,8 @@ impl FileSend {
         Ok(FileSend(shared))
     }
 
-    /// The lane takes no more from now on: the end, with this error, comes when the parts that it has are through. Too late is fine, and no
-    /// error where all has gone out.
+    /// Give the lane no more parts. The send ends with this error when the lane's current parts have completed. A call after the last part
+    /// is harmless, and the send then succeeds.
     pub(crate) fn stop(&self, why: Errno) {
         let mut state = self.0.lock();
         if state.done.is_some() {
@@ -150,7 +148,7 @@ impl FileSend {
 }
 
 impl State {
-    /// There will be no more parts, for this reason if it was not stopped before.
+    /// There will be no more parts. The reason is `why`, unless the send was stopped before.
     fn fail(&mut self, why: Errno) {
         self.failed.get_or_insert(self.stopped.unwrap_or(why));
     }
@@ -164,12 +162,12 @@ impl Shared {
     fn call(self: &Arc<Self>, state: &mut State) {
         if !state.called {
             state.called = true;
-            // It fails only at the end of the process.
+            // This fails only when the process exits.
             let _ = self.reader.0.send(Arc::clone(self));
         }
     }
 
-    /// One step, by the reader, so that files take turns.
+    /// One step, on the reader's thread, so that files take turns.
     fn turn(self: &Arc<Self>) {
         let mut state = self.lock();
         state.called = false;
@@ -198,7 +196,7 @@ impl Shared {
                 self.send(memory, None);
             }
             Piece::File(file) => {
-                // As many are free as the lane has not got.
+                // There is a free slot for each part that the lane is not sending.
                 let Some(slot) = state.free.pop() else {
                     state.pieces.push_front(Piece::File(file));
                     return;
@@ -211,7 +209,7 @@ impl Shared {
         self.call(&mut state);
     }
 
-    /// Reads the next part of a file and sends it, or finds that there is none.
+    /// Read the next part of a file and send it, or find that there is none.
     fn read(self: &Arc<Self>, mut piece: FilePiece, slot: usize) {
         let part = self.room(&piece).and_then(|(region, chunk)| {
             let len = piece
@@ -247,7 +245,7 @@ impl Shared {
         }
     }
 
-    /// The region that parts are read into, and the bytes of one part.
+    /// The region that parts are read into, and the bytes per part.
     fn room(&self, piece: &FilePiece) -> Result<(Arc<Region>, usize), Errno> {
         let mut state = self.lock();
         if let Some(region) = &state.region {

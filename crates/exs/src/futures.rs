@@ -1,11 +1,11 @@
 //! Futures over sockets, for any executor.
 //!
-//! Memory goes to the library with an operation and comes back with its end, so a future may be dropped at any time: **the operation
-//! goes on without it**, and its memory is dropped when the library lets go of it. A dropped receive still takes its bytes from the
-//! stream, so for `select!` keep the future and poll it again, or use [`Transfer::cancel`]; for byte-wise reading with
-//! `tokio` there are streams with buffers of their own (feature `tokio`).
+//! The library owns the memory of an operation and returns it on completion, so a future may be dropped at any time: **the operation
+//! continues without it**, and the library drops its memory afterwards. A dropped receive still takes its bytes from the
+//! stream. In a `select!`, keep the future and poll it again, or use [`Transfer::cancel`]. For bytewise reading with
+//! `tokio` there are streams with internal buffers (feature `tokio`).
 //!
-//! Operations begin at the call, not when the future is first polled. Several may be outstanding in each direction; they complete in
+//! Operations start at the call, not at the first poll of the future. Several may be outstanding in each direction; they complete in
 //! the order of the calls.
 //!
 //! ```
@@ -13,7 +13,7 @@
 //!
 //! async fn shout(context: &Context, addr: std::net::SocketAddr) -> Result<Vec<u8>, Errno> {
 //!     let stream = Stream::connect(context, addr).await?;
-//!     // The receive is there first, so that the answer goes straight into its memory.
+//!     // The receive is posted first, so that the answer goes straight into its memory.
 //!     let answer = stream.recv_exact(vec![0; 5]);
 //!     stream.send(b"hello".to_vec()).await.0?;
 //!     let (n, memory) = answer.await;
@@ -37,14 +37,14 @@ use weft_sockets::lock::lock;
 use crate::socket::Inner;
 use crate::{Context, Event, Kind, Memory, Piece, RecvFlags, Sink, Socket};
 
-/// Where the end of one operation is left for its future.
+/// Holds the result of one operation for its future.
 enum Slot {
     Waiting(Option<Waker>),
     Ended(Box<Event>),
     Taken,
 }
 
-/// One operation. Ready with its event, or with the reason why it was refused.
+/// One operation. Ready with its event, or with the error that refused it.
 struct Operation {
     slot: Arc<Mutex<Slot>>,
     refused: Option<Errno>,
@@ -70,7 +70,7 @@ impl Operation {
     }
 }
 
-/// Names an operation until it has ended: so long its slot lives.
+/// The number of an operation, unique while its slot lives.
 fn number(slot: &Arc<Mutex<Slot>>) -> u64 {
     Arc::as_ptr(slot).addr() as u64
 }
@@ -82,7 +82,7 @@ impl Future for Operation {
         if let Some(why) = self.refused {
             return Poll::Ready(Err(why));
         }
-        // Its clones and their ends are the program's code: not under the lock.
+        // The clone and drop of a waker run the program's code, so not under the lock.
         let waker = cx.waker().clone();
         let mut slot = lock(&self.slot);
         match std::mem::replace(&mut *slot, Slot::Taken) {
@@ -101,8 +101,8 @@ impl Future for Operation {
     }
 }
 
-/// What is left of memory that a refused operation took with it: registered memory and promised memory are handles, owned bytes
-/// are gone.
+/// The memory to return for a refused operation: registered and promised memory are handles and are returned, owned bytes
+/// are lost.
 fn handles(memory: &Memory) -> Memory {
     match memory {
         Memory::Owned(_) => Memory::Owned(Vec::new()),
@@ -111,13 +111,13 @@ fn handles(memory: &Memory) -> Memory {
     }
 }
 
-/// A send or receive under way: the bytes moved, or why not, and the memory. After an error the memory may have some bytes.
-/// An operation that was refused at once (`ENOTCONN`, `EBADF`...) has lost bytes that it owned.
+/// A send or receive under way. It yields the bytes moved, or the error, and the memory. After an error the memory may hold some bytes.
+/// An operation that was refused at once (`ENOTCONN`, `EBADF`...) has lost the bytes that it owned.
 #[must_use = "its end says whether bytes were moved"]
 pub struct Transfer {
     operation: Operation,
     left: Option<Memory>,
-    /// The connection does not stay open for its sake.
+    /// Weak: the operation does not keep the connection open.
     socket: Weak<Inner>,
 }
 
@@ -135,9 +135,9 @@ impl Transfer {
         }
     }
 
-    /// Ends this operation alone, unless it is complete or about to be: it is ready soon, with `ECANCELED` and its memory.
+    /// Cancel this operation alone, unless it is complete or about to be. It is ready soon, with `ECANCELED` and its memory.
     pub fn cancel(&self) {
-        // Held until the number has been used: nobody else can get it.
+        // Held until the number has been used, so that no other operation gets it.
         let slot = &self.operation.slot;
         if let Some(socket) = self.socket.upgrade()
             && matches!(*lock(slot), Slot::Waiting(_))
@@ -173,7 +173,7 @@ impl Future for Transfer {
     }
 }
 
-/// A message that was received.
+/// A received message.
 #[derive(Debug)]
 pub struct Received {
     /// Bytes of the message; 0 also at the end of the connection.
@@ -184,7 +184,7 @@ pub struct Received {
     pub truncated: bool,
 }
 
-/// The receive of a message, under way.
+/// A receive of a message, under way.
 #[must_use = "it has the message"]
 pub struct Message(Transfer);
 
@@ -203,7 +203,7 @@ impl Future for Message {
     }
 }
 
-/// A connect, shutdown, close or file send under way: its number of bytes, if it has one.
+/// A connect, shutdown, close or file send under way. A file send yields its number of bytes.
 #[must_use = "its end says whether it was done"]
 pub struct End<T = ()> {
     operation: Operation,
@@ -237,7 +237,7 @@ mod sealed {
     }
 }
 
-/// What connections can be: [`Stream`] and [`Packets`].
+/// The types of connections: [`Stream`] and [`Packets`].
 pub trait Connection: sealed::Sealed {}
 
 macro_rules! connection {
@@ -252,7 +252,7 @@ macro_rules! connection {
         impl Connection for $name {}
 
         impl $name {
-            /// Connects with the usual options.
+            /// Connects with the default options.
             ///
             /// # Errors
             /// As [`Self::connect_with`].
@@ -260,7 +260,7 @@ macro_rules! connection {
                 Self::connect_with(Socket::new(context, addr.is_ipv6(), $kind)?, addr).await
             }
 
-            /// Connects this socket, which has its options and perhaps an address already. Dropping the future drops the
+            /// Connects this socket, with its options and its address, if bound. Dropping the future drops the
             /// connection.
             ///
             /// # Errors
@@ -273,7 +273,7 @@ macro_rules! connection {
                 Ok(Self { socket })
             }
 
-            /// Listens at this address with the usual options.
+            /// Listens at this address with the default options.
             ///
             /// # Errors
             /// As `bind(2)` and `listen(2)`.
@@ -288,19 +288,19 @@ macro_rules! connection {
                 &self.socket
             }
 
-            /// Ends all operations that are outstanding: those that are not complete have `ECANCELED` and keep the bytes they
-            /// got.
+            /// Cancels all outstanding operations: those that are not complete end with `ECANCELED` and keep the bytes that they
+            /// received.
             pub fn cancel(&self) {
                 self.socket().cancel(None);
             }
 
-            /// Closes our direction when everything that was asked for has been sent.
+            /// Closes the sending direction after all queued data has been sent.
             pub fn shutdown(&self) -> End {
                 End::start(|sink| self.socket().shutdown_with(sink))
             }
 
-            /// Closes the connection when everything that was asked for has been sent. (Dropping it does the same, but
-            /// does not say when.)
+            /// Closes the connection after all queued data has been sent. (Dropping it does the same, without
+            /// reporting completion.)
             pub fn close(self) -> End {
                 End::start(|sink| self.socket().close(sink))
             }
@@ -316,38 +316,38 @@ pub struct Stream {
 connection!(Stream, Kind::Stream);
 
 impl Stream {
-    /// A connected socket; also one over ordinary TCP ([`Socket::from_tcp`]), whose peer is a plain program.
+    /// Wraps a connected socket; also one over ordinary TCP ([`Socket::from_tcp`]), whose peer is a plain program.
     pub fn new(socket: Socket) -> Stream {
         Stream { socket }
     }
 
-    /// Sends all of the memory. Ready when it is the program's again.
+    /// Sends all of the memory. Ready when the memory belongs to the program again.
     pub fn send(&self, memory: impl Into<Memory>) -> Transfer {
         send(self.socket(), memory.into())
     }
 
-    /// Receives what comes next, at least a byte; 0 at the end of the stream.
+    /// Receives the next data, at least a byte; 0 at the end of the stream.
     pub fn recv(&self, memory: impl Into<Memory>) -> Transfer {
         recv(self.socket(), memory.into(), RecvFlags::empty())
     }
 
-    /// Receives until the memory is full. Fewer bytes come only before the end of the stream or an error.
+    /// Receives until the memory is full. Fewer bytes mean the end of the stream or an error.
     pub fn recv_exact(&self, memory: impl Into<Memory>) -> Transfer {
         recv(self.socket(), memory.into(), RecvFlags::WAITALL)
     }
 
-    /// Sends memory and parts of files, in order, and later sends after them. A file that is shorter than asked gives what it
-    /// has. Ready with the bytes sent.
+    /// Sends memory and parts of files, in order; later sends follow. A file shorter than requested contributes the bytes that it
+    /// has. Ready with the number of bytes sent.
     pub fn send_file(&self, pieces: Vec<Piece>) -> End<usize> {
         send_file(self.socket(), pieces)
     }
 
-    /// The socket itself, for the other ways of using it.
+    /// The socket itself, for the other interfaces.
     pub fn into_socket(self) -> Socket {
         self.socket
     }
 
-    /// The two directions, for two tasks. The connection closes when both are dropped.
+    /// The two directions, for two tasks. The connection closes when both halves are dropped.
     pub fn into_split(self) -> (SendHalf, RecvHalf) {
         let recv = RecvHalf {
             socket: self.socket.clone(),
@@ -362,7 +362,7 @@ impl Stream {
 }
 
 impl Packets {
-    /// A connected socket with its options.
+    /// Wraps a connected socket.
     ///
     /// # Errors
     /// `EPROTOTYPE` for a stream.
@@ -373,7 +373,7 @@ impl Packets {
         Ok(Packets { socket })
     }
 
-    /// Sends the memory as one message. Ready when it is the program's again.
+    /// Sends the memory as one message. Ready when the memory belongs to the program again.
     pub fn send(&self, memory: impl Into<Memory>) -> Transfer {
         send(self.socket(), memory.into())
     }
@@ -401,7 +401,7 @@ fn send_file(socket: &Socket, pieces: Vec<Piece>) -> End<usize> {
     }
 }
 
-/// The sending direction of a stream. Dropping it closes the direction, after what is queued has been sent.
+/// The sending direction of a stream. Dropping it closes the direction after the queued data has been sent.
 pub struct SendHalf {
     socket: Socket,
 }
@@ -425,7 +425,7 @@ impl SendHalf {
 
 impl Drop for SendHalf {
     fn drop(&mut self) {
-        // Not the first time: fine.
+        // A second shutdown is harmless.
         let _ = self.socket.shutdown();
     }
 }
@@ -447,7 +447,7 @@ impl RecvHalf {
     }
 }
 
-/// A listening socket. Connections that come while nobody accepts wait in it.
+/// A listening socket. It queues connections until they are accepted.
 pub struct Listener<T> {
     inbox: Arc<Mutex<Inbox>>,
     socket: Socket,
@@ -463,7 +463,7 @@ struct Inbox {
 }
 
 impl<T: Connection> Listener<T> {
-    /// A bound socket, which begins to listen.
+    /// Makes a bound socket listen.
     ///
     /// # Errors
     /// As `listen(2)`; `EPROTOTYPE` for a socket of another kind.
@@ -484,7 +484,7 @@ impl<T: Connection> Listener<T> {
         &self.socket
     }
 
-    /// The next connection. Several tasks may wait; a future that is dropped loses none.
+    /// The next connection. Several tasks may wait; a dropped future loses no connection.
     ///
     /// # Errors
     /// As `accept(2)`.
@@ -527,7 +527,7 @@ impl Inbox {
         let mut inbox = lock(this);
         inbox.asked = false;
         inbox.ready.push_back(next);
-        // All of them: one that was dropped would take the wake-up with it.
+        // Wake all of them: a task that was dropped would lose the wake-up.
         let wakers = std::mem::take(&mut inbox.wakers);
         drop(inbox);
         wakers.into_iter().for_each(Waker::wake);

@@ -1,16 +1,16 @@
-//! Extended sockets (EXS): asynchronous, zero-copy streams and messages with the manners of sockets, over verbs.
+//! Extended sockets (EXS): asynchronous, zero-copy streams and messages over verbs, with the semantics of sockets.
 //!
-//! Four ways to use a [`Socket`], which can be mixed:
+//! A [`Socket`] can be used in four ways, which can be mixed:
 //!
-//! * [`futures`]: `Stream`, `Packet` and their listeners for any executor; memory goes in with an operation and comes back with its end.
-//! * [`Queue`]: an operation is started with a [`Sink`] ([`Queue::sink`]), and an [`Event`] in the queue says how it ended. One queue serves many connections, and has a
-//!   descriptor for `epoll`.
+//! * [`futures`]: `Stream`, `Packets` and their listeners for any executor. An operation owns its memory and returns it on completion.
+//! * [`Queue`]: an operation is started with a [`Sink`] ([`Queue::sink`]), and an [`Event`] in the queue reports its result. One queue serves many
+//!   connections and has a descriptor for `epoll`.
 //! * Blocking calls: [`Socket::connect_wait`], [`Socket::accept_wait`], [`Socket::send_wait`], [`Socket::recv_wait`].
-//! * `tokio` streams (feature `tokio`): `AsyncRead` and `AsyncWrite`, with a copy at each end.
+//! * `tokio` streams (feature `tokio`): `AsyncRead` and `AsyncWrite`, with one copy on each side.
 //!
-//! Data goes from the sender's memory to the receiver's at once where a receive was posted first, and through a buffer where not
-//! (docs/spec/exs.md). A [`Region`] is memory that both ends reach fastest. Within a host connections go through shared memory, else over
-//! TCP: `WEFT_LOCAL=off|auto|require`, or the device of the [`Context`]; [`Socket::path`] says what it is.
+//! Data goes from the sender's memory straight to the receiver's if a receive was posted first, and otherwise through a buffer (docs/spec/exs.md).
+//! A [`Region`] is the fastest memory for both ends. Connections within a host use shared memory, all others use TCP. `WEFT_LOCAL=off|auto|require`
+//! or the device of the [`Context`] changes this; [`Socket::path`] reports the path in use.
 //!
 //! ```
 //! use weft_exs::{Context, Kind, Memory, RecvFlags, Region, Socket};

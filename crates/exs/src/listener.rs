@@ -1,4 +1,4 @@
-//! Listening sockets. A peer's connection is made as soon as it arrives, up to the backlog, as a kernel does for TCP; accepting only hands it over.
+//! Listening sockets. A peer's connection is completed on arrival, up to the backlog, as a kernel does for TCP. An accept only hands it over.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -26,11 +26,11 @@ pub(crate) struct Listener {
 
 #[derive(Default)]
 struct Waiting {
-    /// Connections that nobody has accepted yet.
+    /// Connections that wait to be accepted.
     ready: VecDeque<Socket>,
-    /// Connections being made.
+    /// Number of connections that are being set up.
     making: usize,
-    /// Accepts without a peer.
+    /// Accepts that wait for a connection.
     accepts: VecDeque<(Target, u64)>,
     pollers: Vec<(Target, u64)>,
     closed: bool,
@@ -107,7 +107,7 @@ impl Listener {
         self.match_up();
     }
 
-    /// The descriptor is readable while connections wait.
+    /// Keep the descriptor readable while connections wait.
     fn show(&self, state: &Waiting) {
         if let Some(socket) = self.socket.upgrade() {
             if state.ready.len() > state.accepts.len() {
@@ -138,7 +138,7 @@ impl Listener {
         self.match_up();
     }
 
-    /// Join connections and accepts.
+    /// Match waiting connections with accepts.
     fn match_up(&self) {
         let fd = self.socket.upgrade().map_or(-1, |socket| socket.fd());
         loop {
@@ -161,7 +161,7 @@ impl Listener {
         }
     }
 
-    /// Make the connection; nothing when the peer does not fit or has gone, or we have no room for it.
+    /// Set up the connection; `None` when the peer does not fit or has gone, or resources are short.
     fn take(&self, listener: &Inner, incoming: Incoming) -> Option<Socket> {
         let make = || -> Result<_, Error> {
             let signal = Arc::new(Signal::new()?);
@@ -246,7 +246,7 @@ impl Listener {
         }
     }
 
-    /// A blocking call gives up. False when it has been told, or is about to be.
+    /// Withdraw a blocking call. False when it has been completed, or is about to be.
     pub(crate) fn withdraw(&self, slot: &Arc<Slot>) -> bool {
         let mut state = lock(&self.state);
         let before = state.accepts.len() + state.pollers.len();

@@ -1,4 +1,4 @@
-//! Memory of operations: registered, the caller's own, or somebody else's under a promise.
+//! Memory of operations: registered, owned by the operation, or owned by someone else under a promise.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use weft_verbs::{Access, Mr, RawMemory};
 
 use crate::{Context, Error};
 
-/// A registered region, for as many operations as one likes (`exs_mregister`). The library allocates it, so that peers of the
-/// same host reach it with one copy, or it is memory of the program.
+/// A registered region, for any number of operations (`exs_mregister`). It is memory of the program, or memory that the library allocates, which
+/// peers on the same host reach with one copy.
 pub struct Region {
     pub(crate) mr: Mr,
 }
@@ -16,31 +16,31 @@ impl Region {
     /// `len` zeroed bytes that the library allocates: the fastest kind on one host.
     ///
     /// # Errors
-    /// Without memory, or past the limit of regions.
+    /// The memory cannot be allocated, or the limit of regions is reached.
     pub fn alloc(context: &Context, len: usize) -> Result<Arc<Region>, Error> {
         let mr = context.pd().alloc_mr(len, Region::LENT)?;
         Ok(Arc::new(Region { mr }))
     }
-    /// Memory that somebody else owns.
+    /// Register memory that someone else owns.
     ///
     /// # Errors
-    /// Past the limit of regions.
+    /// The limit of regions is reached.
     pub fn register(context: &Context, memory: &RawMemory) -> Result<Arc<Region>, Error> {
         let mr = context.pd().reg_raw(memory, Region::ACCESS)?;
         Ok(Arc::new(Region { mr }))
     }
-    /// Decides which memory of the library it comes from: what peers of the host can map. Its own key is never told to anybody.
+    /// Makes the library allocate memory that peers on the host can map. The key of the region itself is never sent to a peer.
     const LENT: Access = Access::LOCAL_WRITE
         .union(Access::REMOTE_WRITE)
         .union(Access::REMOTE_READ);
-    /// Only for ourselves: what a peer may write or read gets a key of its own, for the time of one operation.
+    /// Local access only: memory that a peer may write or read gets a separate key for the duration of one operation.
     const ACCESS: Access = Access::LOCAL_WRITE;
 
-    /// Ends the registration, unless there are other handles: then it ends with the last of them, whose drop waits for as long as a thread of
-    /// this process is in the memory.
+    /// Ends the registration, or only releases this handle if others exist. The drop of the last handle ends it, and waits while a thread of this
+    /// process accesses the memory.
     ///
     /// # Errors
-    /// Such a thread stays in it: the region comes back.
+    /// A thread still accesses the memory: the region is returned.
     pub fn deregister(self: Arc<Self>) -> Result<(), Arc<Region>> {
         let Some(last) = Arc::into_inner(self) else {
             return Ok(());
@@ -55,25 +55,25 @@ impl Region {
     pub fn len(&self) -> usize {
         self.mr.len()
     }
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.mr.is_empty()
     }
-    /// Copy `src` in at `off`.
+    /// Copy `src` to offset `off`.
     ///
     /// # Errors
     /// Out of bounds.
     pub fn write(&self, off: usize, src: &[u8]) -> Result<(), Error> {
         Ok(self.mr.write(off, src)?)
     }
-    /// Copy out from `off`.
+    /// Copy the bytes at `off` to `dst`.
     ///
     /// # Errors
     /// Out of bounds.
     pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), Error> {
         Ok(self.mr.read(off, dst)?)
     }
-    /// `len` bytes from `off` on as memory of an operation.
+    /// `len` bytes at `off` as memory for an operation.
     ///
     /// # Errors
     /// Out of bounds.
@@ -87,7 +87,7 @@ impl Region {
             len,
         })
     }
-    /// All of it as memory of an operation.
+    /// The whole region as memory for an operation.
     pub fn whole(self: &Arc<Self>) -> Memory {
         Memory::Region {
             region: Arc::clone(self),
@@ -97,7 +97,7 @@ impl Region {
     }
 }
 
-/// The memory of one operation. It goes to the library with the operation and comes back with the event.
+/// The memory of one operation. The operation owns it; the event returns it.
 pub enum Memory {
     /// A part of a registered region.
     Region {
@@ -108,7 +108,7 @@ pub enum Memory {
         /// Bytes.
         len: usize,
     },
-    /// Somebody else's memory, not registered: the library does that where it has to (implicit registration).
+    /// Unregistered memory that someone else owns. The library registers it where necessary (implicit registration).
     Raw(RawMemory),
     /// Bytes that the operation owns.
     Owned(Vec<u8>),
@@ -127,11 +127,11 @@ impl Memory {
             Memory::List(list) => list.iter().map(Memory::len).sum(),
         }
     }
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Whether a part of it belongs to this value alone.
+    /// True if a part of it has no owner but this value.
     pub(crate) fn owns(&self) -> bool {
         match self {
             Memory::Owned(_) => true,
@@ -139,7 +139,7 @@ impl Memory {
             Memory::Region { .. } | Memory::Raw(_) => false,
         }
     }
-    /// Where it is in this process; nothing for several pieces. What may change under a peer's hands is for racing copies only, see
+    /// Its address in this process; `None` for several pieces. Memory that a peer may change meanwhile must be accessed by racing copies only, see
     /// [`RawMemory`].
     pub fn as_ptr(&self) -> Option<*mut u8> {
         match self {
@@ -149,7 +149,7 @@ impl Memory {
             Memory::List(_) => None,
         }
     }
-    /// Copy `out.len()` bytes from `off` on, of a single piece.
+    /// Copy `out.len()` bytes at `off`; for a single piece only.
     #[inline]
     pub(crate) fn read(&self, off: usize, out: &mut [u8]) -> Result<(), Error> {
         match self {
@@ -161,7 +161,7 @@ impl Memory {
             Memory::List(_) => Err(Error::Bounds),
         }
     }
-    /// A copy of its bytes.
+    /// A copy of the bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         match self {
             Memory::Region { region, off, len } => region.mr.to_vec(*off, *len).unwrap_or_default(),
@@ -170,7 +170,7 @@ impl Memory {
             Memory::List(list) => list.iter().flat_map(Memory::to_vec).collect(),
         }
     }
-    /// The owned bytes.
+    /// The owned bytes, or a copy of the others.
     pub fn into_vec(self) -> Vec<u8> {
         match self {
             Memory::Owned(bytes) => bytes,
@@ -206,7 +206,7 @@ impl std::fmt::Debug for Memory {
     }
 }
 
-/// One region after another is dropped with its last operation; a clone is another handle of the same memory, except of owned bytes.
+/// A clone is another handle of the same memory; owned bytes are copied. A region is dropped with its last operation.
 impl Clone for Memory {
     fn clone(&self) -> Self {
         match self {

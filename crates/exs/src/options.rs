@@ -1,4 +1,4 @@
-//! What a socket can be set to.
+//! Settings of a socket.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use weft_verbs::LinkOptions;
 use weft_wire::exs::MAX_SMALL;
 pub use weft_wire::exs::{Design, Mode};
 
-/// How long a connection that its program has closed may go on without sending a byte.
+/// How long a closed connection may continue without sending a byte.
 pub(crate) const LINGER: Duration = Duration::from_secs(30);
-/// What a socket carries.
+/// The unit of a socket's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Bytes (`SOCK_STREAM`).
@@ -18,29 +18,29 @@ pub enum Kind {
     SeqPacket,
 }
 
-/// Settings of a socket. Those that a connection is made with can be changed until then.
+/// Settings of a socket. Those that determine a connection can be changed until it is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How a stream moves its bytes, in both directions. Default: dynamic.
+    /// How a stream moves its bytes in both directions. Default: dynamic.
     pub mode: Mode,
     /// How sequenced packets are moved; both sides need the same. Default: [`Design::Advert`].
     pub design: Design,
-    /// Control receives that we keep posted: the peer's send credits. 4 to 65,535, default 256.
+    /// Control receives that this end keeps posted: the peer's send credits. 4 to 65,535, default 256.
     pub credits: u32,
-    /// Data up to so many bytes travels in the message that announces it (`small_packet_max_size`, EXS interface 5.1). 0 turns that off;
-    /// at most 65,536, default 256. What the peer may send small, our setting says; what we may, the peer's.
+    /// Data up to this many bytes travels in the message that announces it (`small_packet_max_size`, EXS interface 5.1). 0 disables this;
+    /// at most 65,536, default 256. Our setting limits what the peer sends this way; the peer's setting limits what we send.
     pub small_packet_max: u32,
-    /// Bytes of our intermediate buffer. 4 KiB to 1 GiB, default 1 MiB.
+    /// Bytes of this end's intermediate buffer. 4 KiB to 1 GiB, default 1 MiB.
     pub buffer: u32,
-    /// Ask for a CRC on every FPDU where the connection stays on TCP. Default on.
+    /// Request a CRC on every FPDU if the connection stays on TCP. Default on.
     pub crc: bool,
-    /// Use immediate data where the peer can; off, each Write is followed by a Send. Default on.
+    /// Use immediate data if the peer supports it; otherwise each Write is followed by a Send. Default on.
     pub immediate: bool,
-    /// Limit for making a connection. Default 10 s.
+    /// Time limit for making a connection. Default 10 s.
     pub connect_timeout: Duration,
-    /// Limit of sends. Default none.
+    /// Time limit for sends. Default none.
     pub send_timeout: Option<Duration>,
-    /// Limit of receives. Default none.
+    /// Time limit for receives. Default none.
     pub recv_timeout: Option<Duration>,
 }
 
@@ -68,7 +68,7 @@ impl Options {
             && (4096..=1 << 30).contains(&self.buffer);
         if fine { Ok(()) } else { Err(Errno::INVAL) }
     }
-    /// The wire protocol's part.
+    /// The settings of the wire protocol.
     pub(crate) fn link(&self) -> LinkOptions {
         LinkOptions {
             crc: self.crc,
@@ -76,7 +76,7 @@ impl Options {
             ..LinkOptions::default()
         }
     }
-    /// Whether the two differ only in what may change at any time.
+    /// True if the two differ only in settings that may change at any time.
     pub(crate) fn same_connection(&self, other: &Options) -> bool {
         let timeless = |o: &Options| Options {
             send_timeout: None,

@@ -1,11 +1,11 @@
 //! Ordinary connected TCP sockets under the same asynchronous operations: the peer is a plain program.
 //!
-//! What can be done at once is done in the caller; the rest waits in a queue per direction, and one thread of the process goes
-//! on with it when the socket is ready. The socket's own flags stay as they are, because the program shares them: each system call
-//! says for itself that it does not wait.
+//! Work that can be done at once is done in the caller. The rest waits in a queue for each direction, and one thread of the process
+//! continues it when the socket is ready. The program shares the socket, so its flags are not changed: each system call
+//! requests non-blocking behaviour itself.
 //!
-//! Locks: `watch` before a lane, and that before `polls`; outcomes are told without any. A lane's outcomes are told one after another, in order, by
-//! whichever thread came first.
+//! Lock order: `watch`, then a lane, then `polls`. Results are reported without a lock held, one after another in the order of the lane, by
+//! the first thread that comes.
 
 mod poller;
 #[cfg(test)]
@@ -30,26 +30,26 @@ use poller::Poller;
 use transfer::{Attempt, Cursor, Way, advance};
 use weft_sockets::lock::lock;
 
-/// Where a shutdown or close tells its end.
+/// Reports the result of a shutdown or close.
 pub(crate) type EndDone = Box<dyn FnOnce(Result<(), Errno>) + Send>;
-/// Where a poll tells its end.
+/// Reports the result of a poll.
 pub(crate) type PollDone = Box<dyn FnOnce(Result<Ready, Errno>) + Send>;
 
 /// A send or receive that may wait.
 pub(crate) struct PlainOp {
     pub(crate) memory: Memory,
-    /// Of receives: only `WAITALL` counts.
+    /// For receives; only `WAITALL` counts.
     pub(crate) flags: RecvFlags,
     pub(crate) token: u64,
-    /// `ETIMEDOUT` when it is not complete then.
+    /// When it ends with `ETIMEDOUT`, unless complete.
     pub(crate) deadline: Option<Instant>,
     pub(crate) done: Done,
 }
 
-/// Bytes moved for one socket before others have their turn, and before an asynchronous call returns.
+/// Bytes moved for one socket before it is the turn of others, and before an asynchronous call returns.
 const BUDGET: usize = 1 << 20;
 
-/// An operation and how far it has got.
+/// An operation and its progress.
 struct Moving {
     op: PlainOp,
     cursor: Cursor,
@@ -63,7 +63,7 @@ impl Moving {
         }
     }
 
-    /// Goes on; the result if that ended it.
+    /// Continue; returns the result if that ended the operation.
     fn step(&mut self, fd: BorrowedFd<'_>, way: Way) -> Option<Result<usize, Errno>> {
         let attempt = advance(fd, way, &mut self.op.memory, &mut self.cursor, BUDGET);
         let done = self.cursor.done;
@@ -86,7 +86,7 @@ impl Moving {
     }
 }
 
-/// What waits in a lane.
+/// A job that waits in a lane.
 enum Job {
     Move(Moving),
     File(FileJob),
@@ -94,28 +94,28 @@ enum Job {
     Close(Closing),
 }
 
-/// A close that waits for what was queued before.
+/// A close that waits for the jobs queued before it.
 struct Closing {
-    /// The peer sees the end at once, whoever still has a descriptor.
+    /// The peer sees the end at once, even if other descriptors exist.
     ends: bool,
     done: EndDone,
 }
 
-/// A file on its way: its parts come one after another from the thread that reads them.
+/// A file send under way. The reader thread supplies its parts one after another.
 struct FileJob {
     id: u64,
     token: u64,
     deadline: Option<Instant>,
     parts: VecDeque<Moving>,
-    /// Set when it is not to go on.
+    /// Set when the file send must not continue.
     stopped: Option<Errno>,
-    /// Its parts have ended: when its turn is over, this is told.
+    /// Set when all its parts have ended; called when the file send reaches the head.
     over: Option<Box<dyn FnOnce() + Send>>,
-    /// Absent only until it has begun.
+    /// `None` only until it has started.
     send: Option<FileSend>,
 }
 
-/// An end that the program has not been told of.
+/// A result that has not been reported to the program.
 enum Finished {
     Moved(Done, Outcome),
     File(Box<dyn FnOnce() + Send>),
@@ -132,11 +132,11 @@ impl Finished {
     }
 }
 
-/// Nothing waits.
+/// The lane is empty.
 const IDLE: u8 = 0;
 /// The head waits for the socket.
 const WAITS: u8 = 1;
-/// The head waits for something else.
+/// The head waits for something other than the socket.
 const HELD: u8 = 2;
 
 /// One direction.
@@ -144,16 +144,16 @@ const HELD: u8 = 2;
 struct Lane {
     queue: VecDeque<Job>,
     finished: VecDeque<Finished>,
-    /// Somebody is telling what is in `finished`.
+    /// A thread is reporting the results in `finished`.
     telling: bool,
-    /// What waits is not lost with the program's last handle.
+    /// Keeps waiting jobs alive after the program's last handle is gone.
     keep: Option<Arc<Plain>>,
     closed: bool,
-    /// Of a closed socket's sends: when it is given up, unless a byte goes out before.
+    /// For the sends of a closed socket: the time at which it is abandoned, unless a byte is sent before.
     patience: Option<Instant>,
-    /// Why something of them was not sent: the close says so.
+    /// The error that kept some of them from being sent; the close reports it.
     lost: Option<Errno>,
-    /// Not later than that, and than any deadline in the queue.
+    /// No later than `patience` and than any deadline in the queue.
     earliest: Option<Instant>,
 }
 
@@ -166,12 +166,11 @@ struct PollOp {
 #[derive(Default)]
 struct Watch {
     poller: Option<(Arc<Poller>, u64)>,
-    /// What the thread will be told of; nothing once it was.
+    /// The events that the thread waits for; `None` after it has reported one.
     armed: Option<epoll::EventFlags>,
     timer: Option<Instant>,
 }
 
-/// An ordinary connected socket.
 pub(crate) struct Plain {
     me: Weak<Plain>,
     fd: OwnedFd,
@@ -181,7 +180,7 @@ pub(crate) struct Plain {
     recv_state: AtomicU8,
     polls: Mutex<Vec<PollOp>>,
     watch: Mutex<Watch>,
-    /// [`LINGER`], save in tests.
+    /// [`LINGER`], except in tests.
     linger: Duration,
 }
 
@@ -193,7 +192,7 @@ fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
 }
 
 impl Plain {
-    /// Operations on a stream socket that is connected, or was: that is for the caller to see to.
+    /// Operations on a stream socket. The caller checks that it is or was connected.
     ///
     /// # Errors
     /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket.
@@ -201,7 +200,7 @@ impl Plain {
         Self::lingering(fd, LINGER)
     }
 
-    /// As [`Self::new`]; closed, it goes on for so long without sending a byte.
+    /// Like [`Self::new`]; when closed, it continues for `linger` without a byte sent.
     fn lingering(fd: OwnedFd, linger: Duration) -> Result<Arc<Plain>, Errno> {
         if rustix::net::sockopt::socket_type(&fd)? != SocketType::STREAM {
             return Err(Errno::OPNOTSUPP);
@@ -219,7 +218,7 @@ impl Plain {
         }))
     }
 
-    /// The socket. It is open as long as this is.
+    /// The socket. It is open as long as this value exists.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -233,18 +232,17 @@ impl Plain {
         SocketAddr::try_from(addr)
     }
 
-    /// Sends all of the memory.
     pub(crate) fn send(&self, op: PlainOp) {
         self.submit(Way::Send, Job::Move(Moving::new(op)));
     }
 
-    /// Receives: what there is, or with `WAITALL` all that fits; 0 at the end of the stream.
+    /// Receives the available data, or with `WAITALL` all that fits; 0 bytes at the end of the stream.
     pub(crate) fn recv(&self, op: PlainOp) {
         self.submit(Way::Recv, Job::Move(Moving::new(op)));
     }
 
-    /// Receives what is there, and never waits: not for the peer, nor for receives that came before. `tell` gets the target and the end
-    /// in the order of receives; where nothing can be received now, the target comes back.
+    /// Receives available data without waiting for the peer or for earlier receives. `tell` gets the target and the result
+    /// in the order of receives. If nothing can be received now, the target is returned.
     pub(crate) fn recv_now<T: Send + 'static>(
         &self,
         mut memory: Memory,
@@ -275,7 +273,7 @@ impl Plain {
         Ok(())
     }
 
-    /// Sends memory and parts of files, in order. Later sends wait until it is over.
+    /// Sends memory and parts of files, in order. Later sends wait until the file send is over.
     ///
     /// # Errors
     /// As [`FileSend::start`]; `done` is not called then.
@@ -292,7 +290,7 @@ impl Plain {
             plain: Arc::clone(self),
             id,
         });
-        // In the queue first, so that its place is sure; it cannot move before it has parts.
+        // Queued first, to reserve its place; it cannot move before it has parts.
         self.submit(
             Way::Send,
             Job::File(FileJob {
@@ -310,7 +308,7 @@ impl Plain {
         let job = find(&mut lane.queue, id);
         match started {
             Ok(send) => {
-                // Not there: it is over already, or the socket was closed before. Stopping what is over does nothing.
+                // Absent: the job is over already, or the socket was closed before. Stopping a finished file send does nothing.
                 let stop = match job {
                     Some(job) if job.stopped.is_none() => {
                         job.send = Some(send);
@@ -331,7 +329,6 @@ impl Plain {
         }
     }
 
-    /// What the socket is ready for now.
     pub(crate) fn ready(&self) -> Ready {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN | PollFlags::OUT)];
         let now = Timespec {
@@ -353,14 +350,14 @@ impl Plain {
         ready
     }
 
-    /// Tells once, when the socket is ready for something of `wanted`, has failed or is closed both ways.
+    /// Reports once, when the socket is ready for one of the conditions `wanted`, has failed or is closed in both directions.
     pub(crate) fn poll(&self, wanted: Ready, token: u64, done: PollDone) {
         let lane = lock(&self.recv);
         if lane.closed {
             drop(lane);
             return done(Err(Errno::BADF));
         }
-        // Still under the lane's lock: a close comes before, or finds it.
+        // Pushed under the lane's lock: a close has either come before, or will find it.
         lock(&self.polls).push(PollOp {
             wanted,
             token,
@@ -371,7 +368,7 @@ impl Plain {
         self.arm(None);
     }
 
-    /// Ends the operations with this token (all of them with `None`) with `ECANCELED`; returns how many there were.
+    /// Ends the operations with this token (all of them with `None`) with `ECANCELED`; returns their number.
     pub(crate) fn cancel(&self, token: Option<u64>) -> usize {
         let named = |t: u64| token.is_none_or(|wanted| wanted == t);
         let mut ended = 0;
@@ -398,21 +395,21 @@ impl Plain {
         ended
     }
 
-    /// Closes our direction when everything queued has been sent.
+    /// Closes the sending direction when all queued data has been sent.
     pub(crate) fn shutdown(&self, done: EndDone) {
         self.submit(Way::Send, Job::Shutdown(done));
     }
 
-    /// Ends receives and polls now, refuses what comes later with `EBADF`, sends everything queued, then has the peer see the end and
-    /// tells. The descriptor is closed with the last handle.
+    /// Ends receives and polls now, refuses later operations with `EBADF`, and sends all queued data. Then the peer sees the end, and `done` is
+    /// called. The descriptor is closed with the last handle.
     ///
-    /// A peer that takes nothing for 30 seconds loses the connection: what is queued ends with `ETIMEDOUT` then, and the close, too.
+    /// A peer that accepts nothing for 30 seconds loses the connection: queued sends and the close then end with `ETIMEDOUT`.
     pub(crate) fn close(&self, done: EndDone) {
         self.close_as(Closing { ends: true, done });
     }
 
-    /// As [`Self::close`], but the peer sees the end when the last descriptor is closed, and not before: libexs's callers go on with
-    /// descriptors of their own, and forked processes with theirs.
+    /// Like [`Self::close`], but the peer sees the end only when the last descriptor is closed: callers of libexs continue to use
+    /// descriptors that they own, and forked processes theirs.
     pub(crate) fn close_shared(&self, done: EndDone) {
         self.close_as(Closing { ends: false, done });
     }
@@ -449,7 +446,7 @@ impl Plain {
                 Job::Shutdown(done) | Job::Close(Closing { done, .. }) => {
                     Some(Finished::Ended(done, Err(Errno::BADF)))
                 }
-                // Its sender finds that it is not there.
+                // The thread that sends the file finds that the job is absent.
                 Job::File(_) => None,
             };
             lane.finished.extend(ended);
@@ -475,7 +472,7 @@ impl Plain {
         self.settle(lane, way);
     }
 
-    /// Goes on with what waits in a lane, as far as it goes.
+    /// Moves the jobs of a lane forward as far as possible.
     fn pump(&self, lane: &mut Lane, way: Way) {
         let fd = self.fd.as_fd();
         let mut moved = 0;
@@ -522,8 +519,8 @@ impl Plain {
                     lane.finished.push_back(Finished::Ended(done, result));
                 }
                 Some(Job::Close(closing)) => {
-                    // As close(2), which waits for the last descriptor: what the kernel has goes out before the end, and what the peer
-                    // still sends is answered with a reset. A listener or a lost connection has no peer.
+                    // As close(2) on the last descriptor: the kernel sends the data that it has before the end, and answers further data of the peer
+                    // with a reset. A listener or a lost connection has no peer.
                     if closing.ends && rustix::net::getpeername(fd).is_ok() {
                         let _ = rustix::net::shutdown(fd, Shutdown::Both);
                     }
@@ -541,7 +538,7 @@ impl Plain {
         }
     }
 
-    /// After a change: the thread knows what to wait for, and ends are told.
+    /// After a change: arm the thread for the waiting jobs, and report results.
     fn settle(&self, lane: MutexGuard<'_, Lane>, way: Way) {
         if lane.queue.is_empty() {
             return self.finish(lane, way);
@@ -552,7 +549,7 @@ impl Plain {
         self.finish(self.lane(way), way);
     }
 
-    /// What waits keeps the socket, and ends are told.
+    /// Keep the socket alive while jobs wait, and report results.
     fn finish(&self, mut lane: MutexGuard<'_, Lane>, way: Way) {
         let mut released = None;
         if lane.queue.is_empty() {
@@ -566,7 +563,7 @@ impl Plain {
         drop(released);
     }
 
-    /// Tells the ends in order, unless somebody is doing that.
+    /// Reports the results in order, unless another thread is doing that.
     fn tell<'a>(&'a self, mut lane: MutexGuard<'a, Lane>, way: Way) {
         if lane.telling {
             return;
@@ -574,7 +571,7 @@ impl Plain {
         lane.telling = true;
         while let Some(finished) = lane.finished.pop_front() {
             drop(lane);
-            // What the program does there must not stop the others' operations.
+            // A panic in the program's call must not stop the operations of others.
             let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| finished.tell()));
             if told.is_err() {
                 tracing::error!("a completion call panicked");
@@ -584,7 +581,7 @@ impl Plain {
         lane.telling = false;
     }
 
-    /// Takes jobs out of a lane and ends them with `why`; returns how many there were. The caller arms.
+    /// Removes jobs from a lane and ends them with `why`; returns their number. The caller arms the thread.
     fn take(&self, way: Way, mut which: impl FnMut(&Job) -> bool, why: Errno) -> usize {
         let mut lane = self.lane(way);
         let mut files = Vec::new();
@@ -601,7 +598,7 @@ impl Plain {
                     lane.finished.push_back(Finished::Ended(done, Err(why)));
                 }
                 Job::File(ref mut file) if file.stopped.is_none() => {
-                    // It stays until its reader lets go, for which its parts end.
+                    // The job stays until its reader releases it; the end of the parts makes it do so.
                     file.stopped = Some(why);
                     for part in std::mem::take(&mut file.parts) {
                         lane.finished.push_back(part.end(Err(why)));
@@ -616,10 +613,10 @@ impl Plain {
             }
         }
         if ended > 0 {
-            // There may be another head now.
+            // The queue may have a new head.
             self.pump(&mut lane, way);
         }
-        // Before the parts' ends are told: the reader is to say why, not what its parts said.
+        // Before the results of the parts are reported, so that the file send ends with `why` and not with their errors.
         for file in files {
             file.stop(why);
         }
@@ -627,7 +624,7 @@ impl Plain {
         ended
     }
 
-    /// Tells polls whose time has come.
+    /// Reports the polls that are ready.
     fn check_polls(&self) {
         let mut polls = lock(&self.polls);
         if polls.is_empty() {
@@ -643,7 +640,7 @@ impl Plain {
         }
     }
 
-    /// Has the thread wait for what operations wait for.
+    /// Arms the thread for the events that operations wait for.
     fn arm(&self, earliest: Option<Instant>) {
         if let Err(e) = self.try_arm(earliest) {
             tracing::error!("an ordinary socket cannot be waited for: {e}");
@@ -673,7 +670,7 @@ impl Plain {
                 F::IN | F::RDHUP,
                 wanted.contains(F::IN) || poll.wanted.contains(Ready::IN),
             );
-            // Behind other sends a new one would not start, whatever the socket says.
+            // A new send would not start behind other sends, even if the socket is writable.
             if send == IDLE && poll.wanted.contains(Ready::OUT) {
                 wanted |= F::OUT;
             }
@@ -705,7 +702,7 @@ impl Plain {
         Ok(())
     }
 
-    /// The socket is ready for something that was waited for.
+    /// The socket is ready for one of the awaited events.
     fn on_ready(&self) {
         lock(&self.watch).armed = None;
         for way in [Way::Recv, Way::Send] {
@@ -719,7 +716,7 @@ impl Plain {
         self.arm(None);
     }
 
-    /// Where the socket is closed and its peer has taken nothing for long, the connection is over, whoever still has a descriptor.
+    /// Ends the connection of a closed socket whose peer has accepted nothing for a long time, even if other descriptors exist.
     fn give_up(&self, now: Instant) {
         let mut lane = lock(&self.send);
         if lane.queue.is_empty() || lane.patience.is_none_or(|end| now < end) {
@@ -727,8 +724,8 @@ impl Plain {
         }
         lane.patience = None;
         lane.lost.get_or_insert(Errno::TIMEDOUT);
-        // Before the close's turn comes, or the peer would take the part that it got for the whole. The kernel refuses while the
-        // program waits in a call of its own there; the last close(2) does the same then.
+        // Before the close, or the peer would take the part that it received for the whole. The kernel refuses this while the
+        // program waits in its own call on the socket; then the last close(2) has the same effect.
         let _ = rustix::net::sockopt::set_socket_linger(self.as_fd(), Some(Duration::ZERO));
         let _ = rustix::net::connect_unspec(self.as_fd());
         drop(lane);
@@ -736,7 +733,7 @@ impl Plain {
         self.take(Way::Send, |job| !told_last(job), Errno::TIMEDOUT);
     }
 
-    /// A deadline may have passed.
+    /// Called when a deadline may have passed.
     fn on_time(&self) {
         lock(&self.watch).timer = None;
         let now = Instant::now();
@@ -778,7 +775,7 @@ fn find(queue: &mut VecDeque<Job>, id: u64) -> Option<&mut FileJob> {
     })
 }
 
-/// The place in the queue that a file's parts are sent at.
+/// The place in the queue where a file's parts are sent.
 struct Part {
     plain: Arc<Plain>,
     id: u64,
@@ -821,7 +818,7 @@ impl FileLane for Part {
         let mut lane = lock(&plain.send);
         match find(&mut lane.queue, self.id) {
             Some(file) if file.stopped.is_none() => file.over = Some(tell),
-            // What is cancelled does not wait for its turn; nor does what was refused.
+            // A cancelled or refused file send does not wait for its turn.
             _ => {
                 let id = self.id;
                 lane.queue

@@ -1,7 +1,7 @@
-//! Event queues (`exs_qcreate` and its family).
+//! Event queues (`exs_qcreate` and related calls).
 //!
-//! Each operation takes its place in the queue when it is started, so that its event always finds room. A thread that takes
-//! events drives the connections that have operations here itself; what it waits for therefore costs it one wake-up.
+//! An operation reserves its place in the queue when it starts, so its event always has room. A thread that takes events drives the connections
+//! that have operations here itself. It therefore needs only one wake-up per wait.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,16 +17,16 @@ use crate::bell::Bell;
 use crate::driver::{Conn, Late};
 use crate::{Context, Event};
 
-/// Queues are at most so deep.
+/// The maximum depth of a queue.
 const MAX_DEPTH: usize = 1 << 20;
-/// An adaptive wait that has several connections to look at does so for this long before it sleeps.
+/// How long an adaptive wait polls several connections before it sleeps.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// How the taker of events waits (`EXS_QATTR_WAIT`).
+/// How a thread that takes events waits (`EXS_QATTR_WAIT`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Wait {
-    /// Look for a while where that has paid off lately, then sleep.
+    /// Poll for a while if polling has paid off recently, then sleep.
     Adaptive,
     /// Sleep at once.
     Notify,
@@ -39,31 +39,31 @@ pub enum Wait {
 pub struct Queue(pub(crate) Arc<QueueInner>);
 
 pub(crate) struct QueueInner {
-    /// No other queue of the process has had it.
+    /// The number of this queue, unique in the process.
     pub(crate) serial: usize,
     events: Mutex<VecDeque<Event>>,
     len: AtomicUsize,
-    /// Places taken: by events, and by operations that will become events.
+    /// Reserved places: those of events, and those of outstanding operations.
     used: AtomicUsize,
     depth: AtomicUsize,
     wait: AtomicU8,
     deleted: AtomicBool,
     /// Connections that have had operations here.
     members: Mutex<Vec<Weak<Conn>>>,
-    /// Threads in a wait, and where to wake those that sleep on a connection of their own.
+    /// Threads in a wait, and the connections on which some of them sleep, to wake them there.
     waiters: AtomicUsize,
     asleep: Mutex<Vec<Weak<Conn>>>,
     bell: Bell,
     signal: Signal,
     signals: AtomicBool,
-    /// Hears of the events that a deleted queue does not take.
+    /// Called for events that are dropped because the queue is deleted.
     unheard: OnceLock<Arc<Unheard>>,
 }
 
 type Unheard = dyn Fn(u64) + Send + Sync;
 
 impl Queue {
-    /// A queue of `depth` places.
+    /// A queue with `depth` places.
     ///
     /// # Errors
     /// `EINVAL` for a depth of 0 or above 1,048,576; `EMFILE` and `ENFILE` without a free descriptor.
@@ -72,7 +72,7 @@ impl Queue {
             return Err(Errno::INVAL);
         }
         let signal = Signal::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::MFILE))?;
-        // 0 stands for none.
+        // 0 means no queue.
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         Ok(Queue(Arc::new(QueueInner {
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -92,17 +92,17 @@ impl Queue {
         })))
     }
 
-    /// Call this with the number of each event that is dropped because the queue has been deleted: what was kept for it can go. Only once.
+    /// Call `hears` with the number of each event that is dropped because the queue is deleted, so that its resources can be freed. Can be set only once.
     pub fn on_unheard(&self, hears: impl Fn(u64) + Send + Sync + 'static) {
         let _ = self.0.unheard.set(Arc::new(hears));
     }
 
-    /// Take up to `max` events, oldest first, and append them to `out`; says how many. Waits until `at_least` of them are there, or the
-    /// time is up (`None`: for ever); with `at_least` 0 it never waits.
+    /// Take up to `max` events, oldest first, append them to `out`, and return their number. Waits until `at_least` events are there or the time is
+    /// up (`None`: no limit). With `at_least` 0 it never waits.
     ///
     /// # Errors
-    /// `EBADF` when the queue is deleted, also while waiting; `EINVAL` when `max` is 0 or less than `at_least`; `EINTR` when a signal's handler
-    /// ran during the wait and there is no event. (With fewer than `at_least` it takes those; [`Wait::BusyPoll`] does not notice.)
+    /// `EBADF` when the queue is deleted, also during the wait; `EINVAL` when `max` is 0 or less than `at_least`; `EINTR` when a signal handler
+    /// ran during the wait and there is no event. (With some events, but fewer than `at_least`, it returns those; [`Wait::BusyPoll`] ignores signals.)
     pub fn dequeue(
         &self,
         out: &mut Vec<Event>,
@@ -114,7 +114,7 @@ impl Queue {
             return Err(Errno::INVAL);
         }
         let q = &*self.0;
-        // A wait looks by itself.
+        // A wait polls the connections itself.
         if at_least == 0 && q.len.load(Ordering::Acquire) == 0 {
             q.drive();
         }
@@ -123,7 +123,7 @@ impl Queue {
         loop {
             let wanted = at_least.saturating_sub(taken);
             if q.len.load(Ordering::Acquire) < wanted {
-                // Further away than the clock goes: for ever.
+                // A deadline beyond the range of the clock means no limit.
                 let end = *deadline.get_or_insert_with(|| crate::driver::deadline(timeout));
                 interrupted = q.wait_for(wanted, end);
             }
@@ -139,7 +139,7 @@ impl Queue {
             if taken >= at_least || interrupted {
                 break;
             }
-            // The time is up, or another taker was faster.
+            // The time is up, or another thread took the events.
             if deadline.flatten().is_some_and(|end| end <= Instant::now()) {
                 break;
             }
@@ -153,18 +153,18 @@ impl Queue {
         Ok(taken)
     }
 
-    /// A descriptor for `epoll`. While [`Queue::set_signal`] is on it is readable as long as events wait, and the library
-    /// makes them wait without being asked; off, it never is.
+    /// A descriptor for `epoll`. While [`Queue::set_signal`] is on, it is readable while there are events, and the engine
+    /// collects them without a call of the program. While it is off, it is never readable.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.signal.as_fd()
     }
 
-    /// Set how takers wait.
+    /// Set how waiting threads wait.
     pub fn set_wait(&self, wait: Wait) {
         self.0.wait.store(wait as u8, Ordering::Relaxed);
     }
 
-    /// How takers wait.
+    /// How waiting threads wait.
     pub fn wait_mode(&self) -> Wait {
         match self.0.wait.load(Ordering::Relaxed) {
             0 => Wait::Adaptive,
@@ -189,7 +189,7 @@ impl Queue {
         }
     }
 
-    /// Whether the descriptor is on.
+    /// True if the descriptor is on.
     pub fn signal(&self) -> bool {
         self.0.signals.load(Ordering::SeqCst)
     }
@@ -197,12 +197,12 @@ impl Queue {
     /// Change the number of places.
     ///
     /// # Errors
-    /// As [`Queue::new`]; `EBUSY` when more places are taken.
+    /// Like [`Queue::new`]; `EBUSY` when more places than `depth` are reserved.
     pub fn set_depth(&self, depth: usize) -> Result<(), Errno> {
         if depth == 0 || depth > MAX_DEPTH {
             return Err(Errno::INVAL);
         }
-        // Under the lock of those who take places, see `reserve`.
+        // The lock under which places are reserved, see `reserve`.
         let _members = lock(&self.0.members);
         if self.0.used.load(Ordering::SeqCst) > depth {
             return Err(Errno::BUSY);
@@ -216,18 +216,18 @@ impl Queue {
         self.0.depth.load(Ordering::SeqCst)
     }
 
-    /// Events in it.
+    /// Number of events in the queue.
     pub fn waiting(&self) -> usize {
         self.0.len.load(Ordering::SeqCst)
     }
 
-    /// Operations whose events will come into it.
+    /// Number of operations whose events will enter the queue.
     pub fn outstanding(&self) -> usize {
         let used = self.0.used.load(Ordering::SeqCst);
         used.saturating_sub(self.waiting())
     }
 
-    /// End it (`exs_qdelete`): operations outstanding go on, their events are dropped. Those who wait get `EBADF`.
+    /// Delete the queue (`exs_qdelete`): outstanding operations continue, their events are dropped. Waiting threads get `EBADF`.
     pub fn delete(&self) {
         let q = &*self.0;
         q.deleted.store(true, Ordering::SeqCst);
@@ -247,7 +247,7 @@ impl Queue {
 }
 
 impl QueueInner {
-    /// Take a place for an operation.
+    /// Reserve a place for an operation.
     pub(crate) fn reserve(&self) -> Result<(), Errno> {
         if self.deleted.load(Ordering::SeqCst) {
             return Err(Errno::BADF);
@@ -260,12 +260,12 @@ impl QueueInner {
         Ok(())
     }
 
-    /// Give a place back that no event will take.
+    /// Free a reserved place that no event will use.
     pub(crate) fn release(&self) {
         self.used.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Put an event into the place that its operation has. The caller wakes who waits for it after all locks are released.
+    /// Put an event into its operation's reserved place. After all locks are released, the caller wakes the threads that wait for it.
     #[inline]
     pub(crate) fn push(&self, event: Event) -> Option<Late> {
         let waiters = {
@@ -280,7 +280,7 @@ impl QueueInner {
             if events.len() == 1 && self.signals.load(Ordering::SeqCst) {
                 self.signal.raise();
             }
-            // Under the lock, as the last look of those who are about to sleep.
+            // Read under the lock, as the last check of threads that are about to sleep.
             self.waiters.load(Ordering::SeqCst)
         };
         if waiters > 0 {
@@ -295,7 +295,7 @@ impl QueueInner {
         Some(Late::other(move || hears(token)))
     }
 
-    /// A connection has an operation here from now on.
+    /// Register a connection that now has an operation in this queue.
     pub(crate) fn join(&self, conn: &Arc<Conn>) {
         let mut members = lock(&self.members);
         if !members
@@ -305,7 +305,7 @@ impl QueueInner {
             members.retain(|m| m.strong_count() > 0);
             members.push(Arc::downgrade(conn));
             drop(members);
-            // Whoever waits has one more to look at.
+            // Waiting threads must poll this connection as well.
             if self.waiters.load(Ordering::SeqCst) > 0 {
                 self.wake();
             }
@@ -341,7 +341,7 @@ impl QueueInner {
             .collect()
     }
 
-    /// The one connection, if there is one only.
+    /// The connection, if there is exactly one.
     fn only_member(&self) -> Option<Arc<Conn>> {
         match lock(&self.members).as_slice() {
             [one] => one.upgrade(),
@@ -359,12 +359,12 @@ impl QueueInner {
         }
     }
 
-    /// Nobody looks any more: the engine drives them all from here on.
+    /// Stop polling: the engine drives the connections again.
     fn leave(&self) {
         self.members().iter().for_each(|conn| conn.leave());
     }
 
-    /// True when a signal's handler ended it.
+    /// True when a signal handler ended the wait.
     fn wait_for(&self, at_least: usize, deadline: Option<Instant>) -> bool {
         let mode = self.wait.load(Ordering::Relaxed);
         let there =
@@ -380,14 +380,14 @@ impl QueueInner {
         while !interrupted && !there() {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                // Also a wait of no time has looked once.
+                // A wait with no time left still polls once.
                 self.drive();
                 break;
             }
             if let Some(conn) = self.only_member().filter(|c| c.can_watch()) {
                 let epoch = conn.epoch();
                 lock(&self.asleep).push(Arc::downgrade(&conn));
-                // Whoever pushed before it saw us here has been seen by this look.
+                // A push that did not see this thread wait happened before this check.
                 let over = {
                     let events = lock(&self.events);
                     events.len() >= at_least || self.deleted.load(Ordering::SeqCst)
@@ -413,10 +413,10 @@ impl QueueInner {
                 }
                 continue;
             }
-            // The engine drives them all, and its completions come here.
+            // The engine drives them all, and their completions enter this queue.
             let rings = self.bell.rings();
             self.leave();
-            // Whoever pushed before it saw us wait has been seen by this look.
+            // A push that did not see this thread wait happened before this check.
             let over = {
                 let events = lock(&self.events);
                 events.len() >= at_least || self.deleted.load(Ordering::SeqCst)
@@ -439,12 +439,12 @@ impl QueueInner {
                 Some(conn) => conn.drive(),
                 None => self.drive(),
             }
-            // A pause after what one waited for would be felt: it takes as long as a look.
+            // A pause after the awaited event would add latency: a pause takes as long as a poll.
             if there() {
                 return;
             }
             std::hint::spin_loop();
-            // A look at the clock costs as much as a look at the connection.
+            // Reading the clock costs as much as polling the connection.
             if turn.is_multiple_of(64) && deadline.is_some_and(|end| Instant::now() >= end) {
                 return;
             }

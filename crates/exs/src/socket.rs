@@ -1,4 +1,4 @@
-//! Sockets: what a program calls. Each is an idle socket, a listener, a connection over verbs, or a plain TCP connection.
+//! Sockets, the public interface. Each is an idle socket, a listener, a connection over verbs, or a plain TCP connection.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::{Context, Error, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink
 
 mod wait;
 
-/// A socket. Clones are handles of the same one; when the last one is dropped, it is closed as by [`Socket::close`].
+/// A socket. Clones are handles of the same socket. Dropping the last one closes it as [`Socket::close`] does.
 #[derive(Clone)]
 pub struct Socket(pub(crate) Arc<Inner>);
 
@@ -33,17 +33,17 @@ pub(crate) struct Inner {
     pub(crate) signal: Arc<Signal>,
     options: Mutex<Options>,
     state: Mutex<State>,
-    /// Set once, when connected: no lock on the way of data.
+    /// Set once, on connect, so that the data path needs no lock.
     conn: OnceLock<Arc<Conn>>,
-    /// An ordinary TCP connection in its place.
+    /// Set for an ordinary TCP connection, which replaces the others.
     plain: Option<Arc<Plain>>,
     closed: AtomicBool,
-    /// The time limits of sends and receives, in nanoseconds; 0: none.
+    /// The time limits for sends and receives in nanoseconds; 0: none.
     limits: [AtomicU64; 2],
 }
 
 enum State {
-    /// Nothing yet, or bound: the kernel's socket keeps the address.
+    /// Unused or bound: a kernel socket reserves the address.
     Idle(Option<(SocketAddr, OwnedFd)>),
     Connecting(Arc<Conn>),
     Connected,
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Socket {
 }
 
 impl Inner {
-    /// A socket in this state, with the default settings.
+    /// A socket in the given state, with the default settings.
     fn new(context: &Context, kind: Kind, ipv6: bool, signal: Arc<Signal>, state: State) -> Inner {
         Inner {
             context: context.clone(),
@@ -74,7 +74,7 @@ impl Inner {
         }
     }
 
-    /// Keep the time limits where each operation finds them without a lock.
+    /// Store the time limits where each operation reads them without a lock.
     fn limit(&self, options: &Options) {
         for (kept, limit) in self
             .limits
@@ -86,7 +86,7 @@ impl Inner {
         }
     }
 
-    /// The address of a socket that has none.
+    /// The unspecified address of the socket's family.
     fn any_addr(&self) -> SocketAddr {
         if self.ipv6 {
             (Ipv6Addr::UNSPECIFIED, 0).into()
@@ -110,7 +110,7 @@ impl Drop for Inner {
         if let Some(plain) = &self.plain
             && !self.closed.load(Ordering::SeqCst)
         {
-            // What is queued is sent; until then it keeps itself.
+            // Queued data is sent first; the reference keeps the connection alive until then.
             let kept = Arc::clone(plain);
             plain.close_shared(Box::new(move |_| drop(kept)));
         }
@@ -129,7 +129,7 @@ pub(crate) fn param(options: &Options, setup: &Setup) -> ConnParam {
     }
 }
 
-/// Why a connection was not made. A listener of another type says what it brings when it refuses us.
+/// The reason why a connect failed. A listener of another type includes its own type in the rejection.
 fn refusal(hello: &Hello, error: &ConnectError) -> Errno {
     if let ConnectError::Rejected { private_data } = error
         && agree(hello, private_data).is_err_and(|errno| errno == Errno::PROTOTYPE)
@@ -150,8 +150,7 @@ impl Socket {
         Ok(Socket(Arc::new(inner)))
     }
 
-    /// An ordinary connected TCP socket: the same operations and events, plain TCP below, and any peer. The descriptor belongs to the
-    /// socket from here on.
+    /// An ordinary connected TCP socket: the same operations and events over plain TCP, with any peer. The socket owns the descriptor from now on.
     ///
     /// # Errors
     /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket, `ENOTCONN`.
@@ -160,7 +159,7 @@ impl Socket {
         Self::from_ended_tcp(context, fd)
     }
 
-    /// As [`Socket::from_tcp`], for a connection that may have ended: to close it.
+    /// Like [`Socket::from_tcp`], for a connection that may have ended: to close it.
     ///
     /// # Errors
     /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket.
@@ -173,7 +172,7 @@ impl Socket {
         Ok(Socket(Arc::new(inner)))
     }
 
-    /// The ordinary connection, if it is one and open.
+    /// The ordinary connection, if this is one and it is open.
     fn plain(&self) -> Result<Option<&Arc<Plain>>, Errno> {
         match &self.0.plain {
             Some(_) if self.0.closed.load(Ordering::Relaxed) => Err(Errno::BADF),
@@ -181,7 +180,7 @@ impl Socket {
         }
     }
 
-    /// An operation for it.
+    /// Start an operation on it.
     fn plain_op(
         &self,
         kind: EventKind,
@@ -220,7 +219,7 @@ impl Socket {
         self.as_fd().as_raw_fd()
     }
 
-    /// A connected socket of a listener's.
+    /// A connected socket of a listener.
     pub(crate) fn accepted(
         listener: &Inner,
         options: Options,
@@ -235,7 +234,7 @@ impl Socket {
         Socket(Arc::new(inner))
     }
 
-    /// The socket's descriptor: a real one, for `epoll`. It is readable while data, a connection or an end can be taken.
+    /// The socket's descriptor, a real one for `epoll`. It is readable while data, a connection or the end of the stream can be taken.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0.plain {
             Some(plain) => plain.as_fd(),
@@ -243,7 +242,7 @@ impl Socket {
         }
     }
 
-    /// Bytes or messages.
+    /// The kind: stream or messages.
     pub fn kind(&self) -> Kind {
         self.0.kind
     }
@@ -253,10 +252,10 @@ impl Socket {
         lock(&self.0.options).clone()
     }
 
-    /// Change settings. `f` may call the socket; it is called again where others changed settings meanwhile.
+    /// Change settings. `f` may call the socket. `f` runs again if another thread changed settings meanwhile.
     ///
     /// # Errors
-    /// `EINVAL` for values out of range, `EISCONN` for those that a connection is made with once there is one, or a listener.
+    /// `EINVAL` for values out of range; `EISCONN` for settings that determine a connection, once the socket is connected or listens.
     pub fn set_options(&self, mut f: impl FnMut(&mut Options)) -> Result<(), Errno> {
         loop {
             let old = self.options();
@@ -277,10 +276,10 @@ impl Socket {
         }
     }
 
-    /// Take an address of our own.
+    /// Bind the socket to a local address.
     ///
     /// # Errors
-    /// As `bind(2)`; `EAFNOSUPPORT` for an address of the other family, `EINVAL` when the socket has one.
+    /// As `bind(2)`; `EAFNOSUPPORT` for an address of the other family, `EINVAL` when the socket is bound already.
     pub fn bind(&self, addr: SocketAddr) -> Result<(), Errno> {
         self.check_family(addr)?;
         let mut state = lock(&self.0.state);
@@ -291,10 +290,10 @@ impl Socket {
         Ok(())
     }
 
-    /// Wait for connections; `backlog` of them may wait to be accepted.
+    /// Listen; up to `backlog` connections wait to be accepted. A socket without an address gets one.
     ///
     /// # Errors
-    /// As `listen(2)`; a socket without an address gets one.
+    /// As `listen(2)`.
     pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
         let mut state = lock(&self.0.state);
         let bound = match &mut *state {
@@ -309,17 +308,17 @@ impl Socket {
         let Some((addr, kept)) = bound.take() else {
             return Err(Errno::INVAL);
         };
-        // Nobody else can have it in between: addresses in use by a listener are not given out.
+        // No other socket can take the address in between: the kernel does not assign an address that a listener uses.
         drop(kept);
         let listener = Listener::new(&self.0, addr, backlog.max(1), self.options())?;
         *state = State::Listening(listener);
         Ok(())
     }
 
-    /// Our address.
+    /// The local address.
     ///
     /// # Errors
-    /// None at present: an unbound socket has the unspecified address.
+    /// None at present: an unbound socket returns the unspecified address.
     pub fn local_addr(&self) -> Result<SocketAddr, Errno> {
         if let Some(plain) = &self.0.plain {
             return plain.local_addr();
@@ -365,8 +364,8 @@ impl Socket {
     /// Connect. The event is of [`EventKind::Connect`].
     ///
     /// # Errors
-    /// `EISCONN`, `EALREADY`, `EINVAL` (it listens), `EBADF` (it is closed), `EAFNOSUPPORT`, `EAGAIN` (the queue is full), and those of making a
-    /// connection's objects.
+    /// `EISCONN`, `EALREADY`, `EINVAL` (it listens), `EBADF` (it is closed), `EAFNOSUPPORT`, `EAGAIN` (the queue is full), and the errors of
+    /// creating the connection's objects.
     pub fn connect(&self, addr: SocketAddr, sink: Sink) -> Result<(), Errno> {
         let (target, token) = Target::new(sink)?;
         self.connect_to(addr, target, token)
@@ -387,7 +386,7 @@ impl Socket {
             let options = self.options();
             let signal = Arc::clone(&inner.signal);
             let setup = Conn::prepare(&inner.context, inner.kind, &options, signal, inner.fd())?;
-            // Not lost where there is no room for a connection.
+            // Taken only now, so that a failure above does not lose the address.
             let source = bound.take();
             *state = State::Connecting(Arc::clone(&setup.conn));
             Ok((setup, options, source.map(|(addr, _)| addr)))
@@ -429,7 +428,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Take the next connection. The event is of [`EventKind::Accept`]; several may be outstanding.
+    /// Accept the next connection. The event is of [`EventKind::Accept`]; several may be outstanding.
     ///
     /// # Errors
     /// `EINVAL` when it does not listen, `EBADF` when it is closed, `EAGAIN` when the queue is full.
@@ -448,7 +447,7 @@ impl Socket {
         }
     }
 
-    /// Send. The event is of [`EventKind::Send`] (`SendMsg` for a list); from then on the memory is the program's.
+    /// Send. The event is of [`EventKind::Send`] (`SendMsg` for a list); with it the memory belongs to the program again.
     ///
     /// # Errors
     /// `ENOTCONN`, `EBADF` (closed), `EPIPE` (after a shutdown, or the peer has gone), `ECONNRESET`, `EMSGSIZE` (a message longer than 1 GiB), `EAGAIN`
@@ -457,7 +456,7 @@ impl Socket {
         self.send_within(self.limits().0, memory, sink)
     }
 
-    /// As [`Socket::send`], without the socket's limit of time: for what its writer has been told is taken. Cut short, it would leave a
+    /// Like [`Socket::send`], without the socket's time limit: for data that the writer has been promised to send. A send cut short would leave a
     /// hole in the stream.
     ///
     /// # Errors
@@ -484,10 +483,10 @@ impl Socket {
             .map_err(refused)
     }
 
-    /// Receive. The event is of [`EventKind::Recv`] (`RecvMsg` for a list), with 0 bytes at the end of the stream.
+    /// Receive. The event is of [`EventKind::Recv`] (`RecvMsg` for a list); 0 bytes mean the end of the stream.
     ///
     /// # Errors
-    /// `ENOTCONN`, `EBADF` (closed), `EAGAIN` (the queue is full; or nothing is there, with `DONTWAIT`).
+    /// `ENOTCONN`, `EBADF` (closed), `EAGAIN` (the queue is full; or no data, with `DONTWAIT`).
     pub fn recv(&self, memory: Memory, flags: RecvFlags, sink: Sink) -> Result<(), Errno> {
         let limit = self.limits().1;
         if let Some(plain) = self.plain()? {
@@ -505,16 +504,16 @@ impl Socket {
             .map_err(refused)
     }
 
-    /// Send memory and parts of files, in order. The event is of [`EventKind::SendFile`]; what is sent later waits behind it. A file that is
-    /// shorter than asked gives what it has.
+    /// Send memory and parts of files, in order. The event is of [`EventKind::SendFile`]; later sends wait behind it. A file shorter than
+    /// requested contributes the bytes that it has.
     ///
     /// # Errors
-    /// As [`Socket::send`]; `EOPNOTSUPP` on a socket of messages.
+    /// As [`Socket::send`]; `EOPNOTSUPP` on a socket for messages.
     pub fn send_file(&self, pieces: Vec<Piece>, sink: Sink) -> Result<(), Errno> {
         self.send_file_within(self.limits().0, pieces, sink)
     }
 
-    /// As [`Socket::send_file`], without the socket's limit of time: for a caller who cancels it when the time is up.
+    /// Like [`Socket::send_file`], without the socket's time limit: for a caller that cancels it itself.
     ///
     /// # Errors
     /// As [`Socket::send_file`].
@@ -545,7 +544,7 @@ impl Socket {
             .map_err(refused)
     }
 
-    /// The limits of time of sends and of receives.
+    /// The time limits for sends and for receives.
     pub fn limits(&self) -> (Option<Duration>, Option<Duration>) {
         let limit = |kept: &AtomicU64| match kept.load(Ordering::Relaxed) {
             0 => None,
@@ -555,7 +554,7 @@ impl Socket {
         (limit(send), limit(recv))
     }
 
-    /// Tell once when the socket is ready for something of `wanted`, or has failed. The event is of [`EventKind::Poll`].
+    /// Report once when the socket is ready for one of the conditions `wanted`, or has failed. The event is of [`EventKind::Poll`].
     ///
     /// # Errors
     /// `ENOTCONN`, `EBADF` (closed), `EAGAIN` (the queue is full).
@@ -582,8 +581,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Cancel the operations with this token, or all. Says how many there were. Each still makes its event: with `ECANCELED`, or as if nothing had
-    /// happened when it was too late.
+    /// Cancel the operations with this token, or all. Returns their number. Each still produces its event: with `ECANCELED`, or with its normal
+    /// result when it was too late.
     pub fn cancel(&self, token: Option<u64>) -> usize {
         if let Ok(listener) = self.listener() {
             return listener.cancel(token);
@@ -594,7 +593,7 @@ impl Socket {
         self.conn().map_or(0, |conn| conn.cancel(token))
     }
 
-    /// Close our direction: what is queued is sent, then the peer sees the end.
+    /// Close the sending direction: queued data is sent, then the peer sees the end of the stream.
     ///
     /// # Errors
     /// `ENOTCONN`, `EBADF`.
@@ -602,7 +601,7 @@ impl Socket {
         self.shutdown_with(Sink::Nobody)
     }
 
-    /// As [`Socket::shutdown`]; the event, of [`EventKind::Shutdown`], comes when everything has been handed to the transport.
+    /// Like [`Socket::shutdown`]; the event, of [`EventKind::Shutdown`], comes when everything has been handed to the transport.
     ///
     /// # Errors
     /// As [`Socket::shutdown`], and `EAGAIN` when the queue is full.
@@ -617,8 +616,8 @@ impl Socket {
         conn.shutdown(Some(told)).map_err(refused)
     }
 
-    /// Ends blocking receives, those to come as well: `ECANCELED` (`shutdown(SHUT_RD)`). The peer hears nothing of it, and what it sends
-    /// goes to receives with an event.
+    /// End the current and all later blocking receives with `ECANCELED` (`shutdown(SHUT_RD)`). The peer is not informed; its data goes to
+    /// receives with an event.
     ///
     /// # Errors
     /// `ENOTCONN`, `EBADF`.
@@ -629,7 +628,7 @@ impl Socket {
 
     fn plain_end(&self, kind: EventKind, (target, token): (Target, u64)) -> EndDone {
         let fd = self.number();
-        // Lives until the end is told, so that what is queued is sent.
+        // Keeps the connection alive until its result is reported, so that queued data is sent.
         let keep = self.0.plain.clone();
         Box::new(move |result| {
             let event = Event::new(kind, token, fd, result.map(|()| 0));
@@ -638,17 +637,17 @@ impl Socket {
         })
     }
 
-    /// Close the socket: receives are cancelled, what is queued is sent, then the peer sees the end, also of an ordinary connection for which
+    /// Close the socket: receives are cancelled, queued data is sent, then the peer sees the end, even on an ordinary connection for which
     /// the program has other descriptors. The event is of [`EventKind::Close`].
     ///
     /// # Errors
-    /// `EBADF` when it is closed, `EAGAIN` when the queue is full; then nothing has happened.
+    /// `EBADF` when it is closed, `EAGAIN` when the queue is full; the socket is unchanged then.
     pub fn close(&self, sink: Sink) -> Result<(), Errno> {
         self.close_to(true, || Target::new(sink))
     }
 
-    /// As [`Socket::close`]; `guard` is dropped when the end has been told, whether or not somebody takes it. The peer of an ordinary connection
-    /// sees the end when its last descriptor is closed, in this process or in another: as with `close(2)`, and ours is with the last handle.
+    /// Like [`Socket::close`]; `guard` is dropped when the end has been reported, even if no thread takes the event. As with `close(2)`, the peer of an
+    /// ordinary connection sees the end when the last descriptor is closed, in this process or in another. Ours is closed with the last handle.
     ///
     /// # Errors
     /// As [`Socket::close`].
@@ -688,7 +687,7 @@ impl Socket {
         }
         match old {
             State::Listening(listener) => listener.close(),
-            // The dial's outcome finds the socket closed.
+            // When the connect completes, it finds the socket closed.
             State::Connecting(conn) => conn.close(None),
             _ => {}
         }
@@ -697,7 +696,7 @@ impl Socket {
         Ok(())
     }
 
-    /// What it is ready for.
+    /// The conditions that the socket is ready for.
     pub fn ready(&self) -> Ready {
         if let Ok(listener) = self.listener() {
             return listener.ready();
@@ -716,18 +715,18 @@ impl Socket {
         self.conn().map(|conn| conn.stats()).unwrap_or_default()
     }
 
-    /// The error of the connection that no call has told yet (`SO_ERROR`); asking clears it.
+    /// The pending error of the connection that no call has returned yet (`SO_ERROR`); reading clears it.
     pub fn take_error(&self) -> Option<Errno> {
         self.conn().ok()?.take_error()
     }
 
-    /// What carries the connection.
+    /// The path that carries the connection.
     pub fn path(&self) -> Option<Path> {
         self.conn().ok()?.path()
     }
 }
 
-/// Tells the end of a send or receive on an ordinary connection.
+/// Report the end of a send or receive on an ordinary connection.
 fn told_plain(target: Target, (kind, token, fd): (EventKind, u64, i32), outcome: Outcome) {
     let mut event = Event::new(kind, token, fd, outcome.result);
     event.bytes = outcome.bytes;
@@ -735,13 +734,13 @@ fn told_plain(target: Target, (kind, token, fd): (EventKind, u64, i32), outcome:
     target.tell_now(event);
 }
 
-/// Give back what a refused operation had.
+/// Release the resources of a refused operation.
 fn refused((errno, target): (Errno, Target)) -> Errno {
     target.forget();
     errno
 }
 
-/// Have the kernel keep an address for us.
+/// Let the kernel reserve an address for this socket.
 fn reserve(addr: SocketAddr) -> Result<(SocketAddr, OwnedFd), Errno> {
     use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
     let family = if addr.is_ipv6() {

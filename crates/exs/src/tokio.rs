@@ -1,8 +1,8 @@
 //! Streams for `tokio`: [`IoStream`] is `AsyncRead` and `AsyncWrite` over an EXS stream (feature `tokio`).
 //!
-//! It reads and writes through registered buffers of its own. Several receives are always outstanding, so that the peer's data goes
-//! straight into one of them; what is written is copied once, and sent from there. Nothing here needs a `tokio` runtime: any
-//! executor will do.
+//! It reads and writes through internal registered buffers. Several receives are always outstanding, so that the peer's data goes
+//! straight into one of them. Written data is copied once and sent from the copy. No `tokio` runtime is needed: any
+//! executor works.
 //!
 //! ```
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,17 +42,17 @@ use weft_sockets::lock::lock;
 use crate::futures::Stream;
 use crate::{RecvFlags, Region, Sink, Socket};
 
-/// Most sends outstanding; a small write is a send of its own.
+/// The most outstanding sends; each small write is a separate send.
 const SENDS: usize = 256;
 
 /// Sizes of an [`IoStream`]'s buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// Bytes of one receive, and most bytes of one send. Default 64 KiB.
+    /// Bytes of one receive, and the most bytes of one send. Default 64 KiB.
     pub chunk: usize,
-    /// Receives outstanding. Default 4.
+    /// Number of outstanding receives. Default 4.
     pub receives: usize,
-    /// Bytes that may be on their way before writes wait. Default 256 KiB.
+    /// Bytes that may be in flight before writes wait. Default 256 KiB.
     pub send: usize,
 }
 
@@ -66,45 +66,45 @@ impl Default for Buffers {
     }
 }
 
-/// An EXS stream with buffers, for `tokio`'s traits.
+/// An EXS stream with buffers, for the traits of `tokio`.
 ///
-/// * A read that is dropped before it is ready has taken nothing.
-/// * A write is ready when its bytes are in the buffer; they go out at once. A flush waits until the transport has taken them all.
-/// * A write is not subject to the socket's limit of time: what it has taken goes out.
-/// * A shutdown closes our direction after all bytes; reading goes on.
-/// * Dropping the stream closes the connection, after what was written.
+/// * A read that is dropped before it is ready has consumed nothing.
+/// * A write is ready when its bytes are in the buffer; they are sent at once. A flush waits until the transport has accepted them all.
+/// * A write is not subject to the socket's time limit: accepted data is sent.
+/// * A shutdown closes the sending direction after all bytes; reading continues.
+/// * Dropping the stream closes the connection, after the written data has been sent.
 pub struct IoStream {
     socket: Socket,
-    /// The receives' memory, then the sends'.
+    /// The memory of the receives, then that of the sends.
     region: Arc<Region>,
     sizes: Buffers,
     reads: Arc<Mutex<Reads>>,
-    /// The receive whose turn it is; they are posted in turn.
+    /// Index of the next receive to read; they are posted in turn.
     next: usize,
-    /// Bytes of it that are read already.
+    /// Bytes of it that have been read.
     at: usize,
-    /// The peer sends no more.
+    /// The peer's stream has ended.
     end: bool,
     writes: Arc<Mutex<Writes>>,
-    /// Where the next write goes, from the start of the sends' memory.
+    /// Offset of the next write in the memory of the sends.
     head: usize,
-    /// Our direction is being closed.
+    /// The sending direction is being closed.
     shutting: bool,
 }
 
 struct Reads {
-    /// The ends of the receives, by their place: bytes, and what went wrong after them.
+    /// The results of the receives, by index: the bytes, and the error after them.
     ended: Vec<Option<(usize, Option<Errno>)>>,
     waker: Option<Waker>,
 }
 
 #[derive(Default)]
 struct Writes {
-    /// Sends that hold memory, in order, and whether each is complete.
+    /// The sends that hold memory, in order: bytes, and true if complete.
     sends: VecDeque<(usize, bool)>,
-    /// Number of the first of them.
+    /// Number of the first of these sends.
     first: u64,
-    /// Bytes they hold.
+    /// Bytes that these sends hold.
     used: usize,
     failed: Option<Errno>,
     shut: Option<Result<(), Errno>>,
@@ -116,7 +116,7 @@ impl Writes {
         self.first + self.sends.len() as u64
     }
 
-    /// A send is complete. Memory is free again in the order of the sends.
+    /// A send is complete. Memory is freed in the order of the sends.
     fn complete(&mut self, number: u64, failed: Option<Errno>) {
         self.failed = self.failed.or(failed);
         if let Some(send) = self.sends.get_mut((number - self.first) as usize) {
@@ -130,7 +130,7 @@ impl Writes {
     }
 }
 
-/// Has `waker` woken the next time; the lock is held.
+/// Store the task's waker for the next wake-up; the lock is held.
 fn wait<T>(waker: &mut Option<Waker>, cx: &mut Task<'_>) -> Poll<T> {
     match waker {
         Some(waker) => waker.clone_from(cx.waker()),
@@ -140,10 +140,10 @@ fn wait<T>(waker: &mut Option<Waker>, cx: &mut Task<'_>) -> Poll<T> {
 }
 
 impl IoStream {
-    /// A stream with the usual buffers.
+    /// A stream with the default buffers.
     ///
     /// # Errors
-    /// `ENOMEM` without memory for them; those of a receive.
+    /// `ENOMEM` when the buffers cannot be allocated; the errors of a receive.
     pub fn new(stream: Stream) -> Result<IoStream, Errno> {
         IoStream::with_buffers(stream, Buffers::default())
     }
@@ -151,7 +151,7 @@ impl IoStream {
     /// A stream with buffers of these sizes.
     ///
     /// # Errors
-    /// As [`IoStream::new`]; `EINVAL` when a size is 0, or the sum too large.
+    /// As [`IoStream::new`]; `EINVAL` when a size is 0 or the sum is too large.
     pub fn with_buffers(stream: Stream, sizes: Buffers) -> Result<IoStream, Errno> {
         let socket = stream.into_socket();
         let total = sizes
@@ -189,7 +189,7 @@ impl IoStream {
         &self.socket
     }
 
-    /// Posts the receive whose turn it is, and goes to the next.
+    /// Post the current receive, and advance to the next.
     fn receive(&mut self) -> Result<(), Errno> {
         let place = self.next;
         let memory = self
@@ -211,7 +211,7 @@ impl IoStream {
         self.socket.recv(memory, RecvFlags::empty(), sink)
     }
 
-    /// The next receive again. When it is refused, its reader will hear why.
+    /// Post the current receive again. If that is refused, the next read of it returns the error.
     fn again(&mut self) {
         let place = self.next;
         if let Err(why) = self.receive() {

@@ -1,4 +1,4 @@
-//! Corners: files with something behind them, time limits that nobody else ends, ends that differ, takers that race, sockets that are let go.
+//! Edge cases: operations behind file sends, time limits, unequal ends, threads that race for events, dropped sockets.
 
 mod common;
 #[path = "common/raw.rs"]
@@ -38,7 +38,7 @@ fn ends_with_different_small_packets_understand_each_other() {
     assert_eq!(b.recv_wait(&to.whole(), RecvFlags::empty()), Ok(4000));
 }
 
-/// So many messages of these bytes are sent as small packets.
+/// Sends `n` messages with these bytes, all as small packets.
 fn sends_small_packets(small: u32, credits: u32, n: u64, memory: impl FnOnce(&Context) -> Memory) {
     let both = |o: &mut Options| {
         o.small_packet_max = small;
@@ -56,13 +56,13 @@ fn sends_small_packets(small: u32, credits: u32, n: u64, memory: impl FnOnce(&Co
     drop(b);
 }
 
-/// More small packets in flight than there are places for headers.
+/// More small packets in flight than header slots.
 #[test]
 fn many_long_small_packets() {
     sends_small_packets(4096, 4096, 1000, |_| Memory::from(vec![1; 4000]));
 }
 
-/// A gathered message where the sender adverts.
+/// A gathered message in the design where the sender adverts.
 #[test]
 fn gathered_messages_where_the_sender_adverts() {
     let design = |o: &mut Options| o.design = Design::Source;
@@ -81,24 +81,24 @@ fn gathered_messages_where_the_sender_adverts() {
     }
 }
 
-/// A short blocking send behind a file send sleeps on when it has been done.
+/// A short blocking send behind a file send wakes up when it is complete.
 #[test]
 fn a_short_blocking_send_behind_a_file_wakes_up() {
     for local in [LocalMode::Off, LocalMode::Require] {
         let (context, a, b) = pair(local);
-        // More than the peer's buffer takes.
+        // More than the peer's buffer holds.
         let len = (1 << 20) + (64 << 10);
         let queue = Queue::new(&context, 8).unwrap();
         a.send_file(whole(len), queue.sink(1)).unwrap();
         let sender = a.clone();
         let told = aside(move || sender.send_wait(Memory::from(vec![9; 8])));
-        // Until that thread sleeps behind the file.
+        // By then the thread sleeps behind the file.
         std::thread::sleep(Duration::from_millis(500));
         let to = Region::alloc(&context, 1 << 20).unwrap();
         // Just enough for the rest of the file.
         let got = b.recv_wait(&to.slice(0, 256 << 10).unwrap(), RecvFlags::WAITALL);
         assert_eq!(got, Ok(256 << 10));
-        // The sender's own thread must see that the file is done, too: look at it from outside only.
+        // The sender's own thread must notice the end of the file, too, so this thread must not drive the connection.
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(queue.waiting(), 1, "the file has been sent ({local:?})");
         let sent = told.recv_timeout(PATIENCE);
@@ -110,7 +110,7 @@ fn a_short_blocking_send_behind_a_file_wakes_up() {
     }
 }
 
-/// What waits behind a file send when its socket is closed and let go.
+/// The file and a close behind it complete after the socket has been dropped.
 #[test]
 fn a_close_behind_a_file_send_is_told_and_the_file_arrives() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -140,7 +140,7 @@ fn a_close_behind_a_file_send_is_told_and_the_file_arrives() {
     );
 }
 
-/// Two takers that wait for one event each.
+/// Two threads that each wait for one event.
 #[test]
 fn a_wait_for_ever_brings_an_event() {
     let (context, a, b) = pair(LocalMode::Require);
@@ -170,7 +170,7 @@ fn a_wait_for_ever_brings_an_event() {
     for i in 0..rounds {
         a.send(Memory::from(vec![1]), queue.sink(i as u64)).unwrap();
         let end = Instant::now() + PATIENCE;
-        // Both cores are theirs.
+        // The two threads have both cores.
         while taken.load(Ordering::SeqCst) <= i && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -187,7 +187,7 @@ fn a_wait_for_ever_brings_an_event() {
     );
 }
 
-/// `MSG_WAITALL | MSG_DONTWAIT` takes what is there.
+/// `MSG_WAITALL | MSG_DONTWAIT` receives only the available data.
 #[test]
 fn a_receive_that_does_not_wait_does_not_wait_for_all() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -201,7 +201,7 @@ fn a_receive_that_does_not_wait_does_not_wait_for_all() {
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(10)));
 }
 
-/// Accepts outstanding when the last handle of a listener goes.
+/// Outstanding accepts end when the last handle of their listener is dropped.
 #[test]
 fn a_listener_that_goes_ends_its_accepts() {
     let context = context(LocalMode::Off);
@@ -214,7 +214,7 @@ fn a_listener_that_goes_ends_its_accepts() {
     assert_eq!((out.len(), queue.outstanding()), (1, 0));
 }
 
-/// An accept without time and a connection that comes at that moment.
+/// An accept with a zero timeout, and a connection that arrives at the same moment.
 #[test]
 fn no_connection_is_lost_by_an_accept_that_does_not_wait() {
     let context = context(LocalMode::Require);
@@ -278,7 +278,7 @@ fn a_closed_socket_is_silent_in_epoll() {
     use rustix::event::epoll;
     let (context, a, b) = pair(LocalMode::Off);
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-    // As libexs does it: the program has a number of its own for it.
+    // As in libexs: the program has its own descriptor for the socket.
     let number = rustix::io::fcntl_dupfd_cloexec(a.as_fd(), 0).unwrap();
     epoll::add(
         &epoll,
@@ -287,7 +287,7 @@ fn a_closed_socket_is_silent_in_epoll() {
         epoll::EventFlags::IN,
     )
     .unwrap();
-    // More than finds room: the close has to wait.
+    // More than there is room for, so the close has to wait.
     a.send(Memory::from(vec![1; 16 << 20]), Sink::Nobody)
         .unwrap();
     a.close(Sink::Nobody).unwrap();
@@ -334,7 +334,7 @@ fn the_future_of_a_close_behind_a_file_ends() {
     }
 }
 
-/// Cancelling by the number 0 meets parts of a file send of another number.
+/// Cancelling token 0 does not affect the parts of a file send with another token.
 #[test]
 fn a_cancel_of_zero_leaves_other_files_alone() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -349,7 +349,7 @@ fn a_cancel_of_zero_leaves_other_files_alone() {
     assert_eq!(reader.join().unwrap(), Ok(len));
 }
 
-/// A peer that reads nothing and then breaks the protocol, without CRCs, while a long send is on its way.
+/// A peer that reads nothing and then breaks the protocol, without CRCs, during a long send.
 #[test]
 fn a_hostile_peer_does_not_stop_the_engine() {
     use weft_verbs::{Access, LinkOptions, SendWr};
@@ -358,7 +358,7 @@ fn a_hostile_peer_does_not_stop_the_engine() {
     let device = Device::builder().local(LocalMode::Off).open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(4096, None).unwrap();
-    // Its engine reads nothing after the first completion.
+    // The peer's engine reads nothing after the first completion.
     let stuck = Arc::new(AtomicUsize::new(0));
     let in_hook = Arc::clone(&stuck);
     cq.set_hook(move || {
@@ -398,13 +398,13 @@ fn a_hostile_peer_does_not_stop_the_engine() {
     )
     .unwrap();
     std::thread::sleep(Duration::from_millis(500));
-    // And now it talks nonsense.
+    // The peer now breaks the protocol.
     conn.qp
         .post_send_one(SendWr::send(0).inline(&[0xff; 33]))
         .unwrap();
     let sent = told.recv_timeout(PATIENCE);
     println!("the send: {sent:?}");
-    // Everybody else on the device.
+    // Other connections on the device.
     let other = Socket::new(&context, false, Kind::Stream).unwrap();
     let addr = listener.local_addr().unwrap();
     let told = aside(move || other.connect_wait(addr));
@@ -417,20 +417,20 @@ fn a_hostile_peer_does_not_stop_the_engine() {
     std::mem::forget((conn, ring, sink, cq));
 }
 
-/// A time limit of a blocking send that waits behind a file.
+/// The time limit of a blocking send that waits behind a file.
 #[test]
 fn a_time_limit_holds_behind_a_file() {
     let (context, a, b) = pair(LocalMode::Off);
     let queue = Queue::new(&context, 8).unwrap();
     a.send_file(whole(8 << 20), queue.sink(1)).unwrap();
-    // Not of the file.
+    // The limit does not apply to the file.
     send_limit(&a, 200);
     let told = aside(move || a.send_wait(Memory::from(vec![9; 8])));
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(weft_exs::Errno::AGAIN)));
     drop(b);
 }
 
-/// What is sent under a time limit to a peer who takes nothing, or not all, ends.
+/// A send with a time limit ends although the peer does not receive all of it.
 fn ends_in_time(start: impl FnOnce(&Socket, Sink)) {
     let (context, a, b) = pair(LocalMode::Off);
     send_limit(&a, 200);
@@ -440,19 +440,19 @@ fn ends_in_time(start: impl FnOnce(&Socket, Sink)) {
     drop(b);
 }
 
-/// A time limit of a file send.
+/// The time limit of a file send.
 #[test]
 fn a_time_limit_ends_a_file_send() {
     ends_in_time(|a, sink| a.send_file(whole(8 << 20), sink).unwrap());
 }
 
-/// A time limit of a send that the peer takes a part of.
+/// The time limit of a send that the peer receives in part.
 #[test]
 fn a_time_limit_ends_a_send_that_is_stuck_halfway() {
     ends_in_time(|a, sink| a.send(Memory::from(vec![1; 8 << 20]), sink).unwrap());
 }
 
-/// More long small packets than there are places for headers, and a busy peer.
+/// More long small packets than header slots, and a busy peer.
 #[test]
 fn many_very_long_small_packets() {
     let n = std::env::var("SENDS").map_or(900, |n| n.parse().unwrap());
@@ -461,7 +461,7 @@ fn many_very_long_small_packets() {
     });
 }
 
-/// An accept that begins while the listener is closed.
+/// An accept that starts while the listener is being closed.
 #[test]
 fn an_accept_at_the_moment_of_a_close_ends() {
     let context = context(LocalMode::Off);
@@ -488,7 +488,7 @@ fn an_accept_at_the_moment_of_a_close_ends() {
     }
 }
 
-/// What an event says of the bytes of a receive that was cut off in the middle of direct transfers.
+/// The bytes that an event reports for a receive that was cut off in the middle of direct transfers.
 #[test]
 fn the_bytes_of_a_receive_that_was_cut_off() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -516,7 +516,7 @@ fn the_bytes_of_a_receive_that_was_cut_off() {
     std::thread::sleep(Duration::from_millis(300));
     let direct = b.stats().direct_bytes_received - direct;
     let before = b.take_error();
-    // The peer goes away without a word.
+    // The peer disconnects without a message.
     let hold = a.stats();
     b.close(Sink::Nobody).unwrap();
     let end = events(&queue, 1).remove(0);
@@ -527,7 +527,7 @@ fn the_bytes_of_a_receive_that_was_cut_off() {
     assert_eq!(end.bytes, 1 << 18, "bytes that are in the memory");
 }
 
-/// A very long wait is no short one.
+/// A very long timeout does not overflow to a short one.
 #[test]
 fn a_very_long_busy_wait_waits() {
     let context = context(LocalMode::Off);
@@ -543,7 +543,7 @@ fn a_very_long_busy_wait_waits() {
     assert!(early.is_err(), "{early:?}");
 }
 
-/// Two ends that have closed with data left for each other do not wait for each other, whatever carries it.
+/// Two closed ends with data left for each other do not wait for each other, over any transport.
 #[test]
 fn two_closed_ends_let_go_of_each_other() {
     let modes = [Mode::Dynamic, Mode::Direct, Mode::Indirect].map(|m| (Kind::Stream, m, None));
@@ -575,7 +575,7 @@ fn two_closed_ends_let_go_of_each_other() {
     }
 }
 
-/// Who comes when an event is there, and sees another taker have it, waits no longer than it said.
+/// A thread that loses the race for an event still observes its timeout.
 #[test]
 fn a_taker_who_loses_a_race_keeps_to_its_time_limit() {
     let (context, a, b) = pair(LocalMode::Require);
@@ -609,7 +609,7 @@ fn a_taker_who_loses_a_race_keeps_to_its_time_limit() {
     assert_eq!(ended, Ok(()), "a taker waits for ever");
 }
 
-/// What changes the settings may look at the socket, and does not undo what another thread sets meanwhile.
+/// The function that changes the settings may call the socket, and does not undo changes of another thread.
 #[test]
 fn settings_are_changed_without_a_lock() {
     let context = context(LocalMode::Off);

@@ -1,4 +1,4 @@
-//! File sends that are cancelled or late, and what waits behind them.
+//! File sends that are cancelled or exceed their time limit, and the operations behind them.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{context, events, file_of, next_event, pair, pair_of, send_limit, wh
 use weft_exs::{Errno, Kind, Memory, Mode, Queue, RecvFlags, Region, Sink, Socket};
 use weft_verbs::LocalMode;
 
-/// A thread that takes what comes until the end.
+/// A thread that receives until the end of the stream.
 fn drain(from: Socket) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let to = Region::alloc(&context(LocalMode::Off), 1 << 16).unwrap();
@@ -19,7 +19,7 @@ fn drain(from: Socket) -> JoinHandle<()> {
     })
 }
 
-/// Let this time pass, to the microsecond.
+/// Wait this long, precise to the microsecond.
 fn spin(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {}
@@ -27,7 +27,7 @@ fn spin(time: Duration) {
 
 #[test]
 fn a_cancelled_file_send_has_sent_a_beginning_of_the_file() {
-    // Each word says where it is.
+    // Each word contains its own index.
     let bytes: Vec<u8> = (0..3_u32 << 20).flat_map(u32::to_le_bytes).collect();
     let file = file_of(&bytes);
     let indirect = |o: &mut weft_exs::Options| o.mode = Mode::Indirect;
@@ -62,7 +62,7 @@ fn a_cancel_of_one_file_leaves_the_next_alone() {
     for round in 0..600_u64 {
         a.send_file(whole(&small), queue.sink(1)).unwrap();
         a.send_file(whole(&large), queue.sink(2)).unwrap();
-        // Until about when the first is over.
+        // Until about the end of the first send.
         spin(Duration::from_nanos(round * 7919 % 60_000));
         a.cancel(Some(1));
         let ends = events(&queue, 2);
@@ -81,7 +81,7 @@ fn a_cancelled_file_send_behind_a_stuck_send_ends() {
         .unwrap();
     a.send_file(whole(&file_of(&[7; 1000])), queue.sink(1))
         .unwrap();
-    // What comes behind it has its way, though to where it is stuck as well.
+    // A later send gets its turn, although it then gets stuck as well.
     a.send(Memory::from(vec![2; 8]), queue.sink(2)).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(a.cancel(Some(1)), 1);
@@ -113,7 +113,7 @@ fn time_limits_hold_behind_a_file() {
     let queue = Queue::new(&context, 8).unwrap();
     a.send_file(whole(&file_of(&vec![7; 8 << 20])), Sink::Nobody)
         .unwrap();
-    // The later ones have less time; the last one does not come to its end.
+    // The later ones have less time; the last one does not reach its limit.
     for (token, limit) in [(1, 300), (2, 200), (3, 100), (4, 60_000)] {
         send_limit(&a, limit);
         let sink = queue.sink(token);
@@ -171,7 +171,7 @@ fn a_file_send_that_is_cancelled_too_late_is_not_cancelled() {
     }
 }
 
-/// What this process has in memory of its own, in KiB.
+/// The resident memory of this process, in KiB.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|l| l.starts_with("RssAnon")).unwrap();
@@ -181,7 +181,7 @@ fn resident() -> usize {
 #[test]
 fn a_long_time_limit_of_files_keeps_nothing() {
     if std::env::var_os("ALONE").is_none() {
-        // Alone in a process: what the other tests have does not count.
+        // Alone in a process, so that the memory of other tests does not count.
         let ended = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "a_long_time_limit_of_files_keeps_nothing"])
             .env("ALONE", "1")

@@ -1,4 +1,4 @@
-//! Futures over sockets, with the smallest executor there is.
+//! Futures over sockets, with a minimal executor.
 
 use std::future::Future;
 use std::io::{Read, Write};
@@ -157,7 +157,7 @@ fn dropped_and_cancelled_futures_harm_nobody() {
 #[test]
 fn one_operation_is_cancelled_and_the_others_go_on() {
     let (near, far) = streams();
-    // Short and long: the peer has been told of the long ones.
+    // Short and long receives: only the long ones have adverts.
     for len in [4, 4000] {
         let receives: Vec<_> = (0..3).map(|_| far.recv_exact(vec![0; len])).collect();
         receives[1].cancel();
@@ -170,12 +170,12 @@ fn one_operation_is_cancelled_and_the_others_go_on() {
         assert!(got(block_on(first.unwrap())) == data[..len]);
         assert!(got(block_on(third.unwrap())) == data[len..]);
     }
-    // What has ended is not cancelled, nor anything else in its place.
+    // Cancelling a completed operation affects neither it nor a successor in its place.
     let sent = near.send(b"gone".to_vec());
     assert_eq!(got(block_on(far.recv(vec![0; 4]))), b"gone");
     sent.cancel();
     assert_eq!(block_on(sent).0, Ok(4));
-    // A transfer keeps no connection open.
+    // A transfer does not keep its connection open.
     let receive = far.recv(vec![0; 4]);
     drop(far);
     receive.cancel();
@@ -277,7 +277,7 @@ fn file(bytes: &[u8]) -> Arc<std::os::fd::OwnedFd> {
     Arc::new(file.into())
 }
 
-/// Sends around files, over whatever the two ends are; returns what must arrive.
+/// Sends data around files on any kind of connection. Returns the expected bytes.
 fn send_files(near: &Stream) -> Vec<u8> {
     let data = pattern(5 << 20);
     let file = file(&data);
@@ -363,7 +363,7 @@ fn files_that_fail_or_are_cancelled_end_with_what_they_sent() {
     });
     assert_eq!(block_on(endless), Err(Errno::CANCELED));
     block_on(near.shutdown()).unwrap();
-    // No more than what was on its way, and what the intermediate buffer holds.
+    // No more than was in flight and in the intermediate buffer.
     assert!(rest.join().unwrap() < 4 << 20);
 
     let (near, _far) = packets();

@@ -1,4 +1,4 @@
-//! A peer that does not keep to the protocol: each of its ways to do so is found out, before it changes anything.
+//! A peer that breaks the protocol: each violation is detected before it changes any state.
 
 use weft_exs::machine::{
     Action, Body, Config, Design, Endpoint, Imm, Kind, MAX_ADVERTS, MAX_TRANSFER, Message, Mode,
@@ -104,7 +104,7 @@ fn credits() {
     for _ in 0..3 {
         assert_eq!(end.on_message(0, &credit), Ok(()));
     }
-    // No receive is posted again before `poll` has said so.
+    // No receive is posted again before `poll` has requested it.
     assert_eq!(end.on_message(0, &credit), Err(Violation::NoCredit));
 
     let mut end = stream();
@@ -269,7 +269,7 @@ fn too_much_for_the_buffer() {
     assert_eq!(notify(&mut end, indirect, 11), Err(Violation::Overfilled));
     assert_eq!(notify(&mut end, indirect, 10), Ok(()));
     assert_eq!(notify(&mut end, indirect, 1), Err(Violation::Overfilled));
-    // Copied, but less than is acknowledged at once: the peer cannot know.
+    // Copied, but less than the acknowledgement threshold: the peer cannot know.
     recv(&mut end, 1, 100);
     assert_eq!(end.readable(), u64::from(RING) - 100);
     assert_eq!(notify(&mut end, indirect, 100), Err(Violation::Overfilled));
@@ -337,7 +337,7 @@ fn adverts_that_cannot_be() {
     assert_eq!(say(&mut stream(), wraps), Err(Violation::Memory));
     assert_eq!(say(&mut stream(), advert(0, 0, 0)), Err(Violation::Memory));
 
-    // In an indirect phase: one ahead is possible, more is not, nor is going back.
+    // In an indirect phase an advert may be one phase ahead. It may be neither further ahead nor behind.
     let mut end = stream();
     send(&mut end, 1, 100);
     assert_eq!(say(&mut end, advert(100, 4, 1)), Err(Violation::Phase));
@@ -402,7 +402,7 @@ fn taking_adverts_back() {
         Err(Violation::Unexpected)
     );
 
-    // The next before the answer to the last: an honest receiver waits.
+    // A second Retract before the answer to the first: an honest receiver waits.
     let mut end = stream();
     let retract = Message {
         credits: 0,
@@ -565,7 +565,7 @@ fn receives_longer_than_an_advert() {
     assert_eq!(notify(&mut end, Transfer::Direct, 1), Ok(()));
     assert!(end.is_idle());
 
-    // A send longer than any advert or the buffer goes in pieces, and completes once.
+    // A send longer than any advert or the buffer is sent in pieces, and completes once.
     assert_eq!(say(&mut end, advert(0, 0, u32::MAX)), Ok(()));
     let mut lens = vec![];
     end.send(OpId(3), 3 * piece).unwrap();

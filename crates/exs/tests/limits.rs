@@ -1,4 +1,4 @@
-//! Time limits, closes and deletions while something is under way, and the peers that make them hard.
+//! Time limits, closes and deletions during operations, with peers that make them difficult.
 
 mod common;
 #[path = "common/raw.rs"]
@@ -23,7 +23,7 @@ use weft_verbs::cm::Connection;
 use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, RemoteAddr, SendWr, Wc};
 use weft_wire::exs::{Body, Hello, Imm, Kind as HelloKind, Packet, Remote, Transfer};
 
-/// For a peer that is no socket.
+/// Verbs objects for a peer that is not a socket.
 fn verbs() -> (Pd, Cq) {
     let device = Device::builder().local(LocalMode::Off).open().unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -31,7 +31,7 @@ fn verbs() -> (Pd, Cq) {
     (pd, cq)
 }
 
-/// A stream socket that such a peer has connected to with this greeting, and what the peer has.
+/// A stream socket connected to by such a peer with this greeting, and the peer's objects.
 fn meets(pd: &Pd, cq: &Cq, hello: &Hello) -> (Context, Socket, (Connection, Mr)) {
     let context = context(LocalMode::Off);
     let listener = listener(&context, Kind::Stream, |_| ());
@@ -40,7 +40,7 @@ fn meets(pd: &Pd, cq: &Cq, hello: &Hello) -> (Context, Socket, (Connection, Mr))
     (context, socket, peer)
 }
 
-/// The engine behind this queue reads nothing for so long after its first completion; tells when that has come.
+/// The engine behind this queue stops for `time` after its first completion; the receiver signals that completion.
 fn sticks(cq: &Cq, time: Duration) -> Receiver<()> {
     let (tell, told) = channel();
     cq.set_hook(move || {
@@ -50,7 +50,7 @@ fn sticks(cq: &Cq, time: Duration) -> Receiver<()> {
     told
 }
 
-/// What goes through it is so slow, in bytes a second, from the one who connects. Where to connect.
+/// A proxy that limits data from its client to `rate` bytes per second. Returns its address.
 fn slow(to: SocketAddr, rate: usize) -> SocketAddr {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = proxy.local_addr().unwrap();
@@ -68,7 +68,7 @@ fn slow(to: SocketAddr, rate: usize) -> SocketAddr {
         let mut room = vec![0; (rate / 50).max(1)];
         let begun = Instant::now();
         let mut moved = 0;
-        // The greeting goes at once.
+        // The greeting is passed on at once.
         while let Ok(n @ 1..) = near.read(&mut room) {
             moved += n;
             let due = Duration::from_secs_f64(moved as f64 / rate as f64);
@@ -92,7 +92,7 @@ fn slow_pair(rate: usize) -> (Context, Socket, Socket) {
     (context, a, b)
 }
 
-/// A receive's time is up while its data comes in, slowly, from a peer who does everything right.
+/// The time limit of a receive expires while a correct peer delivers its data slowly.
 #[test]
 fn a_time_limit_does_not_cost_the_connection_to_a_slow_peer() {
     let (context, a, b) = slow_pair(200_000);
@@ -113,7 +113,7 @@ fn a_time_limit_does_not_cost_the_connection_to_a_slow_peer() {
     assert_eq!(b.take_error(), None, "after {end:?} the connection is over");
 }
 
-/// A close with a long send under way, on a slow link: bytes move all the time.
+/// A close during a long send on a slow link: bytes move all the time.
 #[test]
 #[ignore = "35 s, most of them asleep"]
 fn a_closed_socket_goes_on_as_long_as_bytes_move() {
@@ -129,7 +129,7 @@ fn a_closed_socket_goes_on_as_long_as_bytes_move() {
     assert_eq!(got, Ok(len), "sent: {:?}", events(&queue, 1));
 }
 
-/// "`guard` is dropped when the end has been told".
+/// "`guard` is dropped when the end has been reported".
 #[test]
 fn a_guard_outlives_the_call_that_tells_the_end() {
     struct Guard(Arc<AtomicBool>);
@@ -148,7 +148,7 @@ fn a_guard_outlives_the_call_that_tells_the_end() {
     drop(b);
 }
 
-/// "Receives and polls that are outstanding end with `ECANCELED`", also where a file is still going out.
+/// "Receives and polls that are outstanding end with `ECANCELED`", also during a file send.
 #[test]
 fn receives_end_with_a_close_behind_a_file() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -163,7 +163,7 @@ fn receives_end_with_a_close_behind_a_file() {
     drop(b);
 }
 
-/// What came into a blocking receive before a silent peer lost the connection.
+/// Bytes that a blocking receive got before a silent peer lost the connection.
 #[test]
 fn bytes_that_came_are_told_when_the_peer_falls_silent() {
     let (pd, cq) = verbs();
@@ -199,7 +199,7 @@ fn bytes_that_came_are_told_when_the_peer_falls_silent() {
     assert_eq!(end, Ok(Ok(100)), "100 bytes are in its memory");
 }
 
-/// A close with a long receive outstanding, and data of both ends on its way.
+/// A close with a long receive outstanding, and data of both ends in flight.
 #[test]
 fn what_was_sent_before_a_close_arrives_though_a_receive_was_outstanding() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -225,7 +225,7 @@ fn what_was_sent_before_a_close_arrives_though_a_receive_was_outstanding() {
     assert_eq!(got, Ok(len), "{told:?} {:?}", EventKind::Close);
 }
 
-/// A blocking send with a time limit, to a peer who takes nothing off its TCP connection.
+/// A blocking send with a time limit, to a peer that reads nothing from its TCP connection.
 #[test]
 fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
     let (pd, cq) = verbs();
@@ -252,7 +252,7 @@ fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
     std::mem::forget((conn, ring, sink, cq));
 }
 
-/// A time limit of a receive whose message is being read from a peer who does not give it out.
+/// The time limit of a receive whose message is being read from a peer that does not serve the read.
 #[test]
 fn a_time_limit_holds_while_a_message_is_read() {
     let context = context(LocalMode::Off);
@@ -294,7 +294,7 @@ fn a_time_limit_holds_while_a_message_is_read() {
     std::mem::forget((conn, from, sink, cq));
 }
 
-/// As the manual page of `exs_close` says.
+/// As on the manual page of `exs_close`.
 #[test]
 fn a_poll_ends_with_ecanceled_when_its_socket_is_closed() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -306,7 +306,7 @@ fn a_poll_ends_with_ecanceled_when_its_socket_is_closed() {
     drop(b);
 }
 
-/// `shutdown(SHUT_RD)`, while another thread waits for a peer who says nothing.
+/// `shutdown(SHUT_RD)`, while another thread waits for a silent peer.
 #[test]
 fn a_shutdown_ends_a_blocking_receive_from_a_silent_peer() {
     let (pd, cq) = verbs();
@@ -319,7 +319,7 @@ fn a_shutdown_ends_a_blocking_receive_from_a_silent_peer() {
     assert!(told.recv_timeout(2 * PATIENCE).is_ok(), "it waits on");
 }
 
-/// Two takers and one who deletes: each event is taken, or nobody hears of it and that is told.
+/// Two threads take events and one deletes the queue: each event is either taken, or reported as dropped.
 #[test]
 fn no_event_is_lost_between_takers_and_a_delete() {
     let (context, a, b) = pair(LocalMode::Off);
@@ -356,7 +356,7 @@ fn no_event_is_lost_between_takers_and_a_delete() {
         }
         let end = Instant::now() + Duration::from_micros(round % 40);
         while Instant::now() < end {}
-        // Another taker is faster, perhaps.
+        // Another thread may be faster.
         let mut out = Vec::new();
         let _ = queue.dequeue(&mut out, 1, 0, Some(Duration::ZERO));
         while queue.outstanding() != 0 {
@@ -372,7 +372,7 @@ fn no_event_is_lost_between_takers_and_a_delete() {
     assert_eq!(lost, 0, "of {rounds}");
 }
 
-/// A peer that says it takes "small packets" of any length does not make us copy everything that the program sends.
+/// A peer that accepts "small packets" of any length does not make us copy everything that the program sends.
 #[test]
 fn a_peer_does_not_say_how_much_is_copied() {
     let (pd, cq) = verbs();
@@ -390,7 +390,7 @@ fn a_peer_does_not_say_how_much_is_copied() {
         let kib: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         kib >> 10
     };
-    // One piece of registered memory, to be sent again and again: asynchronous, and without a copy.
+    // One piece of registered memory is sent repeatedly: asynchronously, and without a copy.
     let region = Region::alloc(&context, 16 << 20).unwrap();
     region.write(0, &vec![1; 16 << 20]).unwrap();
     let before = resident();

@@ -1,5 +1,5 @@
-//! The safety theorem of the stream paper, and that nothing gets stuck, by exhaustive search over small bounds. The code
-//! that is searched is the code that ships: `World` holds two `Endpoint`s.
+//! Exhaustive search over small bounds for the safety theorem of the stream paper, and for progress. It searches the
+//! production code: `World` holds two `Endpoint`s.
 //!
 //! `WEFT_MODEL_DEEP=1` searches further.
 
@@ -13,11 +13,11 @@ use stateright::{Checker, Model, Property};
 use weft_exs::machine::{Design, Kind, Mode, OpId, RecvFlags, Rules};
 use world::{Call, Fault, Settings, World};
 
-/// What the programs of both ends may do, in every order.
+/// The actions that the programs of both ends may take, in every order.
 #[derive(Clone, Debug)]
 struct Bounds {
     settings: Settings,
-    /// For each end: how many sends, receives, cancellations and shutdowns.
+    /// Number of sends, receives, cancellations and shutdowns of each end.
     sends: [u8; 2],
     recvs: [u8; 2],
     cancels: [u8; 2],
@@ -28,7 +28,7 @@ struct Bounds {
     in_place: bool,
     /// An idle pair must return to direct transfers.
     direct_when_idle: bool,
-    /// Sends may also be refused leave to go indirect, at any time.
+    /// The policy may also make sends wait instead of going indirect, at any time.
     policy: bool,
 }
 
@@ -46,10 +46,10 @@ struct State {
 enum Step {
     Call(usize, Call),
     Deliver(usize),
-    /// By the short way.
+    /// By the shortcut.
     Take(usize),
     Transferred(usize),
-    /// With or without leave to go indirect.
+    /// With or without permission to go indirect.
     Poll(usize, bool),
 }
 
@@ -94,7 +94,7 @@ impl Model for Bounds {
             let end = &state.world.ends[at];
             if !state.world.wires[at].is_empty() {
                 steps.push(Step::Deliver(at));
-                // A fault there shows when the step is made.
+                // A fault of `taken_now` is reported when the step is made.
                 if !matches!(state.world.taken_now(at), Ok(None)) {
                     steps.push(Step::Take(at));
                 }
@@ -181,7 +181,7 @@ impl Model for Bounds {
 }
 
 impl Bounds {
-    /// What must hold where nothing moves without the programs.
+    /// The conditions in a state where nothing moves without the programs.
     fn judge(&self, world: &World) -> Option<Fault> {
         let advertised = self.policy
             && self.settings.small == [0; 2]
@@ -209,7 +209,7 @@ impl Bounds {
         None
     }
 
-    /// Searches every state, and fails with the shortest way to a fault.
+    /// Searches every state, and fails with the shortest path to a fault.
     fn holds(self, name: &str) {
         let start = Instant::now();
         let bounds = self.clone();
@@ -227,7 +227,7 @@ impl Bounds {
         assert!(checker.is_done() && checker.unique_state_count() > 100);
     }
 
-    /// Finds the shortest way to a fault; that there is none is the failure.
+    /// Finds the shortest path to a fault; fails if there is none.
     fn fails(self, name: &str) -> Fault {
         let bounds = self.clone();
         let checker = self.checker().spawn_bfs().join();
@@ -256,7 +256,7 @@ impl Bounds {
         state.fault.expect("a fault")
     }
 
-    /// The steps, with what each did.
+    /// The steps, with the effect of each.
     fn tell(&self, steps: Vec<Step>) -> String {
         let mut state = self.init_states().remove(0);
         let mut text = String::new();
@@ -468,7 +468,7 @@ fn packets(design: Design) {
             if cancels != [0, 0] && sends == [1, 1] && (in_place || !deep()) {
                 continue;
             }
-            // Empty messages need no second look together with cancellations.
+            // Empty messages are not combined with cancellations.
             let lens: &[u64] = if cancels == [0, 0] || deep() {
                 &[0, 1, 2]
             } else {
@@ -508,7 +508,7 @@ fn messages_by_sources() {
     packets(Design::Source);
 }
 
-/// The stream with one rule changed, on bounds that are enough to show what it is there for.
+/// The stream with one rule changed, with bounds sufficient to show the purpose of that rule.
 fn without(rules: Rules, small: u32, sends: u8, recvs: u8) -> Bounds {
     Bounds {
         settings: Settings {
@@ -596,7 +596,7 @@ fn without_a_look_at_what_is_before_them_the_short_ways_overtake() {
     assert_eq!(bounds.fails("messages out of turn"), fault);
 }
 
-/// What is wrong with the published rules is that they lose the way back, not that they lose data.
+/// The published rules can fail to return to direct transfers, but they lose no data.
 #[test]
 fn as_published_it_is_safe() {
     let published = Rules {
@@ -638,7 +638,7 @@ fn without_a_second_advert_a_sender_waits_in_vain() {
     );
 }
 
-/// Line 3 of fig. 2 and the prose: with the other rules in place there is no state in which they differ.
+/// Line 3 of fig. 2 and the prose are equivalent: with the other rules in place no state distinguishes them.
 #[test]
 fn line_3_and_the_prose_say_the_same() {
     let rules = Rules {

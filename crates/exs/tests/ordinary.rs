@@ -29,7 +29,7 @@ fn event(queue: &Queue) -> Event {
     out.pop().expect("an event")
 }
 
-/// `DONTWAIT` and `WAITALL` together: what is there, as the system's sockets do.
+/// `DONTWAIT` and `WAITALL` together receive the available data, as kernel sockets do.
 #[test]
 fn a_receive_that_does_not_wait_does_not_wait_for_all_of_tcp() {
     let context = context();
@@ -67,7 +67,7 @@ fn a_receive_that_does_not_wait_does_not_wait_for_all_of_tcp() {
     assert_eq!(event(&queue).result, Ok(0), "the end of the stream");
 }
 
-/// What comes belongs to the receive that was there before.
+/// Arriving data belongs to the earlier receive.
 #[test]
 fn a_receive_that_does_not_wait_does_not_wait_behind_another() {
     let context = context();
@@ -86,7 +86,7 @@ fn a_receive_that_does_not_wait_does_not_wait_behind_another() {
         let to = Region::alloc(&context, 100).unwrap();
         for _ in 1..rounds {
             far.write_all(&[1]).unwrap();
-            // The thread that takes it is on its way.
+            // The thread that takes it is about to run.
             let _ = tell.send(b.recv_wait(&to.whole(), RecvFlags::DONTWAIT));
         }
         far.write_all(&[1]).unwrap();
@@ -98,7 +98,7 @@ fn a_receive_that_does_not_wait_does_not_wait_behind_another() {
     assert_eq!(event(&queue).result, Ok(rounds));
 }
 
-/// "Close the socket: … what is queued is sent, then the peer sees the end", whoever still has a handle.
+/// "Close the socket: … queued data is sent, then the peer sees the end", even if other handles exist.
 #[test]
 fn the_peer_of_a_closed_ordinary_socket_sees_the_end() {
     let context = context();
@@ -114,7 +114,7 @@ fn the_peer_of_a_closed_ordinary_socket_sees_the_end() {
     drop(a);
 }
 
-/// A peer who reads nothing does not keep a closed socket's descriptor. It takes 30 seconds; `plain/tests.rs` has a short one.
+/// A peer that reads nothing does not keep a closed socket's descriptor open. This takes 30 seconds; `plain/tests.rs` has a short test.
 #[test]
 #[ignore = "takes half a minute"]
 fn a_closed_ordinary_socket_gives_its_descriptor_up() {

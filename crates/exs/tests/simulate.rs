@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use weft_exs::machine::{Design, Kind, Mode, RecvFlags, Rules};
 use world::{Call, Fault, Settings, World};
 
-/// xorshift64*: a run is its seed.
+/// xorshift64*; the seed determines the run.
 struct Random(u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
         self.below(n) == 0
     }
 
-    /// Mostly short, sometimes 0, sometimes up to `max`.
+    /// Mostly a short length, sometimes 0, sometimes up to `max`.
     fn len(&mut self, max: u64) -> u64 {
         match self.below(8) {
             0 => self.below(2),
@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// What the programs are like.
+/// The behaviour of the programs.
 #[derive(Clone, Debug)]
 struct Manners {
     settings: Settings,
@@ -46,11 +46,11 @@ struct Manners {
     /// Operations outstanding on each side.
     sends: usize,
     recvs: usize,
-    /// Of so many steps one cancels; 0: none.
+    /// One of this many steps cancels; 0: none.
     cancels: u64,
     waitall: bool,
     in_place: bool,
-    /// Of so many chances to go indirect one is taken.
+    /// One of this many chances to go indirect is taken.
     reluctance: u64,
 }
 
@@ -128,7 +128,7 @@ fn step(world: &mut World, manners: &Manners, random: &mut Random) -> Result<(),
     match random.below(16) {
         0..5 => {
             let may = random.one_in(manners.reluctance);
-            // A driver asks until there is nothing more, but may be interrupted.
+            // A driver polls until there is nothing more, but may be interrupted.
             for _ in 0..=random.below(12) {
                 if world.poll(at, may)?.is_none() {
                     break;
@@ -171,7 +171,7 @@ fn step(world: &mut World, manners: &Manners, random: &mut Random) -> Result<(),
     Ok(())
 }
 
-/// Everything arrives, and both ends see the end.
+/// All data arrives, and both ends see the end.
 fn finish(world: &mut World, manners: &Manners, random: &mut Random) -> Result<(), Fault> {
     for at in 0..2 {
         world.call(at, Call::Shutdown)?;
@@ -202,7 +202,7 @@ fn finish(world: &mut World, manners: &Manners, random: &mut Random) -> Result<(
             )?;
         }
     }
-    // One more on each side says that this is the end.
+    // One more receive on each side reports the end.
     for at in 0..2 {
         world.call(at, Call::Recv(1, RecvFlags::default()))?;
     }
@@ -276,7 +276,7 @@ fn a_receiver_ahead_gets_everything_directly() {
     assert_eq!(stats.direct_bytes_received, 4_000_000);
 }
 
-/// Short answers take one message each way and no advert.
+/// Short answers need one message in each direction and no advert.
 #[test]
 fn ping_pong_of_short_data_takes_one_message_each_way() {
     let settings = Settings {
@@ -305,7 +305,7 @@ fn ping_pong_of_short_data_takes_one_message_each_way() {
     }
 }
 
-/// The runs above go through all parts of the protocol.
+/// The runs above cover all parts of the protocol.
 #[test]
 fn simulations_go_everywhere() {
     let mut reached = [0; 9];

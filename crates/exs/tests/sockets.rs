@@ -59,7 +59,7 @@ fn pair(setup: Setup, kind: Kind, f: impl Fn(&mut Options)) -> Pair {
     Pair { a, b, ca, cb }
 }
 
-/// The byte at a place of a stream, of this seed.
+/// The byte at position `at` of the stream with this seed.
 fn byte(seed: u64, at: u64) -> u8 {
     ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -89,7 +89,7 @@ struct Plan {
     seed: u64,
 }
 
-/// `total` bytes from one socket to the other, in operations of random sizes, so many at once on each side.
+/// Moves `total` bytes from one socket to the other, in operations of random sizes, with several outstanding on each side.
 fn transfer(pair: &Pair, plan: Plan) {
     let Plan {
         total,
@@ -264,7 +264,7 @@ fn messages_of_both_designs() {
                     pair.a.send(memory, sent.sink(i as u64)).unwrap();
                 }
                 let (mut events, mut sends) = (Vec::new(), Vec::new());
-                // Both ends are driven by this thread, in turns.
+                // This thread drives both ends in turn.
                 let end = Instant::now() + PATIENCE;
                 while (events.len() < sizes.len() || sends.len() < sizes.len())
                     && Instant::now() < end
@@ -336,7 +336,7 @@ fn blocking_calls() {
     }
 }
 
-/// Pieces of every kind, short enough to go in one message, and too long for that.
+/// Pieces of every kind, for a message that fits a small packet, and for a longer one.
 #[test]
 fn pieces_are_gathered_and_scattered() {
     for setup in SETUPS {

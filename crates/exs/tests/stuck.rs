@@ -1,5 +1,5 @@
-//! Peers in shared memory that stay in what was open to them, or stop there: the operation's end is told in time, its memory is the program's
-//! again, and other connections go on meanwhile.
+//! Peers in shared memory that stay in memory opened to them, or stop there: the operation still ends in time, its memory belongs to the program
+//! again, and other connections continue meanwhile.
 
 mod common;
 #[allow(unreachable_pub, dead_code)] // not all of it is needed here
@@ -30,9 +30,9 @@ const KINDS: [(Kind, Design); 3] = [
     (Kind::SeqPacket, Design::Source),
 ];
 const LEN: usize = 100_000;
-/// Longer than any of the waits, and not for ever.
+/// Longer than any of the waits, but finite.
 const BOUND: Duration = Duration::from_secs(10);
-/// Segments are told apart by when they appear: one test at a time.
+/// The tests identify segments by the time they appear, so only one test runs at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A peer that speaks verbs.
@@ -77,7 +77,7 @@ impl Liar {
         wc[0]
     }
 
-    /// What the victim opens: its key.
+    /// The memory that the victim opens, and its key.
     fn hear(&self) -> (RemoteAddr, u64) {
         loop {
             let wc = self.next();
@@ -90,7 +90,7 @@ impl Liar {
         }
     }
 
-    /// End an operation of the victim's in order, and stay in its memory: a receive on a socket of this kind, or a send.
+    /// End an operation of the victim in order, and stay in its memory: a receive on a socket of this kind, or a send.
     fn stay(&self, receives: Option<Kind>) {
         let (open, index) = self.hear();
         let len = LEN as u32;
@@ -115,7 +115,7 @@ impl Liar {
     }
 }
 
-/// A connection that has nothing to do with all that.
+/// An unrelated connection.
 struct Bystander(Socket, Socket);
 
 impl Bystander {
@@ -134,7 +134,7 @@ impl Bystander {
         }
     }
 
-    /// The next event, in time, while the connection goes on.
+    /// The next event, in time, while the connection works.
     fn beside(&self, queue: &Queue) -> Event {
         let start = Instant::now();
         let mut out = Vec::new();
@@ -149,7 +149,7 @@ impl Bystander {
     }
 }
 
-/// Memory of every kind, and the region that it is a part of.
+/// Memory of every kind, each with its region.
 fn memories(context: &Context) -> Vec<(&'static str, Memory, Option<Arc<Region>>)> {
     let raw = || RawMemory::leak(vec![0; LEN]);
     let registered = Region::register(context, &raw()).unwrap();
@@ -162,7 +162,7 @@ fn memories(context: &Context) -> Vec<(&'static str, Memory, Option<Arc<Region>>
     ]
 }
 
-/// In time, on a thread of its own.
+/// Runs `wait` on a separate thread, with a time limit.
 fn in_time<T: Send + 'static>(what: &str, wait: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || tell.send(wait()));
@@ -176,7 +176,7 @@ fn deregister(region: Option<Arc<Region>>) {
     assert!(over.is_none_or(|over| over.is_ok()));
 }
 
-/// It says that it is still in the memory of an operation that it has ended in order.
+/// A peer that claims to be still in the memory of an operation that it has ended in order.
 #[test]
 fn a_peer_that_never_leaves_an_operation_does_not_keep_it() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,13 +208,13 @@ fn a_peer_that_never_leaves_an_operation_does_not_keep_it() {
         let byte = if design == Design::Source { 0 } else { 9 };
         assert!(bytes == vec![byte; LEN], "{what}");
         deregister(region);
-        // It has cost the peer its connection.
+        // The peer has lost its connection for that.
         let ready = socket.poll_wait(Ready::HUP, Some(BOUND));
         assert!(ready.is_ok_and(|r| r.contains(Ready::HUP)), "{what}");
     }
 }
 
-/// A short send goes out at once, and its end is told behind that of a send whose memory the peer is still in.
+/// A short send is sent at once, but reported after an earlier send whose memory the peer still uses.
 #[test]
 fn a_short_send_does_not_end_before_one_that_waits_for_its_memory() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -233,7 +233,7 @@ fn a_short_send_does_not_end_before_one_that_waits_for_its_memory() {
     let mut sent = 1;
     let mut events: Vec<Event> = Vec::new();
     let begun = Instant::now();
-    // The peer loses its connection for staying, after which nothing is sent.
+    // The peer loses its connection because it stays; after that nothing is sent.
     while events.is_empty() && sent < 60 && begun.elapsed() < BOUND {
         if send(9, sent).is_err() {
             break;
@@ -307,7 +307,7 @@ fn sender() {
     while socket.send_wait(region.whole()).is_ok() {}
 }
 
-/// A peer stops in the middle of a write, and the program closes the socket: its receive ends, and its memory is its own.
+/// A peer stops in the middle of a write, and the program closes the socket: the receive ends, and the program owns its memory again.
 #[test]
 fn a_peer_that_stops_does_not_keep_an_operation() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,7 +336,7 @@ fn a_peer_that_stops_does_not_keep_an_operation() {
                 let sink = queue.sink(token);
                 socket.recv(memory(), RecvFlags::WAITALL, sink).unwrap();
             };
-            // Two at a time, so that there is always something to write to.
+            // Two at a time, so that the peer always has a target.
             (0..2).for_each(recv);
             let (stop, stopped) = mpsc::channel::<()>();
             std::thread::scope(|scope| {

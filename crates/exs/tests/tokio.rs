@@ -1,4 +1,4 @@
-//! `tokio`'s traits over EXS streams.
+//! The traits of `tokio` over EXS streams.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -152,14 +152,14 @@ async fn writes_wait_for_a_reader_and_dropped_reads_and_writes_lose_nothing() {
     let (mut near, mut far) = streams().await;
     let data = pattern(64 << 20);
     let mut written = 0;
-    // Nobody reads: there is a limit to what is taken.
+    // Nothing is read, so the stream stops accepting data at some point.
     while let Ok(n) =
         tokio::time::timeout(Duration::from_millis(200), near.write(&data[written..])).await
     {
         written += n.unwrap();
     }
     assert!(written < 16 << 20, "{written}");
-    // Reads that are given up now and then.
+    // Some of the reads are abandoned.
     let mut got = Vec::new();
     let mut buf = vec![0; 10_000];
     while got.len() < written {
@@ -203,7 +203,7 @@ async fn the_same_over_ordinary_tcp() {
     echo.await.unwrap();
 }
 
-/// The limit of time is the operations': it makes no hole in what writes have taken.
+/// The time limit applies to operations: it makes no hole in the data that writes have accepted.
 #[tokio::test]
 async fn a_limit_of_sends_makes_no_hole_in_what_was_written() {
     let (mut near, mut far) = streams().await;
@@ -213,7 +213,7 @@ async fn a_limit_of_sends_makes_no_hole_in_what_was_written() {
         .unwrap();
     let data = pattern(4 << 20);
     let mut written = 0;
-    // Until the peer's memory is full, and what waits for it does so for some time.
+    // Until the peer's memory is full, and writes have waited for some time.
     while let Ok(n) =
         tokio::time::timeout(Duration::from_millis(200), near.write(&data[written..])).await
     {

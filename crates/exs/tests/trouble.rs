@@ -1,4 +1,4 @@
-//! What goes wrong: hostile peers, dead ones, wrong states, cancelled and late operations, queues that go away.
+//! Failures: hostile and dead peers, wrong states, cancelled and late operations, deleted queues.
 
 mod common;
 #[path = "common/raw.rs"]
@@ -22,7 +22,7 @@ fn owned(len: usize) -> Memory {
     Memory::from(vec![0; len])
 }
 
-/// A peer that speaks verbs and says what it likes.
+/// A peer that uses verbs and may send anything.
 struct Raw {
     qp: Qp,
     cq: Cq,
@@ -111,7 +111,7 @@ fn peers_that_break_the_protocol_end_their_own_connection() {
             let raw = raw_peer(local, &listener);
             let socket = listener.accept_wait(Some(PATIENCE)).unwrap();
             let queue = Queue::new(&context, 8).unwrap();
-            // Two receives: the second is never reached, and ends all the same.
+            // Two receives: the second never gets data, but must end as well.
             for token in 0..2 {
                 socket
                     .recv(owned(100_000), RecvFlags::WAITALL, queue.sink(token))
@@ -122,7 +122,7 @@ fn peers_that_break_the_protocol_end_their_own_connection() {
             got.sort_by_key(|event| event.token);
             for (token, event) in (0..).zip(&got) {
                 assert_eq!(event.token, token, "{what}");
-                // A proper end comes before the lie in one of the cases.
+                // In one of the cases the stream ends properly before the violation.
                 let fair = matches!(event.result, Err(Errno::PROTO | Errno::CONNRESET) | Ok(0));
                 assert!(fair, "{what}: {:?}", event.result);
                 assert_eq!(event.bytes, 0, "{what}");
@@ -132,7 +132,7 @@ fn peers_that_break_the_protocol_end_their_own_connection() {
                     "{what}"
                 );
             }
-            // The second of two messages may be on its way yet.
+            // The second of two messages may still be in flight.
             let end = Instant::now() + PATIENCE;
             while !socket.ready().contains(Ready::HUP) && Instant::now() < end {
                 std::thread::yield_now();
@@ -171,7 +171,7 @@ fn a_peer_that_is_no_socket_is_not_accepted() {
         let addr = listener.local_addr().unwrap();
         assert!(connect(addr, &pd, &QpInit::new(&cq, &cq), &param).is_err());
     }
-    // And one of messages is refused by one of bytes.
+    // A connection for messages is refused by a stream listener.
     let other = Socket::new(&context, false, Kind::SeqPacket).unwrap();
     assert_eq!(
         other.connect_wait(listener.local_addr().unwrap()),
@@ -197,7 +197,7 @@ fn a_peer_that_dies_ends_everything_once() {
             socket
                 .recv(owned(5000), RecvFlags::empty(), queue.sink(token))
                 .unwrap();
-            // The peer gives no adverts and has no buffer: these wait.
+            // The peer sends no adverts and has no buffer, so these wait.
             socket.send(owned(5000), queue.sink(10 + token)).unwrap();
         }
         raw.qp.to_error();
@@ -237,7 +237,7 @@ fn wrong_states() {
         Err(Errno::AFNOSUPPORT)
     );
     assert_eq!(socket.set_options(|o| o.credits = 1), Err(Errno::INVAL));
-    // Nobody listens there.
+    // No socket listens there.
     let free = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -248,7 +248,7 @@ fn wrong_states() {
     let second = Socket::new(&context, false, Kind::Stream).unwrap();
     assert_eq!(second.bind(addr), Err(Errno::ADDRINUSE));
     assert_eq!(listener.connect_wait(addr), Err(Errno::INVAL));
-    // After the failure above it can try again.
+    // After the failure above another connect is possible.
     socket.connect_wait(addr).unwrap();
     assert_eq!(socket.connect_wait(addr), Err(Errno::ISCONN));
     assert_eq!(socket.set_options(|o| o.credits = 64), Err(Errno::ISCONN));
@@ -273,7 +273,7 @@ fn a_listener_of_another_type_says_so() {
         other.set_options(|o| o.design = Design::Source).unwrap();
         let addr = listener.local_addr().unwrap();
         assert_eq!(other.connect_wait(addr), Err(Errno::PROTOTYPE));
-        // It is as good as new.
+        // The socket can be used again.
         other.set_options(|o| o.design = Design::Advert).unwrap();
         other.connect_wait(addr).unwrap();
     }
@@ -312,7 +312,7 @@ fn cancelled_and_late_operations() {
             (event.kind, event.result),
             (EventKind::Poll, Err(Errno::CANCELED))
         );
-        // The others go on, in order.
+        // The others continue, in order.
         let region = Region::alloc(&context, 60_000).unwrap();
         assert_eq!(b.send_wait(region.slice(0, 100).unwrap()), Ok(100));
         let event = next_event(&queue);
@@ -320,7 +320,7 @@ fn cancelled_and_late_operations() {
         assert_eq!(b.send_wait(region.slice(0, 40_000).unwrap()), Ok(40_000));
         let event = next_event(&queue);
         assert_eq!((event.token, event.result), (3, Ok(40_000)));
-        // A limit, with something received before it.
+        // A time limit that expires after some data has been received.
         recv_limit(&a, 30);
         a.recv(owned(5000), RecvFlags::WAITALL, queue.sink(4))
             .unwrap();
@@ -334,7 +334,7 @@ fn cancelled_and_late_operations() {
             }
         }
         a.set_options(|o| o.recv_timeout = None).unwrap();
-        // The connection works as before.
+        // The connection still works.
         assert_eq!(b.send_wait(region.slice(0, 5000).unwrap()), Ok(5000));
         let mut got = 0;
         while got < 5000 {
@@ -367,7 +367,7 @@ fn queues_fill_up_and_go_away() {
         .unwrap();
     assert_eq!(n, 0);
     assert!(start.elapsed() >= Duration::from_millis(30));
-    // Several wait while it is deleted.
+    // Several threads wait while it is deleted.
     let waiting: Vec<_> = (0..4)
         .map(|_| {
             let queue = queue.clone();
@@ -385,7 +385,7 @@ fn queues_fill_up_and_go_away() {
         a.recv(owned(10), RecvFlags::empty(), queue.sink(9)),
         Err(Errno::BADF)
     );
-    // The receives are still there, and take what comes; their events go nowhere.
+    // The receives still exist and take data; their events are dropped.
     let region = Region::alloc(&context, 100).unwrap();
     for _ in 0..3 {
         assert_eq!(b.send_wait(region.slice(0, 10).unwrap()), Ok(10));
@@ -420,7 +420,7 @@ fn many_connections_at_one_queue() {
                     let len = 100 + round * 250;
                     assert_eq!(client.send_wait(region.slice(0, len).unwrap()), Ok(len));
                 }
-                // Everybody has gone to sleep by then.
+                // All threads are asleep by then.
                 std::thread::sleep(Duration::from_millis(3));
             }
         });
@@ -468,7 +468,7 @@ fn descriptors_in_epoll() {
         assert!(readable(b.as_fd(), 999), "data waits");
         assert_eq!(b.recv_wait(&region.whole(), RecvFlags::empty()), Ok(100));
         assert!(!readable(b.as_fd(), 0));
-        // A queue's own.
+        // The descriptor of a queue.
         let queue = Queue::new(&context, 4).unwrap();
         queue.set_signal(true);
         b.recv(owned(100), RecvFlags::empty(), queue.sink(1))
@@ -508,7 +508,7 @@ fn in_place_data_stays_until_it_is_given_back() {
             assert_eq!(place.memory().to_vec(), [i; 200]);
             place.recycle();
         }
-        // Larger data does not come that way.
+        // Larger data does not arrive in place.
         b.recv(owned(60_000), RecvFlags::IN_PLACE, queue.sink(1))
             .unwrap();
         a.send_wait(Region::alloc(&context, 60_000).unwrap().whole())
@@ -518,7 +518,7 @@ fn in_place_data_stays_until_it_is_given_back() {
     }
 }
 
-/// A time limit of a receive that has been advertised to a peer who does not answer.
+/// The time limit of a receive that has been advertised to a peer that does not answer.
 #[test]
 fn a_time_limit_holds_against_a_peer_that_is_silent() {
     let context = context(LocalMode::Off);

@@ -1,8 +1,8 @@
-//! libexs: the calls of `<sys/exs.h>` under their names. What they do is in `weft_abi::exs`.
+//! libexs: the calls of `<sys/exs.h>` under their C names. `weft_abi::exs` implements them.
 //!
 //! # Safety
 //!
-//! Each call is as safe as its manual page says: see `weft_abi`.
+//! Each call is as safe as its manual page states: see `weft_abi`.
 
 use std::ffi::{c_int, c_void};
 
@@ -20,7 +20,7 @@ macro_rules! exports {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty = $($body:ident)::+ ($($use:ident),*);)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
         /// # Safety
-        /// As the manual page says.
+        /// As on the manual page.
         // SAFETY: no other code has this name.
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe)] // some of the bodies are safe
@@ -31,8 +31,8 @@ macro_rules! exports {
     )*};
 }
 
-// `exs_fcntl` and `exs_sync_fcntl` are variadic for C. Their one argument travels where the third one of a call does, on every
-// system that Linux runs on with 64 bits.
+// `exs_fcntl` and `exs_sync_fcntl` are variadic in C. On every 64-bit system that Linux supports, their one argument is passed like the third
+// argument of a fixed call.
 exports! {
     exs_init(version: Version) -> c_int = init(version);
     exs_qcreate(depth: c_int) -> QHandle = queue::qcreate(depth);

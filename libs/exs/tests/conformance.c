@@ -1,5 +1,5 @@
 /*
- * What the manual pages promise, tried out: calls, events, errors. Each case runs over IPv4 and IPv6.
+ * Tests the statements of the manual pages: calls, events, errors. Each case runs over IPv4 and IPv6.
  * Arguments: names of cases to run; none: all. The exit status is the number of failures.
  */
 #define _GNU_SOURCE
@@ -100,7 +100,7 @@ static void pair_of(int type, exs_qhandle_t q, int fd[2]) {
     CHECK(exs_close(listener, 0, EXS_QHANDLE_INVALID, NULL) == 0);
 }
 
-/* The same of the system's sockets. */
+/* Two connected kernel sockets. */
 static void plain_pair(int fd[2]) {
     socklen_t len;
     struct sockaddr_storage addr = loopback(&len);
@@ -147,7 +147,7 @@ static void stream(exs_qhandle_t q) {
     event = next_event(q);
     CHECK(event.exs_evt_type == EXS_EVT_RECV && event.exs_evt_errno == 0);
     CHECK(event.exs_evt_union.exs_evt_xfer.exs_evt_length == 0);
-    CHECK(FAILS(exs_send(fd[0], from, 1, 0, q, NULL, 0), EPIPE)); /* and no SIGPIPE */
+    CHECK(FAILS(exs_send(fd[0], from, 1, 0, q, NULL, 0), EPIPE)); /* without SIGPIPE */
     CHECK(exs_sync_send(fd[1], from, 5, 0) == 5);
     CHECK(exs_sync_recv(fd[0], to, sizeof to, 0) == 5);
 
@@ -353,7 +353,7 @@ static void queues(exs_qhandle_t unused) {
     value = 3;
     CHECK(FAILS(exs_qmodify(q, EXS_QATTR_DEPTH, &value, sizeof value), EBUSY));
     CHECK(exs_sync_send(fd[0], "wxyz", 4, 0) == 4);
-    CHECK(exs_qdequeue(q, events, -3, NULL) == 3); /* waits for three, and has room for no more */
+    CHECK(exs_qdequeue(q, events, -3, NULL) == 3); /* waits for three, and has no room for more */
     for (int i = 0; i < 3; i++)
         CHECK(events[i].exs_evt_ahandle == (exs_ahandle_t)(intptr_t)i);
     CHECK(exs_qdequeue(q, events, 8, NULL) == 1 && memcmp(to, "wxyz", 4) == 0);
@@ -401,7 +401,7 @@ static void queues(exs_qhandle_t unused) {
     CHECK(FAILS(exs_qcreate(0), EINVAL));
     CHECK(FAILS(exs_qcreate(-1), EINVAL));
 
-    /* gone, with an operation outstanding */
+    /* deleted with an operation outstanding */
     CHECK(exs_recv(fd[1], to, 1, 0, q, NULL, 0) == 0);
     CHECK(exs_qdelete(q) == 0);
     CHECK(FAILS(exs_qdelete(q), EBADF));
@@ -429,7 +429,7 @@ static void cancel(exs_qhandle_t q) {
     CHECK(FAILS(exs_cancel(9999, EXS_CAF_FILDES, NULL), EBADF));
     CHECK(exs_sync_send(fd[0], "q", 1, 0) == 1 && exs_sync_recv(fd[1], to, 8, 0) == 1 && to[0] == 'q');
 
-    /* a close ends what is outstanding, each with one event, before its own */
+    /* a close ends all outstanding operations, each with one event, before its own event */
     CHECK(exs_recv(fd[1], to, 1, 0, q, (exs_ahandle_t)4, 0) == 0);
     CHECK(exs_close(fd[1], 0, q, (exs_ahandle_t)5) == 0);
     event = next_event(q);
@@ -492,7 +492,7 @@ static void options(exs_qhandle_t q) {
     CHECK(FAILS(exs_fcntl(raw, EXS_F_SETSMALLPACKET, -1), EINVAL));
     CHECK(FAILS(exs_fcntl(raw, EXS_F_SETMODE, 3), EINVAL));
     CHECK(FAILS(exs_fcntl(raw, 0x9999), EINVAL));
-    CHECK(exs_fcntl(raw, EXS_F_GETCREDITS) == 64); /* what is refused changes nothing */
+    CHECK(exs_fcntl(raw, EXS_F_GETCREDITS) == 64); /* a refused value changes nothing */
     value = 8192;
     CHECK(exs_setsockopt(raw, SOL_SOCKET, SO_RCVBUF, &value, sizeof value) == 0);
     CHECK(exs_getsockopt(raw, SOL_SOCKET, SO_RCVBUF, &value, &len) == 0 && value == 8192 && len == sizeof value);
@@ -522,7 +522,7 @@ static void small_packets(exs_qhandle_t q) {
     char to[64] = "";
     int before = failures;
     pair_of(SOCK_STREAM, q, fd);
-    for (int i = 0; i < 1000; i++) { /* more than there are credits: each place is given back */
+    for (int i = 0; i < 1000; i++) { /* more messages than credits: each place is recycled */
         char text[16];
         int len = snprintf(text, sizeof text, "message %d", i) + 1;
         CHECK(exs_sync_send(fd[0], text, (size_t)len, 0) == len);
@@ -532,11 +532,11 @@ static void small_packets(exs_qhandle_t q) {
         char *at = event.exs_evt_union.exs_evt_xfer.exs_evt_buffer;
         CHECK(strcmp(at, text) == 0);
         if (event.exs_evt_flags & EXS_EVF_IN_PLACE) {
-            CHECK(at != NULL && at != to && to[0] == 0); /* where it came, and not copied */
+            CHECK(at != NULL && at != to && to[0] == 0); /* in place, not copied */
             CHECK(exs_recycle_recv_buffer(fd[1], at) == 0);
             CHECK(FAILS(exs_recycle_recv_buffer(fd[1], at), EINVAL));
         } else {
-            CHECK(i >= 100 && at == to); /* the sender was ahead of its credits, which are 256 */
+            CHECK(i >= 100 && at == to); /* the sender had used up its 256 credits */
             to[0] = 0;
         }
         if (failures > before)
@@ -563,7 +563,7 @@ static void readiness(exs_qhandle_t q) {
     event = next_event(q);
     CHECK(event.exs_evt_type == EXS_EVT_POLL && event.exs_evt_socket == fd[1]);
     CHECK(event.exs_evt_union.exs_evt_poll.exs_evt_events == EXS_POLLIN);
-    /* a poll that is outstanding when its socket is closed ends, too */
+    /* the close of its socket also ends an outstanding poll */
     int other[2];
     pair_of(SOCK_STREAM, q, other);
     exs_pollfd_t idle = {other[1], EXS_POLLIN};
@@ -591,7 +591,7 @@ static void readiness(exs_qhandle_t q) {
     FD_SET(fd[0], &write_set);
     CHECK(exs_sync_select(FD_SETSIZE, &read_set, &write_set, NULL, &limit) == 2);
     CHECK(!FD_ISSET(fd[1], &read_set) && FD_ISSET(pipes[0], &read_set) && FD_ISSET(fd[0], &write_set));
-    CHECK(exs_sync_read(pipes[0], to, 1) == 1); /* what is no socket of ours goes to the system */
+    CHECK(exs_sync_read(pipes[0], to, 1) == 1); /* calls on other descriptors go to the kernel */
     limit.tv_sec = 0;
     FD_SET(fd[1], &read_set);
     FD_CLR(pipes[0], &read_set);
@@ -639,7 +639,7 @@ static void without_waiting(exs_qhandle_t q) {
         data[i] = (char)(i >> 4);
     size_t sent = 0, received = 0;
     ssize_t n;
-    /* more than the buffers take: the sends stop for good before the end */
+    /* more than the buffers hold: the sends block before the end */
     wait[0].events = POLLOUT;
     do {
         while (sent < sizeof data && (n = exs_sync_send(fd[0], data + sent, sizeof data - sent, 0)) > 0)
@@ -680,7 +680,7 @@ static void without_waiting(exs_qhandle_t q) {
 }
 
 static void plain_sockets(exs_qhandle_t q) {
-    /* connected by the program, with a peer that knows nothing */
+    /* connected by the program, to a plain peer */
     int fd[2];
     char to[32] = "";
     plain_pair(fd);
@@ -705,7 +705,7 @@ static void plain_sockets(exs_qhandle_t q) {
     CHECK(FAILS(exs_send(fd[0], "z", 1, 0, q, NULL, 0), EBADF));
     close(fd[1]);
 
-    /* connected and accepted by us */
+    /* connected and accepted by the library */
     socklen_t len;
     struct sockaddr_storage addr = loopback(&len), peer;
     int listener = socket(family, SOCK_STREAM, 0);
@@ -738,7 +738,7 @@ static void plain_sockets(exs_qhandle_t q) {
     CHECK(event.exs_evt_type == EXS_EVT_ACCEPT && event.exs_evt_errno == ECANCELED);
     CHECK(exs_send(fd[0], "1", 1, 0, q, NULL, 0) == 0 && exs_recv(fd[1], to, 1, 0, q, NULL, 0) == 0);
     CHECK(next_event(q).exs_evt_errno == 0 && next_event(q).exs_evt_errno == 0 && to[0] == '1');
-    /* closed with an event, after what was sent */
+    /* closed with an event, after the sent data */
     CHECK(exs_send(fd[0], "2", 1, 0, q, NULL, 0) == 0 && exs_close(fd[0], 0, q, (exs_ahandle_t)9) == 0);
     CHECK(next_event(q).exs_evt_type == EXS_EVT_SEND);
     event = next_event(q);
@@ -844,7 +844,7 @@ static void wrong(exs_qhandle_t q) {
     close(unconnected);
 }
 
-/* A child has nothing of its parent's, can have its own, and does not disturb it. */
+/* A child sees nothing of its parent's sockets, can make its own, and does not disturb the parent. */
 static void forked(exs_qhandle_t q) {
     int fd[2], status;
     char to[8] = "";
@@ -878,7 +878,7 @@ static void *exits(void *fd) {
     return NULL;
 }
 
-/* What was sent is delivered although the program ends without closing anything. */
+/* Sent data is delivered although the program ends without closing anything. */
 static void ended(exs_qhandle_t q) {
     struct sockaddr_storage addr;
     socklen_t len;
@@ -906,7 +906,7 @@ static void ended(exs_qhandle_t q) {
     (void)q;
 }
 
-/* The peer dies: everything outstanding ends, each with one event. */
+/* The peer dies: every outstanding operation ends, each with one event. */
 static void killed(exs_qhandle_t q) {
     struct sockaddr_storage addr;
     socklen_t len;
@@ -934,7 +934,7 @@ static void killed(exs_qhandle_t q) {
         exs_event_t event = next_event(q);
         if (event.exs_evt_errno == ECONNRESET || event.exs_evt_errno == EPIPE)
             ended++;
-        else /* at most what fitted the buffers, and the end */
+        else /* at most the data that fitted the buffers, and the end */
             CHECK(event.exs_evt_errno == 0);
     }
     CHECK(ended >= 2);
@@ -948,7 +948,7 @@ static void killed(exs_qhandle_t q) {
     close(ready[1]);
 }
 
-/* Four threads share a queue and take whatever event comes. */
+/* Four threads share a queue, and each takes any event. */
 enum { THREADS = 4, MESSAGES = 2000 };
 static struct {
     exs_qhandle_t q;
@@ -1012,7 +1012,7 @@ static void threads(exs_qhandle_t unused) {
         void *failed;
         CHECK(pthread_join(senders[i], &failed) == 0 && failed == NULL);
     }
-    for (long events = 0; events < (long)THREADS * MESSAGES;) { /* each send makes its event; alarm() limits this */
+    for (long events = 0; events < (long)THREADS * MESSAGES;) { /* each send produces an event; alarm() limits the time */
         pthread_mutex_lock(&shared.lock);
         events = shared.events;
         pthread_mutex_unlock(&shared.lock);
@@ -1025,7 +1025,7 @@ static void threads(exs_qhandle_t unused) {
     void *failed;
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_join(takers[i], &failed) == 0 && failed == NULL);
-    /* who waits at a queue that is deleted, or begins to, is told */
+    /* threads that wait on a deleted queue, or start to, get an error */
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_create(&takers[i], NULL, takes_from_deleted, NULL) == 0);
     CHECK(exs_qdelete(shared.q) == 0);
@@ -1040,7 +1040,7 @@ static void *reads(void *fd) {
     return exs_sync_recv(*(int *)fd, to, sizeof to, MSG_WAITALL) == 0 ? NULL : &shared;
 }
 
-/* A reader that waits when the reading side is shut down gets the end, and so does one that comes then. */
+/* A reader that waits when the reading side is shut down gets the end of the stream, and so does a later one. */
 static void reader(exs_qhandle_t q) {
     for (int i = 0; i < 40; i++) {
         int fd[2];
@@ -1052,14 +1052,14 @@ static void reader(exs_qhandle_t q) {
             sched_yield();
         CHECK(exs_sync_shutdown(fd[1], SHUT_RD) == 0);
         CHECK(pthread_join(thread, &failed) == 0 && failed == NULL);
-        CHECK(exs_sync_send(fd[1], "x", 1, 0) == 1); /* the other direction goes on */
+        CHECK(exs_sync_send(fd[1], "x", 1, 0) == 1); /* the other direction still works */
         char byte;
         CHECK(exs_sync_recv(fd[0], &byte, 1, 0) == 1 && byte == 'x');
         close_both(fd);
     }
 }
 
-/* Handles and descriptors go round: nothing is left behind. */
+/* Handles and descriptors are reused: none is leaked. */
 static void many(exs_qhandle_t q) {
     int fd[2], first[2];
     char byte;
@@ -1108,7 +1108,7 @@ int main(int argc, char **argv) {
             running = cases[i].name;
             exs_qhandle_t q = exs_qcreate(64);
             CHECK(q != EXS_QHANDLE_INVALID);
-            alarm(60); /* a case that hangs is one that fails */
+            alarm(60); /* a case that hangs fails */
             cases[i].run(q);
             struct timeval never = {0, 0};
             exs_event_t event;

@@ -1,4 +1,4 @@
-//! libexs as programs get it: what the library exports, the pages, and C programs built against it with pkg-config and run.
+//! libexs as programs get it: the exported names, the manual pages, and C programs built against it with pkg-config and run.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use common::{dynamic, exported, good, is_of_the_system, root, text};
 
-/// What `./x dist` makes, from a debug build, made once.
+/// The output of `./x dist` from a debug build, made once.
 fn dist() -> &'static Path {
     static DIST: OnceLock<tempfile::TempDir> = OnceLock::new();
     DIST.get_or_init(|| common::lay_out("libexs")).path()
@@ -69,7 +69,7 @@ fn the_header_compiles_as_c_and_as_cplusplus_by_itself() {
     }
 }
 
-/// Compiles a program as its author would.
+/// Compiles a program as a user would.
 fn compile(source: &Path, flags: &[&str]) -> PathBuf {
     let program = dist().join(source.file_stem().unwrap());
     let flags_of_pkg = text(&good(
@@ -116,7 +116,7 @@ fn example(name: &str) -> PathBuf {
     compile(&source, &["-std=c11", "-D_POSIX_C_SOURCE=200809L"])
 }
 
-/// A server, killed if the test fails.
+/// A server, killed on drop if the test fails.
 struct Server {
     child: Child,
     port: String,
@@ -200,7 +200,7 @@ fn the_calls_do_what_the_pages_say() {
     good(command(&program).env("WEFT_LOCAL", "off")); // and over TCP
 }
 
-/// What docs/figures/floor.md measures: one program on plain sockets and on EXS, told apart by the names of its calls.
+/// The program that docs/figures/floor.md measures: the same source for plain sockets and for EXS; only the names of the calls differ.
 #[test]
 fn a_poll_server_is_ported_by_the_names_of_its_calls() {
     let source = root().join("libs/exs/tests/poll_server.c");
@@ -211,7 +211,7 @@ fn a_poll_server_is_ported_by_the_names_of_its_calls() {
     }
 }
 
-/// No invalid access, and nothing decided on memory that nobody has written.
+/// No invalid access, and no decision on uninitialized memory.
 #[test]
 fn valgrind_finds_nothing_in_the_last_example() {
     if Command::new("valgrind").arg("--version").output().is_err() {
@@ -241,7 +241,7 @@ fn valgrind_finds_nothing_in_the_last_example() {
     server.ended_well();
 }
 
-/// The pages, as `man` would find them.
+/// The manual pages, as `man` finds them.
 fn pages() -> Vec<PathBuf> {
     let mut pages = Vec::new();
     for section in ["man3", "man7"] {

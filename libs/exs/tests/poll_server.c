@@ -1,8 +1,8 @@
 /*
- * What a poll server answers in: a server that waits for its clients in poll(), and one client that blocks, 64 B each way. The same
- * program twice: with -DPLAIN on plain sockets, else on EXS, by the names of the calls alone (docs/figures/floor.md).
+ * Measures a poll server: the server waits for its clients in poll(), and one client blocks; 64 B each way. The same source is built
+ * twice: with -DPLAIN on plain sockets, otherwise on EXS. Only the names of the calls differ (docs/figures/floor.md).
  *
- *     poll_server [ROUNDS] [IDLE]     prints the middle of the round trips in microseconds; IDLE more clients never say anything
+ *     poll_server [ROUNDS] [IDLE]     prints the median round trip in microseconds; IDLE more clients stay silent
  */
 #include <arpa/inet.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-//! The machine's actions, carried out: work requests posted, bytes copied, ends told.
+//! Carries out the machine's actions: posts work requests, copies bytes, and reports completed operations.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,11 +17,11 @@ use crate::machine::policy::Verdict;
 use crate::machine::{Action, Completion, Endpoint, OpId, Outcome, packet};
 use crate::{Context, Error, Memory};
 
-/// Transfers from here on go out at once, in bytes: what comes after takes its time.
+/// Transfers of at least this many bytes are posted at once, because the work after them takes a while.
 const LARGE: u32 = 32 << 10;
 
 impl Conn {
-    /// Carry out what the machine wants. Says whether something was sent.
+    /// Carry out the machine's actions. Returns true if something was sent.
     pub(super) fn pump(&self, core: &mut Core) -> bool {
         if core.machine.as_ref().is_some_and(Endpoint::is_still) {
             return self.flush(core);
@@ -48,7 +48,7 @@ impl Conn {
         sent
     }
 
-    /// What the machine wants next, with the policy's word on how to send.
+    /// The machine's next action; the policy decides how to send.
     fn next_action(&self, core: &mut Core) -> Option<Action> {
         let Core {
             machine, policy, ..
@@ -93,7 +93,7 @@ impl Conn {
         }
     }
 
-    /// Hand the batches to the queue pair. Receives first: the messages say that they are there. Says whether there were sends.
+    /// Post the batches to the queue pair. Receives go first, because the messages announce them. Returns true if there were sends.
     fn flush(&self, core: &mut Core) -> bool {
         let io = &mut core.io;
         let mut refused = false;
@@ -109,13 +109,13 @@ impl Conn {
         }
         io.sends.clear();
         if refused {
-            // It has ended, and the end is about to be told.
+            // The queue pair has ended, and its end is about to be reported.
             self.fail(core, Errno::CONNRESET);
         }
         true
     }
 
-    /// Send these bytes in a message now, if nothing is before them. `None`: they take the usual way.
+    /// Send these bytes in a message now, if nothing precedes them. `None`: use the normal path.
     pub(super) fn post_promptly(
         &self,
         core: &mut Core,
@@ -133,7 +133,7 @@ impl Conn {
             return None;
         }
         if io.has_waiting_send() {
-            // Its end would be told before theirs.
+            // Its completion would be reported before theirs.
             return None;
         }
         let len = memory.len();
@@ -154,7 +154,7 @@ impl Conn {
         let context = &self.context;
         match action {
             Action::Send(message) => {
-                // The peer waits for room, and a long copy may follow here.
+                // The peer waits for buffer space, and a long copy may follow here.
                 io.hurry |= matches!(message.body, Body::Ack { .. });
                 io.send_message(&message);
             }
@@ -193,7 +193,7 @@ impl Conn {
                 ..
             } => {
                 if io.send_small(context, op, (off as usize, len as usize), &header)? {
-                    // Its bytes are copied: there is nothing to wait for.
+                    // The bytes are copied, so there is nothing to wait for.
                     machine.on_transferred(op);
                 }
             }
@@ -254,18 +254,18 @@ impl Conn {
         Ok(())
     }
 
-    /// Tell the ends of operations, and do what follows from the state that is there then. Says whether the queue pair is to be closed now.
+    /// Report completed operations, and update the connection accordingly. Returns true if the queue pair must be closed now.
     pub(super) fn settle_ends(&self, core: &mut Core) -> bool {
         self.tell_ends(core);
         let mut close = core.look_around();
-        // What has been told may be what a close waits for.
+        // A close may wait for the reports just made.
         while self.tell_ends(core) {
             close |= core.look_around();
         }
         close
     }
 
-    /// Tell the ends of operations, in order. One whose memory somebody is in keeps those behind it waiting. Says whether any was told.
+    /// Report completed operations in order. An operation whose memory is still in use delays those behind it. Returns true if any was reported.
     fn tell_ends(&self, core: &mut Core) -> bool {
         let mut told = false;
         for lane in 0..core.io.ends.len() {
@@ -294,7 +294,7 @@ impl Conn {
         told
     }
 
-    /// Gives an in-place buffer back. It can be called under any lock.
+    /// A function that returns an in-place buffer. It can be called under any lock.
     fn recycler(&self, buffer: u32) -> Box<dyn FnOnce() + Send + Sync> {
         let me = self.me.clone();
         Box::new(move || {
@@ -310,7 +310,7 @@ impl Conn {
 }
 
 impl Io {
-    /// Opens memory of an operation to the peer, and says where it is.
+    /// Open memory of an operation to the peer, and send its address.
     fn carry_advert(&mut self, context: &Context, action: Action) -> Result<(), Error> {
         match action {
             Action::Advertise {
@@ -354,7 +354,7 @@ impl Io {
         }
     }
 
-    /// Send a header and these bytes of a send in one message. True: it has left the send's memory already.
+    /// Send a header and these bytes of a send in one message. True: the bytes have been copied out of the send's memory.
     fn send_small(
         &mut self,
         context: &Context,
@@ -379,7 +379,7 @@ impl Io {
                 it.sges(context, off, len, &mut wr.sges)?;
                 wr
             } else {
-                // All in use, or none made: what we may send small is for the peer to say.
+                // All slots are in use, or there are none: the peer decides how much we may send as a Small.
                 let data = joined(&head[..n], it, off, len)?;
                 let mr = context.pd().reg_mr(data, Access::LOCAL_WRITE)?;
                 let wr = wr.sge(mr.sge(0, n + len));
@@ -402,7 +402,6 @@ impl Io {
         Ok(true)
     }
 
-    /// An operation has ended.
     fn complete(&mut self, op: OpId, bytes: usize, outcome: Outcome, in_place: Option<InPlace>) {
         let in_grace = self.ops.get_mut(op).is_some_and(|op| op.grace.is_some());
         let timed_out = in_grace && !self.nobody_wants(op);
@@ -421,7 +420,7 @@ impl Io {
     }
 }
 
-/// A header and the bytes of an operation behind it.
+/// A header, followed by bytes of the operation.
 fn joined(head: &[u8], op: &Op, off: usize, len: usize) -> Result<Vec<u8>, Error> {
     let mut data = vec![0; head.len() + len];
     data[..head.len()].copy_from_slice(head);

@@ -24,61 +24,61 @@ use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules
 use crate::options::LINGER;
 use crate::{Context, Error, Kind, Memory, Options, RecvFlags, Region};
 
-/// Messages up to this are copied into their work request; longer ones are gathered from the program's memory.
+/// Messages up to this many bytes are copied into their work request; longer ones are gathered from the program's memory.
 pub(super) const INLINE_MAX: usize = 1024;
-/// Completions taken at once.
+/// Completions polled at once.
 const BATCH: usize = 32;
-/// Bytes of a place for a header, and how many there are.
+/// Bytes of a header slot, and the number of slots.
 pub(super) const HEADER_SLOT: usize = 64;
 const HEADER_SLOTS: usize = 256;
-/// Send work requests outstanding.
+/// The most outstanding send work requests.
 const MAX_SEND_WR: u32 = 1 << 17;
-/// Sends up to this may go out in one message at once, in bytes.
+/// Sends up to this many bytes may be posted at once in one message.
 const SHORT_MAX: usize = INLINE_MAX - HEADER_LEN;
-/// Stands for a send that has no name any more, or none yet.
+/// The id of a send that is complete, or not started.
 const DONE: OpId = OpId(u64::MAX);
 
-/// What a closed connection takes at once of what still comes, in bytes.
+/// Bytes that a closed connection receives and discards at a time.
 const DRAINED: usize = 64 << 10;
 
-/// What is made before a connection, on either side.
+/// The objects created before a connection is made, on either side.
 pub(crate) struct Setup {
     pub(crate) conn: Arc<Conn>,
-    /// What we tell the peer.
+    /// Our greeting.
     pub(crate) hello: Hello,
 }
 
-/// A connection, or one to be.
+/// A connection, or one that is being made.
 pub(crate) struct Conn {
     pub(super) context: Context,
     pub(super) qp: Qp,
     cq: Cq,
     core: Mutex<Core>,
-    /// Somebody wanted something while another had the lock.
+    /// Another thread wanted progress while the lock was taken.
     pending: AtomicBool,
-    /// How the queue pair ended.
+    /// The reason why the queue pair ended.
     end: OnceLock<EndReason>,
-    /// In-place buffers that the program has given back.
+    /// In-place buffers that the program has returned.
     pub(super) recycled: Mutex<Vec<u32>>,
     pub(super) has_recycled: AtomicBool,
-    /// The socket's descriptor: readable while something can be received.
+    /// The socket's descriptor, readable while there is something to receive.
     signal: Arc<Signal>,
     /// The serial number of the queue that the last operation went to.
     joined: AtomicUsize,
     fd: i32,
-    /// Calls that are owed, and whose turn it is to make them.
+    /// Calls to be made without a lock, and the lock of the thread that makes them.
     pub(super) late: Mutex<VecDeque<Late>>,
     late_turn: Mutex<()>,
-    /// A file send has the way: see `hold`.
+    /// A file send is under way, see `hold`.
     pub(super) holding: AtomicBool,
     pub(super) files: Mutex<Files>,
     pub(super) me: Weak<Conn>,
-    /// Itself, while it is closed by its program and has something left to send.
+    /// A reference to itself, while the socket is closed and data is left to send.
     lingering: Mutex<Option<Arc<Conn>>>,
 }
 
 impl Conn {
-    /// Queue pair and memory for a connection; not connected yet.
+    /// Creates the queue pair and the memory of a connection; not connected yet.
     pub(crate) fn prepare(
         context: &Context,
         kind: Kind,
@@ -200,7 +200,7 @@ impl Conn {
         Ok(Setup { conn, hello })
     }
 
-    /// Why a send would be refused now.
+    /// The error that a send would be refused with now.
     pub(super) fn refuses_sends(&self) -> Option<Errno> {
         self.with(|core| core.io.no_send())
     }
@@ -213,15 +213,14 @@ impl Conn {
         self.fd
     }
 
-    /// The queue pair, to connect it.
     pub(crate) fn qp(&self) -> &Qp {
         &self.qp
     }
 
-    /// The peer has said what it brings: the connection is there.
+    /// The peer's greeting has arrived: the connection is established.
     ///
     /// # Errors
-    /// `EPROTO` when it did not say anything that makes sense, `EPROTOTYPE` for a socket of another type.
+    /// `EPROTO` for an invalid greeting, `EPROTOTYPE` for a socket of another type.
     pub(crate) fn established(&self, hello: &Hello, private_data: &[u8]) -> Result<(), Errno> {
         let agreed = agree(hello, private_data)?;
         let me = self.me.clone();
@@ -252,7 +251,7 @@ impl Conn {
             core.machine = Some(Endpoint::new(&Config {
                 kind: agreed.kind,
                 mode: agreed.mode,
-                // More would not fit the send queue, if each were a Write and a Send.
+                // More would not fit into the send queue if each were a Write and a Send.
                 send_credits: agreed.send_credits.min(MAX_SEND_WR / 2 - 64),
                 recv_credits: agreed.recv_credits,
                 small_send: agreed.small_send,
@@ -268,7 +267,6 @@ impl Conn {
 
     // ---- operations of the program ---------------------------------------------------------------------------------
 
-    /// Start a send.
     pub(crate) fn send(
         &self,
         memory: Memory,
@@ -287,7 +285,7 @@ impl Conn {
         }
     }
 
-    /// Start a send, whether or not a file send has the way.
+    /// Start a send, even during a file send.
     pub(super) fn send_now(
         &self,
         memory: Memory,
@@ -328,7 +326,7 @@ impl Conn {
                 memory: Some(memory),
                 ..Event::new(kind, token, self.fd, Ok(len))
             };
-            // Who waits behind a file send may sleep.
+            // A thread that waits behind a file send may be asleep.
             core.io.woken |= target.is_slot();
             core.io.late.extend(target.tell(event));
             return Ok(DONE);
@@ -360,7 +358,7 @@ impl Conn {
         begun
     }
 
-    /// As [`Conn::send`], for a caller who would wait; `None` where the usual way has to be taken.
+    /// Like [`Conn::send`], for a blocking caller; `None` when the normal path is needed.
     pub(crate) fn send_and_done(&self, memory: &Memory) -> Option<Result<(), Errno>> {
         let too_long = memory.len() > SHORT_MAX || matches!(memory, Memory::List(_));
         if too_long || self.holding.load(Ordering::SeqCst) {
@@ -372,7 +370,6 @@ impl Conn {
         sent
     }
 
-    /// Start a receive.
     pub(crate) fn recv(
         &self,
         memory: Memory,
@@ -383,7 +380,7 @@ impl Conn {
     ) -> Started {
         self.join(&target);
         if flags.contains(RecvFlags::DONTWAIT) {
-            // What has come counts, also where nobody has looked yet.
+            // Data that has arrived counts, even if its completion has not been polled yet.
             self.drive();
         }
         let mut core = lock(&self.core);
@@ -417,20 +414,20 @@ impl Conn {
         let kind = EventKind::of_recv(&memory);
         let id = io.begin(kind, memory, target, token)?;
         let wishes = Wishes {
-            // What may not wait takes what is there.
+            // A receive that must not wait takes the data that is there.
             waitall: flags.contains(RecvFlags::WAITALL) && !flags.contains(RecvFlags::DONTWAIT),
             in_place: flags.contains(RecvFlags::IN_PLACE),
         };
         machine.recv(id, len, wishes);
         self.set_limit(io, id, limit);
-        // Of a short one nobody has to be told, unless its data is there.
+        // A short receive has no advert, so there is nothing to send unless its data is there.
         if !machine.is_still() {
             self.process(core);
         }
         Ok(id)
     }
 
-    /// Call this then, on the timer's thread, if the connection is still there.
+    /// Call `call` at that time on the timer's thread, if the connection still exists.
     pub(super) fn call_at(
         &self,
         at: Instant,
@@ -444,7 +441,7 @@ impl Conn {
         })
     }
 
-    /// Whoever waits at this target's queue drives us from now on.
+    /// Threads that wait at this target's queue drive this connection from now on.
     fn join(&self, target: &Target) {
         if let Target::Queue(queue) = target {
             let number = queue.0.serial;
@@ -457,7 +454,7 @@ impl Conn {
         }
     }
 
-    /// Cancel operations; says how many there were.
+    /// Returns the number of operations cancelled.
     pub(crate) fn cancel(&self, token: Option<u64>) -> usize {
         let files = self.cancel_files(token);
         let wanted = |its: u64| token.is_none_or(|token| token == its);
@@ -485,24 +482,23 @@ impl Conn {
             })
     }
 
-    /// Tell once when the socket is ready.
+    /// Report once when the socket is ready.
     pub(crate) fn poll(&self, wanted: Ready, target: Target, token: u64) {
         self.join(&target);
         self.with(|core| core.io.pollers.push((wanted, target, token)));
     }
 
-    /// A blocking call gives up.
+    /// Withdraw the poll of a blocking call.
     pub(crate) fn withdraw(&self, slot: &Arc<Slot>) {
         self.with(|core| core.io.pollers.retain(|(_, target, _)| !target.is(slot)));
     }
 
-    /// What the socket is ready for.
     pub(crate) fn ready(&self) -> Ready {
         self.drive();
         self.with(|core| core.ready())
     }
 
-    /// No more data from us, after all that is queued; `told` hears when the peer has been told.
+    /// Close the sending direction after all queued data; `told` is notified when the Fin has been handed to the transport.
     pub(crate) fn shutdown(&self, told: Option<(Target, u64)>) -> Result<(), (Errno, Target)> {
         match self.hold_back(Held::Shutdown(told)) {
             Err(Held::Shutdown(told)) => self.shutdown_now(told),
@@ -525,19 +521,19 @@ impl Conn {
         })
     }
 
-    /// No more of anything: what is queued is sent, then the connection is closed.
+    /// Close the socket: queued data is sent, then the connection is closed.
     pub(crate) fn close(&self, told: Option<(Target, u64)>) {
         let behind_a_file = self.holding.load(Ordering::SeqCst);
         self.with(|core| self.end_receives(core, behind_a_file));
         match self.hold_back(Held::Close(told)) {
             Err(Held::Close(told)) => self.close_now(told),
-            // The file is still to go out.
+            // The file has yet to be sent.
             _ => self.linger(),
         }
     }
 
-    /// The socket is closed: nobody is to receive or to poll any more. The memory of a receive that the peer has been told of is called back
-    /// while there is something to send, as a peer that writes there finds the connection broken.
+    /// End all receives and polls of a closed socket. While there is data to send, the memory of an advertised receive is retracted first,
+    /// because a peer that wrote there would get an access error, which breaks the connection.
     fn end_receives(&self, core: &mut Core, more: bool) {
         core.io.unwanted = true;
         for id in core.io.ops.oldest_first(|op| !op.is_send()) {
@@ -572,8 +568,8 @@ impl Conn {
         self.linger();
     }
 
-    /// Take what still comes, for nobody: two ends that are closed with something left to send would wait for each other's receives, and for the
-    /// credits of messages that nobody takes.
+    /// Receive and discard further data. Otherwise two closed ends with data left to send would wait for each other's receives, and for the credits
+    /// of messages that no program receives.
     fn drain(&self, core: &mut Core, memory: Memory) {
         let more = |machine: &&mut Endpoint| !machine.peer_closed() || machine.readable() > 0;
         let Some(machine) = core.machine.as_mut().filter(more) else {
@@ -592,9 +588,9 @@ impl Conn {
         }
     }
 
-    /// Live on until the connection is closed, for as long as something goes out.
+    /// Keep the connection alive until it is closed, as long as data is being sent.
     fn linger(&self) {
-        // Whoever closes does not come back to drive.
+        // The thread that closes does not drive the connection again.
         self.leave();
         let Some(me) = self.me.upgrade() else { return };
         if self.with(|core| core.io.closed) {
@@ -609,12 +605,12 @@ impl Conn {
     }
 
     fn stop_lingering(&self) {
-        // Perhaps the last: not under the lock, which goes with it.
+        // This may be the last reference: drop it outside the lock, which it owns.
         let me = lock(&self.lingering).take();
         drop(me);
     }
 
-    /// Have a timer end the connection if the transport has taken no more than so many bytes by then.
+    /// Let a timer end the connection if the transport has accepted no more than `sent` bytes by then.
     fn look_again_at(&self, sent: u64) -> Result<(), Errno> {
         self.call_at(Instant::now() + LINGER, move |conn| {
             let moved = conn.with(|core| {
@@ -631,7 +627,6 @@ impl Conn {
         })
     }
 
-    /// Counters.
     pub(crate) fn stats(&self) -> Stats {
         self.with(|core| {
             core.machine
@@ -641,12 +636,11 @@ impl Conn {
         })
     }
 
-    /// The error that `SO_ERROR` tells once.
+    /// The error for `SO_ERROR`; reading clears it.
     pub(crate) fn take_error(&self) -> Option<Errno> {
         self.with(|core| core.io.error.take())
     }
 
-    /// What carries it.
     pub(crate) fn path(&self) -> Option<Path> {
         self.qp.path()
     }
@@ -661,15 +655,15 @@ impl Conn {
 
     // ---- progress --------------------------------------------------------------------------------------------------
 
-    /// Look at the connection, and do what there is to do.
+    /// Poll the connection and make all possible progress.
     pub(crate) fn drive(&self) {
-        // Nothing came, nothing to do: not even the lock is taken.
+        // No completion, nothing to do: this path does not take the lock.
         if self.cq.look() {
             self.settle();
         }
     }
 
-    /// Do what the engine has left to do; who drives the queue pair stays as it is.
+    /// Make all progress that the engine left to do. The thread that drives the queue pair stays the same.
     pub(crate) fn settle(&self) {
         loop {
             let core = try_lock(&self.core).or_else(|| {
@@ -688,28 +682,28 @@ impl Conn {
         }
     }
 
-    /// Nobody of us will drive for a while: the engine does.
+    /// The program stops driving the connection for a while: the engine drives it.
     pub(crate) fn leave(&self) {
         self.cq.release();
         self.settle();
     }
 
-    /// For waiting, see [`Cq::epoch`].
+    /// The epoch for a wait, see [`Cq::epoch`].
     pub(crate) fn epoch(&self) -> u32 {
         self.cq.epoch()
     }
 
-    /// Whether the connection can wake who sleeps in [`Conn::watch`].
+    /// True if the connection can wake a thread that sleeps in [`Conn::watch`].
     pub(crate) fn can_watch(&self) -> bool {
         self.end.get().is_none() && self.qp.state() == QpState::Rts
     }
 
-    /// Sleep until there may be something to do; true when it was a signal's handler that ended it.
+    /// Sleep until there may be something to do; true when a signal handler ended the sleep.
     pub(crate) fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool {
         self.cq.watch(epoch, spin, timeout)
     }
 
-    /// Wake whoever sleeps here.
+    /// Wake the threads that sleep here.
     pub(crate) fn interrupt(&self) {
         self.cq.interrupt();
     }
@@ -726,7 +720,7 @@ impl Conn {
             }
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                // Also a wait of no time has looked once.
+                // A wait with no time left still polls once.
                 self.drive();
                 return if slot.is_done() {
                     Ok(())
@@ -734,7 +728,7 @@ impl Conn {
                     Err(Errno::AGAIN)
                 };
             }
-            // It looks before it sleeps where that has paid off; if something is there, the sleep is short.
+            // The wait polls before it sleeps if polling has paid off recently; with a completion there, the sleep is short.
             let interrupted = self.cq.watch(epoch, true, left);
             self.settle();
             if interrupted && !slot.is_done() {
@@ -743,7 +737,7 @@ impl Conn {
         }
     }
 
-    /// Do something under the lock, and what others left meanwhile.
+    /// Run `f` under the lock, then make the progress that others requested.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
         let mut core = lock(&self.core);
         let out = f(&mut core);
@@ -752,7 +746,7 @@ impl Conn {
         out
     }
 
-    /// Let go of the lock, and do what others left meanwhile.
+    /// Release the lock, then make the progress that others requested.
     #[inline]
     fn leave_core(&self, core: MutexGuard<'_, Core>) {
         self.release_core(core);
@@ -763,7 +757,7 @@ impl Conn {
 
     fn release_core(&self, mut core: MutexGuard<'_, Core>) {
         if self.settle_ends(&mut core) {
-            // In order: what is posted still goes out.
+            // Disconnecting is ordered: posted sends still go out.
             self.qp.disconnect();
             let me = self.me.clone();
             core.io.late.push(Late::other(move || {
@@ -772,7 +766,7 @@ impl Conn {
                 }
             }));
         }
-        // A closed socket is silent, whatever comes while it lingers.
+        // A closed socket is not readable, whatever arrives while it lingers.
         let readable = core.readable() && !core.io.closing;
         if readable != core.io.raised {
             core.io.raised = readable;
@@ -788,7 +782,7 @@ impl Conn {
         if core.io.late.is_empty() {
             return;
         }
-        // In the order in which they came about, whoever makes them.
+        // In the order in which they arose, whichever thread makes them.
         lock(&self.late).extend(core.io.late.drain(..));
         drop(core);
         while let Some(turn) = try_lock(&self.late_turn) {
@@ -798,7 +792,7 @@ impl Conn {
                 next.run();
             }
             drop(turn);
-            // Somebody may have come while we had the turn.
+            // Another thread may have added calls during this turn.
             if lock(&self.late).is_empty() {
                 break;
             }
@@ -807,7 +801,7 @@ impl Conn {
 
     fn process(&self, core: &mut Core) {
         if core.machine.is_none() {
-            // What comes before the greeting has been looked at waits in the completion queue.
+            // Messages that arrive before the greeting has been processed wait in the completion queue.
             return;
         }
         if let Some(meter) = &mut core.policy {
@@ -825,7 +819,7 @@ impl Conn {
                 }
             }
             self.recycle(core);
-            // What is posted may complete at once, but only completions give the machine more to do.
+            // Posted work requests may complete at once, but only completions give the machine more to do.
             let posted = self.pump(core);
             if n < wcs.len() && !posted {
                 break;
@@ -840,7 +834,7 @@ impl Conn {
         }
     }
 
-    /// The connection cannot go on.
+    /// End the connection with this error.
     pub(super) fn fail(&self, core: &mut Core, errno: Errno) {
         if core.io.over.is_none() {
             core.io.over = Some(errno);
@@ -863,7 +857,7 @@ impl Conn {
     }
 }
 
-/// What both sides have in common.
+/// The parameters that follow from both greetings.
 pub(crate) fn agree(hello: &Hello, private_data: &[u8]) -> Result<Agreed, Errno> {
     let peer = private_data
         .get(..HELLO_LEN)

@@ -1,19 +1,19 @@
-//! Ends of operations that cannot be told at once, because somebody is still in the memory of one.
+//! Completed operations that cannot be reported yet, because the memory of one is still in use.
 
 use std::collections::VecDeque;
 
 use super::op::{Late, Parked};
 
-/// Ends of operations of one direction that are to be told: in order, so behind one whose memory somebody is still in.
+/// Completed operations of one direction, to be reported in order: each waits for the memory of those before it.
 #[derive(Default)]
 pub(super) struct Ends {
     queue: VecDeque<Box<Parked>>,
-    /// The first of them waits for its memory.
+    /// The first one waits for its memory.
     pub(super) waiting: bool,
 }
 
 impl Ends {
-    /// Ends that have not been told.
+    /// Number of operations not reported yet.
     pub(super) fn len(&self) -> usize {
         self.queue.len() + usize::from(self.waiting)
     }
@@ -22,16 +22,16 @@ impl Ends {
         self.queue.push_back(parked);
     }
 
-    /// The connection goes: the rest is told as soon as it can be.
+    /// The connection is dropped: report each of the others as soon as its memory is free.
     pub(super) fn abandon(&mut self) {
-        // What was waited for is told by itself.
+        // The one that waits is reported by its own callback.
         self.waiting = false;
         while let Some(parked) = self.next() {
             parked.wait(|late, _| late.into_iter().for_each(Late::run));
         }
     }
 
-    /// The next one, if none is waited for.
+    /// The next one, unless one is waiting.
     pub(super) fn next(&mut self) -> Option<Box<Parked>> {
         if self.waiting {
             return None;

@@ -1,4 +1,4 @@
-//! What a connection keeps of file sends, and of what waits behind them.
+//! The state of a connection's file sends, and of the operations that wait behind them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::timer::Alarms;
 use crate::file::FileSend;
 use crate::{Memory, Piece};
 
-/// What waits behind a file send.
+/// An operation that waits behind a file send.
 pub(super) enum Held {
     Send(Memory, Target, u64, Option<Instant>),
     File(Waiting),
@@ -18,7 +18,7 @@ pub(super) enum Held {
     Close(Option<(Target, u64)>),
 }
 
-/// A file send that has not begun.
+/// A file send that has not started.
 pub(super) struct Waiting {
     pub(super) pieces: Vec<Piece>,
     pub(super) target: Target,
@@ -26,7 +26,7 @@ pub(super) struct Waiting {
     pub(super) deadline: Option<Instant>,
 }
 
-/// The file send that has the way, and those behind it.
+/// The current file send, and the operations behind it.
 #[derive(Default)]
 pub(super) struct Files {
     pub(super) current: Option<Current>,
@@ -39,12 +39,12 @@ pub(super) struct Current {
     pub(super) token: u64,
     pub(super) deadline: Option<Instant>,
     pub(super) send: FileSend,
-    /// No more parts are taken; changes under the lock of the connection.
+    /// No more parts are accepted; changed under the lock of the connection.
     pub(super) stopped: Arc<AtomicBool>,
 }
 
 impl Held {
-    /// The token and the deadline of what can be cancelled.
+    /// The token and the deadline, for operations that can be cancelled.
     pub(super) fn terms(&self) -> Option<(u64, Option<Instant>)> {
         match self {
             Held::Send(_, _, token, deadline) => Some((*token, *deadline)),

@@ -1,4 +1,4 @@
-//! File sends on a connection: their parts go out one after another, and what was asked for later waits behind them.
+//! File sends on a connection: their parts are sent one after another, and later operations wait behind them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,13 +17,13 @@ use crate::file::{Done, FileLane, FileSend, Outcome};
 use crate::{EventKind, Memory, Piece};
 
 impl Conn {
-    /// Whether something has to wait behind a file send; then it is kept for later.
+    /// Keep an operation for later if it must wait behind a file send. `Err` returns it otherwise.
     pub(super) fn hold_back(&self, held: Held) -> Result<(), Held> {
         if !self.holding.load(Ordering::SeqCst) {
             return Err(held);
         }
         let mut queue = lock(&self.files);
-        // Looked at again: it may just have ended.
+        // Checked again under the lock: the file send may just have ended.
         if !self.holding.load(Ordering::SeqCst) {
             return Err(held);
         }
@@ -63,7 +63,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Have a timer look at the files and what waits behind them then, at the latest. One timer does for all of them.
+    /// Let a timer check the files and the operations behind them, at that time or earlier. One timer serves all of them.
     fn set_held_alarm(&self, queue: &mut Files, at: Option<Instant>) {
         let Some(at) = at else { return };
         if queue.alarms.add(at) {
@@ -71,7 +71,7 @@ impl Conn {
         }
     }
 
-    /// End the file sends whose time is up, and what has waited too long behind them.
+    /// End the file sends and the operations behind them whose time limit has expired.
     fn expire_held(&self, alarm: Instant) {
         let mut queue = lock(&self.files);
         queue.alarms.remove(alarm);
@@ -84,13 +84,13 @@ impl Conn {
         self.stop_files(queue, late, Errno::TIMEDOUT);
     }
 
-    /// Cancel file sends, and sends behind them; says how many there were.
+    /// Cancel file sends, and sends behind them. Returns their number.
     pub(super) fn cancel_files(&self, token: Option<u64>) -> usize {
         let wanted = |its, _| token.is_none_or(|token| token == its);
         self.stop_files(lock(&self.files), wanted, Errno::CANCELED)
     }
 
-    /// End those that are wanted by their token and deadline; says how many there were.
+    /// End those that `wanted` selects by token and deadline. Returns their number.
     fn stop_files(
         &self,
         mut queue: MutexGuard<'_, Files>,
@@ -115,11 +115,11 @@ impl Conn {
         n
     }
 
-    /// Nothing more of it is read, and what has not gone out does not.
+    /// Stop reading the file, and cancel its unsent parts.
     fn stop_file(&self, file: &Current, why: Errno) {
         file.send.stop(why);
         self.with(|core| {
-            // No part comes after one that is cut here.
+            // No part follows one that is cut here.
             file.stopped.store(true, Ordering::Relaxed);
             let is_part = |op: &Op| op.target.is_part_of(&file.stopped);
             let parts = core.io.ops.oldest_first(is_part);
@@ -163,7 +163,7 @@ impl Conn {
         }
     }
 
-    /// A blocking send gives up. False when it does not wait behind a file send.
+    /// Withdraw a blocking send. False when it does not wait behind a file send.
     pub(super) fn take_back(&self, slot: &Arc<Slot>) -> bool {
         let mut queue = lock(&self.files);
         let its = |held: &Held| matches!(held, Held::Send(_, target, ..) if target.is(slot));
@@ -177,7 +177,7 @@ impl Conn {
         found
     }
 
-    /// Tell that something that waited will not be done.
+    /// Report that a waiting operation is refused.
     fn refuse(&self, held: Held, errno: Errno) {
         let (kind, target, token, memory) = match held {
             Held::Send(memory, target, token, _) => {
@@ -197,7 +197,7 @@ impl Conn {
         }
     }
 
-    /// The file send is over: start what waited, up to the next file.
+    /// The file send is over: start the waiting operations, up to the next file.
     fn let_go(self: &Arc<Self>) {
         loop {
             let mut queue = lock(&self.files);
@@ -229,7 +229,7 @@ impl Conn {
                 Held::Send(memory, target, token, deadline) => {
                     let now = Instant::now();
                     let limit = deadline.map(|end| end.saturating_duration_since(now));
-                    // Asked first, so that the memory comes back with the refusal.
+                    // Checked first, so that a refusal returns the memory.
                     if let Some(errno) = self.refuses_sends() {
                         self.refuse(Held::Send(memory, target, token, None), errno);
                     } else if let Err((errno, target)) = self.send_now(memory, target, token, limit)
@@ -251,14 +251,14 @@ impl Conn {
     }
 }
 
-/// The way of a file send's parts. It keeps nothing alive: a socket that goes ends its file sends.
+/// Sends a file send's parts. It does not keep the connection alive: dropping the socket ends its file sends.
 struct Lane {
     conn: Weak<Conn>,
     stopped: Arc<AtomicBool>,
 }
 
 impl Lane {
-    /// A send in its turn; `told` hears of its end, also when it is refused.
+    /// Queue a send in order; `told` is called at its end, also when it is refused.
     fn push(&self, memory: Memory, told: impl FnOnce(Event) + Send + 'static) {
         let target = Target::Part(Box::new(Part {
             stopped: Arc::clone(&self.stopped),
@@ -286,7 +286,7 @@ impl FileLane for Lane {
     }
 
     fn end(&self, tell: Box<dyn FnOnce() + Send>) {
-        // Behind what was sent before, as a send of nothing; and what comes behind it is told later. One that has been stopped does not wait.
+        // An empty send orders this end behind earlier sends and before later ones. It does not wait when the file send is stopped.
         let conn = Weak::clone(&self.conn);
         self.push(Memory::Owned(Vec::new()), move |_| {
             tell();

@@ -1,7 +1,7 @@
-//! The ends of operations that come before their data: time limits, blocking calls that give up, receives that nobody wants any more.
+//! Operations that end before their data: expired time limits, blocking calls that give up, and receives that no caller wants any more.
 //!
-//! The memory of an operation may be in other hands: a receive's in the peer's, who has been told of it, a send's in the transport's. It is
-//! the program's again when those have let go, and for that they have a time of grace.
+//! The memory of an operation may still be in use: by the peer for an advertised receive, by the transport for a send. The program gets it
+//! back when they release it, within a grace period.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,26 +15,26 @@ use super::state::{Core, Io};
 use super::timer::{Grace, deadline};
 use crate::machine::{Cancel, Endpoint, OpId};
 
-/// How long nothing may move before the connection is over.
+/// The connection fails when no byte moves for this long.
 const GRACE: Duration = Duration::from_secs(3);
-/// An operation that is nowhere to be found is looked for again after this.
+/// The retry interval for an operation that cannot be found.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Bytes that the transport has taken from us.
+/// Bytes that the transport has accepted from us.
 fn taken(ledger: &Ledger) -> u64 {
     ledger.tx_direct + ledger.tx_copied + ledger.one_sided_bytes
 }
 
 impl Io {
-    /// A receive whose program has closed the socket, or does not wait any more.
+    /// True for a receive of a closed socket, or of a caller that no longer waits.
     pub(super) fn nobody_wants(&mut self, id: OpId) -> bool {
         let (closed, deaf) = (self.unwanted, self.deaf);
         let op = self.ops.get_mut(id);
         op.is_some_and(|op| !op.is_send() && (closed || deaf && op.target.is_slot()))
     }
 
-    /// The memory of a receive that nobody wants is closed to the peer, who sees an access error if it writes there after all. False where
-    /// somebody wants it.
+    /// End a receive that no caller wants, and close its memory to the peer; a peer that still writes there gets an access error. False if a
+    /// caller wants it.
     pub(super) fn take_away(&mut self, machine: &Endpoint, id: OpId) -> bool {
         let unwanted = self.nobody_wants(id);
         if unwanted {
@@ -59,14 +59,14 @@ impl Conn {
         }
     }
 
-    /// Have a timer look at the operations then, at the latest. One timer does for all of them.
+    /// Let a timer check the operations, at that time or earlier. One timer serves all of them.
     fn set_alarm(&self, io: &mut Io, at: Instant) {
         if io.alarms.add(at) {
             self.limit_at(at, move |conn| conn.expire(at));
         }
     }
 
-    /// As [`Conn::call_at`], of a time limit, which is not kept where there is no thread for it.
+    /// Like [`Conn::call_at`], for a time limit. The limit has no effect if there is no timer thread.
     pub(super) fn limit_at(&self, at: Instant, call: impl FnOnce(&Conn) + Send + 'static) {
         if let Err(error) = self.call_at(at, call) {
             tracing::warn!(%error, "no thread for time limits: they will not be kept");
@@ -77,18 +77,18 @@ impl Conn {
         Grace::new(self.moved())
     }
 
-    /// Bytes that the transport has moved, both ways.
+    /// Bytes that the transport has moved, in both directions.
     fn moved(&self) -> u64 {
         let ledger = self.qp.ledger();
         taken(&ledger) + ledger.rx_direct + ledger.rx_copied
     }
 
-    /// Bytes that the transport has taken from us.
+    /// Bytes that the transport has accepted from us.
     pub(super) fn moved_out(&self) -> u64 {
         taken(&self.qp.ledger())
     }
 
-    /// Cancel a receive; a peer who has been told of its memory has a time of grace to let go of it. False: it has ended, or is about to.
+    /// Cancel a receive; if it is advertised, the peer has a grace period to release its memory. False: it has ended, or is about to.
     pub(super) fn call_back(&self, core: &mut Core, id: OpId) -> bool {
         let Some(machine) = &mut core.machine else {
             return false;
@@ -103,7 +103,7 @@ impl Conn {
         true
     }
 
-    /// Cancel the operations whose time is up, and end the grace of those that were cancelled before.
+    /// Cancel the operations whose time is up, and end expired grace periods.
     fn expire(&self, alarm: Instant) {
         self.with(|core| {
             let Core {
@@ -137,7 +137,7 @@ impl Conn {
                     }
                 } else {
                     op.grace = Some(Box::new(self.grace()));
-                    // A message that its reader has been told of stays with him: that he takes his time is not for us to judge.
+                    // An announced message remains with its reader, however long the reader takes.
                     let stays = op.is_send() && io.announces;
                     machine.cancel(id);
                     if stays {
@@ -152,8 +152,8 @@ impl Conn {
         });
     }
 
-    /// A blocking call gives up, because of `why`: returns when its operation's end has been told. Whoever has its memory has a time of grace
-    /// to let go of it.
+    /// End a blocking call because of `why`. Returns when its operation's end has been reported. The peer or the transport has a grace period
+    /// to release the memory.
     pub(crate) fn give_up(&self, slot: &Arc<Slot>, id: OpId, why: Errno) {
         let mut grace: Option<(Grace, Instant)> = None;
         loop {
@@ -161,10 +161,10 @@ impl Conn {
                 return;
             }
             let patient = self.with(|core| {
-                // One that waited behind a file send has got another name.
+                // An operation that waited behind a file send has got another id.
                 let mut ops = core.io.ops.ids();
                 let (id, op) = ops.find(|(its, op)| *its == id || op.target.is(slot))?;
-                // A signal is no reason to lose a connection for bytes that are on their way.
+                // A signal is no reason to lose a connection for bytes in flight.
                 let patient = op.is_send() && (core.io.announces || why == Errno::INTR);
                 if let Some(machine) = &mut core.machine {
                     machine.cancel(id);
@@ -172,7 +172,7 @@ impl Conn {
                 Some(patient)
             });
             let end = match patient {
-                // On its way from behind a file send to a name: look again.
+                // It is just moving from behind a file send to its new id: retry.
                 None => Some(Instant::now() + LOOK_AGAIN),
                 Some(true) => None,
                 Some(false) => {
@@ -195,7 +195,7 @@ impl Conn {
         }
     }
 
-    /// No blocking receives any more: those under way are cancelled.
+    /// Refuse further blocking receives, and cancel the current ones.
     pub(crate) fn stop_waiting(&self) {
         self.with(|core| {
             core.io.deaf = true;

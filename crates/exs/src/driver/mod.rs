@@ -1,16 +1,16 @@
-//! The driver: carries out over verbs what the machine says.
+//! The driver: carries out the machine's actions over verbs.
 //!
-//! From below:
+//! Modules, lowest layer first:
 //!
 //! * `timer`: time limits. `slab`: numbers for operations.
-//! * `op`: one operation's memory and registrations, and where its end is told. `ends`: those that have to wait.
-//! * `state`: a connection's state under the lock: the machine, and what it works with. `held`: its file sends, and what waits behind them.
-//! * `conn`: one connection: its queue pair, its memory, the program's calls, and who runs it when.
-//! * `carry`: the machine's actions, carried out. `limit`: ends that come before the data. `hold`: the turns of file sends.
+//! * `op`: one operation's memory, registrations, and target. `ends`: completed operations that cannot be reported yet.
+//! * `state`: a connection's state under the lock: the machine, and the resources it uses. `held`: its file sends, and the operations behind them.
+//! * `conn`: one connection: its queue pair, its memory, the program's calls, and how it is driven.
+//! * `carry`: carries out the machine's actions. `limit`: operations that end before their data. `hold`: the order of file sends.
 //!
-//! Who runs it: a thread in a call of this crate drives its connection itself. While no thread does, the device's engine drives the queue pair
-//! and calls the connection's hook, so that streams go on while the program computes. One lock a connection; who does
-//! not get it leaves a note (`pending`) for who has it.
+//! A thread in a call of this crate drives its connection itself. While no thread does, the device's engine drives the queue pair
+//! and calls the connection's hook, so that streams progress while the program computes. Each connection has one lock. A thread that does
+//! not get it sets `pending`, and the holder of the lock does its work.
 
 mod carry;
 mod conn;

@@ -1,4 +1,4 @@
-//! One operation: its memory, its registrations, and where its end is told.
+//! One operation: its memory, its registrations, and the target of its result.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,26 +16,26 @@ use crate::file::FileDone;
 use crate::memory::copy_slice;
 use crate::{Context, Error, Memory, Queue};
 
-/// Where the end of an operation goes.
+/// The destination of an operation's result.
 pub(crate) enum Target {
     Queue(Queue),
     Call(Box<dyn FnOnce(Event) + Send>),
     Slot(Arc<Slot>),
-    /// A part of a file send: the program does not know it.
+    /// A part of a file send, which the program does not see.
     Part(Box<Part>),
-    /// Something is dropped when it has been told.
+    /// Drops the second value when the result has been reported.
     Guarded(Box<(Target, Box<dyn Send>)>),
     Nobody,
 }
 
 /// A part of a file send.
 pub(crate) struct Part {
-    /// The file has been stopped: no more of its parts are taken.
+    /// The file send is stopped: it sends no more parts.
     pub(super) stopped: Arc<AtomicBool>,
     pub(super) told: Box<dyn FnOnce(Event) + Send>,
 }
 
-/// What a blocking call waits for.
+/// The object that a blocking call waits for.
 #[derive(Default)]
 pub(crate) struct Slot {
     event: Mutex<Option<Event>>,
@@ -71,7 +71,7 @@ impl Slot {
 }
 
 impl Target {
-    /// Take what the sink needs to be told something later.
+    /// Reserve the resources that the sink needs for a later report.
     pub(crate) fn new(sink: Sink) -> Result<(Target, u64), Errno> {
         match sink {
             Sink::Queue(queue, token) => {
@@ -83,32 +83,28 @@ impl Target {
         }
     }
 
-    /// Whether a blocking call waits for it.
+    /// True if a blocking call waits for it.
     pub(crate) fn is_slot(&self) -> bool {
         matches!(self, Target::Slot(_))
     }
 
-    /// Whether it is this slot.
     pub(crate) fn is(&self, slot: &Arc<Slot>) -> bool {
         matches!(self, Target::Slot(own) if Arc::ptr_eq(own, slot))
     }
 
-    /// Whether it is a part of a file send.
     pub(crate) fn is_part(&self) -> bool {
         matches!(self, Target::Part(_))
     }
 
-    /// Whether it is a part of the file send with this flag.
     pub(crate) fn is_part_of(&self, file: &Arc<AtomicBool>) -> bool {
         matches!(self, Target::Part(part) if Arc::ptr_eq(&part.stopped, file))
     }
 
-    /// Whether it is a part of a file send that has been stopped.
     pub(crate) fn is_stopped(&self) -> bool {
         matches!(self, Target::Part(part) if part.stopped.load(Ordering::Relaxed))
     }
 
-    /// Nothing will be told.
+    /// Drop the target without a report.
     pub(crate) fn forget(self) {
         match self {
             Target::Queue(queue) => queue.0.release(),
@@ -117,14 +113,14 @@ impl Target {
         }
     }
 
-    /// Tell it, where no lock is held.
+    /// Report the event; no lock may be held.
     pub(crate) fn tell_now(self, event: Event) {
         if let Some(late) = self.tell(event) {
             late.run();
         }
     }
 
-    /// Tell it; calls are for after all locks are let go, and come back.
+    /// Report the event. Calls are returned, for the time when all locks are released.
     #[inline]
     pub(crate) fn tell(self, event: Event) -> Option<Late> {
         match self {
@@ -132,7 +128,7 @@ impl Target {
             Target::Guarded(guarded) => {
                 let (target, guard) = *guarded;
                 let late = target.tell(event);
-                // The guard's end is the program's code too.
+                // The drop of the guard runs the program's code too.
                 return Some(Late(Box::new(move || {
                     late.into_iter().for_each(Late::run);
                     drop(guard);
@@ -147,7 +143,7 @@ impl Target {
     }
 }
 
-/// The end of a file send for this target: what tells it, and what takes the target back while it has not been told.
+/// For a file send: the function that reports its end to this target, and one that takes the target back if that has not happened.
 pub(crate) fn file_end(target: Target, token: u64, fd: i32) -> (FileDone, impl FnOnce() -> Target) {
     let shared = Arc::new(Mutex::new(Some(target)));
     let told = Arc::clone(&shared);
@@ -163,7 +159,7 @@ pub(crate) fn file_end(target: Target, token: u64, fd: i32) -> (FileDone, impl F
     (done, take_back)
 }
 
-/// A call that is owed: it is made when all locks are let go.
+/// A call to be made when all locks are released.
 pub(crate) struct Late(Box<dyn FnOnce() + Send>);
 
 impl Late {
@@ -175,23 +171,23 @@ impl Late {
     }
 }
 
-/// An operation with the machine.
+/// An operation of the machine.
 pub(crate) struct Op {
     pub(crate) kind: EventKind,
     pub(crate) token: u64,
     pub(crate) target: Target,
     pub(crate) memory: Memory,
-    /// When its time limit runs out, or its time of grace.
+    /// The end of its time limit or of its grace period.
     pub(crate) deadline: Option<Instant>,
-    /// Its time limit has run out, or nobody wants it any more, and it has not ended.
+    /// Set when its time limit has expired, or no caller wants it any more, and it has not ended.
     pub(super) grace: Option<Box<Grace>>,
-    /// Bytes that were copied in.
+    /// Number of bytes copied in.
     pub(crate) filled: usize,
-    /// What small ones have no need of.
+    /// State that small operations do not need.
     more: Option<Box<More>>,
 }
 
-/// How an operation ended.
+/// The result of an operation.
 pub(super) struct End {
     pub(super) result: Result<usize, Errno>,
     /// Bytes moved, also when `result` is an error.
@@ -211,25 +207,25 @@ impl End {
     }
 }
 
-/// How the memory of an operation is reached by work requests and by the peer.
+/// The registrations through which work requests and the peer access the memory of an operation.
 #[derive(Default)]
 struct More {
-    /// Where a list of pieces is received before it is scattered.
+    /// The buffer that receives a list of pieces before they are scattered.
     bounce: Option<Vec<u8>>,
-    /// Registrations for ourselves, one a piece, made when first needed.
+    /// Local registrations, one for each piece, made on first use.
     local: SmallVec<[Option<Mr>; 1]>,
-    /// All of a list in one, for a peer who reads it.
+    /// A whole list in one registration, for a peer that reads it.
     gathered: Option<Mr>,
-    /// What is open to the peer.
+    /// The registration that is open to the peer.
     open: Option<Mr>,
-    /// Registrations that have ended and that somebody is still in, oldest first, and the pieces that they were for.
+    /// Ended registrations whose memory is still in use, oldest first, and the pieces that they were for.
     leaving: SmallVec<[(Leaving, Option<usize>); 1]>,
-    /// What came back of those for ourselves.
+    /// The buffers returned by the local registrations.
     buffers: SmallVec<[Option<Vec<u8>>; 1]>,
 }
 
 impl More {
-    /// Close the memory to the peer. Says whether nobody is in it any more.
+    /// Close the memory to the peer. Returns true if the memory is no longer in use.
     fn close(&mut self) -> bool {
         if let Some(Err(leaving)) = self.open.take().map(Mr::retire) {
             self.leaving.push((leaving, None));
@@ -237,7 +233,7 @@ impl More {
         self.leaving.is_empty()
     }
 
-    /// The same, and end all registrations for ourselves.
+    /// Like `close`, and also end all local registrations.
     fn end(&mut self) -> bool {
         self.close();
         self.buffers.resize_with(self.local.len(), || None);
@@ -257,12 +253,12 @@ impl More {
     }
 }
 
-/// Lists of more pieces are gathered first.
+/// Lists of more pieces are gathered into one buffer first.
 const MAX_PIECES: usize = 24;
 
 impl Op {
     /// # Errors
-    /// `ENOMEM` without room to receive a list of pieces in one; the target comes back.
+    /// `ENOMEM` when the buffer for a list of pieces cannot be allocated; the target is returned.
     pub(crate) fn new(
         kind: EventKind,
         memory: Memory,
@@ -274,13 +270,13 @@ impl Op {
         if let Memory::List(list) = &memory {
             if matches!(kind, EventKind::RecvMsg) {
                 let len = memory.len();
-                // What a program says of its memory need not be true, and there is none for all it may say.
+                // The length that the program claims may be wrong or larger than the available memory.
                 if Vec::<u8>::new().try_reserve_exact(len).is_err() {
                     return Err((Errno::NOMEM, target));
                 }
                 bounce = Some(vec![0; len]);
             } else if list.len() > MAX_PIECES || list.iter().any(|m| matches!(m, Memory::List(_))) {
-                // More than a work request can name: one copy.
+                // More pieces than a work request can hold: one copy.
                 bounce = Some(memory.to_vec());
             }
         }
@@ -309,7 +305,7 @@ impl Op {
         matches!(self.kind, EventKind::Send | EventKind::SendMsg)
     }
 
-    /// Copy `out.len()` bytes from `off` on.
+    /// Copy `out.len()` bytes at offset `off`.
     pub(crate) fn read(&self, off: usize, out: &mut [u8]) -> Result<(), Error> {
         let mut off = off;
         let mut local: &[Option<Mr>] = &[];
@@ -355,7 +351,7 @@ impl Op {
         }
     }
 
-    /// Copy `len` bytes from `from` of a region to `off`.
+    /// Copy `len` bytes at `from` of a region to offset `off`.
     pub(crate) fn fill(
         &mut self,
         off: usize,
@@ -388,7 +384,7 @@ impl Op {
         }
     }
 
-    /// Register what is needed to name `len` bytes from `off` on in a work request.
+    /// The elements of a work request for `len` bytes at offset `off`; registers the memory if needed.
     pub(crate) fn sges(
         &mut self,
         context: &Context,
@@ -398,7 +394,7 @@ impl Op {
     ) -> Result<(), Error> {
         let more = self.more.get_or_insert_default();
         if let Some(bounce) = more.bounce.take() {
-            // Only of sends: from here on it is the one piece.
+            // For sends only: from now on the buffer is the one piece.
             self.memory = Memory::Owned(bounce);
         }
         let (mut off, mut len) = (off, len);
@@ -429,7 +425,7 @@ impl Op {
         }
     }
 
-    /// Open `len` bytes from `off` on to the peer, and nothing beside them. Says where they are for it.
+    /// Open exactly the `len` bytes at offset `off` to the peer. Returns their address and key.
     pub(crate) fn open(
         &mut self,
         context: &Context,
@@ -444,7 +440,7 @@ impl Op {
                 .push(Some(pd.reg_mr(bounce, Access::LOCAL_WRITE)?));
         }
         let access = access | Access::LOCAL_WRITE;
-        // What was open before is not any more, and the peer has left it.
+        // The earlier registration ends here; the peer must have left it.
         if !more.close() {
             return Err(Error::Io(Errno::PROTO.into()));
         }
@@ -481,10 +477,10 @@ impl Op {
         Ok(place)
     }
 
-    /// The operation is over: close its memory, and tell.
+    /// End the operation: close its memory, and report its result.
     ///
     /// # Errors
-    /// The peer is in the memory: the end is told later.
+    /// The memory is still in use: the result must be reported later.
     #[inline]
     pub(super) fn finish(&mut self, fd: i32, end: End) -> Result<Option<Late>, Box<Parked>> {
         if self.more.as_mut().is_some_and(|more| !more.end()) {
@@ -504,25 +500,24 @@ impl Op {
         }))
     }
 
-    /// A registration that has ended and that somebody is still in, if there is one: the oldest, and the piece that it was for.
+    /// The oldest ended registration whose memory is still in use, and its piece.
     fn next_leaving(&mut self) -> Option<(Leaving, Option<usize>)> {
         let more = self.more.as_mut().filter(|m| !m.leaving.is_empty())?;
         Some(more.leaving.remove(0))
     }
 
-    /// Whether somebody is in its memory.
     fn is_used(&self) -> bool {
         self.more.as_ref().is_some_and(|m| !m.leaving.is_empty())
     }
 
-    /// What came back of a piece.
+    /// Store the returned buffer of a piece.
     fn came_back(&mut self, piece: Option<usize>, buffer: Option<Vec<u8>>) {
         if let (Some(more), Some(piece)) = (&mut self.more, piece) {
             more.buffers[piece] = buffer;
         }
     }
 
-    /// Its end, to be told later.
+    /// Move its state out, to report its result later.
     pub(super) fn park(&mut self, fd: i32, end: End) -> Box<Parked> {
         let mut more = self.more.take();
         if let Some(more) = &mut more {
@@ -541,7 +536,7 @@ impl Op {
         Box::new(Parked { op, fd, end })
     }
 
-    /// Its memory as it was, with what came in it.
+    /// Restore its memory in its original form, with the received data.
     fn take_memory_back(&mut self, more: &mut More, bytes: usize) {
         let is_list = matches!(self.memory, Memory::List(_));
         if !self.is_send() && is_list {
@@ -561,7 +556,7 @@ impl Op {
         }
     }
 
-    /// Spread what came over the pieces.
+    /// Distribute the received data over the pieces.
     fn scatter(&mut self, bounce: &[u8], bytes: usize) {
         let mut rest = &bounce[..bytes.min(bounce.len())];
         if let Memory::List(list) = &mut self.memory {
@@ -579,7 +574,7 @@ impl Op {
     }
 }
 
-/// The end of an operation, told when its memory has been left. A peer that does not leave it loses its connection.
+/// A completed operation, reported when its memory is no longer in use. A peer that keeps using it loses its connection.
 pub(super) struct Parked {
     op: Op,
     fd: i32,
@@ -587,24 +582,24 @@ pub(super) struct Parked {
 }
 
 impl Parked {
-    /// Tell it now, if nobody is in its memory: what is owed to the program, and whether a blocking call waits for it.
+    /// Report it now, if its memory is not in use. Returns the call to make, and true if a blocking call waits for it.
     pub(super) fn try_tell(self: Box<Self>) -> Result<(Option<Late>, bool), Box<Parked>> {
         if self.op.is_used() {
             return Err(self);
         }
         let waiting = self.op.target.is_slot();
         let Parked { mut op, fd, end } = *self;
-        // Nothing is open, so that it ends here.
+        // No registration is left, so this cannot fail.
         let late = op.finish(fd, end).ok();
         Ok((late.flatten(), waiting))
     }
 
-    /// Have `told` hear of it in time, on the engine's thread, with what is owed to the program.
+    /// Call `told` when its memory is free, on the engine's thread, with the call to make.
     pub(super) fn wait(
         mut self: Box<Self>,
         told: impl FnOnce(Option<Late>, bool) + Send + 'static,
     ) {
-        // In their order: a part keeps the whole that it is of.
+        // In order: a registration of a part keeps the whole one alive.
         if let Some((leaving, piece)) = self.op.next_leaving() {
             leaving.then(move |buffer| {
                 self.op.came_back(piece, buffer);

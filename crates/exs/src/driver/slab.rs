@@ -1,8 +1,8 @@
-//! Numbers for operations: an index, and a count that tells one user of the index from the next.
+//! Ids of operations: an index, and a count that distinguishes successive users of the index.
 
 use crate::machine::OpId;
 
-/// Some bits stay free for the tags of work requests.
+/// The upper bits stay free for the tags of work requests.
 const COUNT_MASK: u32 = 0x0fff_ffff;
 
 pub(crate) struct Slab<T> {
@@ -13,7 +13,7 @@ pub(crate) struct Slab<T> {
 
 struct Entry<T> {
     count: u32,
-    /// How many came before it.
+    /// Number of values inserted before it.
     born: u64,
     value: Option<T>,
 }
@@ -64,7 +64,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// As [`Slab::remove`], for what is taken apart where it is.
+    /// Like [`Slab::remove`], but `f` takes the value apart in place.
     #[inline]
     pub(crate) fn remove_with<R>(&mut self, id: OpId, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let index = id.0 as u32;
@@ -79,7 +79,7 @@ impl<T> Slab<T> {
         Some(out)
     }
 
-    /// Those in use.
+    /// The values in use, with their ids.
     pub(crate) fn ids(&self) -> impl Iterator<Item = (OpId, &T)> {
         self.entries
             .iter()
@@ -90,7 +90,7 @@ impl<T> Slab<T> {
             })
     }
 
-    /// Those in use that are wanted, in the order in which they came.
+    /// The ids of the values that `wanted` selects, in order of insertion.
     pub(crate) fn oldest_first(&self, wanted: impl Fn(&T) -> bool) -> Vec<OpId> {
         let wanted = self.ids().filter(|(_, value)| wanted(value));
         let mut ids: Vec<OpId> = wanted.map(|(id, _)| id).collect();

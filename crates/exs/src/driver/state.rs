@@ -1,4 +1,4 @@
-//! The state of a connection under its lock: the machine, what it has been told of, and what it works with.
+//! The state of a connection under its lock: the machine, its inputs, and the resources it uses.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,38 +21,38 @@ use crate::{Context, Error, Memory, Region};
 pub(super) const TAG_RECV: u64 = 1 << 63;
 pub(super) const TAG_HEADER: u64 = 1 << 62;
 
-/// The outcome of starting an operation; a target that will not be told comes back.
+/// The result of starting an operation. A target that will get no report is returned.
 pub(crate) type Started = Result<OpId, (Errno, Target)>;
 
 pub(super) struct Core {
-    /// There once the peer has said what it brings.
+    /// Set when the peer's greeting has arrived.
     pub(super) machine: Option<Endpoint>,
-    /// Of a stream that may choose its way.
+    /// Set for a stream that may transfer directly or indirectly.
     pub(super) policy: Option<Meter>,
     pub(super) io: Io,
 }
 
-/// The policy, and what it has been told.
+/// The policy, and the data reported to it.
 pub(super) struct Meter {
     pub(super) policy: Policy,
     pub(super) start: Instant,
     pub(super) bytes: u64,
     pub(super) transfers: u64,
     pub(super) idle: bool,
-    /// A timer will make us ask again.
+    /// A timer is set after which the policy is asked again.
     pub(super) timer: bool,
-    /// What the clock said, and after how many bytes; for one turn under the lock.
+    /// The clock reading and the byte count at that time; valid for one turn under the lock.
     pub(super) clock: Option<(u64, u64)>,
 }
 
-/// The policy hears of so many bytes at once.
+/// Sent bytes are reported to the policy in steps of this many bytes.
 pub(super) const METERED: u64 = 32 << 10;
 
-/// Sends up to this never wait for an advert.
+/// Sends up to this many bytes never wait for an advert.
 pub(super) const ALWAYS_GO: u64 = 2048;
 
 impl Meter {
-    /// Looks at the clock at most once in a turn, unless much has been sent since: that costs as much as a short send.
+    /// Reads the clock at most once in a turn, unless much has been sent since: a reading costs as much as a short send.
     pub(super) fn now(&mut self, stats: &Stats) -> u64 {
         let bytes = sent(stats);
         if let Some((now, at)) = self.clock
@@ -65,12 +65,12 @@ impl Meter {
         now
     }
 
-    /// After sending: keep the policy informed.
+    /// Report sent bytes and pauses to the policy, after sending.
     pub(super) fn look(&mut self, stats: &Stats, sending: usize) {
         let (bytes, transfers) = (sent(stats), stats.direct_sent + stats.indirect_sent);
         let more = bytes - self.bytes;
         if more > 0 && more <= ALWAYS_GO * (transfers - self.transfers) {
-            // The policy is not asked about these, and they say nothing of those it is asked about.
+            // The policy does not decide these sends, and they indicate nothing about those that it decides.
             (self.bytes, self.transfers) = (bytes, transfers);
             return;
         }
@@ -79,7 +79,7 @@ impl Meter {
             let now = self.now(stats);
             self.policy.busy(now);
         }
-        // Short sends are told of a few at a time, and so are the pauses between them.
+        // Short sends and the pauses between them are reported a few at a time.
         if more >= METERED || (more > 0 && self.policy.waits()) {
             let now = self.now(stats);
             self.policy.sent(now, more, transfers - self.transfers);
@@ -99,70 +99,70 @@ fn sent(stats: &Stats) -> u64 {
     stats.direct_bytes_sent + stats.indirect_bytes_sent
 }
 
-/// Where the header of a small message is that is too long to be copied into its work request.
+/// The place of a small message's header, if it is too long to be copied into the work request.
 pub(super) enum Head {
-    /// In this place of [`Io::headers`].
+    /// In this slot of [`Io::headers`].
     Slot(u32),
-    /// In memory of the message alone, before its payload.
+    /// In memory of this message alone, before its payload.
     Own(#[expect(dead_code, reason = "kept until the message has gone")] Mr),
 }
 
-/// All but the machine.
+/// The state of the connection except the machine and the policy.
 pub(super) struct Io {
     pub(super) fd: i32,
     pub(super) immediate: bool,
     pub(super) ops: Slab<Op>,
-    /// Sends among them.
+    /// Number of sends among them.
     pub(super) sending: usize,
     /// Control receives, `slot` bytes each.
     pub(super) ctrl: Arc<Region>,
     pub(super) slot: usize,
     pub(super) ring: Option<Mr>,
-    /// Headers of small messages that are too long to be copied, one a slot.
+    /// Headers of small messages that are too long to be copied, one in each slot.
     pub(super) headers: Option<Mr>,
     pub(super) free_headers: Vec<u32>,
-    /// Those in use, in the order of their work requests.
+    /// The slots in use, in the order of their work requests.
     pub(super) used_headers: VecDeque<Head>,
-    /// For sends that go out on the spot: a message, whose bytes are exchanged.
+    /// The work request of a send that is posted at once; its inline bytes are replaced each time.
     pub(super) prompt: SendWr,
-    /// Batches for the queue pair.
+    /// Batches of work requests for the queue pair.
     pub(super) sends: Vec<SendWr>,
     pub(super) recvs: Vec<RecvWr>,
     pub(super) late: Vec<Late>,
-    /// Operations that are over and have not been told, because somebody is in the memory of the first: receives and sends.
+    /// Completed operations that are not reported, because the memory of the first is in use: receives and sends.
     pub(super) ends: [Ends; 2],
-    /// Room for completions, kept from one look to the next.
+    /// A buffer for completions, reused by each poll.
     pub(super) wcs: Vec<Wc>,
-    /// The connection is over, with this number; operations of the program get it.
+    /// The connection has ended with this error, which the program's operations return.
     pub(super) over: Option<Errno>,
     pub(super) pollers: Vec<(Ready, Target, u64)>,
     pub(super) shutting: Vec<(EventKind, Target, u64)>,
     pub(super) shut: bool,
-    /// Blocking receives are not taken any more.
+    /// Blocking receives are refused.
     pub(super) deaf: bool,
-    /// The program has closed the socket: nobody receives any more.
+    /// The program has closed the socket: it receives no more data.
     pub(super) unwanted: bool,
-    /// The same, and everything before it has been started.
+    /// The socket is closed, and all earlier operations have been started.
     pub(super) closing: bool,
     /// The queue pair has been closed.
     pub(super) closed: bool,
-    /// Whether the descriptor is readable.
+    /// The descriptor is readable.
     pub(super) raised: bool,
-    /// Our messages are announced, and read by the peer ([`weft_wire::exs::Design::Source`]).
+    /// Our messages are announced, and the peer reads them ([`weft_wire::exs::Design::Source`]).
     pub(super) announces: bool,
-    /// Why something that was to be sent before a close was not.
+    /// The error that kept data from being sent before a close.
     pub(super) lost: Option<Errno>,
-    /// For `SO_ERROR`.
+    /// The error for `SO_ERROR`.
     pub(super) error: Option<Errno>,
-    /// When a timer looks for operations whose time is up.
+    /// The times at which timers check for expired operations.
     pub(super) alarms: Alarms,
-    /// What is batched is to go out now.
+    /// The batches must be posted now.
     pub(super) hurry: bool,
-    /// A blocking call has got what it waits for, and may sleep in [`Conn::wait_for`].
+    /// A blocking call has its result, and may sleep in [`Conn::wait_for`].
     pub(super) woken: bool,
 }
 
-/// Tell the machine of a completion. The error is for the whole connection.
+/// Pass a completion to the machine. An error ends the whole connection.
 pub(super) fn completed(core: &mut Core, wc: &Wc) -> Result<(), Errno> {
     let io = &mut core.io;
     let Some(machine) = &mut core.machine else {
@@ -216,7 +216,7 @@ fn broken(violation: Violation) -> Errno {
 }
 
 impl Io {
-    /// Take in an operation; its name.
+    /// Add an operation. Returns its id.
     ///
     /// # Errors
     /// As [`Op::new`].
@@ -236,8 +236,8 @@ impl Io {
         self.sends.push(SendWr::send(0).inline(&bytes[..n]));
     }
 
-    /// Open `range` (first byte, bytes) of an operation to the peer, and say so with the message that `body` makes of its place. Where the
-    /// operation is gone, the credits alone go back, for the one that the message took.
+    /// Open `range` (first byte, length) of an operation to the peer, and send the message that `body` makes from its address and key. If the
+    /// operation has ended, send only its credits, and return the credit that the message took.
     pub(super) fn advertise(
         &mut self,
         context: &Context,
@@ -259,7 +259,7 @@ impl Io {
         Ok(())
     }
 
-    /// A receive is complete with the payload of this message.
+    /// Complete a receive with the payload of this message.
     fn take(&mut self, op: OpId, buffer: u32, len: usize) -> Result<(), Errno> {
         if let Some(it) = self.ops.get_mut(op) {
             let from = buffer as usize * self.slot + HEADER_LEN;
@@ -277,7 +277,7 @@ impl Io {
             .push(RecvWr::new(TAG_RECV | u64::from(buffer)).sge(sge));
     }
 
-    /// Why nothing can be sent.
+    /// The error that refuses sends, if any.
     pub(super) fn no_send(&self) -> Option<Errno> {
         if self.shut {
             Some(Errno::PIPE)
@@ -286,7 +286,7 @@ impl Io {
         }
     }
 
-    /// Whether the end of a send waits until its memory has been left, and so must those of all behind it.
+    /// True if a completed send waits for its memory. All later sends must be reported after it.
     #[inline]
     pub(super) fn has_waiting_send(&self) -> bool {
         self.ends[usize::from(true)].len() > 0
@@ -333,7 +333,7 @@ impl Io {
 }
 
 impl Core {
-    /// The machine and the rest of a connection that takes operations; else why it does not.
+    /// The machine and the I/O state of an open connection; otherwise the error that refuses operations.
     pub(super) fn open(&mut self) -> Result<(&mut Endpoint, &mut Io), Errno> {
         match &mut self.machine {
             Some(machine) if !self.io.closing => Ok((machine, &mut self.io)),
@@ -360,14 +360,14 @@ impl Core {
         ready
     }
 
-    /// What follows from a new state: ends of operations, of the connection, and readiness. Says whether the queue pair is to be
+    /// Act on a new state: end operations and the connection, and report readiness. Returns true if the queue pair must be
     /// closed now.
     pub(super) fn look_around(&mut self) -> bool {
         let io = &mut self.io;
         if let Some(errno) = io.over
             && !io.ops.is_empty()
         {
-            // The machine has served what it could from what had come.
+            // The machine has already served receives from the data that arrived.
             let eof =
                 errno == Errno::PIPE && self.machine.as_ref().is_some_and(Endpoint::peer_closed);
             for id in io.ops.oldest_first(|_| true) {
@@ -389,7 +389,7 @@ impl Core {
             }
         }
         let out = io.over.is_some() || self.machine.as_ref().is_none_or(Endpoint::is_shut);
-        // A close also waits for the memory of sends, and for that which the peer has yet to leave.
+        // A close also waits for the memory of sends, and for memory that the peer still uses.
         let untold: usize = io.ends.iter().map(Ends::len).sum();
         let done = out && untold == 0 && (io.sending == 0 || io.over.is_some());
         if out && !io.shutting.is_empty() {

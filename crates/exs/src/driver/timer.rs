@@ -1,4 +1,4 @@
-//! Time limits: one thread for all sockets of the program, started with the first limit; when it looks, and the time of grace that follows.
+//! Time limits: one timer thread for all sockets of the process, started with the first limit. Also alarms and grace periods.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,7 +11,7 @@ use weft_verbs::PerProcess;
 
 use crate::options::LINGER;
 
-/// Bytes in a time of grace that make it worth while to go on, however long it takes.
+/// Bytes that must move in a grace period to extend it beyond [`LINGER`].
 const SLOWEST: u64 = 64 << 10;
 
 type Call = Box<dyn FnOnce() + Send>;
@@ -45,7 +45,7 @@ struct State {
     next: u64,
 }
 
-/// Calls to make at a time.
+/// Calls to be made at given times.
 #[derive(Default)]
 pub(crate) struct Timers {
     state: Mutex<State>,
@@ -53,7 +53,7 @@ pub(crate) struct Timers {
 }
 
 impl Timers {
-    /// Call this then, on the timer's thread. It cannot be taken back: what it does looks whether it is still wanted.
+    /// Make a call at that time, on the timer's thread. It cannot be withdrawn, so it must check whether it is still needed.
     pub(crate) fn at(at: Instant, call: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
         static TIMERS: PerProcess<Timers> = PerProcess::new();
         let timers = TIMERS.get(|| {
@@ -108,21 +108,21 @@ impl Timers {
     }
 }
 
-/// When a time limit that begins now is over. `None`: it has none, or is further away than the clock goes.
+/// The end of a time limit that starts now. `None`: no limit, or one beyond the range of the clock.
 pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
     limit.and_then(|limit| Instant::now().checked_add(limit))
 }
 
-/// A time of grace. It is as long as bytes move; after [`LINGER`], not a few now and then only.
+/// A grace period. It is extended as long as bytes move; after [`LINGER`], only if they move fast enough.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grace {
     since: Instant,
-    /// Bytes that had moved at the last look.
+    /// Bytes that had moved at the last check.
     moved: u64,
 }
 
 impl Grace {
-    /// It begins now; so many bytes have moved before.
+    /// A grace period that starts now, when `moved` bytes have moved.
     pub(super) fn new(moved: u64) -> Grace {
         Grace {
             since: Instant::now(),
@@ -130,19 +130,20 @@ impl Grace {
         }
     }
 
-    /// At its end: whether there is some more.
+    /// At its end: true if it is extended.
     pub(super) fn goes_on(&mut self, moved: u64) -> bool {
         let more = moved - std::mem::replace(&mut self.moved, moved);
         more >= SLOWEST || more > 0 && self.since.elapsed() < LINGER
     }
 }
 
-/// When timers look for what is late: each sooner than the one before, so that long limits and short ones in turn do not leave a timer each.
+/// The times at which timers check for expired operations. Each is earlier than the one before, so that alternating long and short limits need
+/// few timers.
 #[derive(Default)]
 pub(super) struct Alarms(Vec<Instant>);
 
 impl Alarms {
-    /// Whether one more timer is needed to look then, at the latest.
+    /// Add the time `at`. True if this needs one more timer.
     pub(super) fn add(&mut self, at: Instant) -> bool {
         let sooner = self.0.last().is_none_or(|&first| at < first);
         if sooner {
@@ -151,7 +152,7 @@ impl Alarms {
         sooner
     }
 
-    /// That one has looked.
+    /// The timer of this time has done its check.
     pub(super) fn remove(&mut self, at: Instant) {
         self.0.retain(|&alarm| alarm != at);
     }

@@ -1,14 +1,14 @@
-//! Credits: who may still send how many messages.
+//! Credits: the number of messages that each end may still send.
 //!
-//! Every control message and every notification takes one of the control receives that its receiver has posted. The
-//! receiver says in each of its messages how many it has posted again. Three rules keep both directions alive whatever
+//! Every control message and every notification consumes one of the control receives that its receiver has posted. The
+//! receiver reports in each of its messages how many it has posted again. Three rules keep both directions alive whatever
 //! the programs do:
 //!
-//! * The last credit is only for a message that says nothing but credits ([`Credits::take_last`]).
-//! * Data inside a message keeps its buffer for as long as the program leaves it there, so it is only sent while more
+//! * The last credit is reserved for a message that only returns credits ([`Credits::take_last`]).
+//! * Data inside a message occupies its buffer as long as the program leaves it there, so it is sent only while more
 //!   than half of the credits are left ([`Credits::take_small`]): the other half always comes back.
-//! * A message that only returns credits is due at a quarter of them, and never for a single one: an answer to every
-//!   such message would never end.
+//! * A message that only returns credits is due at a quarter of them, and never for a single one: otherwise the answers to
+//!   such messages would never end.
 
 use weft_wire::exs::MIN_CREDITS;
 
@@ -16,15 +16,15 @@ use super::Violation;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Credits {
-    /// Control receives that the peer has.
+    /// Control receives that the peer has posted.
     capacity: u32,
-    /// Messages that we may send.
+    /// Messages that we may still send.
     available: u32,
-    /// Messages that the peer may send.
+    /// Messages that the peer may still send.
     peer: u32,
-    /// Receives posted again that the peer does not know of.
+    /// Receives posted again, but not yet reported to the peer.
     owed: u32,
-    /// What is owed is returned on its own from here.
+    /// The number of owed credits at which a separate message returns them.
     due: u32,
 }
 
@@ -39,7 +39,7 @@ impl Credits {
         }
     }
 
-    /// A message has come, with credits.
+    /// A message has arrived, with credits.
     pub(super) fn arrived(&mut self, returned: u16) -> Result<(), Violation> {
         self.peer = self.peer.checked_sub(1).ok_or(Violation::NoCredit)?;
         let returned = u32::from(returned);
@@ -55,12 +55,12 @@ impl Credits {
         self.owed += 1;
     }
 
-    /// For a message of any kind: the credits that go with it.
+    /// For a message of any kind: the credits that it returns.
     pub(super) fn take(&mut self) -> Option<u16> {
         (self.available > 1).then(|| self.spend())
     }
 
-    /// For a message whose payload may lie in its buffer for long.
+    /// For a message whose payload may stay in its buffer for a long time.
     pub(super) fn take_small(&mut self) -> Option<u16> {
         (self.available > (self.capacity / 2).max(MIN_CREDITS)).then(|| self.spend())
     }

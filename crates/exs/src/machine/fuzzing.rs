@@ -9,7 +9,7 @@ use super::{
     RecvFlags, Remote, Rules, Transfer,
 };
 
-/// Bytes that run out as zeros.
+/// Input bytes; past their end there are zeros.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -17,7 +17,7 @@ impl Input<'_> {
         self.0.split_off_first().copied().unwrap_or(0)
     }
 
-    /// Mostly small, and now and then anything.
+    /// Mostly a small value, sometimes any value.
     fn u64(&mut self) -> u64 {
         match self.u8() {
             255 => u64::from_be_bytes(std::array::from_fn(|_| self.u8())),
@@ -32,25 +32,25 @@ impl Input<'_> {
     }
 }
 
-/// What the program and the peer can be held to.
+/// The state against which the machine is checked.
 #[derive(Default)]
 struct Books {
     sends: BTreeMap<OpId, u64>,
-    /// Bytes of each that were handed over.
+    /// Bytes of each send that were handed over.
     out: BTreeMap<OpId, u64>,
-    /// Length, and bytes that the machine has had copied or read.
+    /// Length of each receive, and the bytes that were copied or read into it.
     recvs: BTreeMap<OpId, (u64, u64)>,
-    /// Transfers on their way, by operation.
+    /// Transfers in flight, by operation.
     transfers: Vec<OpId>,
     /// Control receives that are not posted.
     taken: BTreeSet<u32>,
     held: Vec<u32>,
-    /// Bytes that the peer said it had written to our buffer.
+    /// Bytes that the peer has reported as written to our buffer.
     indirect: u64,
 }
 
-/// A program that makes any calls, and a peer that says anything: no panic, every operation is told once and with no more
-/// than it has room for, nothing is copied that has not come, no buffer is posted twice.
+/// A program that makes arbitrary calls, against a peer that sends arbitrary messages. Nothing may panic. Every operation is reported once, with no
+/// more bytes than it has room for. Only received data is copied, and no buffer is posted twice.
 pub fn exs_machine(data: &[u8]) {
     let mut input = Input(data);
     let flags = input.u8();
@@ -139,7 +139,7 @@ pub fn exs_machine(data: &[u8]) {
     }
 }
 
-/// The peer says something. False when that ended the connection.
+/// A message from the peer arrives. False when it ended the connection.
 fn hear(end: &mut Endpoint, input: &mut Input<'_>, buffer: u32, books: &mut Books) -> bool {
     let credits = u16::from(input.u8() & 3);
     let transfer = |kind| match kind {

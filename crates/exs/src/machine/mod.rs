@@ -1,26 +1,26 @@
-//! The pure protocol of EXS connections: what goes over the wire, and when, for the program's calls.
+//! The pure protocol of EXS connections: which messages are sent, and when, for the calls of the program.
 //!
-//! An [`Endpoint`] is one end of a connected socket. It opens no socket, reads no clock, touches no memory and knows no
-//! verbs: it deals in positions, lengths and names of operations, and its owner, the *driver*, does the rest. Three
+//! An [`Endpoint`] is one end of a connected socket. It opens no socket, reads no clock, touches no memory and uses no
+//! verbs. It works with positions, lengths and ids of operations; its owner, the *driver*, does the rest. It has three
 //! families of methods:
 //!
 //! * **Calls** of the program: [`send`](Endpoint::send), [`recv`](Endpoint::recv), [`cancel`](Endpoint::cancel),
 //!   [`shutdown`](Endpoint::shutdown), [`recycle`](Endpoint::recycle).
 //! * **Events** that the driver saw, in the order of its completion queue: [`on_message`](Endpoint::on_message),
-//!   [`on_imm`](Endpoint::on_imm), [`on_transferred`](Endpoint::on_transferred). A [`Violation`] is a peer that breaks
+//!   [`on_imm`](Endpoint::on_imm), [`on_transferred`](Endpoint::on_transferred). A [`Violation`] means that the peer broke
 //!   the protocol: the driver ends the connection. Every value from the peer is checked before it changes anything.
-//! * **Actions**: after any of the above the driver asks [`poll`](Endpoint::poll) until it says `None`, and carries out
-//!   each action before it asks again. What an action sends goes out in this order.
+//! * **Actions**: after each call or event the driver calls [`poll`](Endpoint::poll) until it returns `None`, and carries out
+//!   each action before the next call. It sends in the order of the actions.
 //!
-//! Two of these have a short way for the common case, small data with nothing before it: [`send_now`](Endpoint::send_now)
-//! and [`take_now`](Endpoint::take_now) change the state as the usual way would, all at once, so that no operation has to be
-//! named, kept and told.
+//! The common case, small data with nothing before it, has two shortcuts: [`send_now`](Endpoint::send_now)
+//! and [`take_now`](Endpoint::take_now) make all state changes of the normal path in one step, so that no operation needs
+//! an id, storage or a report.
 //!
 //! Every operation gets exactly one [`Action::Complete`]. Sends complete in the order of their calls, and so do
-//! receives; one that is cancelled may be told earlier.
+//! receives; a cancelled operation may be reported earlier.
 //!
 //! The stream algorithm is that of `MacArthur` and Russell, *An Efficient Method for Stream Semantics over RDMA*
-//! (figures 2 to 5), repaired where the model checker found it wanting; docs/spec/exs.md tells the story, and
+//! (figures 2 to 5), with corrections for the faults that the model checker found; see docs/spec/exs.md.
 //! `tests/model.rs` checks this very code.
 
 mod credits;
@@ -38,7 +38,7 @@ use credits::Credits;
 use weft_wire::exs::Packet;
 pub use weft_wire::exs::{Body, Design, Imm, Kind, Message, Mode, Remote, Transfer};
 
-/// How the announcement of message `index` names its memory.
+/// The announcement of message `index` with its memory.
 pub fn packet(index: u64, memory: Remote) -> Packet {
     let Remote { addr, rkey, len } = memory;
     Packet {
@@ -51,57 +51,57 @@ pub fn packet(index: u64, memory: Remote) -> Packet {
 
 /// The longest transfer, and the longest message of a `SOCK_SEQPACKET`, in bytes.
 pub const MAX_TRANSFER: u32 = 1 << 30;
-/// Adverts, or sources, that may be outstanding in one direction.
+/// The most adverts, or sources, outstanding in one direction.
 pub const MAX_ADVERTS: usize = 1024;
-/// Adverts that may be outstanding when those of the last phase were all in vain, until a direct transfer comes.
+/// The most adverts outstanding when no advert of the last phase was used, until a direct transfer arrives.
 const WARY_ADVERTS: usize = 2;
 
-/// Parameters of a connection, after both ends have said theirs.
+/// Parameters of a connection, after the exchange of greetings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// The type of the socket.
     pub kind: Kind,
-    /// The transfers of a stream, both ways. A `SOCK_SEQPACKET` has no use for it.
+    /// The transfers of a stream, in both directions. A `SOCK_SEQPACKET` ignores it.
     pub mode: Mode,
     /// Control receives that the peer has posted: at least [`weft_wire::exs::MIN_CREDITS`].
     pub send_credits: u32,
     /// Control receives that we have posted: at least [`weft_wire::exs::MIN_CREDITS`].
     pub recv_credits: u32,
-    /// The longest payload in a message of ours, in bytes; 0: none.
+    /// The longest payload in a message that we send, in bytes; 0: none.
     pub small_send: u32,
-    /// The longest payload in a message of the peer's, in bytes; 0: none.
+    /// The longest payload in a message that the peer sends, in bytes; 0: none.
     pub small_recv: u32,
     /// The peer's intermediate buffer.
     pub peer_ring: Option<Remote>,
     /// Bytes of our intermediate buffer; 0: none.
     pub own_ring_len: u32,
-    /// Writes carry immediate data; without, a [`Body::Wrote`] follows each.
+    /// Writes carry immediate data; otherwise a [`Body::Wrote`] follows each.
     pub immediate: bool,
-    /// Which rules of the stream algorithm are kept.
+    /// The rules of the stream algorithm in force.
     #[doc(hidden)]
     pub rules: Rules,
 }
 
-/// The rules of the stream algorithm, each of which the model checker can do without to show what it is there for.
+/// The rules of the stream algorithm. The model checker disables each of them to show its purpose.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rules {
-    /// Receives with an advert of an earlier phase stand in the way of adverts for later ones.
+    /// Receives with an advert of an earlier phase block adverts for later receives.
     pub check_k_a: bool,
     /// So do receives without an advert.
     pub check_k_b: bool,
-    /// The sender's phase goes past that of an advert that it drops (fig. 8).
+    /// The sender's phase advances past that of an advert that it drops (fig. 8).
     pub advance_phase: bool,
-    /// In an indirect phase an advert matches at exactly the sender's position (the paper's prose), not at or after it
+    /// In an indirect phase an advert matches only at the sender's exact position (the paper's prose), not also after it
     /// (fig. 2, line 3).
     pub exact_match: bool,
-    /// The first advert of a phase has the position of the receiver, not what the estimates add up to.
+    /// The first advert of a phase has the receiver's actual position, not the sum of its estimates.
     pub resync_seq: bool,
-    /// Receives that got no advert when they were posted, or one in vain, get another when the buffer is empty.
+    /// Receives that got no advert when they were posted, or an unused one, get another when the buffer is empty.
     pub retry: bool,
-    /// Sends take the short way only with no other before them.
+    /// A send uses the shortcut only if no other send precedes it.
     pub send_in_turn: bool,
-    /// So do messages.
+    /// A message uses the shortcut only if no other data precedes it.
     pub take_in_turn: bool,
 }
 
@@ -120,20 +120,20 @@ impl Default for Rules {
     }
 }
 
-/// An operation's name: the driver chooses it, unique among the outstanding ones, sends and receives together.
+/// The id of an operation. The driver chooses it, unique among all outstanding sends and receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u64);
 
-/// How a receive wants its data.
+/// Options of a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RecvFlags {
     /// It completes when it is full, or at the end of the stream (`MSG_WAITALL`).
     pub waitall: bool,
-    /// Data that came in a message may stay there (in-place receive, interface paper 5.2).
+    /// Data that arrived in a message may stay there (in-place receive, interface paper 5.2).
     pub in_place: bool,
 }
 
-/// Why a call is not taken.
+/// The reason why a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// A send after [`Endpoint::shutdown`].
@@ -144,28 +144,28 @@ pub enum Refused {
     TooLong,
 }
 
-/// What became of a request to cancel.
+/// The result of a request to cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancel {
-    /// The operation completes as cancelled: at once, or, a stream's send of which a part is out, when that part is through.
+    /// The operation completes as cancelled: at once or, for a stream send that is partly sent, when that part completes.
     Done,
-    /// The peer has to give an advert back first. The operation completes as cancelled, or with its data if that was
-    /// on its way.
+    /// The peer has to return an advert first. The operation completes as cancelled, or with its data if that was
+    /// in flight.
     Pending,
     /// It has begun and will complete, or there is no such operation.
     TooLate,
 }
 
-/// How an operation ended.
+/// The way an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// As asked.
+    /// As requested.
     Done,
     /// A message was longer than its receive; the rest is lost.
     Truncated,
-    /// The peer sends no more: `len` is 0, or what came for a WAITALL before that.
+    /// The peer's stream has ended: `len` is 0, or the bytes of a WAITALL up to the end.
     Eof,
-    /// Cancelled: `len` is what a WAITALL had got before.
+    /// Cancelled: `len` is the bytes of a WAITALL up to then.
     Canceled,
 }
 
@@ -176,9 +176,9 @@ pub struct Completion {
     pub op: OpId,
     /// Bytes sent or received.
     pub len: u64,
-    /// How it ended.
+    /// The way it ended.
     pub outcome: Outcome,
-    /// The data is not in the receive's memory but here, until [`Endpoint::recycle`].
+    /// The place of the data if it is not in the receive's memory; valid until [`Endpoint::recycle`].
     pub in_place: Option<InPlace>,
 }
 
@@ -187,20 +187,20 @@ pub struct Completion {
 pub struct InPlace {
     /// The buffer.
     pub buffer: u32,
-    /// Where in its payload the data begins, in bytes.
+    /// Offset of the data in the payload, in bytes.
     pub off: u32,
 }
 
-/// What the driver has to do.
+/// A task for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Send a message without payload.
     Send(Message),
-    /// Give the peer the right to write to a receive's memory at `[off, off + len)` and send a [`Body::Advert`].
+    /// Allow the peer to write to a receive's memory at `[off, off + len)`, and send a [`Body::Advert`].
     Advertise {
         /// The receive.
         op: OpId,
-        /// Where in its memory.
+        /// Offset in its memory.
         off: u64,
         /// Bytes.
         len: u32,
@@ -213,7 +213,7 @@ pub enum Action {
         /// For the message.
         credits: u16,
     },
-    /// Give the peer the right to write to the start of a receive's memory and send a [`Body::PktAdvert`].
+    /// Allow the peer to write to the start of a receive's memory, and send a [`Body::PktAdvert`].
     AdvertisePacket {
         /// The receive.
         op: OpId,
@@ -224,7 +224,7 @@ pub enum Action {
         /// For the message.
         credits: u16,
     },
-    /// Give the peer the right to read a send's memory and send a [`Body::Source`]. It is not reported by
+    /// Allow the peer to read a send's memory, and send a [`Body::Source`]. It needs no
     /// [`Endpoint::on_transferred`]: the peer's answer completes the send.
     AdvertiseSource {
         /// The send.
@@ -236,12 +236,12 @@ pub enum Action {
         /// For the message.
         credits: u16,
     },
-    /// RDMA Write from a send's memory, with immediate data `imm`; or, where there is none, followed by a Send of
+    /// RDMA Write from a send's memory, with immediate data `imm`; without immediate data, followed by a Send of
     /// [`Imm::message`]. One [`Endpoint::on_transferred`] either way.
     Write {
         /// The send.
         op: OpId,
-        /// Where in its memory.
+        /// Offset in its memory.
         off: u64,
         /// Bytes; 0 for an empty message.
         len: u32,
@@ -251,20 +251,20 @@ pub enum Action {
         rkey: u32,
         /// The notification.
         imm: Imm,
-        /// The last transfer of this send.
+        /// True for the last transfer of this send.
         last: bool,
     },
     /// Send a message with payload from a send's memory. One [`Endpoint::on_transferred`].
     SendSmall {
         /// The send.
         op: OpId,
-        /// Where in its memory.
+        /// Offset in its memory.
         off: u64,
         /// Bytes.
         len: u32,
-        /// The message that goes before the payload.
+        /// The message that precedes the payload.
         header: Message,
-        /// The last transfer of this send.
+        /// True for the last transfer of this send.
         last: bool,
     },
     /// RDMA Read to the start of a receive's memory. One [`Endpoint::on_transferred`].
@@ -282,9 +282,9 @@ pub enum Action {
     Copy {
         /// The receive.
         op: OpId,
-        /// Where in its memory.
+        /// Offset in its memory.
         off: u64,
-        /// Where in the buffer; the range does not wrap.
+        /// Offset in the buffer; the range does not wrap.
         ring_off: u32,
         /// Bytes.
         len: u32,
@@ -293,11 +293,11 @@ pub enum Action {
     CopySmall {
         /// The receive.
         op: OpId,
-        /// Where in its memory.
+        /// Offset in its memory.
         off: u64,
         /// The buffer.
         buffer: u32,
-        /// Where in the payload.
+        /// Offset in the payload.
         buf_off: u32,
         /// Bytes.
         len: u32,
@@ -307,11 +307,11 @@ pub enum Action {
         /// The buffer.
         buffer: u32,
     },
-    /// Tell the program.
+    /// Report a completed operation to the program.
     Complete(Completion),
 }
 
-/// How a peer broke the protocol.
+/// The way a peer broke the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Violation {
     /// A message for which no control receive was left.
@@ -320,19 +320,19 @@ pub enum Violation {
     /// More credits returned than were taken.
     #[error("credits that were never taken")]
     Credits,
-    /// A message that has no place on such a connection, or not now.
+    /// A message that is not valid on such a connection, or not at this time.
     #[error("a message that has no place here")]
     Unexpected,
     /// Data or adverts after the half-close.
     #[error("data after the end")]
     AfterFin,
-    /// An advert with a phase that its sender cannot be in.
+    /// An advert with a phase that is impossible for its sender.
     #[error("an advert of an impossible phase")]
     Phase,
     /// An advert, source or acknowledgement out of order.
     #[error("out of order")]
     Order,
-    /// An advert of nothing, or of memory that wraps.
+    /// An advert of length 0, or of memory that wraps.
     #[error("an advert of impossible memory")]
     Memory,
     /// More than [`MAX_ADVERTS`] adverts or sources outstanding.
@@ -341,25 +341,25 @@ pub enum Violation {
     /// A direct transfer for which there is no advert, or longer than it.
     #[error("a transfer that no advert allowed")]
     NoAdvert,
-    /// More data than the intermediate buffer has room for, or beyond its end.
+    /// More data than the intermediate buffer has room for, or data beyond its end.
     #[error("the intermediate buffer is overfilled")]
     Overfilled,
-    /// More buffer acknowledged than is in use.
+    /// More buffer bytes acknowledged than are in use.
     #[error("acknowledged what was never sent")]
     Ack,
-    /// A transfer or message of a length that it cannot have.
+    /// A transfer or message of an impossible length.
     #[error("an impossible length")]
     Length,
 }
 
-/// What has happened on a connection. Counters only grow; two endpoints in the same state are equal whatever theirs say.
+/// Statistics of a connection. Counters only grow. The comparison of endpoints ignores them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
     /// Direct transfers sent; on a `SOCK_SEQPACKET` messages written or read.
     pub direct_sent: u64,
     /// Their bytes.
     pub direct_bytes_sent: u64,
-    /// Indirect transfers sent, without those in messages.
+    /// Indirect transfers sent, except data in messages.
     pub indirect_sent: u64,
     /// Their bytes.
     pub indirect_bytes_sent: u64,
@@ -367,15 +367,15 @@ pub struct Stats {
     pub small_sent: u64,
     /// Their bytes.
     pub small_bytes_sent: u64,
-    /// Sends all of whose bytes went directly.
+    /// Sends whose bytes all went directly.
     pub direct_sends: u64,
-    /// Sends with bytes that did not.
+    /// Sends with bytes that went indirectly or in messages.
     pub indirect_sends: u64,
     /// Direct transfers received.
     pub direct_received: u64,
     /// Their bytes.
     pub direct_bytes_received: u64,
-    /// Indirect transfers received, without those in messages.
+    /// Indirect transfers received, except data in messages.
     pub indirect_received: u64,
     /// Their bytes.
     pub indirect_bytes_received: u64,
@@ -389,38 +389,38 @@ pub struct Stats {
     pub adverts_sent: u64,
     /// Adverts (or sources) received.
     pub adverts_received: u64,
-    /// Adverts received and thrown away unused.
+    /// Adverts received and dropped unused.
     pub adverts_dropped: u64,
-    /// Times that something waited for a credit.
+    /// Number of waits for a credit.
     pub credit_stalls: u64,
-    /// Times that a send waited for room in the peer's buffer.
+    /// Number of times that a send waited for room in the peer's buffer.
     pub ring_stalls: u64,
-    /// Requests to get adverts back.
+    /// Requests to return adverts.
     pub retracts: u64,
     /// Acknowledgements of freed buffer sent.
     pub acks: u64,
-    /// Messages sent that said nothing but credits.
+    /// Messages sent that only returned credits.
     pub credit_messages: u64,
-    /// Whether the last attempt found no credit, so that a stall counts once.
+    /// The last attempt found no credit. It makes a stall count once.
     stalled: bool,
-    /// Whether the last attempt found no room.
+    /// The last attempt found no room.
     full: bool,
 }
 
 impl Stats {
-    /// Bytes sent, all ways together.
+    /// Bytes sent, in all three ways.
     pub fn bytes_sent(&self) -> u64 {
         self.direct_bytes_sent + self.indirect_bytes_sent + self.small_bytes_sent
     }
 
-    /// `credits`, with a stall counted when there are none.
+    /// Returns `credits`; counts a stall if there are none.
     fn stall(&mut self, credits: Option<u16>) -> Option<u16> {
         self.credit_stalls += u64::from(credits.is_none() && !self.stalled);
         self.stalled = credits.is_none();
         credits
     }
 
-    /// The last transfer of a send has gone out.
+    /// The last transfer of a send has been sent.
     fn sent(&mut self, directly: bool) {
         if directly {
             self.direct_sends += 1;
@@ -447,7 +447,7 @@ impl Hash for Stats {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
-/// What both halves of both kinds share while they work.
+/// The state that the halves of both socket types share.
 struct Shared<'a> {
     credits: &'a mut Credits,
     done: &'a mut VecDeque<Action>,
@@ -502,15 +502,15 @@ pub struct Endpoint {
     credits: Credits,
     tx: Tx,
     rx: Rx,
-    /// Buffers that the program has.
+    /// Buffers in use by the program.
     held: Vec<u32>,
-    /// Completions to tell and buffers to post.
+    /// Completions to report and buffers to post.
     done: VecDeque<Action>,
     stats: Stats,
 }
 
 impl Endpoint {
-    /// The end of a connection that was just made.
+    /// One end of a new connection.
     pub fn new(config: &Config) -> Self {
         let (tx, rx) = match config.kind {
             Kind::Stream => (
@@ -550,11 +550,11 @@ impl Endpoint {
         }
     }
 
-    /// The short way of a send: the message to send at once, with the payload behind it. The send is complete then, and has no
-    /// name. `None`, with nothing changed: it takes the usual way.
+    /// The shortcut for a send: returns the header of a message to send at once, followed by the payload. The send is then complete and has no
+    /// id. `None`, with nothing changed: use the normal path.
     pub fn send_now(&mut self, len: u64) -> Option<Message> {
         if !self.done.is_empty() {
-            // Perhaps of a send before it.
+            // It may be of an earlier send.
             return None;
         }
         let (tx, _, mut shared) = self.split();
@@ -569,9 +569,9 @@ impl Endpoint {
         })
     }
 
-    /// The short way of a message with payload, in place of [`on_message`](Self::on_message): the receive that takes all of
+    /// The shortcut for a message with payload, instead of [`on_message`](Self::on_message). Returns the receive that gets all of
     /// it. The driver copies it to the start of that receive's memory, posts the message's buffer again before it sends anything,
-    /// and tells the program; the machine has forgotten the receive. `None`, with nothing changed: the message takes the usual way.
+    /// and reports to the program; the machine has forgotten the receive. `None`, with nothing changed: use the normal path.
     pub fn take_now(&mut self, message: &Message) -> Result<Option<OpId>, Violation> {
         let Body::Small { len } = message.body else {
             return Ok(None);
@@ -602,7 +602,7 @@ impl Endpoint {
         }
     }
 
-    /// Take an operation back.
+    /// Cancel an operation.
     pub fn cancel(&mut self, op: OpId) -> Cancel {
         let (tx, rx, mut shared) = self.split();
         let (sends, is_stream) = match tx {
@@ -616,7 +616,7 @@ impl Endpoint {
         })
     }
 
-    /// Half-close: no send is taken any more, and the peer hears of it after those queued.
+    /// Half-close: further sends are refused, and the peer is informed after the queued ones.
     pub fn shutdown(&mut self) {
         match &mut self.tx {
             Tx::Stream(tx) => tx.sends.shutdown(),
@@ -624,7 +624,7 @@ impl Endpoint {
         }
     }
 
-    /// The program has finished with a buffer from an in-place completion. False: it had no such buffer.
+    /// The program has released a buffer of an in-place completion. False: it had no such buffer.
     pub fn recycle(&mut self, buffer: u32) -> bool {
         let Some(at) = self.held.iter().position(|&held| held == buffer) else {
             return false;
@@ -634,8 +634,8 @@ impl Endpoint {
         true
     }
 
-    /// A control receive completed with a message; `buffer` names it, and has the payload of a [`Body::Small`]. It may
-    /// be posted again when [`Action::Repost`] says so.
+    /// A control receive completed with a message; `buffer` is its id, and holds the payload of a [`Body::Small`]. It must
+    /// not be posted again before [`Action::Repost`].
     pub fn on_message(&mut self, buffer: u32, message: &Message) -> Result<(), Violation> {
         if let Body::Wrote { transfer, len } = message.body {
             let credits = message.credits;
@@ -719,7 +719,7 @@ impl Endpoint {
         }
     }
 
-    /// The next thing to do. `may_go_indirect`: a send without an advert may take the way through the peer's buffer or
+    /// The next action. `may_go_indirect`: a send without an advert may be sent through the peer's buffer or in
     /// a message now; false makes it wait for an advert.
     pub fn poll(&mut self, may_go_indirect: bool) -> Option<Action> {
         let (_, rx, mut shared) = self.split();
@@ -745,12 +745,12 @@ impl Endpoint {
             }
             _ => None,
         };
-        // Empty sends complete on the way.
+        // Empty sends complete during the above.
         if let Some(action) = action.or_else(|| self.told()) {
             return Some(action);
         }
         if self.is_shut() && self.peer_closed() && self.is_idle() {
-            // Nobody needs them, and the peer may be gone.
+            // The peer needs no more credits, and may be gone.
             return None;
         }
         let credits = self.credits.take_last()?;
@@ -773,7 +773,7 @@ impl Endpoint {
         Some(action)
     }
 
-    /// For certain [`poll`](Self::poll) says `None`. Cheaper than asking it, but it may say so where this is false.
+    /// True if [`poll`](Self::poll) certainly returns `None`. Cheaper than `poll`, which may return `None` in other cases as well.
     pub fn is_still(&self) -> bool {
         let tx = match &self.tx {
             Tx::Stream(tx) => tx.is_still(),
@@ -802,7 +802,7 @@ impl Endpoint {
         }
     }
 
-    /// Bytes (stream) or messages that have come and that no receive has taken.
+    /// Bytes (stream) or messages that have arrived and that no receive has taken.
     pub fn readable(&self) -> u64 {
         match &self.rx {
             Rx::Stream(rx) => rx.readable(),
@@ -810,7 +810,7 @@ impl Endpoint {
         }
     }
 
-    /// The peer has said that it sends no more.
+    /// The peer has closed its sending direction.
     pub fn peer_closed(&self) -> bool {
         match &self.rx {
             Rx::Stream(rx) => rx.eof(),
@@ -818,7 +818,7 @@ impl Endpoint {
         }
     }
 
-    /// The half-close that [`shutdown`](Self::shutdown) asked for has been sent.
+    /// The half-close requested by [`shutdown`](Self::shutdown) has been sent.
     pub fn is_shut(&self) -> bool {
         self.sends().is_finished()
     }
@@ -839,7 +839,7 @@ impl Endpoint {
         }
     }
 
-    /// What has happened so far.
+    /// The statistics.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }

@@ -1,4 +1,4 @@
-//! `SOCK_SEQPACKET`: message *i* goes to receive *i*, by either of the two published designs.
+//! `SOCK_SEQPACKET`: message *i* goes to receive *i*, in either of the two published designs.
 
 mod receiver;
 mod sender;

@@ -1,41 +1,41 @@
-//! Whether a stream's sender that has no advert waits for one, or takes the way through the peer's buffer at once.
+//! The policy for a stream sender without an advert: wait for one, or send through the peer's buffer at once.
 //!
-//! The published algorithm goes at once. Safety does not depend on it: a sender may wait as long as it likes. What is faster does depend
-//! on it, and on things that neither end knows: what a copy costs, how far away the peer is, how many receives its program keeps posted. So
+//! The published algorithm sends at once. Safety does not depend on this: a sender may wait for any time. The speed does depend
+//! on it, and on facts that neither end knows: the cost of a copy, the distance of the peer, the number of receives that its program keeps posted. So
 //! the policy tries both ways and measures. It counts bytes over busy time in windows several times as long as
-//! the peer's buffer (a shorter one would see how fast the buffer fills), keeps to the faster way, and looks at the other one now and then, ever more rarely while
-//! that finds nothing new. A look ends as soon as the other way is clearly slower.
+//! the peer's buffer, because a shorter window would measure how fast the buffer fills. It keeps to the faster way and probes the other one at
+//! intervals that grow while probes find nothing new. A probe ends as soon as the other way is clearly slower.
 //!
-//! Waiting has a limit. An advert that does not come within it means that the peer's program posts no receives before data is there, or that it
-//! is far away: then the way through the buffer is taken, for a number of times that doubles with each disappointment.
+//! Waiting has a limit. If no advert comes within it, the peer's program posts no receives before data is there, or the peer
+//! is far away. Then the sender uses the buffer, for a number of sends that doubles with each vain wait.
 //!
-//! Time is in nanoseconds of any steady clock, and comes from the caller.
+//! Time is in nanoseconds of any steady clock; the caller passes it.
 
-/// Waits are at least so long before they count as in vain.
+/// The shortest and the longest wait before it counts as vain.
 const SHORTEST_PATIENCE: u64 = 1_000_000;
 const LONGEST_PATIENCE: u64 = 20_000_000;
-/// A sample has at least so many transfers, and lasts at most so long.
+/// The fewest transfers and the longest time of a sample.
 const WINDOW_TRANSFERS: u64 = 32;
 const WINDOW_TIME: u64 = 20_000_000;
 const FIRST_WINDOW_TIME: u64 = 2_000_000;
-/// A pause longer than this begins a new sample: a program that sends one thing after another does not pause.
+/// A pause longer than this starts a new sample; a program that sends without a break does not pause this long.
 const IDLE: u64 = 100_000;
-/// Sends of this length on begin with waiting: until more is known, one copy fewer weighs more than a message.
+/// Sends of at least this length start with waiting: until more is known, a saved copy outweighs an extra message.
 const LONG: u64 = 192 << 10;
-/// The way not taken is measured again after so many windows on the way that is. Long sends that wait go directly, and looks at the other way are
-/// what keeps them from all doing so; short ones that wait are a surprise, which the slow start of a connection may be all there is to.
+/// The other way is probed after this many windows on the current one. Long sends that wait go directly, and only probes of the other way
+/// prevent that for some of them. That short sends are better off waiting is unusual, and may be only an effect of a connection's slow start.
 const INTERVAL: u32 = 4;
 const LONG_INTERVAL: u32 = 64;
 const LONGEST_INTERVAL: u32 = 512;
-/// It has to have so much of the other's rate: noise alone moves nothing, and where both are as fast, direct transfers take less of the
-/// receiver's time.
+/// The factor by which the other way's rate must exceed the current one's. It suppresses noise, and at equal rates prefers direct transfers, which
+/// take less of the receiver's time.
 const MARGIN: [f64; 2] = [1.06, 1.0];
-/// A look at the other way ends early when that has less than this share of the usual rate, after so long.
+/// A probe ends early when its rate is below this share of the usual rate after this time.
 const HOPELESS: f64 = 0.5;
 const GLANCE: u64 = 1_000_000;
-/// What a look has cost is earned in so many times that time, before the next.
+/// The next probe comes no earlier than this multiple of the time that the last one lost.
 const EARNED: f64 = 32.0;
-/// Sends that go at once after the first wait in vain, and at most.
+/// Sends that go at once after the first vain wait, and the most after later ones.
 const FIRST_DETOUR: u32 = 4;
 const LONGEST_DETOUR: u32 = 4096;
 
@@ -54,7 +54,7 @@ impl Way {
         }
     }
 
-    /// Windows until the other one is tried, when it is taken for sends of this length.
+    /// Number of windows until the other way is probed, if sends have this length.
     fn interval(self, length: u64) -> u32 {
         match self {
             Way::Wait if length >= LONG => LONG_INTERVAL,
@@ -63,12 +63,12 @@ impl Way {
     }
 }
 
-/// What a sender without an advert is to do.
+/// The decision for a sender without an advert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Send through the peer's buffer.
     Go,
-    /// Wait for an advert, and ask again at this time.
+    /// Wait for an advert, and call again at this time.
     Wait(u64),
 }
 
@@ -77,7 +77,7 @@ struct Sample {
     begun: u64,
     bytes: u64,
     transfers: u64,
-    /// The first part after a change of ways is not measured.
+    /// The first part after a change of ways, which is not measured.
     settling: bool,
 }
 
@@ -85,30 +85,30 @@ struct Sample {
 #[derive(Clone, Debug)]
 pub struct Policy {
     way: Way,
-    /// It has been asked.
+    /// A decision has been made.
     begun: bool,
-    /// Bytes a nanosecond of each way, where it has been measured.
+    /// Bytes per nanosecond of each way, if measured.
     rate: [Option<f64>; 2],
     sample: Sample,
     window_bytes: u64,
-    /// Windows until the other way is tried, and after the next try.
+    /// Windows until the next probe, and the interval after it.
     until_probe: u32,
     interval: u32,
-    /// A look at the other way began then.
+    /// The start of the current probe.
     probing: Option<u64>,
-    /// The next is not before this.
+    /// The earliest time of the next probe.
     not_before: u64,
     waiting_since: Option<u64>,
-    /// Average of the waits that were not in vain.
+    /// Average of the successful waits.
     usual_wait: u64,
-    /// Sends that go at once because waiting was in vain.
+    /// Remaining sends that go at once after a vain wait.
     detour: u32,
     next_detour: u32,
     idle_since: Option<u64>,
 }
 
 impl Policy {
-    /// For a peer's buffer of so many bytes.
+    /// A policy for a peer with a buffer of `peer_ring` bytes.
     pub fn new(peer_ring: u32) -> Self {
         Policy {
             way: Way::Go,
@@ -128,7 +128,7 @@ impl Policy {
         }
     }
 
-    /// No send waits at present: [`verdict`](Self::verdict) would say go, and need not be asked.
+    /// True if no send waits at present: [`verdict`](Self::verdict) would return `Go` and need not be called.
     pub fn goes(&self) -> bool {
         self.begun && self.way == Way::Go && self.detour == 0
     }
@@ -138,7 +138,7 @@ impl Policy {
         self.waiting_since.is_some()
     }
 
-    /// A send with `left` bytes left has no advert, and the peer sends some.
+    /// The decision for a send with `left` bytes left and no advert, from a peer that sends adverts.
     pub fn verdict(&mut self, now: u64, left: u64) -> Verdict {
         if !std::mem::replace(&mut self.begun, true) && left >= LONG {
             self.way = Way::Wait;
@@ -163,7 +163,7 @@ impl Policy {
         Verdict::Go
     }
 
-    /// So many bytes more went out, in so many transfers.
+    /// `bytes` more bytes were sent, in `transfers` transfers.
     pub fn sent(&mut self, now: u64, bytes: u64, transfers: u64) {
         if let Some(since) = self.waiting_since.take() {
             let wait = now.saturating_sub(since);
@@ -171,7 +171,7 @@ impl Policy {
             self.next_detour = (self.next_detour / 2).max(FIRST_DETOUR);
         }
         if self.sample.begun == 0 {
-            // These bytes began to move before, nobody knows when.
+            // The time at which these bytes started to move is unknown.
             self.sample.begun = now.max(1);
             return;
         }
@@ -185,12 +185,12 @@ impl Policy {
         self.idle_since.get_or_insert(now);
     }
 
-    /// There is something to send again, whether or not it can go yet.
+    /// There is something to send again, even if it must wait.
     pub fn busy(&mut self, now: u64) {
         if let Some(since) = self.idle_since.take()
             && now.saturating_sub(since) > IDLE
         {
-            // Only what is sent without a pause says how fast a way is.
+            // Only continuous sending shows the speed of a way.
             self.sample = Sample {
                 settling: self.sample.settling,
                 ..Sample::default()
@@ -215,7 +215,7 @@ impl Policy {
             ..
         } = self.sample;
         let full = bytes >= self.window_bytes && transfers >= WINDOW_TRANSFERS;
-        // The first comparison comes soon.
+        // The first comparison comes early.
         let longest = if usual.is_none() {
             FIRST_WINDOW_TIME
         } else {
@@ -232,7 +232,7 @@ impl Policy {
             return;
         }
         if self.probing.is_some() {
-            // One look at a way that may have changed; the way that is taken has a memory.
+            // A probe replaces the old rate; the rate of the current way is an average.
             self.rate[self.way as usize] = Some(rate);
             if usual.is_none_or(|usual| rate <= usual * MARGIN[self.way as usize]) {
                 return self.give_up_probe(now, rate);
@@ -252,7 +252,7 @@ impl Policy {
         }
     }
 
-    /// Back to the usual way, for longer than before.
+    /// Return to the usual way, for longer than before.
     fn give_up_probe(&mut self, now: u64, rate: f64) {
         let usual = self.rate[self.way.other() as usize].unwrap_or(rate);
         let took = now - self.probing.take().unwrap_or(now);
@@ -278,8 +278,8 @@ impl Policy {
 mod tests {
     use super::*;
 
-    /// A sender whose two ways have these rates in bytes a nanosecond; an advert comes after `advert` ns of waiting, if at all. Says how many of
-    /// the last bytes went without an advert.
+    /// Simulates a sender whose two ways have these rates in bytes per nanosecond; an advert comes after `advert` ns of waiting, if at all. Returns the
+    /// share of the last bytes that were sent without an advert.
     fn run(go: f64, wait: f64, advert: Option<u64>, sends: u32) -> f64 {
         let mut policy = Policy::new(1 << 20);
         let len: u64 = 256 << 10;
@@ -318,13 +318,13 @@ mod tests {
     fn the_faster_way_is_found() {
         assert!(run(5.0, 10.0, Some(1_000), 40_000) < 0.03);
         assert!(run(10.0, 5.0, Some(1_000), 40_000) > 0.97);
-        // Adverts take longer than the copy that they save.
+        // An advert takes longer than the copy that it saves.
         assert!(run(10.0, 20.0, Some(100_000), 40_000) > 0.97);
     }
 
     #[test]
     fn a_slow_start_is_forgotten() {
-        // Short sends, going three times as fast as waiting, except for the first 2 ms.
+        // Short sends. Going at once is three times as fast as waiting, except in the first 2 ms.
         let mut policy = Policy::new(1 << 20);
         let len: u64 = 32 << 10;
         let (mut now, mut tried, mut waited) = (1_000, false, 0);
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_look_at_a_slow_way_is_earned() {
-        // What looks cost is a thirtieth of the time at most.
+        // Probes cost at most a thirtieth of the time.
         let mut policy = Policy::new(1 << 20);
         let len: u64 = 32 << 10;
         let (mut now, mut lost) = (1_000, 0);
@@ -395,7 +395,7 @@ mod tests {
             policy.busy(now - 1000);
             policy.sent(now, 8 << 10, 1);
             policy.idle(now);
-            // After each burst of 50 nothing happens for a while.
+            // A pause follows each burst of 50.
             now += if i % 50 == 0 { 50_000_000 } else { 10 };
         }
         let rate = policy.rate[policy.way as usize].unwrap_or_default();

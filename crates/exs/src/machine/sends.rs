@@ -1,4 +1,4 @@
-//! The program's sends, until each has been told to be complete.
+//! The program's sends, until each has been reported as complete.
 
 use std::collections::VecDeque;
 
@@ -10,11 +10,11 @@ pub(super) struct Send {
     pub(super) len: u64,
     /// Bytes handed to the transport.
     pub(super) off: u64,
-    /// All of them directly.
+    /// All of them were sent directly.
     direct: bool,
-    /// Transfers whose completion has not been seen.
+    /// Transfers that have not completed.
     pub(super) in_flight: u32,
-    /// Cancelled when a part of it had been handed over: that part is all there is of it.
+    /// Cancelled after a part of it had been handed over: the send ends with that part.
     cut: bool,
 }
 
@@ -51,7 +51,7 @@ impl Sends {
         self.waiting.front()
     }
 
-    /// `len` more bytes of the head go out in one transfer. True when these are its last.
+    /// `len` more bytes of the head are sent in one transfer. True when these are its last.
     pub(super) fn hand_over(&mut self, len: u64, directly: bool, stats: &mut Stats) -> bool {
         let Some(send) = self.waiting.front_mut() else {
             return false;
@@ -67,7 +67,7 @@ impl Sends {
         last
     }
 
-    /// As [`Self::hand_over`], of what `len` bytes from `off` on of the head go out as: one message with their announcement.
+    /// Like [`Self::hand_over`], but `len` bytes at `off` of the head are sent in the message that announces them.
     pub(super) fn hand_over_small(
         &mut self,
         (op, off): (OpId, u64),
@@ -94,7 +94,7 @@ impl Sends {
 
     /// One transfer of a send is complete. False when there is no such send.
     pub(super) fn transferred(&mut self, op: OpId) -> bool {
-        // Transfers complete in order, so that the first candidate is the one, unless the driver says otherwise.
+        // Transfers complete in order, so the first candidate is the right one, unless the driver reports another id.
         let send = self
             .handed
             .iter_mut()
@@ -103,7 +103,7 @@ impl Sends {
         send.map(|send| send.in_flight -= 1).is_some()
     }
 
-    /// Tell of the sends that are complete, in order.
+    /// Report the complete sends, in order.
     pub(super) fn complete(&mut self, done: &mut VecDeque<Action>) {
         while let Some(send) = self.handed.pop_front_if(|send| send.in_flight == 0) {
             let outcome = if send.cut {
@@ -115,7 +115,7 @@ impl Sends {
         }
     }
 
-    /// `None`: no such send. One of which a part has been handed over is cut there if it `may_be_cut`.
+    /// `None`: no such send. A send that is partly handed over is cut there if it `may_be_cut`.
     pub(super) fn cancel(
         &mut self,
         op: OpId,
@@ -128,7 +128,7 @@ impl Sends {
                 return Some(Cancel::TooLate);
             }
             if send.off != 0 {
-                // Only the first can have begun.
+                // Only the first send can be partly sent.
                 (send.len, send.cut) = (send.off, true);
                 self.skip();
                 self.complete(done);
@@ -152,12 +152,11 @@ impl Sends {
         self.fin != Fin::Open
     }
 
-    /// The half-close has been sent.
     pub(super) fn is_finished(&self) -> bool {
         self.fin == Fin::Sent
     }
 
-    /// It is time for the half-close.
+    /// The half-close is due.
     pub(super) fn wants_fin(&self) -> bool {
         self.fin == Fin::Wanted && self.waiting.is_empty()
     }
@@ -166,12 +165,11 @@ impl Sends {
         self.fin = Fin::Sent;
     }
 
-    /// Nothing is left to do for the program's calls.
+    /// No send or half-close is unfinished.
     pub(super) fn is_idle(&self) -> bool {
         self.handed.is_empty() && self.is_still()
     }
 
-    /// Nothing is left to hand over.
     pub(super) fn is_still(&self) -> bool {
         self.waiting.is_empty() && self.fin != Fin::Wanted
     }

@@ -1,4 +1,4 @@
-//! Both halves of a stream: figures 2 to 5 of the stream paper. The names in its table I are given with the fields.
+//! Both halves of a stream: figures 2 to 5 of the stream paper. Fields are annotated with the names in its table I.
 
 mod receiver;
 mod sender;

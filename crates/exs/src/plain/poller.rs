@@ -1,4 +1,4 @@
-//! The thread that drives ordinary sockets on which operations wait: one per process, started by the first of them.
+//! The thread that drives ordinary sockets with waiting operations. The process has one; the first such operation starts it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -14,15 +14,15 @@ use weft_verbs::PerProcess;
 
 use super::Plain;
 
-/// Number of the thread's own descriptor.
+/// Id of the thread's own descriptor.
 const WAKE: u64 = 0;
-/// Sockets looked at between two looks at the clock.
+/// Sockets processed between two checks of the timers.
 const BATCH: usize = 64;
-/// The kernel counts waits in milliseconds of an `int`; nobody minds one wake-up an hour.
+/// The kernel limits waits to an `int` of milliseconds; one wake-up an hour costs nothing.
 const LONGEST: Duration = Duration::from_hours(1);
 
 pub(super) struct Poller {
-    /// Whose it is: a forked child has the same epoll instance, and must not touch it.
+    /// The owner: a forked child inherits the same epoll instance and must not touch it.
     pid: Pid,
     epoll: OwnedFd,
     wake: OwnedFd,
@@ -37,7 +37,6 @@ struct Table {
 }
 
 impl Poller {
-    /// This process's.
     pub(super) fn get() -> Result<Arc<Poller>, Errno> {
         static POLLER: PerProcess<Poller> = PerProcess::new();
         POLLER.get(|| {
@@ -66,7 +65,7 @@ impl Poller {
         lock(&self.table)
     }
 
-    /// Takes a socket in, silent until [`Self::arm`]; returns its number.
+    /// Adds a socket, without events until [`Self::arm`]; returns its id.
     pub(super) fn add(&self, fd: BorrowedFd<'_>, socket: Weak<Plain>) -> Result<u64, Errno> {
         let mut table = self.table();
         table.last += 1;
@@ -81,7 +80,7 @@ impl Poller {
         Ok(id)
     }
 
-    /// Has [`Plain::on_ready`] called once when what is in `flags` happens.
+    /// Requests one call of [`Plain::on_ready`] when an event in `flags` happens.
     pub(super) fn arm(
         &self,
         fd: BorrowedFd<'_>,
@@ -96,7 +95,7 @@ impl Poller {
         )
     }
 
-    /// Has [`Plain::on_time`] called once, not before `when`.
+    /// Requests one call of [`Plain::on_time`], not before `when`.
     pub(super) fn at(&self, id: u64, when: Instant) {
         let mut table = self.table();
         let first = table.timers.first().is_none_or(|t| when < t.0);
@@ -108,7 +107,7 @@ impl Poller {
         }
     }
 
-    /// Forgets a socket. The program may have descriptors for it, so closing ours alone would not do.
+    /// Removes a socket. The program may have other descriptors for it, so closing ours alone is not enough.
     pub(super) fn remove(&self, fd: BorrowedFd<'_>, id: u64) {
         if self.pid != getpid() {
             return;
@@ -121,7 +120,7 @@ impl Poller {
         self.table().sockets.get(&id).and_then(Weak::upgrade)
     }
 
-    /// The next socket whose time has come, or the time until one's comes.
+    /// The next socket whose deadline has passed, or the time until the next deadline.
     fn due(&self) -> Result<u64, Option<Duration>> {
         let mut table = self.table();
         let Some(&(when, id)) = table.timers.first() else {
@@ -158,7 +157,7 @@ impl Poller {
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                // Only a descriptor that something else in the process has closed or taken.
+                // This happens only if other code in the process has closed or replaced the descriptor.
                 Err(e) => {
                     tracing::error!("ordinary sockets can no longer be waited for: {e}");
                     return;

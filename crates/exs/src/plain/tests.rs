@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::{Outcome, Plain, PlainOp};
 use crate::{Context, FilePiece, Memory, Piece, Ready, RecvFlags, Region};
 
-/// A long time, of which nothing is used unless something is wrong.
+/// A time limit that is reached only if something is wrong.
 const LONG: Duration = Duration::from_secs(30);
 
 /// A socket under test and its plain peer.
@@ -70,7 +70,7 @@ fn what_can_be_done_at_once_is_done_in_the_caller() {
     assert_eq!(end(&rx), (2, Ok(5), b"there".to_vec()));
     assert_eq!(plain.peer_addr().unwrap(), far.local_addr().unwrap());
     assert_eq!(plain.local_addr().unwrap(), far.peer_addr().unwrap());
-    // Nothing had to wait, so nothing was asked of the thread.
+    // Nothing had to wait, so the thread was not used.
     assert!(plain.watch.lock().unwrap().poller.is_none());
 }
 
@@ -151,7 +151,7 @@ fn registered_lists_are_filled_piece_by_piece() {
     far.write_all(b"abcd").unwrap();
     far.write_all(b"efghi").unwrap();
     assert_eq!(end(&rx), (1, Ok(9), b"abcdefghi".to_vec()));
-    // A range that is not inside its region.
+    // A range outside its region.
     plain.recv(op(
         &tx,
         2,
@@ -170,7 +170,7 @@ fn a_peer_that_aborts_ends_everything() {
     let (tx, rx): Ends = channel();
     plain.send(op(&tx, 1, vec![7; 64 << 20]));
     plain.recv(op(&tx, 2, vec![0; 4]));
-    // Closed with bytes that nobody has read.
+    // Closed with unread bytes.
     drop(far);
     let mut ends = [end(&rx), end(&rx)];
     ends.sort_by_key(|e| e.0);
@@ -257,7 +257,7 @@ fn polls_tell_once() {
     assert!(rx.try_recv().is_err());
     far.write_all(b"x").unwrap();
     assert_eq!(rx.recv_timeout(LONG).unwrap(), (2, Ok(Ready::IN)));
-    // Behind a send that waits nothing would start.
+    // Behind a waiting send a new one would not start.
     let (ends, sent): Ends = channel();
     plain.send(op(&ends, 1, vec![0; 64 << 20]));
     poll(Ready::OUT, 4);
@@ -289,7 +289,7 @@ fn close_sends_what_waits_and_ends_the_rest() {
     plain.recv(op(&tx, 3, vec![0; 8]));
     assert_eq!(end(&rx).1, Err(Errno::BADF));
     plain.send(op(&tx, 4, vec![0; 8]));
-    // The program's last handle; what waits goes on.
+    // The program's last handle; the waiting operation continues.
     drop(plain);
     let mut got = Vec::new();
     far.read_to_end(&mut got).unwrap();
@@ -355,7 +355,7 @@ fn several_threads_lose_and_swap_nothing() {
         }
         assert_eq!(token, next, "in order");
         next += 1;
-        // A send is not torn apart by another.
+        // Sends are not interleaved.
         assert!(bytes.iter().all(|b| *b == bytes[0]));
         of[usize::from(bytes[0])] += 1;
     }
@@ -464,7 +464,7 @@ fn errors_of_files_and_cancelled_files_say_how_far_they_got() {
         Some(Instant::now() + Duration::from_millis(20)),
     );
     plain.send(op(&tx, 2, b"!".to_vec()));
-    // The first blocks the second, which is late therefore.
+    // The first send blocks the second, which exceeds its time limit.
     let (late, none) = end_rx.recv_timeout(LONG).unwrap();
     assert_eq!((late, none), (Err(Errno::TIMEDOUT), 0));
     assert_eq!(plain.cancel(Some(9)), 1);
@@ -508,7 +508,7 @@ fn a_file_send_of_nothing_ends_in_its_turn() {
             .send_file(&context, pieces, 2, None, Box::new(done))
             .unwrap();
     }
-    // Both have found that there is nothing, but are not the first.
+    // Both have found the end of their file, but are not at the head.
     let over = |job: &super::Job| matches!(job, super::Job::File(file) if file.over.is_some());
     while plain
         .send
@@ -533,7 +533,7 @@ fn a_file_send_of_nothing_ends_in_its_turn() {
     assert_eq!(reader.join().unwrap().unwrap(), 16 << 20);
 }
 
-/// A peer that takes nothing would keep descriptor and memory for ever.
+/// A peer that accepts nothing must not hold descriptor and memory for ever.
 #[test]
 fn a_closed_socket_gives_up_on_a_peer_that_takes_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -558,7 +558,7 @@ fn a_closed_socket_gives_up_on_a_peer_that_takes_nothing() {
         assert!(begun.elapsed() < LONG, "its descriptor is still open");
         std::thread::yield_now();
     }
-    // What it got is not the whole, and it can tell.
+    // The peer received only a part, and can detect that.
     let got = far.read_to_end(&mut Vec::new());
     assert_eq!(got.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
     assert!(sent.len() < 64 << 20);
@@ -577,7 +577,7 @@ fn a_closed_socket_has_patience_with_a_slow_peer() {
     let (end_tx, end_rx) = channel();
     let begun = Instant::now();
     plain.close(Box::new(move |r| end_tx.send(r).unwrap()));
-    // Never so long without a byte.
+    // Pauses without a byte are shorter than the limit.
     let mut part = vec![0; 4 << 20];
     for _ in 0..10 {
         std::thread::sleep(linger / 5);
@@ -586,7 +586,7 @@ fn a_closed_socket_has_patience_with_a_slow_peer() {
     assert!(begun.elapsed() > linger);
     assert_eq!(end(&rx).1, Ok(len));
     assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
-    // And then the time is nobody's any more.
+    // After that the limit no longer applies.
     std::thread::sleep(linger + linger / 2);
     assert_eq!(far.read(&mut part).unwrap(), 0);
 }
@@ -607,7 +607,7 @@ fn the_end_follows_what_is_queued_in_the_kernel_with_bytes_unread() {
     assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
 }
 
-/// A handle of one socket ends with its descriptor: the program's other one for the same connection goes on.
+/// The last handle of one socket closes only its own descriptor: the program's other descriptor for the same connection still works.
 #[test]
 fn a_last_handle_ends_nothing_but_itself() {
     let (plain, mut far) = pair();
@@ -630,7 +630,7 @@ fn a_poll_beside_a_close_is_told() {
         let plain = Plain::new(near.into()).unwrap();
         let (tx, rx) = channel();
         std::thread::scope(|s| {
-            // The poll has found the socket open and finds no way in; the close is faster than it wakes up.
+            // The poll has found the socket open and nothing to read; the close is faster than its wake-up.
             let polls = plain.polls.lock().unwrap();
             s.spawn(|| plain.poll(Ready::IN, 1, Box::new(move |r| tx.send(r).unwrap())));
             std::thread::sleep(moment);

@@ -1,4 +1,4 @@
-//! Moving bytes between an operation's memory and a TCP socket, never waiting.
+//! Moves bytes between an operation's memory and a TCP socket, without ever waiting.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,39 +8,38 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::Memory;
 
-/// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Send,
     Recv,
 }
 
-/// How far an operation has got with its memory.
+/// The progress of an operation in its memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursor {
     /// Bytes moved.
     pub(super) done: usize,
-    /// Piece of a list, and bytes moved of that piece.
+    /// The current piece of a list, and bytes moved of that piece.
     piece: usize,
     within: usize,
 }
 
-/// What one attempt came to.
+/// The result of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
-    /// The memory is used up.
+    /// The memory is used up: full, or sent completely.
     Full,
-    /// The socket has no more bytes, or room, at the moment.
+    /// The socket has no more data, or no room, at the moment.
     Later,
-    /// So much was moved that others should have their turn.
+    /// The budget is used up; it is the turn of other sockets.
     Enough,
-    /// The peer sends no more.
+    /// The peer's stream has ended.
     End,
     /// The socket failed.
     Failed(Errno),
 }
 
-/// Moves bytes from where `cursor` stands until memory or socket is used up, or `budget` bytes were moved.
+/// Moves bytes, starting at `cursor`, until the memory or the socket is used up, or `budget` bytes were moved.
 pub(super) fn advance(
     fd: BorrowedFd<'_>,
     way: Way,
@@ -82,7 +81,7 @@ pub(super) fn advance(
     }
 }
 
-/// One system call on what is left of `memory` after `off`, which is not nothing.
+/// One system call for the rest of `memory` after `off`, which is not empty.
 fn once(
     fd: BorrowedFd<'_>,
     way: Way,
@@ -124,7 +123,7 @@ fn once(
             rustix::net::recv(fd, &mut bytes[off..], RecvFlags::DONTWAIT).map(|(n, _)| n)
         }
         (_, Memory::List(list)) => {
-            // A list in a list: find the piece.
+            // A list within a list: find the piece.
             let mut skip = off;
             let count = list.len();
             for (i, piece) in list.iter_mut().enumerate() {

@@ -13,11 +13,11 @@ use crate::plain::Plain;
 use crate::{Kind, Memory, Ready, RecvFlags};
 
 impl Socket {
-    /// Connect, and wait for it.
+    /// Connect, and wait for the result.
     ///
     /// # Errors
     /// As `connect(2)`: `ECONNREFUSED`, `ETIMEDOUT`, `EHOSTUNREACH`, …; `EPROTO` when the peer is no EXS socket, `EPROTOTYPE` when it is one of
-    /// another type; `EINTR` when a signal's handler ran: the connection goes on being made.
+    /// another type; `EINTR` when a signal handler ran: the connect continues.
     pub fn connect_wait(&self, addr: SocketAddr) -> Result<(), Errno> {
         let slot = Arc::new(Slot::default());
         self.connect_to(addr, Target::Slot(Arc::clone(&slot)), 0)?;
@@ -26,10 +26,10 @@ impl Socket {
             .map_or(Err(Errno::IO), |event| event.result.map(drop))
     }
 
-    /// Take the next connection, and wait for it.
+    /// Accept the next connection, and wait for it.
     ///
     /// # Errors
-    /// `EAGAIN` when the time is up; `EINTR` when a signal's handler ran; `EINVAL` when it does not listen, `EBADF` when it is or gets closed.
+    /// `EAGAIN` when the time is up; `EINTR` when a signal handler ran; `EINVAL` when the socket does not listen, `EBADF` when it is closed, also meanwhile.
     pub fn accept_wait(&self, timeout: Option<Duration>) -> Result<Socket, Errno> {
         let listener = self.listener()?;
         let slot = Arc::new(Slot::default());
@@ -37,7 +37,7 @@ impl Socket {
         listener.accept(Target::Slot(Arc::clone(&slot)), token);
         let waited = slot.sleep(deadline(timeout));
         if waited.is_err() && !listener.withdraw(&slot) {
-            // A connection is being handed to it just now.
+            // A connection is being handed to this call right now.
             while slot.sleep(None).is_err() {}
         }
         match slot.take() {
@@ -50,10 +50,10 @@ impl Socket {
         }
     }
 
-    /// Send, and wait until the memory is the program's again.
+    /// Send, and wait until the memory belongs to the program again.
     ///
     /// # Errors
-    /// As [`Socket::send`]; `EAGAIN` when the time limit of sends ran out before anything was sent, `EINTR` when a signal's handler ran before.
+    /// As [`Socket::send`]; `EAGAIN` or `EINTR` when the time limit for sends expired or a signal handler ran before anything was sent.
     pub fn send_wait(&self, memory: Memory) -> Result<usize, Errno> {
         let plain = self.plain()?;
         if plain.is_none()
@@ -80,10 +80,11 @@ impl Socket {
         finish_wait(conn, &slot, id, self.limits().0).map(|end| end.0)
     }
 
-    /// Receive, and wait for it. 0 at the end of the stream. The memory has to be a region's or promised ([`Memory::Raw`]), or a list of such.
+    /// Receive, and wait for the data. 0 means the end of the stream. The memory must be a region's or [`Memory::Raw`], or a list of these.
     ///
     /// # Errors
-    /// As [`Socket::recv`]; `EAGAIN` when the time limit of receives ran out before anything came, `EINTR` when a signal's handler ran before; `EINVAL` for owned memory, which would not come back.
+    /// As [`Socket::recv`]; `EAGAIN` or `EINTR` when the time limit for receives expired or a signal handler ran before any data came;
+    /// `EINVAL` for owned memory, which could not be returned.
     pub fn recv_wait(&self, memory: &Memory, flags: RecvFlags) -> Result<usize, Errno> {
         if memory.owns() {
             return Err(Errno::INVAL);
@@ -112,7 +113,7 @@ impl Socket {
             .map(|end| end.0)
     }
 
-    /// A blocking receive over verbs: bytes, and whether a message was longer.
+    /// A blocking receive over verbs: the bytes, and true if the message was longer.
     fn recv_on_conn(
         &self,
         memory: &Memory,
@@ -127,10 +128,10 @@ impl Socket {
         finish_wait(conn, slot, started.map_err(refused)?, limit)
     }
 
-    /// As [`Socket::recv_wait`], of a message: also whether it was longer than the memory.
+    /// Like [`Socket::recv_wait`], for a message: returns also whether it was longer than the memory.
     ///
     /// # Errors
-    /// As [`Socket::recv_wait`]; `EOPNOTSUPP` on a socket of bytes.
+    /// As [`Socket::recv_wait`]; `EOPNOTSUPP` on a stream socket.
     pub fn recv_message_wait(
         &self,
         memory: &Memory,
@@ -151,10 +152,10 @@ impl Socket {
         self.recv_on_conn(memory, flags, &Arc::default(), limit)
     }
 
-    /// Wait until the socket is ready for something of `wanted`, or has failed. Empty when the time is up.
+    /// Wait until the socket is ready for one of the conditions `wanted`, or has failed. Empty when the time is up.
     ///
     /// # Errors
-    /// `ENOTCONN`, `EBADF`; `EINTR` when a signal's handler ran before that.
+    /// `ENOTCONN`, `EBADF`; `EINTR` when a signal handler ran first.
     pub fn poll_wait(&self, wanted: Ready, timeout: Option<Duration>) -> Result<Ready, Errno> {
         let slot = Arc::new(Slot::default());
         let target = Target::Slot(Arc::clone(&slot));
@@ -195,7 +196,7 @@ impl Socket {
     }
 }
 
-/// The end of a blocking call on an ordinary connection.
+/// The result of a blocking call on an ordinary connection.
 fn plain_result(plain: &Plain, slot: &Slot, token: u64) -> Result<usize, Errno> {
     let waited = slot.sleep(None);
     if waited.is_err() {
@@ -211,7 +212,7 @@ fn plain_result(plain: &Plain, slot: &Slot, token: u64) -> Result<usize, Errno> 
     }
 }
 
-/// The end of a blocking call: bytes, and whether a message was longer.
+/// The result of a blocking call: the bytes, and true if the message was longer.
 fn finish_wait(
     conn: &Conn,
     slot: &Arc<Slot>,
@@ -220,7 +221,7 @@ fn finish_wait(
 ) -> Result<(usize, bool), Errno> {
     let waited = conn.wait_for(slot, deadline(limit));
     if let Err(why) = waited {
-        // The memory is not the program's before the end is told.
+        // The memory does not belong to the program until the operation has ended.
         conn.give_up(slot, id, why);
     }
     let event = slot.take().ok_or(Errno::IO)?;

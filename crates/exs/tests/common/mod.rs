@@ -1,4 +1,4 @@
-//! What the tests of trouble and of corners have in common.
+//! Helpers shared by the test programs.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::fs::File;
@@ -45,7 +45,7 @@ pub(crate) fn pair(local: LocalMode) -> (Context, Socket, Socket) {
     pair_of(local, Kind::Stream, |_| (), |_| ())
 }
 
-/// The next so many events.
+/// The next `n` events.
 pub(crate) fn events(queue: &Queue, n: usize) -> Vec<Event> {
     let mut out = Vec::new();
     queue.dequeue(&mut out, n, n, Some(PATIENCE)).unwrap();
@@ -58,19 +58,19 @@ pub(crate) fn next_event(queue: &Queue) -> Event {
     events(queue, 1).remove(0)
 }
 
-/// Limits the time of sends from now on, in milliseconds.
+/// Sets the time limit of later sends, in milliseconds.
 pub(crate) fn send_limit(socket: &Socket, millis: u64) {
     let limit = Some(Duration::from_millis(millis));
     socket.set_options(|o| o.send_timeout = limit).unwrap();
 }
 
-/// Limits the time of receives from now on, in milliseconds.
+/// Sets the time limit of later receives, in milliseconds.
 pub(crate) fn recv_limit(socket: &Socket, millis: u64) {
     let limit = Some(Duration::from_millis(millis));
     socket.set_options(|o| o.recv_timeout = limit).unwrap();
 }
 
-/// What may wait for ever, in a thread of its own: where its result will be.
+/// Runs a function that may wait for ever on a separate thread. Returns the receiver of its result.
 pub(crate) fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (tell, told) = channel();
     std::thread::spawn(move || {
@@ -79,7 +79,7 @@ pub(crate) fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -
     told
 }
 
-/// A file that goes with its last descriptor.
+/// A file that disappears with its last descriptor.
 pub(crate) fn file_of(bytes: &[u8]) -> Arc<OwnedFd> {
     static N: AtomicUsize = AtomicUsize::new(0);
     let n = N.fetch_add(1, Ordering::SeqCst);

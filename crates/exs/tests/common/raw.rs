@@ -1,4 +1,4 @@
-//! A peer that speaks verbs, and is no EXS socket.
+//! A peer that uses verbs, and is no EXS socket.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use weft_exs::{Mode, Socket};
@@ -6,7 +6,7 @@ use weft_verbs::cm::{ConnParam, Connection, connect};
 use weft_verbs::{Access, Cq, LinkOptions, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc};
 use weft_wire::exs::{Body, HEADER_LEN, Hello, Kind, MAX_LEN, Message};
 
-/// What a stream socket might say.
+/// A possible greeting of a stream socket.
 pub(crate) fn hello() -> Hello {
     Hello {
         kind: Kind::Stream,
@@ -18,7 +18,7 @@ pub(crate) fn hello() -> Hello {
     }
 }
 
-/// Connects and says `hello`; the memory has 64 receives of 512 bytes each, by their numbers.
+/// Connects and sends the greeting `hello`; the memory has 64 receives of 512 bytes each, numbered by their ids.
 pub(crate) fn greet(to: &Socket, pd: &Pd, cq: &Cq, hello: &Hello) -> (Connection, Mr) {
     greet_over(LinkOptions::default(), to, pd, cq, hello)
 }
@@ -55,7 +55,7 @@ pub(crate) fn say(qp: &Qp, credits: u16, body: Body) {
     qp.post_send_one(message).unwrap();
 }
 
-/// The message that has come into one of the receives of [`greet`].
+/// The message that has arrived in one of the receives of [`greet`].
 pub(crate) fn heard(sink: &Mr, wc: &Wc) -> Message {
     let bytes = sink.to_vec(wc.wr_id as usize * 512, wc.byte_len as usize);
     let bytes = bytes.unwrap();

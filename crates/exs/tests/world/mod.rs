@@ -1,5 +1,5 @@
-//! Two endpoints, the wires between them, and memory: what a driver and a network would be, with an oracle that knows
-//! which byte belongs where. The model checker and the simulations share it.
+//! Two endpoints with memory, and the wires between them: a model of driver and network, with an oracle that knows
+//! the place of every byte. The model checker and the simulations share it.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -10,7 +10,7 @@ use weft_exs::machine::{
 };
 use weft_wire::exs::Advert;
 
-/// What is wrong, in words of the theorem.
+/// A fault, in the terms of the theorem.
 pub(crate) type Fault = &'static str;
 
 /// The settings of both ends.
@@ -18,7 +18,7 @@ pub(crate) type Fault = &'static str;
 pub(crate) struct Settings {
     pub(crate) kind: Kind,
     pub(crate) mode: Mode,
-    /// What each end says in its greeting: control receives, payload that fits one, length of its buffer.
+    /// The greeting of each end: control receives, payload that fits one, length of its buffer.
     pub(crate) credits: [u32; 2],
     pub(crate) small: [u32; 2],
     pub(crate) ring: [u32; 2],
@@ -46,14 +46,14 @@ impl Default for Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct World {
     pub(crate) ends: [End; 2],
-    /// What is on its way to each end.
+    /// The messages in flight to each end.
     pub(crate) wires: [VecDeque<Wire>; 2],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Wire {
     Message(Message, Vec<u8>),
-    /// A notification, and what a direct transfer or a packet writes before it.
+    /// A notification, and the data that a direct transfer or a packet writes before it.
     Imm(Imm, Option<(u64, Vec<u8>)>),
 }
 
@@ -63,19 +63,19 @@ pub(crate) struct End {
     stream: bool,
     immediate: bool,
     prompt: bool,
-    /// Control receives that are posted.
+    /// Posted control receives.
     posted: Vec<u32>,
-    /// Payload in the others.
+    /// The payload in the other control receives.
     payload: BTreeMap<u32, Vec<u8>>,
-    /// Buffers that the program has.
+    /// Buffers in use by the program.
     pub(crate) held: Vec<u32>,
     ring: Vec<Option<u8>>,
     ring_at: usize,
     pub(crate) sends: VecDeque<SendOp>,
     pub(crate) recvs: VecDeque<RecvOp>,
-    /// Bytes on their way from this end, in order.
+    /// Bytes in flight from this end, in order.
     sent: VecDeque<u8>,
-    /// Messages on their way from this end: operation and length.
+    /// Messages in flight from this end: operation and length.
     messages: VecDeque<(OpId, u64)>,
     /// Transfers that have not completed locally.
     pub(crate) local: VecDeque<Local>,
@@ -110,7 +110,7 @@ pub(crate) enum Local {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Call {
     Send(u64),
-    /// By the short way, where that is open.
+    /// By the shortcut, if possible.
     SendNow(u64),
     Recv(u64, RecvFlags),
     Cancel(OpId),
@@ -140,7 +140,7 @@ fn memory_of(op: OpId, off: u64, len: u32) -> Remote {
     }
 }
 
-/// Puts bytes where there were none.
+/// Writes bytes to cells that must be empty.
 fn fill(cells: &mut [Option<u8>], bytes: &[u8], twice: Fault) -> Result<(), Fault> {
     for (cell, &byte) in cells.iter_mut().zip(bytes) {
         if cell.replace(byte).is_some() {
@@ -241,7 +241,7 @@ impl World {
                 if let Some(recv) = end.recvs.iter_mut().find(|recv| recv.op == op) {
                     recv.canceled |= verdict != Cancel::TooLate;
                 } else if let Some(send) = end.sends.iter_mut().find(|send| send.op == op) {
-                    // A stream's is cut where it is, a message goes whole or not at all. An empty one may have begun unseen.
+                    // A stream send is cut at its offset, a message is sent whole or not at all. The start of an empty one may be unseen.
                     let begun = send.off == send.len || send.off != 0 && !end.stream;
                     let too_late = begun || send.canceled;
                     if (verdict == Cancel::Done) == too_late && send.len != 0 {
@@ -268,7 +268,7 @@ impl World {
         Ok(())
     }
 
-    /// The first of what is on its way to this end arrives.
+    /// The first message in flight to this end arrives.
     pub(crate) fn deliver(&mut self, at: usize) -> Result<(), Fault> {
         let Some(wire) = self.wires[at].pop_front() else {
             return Ok(());
@@ -301,7 +301,7 @@ impl World {
         verdict.map_err(|_| "an honest peer taken for a hostile one")
     }
 
-    /// The first of what is on its way to this end, if it can be taken the short way: a message with payload.
+    /// The receive for the first message in flight to this end, if the message has a payload and the shortcut is possible.
     pub(crate) fn taken_now(&self, at: usize) -> Result<Option<OpId>, Fault> {
         let Some(Wire::Message(message, _)) = self.wires[at].front() else {
             return Ok(None);
@@ -315,7 +315,7 @@ impl World {
         Ok(taken)
     }
 
-    /// It arrives by that way, if it is open.
+    /// It arrives by the shortcut, if possible.
     pub(crate) fn take(&mut self, at: usize) -> Result<(), Fault> {
         if self.taken_now(at)?.is_none() {
             return Ok(());
@@ -338,7 +338,7 @@ impl World {
         end.recv_complete(peer, done(op, bytes.len() as u64))
     }
 
-    /// The oldest local completion of this end is seen.
+    /// The oldest local completion of this end is reported.
     pub(crate) fn transferred(&mut self, at: usize) -> Result<(), Fault> {
         let [a, b] = &mut self.ends;
         let (end, peer) = if at == 0 { (a, b) } else { (b, a) };
@@ -365,7 +365,7 @@ impl World {
         Ok(())
     }
 
-    /// Carries out the next action of this end; what it was.
+    /// Carries out the next action of this end. Returns that action.
     pub(crate) fn poll(
         &mut self,
         at: usize,
@@ -501,7 +501,7 @@ impl World {
                 if end.payload.remove(&buffer).is_none() {
                     return Err("a buffer posted twice");
                 }
-                // Which one comes next does not matter; the same state should look the same.
+                // The order of the buffers does not matter; sorting makes equal states compare equal.
                 let place = end.posted.partition_point(|&other| other > buffer);
                 end.posted.insert(place, buffer);
             }
@@ -522,7 +522,7 @@ impl World {
         }
     }
 
-    /// Everything that can happen without the program happens, in a fixed order.
+    /// Makes all steps that need no program, in a fixed order.
     pub(crate) fn settle(&mut self) -> Result<(), Fault> {
         loop {
             let mut moved = false;
@@ -545,19 +545,19 @@ impl World {
         }
     }
 
-    /// An end that says it has nothing to do has nothing to do.
+    /// False if an end that claims to have nothing to do has an action.
     pub(crate) fn knows_when_still(&self) -> bool {
         let wrong = |end: &End| end.machine.is_still() && end.machine.clone().poll(true).is_some();
         !self.ends.iter().any(wrong)
     }
 
-    /// Nothing can happen any more without the program.
+    /// True if nothing can happen without the program.
     pub(crate) fn is_quiet(&self) -> bool {
         let quiet = |end: &End| end.local.is_empty() && end.machine.clone().poll(true).is_none();
         self.wires.iter().all(VecDeque::is_empty) && self.ends.iter().all(quiet)
     }
 
-    /// Nothing can happen while no send has leave to go indirect, and a send waits for an advert in vain.
+    /// True if nothing can happen while no send may go indirect, and a send waits for an advert.
     pub(crate) fn waits_in_vain(&self) -> bool {
         let waits = |end: &End| end.local.is_empty() && end.machine.clone().poll(false).is_none();
         let stuck =
@@ -567,7 +567,7 @@ impl World {
             && (stuck(0) || stuck(1))
     }
 
-    /// In a quiet state: is anything stuck?
+    /// In a quiet state: the reason why an operation is stuck, if one is.
     pub(crate) fn stuck(&self) -> Option<Fault> {
         for at in 0..2 {
             let (end, peer) = (&self.ends[at], &self.ends[1 - at]);
@@ -614,7 +614,7 @@ impl World {
         })
     }
 
-    /// From a quiet and idle state: a receive, and then a send, go directly.
+    /// From a quiet and idle state: checks that a receive followed by a send go directly.
     pub(crate) fn returns_to_direct(&self, at: usize, len: u64) -> Result<(), Fault> {
         let mut world = self.clone();
         let before = *world.ends[at].machine.stats();
@@ -646,7 +646,7 @@ impl End {
         });
     }
 
-    /// Bytes of a send go out: they must be the next.
+    /// Bytes of a send are handed over: they must be the next.
     fn hand_over(&mut self, op: OpId, off: u64, len: u64, last: bool) -> Result<Vec<u8>, Fault> {
         let send = self
             .sends

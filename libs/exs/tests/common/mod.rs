@@ -1,4 +1,4 @@
-//! What the tests of the C libraries share: building one as `./x dist` does, and looking into it with readelf.
+//! Helpers of the tests of the C libraries: build one as `./x dist` does, and inspect it with readelf.
 #![allow(dead_code)] // each of the test files uses its part
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What `cargo xtask LIBRARY` lays out, from a debug build.
+/// The output of `cargo xtask LIBRARY`, from a debug build.
 pub(crate) fn lay_out(library: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
@@ -40,7 +40,7 @@ pub(crate) fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The names that a library exports, as `name@@VERSION`, or `name@VERSION` for what new programs are not linked to.
+/// The names that a library exports, as `name@@VERSION`, or `name@VERSION` for those that new programs are not linked to.
 pub(crate) fn exported(library: &Path) -> BTreeSet<String> {
     let mut readelf = Command::new("readelf");
     readelf.args(["--wide", "--dyn-syms"]).arg(library);
@@ -61,7 +61,7 @@ pub(crate) fn exported(library: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// What the loader is told: the library's own name, the libraries that it needs, and where to look for them.
+/// The library's entries for the loader: its own name, the libraries that it needs, and where to look for them.
 pub(crate) struct Dynamic {
     pub(crate) soname: String,
     pub(crate) needed: Vec<String>,
@@ -84,7 +84,7 @@ pub(crate) fn dynamic(library: &Path) -> Dynamic {
     }
 }
 
-/// Whether a library comes with every system.
+/// True if a library comes with every system.
 pub(crate) fn is_of_the_system(library: &str) -> bool {
     let known = ["libc.so.6", "libgcc_s.so.1", "libm.so.6", "ld-linux"];
     known.iter().any(|known| library.starts_with(known))

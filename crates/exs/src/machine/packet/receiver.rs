@@ -13,19 +13,19 @@ use crate::machine::{
 pub(in crate::machine) struct Receiver {
     design: Design,
     recvs: VecDeque<Recv>,
-    /// Receives from the head that have their message.
+    /// Receives, counted from the head, that have their message.
     matched: usize,
-    /// Receives from the head whose message has been seen to.
+    /// Receives, counted from the head, whose message has been processed.
     acted: usize,
-    /// Receives after those matched with an advert that the peer has.
+    /// Receives after the matched ones whose advert the peer holds.
     live: usize,
-    /// Messages that have come.
+    /// Messages that have arrived.
     arrived: u64,
-    /// Of those, messages that no receive has.
+    /// The messages among them that have no receive.
     waiting: VecDeque<Arrival>,
     /// Messages read, not yet acknowledged.
     read: VecDeque<(u64, u32)>,
-    /// Sources that the peer waits to hear of.
+    /// Sources that the peer expects an answer for.
     sources: usize,
     canceled: usize,
     retract: Retract,
@@ -55,7 +55,7 @@ enum State {
         len: u32,
         truncated: bool,
         in_place: Option<InPlace>,
-        /// The number of a source, to acknowledge.
+        /// The number of a source that must be acknowledged.
         source: Option<u64>,
     },
 }
@@ -125,7 +125,7 @@ impl Receiver {
         self.settle(shared);
     }
 
-    /// The first receive without a message gets this one.
+    /// Give the message to the first receive without one.
     fn give(&mut self, arrival: Arrival) {
         let Some(recv) = self.recvs.get_mut(self.matched) else {
             self.waiting.push_back(arrival);
@@ -170,10 +170,10 @@ impl Receiver {
         Ok(())
     }
 
-    /// Whether the next receive can take a message of `len` bytes the short way, see
+    /// True if the next receive can take a message of `len` bytes by the shortcut, see
     /// [`Endpoint::take_now`](crate::machine::Endpoint::take_now).
     pub(in crate::machine) fn may_take(&self, len: u32) -> bool {
-        // Whoever is first has no message: so no message waits either.
+        // The first receive has no message, so no earlier message waits.
         self.matched == 0
             && !self.fin
             && u64::from(len) <= self.small
@@ -191,7 +191,7 @@ impl Receiver {
         Some(self.recvs.pop_front()?.op)
     }
 
-    /// [`deliver`](Self::deliver) and [`control`](Self::control) have nothing to do.
+    /// True if [`deliver`](Self::deliver) and [`control`](Self::control) have nothing to do.
     pub(in crate::machine) fn is_still(&self) -> bool {
         self.acted == self.matched
             && self.read.is_empty()
@@ -251,7 +251,7 @@ impl Receiver {
     }
 
     pub(in crate::machine) fn on_read(&mut self, op: OpId, shared: &mut Shared<'_>) {
-        // Reads complete in order: the candidate is near the head.
+        // Reads complete in order, so the candidate is near the head.
         let reading = self.recvs.range_mut(..self.acted).find_map(|recv| {
             let State::Reading {
                 index,
@@ -292,7 +292,7 @@ impl Receiver {
         Cancel::Done
     }
 
-    /// Cancels an open receive.
+    /// Cancel an open receive.
     fn remove(&mut self, at: usize, shared: &mut Shared<'_>) {
         if let Some(recv) = self.recvs.remove(at) {
             shared.complete(recv.op, 0, Outcome::Canceled);
@@ -330,7 +330,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Tell of the receives that are complete, in order.
+    /// Report the complete receives, in order.
     fn settle(&mut self, shared: &mut Shared<'_>) {
         while let Some(head) = self.recvs.front() {
             match head.state {
@@ -365,7 +365,7 @@ impl Receiver {
         }
     }
 
-    /// See to the next message that has its receive.
+    /// Process the next message that has a receive.
     pub(in crate::machine) fn deliver(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         while self.acted < self.matched {
             let recv = self.recvs.get_mut(self.acted)?;

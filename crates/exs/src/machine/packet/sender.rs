@@ -17,7 +17,7 @@ pub(in crate::machine) struct Sender {
     index: u64,
     /// Adverts for this message and those after it, without a gap.
     adverts: VecDeque<Packet>,
-    /// Messages that the peer has been told to read.
+    /// Messages announced for the peer to read.
     sources: VecDeque<Source>,
     small: u64,
     /// The peer waits for a [`Body::Retracted`].
@@ -55,7 +55,7 @@ impl Sender {
         Ok(())
     }
 
-    /// The short way, see [`Endpoint::send_now`](crate::machine::Endpoint::send_now): the credits for the message.
+    /// The shortcut, see [`Endpoint::send_now`](crate::machine::Endpoint::send_now). Returns the credits for the message.
     pub(in crate::machine) fn send_now(
         &mut self,
         len: u64,
@@ -69,7 +69,7 @@ impl Sender {
         Some(credits)
     }
 
-    /// [`poll`](Self::poll) has nothing to do.
+    /// True if [`poll`](Self::poll) has nothing to do.
     pub(in crate::machine) fn is_still(&self) -> bool {
         self.sends.is_still() && !self.retracted
     }
@@ -87,7 +87,7 @@ impl Sender {
         }
         stats.adverts_received += 1;
         let next = self.index + self.adverts.len() as u64;
-        // One for a message that has gone inside a message crossed it.
+        // The advert is for a message that was sent as a Small meanwhile.
         let stale = self.adverts.is_empty() && advert.index < next;
         if stale || self.sends.is_finished() {
             stats.adverts_dropped += 1;
@@ -156,14 +156,14 @@ impl Sender {
         None
     }
 
-    /// The next message goes out with its payload: the credits for it.
+    /// The next message is sent with its payload. Returns the credits for it.
     fn take_small(&mut self, len: u64, shared: &mut Shared<'_>) -> Option<u16> {
         if len > self.small {
             return None;
         }
         let credits = shared.credits.take_small()?;
         self.index += 1;
-        // Its receive gets it that way.
+        // The message is sent as a Small instead.
         if self.adverts.pop_front().is_some() {
             shared.stats.adverts_dropped += 1;
         }

@@ -1,4 +1,4 @@
-//! The receiver's half (figs. 3 to 5).
+//! The receiving half (figs. 3 to 5).
 
 use std::collections::VecDeque;
 
@@ -13,31 +13,31 @@ use crate::machine::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::machine) struct Receiver {
     recvs: VecDeque<Recv>,
-    /// Receives from the head that need no advert any more in this phase.
+    /// Receives, counted from the head, that need no further advert in this phase.
     seen: usize,
     /// Adverts of this phase that the peer has not used up.
     live: usize,
-    /// Receives that wait for the peer's word before they are cancelled.
+    /// Cancelled receives that wait for the peer's answer.
     canceled: usize,
     retract: Retract,
     /// `P_r`.
     phase: u64,
     /// `S_r`: bytes in the memory of receives.
     seq: u64,
-    /// `S'_r`: the position that the next advert expects.
+    /// `S'_r`: the position of the next advert.
     expected: u64,
-    /// What has come and is in no receive's memory.
+    /// Data that has arrived and has not been copied to a receive.
     buffered: VecDeque<Segment>,
-    /// Its bytes: `b_r`.
+    /// `b_r`: the bytes in `buffered`.
     waiting: u64,
     ring: Ring,
     small: u64,
     mode: Mode,
     /// The peer has sent its half-close.
     fin: bool,
-    /// A direct transfer has come in this phase.
+    /// A direct transfer has arrived in this phase.
     direct_seen: bool,
-    /// The adverts of the last phase were all in vain.
+    /// No advert of the last phase was used.
     wary: bool,
     rules: Rules,
 }
@@ -48,23 +48,23 @@ struct Recv {
     len: u64,
     filled: u64,
     flags: RecvFlags,
-    /// Its last advert.
+    /// The last advert for it.
     advert: Option<Granted>,
-    /// Its data stays where it came.
+    /// Its data stays in this place.
     in_place: Option<InPlace>,
     canceled: bool,
-    /// It came when no advert could be sent, and under the published rules gets none later.
+    /// It came when no advert could be sent. Under the published rules it gets none later.
     passed_over: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Granted {
     phase: u64,
-    /// Where in the receive's memory the advert ends.
+    /// Offset in the receive's memory where the advert ends.
     end: u64,
 }
 
-/// Bytes in the order of the stream.
+/// Data in the order of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Segment {
     Ring { len: u32 },
@@ -74,11 +74,11 @@ enum Segment {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Ring {
     len: u32,
-    /// Where the next byte to copy is.
+    /// Offset of the next byte to copy.
     at: u32,
     /// Bytes that have not been copied.
     used: u32,
-    /// Bytes copied that the peer does not know of.
+    /// Bytes copied, but not yet reported to the peer.
     freed: u32,
 }
 
@@ -94,7 +94,7 @@ impl Recv {
         self.filled == self.len
     }
 
-    /// Whether an advert gives the peer all that is left: only of a long WAITALL it does not.
+    /// True if its advert covers the rest of the memory: false only for a long WAITALL.
     fn is_covered(&self) -> bool {
         !self.flags.waitall || self.advert.is_none_or(|granted| granted.end == self.len)
     }
@@ -171,7 +171,7 @@ impl Receiver {
         }
         let recv = &self.recvs[at];
         if recv.filled != 0 && !recv.flags.waitall {
-            // Between two copies: it completes with the next.
+            // Between two copies: it completes with the next one.
             return Cancel::TooLate;
         }
         self.remove(at, Outcome::Canceled, shared);
@@ -179,13 +179,13 @@ impl Receiver {
         Cancel::Done
     }
 
-    /// Whether the peer may still write there.
+    /// True if the peer may still write to it.
     fn is_live(&self, at: usize) -> bool {
         let granted = self.recvs.get(at).and_then(|recv| recv.advert);
         granted.is_some_and(|granted| granted.phase == self.phase)
     }
 
-    /// A receive is over.
+    /// End a receive.
     fn remove(&mut self, at: usize, outcome: Outcome, shared: &mut Shared<'_>) {
         let live = self.is_live(at);
         let Some(recv) = self.recvs.remove(at) else {
@@ -203,7 +203,7 @@ impl Receiver {
         shared.done.push_back(end);
     }
 
-    /// Complete what needs no data: empty receives at the head, and all when the stream has ended.
+    /// Complete the receives that need no data: full ones at the head, and all when the stream has ended.
     fn settle(&mut self, shared: &mut Shared<'_>) {
         while let Some(head) = self.recvs.front() {
             if head.is_full() {
@@ -216,7 +216,7 @@ impl Receiver {
         }
     }
 
-    /// All adverts are void: cancel what waited for that.
+    /// All adverts are void: end the cancelled receives, which waited for that.
     fn void_adverts(&mut self, shared: &mut Shared<'_>) {
         self.live = 0;
         self.seen = 0;
@@ -259,7 +259,7 @@ impl Receiver {
         }
         let complete = head.is_full() || !head.flags.waitall;
         if !complete && head.filled == end {
-            // A WAITALL longer than an advert can be: it needs the next.
+            // A WAITALL longer than one advert needs another.
             head.advert = None;
             self.live -= 1;
             self.seen = 0;
@@ -283,7 +283,7 @@ impl Receiver {
     ) -> Result<(), Violation> {
         self.check_indirect(len)?;
         let ring = &mut self.ring;
-        // Wraps only where the peer has, at the very end.
+        // A transfer must end at the end of the buffer; the next one starts at the beginning.
         let taken = ring.used + ring.freed;
         let to_end = if ring.len == 0 {
             0
@@ -325,7 +325,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Whether the receive at the head can take a message of `len` bytes the short way, see
+    /// True if the receive at the head can take a message of `len` bytes by the shortcut, see
     /// [`Endpoint::take_now`](crate::machine::Endpoint::take_now).
     pub(in crate::machine) fn may_take(&self, len: u32) -> bool {
         let Some(head) = self.recvs.front() else {
@@ -359,7 +359,7 @@ impl Receiver {
         Some(head.op)
     }
 
-    /// [`deliver`](Self::deliver) and [`control`](Self::control) have nothing to do.
+    /// True if [`deliver`](Self::deliver) and [`control`](Self::control) have nothing to do.
     pub(in crate::machine) fn is_still(&self) -> bool {
         let Ring { len, freed, .. } = self.ring;
         let short = |recv: &Recv| {
@@ -496,7 +496,7 @@ impl Receiver {
         action
     }
 
-    /// The head takes what lies in a message where it is.
+    /// Complete the head with data that stays in its message.
     fn deliver_in_place(
         &mut self,
         len: u64,
@@ -513,7 +513,7 @@ impl Receiver {
         self.deliver(shared)
     }
 
-    /// Fig. 5, lines 4 to 7. `S'_r` starts afresh with the next phase, so that only the published rules need it here.
+    /// Fig. 5, lines 4 to 7. `S'_r` is set anew in each phase, so only the published rules change it here.
     fn account_copy(&mut self, len: u64) {
         self.seq += len;
         self.waiting -= len;
@@ -526,10 +526,10 @@ impl Receiver {
         }
     }
 
-    /// Tell of room in the buffer: between two copies too, so that the sender goes on meanwhile.
+    /// Acknowledge freed buffer space, also between two copies, so that the sender continues meanwhile.
     pub(in crate::machine) fn acknowledge(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         let Ring { len, freed, .. } = self.ring;
-        // A quarter: few enough messages, and a sender that waits for a quarter to be free gets it.
+        // A quarter keeps the number of messages low, and is enough for a sender that waits for a quarter to be free.
         if freed == 0 || freed < len / 4 || self.fin {
             return None;
         }
@@ -559,8 +559,8 @@ impl Receiver {
             && self.mode != Mode::Indirect
     }
 
-    /// Fig. 3: adverts go out in the order of the receives, without a gap (`k_b`), when the buffer is empty (`b_r`); what
-    /// an earlier phase left comes first, again (`k_a`).
+    /// Fig. 3: send adverts in the order of the receives, without a gap (`k_b`), while the buffer is empty (`b_r`). Receives from
+    /// an earlier phase are advertised again first (`k_a`).
     fn advertise(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         if !self.may_advertise() {
             return None;
@@ -580,7 +580,7 @@ impl Receiver {
             if recv.advert.is_some() && !self.rules.retry {
                 return None;
             }
-            // Short data comes in a message, sooner than an advert could go and come back.
+            // Short data arrives in a message sooner than an advert could make the round trip.
             if rest <= self.small && indirect_pays || recv.passed_over {
                 if self.rules.check_k_b {
                     return None;

@@ -1,4 +1,4 @@
-//! The sender's half (fig. 2).
+//! The sending half (fig. 2).
 
 use std::collections::VecDeque;
 
@@ -17,9 +17,9 @@ pub(in crate::machine) struct Sender {
     seq: u64,
     /// `P_s`.
     phase: u64,
-    /// `q_A`; of the head, `memory` is what is left of it.
+    /// `q_A`; `memory` of the head is the unused rest.
     adverts: VecDeque<Advert>,
-    /// The phase of the last advert that came.
+    /// The phase of the last advert that arrived.
     advert_phase: u64,
     ring: Option<Ring>,
     small: u64,
@@ -29,14 +29,14 @@ pub(in crate::machine) struct Sender {
     rules: Rules,
 }
 
-/// Indirect transfers are a quarter of the peer's buffer at most, if that is not shorter than this, in bytes.
+/// The most bytes of an indirect transfer are a quarter of the peer's buffer, but at least this many.
 const SHORTEST_PIECE: u32 = 64 << 10;
 
 /// The peer's intermediate buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Ring {
     memory: Remote,
-    /// Where the next byte goes.
+    /// Offset of the next byte.
     at: u32,
     /// `b_s`.
     free: u32,
@@ -70,7 +70,7 @@ impl Sender {
         Ok(())
     }
 
-    /// The short way, see [`Endpoint::send_now`](crate::machine::Endpoint::send_now): the credits for the message.
+    /// The shortcut, see [`Endpoint::send_now`](crate::machine::Endpoint::send_now). Returns the credits for the message.
     pub(in crate::machine) fn send_now(
         &mut self,
         len: u64,
@@ -93,7 +93,7 @@ impl Sender {
         Some(credits)
     }
 
-    /// [`poll`](Self::poll) has nothing to do.
+    /// True if [`poll`](Self::poll) has nothing to do.
     pub(in crate::machine) fn is_still(&self) -> bool {
         self.sends.is_still() && !self.retracted
     }
@@ -110,8 +110,8 @@ impl Sender {
         if len == 0 || addr.checked_add(len.into()).is_none() {
             return Err(Violation::Memory);
         }
-        // The receiver is at most one phase ahead, and that only when it has all our indirect transfers; and while we
-        // send directly it is where we are (lemma 4). Dropped adverts may have moved us ahead of it.
+        // The receiver is at most one phase ahead, and only when it has all our indirect transfers. While we
+        // send directly, it is in our phase (lemma 4). Dropped adverts may have moved us ahead of it.
         let highest = self.phase + u64::from(!is_direct(self.phase));
         let lowest = if is_direct(self.phase) {
             self.phase
@@ -129,7 +129,7 @@ impl Sender {
             return Err(Violation::TooMany);
         }
         self.adverts.push_back(advert);
-        // What is stale now stays so. Without this, adverts in vain could pile up while nothing is sent.
+        // An advert that is stale now stays stale. Without this, unused adverts could accumulate while nothing is sent.
         while self
             .adverts
             .front()
@@ -144,14 +144,14 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether an advert is of no use in an indirect phase (fig. 2, line 3). `now`: a transfer is to go there.
+    /// True if an advert is useless in an indirect phase (fig. 2, line 3). `now`: a transfer is about to use it.
     fn is_stale(&self, advert: &Advert, now: bool) -> bool {
         advert.phase < self.phase
             || advert.seq < self.seq
             || now && self.rules.exact_match && advert.seq != self.seq
     }
 
-    /// Fig. 2, lines 5 to 8: with it go all later ones of its phase, by their phase.
+    /// Fig. 2, lines 5 to 8. The phase also makes all later adverts of the same phase stale.
     fn drop_advert(&mut self, stats: &mut Stats) {
         if let Some(advert) = self.adverts.pop_front() {
             stats.adverts_dropped += 1;
@@ -267,7 +267,7 @@ impl Sender {
         })
     }
 
-    /// Fig. 2, lines 17 to 24: in a message if the rest is short, else through the peer's buffer.
+    /// Fig. 2, lines 17 to 24: in a message if the rest is short, otherwise through the peer's buffer.
     fn indirect(
         &mut self,
         op: OpId,
@@ -285,8 +285,8 @@ impl Sender {
             return Some(sends.hand_over_small((op, off), rest as u32, credits, shared.stats));
         }
         let ring = self.ring.as_mut()?;
-        // Rather wait than go in crumbs. The peer keeps back less than a quarter of what it has freed, so that this
-        // much will be free.
+        // Wait rather than send tiny pieces. The peer withholds acknowledgements for less than a quarter of its buffer, so this
+        // much will become free.
         let least = rest.min((ring.memory.len / 4).max(1).into());
         let full = u64::from(ring.free) < least;
         shared.stats.ring_full(full);
@@ -294,7 +294,7 @@ impl Sender {
             return None;
         }
         let credits = shared.credit()?;
-        // Not all at once: while the receiver copies one piece, the next is on its way.
+        // Send in pieces: while the receiver copies one piece, the next is in flight.
         let piece = (ring.memory.len / 4).max(SHORTEST_PIECE);
         let room = ring
             .free
@@ -324,8 +324,8 @@ impl Sender {
         })
     }
 
-    /// The receiver changes its phase when it sees this transfer: ours goes past every advert that it has sent, those
-    /// that it took back included.
+    /// The receiver changes its phase when this transfer arrives. Our phase advances past every advert that it has sent,
+    /// including those that it took back.
     fn go_indirect(&mut self, len: u64, stats: &mut Stats) {
         stats.mode_switches += u64::from(is_direct(self.phase));
         if self.rules.advance_phase || is_direct(self.phase) {
