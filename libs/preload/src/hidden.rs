@@ -1,4 +1,4 @@
-//! Descriptors of the library's own, which the program cannot close by accident: `close` of one is `EBADF`, and `close_range` goes round them.
+//! The library's descriptors, which the program cannot close by accident: `close` of one fails with `EBADF`, and `close_range` skips them.
 
 use libc::c_int;
 use std::os::fd::{IntoRawFd, OwnedFd};

@@ -118,10 +118,10 @@ impl Tx {
         *self = Tx::default();
     }
 
-    /// In the child of a fork: the rings are the parent's, who goes on with them.
+    /// Drops the rings in the child of a fork: the parent goes on with them.
     pub(crate) fn abandon(&mut self) {
         for dest in std::mem::take(self).dests {
-            // Without telling the receiver that the sender has gone.
+            // The receiver must not learn that the sender has gone.
             match dest.state {
                 State::Linked(out) => {
                     let out = std::mem::ManuallyDrop::new(out);
@@ -290,13 +290,13 @@ pub(crate) fn readdressed(d: &Dgram) {
 }
 
 enum Put {
-    /// Sent, or dropped as a full socket's buffer drops it. Whether the bell is to be rung.
+    /// Sent, or dropped as a full socket buffer drops it. True: ring the bell.
     Done(bool),
     Closed,
 }
 
 impl Out {
-    /// Whether the kernel would still give the datagram to the same socket.
+    /// Returns true if the kernel would still give the datagram to the same socket.
     fn is_valid(&mut self) -> bool {
         let now = now_ms();
         if now.wrapping_sub(self.checked) < CHECK_MS {
@@ -310,14 +310,14 @@ impl Out {
         same
     }
 
-    /// Whether so many bytes are within the bound. As with `SO_RCVBUF`, the first datagram is whatever its length is.
+    /// Returns true if `need` bytes are within the bound. As with `SO_RCVBUF`, the first datagram always fits.
     fn fits(&self, need: usize) -> bool {
         let room = self.stream.room(SENDER, self.tail).unwrap_or(0);
         let used = self.stream.capacity() - room;
         need <= room && (used == 0 || used + need <= self.bound)
     }
 
-    /// A send that may wait gives a receiver that goes on a moment to make room, so that not most of what is sent to a slower one is lost.
+    /// Waits a moment for an active receiver to make room (for sends that may wait), so that a slower receiver does not lose most datagrams.
     /// Returns whether there is room.
     #[cold]
     fn await_room(&mut self, need: usize) -> bool {
@@ -519,7 +519,7 @@ fn settle(fd: c_int, dest: &mut Dest) {
     }));
 }
 
-/// Whether the socket has a ring that goes out: else many messages can be the kernel's in one call.
+/// Returns true if the socket has an outgoing ring. Without one a single call of the kernel can send many messages.
 pub(crate) fn has_ring(d: &Dgram) -> bool {
     let linked = |dest: &Dest| matches!(dest.state, State::Linked(_));
     !d.is_plain() && d.tx().dests.iter().any(linked)
