@@ -59,7 +59,7 @@ numbered! {
     Others,
     /// Connections asked for.
     Connects,
-    /// Connections taken.
+    /// Connections accepted.
     Accepts,
     /// Ends of TCP connections whose peer is on this host.
     SameHost,
@@ -103,7 +103,7 @@ numbered! {
     Direct,
     /// Calls whose own cost was measured.
     OwnSampled,
-    /// That cost in processor time, ns.
+    /// Cost of the sampled calls in processor time, ns.
     OwnNs,
 }
 
@@ -144,7 +144,7 @@ numbered! {
     OverlapNs,
     /// Calls whose processor time was measured.
     Sampled,
-    /// That processor time, ns.
+    /// Processor time of the sampled calls, ns.
     SampledCpu,
     /// Pages looked at before a call, of a sample of calls.
     Pages,
@@ -253,7 +253,7 @@ impl LiveProcess {
     }
 }
 
-/// What is before the processes.
+/// The words before the processes.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Header {
@@ -261,7 +261,7 @@ pub struct Header {
     pub magic: AtomicU64,
     /// Bytes of a process, so that an observer of another build keeps away.
     pub stride: AtomicU64,
-    /// Slots given out.
+    /// Slots assigned.
     pub given: AtomicU64,
     /// Processes with socket calls for which there was no slot.
     pub lost: AtomicU64,
@@ -277,7 +277,7 @@ pub struct Header {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Table {
-    /// What is before the processes.
+    /// The words before the processes.
     pub header: Header,
     /// The processes.
     pub processes: [LiveProcess; PROCESSES],
@@ -407,7 +407,7 @@ impl Process {
             .fold(0, u64::saturating_add)
     }
 
-    /// What the observer cost it in processor time, ns, estimated from a sample of the calls.
+    /// Returns the observer's cost for the process in processor time, ns, estimated from a sample of the calls.
     pub fn own_cost(&self) -> u64 {
         let sampled = self.get(Count::OwnSampled);
         if sampled == 0 {
@@ -485,7 +485,7 @@ pub fn read(bytes: &[u8]) -> Option<Record> {
         }
     });
     Some(Record {
-        // A slot that was given out and not yet filled has no number.
+        // A slot that is assigned and not yet filled has no process number.
         processes: processes.filter(|p| p.get(Count::Pid) != 0).collect(),
         lost,
         images,

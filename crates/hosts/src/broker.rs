@@ -1,4 +1,4 @@
-//! The broker: who has registered, which hosts have no broker, and its threads.
+//! The broker: registered connections, hosts without a broker, and its threads.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -22,9 +22,9 @@ use weft_verbs::Device;
 use crate::meet::{self, Waiting};
 use crate::pump::{End, Pump};
 
-/// How long a dial may take.
+/// Time limit of a dial.
 const DIAL: Duration = Duration::from_secs(5);
-/// How long a host without a broker, and a service without one behind it, are left alone.
+/// How long the broker does not retry a host without a broker, or a service without one behind it.
 const FORGET: Duration = Duration::from_mins(1);
 /// Entries of the list of those.
 const PLACES: usize = 1024;
@@ -45,10 +45,10 @@ pub struct Config {
     pub bind: Vec<SocketAddr>,
     /// The port that the brokers of other hosts listen on.
     pub port: u16,
-    /// Addresses are translated on the way: connections with other addresses than the peer's broker names are considered too, where exactly one
-    /// has the right beginning. Two with equal beginnings can then be taken for each other.
+    /// Addresses are translated on the way: connections with other addresses than the peer's broker names are considered too, if exactly one
+    /// has the right beginning. Two with equal beginnings can then be confused.
     pub nat: bool,
-    /// It ends when it has had nothing to do for so long, and no process lives that has ever come to it ([`hosts::is_there`]); `None`: never.
+    /// The broker ends after this idle time, once no process lives that has ever connected to it ([`hosts::is_there`]); `None`: never.
     pub idle: Option<Duration>,
 }
 

@@ -1,9 +1,9 @@
 //! How two brokers make sure that they mean the same TCP connection.
 //!
-//! The dialler names its two addresses and how much it knows of the stream's beginning. The acceptor offers the connections that it may mean:
-//! the one with the very addresses and ports that the dialler names; where addresses are translated on the way, and the broker is told so, those
-//! whose peer has the address that the side connection comes from, and then only one of them may fit. Each end proves that it knows the first bytes by a digest under a key that is fresh and of both ends' making. Nothing is said of the bytes
-//! themselves.
+//! The dialler sends its two addresses and how many bytes it knows of the stream's beginning. The acceptor offers the connections that it may mean:
+//! the one with exactly the addresses and ports that the dialler names; if the broker runs with `--nat` (addresses are translated on the way), also those
+//! whose peer has the address that the side connection comes from, and then only one of them may fit. Each end proves by a digest that it knows the first
+//! bytes, under a fresh key from both ends. The messages reveal nothing else of these bytes.
 
 use std::io;
 use std::net::IpAddr;
@@ -20,9 +20,9 @@ use crate::wire::{self, CANDIDATES, DIGEST, NONE, OPEN, Open, Prover, WireError}
 
 /// How long the acceptor waits for a program to register.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// After so long connections with other addresses are offered where addresses are translated on the way.
+/// After this time connections with other addresses are offered, if addresses are translated on the way.
 const EXACT: Duration = Duration::from_secs(1);
-/// How long a message may take.
+/// Time limit of a message.
 const MESSAGE: Duration = Duration::from_secs(10);
 
 /// A connection whose peer has called `connect`, and whose broker is to come.
@@ -33,13 +33,13 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Whether the program has closed the connection, or ended.
+    /// Returns true if the program has closed the connection, or ended.
     pub(crate) fn is_gone(&self) -> bool {
         !matches!(hosts::take_link(&self.wire), Err(e) if e.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
-/// Whether a program's connection may be the one that a broker at `from` means.
+/// Returns true if a program's connection may be the one that a broker at `from` means.
 pub(crate) fn may_be(one: &Registration, from: IpAddr) -> bool {
     one.ends.peer.ip() == from
 }
@@ -50,7 +50,7 @@ pub(crate) trait Candidates {
     fn wait(&self, until: Instant, pick: impl FnMut(&[Waiting]) -> Option<Vec<u64>>) -> Vec<u64>;
     /// Looks at one that is still there.
     fn look<T>(&self, id: u64, look: impl FnOnce(&Registration) -> T) -> Option<T>;
-    /// Takes one.
+    /// Removes a waiting connection and returns it.
     fn take(&self, id: u64) -> Option<Waiting>;
 }
 

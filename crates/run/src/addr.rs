@@ -1,4 +1,4 @@
-//! Addresses as they stand in messages: IPv6 (IPv4 as mapped), then the port, big-endian.
+//! Addresses in messages: IPv6 (IPv4 as mapped), then the port, big-endian.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -1,9 +1,9 @@
 //! The rendezvous of two UDP sockets of one host.
 //!
-//! A socket that receives listens on an abstract Unix socket whose name is its own number (`SO_COOKIE`). One that sends asks the kernel which
+//! A receiving socket listens on an abstract Unix socket whose name is its own number (`SO_COOKIE`). A sender asks the kernel which
 //! socket would get its datagrams (`NETLINK_SOCK_DIAG`), dials the name of that number, and [offers](offer()) a segment with a ring. The
-//! receiver asks the kernel in its turn who has the address that the offer names as its source: it has to be the very socket that offers, of
-//! the same user. So nothing comes through a ring under an address that its sender does not have. The [answer](answer()) carries the receiver's
+//! receiver in turn asks the kernel which socket has the source address of the offer: it has to be the socket that offers, of
+//! the same user. So no datagram comes through a ring under an address that its sender does not have. The [answer](answer()) carries the receiver's
 //! bell. Formats and checks are in `docs/spec/run.md`.
 
 use std::io;
@@ -27,10 +27,10 @@ pub const HEADER: usize = 8;
 pub const MAX_DATAGRAM: usize = 65_000;
 /// The sender has sent over the kernel's socket since the last datagram of the ring: that comes first.
 pub const AFTER_KERNEL: u32 = 1;
-/// A sender asks the kernel again whether the receiver is still the one after so many milliseconds.
+/// A sender asks the kernel again after this many milliseconds whether the receiver is still the same.
 pub const CHECK_MS: u64 = 50;
 
-/// Bytes of the ring that a datagram takes.
+/// Returns the bytes of the ring that a datagram occupies.
 #[inline]
 #[must_use]
 pub fn footprint(len: usize) -> usize {
@@ -67,7 +67,7 @@ fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// Whether an address may be one of this host, as far as the address says.
+/// Returns true if the kind of the address allows that it belongs to this host.
 #[must_use]
 pub fn is_unicast(ip: IpAddr) -> bool {
     match ip {
@@ -87,7 +87,7 @@ impl Route {
         }
     }
 
-    /// Whether both can be of one host: a host that sends to one of its own addresses sends from the same one, or one of the two is a loopback
+    /// Returns true if both can belong to one host: a host that sends to one of its own addresses sends from the same one, or one of the two is a loopback
     /// address.
     #[must_use]
     pub fn may_be_local(&self) -> bool {
@@ -141,10 +141,10 @@ pub fn listen(cookie: u64) -> io::Result<OwnedFd> {
     unix::listen(Name::Abstract(&name(cookie)), 16)
 }
 
-/// The number of the socket that gets what is sent on a route. `None` when there is none.
+/// Returns the number of the socket that receives datagrams sent on a route. `None` if there is none.
 ///
 /// # Errors
-/// [`Why::OtherUser`], and [`Why::System`] where the kernel does not tell.
+/// [`Why::OtherUser`], and [`Why::System`] if the kernel does not report it.
 pub fn receiver(route: &Route) -> Result<Option<u64>, Why> {
     match diag::udp_receiver(route.from, route.to) {
         Ok(Some(socket)) if socket.uid == process::uid() => Ok(Some(socket.cookie)),
@@ -194,7 +194,7 @@ pub fn offer(
     unix::send_with_fds(wire, &bytes, &[segment]).map_err(|_| Why::System)
 }
 
-/// What a receiver was offered, and has found to be true.
+/// A verified offer to a receiver.
 #[derive(Debug)]
 pub struct Offer {
     /// The file of the segment; not looked at yet.
@@ -313,7 +313,7 @@ mod tests {
         let listener = listen(peer).unwrap();
         assert!(caller(&listener).unwrap().is_none());
         let wire = dial(peer).unwrap().unwrap();
-        // It takes its time.
+        // The dialler sends its offer late.
         let end = caller(&listener).unwrap().unwrap();
         assert!(hear(&end, peer).unwrap().is_none());
         let (_ring, segment) = Stream::create(1 << 16).unwrap();

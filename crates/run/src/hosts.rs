@@ -1,9 +1,9 @@
-//! What a program under `weft run --hosts` and the broker of its user say to each other.
+//! The messages between a program under `weft run --hosts` and the broker of its user.
 //!
 //! The broker listens on an abstract Unix socket of the network namespace, as the ends of a connection on one host do ([`crate::meet`]). A
-//! program [registers](register) a connection whose peer is on another host, and goes on. When the broker has found the other end
+//! program [registers](register) a connection whose peer is on another host, and continues. When the broker has found the other end
 //! ([`Answer::Go`]), the program makes a segment and a bell, as for a peer on this host, and [hands](link) them over: the broker is the
-//! responder. Nobody waits for anybody.
+//! responder. Neither waits for the other.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,9 +15,9 @@ use crate::addr::{ADDR, get_addr, put_addr};
 use crate::ledger::Carrier;
 use crate::meet::{Ends, Why};
 
-/// The port that brokers listen on, unless they are told otherwise.
+/// The default port that brokers listen on.
 pub const PORT: u16 = 7479;
-/// In the environment of a program whose connections to other hosts are to be followed: `auto` or `bsdp`.
+/// Environment variable, `auto` or `bsdp`, of programs whose connections to other hosts are followed.
 pub const ENV: &str = "WEFT_RUN_HOSTS";
 /// Bytes of each direction's beginning that both ends keep.
 pub const BEGINNING: usize = 128;
@@ -64,7 +64,7 @@ impl Beginning {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Notes `bytes`, which stand at `position` of the stream. What does not follow what is known is left out, as is what is beyond
+    /// Notes `bytes` from `position` of the stream. Ignores bytes that do not directly follow the known ones, and bytes beyond
     /// [`BEGINNING`].
     pub fn note(&mut self, position: u64, bytes: &[u8]) {
         let len = usize::from(self.len);
@@ -83,7 +83,7 @@ pub struct Registration {
     pub ends: Ends,
     /// This end has called `connect`; the other one `accept`.
     pub dialled: bool,
-    /// What is to carry it on.
+    /// The requested carrier.
     pub carrier: Carrier,
     /// The first bytes that it has sent.
     pub sent: Beginning,
@@ -108,7 +108,7 @@ impl Registration {
         out
     }
 
-    /// What a program has sent; `None` when it is none of ours.
+    /// Parses a program's message; `None` if it is not a registration.
     pub fn parse(bytes: &[u8]) -> Option<Registration> {
         let (magic, rest) = bytes.split_first_chunk::<8>()?;
         let ([dialled, carrier, sent_len, received_len], rest) = rest.split_first_chunk::<4>()?;
@@ -136,7 +136,7 @@ impl Registration {
     }
 }
 
-/// What a broker says of a registration.
+/// A broker's answer to a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The other end is found: the program may hand over a segment and a bell. What carries it on.
@@ -178,7 +178,7 @@ pub fn listen() -> io::Result<OwnedFd> {
     unix::listen(Name::Abstract(&name(process::uid())), 256)
 }
 
-/// Whether this user has a broker in this network namespace.
+/// Returns true if this user has a broker in this network namespace.
 pub fn is_there() -> bool {
     dial().is_ok_and(|wire| wire.is_some())
 }
@@ -197,7 +197,7 @@ fn dial() -> Result<Option<OwnedFd>, Why> {
         }
         Err(_) => return Err(Why::System),
     };
-    // Anybody can take a name.
+    // Any process can bind a name.
     let cred = unix::peer_cred(&wire).map_err(|_| Why::System)?;
     if !cred.is_same_user() {
         return Err(Why::OtherUser);

@@ -1,5 +1,5 @@
-//! What a process under `weft run` says of its connections: a file of memory named [`NAME`], which `weft stat` finds among the process's
-//! descriptors and reads. The process pays for plain stores; nothing runs for a reader.
+//! The connection report of a process under `weft run`: a memory file named [`NAME`], which `weft stat` finds among the process's
+//! descriptors and reads. It costs the process plain stores; nothing runs for a reader.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use crate::meet::Why;
 
 /// The name of the memory file.
 pub const NAME: &str = "weft-run-ledger";
-/// What stands first in it.
+/// The first word of the file.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"weftledg");
 /// The version of the layout.
 pub const VERSION: u64 = 2;
@@ -23,14 +23,14 @@ pub const ROWS: usize = 512;
 /// Bytes of the file.
 pub const LEN: usize = (ROWS + 1) * ROW_WORDS * 8;
 
-/// A word of the header.
+/// The header's words.
 #[derive(Clone, Copy, Debug)]
 pub enum Head {
     /// [`MAGIC`].
     Magic,
     /// [`VERSION`].
     Version,
-    /// The process; a child after a fork has a file of its own.
+    /// The process; a child after a fork makes a new file.
     Pid,
     /// TCP connections seen.
     Seen,
@@ -44,7 +44,7 @@ pub enum Head {
     Paths,
 }
 
-/// A word of a row.
+/// The words of a row.
 #[derive(Clone, Copy, Debug)]
 pub enum Word {
     /// 0: free; odd: being written; else in use.
@@ -159,7 +159,7 @@ pub struct Row {
     pub since: u64,
     /// It is closed; its row waits for another one.
     pub closed: bool,
-    /// What is behind the rings.
+    /// The carrier behind the rings.
     pub carrier: Carrier,
     /// It is a ring for datagrams, one way: [`Row::ring`] has their bytes.
     pub udp: bool,
@@ -167,7 +167,7 @@ pub struct Row {
     pub datagrams: u64,
     /// Datagrams dropped because it was full.
     pub dropped: u64,
-    /// What was sent from the program's memory, and fetched from the peer's.
+    /// Bytes sent from the program's memory, and fetched from the peer's.
     pub lent: Lent,
 }
 
@@ -189,7 +189,7 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Whether there is anything to tell.
+    /// Returns true if there is nothing to report.
     pub fn is_empty(&self) -> bool {
         self.bytes == (0, 0) && self.copied == 0
     }
@@ -251,7 +251,7 @@ impl Row {
     }
 }
 
-/// What a process says.
+/// The parsed report of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     /// The process.
@@ -279,7 +279,7 @@ pub fn words(ip: IpAddr) -> (u64, u64) {
     ((bits >> 64) as u64, bits as u64)
 }
 
-/// Reads a file; `None` when it is none of ours. Whatever it holds is taken as text and numbers only.
+/// Parses a file; `None` if it is not a ledger. Its contents are treated as text and numbers only.
 pub fn parse(bytes: &[u8]) -> Option<Ledger> {
     let word = |at: usize| {
         let field = bytes.get(at * 8..at * 8 + 8)?;

@@ -1,10 +1,10 @@
 //! The rendezvous of the two ends of a TCP connection.
 //!
-//! Nothing is put into the TCP stream, and no call waits. The end with the larger address listens on an abstract Unix socket whose name is
+//! The rendezvous adds nothing to the TCP stream, and no call waits. The end with the larger address listens on an abstract Unix socket whose name is
 //! the connection's two addresses; the other one dials it and sends an [offer](offer()) with the shared segment and the bell. Abstract names
-//! belong to a network namespace, as the connection does. Names can be taken by anybody: so the dialler asks the kernel who listens
-//! (`SO_PEERCRED`) and who has the connection's other end (`NETLINK_SOCK_DIAG`), the listener asks the same of the dialler, and each checks the
-//! other socket's number (`SO_COOKIE`), which ends confusion with an earlier connection of the same addresses.
+//! belong to a network namespace, as the connection does. Any process can take a name. So the dialler asks the kernel which process listens
+//! (`SO_PEERCRED`) and which user has the connection's other end (`NETLINK_SOCK_DIAG`), the listener asks the same of the dialler, and each checks the
+//! other socket's number (`SO_COOKIE`), which excludes an earlier connection of the same addresses.
 
 use std::fmt::Write as _;
 use std::io;
@@ -32,7 +32,7 @@ pub enum Why {
     NoPeer = 3,
     /// The peer belongs to another user.
     OtherUser = 4,
-    /// What came from the peer's place was not from the connection's other end.
+    /// The message from the peer's name was not from the connection's other end.
     Impostor = 5,
     /// A system call failed.
     System = 6,
@@ -186,7 +186,7 @@ impl Ends {
         Ok(ends)
     }
 
-    /// Whether both are addresses that one host can have: a connection to another host has two different ones, and neither is a
+    /// Returns true if both are addresses that one host can have: a connection to another host has two different ones, and neither is a
     /// loopback address. A host that talks to itself by one of its own addresses has the same one twice.
     pub fn may_be_local(&self) -> bool {
         let (own, peer) = (self.own.ip(), self.peer.ip());
@@ -215,10 +215,10 @@ impl Ends {
     }
 }
 
-/// What the responder has put up.
+/// Makes the responder's listening socket.
 ///
 /// # Errors
-/// `AddrInUse` when somebody has the name.
+/// `AddrInUse` if the name is taken.
 pub fn listen(ends: &Ends) -> io::Result<OwnedFd> {
     unix::listen(Name::Abstract(&ends.name()), 4)
 }
@@ -244,7 +244,7 @@ pub(crate) fn same_user(wire: impl AsFd) -> Result<(), Why> {
     }
 }
 
-/// The cookie of the connection's other end, which belongs to our user. `None` when nobody has it open yet.
+/// Returns the cookie of the connection's other end, which belongs to our user. `None` if no process has it open yet.
 pub fn peer_cookie(fd: impl AsFd) -> Result<Option<u64>, Why> {
     match diag::tcp_peer(fd) {
         Ok(Some(peer)) if peer.uid == process::uid() => Ok(Some(peer.cookie)),
@@ -266,7 +266,7 @@ pub fn peer_process(wire: impl AsFd) -> u32 {
         .unwrap_or(0)
 }
 
-/// The dialler's message: who it is, whom it means, and the segment and the bell's other end with it.
+/// Sends the dialler's message: its own cookie and the peer's, with the segment and the bell's other end.
 pub fn offer(
     wire: &OwnedFd,
     own: impl AsFd,
@@ -281,7 +281,7 @@ pub fn offer(
     unix::send_with_fds(wire, &bytes, &[segment, bell]).map_err(|_| Why::System)
 }
 
-/// What the responder was given.
+/// An offer to the responder.
 #[derive(Debug)]
 pub struct Offer {
     /// The file of the segment.
