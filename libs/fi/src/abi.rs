@@ -1,4 +1,4 @@
-//! Types and numbers of libfabric's headers (`rdma/fabric.h` and those beside it), version 1.17, with C's layout. tests/layout.rs compares them.
+//! Types and numbers of libfabric's headers (`rdma/fabric.h` and its siblings), version 1.17, with C's layout. tests/layout.rs compares them.
 #![allow(
     missing_docs,
     reason = "they are libfabric's, and its manual pages describe them"

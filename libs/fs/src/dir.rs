@@ -1,4 +1,4 @@
-//! Folders that are read: a `DIR` of ours for remote ones.
+//! Reading folders: a `DIR` of ours for remote ones.
 //!
 //! # Safety
 //!
@@ -23,7 +23,7 @@ use crate::{fail, link, resolve};
 /// A folder that is read.
 struct Folder {
     fd: c_int,
-    /// What it is in cannot be named.
+    /// Its parent cannot be named.
     is_root: bool,
     state: Mutex<Reading>,
 }
@@ -31,7 +31,7 @@ struct Folder {
 struct Reading {
     entries: Vec<Entry>,
     next: usize,
-    /// What `readdir` gives a pointer to.
+    /// The entry that `readdir` returns a pointer to.
     current: Box<dirent64>,
 }
 

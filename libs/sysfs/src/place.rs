@@ -1,4 +1,4 @@
-//! Which paths are ours, and where they lead.
+//! The paths that this library redirects, and where they lead.
 //!
 //! # Safety
 //!
@@ -18,7 +18,7 @@ const PLACES: [&[&[u8]]; 4] = [
     &[b"dev", b"infiniband"],
 ];
 
-/// Whether an absolute path leads into one of the places. Empty components and `.` count for nothing; what leads there through `..` or a link of the
+/// Returns true if an absolute path leads into one of the places. Empty components and `.` count for nothing; what leads there through `..` or a link of the
 /// machine is not seen.
 fn is_ours(path: &[u8]) -> bool {
     if path.first() != Some(&b'/') {
@@ -52,7 +52,7 @@ impl Private {
         self.path.as_ptr()
     }
 
-    /// Whether nothing may be written there.
+    /// Returns true if nothing may be written there.
     pub(crate) fn read_only(&self) -> bool {
         self.sys
     }
