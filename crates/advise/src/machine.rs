@@ -36,7 +36,7 @@ cases! {
     Register = "register and deregister (weft)",
     /// weft's deregistration.
     Deregister = "deregister (weft)",
-    /// weft's registration of memory that is not resident, and one write to each page, which somebody has to do.
+    /// weft's registration of memory that is not resident, and one write to each page, which is due in any case.
     RegisterAbsent = "register and touch, not resident (weft)",
     /// mlock and munlock of resident pages: the kernel's part of an RNIC's registration.
     Pin = "pin and unpin",

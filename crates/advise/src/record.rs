@@ -14,7 +14,7 @@ pub const PROCESSES: usize = 256;
 pub const CLASSES: usize = 40;
 /// Classes of the time between two uses of a buffer: below 10 µs, 100 µs, 1 ms, 10 ms, and more.
 pub const GAPS: usize = 5;
-/// Upper ends of the classes but for the last, in nanoseconds.
+/// Upper ends of all classes except the last, in nanoseconds.
 pub const GAP_ENDS: [u64; GAPS - 1] = [10_000, 100_000, 1_000_000, 10_000_000];
 /// Words of a process's name.
 const NAME_WORDS: usize = 16;
@@ -497,7 +497,7 @@ pub fn read(bytes: &[u8]) -> Option<Record> {
 mod tests {
     use super::*;
 
-    /// Bytes of a record with one process, whose words are all `fill` but for its number.
+    /// Bytes of a record with one process, whose words are all `fill` except its number.
     fn bytes(fill: u64, given: u64) -> Vec<u8> {
         let mut words = vec![fill; TABLE_BYTES / 8];
         words[..8].copy_from_slice(&[MAGIC, PROCESS_BYTES as u64, given, 1, 2, 3, 0, 0]);

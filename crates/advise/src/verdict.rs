@@ -66,7 +66,7 @@ pub struct Characteristic {
 /// The advice for one process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// Where to go.
+    /// The recommended door.
     pub door: Door,
     /// Why.
     pub why: Vec<String>,

@@ -41,7 +41,7 @@ const STACK: usize = 256 << 10;
 pub struct Config {
     /// Its RNIC: all SDP streams are of it, with its TLS settings.
     pub device: Device,
-    /// Where other brokers reach it; none: it only dials.
+    /// Addresses on which other brokers reach it; none: it only dials.
     pub bind: Vec<SocketAddr>,
     /// The port that the brokers of other hosts listen on.
     pub port: u16,
@@ -111,7 +111,7 @@ impl Broker {
         })
     }
 
-    /// Where other brokers reach it.
+    /// Addresses on which other brokers reach it.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.listeners.iter().map(Listener::local_addr).collect()
     }

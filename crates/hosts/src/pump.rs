@@ -289,7 +289,7 @@ impl Pump {
     fn send(&mut self) -> bool {
         let mut busy = false;
         if self.over {
-            // Nobody receives it.
+            // Nothing receives it.
             self.out.clear();
             self.sent = 0;
         }
@@ -423,7 +423,7 @@ impl Pump {
         let is_next = self.rings.has_switched(OURS)
             || self.rings.seen(OURS) == self.rings.sent_over_tcp(OURS);
         if have > 0 && (self.left || self.rings.is_closed(OURS)) {
-            // Nobody reads it, wherever it stands in the stream.
+            // Nothing reads it, at any position of the stream.
             self.at += have;
             self.data -= have;
             return Ok(true);

@@ -89,7 +89,7 @@ impl Shaper {
         if jitter == 0.0 {
             return 0.0;
         }
-        // So gentle a slope cannot make a packet overtake another.
+        // This slope is too gentle to make a packet overtake another.
         let place = now.as_secs_f64() / (4.0 * jitter);
         let (slice, share) = (place.floor(), place.fract());
         let [from, to] = [slice, slice + 1.0].map(|slice| self.point(slice as u64));

@@ -136,7 +136,7 @@ pub fn cookie(fd: impl AsFd) -> Result<u64, Why> {
 /// Lets the socket of this number be found.
 ///
 /// # Errors
-/// `AddrInUse` when somebody has the name.
+/// `AddrInUse` if the name is taken.
 pub fn listen(cookie: u64) -> io::Result<OwnedFd> {
     unix::listen(Name::Abstract(&name(cookie)), 16)
 }
@@ -154,7 +154,7 @@ pub fn receiver(route: &Route) -> Result<Option<u64>, Why> {
     }
 }
 
-/// A connection to the place where the socket of this number lets itself be found. `None` when it does not.
+/// Connects to the listener of the socket of this number. `None` if it has none.
 ///
 /// # Errors
 /// [`Why::OtherUser`] when another user has its name.

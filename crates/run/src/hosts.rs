@@ -170,7 +170,7 @@ fn name(uid: u32) -> Vec<u8> {
     format!("weft-run/1/broker/{uid}").into_bytes()
 }
 
-/// Where this user's broker listens.
+/// Makes the listening socket of this user's broker.
 ///
 /// # Errors
 /// `AddrInUse` when there is one already.

@@ -81,7 +81,7 @@ pub enum Word {
     Since,
     /// 1: closed.
     Closed,
-    /// Where the peer is: 0, on this host; else on another one, and what goes there ([`Carrier`]).
+    /// Place of the peer: 0, on this host; else on another one, and the carrier to it ([`Carrier`]).
     Carrier,
     /// 1: a ring for datagrams, one way.
     Udp,

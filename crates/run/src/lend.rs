@@ -38,7 +38,7 @@ impl Mode {
         }
     }
 
-    /// Of a number, as it stands in a ledger.
+    /// Converts a number of a ledger.
     pub fn from_number(number: u64) -> Mode {
         match number {
             1 => Mode::Zsdp,

@@ -77,7 +77,7 @@ pub enum Why {
 }
 
 impl Why {
-    /// Of a number, as it stands in a ledger.
+    /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
         const ALL: [Why; 26] = [
             Why::None,

@@ -111,7 +111,7 @@ impl Fd {
     }
 }
 
-/// The socket that a descriptor stands for; `None` for all others.
+/// Returns the socket behind a descriptor; `None` for all others.
 #[inline]
 pub(crate) fn socket(fd: c_int) -> Option<(Kind, &'static Fd)> {
     let place = place(fd)?;

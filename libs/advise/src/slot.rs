@@ -241,7 +241,7 @@ fn map(path: &[u8]) -> Option<*mut Table> {
     // SAFETY: it is as long as a table, and all of it is atomic words.
     let header = unsafe { &(*table).header };
     if header.magic.load(Relaxed) != MAGIC || header.stride.load(Relaxed) != PROCESS_BYTES as u64 {
-        // SAFETY: nobody knows of it.
+        // SAFETY: nothing else refers to it.
         unsafe { libc::munmap(mapped, TABLE_BYTES) };
         return None;
     }

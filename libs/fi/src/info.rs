@@ -293,7 +293,7 @@ unsafe fn describe(info: &mut Info, hints: Option<&Info>, version: u32) {
     }
 }
 
-/// The address that an endpoint gets if nobody says which: `WEFT_FI_ADDR`, the first one of this host that others can reach, or the loopback address.
+/// Default address of an endpoint: `WEFT_FI_ADDR`, the first one of this host that others can reach, or the loopback address.
 pub(crate) fn usual_address() -> SocketAddr {
     if let Ok(text) = std::env::var("WEFT_FI_ADDR") {
         match text.parse::<IpAddr>() {

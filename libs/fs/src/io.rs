@@ -299,7 +299,7 @@ fn map(
         return Err(Errno::NOMEM.into());
     }
     let at = at as *mut c_void;
-    // SAFETY: it was mapped just now, and is nobody else's yet.
+    // SAFETY: it was mapped just now, and nothing else uses it yet.
     let filled = unsafe { read_parts(&entry, &one(at, len), off) };
     // SAFETY: as above.
     unsafe {

@@ -66,7 +66,7 @@ pub(crate) unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
     unsafe { CStr::from_ptr(path) }.to_bytes()
 }
 
-/// Where a path leads, if to a server: by itself, or from a folder that is open.
+/// Returns the server's path behind a path, if it leads to one: absolute, or relative to an open folder.
 ///
 /// # Safety
 /// As [`bytes`].
@@ -109,6 +109,6 @@ extern "C" fn start() {
 }
 
 #[used]
-// SAFETY: the loader calls what stands here, once, before the program.
+// SAFETY: the loader calls this function once, before the program.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;

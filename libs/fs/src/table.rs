@@ -84,7 +84,7 @@ pub(crate) struct Entry {
 pub(crate) struct Table {
     clients: Mutex<HashMap<Endpoint, Client>>,
     remote: Mutex<HashMap<c_int, Arc<Entry>>>,
-    /// Where buffers of this host and folders are.
+    /// Paths of buffers of this host and of folders.
     paths: Mutex<HashMap<c_int, RemotePath>>,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn table() -> &'static Table {
         match TABLE.compare_exchange(now, fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => now = fresh,
             Err(other) => {
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: made above, and no other thread has seen it.
                 drop(unsafe { Box::from_raw(fresh) });
                 now = other;
             }
@@ -128,7 +128,7 @@ pub(crate) extern "C" fn before_fork() {
     table().flush();
 }
 
-/// In the child of a fork the connections are the parent's, and threads that hold locks are not there: it begins anew. Its placeholders stay.
+/// Starts with an empty table in the child of a fork: the connections are the parent's, and threads that hold locks do not exist. Its placeholders stay.
 pub(crate) extern "C" fn after_fork() {
     own();
     let old = TABLE.load(Ordering::Acquire);
@@ -235,7 +235,7 @@ impl Table {
         }
     }
 
-    /// Where a buffer of this host or a folder is.
+    /// Returns the path of a buffer of this host or of a folder.
     pub(crate) fn path(&self, fd: c_int) -> Option<RemotePath> {
         if let Some(path) = lock(&self.paths).get(&fd) {
             return Some(path.clone());
@@ -340,7 +340,7 @@ pub(crate) fn adopt() {
         {
             let folder = flags.0 == 0;
             set_kind(fd, if folder { Kind::Folder } else { Kind::Remote });
-            // This process opened it, and has become another program since: nobody else may have it open.
+            // This process opened it, and has executed another program since: no other process may have it open.
             if !folder && maker == std::process::id() {
                 let _ = table().entry(fd);
             }
@@ -360,7 +360,7 @@ fn make_placeholder(path: &RemotePath, flags: Flags, how: c_int) -> Result<c_int
     if fd < 0 {
         return Err(os());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and nothing else uses it.
     let mut file = unsafe { StdFile::from_raw_fd(fd) };
     let mut name = String::new();
     for byte in path.name.as_bytes() {

@@ -87,7 +87,7 @@ weft_sys::doors! {
         if at.is_null() {
             return next::memalign(page, whole);
         }
-        // Where it grows in its place it stays where it begins.
+        // If it grows in place, its start does not move.
         let before = next::malloc_usable_size(at);
         let grown = next::realloc(at, whole);
         if grown.is_null() || grown.addr().is_multiple_of(page) {
@@ -95,7 +95,7 @@ weft_sys::doors! {
         }
         let moved = next::memalign(page, whole);
         if moved.is_null() {
-            // As good, but for its pages.
+            // Valid, but it may share pages.
             return grown;
         }
         std::ptr::copy_nonoverlapping(grown.cast::<u8>(), moved.cast(), before.min(whole));

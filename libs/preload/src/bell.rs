@@ -122,7 +122,7 @@ pub(crate) fn probe(bell: c_int) -> Heard {
     }
 }
 
-/// Returns true if the peer's end is closed for good, not only for sending: nobody reads any more.
+/// Returns true if the peer's end is closed for good, not only for sending: nothing reads it any more.
 pub(crate) fn is_cut(bell: c_int) -> bool {
     kernel::poll_one(bell, 0, 0) != 0
 }
@@ -215,7 +215,7 @@ pub(crate) fn ask(chan: &Chan) -> bool {
         side.armed.store(1, Relaxed);
         if !matches!(stream.ready(peer, head), Ok((0, false))) {
             if side.owed.load(Relaxed) > 0 {
-                // The old byte stays and stands for the data; only one may.
+                // The old byte stays and announces the data; only one may be there.
                 if stream.disarm(peer) {
                     side.armed.store(0, Relaxed);
                 } else {
@@ -229,7 +229,7 @@ pub(crate) fn ask(chan: &Chan) -> bool {
         }
     }
     if stream.filled(peer, 0).2 && await_count(chan, side) {
-        // The last byte stays, and stands for what has come.
+        // The last byte stays, and announces the new data.
         let owed = side.owed.load(Relaxed);
         let taken = take(chan.bell(), owed.saturating_sub(1));
         side.owed.store(owed - taken.min(owed), Relaxed);
@@ -296,7 +296,7 @@ pub(crate) fn wait_out(chan: &Chan) -> Heard {
     let heard = result(n);
     chan.stream.end_fill(chan.role, (n == 1).into());
     match heard {
-        // With a time limit the kernel does not begin anew by itself.
+        // With a time limit the kernel does not restart the call by itself.
         Heard::Interrupted if !signal::interrupts() => return Heard::Alive,
         _ => {}
     }

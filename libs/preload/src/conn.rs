@@ -184,11 +184,11 @@ impl Conn {
     /// The channel; used while [`Conn::enter`]'s guard lives.
     #[inline]
     pub(crate) fn chan(&self, _inside: &Inside) -> Option<&Chan> {
-        // SAFETY: it is freed only when nobody is inside.
+        // SAFETY: it is freed only when no thread is inside.
         unsafe { self.chan.load(SeqCst).as_ref() }
     }
 
-    /// The same for a connection that stands in the list of late ones, under that list's lock.
+    /// The same for a connection in the list of late ones, under that list's lock.
     #[inline]
     pub(crate) fn chan_of_late(&self) -> Option<&Chan> {
         // SAFETY: it leaves the list, under its lock, before its channel goes.
@@ -289,7 +289,7 @@ impl Conn {
     fn free(&'static self) {
         let old = self.old.swap(null_mut(), AcqRel);
         if !old.is_null() {
-            // SAFETY: nobody is inside, and nobody can find it any more.
+            // SAFETY: no thread is inside, and none can find it any more.
             drop(unsafe { Box::from_raw(old) });
         }
         for count in [&self.ops, &self.tx_count, &self.rx_count] {

@@ -81,7 +81,7 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
     conn.recycle(&big);
 }
 
-/// Nobody has the socket any more.
+/// Leaves the channel of a socket whose last descriptor is closed.
 fn leave(fd: c_int, chan: &Chan) {
     let unread = fetch::ring_bytes(chan).is_some_and(|n| n > 0);
     chan.stream.leave(chan.role);

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use crate::next;
 use crate::table::{self, Entry};
 
-/// Where they begin: above what most programs use, and not so far up that the kernel's table grows large.
+/// First number of hidden descriptors: above those of most programs, and low enough to keep the kernel's table small.
 fn base() -> c_int {
     static BASE: OnceLock<c_int> = OnceLock::new();
     *BASE.get_or_init(|| {

@@ -170,7 +170,7 @@ fn counts(fd: c_int) -> Option<(u64, u64)> {
 
 /// `tcpi_bytes_acked` and `tcpi_bytes_received`.
 fn tcp_info(fd: c_int) -> Option<(u64, u64)> {
-    /// Where they are in `struct tcp_info`.
+    /// Their offsets in `struct tcp_info`.
     const AT: usize = 120;
     let mut words = [0_u64; AT / 8 + 2];
     let mut len = size_of_val(&words) as u32;

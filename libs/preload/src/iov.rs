@@ -71,7 +71,7 @@ pub(crate) fn each_piece(
     }
 }
 
-/// Where the bytes come from.
+/// Source of the bytes.
 pub(crate) enum Source<'a> {
     /// The program's memory.
     Memory(&'a [iovec]),

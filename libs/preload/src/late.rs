@@ -42,7 +42,7 @@ const SETS: usize = 64;
 /// In a mark: the direction ends there.
 const CLOSED: u64 = 1 << 63;
 
-/// A late connection; what it is registered for stands in the connection.
+/// A late connection; its registration is in the connection.
 pub(crate) struct Late {
     conn: &'static Conn,
     /// Edge-triggered: the stream position up to which the program has been notified.
@@ -270,7 +270,7 @@ fn ask_for_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
         return false;
     };
     for one in all {
-        // It may have left meanwhile, and be late anew.
+        // It may have left meanwhile, and be late again.
         let is_it = one.conn.is_late.load(SeqCst)
             && one.conn.late_set.load(SeqCst) == slot.number.load(SeqCst);
         let list = held.list();

@@ -17,7 +17,7 @@ use crate::{clock, hidden};
 static BASE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 /// Counted before there is a file too.
 static SEEN: AtomicU64 = AtomicU64::new(0);
-/// Where to look for a free row first.
+/// First row to check for a free one.
 static HINT: AtomicU32 = AtomicU32::new(0);
 
 fn at(index: usize) -> Option<&'static AtomicU64> {

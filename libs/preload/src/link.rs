@@ -139,7 +139,7 @@ fn take(
     let listener = if let Some(listener) = slow.listener {
         listener
     } else {
-        // Somebody has the name: another process that shares the socket, or one that wants to keep us apart.
+        // The name is taken: by another process that shares the socket, or by one that wants to prevent the meeting.
         let Ok(listener) = meet::listen(ends) else {
             return Ok(None);
         };

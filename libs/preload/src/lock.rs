@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::kernel;
 
-/// The holder's process number, and the top bit when somebody waits; 0: free.
+/// The holder's process number, and the top bit if another thread waits; 0: free.
 #[repr(transparent)]
 pub(crate) struct SharedLock(AtomicU32);
 

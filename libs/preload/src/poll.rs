@@ -109,7 +109,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
             put(at, one.fd, libc::POLLPRI);
         }
         if matches!(rx, RING | BOTH) {
-            // It keeps nobody from anything: the direction has switched.
+            // It blocks nothing: the direction has switched.
             drop(waiting);
         } else {
             out.waiting.push(waiting);
@@ -232,7 +232,7 @@ fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
     None
 }
 
-/// Asks by `call`, with the program's list or what stands for it.
+/// Asks by `call`, with the program's list or its translation.
 ///
 /// # Safety
 /// `fds` are `n` entries.

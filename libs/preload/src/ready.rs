@@ -268,7 +268,7 @@ pub(crate) fn closing(
     late::follow(conn, chan.filter(|_| !last), &slow.regs);
 }
 
-/// The bell gets another number (under the lock): its registrations are made anew.
+/// The bell gets another number (under the lock): its registrations are made again.
 pub(crate) fn bell_moves(conn: &'static Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
     late::leave(conn, Some(chan), big);
     let slow = conn.slow(big);

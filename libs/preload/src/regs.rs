@@ -141,7 +141,7 @@ pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Res
         && (reg.tcp.is_some() || reg.bell.is_some())
         && has_fired(reg, chan) == Some(true)
     {
-        // It fires no more until the program says so: nothing stands for it meanwhile.
+        // It does not fire again until the program rearms it: the set holds nothing for it meanwhile.
         let fd = bell_of(reg, chan);
         let _ = change(reg.set, fd, reg.bell.take(), None, 0, false);
         let _ = change(reg.set, reg.fd, reg.tcp.take(), None, 0, false);

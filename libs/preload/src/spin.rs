@@ -43,7 +43,7 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
         let is_early = n >= YIELD_FIRST && n.is_power_of_two();
         if is_early || n.is_multiple_of(YIELD) {
             std::thread::yield_now();
-            // Somebody else had it for long: so it is wanted.
+            // Another thread had the processor for long, so others want it.
             if clock::now() - at > LOOK {
                 break;
             }

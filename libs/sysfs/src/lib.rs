@@ -26,6 +26,6 @@ mod stat;
 mod walk;
 
 #[used]
-// SAFETY: the loader calls what stands here, once, before the program.
+// SAFETY: the loader calls this function once, before the program.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = root::start;

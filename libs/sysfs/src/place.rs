@@ -74,7 +74,7 @@ impl Private {
     }
 }
 
-/// Where a path of the program's leads, if it is one of ours.
+/// Returns the destination of a program's path, if this library redirects it.
 ///
 /// # Safety
 /// Null or a C string.
@@ -119,7 +119,7 @@ pub(crate) unsafe fn show(path: *mut c_char) -> *mut c_char {
     let (len, skip) = (bytes.len(), hidden(&bytes[..bytes.len() - 1]));
     if skip > 0 {
         if skip == len - 1 {
-            // The folder itself stands for the root.
+            // The folder itself represents the root.
             // SAFETY: it is longer than this.
             unsafe { (path.write(b'/' as c_char), path.add(1).write(0)) };
         } else {

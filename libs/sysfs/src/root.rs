@@ -388,7 +388,7 @@ fn clear(parent: c_int, name: *const c_char) -> bool {
 
 /// Removes what an open folder lists; whether there was something.
 fn clear_once(fd: c_int) -> bool {
-    /// Where the length and the name are in an entry: see getdents64(2).
+    /// Offsets of the length and the name in an entry: see getdents64(2).
     const LEN: usize = 16;
     const NAME: usize = 19;
     let mut buf = [0_u8; 2048];

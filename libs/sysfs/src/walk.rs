@@ -142,7 +142,7 @@ macro_rules! globs {
                 // Its own functions open its folders.
                 return next(pattern, flags, error, found);
             }
-            // Without the flag nobody looks at the functions.
+            // Without the flag the C library does not use the functions.
             (*found).opendir = Some(opendir);
             (*found).readdir = Some(libc::readdir);
             (*found).closedir = Some(libc::closedir);

@@ -45,7 +45,7 @@ static void check(const void *p, size_t n) {
     rx += n;
 }
 
-/* Sends what stands in the buffer, which is of the stream. */
+/* Sends the buffer's contents, which are part of the stream. */
 static void put(int fd, const void *p, size_t n) {
     const char *b = p;
     while (n > 0) {
@@ -460,7 +460,7 @@ static void others_tx(int fd) {
     shm_unlink(name);
     shmctl(id, IPC_RMID, 0);
 }
-/* The same kinds, which nobody else writes to: two names of each in this process. */
+/* The same kinds, which no other process writes to: two names of each in this process. */
 static void twins_tx(int fd) {
     char name[64];
     snprintf(name, sizeof name, "/weft-lend-%d", getpid());

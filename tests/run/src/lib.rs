@@ -118,7 +118,7 @@ pub fn pattern(len: u32) -> Vec<u8> {
     words.take(len as usize).collect()
 }
 
-/// Compares what programs print, but for what their processes say of themselves.
+/// Compares the output of programs, without the reports of their processes.
 ///
 /// # Panics
 /// At the first line that differs.

@@ -159,7 +159,7 @@ fn every_byte_is_that_of_the_send_when_a_write_copies() {
     traps_in(MODES[2]);
 }
 
-/// `azsdp` lends shared memory that nobody else can have, and all of it where the user says that nobody else writes.
+/// `azsdp` lends shared memory that no other process can have, and all shared memory if the user declares that no other process writes to it.
 #[test]
 fn shared_memory_is_lent_where_nobody_else_writes_to_it() {
     let Some(program) = traps() else { return };

@@ -73,7 +73,7 @@ pub(crate) struct Dgram {
     refs: AtomicU32,
     /// The kernel's for good.
     plain: AtomicBool,
-    /// It lets itself be found no more.
+    /// Senders cannot find it any more.
     deaf: AtomicBool,
     /// It has rings to receive from.
     pub(crate) inbound: AtomicBool,

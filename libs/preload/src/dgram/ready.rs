@@ -238,7 +238,7 @@ pub(crate) enum Asked {
     Rings,
 }
 
-/// Asks for what stands for the socket in a poll list.
+/// Passes the descriptors to poll for a socket in a poll list to `put`.
 pub(crate) fn for_poll(fd: c_int, events: c_short, mut put: impl FnMut(c_int, c_short)) -> Asked {
     let Some(d) = super::of(fd) else {
         return Asked::Stranger;

@@ -93,7 +93,7 @@ enum Choice {
     Empty(bool),
 }
 
-/// Where a datagram goes.
+/// The program's memory for a received datagram.
 pub(crate) struct Out<'a> {
     pub(crate) iov: &'a [iovec],
     pub(crate) name: *mut sockaddr,
@@ -265,7 +265,7 @@ impl Rx {
             if self.owed == 0 || last {
                 break;
             }
-            // Somebody is between the ring and its bell.
+            // A sender is between its ring and the bell.
             kernel::poll_one(bell, libc::POLLIN, 1);
         }
         self.owed = 0;

@@ -155,7 +155,7 @@ fn sleep(
     let left = c_int::try_from(left).unwrap_or(c_int::MAX);
     let n = signal::outside(|| kernel::poll(&mut list, left));
     if n < 0 {
-        // With a time limit the kernel does not begin anew by itself.
+        // With a time limit the kernel does not restart the call by itself.
         if crate::errno() == libc::EINTR && deadline.is_none() && !signal::interrupts() {
             return None;
         }

@@ -62,7 +62,7 @@ struct Out {
     checked: u64,
     /// Something went over the kernel since the last datagram.
     detour: bool,
-    /// Where a receiver stood that took nothing while a send waited for it.
+    /// Position of a receiver that consumed nothing while a send waited for it.
     stuck: Option<u64>,
     row: ledger::RowOf,
 }
@@ -113,7 +113,7 @@ impl Tx {
         })
     }
 
-    /// All destinations are the kernel's; those to come are looked at anew.
+    /// Moves all destinations to the kernel; new ones are examined again.
     pub(crate) fn forget_all(&mut self) {
         *self = Tx::default();
     }
@@ -183,7 +183,7 @@ impl Tx {
     }
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy)]
 pub(crate) enum To {
     Connected,
@@ -284,7 +284,7 @@ pub(crate) fn went_by_kernel(d: &Dgram) {
     d.tx().dests.iter_mut().for_each(detour);
 }
 
-/// The socket's own address or its peer may have changed: all is looked at anew.
+/// The socket's own address or its peer may have changed: all destinations are examined again.
 pub(crate) fn readdressed(d: &Dgram) {
     d.tx().forget_all();
 }

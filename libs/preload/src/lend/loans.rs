@@ -47,7 +47,7 @@ pub(crate) struct Loan {
     len: AtomicUsize,
     /// The hold of the pages, a number of [`Hold::into_raw`]; 0: they are not protected for it.
     hold: AtomicUsize,
-    /// Where the bytes are now, if they were moved; and how long the mapping is.
+    /// Current address of the bytes, if they were moved; and the length of the mapping.
     copy: AtomicUsize,
     copy_len: AtomicUsize,
     /// When a thread first waited for it, in milliseconds; 0: none has.
@@ -301,7 +301,7 @@ impl Loan {
         if copy != 0 {
             let len = self.copy_len.load(SeqCst);
             let copy = std::ptr::with_exposed_provenance_mut(copy);
-            // SAFETY: our copy, which nobody reads any more.
+            // SAFETY: our copy, which no thread reads any more.
             let _ = unsafe { rustix::mm::munmap(copy, len) };
         }
         let stream = self.stream.swap(null_mut(), SeqCst);
@@ -397,7 +397,7 @@ fn help(start: usize, end: usize) {
 }
 
 /// The socket is about to be closed for good: its loans are waited for while the receiver goes on, and what it leaves is moved, so that it can
-/// be fetched as long as the process lives. `lost`: nobody will fetch any more.
+/// be fetched as long as the process lives. `lost`: nothing will fetch it any more.
 pub(crate) fn close(stream: &Stream, lost: bool) {
     if COUNT.load(Relaxed) == 0 {
         return;

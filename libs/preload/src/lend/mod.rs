@@ -1,5 +1,5 @@
 //! Large sends from the program's own memory: ZSDP (the send waits until the receiver has fetched) and AZ-SDP (the memory is protected, and the
-//! send returns). The receiver's part is in fetch.rs, what is under way in loans.rs.
+//! send returns). The receiver's part is in fetch.rs, the table of loans in loans.rs.
 //!
 //! # Safety
 //!
