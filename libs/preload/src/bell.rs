@@ -40,7 +40,7 @@ pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
 /// How long a sender waits for a receiver that reads nothing. After that the bytes go over TCP, which has larger buffers.
 pub(crate) const PATIENCE_MS: c_int = 50;
 
-/// The bell's waits end when those of the program's socket would; those for room are bounded.
+/// Copies the receive time-out of the program's socket to the bell, and limits waits for room to [`PATIENCE_MS`].
 fn copy_timeouts(fd: c_int, bell: c_int) {
     let patience = libc::timeval {
         tv_sec: 0,
@@ -67,7 +67,7 @@ pub(crate) enum Heard {
     Alive,
     /// It is closed, or shut down for sending.
     End,
-    /// A time-out of the program's.
+    /// A time-out of the program's socket.
     Late,
     /// A signal.
     Interrupted,
@@ -148,11 +148,11 @@ fn take(bell: c_int, n: u64) -> u64 {
 /// Longest time between a sender's write to its ring and its write to the bell.
 const BETWEEN_MS: c_int = 50;
 
-/// How often a sender is looked at that is between its bell and the count of what it has put there, and what passes between later looks, in nanoseconds.
+/// Number of looks at a sender that has written to the bell and not counted the bytes yet, and the time between later looks, in nanoseconds.
 const LOOKS: u32 = 600;
 const NAP: i64 = 50_000;
 
-/// Waits for such a sender, for the same reason. Its byte has woken this thread, which may now occupy the sender's processor, so this sleeps soon. The sender may
+/// Waits for such a sender, for the same reason. Its byte has woken this thread, which may now occupy its processor, so this sleeps soon. The sender may
 /// also be blocked before the bell: then this gives up. Returns whether it has rung, or is about to: for data, or because it has closed its direction.
 fn await_count(chan: &Chan, side: &Side) -> bool {
     for look in 0..LOOKS {
@@ -190,7 +190,7 @@ fn absorb(chan: &Chan, side: &Side) -> bool {
         .stream
         .filled(chan.peer(), side.fill_seen.load(Relaxed));
     side.fill_seen.store(seen, Relaxed);
-    // A peer that lies about it has us look for bytes that are not there; no more than 64 at a time.
+    // A lying peer can only make us look for missing bytes, at most 64 at a time.
     let mut owed = side.owed.load(Relaxed).saturating_add(new.min(64));
     let rung = side.armed.load(Relaxed) != 0 && !chan.stream.is_armed(chan.peer());
     if rung {

@@ -11,7 +11,7 @@ use crate::chan::{BOTH, Chan};
 use crate::conn::{Conn, Inside, big};
 use crate::{bell, kernel, ledger, ready, settings};
 
-/// Goes over to the ring for what comes in, when all that was sent over TCP has been received, and nobody else of this process waits in the
+/// Switches the incoming direction to the ring if all bytes sent over TCP have been received, and no other thread of this process waits in the
 /// kernel for more.
 #[inline]
 pub(crate) fn try_switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
@@ -58,7 +58,7 @@ fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
     true
 }
 
-/// Goes over to the ring for what goes out: the receiver has.
+/// Switches the outgoing direction to the ring: the receiver has switched.
 pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
     let big = big();
     let side = chan.side();
@@ -116,7 +116,7 @@ fn gone_back(conn: &Conn, why: Why) {
     }
 }
 
-/// The registrations in epoll sets follow.
+/// Updates the registrations in epoll sets.
 pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
     let (tx, rx) = chan.mode();
     let rx = if rx == BOTH { TCP } else { rx };

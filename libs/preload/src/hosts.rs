@@ -187,7 +187,7 @@ fn tcp_info(fd: c_int) -> Option<(u64, u64)> {
     (rc == 0 && len as usize == size_of_val(&words)).then(|| (words[AT / 8], words[AT / 8 + 1]))
 }
 
-/// Returns true if our count equals the kernel's: calls that the library does not see may have moved bytes. The kernel may count one more, a SYN or FIN.
+/// Returns true if our count equals the kernel's: calls unseen by the library may have moved bytes. The kernel may count one more, a SYN or FIN.
 fn agrees(fd: c_int, count: u64, of: impl Fn((u64, u64)) -> u64) -> bool {
     (0..4).any(|_| {
         counts(fd)
@@ -196,7 +196,7 @@ fn agrees(fd: c_int, count: u64, of: impl Fn((u64, u64)) -> u64) -> bool {
     })
 }
 
-/// The receiver looks at both from now on, where nobody of the process waits in the kernel for TCP alone.
+/// Makes the receiver look at both from now on, if no thread of the process waits in the kernel for TCP alone.
 pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &Inside) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let tries = u64::from(side.pauses.fetch_add(1, Relaxed)) + 1;

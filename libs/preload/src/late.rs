@@ -1,10 +1,10 @@
 //! `epoll_wait` checks rings before it asks the kernel.
 //!
 //! A receive that empties a ring does not request a bell at once: the byte of the last bell stays, and no new one is requested. The connection is *late*, and
-//! is in the list of its set. `epoll_wait` itself finds the bytes in these rings, so neither side makes a system call for them. Before a thread waits in
+//! is in the list of its set. `epoll_wait` finds the bytes in these rings, so neither side makes a system call for them. Before a thread waits in
 //! the kernel, and at least every [`TURNS`] answers or [`BOUND`], all late bells are requested, and the kernel is asked, for the other descriptors of the set too.
 //!
-//! Changes of a late connection's level-triggered registration are deferred too: programs that alternate between readability and writability change it at each message.
+//! Changes of a late connection's level-triggered registration are deferred too, because some programs change it at each message.
 //!
 //! The kernel may report a late connection as readable too early, never too late: its bell has a byte, or is requested. So nothing is lost if
 //! another thread asks the kernel meanwhile.
@@ -29,7 +29,7 @@ use crate::{bell, clock, sets, spin, table};
 const EDGE: u32 = libc::EPOLLET as u32;
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
-/// Registrations of such kinds are left to the kernel.
+/// Flags of registrations that are left to the kernel.
 const NEVER: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
 
 /// The kernel is asked after at most this many answers without it, or this many nanoseconds.
@@ -142,7 +142,7 @@ fn mark(chan: &Chan) -> Option<(u64, usize)> {
 fn ask(one: &Late, chan: &Chan) -> Says {
     let events = one.conn.late_events.load(Relaxed);
     if events == 0 {
-        // It is in the set no more.
+        // It is not in the set any more.
         return Says::Nothing;
     }
     let (tx, rx) = chan.mode();
@@ -201,7 +201,7 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
     seen.late = list.len();
     for at in 0..list.len() {
         let one = &mut list[at];
-        // A connection leaves the list before its channel goes.
+        // A connection leaves the list before its channel is freed.
         let says = one.conn.chan_of_late().map_or(Says::Ask, |c| ask(one, c));
         let (bits, end) = match says {
             Says::Nothing => continue,
@@ -212,7 +212,7 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
             Says::Ready(bits, end) => (bits, end),
         };
         let Some(event) = events.get_mut(seen.events) else {
-            // The others are first the next time.
+            // The others come first the next time.
             list.rotate_left(at);
             break;
         };
@@ -298,7 +298,7 @@ fn join(events: &mut [epoll_event], from: usize) -> usize {
     kept
 }
 
-/// Waits for a set by `call`, with a look at the rings of its late connections first. `call` gets room for events, and whether it is not to wait.
+/// Waits for a set by `call`, with a look at the rings of its late connections first. `call` gets the room for events, and true if it must not wait.
 ///
 /// # Safety
 /// As `epoll_wait(2)`.
@@ -358,7 +358,7 @@ fn is_due(slot: &Slot) -> bool {
         || clock::now().wrapping_sub(slot.asked.load(Relaxed)) > BOUND
 }
 
-/// A ring was emptied (under `rx_lock`). Returns whether its bell is left as it is: the connection is late.
+/// Notes that a ring was emptied (under `rx_lock`). Returns whether its bell is left as it is: the connection is late.
 #[inline]
 pub(crate) fn put_off(conn: &'static Conn, chan: &Chan) -> bool {
     let number = conn.late_set.load(Relaxed);
@@ -393,7 +393,7 @@ fn is_free(slot: &Slot, chan: &Chan) -> bool {
         && !slot.is_exact.load(SeqCst)
 }
 
-/// A change of a registration (under the big lock) that the kernel does not have to know before it is asked. `false`: it has to.
+/// Defers a change of a registration (under the big lock) that the kernel needs only when it is asked. `false`: it needs the change now.
 pub(crate) fn put_off_change(
     conn: &'static Conn,
     chan: &Chan,
@@ -433,7 +433,7 @@ pub(crate) fn put_off_change(
     true
 }
 
-/// A receive that must not wait found nothing (under `rx_lock`). Returns whether that is all there is to say, and the bell is left as it is.
+/// Handles a receive that must not wait and found nothing (under `rx_lock`). Returns whether nothing else has to be done, and the bell is left as it is.
 #[inline]
 pub(crate) fn is_put_off(conn: &Conn, chan: &Chan) -> bool {
     conn.is_late.load(Relaxed)
@@ -473,7 +473,7 @@ pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
     conn.late_set.store(reg.number, SeqCst);
 }
 
-/// The connection is late no more, and stays so; the kernel has its registrations (under the big lock).
+/// Ends the lateness of a connection for good; the kernel gets its registrations (under the big lock).
 pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &MutexGuard<'_, ()>) {
     if let Some(chan) = chan
         && conn.is_behind.load(SeqCst)
@@ -483,7 +483,7 @@ pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &MutexGuard<'
     forget(conn, chan);
 }
 
-/// The same where the kernel has its registrations.
+/// The same for a connection whose registrations the kernel has.
 fn forget(conn: &'static Conn, chan: Option<&Chan>) {
     let number = conn.late_set.swap(0, SeqCst);
     // A thread that empties the ring at this moment still defers; after this none does.

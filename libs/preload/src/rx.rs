@@ -30,7 +30,7 @@ fn failed(errno: c_int) -> ssize_t {
     -1
 }
 
-/// Flags whose bytes are not of the stream's count, or not of the stream.
+/// Flags whose bytes are not part of the stream's count, or not part of the stream.
 const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
 /// Receives into the vector. `real` is the program's own call.
@@ -137,10 +137,10 @@ unsafe fn receive_looking(
     }
 }
 
-/// Receives up to this many bytes may be all that the peer may send before it hears of them.
+/// After a receive of up to this many bytes the peer may wait for an acknowledgement before it sends more.
 const SHORT: ssize_t = 4096;
 
-/// After a receive over TCP: where what goes out goes over the ring, no segment of ours acknowledges it.
+/// Acknowledges a receive over TCP: if the outgoing direction is on the ring, no segment of ours does so.
 fn acknowledge(fd: c_int, side: &Side, n: ssize_t) {
     if (1..=SHORT).contains(&n) && side.tx_state.load(Relaxed) == RING {
         direction::acknowledge(fd);
@@ -178,14 +178,14 @@ fn over_tcp(
         conn.rx_count.fetch_add(n as u64, SeqCst);
         conn.tell_tcp();
     } else if n < 0 {
-        // A program that looks again and again receives nothing by that: the peer has not done its part yet.
+        // An unsuccessful look does not count as a receive: the peer has not done its part yet.
         link::untick(conn);
     }
     conn.in_rx.fetch_sub(1, SeqCst);
     Some(n)
 }
 
-/// Receives from TCP what a vector still has room for, after a partial receive that was to be whole.
+/// Receives the rest of a vector from TCP, after a partial receive of a call that asked for all.
 unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     if flags & libc::MSG_WAITALL == 0 {
         return got as ssize_t;
@@ -275,7 +275,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             continue;
         }
         if closed || ended {
-            // The rest of the stream, or its end, is TCP's.
+            // The rest of the stream, or its end, comes over TCP.
             if !closed && hosts::is_lost(chan, peer) {
                 return Step::Done(conn.reset(chan, Why::SideLost));
             }
@@ -332,7 +332,7 @@ fn was_just_probed(chan: &Chan) -> bool {
     false
 }
 
-/// The socket is in no epoll set, and its sender has not finished.
+/// Returns true if the socket is in no epoll set, and its sender has not finished.
 #[inline]
 fn is_only_looked_at(chan: &Chan) -> bool {
     chan.side().eager.load(Relaxed) == 0 && !chan.stream.has_finished(chan.peer())
@@ -361,8 +361,8 @@ fn spin(chan: &Chan) {
     spun.wait(|| !matches!(stream.ready(peer, head), Ok((0, false))));
 }
 
-/// The peer has closed its bell: its FIN or RST is there, or comes at once. Where memory for TCP is short the kernel drops even what stays on the host,
-/// and sends it again later; a program that the bell has woken has to find the end all the same.
+/// The peer has closed its bell: its FIN or RST is there, or comes at once. If memory for TCP is short, the kernel drops even segments that stay on the host,
+/// and sends them again later; a program that the bell has woken has to find the end all the same.
 const END_MS: c_int = 2000;
 
 fn await_end(conn: &Conn) {

@@ -19,9 +19,9 @@ use crate::lend::{self, Plan};
 use crate::lock::Held;
 use crate::{direction, full, hosts, kernel, link, next, ready, set_errno, signal};
 
-/// As much is made visible at once, so that the receiver begins while the rest is copied.
+/// Bytes published at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
-/// Sends over TCP in a row after which the sender pauses for the receiver to catch up, and how often it does.
+/// Number of consecutive sends over TCP after which the sender pauses for the receiver to catch up, and the number of pauses.
 const RUN: u32 = 3;
 const PAUSES: u32 = 64;
 
@@ -226,9 +226,9 @@ unsafe fn copy_in(
 enum Lent {
     /// It is sent.
     Sent,
-    /// It is, and the call is over: a signal, or the peer's end.
+    /// It is sent, and the call ends: a signal, or the peer's end.
     Last,
-    /// The direction goes over TCP from here on; it is not sent.
+    /// It is not sent: the direction continues over TCP from here on.
     Closed,
     Broken,
 }
@@ -279,7 +279,7 @@ fn lent(
     }
 }
 
-/// How a send goes on.
+/// Next step of a send.
 enum Next {
     Over(Step),
     /// There is more, and nothing to wait for: this many bytes are sent.
@@ -354,7 +354,7 @@ unsafe fn publish(
     Next::More(sent)
 }
 
-/// Sends what there is room for at once, by a copy or a loan. `must_ring`: where there is no room, the bell is filled.
+/// Sends as much as there is room for, by a copy or a loan. `must_ring`: fill the bell if there is no room.
 unsafe fn step(
     conn: &'static Conn,
     chan: &Chan,
