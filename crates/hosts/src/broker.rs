@@ -26,20 +26,20 @@ use crate::pump::{End, Pump};
 const DIAL: Duration = Duration::from_secs(5);
 /// How long the broker does not retry a host without a broker, or a service without one behind it.
 const FORGET: Duration = Duration::from_mins(1);
-/// Entries of the list of those.
+/// Entries of the list of such hosts and services.
 const PLACES: usize = 1024;
 /// Connections that wait for their peer's broker.
 const WAITING: usize = 4096;
-/// Threads at the same time.
+/// Largest number of threads at a time.
 const THREADS: usize = 8192;
-/// Processes whose end is waited for.
+/// Processes whose end the broker watches for.
 const PROCESSES: usize = 4096;
 /// A thread's stack.
 const STACK: usize = 256 << 10;
 
-/// How a broker runs.
+/// Settings of a broker.
 pub struct Config {
-    /// Its RNIC: all SDP streams are of it, with its TLS settings.
+    /// Its RNIC, which makes all SDP streams, with its TLS settings.
     pub device: Device,
     /// Addresses on which other brokers reach it; none: it only dials.
     pub bind: Vec<SocketAddr>,
@@ -56,7 +56,7 @@ pub struct Config {
 struct Registry {
     next: u64,
     waiting: Vec<Waiting>,
-    /// Hosts (port 0) and services that are not to be dialled until then, and why.
+    /// Hosts (port 0) and services that are not dialled until that time, and why.
     plain: HashMap<SocketAddr, (Instant, Why)>,
 }
 
@@ -66,12 +66,12 @@ struct Inner {
     port: u16,
     nat: bool,
     registry: Mutex<Registry>,
-    /// Something has been registered.
+    /// Signals a new registration.
     came: Condvar,
     threads: AtomicUsize,
 }
 
-/// A broker that runs.
+/// A running broker.
 pub struct Broker {
     inner: Arc<Inner>,
     programs: OwnedFd,
@@ -116,7 +116,7 @@ impl Broker {
         self.listeners.iter().map(Listener::local_addr).collect()
     }
 
-    /// Serves until it has had nothing to do for the idle time; without one, for ever.
+    /// Serves until it has been idle for the idle time; without one, for ever.
     ///
     /// # Errors
     /// Those of waiting.
@@ -193,7 +193,7 @@ impl Inner {
         self.threads.load(Ordering::SeqCst) > 0 || !registry.waiting.is_empty()
     }
 
-    /// A program has come.
+    /// Serves a program that has connected.
     fn program(self: &Arc<Self>, wire: OwnedFd) {
         let what = match wait_for(&wire, Duration::from_secs(5), |wire| {
             hosts::take_registration(wire)
@@ -260,7 +260,7 @@ impl Inner {
         })
     }
 
-    /// Other brokers come.
+    /// Accepts other brokers.
     fn accept(self: &Arc<Self>, listener: &Listener) {
         loop {
             match listener.accept(None) {
@@ -284,7 +284,7 @@ impl Inner {
         }
     }
 
-    /// The two brokers mean the same connection: the program hands its rings over.
+    /// Gets the program's rings once the two brokers mean the same connection.
     fn carry(wire: &OwnedFd, stream: Stream, carrier: Carrier, peer: SocketAddr) {
         if unix::send_with_fds(wire, &Answer::Go(carrier).emit(), &[]).is_err() {
             return;
@@ -345,7 +345,7 @@ impl meet::Candidates for Inner {
 }
 
 fn refuse(wire: &OwnedFd, why: Why) {
-    // A program that is gone does not mind.
+    // An error means that the program is gone.
     let _ = unix::send_with_fds(wire, &Answer::No(why).emit(), &[]);
 }
 

@@ -25,7 +25,7 @@ const EXACT: Duration = Duration::from_secs(1);
 /// Time limit of a message.
 const MESSAGE: Duration = Duration::from_secs(10);
 
-/// A connection whose peer has called `connect`, and whose broker is to come.
+/// A connection whose peer has called `connect`, and that waits for the peer's broker.
 pub(crate) struct Waiting {
     pub(crate) id: u64,
     pub(crate) what: Registration,
@@ -46,9 +46,9 @@ pub(crate) fn may_be(one: &Registration, from: IpAddr) -> bool {
 
 /// Connections that programs have registered.
 pub(crate) trait Candidates {
-    /// Waits until `pick` finds some, at most until then; their numbers.
+    /// Waits until `pick` finds some, at most until the given time. Returns their numbers.
     fn wait(&self, until: Instant, pick: impl FnMut(&[Waiting]) -> Option<Vec<u64>>) -> Vec<u64>;
-    /// Looks at one that is still there.
+    /// Looks at a waiting connection, if it is still there.
     fn look<T>(&self, id: u64, look: impl FnOnce(&Registration) -> T) -> Option<T>;
     /// Removes a waiting connection and returns it.
     fn take(&self, id: u64) -> Option<Waiting>;
@@ -150,7 +150,7 @@ fn try_dialler(stream: &Stream, what: &Registration) -> Result<(), MeetError> {
         .ok_or(MeetError::Differs)
 }
 
-/// The part of the end whose program has called `accept`. The program's registration, which is nobody else's from now on.
+/// The part of the end whose program has called `accept`. Returns the program's registration, which no other thread gets from now on.
 pub(crate) fn acceptor(
     stream: &Stream,
     from: IpAddr,
@@ -171,7 +171,7 @@ pub(crate) fn acceptor(
         if !nat || began.elapsed() <= EXACT {
             return None;
         }
-        // All of them are looked at, or none: which one is meant has to be clear.
+        // All of them are checked, or none, because the choice has to be unambiguous.
         let others: Vec<u64> = waiting
             .iter()
             .filter(|one| fits(one))

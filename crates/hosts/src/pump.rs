@@ -18,7 +18,7 @@ use crate::wire::{Frame, HEAD, MAX_DATA, WireError};
 /// The program made the rings, so it is their initiator.
 const PROGRAM: Role = Role::Initiator;
 const OURS: Role = Role::Responder;
-/// Bytes that wait for the stream at most, before the program's ring is left alone.
+/// Largest number of bytes that wait for the stream. Above it the program's ring is not read.
 const BACKLOG: usize = 128 << 10;
 /// Bytes read from the stream at once.
 const TAKE: usize = MAX_DATA as usize + 2 * HEAD;
@@ -38,10 +38,10 @@ pub(crate) enum End {
     /// The peer's broker broke the protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The peer's broker said something at the wrong time.
+    /// The peer's broker sent a frame at the wrong time.
     #[error("the peer's broker says things in a wrong order")]
     Order,
-    /// The program wrote into the rings what no program of ours writes.
+    /// The program wrote values into the rings that no honest program writes.
     #[error("the program broke the rules of the rings")]
     Program,
     /// A system call failed.
@@ -109,7 +109,7 @@ impl Pump {
         }
     }
 
-    /// Until the connection has ended.
+    /// Runs until the connection has ended.
     pub(crate) fn run(mut self) -> End {
         let end = loop {
             match self.turn() {
@@ -135,7 +135,7 @@ impl Pump {
         end
     }
 
-    /// One look at everything. Whether there was something to do.
+    /// Looks at everything once. Returns whether there was something to do.
     fn turn(&mut self) -> Result<bool, End> {
         let mut busy = self.hear_program()?;
         busy |= self.take_from_program()?;
@@ -347,7 +347,7 @@ impl Pump {
         self.at == self.filled
     }
 
-    /// The frames that have come.
+    /// Handles the frames that have come.
     fn give_to_program(&mut self) -> Result<bool, End> {
         let mut busy = false;
         loop {
@@ -454,7 +454,7 @@ impl Pump {
         Ok(true)
     }
 
-    /// The ring is full: asks for word when there is room, by a bell that cannot be written. Whether there is room after all.
+    /// Makes the bell unwritable because the ring is full: the program makes it writable again when there is room. Returns whether there is room after all.
     fn wait_for_room(&mut self) -> bool {
         self.rings.want_room(OURS);
         let is_full = |pump: &Pump| pump.rings.room(OURS, pump.tail).is_ok_and(|room| room == 0);
@@ -468,7 +468,7 @@ impl Pump {
             ) {
                 break;
             }
-            // First the mark, then the look: the program does it the other way round.
+            // Mark first, look second: the program does the reverse.
             self.rings.begin_fill(OURS);
             if !is_full(self) {
                 self.rings.end_fill(OURS, 0);
@@ -495,7 +495,7 @@ impl Pump {
         let _ = rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT);
     }
 
-    /// Until the bell or the stream has something.
+    /// Waits until the bell or the stream has something.
     fn sleep(&mut self) -> Result<(), End> {
         if !self.left {
             self.rings.arm(PROGRAM, self.head);

@@ -21,7 +21,7 @@ pub const PORT: u16 = 7479;
 pub const ENV: &str = "WEFT_RUN_HOSTS";
 /// Bytes of each direction's beginning that both ends keep.
 pub const BEGINNING: usize = 128;
-/// Bytes of both directions together that have to have gone before a connection is registered.
+/// Bytes of both directions together that have to be transferred before a connection is registered.
 pub const ENOUGH: usize = 16;
 
 const MAGIC: [u8; 8] = *b"weftrnH1";
@@ -44,7 +44,7 @@ impl Default for Beginning {
     }
 }
 
-// Not their bytes: they may be passwords.
+// The bytes are left out: they may be passwords.
 impl std::fmt::Debug for Beginning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Beginning({} B)", self.len)
@@ -76,7 +76,7 @@ impl Beginning {
     }
 }
 
-/// A connection, as one of its ends describes it.
+/// One end's description of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// Its two addresses, as this end sees them.
@@ -139,7 +139,7 @@ impl Registration {
 /// A broker's answer to a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The other end is found: the program may hand over a segment and a bell. What carries it on.
+    /// The other end is found: the program may hand over a segment and a bell. The value is the carrier.
     Go(Carrier),
     /// It stays on TCP, for this reason.
     No(Why),
@@ -183,7 +183,7 @@ pub fn is_there() -> bool {
     dial().is_ok_and(|wire| wire.is_some())
 }
 
-/// The broker; `None` when none runs.
+/// Connects to the broker; `None` if none runs.
 fn dial() -> Result<Option<OwnedFd>, Why> {
     let wire = match unix::connect(Name::Abstract(&name(process::uid()))) {
         Ok(wire) => wire,
@@ -205,7 +205,7 @@ fn dial() -> Result<Option<OwnedFd>, Why> {
     Ok(Some(wire))
 }
 
-/// Registers a connection. `None` when there is no broker (now).
+/// Registers a connection. `None` if there is no broker at the moment.
 pub fn register(what: &Registration) -> Result<Option<OwnedFd>, Why> {
     let Some(wire) = dial()? else {
         return Ok(None);
@@ -214,7 +214,7 @@ pub fn register(what: &Registration) -> Result<Option<OwnedFd>, Why> {
     Ok(Some(wire))
 }
 
-/// The broker's answer; `None` while there is none.
+/// Returns the broker's answer; `None` while there is none.
 pub fn answer(wire: impl AsFd) -> Result<Option<Answer>, Why> {
     let mut bytes = [0; 2];
     match unix::recv_with_fds(wire, &mut bytes, 0) {
@@ -233,7 +233,7 @@ pub fn link(wire: impl AsFd, segment: BorrowedFd<'_>, bell: BorrowedFd<'_>) -> R
     unix::send_with_fds(wire, &LINK, &[segment, bell]).map_err(|_| Why::System)
 }
 
-/// A program's first message.
+/// Receives a program's first message.
 ///
 /// # Errors
 /// `WouldBlock` when it has not come yet; `InvalidData` for anything else than a registration of our user.
@@ -247,7 +247,7 @@ pub fn take_registration(wire: impl AsFd) -> io::Result<Registration> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// A program's second message: the segment, and our end of the bell.
+/// Receives a program's second message: the segment, and our end of the bell.
 ///
 /// # Errors
 /// `WouldBlock` when it has not come yet; `InvalidData` for anything else; `UnexpectedEof` when the program has closed the connection.

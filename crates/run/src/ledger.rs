@@ -61,7 +61,7 @@ pub enum Word {
     PeerLow,
     /// Ports.
     Ports,
-    /// How each direction goes: [`TCP`], [`RING`], [`AFTER`]; sent << 8 | received.
+    /// Path of each direction: [`TCP`], [`RING`], [`AFTER`]; sent << 8 | received.
     Mode,
     /// Why it is not on the rings, a [`Why`].
     Why,
@@ -95,17 +95,17 @@ pub enum Word {
     TxSource,
     /// The latter.
     RxSource,
-    /// Bytes of large sends that went through the ring all the same.
+    /// Bytes of large sends that went through the ring instead.
     TxCopied,
     /// Why: bits of [`Copied`].
     WhyCopied,
     /// Threads that waited because they wrote to memory under way.
     Faults,
-    /// Bytes under way that were copied, so that a thread got on, or because the receiver was slow.
+    /// Bytes under way that were copied to let a thread continue, or because the receiver was slow.
     Moved,
 }
 
-/// How bytes go on behind the ring.
+/// Transport of the bytes behind the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Carrier {
@@ -132,7 +132,7 @@ pub const RING: u32 = 1;
 /// Over TCP again.
 pub const AFTER: u32 = 2;
 
-/// A connection, as its process says.
+/// A connection as reported by its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The descriptor.
@@ -141,9 +141,9 @@ pub struct Row {
     pub own: SocketAddr,
     /// The peer's.
     pub peer: SocketAddr,
-    /// How bytes are sent: [`TCP`], [`RING`], [`AFTER`].
+    /// Path of sent bytes: [`TCP`], [`RING`], [`AFTER`].
     pub tx_mode: u32,
-    /// How bytes are received.
+    /// Path of received bytes.
     pub rx_mode: u32,
     /// Why it is not, or not any more, on the rings.
     pub why: Why,
@@ -171,7 +171,7 @@ pub struct Row {
     pub lent: Lent,
 }
 
-/// The part of a row about memory that is sent from where it is.
+/// The part of a row about sends from the program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lent {
     /// How large sends go.
@@ -194,7 +194,7 @@ impl Lent {
         self.bytes == (0, 0) && self.copied == 0
     }
 
-    /// For people: one line.
+    /// Formats the row as one line.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
@@ -333,7 +333,7 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
     })
 }
 
-/// The ledger of one process. `None` when it has none.
+/// Reads the ledger of one process. `None` if it has none.
 ///
 /// # Errors
 /// `NotFound` without the process, `PermissionDenied` for a process of another user.
@@ -355,7 +355,7 @@ pub fn of_process(pid: u32) -> io::Result<Option<Ledger>> {
     Ok(None)
 }
 
-/// The ledgers of all processes that this user may look into.
+/// Reads the ledgers of all processes that this user may inspect.
 ///
 /// # Errors
 /// Those of reading `/proc`.

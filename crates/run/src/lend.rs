@@ -8,16 +8,16 @@ pub enum Mode {
     Bsdp,
     /// From the program's memory, while the send waits: one copy.
     Zsdp,
-    /// The same, where a measurement on this machine says that it is faster than the ring.
+    /// The same, if a measurement on this machine shows that it is faster than the ring.
     Auto,
-    /// From the program's memory, which is protected, while the program goes on. A thread that writes to it waits until the receiver has the bytes.
+    /// From the program's memory, which is protected, while the program continues. A thread that writes to it waits until the receiver has the bytes.
     AzBlock,
-    /// The same, but a thread that writes gets on as soon as the bytes have been copied.
+    /// The same, but a thread that writes continues as soon as the bytes have been copied.
     AzCopy,
 }
 
 impl Mode {
-    /// Of the values of [`MODE`] and [`ON_WRITE`].
+    /// Parses the values of [`MODE`] and [`ON_WRITE`].
     pub fn of(mode: &str, on_write: &str) -> Mode {
         match (mode, on_write) {
             ("zsdp", _) => Mode::Zsdp,
@@ -61,7 +61,7 @@ pub const MODE: &str = "WEFT_RUN";
 pub const ON_WRITE: &str = "WEFT_RUN_AZSDP";
 /// `trust`: no other process writes to shared memory that is sent.
 pub const SHARED: &str = "WEFT_RUN_SHARED";
-/// From how many bytes on a send is from the program's memory.
+/// Environment variable with the least number of bytes of a send from the program's memory.
 pub const FROM: &str = "WEFT_RUN_FROM";
 /// The default of [`FROM`].
 pub const FROM_BYTES: usize = 32 << 10;
@@ -72,7 +72,7 @@ pub const FROM_BYTES: usize = 32 << 10;
 pub enum Copied {
     /// The send must not wait.
     NonBlocking,
-    /// The peer has not said yet whether it can read our memory.
+    /// The peer has not reported yet whether it can read our memory.
     NotYet,
     /// The peer may not read our memory.
     NotAllowed,
@@ -159,7 +159,7 @@ const LIMIT: u32 = 16;
 const FIRST_REST: u32 = 64;
 const LONGEST_REST: u32 = 4096;
 
-/// When a sender leaves off lending memory for a while, and comes back.
+/// Decides when a sender stops lending memory for a while, and resumes.
 #[derive(Clone, Debug)]
 pub struct Policy {
     sends: u32,

@@ -26,7 +26,7 @@ pub enum Why {
     None = 0,
     /// Too short a connection to look for its peer.
     Short = 1,
-    /// The peer's address is not of this host and namespace, or is this very socket.
+    /// The peer's address is not of this host and namespace, or is this socket itself.
     Elsewhere = 2,
     /// The peer runs without weft, or never looked.
     NoPeer = 3,
@@ -64,7 +64,7 @@ pub enum Why {
     Broken = 19,
     /// Too many descriptors.
     Descriptors = 20,
-    /// No broker of ours runs, which would reach the peer's host.
+    /// No broker of this user runs, which could reach the peer's host.
     NoBroker = 21,
     /// Nothing of weft answers on the peer's host.
     PlainHost = 22,
@@ -157,10 +157,10 @@ impl Why {
     }
 }
 
-/// The two ends of a connection, as this one sees them.
+/// The two ends of a connection, from the view of this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// Ours, IPv4 also where the socket is one for IPv6.
+    /// Our address, as IPv4 also for an IPv6 socket.
     pub own: SocketAddr,
     /// The peer's.
     pub peer: SocketAddr,
@@ -171,7 +171,7 @@ fn canonical(addr: SocketAddr) -> SocketAddr {
 }
 
 impl Ends {
-    /// Those of a connected socket.
+    /// Returns the ends of a connected socket.
     ///
     /// # Errors
     /// `NotConnected`, and `InvalidInput` for a socket that is connected to itself.
@@ -193,7 +193,7 @@ impl Ends {
         own == peer || own.is_loopback() || peer.is_loopback()
     }
 
-    /// The side that this end has: the smaller address dials and makes the segment.
+    /// Returns the role of this end: the smaller address dials and makes the segment.
     pub fn role(&self) -> Role {
         if self.own < self.peer {
             Role::Initiator
@@ -292,8 +292,8 @@ pub struct Offer {
     pub process: u32,
 }
 
-/// Looks whether the dialler has come to the responder's socket, and checks what it brings. `fd` is the responder's TCP socket; one that has
-/// come and not sent yet waits in `pending` for the next look.
+/// Checks the offer of a dialler that has come to the responder's socket. `fd` is the responder's TCP socket; a dialler that has
+/// connected and not sent its offer yet waits in `pending` for the next look.
 pub fn take(
     listener: impl AsFd,
     pending: &mut Option<OwnedFd>,

@@ -8,7 +8,7 @@ pub const FIRST_LOOK: u64 = 4;
 pub const FIRST_BYTES: u64 = 64 << 10;
 /// Sends and receives between two looks for the answer of the broker that was asked for another host.
 pub const ANSWER: u64 = 32;
-/// Sends and receives after which a connection without a peer on weft is left alone for good.
+/// Sends and receives after which a connection without a peer on weft stays on TCP for good.
 pub const LAST_LOOK: u64 = 1 << 14;
 
 /// Returns true if the connection looks for its peer at its `n`-th send or receive (from 1): each of the first 32, then the powers of two and the middle

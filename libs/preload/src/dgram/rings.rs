@@ -34,7 +34,7 @@ const MAX_RINGS: u64 = 1024;
 /// The side that sends in a segment.
 pub(crate) const SENDER: Role = Role::Initiator;
 
-/// A ring that comes in.
+/// An incoming ring.
 struct In {
     stream: Stream,
     head: u64,
@@ -46,7 +46,7 @@ struct In {
     armed: bool,
     /// Rings of the bell since its last datagram.
     empty: u32,
-    /// Its sender broke the rules: nothing of it is looked at.
+    /// Its sender broke the rules: its datagrams are ignored.
     is_broken: bool,
     /// Datagrams of the kernel received on behalf of the next one.
     drained: u32,
@@ -271,7 +271,7 @@ impl Rx {
         self.owed = 0;
     }
 
-    /// Which datagram is next.
+    /// Chooses the next datagram.
     fn choose(&mut self) -> Choice {
         match self.named {
             Some(Named::Kernel) => return Choice::Kernel,
@@ -438,7 +438,7 @@ fn header(link: &In, ready: usize) -> Option<(usize, u32)> {
 }
 
 impl In {
-    /// The sender wrote what no honest sender writes: nothing of it is looked at any more.
+    /// Stops reading a ring whose sender wrote values that no honest sender writes.
     fn broken(&mut self) {
         self.is_broken = true;
         self.stream.close(SENDER);

@@ -48,7 +48,7 @@ struct Offered {
     peer: u64,
 }
 
-/// A ring that goes out.
+/// An outgoing ring.
 struct Out {
     stream: Stream,
     tail: u64,
@@ -158,7 +158,7 @@ impl Tx {
             self.dests.push(new);
             return self.dests.len() - 1;
         }
-        // In turn, but those with a ring stay if there is another.
+        // Entries are replaced in turn, but those with a ring stay if there is another.
         let n = self.dests.len();
         let start = self.hand;
         let free = (0..n)
@@ -390,7 +390,7 @@ impl Out {
     }
 }
 
-/// Brings a destination nearer to a ring, when that is due.
+/// Takes the next step of a destination towards a ring, if that is due.
 fn advance(fd: c_int, d: &Dgram, dest: &mut Dest) {
     let first = settings::first_look();
     if dest.count < first || matches!(dest.state, State::Never) {
@@ -468,7 +468,7 @@ fn offer(fd: c_int, d: &Dgram, to: SocketAddr) -> Result<Option<Offered>, Why> {
     let (stream, segment) = Stream::create(RING_BYTES).map_err(|_| Why::System)?;
     let file = borrowed(std::os::fd::AsRawFd::as_raw_fd(&segment));
     if rules::offer(&wire, own, peer, &route, file).is_err() {
-        // It has hung up; it may have closed the socket, and another one may come.
+        // The receiver has disconnected; it may have closed the socket, and another one may follow.
         return Ok(None);
     }
     let wire = Own::new(wire).ok_or(Why::Descriptors)?;
