@@ -89,7 +89,7 @@ impl Fd {
         sends && turned
     }
 
-    /// Looks where the peer of a TCP or UDP socket is, unless that is known.
+    /// Finds the place of the peer of a TCP or UDP socket, unless it is known.
     pub(crate) fn locate(&self, fd: c_int, process: &LiveProcess) {
         let state = self.state.load(Relaxed);
         if state & (SAME_HOST | OTHER_HOST) != 0 {

@@ -24,7 +24,7 @@ const FREE: u32 = 0;
 const BUSY: u32 = 1;
 const TAKEN: u32 = 2;
 const NONE: u32 = 3;
-/// Which process of a line of forks this is, so that a thread knows whether it has been counted in this one.
+/// Counts forks, so that a thread knows whether it has been counted in this process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// The process that this memory belongs to.

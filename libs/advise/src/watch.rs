@@ -69,7 +69,7 @@ impl Asked {
     }
 }
 
-/// A buffer that was used: where it begins, when the last call with it ended, and how long that took.
+/// A used buffer: its address, the end of the last call with it, and the duration of that call.
 struct Used {
     addr: AtomicU64,
     end: AtomicU64,
@@ -100,7 +100,7 @@ fn place(of: u64) -> usize {
 
 /// Before a call.
 struct Begun {
-    /// In calls whose own cost is measured: the processor time spent here so far, and what reading that clock costs.
+    /// In calls whose own cost is measured: the processor time spent here so far, and the cost of reading that clock.
     own: Option<(u64, u64)>,
     cpu: Option<u64>,
     at: u64,

@@ -146,7 +146,7 @@ unsafe extern "C" fn lookup(
 /// Writes an address as far as there is room, and its length.
 ///
 /// # Safety
-/// `len` says how many bytes may be written to `out`.
+/// `out` has room for `len` bytes.
 pub(crate) unsafe fn put(address: &Address, out: *mut c_void, len: *mut usize) -> c_int {
     let bytes = address.to_bytes();
     // SAFETY: as said.

@@ -113,11 +113,11 @@ fn weather() -> Weather {
     }
 }
 
-/// Connections to peers on this host, unless the environment says how many there may be.
+/// Default limit of connections to peers on this host; the environment can set another.
 const NEAR: usize = 8;
 const MOST: usize = 64;
 
-/// How many connections there may be, and whether only to peers of this host: `WEFT_FI_RC` and `WEFT_LOCAL`.
+/// Returns the limit of connections, and whether it is only for peers of this host: `WEFT_FI_RC` and `WEFT_LOCAL`.
 fn connections() -> (usize, bool) {
     let Ok(text) = std::env::var("WEFT_FI_RC") else {
         let off = matches!(LocalMode::from_env(), Ok(LocalMode::Off));

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::abi::{Fid, Missing, Ops};
 
-/// Stands in every place of a table whose call is not there.
+/// Fills the places of calls that are not implemented in a table.
 pub(crate) unsafe extern "C" fn nosys() -> isize {
     -(libc::ENOSYS as isize)
 }

@@ -36,7 +36,7 @@ struct Reading {
 }
 
 static FOLDERS: LazyLock<Mutex<HashMap<usize, Arc<Folder>>>> = LazyLock::new(Mutex::default);
-/// How many there are: without any, no `DIR` is looked for.
+/// Number of open folders: at 0 no `DIR` is looked up.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
 fn ours(dir: *mut DIR) -> Option<Arc<Folder>> {
@@ -46,7 +46,7 @@ fn ours(dir: *mut DIR) -> Option<Arc<Folder>> {
     lock(&FOLDERS).get(&dir.addr()).cloned()
 }
 
-/// All entries, as the server of this host or another one says.
+/// All entries, as reported by the server on this host or another one.
 fn entries(path: &RemotePath) -> Result<Vec<Entry>, Error> {
     let mut all: Vec<Entry> = Vec::new();
     loop {

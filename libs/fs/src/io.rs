@@ -49,7 +49,7 @@ fn seek(fd: c_int, off: off_t) -> off_t {
 /// Memory of the program for the length of a call.
 ///
 /// # Safety
-/// It is the program's, and stays until the call returns.
+/// `buf` is the program's memory and stays valid until the call returns.
 unsafe fn memory(buf: *const c_void, len: usize) -> Result<RawMemory, Error> {
     // SAFETY: the caller's promise.
     unsafe { RawMemory::new(buf.cast_mut().cast(), len.min(MOST)) }.ok_or(Errno::FAULT.into())

@@ -42,7 +42,7 @@ pub(crate) fn fail(e: &Error) -> c_int {
     -1
 }
 
-/// As [`fail`], for calls with a path: why a server cannot be reached is of use there.
+/// As [`fail`], for calls with a path: there the reason why a server cannot be reached is useful.
 pub(crate) fn fail_name(e: &Error) -> c_int {
     match e {
         Error::Connect(ConnectError::Tls(_)) => fail(e),

@@ -277,7 +277,7 @@ impl Table {
         set_kind(to, what);
     }
 
-    /// A descriptor is about to be closed, or to become another one. What its last close has to say is the result.
+    /// A descriptor is about to be closed, or to become another one. Returns the result of its last close.
     pub(crate) fn closed(&self, fd: c_int) -> Result<(), Error> {
         let what = kind(fd);
         if what == Kind::Plain || is_guest() {

@@ -95,7 +95,7 @@ pub(crate) unsafe fn private(path: *const c_char) -> Option<Private> {
     Some(Private { path, sys })
 }
 
-/// How many bytes to leave out at the front of a path so that the private folder's name does not show.
+/// Returns how many bytes to remove at the front of a path to hide the private folder's name.
 pub(crate) fn hidden(path: &[u8]) -> usize {
     if root::is_busy() {
         return 0;

@@ -147,7 +147,7 @@ fn make_folder(path: &Path) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(0o755))
 }
 
-/// Where others can write, others can put there what they like.
+/// Refuses a folder that others can write to, because they could put any files there.
 fn trusted(path: &Path) -> io::Result<()> {
     let about = fs::symlink_metadata(path)?;
     // SAFETY: no arguments.
@@ -386,7 +386,7 @@ fn clear(parent: c_int, name: *const c_char) -> bool {
     }
 }
 
-/// Removes what an open folder lists; whether there was something.
+/// Removes the entries of an open folder. Returns whether there were any.
 fn clear_once(fd: c_int) -> bool {
     /// Offsets of the length and the name in an entry: see getdents64(2).
     const LEN: usize = 16;

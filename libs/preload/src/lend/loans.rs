@@ -31,7 +31,7 @@ const LIVE: u32 = 2;
 
 /// How long a thread that writes waits for a receiver that does not fetch; then the bytes are copied.
 const PATIENCE_MS: u64 = 100;
-/// How long a receiver that is in the middle of a fetch, and not there any more, is waited for.
+/// How long a thread waits for a receiver that is in the middle of a fetch and gone.
 const GONE_MS: u64 = 2000;
 
 pub(crate) struct Loan {
@@ -177,7 +177,7 @@ impl Pinned<'_> {
         self.1.completed_sources(self.2) > self.0.number.load(Relaxed)
     }
 
-    /// The bytes go elsewhere, so that the program can have its memory. `true`: it can. Async-signal-safe.
+    /// Moves the bytes elsewhere, so that the program can use its memory. `true`: it can. Async-signal-safe.
     fn free_memory(&self) -> bool {
         let Pinned(loan, stream, role) = *self;
         let number = loan.number.load(Relaxed);
@@ -191,7 +191,7 @@ impl Pinned<'_> {
         };
         let (start, len) = (loan.start.load(Relaxed), loan.len.load(Relaxed));
         if taken >= len {
-            // No honest receiver says so.
+            // No honest receiver reports this.
             stream.spoil_source(role, number);
             return true;
         }
@@ -283,7 +283,7 @@ pub(crate) unsafe fn begin(
 }
 
 impl Loan {
-    /// Ends it: the receiver has the bytes, or will never come for them.
+    /// Ends the loan: the receiver has the bytes, or will never fetch them.
     pub(crate) fn end(&self) {
         let _quiet = Quiet::new();
         if self
