@@ -337,7 +337,7 @@ unsafe fn become_weft(start: &Start, skip: usize, name: Text) -> ! {
             ],
         );
         let own = own.get(..usize::try_from(len).unwrap_or(0)).unwrap_or(&[]);
-        // Prevents that `weft cc` mistakes this program for the compiler.
+        // So that `weft cc` does not mistake this program for the compiler.
         let Some(this) = Path::new(&[b"WEFT_CC_LAUNCHER=", own]) else {
             fail(b"weft-cc: its name is too long\n")
         };

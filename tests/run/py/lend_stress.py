@@ -199,7 +199,7 @@ def one_round(rng, say):
             say(step, k, send, receive, *results)
         elif what == "send" and not shut[k]:
             n = rng.choice((1, 100, 5000, 60000))
-            # TCP's buffers are not sure to hold more.
+            # TCP's buffers may not hold more.
             if inbox[1 - k] + n > 100000:
                 continue
             do(k, "send", n, rng.choice((0, 77)), rng.randint(0, 2), rng.randint(0, 3))
