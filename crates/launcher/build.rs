@@ -1,4 +1,4 @@
-//! Compiles the launcher, a program without libraries, which the library has as bytes.
+//! Compiles the launcher, a program without libraries, which the library embeds as bytes.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,10 +1,10 @@
-//! What this machine's copies, registrations and transfers cost: numbers that somebody else has measured, and what follows from them.
+//! Costs of this machine's copies, registrations and transfers: numbers measured elsewhere, and conclusions from them.
 
 use serde::{Deserialize, Serialize};
 
 macro_rules! cases {
     ($($(#[$doc:meta])* $item:ident = $words:literal,)*) => {
-        /// What a time is of.
+        /// The operation that a time was measured for.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum Case { $($(#[$doc])* $item,)* }
@@ -13,7 +13,7 @@ macro_rules! cases {
             /// All of them, in the tables' order.
             pub const ALL: [Self; [$(Self::$item),*].len()] = [$(Self::$item),*];
 
-            /// What it is, in words.
+            /// Returns its description.
             pub fn words(self) -> &'static str {
                 match self { $(Self::$item => $words,)* }
             }
@@ -36,7 +36,7 @@ cases! {
     Register = "register and deregister (weft)",
     /// weft's deregistration.
     Deregister = "deregister (weft)",
-    /// weft's registration of memory that is not resident, and one write to each page, which somebody has to do.
+    /// weft's registration of memory that is not resident, and one write to each page, which is due in any case.
     RegisterAbsent = "register and touch, not resident (weft)",
     /// mlock and munlock of resident pages: the kernel's part of an RNIC's registration.
     Pin = "pin and unpin",
@@ -68,7 +68,7 @@ cases! {
     Rings = "two copies through a ring",
     /// An RDMA Read over loopback TCP from its post to its completion.
     Transfer = "RDMA Read over TCP",
-    /// As much computation as that takes, alone.
+    /// Computation alone, for the time of that Read.
     Compute = "the same time of computation",
     /// The Read posted, the computation, the wait for the Read.
     Both = "both at once",
@@ -79,7 +79,7 @@ cases! {
 /// The time of a case at a size: the least of several, which other work on the machine disturbs least.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// What was measured.
+    /// The measured operation.
     pub case: Case,
     /// At which size.
     pub bytes: u64,
@@ -94,9 +94,9 @@ pub struct Machine {
     pub points: Vec<Point>,
     /// Threads of the parallel cases.
     pub threads: usize,
-    /// Whether huge pages were really had.
+    /// True if the kernel provided huge pages.
     pub huge_pages: bool,
-    /// What could not be measured, and why.
+    /// Measurements that failed, with the reason.
     pub missing: Vec<String>,
 }
 
@@ -148,13 +148,13 @@ impl Machine {
         }
     }
 
-    /// What `weft run` needs at least for a send and its receive: a small message in shared memory, and two copies of the bytes.
+    /// Returns the least time of a send and its receive under `weft run`: a small message in shared memory, and two copies of the bytes.
     pub fn shared_memory(&self, bytes: u64) -> Option<f64> {
         let message = self.line(Case::Local).first()?.1;
         Some(message + self.between(Case::Rings, bytes)?)
     }
 
-    /// From which size on `quick` takes no longer than `slow`, for all larger measured sizes too.
+    /// Returns the size from which on `quick` is at least as fast as `slow`, for all larger measured sizes too.
     pub fn critical(&self, quick: Case, slow: Case) -> Critical {
         let slow = self.line(slow);
         let pairs: Vec<_> = self

@@ -14,7 +14,7 @@ pub const PROCESSES: usize = 256;
 pub const CLASSES: usize = 40;
 /// Classes of the time between two uses of a buffer: below 10 µs, 100 µs, 1 ms, 10 ms, and more.
 pub const GAPS: usize = 5;
-/// Upper ends of the classes but for the last, in nanoseconds.
+/// Upper ends of all classes except the last, in nanoseconds.
 pub const GAP_ENDS: [u64; GAPS - 1] = [10_000, 100_000, 1_000_000, 10_000_000];
 /// Words of a process's name.
 const NAME_WORDS: usize = 16;
@@ -59,7 +59,7 @@ numbered! {
     Others,
     /// Connections asked for.
     Connects,
-    /// Connections taken.
+    /// Connections accepted.
     Accepts,
     /// Ends of TCP connections whose peer is on this host.
     SameHost,
@@ -103,7 +103,7 @@ numbered! {
     Direct,
     /// Calls whose own cost was measured.
     OwnSampled,
-    /// That cost in processor time, ns.
+    /// Cost of the sampled calls in processor time, ns.
     OwnNs,
 }
 
@@ -144,7 +144,7 @@ numbered! {
     OverlapNs,
     /// Calls whose processor time was measured.
     Sampled,
-    /// That processor time, ns.
+    /// Processor time of the sampled calls, ns.
     SampledCpu,
     /// Pages looked at before a call, of a sample of calls.
     Pages,
@@ -253,7 +253,7 @@ impl LiveProcess {
     }
 }
 
-/// What is before the processes.
+/// The words before the processes.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Header {
@@ -261,7 +261,7 @@ pub struct Header {
     pub magic: AtomicU64,
     /// Bytes of a process, so that an observer of another build keeps away.
     pub stride: AtomicU64,
-    /// Slots given out.
+    /// Slots assigned.
     pub given: AtomicU64,
     /// Processes with socket calls for which there was no slot.
     pub lost: AtomicU64,
@@ -277,7 +277,7 @@ pub struct Header {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Table {
-    /// What is before the processes.
+    /// The words before the processes.
     pub header: Header,
     /// The processes.
     pub processes: [LiveProcess; PROCESSES],
@@ -407,7 +407,7 @@ impl Process {
             .fold(0, u64::saturating_add)
     }
 
-    /// What the observer cost it in processor time, ns, estimated from a sample of the calls.
+    /// Returns the observer's cost for the process in processor time, ns, estimated from a sample of the calls.
     pub fn own_cost(&self) -> u64 {
         let sampled = self.get(Count::OwnSampled);
         if sampled == 0 {
@@ -485,7 +485,7 @@ pub fn read(bytes: &[u8]) -> Option<Record> {
         }
     });
     Some(Record {
-        // A slot that was given out and not yet filled has no number.
+        // A slot that is assigned and not yet filled has no process number.
         processes: processes.filter(|p| p.get(Count::Pid) != 0).collect(),
         lost,
         images,
@@ -497,7 +497,7 @@ pub fn read(bytes: &[u8]) -> Option<Record> {
 mod tests {
     use super::*;
 
-    /// Bytes of a record with one process, whose words are all `fill` but for its number.
+    /// Bytes of a record with one process, whose words are all `fill` except its number.
     fn bytes(fill: u64, given: u64) -> Vec<u8> {
         let mut words = vec![fill; TABLE_BYTES / 8];
         words[..8].copy_from_slice(&[MAGIC, PROCESS_BYTES as u64, given, 1, 2, 3, 0, 0]);

@@ -1,4 +1,4 @@
-//! Which door of weft fits a program, what it would gain, and what to change first.
+//! The door of weft that fits a program, the expected gain, and the changes to make first.
 
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ pub enum Door {
 }
 
 impl Door {
-    /// What to do, in words.
+    /// Returns the advice as text.
     pub fn words(self) -> &'static str {
         match self {
             Self::Run => "weft run --mode auto -- PROGRAM, on both ends",
@@ -34,7 +34,7 @@ impl Door {
     }
 }
 
-/// What the model says of `weft run` on both ends.
+/// The model's prediction for `weft run` on both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
     /// The part of the process's processor time that goes into TCP sends and receives, 0 to 1.
@@ -47,7 +47,7 @@ pub struct Gain {
     pub faster: f64,
 }
 
-/// What [`Gain`] is computed from, for the reader.
+/// Explains to the reader how [`Gain`] is computed.
 pub const MODEL: &str = "Model: the processor time in TCP calls to this host (estimated from one call in 16) shrinks by the ratio of two times that \
 were measured on this machine at the program's middle sizes by one thread: a small message in weft's shared memory and two copies through a ring, \
 over a send and its receive on loopback TCP. All else stays (Amdahl). Wake-ups of a sleeping peer and the time of the other end are not in the model.";
@@ -57,22 +57,22 @@ over a send and its receive on loopback TCP. All else stays (Amdahl). Wake-ups o
 pub struct Characteristic {
     /// As in the tables.
     pub name: &'static str,
-    /// What was seen.
+    /// The observation.
     pub seen: String,
-    /// Whether that speaks for RDMA; `None` when it cannot be told.
+    /// True if that speaks for RDMA; `None` if it is undecided.
     pub speaks_for: Option<bool>,
 }
 
 /// The advice for one process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// Where to go.
+    /// The recommended door.
     pub door: Door,
     /// Why.
     pub why: Vec<String>,
-    /// What it would gain, where the model says something.
+    /// The predicted gain, if the model applies.
     pub gain: Option<Gain>,
-    /// What to change in the program first.
+    /// Changes to make in the program first.
     pub changes: Vec<String>,
     /// Tables 4.2 and 4.3.
     pub characteristics: Vec<Characteristic>,

@@ -1,6 +1,6 @@
 //! A broker for `weft run --hosts` in a few lines, without TLS: `cargo run -p weft-hosts --example broker -- [ADDR:PORT]...`
 //!
-//! With `WEFT_RUN_HOSTS=auto` and the preload library, programs of this user are carried to hosts where the same runs. `weft broker` has keys.
+//! With `WEFT_RUN_HOSTS=auto` and the preload library, it carries connections of this user's programs to hosts that run it too. `weft broker` has keys.
 
 use std::error::Error;
 use std::net::SocketAddr;

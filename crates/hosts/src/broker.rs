@@ -1,4 +1,4 @@
-//! The broker: who has registered, which hosts have no broker, and its threads.
+//! The broker: registered connections, hosts without a broker, and its threads.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -22,33 +22,33 @@ use weft_verbs::Device;
 use crate::meet::{self, Waiting};
 use crate::pump::{End, Pump};
 
-/// How long a dial may take.
+/// Time limit of a dial.
 const DIAL: Duration = Duration::from_secs(5);
-/// How long a host without a broker, and a service without one behind it, are left alone.
+/// How long the broker does not retry a host without a broker, or a service without one behind it.
 const FORGET: Duration = Duration::from_mins(1);
-/// Entries of the list of those.
+/// Entries of the list of such hosts and services.
 const PLACES: usize = 1024;
 /// Connections that wait for their peer's broker.
 const WAITING: usize = 4096;
-/// Threads at the same time.
+/// Largest number of threads at a time.
 const THREADS: usize = 8192;
-/// Processes whose end is waited for.
+/// Processes whose end the broker watches for.
 const PROCESSES: usize = 4096;
 /// A thread's stack.
 const STACK: usize = 256 << 10;
 
-/// How a broker runs.
+/// Settings of a broker.
 pub struct Config {
-    /// Its RNIC: all SDP streams are of it, with its TLS settings.
+    /// Its RNIC, which makes all SDP streams, with its TLS settings.
     pub device: Device,
-    /// Where other brokers reach it; none: it only dials.
+    /// Addresses on which other brokers reach it; none: it only dials.
     pub bind: Vec<SocketAddr>,
     /// The port that the brokers of other hosts listen on.
     pub port: u16,
-    /// Addresses are translated on the way: connections with other addresses than the peer's broker names are considered too, where exactly one
-    /// has the right beginning. Two with equal beginnings can then be taken for each other.
+    /// Addresses are translated on the way: connections with other addresses than the peer's broker names are considered too, if exactly one
+    /// has the right beginning. Two with equal beginnings can then be confused.
     pub nat: bool,
-    /// It ends when it has had nothing to do for so long, and no process lives that has ever come to it ([`hosts::is_there`]); `None`: never.
+    /// The broker ends after this idle time, once no process lives that has ever connected to it ([`hosts::is_there`]); `None`: never.
     pub idle: Option<Duration>,
 }
 
@@ -56,7 +56,7 @@ pub struct Config {
 struct Registry {
     next: u64,
     waiting: Vec<Waiting>,
-    /// Hosts (port 0) and services that are not to be dialled until then, and why.
+    /// Hosts (port 0) and services that are not dialled until that time, and why.
     plain: HashMap<SocketAddr, (Instant, Why)>,
 }
 
@@ -66,12 +66,12 @@ struct Inner {
     port: u16,
     nat: bool,
     registry: Mutex<Registry>,
-    /// Something has been registered.
+    /// Signals a new registration.
     came: Condvar,
     threads: AtomicUsize,
 }
 
-/// A broker that runs.
+/// A running broker.
 pub struct Broker {
     inner: Arc<Inner>,
     programs: OwnedFd,
@@ -111,12 +111,12 @@ impl Broker {
         })
     }
 
-    /// Where other brokers reach it.
+    /// Addresses on which other brokers reach it.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.listeners.iter().map(Listener::local_addr).collect()
     }
 
-    /// Serves until it has had nothing to do for the idle time; without one, for ever.
+    /// Serves until it has been idle for the idle time; without one, for ever.
     ///
     /// # Errors
     /// Those of waiting.
@@ -193,7 +193,7 @@ impl Inner {
         self.threads.load(Ordering::SeqCst) > 0 || !registry.waiting.is_empty()
     }
 
-    /// A program has come.
+    /// Serves a program that has connected.
     fn program(self: &Arc<Self>, wire: OwnedFd) {
         let what = match wait_for(&wire, Duration::from_secs(5), |wire| {
             hosts::take_registration(wire)
@@ -260,7 +260,7 @@ impl Inner {
         })
     }
 
-    /// Other brokers come.
+    /// Accepts other brokers.
     fn accept(self: &Arc<Self>, listener: &Listener) {
         loop {
             match listener.accept(None) {
@@ -284,7 +284,7 @@ impl Inner {
         }
     }
 
-    /// The two brokers mean the same connection: the program hands its rings over.
+    /// Gets the program's rings once the two brokers mean the same connection.
     fn carry(wire: &OwnedFd, stream: Stream, carrier: Carrier, peer: SocketAddr) {
         if unix::send_with_fds(wire, &Answer::Go(carrier).emit(), &[]).is_err() {
             return;
@@ -345,7 +345,7 @@ impl meet::Candidates for Inner {
 }
 
 fn refuse(wire: &OwnedFd, why: Why) {
-    // A program that is gone does not mind.
+    // An error means that the program is gone.
     let _ = unix::send_with_fds(wire, &Answer::No(why).emit(), &[]);
 }
 

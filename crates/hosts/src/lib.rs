@@ -1,11 +1,11 @@
-//! The broker of `weft run --hosts`: it carries TCP connections of unmodified sockets programs on to other hosts by SDP.
+//! The broker of `weft run --hosts`: it carries TCP connections of unmodified sockets programs to other hosts by SDP.
 //!
 //! One broker serves the programs of one user in one network namespace. A program registers a connection
 //! ([`weft_run::hosts`]). The broker of the end that has called `connect` dials the other host's broker; the two make sure that they mean the
 //! same TCP connection ([`wire`]), and each program hands its rings over. From then on each broker moves bytes between its program's rings
-//! and an SDP stream, one for each connection. `docs/spec/run.md` has the messages, and what they prove.
+//! and an SDP stream, one for each connection. `docs/spec/run.md` has the messages, and states what they prove.
 //!
-//! A program never waits for a broker, and needs none: without one its connections stay on TCP.
+//! A program never waits for a broker and does not need one: without it, connections stay on TCP.
 #![forbid(unsafe_code)]
 
 mod broker;

@@ -1,9 +1,9 @@
 //! How two brokers make sure that they mean the same TCP connection.
 //!
-//! The dialler names its two addresses and how much it knows of the stream's beginning. The acceptor offers the connections that it may mean:
-//! the one with the very addresses and ports that the dialler names; where addresses are translated on the way, and the broker is told so, those
-//! whose peer has the address that the side connection comes from, and then only one of them may fit. Each end proves that it knows the first bytes by a digest under a key that is fresh and of both ends' making. Nothing is said of the bytes
-//! themselves.
+//! The dialler sends its two addresses and how many bytes it knows of the stream's beginning. The acceptor offers the connections that it may mean:
+//! the one with exactly the addresses and ports that the dialler names; if the broker runs with `--nat` (addresses are translated on the way), also those
+//! whose peer has the address that the side connection comes from, and then only one of them may fit. Each end proves by a digest that it knows the first
+//! bytes, under a fresh key from both ends. The messages reveal nothing else of these bytes.
 
 use std::io;
 use std::net::IpAddr;
@@ -20,12 +20,12 @@ use crate::wire::{self, CANDIDATES, DIGEST, NONE, OPEN, Open, Prover, WireError}
 
 /// How long the acceptor waits for a program to register.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// After so long connections with other addresses are offered where addresses are translated on the way.
+/// After this time connections with other addresses are offered, if addresses are translated on the way.
 const EXACT: Duration = Duration::from_secs(1);
-/// How long a message may take.
+/// Time limit of a message.
 const MESSAGE: Duration = Duration::from_secs(10);
 
-/// A connection whose peer has called `connect`, and whose broker is to come.
+/// A connection whose peer has called `connect`, and that waits for the peer's broker.
 pub(crate) struct Waiting {
     pub(crate) id: u64,
     pub(crate) what: Registration,
@@ -33,24 +33,24 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Whether the program has closed the connection, or ended.
+    /// Returns true if the program has closed the connection, or ended.
     pub(crate) fn is_gone(&self) -> bool {
         !matches!(hosts::take_link(&self.wire), Err(e) if e.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
-/// Whether a program's connection may be the one that a broker at `from` means.
+/// Returns true if a program's connection may be the one that a broker at `from` means.
 pub(crate) fn may_be(one: &Registration, from: IpAddr) -> bool {
     one.ends.peer.ip() == from
 }
 
 /// Connections that programs have registered.
 pub(crate) trait Candidates {
-    /// Waits until `pick` finds some, at most until then; their numbers.
+    /// Waits until `pick` finds some, at most until the given time. Returns their numbers.
     fn wait(&self, until: Instant, pick: impl FnMut(&[Waiting]) -> Option<Vec<u64>>) -> Vec<u64>;
-    /// Looks at one that is still there.
+    /// Looks at a waiting connection, if it is still there.
     fn look<T>(&self, id: u64, look: impl FnOnce(&Registration) -> T) -> Option<T>;
-    /// Takes one.
+    /// Removes a waiting connection and returns it.
     fn take(&self, id: u64) -> Option<Waiting>;
 }
 
@@ -150,7 +150,7 @@ fn try_dialler(stream: &Stream, what: &Registration) -> Result<(), MeetError> {
         .ok_or(MeetError::Differs)
 }
 
-/// The part of the end whose program has called `accept`. The program's registration, which is nobody else's from now on.
+/// The part of the end whose program has called `accept`. Returns the program's registration, which no other thread gets from now on.
 pub(crate) fn acceptor(
     stream: &Stream,
     from: IpAddr,
@@ -171,7 +171,7 @@ pub(crate) fn acceptor(
         if !nat || began.elapsed() <= EXACT {
             return None;
         }
-        // All of them are looked at, or none: which one is meant has to be clear.
+        // All of them are checked, or none, because the choice has to be unambiguous.
         let others: Vec<u64> = waiting
             .iter()
             .filter(|one| fits(one))

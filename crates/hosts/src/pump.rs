@@ -1,6 +1,6 @@
 //! A connection that both ends have agreed on: bytes between the program's rings and the SDP stream to the peer's host.
 //!
-//! One thread each. It waits for the program's bell and for the stream, in the kernel; an idle connection costs no time.
+//! Each connection has one thread. It waits in the kernel for the program's bell and for the stream; an idle connection costs no time.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,9 +18,9 @@ use crate::wire::{Frame, HEAD, MAX_DATA, WireError};
 /// The program made the rings, so it is their initiator.
 const PROGRAM: Role = Role::Initiator;
 const OURS: Role = Role::Responder;
-/// Bytes that wait for the stream at most, before the program's ring is left alone.
+/// Largest number of bytes that wait for the stream. Above it the program's ring is not read.
 const BACKLOG: usize = 128 << 10;
-/// Bytes taken from the stream at once.
+/// Bytes read from the stream at once.
 const TAKE: usize = MAX_DATA as usize + 2 * HEAD;
 
 /// How long a peer may be silent after the program has closed its socket.
@@ -38,10 +38,10 @@ pub(crate) enum End {
     /// The peer's broker broke the protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The peer's broker said something at the wrong time.
+    /// The peer's broker sent a frame at the wrong time.
     #[error("the peer's broker says things in a wrong order")]
     Order,
-    /// The program wrote into the rings what no program of ours writes.
+    /// The program wrote values into the rings that no honest program writes.
     #[error("the program broke the rules of the rings")]
     Program,
     /// A system call failed.
@@ -49,7 +49,7 @@ pub(crate) enum End {
     System(#[from] io::Error),
 }
 
-/// What has been said, in each direction.
+/// Frames exchanged so far, in each direction.
 #[derive(Default)]
 struct Said {
     consent: bool,
@@ -66,7 +66,7 @@ pub(crate) struct Pump {
     /// By us, to the peer's broker; and by it.
     said: Said,
     heard: Said,
-    /// Positions: what is taken from the program's ring, and put into ours.
+    /// Positions: bytes read from the program's ring, and bytes put into ours.
     head: u64,
     tail: u64,
     /// For the stream.
@@ -78,7 +78,7 @@ pub(crate) struct Pump {
     filled: usize,
     /// Bytes of the data frame that has begun.
     data: usize,
-    /// The stream is at its end.
+    /// The stream has ended.
     over: bool,
     /// The program has closed its socket, or is dead.
     left: bool,
@@ -109,7 +109,7 @@ impl Pump {
         }
     }
 
-    /// Until the connection has ended.
+    /// Runs until the connection has ended.
     pub(crate) fn run(mut self) -> End {
         let end = loop {
             match self.turn() {
@@ -122,10 +122,10 @@ impl Pump {
                 Err(end) => break end,
             }
         };
-        // Bytes that were never published go over TCP; a program that finds a ring of its own open and the bell closed knows that bytes are
+        // Bytes that were never published go over TCP; a program that finds its own ring open and the bell closed knows that bytes are
         // lost. One exchange decides: the program may publish its first bytes at the same time.
         self.rings.close_unused(PROGRAM);
-        // The peer's program has never been told that it may switch: all that it sends comes over TCP.
+        // The peer's program never learned that it may switch: all that it sends comes over TCP.
         if !self.said.consent {
             self.rings.close(OURS);
             if self.rings.disarm(OURS) {
@@ -135,7 +135,7 @@ impl Pump {
         end
     }
 
-    /// One look at everything. Whether there was something to do.
+    /// Looks at everything once. Returns whether there was something to do.
     fn turn(&mut self) -> Result<bool, End> {
         let mut busy = self.hear_program()?;
         busy |= self.take_from_program()?;
@@ -162,7 +162,7 @@ impl Pump {
         self.out.extend(frame.emit());
     }
 
-    /// What the program's words in the segment ask for.
+    /// Carries out the requests of the program's words in the segment.
     fn hear_program(&mut self) -> Result<bool, End> {
         let mut busy = false;
         if !self.left {
@@ -193,13 +193,13 @@ impl Pump {
         Ok(busy)
     }
 
-    /// Whether the program waits for room in its ring, and there is none: its bell stays as it is.
+    /// Reports whether the program waits for room in its ring and there is none: its bell stays as it is.
     fn is_blocked(&self) -> Result<bool, End> {
         let (ready, _) = self.ready()?;
         Ok(ready > self.rings.capacity() / 2 && self.rings.wants_room(PROGRAM))
     }
 
-    /// Whether the other end of the bell is closed, without a look at its bytes.
+    /// Returns true if the other end of the bell is closed, without reading its bytes.
     fn has_hung_up(&self) -> bool {
         let bell = [(self.bell.as_fd(), Interest::empty())];
         matches!(poll_fds(&bell, Some(Duration::ZERO)), Ok(bits) if bits != 0)
@@ -289,7 +289,7 @@ impl Pump {
     fn send(&mut self) -> bool {
         let mut busy = false;
         if self.over {
-            // Nobody receives it.
+            // Nothing receives it.
             self.out.clear();
             self.sent = 0;
         }
@@ -305,7 +305,7 @@ impl Pump {
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
                 Err(_) => {
-                    // What the peer has said before is still received.
+                    // Earlier frames of the peer are still received.
                     self.out.truncate(self.sent);
                     break;
                 }
@@ -322,7 +322,7 @@ impl Pump {
     }
 
     fn receive(&mut self) -> Result<bool, End> {
-        // What the program has no room for holds the peer back.
+        // Bytes that the program has no room for hold the peer back.
         if self.over || self.filled - self.at > TAKE {
             return Ok(false);
         }
@@ -347,7 +347,7 @@ impl Pump {
         self.at == self.filled
     }
 
-    /// The frames that have come.
+    /// Handles the frames that have come.
     fn give_to_program(&mut self) -> Result<bool, End> {
         let mut busy = false;
         loop {
@@ -417,13 +417,13 @@ impl Pump {
         }
     }
 
-    /// Bytes of the stream, once the program has taken from TCP all that comes before them. Whether any went.
+    /// Passes bytes of the stream to the program, once it has read all earlier bytes from TCP. Returns whether any were passed.
     fn give_data(&mut self) -> Result<bool, End> {
         let have = self.data.min(self.filled - self.at);
         let is_next = self.rings.has_switched(OURS)
             || self.rings.seen(OURS) == self.rings.sent_over_tcp(OURS);
         if have > 0 && (self.left || self.rings.is_closed(OURS)) {
-            // Nobody reads it, wherever it stands in the stream.
+            // Nothing reads it, at any position of the stream.
             self.at += have;
             self.data -= have;
             return Ok(true);
@@ -454,7 +454,7 @@ impl Pump {
         Ok(true)
     }
 
-    /// The ring is full: asks for word when there is room, by a bell that cannot be written. Whether there is room after all.
+    /// Makes the bell unwritable because the ring is full: the program makes it writable again when there is room. Returns whether there is room after all.
     fn wait_for_room(&mut self) -> bool {
         self.rings.want_room(OURS);
         let is_full = |pump: &Pump| pump.rings.room(OURS, pump.tail).is_ok_and(|room| room == 0);
@@ -468,7 +468,7 @@ impl Pump {
             ) {
                 break;
             }
-            // First the mark, then the look: the program does it the other way round.
+            // Mark first, look second: the program does the reverse.
             self.rings.begin_fill(OURS);
             if !is_full(self) {
                 self.rings.end_fill(OURS, 0);
@@ -480,7 +480,7 @@ impl Pump {
                 Ok(_) => {}
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(_) => {
-                    // What is under way is of no use to anybody.
+                    // Bytes under way are useless now.
                     self.left = true;
                     return true;
                 }
@@ -491,11 +491,11 @@ impl Pump {
     }
 
     fn ring(&self) {
-        // A bell that takes no more is readable.
+        // A full bell is readable already.
         let _ = rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT);
     }
 
-    /// Until the bell or the stream has something.
+    /// Waits until the bell or the stream has something.
     fn sleep(&mut self) -> Result<(), End> {
         if !self.left {
             self.rings.arm(PROGRAM, self.head);
@@ -519,10 +519,10 @@ impl Pump {
             fds.push((self.stream.as_fd(), Interest::READ));
         }
         if !self.left {
-            // Its end is told with any interest.
+            // The kernel reports its end with any interest.
             fds.push((self.bell.as_fd(), interest));
         }
-        // Where there is nothing to wait for, the next look ends it. A peer that takes nothing keeps no thread for a program that is gone.
+        // With nothing to wait for, the next look ends the connection. A peer that reads nothing keeps no thread alive for a program that is gone.
         let limit = if fds.is_empty() {
             Some(Duration::from_millis(100))
         } else {

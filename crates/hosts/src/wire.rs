@@ -1,4 +1,4 @@
-//! What two brokers say to each other: how they find out that they mean the same TCP connection, and the frames that follow.
+//! The protocol of two brokers: how they verify that they mean the same TCP connection, and the frames that follow.
 //!
 //! All numbers are big-endian. The messages are in `docs/spec/run.md`.
 
@@ -77,7 +77,7 @@ impl Open {
     }
 }
 
-/// How many bytes of each direction's beginning both ends know: from the dialler, and to it. `None`: too few to tell connections apart.
+/// Returns how many bytes of each direction's beginning both ends know: from the dialler, and to it. `None`: too few to distinguish connections.
 pub fn common(open: &Open, accepted: &Registration) -> Option<[u8; 2]> {
     let ours = [
         accepted.received.bytes().len() as u8,
@@ -87,7 +87,7 @@ pub fn common(open: &Open, accepted: &Registration) -> Option<[u8; 2]> {
     (usize::from(both[0]) + usize::from(both[1]) >= ENOUGH).then_some(both)
 }
 
-/// Who proves that it knows the bytes.
+/// The end that proves that it knows the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prover {
     /// The end that has called `connect`.
@@ -124,14 +124,14 @@ pub const HEAD: usize = 8;
 /// The most bytes of a data frame.
 pub const MAX_DATA: u32 = 64 << 10;
 
-/// What a frame says. The sender of a frame speaks for its program.
+/// Meaning of a frame. The sender of a frame speaks for its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// I look at both: you may switch.
     Consent,
     /// From this offset of the stream on, what I send comes by frames. The offset follows, 8 bytes.
     Switch,
-    /// So many bytes of the stream follow.
+    /// This many bytes of the stream follow.
     Data(u32),
     /// Nothing more comes by frames; the rest of the stream comes over TCP.
     End,

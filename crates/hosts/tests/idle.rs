@@ -1,6 +1,6 @@
-//! A broker in the background stays as long as a process lives that has come to it, and ends then.
+//! A broker in the background stays as long as a process lives that has connected to it, and then ends.
 //!
-//! The test runs itself anew in a network namespace of its own, because a broker's name belongs to its user and namespace.
+//! The test runs itself again in a new network namespace, because a broker's name belongs to its user and namespace.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

@@ -1,6 +1,6 @@
 //! A peer's broker that lies at each step, and programs that do: the broker under test ends that connection, and serves the next honest one.
 //!
-//! The test runs itself anew in a network namespace of its own, because a broker's name belongs to its user and namespace.
+//! The test runs itself again in a new network namespace, because a broker's name belongs to its user and namespace.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -96,7 +96,7 @@ impl Program {
     }
 }
 
-/// Whether the broker has closed the bell.
+/// Returns true if the broker has closed the bell.
 fn is_closed(mut bell: &UnixStream) -> bool {
     use std::io::Read;
     let mut bytes = [0; 16];
@@ -189,7 +189,7 @@ fn inside() {
         stream.shutdown(weft_sdp::Shutdown::Write).unwrap();
         assert_eq!(read::<1>(&stream), None);
     }
-    // What it says it knows differs in a byte: the connection stays for whoever knows it.
+    // Its claimed bytes differ in one byte: the connection stays for a peer that knows them.
     let program = Program::register();
     let mut other = REQUEST.to_vec();
     other[3] ^= 1;
@@ -202,7 +202,7 @@ fn inside() {
     let (one, two) = (Program::register(), Program::register());
     drop(one.wire);
     let stream = peer.dial();
-    // Longer than a broker that takes other ports would need.
+    // Longer than a broker that accepts other ports would need.
     stream.set_recv_timeout(Some(Duration::from_secs(3)));
     write(&stream, &opening(one.dialled, REQUEST).emit());
     assert_eq!(read::<1>(&stream), None);
@@ -234,7 +234,7 @@ fn inside() {
         write(&stream, &bytes);
         stream.shutdown(weft_sdp::Shutdown::Write).unwrap();
         assert!(is_closed(&bell), "{what}");
-        // What has not gone over will not any more.
+        // A direction that has not switched stays on TCP.
         assert!(rings.is_closed(Role::Initiator), "{what}");
         // The program has not consented: its connection stays on TCP.
         assert!(rings.is_closed(Role::Responder), "{what}");

@@ -1,4 +1,4 @@
-//! Unmodified programs on two hosts, each with a broker, or without: they get the bytes that they would on TCP.
+//! Unmodified programs on two hosts, each with or without a broker: they receive the same bytes as on TCP.
 
 mod common;
 
@@ -107,7 +107,7 @@ fn a_broker_that_dies_never_changes_a_byte() {
             std::thread::sleep(std::time::Duration::from_millis(pause));
             victim.take().unwrap().kill();
         });
-        // Each has all of its bytes, or has been told that the connection is broken.
+        // Each has all of its bytes, or an error that the connection is broken.
         for one in &done {
             one.good().never_says("wrong bytes");
             let is_right = one.text.contains("bytes are right");

@@ -1,7 +1,7 @@
-//! `weft-cc`: hands a compilation to the daemon of `weft cc`, and is or becomes what that says. crates/cc/src/launch.rs has the messages.
+//! `weft-cc`: hands a compilation to the daemon of `weft cc`, and exits or executes a program as the daemon answers. crates/cc/src/launch.rs has the messages.
 //!
-//! A make starts this for each source, so it has nothing that takes time to start: no C library (whose start asks the processor what it can do, in a virtual
-//! machine 20 questions to the host), no relocations, no heap. The build script compiles it by itself.
+//! A make starts this for each source, so it has no parts that start slowly: no C library (whose start queries the processor's features, in a virtual
+//! machine 20 exits to the host), no relocations, no heap. The build script compiles it separately.
 //!
 //! # Safety
 //!
@@ -108,7 +108,7 @@ unsafe fn bytes<'a>(text: Text) -> &'a [u8] {
     }
 }
 
-/// A text that ends with NUL, in a buffer of its own.
+/// A text that ends with NUL, in its own buffer.
 struct Path {
     bytes: [u8; 4200],
     len: usize,
@@ -136,7 +136,7 @@ impl Path {
     }
 }
 
-/// What the process was started with.
+/// Arguments and environment of the process.
 struct Start {
     argc: usize,
     /// `argc` texts and a null, and after it those of the environment and a null.
@@ -196,7 +196,7 @@ impl Start {
     unsafe fn exec(&self, program: Text, before: &[Text], skip: usize, more: Text) {
         let env = self.env_len();
         let count = before.len() + self.argc + env + 3;
-        // SAFETY: new memory, private and of nobody else (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS), for so many texts.
+        // SAFETY: new private memory that nothing else uses (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS), for `count` texts.
         unsafe {
             let room = call(
                 call::MMAP,
@@ -280,7 +280,7 @@ fn daemon(start: &Start) -> Option<usize> {
     connect(&[dir, b"/weft-cc-", &digits[at..], b"/socket"])
 }
 
-/// Says what is to be compiled; whether the daemon has it.
+/// Sends the compilation to the daemon. Returns whether the daemon has it.
 fn tell(start: &Start, fd: usize) -> bool {
     let mut head = [0_u8; 9];
     let mut cwd = [0_u8; 4096];
@@ -321,7 +321,7 @@ fn tell(start: &Start, fd: usize) -> bool {
     }
 }
 
-/// Becomes `weft cc`, which starts a daemon, or says what is wrong: the one beside this program, or the first in `PATH`.
+/// Executes `weft cc`, which starts a daemon or reports the error: the one in this program's folder, or the first in `PATH`.
 unsafe fn become_weft(start: &Start, skip: usize, name: Text) -> ! {
     let before = [b"weft\0".as_ptr(), b"cc\0".as_ptr(), name];
     let mut own = [0_u8; 4096];
@@ -337,7 +337,7 @@ unsafe fn become_weft(start: &Start, skip: usize, name: Text) -> ! {
             ],
         );
         let own = own.get(..usize::try_from(len).unwrap_or(0)).unwrap_or(&[]);
-        // So that this is not taken for the compiler.
+        // So that `weft cc` does not mistake this program for the compiler.
         let Some(this) = Path::new(&[b"WEFT_CC_LAUNCHER=", own]) else {
             fail(b"weft-cc: its name is too long\n")
         };
@@ -411,7 +411,7 @@ unsafe extern "C" fn main(stack: *const usize) -> ! {
     }
 }
 
-/// What compilers take for granted. A loop in Rust would be compiled to a call of itself.
+/// The memory functions that compilers expect. A loop in Rust would be compiled to a call of itself.
 #[cfg(target_arch = "x86_64")]
 mod memory {
     use core::arch::asm;

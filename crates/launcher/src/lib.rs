@@ -1,4 +1,4 @@
-//! `weft-cc`, the program that a make starts for each source in place of `weft cc`: `program/main.rs`, as the build script has compiled it.
+//! `weft-cc`, the program that a make starts for each source in place of `weft cc`: `program/main.rs`, compiled by the build script.
 #![forbid(unsafe_code)]
 
 /// The program; empty where there is none for this machine (other than Linux on x86-64 and aarch64).
@@ -18,7 +18,7 @@ mod tests {
             bytes.fold(0, |sum, &b| sum << 8 | usize::from(b))
         };
         assert_eq!(LAUNCHER[..4], *b"\x7fELF");
-        // Its size is what it takes to start it, and each relocation would be a page.
+        // The start time grows with its size, and each relocation would cost a page.
         assert!(LAUNCHER.len() < 16 << 10, "{}", LAUNCHER.len());
         let (table, size, count) = (number(32, 8), number(54, 2), number(56, 2));
         let kinds: Vec<_> = (0..count).map(|n| number(table + n * size, 4)).collect();

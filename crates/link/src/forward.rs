@@ -18,7 +18,7 @@ const BATCH: usize = 32;
 /// Bytes on the way, at most: what a link without a rate can be made to hold. Packets beyond are dropped.
 const MOST_ON_THE_WAY: usize = 1 << 30;
 
-/// What one direction has done.
+/// Counts of one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) packets: AtomicU64,

@@ -53,13 +53,13 @@ pub enum LinkError {
     Ip {
         /// Its arguments.
         what: String,
-        /// What it said.
+        /// Its error text.
         why: String,
     },
     /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
         /// Why it failed.
         source: io::Error,
@@ -77,7 +77,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one, with its device, in a thread of its own: a namespace belongs to threads.
+    /// Creates a namespace and its device in a new thread, because a namespace belongs to threads.
     fn create(ours: Ipv4Addr, theirs: Ipv4Addr, mtu: u32) -> Result<(Self, OwnedFd), LinkError> {
         let make = move || {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|error| match error {
@@ -121,7 +121,7 @@ impl Namespace {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Does something in this namespace, in a thread of its own: sockets opened, threads and programs started there belong to the
+    /// Runs `work` in a new thread in this namespace: sockets opened, threads and programs started there belong to the
     /// namespace from then on.
     ///
     /// # Errors
@@ -157,8 +157,8 @@ fn ip(args: &[&str]) -> Result<(), LinkError> {
     }
 }
 
-/// Sets TCP, in the calling thread's namespace, to what a long link needs: windows that hold what is under way, and nothing
-/// remembered from one connection to the next, so that a run is not another's heir.
+/// Sets TCP up for a long link, in the calling thread's namespace: windows that hold the bytes under way, and nothing
+/// remembered from one connection to the next, so that runs do not depend on each other.
 fn tune() -> Result<(), LinkError> {
     for (name, value) in [
         ("tcp_rmem", format!("4096 131072 {LARGEST_WINDOW}")),
@@ -177,14 +177,14 @@ fn tune() -> Result<(), LinkError> {
     Ok(())
 }
 
-/// What one direction of a link has done so far.
+/// Counts of one direction of a link so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Packets that arrived.
     pub packets: u64,
     /// Their bytes, IP headers included.
     pub bytes: u64,
-    /// Packets that were dropped: the queue was full, or the other end did not take them.
+    /// Dropped packets: the queue was full, or the other end did not accept them.
     pub dropped: u64,
 }
 
@@ -237,7 +237,7 @@ impl Link {
         &self.ends[1]
     }
 
-    /// What was forwarded from near to far, and back.
+    /// Returns the forwarded traffic from near to far, and back.
     pub fn traffic(&self) -> [Traffic; 2] {
         [0, 1].map(|index| {
             let counters = &self.counters[index];

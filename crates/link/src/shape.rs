@@ -1,4 +1,4 @@
-//! What the link does to a packet: a machine without clock and sockets.
+//! The link's effect on a packet: a state machine without clock and sockets.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use std::time::Duration;
 pub struct Shape {
     /// How long a packet travels, after its last bit has left.
     pub delay: Duration,
-    /// The delay wanders up and down by at most so much, from one random point to the next in four times this; it is never less than
-    /// nothing. Packets keep their order.
+    /// The delay varies by at most this much, from one random point to the next in four times this time; it is never below
+    /// zero. Packets keep their order.
     pub jitter: Duration,
     /// Bits per second of IP packets; `None`: as fast as this machine forwards.
     pub rate: Option<u64>,
@@ -39,7 +39,7 @@ impl Default for Shape {
 pub(crate) struct Shaper {
     shape: Shape,
     seed: u64,
-    /// When the line has sent what was admitted.
+    /// When the line has sent all admitted packets.
     free: Duration,
     /// When the packet admitted last arrives.
     last: Duration,
@@ -62,7 +62,7 @@ impl Shaper {
     pub(crate) fn admit(&mut self, now: Duration, len: usize) -> Option<Duration> {
         if self.shape.loss > 0 {
             self.seen += 1;
-            // From the other end of the numbers that the jitter takes.
+            // Complemented, so that it does not reuse the random numbers of the jitter.
             if self.point(!self.seen) < f64::from(self.shape.loss) / 5e5 - 1.0 {
                 return None;
             }
@@ -83,13 +83,13 @@ impl Shaper {
         Some(self.last)
     }
 
-    /// What the delay is longer by now, in seconds.
+    /// Returns the current addition to the delay, in seconds.
     fn jitter(&self, now: Duration) -> f64 {
         let jitter = self.shape.jitter.as_secs_f64();
         if jitter == 0.0 {
             return 0.0;
         }
-        // So gentle a slope cannot make a packet overtake another.
+        // This slope is too gentle to make a packet overtake another.
         let place = now.as_secs_f64() / (4.0 * jitter);
         let (slice, share) = (place.floor(), place.fract());
         let [from, to] = [slice, slice + 1.0].map(|slice| self.point(slice as u64));
@@ -134,7 +134,7 @@ mod tests {
             ..Shape::default()
         };
         let mut shaper = Shaper::new(shape, 0);
-        // 1,000 bytes at a million bytes a second take a millisecond.
+        // 1,000 bytes at a million bytes a second need a millisecond.
         assert_eq!(shaper.admit(Duration::ZERO, 1000), Some(11 * MS));
         assert_eq!(shaper.admit(Duration::ZERO, 1000), Some(12 * MS));
         assert_eq!(shaper.admit(Duration::ZERO, 1000), Some(13 * MS));

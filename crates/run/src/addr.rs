@@ -1,11 +1,11 @@
-//! Addresses as they stand in messages: IPv6 (IPv4 as mapped), then the port, big-endian.
+//! Addresses in messages: IPv6 (IPv4 as mapped), then the port, big-endian.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Bytes of one.
+/// Bytes of an address.
 pub const ADDR: usize = 18;
 
-/// Writes one.
+/// Writes an address.
 pub fn put_addr(addr: SocketAddr) -> [u8; ADDR] {
     let ip = match addr.ip() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -17,7 +17,7 @@ pub fn put_addr(addr: SocketAddr) -> [u8; ADDR] {
     bytes
 }
 
-/// Reads one.
+/// Reads an address.
 pub fn get_addr(bytes: &[u8; ADDR]) -> SocketAddr {
     let ip: [u8; 16] = std::array::from_fn(|i| bytes[i]);
     let port = u16::from_be_bytes([bytes[16], bytes[17]]);

@@ -1,9 +1,9 @@
 //! The rendezvous of two UDP sockets of one host.
 //!
-//! A socket that receives listens on an abstract Unix socket whose name is its own number (`SO_COOKIE`). One that sends asks the kernel which
+//! A receiving socket listens on an abstract Unix socket whose name is its own number (`SO_COOKIE`). A sender asks the kernel which
 //! socket would get its datagrams (`NETLINK_SOCK_DIAG`), dials the name of that number, and [offers](offer()) a segment with a ring. The
-//! receiver asks the kernel in its turn who has the address that the offer names as its source: it has to be the very socket that offers, of
-//! the same user. So nothing comes through a ring under an address that its sender does not have. The [answer](answer()) carries the receiver's
+//! receiver in turn asks the kernel which socket has the source address of the offer: it has to be the socket that offers, of
+//! the same user. So no datagram comes through a ring under an address that its sender does not have. The [answer](answer()) carries the receiver's
 //! bell. Formats and checks are in `docs/spec/run.md`.
 
 use std::io;
@@ -23,14 +23,14 @@ const ANSWER: usize = 8 + 8;
 
 /// In front of each datagram in a ring: its length, and [`AFTER_KERNEL`].
 pub const HEADER: usize = 8;
-/// The longest datagram that goes through a ring; the kernel knows what to say of longer ones.
+/// The longest datagram that goes through a ring; the kernel handles longer ones.
 pub const MAX_DATAGRAM: usize = 65_000;
 /// The sender has sent over the kernel's socket since the last datagram of the ring: that comes first.
 pub const AFTER_KERNEL: u32 = 1;
-/// A sender asks the kernel again whether the receiver is still the one after so many milliseconds.
+/// A sender asks the kernel again after this many milliseconds whether the receiver is still the same.
 pub const CHECK_MS: u64 = 50;
 
-/// Bytes of the ring that a datagram takes.
+/// Returns the bytes of the ring that a datagram occupies.
 #[inline]
 #[must_use]
 pub fn footprint(len: usize) -> usize {
@@ -54,7 +54,7 @@ pub fn parse(header: [u8; HEADER], ready: usize) -> Option<(usize, u32)> {
         .then_some((len, flags))
 }
 
-/// From where to where datagrams go. IPv4 addresses of IPv6 sockets count as IPv4.
+/// Source and destination of datagrams. IPv4 addresses of IPv6 sockets count as IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The sender's address.
@@ -67,7 +67,7 @@ fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// Whether an address may be one of this host, as far as the address says.
+/// Returns true if the kind of the address allows that it belongs to this host.
 #[must_use]
 pub fn is_unicast(ip: IpAddr) -> bool {
     match ip {
@@ -78,7 +78,7 @@ pub fn is_unicast(ip: IpAddr) -> bool {
 }
 
 impl Route {
-    /// One between these addresses.
+    /// Makes a route between these addresses.
     #[must_use]
     pub fn new(from: SocketAddr, to: SocketAddr) -> Route {
         Route {
@@ -87,7 +87,7 @@ impl Route {
         }
     }
 
-    /// Whether both can be of one host: a host that sends to one of its own addresses sends from the same one, or one of the two is a loopback
+    /// Returns true if both can belong to one host: a host that sends to one of its own addresses sends from the same one, or one of the two is a loopback
     /// address.
     #[must_use]
     pub fn may_be_local(&self) -> bool {
@@ -100,7 +100,7 @@ impl Route {
     }
 }
 
-/// Why datagrams stay with the kernel, in words; empty for no reason.
+/// Describes why datagrams stay with the kernel; empty for no reason.
 #[must_use]
 pub fn stays(why: Why) -> &'static str {
     match why {
@@ -125,7 +125,7 @@ fn name(cookie: u64) -> Vec<u8> {
     format!("weft-run/udp/1/{cookie:016x}").into_bytes()
 }
 
-/// The number of a socket.
+/// Returns the number of a socket.
 ///
 /// # Errors
 /// [`Why::System`].
@@ -133,18 +133,18 @@ pub fn cookie(fd: impl AsFd) -> Result<u64, Why> {
     rustix::net::sockopt::socket_cookie(fd).map_err(|_| Why::System)
 }
 
-/// Lets the socket of this number be found.
+/// Makes the listener by which senders find the socket of this number.
 ///
 /// # Errors
-/// `AddrInUse` when somebody has the name.
+/// `AddrInUse` if the name is taken.
 pub fn listen(cookie: u64) -> io::Result<OwnedFd> {
     unix::listen(Name::Abstract(&name(cookie)), 16)
 }
 
-/// The number of the socket that gets what is sent on a route. `None` when there is none.
+/// Returns the number of the socket that receives datagrams sent on a route. `None` if there is none.
 ///
 /// # Errors
-/// [`Why::OtherUser`], and [`Why::System`] where the kernel does not tell.
+/// [`Why::OtherUser`], and [`Why::System`] if the kernel does not report it.
 pub fn receiver(route: &Route) -> Result<Option<u64>, Why> {
     match diag::udp_receiver(route.from, route.to) {
         Ok(Some(socket)) if socket.uid == process::uid() => Ok(Some(socket.cookie)),
@@ -154,7 +154,7 @@ pub fn receiver(route: &Route) -> Result<Option<u64>, Why> {
     }
 }
 
-/// A connection to the place where the socket of this number lets itself be found. `None` when it does not.
+/// Connects to the listener of the socket of this number. `None` if it has none.
 ///
 /// # Errors
 /// [`Why::OtherUser`] when another user has its name.
@@ -174,7 +174,7 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-/// The sender's message: the numbers of both sockets, the route, and the segment with it.
+/// Sends the sender's message: the numbers of both sockets, the route, and the segment with it.
 ///
 /// # Errors
 /// [`Why::System`].
@@ -194,7 +194,7 @@ pub fn offer(
     unix::send_with_fds(wire, &bytes, &[segment]).map_err(|_| Why::System)
 }
 
-/// What a receiver was offered, and has found to be true.
+/// A verified offer to a receiver.
 #[derive(Debug)]
 pub struct Offer {
     /// The file of the segment; not looked at yet.
@@ -205,10 +205,10 @@ pub struct Offer {
     pub peer: u64,
 }
 
-/// Looks whether a sender has come to `listener`: the connection on which it [speaks](hear), and hears the [answer](answer()). It ends with the sender.
+/// Accepts a sender on `listener`, if one has come: the connection for its [offer](hear) and the [answer](answer()). It ends with the sender.
 ///
 /// # Errors
-/// Why it was turned away; the next call looks at the next one.
+/// Why it was refused; the next call looks at the next one.
 pub fn caller(listener: impl AsFd) -> Result<Option<OwnedFd>, Why> {
     let Some(wire) = unix::accept(listener).map_err(|_| Why::System)? else {
         return Ok(None);
@@ -217,11 +217,11 @@ pub fn caller(listener: impl AsFd) -> Result<Option<OwnedFd>, Why> {
     Ok(Some(wire))
 }
 
-/// Checks what a sender brings to the socket with the number `own`. `None`: it has not spoken yet. It can lose its processor between its connection and its
+/// Checks a sender's offer to the socket with the number `own`. `None`: it has not sent one yet. It can lose its processor between its connection and its
 /// offer, so it is kept for the next look.
 ///
 /// # Errors
-/// Why it is turned away.
+/// Why it is refused.
 pub fn hear(wire: impl AsFd, own: u64) -> Result<Option<Offer>, Why> {
     let mut bytes = [0; OFFER + 1];
     let (n, fds) = match unix::recv_with_fds(wire, &mut bytes, 1) {
@@ -255,7 +255,7 @@ pub fn hear(wire: impl AsFd, own: u64) -> Result<Option<Offer>, Why> {
     }))
 }
 
-/// The receiver's answer: how many bytes it lets wait in the ring, and its bell with it.
+/// Sends the receiver's answer: how many bytes may wait in the ring, and its bell with it.
 ///
 /// # Errors
 /// [`Why::System`].
@@ -266,16 +266,16 @@ pub fn answer(wire: impl AsFd, bound: u64, bell: BorrowedFd<'_>) -> Result<(), W
     unix::send_with_fds(wire, &bytes, &[bell]).map_err(|_| Why::System)
 }
 
-/// Looks whether the receiver has answered: its bound and its bell.
+/// Returns the receiver's answer, if it has come: its bound and its bell.
 ///
 /// # Errors
-/// [`Why::NoPeer`] when it has turned the offer down.
+/// [`Why::NoPeer`] if it has refused the offer.
 pub fn answered(wire: impl AsFd) -> Result<Option<(u64, OwnedFd)>, Why> {
     let mut bytes = [0; ANSWER + 1];
     let (n, fds) = match unix::recv_with_fds(wire, &mut bytes, 1) {
         Ok(Some(got)) => got,
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-        // A receiver that closes without having read is a reset.
+        // If a receiver closes without having read, that is a reset.
         Ok(None) | Err(_) => return Err(Why::NoPeer),
     };
     let Ok([bell]) = <[OwnedFd; 1]>::try_from(fds) else {
@@ -313,7 +313,7 @@ mod tests {
         let listener = listen(peer).unwrap();
         assert!(caller(&listener).unwrap().is_none());
         let wire = dial(peer).unwrap().unwrap();
-        // It takes its time.
+        // The dialler sends its offer late.
         let end = caller(&listener).unwrap().unwrap();
         assert!(hear(&end, peer).unwrap().is_none());
         let (_ring, segment) = Stream::create(1 << 16).unwrap();

@@ -1,9 +1,9 @@
-//! What a program under `weft run --hosts` and the broker of its user say to each other.
+//! The messages between a program under `weft run --hosts` and the broker of its user.
 //!
 //! The broker listens on an abstract Unix socket of the network namespace, as the ends of a connection on one host do ([`crate::meet`]). A
-//! program [registers](register) a connection whose peer is on another host, and goes on. When the broker has found the other end
+//! program [registers](register) a connection whose peer is on another host, and continues. When the broker has found the other end
 //! ([`Answer::Go`]), the program makes a segment and a bell, as for a peer on this host, and [hands](link) them over: the broker is the
-//! responder. Nobody waits for anybody.
+//! responder. Neither waits for the other.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,13 +15,13 @@ use crate::addr::{ADDR, get_addr, put_addr};
 use crate::ledger::Carrier;
 use crate::meet::{Ends, Why};
 
-/// The port that brokers listen on, unless they are told otherwise.
+/// The default port that brokers listen on.
 pub const PORT: u16 = 7479;
-/// In the environment of a program whose connections to other hosts are to be followed: `auto` or `bsdp`.
+/// Environment variable, `auto` or `bsdp`, of programs whose connections to other hosts are followed.
 pub const ENV: &str = "WEFT_RUN_HOSTS";
 /// Bytes of each direction's beginning that both ends keep.
 pub const BEGINNING: usize = 128;
-/// Bytes of both directions together that have to have gone before a connection is registered.
+/// Bytes of both directions together that have to be transferred before a connection is registered.
 pub const ENOUGH: usize = 16;
 
 const MAGIC: [u8; 8] = *b"weftrnH1";
@@ -44,7 +44,7 @@ impl Default for Beginning {
     }
 }
 
-// Not their bytes: they may be passwords.
+// The bytes are left out: they may be passwords.
 impl std::fmt::Debug for Beginning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Beginning({} B)", self.len)
@@ -64,7 +64,7 @@ impl Beginning {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Notes `bytes`, which stand at `position` of the stream. What does not follow what is known is left out, as is what is beyond
+    /// Notes `bytes` from `position` of the stream. Ignores bytes that do not directly follow the known ones, and bytes beyond
     /// [`BEGINNING`].
     pub fn note(&mut self, position: u64, bytes: &[u8]) {
         let len = usize::from(self.len);
@@ -76,14 +76,14 @@ impl Beginning {
     }
 }
 
-/// A connection, as one of its ends describes it.
+/// One end's description of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// Its two addresses, as this end sees them.
     pub ends: Ends,
     /// This end has called `connect`; the other one `accept`.
     pub dialled: bool,
-    /// What is to carry it on.
+    /// The requested carrier.
     pub carrier: Carrier,
     /// The first bytes that it has sent.
     pub sent: Beginning,
@@ -108,7 +108,7 @@ impl Registration {
         out
     }
 
-    /// What a program has sent; `None` when it is none of ours.
+    /// Parses a program's message; `None` if it is not a registration.
     pub fn parse(bytes: &[u8]) -> Option<Registration> {
         let (magic, rest) = bytes.split_first_chunk::<8>()?;
         let ([dialled, carrier, sent_len, received_len], rest) = rest.split_first_chunk::<4>()?;
@@ -136,10 +136,10 @@ impl Registration {
     }
 }
 
-/// What a broker says of a registration.
+/// A broker's answer to a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The other end is found: the program may hand over a segment and a bell. What carries it on.
+    /// The other end is found: the program may hand over a segment and a bell. The value is the carrier.
     Go(Carrier),
     /// It stays on TCP, for this reason.
     No(Why),
@@ -170,7 +170,7 @@ fn name(uid: u32) -> Vec<u8> {
     format!("weft-run/1/broker/{uid}").into_bytes()
 }
 
-/// Where this user's broker listens.
+/// Makes the listening socket of this user's broker.
 ///
 /// # Errors
 /// `AddrInUse` when there is one already.
@@ -178,12 +178,12 @@ pub fn listen() -> io::Result<OwnedFd> {
     unix::listen(Name::Abstract(&name(process::uid())), 256)
 }
 
-/// Whether this user has a broker in this network namespace.
+/// Returns true if this user has a broker in this network namespace.
 pub fn is_there() -> bool {
     dial().is_ok_and(|wire| wire.is_some())
 }
 
-/// The broker; `None` when none runs.
+/// Connects to the broker; `None` if none runs.
 fn dial() -> Result<Option<OwnedFd>, Why> {
     let wire = match unix::connect(Name::Abstract(&name(process::uid()))) {
         Ok(wire) => wire,
@@ -197,7 +197,7 @@ fn dial() -> Result<Option<OwnedFd>, Why> {
         }
         Err(_) => return Err(Why::System),
     };
-    // Anybody can take a name.
+    // Any process can bind a name.
     let cred = unix::peer_cred(&wire).map_err(|_| Why::System)?;
     if !cred.is_same_user() {
         return Err(Why::OtherUser);
@@ -205,7 +205,7 @@ fn dial() -> Result<Option<OwnedFd>, Why> {
     Ok(Some(wire))
 }
 
-/// Registers a connection. `None` when there is no broker (now).
+/// Registers a connection. `None` if there is no broker at the moment.
 pub fn register(what: &Registration) -> Result<Option<OwnedFd>, Why> {
     let Some(wire) = dial()? else {
         return Ok(None);
@@ -214,7 +214,7 @@ pub fn register(what: &Registration) -> Result<Option<OwnedFd>, Why> {
     Ok(Some(wire))
 }
 
-/// The broker's answer; `None` while there is none.
+/// Returns the broker's answer; `None` while there is none.
 pub fn answer(wire: impl AsFd) -> Result<Option<Answer>, Why> {
     let mut bytes = [0; 2];
     match unix::recv_with_fds(wire, &mut bytes, 0) {
@@ -233,7 +233,7 @@ pub fn link(wire: impl AsFd, segment: BorrowedFd<'_>, bell: BorrowedFd<'_>) -> R
     unix::send_with_fds(wire, &LINK, &[segment, bell]).map_err(|_| Why::System)
 }
 
-/// A program's first message.
+/// Receives a program's first message.
 ///
 /// # Errors
 /// `WouldBlock` when it has not come yet; `InvalidData` for anything else than a registration of our user.
@@ -247,7 +247,7 @@ pub fn take_registration(wire: impl AsFd) -> io::Result<Registration> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// A program's second message: the segment, and our end of the bell.
+/// Receives a program's second message: the segment, and our end of the bell.
 ///
 /// # Errors
 /// `WouldBlock` when it has not come yet; `InvalidData` for anything else; `UnexpectedEof` when the program has closed the connection.

@@ -1,5 +1,5 @@
-//! What a process under `weft run` says of its connections: a file of memory named [`NAME`], which `weft stat` finds among the process's
-//! descriptors and reads. The process pays for plain stores; nothing runs for a reader.
+//! The connection report of a process under `weft run`: a memory file named [`NAME`], which `weft stat` finds among the process's
+//! descriptors and reads. It costs the process plain stores; nothing runs for a reader.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use crate::meet::Why;
 
 /// The name of the memory file.
 pub const NAME: &str = "weft-run-ledger";
-/// What stands first in it.
+/// The first word of the file.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"weftledg");
 /// The version of the layout.
 pub const VERSION: u64 = 2;
@@ -23,14 +23,14 @@ pub const ROWS: usize = 512;
 /// Bytes of the file.
 pub const LEN: usize = (ROWS + 1) * ROW_WORDS * 8;
 
-/// A word of the header.
+/// The header's words.
 #[derive(Clone, Copy, Debug)]
 pub enum Head {
     /// [`MAGIC`].
     Magic,
     /// [`VERSION`].
     Version,
-    /// The process; a child after a fork has a file of its own.
+    /// The process; a child after a fork makes a new file.
     Pid,
     /// TCP connections seen.
     Seen,
@@ -44,7 +44,7 @@ pub enum Head {
     Paths,
 }
 
-/// A word of a row.
+/// The words of a row.
 #[derive(Clone, Copy, Debug)]
 pub enum Word {
     /// 0: free; odd: being written; else in use.
@@ -61,7 +61,7 @@ pub enum Word {
     PeerLow,
     /// Ports.
     Ports,
-    /// How each direction goes: [`TCP`], [`RING`], [`AFTER`]; sent << 8 | received.
+    /// Path of each direction: [`TCP`], [`RING`], [`AFTER`]; sent << 8 | received.
     Mode,
     /// Why it is not on the rings, a [`Why`].
     Why,
@@ -81,7 +81,7 @@ pub enum Word {
     Since,
     /// 1: closed.
     Closed,
-    /// Where the peer is: 0, on this host; else on another one, and what goes there ([`Carrier`]).
+    /// Place of the peer: 0, on this host; else on another one, and the carrier to it ([`Carrier`]).
     Carrier,
     /// 1: a ring for datagrams, one way.
     Udp,
@@ -95,17 +95,17 @@ pub enum Word {
     TxSource,
     /// The latter.
     RxSource,
-    /// Bytes of large sends that went through the ring all the same.
+    /// Bytes of large sends that went through the ring instead.
     TxCopied,
     /// Why: bits of [`Copied`].
     WhyCopied,
     /// Threads that waited because they wrote to memory under way.
     Faults,
-    /// Bytes under way that were copied, so that a thread got on, or because the receiver was slow.
+    /// Bytes under way that were copied to let a thread continue, or because the receiver was slow.
     Moved,
 }
 
-/// How bytes go on behind the ring.
+/// Transport of the bytes behind the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Carrier {
@@ -132,7 +132,7 @@ pub const RING: u32 = 1;
 /// Over TCP again.
 pub const AFTER: u32 = 2;
 
-/// A connection, as its process says.
+/// A connection as reported by its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The descriptor.
@@ -141,9 +141,9 @@ pub struct Row {
     pub own: SocketAddr,
     /// The peer's.
     pub peer: SocketAddr,
-    /// How bytes are sent: [`TCP`], [`RING`], [`AFTER`].
+    /// Path of sent bytes: [`TCP`], [`RING`], [`AFTER`].
     pub tx_mode: u32,
-    /// How bytes are received.
+    /// Path of received bytes.
     pub rx_mode: u32,
     /// Why it is not, or not any more, on the rings.
     pub why: Why,
@@ -159,7 +159,7 @@ pub struct Row {
     pub since: u64,
     /// It is closed; its row waits for another one.
     pub closed: bool,
-    /// What is behind the rings.
+    /// The carrier behind the rings.
     pub carrier: Carrier,
     /// It is a ring for datagrams, one way: [`Row::ring`] has their bytes.
     pub udp: bool,
@@ -167,11 +167,11 @@ pub struct Row {
     pub datagrams: u64,
     /// Datagrams dropped because it was full.
     pub dropped: u64,
-    /// What was sent from the program's memory, and fetched from the peer's.
+    /// Bytes sent from the program's memory, and fetched from the peer's.
     pub lent: Lent,
 }
 
-/// The part of a row about memory that is sent from where it is.
+/// The part of a row about sends from the program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lent {
     /// How large sends go.
@@ -189,12 +189,12 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Whether there is anything to tell.
+    /// Returns true if there is nothing to report.
     pub fn is_empty(&self) -> bool {
         self.bytes == (0, 0) && self.copied == 0
     }
 
-    /// For people: one line.
+    /// Formats the row as one line.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
@@ -251,7 +251,7 @@ impl Row {
     }
 }
 
-/// What a process says.
+/// The parsed report of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     /// The process.
@@ -279,7 +279,7 @@ pub fn words(ip: IpAddr) -> (u64, u64) {
     ((bits >> 64) as u64, bits as u64)
 }
 
-/// Reads a file; `None` when it is none of ours. Whatever it holds is taken as text and numbers only.
+/// Parses a file; `None` if it is not a ledger. Its contents are treated as text and numbers only.
 pub fn parse(bytes: &[u8]) -> Option<Ledger> {
     let word = |at: usize| {
         let field = bytes.get(at * 8..at * 8 + 8)?;
@@ -333,7 +333,7 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
     })
 }
 
-/// The ledger of one process. `None` when it has none.
+/// Reads the ledger of one process. `None` if it has none.
 ///
 /// # Errors
 /// `NotFound` without the process, `PermissionDenied` for a process of another user.
@@ -355,7 +355,7 @@ pub fn of_process(pid: u32) -> io::Result<Option<Ledger>> {
     Ok(None)
 }
 
-/// The ledgers of all processes that this user may look into.
+/// Reads the ledgers of all processes that this user may inspect.
 ///
 /// # Errors
 /// Those of reading `/proc`.

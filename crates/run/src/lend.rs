@@ -1,6 +1,6 @@
-//! Sends from the program's own memory: what the user has asked for, and when a sender leaves off for a while.
+//! Sends from the program's own memory: the user's choice, and when a sender stops lending for a while.
 
-/// How a sender moves the bytes of large sends to a peer on this host. A receiver takes all of them.
+/// How a sender moves the bytes of large sends to a peer on this host. A receiver accepts every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Through the ring: two copies.
@@ -8,16 +8,16 @@ pub enum Mode {
     Bsdp,
     /// From the program's memory, while the send waits: one copy.
     Zsdp,
-    /// The same, where a measurement on this machine says that it is faster than the ring.
+    /// The same, if a measurement on this machine shows that it is faster than the ring.
     Auto,
-    /// From the program's memory, which is protected, while the program goes on. A thread that writes to it waits until the receiver has the bytes.
+    /// From the program's memory, which is protected, while the program continues. A thread that writes to it waits until the receiver has the bytes.
     AzBlock,
-    /// The same, but a thread that writes gets on as soon as the bytes have been copied.
+    /// The same, but a thread that writes continues as soon as the bytes have been copied.
     AzCopy,
 }
 
 impl Mode {
-    /// Of the values of [`MODE`] and [`ON_WRITE`].
+    /// Parses the values of [`MODE`] and [`ON_WRITE`].
     pub fn of(mode: &str, on_write: &str) -> Mode {
         match (mode, on_write) {
             ("zsdp", _) => Mode::Zsdp,
@@ -38,7 +38,7 @@ impl Mode {
         }
     }
 
-    /// Of a number, as it stands in a ledger.
+    /// Converts a number of a ledger.
     pub fn from_number(number: u64) -> Mode {
         match number {
             1 => Mode::Zsdp,
@@ -49,7 +49,7 @@ impl Mode {
         }
     }
 
-    /// Whether memory is protected.
+    /// Returns true if the mode protects memory.
     pub fn protects(self) -> bool {
         matches!(self, Mode::AzBlock | Mode::AzCopy)
     }
@@ -57,22 +57,22 @@ impl Mode {
 
 /// The variable of the environment that names the mode.
 pub const MODE: &str = "WEFT_RUN";
-/// What a write to protected memory does: `block` or `copy`.
+/// Environment variable with the effect of a write to protected memory: `block` or `copy`.
 pub const ON_WRITE: &str = "WEFT_RUN_AZSDP";
 /// `trust`: no other process writes to shared memory that is sent.
 pub const SHARED: &str = "WEFT_RUN_SHARED";
-/// From how many bytes on a send is from the program's memory.
+/// Environment variable with the least number of bytes of a send from the program's memory.
 pub const FROM: &str = "WEFT_RUN_FROM";
 /// The default of [`FROM`].
 pub const FROM_BYTES: usize = 32 << 10;
 
-/// Why the bytes of a large send went through the ring all the same. Bits of a word of the ledger.
+/// Why the bytes of a large send went through the ring instead. Bits of a word of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Copied {
     /// The send must not wait.
     NonBlocking,
-    /// The peer has not said yet whether it can read our memory.
+    /// The peer has not reported yet whether it can read our memory.
     NotYet,
     /// The peer may not read our memory.
     NotAllowed,
@@ -88,7 +88,7 @@ pub enum Copied {
     Handler,
     /// Too much is under way.
     Full,
-    /// The program wrote to what was under way too often.
+    /// The program wrote to memory under way too often.
     Faults,
     /// The receiver did not fetch for a while.
     SlowReader,
@@ -120,7 +120,7 @@ impl Copied {
         1 << self as u8
     }
 
-    /// Those of a word.
+    /// Returns the reasons in a word of the ledger.
     pub fn of(word: u64) -> impl Iterator<Item = Copied> {
         Copied::ALL
             .into_iter()
@@ -153,13 +153,13 @@ impl Copied {
 
 /// Sends between two looks at how many of them met a fault.
 const WINDOW: u32 = 32;
-/// So many faults of them end it for a while.
+/// This many faults of them end it for a while.
 const LIMIT: u32 = 16;
 /// Sends through the ring after that, at first and at most.
 const FIRST_REST: u32 = 64;
 const LONGEST_REST: u32 = 4096;
 
-/// When a sender leaves off lending memory for a while, and comes back.
+/// Decides when a sender stops lending memory for a while, and resumes.
 #[derive(Clone, Debug)]
 pub struct Policy {
     sends: u32,
@@ -182,7 +182,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Whether the next large send may be from the program's memory.
+    /// Checks that the next large send may be from the program's memory.
     ///
     /// # Errors
     /// The reason why not.
@@ -194,7 +194,7 @@ impl Policy {
         Err(self.why)
     }
 
-    /// One was, and so many threads have waited since the last because they wrote to memory under way.
+    /// Notes such a send. Since the last one `faults` threads have waited because they wrote to memory under way.
     pub fn sent(&mut self, faults: u32) {
         self.faults = self.faults.saturating_add(faults);
         self.sends += 1;

@@ -1,10 +1,10 @@
 //! The rendezvous of the two ends of a TCP connection.
 //!
-//! Nothing is put into the TCP stream, and no call waits. The end with the larger address listens on an abstract Unix socket whose name is
+//! The rendezvous adds nothing to the TCP stream, and no call waits. The end with the larger address listens on an abstract Unix socket whose name is
 //! the connection's two addresses; the other one dials it and sends an [offer](offer()) with the shared segment and the bell. Abstract names
-//! belong to a network namespace, as the connection does. Names can be taken by anybody: so the dialler asks the kernel who listens
-//! (`SO_PEERCRED`) and who has the connection's other end (`NETLINK_SOCK_DIAG`), the listener asks the same of the dialler, and each checks the
-//! other socket's number (`SO_COOKIE`), which ends confusion with an earlier connection of the same addresses.
+//! belong to a network namespace, as the connection does. Any process can take a name. So the dialler asks the kernel which process listens
+//! (`SO_PEERCRED`) and which user has the connection's other end (`NETLINK_SOCK_DIAG`), the listener asks the same of the dialler, and each checks the
+//! other socket's number (`SO_COOKIE`), which excludes an earlier connection of the same addresses.
 
 use std::fmt::Write as _;
 use std::io;
@@ -26,13 +26,13 @@ pub enum Why {
     None = 0,
     /// Too short a connection to look for its peer.
     Short = 1,
-    /// The peer's address is not of this host and namespace, or is this very socket.
+    /// The peer's address is not of this host and namespace, or is this socket itself.
     Elsewhere = 2,
     /// The peer runs without weft, or never looked.
     NoPeer = 3,
     /// The peer belongs to another user.
     OtherUser = 4,
-    /// What came from the peer's place was not from the connection's other end.
+    /// The message from the peer's name was not from the connection's other end.
     Impostor = 5,
     /// A system call failed.
     System = 6,
@@ -64,7 +64,7 @@ pub enum Why {
     Broken = 19,
     /// Too many descriptors.
     Descriptors = 20,
-    /// No broker of ours runs, which would reach the peer's host.
+    /// No broker of this user runs, which could reach the peer's host.
     NoBroker = 21,
     /// Nothing of weft answers on the peer's host.
     PlainHost = 22,
@@ -77,7 +77,7 @@ pub enum Why {
 }
 
 impl Why {
-    /// Of a number, as it stands in a ledger.
+    /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
         const ALL: [Why; 26] = [
             Why::None,
@@ -157,10 +157,10 @@ impl Why {
     }
 }
 
-/// The two ends of a connection, as this one sees them.
+/// The two ends of a connection, from the view of this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// Ours, IPv4 also where the socket is one for IPv6.
+    /// Our address, as IPv4 also for an IPv6 socket.
     pub own: SocketAddr,
     /// The peer's.
     pub peer: SocketAddr,
@@ -171,7 +171,7 @@ fn canonical(addr: SocketAddr) -> SocketAddr {
 }
 
 impl Ends {
-    /// Those of a connected socket.
+    /// Returns the ends of a connected socket.
     ///
     /// # Errors
     /// `NotConnected`, and `InvalidInput` for a socket that is connected to itself.
@@ -186,14 +186,14 @@ impl Ends {
         Ok(ends)
     }
 
-    /// Whether both are addresses that one host can have: a connection to another host has two different ones, and neither is a
+    /// Returns true if both are addresses that one host can have: a connection to another host has two different ones, and neither is a
     /// loopback address. A host that talks to itself by one of its own addresses has the same one twice.
     pub fn may_be_local(&self) -> bool {
         let (own, peer) = (self.own.ip(), self.peer.ip());
         own == peer || own.is_loopback() || peer.is_loopback()
     }
 
-    /// The side that this end has: the smaller address dials and makes the segment.
+    /// Returns the role of this end: the smaller address dials and makes the segment.
     pub fn role(&self) -> Role {
         if self.own < self.peer {
             Role::Initiator
@@ -215,10 +215,10 @@ impl Ends {
     }
 }
 
-/// What the responder has put up.
+/// Makes the responder's listening socket.
 ///
 /// # Errors
-/// `AddrInUse` when somebody has the name.
+/// `AddrInUse` if the name is taken.
 pub fn listen(ends: &Ends) -> io::Result<OwnedFd> {
     unix::listen(Name::Abstract(&ends.name()), 4)
 }
@@ -244,7 +244,7 @@ pub(crate) fn same_user(wire: impl AsFd) -> Result<(), Why> {
     }
 }
 
-/// The cookie of the connection's other end, which belongs to our user. `None` when nobody has it open yet.
+/// Returns the cookie of the connection's other end, which belongs to our user. `None` if no process has it open yet.
 pub fn peer_cookie(fd: impl AsFd) -> Result<Option<u64>, Why> {
     match diag::tcp_peer(fd) {
         Ok(Some(peer)) if peer.uid == process::uid() => Ok(Some(peer.cookie)),
@@ -266,7 +266,7 @@ pub fn peer_process(wire: impl AsFd) -> u32 {
         .unwrap_or(0)
 }
 
-/// The dialler's message: who it is, whom it means, and the segment and the bell's other end with it.
+/// Sends the dialler's message: its own cookie and the peer's, with the segment and the bell's other end.
 pub fn offer(
     wire: &OwnedFd,
     own: impl AsFd,
@@ -281,7 +281,7 @@ pub fn offer(
     unix::send_with_fds(wire, &bytes, &[segment, bell]).map_err(|_| Why::System)
 }
 
-/// What the responder was given.
+/// An offer to the responder.
 #[derive(Debug)]
 pub struct Offer {
     /// The file of the segment.
@@ -292,8 +292,8 @@ pub struct Offer {
     pub process: u32,
 }
 
-/// Looks whether the dialler has come to the responder's socket, and checks what it brings. `fd` is the responder's TCP socket; one that has
-/// come and not sent yet waits in `pending` for the next look.
+/// Checks the offer of a dialler that has come to the responder's socket. `fd` is the responder's TCP socket; a dialler that has
+/// connected and not sent its offer yet waits in `pending` for the next look.
 pub fn take(
     listener: impl AsFd,
     pending: &mut Option<OwnedFd>,

@@ -1,6 +1,6 @@
 //! When a connection is worth a look for its peer.
 //!
-//! A connection of one request never gets that far: it stays plain TCP and costs a counter. Looks become rarer with time, and end.
+//! A connection of one request never gets that far: it stays plain TCP and costs a counter. Looks become rarer with time, and then stop.
 
 /// Sends and receives before the first look.
 pub const FIRST_LOOK: u64 = 4;
@@ -8,10 +8,10 @@ pub const FIRST_LOOK: u64 = 4;
 pub const FIRST_BYTES: u64 = 64 << 10;
 /// Sends and receives between two looks for the answer of the broker that was asked for another host.
 pub const ANSWER: u64 = 32;
-/// Sends and receives after which a connection without a peer on weft is left alone for good.
+/// Sends and receives after which a connection without a peer on weft stays on TCP for good.
 pub const LAST_LOOK: u64 = 1 << 14;
 
-/// Whether the connection's `n`-th send or receive (from 1) is one to look at. Each of the first 32, then the powers of two and the middle
+/// Returns true if the connection looks for its peer at its `n`-th send or receive (from 1): each of the first 32, then the powers of two and the middle
 /// between them.
 #[must_use]
 pub fn is_due(n: u64) -> bool {

@@ -1,4 +1,4 @@
-//! Sockets and descriptors come and go.
+//! Calls that make and close sockets and descriptors.
 //!
 //! # Safety
 //!

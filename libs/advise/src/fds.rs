@@ -1,8 +1,8 @@
-//! What each descriptor is: found out at its first use, forgotten when it is closed.
+//! The kind of each descriptor: found at its first use, forgotten when it is closed.
 //!
 //! # Safety
 //!
-//! System calls with memory of this function's own.
+//! System calls with local memory of the calling function.
 
 use libc::{c_int, sockaddr_storage, socklen_t};
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,7 +15,7 @@ use crate::slot;
 /// Descriptors beyond are asked about at each use.
 const MANY: usize = 1 << 16;
 
-/// What a descriptor is for.
+/// Kind of a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// TCP.
@@ -89,7 +89,7 @@ impl Fd {
         sends && turned
     }
 
-    /// Looks where the peer of a TCP or UDP socket is, unless that is known.
+    /// Finds the place of the peer of a TCP or UDP socket, unless it is known.
     pub(crate) fn locate(&self, fd: c_int, process: &LiveProcess) {
         let state = self.state.load(Relaxed);
         if state & (SAME_HOST | OTHER_HOST) != 0 {
@@ -111,7 +111,7 @@ impl Fd {
     }
 }
 
-/// The socket that a descriptor stands for; `None` for all others.
+/// Returns the socket behind a descriptor; `None` for all others.
 #[inline]
 pub(crate) fn socket(fd: c_int) -> Option<(Kind, &'static Fd)> {
     let place = place(fd)?;
@@ -182,7 +182,7 @@ fn opened(place: &Fd, kind: Kind, process: &LiveProcess) {
     process.add(count, 1);
 }
 
-/// A descriptor has come into being: what was known of its number is of another one.
+/// Notes a new descriptor: the recorded state of its number belongs to an earlier one.
 pub(crate) fn made(fd: c_int) {
     gone(fd);
     socket(fd);
@@ -261,7 +261,7 @@ fn mapped(four: [u8; 4]) -> ([u8; 16], bool) {
     (bytes, four[0] == 127)
 }
 
-/// Whether a socket's peer has an address of this host: a loopback address, or the socket's own. `None` without a peer.
+/// Reports whether a socket's peer has an address of this host: a loopback address, or the socket's own. `None` without a peer.
 fn same_host(fd: c_int) -> Option<bool> {
     let ask = |name: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int| {
         // SAFETY: all zeros is a value of it.

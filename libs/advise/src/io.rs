@@ -83,7 +83,7 @@ unsafe fn first(messages: *const mmsghdr, n: c_uint, flags: c_int) -> Asked {
     unsafe { of_message(&raw const (*messages).msg_hdr, flags) }
 }
 
-/// Runs a call of several messages: the first counts as the call, the others' sizes are entered beside it.
+/// Runs a call of several messages: the first counts as the call, and the sizes of the others are recorded in addition.
 fn several(
     fd: c_int,
     way: Way,

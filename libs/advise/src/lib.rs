@@ -1,7 +1,7 @@
-//! `libweft-advise.so`: counts the socket calls of the programs that `weft advise` starts. Every call is passed on as it came, and its result
-//! and errno go back as they came; what is learned goes into the record that `weft advise` shares (`weft_advise::record`).
+//! `libweft-advise.so`: counts the socket calls of the programs that `weft advise` starts. It passes every call on unchanged, and returns its result
+//! and errno unchanged. The counts go into the record that `weft advise` shares (`weft_advise::record`).
 //!
-//! Nothing here allocates, locks or waits: so calls may come from signal handlers, from several threads, and after `fork` or `vfork`. Without
+//! Nothing here allocates, locks or waits. So calls may come from signal handlers, from several threads, and after `fork` or `vfork`. Without
 //! `WEFT_ADVISE` in the environment, or without a record in that file, all calls are passed on and nothing else happens.
 //!
 //! # Safety

@@ -1,4 +1,4 @@
-//! The functions that ours stand in front of.
+//! The C library's functions that ours intercept.
 
 use libc::{
     c_int, c_long, c_uint, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t,

@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! The record's file is mapped once, at the start, and stays; all of it is atomic words. It is as long as a [`Table`] when it is mapped, and
-//! nobody shortens it.
+//! no process shortens it.
 
 use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;
@@ -18,13 +18,13 @@ use crate::next;
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 static MINE: AtomicPtr<LiveProcess> = AtomicPtr::new(std::ptr::null_mut());
-/// Whether this process has a slot: `FREE`, `BUSY` (a thread is taking one), `TAKEN`, `NONE` (there is none to be had).
+/// State of this process's slot: `FREE`, `BUSY` (a thread is taking one), `TAKEN`, `NONE` (none is available).
 static STATE: AtomicU32 = AtomicU32::new(NONE);
 const FREE: u32 = 0;
 const BUSY: u32 = 1;
 const TAKEN: u32 = 2;
 const NONE: u32 = 3;
-/// Which process of a line of forks this is, so that a thread knows whether it has been counted in this one.
+/// Counts forks, so that a thread knows whether it has been counted in this process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// The process that this memory belongs to.
@@ -78,7 +78,7 @@ pub(crate) fn dice() -> u64 {
     })
 }
 
-/// The slot; taken at the first call. `None` when nobody observes.
+/// Returns the slot, which the first call takes. `None` if the process is not observed.
 #[inline]
 pub(crate) fn mine() -> Option<&'static LiveProcess> {
     match STATE.load(Acquire) {
@@ -120,7 +120,7 @@ fn take() -> Option<()> {
         .and_then(|at| table.processes.get(at))
     else {
         table.header.lost.fetch_add(1, Relaxed);
-        // So that it does not run over, whatever happens.
+        // Prevents an overflow of the count.
         table.header.given.store(PROCESSES as u64, Relaxed);
         STATE.store(NONE, Release);
         return None;
@@ -150,7 +150,7 @@ fn pid() -> u32 {
     unsafe { libc::getpid() }.cast_unsigned()
 }
 
-/// Whether another process has our memory: the child of a `vfork`, whose descriptors are not ours.
+/// Returns true if another process has our memory: the child of a `vfork`, whose descriptors are not ours.
 pub(crate) fn is_guest() -> bool {
     OWNER.load(Relaxed) != pid()
 }
@@ -214,7 +214,7 @@ fn map(path: &[u8]) -> Option<*mut Table> {
     }
     // SAFETY: all zeros is a value of it.
     let mut about: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: writes what is known of the file.
+    // SAFETY: writes the file's attributes to a local.
     let known = unsafe { libc::fstat(fd, &raw mut about) } == 0;
     let long_enough = known && usize::try_from(about.st_size).is_ok_and(|n| n >= TABLE_BYTES);
     let mapped = if long_enough {
@@ -241,7 +241,7 @@ fn map(path: &[u8]) -> Option<*mut Table> {
     // SAFETY: it is as long as a table, and all of it is atomic words.
     let header = unsafe { &(*table).header };
     if header.magic.load(Relaxed) != MAGIC || header.stride.load(Relaxed) != PROCESS_BYTES as u64 {
-        // SAFETY: nobody knows of it.
+        // SAFETY: nothing else refers to it.
         unsafe { libc::munmap(mapped, TABLE_BYTES) };
         return None;
     }

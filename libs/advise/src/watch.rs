@@ -1,8 +1,8 @@
-//! What is learned of one call that moves data.
+//! The record of one call that moves data.
 //!
 //! # Safety
 //!
-//! The caller's memory is never looked into; the kernel is asked whether its pages are there.
+//! The caller's memory is never read; the kernel is asked whether its pages are resident.
 
 use libc::{c_int, c_void, ssize_t};
 use std::sync::atomic::AtomicU64;
@@ -13,7 +13,7 @@ use weft_advise::record::{Count, Flow, GAP_ENDS, LiveProcess, LiveWay};
 use crate::fds::{self, Fd, Kind};
 use crate::{errno, set_errno, slot};
 
-/// One call of so many has its processor time measured, its pages looked at, its own cost measured.
+/// One call in this many has its processor time measured, its pages checked, the observer's cost measured.
 const CPU_EACH: u64 = 16;
 const PAGES_EACH: u64 = 64;
 const OWN_EACH: u64 = 64;
@@ -31,7 +31,7 @@ pub(crate) enum Way {
     Receives = 1,
 }
 
-/// What a call asks for.
+/// Arguments of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     pub(crate) addr: *const c_void,
@@ -69,7 +69,7 @@ impl Asked {
     }
 }
 
-/// A buffer that was used: where it begins, when the last call with it ended, and how long that took.
+/// A used buffer: its address, the end of the last call with it, and the duration of that call.
 struct Used {
     addr: AtomicU64,
     end: AtomicU64,
@@ -100,7 +100,7 @@ fn place(of: u64) -> usize {
 
 /// Before a call.
 struct Begun {
-    /// In calls whose own cost is measured: the processor time spent here so far, and what reading that clock costs.
+    /// In calls whose own cost is measured: the processor time spent here so far, and the cost of reading that clock.
     own: Option<(u64, u64)>,
     cpu: Option<u64>,
     at: u64,
@@ -268,7 +268,7 @@ fn stream(
     }
 }
 
-/// Whether this buffer was used before, and what lay between.
+/// Records whether this buffer was used before, and the time in between.
 fn buffer(flow: &LiveWay, way: Way, addr: u64, n: u64, start: u64, took: u64) {
     if addr.is_multiple_of(PAGE as u64) {
         flow.add(Flow::Aligned, 1);

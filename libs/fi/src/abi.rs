@@ -1,4 +1,4 @@
-//! Types and numbers of libfabric's headers (`rdma/fabric.h` and those beside it), version 1.17, with C's layout. tests/layout.rs compares them.
+//! Types and numbers of libfabric's headers (`rdma/fabric.h` and its siblings), version 1.17, with C's layout. tests/layout.rs compares them.
 #![allow(
     missing_docs,
     reason = "they are libfabric's, and its manual pages describe them"
@@ -23,7 +23,7 @@ pub const FI_LOCAL_COMM: u64 = 1 << 51;
 pub const FI_REMOTE_COMM: u64 = 1 << 52;
 pub const FI_SOURCE: u64 = 1 << 57;
 pub const FI_DISCARD: u64 = 1 << 58;
-/// The same bit stands for `FI_CLAIM`, `FI_DIRECTED_RECV` and `FI_SELECTIVE_COMPLETION`, each in its place.
+/// The same bit represents `FI_CLAIM`, `FI_DIRECTED_RECV` and `FI_SELECTIVE_COMPLETION`, each in its place.
 pub const FI_CLAIM: u64 = 1 << 59;
 pub const FI_DIRECTED_RECV: u64 = 1 << 59;
 pub const FI_SELECTIVE_COMPLETION: u64 = 1 << 59;

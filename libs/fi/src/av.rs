@@ -88,7 +88,7 @@ unsafe extern "C" fn insert(
     let mut table = unsafe { addresses(av) }.lock();
     let mut inserted = 0;
     for i in 0..count {
-        // SAFETY: the caller gives so many addresses.
+        // SAFETY: the caller passes `count` addresses.
         let bytes = unsafe { addr.cast::<[u8; ADDRESS]>().add(i).read_unaligned() };
         let address = Address::from_bytes(&bytes);
         let index = if let Some(address) = address {
@@ -102,7 +102,7 @@ unsafe extern "C" fn insert(
             FI_ADDR_UNSPEC
         };
         if !out.is_null() {
-            // SAFETY: room for so many.
+            // SAFETY: room for `count` indexes.
             unsafe { out.add(i).write(index) };
         }
     }
@@ -113,7 +113,7 @@ unsafe extern "C" fn remove(av: *mut AvFid, addr: *mut u64, count: usize, _: u64
     // SAFETY: an object of ours.
     let mut table = unsafe { addresses(av) }.lock();
     for i in 0..count {
-        // SAFETY: the caller gives so many.
+        // SAFETY: the caller passes `count` indexes.
         let index = unsafe { addr.add(i).read() };
         let entry = usize::try_from(index).ok();
         let entry = entry.and_then(|i| table.list.get_mut(i));
@@ -146,7 +146,7 @@ unsafe extern "C" fn lookup(
 /// Writes an address as far as there is room, and its length.
 ///
 /// # Safety
-/// `len` says how many bytes may be written to `out`.
+/// `out` has room for `len` bytes.
 pub(crate) unsafe fn put(address: &Address, out: *mut c_void, len: *mut usize) -> c_int {
     let bytes = address.to_bytes();
     // SAFETY: as said.

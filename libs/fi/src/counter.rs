@@ -115,7 +115,7 @@ unsafe extern "C" fn seterr(fid: *mut CntrFid, value: u64) -> c_int {
     0
 }
 
-/// Waits until so many are complete; `-FI_EAVAIL` when one fails meanwhile.
+/// Waits until `threshold` operations are complete; `-FI_EAVAIL` if one fails meanwhile.
 unsafe extern "C" fn wait(fid: *mut CntrFid, threshold: u64, timeout: c_int) -> c_int {
     // SAFETY: as above.
     let cntr = unsafe { cntr(fid) };

@@ -32,9 +32,9 @@ struct Ep {
     addresses: Arc<OnceLock<Arc<Addresses>>>,
     /// Peers by their index in the address vector.
     peers: Mutex<Vec<Option<PeerId>>>,
-    /// Flags of sends and receives that give none of their own.
+    /// Default flags of sends and receives that specify none.
     flags: Mutex<(u64, u64)>,
-    /// Receives may name their sender; else what they say of it means nothing.
+    /// Receives may name their sender; otherwise the sender that they name is ignored.
     directed: bool,
     /// Only sends that ask for it make completions.
     selective: Mutex<bool>,
@@ -96,10 +96,10 @@ const fn none<const N: usize>() -> NoOps<N> {
     }
 }
 
-/// Bytes that a receive of many messages has left at least while it takes more, unless the program says otherwise.
+/// Default of the least free bytes with which a receive of many messages accepts another one.
 const LEAST: usize = 64;
 
-/// What is to go wrong on purpose, for tests, in percent.
+/// Returns the faults to inject in tests, in percent.
 fn weather() -> Weather {
     let of = |name| {
         let set = std::env::var(name).ok();
@@ -113,11 +113,11 @@ fn weather() -> Weather {
     }
 }
 
-/// Connections to peers on this host, unless the environment says how many there may be.
+/// Default limit of connections to peers on this host; the environment can set another.
 const NEAR: usize = 8;
 const MOST: usize = 64;
 
-/// How many connections there may be, and whether only to peers of this host: `WEFT_FI_RC` and `WEFT_LOCAL`.
+/// Returns the limit of connections, and whether it is only for peers of this host: `WEFT_FI_RC` and `WEFT_LOCAL`.
 fn connections() -> (usize, bool) {
     let Ok(text) = std::env::var("WEFT_FI_RC") else {
         let off = matches!(LocalMode::from_env(), Ok(LocalMode::Off));
@@ -201,7 +201,7 @@ fn get<T: Copy>(place: &Mutex<T>) -> T {
 }
 
 unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
-    // SAFETY: objects of ours, told apart by their class.
+    // SAFETY: our objects, distinguished by their class.
     unsafe {
         let ep = &*fid.cast::<Ep>();
         match (*other).fclass {
@@ -430,7 +430,7 @@ unsafe fn several(iov: *const libc::iovec, count: usize) -> Result<Ranges, isize
     }
     (0..count)
         .map(|i| {
-            // SAFETY: the list has so many; memory as `memory` has it.
+            // SAFETY: the list has this many entries; memory as in `memory`.
             unsafe {
                 let range = &*iov.add(i);
                 memory(range.iov_base, range.iov_len)
@@ -443,7 +443,7 @@ unsafe fn several(iov: *const libc::iovec, count: usize) -> Result<Ranges, isize
 unsafe fn range(iov: *const libc::iovec, count: usize) -> Result<(*const c_void, usize), isize> {
     match count {
         0 => Ok((std::ptr::null(), 0)),
-        // SAFETY: the list has so many.
+        // SAFETY: the list has one entry.
         1 => Ok(unsafe { ((*iov).iov_base.cast_const(), (*iov).iov_len) }),
         _ => Err(-(libc::EINVAL as isize)),
     }
@@ -545,7 +545,7 @@ type Ptr = *mut c_void;
 type Mem = *const c_void;
 type Iov = *const libc::iovec;
 
-/// Calls of libfabric that differ in how they give the same things.
+/// Calls of libfabric that pass the same arguments in different forms.
 macro_rules! calls {
     ($($name:ident($($arg:ident: $kind:ty),*) = $start:ident($value:expr);)*) => {$(
         unsafe extern "C" fn $name(fid: *mut EpFid, $($arg: $kind),*) -> isize {

@@ -1,4 +1,4 @@
-//! The fabric, and what is opened from it: event queues and domains, which open everything else.
+//! The fabric and the objects opened from it: event queues and domains, which open everything else.
 
 use std::ffi::{c_int, c_void};
 

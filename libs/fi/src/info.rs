@@ -1,4 +1,4 @@
-//! `fi_getinfo`: what this provider offers, if that is what is asked for.
+//! `fi_getinfo`: the provider's offer, if it fits the request.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -63,7 +63,7 @@ unsafe fn zeroed<T>() -> *mut T {
 }
 
 unsafe fn free(info: *mut Info) {
-    // SAFETY: the caller gives it up; all parts are of `calloc` and `strdup`, or null.
+    // SAFETY: the caller hands it over; all parts are from `calloc` and `strdup`, or null.
     unsafe {
         for part in [
             (*info).tx_attr.cast::<c_void>(),
@@ -79,7 +79,7 @@ unsafe fn free(info: *mut Info) {
     }
 }
 
-/// Whether a name, if it is given, is ours.
+/// Returns true if a name is ours or null.
 ///
 /// # Safety
 /// A string or null.
@@ -88,10 +88,10 @@ unsafe fn is_ours(name: *const c_char) -> bool {
     name.is_null() || unsafe { CStr::from_ptr(name) } == NAME
 }
 
-/// Whether we have what is asked for.
+/// Returns true if this provider meets the hints.
 ///
 /// # Safety
-/// As libfabric gives it.
+/// Valid as libfabric passes it.
 unsafe fn fits(hints: &Info) -> bool {
     // SAFETY: each part is a valid structure or null.
     let (ep, domain, fabric, tx, rx) = unsafe {
@@ -211,7 +211,7 @@ pub(crate) fn source(info: &Info) -> Option<SocketAddr> {
     if info.src_addr.is_null() || info.src_addrlen != ADDRESS {
         return None;
     }
-    // SAFETY: so many bytes are there.
+    // SAFETY: `ADDRESS` bytes are there.
     let mut bytes: [u8; ADDRESS] = unsafe { info.src_addr.cast::<[u8; ADDRESS]>().read() };
     // An address has a port; this one asks for any.
     bytes[17] = 1;
@@ -293,7 +293,7 @@ unsafe fn describe(info: &mut Info, hints: Option<&Info>, version: u32) {
     }
 }
 
-/// The address that an endpoint gets if nobody says which: `WEFT_FI_ADDR`, the first one of this host that others can reach, or the loopback address.
+/// Default address of an endpoint: `WEFT_FI_ADDR`, the first one of this host that others can reach, or the loopback address.
 pub(crate) fn usual_address() -> SocketAddr {
     if let Ok(text) = std::env::var("WEFT_FI_ADDR") {
         match text.parse::<IpAddr>() {

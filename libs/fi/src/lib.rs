@@ -1,13 +1,13 @@
 //! `libweft-fi.so`: weft's datagrams as a provider of libfabric, found through `FI_PROVIDER_PATH` (docs/mpi.md).
 //!
-//! Reliable datagram endpoints (`FI_EP_RDM`) with messages and tags. What is not there (one-sided calls, atomics, wait sets) says so with
-//! `-FI_ENOSYS`. The protocol is in `weft-fi`; here are libfabric's types and their conversion.
+//! Reliable datagram endpoints (`FI_EP_RDM`) with messages and tags. Missing calls (one-sided calls, atomics, wait sets) return
+//! `-FI_ENOSYS`. The protocol is in `weft-fi`; this library has libfabric's types and their conversion.
 //!
 //! # Safety
 //!
 //! libfabric's contract is that of C: pointers are what its manual pages say, and objects are closed after those that are bound to them. Each object is
-//! a box whose first field is libfabric's own structure, so that a pointer to one is a pointer to the other. Objects hold what they need of each other by
-//! reference counts, so that an order of closing that is not the right one is harmless.
+//! a box whose first field is libfabric's structure, so that a pointer to one is a pointer to the other. Objects hold the objects that they need by
+//! reference counts, so that a wrong order of closing is harmless.
 
 pub mod abi;
 mod av;
@@ -26,7 +26,7 @@ use abi::Provider;
 
 unsafe extern "C" fn cleanup() {}
 
-/// libfabric keeps notes of its own in `context`.
+/// libfabric writes to `context`.
 #[repr(transparent)]
 struct Shared(UnsafeCell<Provider>);
 
@@ -48,7 +48,7 @@ const OLDEST: u32 = (1 << 16) + 17;
 /// Of the last major version whose structures we know.
 const NEWEST: u32 = (2 << 16) + 0xffff;
 
-/// The interface that the libfabric in this process has: it takes no provider of a later one, and offers none of an earlier one to programs that ask for
+/// The interface version of the libfabric in this process. It accepts no later provider, and offers no earlier one to programs that ask for
 /// its own.
 fn version() -> u32 {
     // SAFETY: it has long been loaded, or is not found; `fi_version` is of this type.
@@ -69,7 +69,7 @@ fn version() -> u32 {
     }
 }
 
-/// What libfabric calls after it has loaded the library.
+/// The entry point that libfabric calls after it has loaded the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
     let level = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());

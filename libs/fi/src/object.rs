@@ -1,10 +1,10 @@
-//! What all objects of libfabric begin with, and the calls that are not there.
+//! The common head of all objects of libfabric, and the calls that are not implemented.
 
 use std::ffi::{c_int, c_void};
 
 use crate::abi::{Fid, Missing, Ops};
 
-/// Stands in every place of a table whose call is not there.
+/// Fills the places of calls that are not implemented in a table.
 pub(crate) unsafe extern "C" fn nosys() -> isize {
     -(libc::ENOSYS as isize)
 }
@@ -19,12 +19,12 @@ pub(crate) unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void
     -libc::ENOSYS
 }
 
-/// What `close` does for most: the box goes.
+/// The `close` of most objects: drops the box.
 ///
 /// # Safety
 /// `T` is the type of the box that the pointer was made of, and begins with a [`Fid`].
 pub(crate) unsafe extern "C" fn close<T>(fid: *mut Fid) -> c_int {
-    // SAFETY: as said, and libfabric's user gives it up.
+    // SAFETY: as said, and libfabric's user hands it over.
     drop(unsafe { Box::from_raw(fid.cast::<T>()) });
     0
 }

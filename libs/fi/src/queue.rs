@@ -133,7 +133,7 @@ impl Cq {
         }
     }
 
-    /// Takes up to `count` completions, and their senders if `from` is not null; 0 when there are none, `-FI_EAVAIL` when an error is next.
+    /// Reads up to `count` completions, and their senders if `from` is not null; 0 if there are none, `-FI_EAVAIL` if an error is next.
     unsafe fn take(&self, buf: *mut c_void, count: usize, from: *mut u64) -> isize {
         let endpoints = (!from.is_null()).then(|| self.endpoints());
         let mut queue = self.queue.lock();
@@ -220,20 +220,20 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, arg: *mut c_void) ->
     0
 }
 
-/// Whether the program may sleep on the descriptors of these queues: 0, or `-FI_EAGAIN` while there are completions.
+/// Reports whether the program may sleep on the descriptors of these queues: 0, or `-FI_EAGAIN` while there are completions.
 pub(crate) unsafe extern "C" fn trywait(
     _: *mut FabricFid,
     fids: *mut *mut Fid,
     count: c_int,
 ) -> c_int {
     for i in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: so many objects of ours.
+        // SAFETY: `count` objects of ours.
         let fid = unsafe { *fids.add(i) };
         // SAFETY: as above.
         if unsafe { (*fid).fclass } != FI_CLASS_CQ {
             return -libc::EINVAL;
         }
-        // SAFETY: told by its class.
+        // SAFETY: its class says so.
         let cq = unsafe { &*fid.cast::<Cq>() };
         let Some(ready) = &cq.ready else {
             return -libc::EINVAL;
@@ -356,7 +356,7 @@ unsafe extern "C" fn strerror(
     if !buf.is_null() && len > 0 {
         let bytes = text.to_bytes_with_nul();
         let part = bytes.len().min(len);
-        // SAFETY: so much room is there.
+        // SAFETY: `len` bytes of room are there.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), buf.cast(), part);
             buf.add(part - 1).write(0);

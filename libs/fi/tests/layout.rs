@@ -1,4 +1,4 @@
-//! The types of `abi.rs` have the layout that libfabric's headers give them.
+//! The types of `abi.rs` have the layout of libfabric's headers.
 
 use std::fmt::Write as _;
 use std::mem::offset_of;

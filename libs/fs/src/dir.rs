@@ -1,4 +1,4 @@
-//! Folders that are read: a `DIR` of ours for remote ones.
+//! Reading folders: a `DIR` of ours for remote ones.
 //!
 //! # Safety
 //!
@@ -23,7 +23,7 @@ use crate::{fail, link, resolve};
 /// A folder that is read.
 struct Folder {
     fd: c_int,
-    /// What it is in cannot be named.
+    /// Its parent cannot be named.
     is_root: bool,
     state: Mutex<Reading>,
 }
@@ -31,12 +31,12 @@ struct Folder {
 struct Reading {
     entries: Vec<Entry>,
     next: usize,
-    /// What `readdir` gives a pointer to.
+    /// The entry that `readdir` returns a pointer to.
     current: Box<dirent64>,
 }
 
 static FOLDERS: LazyLock<Mutex<HashMap<usize, Arc<Folder>>>> = LazyLock::new(Mutex::default);
-/// How many there are: without any, no `DIR` is looked for.
+/// Number of open folders: at 0 no `DIR` is looked up.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
 fn ours(dir: *mut DIR) -> Option<Arc<Folder>> {
@@ -46,7 +46,7 @@ fn ours(dir: *mut DIR) -> Option<Arc<Folder>> {
     lock(&FOLDERS).get(&dir.addr()).cloned()
 }
 
-/// All entries, as the server of this host or another one says.
+/// All entries, as reported by the server on this host or another one.
 fn entries(path: &RemotePath) -> Result<Vec<Entry>, Error> {
     let mut all: Vec<Entry> = Vec::new();
     loop {

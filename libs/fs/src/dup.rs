@@ -51,7 +51,7 @@ fn duplicate(fd: c_int, to: c_int, real: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: a number; whether it is open at all.
     let open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
     if open && kind(to) != Kind::Plain {
-        // As dup2(2): what the closing says is lost.
+        // As in dup2(2): the error of closing is lost.
         let _ = table().closed(to);
     }
     let done = real();

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! See the crate's. Buffers of the program are promised to be its own for the length of the call.
+//! See the crate's. The program promises that its buffers are valid for the length of the call.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -49,7 +49,7 @@ fn seek(fd: c_int, off: off_t) -> off_t {
 /// Memory of the program for the length of a call.
 ///
 /// # Safety
-/// It is the program's, and stays until the call returns.
+/// `buf` is the program's memory and stays valid until the call returns.
 unsafe fn memory(buf: *const c_void, len: usize) -> Result<RawMemory, Error> {
     // SAFETY: the caller's promise.
     unsafe { RawMemory::new(buf.cast_mut().cast(), len.min(MOST)) }.ok_or(Errno::FAULT.into())
@@ -58,7 +58,7 @@ unsafe fn memory(buf: *const c_void, len: usize) -> Result<RawMemory, Error> {
 /// `iov` as a slice.
 ///
 /// # Safety
-/// As `readv(2)` has it.
+/// As for `readv(2)`.
 unsafe fn parts<'a>(iov: *const iovec, count: c_int) -> Result<&'a [iovec], Error> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
     if count > 1024 {
@@ -200,7 +200,7 @@ fn move_to(fd: c_int, off: off_t, whence: c_int) -> Result<off_t, Error> {
     Ok(to)
 }
 
-/// `ftruncate(2)` of whatever it is.
+/// `ftruncate(2)` of a remote or an ordinary file.
 pub(crate) fn truncate_fd(fd: c_int, len: off_t) -> c_int {
     let done = if is_remote(fd) {
         u64::try_from(len)
@@ -251,7 +251,7 @@ fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
             }
         }
     }
-    // SAFETY: it came from the server, and nobody else has it.
+    // SAFETY: it came from the server, and nothing else has it.
     drop(unsafe { OwnedFd::from_raw_fd(new) });
     Ok(())
 }
@@ -275,7 +275,7 @@ fn allocate(fd: c_int, off: off_t, len: off_t) -> Result<(), Error> {
     table().entry(fd)?.file.grow(end as u64)
 }
 
-/// A copy of a remote buffer in memory: what is written to it, or by others, is not seen on the other side.
+/// Makes a copy of a remote buffer in memory: writes to it and writes by others are not visible on the other side.
 fn map(
     len: size_t,
     prot: c_int,
@@ -299,7 +299,7 @@ fn map(
         return Err(Errno::NOMEM.into());
     }
     let at = at as *mut c_void;
-    // SAFETY: it was mapped just now, and is nobody else's yet.
+    // SAFETY: it was mapped just now, and nothing else uses it yet.
     let filled = unsafe { read_parts(&entry, &one(at, len), off) };
     // SAFETY: as above.
     unsafe {
@@ -463,7 +463,7 @@ doors! {
         real!(_exit(c_int) -> ())(code);
     }
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
-        // What is still here would be gone.
+        // Bytes that are still buffered here would be lost.
         table().flush();
         real!(execve(*const c_char, *const *const c_char, *const *const c_char) -> c_int)(path, argv, env)
     }

@@ -1,12 +1,12 @@
 //! `libweft-fs.so`: programs that are run with it (`weft fs run`) find the memory of other machines under `/rdma/<host>:<port>/<name>[:<size>]`.
 //!
-//! Where the server runs on this host for this user, `open` gives its memory file, and everything after that is the kernel's work. Else it gives a placeholder
-//! (module `table`), and the calls on that go to the server by RDMA. Every call looks first whether its path or descriptor is one of these; all others go straight
+//! If the server runs on this host for this user, `open` returns its memory file, and the kernel does the rest. Otherwise it returns a placeholder
+//! (module `table`), and the calls on that go to the server by RDMA. Every call first checks for such a path or descriptor; all others go straight
 //! to the C library.
 //!
 //! # Safety
 //!
-//! Each function has the type and the meaning that its manual page gives it, and is as safe as that: pointers are the program's promise.
+//! Each function has the type and the meaning of its manual page, and is as safe as that: the program promises that its pointers are valid.
 #![allow(
     clippy::missing_safety_doc,
     clippy::not_unsafe_ptr_arg_deref,
@@ -42,7 +42,7 @@ pub(crate) fn fail(e: &Error) -> c_int {
     -1
 }
 
-/// As [`fail`], for calls with a path: why a server cannot be reached is of use there.
+/// As [`fail`], for calls with a path: there the reason why a server cannot be reached is useful.
 pub(crate) fn fail_name(e: &Error) -> c_int {
     match e {
         Error::Connect(ConnectError::Tls(_)) => fail(e),
@@ -57,7 +57,7 @@ pub(crate) fn fail_name(e: &Error) -> c_int {
 /// The bytes of a path.
 ///
 /// # Safety
-/// Null or a C string, which outlives what is returned.
+/// Null or a C string, which outlives the returned slice.
 pub(crate) unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
     if path.is_null() {
         return b"";
@@ -66,7 +66,7 @@ pub(crate) unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
     unsafe { CStr::from_ptr(path) }.to_bytes()
 }
 
-/// Where a path leads, if to a server: by itself, or from a folder that is open.
+/// Returns the server's path behind a path, if it leads to one: absolute, or relative to an open folder.
 ///
 /// # Safety
 /// As [`bytes`].
@@ -109,6 +109,6 @@ extern "C" fn start() {
 }
 
 #[used]
-// SAFETY: the loader calls what stands here, once, before the program.
+// SAFETY: the loader calls this function once, before the program.
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;

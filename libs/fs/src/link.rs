@@ -1,4 +1,4 @@
-//! How a server is reached: by its door on this host, or by RDMA.
+//! Ways to reach a server: by its door on this host, or by RDMA.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ pub(crate) fn here(
     path: &RemotePath,
     request: &Request,
 ) -> Result<Option<(Reply, Option<OwnedFd>)>, Error> {
-    // What names stand for does not depend on the door: a name of another host is not asked for there.
+    // The meaning of names does not depend on the door: it is not asked for a name of another host.
     if std::env::var_os("WEFT_LOCAL").is_some_and(|value| value == "off") {
         return Ok(None);
     }
@@ -34,7 +34,7 @@ pub(crate) fn here(
     Ok(None)
 }
 
-/// What a path stands for, as the server says.
+/// Returns the server's attributes of a path.
 pub(crate) fn attr(path: &RemotePath) -> Result<Attr, Error> {
     match here(path, &Request::named(Op::Stat, &path.name))? {
         Some((reply, _)) => Ok(reply.attr),
@@ -56,7 +56,7 @@ pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
     }
 }
 
-/// Gives a name another one.
+/// Renames a buffer.
 pub(crate) fn rename(from: &RemotePath, to: &RemotePath) -> Result<(), Error> {
     if from.endpoint != to.endpoint {
         return Err(Errno::XDEV.into());

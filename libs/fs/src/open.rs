@@ -1,4 +1,4 @@
-//! Opening, closing; names.
+//! Opening and closing; names.
 //!
 //! # Safety
 //!
@@ -92,7 +92,7 @@ fn try_open(path: &RemotePath, how: c_int) -> Result<c_int, Error> {
     }
 }
 
-/// A number that the kernel has just given out is nothing of ours.
+/// Forgets a number that the kernel has just assigned anew.
 pub(crate) fn fresh(fd: c_int) -> c_int {
     if fd >= 0 && kind(fd) != Kind::Plain {
         let _ = table().closed(fd);
@@ -150,7 +150,7 @@ fn change(path: Result<RemotePath, Errno>, op: Op) -> c_int {
     )
 }
 
-/// Whether something is there; rights are the server's matter.
+/// Checks that a path exists; the server checks rights.
 fn is_there(path: Result<RemotePath, Errno>, mode: c_int) -> c_int {
     done(path.map_err(Error::from).and_then(|path| {
         let attr = link::attr(&path)?;
@@ -178,7 +178,7 @@ fn rename_at(
     }))
 }
 
-/// Owners, modes and times of remote buffers are the server's: what would change them is taken, and changes nothing.
+/// Accepts a call that would change owners, modes or times of a remote buffer, and changes nothing: they are the server's.
 fn ignored(path: Result<RemotePath, Errno>) -> c_int {
     done(
         path.map_err(Error::from)

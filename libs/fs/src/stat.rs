@@ -39,7 +39,7 @@ fn made_up(attr: &Attr, endpoint: &Endpoint) -> Stat {
         (false, false) => libc::S_IFREG | 0o444,
     };
     stat.st_nlink = if attr.dir { 2 } else { 1 };
-    // SAFETY: they take nothing.
+    // SAFETY: no arguments.
     (stat.st_uid, stat.st_gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     stat.st_size = attr.size as i64;
     stat.st_blksize = 1 << 20;
@@ -62,7 +62,7 @@ fn of_path(path: &RemotePath) -> Result<Stat, Error> {
         match link::here(path, &request) {
             Ok(Some((_, Some(file)))) => {
                 let mut stat = MaybeUninit::<Stat>::zeroed();
-                // SAFETY: room for what is written.
+                // SAFETY: room for the structure that is written.
                 let rc = unsafe {
                     real!(fstat(c_int, *mut Stat) -> c_int)(file.as_raw_fd(), stat.as_mut_ptr())
                 };
@@ -71,7 +71,7 @@ fn of_path(path: &RemotePath) -> Result<Stat, Error> {
                 }
                 // SAFETY: filled, and zero is a value of all of it.
                 let mut stat = unsafe { stat.assume_init() };
-                // A memory file has no name of its own.
+                // A memory file has no name, so no links.
                 stat.st_nlink = stat.st_nlink.max(1);
                 return Ok(stat);
             }
@@ -108,7 +108,7 @@ fn is_ours(fd: c_int) -> bool {
     matches!(kind(fd), Kind::Remote | Kind::Folder)
 }
 
-/// What `fstatat` and its kin are about, if it is remote.
+/// Returns the attributes of the object of `fstatat` and similar calls, if it is remote.
 fn at(dir: c_int, path: *const c_char, how: c_int) -> Option<Result<Stat, Error>> {
     // SAFETY: the program's promise.
     if how & AT_EMPTY_PATH != 0 && unsafe { path.as_ref() }.is_none_or(|&first| first == 0) {

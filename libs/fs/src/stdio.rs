@@ -1,4 +1,4 @@
-//! `FILE` over remote buffers: the C library's own calls do not come by here, so such a stream calls ours (`fopencookie(3)`).
+//! `FILE` over remote buffers: the C library's internal calls do not pass through this library, so such a stream calls ours (`fopencookie(3)`).
 //!
 //! # Safety
 //!
@@ -77,7 +77,7 @@ unsafe extern "C" fn cookie_close(cookie: *mut c_void) -> c_int {
     0
 }
 
-/// Streams of ours, for those who ask for their descriptors; the C library knows of none.
+/// Our streams and their descriptors, for callers that ask for one; the C library knows none.
 static STREAMS: LazyLock<Mutex<HashMap<usize, c_int>>> = LazyLock::new(Mutex::default);
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -106,7 +106,7 @@ fn over(fd: c_int, mode: *const c_char, owns: bool) -> *mut FILE {
     // SAFETY: the functions know this cookie.
     let file = unsafe { fopencookie(cookie.cast(), mode, functions) };
     if file.is_null() {
-        // SAFETY: made above, and nobody has it.
+        // SAFETY: made above, and nothing else has it.
         drop(unsafe { Box::from_raw(cookie) });
         return file;
     }

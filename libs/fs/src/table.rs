@@ -1,8 +1,8 @@
-//! Which descriptors are remote, and what they stand for.
+//! The remote descriptors and the buffers behind them.
 //!
 //! An open remote buffer has a *placeholder*: a sealed memory file named [`MARK`] that holds its path and flags. The kernel keeps the file offset and the access
-//! mode in its description, so `dup`, `fork` and `exec` share them as they do for any file. What a process knows of a placeholder beyond that (the
-//! connection, what is read ahead) is in [`Table`], and made again from the placeholder by a process that has only inherited it.
+//! mode in its description, so `dup`, `fork` and `exec` share them as they do for any file. A process's other state of a placeholder (the
+//! connection, the bytes read ahead) is in [`Table`]. A process that has only inherited the placeholder makes it again from that.
 //!
 //! # Safety
 //!
@@ -29,10 +29,10 @@ use weft_sys::{
 
 /// The name of placeholders.
 const MARK: &CStr = c"weft-fs-remote";
-/// What a placeholder's text begins with.
+/// Beginning of a placeholder's text.
 const MAGIC: &str = "weft-fs placeholder";
 
-/// What a descriptor is, for the one look that every call makes.
+/// Kind of a descriptor, for the check that every call makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -52,7 +52,7 @@ pub(crate) enum Kind {
 const MOST: usize = 65_536;
 static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
 
-/// What a descriptor is.
+/// Returns the kind of a descriptor.
 #[inline]
 pub(crate) fn kind(fd: c_int) -> Kind {
     let cell = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
@@ -79,12 +79,12 @@ pub(crate) struct Entry {
     pub(crate) offset: Mutex<()>,
 }
 
-/// What this process knows.
+/// This process's state.
 #[derive(Default)]
 pub(crate) struct Table {
     clients: Mutex<HashMap<Endpoint, Client>>,
     remote: Mutex<HashMap<c_int, Arc<Entry>>>,
-    /// Where buffers of this host and folders are.
+    /// Paths of buffers of this host and of folders.
     paths: Mutex<HashMap<c_int, RemotePath>>,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn table() -> &'static Table {
         match TABLE.compare_exchange(now, fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => now = fresh,
             Err(other) => {
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: made above, and no other thread has seen it.
                 drop(unsafe { Box::from_raw(fresh) });
                 now = other;
             }
@@ -113,13 +113,13 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// This process owns its memory.
 pub(crate) fn own() {
-    // SAFETY: takes nothing.
+    // SAFETY: no arguments.
     OWNER.store(unsafe { libc::getpid() }, Ordering::Release);
 }
 
-/// Whether this is the child of `vfork`, which has descriptors of its own, and its parent's memory: what it closes and duplicates is not to be noted.
+/// Returns true if this is the child of `vfork`, which has its own descriptors and its parent's memory: the table must not note what it closes and duplicates.
 pub(crate) fn is_guest() -> bool {
-    // SAFETY: takes nothing.
+    // SAFETY: no arguments.
     OWNER.load(Ordering::Acquire) != unsafe { libc::getpid() }
 }
 
@@ -128,7 +128,7 @@ pub(crate) extern "C" fn before_fork() {
     table().flush();
 }
 
-/// In the child of a fork the connections are the parent's, and threads that hold locks are not there: it begins anew. Its placeholders stay.
+/// Starts with an empty table in the child of a fork: the connections are the parent's, and threads that hold locks do not exist. Its placeholders stay.
 pub(crate) extern "C" fn after_fork() {
     own();
     let old = TABLE.load(Ordering::Acquire);
@@ -168,7 +168,7 @@ impl Table {
         let before = open_fds();
         let settings = Settings::new(weft_fs::keys::from_env()?);
         let client = Client::connect(endpoint, settings)?;
-        // What came with the connection is not the program's to close.
+        // The program must not close the descriptors of the connection.
         for fd in open_fds() {
             if !before.contains(&fd) && kind(fd) == Kind::Plain {
                 set_kind(fd, Kind::Own);
@@ -178,7 +178,7 @@ impl Table {
         Ok(client)
     }
 
-    /// What a remote descriptor stands for.
+    /// Returns the entry of a remote descriptor.
     ///
     /// # Errors
     /// `EBADF`, and those of opening it again.
@@ -205,7 +205,7 @@ impl Table {
         })
     }
 
-    /// Opens a remote buffer; `how` is what `open(2)` was told.
+    /// Opens a remote buffer; `how` has the flags of `open(2)`.
     pub(crate) fn open_remote(
         &self,
         path: &RemotePath,
@@ -235,7 +235,7 @@ impl Table {
         }
     }
 
-    /// Where a buffer of this host or a folder is.
+    /// Returns the path of a buffer of this host or of a folder.
     pub(crate) fn path(&self, fd: c_int) -> Option<RemotePath> {
         if let Some(path) = lock(&self.paths).get(&fd) {
             return Some(path.clone());
@@ -277,7 +277,7 @@ impl Table {
         set_kind(to, what);
     }
 
-    /// A descriptor is about to be closed, or to become another one. What its last close has to say is the result.
+    /// A descriptor is about to be closed, or to become another one. Returns the result of its last close.
     pub(crate) fn closed(&self, fd: c_int) -> Result<(), Error> {
         let what = kind(fd);
         if what == Kind::Plain || is_guest() {
@@ -289,7 +289,7 @@ impl Table {
                 let entry = lock(&self.remote).remove(&fd);
                 match entry.map(Arc::try_unwrap) {
                     Some(Ok(entry)) => entry.file.close(),
-                    // Another descriptor has it too; as with any file, this one's writes are not lost.
+                    // Another descriptor shares the entry; as with any file, the writes through this one must not be lost.
                     Some(Err(shared)) if shared.flags.has(Flags::WRITE) => shared.file.sync(),
                     _ => Ok(()),
                 }
@@ -302,9 +302,9 @@ impl Table {
         }
     }
 
-    /// Brings what was written to the servers.
+    /// Sends buffered writes to the servers.
     pub(crate) fn flush(&self) {
-        // A guest has not the descriptors that the connections need.
+        // A `vfork` child does not have the descriptors that the connections need.
         if is_guest() {
             return;
         }
@@ -340,7 +340,7 @@ pub(crate) fn adopt() {
         {
             let folder = flags.0 == 0;
             set_kind(fd, if folder { Kind::Folder } else { Kind::Remote });
-            // This process opened it, and has become another program since: nobody else may have it open.
+            // This process opened it, and has executed another program since: no other process may have it open.
             if !folder && maker == std::process::id() {
                 let _ = table().entry(fd);
             }
@@ -360,7 +360,7 @@ fn make_placeholder(path: &RemotePath, flags: Flags, how: c_int) -> Result<c_int
     if fd < 0 {
         return Err(os());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and nothing else uses it.
     let mut file = unsafe { StdFile::from_raw_fd(fd) };
     let mut name = String::new();
     for byte in path.name.as_bytes() {
@@ -397,7 +397,7 @@ fn make_placeholder(path: &RemotePath, flags: Flags, how: c_int) -> Result<c_int
     Ok(fd)
 }
 
-/// What a placeholder says, and the process that made it.
+/// Returns the contents of a placeholder, and the process that made it.
 fn read_placeholder(fd: c_int) -> Option<(RemotePath, Flags, u32)> {
     let errno = errno();
     let text = read_text(fd);
@@ -436,7 +436,7 @@ fn read_text(fd: c_int) -> Option<String> {
     Some(text)
 }
 
-/// Gives a descriptor away as a number.
+/// Releases the ownership of a descriptor and returns its number.
 pub(crate) fn number(fd: std::os::fd::OwnedFd) -> c_int {
     fd.into_raw_fd()
 }

@@ -1,4 +1,4 @@
-//! Unmodified programs with the preload library: a server of this host and user, whose memory they get, and the same as if it were elsewhere.
+//! Unmodified programs with the preload library: with a server of this host and user, whose memory they map, and the same as if it were on another host.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ struct World {
     dir: tempfile::TempDir,
 }
 
-/// Whether programs find the server on their host.
+/// Place of the server, as programs find it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Where {
     Here,
@@ -239,7 +239,7 @@ fn the_last_close_frees_and_a_pipeline_shares_a_buffer() {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert!(!world.try_sh(place, "cat ${R}buf").status.success());
-        // The last command takes the shell's place, and what it has open stays open.
+        // The last command replaces the shell, and its open descriptors stay open.
         let read = world.sh(place, "exec 5>${R}buf 6<${R}buf; echo kept >&5; exec 5>&-; exec bash -c 'sleep 0.5; exec cat <&6'");
         assert_eq!(read, "kept\n", "{place:?}");
     }
@@ -264,7 +264,7 @@ fn what_cannot_be_says_why() {
             ("cat /rdma/127.0.0.1:1/x", "Connection refused"),
             ("cat /rdma/no-such-host.invalid:1/x", "No such file"),
         ] {
-            // Programs of this host are trusted with the quota of their own user's memory.
+            // No quota applies to programs of this host: the memory is their own user's.
             if place == Where::Here && script.contains("big") {
                 continue;
             }

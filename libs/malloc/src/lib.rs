@@ -1,8 +1,8 @@
 //! `libweft-malloc.so`: large allocations of an unmodified program begin on a page and share none with others, so that all of a buffer can be
 //! protected while it is sent (`weft run --mode azsdp --azsdp-malloc`; the malloc hook of the AZ-SDP paper, section 4.4.1).
 //!
-//! The memory is that of the allocator behind this library, by its `memalign`. So `free` and `malloc_usable_size` are left alone, memory that was there
-//! before this library is as good as any, and a `fork` needs nothing. Sizes below `WEFT_RUN_FROM` go to the allocator as they come.
+//! The memory comes from the allocator behind this library, by its `memalign`. So `free` and `malloc_usable_size` are not intercepted, memory allocated
+//! before this library was loaded is valid too, and a `fork` needs nothing. Sizes below `WEFT_RUN_FROM` go to the allocator unchanged.
 //!
 //! # Safety
 //!
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// From how many bytes on; as `weft_run::lend::FROM_BYTES`.
 static FROM: AtomicUsize = AtomicUsize::new(32 << 10);
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
-/// Cleared memory above this is left to the allocator, which knows what is clear already.
+/// Cleared memory above this size is left to the allocator, which knows which memory is clear already.
 const MOST_CLEARED: usize = 4 << 20;
 
 extern "C" fn at_start() {
@@ -87,7 +87,7 @@ weft_sys::doors! {
         if at.is_null() {
             return next::memalign(page, whole);
         }
-        // Where it grows in its place it stays where it begins.
+        // If it grows in place, its start does not move.
         let before = next::malloc_usable_size(at);
         let grown = next::realloc(at, whole);
         if grown.is_null() || grown.addr().is_multiple_of(page) {
@@ -95,7 +95,7 @@ weft_sys::doors! {
         }
         let moved = next::memalign(page, whole);
         if moved.is_null() {
-            // As good, but for its pages.
+            // Valid, but it may share pages.
             return grown;
         }
         std::ptr::copy_nonoverlapping(grown.cast::<u8>(), moved.cast(), before.min(whole));

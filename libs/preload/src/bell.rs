@@ -1,7 +1,7 @@
 //! The bell: a pair of connected Unix sockets with the smallest buffers, whose readiness is that of the ring.
 //!
 //! One byte under way means data and leaves the socket writable; two or more make it unwritable, which is what a full ring looks like. The
-//! receiver takes them when the ring is empty, or has room again. What each side owes is counted in [`Side`], under `rx_lock`.
+//! receiver reads them when the ring is empty or has room again. [`Side`] counts the bytes that each side owes, under `rx_lock`.
 
 use libc::c_int;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -37,10 +37,10 @@ pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
     Some((a, b))
 }
 
-/// How long a sender waits for a receiver that takes nothing: then the bytes go over TCP, which has larger buffers.
+/// How long a sender waits for a receiver that reads nothing. After that the bytes go over TCP, which has larger buffers.
 pub(crate) const PATIENCE_MS: c_int = 50;
 
-/// The bell's waits end when those of the program's socket would; those for room are bounded.
+/// Copies the receive time-out of the program's socket to the bell, and limits waits for room to [`PATIENCE_MS`].
 fn copy_timeouts(fd: c_int, bell: c_int) {
     let patience = libc::timeval {
         tv_sec: 0,
@@ -61,13 +61,13 @@ pub(crate) fn channel(stream: Stream, role: Role, bell: OwnedFd, fd: c_int) -> R
     Chan::new(stream, role, bell, kernel::is_nonblocking(fd)).ok_or(Why::System)
 }
 
-/// What the peer's end is like.
+/// State of the peer's end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heard {
     Alive,
     /// It is closed, or shut down for sending.
     End,
-    /// A time-out of the program's.
+    /// A time-out of the program's socket.
     Late,
     /// A signal.
     Interrupted,
@@ -96,7 +96,7 @@ pub(crate) fn ring(bell: c_int) -> Heard {
     loop {
         match result(press(bell, libc::MSG_DONTWAIT)) {
             Heard::Interrupted => {}
-            // So many bytes are under way that it is readable, and the receiver has to take some first: it counts each of them.
+            // Enough bytes are under way to make it readable. The receiver has to read some first, because it counts each of them.
             Heard::Late => {
                 kernel::poll_one(bell, libc::POLLOUT, 100);
             }
@@ -105,7 +105,7 @@ pub(crate) fn ring(bell: c_int) -> Heard {
     }
 }
 
-/// Waits until the bell is readable; does not take the byte.
+/// Waits until the bell is readable; leaves the byte in it.
 pub(crate) fn wait_in(bell: c_int) -> Heard {
     let mut byte = 0_u8;
     // SAFETY: one byte.
@@ -114,7 +114,7 @@ pub(crate) fn wait_in(bell: c_int) -> Heard {
     }))
 }
 
-/// Whether the peer's end is still there.
+/// Checks that the peer's end is still open.
 pub(crate) fn probe(bell: c_int) -> Heard {
     match result(kernel::peek(bell)) {
         Heard::End => Heard::End,
@@ -122,17 +122,17 @@ pub(crate) fn probe(bell: c_int) -> Heard {
     }
 }
 
-/// Whether the peer's end is closed for good, not only for sending: nobody reads any more.
+/// Returns true if the peer's end is closed for good, not only for sending: nothing reads it any more.
 pub(crate) fn is_cut(bell: c_int) -> bool {
     kernel::poll_one(bell, 0, 0) != 0
 }
 
-/// Whether the peer sends no more, whatever bytes are in the bell.
+/// Returns true if the peer has stopped sending, even if bytes are left in the bell.
 pub(crate) fn is_ended(bell: c_int) -> bool {
     kernel::poll_one(bell, libc::POLLRDHUP, 0) != 0
 }
 
-/// Whether the peer has ended between its bell and the count of what it has put there: bytes that nobody counts hide the bell's end.
+/// Returns true if the peer ended after it wrote to its bell and before it counted those bytes. Uncounted bytes hide the bell's end.
 pub(crate) fn is_cut_in_fill(chan: &Chan) -> bool {
     chan.stream.filled(chan.peer(), 0).2 && is_cut(chan.bell())
 }
@@ -145,14 +145,14 @@ fn take(bell: c_int, n: u64) -> u64 {
     got.max(0) as u64
 }
 
-/// How long a sender may take from its ring to its bell.
+/// Longest time between a sender's write to its ring and its write to the bell.
 const BETWEEN_MS: c_int = 50;
 
-/// How often a sender is looked at that is between its bell and the count of what it has put there, and what passes between later looks, in nanoseconds.
+/// Number of looks at a sender that has written to the bell and not counted the bytes yet, and the time between later looks, in nanoseconds.
 const LOOKS: u32 = 600;
 const NAP: i64 = 50_000;
 
-/// Waits for such a sender, for the same reason. Its byte has woken this thread, which may have taken its processor: so this sleeps soon. The sender may
+/// Waits for such a sender, for the same reason. Its byte has woken this thread, which may now occupy its processor, so this sleeps soon. The sender may
 /// also be blocked before the bell: then this gives up. Returns whether it has rung, or is about to: for data, or because it has closed its direction.
 fn await_count(chan: &Chan, side: &Side) -> bool {
     for look in 0..LOOKS {
@@ -168,8 +168,8 @@ fn await_count(chan: &Chan, side: &Side) -> bool {
     absorb(chan, side)
 }
 
-/// Takes what is owed. The last byte may not be there yet, for its sender is between the ring and the bell. It is waited for, because a byte that comes
-/// later makes the socket readable with nothing to be read; but once only, for the sender may have been stopped there.
+/// Reads the owed bytes. The last byte may not be there yet, because its sender is between the ring and the bell. This waits for it, because a byte that comes
+/// later makes the socket readable with nothing to read. It waits only once, because the sender may have been stopped there.
 fn collect(chan: &Chan, side: &Side) {
     let owed = side.owed.load(Relaxed);
     if owed == 0 {
@@ -184,13 +184,13 @@ fn collect(chan: &Chan, side: &Side) {
     side.owed.store(owed - taken.min(owed), Relaxed);
 }
 
-/// What has been put into our bell since the last look. Returns whether the sender has rung since, or is about to.
+/// Counts the bytes written to our bell since the last look. Returns whether the sender has rung since, or is about to.
 fn absorb(chan: &Chan, side: &Side) -> bool {
     let (new, seen, _) = chan
         .stream
         .filled(chan.peer(), side.fill_seen.load(Relaxed));
     side.fill_seen.store(seen, Relaxed);
-    // A peer that lies about it has us look for bytes that are not there; no more than 64 at a time.
+    // A lying peer can only make us look for missing bytes, at most 64 at a time.
     let mut owed = side.owed.load(Relaxed).saturating_add(new.min(64));
     let rung = side.armed.load(Relaxed) != 0 && !chan.stream.is_armed(chan.peer());
     if rung {
@@ -202,7 +202,7 @@ fn absorb(chan: &Chan, side: &Side) -> bool {
     rung
 }
 
-/// The ring was found empty (under `rx_lock`): asks for a bell and takes the bytes of the last. `true`: there is data after all.
+/// Requests a bell after the ring was found empty (under `rx_lock`), and reads the bytes of the last bell. `true`: there is data after all.
 pub(crate) fn ask(chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     absorb(chan, side);
@@ -215,7 +215,7 @@ pub(crate) fn ask(chan: &Chan) -> bool {
         side.armed.store(1, Relaxed);
         if !matches!(stream.ready(peer, head), Ok((0, false))) {
             if side.owed.load(Relaxed) > 0 {
-                // The old byte stays and stands for the data; only one may.
+                // The old byte stays and announces the data; only one may be there.
                 if stream.disarm(peer) {
                     side.armed.store(0, Relaxed);
                 } else {
@@ -229,7 +229,7 @@ pub(crate) fn ask(chan: &Chan) -> bool {
         }
     }
     if stream.filled(peer, 0).2 && await_count(chan, side) {
-        // The last byte stays, and stands for what has come.
+        // The last byte stays, and announces the new data.
         let owed = side.owed.load(Relaxed);
         let taken = take(chan.bell(), owed.saturating_sub(1));
         side.owed.store(owed - taken.min(owed), Relaxed);
@@ -239,7 +239,7 @@ pub(crate) fn ask(chan: &Chan) -> bool {
     false
 }
 
-/// The sender waits for room, and has it now (under `rx_lock`): its end becomes writable.
+/// Makes the end of a sender that waits for room writable, now that there is room (under `rx_lock`).
 pub(crate) fn make_room(chan: &Chan) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     stream.room_made(peer);
@@ -253,7 +253,7 @@ pub(crate) fn make_room(chan: &Chan) {
     }
 }
 
-/// Tells the receiver that a byte follows. First the mark, then the look: who empties the ring does it the other way round, and waits for the byte to be
+/// Tells the receiver that a byte follows. Marks first and looks second: a thread that empties the ring does the reverse, and waits for the byte to be
 /// counted. `false`: there is room by now.
 fn begin_fill(chan: &Chan) -> bool {
     chan.stream.begin_fill(chan.role);
@@ -296,7 +296,7 @@ pub(crate) fn wait_out(chan: &Chan) -> Heard {
     let heard = result(n);
     chan.stream.end_fill(chan.role, (n == 1).into());
     match heard {
-        // With a time limit the kernel does not begin anew by itself.
+        // With a time limit the kernel does not restart the call by itself.
         Heard::Interrupted if !signal::interrupts() => return Heard::Alive,
         _ => {}
     }

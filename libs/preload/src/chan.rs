@@ -1,4 +1,4 @@
-//! A channel: a stream of bytes in shared memory beside a TCP socket, and the bell.
+//! A channel: a stream of bytes in shared memory that replaces a TCP socket's data path, and its bell.
 //!
 //! # Safety
 //!
@@ -20,10 +20,10 @@ use crate::iov::each_piece;
 use crate::lock::{self, SharedLock};
 use crate::spin::Spun;
 
-/// How bytes come in, beside [`TCP`], [`RING`] and [`AFTER`]: from TCP still, and the peer on another host may switch at any time.
+/// A receive state in addition to [`TCP`], [`RING`] and [`AFTER`]: bytes still come from TCP, and the peer on another host may switch at any time.
 pub(crate) const BOTH: u32 = 3;
 
-/// What one side of a channel knows, shared by the processes that share the socket. One page.
+/// State of one side of a channel, shared by the processes that share the socket. One page.
 #[repr(C)]
 pub(crate) struct Side {
     pub(crate) rx_lock: SharedLock,
@@ -38,9 +38,9 @@ pub(crate) struct Side {
     pub(crate) eager: AtomicU32,
     /// We have asked for a bell (under `rx_lock`).
     pub(crate) armed: AtomicU32,
-    /// Bytes in our bell that are known of, and to be taken (under `rx_lock`).
+    /// Bytes known to be in our bell and not read yet (under `rx_lock`).
     pub(crate) owed: AtomicU64,
-    /// The last of them has not been looked for.
+    /// The receiver has not looked for the last of them.
     pub(crate) fresh: AtomicU32,
     pub(crate) fill_seen: AtomicU64,
     pub(crate) head: AtomicU64,
@@ -50,10 +50,10 @@ pub(crate) struct Side {
     /// Sends over TCP in a row, and pauses made for the receiver to catch up.
     pub(crate) run: AtomicU32,
     pub(crate) pauses: AtomicU32,
-    /// Sources that have been offered to the peer, and that have been taken from it.
+    /// Sources offered to the peer, and sources fetched from it.
     pub(crate) offered: AtomicU64,
     pub(crate) sources: AtomicU64,
-    /// What looking at an empty ring before sleeping has brought, and at a full one.
+    /// Success of spinning on an empty ring before sleeping, and on a full one.
     pub(crate) spun: Spun,
     pub(crate) spun_full: Spun,
     /// When a receive that must not wait last asked the kernel whether the peer is there (under `rx_lock`), by the machine's clock.
@@ -66,7 +66,7 @@ pub(crate) struct Chan {
     pub(crate) role: Role,
     /// Our end of the bell, hidden.
     pub(crate) bell: AtomicI32,
-    /// What is behind it: the peer, or the broker that reaches the peer's host.
+    /// The process behind it: the peer, or the broker that reaches the peer's host.
     pub(crate) carrier: Carrier,
     /// This process, and the peer's, when they met; 0: unknown. Only they lend memory to each other.
     pub(crate) process: u32,
@@ -132,7 +132,7 @@ impl Chan {
         tx == RING || matches!(rx, RING | BOTH)
     }
 
-    /// Whether a send would find room, as the bell tells the kernel: a ring that was full is so until half of it is free. `None`: the kernel knows.
+    /// Reports whether a send would find room, in agreement with the bell: a ring that was full counts as full until half of it is free. `None`: ask the kernel.
     #[inline]
     pub(crate) fn is_writable(&self) -> Option<bool> {
         let (stream, side) = (&self.stream, self.side());
@@ -145,7 +145,7 @@ impl Chan {
     }
 }
 
-/// What the processes' channel keeps of what it has lent.
+/// State that the channel keeps of the memory that it has lent.
 #[derive(Default)]
 pub(crate) struct Lent {
     policy: Mutex<Policy>,
@@ -186,7 +186,7 @@ impl Kept {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies what is kept of a source into the vector, as a read from the peer does. `None`: nothing is.
+    /// Copies the kept bytes of a source into the vector, as a read from the peer does. `None`: none are kept.
     pub(crate) unsafe fn get(
         &self,
         fetch: &Fetch,
@@ -203,13 +203,13 @@ impl Kept {
         let first = bytes.len().checked_sub(fetch.left as usize)?;
         let bytes = bytes[first..].get(..n)?;
         each_piece(iov, skip, n, |to, len, done| {
-            // SAFETY: the caller's buffers; `each_piece` gives pieces of `n` bytes in all, which are there.
+            // SAFETY: the caller's buffers; `each_piece` passes pieces of `n` bytes in all, which are there.
             unsafe { std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), to, len) };
         });
         Some(n)
     }
 
-    /// Keeps what is left of a source.
+    /// Keeps the remaining bytes of a source.
     pub(crate) fn add(&self, number: u64, bytes: Vec<u8>) {
         self.sources().push((number, bytes));
         self.any.store(true, Relaxed);

@@ -2,8 +2,8 @@
 //!
 //! # Safety
 //!
-//! A [`Conn`] is never freed: it is used again for another socket. Its [`Slow`] part is reached under [`big`] only. A [`Chan`] lives as long as
-//! somebody is inside ([`Conn::enter`]) or the connection is open.
+//! A [`Conn`] is never freed but reused for another socket. Its [`Slow`] part is accessed under [`big`] only. A [`Chan`] lives as long as
+//! a thread is inside ([`Conn::enter`]) or the connection is open.
 
 use libc::{c_int, ssize_t};
 use std::cell::UnsafeCell;
@@ -31,7 +31,7 @@ pub(crate) const LINKED: u32 = 2;
 /// TCP for good.
 pub(crate) const PLAIN: u32 = 3;
 
-/// Guards what is slow and rare: channels made and closed, registrations in epoll sets. Held over a fork.
+/// Guards slow and rare operations: making and closing channels, registrations in epoll sets. Held over a fork.
 static BIG: Mutex<()> = Mutex::new(());
 
 pub(crate) fn big() -> MutexGuard<'static, ()> {
@@ -47,7 +47,7 @@ pub(crate) struct Reg {
     pub(crate) fd: c_int,
     pub(crate) events: u32,
     pub(crate) data: u64,
-    /// What is registered for the TCP socket and for the bell; `None`: nothing.
+    /// Events registered for the TCP socket and for the bell; `None`: not registered.
     pub(crate) tcp: Option<u32>,
     pub(crate) bell: Option<u32>,
     /// A duplicate of the bell, where the set has the bell itself already.
@@ -56,14 +56,14 @@ pub(crate) struct Reg {
     pub(crate) mixed: bool,
     /// It was to fire once, and has: nothing of it is in the set.
     pub(crate) fired: bool,
-    /// The program has taken it out, and the kernel has it still: see late.rs.
+    /// The program has removed it, and the kernel still has it: see late.rs.
     pub(crate) is_gone: bool,
     /// The `data` that the kernel has.
     pub(crate) told: u64,
 }
 
 impl Reg {
-    /// What the program registers, before anything of it is registered with the kernel.
+    /// The program's registration, not registered with the kernel yet.
     pub(crate) fn new(set: c_int, number: usize, fd: c_int, events: u32, data: u64) -> Reg {
         Reg {
             set,
@@ -90,7 +90,7 @@ pub(crate) struct Slow {
     pub(crate) pending: Option<OwnedFd>,
     /// The connection to the broker, hidden, until there is a channel.
     pub(crate) wire: Option<c_int>,
-    /// The first bytes of what was sent and received.
+    /// The first bytes sent and received.
     pub(crate) beginnings: Option<Box<(Beginning, Beginning)>>,
     pub(crate) regs: Vec<Reg>,
 }
@@ -168,7 +168,7 @@ impl Conn {
         conn
     }
 
-    /// Whether the descriptor still is this connection.
+    /// Returns true if the descriptor still is this connection.
     #[inline]
     pub(crate) fn is(&self, fd: c_int) -> bool {
         of(fd).is_some_and(|now| std::ptr::eq(now, self))
@@ -184,11 +184,11 @@ impl Conn {
     /// The channel; used while [`Conn::enter`]'s guard lives.
     #[inline]
     pub(crate) fn chan(&self, _inside: &Inside) -> Option<&Chan> {
-        // SAFETY: it is freed only when nobody is inside.
+        // SAFETY: it is freed only when no thread is inside.
         unsafe { self.chan.load(SeqCst).as_ref() }
     }
 
-    /// The same for a connection that stands in the list of late ones, under that list's lock.
+    /// The same for a connection in the list of late ones, under that list's lock.
     #[inline]
     pub(crate) fn chan_of_late(&self) -> Option<&Chan> {
         // SAFETY: it leaves the list, under its lock, before its channel goes.
@@ -197,7 +197,7 @@ impl Conn {
 
     /// The same, under [`big`].
     pub(crate) fn chan_slow(&self, _big: &MutexGuard<'_, ()>) -> Option<&Chan> {
-        // SAFETY: it is taken away under the lock only.
+        // SAFETY: it is removed under the lock only.
         unsafe { self.chan.load(SeqCst).as_ref() }
     }
 
@@ -217,7 +217,7 @@ impl Conn {
         if let Some(chan) = self.chan(inside) {
             return chan.side().holders.load(SeqCst);
         }
-        // SAFETY: a counter in a mapping that is never taken away.
+        // SAFETY: a counter in a mapping that is never unmapped.
         unsafe { self.shared.load(Acquire).as_ref() }.map_or(1, |count| count.load(SeqCst))
     }
 
@@ -226,7 +226,7 @@ impl Conn {
         self.row.put(Word::Why, why as u64);
     }
 
-    /// Tells the ledger how many bytes have gone over TCP so far.
+    /// Writes to the ledger how many bytes have gone over TCP so far.
     pub(crate) fn tell_tcp(&self) {
         if !self.row.is_none() {
             self.row.put(Word::TxTcp, self.tx_count.load(Relaxed));
@@ -245,7 +245,7 @@ impl Conn {
         found
     }
 
-    /// The connection is at its end, as after a reset: the peer wrote what no honest peer writes, or bytes are lost. Returns what the call does.
+    /// Ends the connection as a reset does: the peer wrote values that no honest peer writes, or bytes are lost. Returns the call's result.
     pub(crate) fn reset(&self, chan: &Chan, why: Why) -> ssize_t {
         self.note(why);
         let fd = self.descriptor();
@@ -289,7 +289,7 @@ impl Conn {
     fn free(&'static self) {
         let old = self.old.swap(null_mut(), AcqRel);
         if !old.is_null() {
-            // SAFETY: nobody is inside, and nobody can find it any more.
+            // SAFETY: no thread is inside, and none can find it any more.
             drop(unsafe { Box::from_raw(old) });
         }
         for count in [&self.ops, &self.tx_count, &self.rx_count] {

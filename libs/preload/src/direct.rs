@@ -1,4 +1,4 @@
-//! `syscall(2)`: the calls that we stand in front of come to us by their numbers too.
+//! `syscall(2)`: the calls that this library intercepts also arrive by their numbers.
 //!
 //! # Safety
 //!
@@ -16,7 +16,7 @@ fn pointer<T>(word: c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(word as usize)
 }
 
-/// What the process does from now on is not seen: every socket goes back to the kernel, and none leaves it any more.
+/// Moves every socket back to the kernel for good, because the library does not see what the process does from now on.
 fn everything_back() {
     settings::turn_off();
     dgram::everything_plain(Why::IoUring);

@@ -1,4 +1,4 @@
-//! How each direction of a connection goes onto its ring, and back.
+//! The switch of each direction of a connection to its ring, and back to TCP.
 
 use libc::c_int;
 use std::sync::MutexGuard;
@@ -11,7 +11,7 @@ use crate::chan::{BOTH, Chan};
 use crate::conn::{Conn, Inside, big};
 use crate::{bell, kernel, ledger, ready, settings};
 
-/// Goes over to the ring for what comes in, when all that was sent over TCP has been received, and nobody else of this process waits in the
+/// Switches the incoming direction to the ring if all bytes sent over TCP have been received, and no other thread of this process waits in the
 /// kernel for more.
 #[inline]
 pub(crate) fn try_switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
@@ -42,7 +42,7 @@ fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
         if side.rx_state.load(SeqCst) != TCP {
             return false;
         }
-        // Who comes to the kernel after this sees it.
+        // A thread that enters the kernel after this store sees it.
         side.rx_state.store(RING, SeqCst);
         if conn.in_rx.load(SeqCst) != 0 || !stream.switch(peer, conn.rx_count.load(SeqCst)) {
             side.rx_state.store(TCP, SeqCst);
@@ -58,7 +58,7 @@ fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
     true
 }
 
-/// Goes over to the ring for what goes out: the receiver has.
+/// Switches the outgoing direction to the ring: the receiver has switched.
 pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
     let big = big();
     let side = chan.side();
@@ -79,15 +79,15 @@ pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
     }
 }
 
-/// What has come over TCP is acknowledged now. The kernel leaves that to the next segment of ours, and where what goes out goes over the ring none comes: a
-/// peer that has not asked for `TCP_NODELAY` would keep its next short send back for 40 ms.
+/// Acknowledges the bytes received over TCP now. The kernel leaves that to our next segment, and none follows if the outgoing direction is on the ring: a
+/// peer without `TCP_NODELAY` would hold its next short send back for 40 ms.
 #[cold]
 pub(crate) fn acknowledge(fd: c_int) {
     let on: c_int = 1;
     kernel::set_option(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, &on);
 }
 
-/// What goes out goes over TCP again.
+/// Moves the outgoing direction back to TCP.
 pub(crate) fn tx_after(conn: &'static Conn, chan: &Chan, why: Why) {
     let big = big();
     let side = chan.side();
@@ -97,7 +97,7 @@ pub(crate) fn tx_after(conn: &'static Conn, chan: &Chan, why: Why) {
     moved(conn, chan, &big);
 }
 
-/// What comes in comes over TCP again: the ring is empty, and closed.
+/// Moves the incoming direction back to TCP: the ring is empty and closed.
 pub(crate) fn rx_after(conn: &'static Conn, chan: &Chan, why: Why) {
     let big = big();
     let side = chan.side();
@@ -116,7 +116,7 @@ fn gone_back(conn: &Conn, why: Why) {
     }
 }
 
-/// The registrations in epoll sets follow.
+/// Updates the registrations in epoll sets.
 pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
     let (tx, rx) = chan.mode();
     let rx = if rx == BOTH { TCP } else { rx };
@@ -125,7 +125,7 @@ pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) 
     ready::follow(conn, chan, big);
 }
 
-/// Back to TCP in the direction that goes out; what is in the ring is still read from it.
+/// Moves the outgoing direction back to TCP; the peer still reads the bytes in the ring.
 pub(crate) fn stop_sending(conn: &'static Conn, why: Why) {
     let inside = conn.enter();
     let Some(chan) = conn.chan(&inside) else {

@@ -1,4 +1,4 @@
-//! `execl` and its variants take as many arguments as there are: what is before them is done, and the call goes on where it was to go.
+//! `execl` and its variants are variadic: each function here does its preparation and then jumps to the function behind it.
 //!
 //! # Safety
 //!

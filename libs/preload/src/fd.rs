@@ -16,7 +16,7 @@ use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
 use crate::{fetch, hidden, kernel, late, lend, link, next, ready};
 
-/// What a descriptor is.
+/// Kind of a descriptor.
 enum Kind {
     /// Not ours.
     Other,
@@ -68,7 +68,7 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
     if !last {
         return;
     }
-    // SAFETY: a counter in a mapping that is never taken away.
+    // SAFETY: a counter in a mapping that is never unmapped.
     if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
         shared.fetch_sub(1, SeqCst);
     }
@@ -81,7 +81,7 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
     conn.recycle(&big);
 }
 
-/// Nobody has the socket any more.
+/// Leaves the channel of a socket whose last descriptor is closed.
 fn leave(fd: c_int, chan: &Chan) {
     let unread = fetch::ring_bytes(chan).is_some_and(|n| n > 0);
     chan.stream.leave(chan.role);
@@ -105,7 +105,7 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
             return -1;
         }
         Kind::Conn(conn) => {
-            // The bell closes after the socket: who hears the one finds the other's FIN.
+            // The bell closes after the socket: a peer that sees the bell's end finds the socket's FIN.
             let inside = conn.enter();
             if conn.refs.load(SeqCst) == 1
                 && let Some(chan) = conn.chan(&inside)
@@ -147,7 +147,7 @@ pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
         // SAFETY: in the range that the program wants closed.
         unsafe { close(fd) };
     }
-    // Those that were hidden beside what is closed now are gone too.
+    // Hidden descriptors that belonged to the descriptors closed now are gone too.
     ours.retain(|&fd| table::get(fd as c_int) == Entry::HIDDEN);
     let mut from = first;
     for fd in ours {
@@ -190,7 +190,7 @@ pub(crate) fn copied(old: c_int, new: c_int) {
             }
         }
         Kind::Dgram(d) => dgram::copied(d, new),
-        // A set with two names cannot be followed when one is closed: what is in it stays where it is.
+        // A set with two descriptors cannot be followed when one is closed: its registrations stay where they are.
         Kind::Set(number) => {
             late::close(number);
             table::put(old, Entry::set(0));
@@ -234,7 +234,7 @@ pub(crate) unsafe fn over(old: c_int, new: c_int, call: impl Fn() -> c_int) -> c
     rc
 }
 
-/// The program wants this number: what is ours there moves.
+/// Moves our descriptor away from a number that the program wants.
 fn move_away(fd: c_int) {
     let big = big();
     let Some(new) = hidden::duplicate(fd) else {
@@ -281,7 +281,7 @@ pub(crate) unsafe fn fcntl(fd: c_int, op: c_int, arg: c_ulong, call: impl Fn() -
                 dgram::make_plain(fd, Why::Option);
             }
         }
-        // Signals tell of the kernel's datagrams alone.
+        // Signals announce the kernel's datagrams only.
         F_SETOWN | F_SETSIG | F_SETOWN_EX => dgram::make_plain(fd, Why::Option),
         _ => {}
     }
@@ -331,7 +331,7 @@ pub(crate) unsafe fn ioctl(
         if op == libc::FIONREAD && chan.side().rx_state.load(SeqCst) == RING {
             let n = fetch::ring_bytes(chan).unwrap_or(0);
             if n > 0 {
-                // The kernel's are behind those of the ring: they are told of when the ring is empty, as a receive takes them.
+                // The kernel's bytes are behind those of the ring: they are reported when the ring is empty, in the order of receives.
                 // SAFETY: the kernel has just written there.
                 unsafe { out.write_unaligned(n as c_int) };
             }

@@ -1,9 +1,9 @@
-//! Taking bytes from a ring that has marks of sources in it: what a mark stands for is fetched from the peer's process, straight into the
+//! Reading a ring that has marks of sources in it: the source of a mark is fetched from the peer's process, straight into the
 //! program's buffer.
 //!
 //! # Safety
 //!
-//! The program's buffers are as its call says. What the peer says about its memory is only a number for the kernel, which reads in the one process that has
+//! The program's buffers are as its call says. The peer's addresses are only numbers for the kernel, which reads in the one process that has
 //! met us; each fetch reads the proof of that process too, so a process that has taken its number, or another program in it, is found out.
 
 use libc::{c_int, c_void, iovec};
@@ -19,20 +19,20 @@ use crate::iov::each_piece;
 use crate::lend::{UNDER_WAY, memory};
 use crate::{bell, kernel};
 
-/// What there was.
+/// Result of a look at the ring.
 pub(crate) enum Took {
     Bytes(usize),
-    /// Nothing yet: the peer is moving what comes next.
+    /// Nothing yet: the peer is moving the next source.
     Busy,
     /// The program's buffer cannot be written to.
     Fault,
     /// The peer broke the rules of the ring.
     Broken,
-    /// What the peer has offered cannot be read.
+    /// The source that the peer has offered cannot be read.
     Lost,
 }
 
-/// Pauses for a peer that is moving a source, before that is told.
+/// Pauses for a peer that is moving a source, before the caller learns of it.
 const PATIENCE: u32 = 400;
 /// Pieces of the program's vector that are read at once.
 const PIECES: usize = 64;
@@ -174,7 +174,7 @@ unsafe fn read(
     Err(Bad::Remote)
 }
 
-/// Takes what is there, of `ready` ring bytes, into the vector behind its first `got` bytes, up to `want` in all (under the receiver's lock).
+/// Copies the available bytes, of `ready` ring bytes, into the vector behind its first `got` bytes, up to `want` in all (under the receiver's lock).
 ///
 /// # Safety
 /// As `recvmsg(2)`.
@@ -221,7 +221,7 @@ pub(crate) unsafe fn take(
                 bad = Some(Took::Broken);
                 break;
             }
-            // A call that has to give all that is there waits for it: it is one copy.
+            // A call that has to return all available bytes waits for the move, which is one copy.
             Ok(None) if patience > 0 => {
                 patience -= 1;
                 pause();
@@ -324,7 +324,7 @@ pub(crate) fn ring_bytes(chan: &Chan) -> Option<usize> {
     Some(ready.map_or(0, |(n, _)| bytes(chan, n)))
 }
 
-/// The peer moves what comes next: gives it a moment.
+/// Pauses while the peer moves the next source.
 pub(crate) fn pause() {
     kernel::nap(50_000);
 }

@@ -1,7 +1,7 @@
-//! Rings that are full while nobody reads.
+//! Full rings whose peer does not read.
 //!
 //! The kernel's TCP buffers hold more than a ring. A program may rely on that: it sends on both ends before it reads, in one thread. So a sender
-//! whose peer takes nothing for [`PATIENCE_MS`] goes back to TCP. One that waits in `send` sees that itself; for those that must not wait,
+//! whose peer reads nothing for [`PATIENCE_MS`] goes back to TCP. A sender that waits in `send` notices that itself; for those that must not wait,
 //! `poll` and `epoll_wait` look while there is a full ring.
 
 use libc::{c_int, timespec};
@@ -35,7 +35,7 @@ pub(crate) fn has_room(chan: &Chan) {
     }
 }
 
-/// Sends back to TCP whose peer has taken nothing since the last look. Returns whether one did; keeps count of those that are still full.
+/// Moves senders whose peer has read nothing since the last look back to TCP. Returns whether one moved; counts the rings that are still full.
 fn look() -> bool {
     let mut stuck: Vec<&'static Conn> = Vec::new();
     let mut full = 0;
@@ -70,7 +70,7 @@ fn look() -> bool {
     !stuck.is_empty()
 }
 
-/// Waits by `call` for so many milliseconds (-1: for ever), with looks in between while a ring is full.
+/// Waits by `call` for `timeout` milliseconds (-1: for ever), with looks in between while a ring is full.
 pub(crate) fn patient(timeout: c_int, mut call: impl FnMut(c_int) -> c_int) -> c_int {
     let mut left = timeout;
     loop {

@@ -1,4 +1,4 @@
-//! Descriptors of the library's own, which the program cannot close by accident: `close` of one is `EBADF`, and `close_range` goes round them.
+//! The library's descriptors, which the program cannot close by accident: `close` of one fails with `EBADF`, and `close_range` skips them.
 
 use libc::c_int;
 use std::os::fd::{IntoRawFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use crate::next;
 use crate::table::{self, Entry};
 
-/// Where they begin: above what most programs use, and not so far up that the kernel's table grows large.
+/// First number of hidden descriptors: above those of most programs, and low enough to keep the kernel's table small.
 fn base() -> c_int {
     static BASE: OnceLock<c_int> = OnceLock::new();
     *BASE.get_or_init(|| {

@@ -1,9 +1,9 @@
-//! Connections whose peer is on another host: the channel is one to our user's broker, which carries the bytes on.
+//! Connections whose peer is on another host: the channel leads to our user's broker, which forwards the bytes.
 //!
-//! What differs from a peer on this host: the receiver cannot see when all that was sent over TCP has arrived. So it *consents* first: from
+//! In contrast to a peer on this host, the receiver cannot see when all bytes sent over TCP have arrived. So it *consents* first: from
 //! then on it looks at TCP and the bell ([`BOTH`]). The sender switches by itself, between two sends, and the broker hands its count over: the
-//! receiver switches when it has taken as many bytes from TCP. The broker publishes nothing before, so the bell says nothing that a recv
-//! could not keep. The formats and the order of things are in `docs/spec/run.md`.
+//! receiver switches when it has read as many bytes from TCP. The broker publishes nothing before that, so the bell announces nothing that a
+//! receive could not keep. The formats and the order of steps are in `docs/spec/run.md`.
 //!
 //! # Safety
 //!
@@ -34,11 +34,11 @@ use crate::{direction, hidden, ledger, next, ready, settings, signal};
 const RING_BYTES: u32 = 1 << 20;
 /// How long a process that is about to lose sight of a socket waits for the peer's host to go back to TCP.
 const PARTING_MS: c_int = 2000;
-/// A socket whose TCP is at its end looks again after so long whether the broker has said that this is all.
+/// A socket whose TCP stream has ended checks after this time again whether the broker has reported the end.
 const END_MS: c_int = 20;
 const END: Duration = Duration::from_millis(END_MS as u64);
 
-/// What is to carry connections on; `None`: connections to other hosts stay on TCP.
+/// The carrier of connections to other hosts; `None`: they stay on TCP.
 pub(crate) fn wanted() -> Option<Carrier> {
     static WANTED: OnceLock<Option<Carrier>> = OnceLock::new();
     *WANTED.get_or_init(|| {
@@ -74,7 +74,7 @@ fn note(conn: &Conn, iov: &[iovec], position: u64, n: u64, is_sent: bool) {
     let n = BEGINNING.min(n as usize);
     let mut len = 0;
     iov::each_piece(iov, 0, n, |from, piece, done| {
-        // SAFETY: the kernel has just read or written so many bytes of the program's buffers; ours has room for `n`.
+        // SAFETY: the kernel has just read or written this many bytes of the program's buffers; ours has room for `n`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr().add(done), piece) };
         len = done + piece;
     });
@@ -84,7 +84,7 @@ fn note(conn: &Conn, iov: &[iovec], position: u64, n: u64, is_sent: bool) {
     of.note(position, &bytes[..len]);
 }
 
-/// One look for the broker's answer, under the lock. What is to be done with the connection: a channel, nothing yet, or TCP for good.
+/// Looks for the broker's answer once, under the lock. Returns the connection's next state: a channel, nothing yet, or TCP for good.
 pub(crate) fn look(
     conn: &Conn,
     fd: c_int,
@@ -141,8 +141,8 @@ pub(crate) fn look(
     }
 }
 
-/// What the kernel's TCP counts, from the beginning of the connection: bytes that the program has sent, and that it has received. `None` where
-/// it does not tell, or something comes or goes at this moment.
+/// Returns the kernel's TCP counts since the beginning of the connection: bytes that the program has sent, and bytes that it has received. `None` if
+/// the kernel does not report them, or bytes move at this moment.
 fn counts(fd: c_int) -> Option<(u64, u64)> {
     let before = tcp_info(fd)?;
     let (mut unread, mut unacked): (c_int, c_int) = (0, 0);
@@ -170,7 +170,7 @@ fn counts(fd: c_int) -> Option<(u64, u64)> {
 
 /// `tcpi_bytes_acked` and `tcpi_bytes_received`.
 fn tcp_info(fd: c_int) -> Option<(u64, u64)> {
-    /// Where they are in `struct tcp_info`.
+    /// Their offsets in `struct tcp_info`.
     const AT: usize = 120;
     let mut words = [0_u64; AT / 8 + 2];
     let mut len = size_of_val(&words) as u32;
@@ -187,7 +187,7 @@ fn tcp_info(fd: c_int) -> Option<(u64, u64)> {
     (rc == 0 && len as usize == size_of_val(&words)).then(|| (words[AT / 8], words[AT / 8 + 1]))
 }
 
-/// Whether our count is the kernel's: bytes may have gone by calls that are not seen. The kernel may count one more, a SYN or FIN.
+/// Returns true if our count equals the kernel's: calls unseen by the library may have moved bytes. The kernel may count one more, a SYN or FIN.
 fn agrees(fd: c_int, count: u64, of: impl Fn((u64, u64)) -> u64) -> bool {
     (0..4).any(|_| {
         counts(fd)
@@ -196,7 +196,7 @@ fn agrees(fd: c_int, count: u64, of: impl Fn((u64, u64)) -> u64) -> bool {
     })
 }
 
-/// The receiver looks at both from now on, where nobody of the process waits in the kernel for TCP alone.
+/// Makes the receiver look at both from now on, if no thread of the process waits in the kernel for TCP alone.
 pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &Inside) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let tries = u64::from(side.pauses.fetch_add(1, Relaxed)) + 1;
@@ -217,12 +217,12 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
             return;
         }
         if bell::probe(chan.bell()) == Heard::End {
-            // Nobody carries anything on. The peer has never been told that it may switch, so all of the stream comes over TCP.
+            // Nothing forwards bytes. The peer never learned that it may switch, so all of the stream comes over TCP.
             side.rx_state.store(AFTER, SeqCst);
             conn.note(Why::SideLost);
             return direction::moved(conn, chan, &big);
         }
-        // Who comes to the kernel after this sees it.
+        // A thread that enters the kernel after this store sees it.
         side.rx_state.store(BOTH, SeqCst);
         if conn.in_rx.load(SeqCst) != 0 {
             side.rx_state.store(TCP, SeqCst);
@@ -248,7 +248,7 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
 /// Leaves [`BOTH`] when it is clear how the stream goes on. Returns whether it has.
 pub(crate) fn leave_both(conn: &'static Conn, chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    // In this order: a broker that closes has told the count before.
+    // In this order: a broker publishes the count before it closes.
     let closed = stream.is_closed(peer);
     if stream.may_switch(peer, stream.seen(peer)) {
         let big = big();
@@ -313,7 +313,7 @@ pub(crate) unsafe fn receive(
             return None;
         }
         if !stream.has_consented(peer) {
-            // Another thread is about to, with the count so far: bytes taken before it has would be lost to the count. It holds the lock.
+            // Another thread is about to consent, with the count so far. Bytes received before it has done so would be missing from the count. It holds the lock.
             drop(side.rx_lock.lock());
             if side.rx_state.load(SeqCst) != BOTH {
                 return None;
@@ -398,12 +398,12 @@ fn gone(conn: &'static Conn, chan: &Chan) -> Option<ssize_t> {
     Some(conn.reset(chan, Why::SideLost))
 }
 
-/// Whether a broken bell means that bytes are lost: the broker closes a direction before it goes.
+/// Returns true if a broken bell means lost bytes: the broker closes a direction before it ends.
 pub(crate) fn is_lost(chan: &Chan, sender: Role) -> bool {
     chan.carrier != Carrier::Here && !chan.stream.is_closed(sender)
 }
 
-/// Whether the broker has closed a direction because the program there has ended it: TCP is at its end, too.
+/// Returns true if the broker has closed a direction because the peer's program has ended it: TCP has ended, too.
 pub(crate) fn is_at_end(conn: &Conn, chan: &Chan) -> bool {
     let fd = conn.descriptor();
     if chan.carrier == Carrier::Here || fd < 0 {

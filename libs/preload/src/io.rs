@@ -64,7 +64,7 @@ weft_sys::doors! {
         if conn::of(fd).is_none() {
             return dgram::io::recvfrom(fd, buf, n, flags, addr, len);
         }
-        // TCP gives no address.
+        // TCP returns no address.
         let asked = if len.is_null() { 0 } else { *len };
         if !len.is_null() && !addr.is_null() { *len = 0; }
         receive(fd, &one(buf, n), flags, || {
@@ -91,7 +91,7 @@ weft_sys::doors! {
         if conn::of(fd).is_none() || n == 0 {
             return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
         }
-        // The first one waits; the others are what is there.
+        // Only the first one waits; the others receive the bytes that are there.
         let mut flags_now = flags & !libc::MSG_WAITFORONE;
         for at in 0..n as usize {
             let one = messages.add(at);
@@ -187,14 +187,14 @@ weft_sys::doors! {
             dgram::make_plain(fd, Why::Splice);
         }
         if is_ring_in(from) {
-            // What is left in the ring goes first.
+            // The bytes left in the ring go first.
             return drain_to(from, to, n, flags);
         }
         next::splice(from, from_offset, to, to_offset, n, flags)
     }
 }
 
-/// Whether bytes may be left in the ring of this socket.
+/// Returns true if bytes may be left in the ring of this socket.
 fn is_ring_in(fd: c_int) -> bool {
     conn::enter(fd).is_some_and(|(conn, inside)| {
         let chan = conn.chan(&inside);
@@ -202,7 +202,7 @@ fn is_ring_in(fd: c_int) -> bool {
     })
 }
 
-/// The buffers of a message that is to be received.
+/// Settles the buffers of a message before a receive.
 unsafe fn settle_message(message: *mut msghdr) {
     // SAFETY: the caller's promise.
     unsafe {

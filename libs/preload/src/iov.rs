@@ -1,8 +1,8 @@
-//! The vectors of memory that programs hand in.
+//! The memory vectors that programs pass to calls.
 
 use libc::{c_int, c_void, iovec, size_t};
 
-/// The kernel takes no more at once.
+/// The kernel transfers no more bytes in one call.
 pub(crate) const MAX_RW: usize = 0x7fff_f000;
 
 pub(crate) fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
@@ -12,7 +12,7 @@ pub(crate) fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
     }]
 }
 
-/// The vector of a call, when it is one that the kernel would take.
+/// The vector of a call, if the kernel would accept it.
 pub(crate) unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
     if n > 1024 || (iov.is_null() && n > 0) {
         return None;
@@ -71,11 +71,11 @@ pub(crate) fn each_piece(
     }
 }
 
-/// Where the bytes come from.
+/// Source of the bytes.
 pub(crate) enum Source<'a> {
     /// The program's memory.
     Memory(&'a [iovec]),
-    /// So many bytes of a file, from an offset or from its own position.
+    /// Bytes of a file, from an offset or from its current position.
     File {
         fd: c_int,
         offset: Option<i64>,

@@ -1,4 +1,4 @@
-//! Short questions to the kernel about a descriptor, by the functions behind ours.
+//! Short queries to the kernel about a descriptor, by the functions behind ours.
 //!
 //! # Safety
 //!
@@ -22,7 +22,7 @@ pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
-/// Whether a descriptor would be closed by an exec.
+/// Returns true if a descriptor would be closed by an exec.
 pub(crate) fn closes_on_exec(fd: c_int) -> bool {
     let flags = rustix::io::fcntl_getfd(borrowed(fd));
     flags.is_ok_and(|flags| flags.contains(rustix::io::FdFlags::CLOEXEC))
@@ -66,20 +66,20 @@ pub(crate) fn entry(fd: c_int, events: c_short) -> pollfd {
     }
 }
 
-/// Waits so many milliseconds; -1: for ever.
+/// Waits up to `ms` milliseconds; -1: for ever.
 pub(crate) fn poll(list: &mut [pollfd], ms: c_int) -> c_int {
     // SAFETY: entries of a slice.
     unsafe { next::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, ms) }
 }
 
-/// What one descriptor is ready for within so many milliseconds; 0: nothing.
+/// Returns the events that one descriptor is ready for within `ms` milliseconds; 0: none.
 pub(crate) fn poll_one(fd: c_int, events: c_short, ms: c_int) -> c_short {
     let mut list = [entry(fd, events)];
     poll(&mut list, ms);
     list[0].revents
 }
 
-/// Whether there is something to be read, or an error.
+/// Returns true if there is something to be read, or an error.
 pub(crate) fn is_readable(fd: c_int) -> bool {
     poll_one(fd, libc::POLLIN, 0) != 0
 }
@@ -116,7 +116,7 @@ pub(crate) unsafe fn send(fd: c_int, iov: &[iovec], flags: c_int) -> ssize_t {
     unsafe { next::sendmsg(fd, &raw const message, flags) }
 }
 
-/// Sleeps for so many nanoseconds, below a second, or until a signal comes.
+/// Sleeps for `nanoseconds`, below a second, or until a signal comes.
 pub(crate) fn nap(nanoseconds: i64) {
     let nap = libc::timespec {
         tv_sec: 0,
@@ -126,8 +126,8 @@ pub(crate) fn nap(nanoseconds: i64) {
     unsafe { libc::nanosleep(&raw const nap, null_mut()) };
 }
 
-/// Sleeps until the word is not `seen` any more, or so many milliseconds are over. Returns the error number; 0: woken, or it had changed. The word may be
-/// of a mapping that is gone: that is an error. Async-signal-safe.
+/// Sleeps until the word differs from `seen`, or `millis` milliseconds have passed. Returns the error number; 0: woken, or it had changed. The word may be
+/// in a mapping that is gone: that is an error. Async-signal-safe.
 pub(crate) fn sleep_on(word: *const u32, seen: u32, millis: i64) -> c_int {
     let limit = libc::timespec {
         tv_sec: millis / 1000,
@@ -154,7 +154,7 @@ pub(crate) fn sleep_on(word: *const u32, seen: u32, millis: i64) -> c_int {
     }
 }
 
-/// Wakes up to so many that sleep on the word.
+/// Wakes up to `most` threads that sleep on the word.
 pub(crate) fn wake(word: *const u32, most: c_int) {
     let wake = libc::FUTEX_WAKE.into();
     // SAFETY: the kernel checks the address.

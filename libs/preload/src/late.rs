@@ -1,13 +1,13 @@
-//! `epoll_wait` looks at rings before it asks the kernel.
+//! `epoll_wait` checks rings before it asks the kernel.
 //!
-//! A receive that empties a ring does not ask for a bell at once: the byte of the last bell stays, and no new one is asked for. The connection is *late*, and
-//! stands in the list of its set. `epoll_wait` finds what has come in these rings by itself, so neither side makes a system call for it. Before a thread waits in
-//! the kernel, and at least each [`TURNS`] answers or [`BOUND`], all late bells are asked for, and the kernel is asked, for the other descriptors of the set too.
+//! A receive that empties a ring does not request a bell at once: the byte of the last bell stays, and no new one is requested. The connection is *late*, and
+//! is in the list of its set. `epoll_wait` finds the bytes in these rings, so neither side makes a system call for them. Before a thread waits in
+//! the kernel, and at least every [`TURNS`] answers or [`BOUND`], all late bells are requested, and the kernel is asked, for the other descriptors of the set too.
 //!
-//! Changes of a late connection's level-triggered registration are put off too: programs that ask for readability and writability in turn do so at each message.
+//! Changes of a late connection's level-triggered registration are deferred too, because some programs change it at each message.
 //!
-//! The kernel may say too early that a late connection is readable, never too late: its bell has a byte, or is asked for. So nothing is lost where
-//! somebody else asks it meanwhile.
+//! The kernel may report a late connection as readable too early, never too late: its bell has a byte, or is requested. So nothing is lost if
+//! another thread asks the kernel meanwhile.
 //!
 //! # Safety
 //!
@@ -29,10 +29,10 @@ use crate::{bell, clock, sets, spin, table};
 const EDGE: u32 = libc::EPOLLET as u32;
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
-/// Registrations of such kinds are left to the kernel.
+/// Flags of registrations that are left to the kernel.
 const NEVER: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
 
-/// The kernel is asked at least after so many answers without it, or so many nanoseconds.
+/// The kernel is asked after at most this many answers without it, or this many nanoseconds.
 pub(crate) const TURNS: u32 = 64;
 pub(crate) const BOUND: u64 = 1_000_000;
 /// Late connections of a set.
@@ -42,20 +42,20 @@ const SETS: usize = 64;
 /// In a mark: the direction ends there.
 const CLOSED: u64 = 1 << 63;
 
-/// A late connection; what it is registered for stands in the connection.
+/// A late connection; its registration is in the connection.
 pub(crate) struct Late {
     conn: &'static Conn,
-    /// Edge-triggered: the end of the stream that the program has been told of.
+    /// Edge-triggered: the stream position up to which the program has been notified.
     told: u64,
 }
 
-/// What a set knows of its late connections.
+/// A set's state of its late connections.
 struct Slot {
     /// The set's number; 0: free.
     number: AtomicUsize,
     /// Threads that are about to wait in the kernel, or do.
     asleep: AtomicU32,
-    /// Somebody waits for the set itself: it has to be as the kernel has it.
+    /// Something waits for the set itself, so the kernel's view of it has to be exact.
     is_exact: AtomicBool,
     turns: AtomicU32,
     asked: AtomicU64,
@@ -102,13 +102,13 @@ fn lock(slot: &'static Slot) -> Option<Held> {
     Some(Held(Some(list)))
 }
 
-/// The slot of a set, which has it.
+/// Returns the slot of a set that has one.
 fn slot_of(number: usize) -> Option<&'static Slot> {
     let slot = &SLOTS[number % SETS];
     (number != 0 && slot.number.load(SeqCst) == number).then_some(slot)
 }
 
-/// The same; takes it where it is free.
+/// Like [`slot_of`], but claims the slot if it is free.
 fn claim(number: usize) -> Option<&'static Slot> {
     let slot = &SLOTS[number % SETS];
     if number != 0
@@ -122,7 +122,7 @@ fn claim(number: usize) -> Option<&'static Slot> {
     slot_of(number)
 }
 
-/// What a ring has to say.
+/// Events of a ring.
 enum Says {
     Nothing,
     /// These events, up to there as [`mark`] counts.
@@ -142,7 +142,7 @@ fn mark(chan: &Chan) -> Option<(u64, usize)> {
 fn ask(one: &Late, chan: &Chan) -> Says {
     let events = one.conn.late_events.load(Relaxed);
     if events == 0 {
-        // It is in the set no more.
+        // It is not in the set any more.
         return Says::Nothing;
     }
     let (tx, rx) = chan.mode();
@@ -178,7 +178,7 @@ fn ask(one: &Late, chan: &Chan) -> Says {
     }
 }
 
-/// What looking at a set has brought.
+/// Result of a look at a set.
 #[derive(Clone, Copy)]
 struct Seen {
     events: usize,
@@ -201,7 +201,7 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
     seen.late = list.len();
     for at in 0..list.len() {
         let one = &mut list[at];
-        // A connection leaves the list before its channel goes.
+        // A connection leaves the list before its channel is freed.
         let says = one.conn.chan_of_late().map_or(Says::Ask, |c| ask(one, c));
         let (bits, end) = match says {
             Says::Nothing => continue,
@@ -212,7 +212,7 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
             Says::Ready(bits, end) => (bits, end),
         };
         let Some(event) = events.get_mut(seen.events) else {
-            // The others are first the next time.
+            // The others come first the next time.
             list.rotate_left(at);
             break;
         };
@@ -223,8 +223,8 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
     seen
 }
 
-/// Asks for the bell of a connection that was late, and is it no more. `false`: it stays in the list, for there is something that the program has not been
-/// told of, and the kernel does not know.
+/// Requests the bell of a late connection, which ends its lateness. `false`: it stays in the list, because there is an event that the
+/// program has not been notified of and the kernel does not know.
 fn ask_for(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
     let inside = one.conn.enter();
     let Some(chan) = one.conn.chan(&inside) else {
@@ -255,7 +255,7 @@ fn ask_for(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
     true
 }
 
-/// Asks for all late bells of a set. Returns whether there is something to be told of first.
+/// Requests all late bells of a set. Returns whether there is an event to report first.
 fn ask_for_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
     let Some(mut held) = lock(slot) else {
         return false;
@@ -270,7 +270,7 @@ fn ask_for_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
         return false;
     };
     for one in all {
-        // It may have left meanwhile, and be late anew.
+        // It may have left meanwhile, and be late again.
         let is_it = one.conn.is_late.load(SeqCst)
             && one.conn.late_set.load(SeqCst) == slot.number.load(SeqCst);
         let list = held.list();
@@ -298,7 +298,7 @@ fn join(events: &mut [epoll_event], from: usize) -> usize {
     kept
 }
 
-/// Waits for a set by `call`, with a look at the rings of its late connections first. `call` gets room for events, and whether it is not to wait.
+/// Waits for a set by `call`, with a look at the rings of its late connections first. `call` gets the room for events, and true if it must not wait.
 ///
 /// # Safety
 /// As `epoll_wait(2)`.
@@ -326,7 +326,7 @@ pub(crate) unsafe fn wait(
             });
         }
         let known = seen.events;
-        // Who does not wait wants to know of everything that is ready now.
+        // A caller that does not wait wants everything that is ready now.
         if known > 0 && may_wait && !is_due(slot) {
             return known as c_int;
         }
@@ -352,13 +352,13 @@ pub(crate) unsafe fn wait(
     call(events, most, false)
 }
 
-/// Whether the kernel has to be asked, though there are events without it.
+/// Returns true if the kernel has to be asked although the rings have events.
 fn is_due(slot: &Slot) -> bool {
     slot.turns.fetch_add(1, Relaxed) >= TURNS
         || clock::now().wrapping_sub(slot.asked.load(Relaxed)) > BOUND
 }
 
-/// A ring was emptied (under `rx_lock`). Returns whether its bell is left as it is: the connection is late.
+/// Notes that a ring was emptied (under `rx_lock`). Returns whether its bell is left as it is: the connection is late.
 #[inline]
 pub(crate) fn put_off(conn: &'static Conn, chan: &Chan) -> bool {
     let number = conn.late_set.load(Relaxed);
@@ -369,7 +369,7 @@ pub(crate) fn put_off(conn: &'static Conn, chan: &Chan) -> bool {
 }
 
 fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
-    // What has come since the ring was found empty is to be told of.
+    // Bytes that have come since the ring was found empty have to be reported.
     let told = chan.side().head.load(Relaxed) & !CLOSED;
     let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
         return false;
@@ -386,14 +386,14 @@ fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
     true
 }
 
-/// Whether nobody but `epoll_wait` waits for the set and the connection.
+/// Returns true if only `epoll_wait` waits for the set and the connection.
 fn is_free(slot: &Slot, chan: &Chan) -> bool {
     chan.side().holders.load(SeqCst) == 1
         && slot.asleep.load(SeqCst) == 0
         && !slot.is_exact.load(SeqCst)
 }
 
-/// A change of a registration (under the big lock) that the kernel does not have to know before it is asked. `false`: it has to.
+/// Defers a change of a registration (under the big lock) that the kernel needs only when it is asked. `false`: it needs the change now.
 pub(crate) fn put_off_change(
     conn: &'static Conn,
     chan: &Chan,
@@ -427,13 +427,13 @@ pub(crate) fn put_off_change(
         conn.is_behind.store(true, SeqCst);
     }
     if slot.asleep.load(SeqCst) != 0 {
-        // Who is about to sleep may have looked before.
+        // A thread that is about to sleep may have looked before.
         catch_up(conn, chan, big);
     }
     true
 }
 
-/// A receive that must not wait found nothing (under `rx_lock`). Returns whether that is all there is to say, and the bell is left as it is.
+/// Handles a receive that must not wait and found nothing (under `rx_lock`). Returns whether nothing else has to be done, and the bell is left as it is.
 #[inline]
 pub(crate) fn is_put_off(conn: &Conn, chan: &Chan) -> bool {
     conn.is_late.load(Relaxed)
@@ -441,7 +441,7 @@ pub(crate) fn is_put_off(conn: &Conn, chan: &Chan) -> bool {
         && (conn.late_events.load(Relaxed) & EDGE == 0 || !bell::is_ended(chan.bell()))
 }
 
-/// The registrations of a connection have changed, or its directions have (under the big lock): does what was put off, and learns which set may look at its ring.
+/// Follows a change of a connection's registrations or directions (under the big lock): does the deferred work, and records which set may look at its ring.
 pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
     let may = chan.and_then(|chan| {
         let [reg] = regs else { return None };
@@ -473,7 +473,7 @@ pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
     conn.late_set.store(reg.number, SeqCst);
 }
 
-/// The connection is late no more, and stays so; the kernel has its registrations (under the big lock).
+/// Ends the lateness of a connection for good; the kernel gets its registrations (under the big lock).
 pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &MutexGuard<'_, ()>) {
     if let Some(chan) = chan
         && conn.is_behind.load(SeqCst)
@@ -483,10 +483,10 @@ pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &MutexGuard<'
     forget(conn, chan);
 }
 
-/// The same where the kernel has its registrations.
+/// The same for a connection whose registrations the kernel has.
 fn forget(conn: &'static Conn, chan: Option<&Chan>) {
     let number = conn.late_set.swap(0, SeqCst);
-    // Who empties the ring at this moment still puts off; after this nobody does.
+    // A thread that empties the ring at this moment still defers; after this none does.
     let rx = chan.map(|chan| chan.side().rx_lock.lock());
     if !conn.is_late.swap(false, SeqCst) {
         return;
@@ -506,7 +506,7 @@ fn forget(conn: &'static Conn, chan: Option<&Chan>) {
         && !ask_for(&one, None)
         && let Some(chan) = chan
     {
-        // The kernel looks once more, and tells of what the program has not been told of.
+        // The kernel looks once more, and reports the events that the program has not seen.
         conn.is_late.store(false, SeqCst);
         let set = conn.late_fd.load(Relaxed);
         let events = conn.late_events.load(Relaxed);
@@ -517,7 +517,7 @@ fn forget(conn: &'static Conn, chan: Option<&Chan>) {
     }
 }
 
-/// The set itself is waited for, or has another name: from now on it is as the kernel has it.
+/// Keeps the kernel's view of a set exact from now on: the set itself is waited for, or has another descriptor.
 pub(crate) fn be_exact(fd: c_int) {
     if let Some(number) = table::get(fd).as_set()
         && let Some(slot) = claim(number)

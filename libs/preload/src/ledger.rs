@@ -17,7 +17,7 @@ use crate::{clock, hidden};
 static BASE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 /// Counted before there is a file too.
 static SEEN: AtomicU64 = AtomicU64::new(0);
-/// Where to look for a free row first.
+/// First row to check for a free one.
 static HINT: AtomicU32 = AtomicU32::new(0);
 
 fn at(index: usize) -> Option<&'static AtomicU64> {
@@ -25,7 +25,7 @@ fn at(index: usize) -> Option<&'static AtomicU64> {
     if base.is_null() || index >= LEN / 8 {
         return None;
     }
-    // SAFETY: inside the mapping, which is never taken away.
+    // SAFETY: inside the mapping, which is never unmapped.
     Some(unsafe { &*base.add(index) })
 }
 
@@ -79,7 +79,7 @@ fn ensure() {
     set(head(Head::Datagram), DATAGRAM.load(Relaxed));
 }
 
-/// A child begins a ledger of its own, with the rows of what it has inherited gone.
+/// Starts a new ledger in a child, without the rows of inherited connections.
 pub(crate) fn after_fork() {
     BASE.store(std::ptr::null_mut(), Relaxed);
     SEEN.store(0, Relaxed);
@@ -148,7 +148,7 @@ fn read() -> Option<weft_run::ledger::Ledger> {
     weft_run::ledger::parse(&bytes)
 }
 
-/// What is printed for `--explain`.
+/// Prints the text of `--explain`.
 pub(crate) fn explain() {
     let mut text = format!("weft run: process {}: ", std::process::id());
     let seen = SEEN.load(Relaxed);

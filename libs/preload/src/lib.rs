@@ -1,16 +1,16 @@
-//! `libweft-run.so`: what stands between an unmodified sockets program and the C library when `weft run` starts it.
+//! `libweft-run.so`: the library that `weft run` preloads between an unmodified sockets program and the C library.
 //!
 //! TCP sockets are followed from `socket` or `accept` on. A connection whose peer runs under weft too, on this host and of this user, gets a
 //! channel (link.rs): a ring of bytes for each direction in a shared segment, and a bell, which is a pair of Unix sockets whose readiness is
 //! that of the rings. Each direction goes over at a moment when nothing is under way on TCP, and can go back at any time. The TCP connection
-//! stays. Whatever is not understood stays on TCP. UDP sockets are followed too (dgram/). The formats are in `docs/spec/run.md`.
+//! stays. Everything that the library does not understand stays on TCP. UDP sockets are followed too (dgram/). The formats are in `docs/spec/run.md`.
 //!
 //! # Layers
 //!
-//! A module imports those of the lines before it, and of its own line without a circle:
+//! A module imports modules of earlier lines, and of its own line without cycles:
 //!
 //! - `next`, `kernel`, `clock`, `spin`, `lock`, `signal`, `iov`, `settings`: the functions behind ours, and small tools
-//! - `table`, `hidden`, `ledger`: what each descriptor is; what people are told
+//! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
 //! - `direction`, `lend`, `fetch`, `full`: each direction onto its ring and back; large sends from the program's memory

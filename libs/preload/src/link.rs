@@ -1,4 +1,4 @@
-//! How a connection comes to a channel, and gives it up.
+//! How a connection gets a channel and leaves it.
 
 use libc::c_int;
 use std::os::fd::AsFd;
@@ -38,7 +38,7 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
     }
 }
 
-/// What was counted was no send or receive after all.
+/// Takes back the count of a call that neither sent nor received.
 pub(crate) fn untick(conn: &Conn) {
     let phase = conn.phase.load(Relaxed);
     if phase == PROBING && crate::errno() == libc::EAGAIN && conn.ops.load(Relaxed) > 0 {
@@ -102,7 +102,7 @@ fn give_up(conn: &'static Conn, why: Why, big: &MutexGuard<'_, ()>) {
     conn.plain(why);
 }
 
-/// What was needed to find the peer.
+/// Closes the descriptors that were needed to find the peer.
 fn close_wires(slow: &mut Slow) {
     for fd in [slow.listener.take(), slow.wire.take()]
         .into_iter()
@@ -139,7 +139,7 @@ fn take(
     let listener = if let Some(listener) = slow.listener {
         listener
     } else {
-        // Somebody has the name: another process that shares the socket, or one that wants to keep us apart.
+        // The name is taken: by another process that shares the socket, or by one that wants to prevent the meeting.
         let Ok(listener) = meet::listen(ends) else {
             return Ok(None);
         };
@@ -175,7 +175,7 @@ pub(crate) fn join(conn: &Conn, inside: &Inside) -> bool {
     true
 }
 
-/// Back to TCP in both directions, for good. What is in the rings is still read from them.
+/// Moves both directions back to TCP for good. Bytes in the rings are still read from them.
 pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     let inside = conn.enter();
     let Some(chan) = conn.chan(&inside) else {
@@ -204,8 +204,8 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     }
 }
 
-/// The process becomes another program, which cannot read what is left in the ring. Where no other process can either, the connection ends: the program would
-/// go on behind a hole in its stream.
+/// Handles unread bytes in the ring when the process executes another program, which cannot read them. If no other process can either, the connection
+/// ends, because the program would continue behind a gap in its stream.
 pub(crate) fn end_with_unread(conn: &'static Conn) {
     let inside = conn.enter();
     let Some(chan) = conn.chan(&inside) else {

@@ -1,17 +1,17 @@
-//! A lock in memory that several processes share. A holder that has died does not keep it.
+//! A lock in memory that several processes share. The death of its holder releases it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::kernel;
 
-/// The holder's process number, and the top bit when somebody waits; 0: free.
+/// The holder's process number, and the top bit if another thread waits; 0: free.
 #[repr(transparent)]
 pub(crate) struct SharedLock(AtomicU32);
 
 const WAITED: u32 = 1 << 31;
 
-/// After so long a holder is looked for.
+/// A waiter checks after this time that the holder still lives.
 const PATIENCE_MS: i64 = 100;
 
 static OWN: AtomicU32 = AtomicU32::new(0);

@@ -1,4 +1,4 @@
-//! The functions that ours stand in front of.
+//! The C library's functions that ours intercept.
 
 #![allow(non_snake_case, reason = "the C library's names")]
 

@@ -1,4 +1,4 @@
-//! `poll` and `select`: each direction is looked for where it is.
+//! `poll` and `select`: each direction is polled on the descriptor that carries it.
 //!
 //! # Safety
 //!
@@ -39,7 +39,7 @@ fn is_ours(fd: c_int) -> bool {
             .is_some_and(|conn| matches!(conn.phase.load(SeqCst), conn::PROBING | conn::LINKED))
 }
 
-/// What is asked of the kernel in place of the program's list.
+/// The list passed to the kernel in place of the program's.
 struct Translated {
     fds: Vec<pollfd>,
     /// The program's entry that each one is for.
@@ -49,7 +49,7 @@ struct Translated {
     datagrams: Vec<dgram::ready::Waiting>,
 }
 
-/// `None`: the list is to be asked as it is.
+/// Translates the program's list. `None`: pass the list as it is.
 fn translate(list: &[pollfd]) -> Option<Translated> {
     if !list.iter().any(|one| is_ours(one.fd)) {
         return None;
@@ -77,7 +77,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
             put(at, one.fd, one.events);
             continue;
         };
-        // First the mark, then the look: who switches does it the other way round.
+        // Mark first, look second: a thread that switches does the reverse.
         let waiting = wait_tcp(conn, inside);
         let Some(chan) = conn.chan(&waiting.1) else {
             put(at, one.fd, one.events);
@@ -109,7 +109,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
             put(at, one.fd, libc::POLLPRI);
         }
         if matches!(rx, RING | BOTH) {
-            // It keeps nobody from anything: the direction has switched.
+            // It blocks nothing: the direction has switched.
             drop(waiting);
         } else {
             out.waiting.push(waiting);
@@ -135,7 +135,7 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
     list.iter().filter(|one| one.revents != 0).count() as c_int
 }
 
-/// What the rings say of a list, without asking the kernel.
+/// The rings' answer to a list, without asking the kernel.
 #[derive(Default)]
 struct Seen {
     /// Entries that have an answer.
@@ -146,7 +146,7 @@ struct Seen {
     has_rings: bool,
 }
 
-/// What the rings say of one entry: its answer. `None`: the kernel has to be asked.
+/// Returns the rings' answer to one entry. `None`: the kernel has to be asked.
 fn by_ring(one: pollfd) -> Option<c_short> {
     let (conn, inside) = conn::enter(one.fd)?;
     let chan = conn.chan(&inside)?;
@@ -202,7 +202,7 @@ thread_local! {
     static UNASKED: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Whether the kernel has to be asked for the other descriptors of a list, some of which are ready.
+/// Returns true if the kernel has to be asked for the other descriptors of a list of which some are ready.
 fn is_due() -> bool {
     let (turns, asked) = UNASKED.get();
     UNASKED.set((turns + 1, asked));
@@ -224,7 +224,7 @@ fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
     if !seen.is_partial {
         return Some(seen.ready);
     }
-    // Who does not wait wants to know of everything that is ready now.
+    // A caller that does not wait wants everything that is ready now.
     if may_wait && !is_due() {
         return Some(seen.ready);
     }
@@ -232,7 +232,7 @@ fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
     None
 }
 
-/// Asks by `call`, with the program's list or what stands for it.
+/// Asks by `call`, with the program's list or its translation.
 ///
 /// # Safety
 /// `fds` are `n` entries.
@@ -350,7 +350,7 @@ unsafe fn by_poll(
         crate::set_errno(libc::EBADF);
         return -1;
     }
-    // What select(2) takes for readable, writable and exceptional.
+    // The events that select(2) counts as readable, writable and exceptional.
     let means = [
         libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLHUP | libc::POLLERR,
         OUT | libc::POLLERR,
@@ -402,7 +402,7 @@ pub(crate) unsafe fn select(
     let began = clock::now();
     // SAFETY: the caller's promise.
     let rc = unsafe { by_poll(asked, [r, w, e], &raw const wait, std::ptr::null()) };
-    // Linux tells what is left.
+    // Linux returns the remaining time.
     let all = i128::from(wait.tv_sec) * 1_000_000_000 + i128::from(wait.tv_nsec);
     let left = (all - i128::from(clock::now() - began)).max(0);
     // SAFETY: the caller's promise.

@@ -23,7 +23,7 @@ const COUNTER_BYTES: usize = 64 << 10;
 fn counter() -> *mut AtomicU32 {
     let mut base = COUNTERS.load(Acquire);
     if base.is_null() {
-        // SAFETY: a new mapping, which is never taken away.
+        // SAFETY: a new mapping, which is never unmapped.
         let map = unsafe {
             libc::mmap(
                 null_mut(),
@@ -61,7 +61,7 @@ thread_local! {
 }
 
 extern "C" fn before_fork() {
-    // First: it waits for peers, which may need what is locked below.
+    // This comes first: it waits for peers, which may need the locks taken below.
     let sharing = Sharing::begin();
     let _ = SHARING.try_with(|held| held.set(sharing));
     dgram::fork::before();

@@ -30,7 +30,7 @@ fn has_followed(conn: &Conn, chan: &Chan) -> bool {
     conn.followed.load(Relaxed) == tx << 8 | rx
 }
 
-/// Whether all sets that the socket is in can be told to look elsewhere for what comes in.
+/// Returns true if all sets with the socket can watch another descriptor for incoming bytes.
 pub(crate) fn can_move(conn: &Conn, chan: &Chan, big: &MutexGuard<'_, ()>) -> bool {
     conn.slow(big).regs.iter().all(|reg| {
         sets::can_move(reg.set, reg.number, || {
@@ -46,7 +46,7 @@ fn once_can_move(reg: &Reg, chan: &Chan) -> bool {
     is_here && (!is_out || chan.mode().0 == RING) && has_fired(reg, chan).is_some()
 }
 
-/// Whether a registration that fires once would have to stand for two descriptors, were our sends on the ring and receives not.
+/// Returns true if a registration that fires once would have to cover two descriptors if our sends were on the ring and our receives were not.
 pub(crate) fn once_keeps_tcp(conn: &Conn, chan: &Chan, big: &MutexGuard<'_, ()>) -> bool {
     let keeps = |reg: &Reg| reg.events & ONESHOT != 0 && is_both(reg.events);
     chan.mode().1 != RING && conn.slow(big).regs.iter().any(keeps)
@@ -87,7 +87,7 @@ fn set_eager(chan: &Chan, eager: bool) {
     }
 }
 
-/// The kernel's own registration, and what is kept about it.
+/// Changes the kernel's registration and our record of it.
 ///
 /// # Safety
 /// As `epoll_ctl(2)`.
@@ -99,7 +99,7 @@ unsafe fn in_kernel(
     (set, op, fd, number): (c_int, c_int, c_int, usize),
     event: *mut epoll_event,
 ) -> c_int {
-    // What has fired is not in the set.
+    // A registration that has fired is not in the set.
     let is_gone = at.is_some_and(|at| regs[at].fired);
     let rc = match op {
         libc::EPOLL_CTL_DEL if is_gone => 0,
@@ -141,7 +141,7 @@ unsafe fn in_kernel(
     rc
 }
 
-/// Whether a registration would have to stand for two descriptors, which one that fires once cannot, unless sends go back to TCP.
+/// Returns true if a registration would have to cover two descriptors unless sends go back to TCP; one that fires once cannot.
 ///
 /// # Safety
 /// As `epoll_ctl(2)`.
@@ -170,7 +170,7 @@ pub(crate) unsafe fn epoll_ctl(
     if let Some(chan) = chan
         && !has_followed(conn, chan)
     {
-        // What another process did to a set that it shares: its registrations are ours to change.
+        // Another process changed a set that it shares: we have to update its registrations.
         follow(conn, chan, &big);
     }
     if let Some(chan) = chan
@@ -268,7 +268,7 @@ pub(crate) fn closing(
     late::follow(conn, chan.filter(|_| !last), &slow.regs);
 }
 
-/// The bell gets another number (under the lock): its registrations are made anew.
+/// The bell gets another number (under the lock): its registrations are made again.
 pub(crate) fn bell_moves(conn: &'static Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
     late::leave(conn, Some(chan), big);
     let slow = conn.slow(big);

@@ -1,7 +1,7 @@
 //! Registrations of connections in epoll sets.
 //!
-//! What stands in the kernel's epoll set for a direction is the descriptor that carries it: the TCP socket, or the bell, with the program's own
-//! `data`. The kernel does all the rest: level, edge, time-outs, nesting, other threads.
+//! The kernel's epoll set holds, for each direction, the descriptor that carries it (the TCP socket or the bell) with the
+//! program's `data`. The kernel does all the rest: level, edge, time-outs, nesting, other threads.
 
 use libc::c_int;
 use std::sync::MutexGuard;
@@ -17,10 +17,10 @@ use crate::sets::{IN, OUT, control, count_mixed, number};
 pub(crate) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
-/// What is left of the events of a registration that has fired.
+/// Event bits that remain in a registration that has fired.
 const PRIVATE: u32 = ONESHOT | EXCLUSIVE | (libc::EPOLLET | libc::EPOLLWAKEUP) as u32;
 
-/// Whether a registration that fires once has: its events are gone, as `/proc` shows. `None`: it does not say.
+/// Reports whether a registration that fires once has fired: its events are gone in `/proc`. `None`: `/proc` does not show it.
 pub(crate) fn has_fired(reg: &Reg, chan: &Chan) -> Option<bool> {
     if reg.fired {
         return Some(true);
@@ -45,12 +45,12 @@ pub(crate) fn is_both(events: u32) -> bool {
     events & IN != 0 && events & OUT != 0
 }
 
-/// What each of the two descriptors is to be registered for.
+/// Returns the events to register for the TCP socket and for the bell.
 fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
     let (tx, rx) = chan.mode();
     let flags = events & !(IN | OUT);
     let (mut tcp, mut bell) = (None, None);
-    // Who waits for neither still hears of errors, from where bytes come in.
+    // A registration for neither still reports errors, from the descriptor that carries incoming bytes.
     let input = if rx == RING { &mut bell } else { &mut tcp };
     if events & IN != 0 || events & OUT == 0 {
         *input = Some(flags | events & IN);
@@ -102,7 +102,7 @@ fn change(
         (Some(_), Some(then)) => {
             let rc = control(set, libc::EPOLL_CTL_MOD, fd, then, data);
             if rc != 0 && crate::errno() == libc::ENOENT {
-                // Another process that shares the set has taken it out.
+                // Another process that shares the set has removed it.
                 control(set, libc::EPOLL_CTL_ADD, fd, then, data)
             } else {
                 rc
@@ -117,7 +117,7 @@ fn change(
     if rc == 0 { Ok(()) } else { Err(crate::errno()) }
 }
 
-/// Whether another registration of a set has the bell itself.
+/// Returns true if another registration of a set uses the bell itself.
 pub(crate) fn is_taken(regs: &[Reg], set: c_int, fd: c_int) -> bool {
     regs.iter().any(|other| {
         other.set == set && other.fd != fd && other.bell.is_some() && other.own_bell < 0
@@ -132,7 +132,7 @@ fn bell_of(reg: &mut Reg, chan: &Chan) -> c_int {
     }
 }
 
-/// Brings a registration to what the directions are now. `again`: also where nothing changes, for a `MOD` tells of readiness anew. `taken`:
+/// Adapts a registration to the current directions. `again`: also if nothing changes, because a `MOD` reports readiness anew. `taken`:
 /// another registration of the set has the bell.
 pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
     if again {
@@ -141,7 +141,7 @@ pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Res
         && (reg.tcp.is_some() || reg.bell.is_some())
         && has_fired(reg, chan) == Some(true)
     {
-        // It fires no more until the program says so: nothing stands for it meanwhile.
+        // It does not fire again until the program rearms it: the set holds nothing for it meanwhile.
         let fd = bell_of(reg, chan);
         let _ = change(reg.set, fd, reg.bell.take(), None, 0, false);
         let _ = change(reg.set, reg.fd, reg.tcp.take(), None, 0, false);
@@ -158,7 +158,7 @@ pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Res
 
 fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
     let (tcp, bell) = wanted(chan, reg.events);
-    // First what is new: there is no moment in which nobody looks.
+    // Additions come first, so that at every moment one descriptor is watched.
     let fd = bell_of(reg, chan);
     match change(reg.set, fd, reg.bell, bell, reg.data, again) {
         // Another process that shares the set has put it in.

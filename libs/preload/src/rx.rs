@@ -18,10 +18,10 @@ use crate::iov::{cut, total};
 use crate::lend::memory;
 use crate::{clock, direction, hosts, kernel, late, link, ready, set_errno, signal};
 
-/// What the ring gave.
+/// Result of a receive from the ring.
 enum Step {
     Done(ssize_t),
-    /// It goes on over TCP, with so many bytes received already.
+    /// The receive continues over TCP, with this many bytes received already.
     Tcp(usize),
 }
 
@@ -30,7 +30,7 @@ fn failed(errno: c_int) -> ssize_t {
     -1
 }
 
-/// Flags whose bytes are not of the stream's count, or not of the stream.
+/// Flags whose bytes are not part of the stream's count, or not part of the stream.
 const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
 /// Receives into the vector. `real` is the program's own call.
@@ -137,17 +137,17 @@ unsafe fn receive_looking(
     }
 }
 
-/// Receives up to this many bytes may be all that the peer may send before it hears of them.
+/// After a receive of up to this many bytes the peer may wait for an acknowledgement before it sends more.
 const SHORT: ssize_t = 4096;
 
-/// After a receive over TCP: where what goes out goes over the ring, no segment of ours acknowledges it.
+/// Acknowledges a receive over TCP: if the outgoing direction is on the ring, no segment of ours does so.
 fn acknowledge(fd: c_int, side: &Side, n: ssize_t) {
     if (1..=SHORT).contains(&n) && side.tx_state.load(Relaxed) == RING {
         direction::acknowledge(fd);
     }
 }
 
-/// What a vector still has room for, from wherever it comes now. 0 when there is no more.
+/// Receives into the rest of a vector, from the direction's current source. Returns 0 if there is no more.
 unsafe fn remainder(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     let left = cut(iov, got);
     // SAFETY: the caller's promise.
@@ -171,21 +171,21 @@ fn over_tcp(
     }
     let n = real();
     if n > 0 && flags & ASIDE == 0 {
-        // What is discarded is not in the program's buffers, which may not be there at all.
+        // Discarded bytes are not in the program's buffers, which may not exist.
         if flags & libc::MSG_TRUNC == 0 {
             hosts::note_received(conn, iov, n as u64);
         }
         conn.rx_count.fetch_add(n as u64, SeqCst);
         conn.tell_tcp();
     } else if n < 0 {
-        // A program that looks again and again receives nothing by that: the peer has not done its part yet.
+        // An unsuccessful look does not count as a receive: the peer has not done its part yet.
         link::untick(conn);
     }
     conn.in_rx.fetch_sub(1, SeqCst);
     Some(n)
 }
 
-/// Receives from TCP what a vector still has room for, after a partial receive that was to be whole.
+/// Receives the rest of a vector from TCP, after a partial receive of a call that asked for all.
 unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     if flags & libc::MSG_WAITALL == 0 {
         return got as ssize_t;
@@ -195,7 +195,7 @@ unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     (got as ssize_t) + n.max(0)
 }
 
-/// What has come so far, or else why nothing did.
+/// Returns the bytes received so far, or the error if there are none.
 fn so_far(got: usize, errno: c_int) -> Step {
     Step::Done(if got > 0 {
         got as ssize_t
@@ -275,7 +275,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             continue;
         }
         if closed || ended {
-            // The rest of the stream, or its end, is TCP's.
+            // The rest of the stream, or its end, comes over TCP.
             if !closed && hosts::is_lost(chan, peer) {
                 return Step::Done(conn.reset(chan, Why::SideLost));
             }
@@ -292,7 +292,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
         }
         if may_not_block(chan, flags) {
             if bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan) {
-                // What was published before the end is looked at once more.
+                // The ring is checked once more for bytes published before the end.
                 ended = true;
                 continue;
             }
@@ -314,11 +314,11 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
     }
 }
 
-/// How long a peer that was there is taken to be, in nanoseconds; at least a tick of the kernel, by whose clock it is counted.
+/// How long a probe of the peer stays valid, in nanoseconds; at least a tick of the kernel, whose clock measures it.
 const THERE: u64 = 1_000_000;
 
-/// A program that looks again and again at a socket which is in no epoll set: the bell can wait, for who waits for it asks first. The kernel is asked from time to
-/// time whether the peer has been killed (under `rx_lock`).
+/// Returns true for a socket that a program polls repeatedly and that is in no epoll set: the bell can wait, because a thread that waits for it requests it
+/// first. From time to time it is false, so that the kernel is asked whether the peer has been killed (under `rx_lock`).
 fn was_just_probed(chan: &Chan) -> bool {
     let side = chan.side();
     if !is_only_looked_at(chan) {
@@ -332,13 +332,13 @@ fn was_just_probed(chan: &Chan) -> bool {
     false
 }
 
-/// The socket is in no epoll set, and its sender has not finished.
+/// Returns true if the socket is in no epoll set, and its sender has not finished.
 #[inline]
 fn is_only_looked_at(chan: &Chan) -> bool {
     chan.side().eager.load(Relaxed) == 0 && !chan.stream.has_finished(chan.peer())
 }
 
-/// As [`was_just_probed`], before `rx_lock` is taken: the ring is empty, and the peer was there when it was last looked for.
+/// As [`was_just_probed`], without `rx_lock`: the ring is empty, and the last probe found the peer.
 #[inline]
 fn is_still_empty(chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
@@ -347,7 +347,7 @@ fn is_still_empty(chan: &Chan) -> bool {
         && clock::about_now().wrapping_sub(side.probed.load(Relaxed)) < THERE
 }
 
-/// Whether the call must not wait, by its flags or its descriptor.
+/// Returns true if the call must not wait, by its flags or its descriptor.
 #[inline]
 fn may_not_block(chan: &Chan, flags: c_int) -> bool {
     flags & libc::MSG_DONTWAIT != 0 || chan.side().nonblock.load(Relaxed) != 0
@@ -361,8 +361,8 @@ fn spin(chan: &Chan) {
     spun.wait(|| !matches!(stream.ready(peer, head), Ok((0, false))));
 }
 
-/// The peer has closed its bell: its FIN or RST is there, or comes at once. Where memory for TCP is short the kernel drops even what stays on the host,
-/// and sends it again later; a program that was told by the bell has to find the end all the same.
+/// The peer has closed its bell: its FIN or RST is there, or comes at once. If memory for TCP is short, the kernel drops even segments that stay on the host,
+/// and sends them again later; a program that the bell has woken has to find the end all the same.
 const END_MS: c_int = 2000;
 
 fn await_end(conn: &Conn) {
@@ -372,7 +372,7 @@ fn await_end(conn: &Conn) {
     }
 }
 
-/// Before the program waits for the socket by `poll` or `select`: a bell that was left is taken, so that readiness is the ring's.
+/// Reads a bell that was left, before the program waits for the socket by `poll` or `select`, so that readiness is the ring's.
 pub(crate) fn take_bell_for_poll(chan: &Chan) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     if side.rx_state.load(SeqCst) != RING {

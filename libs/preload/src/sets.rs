@@ -1,4 +1,4 @@
-//! Epoll sets, and what the kernel has in them.
+//! Epoll sets, and the kernel's registrations in them.
 //!
 //! # Safety
 //!
@@ -46,12 +46,12 @@ pub(crate) fn after_fork() {
     FOREIGN.store(NEXT_SET.load(Relaxed), Relaxed);
 }
 
-/// Whether a set was made before a fork, in a parent that has it too.
+/// Returns true if a set was made before a fork, in a parent that has it too.
 pub(crate) fn is_foreign(number: usize) -> bool {
     number < FOREIGN.load(Relaxed)
 }
 
-/// Whether a registration's set, of this number, is one that can be told to look elsewhere, or none any more. `is_fit`: whether the registration can.
+/// Returns true if the registration's set of this number can watch another descriptor, or is gone. `is_fit`: whether the registration can.
 pub(crate) fn can_move(set: c_int, number: usize, is_fit: impl FnOnce() -> bool) -> bool {
     match table::get(set).as_set() {
         Some(now) if now == number => number != 0 && is_fit(),
@@ -73,7 +73,7 @@ pub(crate) fn control(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) 
     unsafe { next::epoll_ctl(set, op, fd, &raw mut event) }
 }
 
-/// So many registrations more, or less, stand for two descriptors.
+/// Adds `n`, which may be negative, to the count of registrations that cover two descriptors.
 pub(crate) fn count_mixed(n: isize) {
     MIXED.fetch_add(n.cast_unsigned(), SeqCst);
 }
@@ -94,7 +94,7 @@ pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
     if n < 2 || (MIXED.load(SeqCst) == 0 && !shared) {
         return n;
     }
-    // SAFETY: the kernel has written so many.
+    // SAFETY: the kernel has written `n` events.
     let events = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
     let mut kept = 0;
     for at in 0..events.len() {

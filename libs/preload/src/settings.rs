@@ -1,4 +1,4 @@
-//! What holds for the whole process: whether connections may leave TCP, and how soon they look for their peers.
+//! Settings of the whole process: permission for connections to leave TCP, and how soon they look for their peers.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -1,4 +1,4 @@
-//! Signal handlers that use the socket on which they have interrupted their thread.
+//! Signal handlers that use the socket of the call that they have interrupted.
 //!
 //! The thread may hold a lock of that socket. A handler that waited for it would wait for ever, so such a call fails with `EAGAIN`. While the thread is in the
 //! kernel it holds none, and the handler's call is carried out.
@@ -31,13 +31,13 @@ pub(crate) fn enter<T>(socket: &'static T) -> Option<Busy> {
     Some(again(socket))
 }
 
-/// Whether this thread works on the socket.
+/// Returns true if this thread works on the socket.
 #[inline]
 pub(crate) fn is_inside<T>(socket: &T) -> bool {
     BUSY.get() == std::ptr::from_ref(socket).cast()
 }
 
-/// `None`: it works on some socket already, and was interrupted. What is not needed for the call's result can wait.
+/// Returns `None` if the thread was interrupted in its work on a socket. Work that the call's result does not need can wait.
 #[inline]
 pub(crate) fn enter_idle<T>(socket: &'static T) -> Option<Busy> {
     BUSY.get().is_null().then(|| again(socket))
@@ -56,8 +56,8 @@ pub(crate) fn outside<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// Whether a signal that the program handles ends its waits: one of its handlers was installed without `SA_RESTART`. Which signal it was
-/// that came is not known.
+/// Returns true if a signal that the program handles ends its waits: one of its handlers was installed without `SA_RESTART`. The signal that
+/// came is unknown.
 pub(crate) fn interrupts() -> bool {
     (1..=64).any(|signal| {
         // SAFETY: asks for the handler of a signal; zeros are a valid answer.

@@ -1,4 +1,4 @@
-//! The calls that make, connect and set sockets, and wait for them.
+//! The calls that make, connect, configure and wait for sockets.
 //!
 //! # Safety
 //!
@@ -21,10 +21,10 @@ use crate::{
     ready, sets, settings,
 };
 
-/// A descriptor is new: whatever was known of its number is of the past.
+/// Forgets the previous state of a new descriptor's number.
 fn fresh(fd: c_int) {
     if fd >= 0 && table::get(fd) != Entry::NONE {
-        // It was closed behind our back; what is left of it goes without touching the descriptor.
+        // It was closed unseen by the library; its state is dropped without touching the descriptor.
         descriptor::forget(fd);
     }
 }

@@ -1,4 +1,4 @@
-//! Looking at an empty ring for a moment before sleeping: waking a thread costs more, where the peer runs on another processor.
+//! Spinning on an empty ring for a moment before sleeping: waking a thread costs more if the peer runs on another processor.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
@@ -6,15 +6,15 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::clock;
 
-/// For how long an empty ring is looked at, in nanoseconds: as long as it takes to put a thread to sleep and to wake it.
+/// Spin time on an empty ring, in nanoseconds: the cost of putting a thread to sleep and waking it.
 const LOOK: u64 = 20_000;
-/// Others that want this processor get it after so many looks, twice as many, and so on, and each time after so many at last: the peer may be one of them.
+/// Looks until the first yield of the processor. The distance doubles up to `YIELD` looks. The peer may be one of the threads that want the processor.
 const YIELD_FIRST: u32 = 16;
 const YIELD: u32 = 128;
 
-/// So many looks in a row that brought nothing end them,
+/// Spinning stops after this many unsuccessful spins in a row,
 const LOST: u32 = 8;
-/// but for one of so many.
+/// except for one of this many.
 const AGAIN: u32 = 32;
 
 /// How often a ring of datagrams, or a loan, is looked at. None where there is one processor.
@@ -43,7 +43,7 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
         let is_early = n >= YIELD_FIRST && n.is_power_of_two();
         if is_early || n.is_multiple_of(YIELD) {
             std::thread::yield_now();
-            // Somebody else had it for long: so it is wanted.
+            // Another thread had the processor for long, so others want it.
             if clock::now() - at > LOOK {
                 break;
             }
@@ -52,13 +52,13 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
     is_there()
 }
 
-/// Learns whether looking pays. It does not where both ends share a processor, or the peer takes its time. Zeros are a valid value: it is in memory that
+/// Learns whether spinning pays. It does not if both ends share a processor, or the peer is slow. Zeros are a valid value: it is in memory that
 /// processes share.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Spun(AtomicU32);
 
-/// Looks after so many looks without success, if that has a chance. Says whether there is something, and the count from then on.
+/// Spins after `lost` unsuccessful spins, if that has a chance. Returns whether there is something, and the new count.
 fn try_look(lost: u32, is_there: impl FnMut() -> bool) -> (bool, u32) {
     if lost >= LOST && !lost.is_multiple_of(AGAIN) {
         return (false, if lost == u32::MAX { LOST } else { lost + 1 });

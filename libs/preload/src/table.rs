@@ -1,4 +1,4 @@
-//! What each descriptor of the process is to us.
+//! The library's record of each descriptor of the process.
 
 use libc::c_int;
 use std::sync::atomic::{
@@ -71,7 +71,7 @@ pub(crate) fn get(fd: c_int) -> Entry {
     }
 }
 
-/// Whether the program must not use a descriptor; `errno` says so then.
+/// Returns true if the program must not use a descriptor, and sets `errno` then.
 pub(crate) fn refuses(fd: c_int) -> bool {
     let is_hidden = get(fd) == Entry::HIDDEN;
     if is_hidden {

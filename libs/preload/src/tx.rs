@@ -19,15 +19,15 @@ use crate::lend::{self, Plan};
 use crate::lock::Held;
 use crate::{direction, full, hosts, kernel, link, next, ready, set_errno, signal};
 
-/// As much is made visible at once, so that the receiver begins while the rest is copied.
+/// Bytes published at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
-/// Sends over TCP in a row after which the sender pauses for the receiver to catch up, and how often it does.
+/// Number of consecutive sends over TCP after which the sender pauses for the receiver to catch up, and the number of pauses.
 const RUN: u32 = 3;
 const PAUSES: u32 = 64;
 
 enum Step {
     Done(ssize_t),
-    /// It goes on over TCP, with so many bytes sent already.
+    /// The send continues over TCP, with this many bytes sent already.
     Tcp(usize),
 }
 
@@ -143,7 +143,7 @@ fn following(
     let sent = n.max(0) as u64;
     conn.tx_count.fetch_add(sent, SeqCst);
     stream.end_tcp(chan.role, sent);
-    // A sender that never stops gives the receiver no moment in which all is received.
+    // A sender that never stops leaves the receiver no moment in which all bytes are received.
     if is_here && n > 0 && flags & libc::MSG_OOB == 0 && side.run.fetch_add(1, Relaxed) >= RUN {
         pause(chan);
     }
@@ -168,13 +168,13 @@ fn pause(chan: &Chan) {
     }
 }
 
-/// Sends what is left over TCP, after the direction was closed in the middle of a send.
+/// Sends the rest over TCP, after the direction was closed in the middle of a send.
 unsafe fn rest(fd: c_int, source: &Source<'_>, flags: c_int, sent: usize) -> ssize_t {
     let Source::Memory(iov) = source else {
-        // The file's position stands behind what was sent.
+        // The file's position is behind the bytes sent.
         return sent as ssize_t;
     };
-    // SAFETY: the caller's promise. Without a signal: some bytes have gone, the next call tells.
+    // SAFETY: the caller's promise. Without a signal: some bytes have gone, and the next call reports the error.
     let n = unsafe { kernel::send(fd, &cut(iov, sent), flags | libc::MSG_NOSIGNAL) };
     (sent as ssize_t) + n.max(0)
 }
@@ -222,13 +222,13 @@ unsafe fn copy_in(
     }
 }
 
-/// What became of a loan.
+/// Outcome of a loan.
 enum Lent {
     /// It is sent.
     Sent,
-    /// It is, and the call is over: a signal, or the peer's end.
+    /// It is sent, and the call ends: a signal, or the peer's end.
     Last,
-    /// The direction goes over TCP from here on; it is not sent.
+    /// It is not sent: the direction continues over TCP from here on.
     Closed,
     Broken,
 }
@@ -263,7 +263,7 @@ fn lent(
     drop(held);
     if how == Published::Ring {
         conn.row.count(Word::Bells, 1);
-        // That the peer is gone shows below, or at the next call.
+        // The end of the peer shows below, or at the next call.
         bell::ring(chan.bell());
     }
     if is_protected {
@@ -279,10 +279,10 @@ fn lent(
     }
 }
 
-/// How a send goes on.
+/// Next step of a send.
 enum Next {
     Over(Step),
-    /// There is more, and nothing to wait for: with so many bytes sent.
+    /// There is more, and nothing to wait for: this many bytes are sent.
     More(usize),
     /// There is no room.
     Full(Heard),
@@ -354,7 +354,7 @@ unsafe fn publish(
     Next::More(sent)
 }
 
-/// Sends what there is room for at once, by a copy or a loan. `must_ring`: where there is no room, the bell is filled.
+/// Sends as much as there is room for, by a copy or a loan. `must_ring`: fill the bell if there is no room.
 unsafe fn step(
     conn: &'static Conn,
     chan: &Chan,
@@ -429,7 +429,7 @@ unsafe fn step(
     Next::Full(heard)
 }
 
-/// A look at a full ring for a moment, before the caller sleeps or is told that there is no room.
+/// Spins on a full ring for a moment, before the caller sleeps or reports that there is no room.
 fn spin(chan: &Chan) {
     let (stream, role) = (&chan.stream, chan.role);
     let tail = chan.side().tail.load(Relaxed);

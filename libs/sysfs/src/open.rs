@@ -63,7 +63,7 @@ creats! {
     creat64;
 }
 
-/// Whether a mode of `fopen(3)` asks to write.
+/// Returns true if a mode of `fopen(3)` asks to write.
 ///
 /// # Safety
 /// A C string.
@@ -89,7 +89,7 @@ macro_rules! fopens {
         fn $again(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE {
             let next = real!($again(*const c_char, *const c_char, *mut FILE) -> *mut FILE);
             match private(path) {
-                // A file that is closed whatever comes; a file that nobody may write to is opened to read, and writing fails then.
+                // The old file is closed in every case. A read-only file is opened to read, and writing fails then.
                 Some(path) if path.read_only() && writes(mode) => next(path.as_ptr(), c"r".as_ptr(), file),
                 Some(path) => next(path.as_ptr(), mode, file),
                 None => next(path, mode, file),

@@ -1,4 +1,4 @@
-//! Which paths are ours, and where they lead.
+//! The paths that this library redirects, and where they lead.
 //!
 //! # Safety
 //!
@@ -18,7 +18,7 @@ const PLACES: [&[&[u8]]; 4] = [
     &[b"dev", b"infiniband"],
 ];
 
-/// Whether an absolute path leads into one of the places. Empty components and `.` count for nothing; what leads there through `..` or a link of the
+/// Returns true if an absolute path leads into one of the places. Empty components and `.` count for nothing; what leads there through `..` or a link of the
 /// machine is not seen.
 fn is_ours(path: &[u8]) -> bool {
     if path.first() != Some(&b'/') {
@@ -52,7 +52,7 @@ impl Private {
         self.path.as_ptr()
     }
 
-    /// Whether nothing may be written there.
+    /// Returns true if nothing may be written there.
     pub(crate) fn read_only(&self) -> bool {
         self.sys
     }
@@ -74,7 +74,7 @@ impl Private {
     }
 }
 
-/// Where a path of the program's leads, if it is one of ours.
+/// Returns the destination of a program's path, if this library redirects it.
 ///
 /// # Safety
 /// Null or a C string.
@@ -95,7 +95,7 @@ pub(crate) unsafe fn private(path: *const c_char) -> Option<Private> {
     Some(Private { path, sys })
 }
 
-/// How many bytes to leave out at the front of a path so that the private folder's name does not show.
+/// Returns how many bytes to remove at the front of a path to hide the private folder's name.
 pub(crate) fn hidden(path: &[u8]) -> usize {
     if root::is_busy() {
         return 0;
@@ -119,7 +119,7 @@ pub(crate) unsafe fn show(path: *mut c_char) -> *mut c_char {
     let (len, skip) = (bytes.len(), hidden(&bytes[..bytes.len() - 1]));
     if skip > 0 {
         if skip == len - 1 {
-            // The folder itself stands for the root.
+            // The folder itself represents the root.
             // SAFETY: it is longer than this.
             unsafe { (path.write(b'/' as c_char), path.add(1).write(0)) };
         } else {

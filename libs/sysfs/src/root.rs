@@ -1,8 +1,8 @@
-//! The private folder: which one it is, and who writes it.
+//! The private folder: its place, and the process that writes it.
 //!
-//! A tree of files is made once for the same devices and addresses of this host, by the first process that looks, below a folder that the processes of a
+//! The first process that looks makes a tree of files, once for the same devices and addresses of this host, below a folder that the processes of a
 //! user share: `WEFT_SYSFS`, which `weft verbs` names after the process that it becomes and which that process removes when it ends; else
-//! `/dev/shm/weft-sysfs-UID`, which stays. It is written under another name and renamed, so that nobody finds half of one.
+//! `/dev/shm/weft-sysfs-UID`, which stays. It is written under another name and renamed, so that no process finds half of one.
 //!
 //! # Safety
 //!
@@ -74,7 +74,7 @@ pub(crate) fn root() -> Option<&'static CStr> {
     }
 }
 
-/// Whether this thread is at work on the tree.
+/// Returns true if this thread is at work on the tree.
 pub(crate) fn is_busy() -> bool {
     BUSY.get()
 }
@@ -98,7 +98,7 @@ pub(crate) fn bases() -> &'static [PathBuf] {
     static BASES: AtomicPtr<Vec<PathBuf>> = AtomicPtr::new(null_mut());
     let mut bases = BASES.load(Ordering::Acquire);
     if bases.is_null() {
-        // SAFETY: takes nothing.
+        // SAFETY: no arguments.
         let name = format!("weft-sysfs-{}", unsafe { libc::geteuid() });
         let named = std::env::var_os(SETTING).map(PathBuf::from);
         let temporary = std::env::temp_dir();
@@ -141,16 +141,16 @@ fn find() -> io::Result<PathBuf> {
     Err(first.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }
 
-/// Makes a folder that all may look into and only its owner may change, whatever the umask of the program is.
+/// Makes a folder that everyone may read and only its owner may change, independent of the program's umask.
 fn make_folder(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(0o700).create(path)?;
     fs::set_permissions(path, Permissions::from_mode(0o755))
 }
 
-/// Where others can write, others can put there what they like.
+/// Refuses a folder that others can write to, because they could put any files there.
 fn trusted(path: &Path) -> io::Result<()> {
     let about = fs::symlink_metadata(path)?;
-    // SAFETY: takes nothing.
+    // SAFETY: no arguments.
     let me = unsafe { libc::geteuid() };
     let closed = about.is_dir() && about.permissions().mode() & 0o022 == 0;
     if closed && (about.uid() == me || about.uid() == 0) {
@@ -175,7 +175,7 @@ fn in_base(base: &Path, name: &str, library: &Path) -> io::Result<PathBuf> {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    // SAFETY: takes nothing.
+    // SAFETY: no arguments.
     let thread = unsafe { libc::gettid() };
     let new = base.join(format!("new-{thread}-{}", now.as_nanos()));
     make_folder(&new)?;
@@ -190,7 +190,7 @@ fn in_base(base: &Path, name: &str, library: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Has libibverbs write its devices, and puts the machine's own beside them.
+/// Makes libibverbs write its devices, and adds the machine's devices.
 fn make(dir: &Path, library: &Path) -> io::Result<()> {
     let path = CString::new(library.as_os_str().as_bytes())?;
     let folder = CString::new(dir.as_os_str().as_bytes())?;
@@ -225,7 +225,7 @@ fn make(dir: &Path, library: &Path) -> io::Result<()> {
     }
 }
 
-/// What is on the machine beside the tree's folders, as links, so that `..` leads from the tree to where it should.
+/// Adds links to the machine's siblings of the tree's folders, so that `..` leads from the tree to the right place.
 fn neighbours(dir: &Path) -> io::Result<()> {
     for folder in [
         "sys",
@@ -259,7 +259,7 @@ fn beside(name: &str) -> io::Result<PathBuf> {
     // SAFETY: all zeros is a value of the type.
     let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };
     let here: fn(&str) -> io::Result<PathBuf> = beside;
-    // SAFETY: an address of this library, and a place for what is known of it.
+    // SAFETY: an address of this library, and a place for the result.
     let found = unsafe { libc::dladdr(here as *const libc::c_void, &raw mut about) };
     if found == 0 || about.dli_fname.is_null() {
         return Err(io::Error::other("the loader does not know this library"));
@@ -357,7 +357,7 @@ fn owned() -> Option<PathBuf> {
 static OWNER: AtomicU32 = AtomicU32::new(0);
 static OWNED: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 
-/// Removes the folder, if that is for this process to do. It takes no memory and no lock: a program can end itself in the middle of anything.
+/// Removes the folder, if this process owns it. It allocates no memory and takes no lock: a program can end itself at any point.
 pub(crate) extern "C" fn remove() {
     let folder = OWNED.load(Ordering::Acquire);
     if folder.is_null() || std::process::id() != OWNER.load(Ordering::Relaxed) {
@@ -374,7 +374,7 @@ fn clear(parent: c_int, name: *const c_char) -> bool {
     if fd < 0 {
         return false;
     }
-    // What is removed moves the rest: from the beginning, until nothing can be removed.
+    // Each removal moves the other entries, so the scan starts again until nothing can be removed.
     while clear_once(fd) {
         // SAFETY: a descriptor of ours.
         unsafe { libc::syscall(libc::SYS_lseek, fd, 0, libc::SEEK_SET) };
@@ -386,9 +386,9 @@ fn clear(parent: c_int, name: *const c_char) -> bool {
     }
 }
 
-/// Removes what an open folder lists; whether there was something.
+/// Removes the entries of an open folder. Returns whether there were any.
 fn clear_once(fd: c_int) -> bool {
-    /// Where the length and the name are in an entry: see getdents64(2).
+    /// Offsets of the length and the name in an entry: see getdents64(2).
     const LEN: usize = 16;
     const NAME: usize = 19;
     let mut buf = [0_u8; 2048];

@@ -1,8 +1,8 @@
-//! Calls that walk through folders: within the C library they open folders by ways of their own.
+//! Calls that walk through folders: the C library's versions open folders by internal calls.
 //!
 //! # Safety
 //!
-//! See the crate's. The functions that `glob(3)` is given have the types that its manual page says.
+//! See the crate's. The functions passed to `glob(3)` have the types of its manual page.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -51,7 +51,7 @@ type Visit = unsafe extern "C" fn(*const c_char, *const Stat, c_int) -> c_int;
 type VisitN = unsafe extern "C" fn(*const c_char, *const Stat, c_int, *mut Ftw) -> c_int;
 
 thread_local! {
-    /// What the program wants called in the walk of this thread.
+    /// The program's function for the walk of this thread.
     static VISIT: Cell<Option<Visit>> = const { Cell::new(None) };
     static VISIT_N: Cell<Option<VisitN>> = const { Cell::new(None) };
 }
@@ -65,7 +65,7 @@ unsafe fn public(path: *const c_char) -> (*const c_char, usize) {
 }
 
 unsafe extern "C" fn visit(path: *const c_char, stat: *const Stat, kind: c_int) -> c_int {
-    // SAFETY: what the C library gives, for the function that the program gave.
+    // SAFETY: the C library's arguments, passed to the program's function.
     unsafe {
         VISIT
             .get()
@@ -142,7 +142,7 @@ macro_rules! globs {
                 // Its own functions open its folders.
                 return next(pattern, flags, error, found);
             }
-            // Without the flag nobody looks at the functions.
+            // Without the flag the C library does not use the functions.
             (*found).opendir = Some(opendir);
             (*found).readdir = Some(libc::readdir);
             (*found).closedir = Some(libc::closedir);

@@ -45,7 +45,7 @@ static void check(const void *p, size_t n) {
     rx += n;
 }
 
-/* Sends what stands in the buffer, which is of the stream. */
+/* Sends the buffer's contents, which are part of the stream. */
 static void put(int fd, const void *p, size_t n) {
     const char *b = p;
     while (n > 0) {
@@ -57,7 +57,7 @@ static void put(int fd, const void *p, size_t n) {
 }
 static void fill_put(int fd, void *p, size_t n) { fill(p, n); put(fd, p, n); }
 
-/* Receives and checks so many bytes. */
+/* Receives and checks n bytes. */
 static void get(int fd, size_t n) {
     static uint8_t *to;
     if (!to) to = malloc(4 * BIG);
@@ -325,7 +325,7 @@ static void calls_tx(int fd) {
         case 7: CHECK(write(p[1], "xyz", 3) == 3 && read(p[0], b + 4097, 3) == 3 && b[4097] == 'x'); break;
         }
     }
-    /* And from the peer itself, into what is under way to it. */
+    /* And from the peer itself, into the bytes under way to it. */
     fill_put(fd, b, BIG);
     size_t n = 0;
     while (n < 300000) { ssize_t k = recv(fd, b + n, 300000 - n, 0); CHECK(k > 0); n += k; }
@@ -412,7 +412,7 @@ static void heirs_tx(int fd) {
         if (pid == 0) {
             if (i % 2 == 0) close(fd);
             memset(b, 0xee, BIG);
-            /* And what was sent after the fork is not the parent's alone either. */
+            /* Memory sent after the fork is shared with the parent, too. */
             for (int k = 0; k < 30; k++) { nap(1); memset(b, 0xdd, 10); memset(b + BIG / 2, 0xdd, BIG / 2); }
             _exit(0);
         }
@@ -460,7 +460,7 @@ static void others_tx(int fd) {
     shm_unlink(name);
     shmctl(id, IPC_RMID, 0);
 }
-/* The same kinds, which nobody else writes to: two names of each in this process. */
+/* The same kinds, which no other process writes to: two names of each in this process. */
 static void twins_tx(int fd) {
     char name[64];
     snprintf(name, sizeof name, "/weft-lend-%d", getpid());
@@ -548,7 +548,7 @@ static void stopped_tx(int fd) {
     kill(receiver, SIGCONT);
     for (int i = 0; i < 3; i++) { fill_put(fd, b, BIG); memset(b, 0xee, BIG); }
 }
-/* A command is run while the peer takes nothing: it does not wait for it. */
+/* A command runs while the peer reads nothing: the command does not wait for it. */
 static void command_tx(int fd) {
     char *b = pages(BIG);
     nap(50);
@@ -573,7 +573,7 @@ static void busy_tx(int fd) {
     nap(100);
     exit(0);
 }
-/* One side gives up its rights, if it has any, with bytes under way. */
+/* One side drops its rights, if it has any, with bytes under way. */
 static void drop_rights(void) { if (getuid() == 0) CHECK(setgid(65534) == 0 && setuid(65534) == 0); }
 static void drop_rx(int fd) { nap(20); get(fd, 5000); nap(100); drop_rights(); late_rx(fd); }
 static void drop_tx(int fd) { char *b = pages(BIG); fill_put(fd, b, BIG); drop_rights(); for (int i = 0; i < 3; i++) { fill_put(fd, b, BIG); memset(b, 0xee, BIG); } }

@@ -1,4 +1,4 @@
-/* Allocations of all kinds, with or without a library that gives large ones pages of their own. `pages own`: it is there. Prints "ok". */
+/* Allocations of all kinds, with or without a library that puts large ones on separate pages. `pages own`: the library is loaded. Prints "ok". */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -86,13 +86,13 @@ int main(int argc, char **argv) {
         free(mine);
     }
     for (int i = 0; i < 4; i++) pthread_join(t[i], 0);
-    /* What the C library has allocated itself is freed by the program. */
+    /* The program frees memory that the C library has allocated itself. */
     char *line = 0, *text = 0;
     size_t size = 0;
     FILE *f = fmemopen("word\n", 5, "r");
     CHECK(getline(&line, &size, f) == 5 && asprintf(&text, "%s%50000d", line, 1) == 50005);
     free(line); free(text); fclose(f);
-    /* What cannot be had. */
+    /* Impossible allocations. */
     volatile size_t most = SIZE_MAX;
     void *at = (void *)1;
     errno = 0; CHECK(malloc(most) == 0 && errno == ENOMEM);
@@ -100,7 +100,7 @@ int main(int argc, char **argv) {
     errno = 0; CHECK(calloc(most / 2, 3) == 0 && errno == ENOMEM);
     errno = 0; CHECK(reallocarray(0, most / 2, 3) == 0 && errno == ENOMEM);
     CHECK(posix_memalign(&at, 4, 100000) == EINVAL && posix_memalign(&at, 48, 100000) == EINVAL && at == (void *)1);
-    /* A gigabyte that nobody touches takes none. */
+    /* An untouched gigabyte uses no memory. */
     char *sparse = calloc(1 << 30, 1);
     CHECK(sparse && sparse[500 << 20] == 0);
     free(sparse);

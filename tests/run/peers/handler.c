@@ -1,4 +1,4 @@
-// A program whose signal handler uses the connections that it interrupts: `handler stream|datagram`. Both ends are in one process, an echo thread beside.
+// A program whose signal handler uses the connections that it interrupts: `handler stream|datagram`. Both ends are in one process, with an echo thread.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -16,7 +16,7 @@ static volatile long handled, again, other;
 
 static void use(int fd) {
     char byte;
-    // Nothing is taken, nothing is sent: the stream stays as it is.
+    // The calls consume and send nothing: the stream stays as it is.
     ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (n < 0 && errno != EAGAIN) other++;
     n = send(fd, &byte, 0, MSG_DONTWAIT);

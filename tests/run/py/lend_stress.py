@@ -90,7 +90,7 @@ class End:
 
     def poll(self):
         p = select.poll()
-        # Whether there is room is a matter of the buffers' sizes.
+        # Writability depends on the buffers' sizes, so it is not compared.
         p.register(self.sock, select.POLLIN | select.POLLPRI)
         return [e for _, e in p.poll(0)]
 
@@ -188,7 +188,7 @@ def one_round(rng, say):
         k = rng.randint(0, 1)
         what = rng.choice(["move"] * 6 + ["send"] * 4 + ["receive"] * 4 + ["fionread", "poll", "dontwait", "fork", "shutdown"])
         if what == "move" and not shut[k] and inbox[1 - k] == 0:
-            # Both at once: what is near waits for what is far.
+            # Both at once: the local call waits for the remote one.
             n = rng.choice((5000, 40000, 100000, 300000, 900000))
             send = ("send", n, rng.choice((0, 0, 100, 4096)), rng.randint(0, 2), rng.randint(0, 3))
             receive = ("receive", n, rng.randint(0, 3), rng.choice((3000, 70000, SIZE // 2)))
@@ -199,7 +199,7 @@ def one_round(rng, say):
             say(step, k, send, receive, *results)
         elif what == "send" and not shut[k]:
             n = rng.choice((1, 100, 5000, 60000))
-            # TCP's buffers take no more for sure.
+            # TCP's buffers may not hold more.
             if inbox[1 - k] + n > 100000:
                 continue
             do(k, "send", n, rng.choice((0, 77)), rng.randint(0, 2), rng.randint(0, 3))

@@ -24,7 +24,7 @@ def serve(port, how):
     known = {}
 
     def handle(conn, fd):
-        # False: it is at its end.
+        # Returns False at the end of the stream.
         while True:
             if conn.left:
                 try:
@@ -43,7 +43,7 @@ def serve(port, how):
     def work():
         while True:
             for fd, _ in ep.poll():
-                # An exclusive registration may tell several threads, and one of them has closed it by now.
+                # An exclusive registration may wake several threads, and one of them has closed it by now.
                 conn = known.get(fd)
                 if conn is None:
                     continue
@@ -55,7 +55,7 @@ def serve(port, how):
                     conn.busy.release()
                     continue
                 wants = handle(conn, fd)
-                # An exclusive registration cannot be changed: what is left waits for its turn here.
+                # An exclusive registration cannot be changed: the rest waits for its turn here.
                 while not once and wants == select.EPOLLOUT:
                     select.select([], [conn.sock], [])
                     wants = handle(conn, fd)

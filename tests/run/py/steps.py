@@ -74,7 +74,7 @@ def disturbed(rng, how):
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve():
-        # Who was to call may have been killed before.
+        # The caller may have been killed before.
         listener.settimeout(0.3 if how == "kill" else PATIENCE)
         try:
             sock, _ = listener.accept()

@@ -153,7 +153,7 @@ def one_round(rng, say):
                 for n, s in enumerate(sets):
                     events = s.poll(0)
                     if any((n, j) in registered and registered[(n, j)] & select.EPOLLET for j in (0, 1)):
-                        # How often an edge is told is the kernel's matter; that it is not lost is seen at the end.
+                        # The kernel decides how often it reports an edge; the end shows that none is lost.
                         continue
                     say(step, n, what, sorted((0 if fd == ends[0].sock.fileno() else 1, e) for fd, e in events))
         elif what in ("register", "modify", "unregister"):

@@ -50,7 +50,7 @@ def named():
                 got.append(("bytes", receiver.recvfrom(70000, socket.MSG_PEEK)))
             except BlockingIOError:
                 pass
-        # What comes meanwhile changes nothing.
+        # Datagrams that come meanwhile change nothing.
         for _ in range(rng.randint(0, 2)):
             send()
     return got

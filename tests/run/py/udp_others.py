@@ -49,7 +49,7 @@ for wait in ("select", "poll"):
         receiver.recv(200)
         rounds += 1
         assert rounds < ENOUGH, f"{wait} has not told of the pipe"
-    # Who does not wait is told of all.
+    # A call that does not wait reports everything.
     found = set(select.select([receiver, other], [], [], 0)[0])
     assert other in found, found
     os.close(other)

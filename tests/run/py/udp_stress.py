@@ -121,7 +121,7 @@ def receive(rng, ends, end, what, say):
         return say(end.number, what, digest(end.sock.recv(n, socket.MSG_PEEK)))
     sender, data = end.inbox.pop(0)
     if what in ("recv", "read") and n == 0:
-        # Python's recv(0) and a read of nothing take nothing.
+        # Python's recv(0) and a read of zero bytes consume nothing.
         end.inbox.insert(0, (sender, data))
     if what == "recv":
         got = end.sock.recv(n)
@@ -165,7 +165,7 @@ def ready(rng, ends, end, what, sets, registered, say):
     elif what == "epoll":
         for number, one in enumerate(sets):
             if any(events & select.EPOLLET for (at, _), events in registered.items() if at == number):
-                # How often an edge is told is the kernel's matter; that none is lost is seen elsewhere.
+                # The kernel decides how often it reports an edge; other tests check that none is lost.
                 continue
             numbers = {other.sock.fileno(): other.number for other in ends}
             say(number, what, sorted((numbers[fd], e) for fd, e in one.poll(0)))
@@ -189,7 +189,7 @@ def ready(rng, ends, end, what, sets, registered, say):
 def change(rng, ends, end, what, say):
     if what == "connect":
         to = rng.choice([other for other in ends if other is not end])
-        # What others have sent stays; the model would not know it from what is turned away.
+        # Datagrams of others stay; the model could not distinguish them from refused ones.
         if not any(other.inbox for other in ends):
             say(end.number, what, to.number, outcome(lambda: end.sock.connect(to.address)))
             end.peer = to

@@ -1,4 +1,4 @@
-//! Runs unmodified sockets programs under `weft run`, and looks at what they print.
+//! Runs unmodified sockets programs under `weft run`, and checks their output.
 //!
 //! The preload library is built once for each run of the tests (or taken from `WEFT_RUN_LIB`).
 #![forbid(unsafe_code)]
@@ -65,7 +65,7 @@ pub fn python(file: &str) -> String {
     format!("{} {}", PYTHON.0, script.display())
 }
 
-/// Whether the tests run as root.
+/// Returns true if the tests run as root.
 pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|about| about.uid() == 0)
 }
@@ -112,13 +112,13 @@ pub fn iperf3(side: &Weft) -> (Running, u16) {
     (server, port)
 }
 
-/// So many bytes for a file; no four of them, of those that stand at multiples of four, come twice.
+/// Returns `len` bytes for a file. Each group of four bytes at a multiple of four is unique.
 pub fn pattern(len: u32) -> Vec<u8> {
     let words = (0..len.div_ceil(4)).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes());
     words.take(len as usize).collect()
 }
 
-/// Compares what programs print, but for what their processes say of themselves.
+/// Compares the output of programs, without the reports of their processes.
 ///
 /// # Panics
 /// At the first line that differs.

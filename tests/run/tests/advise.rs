@@ -1,4 +1,4 @@
-//! Unmodified programs under the observer of `weft advise`: they do what they do without it, and the record says what they did.
+//! Unmodified programs under the observer of `weft advise`: they behave as without it, and the record has their calls.
 
 use std::fs;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! `CPython`'s own tests of its socket modules: none fails under `weft run` that passes without.
+//! `CPython`'s own tests of its socket modules: tests that pass without `weft run` pass under it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn selectors_and_some_of_asyncio() {
     compare(&["test.test_selectors", "test.test_asyncio.test_streams"]);
 }
 
-/// Both ends of each are in one process, so the datagrams are the kernel's: what is tried is that nothing is in their way.
+/// Both ends of each are in one process, so the datagrams go through the kernel: this tests that nothing is in their way.
 #[test]
 fn udp_sockets() {
     let classes = [

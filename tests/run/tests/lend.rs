@@ -53,7 +53,7 @@ fn traps() -> Option<&'static Path> {
     FILE.get_or_init(|| compiled("lend")).as_deref()
 }
 
-/// What `--azsdp-malloc` preloads, alone and behind the other library.
+/// Libraries that `--azsdp-malloc` preloads, alone and behind the other library.
 fn malloc_hook() -> [String; 2] {
     let both = library().display().to_string();
     let alone = both.replace("libweft-run.so", "libweft-malloc.so");
@@ -159,7 +159,7 @@ fn every_byte_is_that_of_the_send_when_a_write_copies() {
     traps_in(MODES[2]);
 }
 
-/// `azsdp` lends shared memory that nobody else can have, and all of it where the user says that nobody else writes.
+/// `azsdp` lends shared memory that no other process can have, and all shared memory if the user declares that no other process writes to it.
 #[test]
 fn shared_memory_is_lent_where_nobody_else_writes_to_it() {
     let Some(program) = traps() else { return };
@@ -177,7 +177,7 @@ fn shared_memory_is_lent_where_nobody_else_writes_to_it() {
             done.good().says(&format!("ok {name}"));
             done
         };
-        // Beside the 1.5 MiB of the first steps. What meets faults too often is copied for a while.
+        // In addition to the 1.5 MiB of the first steps. Sends with too many faults are copied for a while.
         for (name, least) in [("anon", 8), ("names", 8), ("renamed", 6), ("heirs", 4)] {
             let done = run(name, false);
             assert!(mib(&done) >= least, "{}, {name}: {}", mode.0, done.show());
@@ -254,7 +254,7 @@ fn random_calls_are_as_on_tcp() {
         return;
     }
     let script = python("lend_stress.py");
-    // `WEFT_STRESS_SECONDS` runs other seeds for so long.
+    // `WEFT_STRESS_SECONDS` runs other seeds for this time.
     let seconds = std::env::var("WEFT_STRESS_SECONDS").ok();
     let seconds: Option<u64> = seconds.and_then(|text| text.parse().ok());
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Unmodified programs, both ends under `weft run` or one of them: they are content with what came, and the process says that it went by the rings.
+//! Unmodified programs, with both ends or one under `weft run`: they accept the data received, and the process reports that it went through the rings.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -406,7 +406,7 @@ fn an_end_that_comes_late_is_an_end() {
     weft().run(&line).good().says("end: b''");
 }
 
-/// It cannot have what is left in the ring, and must not go on behind it.
+/// It cannot get the bytes left in the ring, and must not continue behind them.
 #[test]
 fn a_program_that_is_executed_with_unread_bytes_sees_no_hole_in_the_stream() {
     if !have(&[PYTHON]) {

@@ -1,4 +1,4 @@
-//! Servers that fork, execute themselves anew, keep many threads or have a run time of their own; both ends under `weft run`.
+//! Servers that fork, execute themselves again, keep many threads or have a language run time; both ends under `weft run`.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -105,7 +105,7 @@ fn postgres_forks_for_each_client_with_and_without_tls() {
             .good()
             .says("number of transactions actually processed: 600/600");
     }
-    // What TPC-B promises: the branches have what all transactions brought.
+    // The invariant of TPC-B: the branches have the sum of all transactions.
     let ask = "select (select sum(bbalance) from pgbench_branches) = (select sum(delta) from pgbench_history), \
                (select count(*) from pgbench_history), (select ssl from pg_stat_ssl where pid = pg_backend_pid())";
     let done = weft().start_words(&[
@@ -116,7 +116,7 @@ fn postgres_forks_for_each_client_with_and_without_tls() {
     done.end().good().says("t|600|t");
     let served = server.interrupt();
     assert!(!served.text.contains("panicked"), "{}", served.show());
-    // The clients' connections go by the rings, TLS or not; the server's processes end without a word.
+    // The clients' connections go through the rings, with or without TLS; the server's processes end silently.
     assert!(went_over >= 6, "{went_over}");
 }
 

@@ -1,6 +1,6 @@
 //! Random socket calls, the same on plain TCP and under `weft run`: every result and errno is compared.
 //!
-//! `WEFT_STRESS_SECONDS` runs other seeds for so long, from `WEFT_SEED` on.
+//! `WEFT_STRESS_SECONDS` runs other seeds for this time, from `WEFT_SEED` on.
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ fn every_result_is_that_of_plain_tcp() {
     for seed in 1..=4 {
         compare(seed, 60);
     }
-    // A child of a fork moves a registration of a set that it shares with its parent, who takes the socket out then.
+    // A child of a fork moves a registration of a set that it shares with its parent, which then removes the socket.
     compare(1585, 100);
 }
 

@@ -70,7 +70,7 @@ impl Host {
         run(&self.on(&format!("ip {line}")))
     }
 
-    /// Whether something listens on a port there.
+    /// Returns true if something listens on a port there.
     pub(crate) fn listens(&self, port: u16) -> bool {
         let wanted = format!(":{port:04X} ");
         ["tcp", "tcp6"].iter().any(|file| {

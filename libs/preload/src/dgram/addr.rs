@@ -1,4 +1,4 @@
-//! Addresses as programs hand them in and get them.
+//! Addresses in the form in which programs pass and receive them.
 //!
 //! # Safety
 //!
@@ -59,7 +59,7 @@ fn mapped(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Writes a source address as the kernel does: cut at the room, with the whole length told. Returns that length.
+/// Writes a source address as the kernel does: truncated to the room, with the full length reported. Returns that length.
 ///
 /// # Safety
 /// `to` has `room` bytes, or is null.
@@ -79,7 +79,7 @@ pub(crate) unsafe fn put(
     len as socklen_t
 }
 
-/// Writes the ancillary message that tells the address a datagram was sent to (`IP_PKTINFO`, `IPV6_PKTINFO`) over the loopback interface. Returns the
+/// Writes the ancillary message with the destination address of a datagram (`IP_PKTINFO`, `IPV6_PKTINFO`) on the loopback interface. Returns the
 /// bytes used, and whether it was cut.
 ///
 /// # Safety

@@ -1,6 +1,6 @@
 //! UDP sockets over a fork, and before another program is executed.
 //!
-//! A ring has one reader. So a socket that two processes share lets itself be found no more; the parent keeps the rings that it sends by, the
+//! A ring has one reader. So senders cannot find a socket that two processes share any more. The parent keeps its outgoing rings, and the
 //! child begins anew.
 
 use std::cell::Cell;

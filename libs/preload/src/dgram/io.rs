@@ -1,4 +1,4 @@
-//! The calls that move bytes, for a descriptor that is no TCP connection: a UDP socket, or nothing of ours.
+//! The calls that move bytes, for a descriptor that is not a TCP connection: a UDP socket, or a descriptor that weft does not follow.
 //!
 //! # Safety
 //!
@@ -31,7 +31,7 @@ fn bare(iov: &[iovec]) -> Out<'_> {
 pub(crate) unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        // A read of nothing takes nothing.
+        // A read of zero bytes consumes no datagram.
         let Some(d) = of(fd).filter(|_| n > 0) else {
             return next::read(fd, buf, n);
         };
@@ -70,7 +70,7 @@ pub(crate) unsafe fn recvfrom(
 ) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        // What is odd is the kernel's to judge, and leaves the rings alone.
+        // Odd arguments are left to the kernel to judge, and do not touch the rings.
         let odd = !name.is_null() && (name_len.is_null() || *name_len > i32::MAX as u32);
         let Some(d) = of(fd).filter(|_| !odd) else {
             return next::recvfrom(fd, buf, n, flags, name, name_len);
@@ -134,7 +134,7 @@ pub(crate) unsafe fn recvmmsg(
         let Some(d) = of(fd).filter(|_| n > 0) else {
             return call();
         };
-        // Without rings one call of the kernel's takes them all.
+        // Without rings one call of the kernel receives them all.
         if let Some(got) = receive_many(fd, d, call) {
             return got;
         }
@@ -155,7 +155,7 @@ pub(crate) unsafe fn recvmmsg(
             if flags & libc::MSG_WAITFORONE != 0 {
                 now |= libc::MSG_DONTWAIT;
             }
-            // As the kernel has it: the time is looked at after each datagram only.
+            // As in the kernel: the time is checked after each datagram only.
             if let (Some(limit), Some(begun)) = (limit, begun) {
                 let left = (limit - i128::from(clock::now() - begun)).max(0);
                 (*timeout).tv_sec = (left / 1_000_000_000) as i64;
@@ -288,7 +288,7 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flag
             return next::sendmmsg(fd, messages, n, flags);
         };
         if !has_ring(d) {
-            // One call of the kernel's takes them all, but for the first, by which rings come about.
+            // One call of the kernel sends them all except the first, through which rings are set up.
             let first = send_message(fd, d, &raw const (*messages).msg_hdr, flags);
             let Some(sent) = first else {
                 return next::sendmmsg(fd, messages, n, flags);
@@ -310,7 +310,7 @@ pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flag
     }
 }
 
-/// Before a call that sends by the kernel whatever there is.
+/// Prepares a call that always sends through the kernel.
 pub(crate) fn by_kernel(fd: c_int) {
     if let Some(d) = of(fd) {
         went_by_kernel(d);

@@ -1,14 +1,14 @@
 //! UDP sockets of the program, and rings to and from other programs of the host.
 //!
-//! The program's socket stays bound, and what cannot go through a ring goes by it. Each pair of a sending and a receiving socket has a ring of
-//! its own (a direction of a [`weft_ring::stream::Stream`] with a header in front of each datagram), so that every datagram has the source
+//! The program's socket stays bound and carries the datagrams that cannot go through a ring. Each pair of a sending and a receiving socket has its
+//! own ring (a direction of a [`weft_ring::stream::Stream`] with a header in front of each datagram), so that every datagram has the source
 //! address that was verified when the pair was made. All rings of a receiving socket have one bell, a pair of Unix sockets: senders have
-//! one end, and the other stands in epoll sets beside the socket. How pairs meet is in `weft_run::dgram`.
+//! one end, and the other is in epoll sets together with the socket. How pairs meet is in `weft_run::dgram`.
 //!
 //! # Safety
 //!
-//! A [`Dgram`] is never freed: it is used again for another socket. What it holds is behind locks; who has taken one looks whether the
-//! descriptor still is that socket. A lock marks the thread that holds it ([`Held`]): a signal handler of that thread takes none of the same socket.
+//! A [`Dgram`] is never freed but reused for another socket. Locks guard its contents; a thread that has taken one
+//! checks that the descriptor still is that socket. A lock marks its thread ([`Held`]): a signal handler of that thread takes no lock of the same socket.
 
 pub(crate) mod addr;
 pub(crate) mod fork;
@@ -56,7 +56,7 @@ impl Drop for Own {
     }
 }
 
-/// What is rare: being found, and registrations in epoll sets.
+/// Rarely used state: being found, and registrations in epoll sets.
 #[derive(Default)]
 pub(crate) struct Slow {
     pub(crate) listener: Option<Own>,
@@ -73,7 +73,7 @@ pub(crate) struct Dgram {
     refs: AtomicU32,
     /// The kernel's for good.
     plain: AtomicBool,
-    /// It lets itself be found no more.
+    /// Senders cannot find it any more.
     deaf: AtomicBool,
     /// It has rings to receive from.
     pub(crate) inbound: AtomicBool,
@@ -164,7 +164,7 @@ impl Dgram {
         }
     }
 
-    /// Whether the descriptor still is this socket.
+    /// Returns true if the descriptor still is this socket.
     pub(crate) fn is(&self, fd: c_int) -> bool {
         of(fd).is_some_and(|d| std::ptr::eq(d, self))
     }
@@ -178,7 +178,7 @@ impl Dgram {
         self.deaf.load(Relaxed) || self.is_plain()
     }
 
-    /// Senders go back to the kernel; what is in the rings can still be read.
+    /// Sends the senders back to the kernel; datagrams in the rings can still be read.
     pub(crate) fn deafen(&self) {
         if self.deaf.swap(true, SeqCst) {
             return;
@@ -290,7 +290,7 @@ pub(crate) fn make_plain(fd: c_int, why: Why) {
     }
 }
 
-/// What the process does from now on is not seen.
+/// Moves all sockets to the kernel, because the library does not see what the process does from now on.
 pub(crate) fn everything_plain(why: Why) {
     table::each_socket(|_, d: &'static Dgram| d.plain(why));
 }

@@ -20,7 +20,7 @@ const SO_SNDTIMEO_NEW: c_int = 67;
 const SIOCGSTAMP: c_ulong = 0x8906;
 const SIOCGSTAMPNS: c_ulong = 0x8907;
 
-/// Signals that tell of datagrams.
+/// Requests for signals that announce datagrams.
 const FIOSETOWN: c_ulong = 0x8901;
 const SIOCSPGRP: c_ulong = 0x8902;
 const FIOASYNC: c_ulong = 0x5452;
@@ -98,7 +98,7 @@ fn number(value: *const c_void, len: socklen_t) -> c_int {
     }
 }
 
-/// The kernel has taken an option.
+/// Follows an option that the kernel has accepted.
 pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
     let Some(d) = of(fd) else { return };
     if !is_harmless(level, name) {
@@ -119,7 +119,7 @@ pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, le
             d.patience.store(ms.max(0), SeqCst);
         }
         (libc::IPPROTO_IP, libc::IP_PKTINFO) | (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => {
-            // An IPv6 socket tells of IPv4 datagrams in two ways, if it is asked to.
+            // An IPv6 socket reports the destination of IPv4 datagrams in two ways, on request.
             if v6 != (level == libc::IPPROTO_IPV6) || d.inbound.load(SeqCst) {
                 return d.plain(Why::Option);
             }
@@ -165,6 +165,6 @@ pub(crate) unsafe fn ioctl(
 pub(crate) fn connected(fd: c_int) {
     let Some(d) = of(fd) else { return };
     tx::readdressed(d);
-    // What comes from others is to be turned away from now on; the kernel keeps what it has, and so do the rings.
+    // From now on datagrams from others are refused; the kernel keeps those that it has, and so do the rings.
     d.rx().close_all();
 }

@@ -1,4 +1,4 @@
-//! Readiness of UDP sockets: the socket itself and the bell of its rings stand beside each other in epoll sets and poll lists.
+//! Readiness of UDP sockets: the socket and the bell of its rings are both in epoll sets and poll lists.
 //!
 //! # Safety
 //!
@@ -20,7 +20,7 @@ pub(crate) struct Reg {
     fd: c_int,
     events: u32,
     data: u64,
-    /// What of ours stands in the set: the bell or a duplicate, and its events.
+    /// Our descriptor in the set (the bell or a duplicate), and its events.
     bell: Option<(c_int, u32)>,
 }
 
@@ -29,13 +29,13 @@ const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 
-/// What the bell is registered for.
+/// Events to register the bell for.
 fn wanted(events: u32) -> Option<u32> {
     (events & IN != 0)
         .then_some(libc::EPOLLIN as u32 | events & (EDGE | FIXED | libc::EPOLLWAKEUP as u32))
 }
 
-/// Whether all sets that the socket is in can have the bell too.
+/// Returns true if all sets that the socket is in can have the bell too.
 pub(crate) fn can_ring(slow: &Slow) -> bool {
     slow.regs
         .iter()
@@ -47,7 +47,7 @@ impl Reg {
         sets::number(self.set) == self.number
     }
 
-    /// Puts the bell beside the socket, as the registration now is.
+    /// Registers the bell together with the socket, as the program's registration now is.
     fn follow(&mut self, bell: c_int) {
         let want = wanted(self.events).filter(|_| bell >= 0);
         match (self.bell, want) {
@@ -76,7 +76,7 @@ impl Reg {
         }
     }
 
-    /// Takes the bell out of the set. Senders have it too, so it would not go by itself.
+    /// Removes the bell from the set. Senders have it too, so closing it here would not remove it.
     fn leave(&mut self, bell: c_int) {
         if let Some((fd, _)) = self.bell.take() {
             if self.is_in() || table::get(self.set).as_set() == Some(0) {
@@ -153,7 +153,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
     }
     let bell = d.bell.load(SeqCst);
     let number = sets::number(set);
-    // SAFETY: the kernel has read it, unless it takes one out.
+    // SAFETY: the kernel has read it, unless the call removes a registration.
     let (events, data) = unsafe { sets::parts(event) };
     let at = slow
         .regs
@@ -202,7 +202,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
 /// Before the program waits by `poll` or `select`: the bell is as readable as the rings.
 pub(crate) fn settle_for_poll(d: &Dgram) {
     let bell = d.bell.load(SeqCst);
-    // A handler finds the bell as the receive that it interrupts has it.
+    // A signal handler finds the bell in the state of the receive that it interrupts.
     if bell >= 0 && !signal::is_inside(d) {
         d.rx().settle(bell);
     }
@@ -222,15 +222,15 @@ pub(crate) fn kernel_alone(d: &'static Dgram) -> Option<Waiting> {
     if d.inbound.load(SeqCst) {
         return None;
     }
-    // First the mark, then the look: who makes a ring does it the other way round.
+    // Mark first, look second: a thread that makes a ring does the reverse.
     d.in_kernel.fetch_add(1, SeqCst);
     let waiting = Waiting(d);
     (!d.inbound.load(SeqCst)).then_some(waiting)
 }
 
-/// What a poll list has asked for.
+/// Meaning of a descriptor in a poll list.
 pub(crate) enum Asked {
-    /// Nothing: it is none of ours.
+    /// Not a descriptor of ours.
     Stranger,
     /// The kernel's socket alone.
     Kernel(Waiting),
@@ -238,7 +238,7 @@ pub(crate) enum Asked {
     Rings,
 }
 
-/// Asks for what stands for the socket in a poll list.
+/// Passes the descriptors to poll for a socket in a poll list to `put`.
 pub(crate) fn for_poll(fd: c_int, events: c_short, mut put: impl FnMut(c_int, c_short)) -> Asked {
     let Some(d) = super::of(fd) else {
         return Asked::Stranger;
@@ -254,7 +254,7 @@ pub(crate) fn for_poll(fd: c_int, events: c_short, mut put: impl FnMut(c_int, c_
     Asked::Rings
 }
 
-/// Whether the rings of a socket have data for a poll list. `None`: it has no rings, or more is asked for than data.
+/// Reports whether the rings of a socket have data for a poll list. `None`: it has no rings, or the list asks for more than data.
 pub(crate) fn by_ring(fd: c_int, events: c_short) -> Option<bool> {
     let data = libc::POLLIN | libc::POLLRDNORM;
     if events & data == 0 || events & !data != 0 {
@@ -264,7 +264,7 @@ pub(crate) fn by_ring(fd: c_int, events: c_short) -> Option<bool> {
     Some(d.rx().has_data())
 }
 
-/// Whether a poll list has to be looked through for this descriptor.
+/// Returns true if a poll list has to be looked through for this descriptor.
 pub(crate) fn is_ours(fd: c_int) -> bool {
     super::of(fd).is_some_and(|d| !d.is_plain() || d.inbound.load(SeqCst))
 }

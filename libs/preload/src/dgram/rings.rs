@@ -1,7 +1,7 @@
-//! The rings of a receiving socket: which datagram is next, and what its bell has to say.
+//! The rings of a receiving socket: the choice of the next datagram, and the state of the bell.
 //!
-//! Rings first. The kernel's socket is looked at when all rings are empty; when a ring's next datagram was sent after others over the kernel; and
-//! once in a while, in a way that leaves no datagram before an earlier one of its sender.
+//! Rings come first. The kernel's socket is checked when all rings are empty; when a ring's next datagram was sent after others over the kernel; and
+//! once in a while, in a way that never returns a datagram before an earlier one of its sender.
 //!
 //! # Safety
 //!
@@ -24,17 +24,17 @@ use crate::{kernel, ledger, next};
 const MAX_LINKS: usize = 64;
 /// Datagrams of rings after which the kernel's socket is looked at.
 const TURN: u32 = 64;
-/// Datagrams of the kernel that are taken before one that was sent after some of them.
+/// Largest number of the kernel's datagrams received before one that was sent after some of them.
 const DRAIN: u32 = 4096;
-/// Rings of the bell without a datagram that a sender may give in a row: an honest one gives no more than one for each datagram.
+/// Rings of the bell without a datagram that a sender may make in a row: an honest one makes at most one for each datagram.
 const MAX_EMPTY: u32 = 64;
-/// Rings that are taken at once.
+/// Bell bytes read at once.
 const MAX_RINGS: u64 = 1024;
 
 /// The side that sends in a segment.
 pub(crate) const SENDER: Role = Role::Initiator;
 
-/// A ring that comes in.
+/// An incoming ring.
 struct In {
     stream: Stream,
     head: u64,
@@ -46,9 +46,9 @@ struct In {
     armed: bool,
     /// Rings of the bell since its last datagram.
     empty: u32,
-    /// Its sender broke the rules: nothing of it is looked at.
+    /// Its sender broke the rules: its datagrams are ignored.
     is_broken: bool,
-    /// Datagrams of the kernel taken on behalf of the next one.
+    /// Datagrams of the kernel received on behalf of the next one.
     drained: u32,
     /// The datagram at this position has none of the kernel's before it.
     passes: Option<u64>,
@@ -69,9 +69,9 @@ pub(crate) struct Rx {
     turn: bool,
     /// The ring whose next datagram comes after those of the kernel, and its position.
     asking: Option<(usize, u64)>,
-    /// Writes to the bell that are known of and not taken.
+    /// Writes to the bell that are known and not read yet.
     owed: u64,
-    /// What the program was told of by `MSG_PEEK` or `FIONREAD`: the next receive takes it.
+    /// The datagram that `MSG_PEEK` or `FIONREAD` reported to the program: the next receive returns it.
     named: Option<Named>,
 }
 
@@ -84,16 +84,16 @@ enum Named {
     Ring(usize, u64),
 }
 
-/// What comes next.
+/// Source of the next datagram.
 enum Choice {
     Kernel,
     /// The ring, and the length of its datagram.
     Ring(usize, usize),
-    /// No ring has one; whether one is at its end.
+    /// No ring has a datagram; true if a ring has ended.
     Empty(bool),
 }
 
-/// Where a datagram goes.
+/// The program's memory for a received datagram.
 pub(crate) struct Out<'a> {
     pub(crate) iov: &'a [iovec],
     pub(crate) name: *mut sockaddr,
@@ -127,7 +127,7 @@ impl Rx {
         self.links.is_empty()
     }
 
-    /// Whether another ring can be had; those whose senders have gone leave first.
+    /// Returns true if there is a place for another ring; removes rings whose senders have gone first.
     pub(crate) fn has_place(&mut self) -> bool {
         if self.links.len() >= MAX_LINKS / 8 {
             self.is_lit();
@@ -138,7 +138,7 @@ impl Rx {
         self.links.len() < MAX_LINKS
     }
 
-    /// Takes a ring, whose bell has been asked for.
+    /// Adds a ring whose bell has been requested.
     pub(crate) fn add(&mut self, stream: Stream, route: &Route, wire: Own, row: ledger::RowOf) {
         self.links.push(In {
             stream,
@@ -163,7 +163,7 @@ impl Rx {
         }
     }
 
-    /// The program has been told of the kernel's first datagram.
+    /// Notes that the kernel's first datagram was reported to the program.
     pub(crate) fn name_kernel(&mut self) {
         self.named = Some(Named::Kernel);
     }
@@ -179,7 +179,7 @@ impl Rx {
         self.links.iter().any(In::has_data)
     }
 
-    /// The length of the next datagram when it is in a ring. Otherwise it is the kernel's, or there is none. The next receive takes what this tells of.
+    /// Returns the length of the next datagram if it is in a ring. `None`: it is the kernel's, or there is none. The next receive returns that datagram.
     pub(crate) fn next_len(&mut self, fd: c_int) -> Option<usize> {
         loop {
             match self.choose() {
@@ -197,7 +197,7 @@ impl Rx {
         }
     }
 
-    /// Whether the bell is or becomes readable without our doing.
+    /// Returns true if the bell is or becomes readable without our doing.
     pub(crate) fn is_lit(&mut self) -> bool {
         self.owed += self.rung();
         self.owed > 0
@@ -219,7 +219,7 @@ impl Rx {
         rung
     }
 
-    /// Makes the bell as readable as the rings are: asks for it when they are empty, and takes what was rung. Returns whether there is data.
+    /// Makes the bell as readable as the rings are: requests it when they are empty, and reads its bytes. Returns whether there is data.
     pub(crate) fn settle(&mut self, bell: c_int) -> bool {
         if self.has_data() {
             if !self.is_lit() {
@@ -241,7 +241,7 @@ impl Rx {
         }
         // Even when nothing is owed: a ring that came after `quench` gave up would keep the bell lit.
         self.quench(bell);
-        // Who rang since we asked may have been taken with the others: there is data, and the bell has to say so.
+        // A ring of the bell since the request may have been read with the others: there is data, and the bell has to show it.
         let raced = self.rung();
         if raced > 0 {
             self.owed += raced;
@@ -265,13 +265,13 @@ impl Rx {
             if self.owed == 0 || last {
                 break;
             }
-            // Somebody is between the ring and its bell.
+            // A sender is between its ring and the bell.
             kernel::poll_one(bell, libc::POLLIN, 1);
         }
         self.owed = 0;
     }
 
-    /// Which datagram is next.
+    /// Chooses the next datagram.
     fn choose(&mut self) -> Choice {
         match self.named {
             Some(Named::Kernel) => return Choice::Kernel,
@@ -334,7 +334,7 @@ impl Rx {
         Choice::Empty(ended)
     }
 
-    /// Takes the next datagram, if it is not the kernel's turn.
+    /// Receives the next datagram from a ring, if it is not the kernel's turn.
     ///
     /// # Safety
     /// As `recvmsg(2)`.
@@ -389,7 +389,7 @@ impl Rx {
         Step::Empty
     }
 
-    /// Whether the sender had another ring before this one, and what is in that one was sent first.
+    /// Returns true if the sender had an earlier ring whose datagrams were sent first.
     fn is_behind(&self, at: usize) -> bool {
         let from = self.links[at].from;
         self.links[..at].iter().any(|link| {
@@ -399,7 +399,7 @@ impl Rx {
         })
     }
 
-    /// The kernel's socket gets its turn behind what is in the rings now.
+    /// Gives the kernel's socket its turn after the datagrams that are in the rings now.
     fn took(&mut self, fd: c_int) {
         self.since += 1;
         if self.since < TURN || self.turn {
@@ -415,7 +415,7 @@ impl Rx {
         }
     }
 
-    /// The kernel has nothing: what was to come after it can come.
+    /// Notes that the kernel has no datagram: the ring's datagrams that had to wait for it can follow.
     pub(crate) fn kernel_empty(&mut self) {
         self.named = None;
         if let Some((at, head)) = self.asking.take()
@@ -438,7 +438,7 @@ fn header(link: &In, ready: usize) -> Option<(usize, u32)> {
 }
 
 impl In {
-    /// The sender wrote what no honest sender writes: nothing of it is looked at any more.
+    /// Stops reading a ring whose sender wrote values that no honest sender writes.
     fn broken(&mut self) {
         self.is_broken = true;
         self.stream.close(SENDER);
@@ -510,7 +510,7 @@ pub(crate) fn ring(button: c_int) -> bool {
     n == 1 || crate::errno() == libc::EAGAIN
 }
 
-/// Takes what was rung, and at least `owed` where so much is there. Returns how often.
+/// Reads the bell's bytes, at least `owed` if there are as many. Returns how many it read.
 fn take_rings(bell: c_int, owed: u64) -> u64 {
     let mut taken = 0;
     loop {

@@ -1,4 +1,4 @@
-//! Receiving datagrams: the calls, and how a socket comes to its rings.
+//! Receiving datagrams: the calls, and how a socket gets its rings.
 //!
 //! # Safety
 //!
@@ -20,7 +20,7 @@ use crate::{clock, hidden, ledger, set_errno, settings, signal};
 
 /// Senders that have come and not spoken yet; of more the latest are turned away.
 const MAX_SILENT: usize = 4;
-/// How often a receive that must not wait looks again when it was told of data and found none.
+/// How often a receive that must not wait looks again after data was reported and none was found.
 const MAX_TURNS: u32 = 16;
 
 /// Flags of receives that only the kernel answers.
@@ -43,7 +43,7 @@ pub(crate) unsafe fn receive(
     if let Some(waiting) = ready::kernel_alone(d) {
         let n = kernel(0);
         drop(waiting);
-        // A handler that interrupts its thread's work leaves what is around the datagram to the next receive.
+        // A signal handler that interrupts its thread's work leaves the upkeep around the datagram to the next receive.
         let Some(_busy) = signal::enter_idle(d) else {
             return n;
         };
@@ -155,7 +155,7 @@ fn sleep(
     let left = c_int::try_from(left).unwrap_or(c_int::MAX);
     let n = signal::outside(|| kernel::poll(&mut list, left));
     if n < 0 {
-        // With a time limit the kernel does not begin anew by itself.
+        // With a time limit the kernel does not restart the call by itself.
         if crate::errno() == libc::EINTR && deadline.is_none() && !signal::interrupts() {
             return None;
         }
@@ -188,7 +188,7 @@ fn from_kernel(fd: c_int, d: &'static Dgram, n: ssize_t, flags: c_int) -> ssize_
 /// After a receive of a socket that is in an epoll set.
 fn after(rx: &mut Rx, d: &Dgram, bell: c_int) {
     if rx.settle(bell) && d.edge.load(Relaxed) {
-        // The kernel tells of each datagram anew.
+        // The kernel reports each datagram anew.
         rx.light();
     }
 }
@@ -240,7 +240,7 @@ fn received(fd: c_int, d: &'static Dgram) {
     set_errno(errno);
 }
 
-/// Lets the socket be found, and takes the rings that are offered.
+/// Lets senders find the socket, and accepts the rings that they offer.
 #[cold]
 fn look(fd: c_int, d: &'static Dgram) {
     d.looked.store(now_ms(), Relaxed);
@@ -264,7 +264,7 @@ fn look(fd: c_int, d: &'static Dgram) {
         };
         slow.listener = Some(own);
     }
-    // Who had not spoken at the last look comes first.
+    // Connections that had sent no offer at the last look come first.
     let mut silent = std::mem::take(&mut slow.silent);
     for _ in 0..MAX_SILENT {
         match slow.listener.as_ref().map(rules::caller) {
@@ -287,7 +287,7 @@ fn look(fd: c_int, d: &'static Dgram) {
     }
 }
 
-/// Takes a ring.
+/// Accepts a ring.
 fn accept(
     fd: c_int,
     d: &'static Dgram,

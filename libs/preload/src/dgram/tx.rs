@@ -48,7 +48,7 @@ struct Offered {
     peer: u64,
 }
 
-/// A ring that goes out.
+/// An outgoing ring.
 struct Out {
     stream: Stream,
     tail: u64,
@@ -62,7 +62,7 @@ struct Out {
     checked: u64,
     /// Something went over the kernel since the last datagram.
     detour: bool,
-    /// Where a receiver stood that took nothing while a send waited for it.
+    /// Position of a receiver that consumed nothing while a send waited for it.
     stuck: Option<u64>,
     row: ledger::RowOf,
 }
@@ -113,15 +113,15 @@ impl Tx {
         })
     }
 
-    /// All destinations are the kernel's; those to come are looked at anew.
+    /// Moves all destinations to the kernel; new ones are examined again.
     pub(crate) fn forget_all(&mut self) {
         *self = Tx::default();
     }
 
-    /// In the child of a fork: the rings are the parent's, who goes on with them.
+    /// Drops the rings in the child of a fork: the parent goes on with them.
     pub(crate) fn abandon(&mut self) {
         for dest in std::mem::take(self).dests {
-            // Without telling the receiver that the sender has gone.
+            // The receiver must not learn that the sender has gone.
             match dest.state {
                 State::Linked(out) => {
                     let out = std::mem::ManuallyDrop::new(out);
@@ -158,7 +158,7 @@ impl Tx {
             self.dests.push(new);
             return self.dests.len() - 1;
         }
-        // In turn, but those with a ring stay if there is another.
+        // Entries are replaced in turn, but those with a ring stay if there is another.
         let n = self.dests.len();
         let start = self.hand;
         let free = (0..n)
@@ -183,7 +183,7 @@ impl Tx {
     }
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy)]
 pub(crate) enum To {
     Connected,
@@ -284,19 +284,19 @@ pub(crate) fn went_by_kernel(d: &Dgram) {
     d.tx().dests.iter_mut().for_each(detour);
 }
 
-/// The socket's own address or its peer may have changed: all is looked at anew.
+/// The socket's own address or its peer may have changed: all destinations are examined again.
 pub(crate) fn readdressed(d: &Dgram) {
     d.tx().forget_all();
 }
 
 enum Put {
-    /// Sent, or dropped as a full socket's buffer drops it. Whether the bell is to be rung.
+    /// Sent, or dropped as a full socket buffer drops it. True: ring the bell.
     Done(bool),
     Closed,
 }
 
 impl Out {
-    /// Whether the kernel would still give the datagram to the same socket.
+    /// Returns true if the kernel would still give the datagram to the same socket.
     fn is_valid(&mut self) -> bool {
         let now = now_ms();
         if now.wrapping_sub(self.checked) < CHECK_MS {
@@ -310,14 +310,14 @@ impl Out {
         same
     }
 
-    /// Whether so many bytes are within the bound. As with `SO_RCVBUF`, the first datagram is whatever its length is.
+    /// Returns true if `need` bytes are within the bound. As with `SO_RCVBUF`, the first datagram always fits.
     fn fits(&self, need: usize) -> bool {
         let room = self.stream.room(SENDER, self.tail).unwrap_or(0);
         let used = self.stream.capacity() - room;
         need <= room && (used == 0 || used + need <= self.bound)
     }
 
-    /// A send that may wait gives a receiver that goes on a moment to make room, so that not most of what is sent to a slower one is lost.
+    /// Waits a moment for an active receiver to make room (for sends that may wait), so that a slower receiver does not lose most datagrams.
     /// Returns whether there is room.
     #[cold]
     fn await_room(&mut self, need: usize) -> bool {
@@ -390,7 +390,7 @@ impl Out {
     }
 }
 
-/// Brings a destination nearer to a ring, when that is due.
+/// Takes the next step of a destination towards a ring, if that is due.
 fn advance(fd: c_int, d: &Dgram, dest: &mut Dest) {
     let first = settings::first_look();
     if dest.count < first || matches!(dest.state, State::Never) {
@@ -468,7 +468,7 @@ fn offer(fd: c_int, d: &Dgram, to: SocketAddr) -> Result<Option<Offered>, Why> {
     let (stream, segment) = Stream::create(RING_BYTES).map_err(|_| Why::System)?;
     let file = borrowed(std::os::fd::AsRawFd::as_raw_fd(&segment));
     if rules::offer(&wire, own, peer, &route, file).is_err() {
-        // It has hung up; it may have closed the socket, and another one may come.
+        // The receiver has disconnected; it may have closed the socket, and another one may follow.
         return Ok(None);
     }
     let wire = Own::new(wire).ok_or(Why::Descriptors)?;
@@ -519,7 +519,7 @@ fn settle(fd: c_int, dest: &mut Dest) {
     }));
 }
 
-/// Whether the socket has a ring that goes out: else many messages can be the kernel's in one call.
+/// Returns true if the socket has an outgoing ring. Without one a single call of the kernel can send many messages.
 pub(crate) fn has_ring(d: &Dgram) -> bool {
     let linked = |dest: &Dest| matches!(dest.state, State::Linked(_));
     !d.is_plain() && d.tx().dests.iter().any(linked)

@@ -1,12 +1,12 @@
-//! Memory of the program that a peer may still fetch from, and what a thread does that writes to it.
+//! Memory of the program that a peer may still fetch from, and the handling of threads that write to it.
 //!
-//! A loan is LIVE from before its mark is published until somebody finds that the receiver has completed it. The table is static
+//! A loan is LIVE from before its mark is published until a thread finds that the receiver has completed it. The table is static
 //! and made of atomics, because the handler of `SIGSEGV` walks it ([`help`]).
 //!
 //! # Safety
 //!
-//! A loan's stream is kept by a count of its `Arc`, which is given back by [`reap`] only, after the loan has left LIVE and nobody has it
-//! pinned; who looks at the stream pins the loan first. The memory that a loan names is mapped as long as it is LIVE: the program's is settled before it
+//! A loan holds a count of its stream's `Arc`. Only [`reap`] releases it, after the loan has left LIVE and no thread has it
+//! pinned; a thread that looks at the stream pins the loan first. The memory that a loan names is mapped as long as it is LIVE: the program's is settled before it
 //! is unmapped, our copy is unmapped by [`reap`].
 
 use std::ptr::{NonNull, null_mut};
@@ -31,7 +31,7 @@ const LIVE: u32 = 2;
 
 /// How long a thread that writes waits for a receiver that does not fetch; then the bytes are copied.
 const PATIENCE_MS: u64 = 100;
-/// How long a receiver that is in the middle of a fetch, and not there any more, is waited for.
+/// How long a thread waits for a receiver that is in the middle of a fetch and gone.
 const GONE_MS: u64 = 2000;
 
 pub(crate) struct Loan {
@@ -47,7 +47,7 @@ pub(crate) struct Loan {
     len: AtomicUsize,
     /// The hold of the pages, a number of [`Hold::into_raw`]; 0: they are not protected for it.
     hold: AtomicUsize,
-    /// Where the bytes are now, if they were moved; and how long the mapping is.
+    /// Current address of the bytes, if they were moved; and the length of the mapping.
     copy: AtomicUsize,
     copy_len: AtomicUsize,
     /// When a thread first waited for it, in milliseconds; 0: none has.
@@ -56,7 +56,7 @@ pub(crate) struct Loan {
     peer: AtomicU32,
 }
 
-/// So many sources of all connections.
+/// Largest number of sources of all connections.
 const LOANS: usize = 256;
 
 static TABLE: [Loan; LOANS] = [const {
@@ -92,8 +92,8 @@ pub(crate) fn copy_on_write() {
     COPY_ON_WRITE.store(true, Relaxed);
 }
 
-/// Whether nothing may be lent any more. To be asked once more after a loan was entered: [`finish`] does not wait for loans that are entered after its
-/// beginning.
+/// Returns true if nothing may be lent any more. Callers check again after they have entered a loan: [`finish`] does not wait for loans entered after its
+/// start.
 pub(crate) fn is_finishing() -> bool {
     FINISHING.load(SeqCst) != 0
 }
@@ -135,7 +135,7 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// What a source is taken from.
+/// Origin of a source.
 pub(crate) struct Origin<'a> {
     pub(crate) conn: &'static Conn,
     pub(crate) stream: &'a Arc<Stream>,
@@ -177,7 +177,7 @@ impl Pinned<'_> {
         self.1.completed_sources(self.2) > self.0.number.load(Relaxed)
     }
 
-    /// The bytes go elsewhere, so that the program can have its memory. `true`: it can. Async-signal-safe.
+    /// Moves the bytes elsewhere, so that the program can use its memory. `true`: it can. Async-signal-safe.
     fn free_memory(&self) -> bool {
         let Pinned(loan, stream, role) = *self;
         let number = loan.number.load(Relaxed);
@@ -191,7 +191,7 @@ impl Pinned<'_> {
         };
         let (start, len) = (loan.start.load(Relaxed), loan.len.load(Relaxed));
         if taken >= len {
-            // No honest receiver says so.
+            // No honest receiver reports this.
             stream.spoil_source(role, number);
             return true;
         }
@@ -283,7 +283,7 @@ pub(crate) unsafe fn begin(
 }
 
 impl Loan {
-    /// Ends it: the receiver has the bytes, or will never come for them.
+    /// Ends the loan: the receiver has the bytes, or will never fetch them.
     pub(crate) fn end(&self) {
         let _quiet = Quiet::new();
         if self
@@ -301,7 +301,7 @@ impl Loan {
         if copy != 0 {
             let len = self.copy_len.load(SeqCst);
             let copy = std::ptr::with_exposed_provenance_mut(copy);
-            // SAFETY: our copy, which nobody reads any more.
+            // SAFETY: our copy, which no thread reads any more.
             let _ = unsafe { rustix::mm::munmap(copy, len) };
         }
         let stream = self.stream.swap(null_mut(), SeqCst);
@@ -313,7 +313,7 @@ impl Loan {
         self.state.store(FREE, SeqCst);
     }
 
-    /// Whether the receiver has all of it. One that was reaped is.
+    /// Returns true if the receiver has all of it. A reaped loan is done.
     pub(crate) fn is_done(&self, stream: &Stream, number: u64) -> bool {
         let _quiet = Quiet::new();
         match self.pin() {
@@ -344,7 +344,7 @@ pub(crate) fn reap() {
     }
 }
 
-/// What a thread does that waits for memory between these addresses, see [`protect::set_helper`]. Async-signal-safe.
+/// Helps a thread that waits for memory between these addresses, see [`protect::set_helper`]. Async-signal-safe.
 fn help(start: usize, end: usize) {
     let mut sleep = None;
     for loan in used() {
@@ -397,7 +397,7 @@ fn help(start: usize, end: usize) {
 }
 
 /// The socket is about to be closed for good: its loans are waited for while the receiver goes on, and what it leaves is moved, so that it can
-/// be fetched as long as the process lives. `lost`: nobody will fetch any more.
+/// be fetched as long as the process lives. `lost`: nothing will fetch it any more.
 pub(crate) fn close(stream: &Stream, lost: bool) {
     if COUNT.load(Relaxed) == 0 {
         return;
@@ -422,8 +422,8 @@ pub(crate) fn close(stream: &Stream, lost: bool) {
     }
 }
 
-/// Our memory cannot be read any more soon: waits until everything that is lent now is fetched, or nobody takes anything for ten seconds. Nothing more is
-/// lent as long as what it returns lives.
+/// Waits until all current loans are fetched, or nothing is fetched for ten seconds: our memory becomes unreadable soon. Nothing more
+/// is lent while the returned value lives.
 #[must_use]
 pub(crate) fn finish() -> Finishing {
     FINISHING.fetch_add(1, SeqCst);
@@ -444,7 +444,7 @@ impl Drop for Finishing {
     }
 }
 
-/// Waits for the loans of now that `which` names, until they are complete or nothing of them is fetched for so long.
+/// Waits for the current loans that `which` selects, until they are complete or nothing of them is fetched for `patience_ms`.
 fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
     let end = SERIAL.load(SeqCst);
     let mut last = (clock::now_ms(), 0);
@@ -489,7 +489,7 @@ pub(crate) fn after_fork() {
     COUNT.store(0, SeqCst);
     FINISHING.store(0, SeqCst);
     for loan in used() {
-        // What they kept is the parent's; a copy of ours in the child is left where it is.
+        // The references that they kept belong to the parent; our copy in the child stays where it is.
         loan.hold.store(0, SeqCst);
         loan.stream.store(null_mut(), SeqCst);
         loan.pins.store(0, SeqCst);

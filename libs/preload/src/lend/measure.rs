@@ -1,9 +1,9 @@
-//! Whether one copy by the receiver is faster than two through the ring, on this machine and for this kind of memory. Measured once, at the first
+//! Measures if one copy by the receiver is faster than two through the ring, on this machine and for this kind of memory. Runs once, at the first
 //! large send under `--mode auto`.
 //!
 //! # Safety
 //!
-//! Reads and writes memory of its own.
+//! Reads and writes memory that it allocates itself.
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -11,9 +11,9 @@ use std::time::Instant;
 use weft_sys::pages::Pages;
 use weft_sys::process::read_memory;
 
-/// What is copied for the measurement.
+/// Bytes copied for the measurement.
 const BYTES: usize = 1 << 20;
-/// It has to be so much faster, in percent, because the sender waits meanwhile.
+/// Largest time in percent of the ring's: the fetch has to be faster by a margin, because the sender waits meanwhile.
 const MARGIN: u128 = 80;
 
 /// By kind of pages: ordinary ones, huge ones.
@@ -87,7 +87,7 @@ struct Region {
     categories: u64,
 }
 
-/// Whether all of a range is in huge pages (`PAGEMAP_SCAN`, Linux 6.7 and later; else no).
+/// Returns true if all of a range is in huge pages (`PAGEMAP_SCAN`, Linux 6.7 and later; false on older kernels).
 fn is_huge(start: *mut u8, len: usize) -> bool {
     use std::os::fd::AsRawFd;
     const HUGE: u64 = 1 << 6;
@@ -123,7 +123,7 @@ fn is_huge(start: *mut u8, len: usize) -> bool {
     n == 1 && region.start <= from as u64 && region.end >= to as u64
 }
 
-/// Whether a send of this memory is faster from where it is.
+/// Returns true if a send of this memory is faster when the receiver fetches it.
 pub(super) fn is_faster(start: *mut u8, len: usize) -> bool {
     // Less is not worth the two threads' meeting.
     if len < BYTES / 2 {

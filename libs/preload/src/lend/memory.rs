@@ -1,4 +1,4 @@
-//! Calls that take memory away, or have the kernel write to it: protected memory in their range is settled first. Only under `--mode azsdp`.
+//! Calls that unmap memory, or have the kernel write to it: protected memory in their range is settled first. Only under `--mode azsdp`.
 //!
 //! # Safety
 //!
@@ -21,8 +21,8 @@ pub(super) fn start() {
     if std::env::var_os(weft_run::lend::SHARED).is_some_and(|value| value == "trust") {
         protect::trust_others();
     }
-    // The C library unmaps freed memory by calls of its own, which are not seen: it keeps it.
-    // SAFETY: takes numbers.
+    // The C library unmaps freed memory by internal calls that this library does not see. These options make it keep the memory.
+    // SAFETY: the arguments are numbers.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_TRIM_THRESHOLD, -1);
@@ -119,7 +119,7 @@ unsafe fn map(
     address(made)
 }
 
-/// A call may have given a shared mapping another name, by which it can be written: to be called before the program has it.
+/// Must be called before the program gets the result of a call that may make a shared mapping writable by another name.
 fn renamed() {
     if ACTIVE.load(Relaxed) {
         let errno = crate::errno();
@@ -218,7 +218,7 @@ weft_sys::doors! {
     }
 
     fn malloc_trim(pad: size_t) -> c_int {
-        // It discards freed pages by calls of its own, also protected ones that a peer has still to fetch.
+        // It discards freed pages by internal calls, also protected ones that a peer has still to fetch.
         if is_active() { return 0; }
         next::malloc_trim(pad)
     }

@@ -1,5 +1,5 @@
 //! Large sends from the program's own memory: ZSDP (the send waits until the receiver has fetched) and AZ-SDP (the memory is protected, and the
-//! send returns). The receiver's part is in fetch.rs, what is under way in loans.rs.
+//! send returns). The receiver's part is in fetch.rs, the table of loans in loans.rs.
 //!
 //! # Safety
 //!
@@ -33,7 +33,7 @@ const LARGEST: usize = 4 << 20;
 pub(crate) const UNDER_WAY: u64 = 4 << 20;
 const _: () = assert!(LARGEST as u64 <= MAX_SOURCE);
 
-/// What the user has asked for, and from how many bytes on.
+/// The user's mode, and the smallest send in bytes that it applies to.
 struct Wish {
     mode: Mode,
     from: usize,
@@ -86,7 +86,7 @@ fn proof() -> u64 {
     }
 }
 
-/// In a child of a fork: what was lent is the parent's.
+/// Resets the state in a child of a fork: the loans belong to the parent.
 pub(crate) fn after_fork() {
     PROOF.store(0, SeqCst);
     TRACER.store(0, SeqCst);
@@ -103,7 +103,7 @@ fn introduce(chan: &Chan) {
     }
     let peer = chan.peer_process;
     if TRACER.compare_exchange(0, peer, SeqCst, SeqCst).is_ok() {
-        // SAFETY: takes numbers. Without Yama it fails, and nothing is needed.
+        // SAFETY: the arguments are numbers. Without Yama the call fails, and is not needed.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(peer), 0, 0, 0) };
     }
     let value = proof();
@@ -120,9 +120,9 @@ fn is_readable() -> bool {
     unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) == 1 }
 }
 
-/// What to do with the next bytes of a send.
+/// Way of the next bytes of a send.
 pub(crate) enum Plan {
-    /// So many, at most, go through the ring.
+    /// At most this many bytes go through the ring.
     Copy(usize),
     /// These are lent.
     Lend {
@@ -130,11 +130,11 @@ pub(crate) enum Plan {
         len: usize,
         protect: bool,
     },
-    /// Nothing, until the receiver has completed more than so many sources.
+    /// Wait until the receiver has completed more than this many sources.
     Wait(u64),
 }
 
-/// What one call of the program knows.
+/// State of one call of the program.
 pub(crate) struct Call {
     /// The send may wait.
     may_wait: bool,
@@ -158,7 +158,7 @@ impl Call {
         }
     }
 
-    /// What to do with the bytes behind the first `sent` (under the sender's lock).
+    /// Plans the bytes behind the first `sent` (under the sender's lock).
     #[inline]
     pub(crate) fn plan(
         &mut self,
@@ -181,7 +181,7 @@ impl Call {
         sent: usize,
     ) -> Plan {
         let from = wish().from;
-        // What comes before the first large piece goes through the ring.
+        // The bytes before the first large piece go through the ring.
         let (mut skip, mut before) = (sent, 0);
         let mut found = None;
         for one in iov {
@@ -248,7 +248,7 @@ impl Call {
         }
     }
 
-    /// Whether this send may be from the program's memory.
+    /// Checks that the receiver may fetch this send from the program's memory.
     fn may(&self, conn: &Conn, chan: &Chan, start: *mut u8, len: usize) -> Result<(), Copied> {
         let mode = mode();
         if !mode.protects() && !self.may_wait {
@@ -281,7 +281,7 @@ impl Call {
         Ok(())
     }
 
-    /// Enters a loan whose mark is about to be published at `position` (under the sender's lock). `None`: it is to be copied.
+    /// Enters a loan whose mark is about to be published at `position` (under the sender's lock). `None`: the caller has to copy.
     ///
     /// # Safety
     /// As `sendmsg(2)`: the memory is the program's buffer of this send.
@@ -299,11 +299,11 @@ impl Call {
             role: chan.role,
             peer: chan.peer_process,
         };
-        // SAFETY: the caller's promise; what is not protected is waited for before the send returns.
+        // SAFETY: the caller's promise; the send waits for unprotected memory before it returns.
         match unsafe { loans::begin(&origin, (number, position), start, len, protect) } {
             Ok(loan) => {
                 let offer = Offer { loan, number, len };
-                // After the offer: a receiver that gives up its rights says so before it looks for the last offer.
+                // After the offer: a receiver that loses its rights sets the terms before it looks for the last offer.
                 let refused = chan.stream.terms(chan.role) != Terms::Ready;
                 if refused || loans::is_finishing() {
                     offer.withdrawn(chan);
@@ -344,8 +344,8 @@ impl Call {
         self.no_more = true;
     }
 
-    /// Waits until the receiver has fetched a loan of memory that is not protected (without the lock). When this returns the memory is the program's
-    /// again, whatever has come.
+    /// Waits until the receiver has fetched a loan of memory that is not protected (without the lock). When this returns, the memory belongs to the
+    /// program again in every case.
     pub(crate) fn wait_for_fetch(&mut self, conn: &Conn, chan: &Chan, offer: &Offer) -> Heard {
         let is_done = || offer.loan.is_done(&chan.stream, offer.number);
         loop {
@@ -357,7 +357,7 @@ impl Call {
                     return Heard::End;
                 }
                 heard => {
-                    // Late, or a signal: what is left is copied, so that the bytes are sent once whatever the program does now.
+                    // Late, or a signal: the rest is copied, so that the bytes are sent exactly once in every case.
                     if !is_done() && !offer.loan.give_back() {
                         // In the middle of a fetch.
                         continue;
