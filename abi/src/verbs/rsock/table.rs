@@ -117,7 +117,7 @@ pub(super) struct Entry {
 
 impl Entry {
     /// # Errors
-    /// `EMFILE` when the table is full.
+    /// `EMFILE` when the process has no free descriptor.
     pub(super) fn new(socket: Kind) -> Result<Entry, Errno> {
         let fd = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
         Ok(Entry {
