@@ -116,7 +116,7 @@ pub fn post_while_another_thread_waits(bed: &Bed) {
     });
 }
 
-/// A queue pair that joins the queue while a thread sleeps on it wakes the sleeper too; so does one that leaves.
+/// A sleeping thread gets the completions of a queue pair that joins the queue meanwhile, also while another one leaves.
 pub fn members_come_and_go_beside_a_sleeper(bed: &Bed) {
     let cq = bed.b.create_cq(64, None).unwrap();
     let half = Half {
