@@ -1,4 +1,4 @@
-//! What `ibv_modify_qp` may change, and when.
+//! The allowed changes of `ibv_modify_qp` in each state.
 
 use std::ffi::c_uint;
 

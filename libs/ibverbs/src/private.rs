@@ -25,7 +25,7 @@ exports! { "", tree:
     weft_sysfs_tree(dir: *const c_char) -> c_int;
 }
 
-/// Whether a driver may free objects that the kernel has lost. A variable of C's type `bool`, which is never read here.
+/// Allows a driver to free objects that the kernel has lost. A variable of C's type `bool`, which is never read here.
 // SAFETY: no other code has this name.
 #[unsafe(no_mangle)]
 pub static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false);

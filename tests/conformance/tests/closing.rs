@@ -120,7 +120,7 @@ fn a_payload_fetched_during_the_last_receive_was_sent() {
     }
 }
 
-/// What a peer has published before it aborts is received.
+/// Records that a peer has published before it aborts are received.
 #[test]
 fn an_abort_does_not_take_back_what_was_published() {
     let device = Wire::Local.device();

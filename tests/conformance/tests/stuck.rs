@@ -1,5 +1,5 @@
-//! Peers in shared memory that stop, or report that they stay, in memory whose access is revoked. Each is waited for for a limited time, and then its
-//! connection ends; no other thread waits.
+//! Peers in shared memory that stop, or report that they stay, in memory whose access is revoked. The owner waits for a limited time and then ends the
+//! connection; no other thread waits.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};

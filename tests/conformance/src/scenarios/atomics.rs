@@ -76,7 +76,7 @@ pub fn concurrent(bed: &Bed) {
     assert_eq!(word.load_u64(0).unwrap(), 3 * ROUNDS);
 }
 
-/// An atomic is refused when its address is not a multiple of eight (whatever the key is), lies beyond a region, or lacks the right.
+/// An atomic is refused when its address is not a multiple of eight (whatever the key is), when it is beyond a region, and without the right.
 pub fn refused(bed: &Bed) {
     need!(bed, atomics);
     let without = ALL.difference(weft_verbs::Access::REMOTE_ATOMIC);

@@ -81,7 +81,7 @@ fn a_rank_that_is_killed_ends_the_job() {
     for weft in [datagrams(), datagrams().env("WEFT_FI_RC", "4")] {
         let done = weft.run(&format!("{MPIRUN} -np 3 {program} kill"));
         assert!(!done.is_good(), "{}", done.show());
-        // That of timeout(1). (mpirun ends with 137 itself, for the rank.)
+        // The status of timeout(1). (mpirun ends with 137 itself, for the rank.)
         assert!(done.code() != 124, "{}", done.show());
         done.says("signal 9").never_says("all data as sent");
     }
