@@ -143,7 +143,6 @@ impl<'a> Tokens<'a> {
 }
 
 impl Declared {
-    /// Reads preprocessed text.
     fn read(text: &str) -> Self {
         let mut declared = Self::default();
         let mut tokens = Tokens::new(text);

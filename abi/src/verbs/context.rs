@@ -59,7 +59,6 @@ impl Kind for Context {
     }
 }
 
-/// True for a context of the InfiniBand persona.
 pub(crate) fn is_persona(context: *mut ibv_context) -> Result<bool, Errno> {
     Ok(find::<Context>(context)?.ctx.is_persona())
 }

@@ -47,7 +47,6 @@ pub(super) enum Sort {
 pub(super) struct Entry {
     pub(super) sort: Sort,
     pub(super) handle: u32,
-    /// The domain of a region.
     pub(super) domain: u32,
     pub(super) addr: u64,
     pub(super) len: u64,
@@ -173,7 +172,6 @@ pub(super) fn show(export: Option<&Arc<Export>>, entry: &Entry) -> Option<Shown>
 }
 
 impl Shown {
-    /// The table that it is in.
     pub(super) fn export(&self) -> Arc<Export> {
         Arc::clone(&self.export)
     }

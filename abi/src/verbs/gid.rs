@@ -19,7 +19,6 @@ use super::object::{PerFork, lock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gid {
     pub(crate) ip: IpAddr,
-    /// The interface that has it.
     pub(crate) ifindex: u32,
 }
 

@@ -20,7 +20,6 @@ pub(crate) fn group_of(gid: [u8; 16]) -> Option<IpAddr> {
     Some(ip_of(gid)).filter(IpAddr::is_multicast)
 }
 
-/// The UDP port of a group.
 pub(crate) fn port_of(group: IpAddr) -> u16 {
     let last = match group {
         IpAddr::V4(group) => group.octets()[3],

@@ -59,7 +59,6 @@ impl Mr {
         }
     }
 
-    /// Its key.
     pub(crate) fn key(&self) -> Result<u32, Errno> {
         Ok(self.native.as_ref().ok_or(Errno::INVAL)?.lkey())
     }

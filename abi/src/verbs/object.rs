@@ -38,7 +38,6 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     const OFFSET: usize = 0;
     /// The mark of the kind; any number that no other kind has.
     const MARK: u32;
-    /// The pool of its objects.
     fn pool() -> &'static Pool<Self>;
 }
 
@@ -102,7 +101,6 @@ impl<K: Kind> Slot<K> {
         self.c.get()
     }
 
-    /// C's handle of it.
     pub(crate) fn handle(&self) -> *mut K::Handle {
         self.c.get().cast::<u8>().wrapping_add(K::OFFSET).cast()
     }
@@ -171,7 +169,6 @@ impl<K: Kind> Guard<K> {
         }
     }
 
-    /// C's handle of it.
     pub(crate) fn handle(&self) -> *mut K::Handle {
         self.0.handle()
     }

@@ -17,7 +17,6 @@ use super::which::Which;
 /// The interval of the checks for sends that wait for a port.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The port of a device.
 #[derive(Default)]
 pub(crate) struct Port {
     /// Datagrams are lost while this is set.
@@ -39,7 +38,6 @@ struct Ports([Port; 2]);
 
 impl Inherited for Ports {}
 
-/// A device's port.
 pub(crate) fn of(which: Which) -> &'static Port {
     static PORTS: PerFork<Ports> = PerFork::new();
     &PORTS.get().0[which as usize]

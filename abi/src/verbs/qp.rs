@@ -147,7 +147,6 @@ impl QpObj {
         lock(&self.attr).timeout = timeout;
     }
 
-    /// True if it is for datagrams.
     #[inline]
     pub(crate) fn is_datagram(&self) -> bool {
         self.kind == IBV_QPT_UD
@@ -212,7 +211,6 @@ impl QpObj {
         }
     }
 
-    /// Posts one datagram.
     pub(crate) fn post_datagram(&self, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
         let ud = self.ud.as_ref().ok_or(Errno::INVAL)?;
         let places = &self.places.send;
@@ -228,7 +226,6 @@ impl QpObj {
         })
     }
 
-    /// Posts one send.
     #[inline]
     pub(crate) fn post_one(&self, wr: &mut SendWr) -> Result<(), Errno> {
         let places = &self.places.send;
@@ -246,7 +243,6 @@ impl QpObj {
         self.post_sound(wr)
     }
 
-    /// Posts one receive.
     #[inline]
     pub(crate) fn post_receive(&self, wr: &RecvWr) -> Result<(), Errno> {
         if self.is_srq() {

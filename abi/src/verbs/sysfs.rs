@@ -161,7 +161,6 @@ pub(super) fn interface(index: u32) -> Option<String> {
     (!found.is_null()).then(|| text(&name))
 }
 
-/// All devices.
 pub(super) fn all_about() -> impl Iterator<Item = About> {
     device::each().filter_map(|(device, which)| {
         Some(About {

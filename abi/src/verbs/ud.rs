@@ -203,7 +203,6 @@ impl Datagrams {
         }
     }
 
-    /// Posts one receive.
     pub(crate) fn post_recv(&self, wr: &RecvWr) -> Result<(), Errno> {
         let wrs = std::slice::from_ref(wr);
         self.native()?.post_recv(wrs).map_err(refused)

@@ -13,7 +13,6 @@ use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::made::Made;
 
-/// The record of one thread.
 pub(crate) struct Record {
     /// The thread's current object, or NULL.
     place: AtomicPtr<()>,

@@ -1,6 +1,5 @@
 //! The two devices, by their names.
 
-/// The devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     /// `weft0`: an RNIC, connected by the connection manager.

@@ -128,7 +128,6 @@ pub(crate) fn wc_source(wc: &Wc) -> u32 {
     wc.source.map_or(0, |source| source.qp_num)
 }
 
-/// C's opcode.
 #[inline]
 pub(crate) fn wc_opcode(wc: &Wc) -> ibv_wc_opcode {
     match wc.opcode {
@@ -146,7 +145,6 @@ pub(crate) fn wc_opcode(wc: &Wc) -> ibv_wc_opcode {
     }
 }
 
-/// C's status.
 #[inline]
 pub(crate) fn wc_status(wc: &Wc) -> ibv_wc_status {
     match wc.status {

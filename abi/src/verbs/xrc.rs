@@ -31,7 +31,6 @@ struct Shared {
     file: Option<((u64, u64), OwnedFd)>,
 }
 
-/// Named domains.
 #[derive(Default)]
 struct Named(Mutex<Vec<Weak<Shared>>>);
 

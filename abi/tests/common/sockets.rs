@@ -44,7 +44,6 @@ pub(crate) fn listening(kind: c_int) -> (c_int, sockaddr_in) {
     }
 }
 
-/// A socket of this kind that is connected to this port.
 pub(crate) fn connected(kind: c_int, port: u16) -> c_int {
     let addr = at_port(port);
     let len = size_of::<sockaddr_in>() as socklen_t;

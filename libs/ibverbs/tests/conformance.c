@@ -529,7 +529,7 @@ static int descriptors(void) {
 
 /* A connected queue pair takes one descriptor, in shared memory and over TCP. (Protection domains have further ones.) */
 static void many_pairs(void) {
-    /* A queue gets one for its sleeper when somebody first sleeps on it, which may be after the first message. */
+    /* A queue gets one for its sleeper at the first sleep, which may be after the first message. */
     enum { PAIRS = 8, SLEEPERS = 2 };
     struct half a, b, as[PAIRS + 1], bs[PAIRS + 1];
     int before = 0, after;
@@ -754,7 +754,7 @@ static void member(void) {
     wr.wr.ud.remote_qpn = 0xffffff;
     wr.wr.ud.remote_qkey = QKEY;
     memset(h.buf, 7, 100);
-    /* It stays a member when it begins anew. */
+    /* It stays a member when it is reset. */
     for (int i = 0; i < 2; i++) {
         CHECK(to_state(h.qp, IBV_QPS_RESET) == 0 && ibv_modify_qp(h.qp, &attr, first) == 0);
         CHECK(to_state(h.qp, IBV_QPS_RTR) == 0);
@@ -770,7 +770,7 @@ static void member(void) {
         CHECK(completion(h.scq).status == IBV_WC_SUCCESS && ibv_poll_cq(h.rcq, 1, &wc) == 0);
     }
     CHECK(ibv_detach_mcast(h.qp, &mapped, 0) == 0 && ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
-    /* Where it cannot be a member again, it begins anew as none. */
+    /* Where it cannot be a member again, the reset makes it no member. */
     struct rlimit files, none;
     MUST(getrlimit(RLIMIT_NOFILE, &files) == 0);
     none = files;
@@ -809,7 +809,7 @@ static void member(void) {
     half_close(&h);
 }
 
-/* A datagram queue pair that does not hear itself, and one that does, in one group. */
+/* A datagram queue pair that does not receive its own messages, and one that does, in one group. */
 static void deaf(void) {
     struct half h;
     half_open(&h, "weft_ib0", 0);
@@ -2100,7 +2100,7 @@ static void opened(void) {
         }
     }
     CHECK(ibv_close_xrcd(same) == EBUSY); /* what the last handle was opened with */
-    /* An event goes to the handle that is left. */
+    /* An event goes to the remaining handle. */
     CHECK(to_state(third, IBV_QPS_ERR) == 0);
     struct ibv_async_event event;
     MUST(readable(b.context->async_fd, 10000) && ibv_get_async_event(b.context, &event) == 0);
@@ -2136,7 +2136,7 @@ static void device_memory(void) {
     struct ibv_mr *mr = ibv_reg_dm_mr(b.pd, dm, 64, 256, ALL | IBV_ACCESS_ZERO_BASED);
     MUST(mr);
     CHECK(ibv_free_dm(dm) == EBUSY);
-    /* A Write to address 0 of the region, and an atomic behind it. */
+    /* A Write to address 0 of the region, and an atomic after it. */
     memcpy(a.buf, "device!", 8);
     struct ibv_sge sge = part(&a, 0, 8);
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, 1);

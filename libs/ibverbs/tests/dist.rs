@@ -49,7 +49,7 @@ fn of_the_system(name: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// A variable that only rdma-core's own librdmacm uses. Versions after `IBVERBS_PRIVATE_34` do not have it.
+/// A variable that only rdma-core's own librdmacm uses. Our libraries leave it out of the versions after `IBVERBS_PRIVATE_34`.
 const LEFT_OUT: &str = "verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_";
 
 /// The next release appears as a difference: `releases` describes how to add its names to the table.

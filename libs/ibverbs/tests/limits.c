@@ -100,7 +100,7 @@ static void datagram_rsockets(void) {
     CHECK(rbind(a, (struct sockaddr *)&at, sizeof at) == 0 && rgetsockname(a, (struct sockaddr *)&at, &len) == 0);
     MINUS(rbind(b, (struct sockaddr *)&at, sizeof at), EADDRINUSE);
     CHECK(rclose(a) == 0);
-    /* Nobody is there now, which a socket of the kernel would hear. */
+    /* There is no receiver now, which a connected socket of the kernel would notice. */
     CHECK(rconnect(b, (struct sockaddr *)&at, sizeof at) == 0);
     char byte = 1;
     for (int i = 0; i < 3; i++) {

@@ -53,7 +53,6 @@ const UNDECLARED: &[&str] = &[
     "ibv_read_sysfs_file",
 ];
 
-/// C's type for a Rust type.
 fn c_type(rust: &str) -> String {
     if let Some(of) = rust.strip_prefix("*mut ") {
         return format!("{} *", c_type(of));

@@ -41,7 +41,6 @@ fn message(poster: u64, seq: u64) -> Vec<u8> {
     bytes
 }
 
-/// One side of a flood.
 struct Flood<'a> {
     end: &'a End,
     /// Receives and the second poster's messages; the peer maps this region.
@@ -53,7 +52,6 @@ struct Flood<'a> {
 }
 
 impl Flood<'_> {
-    /// A poster's buffers.
     fn buffer(&self, poster: u64, slot: u64) -> (&Mr, usize) {
         let first = if poster == 0 { 0 } else { MOST as usize * RECV };
         let mr = [self.ordinary, self.arena][poster as usize];

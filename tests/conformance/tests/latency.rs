@@ -38,7 +38,6 @@ impl Side {
     }
 }
 
-/// The median round trip.
 fn round_trip(setup: Setup, polls: bool) -> Duration {
     let bed = Bed::new(setup).expect("a bed");
     let channels = [&bed.a, &bed.b].map(|device| device.create_comp_channel().expect("a channel"));

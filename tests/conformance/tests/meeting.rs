@@ -45,7 +45,6 @@ fn param() -> ConnParam {
 }
 
 struct Side {
-    /// Its completions.
     cq: Cq,
     conn: Result<Connection, ConnectError>,
 }

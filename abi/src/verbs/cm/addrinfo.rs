@@ -218,7 +218,6 @@ impl Query {
     }
 }
 
-/// The answer.
 #[derive(Clone, Copy)]
 pub(super) struct Answer {
     src: Option<Addr>,

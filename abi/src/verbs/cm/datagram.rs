@@ -99,7 +99,6 @@ impl Core {
         Ok(())
     }
 
-    /// The answer.
     fn told(self: &Arc<Self>, outcome: Result<Found, LookupError>) {
         let (asked, dst) = {
             let mut setup = self.setup();

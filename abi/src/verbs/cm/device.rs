@@ -29,7 +29,6 @@ pub(super) struct Nic {
     /// The protection domain for programs that name none.
     pub(super) pd: *mut ibv_pd,
     pub(super) native: Device,
-    /// It is the RoCE persona.
     pub(super) persona: bool,
 }
 

@@ -52,7 +52,6 @@ macro_rules! set {
 
 pub(super) use {get, set};
 
-/// The stage of an identifier.
 #[derive(Default)]
 pub(super) enum Stage {
     #[default]
@@ -72,7 +71,6 @@ pub(super) enum Stage {
     Leaving,
     /// The connection has ended or failed. Its queue pair may not have been notified yet.
     Over(Option<Link>),
-    /// Destroyed.
     Gone,
 }
 
@@ -83,7 +81,6 @@ pub(super) enum Listener {
     Datagram(weft_verbs::cm::Serving),
 }
 
-/// The setup of an identifier.
 #[derive(Default)]
 pub(super) struct Setup {
     pub(super) stage: Stage,
@@ -124,13 +121,11 @@ pub(super) struct Place {
     pub(super) sync: bool,
 }
 
-/// An identifier.
 pub(super) struct Core {
     handle: AtomicPtr<rdma_cm_id>,
     pub(super) ps: rdma_port_space,
     setup: Mutex<Setup>,
     pub(super) place: Mutex<Option<Place>>,
-    /// The subject of its events.
     pub(super) subject: Arc<Subject>,
     /// The path record that C sees.
     path: OnceLock<Path>,
@@ -191,7 +186,6 @@ pub(super) fn create(
 }
 
 impl Core {
-    /// C's handle of it.
     pub(super) fn handle(&self) -> *mut rdma_cm_id {
         self.handle.load(Ordering::Relaxed)
     }
@@ -299,7 +293,6 @@ pub(super) struct Waiting {
     pub(super) news: News,
 }
 
-/// An event channel.
 pub(super) struct Channel {
     /// None once it is destroyed.
     events: Mutex<Option<Arc<EventQueue<Waiting>>>>,
@@ -324,7 +317,6 @@ impl Channel {
         Ok(channel)
     }
 
-    /// C's handle of it.
     pub(super) fn handle(&self) -> *mut rdma_event_channel {
         self.handle.load(Ordering::Acquire)
     }

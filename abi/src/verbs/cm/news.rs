@@ -21,7 +21,6 @@ pub(super) struct News {
     pub(super) ud: Option<Ud>,
     /// A multicast group is joined.
     pub(super) join: Option<Join>,
-    /// The request to answer.
     pub(super) request: Option<Box<Request>>,
     /// The argument of the program's own event (`rdma_write_cm_event(3)`).
     pub(super) arg: Option<u64>,

@@ -18,7 +18,6 @@ const TESTS: &[(&str, &str)] = &[
     ("ver_rc_fetch_add", "msg_rate"),
 ];
 
-/// Sends both ways.
 const BOTH_WAYS: (&str, &str) = ("rc_bi_bw", "bw");
 
 fn qperf(weft: &Weft) {
