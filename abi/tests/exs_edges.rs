@@ -1,4 +1,4 @@
-//! The corners of libexs: closes beside operations, queues that go, peers that stop, lengths that cannot be.
+//! The edge cases of libexs: closes during operations, deleted queues, stopped peers, invalid lengths.
 #![cfg(feature = "exs")]
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -51,7 +51,7 @@ fn a_poll_of_a_socket_that_gets_closed_does_not_spin() {
     );
 }
 
-/// What is there, and no more, on a socket that does not wait.
+/// A receive on a nonblocking socket returns only the bytes that are there.
 #[test]
 fn waitall_on_a_socket_that_does_not_wait() {
     let (a, b) = pair(SOCK_STREAM);
@@ -73,7 +73,7 @@ fn one(qh: c_int) -> Option<(c_int, c_int)> {
     Some((event.exs_evt_type, event.exs_evt_errno))
 }
 
-/// `exs_close` of a socket of the system with a receive outstanding.
+/// `exs_close` of a system socket with a receive outstanding.
 #[test]
 fn a_close_of_an_ordinary_socket_ends_its_receives() {
     let (near, mut far) = tcp();
@@ -83,7 +83,7 @@ fn a_close_of_an_ordinary_socket_ends_its_receives() {
     start_recv(fd, &mut buf, 0, qh, 0);
     socket::close(fd, 0, -1, NONE).unwrap();
     far.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    // The event holds the connection until it is taken.
+    // The event holds the connection until it is dequeued.
     let ended = one(qh).is_some();
     let peer = far.read(&mut [0; 1]).map_err(|e| e.kind());
     assert_eq!(
@@ -93,7 +93,7 @@ fn a_close_of_an_ordinary_socket_ends_its_receives() {
     );
 }
 
-/// Limits of time of a socket of the system, set before there is an operation.
+/// Time limits of a system socket, set before there is an operation.
 #[test]
 fn a_time_limit_of_an_ordinary_socket_is_not_forgotten() {
     let (near, far) = tcp();
@@ -116,7 +116,7 @@ fn a_time_limit_of_an_ordinary_socket_is_not_forgotten() {
     drop(far);
 }
 
-/// `exs_qdelete` with a send outstanding on a socket of the system.
+/// `exs_qdelete` with a send outstanding on a system socket.
 #[test]
 fn what_is_outstanding_goes_on_when_its_queue_is_deleted() {
     let (near, mut far) = tcp();
@@ -132,7 +132,7 @@ fn what_is_outstanding_goes_on_when_its_queue_is_deleted() {
     drop(near);
 }
 
-/// The memory of what is outstanding when its queue is deleted "stays in use until their sockets are closed".
+/// The memory of outstanding operations when their queue is deleted "stays in use until their sockets are closed".
 #[test]
 fn memory_of_operations_of_a_deleted_queue_is_busy() {
     let (a, b) = pair(SOCK_STREAM);
@@ -142,7 +142,7 @@ fn memory_of_operations_of_a_deleted_queue_is_busy() {
     start_recv(a, buf, 0, qh, mh);
     queue::qdelete(qh).unwrap();
     let gone = memory::mderegister(mh);
-    // The program thinks that the memory is its own again.
+    // The program wrongly reuses the memory.
     buf.fill(7);
     send(b, &[1; 4096], 0).unwrap();
     std::thread::sleep(Duration::from_millis(500));
@@ -153,7 +153,7 @@ fn memory_of_operations_of_a_deleted_queue_is_busy() {
     );
 }
 
-/// A program that has given its close to a queue, and ends.
+/// A program that passes its close to a queue, and ends.
 #[test]
 fn what_was_sent_arrives_when_the_program_ends_after_a_close() {
     const LEN: usize = 16 << 20;
@@ -178,7 +178,7 @@ fn what_was_sent_arrives_when_the_program_ends_after_a_close() {
         }
         let mut child = child.spawn().unwrap();
         let b = accepted(listener);
-        // It ends before it is read.
+        // It ends before the data is read.
         std::thread::sleep(Duration::from_secs(1));
         let mut buf = vec![0_u8; LEN];
         let mut all = 0;
@@ -201,7 +201,7 @@ fn what_was_sent_arrives_when_the_program_ends_after_a_close() {
     );
 }
 
-/// A receive that does not wait, of a message that has not come, from a peer that has stopped.
+/// A nonblocking receive of a message that has not arrived, from a peer that has stopped.
 #[test]
 fn a_recvmsg_that_does_not_wait_does_not_wait_for_the_peer() {
     let (b, mut child) = stopped(libc::SOCK_SEQPACKET, "a_recvmsg");
@@ -213,7 +213,7 @@ fn a_recvmsg_that_does_not_wait_does_not_wait_for_the_peer() {
     assert_eq!(got, Ok(Err(Errno::AGAIN)));
 }
 
-/// Data left in place, of a socket that is closed before the event is dequeued.
+/// Data received in place on a socket that is closed before the event is dequeued.
 #[test]
 fn data_left_in_place_is_there_when_its_event_is_dequeued() {
     let (a, b) = pair(SOCK_STREAM);

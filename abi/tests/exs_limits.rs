@@ -1,4 +1,4 @@
-//! What may end an operation of libexs early, and what may not: limits of time, signals, cancels, forks and the program's end.
+//! Early ends of operations of libexs: time limits, signals, cancels, forks and the program's end.
 #![cfg(feature = "exs")]
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -57,11 +57,11 @@ fn a_recvmsg_of_messages_whose_time_is_up_says_eagain() {
     sync::close(a).unwrap();
 }
 
-/// The same of a file that nothing of goes out.
+/// The same for a file of which no byte can be sent.
 #[test]
 fn a_sendfile_whose_time_is_up_says_eagain() {
     let (a, b) = pair(SOCK_STREAM);
-    // The peer's buffer, and what may be under way besides.
+    // The peer's buffer, and the bytes that may also be under way.
     let full = vec![1_u8; 1 << 16];
     let mut full_for = 0;
     while full_for < 20 {
@@ -83,7 +83,7 @@ fn a_sendfile_whose_time_is_up_says_eagain() {
     sync::close(b).unwrap();
 }
 
-/// What a send that does not wait has taken is in the stream: a limit of time, which is for calls that wait, makes no hole in it.
+/// The bytes that a nonblocking send has accepted are in the stream: a time limit, which is for blocking calls, makes no hole in it.
 #[test]
 fn a_limit_of_blocking_sends_makes_no_hole_in_what_was_taken() {
     let (a, b) = pair(SOCK_STREAM);
@@ -100,20 +100,20 @@ fn a_limit_of_blocking_sends_makes_no_hole_in_what_was_taken() {
         }
         n
     };
-    // The peer's buffer, 1 MiB, and then two that wait: their times are up one after the other.
+    // The peer's buffer, 1 MiB, and then two that wait: their time limits expire one after the other.
     let mut left = 17 << 16;
     let begun = Instant::now();
     while left > 0 {
         match send_next(left.min(1 << 16)) {
             Ok(n) => left -= n as usize,
-            // On its way to the peer still.
+            // Still on its way to the peer.
             Err(Errno::AGAIN) if begun.elapsed() < PATIENCE => std::thread::yield_now(),
             Err(errno) => panic!("{errno}, {left} left"),
         }
     }
     std::thread::sleep(Duration::from_millis(200));
     send_next(1 << 16).unwrap();
-    // Between the two.
+    // Between the two time limits.
     std::thread::sleep(Duration::from_millis(200));
     let reader = std::thread::spawn(move || {
         let mut all = Vec::new();
@@ -138,7 +138,7 @@ fn a_limit_of_blocking_sends_makes_no_hole_in_what_was_taken() {
 
 extern "C" fn handled(_: c_int) {}
 
-/// What a call returns in whose thread a handler runs so many times, 100 ms after each other.
+/// The result of a call in whose thread a signal handler runs repeatedly, 100 ms apart.
 fn interrupted(
     times: usize,
     call: impl FnOnce() -> Result<isize, Errno> + Send + 'static,
@@ -178,13 +178,13 @@ fn signals_end_a_receive(times: usize, test: &str) {
     assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
 }
 
-/// One signal ends a blocking receive after the 3 s that the peer has; so do many.
+/// One signal ends a blocking receive after the peer's 3 s; so do many signals.
 #[test]
 fn many_signals_end_a_receive_from_a_stopped_peer() {
     signals_end_a_receive(1000, "many_signals_end");
 }
 
-/// The same of a message, with `recvmsg` and one signal.
+/// The same for a message, with `recvmsg` and one signal.
 #[test]
 fn a_signal_ends_a_recvmsg_from_a_stopped_peer() {
     let (b, mut child) = stopped(SOCK_SEQPACKET, "a_signal_ends");
@@ -194,7 +194,7 @@ fn a_signal_ends_a_recvmsg_from_a_stopped_peer() {
     assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
 }
 
-/// What a program sends by a socket of the system, and ends with `end` and an exit, arrives.
+/// Data that a program sends by a system socket, and finishes with `end` and an exit, arrives.
 fn arrives_by_tcp(test: &str, end: impl FnOnce(c_int, c_int)) {
     const LEN: usize = 32 << 20;
     if let Ok(port) = std::env::var("WEFT_LIMITS_PORT") {
@@ -210,7 +210,7 @@ fn arrives_by_tcp(test: &str, end: impl FnOnce(c_int, c_int)) {
     let mut child = again(test, "WEFT_LIMITS_PORT", port);
     let mut child = child.arg("--exact").spawn().unwrap();
     let (mut far, _) = listener.accept().unwrap();
-    // It ends before it is read.
+    // It ends before the data is read.
     std::thread::sleep(Duration::from_secs(1));
     let mut all = Vec::new();
     let end = std::io::Read::read_to_end(&mut far, &mut all).map_err(|e| e.kind());
@@ -241,7 +241,7 @@ fn what_was_sent_by_tcp_arrives_when_the_program_ends_without_a_close() {
     arrives_by_tcp(test, |_, _| {});
 }
 
-/// What a forked child hears that closes its parent's socket, with a queue or without; and that its number is free then.
+/// The result of a forked child's close of its parent's socket, with a queue or without. The number is free afterwards.
 fn child_closes(with_queue: bool) {
     let (a, b) = pair(SOCK_STREAM);
     let pid = unsafe { libc::fork() };
@@ -276,7 +276,7 @@ fn a_close_of_a_parents_socket_without_a_queue_says_enotconn() {
     child_closes(false);
 }
 
-/// One signal does as well.
+/// One signal is enough too.
 #[test]
 fn one_signal_ends_a_receive_from_a_stopped_peer() {
     signals_end_a_receive(1, "one_signal_ends");
@@ -294,7 +294,7 @@ fn a_shutdown_ends_a_recvmsg_of_messages() {
     sync::close(b).unwrap();
 }
 
-/// A connection whose time is up ends all that is outstanding; only what had a limit of its own says that it ran into that.
+/// A connection whose time limit expires ends all outstanding operations; only those with their own limit report that limit.
 #[test]
 fn what_had_no_limit_of_time_does_not_say_that_it_ran_into_one() {
     let (b, mut child) = stopped(SOCK_STREAM, "what_had_no_limit");
@@ -320,7 +320,7 @@ fn what_had_no_limit_of_time_does_not_say_that_it_ran_into_one() {
     assert_eq!(told, expected);
 }
 
-/// What is outstanding goes on when its queue is deleted, and can still be cancelled: its memory is the program's again.
+/// Outstanding operations continue when their queue is deleted, and can still be cancelled: their memory is the program's again.
 #[test]
 fn operations_of_a_deleted_queue_can_be_cancelled() {
     let (a, b) = pair(SOCK_STREAM);
@@ -329,7 +329,7 @@ fn operations_of_a_deleted_queue_can_be_cancelled() {
     let qh = queue::qcreate(8).unwrap();
     start_recv(b, buf, 0, qh, mh);
     queue::qdelete(qh).unwrap();
-    // Another one goes as well: what is forgotten with it is not forgotten too early.
+    // Another queue is deleted as well: its cleanup must not come too early for the first one.
     queue::qdelete(queue::qcreate(8).unwrap()).unwrap();
     assert_eq!(memory::mderegister(mh), Err(Errno::BUSY));
     assert_eq!(socket::cancel(b, EXS_CAF_FILDES as c_int, NONE), Ok(1));
@@ -343,7 +343,7 @@ fn operations_of_a_deleted_queue_can_be_cancelled() {
     sync::close(b).unwrap();
 }
 
-/// What a closed socket still sends is no operation of the socket that has its number next.
+/// Data that a closed socket still sends is no operation of the next socket with its number.
 #[test]
 fn a_cancel_does_not_reach_what_had_the_number_before() {
     const LEN: usize = 8 << 20;

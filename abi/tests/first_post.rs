@@ -1,4 +1,4 @@
-//! What the first post would otherwise wait for is done when the device is opened. A file of its own: a process does it once.
+//! Work that would delay the first post is done when the device is opened. In a separate file, because a process does it once.
 
 #![cfg(feature = "verbs")]
 

@@ -1,4 +1,4 @@
-//! A child that is forked while another thread of its parent is within the libraries goes on alone: it waits for nothing that only that thread could do.
+//! A child that is forked while another thread of its parent is within the libraries continues alone: it waits for nothing that only that thread could do.
 #![cfg(all(feature = "verbs", feature = "exs"))]
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says
 
@@ -11,10 +11,10 @@ use weft_abi::exs::init;
 use weft_abi::exs::types::EXS_VERSION1;
 use weft_abi::verbs::rsock::*;
 
-/// Seconds after which a child hangs.
+/// Seconds after which a child counts as hanging.
 const PATIENCE: u32 = 30;
 
-/// Run this in a child, under a time limit.
+/// Runs this in a child, under a time limit.
 fn fork(body: impl FnOnce() -> bool) -> libc::pid_t {
     let pid = unsafe { libc::fork() };
     if pid == 0 {
@@ -25,14 +25,14 @@ fn fork(body: impl FnOnce() -> bool) -> libc::pid_t {
     pid
 }
 
-/// It has ended well.
+/// True if it has ended well.
 fn ended(pid: libc::pid_t) -> bool {
     let mut status = 0;
     let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
     waited == pid && libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
-/// Fork so many times while other threads do `busy` again and again, in a process that has done nothing yet; whether all children could do `body`.
+/// Forks repeatedly while other threads run `busy` again and again, in a fresh process. Returns true if all children could run `body`.
 fn amid(busy: fn() -> bool, threads: usize, body: fn() -> bool, forks: usize) -> bool {
     static STARTED: AtomicUsize = AtomicUsize::new(0);
     static ENOUGH: AtomicBool = AtomicBool::new(false);
@@ -68,7 +68,7 @@ fn extended_sockets_begin_in_a_child_of_a_beginner() {
     }
 }
 
-/// Make a connection, and close it.
+/// Makes a connection, and closes it.
 fn rsockets() -> bool {
     const LEN: socklen_t = size_of::<sockaddr_in>() as socklen_t;
     let mut addr: sockaddr_in = unsafe { std::mem::zeroed() };

@@ -25,7 +25,7 @@ use weft_abi::exs::{queue, socket, sync};
 use weft_abi::verbs::rsock::*;
 
 const INTERRUPTED: Result<i64, c_int> = Err(libc::EINTR);
-/// Without a handler's mercy, and with the flag under which the system restarts calls of its own.
+/// One handler without a flag, and one with the flag under which the system restarts its own calls.
 const SIGNALS: [c_int; 2] = [SIGUSR1, SIGUSR2];
 
 extern "C" fn handled(_: c_int) {}
@@ -44,7 +44,7 @@ fn handle() {
     });
 }
 
-/// What a call returns in whose thread a handler runs again and again until it is back; or its `errno`.
+/// The result or `errno` of a call in whose thread a signal handler runs again and again until the call returns.
 fn interrupted(signal: c_int, call: impl FnOnce() -> i64 + Send + 'static) -> Result<i64, c_int> {
     handle();
     let (back, result) = channel();
@@ -79,7 +79,7 @@ fn loopback() -> sockaddr_in {
     addr
 }
 
-/// A TCP port where nobody answers: who connects to it waits.
+/// A TCP port that never answers: a connect to it waits.
 fn nobody() -> (std::net::TcpListener, sockaddr_in) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let SocketAddr::V4(at) = listener.local_addr().unwrap() else {
@@ -128,7 +128,7 @@ fn an_rsocket_that_waits_for_data() {
             interrupted(signal, move || rreceive(server, 8, 0)),
             INTERRUPTED
         );
-        // What came before is not lost with it.
+        // Earlier data is not lost with it.
         assert_eq!(unsafe { rsend(client, b"abc".as_ptr().cast(), 3, 0) }, 3);
         let all = interrupted(signal, move || rreceive(server, 8, MSG_WAITALL));
         assert_eq!(all, Ok(3));
@@ -141,7 +141,7 @@ fn an_rsocket_that_waits_for_data() {
 fn an_rsocket_that_waits_for_room() {
     const MUCH: usize = 64 << 20;
     let [client, server] = rpair();
-    // From the program's own memory, which is its own again when the call returns.
+    // From the program's memory, which is the program's again when the call returns.
     let sent = interrupted(SIGUSR1, move || {
         let bytes = vec![7u8; MUCH];
         unsafe { rsend(client, bytes.as_ptr().cast(), MUCH, 0) as i64 }
@@ -166,7 +166,7 @@ fn an_rsocket_that_waits_for_a_connection() {
         });
         assert_eq!(accepted, INTERRUPTED);
     }
-    // It listens on.
+    // It still listens.
     let client = rsocket(AF_INET, SOCK_STREAM, 0);
     unsafe {
         assert_eq!(rconnect(client, (&raw const addr).cast(), LEN), 0);
@@ -180,7 +180,7 @@ fn an_rsocket_that_waits_for_a_connection() {
     let client = rsocket(AF_INET, SOCK_STREAM, 0);
     let connect = move || unsafe { i64::from(rconnect(client, (&raw const addr).cast(), LEN)) };
     assert_eq!(interrupted(SIGUSR1, connect), INTERRUPTED);
-    // It goes on being made.
+    // The connection is still being made.
     assert_eq!(interrupted(SIGUSR1, connect), Err(libc::EALREADY));
     assert_eq!(rclose(client), 0);
 }
@@ -254,7 +254,7 @@ fn an_extended_socket_that_waits() {
 fn an_event_queue_that_is_waited_for() {
     let q = queue::qcreate(8).unwrap();
     for signal in SIGNALS {
-        // Nothing is in it, then one connection: that is waited for in another way.
+        // The queue is empty at first, then has one connection, for which the call waits in another way.
         assert_eq!(interrupted(signal, move || dequeue(q, 1)), INTERRUPTED);
     }
     let (client, server) = pair(SOCK_STREAM);
@@ -266,7 +266,7 @@ fn an_event_queue_that_is_waited_for() {
         assert_eq!(interrupted(signal, move || dequeue(q, 1)), INTERRUPTED);
     }
     unsafe { sync::send_mh(client, b"abc".as_ptr().cast(), 3, 0, 0) }.unwrap();
-    // Two are asked for, and one is there.
+    // Two are requested, and one is there.
     assert_eq!(interrupted(SIGUSR1, move || dequeue(q, -2)), Ok(1));
     assert_eq!(&bytes[..3], b"abc");
     for socket in [client, server] {

@@ -1,5 +1,5 @@
-//! `<sys/exs.h>` and the Rust types agree, as a C and a C++ compiler see them: sizes, alignments, offsets, constants; and neither
-//! side has what the other has not.
+//! `<sys/exs.h>` and the Rust types agree, as a C and a C++ compiler see them: sizes, alignments, offsets, constants. Neither side has a declaration that the
+//! other does not have.
 #![cfg(feature = "exs")]
 
 mod common;
@@ -92,7 +92,7 @@ fn c_and_cplusplus_see_what_rust_sees() {
     assert_eq!(seen_by("c++", "-std=c++11", "cc"), expected);
 }
 
-/// Names that the header defines with `pick`, which is given one line.
+/// Names that the header defines; `pick` gets one line.
 fn defined(pick: impl Fn(&str) -> Option<String>) -> BTreeSet<String> {
     header().lines().filter_map(pick).collect()
 }

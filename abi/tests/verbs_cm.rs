@@ -1,4 +1,4 @@
-//! librdmacm's calls, as a C program makes them: what the programs of rdmacm-utils do not try. Both sides are in this process.
+//! librdmacm's calls, as a C program makes them: cases that the programs of rdmacm-utils do not try. Both sides are in this process.
 #![cfg(feature = "verbs")]
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
 #![allow(clippy::cast_possible_wrap)]
@@ -33,7 +33,7 @@ fn private_data_and_depths_travel_both_ways() {
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     assert_eq!(event.listen_id(), listener.0);
     assert_eq!(event.private_data(), b"from the initiator");
-    // What the peer has outstanding is what we are to take, and the other way round.
+    // The peer's outstanding number is the number that we are to accept, and the reverse.
     assert_eq!(event.depths(), (5, 3));
     let accepted = event.id();
     event.ack();
@@ -47,13 +47,13 @@ fn private_data_and_depths_travel_both_ways() {
     server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
     let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
     assert_eq!(event.private_data(), b"from the responder");
-    // What was agreed: the responder takes as many as we have.
+    // The negotiated depths: the responder accepts as many as we have.
     assert_eq!(event.depths(), (3, 5));
     event.ack();
 
     id.disconnect().unwrap();
     cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
-    // The program answers the peer's end, or says it twice.
+    // The program disconnects after the peer's end, or twice.
     accepted.disconnect().unwrap();
     id.disconnect().unwrap();
     for id in [id, accepted] {
@@ -68,7 +68,7 @@ fn no_private_data_is_none() {
     let listener = server.listen("127.0.0.1:0");
     let id = client.routed(listener.port());
     id.create_qp();
-    // No parameters at all are good ones, too.
+    // NULL parameters are valid, too.
     assert_eq!(unsafe { rdma_connect(id.0, null_mut()) }, 0);
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     assert!(event.private_data().is_empty());
@@ -80,7 +80,7 @@ fn no_private_data_is_none() {
     assert!(event.private_data().is_empty());
     event.ack();
     server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
-    // A queue pair that goes takes its connection with it, and the identifiers hear of that.
+    // A destroyed queue pair ends its connection, and the identifiers get the event.
     id.destroy_qp();
     cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
     accepted.destroy_qp();
@@ -106,7 +106,7 @@ fn a_rejection_says_why() {
     refused(unsafe { rdma_reject(asked.0, null(), 0) });
     refused(unsafe { rdma_accept(asked.0, null_mut()) });
     asked.destroy();
-    // Destroying is an answer as well.
+    // Destroying is an answer too.
     let second = client.connecting(listener.port(), b"?");
     let asked = server.request();
     asked.destroy();
@@ -122,7 +122,7 @@ fn a_rejection_says_why() {
     listener.destroy();
 }
 
-/// Who accepts says how often a peer is to try; without a word of it a message that finds no receive ends the connection, as on RNICs.
+/// `rdma_accept` sets the peer's retries. Without them a message that finds no receive ends the connection, as on RNICs.
 #[test]
 fn messages_wait_for_their_receive_as_often_as_the_receiver_says() {
     let (server, client) = (Channel::new(), Channel::new());
@@ -221,7 +221,7 @@ fn channels_that_do_not_block_say_so_and_wake_epoll_for_each_event() {
         unsafe { rdma_get_cm_event(channel.0, &raw mut event) },
         libc::EAGAIN,
     );
-    // What is not fetched goes with its identifier.
+    // Unfetched events are dropped with their identifier.
     ids[0].route();
     assert!(channel.readable());
     for id in ids {
@@ -231,7 +231,7 @@ fn channels_that_do_not_block_say_so_and_wake_epoll_for_each_event() {
     unsafe { libc::close(epoll) };
 }
 
-/// That a call on another thread has not returned can only be seen by waiting a while.
+/// Only a wait can show that a call on another thread has not returned.
 const A_WHILE: Duration = Duration::from_millis(100);
 
 #[test]
@@ -303,7 +303,7 @@ fn requests_that_nobody_fetches_are_rejected_with_their_listener() {
     assert!(!server.readable());
     let event = client.expect_status(RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED);
     event.ack();
-    // Those that were fetched live on without their listener.
+    // Fetched requests outlive their listener.
     for asked in &asked {
         asked.accept_with_qp();
         server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
@@ -346,7 +346,7 @@ fn calls_in_the_wrong_state_are_refused() {
     id.route();
     channel.expect(RDMA_CM_EVENT_ROUTE_RESOLVED).ack();
     unsafe { refused(rdma_resolve_route(id.0, 1000)) };
-    // Depths beyond what the device has.
+    // Depths beyond the device's limits.
     param.initiator_depth = 200;
     unsafe { refused(rdma_connect(id.0, &raw mut param)) };
     param.initiator_depth = 1;
@@ -453,7 +453,7 @@ fn end_points_block_until_they_are_connected() {
             RDMA_CM_EVENT_DISCONNECTED
         );
         unsafe { rdma_destroy_ep(id.0) };
-        // The second is turned away.
+        // The second is rejected.
         let refused = cm::sync_routed(port);
         refused.create_qp();
         assert_eq!(refused.connect(&Param::new(b"")), Err(libc::ECONNREFUSED));
@@ -469,7 +469,7 @@ fn end_points_block_until_they_are_connected() {
     let event = Event(unsafe { (*id.0).event });
     assert_eq!(event.private_data(), b"sync");
     id.accept(&Param::new(b"")).unwrap();
-    // The peer has gone or will go; that is this identifier's event.
+    // The peer has disconnected or will; this identifier gets that event.
     id.disconnect().unwrap();
     assert_eq!(
         unsafe { (*(*id.0).event).event },
@@ -592,7 +592,7 @@ fn threads_connect_at_the_same_time() {
     let server = Channel::new();
     let listener = server.listen("127.0.0.1:0");
     let port = listener.port();
-    // Each with a channel of its own, and identifiers that block: ends of both kinds go while others come.
+    // Each has its own channel, and identifiers that block: ends of both kinds go while others come.
     let clients: Vec<_> = (0..4)
         .map(|n| {
             std::thread::spawn(move || {
@@ -645,7 +645,7 @@ fn threads_connect_at_the_same_time() {
 #[test]
 fn a_forked_child_starts_afresh() {
     let channel = Channel::new();
-    // A child cannot finish what another thread of the parent was doing for the first and only time: these calls have been made.
+    // A child cannot finish what another thread of the parent was doing for the first and only time, so these calls are made here.
     let first = channel.create_id();
     first.resolve("127.0.0.1:7471");
     channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();

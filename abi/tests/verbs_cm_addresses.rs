@@ -1,4 +1,4 @@
-//! Addresses, ports and names of librdmacm, and peers that are not there or not sound. Both sides are in this process.
+//! Addresses, ports and names of librdmacm, and missing or faulty peers. Both sides are in this process.
 #![cfg(feature = "verbs")]
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
 #![allow(clippy::cast_possible_wrap)]
@@ -15,7 +15,7 @@ use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
 
-/// What an initiator hears of a peer on this port.
+/// An initiator's event for a peer on this port.
 fn outcome(port: u16) -> (rdma_cm_event_type, c_int) {
     let client = Channel::new();
     let id = client.connecting(port, b"hello");
@@ -30,7 +30,7 @@ fn outcome(port: u16) -> (rdma_cm_event_type, c_int) {
 fn peers_that_are_not_there_or_not_sound() {
     let free = TcpListener::bind(loopback(0)).unwrap();
     let port = free.local_addr().unwrap().port();
-    // One that says nothing: the kernel takes the connection, nobody answers.
+    // A silent one: the kernel accepts the connection, and no program answers.
     let silent = std::thread::spawn(move || outcome(port));
 
     let port = cm::closed_port();
@@ -78,7 +78,7 @@ fn a_listener_outlives_hostile_initiators() {
 fn addresses_that_cannot_be_had() {
     let client = Channel::new();
     let id = client.create_id();
-    // Documentation's addresses are nobody's here (RFC 5737).
+    // Documentation's addresses do not exist here (RFC 5737).
     let mut elsewhere = sockaddr("198.51.100.7:0");
     failed(
         unsafe { rdma_bind_addr(id.0, elsewhere.ptr()) },
@@ -90,7 +90,7 @@ fn addresses_that_cannot_be_had() {
     let mut v4 = sockaddr("127.0.0.1:7471");
     refused(unsafe { rdma_resolve_addr(id.0, v6.ptr(), v4.ptr(), 1000) });
     refused(unsafe { rdma_resolve_addr(id.0, null_mut(), null_mut(), 1000) });
-    // The next hop cannot be an address that routes nowhere; the event says which errno.
+    // The next hop cannot be an unroutable address; the event has the errno.
     let mut nowhere = sockaddr("[ff0f::1]:7471");
     worked(unsafe { rdma_resolve_addr(id.0, null_mut(), nowhere.ptr(), 1000) });
     let event = client.get();
@@ -99,7 +99,7 @@ fn addresses_that_cannot_be_had() {
     }
     event.ack();
     id.destroy();
-    // Nowhere in particular is here.
+    // The unspecified address means this host.
     let id = client.create_id();
     let mut any = sockaddr("0.0.0.0:7471");
     worked(unsafe { rdma_resolve_addr(id.0, null_mut(), any.ptr(), 1000) });
@@ -116,7 +116,7 @@ fn ports_are_taken_at_once() {
     let taken = format!("127.0.0.1:{}", first.src_port());
     assert_eq!(second.bind(&taken), Err(libc::EADDRINUSE));
     assert_eq!(first.bind("127.0.0.1:0"), Err(libc::EINVAL));
-    // Two that want to share may, until one listens.
+    // Two that share the address may, until one listens.
     let (third, fourth) = (channel.create_id(), channel.create_id());
     for id in [&third, &fourth] {
         id.set_int(RDMA_OPTION_ID_REUSEADDR, 1).unwrap();
@@ -130,7 +130,7 @@ fn ports_are_taken_at_once() {
         third.set_int(RDMA_OPTION_ID_REUSEADDR, 0),
         Err(libc::EINVAL)
     );
-    // Without an address to listen on, it is any.
+    // Without an address the listener listens on any.
     let fifth = channel.create_id();
     assert_eq!(unsafe { rdma_listen(fifth.0, 3) }, 0);
     assert_ne!(fifth.src_port(), 0);
@@ -206,14 +206,14 @@ fn an_address_without_a_way_out_is_an_event() {
     let channel = Channel::new();
     let id = channel.create_id();
     id.bind("127.0.0.1:0").unwrap();
-    // Documentation's addresses are nobody's (RFC 5737), and this host's own are no way there.
+    // Documentation's addresses do not exist (RFC 5737), and this host's own addresses have no route there.
     let mut to = sockaddr("198.51.100.7:7471");
     worked(unsafe { rdma_resolve_addr(id.0, null_mut(), to.ptr(), 1000) });
     let event = channel.get();
     assert_eq!(event.kind(), RDMA_CM_EVENT_ADDR_ERROR);
     assert!([-libc::EHOSTUNREACH, -libc::ENETUNREACH].contains(&event.status()));
     event.ack();
-    // It is where it was, and can try another.
+    // The identifier keeps its stage, and can try another address.
     id.resolve("127.0.0.1:7471");
     channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
     id.destroy();

@@ -72,7 +72,7 @@ fn v4_mapped(last: u8) -> [u8; 16] {
 #[test]
 fn a_queue_pair_is_asked_for_and_named() {
     let (server, client) = (Channel::new(), Channel::new());
-    // Of any address: the answer comes from the one that was asked.
+    // On any address: the answer comes from the address that was asked.
     let listener = listen(&server, "0.0.0.0:0");
     let to = SocketAddr::from(([127, 0, 0, 3], listener.port()));
     let id = routed(&client, to);
@@ -98,7 +98,7 @@ fn a_queue_pair_is_asked_for_and_named() {
     assert_eq!((found.ah_attr.is_global, found.ah_attr.port_num), (1, 1));
     assert_eq!(unsafe { found.ah_attr.grh.dgid.raw }, v4_mapped(3));
     event.ack();
-    // Who accepts is not told: there is nothing that could be established.
+    // The responder gets no event: no connection is established.
     assert!(!server.readable());
     assert_eq!(asked.accept(&Param::new(b"")), Err(libc::EINVAL));
     assert_eq!(id.connect(&Param::new(b"")), Err(libc::EINVAL));
@@ -111,7 +111,7 @@ fn a_queue_pair_is_asked_for_and_named() {
     listener.destroy();
 }
 
-/// The program brings its queue pair itself, and says its number.
+/// The program brings its own queue pair, and passes its number.
 #[test]
 fn a_queue_pair_of_the_program_is_named() {
     let (server, client) = (Channel::new(), Channel::new());
@@ -149,7 +149,7 @@ fn refusals_are_unreachable_queue_pairs() {
     event.ack();
     asked.destroy();
     id.destroy();
-    // A request that goes unanswered, and one that nobody fetches.
+    // A request that is destroyed unanswered, and one that the program never fetches.
     let id = asking(&client, &listener, b"?");
     let asked = server.request();
     asked.destroy();
@@ -162,7 +162,7 @@ fn refusals_are_unreachable_queue_pairs() {
     client.expect_status(RDMA_CM_EVENT_UNREACHABLE, NO_QP).ack();
     assert_eq!(id.disconnect(), Err(libc::EINVAL));
     id.destroy();
-    // Nobody there.
+    // No listener.
     let id = routed(&client, loopback(port));
     id.connect(&Param::new(b"?")).unwrap();
     let gone = client.expect_status(RDMA_CM_EVENT_UNREACHABLE, UNSUPPORTED);
@@ -211,7 +211,7 @@ fn a_listener_outlives_hostile_datagrams() {
     }
 }
 
-/// Nobody answers, and nobody wants to know any more.
+/// No peer answers, and the identifier is destroyed meanwhile.
 #[test]
 fn identifiers_that_ask_can_go_at_any_time() {
     let client = Channel::new();
@@ -261,7 +261,7 @@ fn end_points_block_until_they_are_answered() {
     assert_eq!(server.join().unwrap(), num);
 }
 
-/// As `getaddrinfo(3)` gives addresses with `AI_V4MAPPED`.
+/// An address in the form that `getaddrinfo(3)` returns with `AI_V4MAPPED`.
 #[test]
 fn a_mapped_address_is_one_of_ipv4() {
     if UdpSocket::bind("[::]:0").is_err() {
@@ -329,7 +329,7 @@ fn a_group_is_joined_and_left() {
     assert_eq!((way.ah_attr.is_global, way.ah_attr.port_num), (1, 1));
     event.ack();
     let qp = unsafe { (*id.0).qp };
-    // It is attached, as a queue pair of a group cannot go.
+    // It is attached: a queue pair in a group cannot be destroyed.
     assert_eq!(unsafe { ibv_destroy_qp(qp) }, libc::EBUSY);
     failed(leave(&id, "239.87.4.2:0"), libc::EADDRNOTAVAIL);
     assert_eq!(leave(&id, GROUP), 0);
@@ -338,7 +338,7 @@ fn a_group_is_joined_and_left() {
         unsafe { ibv_detach_mcast(qp, &raw const gid, 0) },
         libc::EINVAL
     );
-    // Left before the program knows that it was there.
+    // Left before the program has fetched the event of joining.
     let mut addr = sockaddr(GROUP);
     worked(unsafe { rdma_join_multicast(id.0, addr.ptr(), null_mut()) });
     assert_eq!(leave(&id, GROUP), 0);
@@ -348,7 +348,7 @@ fn a_group_is_joined_and_left() {
         libc::EINVAL
     );
     id.end();
-    // It goes with its queue pair, in whichever order.
+    // The membership ends with the queue pair, in either order.
     let id = joined(&channel, GROUP, 0);
     channel.expect(RDMA_CM_EVENT_MULTICAST_JOIN).ack();
     id.destroy_qp();
@@ -383,7 +383,7 @@ fn a_group_is_joined_to_send_only() {
     failed(join_ex(&id, BOTH, 2, group), libc::EOPNOTSUPP);
     refused(join_ex(&id, 2, 0, group));
     refused(join_ex(&id, BOTH, 0, null_mut()));
-    // No groups, and one of the other family.
+    // Addresses that are not groups, and one of the other family.
     for wrong in ["0.0.0.0:0", "10.0.0.1:0", "[::1]:0", "[ff02::1]:0"] {
         refused(join_ex(&id, BOTH, 0, sockaddr(wrong).ptr()));
     }
@@ -393,12 +393,12 @@ fn a_group_is_joined_to_send_only() {
         0
     );
     channel.expect(RDMA_CM_EVENT_MULTICAST_JOIN).ack();
-    // It hears nothing, so it can go.
+    // It receives nothing, so it can be destroyed.
     assert_eq!(unsafe { ibv_destroy_qp((*id.0).qp) }, 0);
     unsafe { (*id.0).qp = null_mut() };
     assert_eq!(unsafe { rdma_leave_multicast(id.0, group) }, 0);
     id.destroy();
-    // Identifiers of connections have none.
+    // Identifiers for connections have no groups.
     let id = channel.create_id();
     id.bind("127.0.0.1:0").unwrap();
     refused(join_ex(&id, BOTH, 0, group));

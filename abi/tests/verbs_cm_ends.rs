@@ -1,5 +1,5 @@
-//! How a program of librdmacm learns that its peer has closed, over TCP: also behind messages that it has posted no receive for. Both sides are in
-//! this process.
+//! The event by which a program of librdmacm learns that its peer has closed, over TCP: also after messages for which it has posted no receive. Both sides are
+//! in this process.
 #![cfg(feature = "verbs")]
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says
 #![allow(clippy::cast_possible_wrap)]
@@ -46,12 +46,12 @@ fn a_close_is_heard_behind_messages_that_no_receive_is_posted_for() {
     }
     pair.id.disconnect().unwrap();
     cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
-    // What came before the end is there for who still wants it.
+    // Messages from before the end can still be received.
     let (qp, cq) = unsafe { ((*pair.accepted.0).qp, (*pair.accepted.0).recv_cq) };
     post_recv(&pair.accepted, qp, 17);
     let got = completion(&pair.accepted, cq, LONG).expect("the first message");
     assert_eq!((got.wr_id, got.status), (17, IBV_WC_SUCCESS));
-    // And who does not hangs up.
+    // A program that does not receive them disconnects.
     pair.accepted.disconnect().unwrap();
     let (more, few) = (!server.readable(), Duration::from_millis(50));
     std::thread::sleep(few);
@@ -79,8 +79,8 @@ fn messages_that_waited_through_the_close_are_followed_by_the_flush() {
     listener.destroy();
 }
 
-/// A little more than a queue pair keeps beside the transport (64 MiB, with what each segment costs): the last of it, and the end behind it, stay in the socket.
-/// A few messages more could fill the socket's window on a busy machine, and then TCP itself does not bring the end.
+/// A little more than a queue pair keeps in addition to the transport (64 MiB, with the overhead of each segment): the last of it, and the end after it, stay
+/// in the socket. A few messages more could fill the socket's window on a busy machine, and then TCP itself does not deliver the end.
 #[test]
 fn a_close_is_heard_behind_what_is_not_even_read() {
     const LENGTH: usize = 64 << 10;

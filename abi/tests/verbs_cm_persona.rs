@@ -1,4 +1,4 @@
-//! librdmacm's calls when the InfiniBand persona is the first device: its words, its limits, and queue pairs that programs move themselves.
+//! librdmacm's calls when the InfiniBand persona is the first device: its terms, its limits, and queue pairs that programs move themselves.
 #![cfg(feature = "verbs")]
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
 #![allow(clippy::cast_possible_wrap)]
@@ -15,14 +15,14 @@ use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
 
-/// The persona is the device of this process.
+/// Two channels; the persona is the device of this process.
 fn channels() -> (Channel, Channel) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| unsafe { std::env::set_var("WEFT_DEVICES", "weft_ib0") });
     (Channel::new(), Channel::new())
 }
 
-/// That something does not come can only be seen by waiting a while.
+/// Only a wait can show that something does not arrive.
 const A_WHILE: Duration = Duration::from_millis(100);
 
 #[test]
@@ -37,7 +37,7 @@ fn rejections_carry_the_reasons_of_infiniband() {
     event.ack();
     asked.destroy();
     id.end();
-    // Nobody there.
+    // No listener.
     let id = client.connecting(cm::closed_port(), b"?");
     let event = client.expect_status(RDMA_CM_EVENT_REJECTED, 8);
     assert_eq!(event.private_data(), [0; 148]);
@@ -89,7 +89,7 @@ fn receives_stay_posted_until_the_program_disconnects_too() {
     listener.destroy();
 }
 
-/// Who accepts says how often a peer is to try.
+/// `rdma_accept` sets the peer's retries.
 #[test]
 fn messages_wait_for_their_receive_as_often_as_the_receiver_says() {
     let (server, client) = channels();
@@ -138,7 +138,7 @@ fn programs_move_their_queue_pairs_themselves() {
         std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets()
     );
     let near = Own::new(&id);
-    // Before the peer is known there is nothing to move it to.
+    // There is no transition before the peer is known.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attr.qp_state = IBV_QPS_RTR;
     refused(unsafe { rdma_init_qp_attr(id.0, &raw mut attr, &mut 0) });
@@ -162,7 +162,7 @@ fn programs_move_their_queue_pairs_themselves() {
     event.ack();
     near.to(&id, IBV_QPS_RTR);
     near.to(&id, IBV_QPS_RTS);
-    // The responder hears of the end when the initiator says so.
+    // The responder gets its event when the initiator establishes the connection.
     assert!(!server.readable());
     assert_eq!(unsafe { rdma_establish(id.0) }, 0);
     server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
@@ -195,7 +195,7 @@ fn a_responder_that_knows_by_other_means_says_so() {
     client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE).ack();
     assert_eq!(unsafe { rdma_notify(accepted.0, IBV_EVENT_COMM_EST) }, 0);
     server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
-    // What the initiator says now is no news.
+    // The initiator's message is then no new event.
     assert_eq!(unsafe { rdma_establish(id.0) }, 0);
     id.destroy();
     server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
@@ -231,7 +231,7 @@ fn one_side_may_leave_its_queue_pair_to_the_library() {
     server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
     accepted.end();
 
-    // The other way round the request is a queue pair's own, and nothing else can answer it.
+    // In the other direction the request belongs to a queue pair, and no carrier can answer it.
     let id = client.connecting(listener.port(), b"");
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     assert_eq!(event.qp_num(), 0);

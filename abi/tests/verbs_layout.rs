@@ -1,5 +1,5 @@
-//! The headers of libibverbs and librdmacm and the Rust types agree, as a C and a C++ compiler see them: sizes, alignments,
-//! offsets, constants; and neither side has what the other has not.
+//! The headers of libibverbs and librdmacm and the Rust types agree, as a C and a C++ compiler see them: sizes, alignments, offsets, constants. Neither side
+//! has a declaration that the other does not have.
 #![cfg(feature = "verbs")]
 
 mod common;
@@ -21,7 +21,7 @@ const COMPARED: &[&str] = &[
     "rdma/rdma_cma.h",
     "rdma/rsocket.h",
 ];
-/// Of this one, what `verbs_api.h` gives a name of verbs.
+/// Of this header, only the names for which `verbs_api.h` has one of verbs.
 const KERNEL: &str = "infiniband/ib_user_ioctl_verbs.h";
 /// Members without a name in C.
 const NAMELESS: &[(&str, &str)] = &[
@@ -29,7 +29,7 @@ const NAMELESS: &[(&str, &str)] = &[
     ("rdma_addr", "src"),
     ("rdma_addr", "dst"),
 ];
-/// Fields that share their place with one of the same type, which stands for both in Rust.
+/// Fields that share their place with one of the same type; in Rust that one field represents both.
 const SHARED: &[(&str, &str, &str)] = &[
     ("ibv_wc", "imm_data", "invalidated_rkey"),
     ("ibv_send_wr", "imm_data", "invalidate_rkey"),
@@ -50,7 +50,7 @@ fn constants() -> impl Iterator<Item = &'static (&'static str, i128)> {
     values.chain(verbs::MACROS).chain(cm::MACROS)
 }
 
-// ---- what the headers declare ----------------------------------------------------------------------------------
+// ---- the headers' declarations ----------------------------------------------------------------------------------
 
 #[derive(Default)]
 struct Declared {
@@ -88,7 +88,7 @@ impl<'a> Tokens<'a> {
         self.0.next_if_eq(&token).is_some()
     }
 
-    /// All up to a token that stands outside of brackets; it is taken too.
+    /// All tokens up to one outside of brackets, which is consumed too.
     fn up_to(&mut self, ends: &[&str]) -> (Vec<&'a str>, &'a str) {
         let (mut tokens, mut depth) = (Vec::new(), 0);
         loop {
@@ -105,7 +105,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// The members of a struct or union behind its `{`: the paths of the fields.
+    /// The members of a struct or union after its `{`: the paths of the fields.
     fn members(&mut self) -> BTreeSet<String> {
         let mut paths = BTreeSet::new();
         while !self.next_if("}") {
@@ -143,7 +143,6 @@ impl<'a> Tokens<'a> {
 }
 
 impl Declared {
-    /// Reads preprocessed text.
     fn read(text: &str) -> Self {
         let mut declared = Self::default();
         let mut tokens = Tokens::new(text);
@@ -179,7 +178,7 @@ impl Declared {
         declared
     }
 
-    /// Of the kernel's header, with the names that verbs give it.
+    /// The kernel header's names, replaced by those of verbs.
     fn renamed(mut self, names: &BTreeMap<String, String>) -> Self {
         self.types = std::mem::take(&mut self.types)
             .into_iter()
@@ -267,9 +266,9 @@ fn declared() -> Declared {
     all
 }
 
-// ---- what Rust has ---------------------------------------------------------------------------------------------
+// ---- the declarations in Rust -----------------------------------------------------------------------------------
 
-/// The fields of a type, those of its nameless members too, under their paths in C: (offset, size).
+/// The fields of a type and of its nameless members, by their paths in C: (offset, size).
 fn fields(layout: &Layout, declared: &Declared) -> BTreeMap<String, (usize, usize)> {
     let mut found = BTreeMap::new();
     for field in layout.fields {

@@ -1,4 +1,4 @@
-//! Rights of regions and windows, as C's flags have them.
+//! Rights of regions and windows in C's flags.
 
 use std::ffi::c_uint;
 
@@ -7,14 +7,14 @@ use weft_verbs::Access;
 
 use super::types::*;
 
-/// Rights that mean something here.
+/// The rights that have an effect here.
 const RIGHTS: c_uint = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_ATOMIC
     | IBV_ACCESS_MW_BIND
     | IBV_ACCESS_ZERO_BASED;
-/// Wishes about page tables, of which no device needs any.
+/// Hints about page tables, which no device needs.
 const WISHES: c_uint = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
 
 /// The rights behind the flags. The native flags have the same values.
@@ -22,7 +22,7 @@ pub(crate) fn rights(flags: c_uint) -> Access {
     Access::from_bits_truncate(flags & RIGHTS)
 }
 
-/// Looks whether a region can have these flags.
+/// Checks that a region can have these flags.
 ///
 /// # Errors
 /// `EINVAL` for flags that no region has.
@@ -30,7 +30,7 @@ pub(super) fn check_access(flags: c_uint) -> Result<(), Errno> {
     if flags & !(RIGHTS | WISHES) != 0 {
         return Err(Errno::INVAL);
     }
-    // What a peer may change the owner must be able to.
+    // The owner must have every right to change memory that a peer has.
     if flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0
         && flags & IBV_ACCESS_LOCAL_WRITE == 0
     {

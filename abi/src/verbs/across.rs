@@ -1,4 +1,4 @@
-//! What is between two calls of the program: the completion that it looks at field by field, and requests that it builds call by call.
+//! State between two calls of the program: the completion that it reads field by field, and requests that it builds call by call.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 use weft_verbs::{SendWr, UdDest, Wc};
 
-/// A lock that is taken in one call of the program and released in another one.
+/// A lock that one call of the program takes and another one releases.
 #[derive(Default)]
 pub(super) struct Across(AtomicBool);
 
@@ -24,21 +24,21 @@ impl Across {
     }
 }
 
-/// Where `ibv_start_poll` is.
+/// The state of `ibv_start_poll`.
 #[derive(Default)]
 pub(crate) struct Polling {
     pub(super) busy: Across,
     pub(super) at: Mutex<Completion>,
 }
 
-/// The completion that is looked at.
+/// The current completion.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Completion {
     pub(super) wc: Wc,
-    /// When it was taken, in nanoseconds of the monotonic clock and of the wall's.
+    /// The time when it was taken, in nanoseconds of the monotonic clock and of the wall clock.
     pub(super) taken: u64,
     pub(super) wall: u64,
-    /// Which of both somebody wants.
+    /// The clocks that the program asked for.
     pub(super) clocks: u64,
 }
 
@@ -52,8 +52,8 @@ pub(crate) struct Building {
 #[derive(Default)]
 pub(super) struct Wrs {
     pub(super) requests: Vec<SendWr>,
-    /// Where each of them goes, if it is a datagram.
+    /// The destination of each request, if it is a datagram.
     pub(super) dests: Vec<Option<UdDest>>,
-    /// What was wrong first.
+    /// The first error.
     pub(super) wrong: Option<Errno>,
 }

@@ -1,4 +1,4 @@
-//! Address handles, of the persona's datagram queue pairs.
+//! Address handles of the persona's datagram queue pairs.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -19,17 +19,17 @@ use super::types::*;
 use super::users::{Held, end};
 use crate::call::{pointer, status, unsupported};
 
-/// Address handles of a process.
+/// The maximum number of address handles of a process.
 pub(crate) const MAX_AHS: u32 = 1 << 16;
 
 static COUNT: PerFork<Count> = PerFork::new();
 
-/// What an `ibv_ah` stands for.
+/// The object behind an `ibv_ah`.
 pub(crate) struct Ah {
     ip: IpAddr,
     /// The interface, for a link-local address.
     scope: u32,
-    /// The address of ours that the receiver is to see.
+    /// Our address that the receiver sees.
     from: IpAddr,
     traffic_class: u8,
     _held: Held,
@@ -39,7 +39,7 @@ pub(crate) struct Ah {
 kind!(Ah as ibv_ah, 0xadd7_e550);
 
 impl Ah {
-    /// The queue pair of this number there: the number has its port (docs/spec/persona.md). A group has its own.
+    /// The destination of the queue pair with this number at the address: the number contains its port (docs/spec/persona.md). A group has its own port.
     fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
         let port = if self.ip.is_multicast() {
             port_of(self.ip)
@@ -60,7 +60,7 @@ impl Ah {
     }
 }
 
-/// Where an address handle, a number and a key lead.
+/// The destination that an address handle, a number and a key name.
 ///
 /// # Safety
 /// As for [`enter`].
@@ -70,7 +70,7 @@ pub(crate) unsafe fn dest(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest
     Ok(ah.dest(qpn & 0x00ff_ffff, qkey))
 }
 
-/// As [`persona::way`], and to groups.
+/// As [`persona::way`], and for groups.
 fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
     // SAFETY: any bytes are a GID.
     let Some(group) = group_of(unsafe { grh.dgid.raw }) else {

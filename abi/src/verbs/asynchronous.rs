@@ -1,4 +1,4 @@
-//! Asynchronous events, as the program fetches and acknowledges them.
+//! Asynchronous events: fetching and acknowledging.
 
 use std::ffi::c_int;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which object of C an event of the device below is about, and whose queue it goes to.
+//! The object of C that an event of the native device is about, and the queue that gets the event.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use super::events::Subject;
 use super::object::{Inherited, PerFork, lock};
 use super::types::*;
 
-/// Whom events of the device below go to, by number.
+/// The receivers of the native device's events, by number.
 #[derive(Default)]
 pub(crate) struct Audience {
     qps: Listeners,
@@ -20,27 +20,27 @@ pub(crate) struct Audience {
 
 type Listeners = Mutex<HashMap<u32, Listener>>;
 
-/// Where the events of an object go.
+/// The receiver of an object's events.
 pub(crate) struct Listener {
     ctx: Arc<Ctx>,
     subject: Arc<Subject>,
-    /// The queue pair takes its receives from a shared queue.
+    /// The queue pair's receives come from a shared queue.
     shared: bool,
     fate: Fate,
-    /// Further handles of it.
+    /// Further handles of the queue pair.
     others: Vec<(Arc<Ctx>, Arc<Subject>)>,
 }
 
-/// How a queue pair came to its end.
+/// How a queue pair ended.
 #[derive(Default)]
 struct Fate {
-    /// The program itself moved it to the error state, and need not be told.
+    /// The program moved it to the error state itself, and needs no event.
     asked: bool,
-    /// The program has been told that nothing more is taken from the shared receive queue.
+    /// The program has got the event that no more receives are taken from the shared receive queue.
     last: bool,
 }
 
-/// Which numbers.
+/// The kind of a number.
 #[derive(Clone, Copy)]
 pub(crate) enum Of {
     Qp,
@@ -88,7 +88,7 @@ impl Audience {
         }
     }
 
-    /// A further handle of a queue pair is to be told too.
+    /// A further handle of a queue pair gets events too.
     pub(crate) fn join(&self, qp_num: u32, ctx: &Arc<Ctx>, subject: &Arc<Subject>) {
         if let Some(listener) = lock(&self.qps).get_mut(&qp_num) {
             let other = (Arc::clone(ctx), Arc::clone(subject));
@@ -130,11 +130,11 @@ impl Audience {
         }
     }
 
-    /// An event of the device. Called with locks of the device held: it takes only its own, for a moment.
+    /// An event of the device. The caller holds locks of the device; this takes only its own lock, for a moment.
     pub(crate) fn hear(&self, event: AsyncEvent) {
         match event {
             AsyncEvent::QpFatal { qp_num, reason } => {
-                // InfiniBand tells nobody that a peer went away.
+                // InfiniBand has no event for a peer that went away.
                 let quiet = lock(&self.qps)
                     .get(&qp_num)
                     .is_some_and(|l| l.fate.asked || (reason == 0 && l.ctx.is_persona()));
@@ -161,14 +161,14 @@ impl Audience {
         }
     }
 
-    /// A queue pair begins anew.
+    /// A queue pair is reset.
     pub(crate) fn anew(&self, qp_num: u32) {
         if let Some(listener) = lock(&self.qps).get_mut(&qp_num) {
             listener.fate = Fate::default();
         }
     }
 
-    /// A queue pair in the error state takes nothing from its shared receive queue any more.
+    /// A queue pair in the error state takes no more receives from its shared receive queue.
     pub(crate) fn last(&self, qp_num: u32) {
         let first = lock(&self.qps)
             .get_mut(&qp_num)

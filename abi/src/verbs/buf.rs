@@ -1,4 +1,4 @@
-//! Buffers that the library allocates, regions described by a struct, and the speed of a port: calls that rdma-core has had since version 59.
+//! Buffers that the library allocates, regions described by a struct, and the speed of a port: calls of rdma-core since version 59.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -13,7 +13,7 @@ use super::types::{IBV_ACCESS_ZERO_BASED, Zeroed, ibv_mr, ibv_pd};
 use super::users::{Held, end};
 use crate::call::pointer;
 
-/// The handle of a buffer. C does not look into it.
+/// The handle of a buffer, opaque to C.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_buf {
@@ -23,7 +23,7 @@ pub struct ibv_buf {
 // SAFETY: a number.
 unsafe impl Zeroed for ibv_buf {}
 
-/// What [`ibv_reg_mr_ex`] is told (`<infiniband/verbs.h>` of rdma-core 65; before version 63 without `buf`).
+/// The parameters of [`ibv_reg_mr_ex`] (`<infiniband/verbs.h>` of rdma-core 65; before version 63 without `buf`).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_mr_init_attr {
@@ -31,7 +31,7 @@ pub struct ibv_mr_init_attr {
     pub length: usize,
     /// `IBV_ACCESS_*`.
     pub access: c_int,
-    /// `IBV_REG_MR_MASK_*`: which of the fields below count.
+    /// `IBV_REG_MR_MASK_*`: the valid ones of the fields below.
     pub comp_mask: u64,
     /// The address that peers and work requests use.
     pub iova: u64,
@@ -39,7 +39,7 @@ pub struct ibv_mr_init_attr {
     pub addr: *mut c_void,
     /// A DMA buffer in place of `addr`.
     pub fd: c_int,
-    /// Where in it the region begins.
+    /// The offset of the region in it.
     pub fd_offset: u64,
     /// A handle of [processing hints](https://docs.kernel.org/PCI/tph.html).
     pub dmah: *mut c_void,
@@ -68,7 +68,7 @@ kind!(Buf as ibv_buf, 0x6275_6666);
 /// `ibv_alloc_buf`
 ///
 /// # Safety
-/// As its manual page says: a place for a pointer at `buf`.
+/// As its manual page says: room for a pointer at `buf`.
 pub unsafe fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
     pointer(|| {
         let of = find::<Pd>(pd)?;
@@ -89,7 +89,7 @@ pub unsafe fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf
     })
 }
 
-/// `ibv_free_buf`. Regions in it are to be deregistered first.
+/// `ibv_free_buf`. Regions in the buffer must be deregistered first.
 ///
 /// # Safety
 /// As its manual page says.
@@ -97,7 +97,7 @@ pub unsafe fn ibv_free_buf(buf: *mut ibv_buf) {
     end::<Buf>(buf);
 }
 
-/// Whether a range is within a buffer of this domain.
+/// Checks that a range is within a buffer of this domain.
 fn within(buf: *mut ibv_buf, pd: *mut ibv_pd, addr: *mut c_void, len: usize) -> Result<(), Errno> {
     let buf = find::<Buf>(buf)?;
     let at = (addr as usize)
@@ -152,7 +152,7 @@ pub unsafe fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mu
             return Err(Errno::INVAL);
         }
         if mask & MASK_DMAH != 0 {
-            // No handle can have been allocated.
+            // No processing hints can have been allocated.
             return Err(Errno::OPNOTSUPP);
         }
         // SAFETY: as above.

@@ -13,7 +13,7 @@ use super::types::*;
 use super::users::{Users, end_unused};
 use crate::call::{pointer, wait_and_fetch};
 
-/// What an `ibv_comp_channel` stands for.
+/// The object behind an `ibv_comp_channel`.
 pub(crate) struct Channel {
     pub(crate) queue: Arc<EventQueue<()>>,
     pub(crate) awaited: Arc<Awaited>,
@@ -21,7 +21,7 @@ pub(crate) struct Channel {
     pub(crate) users: Users,
 }
 
-/// The queues whose events a channel has, for threads that wait for one: they drive the connections themselves for a moment.
+/// The queues that notify a channel, for threads that wait for an event: they drive the connections themselves for a moment.
 #[derive(Default)]
 pub(crate) struct Awaited {
     cqs: Mutex<Arc<Vec<Cq>>>,
@@ -29,12 +29,12 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
-    /// A queue that tells this channel.
+    /// A queue that notifies this channel.
     pub(crate) fn add(&self, cq: &Cq) {
         Arc::make_mut(&mut lock(&self.cqs)).push(cq.clone());
     }
 
-    /// It tells it no more.
+    /// The queue does not notify this channel any more.
     pub(crate) fn remove(&self, cq: &Cq) {
         Arc::make_mut(&mut lock(&self.cqs)).retain(|other| !other.same(cq));
     }
@@ -97,7 +97,7 @@ pub unsafe fn ibv_get_cq_event(
             return Ok(false);
         };
         let handle = subject.handle as *mut ibv_cq;
-        // SAFETY: the caller's promise. The queue cannot go before this event is acknowledged.
+        // SAFETY: the caller's promise. The queue cannot end before this event is acknowledged.
         unsafe {
             cq.write(handle);
             cq_context.write((*handle).cq_context);

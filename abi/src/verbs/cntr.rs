@@ -1,4 +1,4 @@
-//! Completion counters: how much of a queue pair's work is complete, without a completion of each request. rdma-core has had them since version 65.
+//! Completion counters: the amount of a queue pair's completed work, without a completion of each request. rdma-core has them since version 65.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ pub struct ibv_comp_cntr {
 // SAFETY: a pointer, which may be NULL, and a number.
 unsafe impl Zeroed for ibv_comp_cntr {}
 
-/// What a counter is to be.
+/// The parameters of a new counter.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_comp_cntr_init_attr {
@@ -39,7 +39,7 @@ pub struct ibv_comp_cntr_init_attr {
     flags: u32,
 }
 
-/// What a counter is to count of a queue pair.
+/// The work of a queue pair that a counter counts.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_qp_attach_comp_cntr_attr {
@@ -47,7 +47,7 @@ pub struct ibv_qp_attach_comp_cntr_attr {
     op_mask: u32,
 }
 
-/// What the device's counters can do.
+/// The capabilities of the device's counters.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_comp_cntr_caps {
@@ -59,7 +59,7 @@ pub struct ibv_comp_cntr_caps {
 const WRS: c_uint = 0;
 const BYTES: c_uint = 1;
 
-/// The bits of `op_mask`. Bits 3 and 5 are Reads and Writes of the peer, which no side tells the other one of.
+/// The bits of `op_mask`. Bits 3 and 5 are Reads and Writes of the peer, which neither side reports to the other.
 const OPS: [(u32, Work); 4] = [
     (1 << 0, Work::Send),
     (1 << 1, Work::Recv),
@@ -68,20 +68,20 @@ const OPS: [(u32, Work); 4] = [
 ];
 const ALL_OPS: u32 = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 4;
 
-/// Counters of a process.
+/// The maximum number of counters of a process.
 const MAX_COUNTERS: u32 = 1 << 16;
 
 static COUNTERS: PerFork<Count> = PerFork::new();
 
-/// What an `ibv_comp_cntr` stands for.
+/// The object behind an `ibv_comp_cntr`.
 pub(crate) struct Cntr {
     ctx: Arc<Ctx>,
     counter: Arc<Counter>,
     /// Queue pairs that it is attached to.
     users: Users,
-    /// Their completion queues: who reads a counter drives them, as who polls does.
+    /// Their completion queues: a thread that reads a counter drives them, as a polling thread does.
     queues: Mutex<Vec<Name<Cq>>>,
-    /// Good and bad together, when they were read last.
+    /// Successes and errors together, at the latest read.
     seen: AtomicU64,
     _counted: Counted,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Cntr {
 kind!(Cntr as ibv_comp_cntr, 0xc0c2_7e12);
 
 impl Cntr {
-    /// Bring the work forward that it counts.
+    /// Drives the counted work.
     fn drive(&self) {
         let queues = lock(&self.queues).clone();
         for queue in queues {
@@ -102,7 +102,7 @@ impl Cntr {
             .into_iter()
             .fold(0_u64, u64::wrapping_add);
         if self.seen.swap(sum, Ordering::Relaxed) == sum {
-            // In a loop of reads: the peer may want this core.
+            // A loop of reads: the peer may need this core.
             std::thread::yield_now();
         }
     }
@@ -122,7 +122,7 @@ pub unsafe fn _ibv_query_comp_cntr_caps(
         if caps.is_null() || caps_size < size_of::<ibv_comp_cntr_caps>() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the caller's promise. What a later header has behind ours is zero.
+        // SAFETY: the caller's promise. Fields that a later header adds are zero.
         unsafe {
             caps.cast::<u8>().write_bytes(0, caps_size);
             caps.write(ibv_comp_cntr_caps {
@@ -174,7 +174,7 @@ pub unsafe fn ibv_destroy_comp_cntr(comp_cntr: *mut ibv_comp_cntr) -> c_int {
     end_unused::<Cntr>(comp_cntr, |counter| &counter.users)
 }
 
-/// Add to one of a counter's two values, or set it.
+/// Adds to one of a counter's two values, or sets it.
 fn change(
     comp_cntr: *mut ibv_comp_cntr,
     which: fn(&Counter) -> &AtomicU64,
@@ -284,7 +284,7 @@ pub unsafe fn ibv_qp_attach_comp_cntr(
         }
         let tally: &Tally = qp.tally()?;
         let wanted = || OPS.into_iter().filter(|(bit, _)| attr.op_mask & bit != 0);
-        // All or nothing; nobody else attaches to this queue pair meanwhile.
+        // All or nothing; no other thread attaches to this queue pair meanwhile.
         if wanted().any(|(_, work)| tally.counts(work)) {
             return Err(Errno::BUSY);
         }
@@ -293,7 +293,7 @@ pub unsafe fn ibv_qp_attach_comp_cntr(
         }
         qp.counted_by(counter.users.hold());
         let mut queues = lock(&counter.queues);
-        // A queue that is gone drives nothing.
+        // A queue that is gone needs no driving.
         queues.retain(|queue| queue.get().is_ok());
         for queue in qp.queues.into_iter().flatten() {
             if !queues.contains(&queue) {

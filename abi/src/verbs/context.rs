@@ -1,4 +1,4 @@
-//! Open devices, as their objects know them. `open` opens and closes them.
+//! Open devices, as their objects see them. `open` opens and closes them.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -14,19 +14,19 @@ use super::object::{Kind, PerFork, Pool, find};
 use super::types::*;
 use super::which::Which;
 
-/// Completion vectors of a context: one thread makes all completions that no program's thread makes.
+/// Completion vectors of a context: one thread makes all completions that no thread of the program makes.
 pub(crate) const COMP_VECTORS: c_int = 1;
 
-/// What the objects of a context share.
+/// The part that the objects of a context share.
 pub(crate) struct Ctx {
     pub(crate) which: Which,
     /// Asynchronous events.
     pub(crate) events: Arc<EventQueue<ibv_event_type>>,
     /// Device and inode of the descriptor that the context can be imported by.
     pub(crate) file: (u64, u64),
-    /// Where other processes see its objects.
+    /// The table of its objects for other processes.
     pub(super) export: Option<Arc<Export>>,
-    /// It is another process' context.
+    /// Set for another process' context.
     pub(super) foreign: Option<Foreign>,
 }
 
@@ -35,16 +35,16 @@ impl Ctx {
         self.which == Which::Persona
     }
 
-    /// The handle of an object that was made in it, given that of this process: another process may have used that one in the same context.
+    /// The handle of a new object, given this process' next one: another process may have used that one in the same context.
     pub(super) fn handle(&self, next: u32) -> u32 {
         next | u32::from(self.foreign.is_some()) << 31
     }
 }
 
-/// What an `ibv_context` stands for.
+/// The object behind an `ibv_context`.
 pub(crate) struct Context {
     pub(crate) ctx: Arc<Ctx>,
-    /// What other contexts of the same objects are made by.
+    /// The descriptor by which other contexts import its objects.
     pub(super) cmd: OwnedFd,
 }
 
@@ -59,7 +59,6 @@ impl Kind for Context {
     }
 }
 
-/// Whether a context is of the InfiniBand persona.
 pub(crate) fn is_persona(context: *mut ibv_context) -> Result<bool, Errno> {
     Ok(find::<Context>(context)?.ctx.is_persona())
 }

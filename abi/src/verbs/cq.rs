@@ -19,29 +19,29 @@ use super::types::*;
 use super::users::{Held, Users};
 use crate::call::{pointer, run, status};
 
-/// What an `ibv_cq` stands for.
+/// The object behind an `ibv_cq`.
 pub(crate) struct Cq {
     pub(crate) native: weft_verbs::Cq,
     /// Queue pairs that use it.
     pub(crate) users: Users,
-    /// Of asynchronous events.
+    /// The subject of its asynchronous events.
     pub(crate) subject: Arc<Subject>,
-    /// Of completion events.
+    /// The subject of its completion events.
     pub(crate) notified: Arc<Subject>,
     channel: Option<(Arc<EventQueue<()>>, Arc<Awaited>, Held)>,
     /// The state of `ibv_start_poll` and what follows it.
     pub(crate) polling: Polling,
-    /// It was made with `ibv_create_cq_ex`.
+    /// True if `ibv_create_cq_ex` made it.
     pub(crate) extended: bool,
 }
 
 kind!(Cq as ibv_cq => ibv_cq_ex, 0xc0a7_1e7e);
 
 impl Cq {
-    /// Take up to `out.len()` completions, for the program.
+    /// Takes up to `out.len()` completions for the program.
     ///
     /// # Errors
-    /// `EIO` when the queue was overrun, and all that was in it has been taken.
+    /// `EIO` when the queue was overrun and has been emptied.
     #[inline]
     pub(crate) fn poll(&self, out: &mut [Wc]) -> Result<usize, Errno> {
         let taken = self.native.poll(out).map_err(|_| Errno::IO)?;
@@ -50,19 +50,19 @@ impl Cq {
     }
 }
 
-/// A queue pair has gone, or begins anew: its completions that have not been polled go, as with adapters.
+/// A queue pair ends or is reset: discards its unpolled completions, as adapters do.
 pub(crate) fn clean(queues: [Option<Name<Cq>>; 2], qp_num: u32) {
     let [send, recv] = queues;
     let second = recv.filter(|recv| send != Some(*recv));
     for name in [send, second].into_iter().flatten() {
-        // One that is gone has no completions.
+        // A queue that is gone has no completions.
         if let Ok(queue) = name.get() {
             queue.native.forget(qp_num);
         }
     }
 }
 
-/// What a completion queue is to be.
+/// The parameters of a new completion queue.
 pub(crate) struct Wanted {
     pub(crate) cqe: u32,
     pub(crate) cq_context: *mut c_void,
@@ -71,7 +71,7 @@ pub(crate) struct Wanted {
     pub(crate) extended: bool,
 }
 
-/// Make one. `fill` sets what only extended queues have.
+/// Makes a queue. `fill` sets the parts that only extended queues have.
 pub(crate) fn create(
     context: *mut ibv_context,
     wanted: &Wanted,
@@ -125,7 +125,7 @@ pub(crate) fn create(
         awaited.add(&made.native);
     }
     let num = made.native.num();
-    // SAFETY: a live object, not yet the program's.
+    // SAFETY: a live object that the program does not have yet.
     unsafe { (*made.c()).handle = num };
     let listener = Listener::new(&context.ctx, &made.subject, false);
     Audience::get().add(Of::Cq, num, listener);
@@ -210,7 +210,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     })
 }
 
-/// `ibv_modify_cq`: moderation is a wish, which is granted by not waiting for more completions.
+/// `ibv_modify_cq`: moderation is a hint. The device never waits for more completions.
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     status(|| {
         let _cq = find::<Cq>(cq)?;

@@ -1,4 +1,4 @@
-//! How queue pairs are made: what a program may ask for, what a queue pair stands on, and its number.
+//! Creation of queue pairs: the checks of a program's request, the objects that a queue pair uses, and its number.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,15 +30,15 @@ use super::which::Which;
 use super::xrc::Xrcd;
 use crate::call::pointer;
 
-/// What a queue pair is to be: what both ways of making one have.
+/// The parameters of a new queue pair that both ways of creation have.
 struct Wanted {
     common: ibv_qp_init_attr,
     pd: *mut ibv_pd,
-    /// For targets of XRC, in place of that.
+    /// For targets of XRC, in place of the domain.
     xrcd: *mut ibv_xrcd,
-    /// Operations that it gets calls for, when it is extended.
+    /// The operations of the extended calls, for an extended queue pair.
     ops: Option<u64>,
-    /// It does not hear what it sends to multicast groups.
+    /// It does not receive its own multicast messages.
     deaf_to_itself: bool,
 }
 
@@ -54,13 +54,13 @@ fn check_cap(cap: &ibv_qp_cap, limits: &weft_verbs::Limits) -> Result<(), Errno>
     if over { Err(Errno::INVAL) } else { Ok(()) }
 }
 
-/// What a queue pair stands on.
+/// The objects that a queue pair uses.
 struct Base {
     ctx: Arc<Ctx>,
     native: weft_verbs::Pd,
     context: *mut ibv_context,
     pd: *mut ibv_pd,
-    /// For sends and for receives; targets of XRC have none.
+    /// The queues of sends and of receives; targets of XRC have none.
     cqs: Option<[Guard<Cq>; 2]>,
     srq: Option<Guard<Srq>>,
     xrc: Option<XrcDomain>,
@@ -78,7 +78,7 @@ impl Base {
         match common.qp_type {
             IBV_QPT_RC => {}
             IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_XRC_SEND if persona => {}
-            // `ibv_create_qp` has no place for its domain.
+            // `ibv_create_qp` cannot pass its XRC domain.
             IBV_QPT_XRC_RECV if persona => return Err(Errno::INVAL),
             IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
             | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
@@ -86,7 +86,7 @@ impl Base {
         }
         let send_cq = find::<Cq>(common.send_cq)?;
         let recv_cq = if common.qp_type == IBV_QPT_XRC_SEND {
-            // It receives nothing.
+            // It has no receives.
             find::<Cq>(common.send_cq)?
         } else {
             find::<Cq>(common.recv_cq)?
@@ -125,7 +125,7 @@ impl Base {
         })
     }
 
-    /// How the queue pair below is to be.
+    /// The parameters of the native queue pair.
     fn init(&self, wanted: &Wanted, cap: &ibv_qp_cap) -> QpInit {
         let mut init = match (&self.cqs, &self.xrc) {
             (Some([send, recv]), _) => QpInit::new(&send.native, &recv.native),
@@ -155,13 +155,13 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     let common = &wanted.common;
     let mut cap = common.cap;
     match common.qp_type {
-        // They have no receives of their own.
+        // Their receives come from the shared queue.
         _ if base.srq.is_some() => (cap.max_recv_wr, cap.max_recv_sge) = (0, 0),
         IBV_QPT_XRC_SEND => (cap.max_recv_wr, cap.max_recv_sge) = (0, 0),
         IBV_QPT_XRC_RECV => cap = NO_CAP,
         _ => {}
     }
-    // Programs count on a little that they have not asked for.
+    // Programs rely on some inline data without a request for it.
     cap.max_inline_data = cap.max_inline_data.max(LEAST_INLINE);
     let device = base.native.device();
     check_cap(&cap, &device.attr().limits)?;
@@ -207,7 +207,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     });
     let (names, handles) = match &base.cqs {
         Some([send, recv]) => {
-            // As the program has said it.
+            // The handles that the program passed.
             let handles = [send.handle(), common.recv_cq];
             ([Some(send.name()), Some(recv.name())], handles)
         }
@@ -261,7 +261,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     Ok(made)
 }
 
-/// Numbers of `weft0` count up from a place that a peer cannot foresee.
+/// The numbers of `weft0` count up from a start that a peer cannot predict.
 fn create_numbered(pd: &weft_verbs::Pd, init: &mut QpInit) -> Result<Qp, Errno> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     const NUMBERS: u32 = 1 << 24;
@@ -273,7 +273,7 @@ fn create_numbered(pd: &weft_verbs::Pd, init: &mut QpInit) -> Result<Qp, Errno> 
     }
     loop {
         let num = NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS;
-        // 0 and 1 are InfiniBand's own.
+        // InfiniBand reserves 0 and 1.
         if num < 2 {
             continue;
         }

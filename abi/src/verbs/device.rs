@@ -1,4 +1,4 @@
-//! The two devices: what programs are told of them. Both are the one soft RNIC of the process.
+//! The attributes of the two devices. Both are the process's one soft RNIC.
 
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
@@ -26,14 +26,14 @@ use super::which::Which;
 use crate::call::{pointer, run, status};
 use crate::made::Made;
 
-/// Neither is a registered number of IEEE's.
+/// Not a number that IEEE has registered.
 const VENDOR: u32 = 0x0077_6574;
 const PARTITION: u16 = 0xffff;
 
-/// The programs' `struct ibv_device`, of which nothing changes after it was made.
+/// The programs' `struct ibv_device`, which never changes after its creation.
 struct Shown(UnsafeCell<NobodysDevice>, Which);
 
-// SAFETY: it is only read here, and by programs.
+// SAFETY: weft and the programs only read it.
 unsafe impl Sync for Shown {}
 // SAFETY: as above.
 unsafe impl Send for Shown {}
@@ -90,15 +90,15 @@ fn shown() -> &'static [Shown] {
     })
 }
 
-/// All devices, and which each of them is.
+/// All devices, with their kinds.
 pub(super) fn each() -> impl Iterator<Item = (ibv_device, Which)> {
-    // SAFETY: nothing writes to it.
+    // SAFETY: it is never written.
     shown()
         .iter()
         .map(|shown| (unsafe { (*shown.0.get()).device }, shown.1))
 }
 
-/// All devices, as C calls them.
+/// C's handles of all devices.
 pub(crate) fn devices() -> impl Iterator<Item = *mut ibv_device> {
     shown().iter().map(|shown| shown.0.get().cast())
 }
@@ -109,7 +109,7 @@ fn index(device: *mut ibv_device) -> Result<usize, Errno> {
         .ok_or(Errno::INVAL)
 }
 
-/// Which device an address stands for.
+/// The device at an address.
 pub(crate) fn which(device: *mut ibv_device) -> Result<Which, Errno> {
     Ok(shown()[index(device)?].1)
 }
@@ -188,12 +188,12 @@ pub unsafe fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_
     })
 }
 
-/// As many as `int` can say.
+/// The number, limited to the range of `int`.
 fn int(number: u32) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// Who it is; the rest is zero. That asks for no soft RNIC, so that a program can look at files without starting one.
+/// The identity of a device; the rest is zero. This starts no soft RNIC, so a program can read the files without one.
 pub(super) fn identity(which: Which) -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
     copy_str(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
@@ -205,7 +205,7 @@ pub(super) fn identity(which: Which) -> ibv_device_attr {
     attr
 }
 
-/// What works, and up to what.
+/// The supported features and limits.
 fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
     let limits: Limits = native()?.attr().limits;
     let mut attr = identity(which);
@@ -237,7 +237,7 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
     attr.max_qp_rd_atom = c_int::from(limits.max_rd_atomic);
     attr.max_qp_init_rd_atom = c_int::from(limits.max_rd_atomic);
     attr.max_res_rd_atom = int(limits.max_qp).saturating_mul(c_int::from(limits.max_rd_atomic));
-    // They are the processor's own, which is more (IBV_ATOMIC_GLOB). But hardware promises this, and UCX takes nothing else for atomics.
+    // The atomics are the processor's own, which is more (IBV_ATOMIC_GLOB). Adapters promise this value, and UCX uses atomics only with it.
     attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_srq = int(limits.max_srq);
     attr.max_srq_wr = int(limits.max_wr);
@@ -256,7 +256,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     status(|| {
         let kind = match find::<Context>(context) {
             Ok(context) => context.ctx.which,
-            // A child asks by its parent's context, which a device of the kernel would answer too.
+            // A forked child passes its parent's context, for which a kernel device would answer too.
             Err(errno) if !context.is_null() => {
                 // SAFETY: the program has just looked into it.
                 let device = unsafe { (*context).device };
@@ -276,7 +276,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         }
         let mut filled = ibv_device_attr_ex::zeroed();
         filled.orig_attr = attributes(kind)?;
-        // All memory is there when it is touched.
+        // All memory is present when it is accessed.
         filled.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
         if mr::has_implicit() {
             filled.odp_caps.general_caps |= u64::from(IBV_ODP_SUPPORT_IMPLICIT);
@@ -298,7 +298,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // Nanoseconds: in kHz.
         filled.hca_core_clock = 1_000_000;
         filled.device_cap_flags_ex = u64::from(filled.orig_attr.device_cap_flags);
-        // Completions are moderated as little as one wishes.
+        // Moderation may be set to any value: it is a hint.
         filled.cq_mod_caps.max_cq_count = u16::MAX;
         filled.cq_mod_caps.max_cq_period = u16::MAX;
         filled.phys_port_cnt_ex = 1;
@@ -308,13 +308,13 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// A struct of which the program knows the first `size` bytes. What it knows beyond ours is zeroed.
+/// Writes a struct of which the program knows the first `size` bytes. Bytes beyond our struct are zeroed.
 ///
 /// # Safety
 /// There is room for `size` bytes.
 unsafe fn write_prefix<T: Copy>(to: *mut T, from: &T, size: usize) {
     let known = size.min(size_of::<T>());
-    // SAFETY: as much as both have; the rest is the caller's promise.
+    // SAFETY: the copy covers the bytes that both structs have; the caller promises room for the rest.
     unsafe {
         std::ptr::copy_nonoverlapping(std::ptr::from_ref(from).cast::<u8>(), to.cast(), known);
         to.cast::<u8>().add(known).write_bytes(0, size - known);
@@ -347,7 +347,7 @@ pub(super) fn port(which: Which) -> ibv_port_attr {
     attr
 }
 
-/// In units of 100 Mbit/s, with the number of lanes and what each one's speed is called.
+/// The speed in units of 100 Mbit/s, the number of lanes, and the name of a lane's speed.
 pub(super) fn speed(port: &ibv_port_attr) -> (u32, u32, &'static str) {
     let lanes = match port.active_width {
         2 => 4,
@@ -386,7 +386,7 @@ pub(crate) unsafe extern "C" fn query_port(
     })
 }
 
-/// `ibv_query_port`, as programs of old call it: without the fields that came later.
+/// `ibv_query_port` for programs of old releases: without the fields that were added later.
 ///
 /// # Safety
 /// As its manual page says.
@@ -436,7 +436,7 @@ pub(super) fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
         ndev_ifindex,
     };
     let mut gids: Vec<ibv_gid_entry> = match which {
-        // iWARP has no GIDs; providers show an Ethernet address, and programs look for its interface.
+        // iWARP has no GIDs. Providers show an Ethernet address, and programs search for its interface.
         Which::Iwarp => {
             let mut raw = [0; 16];
             raw[..6].copy_from_slice(&which.guid()[..6]);
@@ -455,7 +455,7 @@ pub(super) fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
     Ok(gids)
 }
 
-/// Entries of the GID table: on the persona there is always one that is empty, as on adapters.
+/// Entries of the GID table. The persona's table always has an empty one, as on adapters.
 fn gid_room(which: Which, used: usize) -> usize {
     const LEAST: usize = 16;
     match which {
@@ -465,7 +465,7 @@ fn gid_room(which: Which, used: usize) -> usize {
 }
 
 fn is_empty(gid: &ibv_gid) -> bool {
-    // SAFETY: any sixteen bytes.
+    // SAFETY: any sixteen bytes are valid.
     unsafe { gid.raw == [0; 16] }
 }
 
@@ -553,7 +553,7 @@ pub unsafe fn _ibv_query_gid_table(
         }
         for (at, gid) in gids.iter().enumerate() {
             let entry = entries.wrapping_byte_add(at * entry_size);
-            // SAFETY: the caller says how many there is room for, and how long each is.
+            // SAFETY: the caller passes the number and size of the entries that fit.
             unsafe { write_prefix(entry, gid, entry_size) };
         }
         Ok(gids.len() as isize)
@@ -615,7 +615,7 @@ pub unsafe fn ibv_get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: 
     })
 }
 
-/// `ibv_fork_init`: nothing is to be done, because no device reads physical pages.
+/// `ibv_fork_init` does nothing, because no device reads physical pages.
 pub fn ibv_fork_init() -> c_int {
     0
 }

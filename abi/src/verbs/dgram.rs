@@ -144,10 +144,10 @@ pub unsafe fn weft_dgram_reset_pair(qp: *mut ibv_qp, ah: *mut ibv_ah, remote_qpn
     })
 }
 
-/// In the first state, and for datagrams: another queue pair below, made otherwise.
+/// Replaces the native queue pair of a datagram queue pair in RESET by one with changed parameters.
 ///
 /// # Errors
-/// `EINVAL` for another state or kind; as creating a queue pair, which stays as it was then.
+/// `EINVAL` for another state or kind, and the errors of creating a queue pair; the queue pair then stays as it was.
 fn renew(qp: &mut Turn<QpObj>, change: impl FnOnce(&mut UdInit)) -> Result<(), Errno> {
     if !qp.is_datagram() || qp.state() != IBV_QPS_RESET {
         return Err(Errno::INVAL);
@@ -195,7 +195,7 @@ pub unsafe fn weft_dgram_post_write_record(qp: *mut ibv_qp, wr: *const weft_dgra
         if bad || count > qp.max_send_sge() || c.send_flags & IBV_SEND_INLINE != 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the caller's promise: so many elements.
+        // SAFETY: the caller's promise: that many elements.
         let elements = unsafe { sges(c.sg_list, count) };
         elements.for_each(|sge| wr.sges.push(sge));
         null::resolve(&mut wr.sges, true);
@@ -273,7 +273,7 @@ pub unsafe fn weft_dgram_validity_map(
     })
 }
 
-/// Writes the first of them, and says how many there are.
+/// Writes the first of them, and returns their number.
 ///
 /// # Safety
 /// There is room for `count` ranges.

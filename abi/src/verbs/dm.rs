@@ -1,4 +1,4 @@
-//! Device memory. A soft device has none of its own: it is ordinary memory of the process, which programs reach by offsets only.
+//! Device memory. A soft device has no memory: this is ordinary memory of the process, which programs access by offsets only.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -19,12 +19,12 @@ use super::types::*;
 use super::users::{Users, end_unused};
 use crate::call::{pointer, status};
 
-/// Device memory of a process, in bytes.
+/// The maximum device memory of a process, in bytes.
 pub(crate) const MAX_DM: usize = 256 << 20;
-/// Alignments are of powers of two up to this one: pages have more than any request needs.
+/// The binary logarithm of the largest alignment: pages have more than any request needs.
 const MAX_LOG_ALIGN: u32 = 12;
 
-/// Bytes that are allocated.
+/// Allocated bytes.
 #[derive(Default)]
 struct Used(AtomicUsize);
 
@@ -32,14 +32,14 @@ impl Inherited for Used {}
 
 static USED: PerFork<Used> = PerFork::new();
 
-/// What an `ibv_dm` stands for.
+/// The object behind an `ibv_dm`.
 pub(crate) struct Dm {
     pub(crate) memory: RawMemory,
     pages: Arc<Pages>,
-    /// The handle that it can be imported by, and the file of the context that it was made in.
+    /// The handle for imports, and the file of the context that it was made in.
     num: u32,
     file: (u64, u64),
-    /// Where it begins in that file, if it is there, and that other processes see it.
+    /// Its offset in that file, if it is there, and its entry for other processes.
     place: Option<u64>,
     _shown: Option<Shown>,
     /// Regions of it.
@@ -48,15 +48,15 @@ pub(crate) struct Dm {
 
 kind!(Dm as ibv_dm, 0xd3e1_c301);
 
-/// Pages with device memory, zeroed. No region of them is left when they go.
+/// Pages with device memory, zeroed. All their regions end before them.
 struct Pages {
     map: Mapping,
-    /// They are this process' own, not imported.
+    /// True for this process' own pages, not for imported ones.
     own: bool,
 }
 
 impl Pages {
-    /// Pages at a place of the context's file, or of no file.
+    /// Pages at an offset of the context's file, or of no file.
     fn new(len: usize, place: Option<(&OwnedFd, u64)>) -> Result<Pages, Errno> {
         let used = &USED.get().0;
         if used.fetch_add(len, Ordering::AcqRel) + len > MAX_DM {
@@ -74,7 +74,7 @@ impl Pages {
         Ok(Pages { map, own: true })
     }
 
-    /// All of them, which stay as long as the object that has `self`.
+    /// All of the pages, which live as long as the object that has `self`.
     fn memory(&self) -> Result<RawMemory, Errno> {
         // SAFETY: mapped, until `self` goes.
         unsafe { RawMemory::new(self.map.as_ptr(), self.map.len()) }.ok_or(Errno::NOMEM)
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
     pointer(|| {
-        // It needs nothing of the context, so a child may use its parent's.
+        // The call uses nothing of the context, so a child may pass its parent's.
         if attr.is_null() || context.is_null() {
             return Err(Errno::INVAL);
         }
@@ -179,13 +179,13 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     end_unused::<Dm>(dm, |dm| &dm.users)
 }
 
-/// Device memory is copied in words of this size.
+/// The word size of copies to and from device memory.
 const WORD: usize = 4;
 
-/// As [`part`], for a copy, if there is anything to copy: offset and length are multiples of four bytes, as adapters want it.
+/// As [`part`], for a copy, if there is anything to copy: offset and length must be multiples of four bytes, as with adapters.
 ///
 /// # Errors
-/// `EINVAL`, and `EFAULT` for no memory of the program.
+/// `EINVAL`, and `EFAULT` when the program's address is not memory.
 fn words(
     dm: &Dm,
     offset: u64,
@@ -205,7 +205,7 @@ fn words(
     Ok(Some(memory))
 }
 
-/// `EINVAL` for a range that is not all inside.
+/// `EINVAL` for a range that is not entirely inside.
 fn part(dm: &Dm, offset: u64, length: usize) -> Result<RawMemory, Errno> {
     let offset = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
     dm.memory.slice(offset, length).map_err(|_| Errno::INVAL)
@@ -222,7 +222,7 @@ unsafe extern "C" fn memcpy_to_dm(
         let Some(to) = words(&dm, dm_offset, length, host_addr)? else {
             return Ok(());
         };
-        // SAFETY: the caller's promise: memory of the program, which nobody changes meanwhile.
+        // SAFETY: the caller's promise: memory of the program, which does not change meanwhile.
         let from = unsafe { std::slice::from_raw_parts(host_addr.cast::<u8>(), length) };
         to.write(0, from).map_err(|_| Errno::INVAL)
     })
@@ -239,13 +239,13 @@ unsafe extern "C" fn memcpy_from_dm(
         let Some(from) = words(&dm, dm_offset, length, host_addr)? else {
             return Ok(());
         };
-        // SAFETY: the caller's promise: memory for so many bytes, which is the program's alone.
+        // SAFETY: the caller's promise: memory of that many bytes, which no other thread uses.
         let to = unsafe { std::slice::from_raw_parts_mut(host_addr.cast::<u8>(), length) };
         from.read(0, to).map_err(|_| Errno::INVAL)
     })
 }
 
-/// `ibv_reg_dm_mr`: addresses of the region begin with 0, as the kernel demands it.
+/// `ibv_reg_dm_mr`: addresses of the region begin with 0, as the kernel requires.
 pub(crate) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,

@@ -1,9 +1,9 @@
-//! What C programs are told of an error.
+//! The error numbers that C programs get.
 
 use rustix::io::Errno;
 use weft_verbs::{Error, MemError, PostError, PostReason};
 
-/// The error of a call of the verbs below.
+/// The error number of a native call's error.
 pub(crate) fn errno(error: Error) -> Errno {
     match error {
         Error::Limit(_)
@@ -15,17 +15,17 @@ pub(crate) fn errno(error: Error) -> Errno {
     }
 }
 
-/// What the system said.
+/// The error number of a system error.
 pub(crate) fn os_errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// The error of a call of ours that has just failed.
+/// The error number of the system call that has just failed.
 pub(crate) fn last_errno() -> Errno {
     os_errno(&std::io::Error::last_os_error())
 }
 
-/// The error of a refused request.
+/// The error number of a refused request.
 pub(crate) fn refused(error: PostError) -> Errno {
     match error.reason {
         PostReason::Full => Errno::NOMEM,

@@ -1,5 +1,5 @@
-//! Events, of completion queues and of other objects, and what their acknowledgement is for: an object can be destroyed only when no event
-//! of it is in the program's hands any more.
+//! Events of completion queues and of other objects, and their acknowledgement: an object can be destroyed only when the program has acknowledged all its
+//! events.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -13,9 +13,9 @@ use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, preadv2, read, write};
 
 use super::object::lock;
 
-/// What an event is about. An object has one for each queue that its events may be in.
+/// The source of events. An object has one for each queue that its events may be in.
 pub(crate) struct Subject {
-    /// The object, as C calls it.
+    /// C's handle of the object.
     pub(super) handle: usize,
     counts: Mutex<Counts>,
     changed: Condvar,
@@ -23,12 +23,12 @@ pub(crate) struct Subject {
 
 #[derive(Default)]
 struct Counts {
-    /// Events that the program got, and those of them that it is done with.
+    /// Events that the program fetched, and the acknowledged ones of them.
     given: u32,
     acked: u32,
-    /// Threads that wait until it is done with all.
+    /// Threads that wait until all are acknowledged.
     waiting: u32,
-    /// No events any more.
+    /// The subject makes no more events.
     closed: bool,
 }
 
@@ -41,29 +41,29 @@ impl Subject {
         })
     }
 
-    /// The program is done with `count` events.
+    /// The program acknowledges `count` events.
     pub(crate) fn ack(&self, count: u32) {
         let mut counts = lock(&self.counts);
         counts.acked = counts.acked.wrapping_add(count);
         let awaited = counts.waiting > 0;
         drop(counts);
-        // Telling is a system call, also where nobody listens.
+        // A notification is a system call even if no thread waits.
         if awaited {
             self.changed.notify_all();
         }
     }
 
-    /// The object ends: what the program has not fetched is taken back, and what it has fetched is waited for.
+    /// The object ends: takes back the unfetched events and waits until the fetched ones are acknowledged.
     pub(crate) fn close<T>(self: &Arc<Self>, queue: &EventQueue<T>) {
         lock(&self.counts).closed = true;
         drop(queue.take_back(self));
         self.settle();
     }
 
-    /// Waits until the program is done with what it got.
+    /// Waits until the program has acknowledged all fetched events.
     pub(crate) fn settle(&self) {
         let mut counts = lock(&self.counts);
-        // More acknowledged than given is the program's mistake, and no reason to wait.
+        // More events acknowledged than fetched is the program's mistake, and no reason to wait.
         let open = |counts: &mut Counts| (counts.given.wrapping_sub(counts.acked) as i32) > 0;
         counts.waiting += 1;
         let mut counts = self
@@ -74,12 +74,12 @@ impl Subject {
     }
 }
 
-/// Events for the program, oldest first. Each is one count of the descriptor: programs wait for it with `poll` or `epoll`, edge-triggered too, and
-/// choose with `O_NONBLOCK` whether fetching blocks.
+/// Events for the program, oldest first. Each is one count of the descriptor: programs wait for it with `poll` or `epoll`, edge-triggered too, and choose with
+/// `O_NONBLOCK` whether fetching blocks.
 pub(crate) struct EventQueue<T> {
     list: Mutex<VecDeque<(Arc<Subject>, T)>>,
     fd: OwnedFd,
-    /// Counts of the descriptor whose events were taken back before their count was there to be taken, too.
+    /// Counts of the descriptor whose events were taken back before the counts were written.
     owed: AtomicU32,
 }
 
@@ -100,7 +100,7 @@ impl<T> EventQueue<T> {
         lock(&self.list).is_empty()
     }
 
-    /// The program does not want to wait for events.
+    /// True if the program has set `O_NONBLOCK`.
     pub(crate) fn is_nonblocking(&self) -> bool {
         rustix::fs::fcntl_getfl(&self.fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
@@ -113,7 +113,7 @@ impl<T> EventQueue<T> {
             }
             list.push_back((Arc::clone(subject), what));
         }
-        // Without the lock: who is woken by this takes this processor, most likely, and wants the lock at once. It blocks only past 2^64 events.
+        // Without the lock: the woken thread probably preempts this one and takes the lock at once. The write blocks only past 2^64 events.
         let _ = write(&self.fd, &1_u64.to_ne_bytes());
         if self.owed.load(Ordering::SeqCst) > 0 {
             let _one = lock(&self.list);
@@ -123,7 +123,7 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Take a count of the descriptor, if there is one. Under the list's lock.
+    /// Takes a count of the descriptor, if there is one. The caller holds the list's lock.
     fn take_count(&self) -> bool {
         let mut count = [0_u8; 8];
         let mut bufs = [IoSliceMut::new(&mut count)];
@@ -158,14 +158,14 @@ impl<T> EventQueue<T> {
         Some((subject, what))
     }
 
-    /// Whether the program has not fetched all about a subject.
+    /// True if the program has not fetched all events of a subject.
     pub(crate) fn has(&self, subject: &Arc<Subject>) -> bool {
         lock(&self.list)
             .iter()
             .any(|(of, _)| Arc::ptr_eq(of, subject))
     }
 
-    /// What the program has not fetched about a subject is not there any more.
+    /// Removes and returns a subject's unfetched events.
     pub(crate) fn take_back(&self, subject: &Arc<Subject>) -> Vec<T> {
         let mut list = lock(&self.list);
         let (taken, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *list)
@@ -173,8 +173,8 @@ impl<T> EventQueue<T> {
             .partition(|(of, _)| Arc::ptr_eq(of, subject));
         *list = left.into();
         for _ in &taken {
-            // Before the look, so that whoever is about to write the count sees it afterwards. Another thread may have the count already, and will
-            // find nothing.
+            // Before the check, so that a thread that is about to write the count sees it afterwards. Another thread may have the count already, and will find
+            // no event.
             self.owed.fetch_add(1, Ordering::SeqCst);
             if self.take_count() {
                 self.owed.fetch_sub(1, Ordering::SeqCst);

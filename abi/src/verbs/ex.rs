@@ -1,4 +1,4 @@
-//! What is extended: completion queues that are polled field by field, queue pairs whose requests are built call by call.
+//! Extended objects: completion queues that are polled field by field, queue pairs whose requests are built call by call.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -123,7 +123,7 @@ unsafe fn queue(cq: *mut ibv_cq_ex) -> Result<Visit<Cq>, Errno> {
     }
 }
 
-/// Take the next completion. `ENOENT` when there is none.
+/// Takes the next completion. `ENOENT` when there is none.
 fn take(queue: &Visit<Cq>) -> Result<(), Errno> {
     let mut wc = [Wc::default()];
     if queue.poll(&mut wc)? == 0 {
@@ -208,7 +208,7 @@ impl Wrs {
     }
 }
 
-/// Operations that can be built.
+/// The operations that can be built.
 pub(crate) const RC_OPS: u64 = (IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | IBV_QP_EX_WITH_SEND
@@ -228,7 +228,7 @@ pub(crate) const UC_OPS: u64 = RC_OPS
 /// Those of datagrams.
 pub(crate) const UD_OPS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
-/// Give a queue pair the calls for its operations.
+/// Sets a queue pair's calls for its operations.
 pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64, kind: ibv_qp_type) {
     let has = |op: u32| ops & u64::from(op) != 0;
     c.wr_start = Some(wr_start);
@@ -304,7 +304,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Append a request with the number and the flags that the program has set in the queue pair.
+/// Appends a request with the number and the flags that the program has set in the queue pair.
 ///
 /// # Safety
 /// As for [`enter`].
@@ -328,7 +328,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, op: impl FnOnce(&QpObj) -> Result<SendOp, Er
     }
 }
 
-/// Change the request that was begun last.
+/// Changes the latest request.
 ///
 /// # Safety
 /// As for [`enter`].

@@ -1,7 +1,7 @@
-//! What a context tells other processes: a table of its objects in the memory file behind `cmd_fd`, which a process that is given the descriptor reads
+//! The table of a context's objects for other processes, in the memory file behind `cmd_fd`. A process that is given the descriptor reads it
 //! ([`super::foreign`]). The same file holds the context's device memory.
 //!
-//! The owner only ever writes to the table, so whoever else has the file cannot mislead it.
+//! The owner only writes to the table, so no other holder of the file can mislead it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -25,19 +25,19 @@ const ENTRY: usize = 8;
 const ENTRIES: usize = 1 << 18;
 /// Bytes of head and table.
 pub(super) const TABLE: usize = (HEAD + ENTRIES * ENTRY) * 8;
-/// Device memory begins here in the file. No part is used twice, so that who imported a part never sees another's.
+/// Offset of device memory in the file. No part is used twice, so that the importer of one part never sees another's bytes.
 const MEMORY: u64 = 1 << 30;
 /// Holes take no memory.
 const SIZE: u64 = 1 << 46;
 
-/// Kinds of objects, as the table has them.
+/// Kinds of objects in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(super) enum Sort {
     Pd = 1,
     /// A region of memory at `addr` in the owner.
     Mr = 2,
-    /// A region of device memory: `addr` is a place in the file.
+    /// A region of device memory: `addr` is an offset in the file.
     DmMr = 3,
     Dm = 4,
 }
@@ -47,7 +47,6 @@ pub(super) enum Sort {
 pub(super) struct Entry {
     pub(super) sort: Sort,
     pub(super) handle: u32,
-    /// The domain of a region.
     pub(super) domain: u32,
     pub(super) addr: u64,
     pub(super) len: u64,
@@ -59,7 +58,7 @@ pub(super) struct Entry {
 pub(crate) struct Export {
     map: Mapping,
     slots: Mutex<Slots>,
-    /// Bytes of device memory that were given out.
+    /// Bytes of device memory that have been allocated.
     given: AtomicU64,
 }
 
@@ -69,12 +68,12 @@ struct Slots {
     free: Vec<usize>,
 }
 
-/// A new file for a context, and the table in it; none where the machine allows no file of that size.
+/// A new file for a context, with the table in it; `None` where the machine allows no file of that size.
 ///
 /// # Errors
 /// Those of `memfd_create(2)`.
 pub(super) fn new(which: Which) -> Result<(OwnedFd, Option<Arc<Export>>), Errno> {
-    // Its name is for who finds it in /proc.
+    // The name identifies the file in /proc.
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create(which.name(), flags)?;
     let export = Export::new(&file, which)
@@ -107,7 +106,7 @@ impl Export {
         })
     }
 
-    /// A place for device memory in the file.
+    /// Allocates a place for device memory in the file.
     pub(super) fn give(&self, len: usize) -> Option<u64> {
         let len = (len as u64).checked_next_multiple_of(1 << 16)?;
         let end = |at: u64| at.checked_add(len).filter(|end| *end <= SIZE);
@@ -130,7 +129,7 @@ pub(crate) struct Shown {
     slot: usize,
 }
 
-/// Puts an object into a context's table, if it has one with room.
+/// Adds an object to a context's table, if the context has one with room.
 pub(super) fn show(export: Option<&Arc<Export>>, entry: &Entry) -> Option<Shown> {
     let export = export?;
     let slot = {
@@ -157,12 +156,12 @@ pub(super) fn show(export: Option<&Arc<Export>>, entry: &Entry) -> Option<Shown>
         entry.iova,
         entry.access.into(),
     ];
-    // Who sees one of the new fields sees that the object of before is gone.
+    // A reader that sees one of the new fields also sees that the previous object is gone.
     fence(Ordering::Release);
     for (at, field) in fields.into_iter().enumerate() {
         word(at + 1).store(field, Ordering::Relaxed);
     }
-    // Each use of a slot has a number, so that a reader does not take parts of two.
+    // Each use of a slot has a number, so that a reader does not combine parts of two.
     let turn = word(6).load(Ordering::Relaxed).wrapping_add(1);
     word(6).store(turn, Ordering::Relaxed);
     word(0).store(turn << 8 | entry.sort as u64, Ordering::Release);
@@ -173,7 +172,6 @@ pub(super) fn show(export: Option<&Arc<Export>>, entry: &Entry) -> Option<Shown>
 }
 
 impl Shown {
-    /// The table that it is in.
     pub(super) fn export(&self) -> Arc<Export> {
         Arc::clone(&self.export)
     }
@@ -187,7 +185,7 @@ impl Drop for Shown {
     }
 }
 
-/// The entry of a table for which `wanted` is true. Whoever has the file may have written it.
+/// The entry of a table for which `wanted` is true. Any holder of the file may have written it.
 pub(super) fn find(map: &Mapping, wanted: impl Fn(&Entry) -> bool) -> Option<Entry> {
     let used = map.word(5).load(Ordering::Relaxed).min(ENTRIES as u64);
     (0..used as usize).find_map(|slot| {
@@ -215,25 +213,25 @@ pub(super) fn find(map: &Mapping, wanted: impl Fn(&Entry) -> bool) -> Option<Ent
     })
 }
 
-/// A process, so that its number cannot be another's later, or elsewhere.
+/// A process, identified so that another one with the same number is not mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) pid: u64,
-    /// When it began, as the kernel counts.
+    /// Its start time, as the kernel counts.
     begun: u64,
     /// The inode of its namespace of process numbers.
     namespace: u64,
 }
 
 impl Owner {
-    /// This process; none without `/proc`.
+    /// This process; `None` without `/proc`.
     pub(super) fn here() -> Option<Owner> {
         Owner::at(getpid().as_raw_nonzero().get().unsigned_abs().into())
     }
 
     fn at(pid: u64) -> Option<Owner> {
         let stat_line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name may have anything in it.
+        // The name may contain any bytes.
         let (_, rest) = stat_line.rsplit_once(')')?;
         Some(Owner {
             pid,
@@ -242,7 +240,7 @@ impl Owner {
         })
     }
 
-    /// Who a table says wrote it.
+    /// The process that a table names as its writer.
     pub(super) fn of(map: &Mapping) -> Owner {
         let [pid, begun, namespace] = [2, 3, 4].map(|at| map.word(at).load(Ordering::Relaxed));
         Owner {
@@ -252,7 +250,7 @@ impl Owner {
         }
     }
 
-    /// Whether `/proc` of this process shows it, alive.
+    /// True if `/proc` of this process shows it alive.
     pub(super) fn is_seen(self) -> bool {
         Owner::at(self.pid) == Some(self)
     }

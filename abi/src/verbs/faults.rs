@@ -1,4 +1,4 @@
-//! `WEFT_FAULTS`: faults that happen on purpose, at the same places in every run. What a script may say: [`weft_verbs::faults`].
+//! `WEFT_FAULTS`: injected faults, at the same places in every run. [`weft_verbs::faults`] specifies the script.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::made::Made;
 /// The script that the environment names, read once.
 ///
 /// # Errors
-/// What is wrong with it; for whoever opens the device.
+/// The script or its error, which opening a device reports.
 pub(crate) fn script() -> Result<Option<&'static Script>, &'static str> {
     static SCRIPT: Made<Result<Option<Script>, String>> = Made::new();
     let read = || {
@@ -37,18 +37,18 @@ pub(crate) fn script() -> Result<Option<&'static Script>, &'static str> {
     }
 }
 
-/// A queue pair's place in the script.
+/// A queue pair's position in the script.
 pub(crate) struct QpFaults {
     script: &'static Script,
     index: u32,
     sends: AtomicU64,
     recvs: AtomicU64,
-    /// The status that the next failure of a send is reported with; -1: its own.
+    /// The status that replaces that of the next failed send; -1: none.
     status: AtomicI32,
 }
 
 impl QpFaults {
-    /// For a queue pair that is made now.
+    /// For a new queue pair.
     fn new(script: &'static Script) -> QpFaults {
         static MADE: AtomicU32 = AtomicU32::new(0);
         QpFaults {
@@ -60,7 +60,7 @@ impl QpFaults {
         }
     }
 
-    /// A request is posted: what happens to it.
+    /// The actions that the script has for a posted request.
     fn post(&self, post: Post) -> impl Iterator<Item = Action> + use<> {
         let counter = match post {
             Post::Send => &self.sends,
@@ -73,24 +73,24 @@ impl QpFaults {
         })
     }
 
-    /// The next send that fails is to be reported with this status.
+    /// The next failed send is reported with this status.
     fn fail_with(&self, status: u32) {
         self.status.store(status as i32, Ordering::Release);
     }
 
-    /// The status that a failed send is reported with.
+    /// The status to report for a failed send.
     fn status(&self, own: u32) -> u32 {
         u32::try_from(self.status.swap(-1, Ordering::AcqRel)).unwrap_or(own)
     }
 }
 
-/// Queue pairs that have something coming, by number.
+/// Queue pairs with rules in the script, by number.
 static CONCERNED: PerFork<Mutex<HashMap<u32, Arc<QpFaults>>>> = PerFork::new();
 
-/// Whether there is a script at all: looked at where a completion with an error is reported.
+/// True if there is a script: checked when a completion with an error is reported.
 static SCRIPTED: AtomicBool = AtomicBool::new(false);
 
-/// The faults of a queue pair that is made with this number, if there is a script. [`QpFaults::forget`] ends it.
+/// The faults of a new queue pair with this number, if there is a script. [`QpFaults::forget`] ends it.
 pub(crate) fn of_queue_pair(num: u32) -> Option<Arc<QpFaults>> {
     let script = script().ok()??;
     SCRIPTED.store(true, Ordering::Relaxed);
@@ -99,7 +99,7 @@ pub(crate) fn of_queue_pair(num: u32) -> Option<Arc<QpFaults>> {
     Some(faults)
 }
 
-/// The status with which a send that failed is reported.
+/// The status to report for a send that failed.
 pub(crate) fn reported(qp_num: u32, own: u32) -> u32 {
     if !SCRIPTED.load(Ordering::Relaxed) || own == IBV_WC_WR_FLUSH_ERR {
         return own;
@@ -108,7 +108,7 @@ pub(crate) fn reported(qp_num: u32, own: u32) -> u32 {
     faults.map_or(own, |faults| faults.status(own))
 }
 
-/// What becomes of a queue pair before the request of a rule is posted: afterwards it would be a matter of time how far that comes.
+/// The end of a queue pair that happens before the request of a rule is posted: after posting, the progress of the request would depend on timing.
 pub(crate) struct End(Option<Action>);
 
 impl End {
@@ -122,10 +122,10 @@ impl End {
 }
 
 impl QpFaults {
-    /// Before a send: may change it, may take its time.
+    /// Before a send: may change it or delay it.
     pub(crate) fn before_send(&self, wr: &mut SendWr, which: Which) -> End {
         self.before(Post::Send, which, |status| {
-            // Memory that is nobody's makes it fail in its turn; the status is exchanged when it is reported.
+            // An invalid key makes it fail in its turn; the status is replaced when it is reported.
             wr.inline = None;
             wr.sges.clear();
             wr.sges.push(Sge {
@@ -137,7 +137,7 @@ impl QpFaults {
         })
     }
 
-    /// Before a receive: may take its time.
+    /// Before a receive: may delay it.
     pub(crate) fn before_recv(&self, which: Which) -> End {
         self.before(Post::Recv, which, |_| ())
     }
@@ -155,7 +155,7 @@ impl QpFaults {
         End(end)
     }
 
-    /// The queue pair with this number goes.
+    /// The queue pair with this number ends.
     pub(crate) fn forget(num: u32) {
         lock(CONCERNED.get()).remove(&num);
     }

@@ -1,7 +1,7 @@
-//! What another process has made, seen by its table ([`super::export`]): who is given its `cmd_fd` imports a protection domain by its number, device memory
-//! by the file itself, and a region where its memory is a file's: then this process maps the same bytes, and registers them under the same key.
+//! Objects of another process, read from its table ([`super::export`]). A process that is given the `cmd_fd` imports a protection domain by its number and
+//! device memory by the file itself. It imports a region whose memory is a file's: it maps the same bytes and registers them under the same key.
 //!
-//! What the other process says is used with this process' own rights: it names files that this process could open by itself.
+//! The other process' entries are used with this process' own rights: they name files that this process could open itself.
 
 use std::ffi::c_uint;
 use std::fs::{self, File, OpenOptions};
@@ -29,16 +29,16 @@ pub(crate) struct Foreign {
 
 /// A region of another process: its memory, and the key under which this process has it.
 pub(super) struct Region {
-    /// The context that it is of, its domain, and its handle there.
+    /// The region's context, its domain, and its handle there.
     pub(super) of: (u64, u64),
     pub(super) domain: u32,
     pub(super) handle: u32,
-    // Before the memory that it stands on.
+    // Dropped before the memory of the region.
     _native: weft_verbs::Mr,
     _map: Mapping,
 }
 
-/// Says why something cannot be imported.
+/// Logs why an object cannot be imported.
 fn refused(why: &str) -> Errno {
     tracing::warn!("nothing is imported from another process: {why}");
     Errno::OPNOTSUPP
@@ -48,7 +48,7 @@ impl Foreign {
     /// The context behind a descriptor, and its device.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` when it is no descriptor of a living context of another process, `EACCES` when that is another user's.
+    /// `EOPNOTSUPP` when it is not a descriptor of a living context of another process, `EACCES` when that process is another user's.
     pub(super) fn open(file: BorrowedFd<'_>) -> Result<(Foreign, Which), Errno> {
         let seals = fcntl_get_seals(file).unwrap_or(SealFlags::empty());
         let stat = fstat(file)?;
@@ -74,7 +74,7 @@ impl Foreign {
         Ok((Foreign { table, owner }, which))
     }
 
-    /// Whether the other process has this domain.
+    /// True if the other process has this domain.
     pub(super) fn has_domain(&self, handle: u32) -> bool {
         export::find(&self.table, |entry| {
             entry.sort == Sort::Pd && entry.handle == handle
@@ -82,7 +82,7 @@ impl Foreign {
         .is_some()
     }
 
-    /// Its device memory with this handle, mapped.
+    /// Maps its device memory with this handle.
     ///
     /// # Errors
     /// `ENOENT` when there is none, and those of mapping.
@@ -98,7 +98,7 @@ impl Foreign {
         Mapping::new(file, entry.addr, len, true).map_err(|error| os_errno(&error))
     }
 
-    /// Registers a region of the other process' domain here too, under its key.
+    /// Registers a region of the other process' domain in this process, under its key.
     ///
     /// # Errors
     /// `ENOENT` when there is none, `EOPNOTSUPP` where this process cannot have its memory, `EBUSY` when a region of this process has the same key.
@@ -134,7 +134,7 @@ impl Foreign {
         } else {
             self.shared(entry.addr, len, writable)?
         };
-        // SAFETY: the mapping has so many bytes from there on, and stays until the region is gone: [`Region`] drops it last.
+        // SAFETY: the mapping has that many bytes from there on, and stays until the region is gone: [`Region`] drops it last.
         let memory = unsafe { RawMemory::new(map.as_ptr().add(skip as usize), len) };
         let memory = memory.ok_or(Errno::NOMEM)?;
         let native = pd.reg_raw_again(&memory, entry.iova, rights(access), handle);
@@ -151,7 +151,7 @@ impl Foreign {
         })
     }
 
-    /// Maps what the other process has mapped at `addr`. The bytes begin so far behind the start of the mapping.
+    /// Maps the memory that the other process has mapped at `addr`. The returned offset is that of the bytes in the mapping.
     fn shared(&self, addr: u64, len: usize, writable: bool) -> Result<(Mapping, u64), Errno> {
         if !self.owner.is_seen() {
             return Err(refused(
@@ -172,7 +172,7 @@ impl Foreign {
             .ok_or_else(|| {
                 refused("the file behind the region is not mapped here, and cannot be opened")
             })?;
-        // It may have begun anew meanwhile, as another program with other memory.
+        // The other process may have executed another program meanwhile, with other memory.
         if !self.owner.is_seen() {
             return Err(refused("the process is gone"));
         }
@@ -184,7 +184,7 @@ fn page() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// `ENOENT` unless a range is in a file.
+/// `ENOENT` unless a range lies in a file.
 fn inside(file: impl AsFd, at: u64, len: usize) -> Result<(), Errno> {
     let size = u64::try_from(fstat(file)?.st_size).map_err(|_| Errno::NOENT)?;
     let end = at.checked_add(len as u64);
@@ -201,7 +201,7 @@ struct Area {
     end: u64,
     shared: bool,
     writable: bool,
-    /// Of its file: where it begins there, device and inode, name.
+    /// The mapped file: offset of the mapping, device and inode, name.
     offset: u64,
     file: (u64, u64),
     path: String,
@@ -246,7 +246,7 @@ struct Range {
 }
 
 impl Range {
-    /// What is mapped at `addr`, if all of it is one file's, in its order, and shared.
+    /// The file range mapped at `addr`, if all of it is one file's, contiguous and shared.
     fn of(areas: &[Area], addr: u64, len: u64) -> Option<Range> {
         let end = addr.checked_add(len)?;
         let first = areas.iter().position(|area| area.end > addr)?;
@@ -274,7 +274,7 @@ impl Range {
     }
 }
 
-/// The range as this process has it mapped already, mapped once more: so memory comes along that has no name and no descriptor.
+/// Maps the range once more as this process has it mapped already: this also works for memory that has no name and no descriptor.
 fn own(range: &Range, from: u64, len: usize, writable: bool) -> Option<Mapping> {
     let areas = areas("/proc/self").ok()?;
     let there = areas.iter().find(|area| {
@@ -292,7 +292,7 @@ fn own(range: &Range, from: u64, len: usize, writable: bool) -> Option<Mapping> 
     Mapping::again(usize::try_from(addr).ok()?, len).ok()
 }
 
-/// The file behind a range: a descriptor of the other process', or a file that still has its name.
+/// The file behind a range: a descriptor of the other process, or a file that still has its name.
 fn open(range: &Range, process: &str, writable: bool) -> Option<File> {
     let fds = fs::read_dir(Path::new(process).join("fd"));
     let fds = fds.into_iter().flatten();
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(range(&lines, 0x1000, 0x3000), Some((77, 0x5000)));
         assert_eq!(range(&lines, 0x2fff, 2), Some((77, 0x6fff)));
         assert_eq!(range(&lines, 0x4010, 0x10), Some((77, 0x1010)));
-        // Another place of the file, another file, a hole, memory of its own, nothing at all, round the end.
+        // Another place of the file, another file, a hole, private memory, no memory at all, a wrap-around.
         assert_eq!(range(&lines, 0x3fff, 2), None);
         assert_eq!(range(&lines, 0x4fff, 2), None);
         assert_eq!(range(&lines, 0x5fff, 2), None);

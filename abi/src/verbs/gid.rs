@@ -1,7 +1,7 @@
 //! The GID table of `weft_ib0`: the addresses of this host.
 //!
-//! Programs ask for GIDs with every address handle and connection. So the table is read from the system once, and again when the system has told of a
-//! change; without a free descriptor it stays as it was.
+//! Programs ask for GIDs with every address handle and connection. The table is therefore read from the system once, and again when the system has reported a
+//! change. If it cannot be read, for example without a free descriptor, it stays as it was.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::OwnedFd;
@@ -19,7 +19,6 @@ use super::object::{PerFork, lock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gid {
     pub(crate) ip: IpAddr,
-    /// The interface that has it.
     pub(crate) ifindex: u32,
 }
 
@@ -29,7 +28,7 @@ impl Gid {
         ifindex: 0,
     };
 
-    /// There is nothing at this index.
+    /// True if there is no address at this index.
     pub(crate) fn is_empty(self) -> bool {
         self == Gid::EMPTY
     }
@@ -38,7 +37,7 @@ impl Gid {
         gid_of(self.ip)
     }
 
-    /// What others reach from afar comes first, and IPv4 before IPv6: programs take index 0 unless told.
+    /// Order of the table: addresses that remote hosts reach first, and IPv4 before IPv6. Programs use index 0 by default.
     fn rank(self) -> u8 {
         match self.ip {
             ip if ip.is_loopback() => 3,
@@ -53,15 +52,15 @@ pub(crate) fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// The GID table of this process. An address keeps its index: new ones are added behind those that are known, and where one has gone, the entry is
-/// empty ([`Gid::is_empty`]) until it comes back.
+/// The GID table of this process. An address keeps its index: new ones are appended. The entry of a removed address is empty ([`Gid::is_empty`]) until the
+/// address comes back.
 ///
 /// # Errors
-/// As `socket(2)`, while the addresses could never be read.
+/// As `socket(2)`, while the addresses could not be read even once.
 pub(crate) fn gids() -> Result<Vec<Gid>, Errno> {
     static TABLE: PerFork<Mutex<Table>> = PerFork::new();
     let mut table = lock(TABLE.get());
-    // Heard before the addresses are read: what changes while they are read is heard of the next time.
+    // Checked before the addresses are read: a change during the reading is noticed the next time.
     let changed = table.has_changed();
     table.refresh(changed, addresses)?;
     let shown = |(gid, there): &(Gid, bool)| if *there { *gid } else { Gid::EMPTY };
@@ -70,16 +69,16 @@ pub(crate) fn gids() -> Result<Vec<Gid>, Errno> {
 
 #[derive(Default)]
 struct Table {
-    /// What was ever there, and whether it is now.
+    /// Every address so far, and whether it is present.
     known: Vec<(Gid, bool)>,
-    /// Where the system tells of changes.
+    /// The system's reports of changes.
     news: Option<News>,
-    /// What has changed since the addresses were read, `news` tells.
+    /// `news` reports every change since the addresses were read.
     current: bool,
 }
 
 impl Table {
-    /// The addresses may be others than when they were read.
+    /// True if the addresses may have changed since they were read.
     fn has_changed(&mut self) -> bool {
         if self.news.is_none() {
             self.news = News::new()
@@ -114,7 +113,7 @@ impl Table {
     }
 }
 
-/// Hears of addresses and interfaces that come and go, in the network namespace of the thread that made it (rtnetlink(7)).
+/// Reports of addresses and interfaces that come and go, in the network namespace of the thread that made it (rtnetlink(7)).
 struct News(OwnedFd);
 
 impl News {
@@ -122,19 +121,19 @@ impl News {
         const GROUPS: libc::c_int =
             libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        // No protocol: NETLINK_ROUTE is 0.
+        // Protocol 0 is NETLINK_ROUTE.
         let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
         bind(&fd, &SocketAddrNetlink::new(0, GROUPS as u32))?;
         Ok(News(fd))
     }
 
-    /// Nothing has been told since the last time.
+    /// True if there was no report since the last call.
     fn is_silent(&self) -> bool {
-        /// More than that is for the next time.
+        /// The limit of one call; the rest waits for the next one.
         const MANY: usize = 256;
         let mut silent = true;
         for _ in 0..MANY {
-            // What it says does not matter, nor that it was too much for the socket's buffer.
+            // The content does not matter, nor does an overflow of the socket's buffer.
             match recv(&self.0, &mut [0; 16], RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN) => break,
                 Ok(_) | Err(_) => silent = false,
@@ -144,7 +143,7 @@ impl News {
     }
 }
 
-/// What an index can say.
+/// The number of values of a GID index.
 const MAX_GIDS: usize = 256;
 
 fn update(table: &mut Vec<(Gid, bool)>, now: &[Gid]) {
@@ -192,7 +191,7 @@ fn addresses() -> Result<Vec<Gid>, Errno> {
             gids.push(Gid { ip, ifindex });
         }
     }
-    // SAFETY: what `getifaddrs` gave, once.
+    // SAFETY: the list of `getifaddrs`, freed once.
     unsafe { libc::freeifaddrs(list) };
     gids.sort_by_key(|gid| gid.rank());
     Ok(gids)

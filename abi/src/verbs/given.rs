@@ -1,10 +1,10 @@
-//! What programs hand over by its address, and get there.
+//! Reading parameters and writing results at a program's addresses.
 
 use std::ffi::c_int;
 
 use rustix::io::Errno;
 
-/// What the program has put there.
+/// Reads the program's value.
 ///
 /// # Errors
 /// `EINVAL` for NULL.
@@ -19,7 +19,7 @@ pub(crate) unsafe fn given<T: Copy>(place: *const T) -> Result<T, Errno> {
     Ok(unsafe { place.read_unaligned() })
 }
 
-/// Gives the program a value.
+/// Writes a value for the program.
 ///
 /// # Errors
 /// `EINVAL` for NULL.
@@ -35,7 +35,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A list for the program, which it frees: with a NULL behind it, and the count where that is asked for.
+/// A list that the program frees, terminated by NULL. Its length is stored in `count` unless that is NULL.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -43,7 +43,7 @@ pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Errno> {
 /// # Safety
 /// NULL, or there is room for the count.
 pub(crate) unsafe fn list<T>(all: &[*mut T], count: *mut c_int) -> Result<*mut *mut T, Errno> {
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointers.
     let list = unsafe { libc::calloc(all.len() + 1, size_of::<*mut T>()) };
     let list = list.cast::<*mut T>();
     if list.is_null() {

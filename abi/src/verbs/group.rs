@@ -6,7 +6,7 @@ use weft_verbs::cm::ip_of;
 
 /// The upper half of a group's UDP port; the lower is the last byte of its GID.
 const PORT: u16 = 0x5700;
-/// What RoCE's first version puts in front of an IPv4 group, which its second has mapped into IPv6.
+/// The prefix of an IPv4 group in RoCE's first version. The second version maps the group into IPv6.
 const ROCE_V1: [u8; 12] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
 
 /// The group behind a GID, if it is one.
@@ -20,7 +20,6 @@ pub(crate) fn group_of(gid: [u8; 16]) -> Option<IpAddr> {
     Some(ip_of(gid)).filter(IpAddr::is_multicast)
 }
 
-/// Where a group is heard.
 pub(crate) fn port_of(group: IpAddr) -> u16 {
     let last = match group {
         IpAddr::V4(group) => group.octets()[3],

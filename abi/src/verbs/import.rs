@@ -1,7 +1,7 @@
-//! Importing: further handles of what another context has made (`ibv_import_device(3)`).
+//! Imports: further handles of another context's objects (`ibv_import_device(3)`).
 //!
-//! The kernel would share these objects between processes. Here they are memory of one process: what a context of another process has is made here
-//! anew, as its table ([`super::export`]) and its files say.
+//! The kernel would share these objects between processes. Here they are memory of one process: objects of another process' context are made again in this
+//! process, from its table ([`super::export`]) and its files.
 
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
@@ -30,7 +30,7 @@ pub unsafe fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
         if cmd_fd < 0 {
             return Err(Errno::BADF);
         }
-        // SAFETY: the caller's descriptor, which says so if it is none, and is used in this call only.
+        // SAFETY: the caller's descriptor. An invalid one makes the call fail, and it is used in this call only.
         let cmd = unsafe { BorrowedFd::borrow_raw(cmd_fd) };
         let stat = fstat(cmd)?;
         let file = (stat.st_dev, stat.st_ino);
@@ -82,7 +82,7 @@ pub unsafe fn ibv_unimport_pd(pd: *mut ibv_pd) {
     end::<Pd>(pd);
 }
 
-/// `ibv_import_mr`: what comes has the keys. Its memory is the program's, which knows where it is.
+/// `ibv_import_mr`: the handle has the keys. The program knows where its memory is.
 ///
 /// # Safety
 /// As its manual page says.

@@ -1,4 +1,4 @@
-//! Objects of which a process may have so many, as its devices say.
+//! Limits on the number of objects of a process, as its devices report them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -6,17 +6,17 @@ use rustix::io::Errno;
 
 use super::object::{Inherited, PerFork};
 
-/// How many there are in this process.
+/// The number of objects in this process.
 #[derive(Default)]
 pub(crate) struct Count(AtomicU32);
 
 impl Inherited for Count {}
 
-/// One of them; dropping it makes room for another.
+/// One counted object; dropping this makes room for another.
 pub(crate) struct Counted(&'static Count);
 
 impl PerFork<Count> {
-    /// One more.
+    /// Counts one more.
     ///
     /// # Errors
     /// `ENOMEM` when there are `limit`.

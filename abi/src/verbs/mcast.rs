@@ -1,4 +1,4 @@
-//! The multicast groups that the persona's datagram queue pairs hear.
+//! The multicast groups of the persona's datagram queue pairs.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -23,10 +23,10 @@ fn interfaces(group: IpAddr) -> Result<Vec<u32>, Errno> {
     Ok(found)
 }
 
-/// `qp` hears this group from now on: on this interface, or on all.
+/// `qp` receives this group's messages from now on: on this interface, or on all.
 ///
 /// # Errors
-/// `EINVAL` for what is no datagram queue pair or no group; as `bind(2)` and `setsockopt(2)`.
+/// `EINVAL` when it is not a datagram queue pair or not a group; as `bind(2)` and `setsockopt(2)`.
 pub(crate) fn attach(qp: *mut ibv_qp, gid: [u8; 16], interface: Option<u32>) -> Result<(), Errno> {
     let qp = turn::<QpObj>(qp)?;
     let group = group_of(gid).ok_or(Errno::INVAL)?;
@@ -36,7 +36,7 @@ pub(crate) fn attach(qp: *mut ibv_qp, gid: [u8; 16], interface: Option<u32>) -> 
     let IpAddr::V6(of_a_link) = group else {
         return ud.attach(SocketAddr::new(group, port), on);
     };
-    // The scope, as RFC 4291 has it: of an interface or of a link.
+    // The scope in RFC 4291's terms: interface-local or link-local.
     if !matches!(of_a_link.octets()[1] & 0x0f, 1 | 2) {
         return ud.attach(SocketAddr::new(group, port), on);
     }
@@ -50,10 +50,10 @@ pub(crate) fn attach(qp: *mut ibv_qp, gid: [u8; 16], interface: Option<u32>) -> 
     attached
 }
 
-/// `qp` hears this group no more.
+/// `qp` receives this group's messages no more.
 ///
 /// # Errors
-/// `EINVAL` when it did not.
+/// `EINVAL` when it was not attached.
 pub(crate) fn detach(qp: *mut ibv_qp, gid: [u8; 16]) -> Result<(), Errno> {
     let qp = turn::<QpObj>(qp)?;
     let group = group_of(gid).ok_or(Errno::INVAL)?;

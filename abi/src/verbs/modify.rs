@@ -1,4 +1,4 @@
-//! Queue pairs from state to state and to their end, and what they say of themselves.
+//! State changes, destruction and queries of queue pairs.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ fn modify_datagram(
     Ok(())
 }
 
-/// The send queue rests. Who wants to know hears so, if nothing is under way.
+/// The send queue is drained. Raises the event if the program asked for it and no send is under way.
 fn tell_drained(qp: &QpObj, attr: &ibv_qp_attr, mask: u32) {
     let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
     if notify && qp.outstanding() == 0 {
@@ -135,7 +135,7 @@ fn tell_drained(qp: &QpObj, attr: &ibv_qp_attr, mask: u32) {
     }
 }
 
-/// What providers of iWARP let a program do itself. The connection manager does the rest.
+/// The changes that providers of iWARP leave to the program. The connection manager makes the others.
 fn modify_iwarp(
     qp: &mut Turn<QpObj>,
     attr: &ibv_qp_attr,
@@ -155,7 +155,7 @@ fn modify_iwarp(
             qp.set_state(IBV_QPS_INIT);
             Ok(())
         }
-        // The connection ends in order.
+        // Closes the connection in order.
         (IBV_QPS_RTS, IBV_QPS_SQD) => {
             qp.native()?.disconnect();
             Ok(())
@@ -206,7 +206,7 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// To the first state: with a new queue pair below, of the same number.
+/// To RESET: with a new native queue pair of the same number.
 fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
     if qp.is_datagram() {
         let before = qp.alone(|qp| {
@@ -231,7 +231,7 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
         lock(&qp.resting).clear();
         qp.native.take()
     });
-    // Not while others wait: it takes locks of the device, whose hooks must not wait for us.
+    // Not while other threads wait: it takes locks of the device, whose hooks must not wait for us.
     end(before);
     qp.forget_posted();
     Audience::get().anew(qp.num);
@@ -277,7 +277,7 @@ pub unsafe fn ibv_query_qp(
             return Err(Errno::INVAL);
         }
         let further = find::<QpObj>(qp)?.is_further();
-        // Before the handle's own turn comes.
+        // Before taking the handle's own turn.
         let behind = if further {
             Some(shared::seen(qp)?)
         } else {
@@ -287,7 +287,7 @@ pub unsafe fn ibv_query_qp(
         let qp = behind.as_ref().unwrap_or(&handle);
         let mut filled = qp.attr();
         filled.qp_state = match qp.state() {
-            // iWARP has one idle state, which its providers give as this one.
+            // iWARP has one idle state, which its providers report as INIT.
             IBV_QPS_RESET if !qp.is_persona() => IBV_QPS_INIT,
             state => state,
         };

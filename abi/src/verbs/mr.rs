@@ -19,22 +19,22 @@ use super::users::Held;
 use crate::call::{pointer, status};
 use crate::pages;
 
-/// What an `ibv_mr` stands for.
+/// The object behind an `ibv_mr`.
 pub(crate) struct Mr {
-    /// `None` for the moment in which it is taken out, and for null regions.
+    /// `None` only while it is being replaced, and for null regions.
     native: Option<weft_verbs::Mr>,
-    /// It is a null region.
+    /// Set for a null region.
     null: Option<Null>,
-    /// It is a region of another process.
+    /// Set for a region of another process.
     foreign: Option<Arc<foreign::Region>>,
-    /// Other processes see it.
+    /// Its entry for other processes.
     shown: Option<Shown>,
     pd: weft_verbs::Pd,
-    /// The name of its domain.
+    /// The identity of its domain.
     domain: ((u64, u64), u32),
     #[allow(dead_code)] // until it is dropped
     held: Held,
-    /// The device memory that it is a region of.
+    /// The device memory that the region is in.
     dm: Option<Held>,
     access: c_uint,
     iova: u64,
@@ -43,7 +43,7 @@ pub(crate) struct Mr {
 kind!(Mr as ibv_mr, 0x3e30_4e61);
 
 impl Mr {
-    /// A region of this domain, before it has anything.
+    /// A region of this domain without memory yet.
     fn nothing(pd: &Guard<Pd>) -> Mr {
         Mr {
             native: None,
@@ -59,24 +59,23 @@ impl Mr {
         }
     }
 
-    /// Its key.
     pub(crate) fn key(&self) -> Result<u32, Errno> {
         Ok(self.native.as_ref().ok_or(Errno::INVAL)?.lkey())
     }
 }
 
-/// A region of whatever is mapped when it is used.
+/// True for an implicit region: it covers whatever is mapped when it is used.
 fn is_implicit(addr: *mut c_void, length: usize) -> bool {
     addr.is_null() && length == usize::MAX
 }
 
-/// Whether this system has what such regions take.
+/// True if this system supports implicit regions.
 pub(super) fn has_implicit() -> bool {
-    // SAFETY: nothing is done with it.
+    // SAFETY: the memory is not used.
     unsafe { RawMemory::everything() }.is_some()
 }
 
-/// Where in the program's memory the address 0 of an implicit region would be: the memory begins behind it.
+/// The address in the program's memory that address 0 of an implicit region would have: the memory begins after it.
 fn begin(memory: &RawMemory, implicit: bool, iova: u64) -> u64 {
     if implicit {
         memory.as_ptr().addr() as u64
@@ -103,7 +102,7 @@ fn enter(
     Ok(made.handle())
 }
 
-/// The memory of a region to be, looked at.
+/// Checks the memory for a new region.
 ///
 /// # Safety
 /// As for `ibv_reg_mr`: the memory stays mapped until it is deregistered.
@@ -118,7 +117,7 @@ unsafe fn memory(
         if iova != 0 || access & IBV_ACCESS_ON_DEMAND == 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the caller's promise, for what it names of it.
+        // SAFETY: the caller's promise, for the part that the caller names.
         return unsafe { RawMemory::everything() }.ok_or(Errno::OPNOTSUPP);
     }
     pages::mapped(addr as usize, length)?;
@@ -196,7 +195,7 @@ pub unsafe fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
 }
 
-/// A region of device memory, whose addresses begin with 0. `place` is where the memory is in the context's file.
+/// A region of device memory, whose addresses begin with 0. `place` is the offset of the memory in the context's file.
 ///
 /// # Errors
 /// As `ibv_reg_dm_mr`.
@@ -244,7 +243,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     })
 }
 
-/// Another handle of the region with this key: its keys, and nothing that could change or end it.
+/// Another handle of the region with this key: it has the keys, and cannot change or end the region.
 ///
 /// # Errors
 /// `ENOENT` when the domain has no such region.
@@ -268,13 +267,13 @@ pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
     enter(pd, body, key, std::ptr::null_mut(), 0)
 }
 
-/// A region of another process, of which there is one here, however many handles it has.
+/// A region of another process. This process makes it once, however many handles it has.
 fn import_foreign(
     pd: &Guard<Pd>,
     foreign: &Foreign,
     key: u32,
 ) -> Result<Arc<foreign::Region>, Errno> {
-    /// One at a time, or two would find none and make it twice.
+    /// One import at a time: two would both find no region and make two.
     static ONE: PerFork<Mutex<()>> = PerFork::new();
     let _one = lock(ONE.get());
     let (of, domain) = pd.identity();
@@ -292,7 +291,7 @@ fn import_foreign(
     Ok(Arc::new(region))
 }
 
-/// A region as other processes see it.
+/// The entry of a region for other processes.
 fn region(
     key: u32,
     domain: u32,
@@ -311,7 +310,7 @@ fn region(
 }
 
 impl Mr {
-    /// It is another's, and has the keys alone.
+    /// True for a handle of another context's region, which has only the keys.
     pub(super) fn is_imported(&self) -> bool {
         self.native.is_none() && self.null.is_none()
     }
@@ -332,7 +331,7 @@ pub unsafe fn ibv_reg_dmabuf_mr(
     pointer(|| Err(Errno::OPNOTSUPP))
 }
 
-/// Take the region's keys out of use.
+/// Invalidates the region's keys.
 fn revoke(mr: &mut Mr) -> Result<(), Errno> {
     if mr.null.take().is_some() {
         return Ok(());
@@ -457,7 +456,7 @@ pub unsafe fn ibv_rereg_mr(
     result
 }
 
-/// What `ibv_advise_mr` says of an element, as the kernel's drivers do.
+/// The error of `ibv_advise_mr` for an element, as the kernel's drivers return it.
 fn unadvised(error: MemError) -> Errno {
     match error {
         MemError::InvalidStag => Errno::NOENT,
@@ -466,7 +465,7 @@ fn unadvised(error: MemError) -> Errno {
     }
 }
 
-/// `ibv_advise_mr`: what is mapped is there when it is needed. Who waits hears what is not.
+/// `ibv_advise_mr`: mapped memory is present when it is needed. A caller that waits gets an error for unmapped memory.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: ibv_advise_mr_advice,
@@ -488,7 +487,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
         let write = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
         let fault = advice != IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT;
         for at in 0..num_sges as usize {
-            // SAFETY: the caller's promise: so many elements.
+            // SAFETY: the caller's promise: that many elements.
             let sge = unsafe { sg_list.add(at).read() };
             let element = Sge {
                 addr: sge.addr,

@@ -1,4 +1,4 @@
-//! Memory windows. Those of type 1 are bound by a call of their own, those of type 2 by work requests.
+//! Memory windows. A separate call binds those of type 1, work requests bind those of type 2.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,11 +17,11 @@ use super::users::{Held, end};
 use super::work::set_flags;
 use crate::call::{pointer, status};
 
-/// What an `ibv_mw` stands for.
+/// The object behind an `ibv_mw`.
 pub(crate) struct Mw {
     native: weft_verbs::Mw,
     kind: ibv_mw_type,
-    /// The key of the bind of type 1 that was posted last.
+    /// The key of the latest posted bind of type 1.
     posted: AtomicU32,
     _held: Held,
 }
@@ -33,7 +33,7 @@ impl Mw {
         self.kind == IBV_MW_TYPE_2
     }
 
-    /// The key that it has now.
+    /// Its present key.
     pub(crate) fn key(&self) -> u32 {
         self.native.rkey()
     }
@@ -76,13 +76,13 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
 /// The operation that binds a window, as the program describes it.
 ///
 /// # Errors
-/// `EINVAL` for what is no region or has flags that windows cannot have.
+/// `EINVAL` when it is not a region, or for flags that windows cannot have.
 pub(crate) fn binding(
     window: &Mw,
     new_rkey: u32,
     info: &ibv_mw_bind_info,
 ) -> Result<SendOp, Errno> {
-    // A window is for peers: what it says of ourselves means nothing.
+    // A window is for peers: its local rights have no effect.
     const FLAGS: u32 = IBV_ACCESS_LOCAL_WRITE
         | IBV_ACCESS_REMOTE_WRITE
         | IBV_ACCESS_REMOTE_READ
@@ -131,7 +131,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     })
 }
 
-/// Post a request that binds a window of type 2. The window shows its new key at once, as with `irdma`.
+/// Posts a request that binds a window of type 2. The window shows its new key at once, as with `irdma`.
 ///
 /// # Safety
 /// As for `ibv_post_send`.
@@ -139,7 +139,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
 pub(crate) unsafe fn post_bind(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     let c = unsafe { *c };
-    // SAFETY: the union's member that the opcode says.
+    // SAFETY: the opcode selects this member of the union.
     let bind = unsafe { c.op.bind_mw };
     let mw = find::<Mw>(bind.mw)?;
     if !mw.is_type_2() || qp.is_datagram() {

@@ -1,4 +1,4 @@
-//! The one soft RNIC of the process, which both devices are.
+//! The one soft RNIC of the process. Both devices use it.
 
 use std::sync::Mutex;
 
@@ -16,7 +16,7 @@ pub(crate) fn native() -> Result<Device, Errno> {
     if let Some(device) = &*native {
         return Ok(device.clone());
     }
-    // Before the device has a thread.
+    // Before the device starts a thread.
     visit::register();
     let device = Device::open().map_err(super::errno)?;
     let audience = Audience::get();

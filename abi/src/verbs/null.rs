@@ -1,7 +1,7 @@
-//! Null memory regions: whatever is read from one is zero, whatever is written to one is dropped, at any address.
+//! Null memory regions: a read returns zeros and a write is dropped, at any address.
 //!
-//! Behind them are two ranges that are as long as the longest element: one that is nothing but the system's page of zeros, and one that
-//! is the same few pages over and over. A region's key is that of the second one; elements that are read from are given the other key.
+//! A null region uses two ranges that are as long as the longest element: one maps only the system's page of zeros, the other repeats the same few pages. The
+//! region has the key of the second range; elements to be read get the other key.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -19,10 +19,10 @@ use crate::made::Made;
 
 /// As long as an element can be.
 const LENGTH: usize = 1 << 32;
-/// What is dropped goes here.
+/// The bytes that receive dropped writes.
 const DRAIN: usize = 16 << 20;
 
-/// There are null regions, or were: elements have to be looked at.
+/// Set once there has been a null region: elements must be checked.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 /// The keys for reading, by those for writing.
@@ -49,7 +49,7 @@ fn ranges() -> Result<&'static Ranges, Errno> {
         let place = drain.cast::<u8>().wrapping_add(at).cast::<c_void>();
         let both = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: inside the mapping of before, which nobody uses yet.
+        // SAFETY: inside the mapping made above, which is not used yet.
         unsafe { mmap(place, DRAIN, both, flags, &pages, 0) }?;
     }
     let raw = |range: *mut c_void| {
@@ -60,7 +60,7 @@ fn ranges() -> Result<&'static Ranges, Errno> {
         zeros: raw(zeros)?,
         drain: raw(drain)?,
     };
-    // Who was second has mapped in vain; that costs addresses only.
+    // A thread that loses the race has mapped in vain; that costs only addresses.
     Ok(RANGES.get_or_make(|| made))
 }
 
@@ -94,7 +94,7 @@ impl Drop for Null {
     }
 }
 
-/// Give elements of null regions their place. `read`: they are read from.
+/// Moves elements of null regions to their range. `read`: the elements are read from.
 #[inline]
 pub(crate) fn resolve(elements: &mut [Sge], read: bool) {
     if ANY.load(Ordering::Relaxed) {

@@ -1,20 +1,20 @@
 //! Objects that C programs hold by address.
 //!
-//! A program may hand us any address at any time: NULL, one of something else, one that it has destroyed. So the memory of objects
-//! is type-stable: it comes from pools that never give any back, and an object that was destroyed rests, marked as dead, until many
-//! others of its kind have been destroyed. What is behind the part that C sees (the body) can be reached only through the gate of the slot,
-//! which is closed before the body is dropped.
+//! A program may pass any address at any time: NULL, the address of something else, that of a destroyed object. The memory of objects is therefore type-stable:
+//! it comes from pools that never free any, and a destroyed object stays unused, marked as dead, until many others of its kind have been destroyed. The part
+//! behind the one that C sees (the body) is reached only through the gate of the slot, which is closed before the body is dropped.
 //!
-//! * The fast path ([`enter`]) looks at the mark in front of the gate: one load and a compare. See [`visit`](super::visit).
-//! * Everything else ([`find`], [`turn`]) looks first whether the address is that of a slot at all.
+//! * The fast path ([`enter`]) checks only the mark in front of the gate: one load and a compare. See [`visit`](super::visit).
+//!
+//! * All other calls ([`find`], [`turn`]) first check that the address is that of a slot.
 //!
 //! A forked child has none of its parent's objects ([`PerFork`]).
 //!
 //! # Safety
 //!
-//! A slot is leaked, so references to it stay good. Its body is written by [`Pool::make`] before the gate opens, read by
-//! those inside the gate, and moved out by [`Turn::retire`] when the gate is closed and nobody is inside any more. The C part
-//! is reached through raw pointers only: the program reads (and may write) it at any time.
+//! A slot is leaked, so references to it stay valid. [`Pool::make`] writes its body before the gate opens, visitors inside the gate read it, and
+//! [`Turn::retire`] moves it out when the gate is closed and no visitor is inside. The C part is accessed through raw pointers only: the program reads (and may
+//! write) it at any time.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -30,20 +30,19 @@ use super::visit::{self, Record};
 
 /// A kind of object: its body, which C does not see.
 pub(crate) trait Kind: Send + Sync + Sized + 'static {
-    /// What C sees.
+    /// The part that C sees.
     type C: Zeroed;
-    /// What C calls it by: it is at [`Kind::OFFSET`] in [`Kind::C`].
+    /// The type behind C's handles, which is at [`Kind::OFFSET`] in [`Kind::C`].
     type Handle;
-    /// Where in [`Kind::C`] a handle points to.
+    /// The offset in [`Kind::C`] that a handle points to.
     const OFFSET: usize = 0;
     /// The mark of the kind; any number that no other kind has.
     const MARK: u32;
-    /// Where its objects live.
     fn pool() -> &'static Pool<Self>;
 }
 
-/// A kind of object that C calls by the beginning of what it sees: `kind!(Body as Handle, MARK)`, or `kind!(Body as Handle => C, MARK)` where C
-/// sees more than the handle says.
+/// A kind of object whose handle points to the beginning of the C part: `kind!(Body as Handle, MARK)`, or `kind!(Body as Handle => C, MARK)` where the C part
+/// is larger than the handle's type.
 macro_rules! kind {
     ($body:ty as $handle:ty, $mark:expr) => {
         kind!($body as $handle => $handle, $mark);
@@ -66,14 +65,14 @@ pub(crate) use kind;
 
 /// The object is dead.
 const DEAD: u64 = 1;
-/// Somebody needs the object for himself for a moment.
+/// A thread has exclusive use of the object for a moment.
 const SHUT: u64 = 2;
-/// One who is inside.
+/// One visitor inside.
 const ONE: u64 = 4;
 /// Below the mark.
 const COUNT: u64 = 0xffff_fffc;
 
-/// Objects that rest before their memory is used again.
+/// Destroyed objects that stay unused before their memory is used again.
 const RESTING: usize = 1024;
 /// Slots of a pool's first chunk; each further one is twice as large.
 const FIRST: usize = 16;
@@ -83,7 +82,7 @@ const CHUNKS: usize = 24;
 #[repr(C)]
 pub(crate) struct Slot<K: Kind> {
     c: UnsafeCell<K::C>,
-    /// Mark (upper half), how many are inside, [`SHUT`], [`DEAD`].
+    /// Mark (upper half), number of visitors inside, [`SHUT`], [`DEAD`].
     gate: AtomicU64,
     /// Counts the objects that lived here.
     serial: AtomicU32,
@@ -93,7 +92,7 @@ pub(crate) struct Slot<K: Kind> {
     body: UnsafeCell<MaybeUninit<K>>,
 }
 
-// SAFETY: the gate keeps those who move the body apart from those who use it; the C part is reached through raw pointers.
+// SAFETY: the gate keeps threads that move the body apart from threads that use it; the C part is reached through raw pointers.
 unsafe impl<K: Kind> Sync for Slot<K> {}
 
 impl<K: Kind> Slot<K> {
@@ -102,7 +101,6 @@ impl<K: Kind> Slot<K> {
         self.c.get()
     }
 
-    /// What C calls it by.
     pub(crate) fn handle(&self) -> *mut K::Handle {
         self.c.get().cast::<u8>().wrapping_add(K::OFFSET).cast()
     }
@@ -144,7 +142,7 @@ impl<K: Kind> Slot<K> {
         self.moved.notify_all();
     }
 
-    /// What visitors write into their record.
+    /// The value that visitors write into their record.
     #[inline]
     fn place(&self) -> *const () {
         std::ptr::from_ref(self).cast()
@@ -171,7 +169,6 @@ impl<K: Kind> Guard<K> {
         }
     }
 
-    /// What C calls it by.
     pub(crate) fn handle(&self) -> *mut K::Handle {
         self.0.handle()
     }
@@ -199,7 +196,7 @@ impl<K: Kind> Drop for Guard<K> {
     }
 }
 
-/// An object in use by the one thread that may change or end it. To wait for it while using the object otherwise is a deadlock.
+/// An object in use by the one thread that may change or end it. Waiting for a turn while using the object in another way is a deadlock.
 pub(crate) struct Turn<K: Kind> {
     guard: Guard<K>,
     _turn: MutexGuard<'static, ()>,
@@ -214,7 +211,7 @@ impl<K: Kind> Deref for Turn<K> {
 }
 
 impl<K: Kind> Turn<K> {
-    /// Run `body` while nobody else uses the object.
+    /// Runs `body` while no other thread uses the object.
     pub(crate) fn alone<T>(&mut self, body: impl FnOnce(&mut K) -> T) -> T {
         struct Open<'a, K: Kind>(&'a Slot<K>);
         impl<K: Kind> Drop for Open<'_, K> {
@@ -227,19 +224,18 @@ impl<K: Kind> Turn<K> {
         slot.gate.fetch_or(SHUT, Ordering::Acquire);
         let open = Open(slot);
         slot.wait_for_others();
-        // SAFETY: we are the only one inside, and nobody enters before `open` is dropped.
+        // SAFETY: we are the only one inside, and no other thread enters before `open` is dropped.
         let result = body(unsafe { (*slot.body.get()).assume_init_mut() });
         drop(open);
         result
     }
 
-    /// End it: nobody uses it when this returns. The part that C sees stays as it is.
+    /// Ends the object: no thread uses it when this returns. The part that C sees stays as it is.
     pub(crate) fn retire(self) -> K {
         let slot = self.guard.0;
         slot.gate.fetch_or(DEAD, Ordering::AcqRel);
         slot.wait_for_others();
-        // SAFETY: we are the only one inside, nobody enters any more, and nobody else gets here: the mark was set under `turn`,
-        // and a dead object gives no turn.
+        // SAFETY: we are the only one inside, no other thread enters, and none gets here: the mark was set under `turn`, and a dead object gives no turn.
         let body = unsafe { (*slot.body.get()).assume_init_read() };
         drop(self);
         K::pool().rest(slot);
@@ -247,7 +243,7 @@ impl<K: Kind> Turn<K> {
     }
 }
 
-/// A name of an object that says whether it still is the same one.
+/// A name of an object that shows whether it still is the same one.
 pub(crate) struct Name<K: Kind> {
     slot: &'static Slot<K>,
     serial: u32,
@@ -282,7 +278,7 @@ impl<K: Kind> Name<K> {
 /// An object in use on the fast path, for the time of one call.
 pub(crate) struct Visit<K: Kind> {
     slot: &'static Slot<K>,
-    /// Where it is written; `None`: it is counted.
+    /// The record that names it; `None`: the visitor is counted.
     record: Option<&'static Record>,
 }
 
@@ -298,7 +294,7 @@ impl<K: Kind> Deref for Visit<K> {
 
     #[inline]
     fn deref(&self) -> &K {
-        // SAFETY: as for `Guard`: those who close the gate wait for us.
+        // SAFETY: as for `Guard`: a thread that closes the gate waits for us.
         unsafe { (*self.slot.body.get()).assume_init_ref() }
     }
 }
@@ -313,10 +309,10 @@ impl<K: Kind> Drop for Visit<K> {
     }
 }
 
-/// The object at an address that is likely to be right: only its mark is looked at.
+/// The object at an address that is probably right: only its mark is checked.
 ///
 /// # Safety
-/// The memory at `handle` is readable as far as the object would go.
+/// The memory at `handle` is readable for the size of the object.
 #[inline]
 pub(crate) unsafe fn enter<K: Kind>(handle: *mut K::Handle) -> Result<Visit<K>, Errno> {
     let slot = handle
@@ -352,7 +348,7 @@ fn visit_counted<K: Kind>(slot: &'static Slot<K>) -> Result<Visit<K>, Errno> {
     Ok(Visit { slot, record: None })
 }
 
-/// The object at an address of which nothing is known. `EINVAL` when there is none.
+/// The object at an arbitrary address. `EINVAL` when there is none.
 pub(crate) fn find<K: Kind>(handle: *mut K::Handle) -> Result<Guard<K>, Errno> {
     K::pool().slot(handle).ok_or(Errno::INVAL)?.enter()
 }
@@ -372,7 +368,7 @@ pub(crate) struct Pool<K: Kind> {
 }
 
 struct Stock<K: Kind> {
-    /// Slots that were used once, from the first chunk's first on.
+    /// Slots that have been used, counted from the first chunk's first.
     used: usize,
     resting: VecDeque<&'static Slot<K>>,
 }
@@ -390,7 +386,7 @@ impl<K: Kind> Default for Pool<K> {
 }
 
 impl<K: Kind> Pool<K> {
-    /// A new object. `fill` gets the zeroed part that C sees and the address that C will know it by.
+    /// A new object. `fill` gets the zeroed part that C sees and the address of C's handle.
     ///
     /// # Errors
     /// `ENOMEM` when there are too many.
@@ -402,7 +398,7 @@ impl<K: Kind> Pool<K> {
         self.make_at(|_| Ok(body), fill)
     }
 
-    /// As [`Pool::make`], for a body that has to know its address.
+    /// As [`Pool::make`], for a body that needs its address.
     ///
     /// # Errors
     /// As [`Pool::make`], and those of `body`.
@@ -415,7 +411,7 @@ impl<K: Kind> Pool<K> {
         let body = body(slot.handle()).inspect_err(|_| self.rest(slot))?;
         let mut c = K::C::zeroed();
         fill(&mut c, slot.handle());
-        // SAFETY: the object is dead: nobody is inside the gate, and the program must not look at the C part.
+        // SAFETY: the object is dead: no visitor is inside the gate, and the program must not access the C part.
         unsafe {
             slot.c.get().write(c);
             (*slot.body.get()).write(body);
@@ -426,7 +422,7 @@ impl<K: Kind> Pool<K> {
         Ok(Guard(slot))
     }
 
-    /// All that live.
+    /// All living objects.
     pub(crate) fn all(&self) -> impl Iterator<Item = Guard<K>> + '_ {
         self.slots().filter_map(|slot| {
             let dead = slot.gate.load(Ordering::Relaxed) & DEAD != 0;
@@ -514,9 +510,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a forked child must not go on with.
+/// A value that a forked child must not continue to use.
 pub(crate) trait Inherited: Default + Sync + 'static {
-    /// In the child: this is the parent's. It stays in memory; no lock of it may be waited for.
+    /// In the child: this value is the parent's. It stays in memory; the child must not wait for any of its locks.
     fn abandon(&self) {}
 }
 
@@ -534,7 +530,7 @@ impl<K: Kind> Inherited for Pool<K> {
 /// A value of this process: made at its first use, anew in a forked child.
 pub(crate) struct PerFork<T: Inherited>(AtomicPtr<T>);
 
-/// What a child has to abandon.
+/// The values that a child has to abandon.
 struct Heirloom {
     item: &'static (dyn Abandon + Sync),
     next: *const Heirloom,
@@ -565,19 +561,19 @@ impl<T: Inherited> PerFork<T> {
     #[cold]
     fn first(&'static self) -> &'static T {
         static HEARD: AtomicBool = AtomicBool::new(false);
-        // No lock and nothing to wait for, since a fork may come between any two lines. To be told twice does no harm.
+        // No lock and no waiting: a fork may come between any two lines. Registering the handler twice does no harm.
         if !HEARD.load(Ordering::Acquire) {
             // SAFETY: the handler is a function that stays.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
             HEARD.store(true, Ordering::Release);
         }
-        // Before the value is there, so that no child keeps it. An heirloom that is told of twice is empty the second time.
+        // Registered before the value exists, so that no child keeps it. An heirloom that is registered twice is empty the second time.
         let heirloom = Box::into_raw(Box::new(Heirloom {
             item: self,
             next: std::ptr::null(),
         }));
         let shown = |next: *mut Heirloom| {
-            // SAFETY: ours alone until it is stored, and leaked.
+            // SAFETY: only this thread has it until it is stored, and it is leaked.
             unsafe { (*heirloom).next = next };
             HEIRLOOMS.compare_exchange(next, heirloom, Ordering::AcqRel, Ordering::Acquire)
         };
@@ -594,7 +590,7 @@ impl<T: Inherited> PerFork<T> {
         );
         let stored = swap.map_or_else(
             |theirs| {
-                // SAFETY: ours was never shown to anybody.
+                // SAFETY: no other thread has seen this value.
                 drop(unsafe { Box::from_raw(made) });
                 theirs
             },

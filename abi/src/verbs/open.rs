@@ -33,7 +33,7 @@ pub unsafe fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 /// A context whose objects can be imported by the descriptor `cmd`: by other processes as `export` shows them. It may be `foreign`, another process'.
 ///
 /// # Errors
-/// `EINVAL` when it is no device; what the system says when it lacks something.
+/// `EINVAL` when it is not a device; the system's error when a resource is missing.
 pub(super) fn open(
     device: *mut ibv_device,
     cmd: OwnedFd,
@@ -41,7 +41,7 @@ pub(super) fn open(
     foreign: Option<Foreign>,
 ) -> Result<*mut ibv_context, Errno> {
     let which = which(device)?;
-    // Here, so that a machine that cannot do it says so here.
+    // At once, so that opening fails on a machine that cannot run the soft RNIC.
     native()?;
     let events = EventQueue::new()?;
     let (async_fd, cmd_fd) = (events.fd(), cmd.as_raw_fd());
@@ -70,7 +70,7 @@ pub(super) fn open(
     Ok(made.handle())
 }
 
-/// What goes through `ibv_context.ops`.
+/// The calls of `ibv_context.ops`.
 fn basic(ops: &mut ibv_context_ops) {
     ops.alloc_mw = Some(mw::alloc_mw);
     ops.bind_mw = Some(mw::bind_mw);
@@ -82,7 +82,7 @@ fn basic(ops: &mut ibv_context_ops) {
     ops.post_recv = Some(post::post_recv);
 }
 
-/// What goes through `verbs_context`. What is not there makes `EOPNOTSUPP` in the header's functions.
+/// The calls of `verbs_context`. For missing ones the header's functions return `EOPNOTSUPP`.
 fn extended(c: &mut verbs_context) {
     c.query_port = Some(device::query_port);
     c.query_device_ex = Some(device::query_device_ex);
@@ -105,7 +105,7 @@ fn extended(c: &mut verbs_context) {
     c.reg_dm_mr = Some(dm::reg_dm_mr);
 }
 
-/// `ibv_close_device`. The context's queue pairs come to their end; other objects that are left stay usable.
+/// `ibv_close_device`. The context's queue pairs end; its other objects stay usable.
 ///
 /// # Safety
 /// As its manual page says.
@@ -125,9 +125,9 @@ pub unsafe fn ibv_close_device(context: *mut ibv_context) -> c_int {
     })
 }
 
-/// An open context of each device, in their order; opened once for the process and never closed.
+/// An open context of each device, in their order. The process opens each once and never closes it.
 pub(crate) fn cm_contexts() -> Result<Vec<*mut ibv_context>, Errno> {
-    /// The contexts that the connection manager works with, one for each device of `WEFT_DEVICES`.
+    /// The connection manager's contexts, one for each device of `WEFT_DEVICES`.
     static SHARED: PerFork<Mutex<Vec<usize>>> = PerFork::new();
     let mut contexts = lock(SHARED.get());
     if contexts.is_empty() {

@@ -16,24 +16,24 @@ use super::types::*;
 use super::users::{Held, Users, end_unused};
 use crate::call::pointer;
 
-/// Protection domains of a process.
+/// The maximum number of protection domains of a process.
 pub(crate) const MAX_PDS: u32 = 1 << 16;
 
 static COUNT: PerFork<Count> = PerFork::new();
 
-/// What an `ibv_pd` stands for.
+/// The object behind an `ibv_pd`.
 pub(crate) struct Pd {
     pub(crate) native: weft_verbs::Pd,
     pub(crate) ctx: Arc<Ctx>,
-    /// The handle that it can be imported by.
+    /// The handle for imports.
     pub(crate) num: u32,
-    /// Other processes see it.
+    /// Its entry for other processes.
     _shown: Option<Shown>,
-    /// What was made in it.
+    /// The objects that were made in it.
     pub(crate) users: Users,
-    /// A parent domain: the domain, and perhaps the thread domain, that it stands on.
+    /// Of a parent domain: its domain, and perhaps its thread domain.
     on: Option<(Held, Option<Held>)>,
-    /// Only of one that stands on no other.
+    /// Only of a domain that is not a parent domain.
     _counted: Option<Counted>,
 }
 
@@ -45,8 +45,7 @@ fn next() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What an `ibv_td` stands for: a promise of the program that one thread at a time uses what is made with it. Nothing here is faster
-/// for it.
+/// The object behind an `ibv_td`: the program's promise that one thread at a time uses the objects made with it. Nothing is faster for it here.
 pub(crate) struct Td {
     users: Users,
 }
@@ -83,7 +82,7 @@ pub(super) fn import(pd: &Pd, context: &Guard<Context>) -> Result<*mut ibv_pd, E
     made(pd.again(context, pd.num), context.handle())
 }
 
-/// A domain of another process, for regions of that process, and for queue pairs of this one.
+/// A domain of another process, for that process' regions and for queue pairs of this one.
 ///
 /// # Errors
 /// `ENOENT` when there is none; as `ibv_alloc_pd`.
@@ -112,7 +111,7 @@ impl Pd {
     /// A new domain, which other processes do not see.
     ///
     /// # Errors
-    /// `ENOMEM` when there are too many; as the device has it.
+    /// `ENOMEM` when there are too many, and the device's errors.
     fn own(context: &Context, num: u32) -> Result<Pd, Errno> {
         Ok(Pd {
             native: native()?.alloc_pd().map_err(super::errno)?,
@@ -125,7 +124,7 @@ impl Pd {
         })
     }
 
-    /// Another one that stands for the same domain below.
+    /// A further handle of the same native domain.
     fn again(&self, context: &Context, num: u32) -> Pd {
         Pd {
             native: self.native.clone(),
@@ -138,21 +137,21 @@ impl Pd {
         }
     }
 
-    /// The domain, and the descriptor of its context: other processes' may have the same number.
+    /// The file of its context, and its number: domains of other processes may have the same number.
     pub(super) fn identity(&self) -> ((u64, u64), u32) {
         (self.ctx.file, self.num)
     }
 }
 
 impl Guard<Pd> {
-    /// The context that it is of, as C calls it.
+    /// C's handle of its context.
     pub(crate) fn context(&self) -> *mut ibv_context {
         // SAFETY: a live object.
         unsafe { (*self.c()).context }
     }
 }
 
-/// `ibv_dealloc_pd`; parent domains too.
+/// `ibv_dealloc_pd`, for parent domains too.
 ///
 /// # Safety
 /// As its manual page says.
@@ -195,7 +194,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         if attr.comp_mask & !KNOWN != 0 {
             return Err(Errno::INVAL);
         }
-        // The program's allocators are for memory of queues, of which none is the device's here.
+        // The program's allocators are for memory of queues. No queue here uses such memory.
         let allocators = attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0;
         if allocators && (attr.alloc.is_none() || attr.free.is_none()) {
             return Err(Errno::INVAL);

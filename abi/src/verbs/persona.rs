@@ -1,5 +1,4 @@
-//! What makes `weft_ib0` look like a RoCE device: GIDs that are the host's addresses, and queue pairs joined by number
-//! (`weft_verbs::cm::Broker`, docs/spec/persona.md).
+//! The RoCE face of `weft_ib0`: GIDs that are the host's addresses, and queue pairs joined by number (`weft_verbs::cm::Broker`, docs/spec/persona.md).
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -14,7 +13,7 @@ use super::object::{PerFork, lock};
 use super::types::{ibv_gid, ibv_global_route, ibv_qp_attr};
 use super::{os_errno, settings};
 
-/// A queue pair's number; dropping it takes it back, and ends what [`rtr`] began.
+/// A queue pair's number. Dropping it frees the number and ends what [`rtr`] began.
 pub(crate) use weft_verbs::cm::Number;
 
 static BROKER: PerFork<Mutex<Option<Broker>>> = PerFork::new();
@@ -26,7 +25,7 @@ fn broker() -> Result<Broker, Errno> {
 /// A number for a queue pair of `device`, the one device of this process.
 ///
 /// # Errors
-/// As `bind(2)` and `listen(2)`: the number is a port's.
+/// As `bind(2)` and `listen(2)`: the number contains a port.
 pub(crate) fn reserve(device: &Device) -> Result<Number, Errno> {
     made(device).reserve().map_err(|error| os_errno(&error))
 }
@@ -47,10 +46,10 @@ fn made(device: &Device) -> Broker {
         .clone()
 }
 
-/// The address of ours that a route begins at, the address that it leads to, and the interface where that matters.
+/// The local address of a route, its destination, and the interface where that matters.
 ///
 /// # Errors
-/// `EINVAL` for a GID index that is not there, and for a peer's GID that cannot be; as [`gids`].
+/// `EINVAL` for a GID index that does not exist, and for an impossible GID of the peer; as [`gids`].
 pub(crate) fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
     let index = usize::from(grh.sgid_index);
     let own = gids()?.get(index).copied().filter(|gid| !gid.is_empty());
@@ -63,10 +62,10 @@ pub(crate) fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
     Ok((own, ip, scope))
 }
 
-/// RTR: `qp`, whose number is from [`reserve`], is joined to the peer that `attr` names.
+/// RTR: joins `qp`, whose number is from [`reserve`], to the peer that `attr` names.
 ///
 /// # Errors
-/// `EINVAL` for a GID index that is not there, and for a peer's GID or number that cannot be.
+/// `EINVAL` for a GID index that does not exist, and for an impossible GID or number of the peer.
 pub(crate) fn rtr(qp: &Arc<Qp>, attr: &ibv_qp_attr) -> Result<(), Errno> {
     let (own, ip, scope) = way(&attr.ah_attr.grh)?;
     let ours = QpName {
@@ -79,7 +78,7 @@ pub(crate) fn rtr(qp: &Arc<Qp>, attr: &ibv_qp_attr) -> Result<(), Errno> {
     };
     let depths = ConnParam {
         ird: u16::from(attr.max_dest_rd_atomic),
-        // What we have outstanding is told later, at RTS; the peer's side says how many it takes.
+        // The program sets our outstanding Reads later, at RTS; the peer reports how many it accepts.
         ord: u16::MAX,
         options: LinkOptions {
             // No program sees these addresses.
@@ -93,14 +92,14 @@ pub(crate) fn rtr(qp: &Arc<Qp>, attr: &ibv_qp_attr) -> Result<(), Errno> {
         .map_err(|_| Errno::INVAL)
 }
 
-/// RTS: how long sends wait for the peer.
+/// RTS: sets how long sends wait for the peer.
 pub(crate) fn rts(num: u32, patience: Duration) {
     if let Ok(broker) = broker() {
         broker.set_patience(num, patience);
     }
 }
 
-/// The receiver-not-ready timer that `min_rnr_timer` stands for (InfiniBand 9.7.5.2.8).
+/// The receiver-not-ready timer for a `min_rnr_timer` (InfiniBand 9.7.5.2.8).
 pub(crate) fn rnr_timer(code: u8) -> Duration {
     const IN_10_US: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
@@ -109,7 +108,7 @@ pub(crate) fn rnr_timer(code: u8) -> Duration {
     Duration::from_micros(10) * IN_10_US[usize::from(code & 31)]
 }
 
-/// RESET and ERR: the peer is not waited for any more.
+/// RESET and ERR: stops waiting for the peer.
 pub(crate) fn reset(num: u32) {
     if let Ok(broker) = broker() {
         broker.leave(num);

@@ -1,10 +1,10 @@
-//! Places in the queues of queue pairs, as adapters count them: a request's place is free again when the program has polled its completion, and
-//! those of requests without one with the next completion behind them. So a program that posts until `ENOMEM` cannot overrun a completion queue that
-//! has an entry for each place.
+//! Places in the queues of queue pairs, counted as adapters do. The place of a request is free again when the program has polled its completion. The place of
+//! an unsignaled request is free with the next completion after it. A program that posts until `ENOMEM` therefore cannot overrun a completion queue that has an
+//! entry for each place.
 //!
-//! The counters are found by the queue pair's number, without a lock, and stay when the queue pair goes: completions of it may be in a poll at that
-//! moment. One that comes too late makes a place too many, never one too few. Sends that a completion counter counts and that make no completion free
-//! their places themselves, because nobody may ever poll.
+//! The counters are found by the queue pair's number, without a lock, and outlive the queue pair: a poll may be returning its completions at that moment. A
+//! late completion makes one place too many, never one too few. Sends that a completion counter counts and that make no completion free their places
+//! themselves, because the program may never poll.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -18,7 +18,7 @@ use crate::made::Made;
 pub(crate) struct Places(AtomicI32);
 
 impl Places {
-    /// Post what takes one of `max` places.
+    /// Runs a post that needs one of `max` places.
     #[inline]
     pub(crate) fn take(
         &self,
@@ -28,7 +28,7 @@ impl Places {
         self.take_or(max, || 0, post)
     }
 
-    /// As [`Places::take`]. When all are taken, `reclaim` says how many of them nobody needs any more.
+    /// As [`Places::take`]. When no place is free, `reclaim` returns the number of places that are not needed any more.
     #[inline]
     pub(crate) fn take_or(
         &self,
@@ -46,7 +46,7 @@ impl Places {
         posted.inspect_err(|_| self.give_back(1))
     }
 
-    /// Whether `count` more of `max` places are free.
+    /// True if `count` more of `max` places are free.
     pub(crate) fn has_room(&self, count: usize, max: u32) -> bool {
         let used = usize::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(0);
         used + count <= max as usize
@@ -58,7 +58,7 @@ impl Places {
     }
 }
 
-/// Those of a queue pair's own two queues.
+/// The places of a queue pair's own two queues.
 #[derive(Default)]
 pub(crate) struct Both {
     pub(crate) send: Places,
@@ -66,19 +66,19 @@ pub(crate) struct Both {
 }
 
 impl Both {
-    /// Nothing is posted any more.
+    /// Frees all places: no request is posted.
     pub(crate) fn clear(&self) {
         self.send.0.store(0, Ordering::Relaxed);
         self.recv.0.store(0, Ordering::Relaxed);
     }
 }
 
-/// Numbers of a page; they have 24 bits.
+/// Queue pair numbers of a page; they have 24 bits.
 const PAGE: usize = 256;
 
 static PAGES: [Made<[Both; PAGE]>; 1 << 16] = [const { Made::new() }; 1 << 16];
 
-/// The page and the place in it of a number.
+/// The page of a number and its index in the page.
 fn place(num: u32) -> (&'static Made<[Both; PAGE]>, usize) {
     let num = num as usize & 0x00ff_ffff;
     (&PAGES[num / PAGE], num % PAGE)
@@ -90,7 +90,7 @@ pub(crate) fn of(num: u32) -> &'static Both {
     &page.get_or_make(|| std::array::from_fn(|_| Both::default()))[at]
 }
 
-/// These completions, of one queue, are the program's now.
+/// The program has polled these completions of one queue.
 #[inline]
 pub(crate) fn polled(wcs: &[Wc]) {
     let mut rest = wcs;

@@ -1,4 +1,4 @@
-//! The ports of the two devices. A script of faults can take one down: nothing goes out and nothing comes in then.
+//! The ports of the two devices. A script of faults can take a port down: it then sends and receives nothing.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,9 @@ use super::object::{Inherited, Kind, PerFork, lock};
 use super::types::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, ibv_event_type};
 use super::which::Which;
 
-/// How often sends are looked at that wait for a port.
+/// The interval of the checks for sends that wait for a port.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// One of them.
 #[derive(Default)]
 pub(crate) struct Port {
     /// Datagrams are lost while this is set.
@@ -28,9 +27,9 @@ pub(crate) struct Port {
 
 struct Member {
     qp: Weak<Qp>,
-    /// How long a send waits; `None`: for ever.
+    /// How long a send may wait; `None`: for ever.
     patience: Option<Duration>,
-    /// Since when sends have been waiting.
+    /// The start of the present wait of sends.
     waiting: Option<Instant>,
 }
 
@@ -39,7 +38,6 @@ struct Ports([Port; 2]);
 
 impl Inherited for Ports {}
 
-/// A device's port.
 pub(crate) fn of(which: Which) -> &'static Port {
     static PORTS: PerFork<Ports> = PerFork::new();
     &PORTS.get().0[which as usize]
@@ -50,12 +48,12 @@ impl Port {
         self.down.load(Ordering::Relaxed)
     }
 
-    /// What datagram queue pairs look at.
+    /// The flag that datagram queue pairs check.
     pub(crate) fn down(&'static self) -> &'static AtomicBool {
         &self.down
     }
 
-    /// This queue pair has the port from now on, in place of another one of its number.
+    /// Adds this queue pair, in place of another one of its number.
     pub(crate) fn add(&self, qp: &Arc<Qp>) {
         let mut members = lock(&self.members);
         let member = Member {
@@ -69,25 +67,25 @@ impl Port {
         }
     }
 
-    /// The queue pair with this number goes.
+    /// The queue pair with this number ends.
     pub(crate) fn remove(&self, num: u32) {
         lock(&self.members).remove(&num);
     }
 
-    /// Its sends fail when they have waited for so long: the transport timer with its retries.
+    /// Sets how long its sends wait before they fail: the transport timer with its retries.
     pub(crate) fn set_patience(&self, num: u32, patience: Duration) {
         if let Some(member) = lock(&self.members).get_mut(&num) {
             member.patience = Some(patience);
         }
     }
 
-    /// Says whether it was otherwise.
+    /// Sets the state; returns true if it was different.
     fn set(&self, which: Which, down: bool) -> bool {
         let members = lock(&self.members);
         if self.down.swap(down, Ordering::Relaxed) == down {
             return false;
         }
-        // Before anything that comes of it.
+        // Before any of its consequences.
         if !down {
             tell(which, IBV_EVENT_PORT_ACTIVE);
         }
@@ -100,7 +98,7 @@ impl Port {
         true
     }
 
-    /// Queue pairs whose sends have waited for too long.
+    /// Queue pairs whose sends have waited too long.
     fn late(&self, now: Instant) -> Vec<Arc<Qp>> {
         let mut members = lock(&self.members);
         let late = members.values_mut().filter_map(|member| {
@@ -117,7 +115,7 @@ impl Port {
     }
 }
 
-/// The port goes down, and comes up after this time, or never. Nothing when it is down already.
+/// Takes the port down, and up again after this time, or never. Does nothing when it is down already.
 pub(crate) fn take_down(which: Which, time: Option<Duration>) {
     let port = of(which);
     if !port.set(which, true) {
@@ -144,7 +142,7 @@ pub(crate) fn take_down(which: Which, time: Option<Duration>) {
     }
 }
 
-/// An event of port 1, for whoever has the device open.
+/// Raises an event of port 1 in every open context of the device.
 fn tell(which: Which, event: ibv_event_type) {
     const PORT: *mut u8 = std::ptr::without_provenance_mut(1);
     for context in Context::pool().all().filter(|c| c.ctx.which == which) {

@@ -17,13 +17,13 @@ use super::types::*;
 use super::work::{append, c_wc, elements, imm, set_flags, sges};
 use crate::call::quick_status;
 
-/// Post the request that a C request stands for.
+/// Posts the request that a C request describes.
 ///
 /// # Safety
 /// As for `ibv_post_send`.
 #[inline]
 unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
-    // SAFETY: the caller's promise: a request of the program, with the union's member that its opcode says; here and below.
+    // SAFETY: the caller's promise: a request of the program, whose opcode selects the union's member; here and below.
     let remote = unsafe {
         RemoteAddr {
             addr: (*c).wr.rdma.remote_addr,
@@ -48,7 +48,7 @@ unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
         // SAFETY: as above.
         opcode => unsafe { rare(qp, c, opcode) }?,
     };
-    // Built where it is posted from: it is too large to be moved about.
+    // Built in the place that it is posted from: it is too large to move.
     let mut wr = SendWr::new(id, op);
     set_flags(&mut wr, flags);
     // SAFETY: as above.
@@ -88,7 +88,7 @@ unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
 unsafe fn rare(qp: &QpObj, c: *const ibv_send_wr, opcode: ibv_wr_opcode) -> Result<SendOp, Errno> {
     // SAFETY: the caller's promise.
     let c = unsafe { *c };
-    // SAFETY: the union's member that the opcode says; all of them are plain numbers.
+    // SAFETY: the opcode selects this member of the union; all members are plain numbers.
     let atomic = unsafe { c.wr.atomic };
     let remote = RemoteAddr {
         addr: atomic.remote_addr,
@@ -109,7 +109,7 @@ unsafe fn rare(qp: &QpObj, c: *const ibv_send_wr, opcode: ibv_wr_opcode) -> Resu
     })
 }
 
-/// Post a list of requests, up to the first that is refused, which `bad` gets. `post` posts one and says which is next.
+/// Posts a list of requests, up to the first refused one, which `bad` gets. `post` posts one and returns the next.
 ///
 /// # Safety
 /// `bad` is NULL, or there is room for a pointer.
@@ -153,7 +153,7 @@ pub(crate) unsafe extern "C" fn post_send(
     unsafe { post_list(wr, bad_wr, to, post) }
 }
 
-/// The request that a C request stands for.
+/// The receive that a C request describes.
 ///
 /// # Safety
 /// As for `ibv_post_recv`.
@@ -249,7 +249,7 @@ unsafe fn poll_many(cq: &Cq, wanted: usize, wc: *mut ibv_wc) -> Result<usize, Er
     while taken < wanted {
         let room = BATCH.min(wanted - taken);
         let got = cq.poll(&mut batch[..room]);
-        // What was there before the overrun comes first.
+        // Completions from before the overrun come first.
         let got = if taken > 0 { got.unwrap_or(0) } else { got? };
         for one in &batch[..got] {
             // SAFETY: the caller's promise.

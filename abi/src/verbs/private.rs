@@ -1,18 +1,18 @@
-//! What libibverbs exports for its drivers. There are none here: programs that load libmlx5, libefa or another one for its own
-//! calls find all names, and that none of the devices is theirs. Which name does what is in libs/ibverbs/symbols.
+//! The functions that libibverbs exports for its drivers. weft has no drivers: programs that load libmlx5, libefa or another one for its own calls find all
+//! names, and find that no device belongs to the driver. libs/ibverbs/symbols has the function of each name.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use super::types::ibv_device;
 
-/// An `ibv_device` that no driver takes for its own: they look for the address of their own table of functions behind it
-/// (rdma-core's `verbs_device.ops`). A device that is handed to a program begins with this.
+/// An `ibv_device` that every driver recognizes as foreign: drivers look for the address of their own function table behind it (rdma-core's
+/// `verbs_device.ops`). A device that is handed to a program begins with this.
 #[repr(C)]
 pub struct NobodysDevice {
-    /// What the program sees.
+    /// The program's part.
     pub device: ibv_device,
-    /// NULL, which is nobody's table.
+    /// NULL, which is no driver's table.
     pub ops: *const c_void,
 }
 
@@ -22,10 +22,10 @@ fn fail<T>(errno: c_int, result: T) -> T {
     result
 }
 
-/// What nobody is to answer, as a driver's offer of itself in the constructor of its library.
+/// Ignores a call, such as a driver's registration in the constructor of its library.
 pub fn weft_ignored() {}
 
-/// The answer of drivers' calls into the kernel, and of libibverbs before 2007.
+/// The result of drivers' calls into the kernel, and of the calls of libibverbs before 2007.
 pub fn weft_unsupported() -> c_int {
     fail(libc::EOPNOTSUPP, libc::EOPNOTSUPP)
 }
@@ -44,7 +44,7 @@ pub fn weft_failed() -> c_int {
 mod tests {
     use super::*;
 
-    /// `mlx5dv_is_supported` and its like in Debian 12 compare what is 0x298 bytes from the device's beginning.
+    /// `mlx5dv_is_supported` and similar calls in Debian 12 compare the pointer at offset 0x298 of the device.
     #[test]
     fn drivers_look_right_behind_the_device() {
         assert_eq!(std::mem::offset_of!(NobodysDevice, ops), 0x298);

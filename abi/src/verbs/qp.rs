@@ -1,13 +1,13 @@
-//! Queue pairs: what they are, and how work is posted to them. `create` makes them, `modify` moves them from state to state.
+//! Queue pairs: the object, and posting to it. `create` makes queue pairs, `modify` changes their state.
 //!
-//! What the connection manager and the persona may call:
+//! The connection manager and the persona may call:
 //!
-//! * [`find`]`::<QpObj>(ptr)` and [`enter`](super::object::enter) give a guard of the object behind a program's pointer; hold it only while no other call of
-//!   the same queue pair is waited for. [`Guard::name`](super::object::Guard::name) is what may be kept.
-//! * [`QpObj::native`]: the queue pair below, to be dialled or accepted with. A queue pair that goes back to RESET gets another one.
-//! * [`QpObj::num`], [`QpObj::is_persona`], [`QpObj::attr`] (what `ibv_modify_qp` has set so far), [`QpObj::is_srq`].
-//! * [`QpObj::state`], [`QpObj::set_state`]: C's state. They only store, so any thread may call them. The error state
-//!   needs no call: it follows from the queue pair below.
+//! * [`find`]`::<QpObj>(ptr)` and [`enter`](super::object::enter) return a guard of the object behind a program's pointer. Hold it only while no other call of
+//!   the same queue pair is waited for. [`Guard::name`](super::object::Guard::name) may be kept.
+//! * [`QpObj::native`]: the native queue pair, to dial or accept with. A queue pair that goes back to RESET gets a new one.
+//! * [`QpObj::num`], [`QpObj::is_persona`], [`QpObj::attr`] (the attributes that `ibv_modify_qp` has set), [`QpObj::is_srq`].
+//! * [`QpObj::state`], [`QpObj::set_state`]: C's state. They only load and store, so any thread may call them. The error state needs no call: it follows from
+//!   the native queue pair.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,7 +32,7 @@ use super::ud::Datagrams;
 use super::users::Held;
 use crate::call::unsupported;
 
-/// Of targets of XRC, which nobody posts to.
+/// For targets of XRC, which have no posted work.
 pub(super) const NO_CAP: ibv_qp_cap = ibv_qp_cap {
     max_send_wr: 0,
     max_recv_wr: 0,
@@ -41,47 +41,47 @@ pub(super) const NO_CAP: ibv_qp_cap = ibv_qp_cap {
     max_inline_data: 0,
 };
 
-/// What an `ibv_qp` stands for.
+/// The object behind an `ibv_qp`.
 pub(crate) struct QpObj {
     pub(crate) ctx: Arc<Ctx>,
     pub(super) num: u32,
     pub(super) init: QpInit,
     pub(super) pd: weft_verbs::Pd,
-    /// `None` only for the moment in which another one is made, and for datagrams.
+    /// The native queue pair. `None` only while it is being replaced, and for datagrams.
     pub(super) native: Option<Arc<Qp>>,
-    /// In its place, for datagrams.
+    /// Its counterpart for datagrams.
     pub(super) ud: Option<Box<Datagrams>>,
     pub(super) state: AtomicU32,
     pub(super) kind: ibv_qp_type,
     pub(super) cap: ibv_qp_cap,
     pub(super) attr: Mutex<ibv_qp_attr>,
     pub(super) places: &'static Both,
-    /// For sends and for receives.
+    /// The completion queues of sends and of receives.
     pub(super) queues: [Option<Name<Cq>>; 2],
     pub(crate) subject: Arc<Subject>,
-    /// Sends posted while the send queue was to rest (SQD). Those of datagrams are kept elsewhere, under this lock.
+    /// Sends posted while the send queue was drained (SQD). Those of datagrams are kept elsewhere, under this lock.
     pub(super) resting: Mutex<Vec<SendWr>>,
     pub(crate) building: Building,
     pub(super) extended: bool,
-    /// What `WEFT_FAULTS` has in store for it.
+    /// Its faults from `WEFT_FAULTS`.
     pub(super) faults: Option<Arc<QpFaults>>,
-    /// The persona's claim on the number. It goes after the queue pair below, which has the number too.
+    /// The persona's claim on the number. It is dropped after the native queue pair, which has the number too.
     pub(super) _number: Option<persona::Number>,
-    /// What it stands on.
+    /// The objects that it uses.
     pub(super) held: [Option<Held>; 4],
-    /// The completion counters that are attached to it need it no more when it goes.
+    /// The attached completion counters, released when the queue pair ends.
     pub(super) counted: Mutex<Vec<Held>>,
-    /// It is a further handle of another one: see `shared`.
+    /// Set for a further handle of another queue pair: see `shared`.
     pub(super) further: bool,
 }
 
 kind!(QpObj as ibv_qp => ibv_qp_ex, 0x9b9b_a132);
 
 impl QpObj {
-    /// The queue pair below.
+    /// The native queue pair.
     ///
     /// # Errors
-    /// `EINVAL` while another one is made of it.
+    /// `EINVAL` while it is being replaced.
     pub(crate) fn native(&self) -> Result<Arc<Qp>, Errno> {
         self.native.clone().ok_or(Errno::INVAL)
     }
@@ -94,36 +94,36 @@ impl QpObj {
         self.ctx.is_persona()
     }
 
-    /// What counts its completed work.
+    /// Counts its completed work.
     ///
     /// # Errors
-    /// `EINVAL` for a further handle of another one.
+    /// `EINVAL` for a further handle of another queue pair.
     pub(crate) fn tally(&self) -> Result<&Tally, Errno> {
         self.init.tally.as_deref().ok_or(Errno::INVAL)
     }
 
-    /// A completion counter is attached to it.
+    /// True if a completion counter is attached to it.
     pub(crate) fn counted_by(&self, held: Held) {
         lock(&self.counted).push(held);
     }
 
-    /// It is a further handle of another one, which has all that it has not.
+    /// True if it is a further handle of another queue pair, which has the body.
     #[inline]
     pub(crate) fn is_further(&self) -> bool {
         self.further
     }
 
-    /// It takes its receives from a shared queue.
+    /// True if its receives come from a shared queue.
     pub(crate) fn is_srq(&self) -> bool {
         self.init.srq.is_some() || self.init.xrc.is_some()
     }
 
-    /// What `ibv_modify_qp` has set so far.
+    /// The attributes that `ibv_modify_qp` has set.
     pub(crate) fn attr(&self) -> ibv_qp_attr {
         *lock(&self.attr)
     }
 
-    /// C's state. A connection that has ended is the error state.
+    /// C's state. A connection that has ended is in the error state.
     pub(crate) fn state(&self) -> ibv_qp_state {
         let state = self.state.load(Ordering::Acquire);
         let ended = || {
@@ -142,18 +142,17 @@ impl QpObj {
         self.state.store(state, Ordering::Release);
     }
 
-    /// What a query is to say: a connection of TCP has its own time limits.
+    /// The attributes that a query returns: a TCP connection has its own time limits.
     pub(crate) fn set_timeout(&self, timeout: u8) {
         lock(&self.attr).timeout = timeout;
     }
 
-    /// It is for datagrams.
     #[inline]
     pub(crate) fn is_datagram(&self) -> bool {
         self.kind == IBV_QPT_UD
     }
 
-    /// What it is for datagrams.
+    /// Its datagram part.
     ///
     /// # Errors
     /// `EINVAL` for a queue pair of another kind.
@@ -161,13 +160,13 @@ impl QpObj {
         self.ud.as_deref().ok_or(Errno::INVAL)
     }
 
-    /// It has reads and atomics.
+    /// True if it supports Reads and atomics.
     #[inline]
     pub(crate) fn is_reliable(&self) -> bool {
         matches!(self.kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
     }
 
-    /// Its messages name the shared receive queues that they are for.
+    /// True if its messages name the shared receive queues that they are for.
     #[inline]
     pub(crate) fn is_xrc_send(&self) -> bool {
         self.kind == IBV_QPT_XRC_SEND
@@ -188,7 +187,7 @@ impl QpObj {
         self.cap.max_inline_data as usize
     }
 
-    /// Whether the send queue has room for `count` more requests.
+    /// True if the send queue has room for `count` more requests.
     pub(crate) fn has_room(&self, count: usize) -> bool {
         let (places, max) = (&self.places.send, self.cap.max_send_wr);
         places.has_room(count, max) || {
@@ -197,7 +196,7 @@ impl QpObj {
         }
     }
 
-    /// Sends that a counter has counted and no completion will stand for: their places are free.
+    /// The number of sends that a counter has counted and that make no completion: their places are free.
     #[cold]
     fn counted_in_silence(&self) -> u32 {
         let tally = self.init.tally.as_deref();
@@ -212,7 +211,6 @@ impl QpObj {
         }
     }
 
-    /// Post one datagram.
     pub(crate) fn post_datagram(&self, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
         let ud = self.ud.as_ref().ok_or(Errno::INVAL)?;
         let places = &self.places.send;
@@ -222,13 +220,12 @@ impl QpObj {
             if state != IBV_QPS_SQD {
                 return ud.post(state, wr, to);
             }
-            // The send queue may be going on just now.
+            // The send queue may be resuming at this moment.
             let _resting = lock(&self.resting);
             ud.post(self.state.load(Ordering::Relaxed), wr, to)
         })
     }
 
-    /// Post one send.
     #[inline]
     pub(crate) fn post_one(&self, wr: &mut SendWr) -> Result<(), Errno> {
         let places = &self.places.send;
@@ -246,7 +243,6 @@ impl QpObj {
         self.post_sound(wr)
     }
 
-    /// Post one receive.
     #[inline]
     pub(crate) fn post_receive(&self, wr: &RecvWr) -> Result<(), Errno> {
         if self.is_srq() {
@@ -296,13 +292,13 @@ impl QpObj {
             drop(resting);
             return native.post_send_from(wr).map_err(refused);
         }
-        // Later there is nobody to tell.
+        // Later no caller gets the error.
         native.check_send(wr).map_err(refused)?;
         resting.push(wr.clone());
         Ok(())
     }
 
-    /// Post sends, in order; says how many were taken before the one that was refused.
+    /// Posts sends, in order; returns how many were accepted before the refused one.
     pub(crate) fn post(&self, wrs: &[SendWr]) -> Result<(), (usize, Errno)> {
         for (at, wr) in wrs.iter().enumerate() {
             self.post_one(&mut wr.clone())
@@ -311,14 +307,14 @@ impl QpObj {
         Ok(())
     }
 
-    /// There is no queue pair below any more that makes completions: those not polled go.
+    /// The native queue pair makes no more completions: the unpolled ones are discarded.
     pub(super) fn forget_posted(&self) {
         cq::clean(self.queues, self.num);
         self.counted_in_silence();
         self.places.clear();
     }
 
-    /// The queue pair below, for receives.
+    /// The native queue pair, for receives.
     #[inline]
     fn receiver(&self) -> Result<&Qp, Errno> {
         if self.state.load(Ordering::Relaxed) == IBV_QPS_RESET && self.is_persona() {
@@ -327,11 +323,11 @@ impl QpObj {
         self.native.as_deref().ok_or(Errno::INVAL)
     }
 
-    /// The send queue goes on.
+    /// The send queue resumes.
     pub(super) fn resume(&self, native: &Qp) {
         let mut resting = lock(&self.resting);
         for wr in resting.drain(..) {
-            // It has room: what rests was counted. A queue pair that has failed meanwhile flushes it.
+            // There is room: the waiting sends were counted. A queue pair that has failed meanwhile flushes them.
             if native.post_send_one(wr).is_err() {
                 self.places.send.give_back(1);
             }
@@ -340,7 +336,7 @@ impl QpObj {
     }
 }
 
-/// End a queue pair below: its number is free, and it makes no completions any more, when those who are just joining it have let go of it too.
+/// Ends a native queue pair: its number is free and it makes no more completions when the threads that are joining it have released it too.
 pub(super) fn end(mut native: Option<Arc<Qp>>) {
     while let Some(held) = native {
         native = match Arc::try_unwrap(held) {
@@ -356,7 +352,7 @@ pub(super) fn end(mut native: Option<Arc<Qp>>) {
     }
 }
 
-/// The end of a queue pair that nobody is told of any more.
+/// Ends a queue pair whose events are no longer delivered.
 pub(super) fn destroy(qp: Turn<QpObj>) {
     if qp.is_persona() {
         persona::reset(qp.num);
@@ -380,7 +376,7 @@ pub unsafe fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
-/// `ibv_query_qp_data_in_order`: nobody promises in which order bytes of one message appear.
+/// `ibv_query_qp_data_in_order`: the order in which the bytes of one message appear is not guaranteed.
 ///
 /// # Safety
 /// As its manual page says.

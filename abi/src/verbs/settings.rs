@@ -1,4 +1,5 @@
-//! What the environment says: `WEFT_LOG`, `WEFT_CRC`, `WEFT_FAULTS`, `WEFT_PEER_DEATH`. `WEFT_DEVICES` is read in `device.rs`, `WEFT_LOCAL` by the crates below.
+//! The settings of the environment: `WEFT_LOG`, `WEFT_CRC`, `WEFT_FAULTS`, `WEFT_PEER_DEATH`. `WEFT_DEVICES` is read in `device.rs`, `WEFT_LOCAL` by the crates
+//! below.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,8 +10,8 @@ use weft_verbs::cm::LinkOptions;
 use super::faults;
 use crate::made::Made;
 
-/// Begin to log where that is wanted, and refuse settings that say nothing known: a program that believes it runs with faults must not run
-/// without them. What is wrong is said on the standard error output, once.
+/// Starts the log where that is wanted, and refuses unknown settings: a program that is meant to run with faults must not run without them. Errors go to the
+/// standard error output, once.
 ///
 /// # Errors
 /// `EINVAL`.
@@ -25,7 +26,7 @@ pub(crate) fn check() -> Result<(), Errno> {
                 let log = tracing_subscriber::fmt()
                     .with_max_level(level)
                     .with_writer(std::io::stderr);
-                // Only if there is a log already, which then goes on.
+                // Fails only if there is a log already, which then continues.
                 let _ = log.try_init();
             }
             Err(what) => wrong.push(what),
@@ -52,7 +53,7 @@ pub(crate) fn check() -> Result<(), Errno> {
     Err(Errno::INVAL)
 }
 
-/// How connections are made.
+/// The options of new connections.
 pub(crate) fn link() -> LinkOptions {
     static CRC: Made<bool> = Made::new();
     LinkOptions {
@@ -69,7 +70,7 @@ fn crc(value: Option<&str>) -> Result<bool, &'static str> {
     }
 }
 
-/// Whether the end of a connection flushes the queue pairs of `weft_ib0`, as it does those of `weft0`.
+/// True if the end of a connection flushes the queue pairs of `weft_ib0`, as it does those of `weft0`.
 pub(crate) fn peer_death_flushes() -> bool {
     static FLUSHES: Made<bool> = Made::new();
     let read = || peer_death(std::env::var("WEFT_PEER_DEATH").ok().as_deref());

@@ -1,8 +1,8 @@
-//! Further handles of a queue pair: `ibv_open_qp`, which there is for targets of XRC. All who have a target's domain may open it, and it lives as long as
-//! one of its handles.
+//! Further handles of a queue pair: `ibv_open_qp`, for targets of XRC. Every program part that has a target's domain may open the target, and the target lives
+//! as long as one of its handles.
 //!
-//! The handle that made the queue pair has its body. The others have none: what they are asked goes to that one. When it is destroyed, the next of them
-//! inherits the body.
+//! The handle that made the queue pair has its body. The others have none: their calls go to that body. When that handle is destroyed, the next one inherits
+//! the body.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -34,7 +34,7 @@ fn handles() -> MutexGuard<'static, Handles> {
     lock(HANDLES.get())
 }
 
-/// What is behind a handle, for a change.
+/// The body behind a handle, for a change.
 pub(super) struct Behind {
     pub(super) qp: Turn<QpObj>,
     /// The program's handle, if it is a further one.
@@ -55,7 +55,7 @@ pub(super) fn behind(qp: *mut ibv_qp) -> Result<Behind, Errno> {
         });
     }
     let handles = handles();
-    // Another thread may have destroyed it meanwhile, or the handle before it.
+    // Another thread may have destroyed this handle meanwhile, or the one that had the body.
     let handle = find::<QpObj>(qp)?;
     let first = match handles.get(&handle.num()).and_then(|all| all.first()) {
         Some(first) if handle.is_further() => first.get()?.handle(),
@@ -68,7 +68,7 @@ pub(super) fn behind(qp: *mut ibv_qp) -> Result<Behind, Errno> {
     })
 }
 
-/// Whether a target has handles beside this one.
+/// True if a target has several handles.
 pub(super) fn has_others(num: u32) -> bool {
     handles().contains_key(&num)
 }
@@ -163,7 +163,7 @@ fn further(
     )
 }
 
-/// `ibv_destroy_qp` of a target. With its last handle it goes itself.
+/// `ibv_destroy_qp` of a target. The target ends with its last handle.
 ///
 /// # Errors
 /// `EINVAL` when it is none.
@@ -196,7 +196,7 @@ pub(super) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
     let mut body = gone.retire();
     let handle = heir.get()?.handle();
     turn::<QpObj>(handle)?.alone(|heir| {
-        // The handle's own things stay the handle's.
+        // The handle's own parts stay with the handle.
         std::mem::swap(&mut body.ctx, &mut heir.ctx);
         std::mem::swap(&mut body.subject, &mut heir.subject);
         std::mem::swap(&mut body.held, &mut heir.held);
@@ -206,7 +206,7 @@ pub(super) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What `ibv_query_qp` says through a further handle.
+/// The queue pair that `ibv_query_qp` of a further handle reports.
 ///
 /// # Errors
 /// `EINVAL` when it is none.

@@ -17,7 +17,7 @@ use super::users::{Held, Users};
 use super::xrc::Xrcd;
 use crate::call::{pointer, status};
 
-/// What an `ibv_srq` stands for.
+/// The object behind an `ibv_srq`.
 pub(crate) struct Srq {
     pub(crate) native: weft_verbs::Srq,
     pub(crate) max_sge: usize,
@@ -30,8 +30,7 @@ pub(crate) struct Srq {
 
 kind!(Srq as ibv_srq, 0x5134_a5ed);
 
-/// Make one; `init.attr` says afterwards what it got.
-/// With `xrc` it is of an XRC domain, and its receives complete in that queue.
+/// Makes a queue and stores its actual limits in `init.attr`. With `xrc` it belongs to an XRC domain, and its receives complete in that completion queue.
 fn create(
     pd: *mut ibv_pd,
     init: &mut ibv_srq_init_attr,

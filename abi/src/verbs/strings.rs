@@ -1,4 +1,4 @@
-//! Names for people of states, events and results, and rates of links. The words are rdma-core's: scripts look for them.
+//! Names of states, events and results for people, and rates of links. The texts are rdma-core's: scripts search for them.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -119,7 +119,7 @@ const CM_EVENTS: &[&CStr] = &[
     c"RDMA_CM_EVENT_USER",
 ];
 
-/// Each rate: its code, in Mbit/s of data on the wire, and as a multiple of 2.5 Gbit/s where it is one that rdma-core knows.
+/// Each rate: its code, the data rate on the wire in Mbit/s, and the multiple of 2.5 Gbit/s where rdma-core knows one.
 const RATES: &[(ibv_rate, c_int, Option<c_int>)] = &[
     (2, 2_500, Some(1)),
     (3, 10_000, Some(4)),
@@ -155,7 +155,7 @@ fn pick(
     name.copied().unwrap_or(other).as_ptr()
 }
 
-/// What a node is.
+/// The type of a node.
 pub fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
     pick(NODE_TYPES, usize::try_from(node_type), c"unknown")
 }
@@ -165,17 +165,17 @@ pub fn ibv_port_state_str(port_state: ibv_port_state) -> *const c_char {
     pick(PORT_STATES, usize::try_from(port_state), c"unknown")
 }
 
-/// What an asynchronous event tells.
+/// The name of an asynchronous event.
 pub fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
     pick(EVENTS, usize::try_from(event), c"unknown")
 }
 
-/// How a work request ended.
+/// The status of a work completion.
 pub fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     pick(STATUSES, usize::try_from(status), c"unknown")
 }
 
-/// What a work request asks for; drivers call it.
+/// The opcode of a work request; drivers call this function.
 pub fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
     pick(OPCODES, usize::try_from(opcode), c"unknown")
 }
@@ -191,7 +191,7 @@ pub fn ibv_rate_to_mult(rate: ibv_rate) -> c_int {
     found.and_then(|known| known.2).unwrap_or(-1)
 }
 
-/// The rate that is so many times 2.5 Gbit/s, or `IBV_RATE_MAX`.
+/// The rate of `mult` times 2.5 Gbit/s, or `IBV_RATE_MAX`.
 pub fn mult_to_ibv_rate(mult: c_int) -> ibv_rate {
     let found = RATES.iter().find(|known| known.2 == Some(mult));
     found.map_or(IBV_RATE_MAX, |known| known.0)
@@ -203,7 +203,7 @@ pub fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int {
     found.map_or(-1, |known| known.1)
 }
 
-/// The rate of so many Mbit/s, or `IBV_RATE_MAX`.
+/// The rate of `mbps` Mbit/s, or `IBV_RATE_MAX`.
 pub fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate {
     let found = RATES.iter().find(|known| known.1 == mbps);
     found.map_or(IBV_RATE_MAX, |known| known.0)

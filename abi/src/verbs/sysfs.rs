@@ -1,5 +1,5 @@
-//! Files about devices, as the kernel shows them below `/sys/class/infiniband` (its Documentation/ABI/stable/sysfs-class-infiniband).
-//! Those of the devices here are made in memory for programs that read them through libibverbs; [`super::tree`] writes them for the others.
+//! Files about devices, as the kernel shows them below `/sys/class/infiniband` (its Documentation/ABI/stable/sysfs-class-infiniband). weft's files are made in
+//! memory for programs that read them through libibverbs; [`super::tree`] writes them for other programs.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ use super::types::{
 use crate::call;
 use crate::made::Made;
 
-/// A device, as its files tell of it.
+/// A device, as its files describe it.
 pub(crate) struct About {
     pub(crate) device: ibv_device,
     pub(crate) attr: ibv_device_attr,
@@ -123,7 +123,7 @@ impl About {
     }
 }
 
-/// Bytes as the kernel shows GUIDs and GIDs.
+/// Bytes in the kernel's format of GUIDs and GIDs.
 fn groups(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (i, byte) in bytes.iter().enumerate() {
@@ -133,7 +133,7 @@ fn groups(bytes: &[u8]) -> String {
     text
 }
 
-/// The words of an array of C, up to its NUL.
+/// The text of a C array, up to its NUL.
 pub(super) fn text(chars: &[c_char]) -> String {
     let bytes: Vec<u8> = chars
         .iter()
@@ -161,7 +161,6 @@ pub(super) fn interface(index: u32) -> Option<String> {
     (!found.is_null()).then(|| text(&name))
 }
 
-/// All devices.
 pub(super) fn all_about() -> impl Iterator<Item = About> {
     device::each().filter_map(|(device, which)| {
         Some(About {
@@ -189,7 +188,7 @@ fn of_ours(path: &Path) -> Option<String> {
     })
 }
 
-/// Where the file system of the kernel's devices is: `SYSFS_PATH`, else `/sys`.
+/// The mount point of the kernel's sysfs: `SYSFS_PATH`, else `/sys`.
 pub fn ibv_get_sysfs_path() -> *const c_char {
     static PATH: Made<CString> = Made::new();
     let path = PATH.get_or_make(|| {
@@ -207,7 +206,7 @@ pub fn ibv_get_sysfs_path() -> *const c_char {
     path.as_ptr()
 }
 
-/// Reads a file into `buf`, a NUL behind it; a newline at the end goes. The length, or -1 also where the file is longer than `buf`.
+/// Reads a file into `buf` with a NUL at the end and without a final newline. Returns the length, or -1, also where the file is longer than `buf`.
 ///
 /// # Safety
 /// `dir` and `file` are strings, `buf` is good for `size` bytes.

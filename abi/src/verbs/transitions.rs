@@ -1,4 +1,4 @@
-//! What `ibv_modify_qp` may change, and when.
+//! The allowed changes of `ibv_modify_qp` in each state.
 
 use std::ffi::c_uint;
 
@@ -64,13 +64,13 @@ const TRANSITIONS: &[Transition] = &[
     (IBV_QPS_SQD, IBV_QPS_SQD, [0; 3], RESTING),
 ];
 
-/// Whether a change from one state to another may have these attributes.
+/// True if a change from one state to another may have these attributes.
 pub(super) fn allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
     let rest = mask & !(IBV_QP_STATE | IBV_QP_CUR_STATE);
     if matches!(to, IBV_QPS_RESET | IBV_QPS_ERR) {
         return rest == 0;
     }
-    // What only the other end of an XRC connection needs.
+    // Attributes that only the other end of an XRC connection needs.
     let spared = match kind {
         IBV_QPT_XRC_SEND => IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
         IBV_QPT_XRC_RECV => IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
@@ -90,10 +90,10 @@ pub(super) fn allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, m
         })
 }
 
-/// `IBV_ACCESS_FLUSH_GLOBAL` and `IBV_ACCESS_FLUSH_PERSISTENT`, which newer headers have. Programs set them on every queue pair; no peer can flush here.
+/// `IBV_ACCESS_FLUSH_GLOBAL` and `IBV_ACCESS_FLUSH_PERSISTENT` of newer headers. Programs set them on every queue pair; no peer can flush here.
 const FLUSH: c_uint = 1 << 8 | 1 << 9;
 
-/// Whether the values are ones that the device can have.
+/// True if the device supports these values.
 pub(super) fn sound(attr: &ibv_qp_attr, mask: u32, max_rd_atomic: u16) -> bool {
     const ACCESS: c_uint = IBV_ACCESS_LOCAL_WRITE
         | IBV_ACCESS_REMOTE_WRITE
@@ -123,7 +123,7 @@ pub(super) fn sound(attr: &ibv_qp_attr, mask: u32, max_rd_atomic: u16) -> bool {
     !wrong
 }
 
-/// Keep what was set.
+/// Keeps the attributes that were set.
 pub(super) fn remember(kept: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
     macro_rules! keep {
         ($($bit:ident: $field:ident),*) => {$(

@@ -1,5 +1,5 @@
-//! The files about the devices as a tree in a folder, for programs that look at `/sys/class/infiniband` and `/dev/infiniband` themselves
-//! (docs/adr/0024). The layout is the kernel's for a device on PCI: the folders below `/sys/class` hold links to the device's folder below its parent.
+//! The files about the devices as a tree in a folder, for programs that read `/sys/class/infiniband` and `/dev/infiniband` themselves (docs/adr/0024). The
+//! layout is the kernel's for a PCI device: the folders below `/sys/class` hold links to the device's folder below its parent.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fs::{self, OpenOptions};
@@ -18,7 +18,7 @@ const UVERBS_ABI: &str = "6";
 /// The first device number of the kernel's `uverbs` files.
 const UVERBS_DEV: (u32, u32) = (231, 192);
 
-/// Makes what is missing of a path of folders that all may look into and only their owner may change, whatever the umask is.
+/// Makes the missing folders of a path. All users may read them and only their owner may change them, whatever the umask is.
 fn make_folders(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -30,7 +30,7 @@ fn make_folders(path: &Path) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
 }
 
-/// What stands at a path.
+/// A file or a link.
 #[derive(Debug, PartialEq, Eq)]
 enum Node {
     File(String),
@@ -93,7 +93,7 @@ impl Tree {
                 format!("../../devices/{ROOT}/{address}/{class}/{member}"),
             );
         }
-        // What programs ask of it: that it is there, a character device, and theirs to open.
+        // Programs require that it exists, is a character device, and can be opened.
         self.link(format!("dev/infiniband/{uverbs}"), "/dev/null");
     }
 
@@ -110,7 +110,7 @@ impl Tree {
         let cpus = cpus(online.trim());
         self.file(format!("{parent}/local_cpulist"), online.trim());
         self.file(format!("{parent}/local_cpus"), mask(&cpus));
-        // Absolute, for these are the machine's.
+        // Absolute, because these are the machine's.
         self.link(format!("{parent}/subsystem"), "/sys/bus/pci");
         let first = about.gids.iter().find(|gid| gid.ndev_ifindex != 0);
         if let Some(name) = first.and_then(|gid| interface(gid.ndev_ifindex)) {
@@ -138,7 +138,7 @@ impl Tree {
     }
 }
 
-/// A machine with one node has all memory near; with more of them no node is nearer than another.
+/// A machine with one node has all memory near; on other machines no node is nearer than another.
 fn numa_node() -> i32 {
     let several = fs::read_to_string("/sys/devices/system/node/online")
         .is_ok_and(|nodes| nodes.trim() != "0");
@@ -147,7 +147,7 @@ fn numa_node() -> i32 {
 
 /// The numbers of a list as `0-3,8`.
 fn cpus(list: &str) -> Vec<usize> {
-    /// More than the kernel can have.
+    /// More than the kernel supports.
     const MANY: usize = 1 << 16;
     let ranges = list.split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -166,7 +166,7 @@ fn mask(cpus: &[usize]) -> String {
     words.join(",")
 }
 
-/// Writes the tree of the devices of this process into a folder that is there: `sys/` and `dev/` below it. 0, or an error number.
+/// Writes the tree of this process' devices, `sys/` and `dev/`, into an existing folder. Returns 0 or an error number.
 ///
 /// # Safety
 /// `dir` is a string.

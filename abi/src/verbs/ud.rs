@@ -1,4 +1,4 @@
-//! Unreliable datagram queue pairs of the persona: what [`QpObj`](super::qp::QpObj) does not share with connected ones.
+//! Unreliable datagram queue pairs of the persona: the part that [`QpObj`](super::qp::QpObj) does not share with connected ones.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex;
@@ -12,31 +12,31 @@ use super::object::{PerFork, lock};
 use super::refused;
 use super::types::*;
 
-/// The queue pair below, and how it was made.
+/// The native queue pair and its parameters.
 pub(crate) struct Datagrams {
-    /// `None` when no other could be made in its place.
+    /// `None` when it could not be replaced.
     native: Option<UdQp>,
     pd: weft_verbs::Pd,
     init: UdInit,
-    /// Sends posted while the send queue was to rest (SQD).
+    /// Sends posted while the send queue was drained (SQD).
     resting: Mutex<Vec<(SendWr, UdDest)>>,
     groups: Mutex<Vec<Member>>,
 }
 
-/// A multicast group, and the interfaces on which it is heard.
+/// A multicast group, and the interfaces on which it is received.
 struct Member {
     group: SocketAddr,
     interfaces: Vec<u32>,
     _counted: Counted,
 }
 
-/// Memberships of a process: each takes a descriptor.
+/// The maximum number of memberships of a process: each takes a descriptor.
 pub(crate) const MAX_MEMBERS: u32 = 1024;
 
 static MEMBERS: PerFork<Count> = PerFork::new();
 
 impl Datagrams {
-    /// It hears nothing before [`Datagrams::listen`].
+    /// A queue pair that receives nothing before [`Datagrams::listen`].
     ///
     /// # Errors
     /// As creating a queue pair.
@@ -61,7 +61,7 @@ impl Datagrams {
             deaf_to_itself,
             gather: true,
             tally: init.tally.clone(),
-            // What the port's active_mtu says; programs may count on longer ones being refused.
+            // As the port's active_mtu: programs may rely on the refusal of longer messages.
             max_message: UD_MTU,
             ..UdInit::new(port, 0, &init.send_cq, &init.recv_cq)
         };
@@ -78,7 +78,7 @@ impl Datagrams {
         self.native.as_ref().ok_or(Errno::INVAL)
     }
 
-    /// Ask something of the queue pair below.
+    /// Calls `ask` with the native queue pair.
     ///
     /// # Errors
     /// `EINVAL` where it could not be [`renewed`](Datagrams::renew).
@@ -86,12 +86,12 @@ impl Datagrams {
         Ok(ask(self.native()?))
     }
 
-    /// How the queue pair below is made, the next time.
+    /// The parameters for the next native queue pair.
     pub(crate) fn init(&mut self) -> &mut UdInit {
         &mut self.init
     }
 
-    /// From RTR on.
+    /// Starts receiving, at RTR.
     ///
     /// # Errors
     /// `EINVAL` where it could not be [`renewed`](Datagrams::renew).
@@ -100,16 +100,16 @@ impl Datagrams {
         Ok(())
     }
 
-    /// It makes no completions any more, before it is renewed.
+    /// Ends the native queue pair: it makes no more completions until it is renewed.
     pub(crate) fn end(&mut self) {
         self.native = None;
         lock(&self.resting).clear();
     }
 
-    /// Another one in its place, of the same number. A group that can be heard no more is left.
+    /// Replaces the native queue pair by one of the same number. It leaves the groups that cannot be joined again.
     ///
     /// # Errors
-    /// As creating a queue pair: it may be tried again.
+    /// As creating a queue pair; the call may be repeated.
     pub(crate) fn renew(&mut self) -> Result<(), Errno> {
         let native = self.pd.create_ud_qp(&self.init).map_err(super::errno)?;
         lock(&self.groups).retain(|member| {
@@ -123,7 +123,7 @@ impl Datagrams {
         Ok(())
     }
 
-    /// It hears this group from now on; what it hears already stays as it is.
+    /// Receives this group's messages from now on; present memberships stay.
     ///
     /// # Errors
     /// As [`UdQp::attach`]; `ENOMEM` beyond [`MAX_MEMBERS`].
@@ -142,10 +142,10 @@ impl Datagrams {
         Ok(())
     }
 
-    /// It hears this group no more.
+    /// Receives this group's messages no more.
     ///
     /// # Errors
-    /// `EINVAL` when it did not.
+    /// `EINVAL` when it was not attached.
     pub(crate) fn detach(&self, group: IpAddr) -> Result<(), Errno> {
         let mut groups = lock(&self.groups);
         let before = groups.len();
@@ -167,7 +167,7 @@ impl Datagrams {
         !lock(&self.groups).is_empty()
     }
 
-    /// To the error state: everything posted is flushed. For the rest as [`Datagrams::resume`].
+    /// To the error state: flushes all posted requests. Otherwise as [`Datagrams::resume`].
     pub(crate) fn fail(&self) -> u32 {
         if let Some(native) = &self.native {
             native.to_error();
@@ -180,20 +180,20 @@ impl Datagrams {
         below + lock(&self.resting).len() as u32
     }
 
-    /// What was posted goes out before the send queue comes to rest.
+    /// Sends all posted requests before the send queue is drained.
     pub(crate) fn drain(&self) {
         if let Some(native) = &self.native {
             native.send_gathered();
         }
     }
 
-    /// Post one send of a queue pair in this state.
+    /// Posts one send of a queue pair in this state.
     pub(crate) fn post(&self, state: ibv_qp_state, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
         let native = self.native()?;
         match state {
             IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => native.post_send(wr, to).map_err(refused),
             IBV_QPS_SQD if self.outstanding() < self.init.max_send_wr => {
-                // Later there is nobody to tell.
+                // Later no caller gets the error.
                 native.check_send(wr).map_err(refused)?;
                 lock(&self.resting).push((wr.clone(), *to));
                 Ok(())
@@ -203,13 +203,12 @@ impl Datagrams {
         }
     }
 
-    /// Post one receive.
     pub(crate) fn post_recv(&self, wr: &RecvWr) -> Result<(), Errno> {
         let wrs = std::slice::from_ref(wr);
         self.native()?.post_recv(wrs).map_err(refused)
     }
 
-    /// The send queue goes on. Says how many requests were refused all the same: their places are free.
+    /// The send queue resumes. Returns the number of requests that were refused all the same: their places are free.
     pub(crate) fn resume(&self) -> u32 {
         let taken = |wr: &SendWr, to: &UdDest| {
             let native = self.native.as_ref();
@@ -217,7 +216,7 @@ impl Datagrams {
         };
         let mut resting = lock(&self.resting);
         let refused = resting.drain(..).filter(|(wr, to)| !taken(wr, to));
-        // It has room, as what rests was counted, and was looked at when it was posted.
+        // There is room, because the waiting sends were counted, and they were checked when they were posted.
         refused.count() as u32
     }
 }

@@ -1,4 +1,4 @@
-//! Objects that others need, and how objects end.
+//! Counts of an object's users, and the end of objects.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::call::status;
 #[derive(Default)]
 pub(crate) struct Users(Arc<AtomicU32>);
 
-/// Says that an object is needed, until this is dropped.
+/// Marks an object as used, until this is dropped.
 pub(crate) struct Held(Arc<AtomicU32>);
 
 impl Users {
@@ -33,7 +33,7 @@ impl Drop for Held {
     }
 }
 
-/// Ends an object that nobody needs.
+/// Ends an object that has no users.
 pub(super) fn end<K: Kind>(handle: *mut K::Handle) -> c_int {
     status(|| {
         drop(turn::<K>(handle)?.retire());
@@ -41,7 +41,7 @@ pub(super) fn end<K: Kind>(handle: *mut K::Handle) -> c_int {
     })
 }
 
-/// Ends an object, unless others need it: `EBUSY`.
+/// Ends an object, or returns `EBUSY` while it has users.
 pub(super) fn end_unused<K: Kind>(
     handle: *mut K::Handle,
     users: impl FnOnce(&K) -> &Users,

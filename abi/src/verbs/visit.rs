@@ -1,9 +1,9 @@
-//! Who is in an object on the fast path, without an atomic read-modify-write: those cost more than all else that a post adds.
+//! Records which objects threads use on the fast path, without an atomic read-modify-write: that would cost more than the rest of a post's overhead.
 //!
-//! Each thread has a record in which it writes the object that it is in, with a plain store, before it looks at the gate. Who closes a gate
-//! makes every thread of the process pass a memory barrier (`membarrier(2)`), and then reads the records: a thread that had
-//! not seen the closed gate is found in its record. Where the system has no such barrier there are no records, and visitors are counted
-//! at the gate, as all others are. A barrier that fails later ends the process.
+//! Each thread has a record into which it writes its current object, with a plain store, before it checks the gate. A thread that closes a gate makes every
+//! thread of the process execute a memory barrier (`membarrier(2)`) and then reads the records: the record of a thread that had not seen the closed gate names
+//! the object. On a system without such a barrier there are no records, and visitors are counted at the gate, as all others are. A barrier that fails later
+//! ends the process.
 
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
@@ -13,19 +13,18 @@ use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::made::Made;
 
-/// Where one thread is.
 pub(crate) struct Record {
-    /// NULL: in none.
+    /// The thread's current object, or NULL.
     place: AtomicPtr<()>,
-    /// Some thread has it.
+    /// The record belongs to a thread.
     taken: AtomicBool,
     next: *const Record,
 }
 
-// SAFETY: `next` is written before the record is shown to anybody.
+// SAFETY: `next` is written before any other thread can see the record.
 unsafe impl Sync for Record {}
 
-/// All records. They are leaked, and used again when their thread has ended.
+/// All records. They are leaked, and reused when their thread has ended.
 static RECORDS: AtomicPtr<Record> = AtomicPtr::new(null_mut());
 
 thread_local! {
@@ -44,8 +43,8 @@ impl Drop for Return {
     }
 }
 
-/// Registers this process for the barrier, if that was not done. In a process of one thread that costs nothing; beside other threads the kernel
-/// takes some ten milliseconds, which the first post would have to wait for.
+/// Registers this process for the barrier unless that is done. This is free in a process of one thread. With more threads the kernel takes some ten
+/// milliseconds, which would otherwise delay the first post.
 pub(crate) fn register() {
     has_barrier();
 }
@@ -58,12 +57,12 @@ fn has_barrier() -> bool {
     })
 }
 
-/// This thread's record, if it has one and is nowhere.
+/// This thread's record, if it has one and is in no object.
 #[inline]
 pub(crate) fn free_record() -> Option<&'static Record> {
     match MINE.get() {
         Some(record) if record.place.load(Ordering::Relaxed).is_null() => Some(record),
-        // A call within a call, in a signal's handler say.
+        // A nested call, for example in a signal handler.
         Some(_) => None,
         None => first(),
     }
@@ -112,23 +111,23 @@ fn records() -> impl Iterator<Item = &'static Record> {
 }
 
 impl Record {
-    /// The thread goes into a place; it has to look at its gate afterwards.
+    /// The thread enters an object; it must check the gate afterwards.
     #[inline]
     pub(crate) fn go_in(&self, place: *const ()) {
         self.place.store(place.cast_mut(), Ordering::Relaxed);
-        // The processor's part of the order comes from those who close gates.
+        // The barrier of the thread that closes a gate orders the accesses on the processor.
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The thread is out again.
+    /// The thread has left the object.
     #[inline]
     pub(crate) fn go_out(&self) {
         self.place.store(null_mut(), Ordering::Release);
     }
 }
 
-/// Make every thread of the process pass a memory barrier. It has worked before, so visitors are in records, and without it nobody knows whether one is
-/// in what is about to be freed: the process cannot go on.
+/// Makes every thread of the process execute a memory barrier. The barrier has worked before, so visitors are in records. Without it the process cannot tell
+/// whether a thread uses memory that is about to be freed, and cannot continue.
 fn pass_barrier() {
     let pass = || membarrier(MembarrierCommand::PrivateExpedited);
     let Err(errno) = pass() else {
@@ -142,13 +141,13 @@ fn pass_barrier() {
         "weft: membarrier(2) fails now ({errno}), perhaps because of a seccomp filter that was set after the first call of libibverbs. \
          Without it no object can be freed safely: the process ends\n"
     );
-    // Past the standard library's lock, which a forked child may have inherited. Perhaps nobody is there to read it.
-    // SAFETY: as many bytes as the text has.
+    // Not through the standard library's lock, which a forked child may have inherited. There may be no reader.
+    // SAFETY: the length is that of the text.
     let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
     std::process::abort();
 }
 
-/// The gate of this place has been closed: wait until no thread is in it that saw it open.
+/// The gate of this place is closed: waits until no thread is in it that saw it open.
 pub(crate) fn wait_for(place: *const ()) {
     if !has_barrier() {
         return;

@@ -1,11 +1,10 @@
 //! The two devices, by their names.
 
-/// The devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     /// `weft0`: an RNIC, connected by the connection manager.
     Iwarp,
-    /// `weft_ib0`: as a RoCE adapter, with queue pairs that are joined by number.
+    /// `weft_ib0`: like a RoCE adapter, with queue pairs that are joined by number.
     Persona,
 }
 
@@ -17,7 +16,7 @@ impl Which {
         }
     }
 
-    /// The same for a host at all times, and for nobody else.
+    /// A GUID that stays the same on a host and is unique to it.
     pub(super) fn guid(self) -> [u8; 8] {
         let host = std::fs::read("/etc/machine-id")
             .or_else(|_| std::fs::read("/etc/hostname"))
@@ -28,7 +27,7 @@ impl Which {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         });
         let mut guid = hash.to_be_bytes();
-        // An address that is locally administered, of one station.
+        // A locally administered unicast address.
         guid[0] = guid[0] & !1 | 2;
         guid
     }

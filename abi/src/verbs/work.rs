@@ -1,4 +1,4 @@
-//! Work requests and completions: C's form and ours.
+//! Conversion of work requests and completions between C's form and the native one.
 
 use std::ffi::{c_int, c_uint};
 
@@ -11,7 +11,7 @@ use super::types::*;
 /// As `<infiniband/weft_dgram.h>` has it.
 const WEFT_WC_WRITE_RECORD: ibv_wc_opcode = 240;
 
-/// Immediate data is 32 bits in C, in network order; it travels as the low half of ours.
+/// Immediate data is 32 bits in C, in network order; it is the low half of the native value.
 #[inline]
 pub(crate) fn imm(data: u32) -> u64 {
     u64::from(u32::from_be(data))
@@ -26,7 +26,7 @@ pub(crate) fn set_flags(wr: &mut SendWr, flags: c_uint) {
 
 const ZEROS: [u8; 1024] = [0; 1024];
 
-/// Append program memory to inline data, which may have `max` bytes.
+/// Appends program memory to inline data, which may have `max` bytes.
 ///
 /// # Safety
 /// The memory is readable.
@@ -42,7 +42,7 @@ pub(crate) unsafe fn append(
     }
     // SAFETY: the caller's promise; it is copied at once.
     let memory = unsafe { RawMemory::new(addr as *mut u8, len) }.ok_or(Errno::INVAL)?;
-    // Not `resize`, which goes from byte to byte.
+    // Not `resize`, which proceeds byte by byte.
     while data.len() < before + len {
         let some = ZEROS.len().min(before + len - data.len());
         data.extend_from_slice(&ZEROS[..some]);
@@ -52,7 +52,7 @@ pub(crate) unsafe fn append(
         .map_err(|_| Errno::INVAL)
 }
 
-/// How many elements a request has.
+/// The number of elements of a request.
 #[inline]
 pub(crate) fn elements(list: *const ibv_sge, count: c_int, max: usize) -> Result<usize, Errno> {
     let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
@@ -62,7 +62,7 @@ pub(crate) fn elements(list: *const ibv_sge, count: c_int, max: usize) -> Result
     Ok(count)
 }
 
-/// Elements of the program. Empty ones are left out: their keys are not looked at.
+/// The program's elements without the empty ones: keys of empty elements are not checked.
 ///
 /// # Safety
 /// There are `count` elements at `list`, until the iterator is dropped.
@@ -100,7 +100,7 @@ pub(crate) fn c_wc(wc: &Wc) -> ibv_wc {
     }
 }
 
-/// Immediate data or the key that was invalidated, and the flags that say which.
+/// Immediate data or the invalidated key, and the flags for it.
 #[inline]
 pub(crate) fn wc_extra(wc: &Wc) -> (u32, c_uint) {
     let grh = if wc.source.is_some() { IBV_WC_GRH } else { 0 };
@@ -111,8 +111,8 @@ pub(crate) fn wc_extra(wc: &Wc) -> (u32, c_uint) {
     }
 }
 
-/// The service level of a datagram. With RoCE there is none, and adapters tell there what the routing header is, which UCX counts on: bit 3 for
-/// `RoCEv2`, 1 for IPv6, 2 for IPv4.
+/// The service level of a datagram. RoCE has none. Adapters report the kind of the routing header there, and UCX relies on that: bit 3 for `RoCEv2`, 1 for
+/// IPv6, 2 for IPv4.
 #[inline]
 pub(crate) fn wc_sl(wc: &Wc) -> u8 {
     match wc.source {
@@ -128,7 +128,6 @@ pub(crate) fn wc_source(wc: &Wc) -> u32 {
     wc.source.map_or(0, |source| source.qp_num)
 }
 
-/// As C says it.
 #[inline]
 pub(crate) fn wc_opcode(wc: &Wc) -> ibv_wc_opcode {
     match wc.opcode {
@@ -146,7 +145,6 @@ pub(crate) fn wc_opcode(wc: &Wc) -> ibv_wc_opcode {
     }
 }
 
-/// As C says it.
 #[inline]
 pub(crate) fn wc_status(wc: &Wc) -> ibv_wc_status {
     match wc.status {

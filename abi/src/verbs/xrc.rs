@@ -1,4 +1,4 @@
-//! XRC domains. A domain belongs to this process: programs that name one by the same file share it here, and not with other processes.
+//! XRC domains. A domain belongs to this process: programs that name one by the same file share it within a process, and not with other processes.
 
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use super::types::*;
 use super::users::{Users, end_unused};
 use crate::call::pointer;
 
-/// What an `ibv_xrcd` stands for.
+/// The object behind an `ibv_xrcd`.
 pub(crate) struct Xrcd {
     pub(crate) ctx: Arc<Ctx>,
     shared: Arc<Shared>,
@@ -24,14 +24,13 @@ pub(crate) struct Xrcd {
     pub(crate) users: Users,
 }
 
-/// A domain, for all who have opened it.
+/// A domain, shared by all its handles.
 struct Shared {
     native: XrcDomain,
-    /// The file that names it: device and inode, and a descriptor that keeps the inode from another file.
+    /// The file that names it: device and inode, and a descriptor that prevents the reuse of the inode.
     file: Option<((u64, u64), OwnedFd)>,
 }
 
-/// Domains that have a name.
 #[derive(Default)]
 struct Named(Mutex<Vec<Weak<Shared>>>);
 
@@ -47,8 +46,8 @@ impl Xrcd {
     }
 }
 
-/// The domain that the file behind `fd` names, as the kernel has it: `EAGAIN` when there is none and none is to be made, `EINVAL` when there is one
-/// and one is to be made.
+/// The domain that the file behind `fd` names. As with the kernel: `EAGAIN` when there is none and `flags` do not create one, `EINVAL` when there is one and
+/// `flags` demand a new one.
 fn shared(fd: c_int, flags: OFlags) -> Result<Arc<Shared>, Errno> {
     let make = |file| {
         let native = native()?.create_xrc_domain().map_err(super::errno)?;
@@ -60,7 +59,7 @@ fn shared(fd: c_int, flags: OFlags) -> Result<Arc<Shared>, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: it is used for this call only, which says so if it is none.
+    // SAFETY: the descriptor is used for this call only, which fails if it is invalid.
     let given = unsafe { BorrowedFd::borrow_raw(fd) };
     let stat = rustix::fs::fstat(given)?;
     let name = (stat.st_dev, stat.st_ino);

@@ -1,4 +1,4 @@
-//! The calls of librdmacm with a little comfort, for tests.
+//! The calls of librdmacm with conveniences, for tests.
 #![allow(dead_code, unreachable_pub)] // each test program uses its part
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says
 
@@ -38,13 +38,13 @@ fn result(result: c_int) -> Result<(), c_int> {
     if result == 0 { Ok(()) } else { Err(errno()) }
 }
 
-/// A port where nobody listens.
+/// A port without a listener.
 pub fn closed_port() -> u16 {
     let gone = TcpListener::bind(loopback(0)).unwrap();
     gone.local_addr().unwrap().port()
 }
 
-/// InfiniBand's messages are of fixed length.
+/// InfiniBand's messages have a fixed length: pads the data with zeros.
 pub fn padded(said: &[u8], len: usize) -> Vec<u8> {
     let mut data = said.to_vec();
     data.resize(len, 0);
@@ -55,7 +55,7 @@ pub fn loopback(port: u16) -> SocketAddr {
     (Ipv4Addr::LOCALHOST, port).into()
 }
 
-/// An address in C's clothes.
+/// An address in C's form.
 pub struct Addr(libc::sockaddr_storage);
 
 impl Addr {
@@ -110,7 +110,7 @@ impl Param {
         }
     }
 
-    /// Reads to take, and to have outstanding.
+    /// The numbers of Reads to accept, and to have outstanding.
     pub fn depths(mut self, responder_resources: u8, initiator_depth: u8) -> Param {
         self.depths = (responder_resources, initiator_depth);
         self
@@ -161,7 +161,7 @@ impl Channel {
         self.poll(0)
     }
 
-    /// Until there is an event.
+    /// Waits until there is an event.
     #[track_caller]
     pub fn wait(&self) {
         assert!(self.poll(30_000), "an event");
@@ -264,7 +264,7 @@ pub fn sync_routed(port: u16) -> Id {
     id
 }
 
-/// An event that is to be acknowledged.
+/// An event that must be acknowledged.
 pub struct Event(pub *mut rdma_cm_event);
 
 /// An end point of this host: one that listens (`RAI_PASSIVE`), or one that connects to a port.
@@ -292,7 +292,7 @@ pub fn end_point(ps: rdma_port_space, port: u16, flags: c_int) -> Id {
             &raw mut attr,
         ));
         rdma_freeaddrinfo(found);
-        // The queues that the program did not bring.
+        // The queues that the program did not pass.
         if flags & RAI_PASSIVE == 0 {
             assert!(!(*id).send_cq.is_null() && !(*id).recv_cq_channel.is_null());
             assert_eq!(attr.send_cq, (*id).send_cq);
@@ -353,7 +353,7 @@ impl Event {
 
 pub struct Id(pub *mut rdma_cm_id);
 
-// SAFETY: the library takes calls from any thread.
+// SAFETY: the library accepts calls from any thread.
 unsafe impl Send for Id {}
 
 impl Id {
@@ -513,7 +513,7 @@ pub fn connected(server: &Channel, listener: &Id, client: &Channel) -> Pair {
     connected_to(server, loopback(listener.port()), client)
 }
 
-/// As [`connected`], past requests of initiators that may be gone.
+/// As [`connected`], skipping requests of initiators that may be gone.
 pub fn connected_after(server: &Channel, listener: &Id, client: &Channel, gone: usize) -> Pair {
     let id = client.connecting(listener.port(), b"it is me");
     for _ in 0..=gone {
@@ -540,7 +540,7 @@ pub fn connected_to(server: &Channel, to: SocketAddr, client: &Channel) -> Pair 
     connected_with(server, to, client, &Param::new(b""))
 }
 
-/// As [`connected_to`], and this is what the responder says.
+/// As [`connected_to`], with this private data of the responder.
 pub fn connected_with(server: &Channel, to: SocketAddr, client: &Channel, says: &Param) -> Pair {
     let id = client.routed_to(to);
     id.create_qp();
@@ -578,7 +578,7 @@ impl Own {
 
     #[track_caller]
     pub fn to(&self, id: &Id, state: ibv_qp_state) {
-        // What a program leaves in there does not matter.
+        // The former content of the attributes does not matter.
         let mut attr: ibv_qp_attr =
             unsafe { std::mem::transmute([0xa5_u8; size_of::<ibv_qp_attr>()]) };
         attr.qp_state = state;

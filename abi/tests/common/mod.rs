@@ -1,10 +1,10 @@
-//! What the tests of layouts share: the figures that a C or C++ compiler gives for an expression.
+//! The common part of the layout tests: the values that a C or C++ compiler has for expressions.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::Command;
 
-/// What to compare: its name, C's expression for it, Rust's value.
+/// An expression to compare: its name, C's expression, Rust's value.
 pub(crate) type Figure = (String, String, i128);
 
 /// The figures' values in a program that `compiler` makes; its file ends in `.extension` and begins with `head`.

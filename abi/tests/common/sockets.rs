@@ -14,10 +14,10 @@ use weft_abi::exs::{queue, socket, sync};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Nothing that an event should bring back.
+/// An empty handle, for operations whose event needs none.
 pub(crate) const NONE: AHandle = AHandle(null_mut());
 
-/// Any port of this host.
+/// Any free port of this host.
 pub(crate) fn any() -> sockaddr_in {
     at_port(0)
 }
@@ -30,7 +30,7 @@ fn at_port(port: u16) -> sockaddr_in {
     addr
 }
 
-/// A socket of this kind that listens, and where.
+/// A listening socket of this kind, and its address.
 pub(crate) fn listening(kind: c_int) -> (c_int, sockaddr_in) {
     unsafe {
         let listener = socket::socket(AF_INET, kind, 0).unwrap();
@@ -44,7 +44,6 @@ pub(crate) fn listening(kind: c_int) -> (c_int, sockaddr_in) {
     }
 }
 
-/// A socket of this kind that is connected to this port.
 pub(crate) fn connected(kind: c_int, port: u16) -> c_int {
     let addr = at_port(port);
     let len = size_of::<sockaddr_in>() as socklen_t;
@@ -69,18 +68,18 @@ pub(crate) fn pair(kind: c_int) -> (c_int, c_int) {
     (a, b)
 }
 
-/// This program once more, with this test alone, which finds `value` in its environment.
+/// A command that runs this test alone, with `value` in its environment.
 pub(crate) fn again(test: &str, name: &str, value: u16) -> Command {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.arg(test).env(name, value.to_string());
     child
 }
 
-/// A connection to a process that has stopped; the process.
+/// A connection to a stopped process, and the process.
 pub(crate) fn stopped(kind: c_int, test: &str) -> (c_int, Child) {
     const PORT: &str = "WEFT_STOPPED_PORT";
     if let Ok(port) = std::env::var(PORT) {
-        // Not left behind by a test that fails.
+        // The process must not outlive a failed test.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         connected(kind, port.parse().unwrap());
         unsafe { libc::raise(libc::SIGSTOP) };
@@ -94,7 +93,7 @@ pub(crate) fn stopped(kind: c_int, test: &str) -> (c_int, Child) {
     (b, child)
 }
 
-/// What may wait for ever, in a thread of its own: where its result will be.
+/// Runs something that may wait for ever in a separate thread; returns the channel of its result.
 pub(crate) fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (tell, told) = channel();
     std::thread::spawn(move || {
@@ -113,7 +112,7 @@ pub(crate) fn recv(fd: c_int, buf: &mut [u8], flags: c_int) -> Result<isize, Err
     unsafe { sync::recv_mh(fd, buf.as_mut_ptr().cast(), buf.len(), flags, 0) }
 }
 
-/// What `exs_sync_recvmsg` returns.
+/// The result of `exs_sync_recvmsg`.
 pub(crate) fn recv_message(fd: c_int) -> Result<isize, Errno> {
     let mut buf = vec![0_u8; 1 << 16];
     let mut iov = libc::iovec {
@@ -137,7 +136,7 @@ pub(crate) fn start_recv(fd: c_int, buf: &mut [u8], flags: c_int, qh: c_int, mh:
     unsafe { socket::recv(fd, at, buf.len(), flags, qh, NONE, mh) }.unwrap();
 }
 
-/// The next event, if one comes in this time.
+/// The next event, if it arrives in this time.
 pub(crate) fn next_event(qh: c_int, seconds: i64) -> Option<Event> {
     let limit = timeval {
         tv_sec: seconds,

@@ -1,4 +1,4 @@
-//! The calls of librdmacm but its sockets.
+//! The calls of librdmacm except its sockets.
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! What `<infiniband/weft_dgram.h>` declares: RDMA Write-Record and the reliable mode.
+//! The calls of `<infiniband/weft_dgram.h>`: RDMA Write-Record and the reliable mode.
 
 use std::ffi::c_int;
 

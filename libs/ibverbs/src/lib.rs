@@ -1,14 +1,14 @@
-//! libibverbs and librdmacm: their calls under their names. What they do is in `weft_abi::verbs`. The calls of librdmacm and its
-//! rsockets are exported as `weft_cm_` and their name; the librdmacm that `cargo xtask verbs` makes jumps to them.
+//! libibverbs and librdmacm: exports their calls under their names. `weft_abi::verbs` implements them. The calls of librdmacm and its rsockets are exported
+//! with the prefix `weft_cm_`; the librdmacm that `cargo xtask verbs` makes jumps to them.
 //!
 //! # Safety
 //!
 //! Each call is as safe as its manual page says: see `weft_abi`.
 
-/// The calls, each of which is that of its name in `$from`. `$prefix` is put before the names for C.
+/// Exports calls, each of which calls the function of the same name in `$from`. `$prefix` is put before the names for C.
 macro_rules! exports {
     ($prefix:literal, $from:ident: $($calls:tt)*) => { exports! { @"C" $prefix, $from: $($calls)* } };
-    // Calls in which a thread may be cancelled while they wait: that unwinds.
+    // Calls in which a waiting thread may be cancelled: that unwinds.
     ($prefix:literal, waiting $from:ident: $($calls:tt)*) => { exports! { @"C-unwind" $prefix, $from: $($calls)* } };
     (@$abi:literal $prefix:literal, $from:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: see its manual page.")]

@@ -1,4 +1,4 @@
-//! What libibverbs exports for its drivers; libs/ibverbs/symbols says which names jump to these functions.
+//! The functions that libibverbs exports for its drivers; libs/ibverbs/symbols lists the names that jump to them.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::AtomicBool;
@@ -25,7 +25,7 @@ exports! { "", tree:
     weft_sysfs_tree(dir: *const c_char) -> c_int;
 }
 
-/// Whether a driver may free what the kernel has lost. A variable of C's type `bool`; nobody reads it here.
+/// Allows a driver to free objects that the kernel has lost. A variable of C's type `bool`, which is never read here.
 // SAFETY: no other code has this name.
 #[unsafe(no_mangle)]
 pub static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false);

@@ -8,8 +8,7 @@ use libc::{
 };
 use weft_abi::verbs::rsock;
 
-// `rfcntl` is variadic for C. Its one argument travels where the third one of a call does, on every system that Linux runs on with
-// 64 bits.
+// `rfcntl` is variadic in C. Its one variadic argument is passed in the place of a call's third argument on every 64-bit system that Linux runs on.
 exports! { "weft_cm_", rsock:
     rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) -> c_int;

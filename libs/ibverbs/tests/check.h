@@ -6,7 +6,7 @@
 #include <string.h>
 
 static int failures;
-/* What goes on, for the messages. */
+/* The current step, for the messages. */
 static const char *running = "";
 
 #define CHECK(what)                                                                                                            \

@@ -37,7 +37,7 @@
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 #define SIZE 65536
 
-/* One half of a connection, all of its own. */
+/* One side of a connection with its own objects. */
 struct half {
     struct ibv_context *context;
     struct ibv_pd *pd;
@@ -280,7 +280,7 @@ static void imports(void) {
     CHECK(ibv_dereg_mr(mr) == 0 && ibv_free_dm(dm) == 0);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(other) == 0);
     CHECK(ibv_close_device(context) == 0 && ibv_close_device(foreign) == 0);
-    /* What is gone cannot be imported, nor by a descriptor alone. */
+    /* A closed context cannot be imported, not even by an open descriptor. */
     int fd = dup(own->cmd_fd);
     CHECK(ibv_close_device(own) == 0);
     NO(ibv_import_device(fd), EOPNOTSUPP);
@@ -421,7 +421,7 @@ static void memory(void) {
     mr = ibv_reg_mr_iova(pd, bytes, 10, 0x1234, IBV_ACCESS_LOCAL_WRITE);
     CHECK(mr && ibv_dereg_mr(mr) == 0);
     NO(ibv_reg_mr_iova(pd, bytes, 10, UINT64_MAX - 3, IBV_ACCESS_LOCAL_WRITE), EINVAL);
-    /* Nothing at all. */
+    /* Empty regions. */
     mr = ibv_reg_mr(pd, bytes, 0, 0);
     CHECK(mr && ibv_dereg_mr(mr) == 0);
     mr = ibv_reg_mr(pd, NULL, 0, 0);
@@ -527,9 +527,9 @@ static int descriptors(void) {
     return count;
 }
 
-/* A connected queue pair takes one descriptor, in shared memory and over TCP. (Protection domains have some of their own.) */
+/* A connected queue pair takes one descriptor, in shared memory and over TCP. (Protection domains have further ones.) */
 static void many_pairs(void) {
-    /* A queue gets one for its sleeper when somebody first sleeps on it, which may be after the first message. */
+    /* A queue gets one for its sleeper at the first sleep, which may be after the first message. */
     enum { PAIRS = 8, SLEEPERS = 2 };
     struct half a, b, as[PAIRS + 1], bs[PAIRS + 1];
     int before = 0, after;
@@ -556,7 +556,7 @@ static void many_pairs(void) {
     pair_close(&a, &b);
 }
 
-/* No descriptor is free any more; the limit of before. */
+/* Uses up all descriptors; returns the previous limit. */
 static struct rlimit exhaust(void) {
     struct rlimit before, none;
     MUST(getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -603,7 +603,7 @@ static int gid_of_address(struct ibv_context *context, const char *text) {
     return -1;
 }
 
-/* An address is a GID from the moment when the system has it until it goes. */
+/* An address is a GID as long as the system has it. */
 static void comes_and_goes(void) {
     static const char one[] = "192.0.2.7", other[] = "192.0.2.8";
     struct ibv_context *context = open_named("weft_ib0");
@@ -713,7 +713,7 @@ static void datagrams(void) {
     half_close(&h);
 }
 
-/* A network in which nobody else is, with the loopback interface alone. */
+/* A new network with the loopback interface alone. */
 static int alone(void) {
     if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) return 0;
     struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
@@ -754,7 +754,7 @@ static void member(void) {
     wr.wr.ud.remote_qpn = 0xffffff;
     wr.wr.ud.remote_qkey = QKEY;
     memset(h.buf, 7, 100);
-    /* It stays a member when it begins anew. */
+    /* It stays a member when it is reset. */
     for (int i = 0; i < 2; i++) {
         CHECK(to_state(h.qp, IBV_QPS_RESET) == 0 && ibv_modify_qp(h.qp, &attr, first) == 0);
         CHECK(to_state(h.qp, IBV_QPS_RTR) == 0);
@@ -770,7 +770,7 @@ static void member(void) {
         CHECK(completion(h.scq).status == IBV_WC_SUCCESS && ibv_poll_cq(h.rcq, 1, &wc) == 0);
     }
     CHECK(ibv_detach_mcast(h.qp, &mapped, 0) == 0 && ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
-    /* Where it cannot be a member again, it begins anew as none. */
+    /* Where it cannot be a member again, the reset makes it no member. */
     struct rlimit files, none;
     MUST(getrlimit(RLIMIT_NOFILE, &files) == 0);
     none = files;
@@ -809,7 +809,7 @@ static void member(void) {
     half_close(&h);
 }
 
-/* A datagram queue pair that does not hear itself, and one that does, in one group. */
+/* A datagram queue pair that does not receive its own messages, and one that does, in one group. */
 static void deaf(void) {
     struct half h;
     half_open(&h, "weft_ib0", 0);
@@ -866,7 +866,7 @@ static void deaf(void) {
     half_close(&h);
 }
 
-/* In a network of its own. */
+/* In a separate network. */
 static void elsewhere(void (*body)(void)) {
     enum { ELSEWHERE = 77 };
     fflush(NULL);
@@ -1255,7 +1255,7 @@ static void transfers(void) {
     receive(&a, 12, 0, 50);
     CHECK(completion(a.rcq).wr_id == 12 && completion(b.scq).wr_id == 11);
 
-    /* Null regions: zeros to read, and a place for what nobody wants. */
+    /* Null regions: zeros to read, and a place for unwanted data. */
     struct ibv_mr *null_a = ibv_alloc_null_mr(a.pd), *null_b = ibv_alloc_null_mr(b.pd);
     MUST(null_a && null_b);
     memset(b.buf, 'z', 200);
@@ -1435,7 +1435,7 @@ static void faults(void) {
 
 static void shared_receives(void) {
     struct half a, b;
-    /* What a queue pair wants for receives does not matter with a shared queue. */
+    /* A queue pair's limits for receives have no effect with a shared queue. */
     half_open(&a, "weft_ib0", 1);
     struct ibv_qp_init_attr large = attributes(&a);
     large.cap.max_recv_wr = large.cap.max_recv_sge = ~0u;
@@ -1526,7 +1526,7 @@ static void windows(void) {
     CHECK(ibv_dealloc_mw(mw) == 0);
     CHECK(ibv_dealloc_mw(mw) == EINVAL);
 
-    /* Type 1: bound by a call of its own, as often as one likes. */
+    /* Type 1: bound by a separate call, any number of times. */
     mw = ibv_alloc_mw(b.pd, IBV_MW_TYPE_1);
     MUST(mw);
     struct ibv_mw_bind bind = {.wr_id = 4,
@@ -1603,7 +1603,7 @@ static void windows_of_a_domain(void) {
     receive(&b, 1, 0, 0);
     CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_REM_INV_REQ_ERR);
     CHECK(put(&c, (uintptr_t)b.buf + 2000, mw->rkey).status == IBV_WC_SUCCESS);
-    /* Nothing bound is a bind like any other, with a key that opens nothing; so is the next one. */
+    /* A bind of length 0 is an ordinary bind, with a key that opens nothing; so is the next one. */
     old = mw->rkey;
     bind.bind_info = (struct ibv_mw_bind_info){NULL, 0, 0, 0};
     CHECK(ibv_bind_mw(d.qp, mw, &bind) == 0 && mw->rkey != old);
@@ -1618,7 +1618,7 @@ static void windows_of_a_domain(void) {
     pair_close(&a, &b);
 }
 
-/* What a sender hears of requests that its peer finds invalid; what went before them is done. */
+/* The sender's status of requests that its peer finds invalid; earlier requests are executed. */
 static void invalid_requests(void) {
     struct half a, b;
     /* A message that is longer than its receive. */
@@ -1772,7 +1772,7 @@ static void receiver_not_ready(void) {
         CHECK(ibv_poll_cq(b.rcq, 1, &wc) == 0 && state_of(b.qp) == IBV_QPS_RTS);
         pair_close(&a, &b);
     }
-    /* Each message has the whole time, and one that has its receive goes on. */
+    /* Each message has the whole time, and one that has its receive continues. */
     join_rnr(&a, &b, 1, 0);
     struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0);
     for (int i = 0; i < 3; i++) CHECK(post(&a, &wr) == 0);
@@ -1838,7 +1838,7 @@ static void completion_events(void) {
     CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
     CHECK(ibv_get_cq_event(b.channel, &cq, &context) == 0 && cq == b.rcq);
     CHECK(completion(b.rcq).wr_id == 2);
-    /* A queue waits for its events, and takes back what nobody fetched. */
+    /* A queue waits for its fetched events, and takes back the others. */
     CHECK(ibv_req_notify_cq(b.scq, 0) == 0);
     CHECK(to_state(b.qp, IBV_QPS_ERR) == 0);
     CHECK(ibv_destroy_qp(b.qp) == 0);
@@ -1943,7 +1943,7 @@ static void domains_by_file(void) {
     CHECK(ibv_close_device(context) == 0 && ibv_close_device(iwarp) == 0);
 }
 
-/* Two queues in two protection domains behind one target queue pair: each message finds the one that it names. */
+/* Two queues in two protection domains for one target queue pair: each message reaches the queue that it names. */
 static void xrc(void) {
     struct half a, b, c;
     half_open(&a, "weft_ib0", 0);
@@ -1984,7 +1984,7 @@ static void xrc(void) {
         CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (unsigned)i);
         CHECK(ibv_poll_cq(to[1 - i / 2 % 2]->rcq, 1, &wc) == 0);
     }
-    /* A message waits for a receive of its own queue, whatever the other one has. */
+    /* A message waits for a receive of its own queue, whatever the other queue has. */
     receive(&b, 1, 0, 64);
     struct ibv_sge sge = part(&a, 0, 8);
     struct ibv_send_wr wr = request(9, IBV_WR_SEND, &sge, 1);
@@ -1995,7 +1995,7 @@ static void xrc(void) {
     CHECK(ibv_poll_cq(b.rcq, 1, &wc) == 0 && ibv_poll_cq(a.scq, 1, &wc) == 0);
     receive(&c, 2, 0, 64);
     CHECK(completion(c.rcq).wr_id == 2 && completion(a.scq).wr_id == 9);
-    /* Both queues' memory is within reach; nobody else's is. */
+    /* The memory of both queues' domains is accessible, and no other. */
     for (int i = 0; i < 2; i++) {
         memcpy(a.buf, "written", 8);
         sge = part(&a, 0, 8);
@@ -2022,7 +2022,7 @@ static void xrc(void) {
     half_close(&c);
 }
 
-/* Whoever has the domain opens a target, which lives as long as one of its handles, whichever goes first. */
+/* Any holder of the domain can open a target, which lives as long as one of its handles, in any order of their ends. */
 static void opened(void) {
     struct half a, b;
     half_open(&a, "weft_ib0", 0);
@@ -2100,7 +2100,7 @@ static void opened(void) {
         }
     }
     CHECK(ibv_close_xrcd(same) == EBUSY); /* what the last handle was opened with */
-    /* An event goes to the handle that is left. */
+    /* An event goes to the remaining handle. */
     CHECK(to_state(third, IBV_QPS_ERR) == 0);
     struct ibv_async_event event;
     MUST(readable(b.context->async_fd, 10000) && ibv_get_async_event(b.context, &event) == 0);
@@ -2136,7 +2136,7 @@ static void device_memory(void) {
     struct ibv_mr *mr = ibv_reg_dm_mr(b.pd, dm, 64, 256, ALL | IBV_ACCESS_ZERO_BASED);
     MUST(mr);
     CHECK(ibv_free_dm(dm) == EBUSY);
-    /* A Write to address 0 of the region, and an atomic behind it. */
+    /* A Write to address 0 of the region, and an atomic after it. */
     memcpy(a.buf, "device!", 8);
     struct ibv_sge sge = part(&a, 0, 8);
     struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, 1);
@@ -2174,7 +2174,7 @@ static void overrun(void) {
     MUST(readable(b.context->async_fd, 10000));
     CHECK(ibv_get_async_event(b.context, &event) == 0);
     CHECK(event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == b.rcq);
-    /* What had room comes out still. */
+    /* Completions that had room are still returned. */
     struct ibv_wc wc[8];
     CHECK(completion(b.rcq).wr_id == 0 && completion(b.rcq).wr_id == 1);
     time_t end = time(NULL) + 20;
@@ -2262,7 +2262,7 @@ static int set_access(struct ibv_qp *qp, unsigned flags) {
     return ibv_modify_qp(qp, &attr, IBV_QP_ACCESS_FLAGS);
 }
 
-/* What a remote operation comes to when the peer's queue pair has these rights, and its region all of them. */
+/* The status of a remote operation when the peer's queue pair has these rights, and its region all of them. */
 static enum ibv_wc_status attempt(unsigned flags, unsigned later, enum ibv_wr_opcode opcode) {
     struct half a, b;
     half_open(&a, "weft_ib0", 0);
@@ -2347,7 +2347,7 @@ static void *post_datagrams(void *arg) {
     return NULL;
 }
 
-/* Datagrams that are posted while the send queue comes to rest and goes on do not stay in it. */
+/* Datagrams that are posted while the send queue is drained and resumes do not stay in it. */
 static void resting(void) {
     struct half h;
     half_open(&h, "weft_ib0", 0);
@@ -2372,7 +2372,7 @@ static void resting(void) {
         pthread_barrier_wait(&sender.turn);
     }
     CHECK(pthread_join(thread, NULL) == 0);
-    /* What can never go out is refused at once, and takes no place. */
+    /* A request that can never be sent is refused at once, and takes no place. */
     MUST(to_state(h.qp, IBV_QPS_SQD) == 0);
     struct ibv_sge sge = part(&h, 0, 4097);
     struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
@@ -2406,7 +2406,7 @@ static void resting(void) {
     half_close(&h);
 }
 
-/* What a queue pair has left in its completion queues goes with it, and what others have left stays. */
+/* The remaining completions of a destroyed queue pair are discarded, and those of others stay. */
 static void cleaned(void) {
     struct half a;
     half_open(&a, "weft_ib0", 0);
@@ -2543,7 +2543,7 @@ static void extended_pairs(void) {
     struct ibv_wc wc = completion(b.rcq);
     CHECK(wc.byte_len == 4 && !memcmp(b.buf + 100, "data", 4) && !memcmp(b.buf, "extended", 8));
     CHECK(completion(a.scq).wr_id == 6);
-    /* What is given up is not sent, and neither is a list with a mistake. */
+    /* An aborted list is not sent, and neither is a list with an error. */
     ibv_wr_start(qpx);
     ibv_wr_send(qpx);
     ibv_wr_abort(qpx);
@@ -2733,7 +2733,7 @@ static void *poster(void *arg) {
     return NULL;
 }
 
-/* A thread that goes on with objects that another one resets and destroys. */
+/* A thread that continues to use objects that another thread resets and destroys. */
 static void races(void) {
     struct half a, b;
     pair_open(&a, &b);

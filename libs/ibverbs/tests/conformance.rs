@@ -1,4 +1,4 @@
-//! C programs against Debian's header and our library: what the manual pages promise, in shared memory and over TCP, and what the devices can do.
+//! C programs against Debian's header and our library: the behaviour of the manual pages, in shared memory and over TCP, and the capabilities of the devices.
 
 #[path = "../../exs/tests/common/mod.rs"]
 mod common;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::{good, root, text};
 
-/// Our library, and one of the programs here that is linked with it.
+/// Our library, and one of the programs of this folder, linked with it.
 fn built(name: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     for header in ["infiniband/verbs.h", "rdma/rsocket.h"] {
         if !Path::new("/usr/include").join(header).exists() {
@@ -89,7 +89,7 @@ fn function(file: &str, name: &str) -> Option<String> {
     Some(body.to_owned())
 }
 
-/// Each row of the table of limits names the tests that meet them, and what it says that they get stands in those tests.
+/// Each row of the table of limits names the tests that meet them, and the errors in the row occur in those tests.
 #[test]
 fn each_limit_of_the_page_is_met_by_a_test() {
     let page = std::fs::read_to_string(root().join("docs/verbs.md")).unwrap();

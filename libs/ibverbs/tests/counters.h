@@ -41,7 +41,7 @@ static int attach(struct ibv_qp *qp, struct ibv_comp_cntr *counter, uint32_t ops
     return ibv_qp_attach_comp_cntr(qp, counter, &attr);
 }
 
-/* Nobody polls: who reads the counter brings the work forward. */
+/* No thread polls: a thread that reads the counter drives the work. */
 static int reaches(struct ibv_comp_cntr *counter, int errors, uint64_t value) {
     time_t end = time(NULL) + 20;
     uint64_t now = 0;
@@ -106,7 +106,7 @@ static void counted(void) {
     CHECK(attach(a.qp, sent, OF_REMOTE_WRITE) == EOPNOTSUPP && attach(a.qp, sent, OF_SEND | OF_REMOTE_READ) == EOPNOTSUPP);
     CHECK(attach(a.qp, foreign, OF_SEND) == EINVAL && ibv_destroy_comp_cntr(foreign) == 0);
     CHECK(attach(a.qp, sent, OF_SEND | OF_WRITE) == 0);
-    /* All or nothing: the Reads are still nobody's. */
+    /* All or nothing: no counter is attached for the Reads. */
     CHECK(attach(a.qp, read, OF_WRITE | OF_READ) == EBUSY && attach(a.qp, read, OF_READ) == 0);
     CHECK(to_init(b.qp) == 0 && attach(b.qp, received, OF_RECV) == 0);
     CHECK(ibv_destroy_comp_cntr(sent) == EBUSY);
@@ -142,7 +142,7 @@ static void counted(void) {
     wr.wr.atomic.rkey = b.mr->rkey;
     CHECK(post(&a, &wr) == 0 && completion(a.scq).wr_id == 8 && reaches(sent, 0, 81) && reaches(read, 0, 5000));
 
-    /* What fails, and what is flushed. */
+    /* Failed and flushed requests. */
     receive(&b, 42, 0, 4096);
     receive(&b, 43, 0, 4096);
     CHECK(to_state(b.qp, IBV_QPS_ERR) == 0 && reaches(received, 1, 2) && reaches(received, 0, 4010));
@@ -155,7 +155,7 @@ static void counted(void) {
     join(&a, &b);
     receive(&b, 1, 0, 4096);
     CHECK(quietly(&a, &b, IBV_WR_SEND, 5) == 0 && reaches(sent, 0, 82) && reaches(received, 0, 4015));
-    /* A queue pair that goes has no completions: its receives are not flushed. */
+    /* A destroyed queue pair makes no completions: its receives are not flushed. */
     receive(&b, 2, 0, 4096);
     pair_close(&a, &b);
     CHECK(reaches(received, 1, 2));

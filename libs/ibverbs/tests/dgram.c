@@ -91,7 +91,7 @@ static struct ibv_wc next(struct end *end)
 	return wc;
 }
 
-/* What cannot be delivered ends what goes to there, and nothing else. */
+/* A message that cannot be delivered ends traffic to its destination only. */
 static void reliable_mode(struct ibv_context *context, struct ibv_pd *pd, struct ibv_ah *ah)
 {
 	struct weft_dgram_reliable attr = {.give_up_ms = 5000};
@@ -154,7 +154,7 @@ int main(void)
 	for (int i = 0; i < SIZE; i++)
 		a.buf[i] = (unsigned char)(i * 7 + i / 251);
 
-	/* A Send of 300,000 bytes, behind the forty of the routing header. */
+	/* A Send of 300,000 bytes, after the forty of the routing header. */
 	struct ibv_sge sink = {.addr = (uintptr_t)b.buf, .length = SIZE, .lkey = b.mr->lkey};
 	struct ibv_recv_wr recv = {.wr_id = 1, .sg_list = &sink, .num_sge = 1}, *bad_recv;
 	struct ibv_sge from = {.addr = (uintptr_t)a.buf, .length = 300000, .lkey = a.mr->lkey};

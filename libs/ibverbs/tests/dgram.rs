@@ -1,4 +1,4 @@
-//! A C program against our extension header: its structs are as the library has them, and its calls do what it says.
+//! A C program against our extension header: checks the layout of its structs, and that its calls do what it says.
 
 #[path = "../../exs/tests/common/mod.rs"]
 mod common;

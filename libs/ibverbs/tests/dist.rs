@@ -1,4 +1,4 @@
-//! libibverbs and librdmacm as programs get them: names, versions, what the loader is told; and programs that load on them.
+//! libibverbs and librdmacm as programs get them: names, versions, the loader's information; and programs that load with them.
 
 #[path = "../../exs/tests/common/mod.rs"]
 mod common;
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use common::{dynamic, exported, good, is_of_the_system, root, text};
 
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
-/// The version of what is between our two libraries.
+/// The version of the private interface between our two libraries.
 const BETWEEN: &str = "@@WEFT_PRIVATE_1";
 
 /// The folder of the libraries that `./x dist` makes, from a debug build, made once.
@@ -22,10 +22,10 @@ fn lib() -> PathBuf {
     dist.path().join("lib").canonicalize().unwrap()
 }
 
-/// The version of what `<infiniband/weft_dgram.h>` declares.
+/// The version of the calls in `<infiniband/weft_dgram.h>`.
 const OWN: &str = "@@WEFT_DGRAM_1";
 
-/// What a library exports to programs that know nothing of weft.
+/// The names that a library exports to programs that do not use weft's own calls.
 fn public(library: &Path) -> BTreeSet<String> {
     let names = exported(library).into_iter();
     names
@@ -38,7 +38,7 @@ fn plain(names: &BTreeSet<String>) -> BTreeSet<String> {
     names.iter().map(|name| name.replace("@@", "@")).collect()
 }
 
-/// Where the system has a library of this name, or a program.
+/// The place of the system's library or program of this name.
 fn of_the_system(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/lib", "/usr/lib64", "/usr/bin", "/usr/sbin"].map(PathBuf::from);
     let folders = folders.into_iter();
@@ -49,14 +49,14 @@ fn of_the_system(name: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// A variable that only rdma-core's own librdmacm looks at. Later than `IBVERBS_PRIVATE_34` it is left out.
+/// A variable that only rdma-core's own librdmacm uses. Our libraries leave it out of the versions after `IBVERBS_PRIVATE_34`.
 const LEFT_OUT: &str = "verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_";
 
-/// The next release shows up as a difference: `releases` says how the table gets its names.
+/// The next release appears as a difference: `releases` describes how to add its names to the table.
 #[test]
 fn the_names_and_versions_are_those_of_the_known_releases_and_no_others() {
     for library in LIBRARIES {
-        // Which version of a name new programs are linked to is ours to choose.
+        // We choose the version of a name that new programs are linked to.
         let ours = plain(&public(&lib().join(library)));
         let theirs: BTreeSet<String> = releases::table()
             .into_iter()
@@ -68,7 +68,7 @@ fn the_names_and_versions_are_those_of_the_known_releases_and_no_others() {
             .filter(|name| !name.starts_with(LEFT_OUT))
             .collect();
         assert!(missing.is_empty(), "{library} lacks {missing:?}");
-        // What is between libibverbs and the drivers of one release is there for those of the others too.
+        // The private interface between libibverbs and the drivers of one release exists for those of the others too.
         let drivers: BTreeSet<&str> = theirs
             .iter()
             .filter_map(|name| Some(name.split_once("@IBVERBS_PRIVATE_")?.0))
@@ -87,7 +87,7 @@ fn the_names_and_versions_are_those_of_the_known_releases_and_no_others() {
     }
 }
 
-/// The table says what the system's own libraries have.
+/// The table agrees with the system's own libraries.
 #[test]
 fn the_table_of_releases_knows_the_release_that_is_installed() {
     for library in LIBRARIES {
@@ -109,7 +109,7 @@ fn the_table_of_releases_knows_the_release_that_is_installed() {
     }
 }
 
-/// What shows the devices in `/sys` and `/dev`, and the function that it calls.
+/// The library that shows the devices in `/sys` and `/dev`.
 const SYSFS: &str = "libweft-sysfs.so";
 const TREE: &str = "weft_sysfs_tree";
 
@@ -166,7 +166,7 @@ fn the_loader_is_told_what_debians_libraries_tell_it() {
     assert_eq!(jumps.soname, LIBRARIES[1]);
     assert_eq!(jumps.needed, [LIBRARIES[0]]);
     assert_eq!(jumps.runpath.as_deref(), Some("$ORIGIN"));
-    // Every program loads it, and few look at the devices: libibverbs is loaded by those that do.
+    // Every program loads it, and few use the devices: only those load libibverbs.
     let needed = text(&good(Command::new("ldd").arg(lib().join(SYSFS))));
     assert!(!needed.contains(LIBRARIES[0]), "{needed}");
 }
@@ -246,7 +246,7 @@ fn programs_run_on_them() {
             eprintln!("skipped: there is no pyverbs");
             continue;
         }
-        // 127 is the loader's; what a program says of its version or help is its own
+        // 127 is the loader's status; the status of a program for its version or help is its own.
         assert!(
             output.status.code().is_some_and(|code| code < 126),
             "{program:?}: {errors}"
@@ -279,7 +279,7 @@ fn ucx_finds_the_file_of_the_persona_in_dev() {
     assert!(device.contains("Device: weft_ib0:1"), "{device}");
 }
 
-/// Compiles a program as its author does, and runs it on our libraries: what it says.
+/// Compiles a program as its author does, runs it on our libraries, and returns its output.
 fn said_by(source_text: &str, package: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("program.c"), dir.path().join("program"));
@@ -311,7 +311,7 @@ fn a_program_is_built_with_pkg_config() {
     assert_eq!(said, "remote access error\nRDMA_CM_EVENT_REJECTED\n");
 }
 
-/// libfabric and UCX ask the drivers' libraries of every device.
+/// libfabric and UCX ask the drivers' libraries about every device.
 #[test]
 fn no_driver_takes_a_device_for_its_own() {
     if ["libmlx5.so.1", "libefa.so.1"]

@@ -34,7 +34,7 @@ static enum ibv_wc_status reach(enum ibv_wr_opcode opcode, char *from, char *to,
     }
     CHECK(post(&a, &wr) == 0);
     enum ibv_wc_status status = completion(a.scq).status;
-    /* Who could not read its own message has sent nothing. */
+    /* A sender that cannot read its own message sends nothing. */
     if (opcode == IBV_WR_SEND && status != IBV_WC_LOC_PROT_ERR)
         CHECK(completion(b.rcq).status == (status == IBV_WC_SUCCESS ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR));
     CHECK(ibv_dereg_mr(mine) == 0 && ibv_dereg_mr(theirs) == 0);

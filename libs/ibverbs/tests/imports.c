@@ -124,10 +124,10 @@ static int importer(int line, const char *nameless) {
         MUST(mr[i] = ibv_import_mr(pd, told.mr[i]));
         CHECK(mr[i]->lkey == told.mr[i] && mr[i]->rkey == told.mr[i] && !mr[i]->addr);
     }
-    /* What the other process shares with nobody cannot come, nor can null regions. */
+    /* Memory that the other process shares with no other cannot be imported, nor can null regions. */
     NO(ibv_import_mr(pd, told.mr[2]), EOPNOTSUPP);
     NO(ibv_import_mr(pd, told.null), ENOENT);
-    /* A second handle, and the first goes. */
+    /* A second handle, and the first ends. */
     struct ibv_mr *second = ibv_import_mr(again, told.mr[0]);
     MUST(second);
     ibv_unimport_mr(mr[0]);

@@ -1,4 +1,4 @@
-//! A C program that calls what rdma-core has had since Debian 12.
+//! A C program with the calls that rdma-core has added since Debian 12.
 
 #[path = "../../exs/tests/common/mod.rs"]
 mod common;

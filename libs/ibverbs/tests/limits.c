@@ -35,7 +35,7 @@ static int status_of(pid_t child) {
     return status;
 }
 
-/* By one file each process has a domain of its own. */
+/* Each process has a separate domain for the same file. */
 static void xrc_of_another_process(void) {
     char name[] = "/tmp/weft-xrcXXXXXX";
     int file = mkstemp(name), ends[2];
@@ -100,7 +100,7 @@ static void datagram_rsockets(void) {
     CHECK(rbind(a, (struct sockaddr *)&at, sizeof at) == 0 && rgetsockname(a, (struct sockaddr *)&at, &len) == 0);
     MINUS(rbind(b, (struct sockaddr *)&at, sizeof at), EADDRINUSE);
     CHECK(rclose(a) == 0);
-    /* Nobody is there now, which a socket of the kernel would hear. */
+    /* There is no receiver now, which a connected socket of the kernel would notice. */
     CHECK(rconnect(b, (struct sockaddr *)&at, sizeof at) == 0);
     char byte = 1;
     for (int i = 0; i < 3; i++) {
@@ -122,7 +122,7 @@ static void receive_side_scaling(void) {
 
 static char target[64], source[64] = "written";
 
-/* Connects, writes to what it is told of; its end is the peer's. */
+/* Connects, writes to the address that it gets; it ends with the peer. */
 static void *writer(void *arg) {
     struct rdma_cm_id *listener = arg, *id;
     struct sockaddr_in to = loopback(rdma_get_src_port(listener));
@@ -224,7 +224,7 @@ static void unmapped(void) {
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 
-/* Objects of another user's process are not to be had. */
+/* Objects of another user's process cannot be imported. */
 static void import_by_another_user(void) {
     if (geteuid()) {
         printf("import_by_another_user: skipped, only root can be another user\n");

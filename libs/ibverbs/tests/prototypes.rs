@@ -1,4 +1,4 @@
-//! The exported calls have the prototypes of Debian's headers, and of our own: a C compiler that is told both does not complain.
+//! The exported calls have the prototypes of Debian's headers, and of our own: a C compiler that gets both reports no error.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ const SOURCES: [&str; 4] = [
     include_str!("../src/dgram.rs"),
 ];
 
-/// Where C's type cannot be told from Rust's: (call, parameter or "" for the result, C's type).
+/// Cases in which C's type does not follow from Rust's: (call, parameter or "" for the result, C's type).
 const SPECIAL: &[(&str, &str, &str)] = &[
     ("ibv_get_device_guid", "", "__be64"),
     (
@@ -53,7 +53,6 @@ const UNDECLARED: &[&str] = &[
     "ibv_read_sysfs_file",
 ];
 
-/// A type of Rust, as C has it.
 fn c_type(rust: &str) -> String {
     if let Some(of) = rust.strip_prefix("*mut ") {
         return format!("{} *", c_type(of));
@@ -89,7 +88,7 @@ fn c_type(rust: &str) -> String {
     format!("{kind} {rust}")
 }
 
-/// `name(parameter: type, …) -> type = value;`, a line of the lists of exports, as C's prototype; the name too.
+/// Converts `name(parameter: type, …) -> type = value;`, a line of the lists of exports, to C's prototype and the name.
 fn prototype(line: &str) -> Option<(&str, String)> {
     let (name, rest) = line
         .strip_prefix("    ")?

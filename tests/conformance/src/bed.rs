@@ -1,4 +1,4 @@
-//! What a scenario stands on: two devices of one transport, and connected pairs of queue pairs between them.
+//! The environment of a scenario: two devices of one transport, and connected pairs of queue pairs between them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use weft_verbs::{
     WcStatus,
 };
 
-/// Bound of every wait: far more than any of them takes, on a slow and busy machine too.
+/// The limit of every wait: far more than any wait takes, also on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What carries the connections.
+/// The transport of the connections.
 #[derive(Clone, Copy, Debug)]
 pub enum Carrier {
     /// TCP over the loopback of IPv4.
@@ -25,12 +25,12 @@ pub enum Carrier {
     Sim(u64, SimFaults),
 }
 
-/// What regions are made of.
+/// The memory of the regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// The library's for zeroed ones, the program's for those with a content.
+    /// The library's for zeroed regions, the program's for those with a content.
     Both,
-    /// The library allocates all.
+    /// The library allocates all regions.
     Allocated,
     /// The program's own buffers, registered.
     Ordinary,
@@ -41,15 +41,15 @@ pub enum Memory {
 /// How connections are made: one column of the suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// What carries them.
+    /// The transport.
     pub carrier: Carrier,
-    /// Whether they go through shared memory.
+    /// The mode of shared memory.
     pub local: LocalMode,
-    /// What the regions that scenarios ask the bed for are made of.
+    /// The memory of the regions that scenarios get from the bed.
     pub memory: Memory,
     /// Their options, the same on both sides.
     pub options: LinkOptions,
-    /// Whether they are made by TLS.
+    /// True for connections over TLS.
     pub tls: bool,
     /// See [`QpInit::remote_completion`].
     pub remote_completion: bool,
@@ -58,7 +58,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// TCP over IPv4 with the default options, and nothing but TCP.
+    /// TCP over IPv4 with the default options, without shared memory.
     pub fn tcp() -> Self {
         Setup {
             carrier: Carrier::Tcp4,
@@ -70,7 +70,7 @@ impl Setup {
             largest: 3 << 20,
         }
     }
-    /// Shared memory beside TCP over IPv4, and nothing but that.
+    /// Shared memory for connections of TCP over IPv4; a connection without it fails.
     pub fn local(memory: Memory) -> Self {
         Setup {
             local: LocalMode::Require,
@@ -85,13 +85,13 @@ impl Setup {
             ..Setup::tcp()
         }
     }
-    /// The same with regions made of this.
+    /// The same with this memory for regions.
     #[must_use]
     pub fn memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
         self
     }
-    /// The same with queue pairs whose sends complete when the peer has them.
+    /// The same with queue pairs whose sends complete when the peer has received them.
     #[must_use]
     pub fn confirmed(mut self) -> Self {
         self.remote_completion = true;
@@ -103,7 +103,7 @@ impl Setup {
         change(&mut self.options);
         self
     }
-    /// The same by TLS.
+    /// The same over TLS.
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
@@ -134,7 +134,7 @@ pub struct Bed {
     transport: Transport,
 }
 
-/// One side's wishes for a connection.
+/// The parameters of one side of a connection.
 #[derive(Clone)]
 pub struct Half {
     /// See [`QpInit::max_send_wr`].
@@ -157,7 +157,7 @@ pub struct Half {
     pub depth: u32,
     /// Use these completion queues (send, receive), not new ones.
     pub cqs: Option<(Cq, Cq)>,
-    /// New completion queues announce on this.
+    /// New completion queues notify this channel.
     pub channel: Option<CompChannel>,
     /// Use this protection domain, not a new one.
     pub pd: Option<Pd>,
@@ -203,7 +203,7 @@ fn builder(transport: &Transport, setup: Setup) -> DeviceBuilder {
 }
 
 impl Bed {
-    /// Two devices; `None`, with the reason printed, where this machine cannot carry the setup.
+    /// Two devices. Where this machine does not support the setup, prints the reason and returns `None`.
     pub fn new(setup: Setup) -> Option<Bed> {
         if matches!(setup.carrier, Carrier::Tcp6)
             && let Err(error) = std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0))
@@ -254,7 +254,7 @@ impl Bed {
         Listener::bind(&self.b, self.any_addr(), backlog, &self.param()).expect("a listener")
     }
 
-    /// Message lengths worth trying: none, one, odd, around 64 KiB, several MiB.
+    /// Message lengths to try: none, one, odd, around 64 KiB, several MiB.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         [
             0,
@@ -333,7 +333,7 @@ impl Bed {
         (a, b)
     }
 
-    /// A connected pair with these wishes.
+    /// A connected pair with these parameters.
     pub fn pair_with(&self, a: &Half, b: &Half) -> (End, End) {
         let listener = self.listener(16);
         self.pair_through(&listener, a, b)
@@ -368,7 +368,7 @@ impl Bed {
         })
     }
 
-    /// Connect an end to `addr`.
+    /// Connects an end to `addr`.
     ///
     /// # Errors
     /// As [`connect_qp`].
@@ -382,7 +382,7 @@ impl Bed {
     }
 }
 
-/// One side of a connection, with everything that it was made of.
+/// One side of a connection, with all its objects.
 pub struct End {
     /// Its device.
     pub device: Device,
@@ -394,12 +394,12 @@ pub struct End {
     pub rcq: Cq,
     /// Its queue pair.
     pub qp: Qp,
-    /// What the peer said when they were connected.
+    /// The peer's private data of the connection.
     pub private_data: Vec<u8>,
     memory: Memory,
 }
 
-/// A device whose connections are TCP's, also with peers on the same host: for peers made of plain sockets.
+/// A device whose connections use TCP, also with peers on the same host: for peers that are plain sockets.
 pub fn tcp_device() -> Device {
     let builder = Device::builder().local(LocalMode::Off);
     builder.open().expect("a device")
@@ -413,7 +413,7 @@ pub const ALL: Access = Access::LOCAL_WRITE
     .union(Access::MW_BIND);
 
 impl End {
-    /// The same with a queue pair that is connected now.
+    /// The same with this connected queue pair.
     ///
     /// # Errors
     /// Those of `connect`.
@@ -460,17 +460,17 @@ impl End {
         mr
     }
 
-    /// Post one send.
+    /// Posts one send.
     pub fn post(&self, wr: SendWr) {
         self.qp.post_send_one(wr).expect("post");
     }
 
-    /// Post one receive.
+    /// Posts one receive.
     pub fn post_recv(&self, wr: RecvWr) {
         self.qp.post_recv(&[wr]).expect("post");
     }
 
-    /// Post one signaled send and wait for its success.
+    /// Posts one signaled send and waits for its success.
     pub fn run(&self, wr: SendWr) -> Wc {
         let id = wr.id;
         self.post(wr.signaled());
@@ -496,7 +496,7 @@ impl End {
     }
 }
 
-/// Wait for this many completions.
+/// Waits for this many completions.
 pub fn take(cq: &Cq, count: usize) -> Vec<Wc> {
     let deadline = Instant::now() + PATIENCE;
     let mut all = Vec::with_capacity(count);
@@ -514,14 +514,14 @@ pub fn take(cq: &Cq, count: usize) -> Vec<Wc> {
     all
 }
 
-/// The queue is empty now. Says nothing about what may still come: use it where an order makes it say something.
+/// Asserts that the queue is empty now. Completions may still arrive: use it where an order of events excludes that.
 pub fn assert_none(cq: &Cq) {
     let mut out = [Wc::default(); 1];
     let n = cq.poll(&mut out).expect("no overrun");
     assert_eq!(n, 0, "unexpected {:?}", out[0]);
 }
 
-/// Successful, of this request and operation.
+/// Asserts success of this request and operation.
 pub fn assert_ok(wc: &Wc, id: u64, opcode: WcOpcode, len: usize) {
     assert_eq!(
         (wc.wr_id, wc.status, wc.opcode, wc.byte_len as usize),
@@ -530,7 +530,7 @@ pub fn assert_ok(wc: &Wc, id: u64, opcode: WcOpcode, len: usize) {
     );
 }
 
-/// Bytes in which every offset is told from its neighbours, and every seed from the others.
+/// Bytes that differ between neighbouring offsets, and between seeds.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)
@@ -543,7 +543,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Region and bytes agree; says where they do not, rather than print megabytes.
+/// Asserts that region and bytes agree. Reports the place of a difference rather than megabytes of data.
 pub fn assert_bytes(mr: &Mr, off: usize, want: &[u8], what: &str) {
     let got = mr.to_vec(off, want.len()).expect("within the region");
     if let Some(at) = (0..want.len()).find(|i| got[*i] != want[*i]) {
@@ -557,7 +557,7 @@ pub fn assert_bytes(mr: &Mr, off: usize, want: &[u8], what: &str) {
     }
 }
 
-/// Wait until this holds: for states that no completion announces.
+/// Waits until this holds: for states that no completion announces.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
@@ -566,7 +566,7 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A seeded source of choices.
+/// A seeded random generator.
 pub struct Rng(u64);
 
 impl Rng {
@@ -587,7 +587,7 @@ impl Rng {
     pub fn below(&mut self, n: usize) -> usize {
         (self.number() >> 16) as usize % n.max(1)
     }
-    /// True once in so many times.
+    /// True with probability 1 in `one_in`.
     pub fn chance(&mut self, one_in: usize) -> bool {
         self.below(one_in) == 0
     }

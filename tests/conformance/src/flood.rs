@@ -1,5 +1,5 @@
-//! As many messages of all lengths as a connection takes, both ways at once: on each side two threads post, a third
-//! sleeps until their sends complete, and a fourth receives, slowly, and checks each byte.
+//! As many messages of all lengths as a connection carries, both ways at once. On each side two threads post, a third sleeps until their sends complete, and a
+//! fourth receives slowly and checks each byte.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,25 +11,25 @@ use crate::bed::{End, Rng, assert_bytes, pattern, until};
 
 /// Bytes of each region of a twin.
 pub const REGION: usize = 4 << 20;
-/// Receives that a twin has posted, and bytes of each: they begin at the start of its first region.
+/// The number of receives that a twin has posted. They begin at the start of its first region.
 pub const RECVS: u64 = 16;
 /// Bytes of each receive.
 pub const RECV: usize = 64 << 10;
 /// Messages of each poster.
 const COUNT: u64 = 500;
 const POSTERS: u64 = 2;
-/// Receives once all are posted: what the ring between the two holds is far less.
+/// The number of receives once all are posted: the ring between the two holds far less.
 const MOST: u64 = 48;
-/// Buffers of each poster: enough for all receives there are, so that what stops it is the ring.
+/// Buffers of each poster: enough for all receives, so that only the ring stops a poster.
 const SLOTS: [u64; POSTERS as usize] = [MOST, 15];
-/// Where the peer says how many receives it has posted so far.
+/// The place where the peer writes how many receives it has posted so far.
 const GRANT: usize = REGION - 8;
 
-/// What a poster's message is like.
+/// The content of a poster's message.
 fn message(poster: u64, seq: u64) -> Vec<u8> {
     let seed = poster << 32 | seq;
     let mut rng = Rng::new(seed);
-    // Most are just too short to be fetched by the peer from a program's own memory: those fill the ring.
+    // Most messages are just too short for the peer to pull them from a program's own memory: those fill the ring.
     let len = if rng.chance(3) {
         rng.pick(&[16, 100, 2000, 4095, 4096, 16_384, 40_000, RECV])
     } else {
@@ -41,19 +41,17 @@ fn message(poster: u64, seq: u64) -> Vec<u8> {
     bytes
 }
 
-/// One side of a flood.
 struct Flood<'a> {
     end: &'a End,
-    /// Receives and what the second poster sends; this the peer maps.
+    /// Receives and the second poster's messages; the peer maps this region.
     arena: &'a Mr,
-    /// What the first poster sends: copied through the ring up to some length.
+    /// The first poster's messages: copied through the ring up to some length.
     ordinary: &'a Mr,
     /// Messages posted, by both.
     posted: AtomicU64,
 }
 
 impl Flood<'_> {
-    /// A poster's buffers.
     fn buffer(&self, poster: u64, slot: u64) -> (&Mr, usize) {
         let first = if poster == 0 { 0 } else { MOST as usize * RECV };
         let mr = [self.ordinary, self.arena][poster as usize];
@@ -76,8 +74,8 @@ impl Flood<'_> {
         }
     }
 
-    /// Post one once there is room: a place is taken until the request is complete, and a grant brings more messages,
-    /// each with a grant of its own, as soon as the peer has it, which is before that.
+    /// Posts one once there is room. A place is in use until the request is complete. The peer answers a grant with more messages, each with a grant, as soon
+    /// as it has the grant, which is before the request completes.
     fn request(&self, wr: &SendWr) {
         until("room in the send queue", || {
             let posted = self.end.qp.post_send_one(wr.clone());
@@ -91,7 +89,7 @@ impl Flood<'_> {
         for _ in 0..POSTERS * COUNT {
             let wc = self.end.sent();
             assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
-            // The last slots are wanted by nobody.
+            // No poster waits for the last slots.
             let _ = free[(wc.wr_id >> 32) as usize].send(wc.wr_id & 0xffff_ffff);
         }
     }
@@ -118,7 +116,7 @@ impl Flood<'_> {
             assert_bytes(self.arena, at, &want, "a message");
             *seq += 1;
             if done % 50 == 0 {
-                // Its pace, not a synchronisation.
+                // The pace of the receiver, not a synchronisation.
                 std::thread::sleep(Duration::from_millis(1));
             }
             post(wc.wr_id);
@@ -128,7 +126,7 @@ impl Flood<'_> {
     }
 }
 
-/// Both ways; the peer does the same, and its first region has this key.
+/// Runs the flood both ways; the peer does the same, and its first region has this key.
 pub fn both_ways(end: &End, [arena, ordinary]: &[Mr; 2], rkey: u32) {
     let flood = Flood {
         end,

@@ -1,4 +1,4 @@
-//! What the process uses, as the kernel says.
+//! The process's resource use, from the kernel.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("procfs").count()
 }
 
-/// Waits until no more than so many descriptors are open.
+/// Waits until at most `before` descriptors are open.
 pub fn given_back(before: usize) {
     let deadline = Instant::now() + PATIENCE;
     while descriptors() > before {
@@ -30,7 +30,7 @@ pub fn given_back(before: usize) {
     }
 }
 
-/// What each open descriptor is.
+/// A description of each open descriptor.
 fn described() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd")
         .expect("procfs")

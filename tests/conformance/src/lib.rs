@@ -1,15 +1,14 @@
 //! One suite of verbs semantics for every transport.
 //!
-//! A [`bed::Setup`] says what carries the connections and how they are set up; a *scenario* is a plain function over a
-//! [`bed::Bed`], and states in its doc comment what it holds the implementation to. `tests/suite.rs` instantiates every
-//! scenario for every setup; a new transport is one more line there. A scenario that needs what a device does not have
-//! says so and returns (see [`need!`]).
+//! A [`bed::Setup`] selects the transport of the connections and their options. A *scenario* is a plain function over a [`bed::Bed`]; its doc comment states
+//! the behaviour that it checks. `tests/suite.rs` instantiates every scenario for every setup; a new transport is one more line there. A scenario that needs an
+//! unsupported feature of a device prints that and returns (see [`need!`]).
 //!
-//! The other half are peers that break the rules: [`raw`] speaks to a [`victim`] over plain sockets and may send any
-//! bytes; with [`local`] it does so in shared memory. See `tests/hostile.rs` (frames), `tests/startup.rs` (before the first frame), `tests/pressure.rs` (floods and
-//! stalls) and `tests/random.rs` (mutated traffic).
+//! The other half are peers that break the rules: [`raw`] attacks a [`victim`] over plain sockets and may send any bytes; with [`local`] it does so in shared
+//! memory. See `tests/hostile.rs` (frames), `tests/startup.rs` (before the first frame), `tests/pressure.rs` (floods and stalls) and `tests/random.rs` (mutated
+//! traffic).
 //!
-//! Peers that keep to the rules while their process dies, stops, or has other namespaces are [`twin`]s.
+//! [`twin`]s are peers that follow the rules while their process dies, stops, or has other namespaces.
 #![forbid(unsafe_code)]
 
 pub mod bed;
@@ -22,7 +21,7 @@ pub mod scenarios;
 pub mod twin;
 pub mod victim;
 
-/// Skip the scenario, with the reason printed, unless the device has this capability.
+/// Skips the scenario and prints the reason, unless the device has this capability.
 #[macro_export]
 macro_rules! need {
     ($bed:expr, $capability:ident) => {

@@ -1,4 +1,4 @@
-//! A peer that meets a device of weft in shared memory by hand (docs/spec/local.md), and may then do there what it wants.
+//! A peer that meets a weft device in shared memory with hand-made messages (docs/spec/local.md), and may then write anything there.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,15 +14,15 @@ use weft_wire::local::{Cell, MAX_LEN, Message, Party, Secret};
 
 use crate::bed::PATIENCE;
 
-/// Bytes of each ring of a segment that we bring.
+/// Bytes of each ring of our segments.
 pub const RING: u32 = 64 * 1024;
 
-/// Where a listener's door is.
+/// The name of a listener's door.
 pub fn door(addr: SocketAddr) -> Vec<u8> {
     format!("weft/1/{}/{}", addr.ip(), addr.port()).into_bytes()
 }
 
-/// A sign of life that beats as long as the process.
+/// A liveness page that lives as long as the process.
 pub fn liveness() -> BorrowedFd<'static> {
     static LIVENESS: OnceLock<OwnedFd> = OnceLock::new();
     let fd = LIVENESS.get_or_init(|| {
@@ -39,7 +39,7 @@ pub fn liveness() -> BorrowedFd<'static> {
     fd.as_fd()
 }
 
-/// What we say of ourselves.
+/// Our description of ourselves.
 pub fn party(domain: &Domain) -> Party {
     Party {
         qp: 1,
@@ -48,13 +48,13 @@ pub fn party(domain: &Domain) -> Party {
     }
 }
 
-/// A cell that nobody can read.
+/// A cell that no process can read.
 pub const NOWHERE: Cell = Cell {
     addr: 0,
     challenge: [0; 16],
 };
 
-/// We are in the victim's process, and so can read its secret; in another one, perhaps not.
+/// The victim's secret: readable in the victim's own process, and perhaps not in another one.
 fn proof(victims: Cell) -> Secret {
     let mut secret = [0; 16];
     let _ = process::read_memory(std::process::id(), victims.addr + 16, &mut secret);
@@ -75,7 +75,7 @@ pub fn domain() -> Arc<Domain> {
     Table::new(4).domain(PdId(1)).expect("memory files")
 }
 
-/// Send a message of the rendezvous.
+/// Sends a message of the rendezvous.
 pub fn say(wire: &OwnedFd, message: &Message, fds: &[BorrowedFd<'_>]) {
     let mut bytes = Vec::new();
     message.emit(&mut bytes);
@@ -95,28 +95,28 @@ pub fn hear(wire: &OwnedFd) -> Option<(Message, Vec<OwnedFd>)> {
     }
 }
 
-/// Accept one connection at a door of our own.
+/// Accepts one connection at our own door.
 pub fn open_door(door: &OwnedFd) -> OwnedFd {
     let ready = poll_fds(&[(door.as_fd(), Interest::READ)], Some(PATIENCE)).expect("poll");
     assert_ne!(ready, 0, "a knock in time");
     unix::accept(door).expect("accept").expect("somebody")
 }
 
-/// The descriptors that follow a segment in a Join, or are those of an Attach.
+/// The descriptors of an Attach, or those after the segment in a Join.
 pub fn fds(domain: &Domain) -> Vec<BorrowedFd<'_>> {
     let mut fds = vec![liveness()];
     fds.extend(domain.fds(false));
     fds
 }
 
-/// Somebody at a door.
+/// A visitor at a door.
 pub struct Visit {
     wire: OwnedFd,
     from: SocketAddr,
 }
 
 impl Visit {
-    /// Stand at the door of a listener, and claim the TCP connection that comes from there.
+    /// Connects to a listener's door and claims the TCP connection from this address.
     pub fn claim(listener: SocketAddr, from: SocketAddr) -> Visit {
         Visit {
             wire: unix::connect(Name::Abstract(&door(listener))).expect("a door"),
@@ -124,13 +124,13 @@ impl Visit {
         }
     }
 
-    /// Say hello; the answer.
+    /// Sends Hello and returns the answer.
     pub fn hello(&self) -> Option<Message> {
         say(&self.wire, &hello(self.from), &[]);
         hear(&self.wire).map(|(message, _)| message)
     }
 
-    /// Bring these descriptors, after a welcome.
+    /// Sends a Join with these descriptors, after a Welcome.
     pub fn join(&self, victims: Cell, domain: &Domain, fds: &[BorrowedFd<'_>]) {
         let join = Message::Join {
             party: party(domain),
@@ -140,7 +140,7 @@ impl Visit {
     }
 }
 
-/// Let a visitor in.
+/// Sends a visitor a Welcome.
 pub fn welcome(wire: &OwnedFd, visitors: Cell) {
     let welcome = Message::Welcome {
         cell: NOWHERE,
@@ -149,7 +149,7 @@ pub fn welcome(wire: &OwnedFd, visitors: Cell) {
     say(wire, &welcome, &[]);
 }
 
-/// One end of a segment, by hand.
+/// One end of a segment, driven by hand.
 pub struct Local {
     /// The ring.
     pub end: End,
@@ -162,13 +162,13 @@ pub struct Local {
 }
 
 impl Local {
-    /// Stand at the door beside `tcp`'s peer, and say nothing yet.
+    /// Connects to the door of `tcp`'s peer, and sends nothing yet.
     pub fn visit(tcp: &TcpStream) -> Visit {
         let addr = |addr: std::io::Result<_>| addr.expect("connected");
         Visit::claim(addr(tcp.peer_addr()), addr(tcp.local_addr()))
     }
 
-    /// Knock at the door beside `tcp`'s peer, and bring what it takes; says whether we were welcomed.
+    /// Connects to the door of `tcp`'s peer and joins; `None` if it declines.
     pub fn knock(tcp: &TcpStream) -> Option<Local> {
         let visit = Local::visit(tcp);
         let Some(Message::Welcome { cell, .. }) = visit.hello() else {
@@ -188,12 +188,12 @@ impl Local {
         })
     }
 
-    /// The victim has accepted: it says so before its reply.
+    /// True if the victim has accepted: it sends its Attach before its reply.
     pub fn attached(&mut self) -> bool {
         matches!(hear(&self.wire), Some((Message::Attach(_), _)))
     }
 
-    /// Welcome a victim at our own door, and take what it brings.
+    /// Welcomes a victim at our own door, and receives its Join.
     pub fn welcome(door: &OwnedFd) -> Local {
         let wire = open_door(door);
         let Some((Message::Hello { cell, .. }, _)) = hear(&wire) else {
@@ -215,25 +215,24 @@ impl Local {
         }
     }
 
-    /// Tell the victim that we go there with it.
+    /// Sends the victim our Attach.
     pub fn attach(&self) {
         let message = Message::Attach(party(&self.domain));
         say(&self.wire, &message, &fds(&self.domain));
     }
 
-    /// Our door beside a TCP listener.
+    /// Our door for a TCP listener.
     pub fn door(listener: &TcpListener) -> OwnedFd {
         let addr = listener.local_addr().expect("an address");
         unix::listen(Name::Abstract(&door(addr)), 16).expect("a door")
     }
 
-    /// How many descriptors it holds: the segment, the wire, and a domain (a table, three arenas, and two of those once
-    /// more to be read).
+    /// The number of descriptors that it holds: the segment, the wire, and a domain (a table, three arenas, and read-only descriptors of two of those).
     pub fn descriptors(&self) -> usize {
         2 + 6
     }
 
-    /// Put bytes into the stream. A victim that ends meanwhile is no failure of the test.
+    /// Sends bytes of the stream. A victim that ends meanwhile does not fail the test.
     pub fn send(&self, bytes: &[u8]) {
         let deadline = Instant::now() + PATIENCE;
         let mut list = SendList::new();
@@ -252,19 +251,19 @@ impl Local {
         }
     }
 
-    /// Show what was pushed, and wake the victim.
+    /// Publishes the pushed records and wakes the victim.
     pub fn publish(&self) {
         if self.end.publish() {
             let _ = wake::poke(&self.wire);
         }
     }
 
-    /// Wake the victim whether it sleeps or not.
+    /// Sends the victim a wake-up, even if it does not sleep.
     pub fn poke(&self) {
         let _ = wake::poke(&self.wire);
     }
 
-    /// Our direction ends.
+    /// Finishes our direction.
     pub fn finish(&self) {
         let _ = self.end.finish();
         self.poke();
@@ -318,7 +317,7 @@ impl Local {
         Some(ulpdu.expect("a whole frame"))
     }
 
-    /// Nothing more comes but the end.
+    /// Asserts that the end follows and nothing else.
     pub fn expect_end(&mut self) {
         assert!(self.read(1).is_none(), "bytes before the end");
     }
@@ -330,7 +329,7 @@ pub fn frame(ulpdu: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes(), ulpdu].concat()
 }
 
-/// A frame's header alone: the payload is to be fetched.
+/// A frame's header alone: the victim fetches the payload.
 pub fn head(ulpdu: &[u8], payload: usize) -> Vec<u8> {
     let mut bytes = frame(ulpdu);
     let len = u32::try_from(ulpdu.len() + payload).expect("short");

@@ -1,5 +1,5 @@
-//! The marks in the segments that this process shares with its peers, and the table of what it has opened to them (docs/spec/local.md), by
-//! `/proc`. This file is a part of the tests of other crates too.
+//! The marks in the segments that this process shares with its peers, and the table of the regions that it exports (docs/spec/local.md), through `/proc`. The
+//! tests of other crates include this file too.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Where the marks of the initiator and of the responder are in a segment.
+/// The offsets of the marks of the initiator and of the responder in a segment.
 const MARKS: [u64; 2] = [640, 1664];
-/// Of the exported table: where its entries begin, how long they are and how many.
+/// The exported table: offset, length and number of its entries.
 const ENTRIES: (u64, usize, usize) = (4096, 64, 8 * 8192);
 
 fn mapped(name: &str) -> Vec<u64> {
@@ -26,12 +26,12 @@ fn memory() -> File {
     open.expect("procfs")
 }
 
-/// The segments that are mapped here; one whose both ends are here is there twice.
+/// The segments that are mapped here; a segment whose both ends are here appears twice.
 pub fn segments() -> Vec<u64> {
     mapped("memfd:weft-ring")
 }
 
-/// What either side of these segments says that it touches.
+/// The marks that either side of these segments has set.
 pub fn set(segments: &[u64]) -> Vec<u32> {
     let memory = memory();
     let places = segments.iter().flat_map(|at| MARKS.map(|mark| at + mark));
@@ -44,14 +44,14 @@ pub fn set(segments: &[u64]) -> Vec<u32> {
         .collect()
 }
 
-/// Say for the initiator of a connection that it touches what this `STag` names.
+/// Sets the mark of a connection's initiator to this `STag`.
 pub fn put(segment: u64, stag: u32) {
     let word = u64::from(stag).to_ne_bytes();
     let at = segment + MARKS[0];
     memory().write_all_at(&word, at).expect("a segment");
 }
 
-/// The `STags` of regions of this length that are open to peers.
+/// The `STags` of exported regions of this length.
 pub fn opened(len: usize) -> Vec<u32> {
     let memory = memory();
     let (start, size, count) = ENTRIES;
@@ -71,7 +71,7 @@ pub fn opened(len: usize) -> Vec<u32> {
     found
 }
 
-/// Stop another process while it touches memory of ours, which it goes on doing: that of this `STag`, or any.
+/// Stops another process while it touches our memory, and leaves it in that state: the memory of this `STag`, or any.
 pub fn stop_inside(pid: Pid, segments: &[u64], stag: Option<u32>) {
     let is_inside = || {
         set(segments)

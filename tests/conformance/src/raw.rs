@@ -1,4 +1,4 @@
-//! A peer made of a plain socket: it sends any bytes, and reads what comes back.
+//! A peer that is a plain socket: it sends any bytes, and reads what comes back.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,11 +21,11 @@ pub struct Raw {
     pub stream: TcpStream,
     /// FPDUs carry CRCs.
     pub crc: bool,
-    /// Where the frames go once both sides are in shared memory.
+    /// The channel of the frames once both sides are in shared memory.
     pub local: Option<Local>,
 }
 
-/// A start-up frame as a well-behaved peer would send it.
+/// A start-up frame of a peer that follows the rules.
 pub fn start_frame(kind: FrameKind, crc: bool, depth: u16) -> StartFrame<'static> {
     StartFrame {
         kind,
@@ -43,13 +43,13 @@ pub fn start_frame(kind: FrameKind, crc: bool, depth: u16) -> StartFrame<'static
 }
 
 impl Raw {
-    /// Connect, and say nothing.
+    /// Connects, and sends nothing.
     pub fn connect(addr: SocketAddr) -> Raw {
         let stream = TcpStream::connect(addr).expect("connect");
         Raw::over(stream)
     }
 
-    /// A socket that is connected.
+    /// A peer on a connected socket.
     pub fn over(stream: TcpStream) -> Raw {
         stream.set_read_timeout(Some(PATIENCE)).expect("time-out");
         stream.set_write_timeout(Some(PATIENCE)).expect("time-out");
@@ -61,7 +61,7 @@ impl Raw {
         }
     }
 
-    /// Connect and send a good request.
+    /// Connects and sends a valid request.
     pub fn request(addr: SocketAddr, crc: bool, depth: u16) -> Raw {
         let mut raw = Raw::connect(addr);
         raw.crc = crc;
@@ -69,7 +69,7 @@ impl Raw {
         raw
     }
 
-    /// Connect, knock at the door for peers of the same host, and send a good request.
+    /// Connects, joins at the door for peers of the same host, and sends a valid request.
     pub fn local_request(addr: SocketAddr, depth: u16) -> Raw {
         let mut raw = Raw::connect(addr);
         raw.local = Some(Local::knock(&raw.stream).expect("a welcome"));
@@ -77,12 +77,12 @@ impl Raw {
         raw
     }
 
-    /// Send a start frame: those are TCP's on every wire.
+    /// Sends a start frame: start frames use TCP on every wire.
     pub fn send_start(&mut self, frame: &[u8]) {
         self.stream.write_all(frame).expect("a start frame");
     }
 
-    /// Read the reply to [`Raw::request`]; says whether it accepts.
+    /// Reads the reply to [`Raw::request`]; true if it accepts.
     pub fn reply(&mut self) -> bool {
         if let Some(local) = &mut self.local {
             assert!(local.attached());
@@ -95,7 +95,7 @@ impl Raw {
         !reply.reject
     }
 
-    /// Take the connection of an initiator, read its request and accept it.
+    /// Accepts the connection of an initiator, reads its request and accepts that.
     pub fn accept(listener: &TcpListener, crc: bool, depth: u16) -> Raw {
         let (stream, _) = listener.accept().expect("accept");
         let mut raw = Raw::over(stream);
@@ -108,7 +108,7 @@ impl Raw {
         raw
     }
 
-    /// The same, after letting the initiator in at a door of our own.
+    /// The same, after the initiator has joined at our own door.
     pub fn accept_local(listener: &TcpListener, door: &OwnedFd, depth: u16) -> Raw {
         let (stream, _) = listener.accept().expect("accept");
         let mut raw = Raw::over(stream);
@@ -123,7 +123,7 @@ impl Raw {
         raw
     }
 
-    /// How many descriptors it holds.
+    /// The number of descriptors that it holds.
     pub fn descriptors(&self) -> usize {
         1 + self.local.as_ref().map_or(0, Local::descriptors)
     }
@@ -139,7 +139,7 @@ impl Raw {
         frame
     }
 
-    /// Send these bytes as they are. A victim that has closed meanwhile is no failure of the test.
+    /// Sends these bytes unchanged. A victim that has closed meanwhile does not fail the test.
     pub fn send(&mut self, bytes: &[u8]) {
         if let Some(local) = &self.local {
             local.send(bytes);
@@ -152,7 +152,7 @@ impl Raw {
         }
     }
 
-    /// Send ULPDUs, each in an FPDU of its own, all in one write.
+    /// Sends ULPDUs, each in its own FPDU, all in one write.
     pub fn send_ulpdus(&mut self, ulpdus: &[Vec<u8>]) {
         let mut bytes = Vec::new();
         for ulpdu in ulpdus {
@@ -161,7 +161,7 @@ impl Raw {
         self.send(&bytes);
     }
 
-    /// What carries a ULPDU on this wire.
+    /// The frame of a ULPDU on this wire.
     pub fn framed(&self, ulpdu: &[u8]) -> Vec<u8> {
         if self.local.is_some() {
             frame(ulpdu)
@@ -170,7 +170,7 @@ impl Raw {
         }
     }
 
-    /// Read and forget all that comes up to the end, whatever that looks like.
+    /// Reads and discards all bytes up to the end.
     pub fn read_to_end(&mut self) {
         if let Some(local) = &mut self.local {
             while local.read(1).is_some() {}
@@ -203,8 +203,8 @@ impl Raw {
         Some(covered[FPDU_HEADER_LEN..FPDU_HEADER_LEN + len].to_vec())
     }
 
-    /// The next segment: its header and payload. Empty Writes are passed over: an initiator sends them to say that it
-    /// is ready, and again while it hears nothing.
+    /// The next segment: its header and payload. Empty Writes are skipped: an initiator sends them to report that it is ready, and repeats them while it
+    /// receives nothing.
     pub fn segment(&mut self) -> Option<(Header, Vec<u8>)> {
         loop {
             let ulpdu = self.ulpdu()?;
@@ -216,7 +216,7 @@ impl Raw {
         }
     }
 
-    /// Read on until a Terminate comes; `None` if the stream ends without.
+    /// Reads until a Terminate arrives; `None` if the stream ends without one.
     pub fn terminate(&mut self) -> Option<Terminate> {
         while let Some((header, payload)) = self.segment() {
             if header.opcode() == Opcode::Terminate {
@@ -226,7 +226,7 @@ impl Raw {
         None
     }
 
-    /// Nothing more comes but the end of the stream.
+    /// Asserts that the stream ends and nothing else follows.
     pub fn expect_end(&mut self) {
         if let Some(local) = &mut self.local {
             local.expect_end();
@@ -244,7 +244,7 @@ impl Raw {
         if let Some(local) = &self.local {
             local.finish();
         }
-        // Fails only when the victim was quicker.
+        // Fails only when the victim has closed first.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 }

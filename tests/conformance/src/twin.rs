@@ -1,7 +1,7 @@
-//! Peers in processes of their own: the test binary starts itself again.
+//! Peers in separate processes: the test binary starts itself again.
 //!
 //! A test file with twins has one ignored test that calls [`role`], and names it in [`Twin::start`]. The twin takes
-//! commands, a line each, and answers each with a line that begins with `@`.
+//! commands, one a line, and answers each with a line that begins with `@`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -17,19 +17,18 @@ use crate::bed::{Bed, End, Half, Memory, PATIENCE, Setup, take, until};
 pub use crate::flood::{RECV, RECVS, REGION};
 use crate::marks;
 
-/// Times that a twin adds one when it is asked to.
+/// The number of increments that a twin makes when it is asked to add.
 pub const ADDS: u64 = 20_000;
-/// Says that this process is a twin.
+/// Set in the environment of a twin.
 const VARIABLE: &str = "WEFT_TWIN";
 /// In a twin's environment: the address that it listens on.
 pub const LISTEN: &str = "WEFT_TWIN_LISTEN";
-/// In a twin's environment: the address that it connects to, instead of listening. It says so first, and then what came
-/// of it.
+/// In a twin's environment: the address that it connects to, instead of listening. It reports the attempt first, and then the outcome.
 pub const DIAL: &str = "WEFT_TWIN_DIAL";
 /// In a twin's environment: the process that it continues once it is ready for a connection.
 pub const CONTINUES: &str = "WEFT_TWIN_CONTINUES";
 
-/// This program, to run one of its ignored tests in a process of its own.
+/// A command that runs one of this program's ignored tests in a new process.
 ///
 /// # Errors
 /// Those of finding the program.
@@ -47,7 +46,7 @@ pub fn again(wrapper: &[&str], test: &str) -> std::io::Result<Command> {
     Ok(command)
 }
 
-/// Stop a process, and wait until it has stopped.
+/// Stops a process, and waits until it has stopped.
 fn stop(pid: Pid) {
     kill_process(pid, Signal::STOP).expect("a process of ours");
     until("the process stops", || {
@@ -61,15 +60,15 @@ pub struct Twin {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Where it listens.
+    /// The address that it listens on.
     pub addr: SocketAddr,
 }
 
 impl Twin {
-    /// Start one; `change` may change its user or environment.
+    /// Starts one; `change` may change its user or environment.
     ///
     /// # Errors
-    /// Those of starting a program, and what the twin says when it cannot open its device.
+    /// Those of starting a program, and the twin's error when it cannot open its device.
     pub fn start(test: &str, change: impl FnOnce(&mut Command)) -> std::io::Result<Twin> {
         Twin::inside(&[], test, change)
     }
@@ -101,10 +100,10 @@ impl Twin {
         Ok(twin)
     }
 
-    /// It says where it listens: first of all, and when another one has taken its place.
+    /// Reads the address that it listens on: at the start, and when another twin has taken its place.
     ///
     /// # Errors
-    /// What it says when it does not.
+    /// The twin's error when it does not listen.
     pub fn listens(&mut self) -> std::io::Result<()> {
         let answer = self.answer();
         self.addr = answer.parse().map_err(|_| std::io::Error::other(answer))?;
@@ -116,29 +115,29 @@ impl Twin {
         self.child.id()
     }
 
-    /// Send it a signal.
+    /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("our own child");
     }
 
-    /// Stop it, and wait until it has stopped.
+    /// Stops it, and waits until it has stopped.
     pub fn stop(&self) {
         stop(Pid::from_child(&self.child));
     }
 
-    /// Stop it while it touches this memory of ours, which it goes on doing.
+    /// Stops it while it touches this memory of ours, and leaves it in that state.
     pub fn stop_inside(&self, stag: u32) {
         let pid = Pid::from_child(&self.child);
         marks::stop_inside(pid, &marks::segments(), Some(stag));
     }
 
-    /// Let it go on.
+    /// Continues it.
     pub fn go_on(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Give it a command.
+    /// Sends it a command.
     pub fn tell(&mut self, command: &str) {
         let input = self.input.as_mut().expect("it listens");
         writeln!(input, "{command}").expect("the twin lives");
@@ -162,7 +161,7 @@ impl Twin {
         self.answer()
     }
 
-    /// Nanoseconds of processor time that its threads have had so far.
+    /// Processor time of all its threads so far, in nanoseconds.
     pub fn cpu(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("procfs");
         tasks
@@ -186,14 +185,14 @@ pub struct Pair {
     pub twin: Twin,
     /// Our end.
     pub end: End,
-    /// The twin's region that the library allocated, and the one that it registered.
+    /// The twin's region that the library allocated, and its registered one.
     pub regions: [RemoteAddr; 2],
     /// A region of ours, of the same size.
     pub mr: Mr,
 }
 
 impl Pair {
-    /// Connect with a new twin through shared memory.
+    /// Connects with a new twin through shared memory.
     pub fn new(test: &str, half: &Half) -> Pair {
         Pair::with(
             test,
@@ -202,20 +201,20 @@ impl Pair {
         )
     }
 
-    /// Connect `bed`'s first device with a new twin.
+    /// Connects `bed`'s first device with a new twin.
     pub fn with(test: &str, half: &Half, bed: &Bed) -> Pair {
         let twin = Twin::start(test, |_| ()).expect("a twin");
         let end = bed.end(&bed.a, half);
         Pair::over(twin, bed, end)
     }
 
-    /// Connect this end with that twin.
+    /// Connects this end with that twin.
     pub fn over(twin: Twin, bed: &Bed, end: End) -> Pair {
         let end = bed.dial(twin.addr, end, &bed.param()).expect("connect");
         Pair::of(twin, end)
     }
 
-    /// This end and that twin are connected.
+    /// A pair of this end and that twin, which are connected.
     pub fn of(mut twin: Twin, end: End) -> Pair {
         let keys = twin.answer();
         let mut keys = keys
@@ -239,7 +238,7 @@ impl Pair {
         &self.end.device
     }
 
-    /// A message there and one back.
+    /// Sends a message and waits for its echo.
     pub fn echo(&mut self, byte: u8) {
         self.end
             .post_recv(RecvWr::new(7).sge(self.mr.sge(REGION - 8, 8)));
@@ -251,12 +250,12 @@ impl Pair {
     }
 }
 
-/// Whether this process is a twin.
+/// True if this process is a twin.
 pub fn is_one() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// A twin's life. Does nothing in a process that is none.
+/// The main loop of a twin. Does nothing in any other process.
 pub fn role() {
     if !is_one() {
         return;
@@ -328,7 +327,7 @@ pub fn role() {
                 end.post_recv(RecvWr::new(wc.wr_id).sge(mrs[0].sge(at, RECV)));
                 println!("@echoed");
             }
-            // Compute, and look at nothing but memory.
+            // Compute, and read nothing but memory.
             "spin" => {
                 println!("@spinning");
                 until("the end of the spin", || {
@@ -341,7 +340,7 @@ pub fn role() {
                 let value = mrs[number as usize].load_u64(REGION - 16);
                 println!("@{}", value.expect("within"));
             }
-            // A child that runs another program, and one that runs none.
+            // One child runs another program, and one does not.
             "fork" => {
                 forks();
                 println!("@forked");
@@ -351,7 +350,7 @@ pub fn role() {
                 let error = Command::new("/bin/sleep").arg("30").exec();
                 panic!("exec: {error}");
             }
-            // Stop whoever writes here, and be gone before it goes on.
+            // Stop the process that writes here, and exit before it continues.
             "die" => {
                 until("the first write", || {
                     mrs[1].load_u64(0).expect("within") != 0
@@ -384,7 +383,7 @@ pub fn role() {
                 }
                 println!("@added");
             }
-            // Write to a region of the other's, without end.
+            // Write to a region of the other process, without end.
             "write" => {
                 println!("@writing");
                 let key = number as u32;
@@ -417,13 +416,13 @@ pub fn role() {
     }
 }
 
-/// Children by a real `fork` (a change of user is beyond `posix_spawn`): one runs a program, one ends without.
+/// Children by a real `fork` (`posix_spawn` cannot change the user): one runs a program, one ends without.
 pub fn forks() {
     let uid = rustix::process::getuid().as_raw();
     let status = Command::new("/bin/true").uid(uid).status().expect("fork");
     assert!(status.success());
     let error = Command::new("/nowhere/to/be/found").uid(uid).status();
     assert!(error.is_err());
-    // Long enough for the engine's tick in parent and child alike: the pace, not a synchronisation.
+    // Long enough for a tick of the engine in parent and child: the pace, not a synchronisation.
     std::thread::sleep(Duration::from_millis(2));
 }

@@ -1,5 +1,4 @@
-//! What hostile peers are set on: a queue pair with memory of every kind, and a connection beside it that must not
-//! notice.
+//! The target of hostile peers: a queue pair with memory of every kind, and another connection that the attack must not affect.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -16,7 +15,7 @@ use crate::bed::{ALL, PATIENCE, assert_bytes, pattern, take, until};
 use crate::local::Local;
 use crate::raw::{Raw, write};
 
-/// Which side of the connection the victim is.
+/// The victim's side of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It connected to the hostile peer.
@@ -25,7 +24,7 @@ pub enum Role {
     Responder,
 }
 
-/// What is between the hostile peer and its victim.
+/// The transport between the hostile peer and its victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// TCP.
@@ -66,13 +65,13 @@ impl Wire {
     }
 }
 
-/// Inbound reads and atomics that the victim takes.
+/// The number of inbound reads and atomics that the victim accepts.
 pub const DEPTH: u16 = 4;
 /// Bytes of each region of the victim.
 pub const REGION: usize = 4096;
 /// Bytes of each receive.
 pub const RECV: usize = 64;
-/// Number of the victim's own read, which is outstanding.
+/// The number of the victim's own outstanding read.
 pub const READ_ID: u64 = 50;
 /// Its length in bytes.
 pub const READ_LEN: usize = 100;
@@ -97,9 +96,9 @@ pub struct Victim {
     pub write_only: Mr,
     /// A region with every right, of another protection domain.
     pub foreign: Mr,
-    /// A region that peers have no business with; where receives go.
+    /// A region without remote rights; receives are placed in it.
     pub private: Mr,
-    /// A key that was good once.
+    /// A key that is no longer valid.
     pub stale: u32,
     /// The key under which the victim's outstanding read expects its answer.
     pub sink: u32,
@@ -119,7 +118,7 @@ fn param(crc: bool) -> ConnParam {
 }
 
 impl Victim {
-    /// A victim with this many receives posted and one read outstanding, and its raw peer. The first message is over.
+    /// A victim with this many receives posted and one read outstanding, and its raw peer. The first message has been exchanged.
     pub fn new(device: &Device, role: Role, crc: bool, recvs: u64) -> (Victim, Raw) {
         Self::on(device, role, Wire::Tcp { crc }, recvs)
     }
@@ -145,7 +144,7 @@ impl Victim {
         drop(gone);
         let (qp, mut raw) = connected(device, qp, role, wire);
         if role == Role::Responder {
-            // The first FPDU is the initiator's.
+            // The first FPDU must be the initiator's.
             raw.send_ulpdus(&[write(0, 0, &[])]);
         }
         let sink = private.sge(REGION - READ_LEN, READ_LEN);
@@ -174,7 +173,7 @@ impl Victim {
         (victim, raw)
     }
 
-    /// No byte of any region has changed, but for those of the receives before `recvs`.
+    /// Asserts that no byte of any region has changed, except in the receives before `recvs`.
     pub fn assert_untouched(&self, recvs: usize) {
         for (mr, seed, what) in [
             (&self.target, 1, "target"),
@@ -194,12 +193,12 @@ impl Victim {
         assert_bytes(&self.private, from, &want[from..], "private region");
     }
 
-    /// The next completions of the receives, these many.
+    /// The next `count` completions of receives.
     pub fn received(&self, count: usize) -> Vec<Wc> {
         take(&self.rcq, count)
     }
 
-    /// It has ended with a Terminate of its own: everything is flushed with that code, and the event is raised.
+    /// Asserts that it has sent a Terminate: everything is flushed with that code, and the event is raised.
     pub fn assert_terminated(&self, error: TermError) {
         let (layer, etype, code) = error.parts();
         let reason = u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code);
@@ -221,7 +220,7 @@ impl Victim {
     }
 }
 
-/// Connect a queue pair with a raw peer.
+/// Connects a queue pair with a raw peer.
 pub fn connected(device: &Device, qp: Qp, role: Role, wire: Wire) -> (Qp, Raw) {
     match role {
         Role::Responder => {
@@ -253,7 +252,7 @@ pub fn connected(device: &Device, qp: Qp, role: Role, wire: Wire) -> (Qp, Raw) {
     }
 }
 
-/// What the Terminate must copy of the offending segment.
+/// Asserts that the Terminate has the right copies of the offending segment.
 pub fn assert_copies(terminate: &Terminate, offender: Option<&[u8]>) {
     let Some(ulpdu) = offender else {
         assert_eq!(
@@ -276,18 +275,18 @@ pub fn assert_copies(terminate: &Terminate, offender: Option<&[u8]>) {
     assert_eq!(terminate.read_request, request, "{terminate}");
 }
 
-/// A good connection of the same device, which goes on whatever happens beside it.
+/// A good connection of the same device, which continues during the attack.
 pub struct Bystander {
     ends: [(Qp, Cq, Mr); 2],
 }
 
 impl Bystander {
-    /// Connect it.
+    /// Connects it.
     pub fn new(device: &Device) -> Bystander {
         let pd = device.alloc_pd().expect("a PD");
         let make = || {
             let cq = device.create_cq(64, None).expect("a CQ");
-            // A queue has its descriptor from the first sleep on; from here on a ping takes none.
+            // A queue gets its descriptor at the first sleep; afterwards a ping takes none.
             let slept = cq.wait(&mut [Wc::default()], Some(Duration::from_millis(1)));
             assert_eq!(slept, Ok(0));
             let qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a QP");

@@ -1,4 +1,4 @@
-//! Ends of connections whose sides are busy at that moment: what was done before the end counts as done.
+//! Ends of connections whose sides are busy at that moment: requests executed before the end count as executed.
 
 use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ fn ending(qp: &Qp) -> mpsc::Receiver<EndReason> {
     told
 }
 
-/// A payload of zeroes for the peer to fetch: a hole in a domain that has no regions.
+/// Pushes a payload of zeroes for the peer to pull: a hole in a domain that has no regions.
 fn push_payload(local: &Local, msn: u32, len: usize) {
     local.send(&head(&send(msn, &[]), len));
     let hole = Ref {
@@ -47,7 +47,7 @@ struct Receiver {
     scq: Cq,
     rcq: Cq,
     qp: Qp,
-    /// Where its two further receives go.
+    /// The memory of its two further receives.
     sink: Mr,
     raw: Raw,
 }
@@ -75,7 +75,7 @@ fn receiver(device: &Device, sink: usize) -> Receiver {
     }
 }
 
-/// The peer fetches our payload while we fetch its, and closes: all of that was in order.
+/// The peer pulls our payload while we pull its, and closes: both transfers count.
 #[test]
 fn a_payload_fetched_during_the_last_receive_was_sent() {
     const LAST: usize = 8 << 20;
@@ -100,7 +100,7 @@ fn a_payload_fetched_during_the_last_receive_was_sent() {
             }
         };
         assert_eq!(lent.len, payload.len() as u64);
-        // Two messages, and the end, are seen in one go. Once the first is taken, the second takes its time.
+        // Two messages and the end are seen at the same time. The second takes time after the first is received.
         push_payload(local, 2, 4096);
         let first = local.end.pushed();
         push_payload(local, 3, LAST);
@@ -120,7 +120,7 @@ fn a_payload_fetched_during_the_last_receive_was_sent() {
     }
 }
 
-/// What a peer has published before it aborts is received.
+/// Records that a peer has published before it aborts are received.
 #[test]
 fn an_abort_does_not_take_back_what_was_published() {
     let device = Wire::Local.device();
@@ -144,7 +144,7 @@ fn an_abort_does_not_take_back_what_was_published() {
     }
 }
 
-/// A thread of the program sees the Terminate, without the engine being woken: the engine still sees to the rest.
+/// A thread of the program sees the Terminate, and the engine is not woken: the engine still completes the rest.
 #[test]
 fn the_engine_watches_a_connection_that_has_ended() {
     let device = Wire::Local.device();
@@ -167,12 +167,12 @@ fn the_engine_watches_a_connection_that_has_ended() {
     }
     let gone = (&raw.stream).read(&mut [0]);
     assert!(!matches!(gone, Ok(1)), "{gone:?}");
-    // It has five seconds for a peer that says nothing.
+    // A silent peer has five seconds.
     let time = start.elapsed();
     assert!(time < Duration::from_secs(3), "{time:?}");
 }
 
-/// Requests that were carried out before the post was refused are not counted among the refused ones.
+/// Requests that were executed before the post was refused are not counted among the refused ones.
 #[test]
 fn a_refusal_names_the_first_request_that_was_not_carried_out() {
     const PROMPT: usize = 400;
@@ -196,7 +196,7 @@ fn a_refusal_names_the_first_request_that_was_not_carried_out() {
         let mut wrs: Vec<_> = (0..PROMPT as u64)
             .map(|id| SendWr::send(id).inline(&[1; 8]))
             .collect();
-        // Not one for the short way.
+        // This one cannot be executed directly.
         wrs.push(SendWr::send(PROMPT as u64).sge(large.whole()));
         let delay = Duration::from_nanos(rng.below(150_000) as u64);
         let go = AtomicBool::new(false);
@@ -223,7 +223,7 @@ fn a_refusal_names_the_first_request_that_was_not_carried_out() {
     });
 }
 
-/// A queue pair goes while another thread drives it: what was posted is sent all the same.
+/// A queue pair is dropped while another thread drives it: posted requests are still sent.
 #[test]
 fn a_drop_beside_a_poller_loses_no_post() {
     for setup in [Setup::tcp(), Setup::local(Memory::Both)] {

@@ -1,11 +1,11 @@
-//! How often payload bytes are copied on their way in.
+//! The number of copies of received payload bytes.
 
 use weft_conformance::bed::{Bed, Half, Setup, take};
 use weft_verbs::{RecvWr, SendWr};
 
 const ROUNDS: u64 = 100;
 
-/// Large payloads go straight to their place, also where each is followed by a short message that tells of it.
+/// Large payloads are placed without an intermediate copy, even if each is followed by a short message that announces it.
 #[test]
 fn bulk_is_received_in_its_place() {
     for len in [40_000, 64 << 10, 256 << 10] {

@@ -1,5 +1,4 @@
-//! Connections that are cut after every possible number of bytes: whatever was under way, each request has exactly one
-//! completion, both sides end, and nothing hangs.
+//! Connections that are cut after every possible number of bytes: each request has exactly one completion, both sides end, and no thread hangs.
 
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use weft_verbs::{AsyncEvent, QpState, RecvWr, SendWr, SimFaults, Wc, WcStatus};
 /// Bytes of the largest operation: several FPDUs with the short ULPDUs used here.
 const LEN: usize = 2000;
 
-/// Connect, or say why that failed on a network that cuts.
+/// Connects, or returns the error on a network that cuts.
 fn connect(bed: &Bed) -> Result<(End, End), ConnectError> {
     let listener = bed.listener(4);
     let (a, b) = (
@@ -32,7 +31,7 @@ fn connect(bed: &Bed) -> Result<(End, End), ConnectError> {
     })
 }
 
-/// Everything at once, both ways; returns how many requests succeeded.
+/// Requests of all kinds at once, both ways; returns how many succeeded.
 fn traffic(a: &End, b: &End) -> usize {
     let (ma, mb) = (a.mr(4 * LEN), b.mr(4 * LEN));
     for (mr, seed) in [(&ma, 1), (&mb, 2)] {
@@ -53,7 +52,7 @@ fn traffic(a: &End, b: &End) -> usize {
             SendWr::send(14).inline(&[1; 100]).fence(),
         ];
         let wrs = wrs.map(SendWr::signaled);
-        // A connection that is over already takes nothing, or flushes it.
+        // A connection that has ended accepts nothing, or flushes it.
         if end.qp.post_send(&wrs).is_ok() {
             wanted.push((&end.scq, vec![10, 11, 12, 13, 14]));
         }
@@ -113,7 +112,7 @@ fn cut_anywhere() {
     let mut outcomes = [0; 3];
     for crc in [true, false] {
         for step in 0..140 {
-            // Every byte of the start-up and of the first frames, then ever larger steps.
+            // Every byte of the start-up and of the first frames, then in growing steps.
             let after = if step < 70 {
                 step
             } else {

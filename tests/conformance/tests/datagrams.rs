@@ -56,7 +56,7 @@ impl Side {
         wc[0]
     }
 
-    /// What comes next, by polling alone.
+    /// The next completion, by polling alone.
     fn poll(&self) -> Wc {
         let start = Instant::now();
         let mut wc = [Wc::default()];
@@ -82,7 +82,7 @@ fn to(qp: &UdQp) -> UdDest {
     }
 }
 
-/// Until what the other threads do shows.
+/// Waits until the effect of the other threads is visible.
 fn until(what: impl Fn() -> bool) {
     let start = Instant::now();
     while !what() {
@@ -119,7 +119,7 @@ fn a_receive_says_where_the_message_came_from() {
     let source = wc.source.expect("a source");
     assert_eq!(source.qp_num, qa.num());
     assert_eq!(source.addr, qa.port().local_addr());
-    // The answer goes where the message came from; asleep this time.
+    // The answer goes to the sender of the message; asleep this time.
     a.recv(&qa, 9, 0, 64);
     let back = UdDest {
         addr: source.addr,
@@ -167,7 +167,7 @@ fn the_engine_receives_for_a_channel() {
     }
 }
 
-/// What a layer above does with completions on the engine's thread: it posts more, and ends the queue pair.
+/// A layer above handles completions on the engine's thread: it posts more, and ends the queue pair.
 #[test]
 fn a_hook_may_use_its_queue_pair() {
     let (a, b) = (Side::new(), Side::new());
@@ -276,14 +276,14 @@ fn what_is_wrong_is_dropped_and_the_queue_pair_goes_on() {
         let wr = SendWr::send(1).inline(b"x");
         qa.post_send(&wr, dest).expect("posted");
     };
-    // No receive, a wrong key, nobody of that number.
+    // No receive, a wrong key, no queue pair of that number.
     send(&to(&qb));
     send(&UdDest { qkey: 1, ..to(&qb) });
     send(&UdDest {
         qp_num: qb.num() + 1,
         ..to(&qb)
     });
-    // Damaged, cut, too long, and nothing at all.
+    // Damaged, cut, too long, and empty.
     let header = Header {
         dst_qp: qb.num(),
         src_qp: 1,
@@ -312,7 +312,7 @@ fn what_is_wrong_is_dropped_and_the_queue_pair_goes_on() {
     assert_eq!(qb.counters().no_recv, 1);
     assert_eq!(qb.counters().wrong_qkey, 1);
 
-    // A receive that is too short stays for what fits; one of memory that is not ours is used up.
+    // A receive that is too short stays for a message that fits; one with memory that is not ours is used up.
     b.recv(&qb, 1, 0, 5);
     b.recv(&qb, 2, 1 << 20, 64);
     b.recv(&qb, 3, 0, 64);
@@ -336,7 +336,7 @@ fn what_is_wrong_is_dropped_and_the_queue_pair_goes_on() {
     let wr = SendWr::send(4).sge(a.mr.sge(1 << 20, 8));
     qa.post_send(&wr, &to(&qb)).expect("posted");
     assert_eq!(a.poll().status, WcStatus::LocProtErr);
-    // To where nobody is: lost, and complete.
+    // To an address without a receiver: lost, and complete.
     let nowhere = UdDest {
         addr: "127.0.0.1:9".parse().expect("an address"),
         ..to(&qb)
@@ -454,7 +454,7 @@ fn an_error_flushes_and_a_drop_is_silent() {
     assert_eq!(b.poll().wr_id, 5, "nothing of the queue pair before");
 }
 
-/// A slow receiver loses messages, but those that come are whole, in order on one host, and each fills one receive.
+/// A slow receiver loses messages. Those that arrive are whole, in order on one host, and each fills one receive.
 #[test]
 fn a_flood_is_survived() {
     const COUNT: u64 = 20_000;
@@ -474,7 +474,7 @@ fn a_flood_is_survived() {
                 }
                 assert_eq!(a.poll().status, WcStatus::Success);
             }
-            // For the end there are receives again.
+            // Receives are posted again for the end.
             loop {
                 let wr = SendWr::send(0).inline(b"the end").signaled();
                 qa.post_send(&wr, &dest).expect("posted");
@@ -486,7 +486,7 @@ fn a_flood_is_survived() {
                 std::thread::yield_now();
             }
         });
-        // Not in order: those that go through shared memory pass those that the kernel still has.
+        // Not in order: messages through shared memory pass those that the kernel still has.
         let mut seen = std::collections::HashSet::new();
         let mut came = 0;
         loop {
@@ -520,7 +520,7 @@ fn numbers_lead_to_ports() {
     let distinct = HashSet::from([stream.get(), first.get(), second.get()]);
     assert_eq!(distinct.len(), 3);
 
-    // A port that somebody else has is not taken.
+    // A port in use is not taken.
     let other = Broker::new(&device);
     let number = other.reserve().expect("a number");
     let squatted = SocketAddr::from(([0, 0, 0, 0], (number.get() >> 8) as u16));
@@ -545,7 +545,7 @@ fn to_group(group: &str, qkey: u32) -> UdDest {
 
 #[test]
 fn a_group_is_heard_by_all_that_are_attached() {
-    // Other runs of this test on the host have another.
+    // Other runs of this test on the host have another group.
     let [.., high, low] = std::process::id().to_be_bytes();
     let group = SocketAddr::from(([239, 82, high, low], 22273));
     let name = group.to_string();
@@ -568,12 +568,12 @@ fn a_group_is_heard_by_all_that_are_attached() {
     b.recv(&qc, 3, 64, 64);
     a.mr.write(128, b"to all").expect("in bounds");
     let wr = SendWr::send(7).sge(a.mr.sge(128, 6));
-    // Not those with another key, nor what names one of them.
+    // Neither messages with another key, nor messages that name a single queue pair.
     qa.post_send(&wr, &to_group(&name, 5)).expect("posted");
     let mut one = to_group(&name, QKEY);
     one.qp_num = qb.num();
     qa.post_send(&wr, &one).expect("posted");
-    // Nor what is none of this protocol.
+    // Nor datagrams of another protocol.
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let _ = stranger.send_to(b"junk", group);
     qa.post_send(&wr, &to_group(&name, QKEY)).expect("posted");
@@ -585,7 +585,7 @@ fn a_group_is_heard_by_all_that_are_attached() {
     let mut got = [0; 6];
     b.mr.read(64, &mut got).expect("in bounds");
     assert_eq!(&got, b"to all");
-    // Who has left hears nothing, and the others do.
+    // A member that has left receives nothing, and the others still do.
     assert!(qb.detach(group) && !qb.detach(group));
     b.recv(&qb, 4, 0, 64);
     b.recv(&qc, 5, 0, 64);

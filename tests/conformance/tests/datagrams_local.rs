@@ -29,7 +29,7 @@ const QKEY: u32 = 0x1111_1111;
 const HERE: &str = "127.0.0.1:0";
 const ROOM: usize = 256;
 
-/// One process, or what could be one.
+/// A process, or its equivalent.
 struct Side {
     cq: Cq,
     port: UdPort,
@@ -108,14 +108,14 @@ impl Side {
         self.mr.to_vec(at, wc.byte_len as usize).expect("in bounds")
     }
 
-    /// Datagrams of shared memory, sent and received, with all peers.
+    /// Datagrams through shared memory, sent and received, with all peers.
     fn shared(&self) -> (u64, u64) {
         let peers = self.port.local_peers();
         let sum = |(s, r), peer: &weft_verbs::UdLocalPeer| (s + peer.sent, r + peer.received);
         peers.iter().fold((0, 0), sum)
     }
 
-    /// Until messages to that address, which answers each with itself, go through shared memory both ways.
+    /// Waits until messages to that address, which echoes each, go through shared memory both ways.
     fn meet(&self, to: &UdDest) {
         let start = Instant::now();
         while self.shared().0 < 4 || self.shared().1 < 4 {
@@ -145,7 +145,7 @@ fn until(what: impl Fn() -> bool) {
     }
 }
 
-/// Sends each message back to where it came from, until nobody wants that any more.
+/// Sends each message back to its sender, as long as `wanted` returns true.
 fn echo(side: &Side, wanted: impl Fn() -> bool) {
     while wanted() {
         let mut wc = [Wc::default()];
@@ -159,7 +159,7 @@ fn echo(side: &Side, wanted: impl Fn() -> bool) {
     }
 }
 
-/// A process of its own that echoes.
+/// A separate process that echoes.
 struct Twin {
     child: Child,
     _input: ChildStdin,
@@ -239,7 +239,7 @@ fn two_processes_share_memory() {
         assert_eq!((source.addr, source.qp_num), (twin.to.addr, twin.to.qp_num));
     }
     assert_eq!(side.shared().0 - before.0, 2000);
-    // An answer of before may come late, and the count of the last one behind its completion.
+    // An earlier answer may come late, and the latest count after its completion.
     until(|| side.shared().1 - before.1 >= 2000);
     assert_eq!(side.qp.counters().dropped + side.qp.counters().no_recv, 0);
 }
@@ -266,7 +266,7 @@ fn who_keeps_to_himself_is_sent_to_by_the_kernel() {
 fn what_finds_no_receive_is_dropped_and_counted() {
     let (side, twin) = (Side::new(), Twin::start());
     side.meet(&twin.to);
-    // Echoes come back, and find none.
+    // Echoes come back, and find no receive.
     for _ in 0..50 {
         side.send(b"x", &twin.to);
     }
@@ -318,7 +318,7 @@ fn a_peer_that_is_stopped_holds_nobody_up() {
     side.send(b"on we go", &other.to);
     let wc = side.next(false);
     assert_eq!((wc.wr_id, side.bytes(&wc)), (5, b"on we go".to_vec()));
-    // Its echoes are more than there are receives here, and come through.
+    // There are more echoes than receives here, and they arrive.
     twin.signal(Signal::CONT);
     until(|| side.qp.counters().no_recv > 0);
 }
@@ -347,7 +347,7 @@ fn the_reliable_mode_keeps_its_promises() {
             }
         });
         for id in 0..COUNT {
-            // Mostly too late: the sender has to wait.
+            // Mostly too late: the sender must wait.
             b.recv(id % 8);
             let wc = b.next(id % 3 == 0);
             assert_eq!((wc.wr_id, wc.status), (id % 8, WcStatus::Success));
@@ -357,7 +357,7 @@ fn the_reliable_mode_keeps_its_promises() {
     assert!(b.shared().1 > COUNT / 2, "{:?}", b.port.local_peers());
 }
 
-// ---- peers that keep no rules
+// ---- peers that break the rules
 
 /// A program of the same user that knows the protocol.
 struct Raw {
@@ -373,7 +373,7 @@ impl Raw {
         Raw { socket, addr }
     }
 
-    /// What the victim answers to an offer.
+    /// The victim's answer to an offer.
     fn offer(&self, to: SocketAddr, change: impl FnOnce(&mut Message)) -> Option<OwnedFd> {
         let victim = diag::udp_receiver(self.addr, to).expect("a kernel that tells");
         let peer = victim.expect("a victim").cookie;
@@ -422,7 +422,7 @@ fn push(end: &End, bytes: &[u8]) {
     let _ = end.publish();
 }
 
-/// The victim answers another peer as ever.
+/// The victim still answers another peer.
 fn goes_on(victim: &Side, honest: &Side) {
     victim.recv(9);
     honest.send(b"honest", &victim.dest());
@@ -526,7 +526,7 @@ fn nonsense_in_the_memory_ends_that_pipe_and_no_other() {
         let there = |peer: &weft_verbs::UdLocalPeer| peer.addr == raw.addr;
         until(|| victim.port.local_peers().iter().any(there));
         match round % 4 {
-            // All over, again and again while the victim looks.
+            // All of the ring, again and again while the victim reads.
             0 | 1 => {
                 let map = Mapping::new(&fd, 0, len, true).expect("mapped");
                 let file = std::fs::File::from(fd);
@@ -550,7 +550,7 @@ fn nonsense_in_the_memory_ends_that_pipe_and_no_other() {
                     !victim.port.local_peers().iter().any(there)
                 });
             }
-            // Datagrams that are none.
+            // Records that are not datagrams.
             _ => {
                 let end = End::new(
                     Segment::open(fd).expect("a segment").into(),

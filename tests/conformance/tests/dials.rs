@@ -1,4 +1,4 @@
-//! Dials that fail take everything with them. One test, because it counts what the whole process has.
+//! Failed dials release all their resources. One test, because it counts those of the whole process.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -7,13 +7,13 @@ use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
 use weft_verbs::cm::{ConnectError, Listener};
 use weft_verbs::{Device, Limits, LocalMode};
 
-/// Threads of this process. Those that come and go here are engines, which have their name only once they run.
+/// Threads of this process. Only engines start and end here, and they have their name only once they run.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
     tasks.flatten().count()
 }
 
-/// Dial with a device made for this alone.
+/// Dials with a new device.
 fn dial(bed: &Bed, addr: SocketAddr) -> ConnectError {
     let device = bed.device(Limits::default());
     let end = bed.end(&device, &Half::default());
@@ -23,7 +23,7 @@ fn dial(bed: &Bed, addr: SocketAddr) -> ConnectError {
 
 #[test]
 fn a_failed_dial_leaves_nothing() {
-    // Connected, but there is no shared memory, and nothing else will do.
+    // Connected, but without the required shared memory.
     let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
     let doorless = Device::builder().local(LocalMode::Off).open();
     let doorless = doorless.expect("a device");

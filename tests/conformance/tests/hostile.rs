@@ -1,9 +1,8 @@
 //! Peers that speak MPA and then break the rules of DDP and RDMAP.
 //!
-//! Every attack is run with the victim as initiator and as responder, on TCP with CRC and without, and in shared memory. Each time: no byte of the
-//! victim's memory changes, the Terminate that the RFCs name arrives at the attacker with the right copies of the
-//! offending headers, the victim's queues flush with its code, the asynchronous event is raised, and a connection of
-//! the same device goes on.
+//! Every attack is run with the victim as initiator and as responder, on TCP with CRC and without, and in shared memory. Each time: no byte of the victim's
+//! memory changes, the Terminate that the RFCs name arrives at the attacker with the right copies of the offending headers, the victim's queues flush with its
+//! code, the asynchronous event is raised, and a connection of the same device continues.
 
 use weft_conformance::bed::tcp_device;
 use weft_conformance::raw::{
@@ -20,14 +19,14 @@ use weft_wire::rdmap::{
     ReadRequest, TaggedError, TermError, Terminate, UntaggedError,
 };
 
-/// Segments, the last of them the offending one, and what must come of it.
+/// Segments, the last of them the offending one, and the required reaction.
 struct Attack {
     error: TermError,
     /// The Terminate copies the offender's headers.
     copied: bool,
     /// Receives posted.
     recvs: u64,
-    /// What becomes of them.
+    /// Their completion statuses.
     statuses: &'static [WcStatus],
 }
 
@@ -63,7 +62,7 @@ impl Attack {
         self
     }
 
-    /// The attack by whole FPDUs.
+    /// Runs the attack with whole FPDUs.
     fn run(&self, ulpdus: impl Fn(&Victim) -> Vec<Vec<u8>>) {
         self.run_raw(|victim, raw| {
             let ulpdus = ulpdus(victim);
@@ -72,7 +71,7 @@ impl Attack {
         });
     }
 
-    /// The attack by any bytes; `act` returns the offending ULPDU.
+    /// Runs the attack with any bytes; `act` returns the offending ULPDU.
     fn run_raw(&self, act: impl Fn(&Victim, &mut Raw) -> Vec<u8>) {
         for wire in Wire::ALL {
             let device = wire.device();
@@ -185,7 +184,7 @@ fn length_past_the_end() {
 
 #[test]
 fn a_later_segment_past_the_end() {
-    // The segments before it are placed, each within bounds, as they should be: they write what is there already.
+    // The segments before it are placed, each within bounds, as they should be: they write the bytes that are there already.
     let near = REGION - 8;
     let there = weft_conformance::bed::pattern(1, REGION);
     Attack::tagged(TaggedError::BaseBounds).run(|v| {
@@ -228,7 +227,7 @@ fn other_protection_domain() {
 
 #[test]
 fn invalidation_of_what_cannot_be() {
-    // The message itself is delivered into its receive, but never completed.
+    // The message itself is placed in its receive, but never completed.
     let attack = Attack::protection(ProtectionError::CannotInvalidate).statuses(&[Flushed; 3]);
     attack.run(|v| vec![send_invalidate(1, v.target.rkey(), &[])]);
     attack.run(|v| vec![send_invalidate(1, v.stale, &[])]);
@@ -314,7 +313,7 @@ fn bad_crc() {
         for role in [Role::Initiator, Role::Responder] {
             let (victim, mut raw) = Victim::new(&device, role, true, 3);
             let mut frame = fpdu(&write(victim.target.rkey(), 0, &[1; 64]), true);
-            // A length field that is damaged makes the frame longer: give it the bytes that it then wants.
+            // A damaged length field makes the frame longer: send the bytes that it then announces.
             let at = flip.min(frame.len() - 1);
             frame[at] ^= 1;
             raw.send(&frame);
@@ -401,7 +400,7 @@ fn read_response_to_a_wrong_stag() {
     let attack = Attack::tagged(TaggedError::InvalidStag);
     let response = |stag, len: usize| tagged(Opcode::ReadResponse, true, stag, 0, &vec![1; len]);
     attack.run(|v| vec![response(v.sink ^ 1, READ_LEN)]);
-    // A region that the peer may write to is no sink either.
+    // A region that the peer may write to is not a sink either.
     attack.run(|v| vec![response(v.target.rkey(), READ_LEN)]);
     attack.run(|v| vec![response(v.private.rkey(), READ_LEN)]);
 }
@@ -425,11 +424,11 @@ fn answers_nobody_asked_for() {
         let device = wire.device();
         let bystander = Bystander::new(&device);
         let (victim, mut raw) = Victim::on(&device, role, wire, 1);
-        // The outstanding read is answered: what it asked for, and no more.
+        // The outstanding read is answered with exactly the requested bytes.
         let sink = victim.sink;
         let answer = tagged(Opcode::ReadResponse, true, sink, 0, &[0x77; READ_LEN]);
         raw.send_ulpdus(&[answer]);
-        // Not signaled: a zero-length write behind it says that the read is complete.
+        // Not signaled: a zero-length write after it shows that the read is complete.
         let nowhere = weft_verbs::RemoteAddr { addr: 0, rkey: 0 };
         let marker = SendWr::write(51, nowhere).signaled();
         victim.qp.post_send_one(marker).expect("post");
@@ -472,7 +471,7 @@ fn atomic_response_nobody_asked_for() {
 fn atomic_that_is_not_aligned() {
     let attack = Attack::new(TermError::Operation(OperationError::Unspecified));
     attack.run(|v| vec![atomic_request(1, &atomic_on(v.target.rkey(), 4))]);
-    // Whatever its key is.
+    // With any key.
     attack.run(|v| vec![atomic_request(1, &atomic_on(v.target.rkey() ^ 1, 4))]);
 }
 
@@ -492,7 +491,7 @@ fn more_reads_than_agreed() {
         let device = wire.device();
         let bystander = Bystander::new(&device);
         let (victim, mut raw) = Victim::on(&device, role, wire, 1);
-        // Answers far beyond what sockets hold, so that none of the requests is done with.
+        // Answers far larger than the socket buffers, so that none of the requests is finished.
         let big = victim
             .pd
             .alloc_mr(64 << 20, weft_conformance::bed::ALL)
@@ -539,8 +538,8 @@ fn control_messages_of_the_wrong_length() {
     attack.run(|_| vec![untagged(Opcode::Terminate, true, 1, 0, &[1; 1000])]);
 }
 
-/// A peer's Terminate ends the victim: the request whose header it copies gets a status of its own, the rest is
-/// flushed, and whatever follows the Terminate is of no effect.
+/// A peer's Terminate ends the victim: the request whose header it copies completes with its own status, the rest is flushed, and bytes after the Terminate
+/// have no effect.
 #[test]
 fn terminates_of_all_kinds() {
     let read = |victim: &Victim| {

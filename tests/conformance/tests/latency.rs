@@ -1,4 +1,4 @@
-//! How long a message takes to a program that sleeps on its completion channel, and to one that spins on its memory.
+//! The latency of a message to a program that sleeps on its completion channel, and to one that spins on its memory.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ use weft_verbs::{CompChannel, Mr, RecvWr, SendWr, Wc};
 
 const ROUNDS: usize = 100;
 
-/// One side of a ping-pong: take a message, asleep on the channel until there is one.
+/// One side of a ping-pong: it sleeps on the channel until there is a message.
 struct Side {
     end: End,
     channel: CompChannel,
-    /// Polls until there is nothing before it asks for an event, as most programs do; else it asks at once.
+    /// True: polls until the queue is empty before it asks for an event, as most programs do; false: asks at once.
     polls: bool,
 }
 
@@ -38,7 +38,6 @@ impl Side {
     }
 }
 
-/// The median round trip.
 fn round_trip(setup: Setup, polls: bool) -> Duration {
     let bed = Bed::new(setup).expect("a bed");
     let channels = [&bed.a, &bed.b].map(|device| device.create_comp_channel().expect("a channel"));
@@ -74,8 +73,8 @@ fn round_trip(setup: Setup, polls: bool) -> Duration {
     times[ROUNDS / 2]
 }
 
-/// A program that has polled before it goes to sleep is woken as soon as one that has not: its message does not wait until
-/// the engine next looks whether it still polls.
+/// A program that has polled before it goes to sleep is woken as soon as one that has not: its message does not wait until the engine next checks whether the
+/// program still polls.
 fn polling_before_a_sleep_costs_nothing() {
     for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
         // A busy machine can spoil a measurement, but not each time.
@@ -92,8 +91,8 @@ fn polling_before_a_sleep_costs_nothing() {
     }
 }
 
-/// The median round trip of Writes to a program that spins on its memory, and polls only until its own Write is complete. It lets
-/// others run when it has spun for long, so that a machine with few cores has one for the engines.
+/// The median round trip of Writes to a program that spins on its memory, and polls only until its own Write is complete. After a long spin it yields, so that
+/// a machine with few cores has one for the engines.
 fn written_round_trip(setup: Setup) -> Duration {
     let bed = Bed::new(setup).expect("a bed");
     let (near, far) = bed.pair();
@@ -132,7 +131,7 @@ fn written_round_trip(setup: Setup) -> Duration {
     times[ROUNDS / 2]
 }
 
-/// Whether somebody else takes a processor all the time: then the two sides and the engines have fewer than two.
+/// True if another process occupies a processor all the time: then the two sides and the engines have fewer than two.
 fn others_run() -> bool {
     let running = || {
         let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -148,11 +147,11 @@ fn others_run() -> bool {
     busy.count() > 25
 }
 
-/// Who polls for a completion now and then is not taken for one who polls for what arrives: the engine places the peer's Writes as soon
-/// as for a program that sleeps, not when it next looks around.
+/// A thread that polls now and then for a completion does not count as one that polls for arrivals: the engine places the peer's Writes as soon as for a
+/// program that sleeps, not at its next check.
 fn spinning_on_memory_needs_no_polls() {
     for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
-        // A busy machine can spoil some of them, or all for a while; an engine that looks too late spoils most, always.
+        // A busy machine can spoil some of them, or all for a while; an engine that checks too late spoils most, always.
         let most_are_soon = || {
             let tries = [(); 9].map(|()| (written_round_trip(setup), round_trip(setup, false)));
             println!("{:?}: {tries:?}", setup.local);

@@ -1,5 +1,4 @@
-//! What many connections in shared memory take, and that all of it is given back. One test, because it counts what the
-//! whole process has.
+//! The resources of many connections in shared memory, and their release. One test, because it counts those of the whole process.
 
 use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
 use weft_conformance::gauge::{descriptors, given_back};
@@ -7,14 +6,14 @@ use weft_verbs::{Device, RecvWr, SendWr};
 
 fn maps() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
-    // A device keeps its own sign of life.
+    // A device keeps its own liveness page.
     let shared = maps.lines().filter(|line| line.contains("weft-"));
     shared
         .filter(|line| !line.contains("weft-liveness"))
         .count()
 }
 
-/// Connect, talk and go, `count` pairs at a time.
+/// Connects, exchanges messages and closes, `count` pairs at a time.
 fn round(bed: &Bed, count: usize, shared: bool) {
     let listener = bed.listener(64);
     let half = |device: &Device| {
@@ -54,7 +53,7 @@ fn everything_is_given_back() {
     given_back(before);
     until("all mappings are given back", || maps() == 0);
 
-    // Two thousand at once, where so many descriptors are allowed: in this process there are both ends.
+    // Two thousand at once, where that many descriptors are allowed: this process has both ends.
     let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let room = limits.current.unwrap_or(1 << 20) as usize;
     let count = (room / 8).min(2000);

@@ -1,4 +1,4 @@
-//! How two processes of one host meet in shared memory, and all that can go wrong on the way: then they stay on TCP.
+//! The meeting of two processes of one host in shared memory, and its failures: then the connections stay on TCP.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,7 +45,6 @@ fn param() -> ConnParam {
 }
 
 struct Side {
-    /// Its completions.
     cq: Cq,
     conn: Result<Connection, ConnectError>,
 }
@@ -57,7 +56,7 @@ impl Side {
     }
 }
 
-/// Connect through this listener; both sides, and how long it took.
+/// Connects through this listener; returns both sides, and the time.
 fn join(a: &Device, b: &Device, listener: &Listener) -> (Side, Side, Duration) {
     let start = Instant::now();
     let make = |device: &Device| {
@@ -96,7 +95,7 @@ fn join(a: &Device, b: &Device, listener: &Listener) -> (Side, Side, Duration) {
     })
 }
 
-/// A message goes from one to the other.
+/// Sends a message from one to the other.
 fn talk(a: &Side, b: &Side) {
     let conn = a.conn.as_ref().expect("connected");
     conn.qp
@@ -160,7 +159,7 @@ fn the_environment_decides() {
     }
 }
 
-/// A twin of another user, where we may start one.
+/// A twin of another user, if we may start one.
 fn nobody(change: impl FnOnce(&mut Command)) -> Option<Twin> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become somebody else");
@@ -203,7 +202,7 @@ fn another_user() {
         theirs.contains("tcp") && theirs.contains("Some"),
         "{theirs}"
     );
-    // Whoever insists is told why not.
+    // A side that requires shared memory gets the reason.
     let Some(twin) = nobody(|_| ()) else { return };
     let strict = bed(LocalMode::Require);
     let end = strict.end(&strict.a, &Half::default());
@@ -214,7 +213,7 @@ fn another_user() {
     );
 }
 
-/// The same with the roles exchanged: the initiator is nobody.
+/// The same with the roles exchanged: the initiator is the other user.
 #[test]
 fn another_user_dials() {
     for (ours, theirs) in [
@@ -258,7 +257,7 @@ fn another_user_dials() {
     }
 }
 
-/// Somebody else sits at the name where a listener's door should be.
+/// Another process holds the name of a listener's door.
 fn squatted(what: &str, act: impl Fn(&OwnedFd) + Sync) {
     let (a, b) = (device(LocalMode::Auto), device(LocalMode::Off));
     let listener = Listener::bind(&b, ANY, 4, &param()).expect("a listener");
@@ -273,7 +272,7 @@ fn squatted(what: &str, act: impl Fn(&OwnedFd) + Sync) {
     let path = path.expect("connected");
     assert_eq!(path.transport, "tcp", "{what}");
     assert!(path.reason.is_some(), "{what}");
-    // Half a second of patience, and what a busy machine takes.
+    // Half a second of time limit, and the delay of a busy machine.
     assert!(took < Duration::from_millis(1500), "{what}: {took:?}");
     talk(&a, &b);
 }
@@ -306,8 +305,8 @@ fn somebody_else_at_the_door() {
     });
 }
 
-/// The same, and it goes after the welcome: nobody can tell that from a listener that has gone to shared memory and
-/// died, so that the connection may fail, but soon.
+/// The same, and the other process ends after the Welcome: this looks like a listener that has gone to shared memory and died. The connection may therefore
+/// fail, but soon.
 #[test]
 fn a_door_that_dies_after_the_welcome() {
     let (a, b) = (device(LocalMode::Auto), device(LocalMode::Off));
@@ -331,7 +330,7 @@ fn a_door_that_dies_after_the_welcome() {
 
 #[test]
 fn a_listener_whose_name_is_taken() {
-    // The port is not known before: take the name of a port that was free a moment ago.
+    // The port is not known in advance: use the name of a port that was free a moment ago.
     let port = TcpListener::bind(ANY).expect("a port");
     let addr = port.local_addr().expect("an address");
     drop(port);
@@ -368,7 +367,7 @@ fn one_port_on_two_addresses() {
     }
 }
 
-/// A stage for guests that misbehave: a listener, and a connection that must not notice.
+/// The setup for visitors that break the rules: a listener, and a connection that must not be affected.
 struct Stage {
     device: Device,
     listener: Listener,
@@ -395,7 +394,7 @@ impl Stage {
         unix::connect(Name::Abstract(&door(self.addr()))).expect("a door")
     }
 
-    /// The connection of this peer is accepted, and on TCP.
+    /// Checks that the connection of this peer is accepted, and on TCP.
     fn on_tcp(&self, mut raw: Raw) {
         let frame = start_frame(FrameKind::Request, false, 4).emit();
         raw.send(&frame);
@@ -410,7 +409,7 @@ impl Stage {
         let conn = request.accept(qp, &param()).expect("accept");
         assert!(raw.reply());
         assert_eq!(conn.qp.path().expect("connected").transport, "tcp");
-        // The listener wants CRCs.
+        // The listener requires CRCs.
         raw.crc = true;
         raw.send_ulpdus(&[write(0, 0, &[]), send(1, &[])]);
         let wc = weft_conformance::bed::take(&cq, 1)[0];
@@ -422,33 +421,33 @@ impl Stage {
 #[test]
 fn guests_that_say_hello_and_leave() {
     let stage = Stage::new();
-    // Not even a hello.
+    // Not even a Hello.
     drop(stage.wire());
-    // A hello about a TCP connection that there is, and gone before the answer.
+    // A Hello about an existing TCP connection; the visitor leaves before the answer.
     let raw = Raw::connect(stage.addr());
     let wire = stage.wire();
     let from = raw.stream.local_addr().expect("an address");
     say(&wire, &hello(from), &[]);
     drop(wire);
     stage.on_tcp(raw);
-    // Welcomed, and brings nothing.
+    // A welcomed visitor that sends no Join.
     let raw = Raw::connect(stage.addr());
     let visit = Local::visit(&raw.stream);
     assert!(matches!(visit.hello(), Some(Message::Welcome { .. })));
     stage.on_tcp(raw);
     drop(visit);
-    // Welcomed, and gone before the request.
+    // A welcomed visitor that leaves before the request.
     let raw = Raw::connect(stage.addr());
     let local = Local::knock(&raw.stream).expect("a welcome");
     drop(local);
     stage.on_tcp(raw);
-    // Welcomed, and the TCP connection goes instead.
+    // A welcomed visitor whose TCP connection ends instead.
     let raw = Raw::connect(stage.addr());
     let local = Local::knock(&raw.stream).expect("a welcome");
     drop(raw);
     stage.bystander.ping();
     drop(local);
-    // A hello about a connection that there is not.
+    // A Hello about a connection that does not exist.
     let wire = stage.wire();
     say(&wire, &hello(([127, 0, 0, 1], 9).into()), &[]);
     let answer = hear(&wire).map(|(message, _)| message);
@@ -456,7 +455,7 @@ fn guests_that_say_hello_and_leave() {
     stage.bystander.ping();
 }
 
-/// A connection from this port of the loopback, which may have others.
+/// A connection from this port of the loopback, which other connections may share.
 fn from_port(port: u16, to: SocketAddr) -> std::net::TcpStream {
     use rustix::net;
     let (family, kind) = (net::AddressFamily::INET, net::SocketType::STREAM);
@@ -467,8 +466,7 @@ fn from_port(port: u16, to: SocketAddr) -> std::net::TcpStream {
     socket.into()
 }
 
-/// Connections to two listeners of a device can have the same address at their other end. A hello is about one that came
-/// to the listener beside the door.
+/// Connections to two listeners of a device can have the same remote address. A Hello refers to the one of the door's listener.
 #[test]
 fn a_hello_belongs_to_its_door() {
     let device = device(LocalMode::Auto);
@@ -551,7 +549,7 @@ fn guests_with_the_wrong_descriptors() {
         stage.on_tcp(raw);
     }
     until("all descriptors are given back", || {
-        // Other tests of this file run beside this one.
+        // Other tests of this file run at the same time.
         descriptors() <= before + 200
     });
 }
@@ -564,11 +562,11 @@ fn guests_that_say_nothing() {
         .collect();
     assert!(flood.len() >= 100, "{}", flood.len());
     stage.bystander.ping();
-    // A good peer gets through: in shared memory or, while the door is crowded, over TCP.
+    // A good peer is served: in shared memory or, while the door is crowded, over TCP.
     let (a, b, took) = join(&device(LocalMode::Auto), &stage.device, &stage.listener);
     assert!(took < Duration::from_secs(2), "{took:?}");
     talk(&a, &b);
-    // After half a second the silent ones are sent away.
+    // After half a second the silent visitors are rejected.
     for wire in &flood {
         let answer = hear(wire).map(|(message, _)| message);
         assert!(

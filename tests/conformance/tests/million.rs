@@ -1,6 +1,6 @@
-//! A million sources, each with an address of its own, send one datagram each to a port with an unreliable and a reliable queue pair. What is remembered of
-//! them has a limit, an honest peer is heard all the time, and no source gets an answer that is longer than what it sent. In a file of its own, because the
-//! memory that is measured is that of the process.
+//! A million sources, each with its own address, send one datagram each to a port with an unreliable and a reliable queue pair. The state kept about them is
+//! bounded, an honest peer is served all the time, and no source gets an answer that is longer than its datagram. In a separate file, because it measures the
+//! memory of the process.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -14,12 +14,12 @@ use weft_verbs::{
 use weft_wire::dgram::{Control, FaultCode, Flow, Header, Packet, Segment, Target, seal};
 
 const SOURCES: u32 = 1_000_000;
-/// Sent before the port is asked how far it is: what a socket of the system's default size holds.
+/// Datagrams before the port is asked for its progress: as many as a socket of the system's default size holds.
 const ROUND: u32 = 250;
 const QKEY: u32 = 0x1111_1111;
 const KINDS: u32 = 12;
 
-/// Kilobytes of this process that are in memory.
+/// Resident memory of this process, in kilobytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -37,7 +37,7 @@ fn number(addr: IpAddr) -> Option<u32> {
     addr.to_bits().checked_sub(0x7f01_0000)
 }
 
-/// What the source of this number sends: all that there is, and nonsense.
+/// The datagram of the source with this number: every valid kind, and invalid ones.
 fn datagram(n: u32, plain: u32, reliable: u32, raw: &mut Vec<u8>) {
     let packet = Packet {
         psn: 1,
@@ -69,14 +69,14 @@ fn datagram(n: u32, plain: u32, reliable: u32, raw: &mut Vec<u8>) {
     };
     let psn = 1;
     match n % KINDS {
-        // A message that never becomes whole.
+        // A message that never becomes complete.
         0 => emit(segment, 10),
         // Memory that it may not write.
         1 => {
             let target = Some(Target { stag: n, to: 0 });
             emit(Segment { target, ..segment }, 100);
         }
-        // Segments of the reliable mode with a cookie that is a guess, to a queue pair that has the mode and to one that has not.
+        // Segments of the reliable mode with a guessed cookie, to a queue pair in that mode and to one that is not.
         kind @ (2 | 3) => emit(
             Segment {
                 dst_qp: if kind == 2 { reliable } else { plain },
@@ -142,7 +142,7 @@ struct Attack {
 }
 
 impl Attack {
-    /// Takes the answers that are there. Returns whether one is to the question with this cookie.
+    /// Receives the waiting answers. Returns true if one is to the question with this cookie.
     fn take(&mut self, barrier: u32) -> bool {
         let mut buffer = [0; 2048];
         let mut raw = Vec::new();
@@ -168,7 +168,7 @@ impl Attack {
         passed
     }
 
-    /// Waits until the port has taken what was sent to it.
+    /// Waits until the port has received all datagrams sent to it.
     fn wait(&mut self, round: u32) {
         let mut raw = Vec::new();
         let probe = Control::Probe {
@@ -176,7 +176,7 @@ impl Attack {
             sent: 0,
         };
         probe.emit(&mut raw);
-        // So often, and not for so long: the machine may have stood still.
+        // A number of attempts and not a time: the machine may have stood still.
         for _ in 0..1000 {
             let _ = self
                 .socket
@@ -224,7 +224,7 @@ fn a_million_sources_are_survived() {
     let recv = |id| plain.post_recv(&[RecvWr::new(id).sge(mr.sge(0, 256))]);
     (0..64).for_each(|id| recv(id).expect("a receive"));
 
-    // An honest peer, by the kernel as the others.
+    // An honest peer, through the kernel like the others.
     let peer = Device::builder().local(LocalMode::Off).open().expect("one");
     let peer_cq = peer.create_cq(64, None).expect("a queue");
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -290,7 +290,7 @@ fn a_million_sources_are_survived() {
     );
     assert_eq!(heard, 100, "honest messages");
     assert!(grown < 16 << 10, "{grown} KiB");
-    // They have been taken in, and not lost in front of the port.
+    // The datagrams were processed, and not lost before the port.
     let each = u64::from(SOURCES / KINDS);
     for (what, count) in [
         ("no access", counters.no_access),

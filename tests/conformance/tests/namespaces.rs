@@ -1,5 +1,5 @@
-//! Processes of one host that do not see the same network, as in containers: a directory that they share brings them
-//! together. And process numbers that are used again, which takes a namespace in which nobody else takes any.
+//! Processes of one host with different network namespaces, as in containers: a shared directory lets them meet. Also reused process numbers, which need a
+//! namespace in which no other process takes any.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use weft_conformance::bed::{Bed, Half, Memory, Setup, assert_bytes, pattern, tak
 use weft_conformance::twin::{CONTINUES, LISTEN, Pair, REGION, Twin, again};
 use weft_verbs::{LocalMode, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
 
-/// In the environment of [`near`]: which case it is, and who keeps the other namespace.
+/// In the environment of [`near`]: its case, and the process that keeps the other namespace.
 const CASE: &str = "WEFT_CASE";
 const FAR: &str = "WEFT_FAR";
 const FAR_ADDR: &str = "10.77.0.2";
@@ -23,7 +23,7 @@ fn twin() {
     weft_conformance::twin::role();
 }
 
-/// Run it: an error is for people.
+/// Runs it; the error is a text for people.
 fn run(command: &mut Command) -> Result<String, String> {
     let what = format!("{command:?}");
     let out = command.output().map_err(|e| format!("{what}: {e}"))?;
@@ -40,7 +40,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A process that keeps a network namespace, and the user namespace that it takes where we are not root.
+/// A process that keeps a network namespace, and the user namespace that this needs where we are not root.
 struct Keeper(Child);
 
 impl Keeper {
@@ -63,7 +63,7 @@ impl Keeper {
         self.0.id().to_string()
     }
 
-    /// The start of a command that runs in there.
+    /// The beginning of a command that runs in the namespace.
     fn enter(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.pid(), "--net"]);
@@ -81,7 +81,7 @@ impl Drop for Keeper {
     }
 }
 
-/// Two network namespaces with a cable between them.
+/// Two network namespaces with a virtual cable between them.
 struct Net {
     near: Keeper,
     far: Keeper,
@@ -113,7 +113,7 @@ impl Net {
         Ok(net)
     }
 
-    /// Carry out a case of [`near`] on this side, with this directory in the environment.
+    /// Runs a case of [`near`] on this side, with this directory in the environment.
     fn case(&self, case: &str, dir: Option<&Path>) {
         let mut command = self.near.enter();
         let inside = again(&[], "near").expect("this program");
@@ -130,7 +130,7 @@ impl Net {
     }
 }
 
-/// A directory that goes with this.
+/// A directory that is removed when this is dropped.
 struct Shared(PathBuf);
 
 impl Shared {
@@ -160,7 +160,7 @@ fn network_namespaces() {
     net.case("shared", Some(&shared.0));
     net.case("none", None);
     net.case("nowhere", Some(&shared.0.join("nowhere")));
-    // Not even root makes a socket there.
+    // Not even root can make a socket there.
     net.case("unwritable", Some(Path::new("/proc")));
     net.case("long", Some(&shared.0.join("l".repeat(120))));
 }
@@ -184,7 +184,7 @@ fn over(twin: Twin) -> Pair {
     Pair::over(twin, &bed, end)
 }
 
-/// The connection is carried by that, both sides say so, and it works.
+/// Checks that this carries the connection, that both sides report it, and that it works.
 fn carried(pair: &mut Pair, by: &str) {
     let path = pair.end.qp.path().expect("connected");
     assert_eq!(path.transport, by, "{path:?}");
@@ -235,7 +235,7 @@ fn near() {
         carried(&mut pair, "local");
         pair
     };
-    // What a killed process leaves behind keeps nobody out.
+    // The files of a killed process block no other.
     let first = pair_in(&[]);
     let (file, addr) = (door(&first), first.twin.addr.to_string());
     first.end.post_recv(RecvWr::new(1));
@@ -251,17 +251,17 @@ fn near() {
     assert_eq!(door(&second), file);
     carried(&mut second, "local");
     drop(second);
-    // Something else in its place stays as it is.
+    // Another file in its place stays as it is.
     std::fs::remove_file(&file).expect("the socket");
     std::fs::write(&file, b"precious").expect("a file");
     carried(&mut pair(&addr, &[], |_| ()), "tcp");
     assert_eq!(std::fs::read(&file).expect("the file"), b"precious");
-    // One side knows nothing of the directory.
+    // One side does not know the directory.
     let hidden = pair(any, &[], |twin| {
         twin.env_remove(DIR);
     });
     carried(&mut { hidden }, "tcp");
-    // Process numbers that mean nothing to the other one.
+    // Process numbers that are invalid for the other side.
     let alone = ["unshare", "--pid", "--fork", "--kill-child"];
     let pair = pair_in(&alone);
     pair.end.post_recv(RecvWr::new(1));
@@ -270,11 +270,11 @@ fn near() {
     println!("@done");
 }
 
-/// In the namespace's own procfs: the number that was given out last.
+/// In the namespace's own procfs: the latest process number.
 const LAST: &str = "/proc/sys/kernel/ns_last_pid";
 
-/// A process dies while a peer is at work in its memory, and another one gets its number and its addresses, before the
-/// peer's threads run again. Nothing is done to that one.
+/// A process dies while a peer works in its memory, and another one gets its number and its addresses before the peer's threads run again. That one stays
+/// untouched.
 #[test]
 fn a_number_used_again() {
     let alone = || {
@@ -287,13 +287,13 @@ fn a_number_used_again() {
         println!("skipped: process numbers cannot be chosen here: {error}");
         return;
     }
-    // What the survivor is at when it is stopped is luck. Between its last look at the peer and the kernel's look-up of the number there is a
-    // moment that nothing closes (docs/spec/local.md): it may be hit once, not as a rule.
+    // The work of the survivor at the moment of the stop is random. Between its last check of the peer and the kernel's look-up of the number there is a gap
+    // that nothing closes (docs/spec/local.md): it may be hit once, not as a rule.
     let mut hits = Vec::new();
     for _ in 0..5 {
         let inside = again(&[], "survivor").expect("this program");
         let mut command = alone();
-        // The namespace's first process cannot be stopped from inside: that is not to be the survivor.
+        // The namespace's first process cannot be stopped from inside, so it must not be the survivor.
         let first = ["sh", "-c", "\"$@\"; exit $?", "sh"];
         command.args(["setarch", "--addr-no-randomize"]).args(first);
         command.arg(inside.get_program()).args(inside.get_args());
@@ -325,8 +325,8 @@ fn survivor() {
     last_to_run("weft-");
     first.mr.fill(0, REGION, 0xee).expect("within");
     first.twin.tell(&format!("die {me}"));
-    // At work when we are stopped, and at once when we go on: many requests are carried out in one call, which looks at
-    // nothing between them but whether the peer's process is still the same.
+    // Working when we are stopped, and at once when we continue: one call executes many requests, and between them checks only whether the peer's process is
+    // still the same.
     let mut done = 0;
     loop {
         let writes: Vec<_> = (0..MANY)
@@ -370,7 +370,7 @@ fn survivor() {
     println!("@done");
 }
 
-/// Have this process use one processor, and its threads of these names only when no other one wants it.
+/// Runs this process on one processor, and its threads of these names only when no other one is ready.
 fn last_to_run(names: &str) {
     let me = getpid();
     let all = sched_getaffinity(Some(me)).expect("processors");
@@ -412,6 +412,6 @@ fn keeper() {
         let _ = second.kill();
     }
     second.wait().expect("its end");
-    // When that one did not: nobody is to wait for ever.
+    // If the other one did not: no process may wait for ever.
     let _ = kill_process(survivor, Signal::CONT);
 }

@@ -13,7 +13,7 @@ use weft_verbs::{
 
 const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
-/// One process of two: a device, a broker, and what a queue pair needs.
+/// One process of two: a device, a broker, and the objects of a queue pair.
 struct Side {
     broker: Broker,
     pd: Pd,
@@ -72,7 +72,7 @@ fn join(side: &Side, qp: &Arc<Qp>, ours: QpName, peer: QpName) {
         .expect("a peer");
 }
 
-/// Both directions, whichever side is told first, sends posted before there is a peer.
+/// Both directions, with either side joined first, and sends posted before there is a peer.
 fn meet(ip: &str, local: LocalMode, first_dials: bool) {
     let (a, b) = (Side::new(local), Side::new(local));
     let ((na, qa), (nb, qb)) = (a.qp(), b.qp());
@@ -90,7 +90,7 @@ fn meet(ip: &str, local: LocalMode, first_dials: bool) {
     join(x, qx, ex, ey);
     qx.post_send_one(SendWr::send(1).inline(b"early").signaled())
         .expect("kept");
-    // Long enough for dials to be refused or kept, and dialled again.
+    // Long enough for dials to be refused or kept, and repeated.
     std::thread::sleep(Duration::from_millis(30));
     assert_eq!(x.cq.poll(&mut [Wc::default()]).expect("no overrun"), 0);
     join(y, qy, ey, ex);
@@ -112,7 +112,7 @@ fn queue_pairs_meet_by_number() {
     }
 }
 
-/// A request that its sender has given up is not the one that a queue pair is joined to.
+/// A request that its sender has given up does not join a queue pair.
 #[test]
 fn a_peer_is_told_long_after_the_other() {
     for local in [LocalMode::Off, LocalMode::Require] {
@@ -138,7 +138,7 @@ fn a_peer_is_told_long_after_the_other() {
     }
 }
 
-/// A queue pair goes while its request waits for an answer, and another one comes in its place.
+/// A queue pair ends while its request waits for an answer, and another one replaces it.
 #[test]
 fn a_request_goes_with_its_queue_pair() {
     for local in [LocalMode::Off, LocalMode::Require] {
@@ -152,7 +152,7 @@ fn a_request_goes_with_its_queue_pair() {
                 ((&other, q2, e2), (&one, q1, e1))
             };
             join(x, &qx, ex, ey);
-            // Long enough for the request to be there.
+            // Long enough for the request to arrive.
             std::thread::sleep(Duration::from_millis(100));
             ends(&qx);
             x.broker.leave(ex.num);
@@ -173,7 +173,7 @@ fn a_request_goes_with_its_queue_pair() {
     }
 }
 
-/// Who wants a queue pair that has its peer is told so.
+/// A request for a queue pair that already has its peer is rejected.
 #[test]
 fn a_queue_pair_that_is_joined_takes_nobody_else() {
     let (x, y) = (Side::new(LocalMode::Off), Side::new(LocalMode::Off));
@@ -236,7 +236,7 @@ fn nobody_comes() {
     assert_eq!(ends[0], (1, WcStatus::RetryExcErr));
     assert!(ends.contains(&(2, WcStatus::WrFlushErr)), "{ends:?}");
     assert!(ends.contains(&(9, WcStatus::WrFlushErr)), "{ends:?}");
-    // A process that is not there at all.
+    // A process that does not exist.
     drop((qa, na));
     let (nc, qc) = side.qp();
     let far = QpName {
@@ -256,7 +256,7 @@ fn a_queue_pair_told_another_peer_stays_alone() {
     let side = Side::new(LocalMode::Off);
     let qps = [side.qp(), side.qp(), side.qp()];
     let names = [0, 1, 2].map(|i| name(&qps[i].0, "127.0.0.1"));
-    // 0 wants 2, and 2 wants 1: one of the two dials, and is turned away.
+    // 0 wants 2, and 2 wants 1: one of the two dials, and is rejected.
     for (from, to) in [(0, 2), (2, 1)] {
         join(&side, &qps[from].1, names[from], names[to]);
         side.broker
@@ -271,7 +271,7 @@ fn a_queue_pair_told_another_peer_stays_alone() {
     );
 }
 
-/// What MPI libraries do for the messages of a process to itself.
+/// As MPI libraries do for the messages of a process to itself.
 #[test]
 fn a_queue_pair_is_joined_to_itself() {
     for local in [LocalMode::Off, LocalMode::Require] {
@@ -347,8 +347,8 @@ fn gids_are_addresses() {
     }
 }
 
-/// More queue pairs are joined at once, with sends that wait, than connections can be in start-up: none is turned away for good, and no send
-/// loses patience with a peer that is only busy.
+/// More queue pairs, with waiting sends, are joined at once than connections can be in start-up: none is rejected for good, and no send times out because of a
+/// peer that is only busy.
 #[test]
 fn very_many_meet_at_once() {
     const PAIRS: usize = 1100;

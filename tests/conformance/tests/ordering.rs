@@ -1,5 +1,4 @@
-//! Work that the initiator does itself in shared memory, beside work of its own that goes through the ring: what a program
-//! sees is the order of RFC 5040 section 5.5.
+//! Work that the initiator does itself in shared memory, together with its work through the ring: the program sees the order of RFC 5040 section 5.5.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +8,7 @@ use weft_conformance::bed::{ALL, Bed, End, Half, Memory, Rng, Setup};
 use weft_verbs::{RecvWr, SendWr, Wc};
 
 const ROUNDS: u64 = 1000;
-/// Small Writes of a round. Going to memory that is not mapped, they take the ring.
+/// Small Writes of a round. Their target memory is not mapped, so they use the ring.
 const WRITES: u64 = 400;
 
 /// One test at a time: both sides of it need a processor.
@@ -22,8 +21,8 @@ fn spin(time: Duration) {
     }
 }
 
-/// Run `round` while the responder polls. Before each one it is sent a payload to fetch, which it tells of at once, and
-/// behind that more small Writes of `round << 32 | k` to `x` than it looks at while the initiator goes on.
+/// Runs `round` while the responder polls. Before each round the initiator sends it a payload to pull, whose arrival it reports at once. Then it sends more
+/// small Writes of `round << 32 | k` to `x` than the responder processes while the initiator continues.
 fn rounds(mut round: impl FnMut(u64, &End, &End, &weft_verbs::Mr)) {
     let _turn = TURN.lock();
     let half = Half {
@@ -42,7 +41,7 @@ fn rounds(mut round: impl FnMut(u64, &End, &End, &weft_verbs::Mr)) {
                 b.rcq.poll(&mut [Wc::default(); 4]).expect("poll");
             }
         });
-        // The poller goes on a failure too.
+        // The poller must continue even after a failure.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for number in 1..=ROUNDS {
                 b.post_recv(RecvWr::new(0).sge(sink.whole()));
@@ -89,9 +88,9 @@ fn of_two_writes_the_later_one_stays() {
             (new, a.mr(8192), b.mr(8192))
         });
         b.post_recv(RecvWr::new(0).sge(sink.whole()));
-        // Long enough to be done directly.
+        // Long enough to be executed directly.
         a.run(SendWr::write(3, x.remote(0)).sge(new.whole()));
-        // It is done when the peer has fetched its payload: everything before is in place.
+        // It is complete when the peer has pulled its payload: all earlier requests are in place.
         a.run(SendWr::send(4).sge(message.whole()));
         if x.load_u64(0).expect("8 bytes") != u64::from_ne_bytes([0xee; 8]) {
             lost.push(round);

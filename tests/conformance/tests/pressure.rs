@@ -1,5 +1,5 @@
-//! Floods and stalls: many connections that say nothing, peers that stop reading, peers that ask without end. Memory
-//! stays bounded, good peers get in, and other connections go on.
+//! Floods and stalls: many silent connections, peers that stop reading, peers that send requests without end. Memory stays bounded, good peers can connect, and
+//! other connections continue.
 //!
 //! The tests of this file measure the memory of their process, so they take turns.
 
@@ -45,7 +45,7 @@ fn spare_descriptors() -> usize {
     soft.saturating_sub(descriptors())
 }
 
-/// Connect and accept a good peer in the middle of a flood, trying again when it is turned away.
+/// Connects and accepts a good peer in the middle of a flood, and tries again when it is rejected.
 fn good_peer_gets_in(device: &Device, listener: &Listener) {
     let (done, over) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
@@ -102,7 +102,7 @@ fn two_thousand_connections_that_say_nothing() {
     let mut flood: Vec<_> = (0..flood)
         .map(|i| {
             let mut raw = Raw::connect(listener.local_addr());
-            // Some say a little more than nothing.
+            // Some send a part of a frame.
             raw.send(&frame[..if i % 4 == 0 { frame.len() - 1 } else { 0 }]);
             if i % 100 == 0 {
                 bystander.ping();
@@ -115,7 +115,7 @@ fn two_thousand_connections_that_say_nothing() {
     let grown = resident().saturating_sub(before);
     println!("{} connections, {grown} bytes", flood.len());
     assert!(grown < 32 * MIB, "{grown} bytes for a flood");
-    // Beyond the device's limit the oldest were turned away: never more than that are held.
+    // Beyond the device's limit the oldest were rejected: never more than that are held.
     let most = device.attr().limits.max_pending as usize;
     let mut open = 0;
     for raw in &mut flood {
@@ -158,7 +158,7 @@ fn requests_that_nobody_answers() {
     let device = tcp_device();
     let bystander = Bystander::new(&device);
     let listener = Listener::bind(&device, ANY, 8, &param(PATIENCE)).expect("a listener");
-    // Complete requests, far more than the backlog takes: the rest is turned away.
+    // Complete requests, far more than the backlog accepts: the rest is rejected.
     let mut raws: Vec<_> = (0..40)
         .map(|_| Raw::request(listener.local_addr(), true, 4))
         .collect();
@@ -196,8 +196,7 @@ fn a_peer_that_stops_reading() {
             let device = wire.device();
             let bystander = Bystander::new(&device);
             let (victim, mut raw) = Victim::on(&device, role, wire, 1);
-            // Its own read must not hold up what is sent. Memory of the program's, which no peer maps: all of it goes
-            // through the ring.
+            // Its own read must not delay sends. The program's memory, which no peer maps: all of it goes through the ring.
             let big = victim.pd.reg_mr(vec![0; LEN], ALL).expect("a region");
             big.write(LEN - 64, &pattern(3, 64)).expect("within");
             bystander.ping();
@@ -210,7 +209,7 @@ fn a_peer_that_stops_reading() {
             for _ in 0..20 {
                 bystander.ping();
             }
-            // Reading the region maps its zero page, which is not counted as ours.
+            // Reading the region maps its zero page, which is not counted.
             let grown = resident().saturating_sub(before);
             assert!(grown < 16 * MIB, "{role:?}, {wire:?}: {grown} bytes");
             assert_eq!(victim.qp.state(), QpState::Rts);
@@ -276,13 +275,13 @@ fn a_peer_that_reads_without_taking_the_answers() {
         }
         let grown = resident().saturating_sub(before);
         assert!(grown < 16 * MIB, "{role:?}, {wire:?}: {grown} bytes");
-        // Its other traffic is not held up by the answers that it does not take.
+        // Answers that it does not read do not delay its other traffic.
         let data = pattern(8, 100);
         raw.send_ulpdus(&[write(victim.target.rkey(), 0, &data)]);
         until("the write", || {
             victim.target.to_vec(0, 100).is_ok_and(|now| now == data)
         });
-        // The owner leaves: it does not wait for the peer.
+        // The owner ends it without waiting for the peer.
         victim.qp.to_error();
         assert_eq!(take(&victim.rcq, 1)[0].status, WcStatus::WrFlushErr);
         bystander.ping();
@@ -302,7 +301,7 @@ fn a_peer_that_never_closes() {
         let bystander = Bystander::new(&device);
         (wire, device, bystander)
     });
-    // Each victim ends; its peer neither reads nor closes. Queue pairs and descriptors come back all the same.
+    // Each victim ends; its peer neither reads nor closes. Queue pairs and descriptors are still released.
     let mut raws = Vec::new();
     let before = descriptors();
     for (wire, device, bystander) in &devices {
@@ -314,7 +313,7 @@ fn a_peer_that_never_closes() {
         }
         bystander.ping();
     }
-    // What is left is the raw peers'.
+    // The remaining ones are the raw peers'.
     let theirs: usize = raws.iter().map(Raw::descriptors).sum();
     given_back(before + theirs + 4);
 }
@@ -377,7 +376,7 @@ fn a_slow_peer(wire: Wire, role: Role) {
     let wr = SendWr::send(2).inline(b"that was all");
     victim.qp.post_send_one(wr).expect("post");
     victim.qp.disconnect();
-    // It reads a little now and then, for longer than any limit on a peer that has gone silent.
+    // It reads a little now and then, for longer than any time limit for a silent peer.
     let slow = Instant::now();
     let (mut total, mut last) = (0, Vec::new());
     while let Some((header, payload)) = raw.segment() {

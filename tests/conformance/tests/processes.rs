@@ -1,5 +1,4 @@
-//! Two processes in shared memory: what happens when the other one dies, stops, computes, forks, or runs another
-//! program.
+//! Two processes in shared memory: the other one dies, stops, computes, forks, or runs another program.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -31,7 +30,7 @@ fn at(region: RemoteAddr, off: usize) -> RemoteAddr {
     }
 }
 
-/// What the survivor does meanwhile.
+/// The survivor's activity meanwhile.
 #[derive(Clone, Copy, Debug)]
 enum Survivor {
     Polls,
@@ -40,11 +39,11 @@ enum Survivor {
     DoesNothing,
 }
 
-/// What is under way when the peer dies.
+/// The work under way when the peer dies.
 #[derive(Clone, Copy, Debug)]
 enum Under {
     Nothing,
-    /// A Send whose payload the peer has yet to fetch.
+    /// A Send whose payload the peer has not pulled yet.
     LargeSend,
     /// Writes without end.
     Writes,
@@ -62,13 +61,13 @@ fn copies(pid: u32) -> Vec<OwnedFd> {
         .filter_map(|e| e.file_name().to_str()?.parse().ok());
     numbers
         .filter_map(|fd: i32| {
-            // Not our pipes: the twin is to see their end.
+            // Not our pipes: the twin must see their end.
             (fd > 2).then(|| pidfd_getfd(&pidfd, fd, PidfdGetfdFlags::empty()).ok())?
         })
         .collect()
 }
 
-/// Kill the twin; how long the survivor took to see it.
+/// Kills the twin; returns how long the survivor took to notice.
 fn killed(under: Under, survivor: Survivor) -> Duration {
     let channel;
     let bystander;
@@ -108,7 +107,7 @@ fn killed(under: Under, survivor: Survivor) -> Duration {
         }
     }
     if matches!(survivor, Survivor::SleepsOnChannel) {
-        // A completion that is there before makes no event.
+        // An earlier completion makes no event.
         end.rcq.req_notify(false);
     }
     let start = std::thread::scope(|scope| {
@@ -181,7 +180,7 @@ fn killed_in_time(under: Under) {
         Survivor::SleepsOnChannel,
         Survivor::DoesNothing,
     ] {
-        // A machine that is busy elsewhere may take its time, but not always.
+        // A machine that is busy otherwise may delay it, but not always.
         let times: Vec<_> = (0..5)
             .map(|_| killed(under, survivor))
             .scan(false, |over, time| {
@@ -218,7 +217,7 @@ fn killed_while_others_hold_its_descriptors() {
     killed_in_time(Under::OthersHoldItsDescriptors);
 }
 
-/// Writes, Reads and atomics of every size that a peer need not take part in.
+/// Writes, Reads and atomics of every size that need no work of the peer.
 fn one_sided(pair: &Pair) {
     let Pair {
         end, regions, mr, ..
@@ -228,7 +227,7 @@ fn one_sided(pair: &Pair) {
             let data = pattern(seed + len as u64, len);
             mr.write(0, &data).expect("within");
             end.run(SendWr::write(1, at(*region, 0)).sge(mr.sge(0, len)));
-            // Shorter ones to memory that is not mapped go through the ring, and are complete when that has them.
+            // Shorter ones to memory that is not mapped go through the ring, and are complete once they are in it.
             if len >= 1024 || region == &regions[0] {
                 end.run(SendWr::read(2, at(*region, 0)).sge(mr.sge(1 << 21, len)));
                 assert_bytes(mr, 1 << 21, &data, "what was written");
@@ -266,7 +265,7 @@ fn a_stopped_target_is_written_and_read() {
     pair.end.post(add(3, pair.regions[0]));
     assert_eq!(pair.end.sent().status, WcStatus::Success);
     one_sided_arena(&pair);
-    // What needs the peer waits for it, in order: an atomic on memory that cannot be mapped, and messages.
+    // Requests that need the peer wait for it, in order: an atomic on memory that cannot be mapped, and messages.
     pair.end.post(add(4, pair.regions[1]));
     let back = pair.mr.sge(REGION - 32, 8);
     pair.end.post_recv(RecvWr::new(5).sge(back));
@@ -312,7 +311,7 @@ fn another_program_in_the_peers_place() {
     pair.end.post_recv(RecvWr::new(1));
     assert_eq!(pair.twin.ask("exec"), "goodbye");
     assert_eq!(pair.end.received().status, WcStatus::WrFlushErr);
-    // Its process lives on under the same number; nothing goes there any more.
+    // Its process continues under the same number; nothing is sent there any more.
     let name = std::fs::read_to_string(format!("/proc/{}/comm", pair.twin.pid()));
     assert_eq!(name.expect("it runs").trim(), "sleep");
     for region in pair.regions {
@@ -370,7 +369,7 @@ fn sleepers_miss_nothing() {
         for round in 0..ROUNDS {
             end.post_recv(RecvWr::new(round).sge(mr.sge(1 << 20, len)));
             let mut wr = SendWr::send(round).sge(mr.sge(0, len));
-            // Its completion is waited for now and then.
+            // Waits for its completion now and then.
             if round % 3 == 0 {
                 wr = wr.signaled();
             }
@@ -409,8 +408,8 @@ fn sleepers_on_channels_miss_nothing() {
     assert_eq!(pair.twin.answer(), "done");
 }
 
-/// All that a connection takes, both ways at once, between two processes that stop now and then: the ring fills up, and
-/// nothing is lost, changed, or left asleep.
+/// As much as a connection carries, both ways at once, between two processes that stop now and then: the ring fills up, and no message is lost or changed and
+/// no thread sleeps on.
 #[test]
 fn floods_both_ways() {
     let mut far = Twin::start("twin", |_| ()).expect("a twin");
@@ -445,7 +444,7 @@ fn idle_costs_nothing() {
         if !command.is_empty() {
             assert_eq!(pair.twin.ask(command), "waiting");
         }
-        // Until the ticks after the last work are over: on a busy machine that takes a while.
+        // Until the ticks after the latest work are over: on a busy machine that takes a while.
         let mut used = Vec::new();
         while used.last().is_none_or(|&ns| ns >= 1_000_000) {
             assert!(used.len() < 4, "{command}: {used:?} ns, each in a second");

@@ -1,6 +1,6 @@
 //! Seeded random peers: valid traffic, mutated. Thousands of connections against one device whose memory is watched.
 //!
-//! `WEFT_HOSTILE_SEED` and `WEFT_HOSTILE_CONNECTIONS` set the seed and how many connections are tried.
+//! `WEFT_HOSTILE_SEED` and `WEFT_HOSTILE_CONNECTIONS` set the seed and the number of connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ const REGION: usize = 12_288;
 const THIRD: usize = REGION / 3;
 const DEPTH: u16 = 4;
 
-/// What the raw side must know of a victim.
+/// The raw side's knowledge of a victim.
 struct Target {
     window: u32,
     region: u32,
@@ -40,9 +40,9 @@ struct Target {
 
 /// Memory that no peer may change, and some that it may.
 struct Memory {
-    /// Rights for nobody; windows are bound to its middle third.
+    /// No remote rights; windows are bound to its middle third.
     guarded: Mr,
-    /// Every right: a peer may do what it wants here.
+    /// Every right: a peer may write anything here.
     open: Mr,
     /// Every right, in another protection domain.
     foreign: Mr,
@@ -70,14 +70,14 @@ impl Memory {
         let after = 2 * THIRD;
         assert_bytes(&self.guarded, after, &want[after..], "after the window");
         assert_bytes(&self.foreign, 0, &pattern(3, REGION), "another PD");
-        // Receives and sinks take the first half; peers place nothing beyond them.
+        // Receives and sinks use the first half; peers place nothing beyond them.
         let half = REGION / 2;
         let want = pattern(4, REGION);
         assert_bytes(&self.private, half, &want[half..], "the private half");
     }
 }
 
-/// Valid traffic, in order: what a mutation starts from.
+/// Valid traffic, in order: the input of a mutation.
 struct Traffic<'a> {
     rng: &'a mut Rng,
     target: &'a Target,
@@ -161,7 +161,7 @@ impl Traffic<'_> {
         }
     }
 
-    /// Something that is well formed and wrong.
+    /// A well-formed but invalid ULPDU.
     fn odd(&mut self) -> Vec<u8> {
         let stag = self.rng.pick(&[
             self.target.guarded,
@@ -314,7 +314,7 @@ fn param(crc: bool) -> ConnParam {
     }
 }
 
-/// One connection of a hostile peer, from its start-up to its end, and everything that must hold of it.
+/// One connection of a hostile peer, from its start-up to its end, with all checks.
 fn connection(
     rng: &mut Rng,
     device: &Device,
@@ -339,7 +339,7 @@ fn connection(
     }
     raw.send_start(&frame);
     if bad_start {
-        // Whatever it was: a request, or a frame that is turned away when we hang up.
+        // In any case: a request, or a frame that is rejected when we close.
         raw.finish();
     }
     let patience = if bad_start {
@@ -365,7 +365,7 @@ fn connection(
     let qp_num = qp.num();
     let Ok(conn) = request.accept(qp, &param(crc)) else {
         assert!(bad_start, "a good peer is accepted");
-        // It was connected and over at once, or never: all receives are flushed, or none.
+        // It was connected and ended at once, or never: all receives are flushed, or none.
         let mut flushed = [Wc::default(); 17];
         let n = cq.poll(&mut flushed).expect("no overrun");
         assert!(n == 0 || n == 16, "{n} completions");
@@ -382,7 +382,7 @@ fn connection(
     let mw = pd.alloc_mw().expect("a window");
     let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let (bind, window) = mw.bind(100, &memory.guarded, THIRD, THIRD, rights);
-    // Traffic of its own: a read and an atomic, which the peer may answer, or try to.
+    // The victim's own traffic: a read and an atomic, which the peer may answer, or try to.
     let nowhere = RemoteAddr { addr: 0, rkey: 0 };
     conn.qp
         .post_send(&[
@@ -413,11 +413,11 @@ fn connection(
             rest = &rest[n..];
         }
         match rng.below(3) {
-            // A reset, when there is something unread.
+            // A reset, if bytes are unread.
             0 => drop(raw),
-            // The end of the stream, and nobody who reads what comes.
+            // The end of the stream, and the peer does not read.
             1 => raw.finish(),
-            // The same, and it is read to its end.
+            // The same, and the peer reads to the end.
             _ => {
                 raw.finish();
                 raw.read_to_end();
@@ -426,7 +426,7 @@ fn connection(
     }
     let reason = ended.recv_timeout(PATIENCE);
     assert!(reason.is_ok(), "a stuck connection: {:?}", conn.qp.state());
-    // Every request has exactly one completion: 16 receives, and the sends whose first we have seen.
+    // Every request has exactly one completion: 16 receives, and the sends of which we have seen the first.
     let mut seen = [0; 20];
     for wc in take(cq, if bad_start { 20 } else { 19 }) {
         assert_eq!(wc.qp_num, conn.qp.num());
@@ -443,7 +443,7 @@ fn connection(
     while device.get_async_event(Some(Duration::ZERO)).is_some() {}
 }
 
-/// Says which connection it was when its test fails.
+/// Prints the connection's parameters when its test fails.
 struct Note(u64, Wire, u64);
 
 impl Drop for Note {
@@ -454,7 +454,7 @@ impl Drop for Note {
     }
 }
 
-/// Counts a worker's connections as done, however it ends.
+/// Counts a worker's connections as finished, also after a failure.
 struct Finished<'a>(&'a AtomicUsize, usize);
 
 impl Drop for Finished<'_> {
@@ -472,7 +472,7 @@ fn number(variable: &str, default: u64) -> u64 {
 
 fn mutated_traffic_harms_nobody(wires: &[Wire], connections: u64) {
     const WORKERS: u64 = 4;
-    // What the process uses is measured.
+    // One at a time, because they measure the process's memory.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let seed = number("WEFT_HOSTILE_SEED", 0x1337);
@@ -487,7 +487,7 @@ fn mutated_traffic_harms_nobody(wires: &[Wire], connections: u64) {
         for worker in 0..WORKERS {
             let (device, done) = (&device, &done);
             scope.spawn(move || {
-                // A worker that fails must not leave the bystander's thread waiting.
+                // A failed worker must not leave the bystander's thread waiting.
                 let _all = Finished(done, (connections / WORKERS) as usize);
                 let (pd, other) = (
                     device.alloc_pd().expect("a PD"),
@@ -500,8 +500,7 @@ fn mutated_traffic_harms_nobody(wires: &[Wire], connections: u64) {
                     let param = param(wire.crc());
                     let listener = Listener::bind(device, ANY, 16, &param).expect("listen");
                     for i in 0..each {
-                        // Each connection has a seed of its own: `WEFT_HOSTILE_SEED` and the number of the connection
-                        // find it again.
+                        // Each connection has its own seed: `WEFT_HOSTILE_SEED` and the number of the connection reproduce it.
                         let number = worker << 40 | u64::from(wire.crc()) << 32 | i;
                         let mut rng = Rng::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
                         let _note = Note(worker, *wire, i);

@@ -93,7 +93,7 @@ fn at(qp: &UdQp, addr: SocketAddr) -> UdDest {
     }
 }
 
-/// A network between two ports, that loses, doubles and overtakes.
+/// A network between two ports that loses, duplicates and reorders.
 struct Network {
     addr: SocketAddr,
     end: Arc<AtomicBool>,
@@ -101,7 +101,7 @@ struct Network {
 }
 
 impl Network {
-    /// `loss`: of a hundred datagrams.
+    /// `loss`: of every hundred datagrams.
     fn new(a: SocketAddr, b: SocketAddr, loss: u64) -> Network {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let addr = socket.local_addr().expect("an address");
@@ -180,7 +180,7 @@ fn every_message_comes_once_and_in_order_over_a_bad_network() {
         let slot = 32 << 10;
         for n in 0..COUNT {
             if n % 8 == 0 {
-                // Now and then there is none for a while.
+                // Now and then there is no receive for a while.
                 if n % 64 == 0 {
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -283,7 +283,7 @@ fn a_peer_that_is_gone_ends_its_pair_and_no_other() {
         ..a.init()
     };
     let (qa, qb) = (a.make(&init), b.qp());
-    // Somebody who never answers.
+    // A peer that never answers.
     let silent = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let gone = at(&qb, silent.local_addr().expect("an address"));
     let send = |id: u64, dest: &UdDest| {
@@ -313,7 +313,7 @@ fn a_peer_that_is_gone_ends_its_pair_and_no_other() {
     b.recv(&qb, 20, 0, 64);
     send(20, &to(&qb));
     assert_eq!((b.next().wr_id, a.next().wr_id), (20, 20));
-    // Reset, it is tried again.
+    // After a reset it is tried again.
     assert!(qa.reset_pair(&gone) && !qa.reset_pair(&gone));
     assert_eq!(qa.pair_state(&gone), QpState::Rts);
     send(4, &gone);
@@ -344,7 +344,7 @@ fn what_cannot_be_delivered_ends_the_pair_until_it_is_reset() {
     let error = qa.take_error().expect("an error");
     let kind = UdErrorKind::Refused(UdFault::TooLong);
     assert_eq!((error.kind, error.msn), (kind, 2));
-    // Its receiver is not touched, for others either.
+    // Its receiver is unaffected, for other senders too.
     let qc_to_b = SendWr::send(5).inline(b"from c").signaled();
     qc.post_send(&qc_to_b, &to(&qb)).expect("posted");
     assert_eq!((b.next().wr_id, c.next().status), (2, WcStatus::Success));
@@ -382,7 +382,7 @@ fn records_are_reliable_too() {
         qa.post_send(&wr.signaled(), &to(&qb)).expect("posted");
     };
     let remote = b.mr.remote(0);
-    // More than may wait: the others are written when those are taken.
+    // More than may wait: the others are written when the waiting ones are taken.
     for id in 1..=5 {
         write(id, remote.addr + 60_000 * id, remote.rkey);
     }
@@ -420,7 +420,7 @@ fn both_ends_have_to_be_reliable() {
     let wr = SendWr::send(1).inline(b"reliable").signaled();
     qa.post_send(&wr, &to(&qb)).expect("posted");
     assert_eq!(a.next().status, WcStatus::RemOpErr);
-    // And the other way it is dropped.
+    // In the other direction it is dropped.
     let (c, back) = (Side::new(), to(&qa));
     a.recv(&qa, 1, 0, 64);
     let qc = c.make(&UdInit {
@@ -454,7 +454,7 @@ fn what_is_outstanding_is_flushed() {
         let wr = SendWr::send(id).sge(a.mr.sge(0, 30_000)).signaled();
         qa.post_send(&wr, &to(&qb)).expect("posted");
     }
-    // The first one has begun to fill a receive, and cannot go on.
+    // The first message has begun to fill a receive, and cannot continue.
     b.recv(&qb, 7, 0, 30_000);
     let wc = b.next();
     assert_eq!((wc.wr_id, wc.byte_len), (7, 30_000));

@@ -1,6 +1,5 @@
-//! Peers that met their victim in shared memory and then write nonsense there: into the rings, as references, over the
-//! whole segment. The victim ends in order or goes on, each request has one completion, no byte outside changes, and a
-//! connection of the same device does not notice.
+//! Peers that met their victim in shared memory and then write invalid data there: into the rings, as references, over the whole segment. The victim ends in
+//! order or continues, each request has one completion, no byte outside changes, and a connection of the same device is not affected.
 
 use std::os::unix::fs::FileExt;
 
@@ -18,7 +17,7 @@ fn local(raw: &Raw) -> &Local {
     raw.local.as_ref().expect("shared memory")
 }
 
-/// The victim is over, each request has its completion, and nothing of its memory has changed.
+/// Checks that the victim has ended, each request has its completion, and none of its memory has changed.
 fn assert_over(victim: &Victim, what: &str) {
     until(what, || victim.qp.state() == QpState::Error);
     let wc = take(&victim.scq, 1)[0];
@@ -33,7 +32,7 @@ fn assert_over(victim: &Victim, what: &str) {
     victim.assert_untouched(0);
 }
 
-/// What the peer does, and then it goes; the victim is over by then or because of that.
+/// Runs an action of the peer, which then leaves; the victim has ended by then or ends because of that.
 fn scribbled(device: &Device, bystander: &Bystander, what: &str, act: impl Fn(&Local, &Victim)) {
     for role in ROLES {
         let (victim, raw) = Victim::on(device, role, Wire::Local, 3);
@@ -55,14 +54,14 @@ fn references_to_anywhere() {
         for addr in [0, 8, 1 << 20, (1 << 46) - 8, 1 << 47, u64::MAX - (1 << 20)] {
             let what = format!("space {space}, address {addr:#x}");
             scribbled(&device, &bystander, &what, |local, victim| {
-                // A message that fits its receive, and a write that is allowed: only the payload is nowhere.
+                // A message that fits its receive, and an allowed write: only the payload is invalid.
                 local.send(&head(&write(victim.write_only.rkey(), 0, &[]), 64));
                 let r = Ref {
                     space,
                     addr,
                     len: 64,
                 };
-                // Space 2 of a domain that has nothing is a hole in its file, which may be read as zeroes.
+                // Space 2 of an empty domain is a hole in its file, which reads as zeroes.
                 if matches!(space, 1..=3) && addr < 1 << 46 {
                     return;
                 }
@@ -73,8 +72,7 @@ fn references_to_anywhere() {
     }
 }
 
-/// Who shows no bytes at the address that it names may not be the process that the kernel names: its memory is not touched by
-/// number.
+/// A peer that shows no bytes at the address that it names may not be the process that the kernel names: its memory is not accessed by number.
 #[test]
 fn references_into_a_process_that_was_not_recognised() {
     let device = Wire::Local.device();

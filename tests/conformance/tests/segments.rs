@@ -10,7 +10,7 @@ use weft_verbs::{
 use weft_wire::dgram::{Segment, Target, seal};
 
 const LONG: Duration = Duration::from_secs(30);
-/// For messages that are to be given up: more than their segments take to arrive.
+/// The time limit of messages that are to be given up: more than their segments take to arrive.
 const SHORT: Duration = Duration::from_secs(2);
 const QKEY: u32 = 0x1111_1111;
 const MIB: usize = 1 << 20;
@@ -40,7 +40,7 @@ impl Side {
     fn init(&self) -> UdInit {
         UdInit {
             record_depth: 64,
-            // Nothing is to be given up while a busy machine looks elsewhere.
+            // A pause of a busy machine must not make messages time out.
             message_timeout: LONG,
             ..UdInit::new(&self.port, QKEY, &self.cq, &self.cq)
         }
@@ -82,7 +82,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| ((i + seed) * 7 + i / 251) as u8).collect()
 }
 
-/// Until what the engine does shows.
+/// Waits until the effect of the engine is visible.
 fn until(what: impl Fn() -> bool) {
     let start = Instant::now();
     while !what() {
@@ -91,7 +91,7 @@ fn until(what: impl Fn() -> bool) {
     }
 }
 
-/// A stranger that forges datagrams.
+/// A third party that forges datagrams.
 struct Forger {
     socket: UdpSocket,
     base: Segment,
@@ -182,7 +182,7 @@ fn messages_of_several_segments_are_put_together() {
     }
 }
 
-/// The sender is faster than anybody who reads in between: pacing keeps what is on its way within the receiver's socket.
+/// The sender is faster than any receiver that also reads: pacing keeps the data in flight within the receiver's socket.
 #[test]
 fn a_fast_sender_does_not_overrun_a_receiver() {
     let (a, b) = (Side::new("127.0.0.1:0"), Side::new("127.0.0.1:0"));
@@ -308,7 +308,7 @@ fn of_a_write_record_that_loses_segments_the_rest_is_usable() {
             offset,
             ..forger.base
         };
-        // The end first, then a part of the middle, twice; [0, 2) and [6, 8) do not come.
+        // The end first, then a part of the middle, twice; [0, 2) and [6, 8) are missing.
         forger.send(&part(8), b"iend");
         forger.send(&part(2), b"cdef");
         forger.send(&part(2), b"XXXX");
@@ -328,14 +328,14 @@ fn of_a_write_record_that_loses_segments_the_rest_is_usable() {
         assert_eq!(b.mr.to_vec(102, 4).expect("in bounds"), b"cdef");
         let error = qp.take_error().expect("told");
         assert_eq!(error.kind, UdErrorKind::Incomplete);
-        // What comes after that is late.
+        // Segments after that are late.
         forger.send(&part(0), b"ab");
         until(|| qp.counters().dropped == 2);
         assert_eq!(b.mr.to_vec(100, 2).expect("in bounds"), [0, 0]);
     }
 }
 
-/// What a hostile peer can send: nothing outside of what it may write to changes, and others go on.
+/// Datagrams of a hostile peer: no byte outside its writable memory changes, and other peers are served.
 #[test]
 fn hostile_segments_change_nothing() {
     let (a, b) = (Side::new("127.0.0.1:0"), Side::new("127.0.0.1:0"));
@@ -376,7 +376,7 @@ fn hostile_segments_change_nothing() {
         let error = qb.take_error().expect("told");
         assert_eq!((error.kind, error.msn), (UdErrorKind::NoAccess, msn));
     }
-    // Segments that contradict each other, overlap, or come for a message that is over.
+    // Segments that contradict each other, overlap, or arrive for a finished message.
     let target = Some(Target {
         stag: b.mr.rkey(),
         to: 0,
@@ -430,7 +430,7 @@ fn hostile_segments_change_nothing() {
     assert!(b.mr.to_vec(0, b.mr.len()).expect("in bounds") == expected);
     assert_eq!(readable.to_vec(0, 4096).expect("in bounds"), vec![0; 4096]);
     assert_eq!(foreign.to_vec(0, 4096).expect("in bounds"), vec![0; 4096]);
-    // A queue pair that takes no Write-Record.
+    // A queue pair that accepts no Write-Record.
     let init = UdInit {
         record_depth: 0,
         ..b.init()
@@ -445,14 +445,14 @@ fn hostile_segments_change_nothing() {
     let wr = SendWr::write(1, RemoteAddr { addr: 0, rkey: 1 });
     let refused = closed.post_send(&wr, &to(&qb)).expect_err("refused");
     assert_eq!(refused.reason, PostReason::Opcode);
-    // And the honest go on.
+    // Honest peers are still served.
     b.recv(&qb, 7, MIB, 100_000);
     let wr = SendWr::send(1).sge(a.mr.sge(0, 100_000));
     qa.post_send(&wr, &to(&qb)).expect("posted");
     assert_eq!((b.next().wr_id, qb.counters().no_recv), (7, 0));
 }
 
-/// Whoever sends under another's address and port does not know its incarnation: a source of its own, whose segments are no part of the other's message.
+/// A sender that uses another's address and port does not know its incarnation: it is a separate source, whose segments are not part of the other's message.
 #[test]
 fn a_spoofed_source_adds_nothing_to_a_message() {
     let b = Side::new("127.0.0.1:0");
@@ -512,7 +512,7 @@ fn records_that_nobody_takes_have_a_limit() {
     assert!(b.pd.create_ud_qp(&init).is_err());
 }
 
-/// Messages that are never whole hold receives only as long as nobody else needs them.
+/// Incomplete messages hold receives only as long as no other message needs them.
 #[test]
 fn a_flood_of_beginnings_keeps_nobody_out() {
     let (a, b) = (Side::new("127.0.0.1:0"), Side::new("127.0.0.1:0"));
@@ -534,7 +534,7 @@ fn a_flood_of_beginnings_keeps_nobody_out() {
     qa.post_send(&wr, &to(&qb)).expect("posted");
     let wc = b.next();
     assert_eq!((wc.status, wc.byte_len), (WcStatus::Success, 6));
-    // The others give their receives back when their time is up, and nothing is lost of them.
+    // The others return their receives when their time is up, and no receive is lost.
     until(|| qb.counters().incomplete == 50);
     for left in (0..3).rev() {
         qa.post_send(&wr, &to(&qb)).expect("posted");

@@ -26,7 +26,7 @@ fn param(timeout: Duration) -> ConnParam {
     }
 }
 
-/// A device, a listener on it, and a connection that must not notice.
+/// A device, a listener on it, and a connection that must not be affected.
 fn stage(timeout: Duration) -> (Device, Listener, Bystander) {
     let device = tcp_device();
     let listener = Listener::bind(&device, ANY, 16, &param(timeout)).expect("a listener");
@@ -40,7 +40,7 @@ fn qp(device: &Device) -> (Qp, Cq) {
     (pd.create_qp(&QpInit::new(&cq, &cq)).expect("a QP"), cq)
 }
 
-/// A good peer gets in.
+/// Checks that a good peer can connect.
 fn good_peer(device: &Device, listener: &Listener) {
     std::thread::scope(|scope| {
         let addr = listener.local_addr();
@@ -100,7 +100,7 @@ fn bad_requests_are_turned_away() {
         println!("{what}");
         let mut raw = Raw::connect(listener.local_addr());
         raw.send(&bytes);
-        // At once, not after the time-out; nothing that could be taken for a reply.
+        // At once, not after the time-out; without bytes that look like a reply.
         raw.expect_end();
         assert!(listener.next_request(Some(Duration::ZERO)).is_none());
         bystander.ping();
@@ -152,7 +152,7 @@ fn a_trickle_does_not_extend_the_time() {
     let mut raw = Raw::connect(listener.local_addr());
     let frame = start_frame(FrameKind::Request, true, 4).emit();
     let start = Instant::now();
-    // The limit is for the whole frame: a byte now and then must not keep the place.
+    // The limit is for the whole frame: single bytes must not extend it.
     for byte in frame.iter().cycle() {
         if raw.stream.write_all(&[*byte]).is_err() || start.elapsed() > PATIENCE {
             break;
@@ -208,7 +208,7 @@ fn early_messages_are_received() {
 #[test]
 fn a_peer_that_leaves_after_its_request() {
     let (device, listener, bystander) = stage(PATIENCE);
-    // It closes at once: whether the request still shows or not, nothing hangs.
+    // It closes at once: nothing hangs, with or without the request.
     for _ in 0..20 {
         let raw = Raw::request(listener.local_addr(), true, 4);
         drop(raw);
@@ -232,9 +232,9 @@ fn a_peer_that_is_silent_after_startup() {
     for role in [Role::Initiator, Role::Responder] {
         let (victim, raw) = Victim::new(&device, role, true, 2);
         bystander.ping();
-        // No time limit on a connection: it is up, its read outstanding.
+        // A connection has no time limit: it is up, its read outstanding.
         assert_eq!(victim.qp.state(), QpState::Rts);
-        // Leaving does not need the peer.
+        // Disconnecting does not need the peer.
         victim.qp.disconnect();
         let wcs = victim.received(2);
         assert!(wcs.iter().all(|wc| wc.status == WcStatus::WrFlushErr));
@@ -268,7 +268,7 @@ fn a_peer_that_closes_within_an_fpdu() {
                     frame.len()
                 );
                 if crc {
-                    // Nothing of an unchecked FPDU touches memory.
+                    // No byte of an unchecked FPDU is placed.
                     victim.assert_untouched(0);
                 }
             }
@@ -277,7 +277,7 @@ fn a_peer_that_closes_within_an_fpdu() {
     }
 }
 
-/// What an initiator says of a responder that does `act`.
+/// An initiator's error against a responder that runs `act`.
 fn against_initiator(param: &ConnParam, act: impl FnOnce(Raw) + Send) -> ConnectError {
     let device = tcp_device();
     let bystander = Bystander::new(&device);

@@ -1,5 +1,4 @@
-//! Processes that run out of descriptors: new connections stay on TCP or fail and say why, nothing hangs or is left
-//! behind, and the connections that are there go on.
+//! Processes without free descriptors: new connections stay on TCP or fail with a reason, nothing hangs or leaks, and existing connections continue.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -13,11 +12,11 @@ use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::{Cq, Device, LinkOptions, LocalMode, Qp, QpInit, RecvWr, SendWr, WcStatus};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Says that this process may be starved.
+/// Marks this process as one that may be starved.
 const VARIABLE: &str = "WEFT_STARVED";
-/// How long a connection may take to be made: more than it waits at a door.
+/// The time limit of connecting: more than the wait at a door.
 const TIME: Duration = Duration::from_millis(700);
-/// The same, with what a busy machine takes.
+/// The same on a busy machine.
 const LONG: Duration = Duration::from_secs(4);
 
 #[test]
@@ -38,14 +37,14 @@ fn param(tag: u8) -> ConnParam {
     }
 }
 
-/// A limit that leaves a process so many descriptors to spare.
+/// The limit that leaves a process `spare` free descriptors.
 fn limit(process: &str, spare: usize) -> Rlimit {
     let dir = format!("/proc/{process}/fd");
     let names = std::fs::read_dir(&dir).expect("procfs").flatten();
     let mut taken: Vec<u64> = names
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
-    // The one that shows them is gone by now. The limit is on numbers: what is free between them counts, too.
+    // The descriptor of the listing itself is closed by now. The limit is on numbers: free ones between them count, too.
     taken.retain(|fd| std::fs::symlink_metadata(format!("{dir}/{fd}")).is_ok());
     Rlimit {
         current: (0..).filter(|fd| !taken.contains(fd)).nth(spare),
@@ -53,7 +52,7 @@ fn limit(process: &str, spare: usize) -> Rlimit {
     }
 }
 
-/// Run `f` with so many descriptors to spare.
+/// Runs `f` with `spare` free descriptors.
 fn with_spare<R>(spare: usize, f: impl FnOnce() -> R) -> R {
     let limits = getrlimit(Resource::Nofile);
     let low = limit("self", spare);
@@ -63,7 +62,7 @@ fn with_spare<R>(spare: usize, f: impl FnOnce() -> R) -> R {
     out
 }
 
-/// What is to be connected: made before descriptors run out.
+/// The ends of a future connection: made before descriptors run out.
 struct Ends([(Qp, Cq); 2]);
 
 impl Ends {
@@ -87,7 +86,7 @@ impl Ends {
             while request.is_none() && !dial.is_finished() {
                 request = listener
                     .next_request(Some(Duration::from_millis(5)))
-                    // One that came late may have been given up.
+                    // A late request may have been given up.
                     .filter(|request| request.private_data() == [tag]);
             }
             let accepted = match request {
@@ -103,7 +102,7 @@ impl Ends {
 struct Sides([(Result<Connection, ConnectError>, Cq); 2]);
 
 impl Sides {
-    /// What carries the connection, if there is one: then it works; else somebody said why.
+    /// The carrier of the connection, if there is one: then it works; otherwise an error has the reason.
     fn carried(&self) -> Option<&'static str> {
         let [(near, near_cq), (far, far_cq)] = &self.0;
         let (near, far) = match (near, far) {
@@ -131,7 +130,7 @@ impl Sides {
     }
 }
 
-/// A reader understands what is missing. Only that a peer is too starved to answer at all cannot be known.
+/// Checks that the text names the missing resource. Only a peer that is too starved to answer at all cannot be recognized.
 fn explains(reason: &str) {
     println!("{reason}");
     let known = [

@@ -1,5 +1,5 @@
-//! Peers in shared memory that stop, or say that they stay, in memory which is taken back from them. Each is waited for so long, and
-//! then its connection ends; nobody else waits.
+//! Peers in shared memory that stop, or report that they stay, in memory whose access is revoked. The owner waits for a limited time and then ends the
+//! connection; no other thread waits.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ fn twin() {
     weft_conformance::twin::role();
 }
 
-/// Longer than any of the waits, and not for ever.
+/// Longer than any of the waits, but finite.
 const BOUND: Duration = Duration::from_secs(10);
 /// Shorter than they are.
 const SHORTER: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ fn local(raw: &Raw) -> &Local {
     raw.local.as_ref().expect("shared memory")
 }
 
-/// Do something that may wait for a peer, while a connection of the same device goes on; in time.
+/// Runs an action that may wait for a peer, while a connection of the same device continues; checks the time.
 fn beside<T: Send>(bystander: &Bystander, what: &str, wait: impl FnOnce() -> T + Send) -> T {
     let (tell, told) = mpsc::channel();
     let start = Instant::now();
@@ -52,7 +52,7 @@ fn beside<T: Send>(bystander: &Bystander, what: &str, wait: impl FnOnce() -> T +
     })
 }
 
-/// How a region goes.
+/// How a region ends.
 #[derive(Clone, Copy, Debug)]
 enum Going {
     Deregistered,
@@ -69,7 +69,7 @@ fn go(mr: Mr, going: Going) -> Result<(), weft_verbs::MemError> {
     }
 }
 
-/// Memory of the library's, a buffer given up, and somebody else's.
+/// The library's memory, a buffer that is passed to the library, and memory in place.
 fn regions(pd: &weft_verbs::Pd) -> [Mr; 3] {
     let raw = RawMemory::leak(vec![0; 4096]);
     [
@@ -107,7 +107,7 @@ fn a_peer_that_never_leaves_does_not_keep_memory() {
     }
 }
 
-/// Who destroys a queue pair has its memory to itself.
+/// After a queue pair is destroyed its memory is exclusively the owner's.
 #[test]
 fn a_queue_pair_is_destroyed_under_a_peer_that_never_leaves() {
     let device = Wire::Local.device();
@@ -119,7 +119,7 @@ fn a_queue_pair_is_destroyed_under_a_peer_that_never_leaves() {
     assert!(start.elapsed() > SHORTER, "the peer was not waited for");
 }
 
-/// The end of a connection is told when its peer is out of our memory.
+/// The end of a connection is reported when its peer is out of our memory.
 #[test]
 fn an_end_is_told_when_the_peer_has_left() {
     let device = Wire::Local.device();
@@ -138,7 +138,7 @@ fn an_end_is_told_when_the_peer_has_left() {
     }
 }
 
-/// The connections of many such peers end at once: the device goes on, and their ends are told.
+/// The connections of many such peers end at once: the device continues, and their ends are reported.
 #[test]
 fn connections_end_under_peers_that_never_leave() {
     const PEERS: usize = 64;
@@ -158,7 +158,7 @@ fn connections_end_under_peers_that_never_leave() {
     for (_, raw) in &victims {
         local(raw).finish();
     }
-    // A new connection takes the engine.
+    // A new connection needs the engine.
     Bystander::new(&device).ping();
     let time = start.elapsed();
     assert!(time < Duration::from_secs(3), "{time:?}");
@@ -194,13 +194,13 @@ fn a_peer_that_stops_does_not_keep_memory() {
         assert_eq!(gone, Ok(()), "{kind}");
         assert_eq!(told.recv_timeout(PATIENCE), Ok(EndReason::Lost));
         bystander.ping();
-        // Once it goes on it finds that out.
+        // Once it continues it notices that.
         pair.twin.go_on();
         assert_eq!(pair.twin.answer(), "over");
     }
 }
 
-/// What was sent by reference to a peer that stops before it fetches it.
+/// A message sent by reference to a peer that stops before it pulls it.
 #[test]
 fn a_peer_that_stops_does_not_keep_what_it_is_to_fetch() {
     let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
@@ -254,7 +254,7 @@ fn opened(device: &Device) -> Opened {
     }
 }
 
-/// Local Invalidate is complete when the peer is out of the window, and requests behind it wait for that.
+/// Local Invalidate is complete when the peer is out of the window, and later requests wait for that.
 #[test]
 fn a_window_is_invalid_when_its_peer_is_out_of_it() {
     let device = Wire::Local.device();
@@ -286,7 +286,7 @@ fn a_window_is_invalid_when_its_peer_is_out_of_it() {
     }
 }
 
-/// A peer that takes its own window away is not in it.
+/// A peer that invalidates its own window is not in it.
 #[test]
 fn a_peer_that_invalidates_a_window_and_stays_in_it_ends_its_connection() {
     let device = Wire::Local.device();

@@ -124,7 +124,7 @@ on_every_setup!({
     states: quiet_end, expected, expected_read_refused, fails_unconnected, accept_in_error, before_connected, disconnect, disconnect_beside_a_poller, cut, pause, to_error, drop_of_a_qp;
 });
 
-/// Scenarios that take a while, or that the setup makes no difference to.
+/// Scenarios that take long, or that do not depend on the setup.
 macro_rules! on_some_setups {
     ($rows:tt) => {
         column!(tcp_at_length, Setup::tcp(), $rows);
@@ -153,7 +153,7 @@ on_some_setups!({
     threads: stress;
 });
 
-/// Queue pairs whose sends complete when the peer has them: what they have of their own, and whatever works on others too.
+/// Queue pairs whose sends complete when the peer has received them: their own scenarios, and all that work on others too.
 macro_rules! on_confirmed_setups {
     ($rows:tt) => {
         column!(tcp_confirmed, Setup::tcp().confirmed(), $rows);
@@ -201,7 +201,7 @@ on_confirmed_setups!({
     states: quiet_end, expected, disconnect, to_error, drop_of_a_qp;
 });
 
-/// How many threads run a scenario at once, each with queue pairs of its own, on devices, engines and tables that they share.
+/// The number of threads that run a scenario at once, each with its own queue pairs, on shared devices, engines and tables.
 const THREADS: usize = 4;
 
 fn by_threads(setup: Setup, scenario: fn(&Bed)) {
@@ -251,7 +251,7 @@ macro_rules! by_four_threads {
     };
 }
 
-// Not here: what looks at the asynchronous events of a whole device, where those of the other threads are too.
+// Without the scenarios that read the asynchronous events of a whole device, which include those of the other threads.
 by_four_threads!({
     send_recv: with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
         unsignaled, all_signaled, message_too_long, no_receive, refused_posts;

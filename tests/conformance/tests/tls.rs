@@ -1,4 +1,4 @@
-//! TLS under MPA: who is let in, and what somebody between the two ends can do.
+//! TLS under MPA: admission of peers, and attacks by a party between the two ends.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect};
 use weft_verbs::tls::{Identity, Tls, TlsError};
 use weft_verbs::{Access, Cq, Device, EndReason, LocalMode, Pd, QpInit, RecvWr, SendWr, WcStatus};
 
-/// How long one look for a request lasts.
+/// The duration of one check for a request.
 const GLANCE: Duration = Duration::from_millis(20);
 
 struct Side {
@@ -53,7 +53,7 @@ fn with(tls: Option<Tls>) -> ConnParam {
     param
 }
 
-/// Connects through whatever `route` makes of the listener's address, and gives both ends.
+/// Connects through the address that `route` makes of the listener's, and returns both ends.
 fn pair(
     a: &Side,
     b: &Side,
@@ -80,7 +80,7 @@ fn pair(
     })
 }
 
-/// A listener alone, for dials that fail: nobody may ever see a request.
+/// A listener alone, for dials that fail: no request may ever arrive.
 fn refused(ours: Option<Tls>, theirs: Option<Tls>) -> ConnectError {
     let (a, b) = (Side::new(), Side::new());
     let listener = b.listen(&with(theirs));
@@ -143,10 +143,10 @@ fn each_side_takes_only_the_keys_that_it_allows() {
     );
 }
 
-/// What a relay does with the bytes from the initiator to the responder.
+/// A relay's change to the bytes from the initiator to the responder.
 type Meddle = Box<dyn FnMut(&mut Vec<u8>) + Send>;
 
-/// Carries bytes between whoever connects and `to`; the first direction is meddled with. The end of one direction ends the other.
+/// Relays bytes between its peer and `to`, and changes those of the first direction. The end of one direction ends the other.
 fn relay(to: SocketAddr, mut meddle: Meddle) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -171,7 +171,7 @@ fn relay(to: SocketAddr, mut meddle: Meddle) -> SocketAddr {
     addr
 }
 
-/// Writes that go through a relay: nothing that was sent can be read there, and all of it arrives.
+/// Writes through a relay: the relay cannot read the data, and all of it arrives.
 #[test]
 fn a_relay_sees_nothing_of_the_data() {
     let (a, b) = (Side::new(), Side::new());
@@ -211,7 +211,7 @@ fn a_relay_sees_nothing_of_the_data() {
     );
 }
 
-/// A single changed byte, anywhere: no connection, or one that is lost; and never a changed byte in the target's memory.
+/// A single changed byte, anywhere: no connection, or a lost one; and never a changed byte in the target's memory.
 #[test]
 fn a_changed_byte_ends_the_connection() {
     // The hello, the end of the handshake, the start-up frame, and the records of a Write at its begin, middle and end.
@@ -261,7 +261,7 @@ fn a_changed_byte_ends_the_connection() {
     }
 }
 
-/// The recorded bytes of a whole session, sent again to the same listener, make no connection.
+/// The recorded bytes of a whole session, replayed to the same listener, make no connection.
 #[test]
 fn a_replay_makes_no_connection() {
     let (a, b) = (Side::new(), Side::new());
@@ -293,7 +293,7 @@ fn a_replay_makes_no_connection() {
     assert!(listener.next_request(Some(Duration::ZERO)).is_none());
 }
 
-/// Somebody who ends the TCP connection in order cannot make that look like the peer's end.
+/// A third party that closes the TCP connection in order cannot make that look like the peer's end.
 #[test]
 fn a_cut_is_not_an_end_in_order() {
     let (a, b) = (Side::new(), Side::new());

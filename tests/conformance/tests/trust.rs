@@ -1,4 +1,4 @@
-//! What the kernel has to say of a peer of this host before it gets memory of ours.
+//! The kernel's information about a peer of this host, before the peer gets our memory.
 
 use std::collections::HashSet;
 use std::net::TcpListener;
@@ -17,13 +17,13 @@ use weft_verbs::{LocalMode, SendWr};
 use weft_wire::local::Message;
 use weft_wire::mpa::FrameKind;
 
-/// In the environment of [`dropped`] and [`usurper`]: the listener that it is to visit.
+/// In the environment of [`dropped`] and [`usurper`]: the listener to visit.
 const VISITS: &str = "WEFT_VISITS";
-/// In the environment of [`usurper`]: whose TCP connection it claims.
+/// In the environment of [`usurper`]: the owner of the claimed TCP connection.
 const CLAIMS: &str = "WEFT_CLAIMS";
 /// Starts a program with no capability, as the same user.
 const POWERLESS: &[&str] = &["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
-/// Starts a program as root of a user namespace of its own: to the kernel it is the same user.
+/// Starts a program as root of a separate user namespace: to the kernel it is the same user.
 const CONTAINED: &[&str] = &["unshare", "--user", "--map-root-user"];
 
 #[test]
@@ -32,7 +32,7 @@ fn twin() {
     weft_conformance::twin::role();
 }
 
-/// Whether programs can be started in this way.
+/// True if programs can be started in this way.
 fn works(wrapper: &[&str]) -> bool {
     let (program, args) = wrapper.split_first().expect("a program");
     let done = Command::new(program).args(args).arg("true").status();
@@ -57,7 +57,7 @@ fn bed() -> Bed {
     Bed::new(setup).expect("a bed")
 }
 
-/// A twin, and our end of a connection with it: made by us, or by the twin.
+/// A twin, and our end of a connection with it: dialled by us, or by the twin.
 fn connected(wrapper: &[&str], we_dial: bool) -> (Twin, End, Bed) {
     let bed = bed();
     if we_dial {
@@ -90,7 +90,8 @@ fn files(pid: u32, name: &str) -> HashSet<u64> {
         .collect()
 }
 
-/// A process that the kernel would not let read our memory does not get that without remote rights, though we get its; and neither side
+/// A process that the kernel would not let read our memory does not get our arena without remote rights, though we get its. Neither side accesses the other by
+/// number.
 /// reaches the other by number.
 #[test]
 fn private_memory_goes_to_those_who_may_trace_us() {
@@ -109,7 +110,7 @@ fn private_memory_goes_to_those_who_may_trace_us() {
                 files(std::process::id(), "weft-private"),
                 files(pid, "weft-private"),
             );
-            // The twin has one domain; each of us has the other's, or has not.
+            // The twin has one domain; each of us has the other's, or not.
             let shared = ours.intersection(&theirs).count();
             let what = format!("{wrapper:?}, we dial: {we_dial}");
             assert_eq!(shared, 1 + usize::from(traces), "{what}");
@@ -153,7 +154,7 @@ fn user_namespaces_are_kept_apart() {
     }
 }
 
-/// From another user namespace nobody takes the place of one who has said hello, nor keeps him from saying it.
+/// A process from another user namespace neither takes the place of one that has sent Hello, nor prevents its Hello.
 #[test]
 fn a_place_is_not_taken_from_another_user_namespace() {
     if !works(CONTAINED) {
@@ -204,7 +205,7 @@ fn usurper() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// A daemon opens its socket as root, and is nobody when somebody comes: no descriptor goes there.
+/// A daemon opens its socket as root, and is another user when a visitor comes: no descriptor is sent there.
 #[test]
 fn a_listener_that_is_root_no_more() {
     if !is_root() {
@@ -219,7 +220,7 @@ fn a_listener_that_is_root_no_more() {
     assert_eq!(daemon.answer(), "0 descriptors");
 }
 
-/// The same the other way round: root connects, and nobody speaks.
+/// The same in the other direction: root connects, and another user sends the messages.
 #[test]
 fn a_visitor_that_is_root_no_more() {
     if !is_root() {
@@ -239,7 +240,7 @@ fn a_visitor_that_is_root_no_more() {
     );
 }
 
-/// In a user namespace that knows no users all have the same number, and are not the same for that.
+/// In a user namespace without a mapping all users have the same number, but they are not the same user.
 #[test]
 fn unknown_users_are_told_of_no_connections() {
     let unknown = &["unshare", "--user"];

@@ -12,7 +12,7 @@ static void must(int good, const char *what) {
     }
 }
 
-/* All events that are there, and at least so many. */
+/* All events that are there, and at least this many. */
 static void events(struct ibv_context *ctx, int sends, int *wanted) {
     struct ibv_async_event event;
     for (;;) {

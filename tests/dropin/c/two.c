@@ -40,7 +40,7 @@ struct side {
     int in, out;
 };
 
-/* What the sides tell each other. */
+/* The data that the sides exchange. */
 struct name {
     uint32_t qp, rkey;
     uint64_t addr;

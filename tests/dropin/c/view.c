@@ -1,4 +1,4 @@
-/* Looks at the devices by the calls of the C library that open files by ways of their own. Each line is an answer. */
+/* Looks at the devices through calls of the C library that open files in special ways. Each line is an answer. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>

@@ -1,8 +1,8 @@
-//! Runs unmodified verbs programs on the drop-in libraries, and lets the programs themselves say whether they were content.
+//! Runs unmodified verbs programs on the drop-in libraries, and checks the success that the programs report.
 //!
-//! The libraries are built once for each run of the tests (or taken from `WEFT_VERBS_LIB`). A program is started in a process group of its own under
-//! a time limit, and its group is killed when the test is over. A server is there when something listens on its port. No test passes for want of an
-//! error: each looks for the line in which the program says what it did.
+//! The libraries are built once for each run of the tests (or taken from `WEFT_VERBS_LIB`). A program is started in its own process group under a time limit,
+//! and its group is killed when the test is over. A server is ready when a process listens on its port. The absence of an error does not pass a test: each test
+//! looks for the line in which the program reports its work.
 #![forbid(unsafe_code)]
 
 mod libraries;
@@ -16,7 +16,7 @@ pub use libraries::{built, libraries};
 pub use net::{free_port, hearing, listening};
 pub use run::{Done, Running, Weft, datagram_pair, pair, pair_or_again};
 
-/// Whether all these programs (or files, with a slash) are there; says which is not, and from which package of Debian's it comes.
+/// True if all these programs (or files, with a slash) are present; prints the missing one and its Debian package.
 pub fn have(needed: &[(&str, &str)]) -> bool {
     let there = |name: &str| {
         if name.contains('/') {
@@ -35,9 +35,9 @@ pub fn have(needed: &[(&str, &str)]) -> bool {
     missing.is_empty()
 }
 
-/// Prints past the test harness, which swallows what passing tests print.
+/// Prints past the test harness, which suppresses the output of passing tests.
 pub fn say(text: &str) {
     use std::io::Write;
-    // In one piece: tests run side by side.
+    // One write, because tests run side by side.
     let _ = std::io::stderr().write_all(format!("dropin: {text}\n").as_bytes());
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The folder that holds `libibverbs.so.1` and `librdmacm.so.1`: that of `WEFT_VERBS_LIB`, or they are built now.
+/// The folder with `libibverbs.so.1` and `librdmacm.so.1`: that of `WEFT_VERBS_LIB`, or they are built now.
 ///
 /// # Panics
 /// When they cannot be built.
@@ -18,7 +18,7 @@ pub fn libraries() -> &'static Path {
     })
 }
 
-/// The `lib` folder in the target folder `dir`, filled now by `cargo xtask TASK`.
+/// The `lib` folder in the target folder `dir`, built now by `cargo xtask TASK`.
 ///
 /// # Panics
 /// When that fails.

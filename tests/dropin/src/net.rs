@@ -6,19 +6,19 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Mutex, PoisonError};
 
-/// Below the ports that the system gives to those who ask for any (`net.ipv4.ip_local_port_range`): each program on `weft_ib0` listens on one of these,
-/// and would answer in the place of a server that comes a moment later.
+/// Below the ephemeral ports of the system (`net.ipv4.ip_local_port_range`): each program on `weft_ib0` listens on an ephemeral port, and would answer in the
+/// place of a server that starts a moment later.
 const OURS: Range<u16> = 16_384..32_768;
 
-/// A TCP port that nobody uses, and that no other caller was given, in this process or another.
+/// A TCP port that is not in use and that no other caller has got, in this process or another.
 ///
 /// # Panics
 /// When the host has none.
 pub fn free_port() -> u16 {
-    /// The names of the ports that this process was given. They go with it.
+    /// The names that reserve this process's ports. They end with the process.
     static GIVEN: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-    // Processes that start together look at different places first.
+    // Processes that start together begin their search at different places.
     let first = std::process::id().wrapping_mul(101) as usize + given.len();
     let all = OURS.len();
     for port in OURS.cycle().skip(first % all).take(all) {
@@ -37,13 +37,13 @@ pub fn free_port() -> u16 {
     panic!("no free port");
 }
 
-/// Whether a process listens on this TCP port, of any address. Asking disturbs nobody.
+/// True if a process listens on this TCP port, of any address. The check has no effect on the listener.
 pub fn listening(port: u16) -> bool {
     // 0A: the state LISTEN
     sockets(["/proc/net/tcp", "/proc/net/tcp6"], port, "0A") > 0
 }
 
-/// How many sockets have bound this UDP port, of any address.
+/// The number of sockets that are bound to this UDP port, of any address.
 pub fn hearing(port: u16) -> usize {
     // 07: the state of a socket that is not connected
     sockets(["/proc/net/udp", "/proc/net/udp6"], port, "07")
@@ -81,11 +81,11 @@ mod tests {
         assert_ne!(free_port(), free);
         drop(listener);
         assert!(!listening(free));
-        // What the system gives to anybody is never one of them.
+        // The system's ephemeral ports are never among them.
         let given = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         assert!(!OURS.contains(&given.local_addr().unwrap().port()));
         assert!(OURS.contains(&free));
-        // Another process would see that it is taken, though nobody listens.
+        // Another process would see that it is in use, although it has no listener.
         let name = SocketAddr::from_abstract_name(format!("weft-test-port-{free}")).unwrap();
         assert!(UnixListener::bind_addr(&name).is_err());
         let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();

@@ -17,16 +17,16 @@ use crate::libraries;
 use crate::net::{free_port, hearing, listening};
 use crate::table::Ran;
 
-/// The longest that a program may take; a busy machine is slow.
+/// The time limit of a program; a busy machine is slow.
 const LIMIT: Duration = Duration::from_secs(90);
-/// Servers that a client may come too early to are tried so often.
+/// The number of attempts with servers that may not be ready for a client in time.
 const ATTEMPTS: u32 = 3;
-/// What timeout(1) returns when it had to end the program.
+/// The status of timeout(1) when it had to end the program.
 const TIMED_OUT: i32 = 124;
-/// Between two looks at something that says nothing when it changes.
+/// The polling interval for changes that are not announced.
 const LOOK: Duration = Duration::from_millis(3);
 
-/// The setting in which programs run.
+/// The environment in which programs run.
 #[derive(Debug, Clone)]
 pub struct Weft {
     env: Vec<(OsString, OsString)>,
@@ -35,7 +35,7 @@ pub struct Weft {
 }
 
 impl Weft {
-    /// With these devices (`WEFT_DEVICES`), in shared memory where that can be; else as `weft verbs` sets it.
+    /// With these devices (`WEFT_DEVICES`), in shared memory where possible; otherwise as `weft verbs` sets it.
     pub fn on(devices: &str) -> Self {
         Self::bare()
             .env("LD_LIBRARY_PATH", libraries())
@@ -44,7 +44,7 @@ impl Weft {
             .env("WEFT_DEVICES", devices)
     }
 
-    /// With nothing of weft in it.
+    /// Without weft.
     pub fn bare() -> Self {
         Self {
             env: Vec::new(),
@@ -53,13 +53,13 @@ impl Weft {
         }
     }
 
-    /// Over TCP in any case.
+    /// Always over TCP.
     #[must_use]
     pub fn over_tcp(self) -> Self {
         self.env("WEFT_LOCAL", "off")
     }
 
-    /// With this in the environment.
+    /// With this environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
@@ -73,7 +73,7 @@ impl Weft {
         self
     }
 
-    /// With more time than usual.
+    /// With this time limit.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -95,7 +95,7 @@ impl Weft {
     pub fn start_words(&self, words: &[&str]) -> Running {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let mark = mark();
-        // timeout(1) ends it even when this process cannot.
+        // timeout(1) ends it even if this process dies first.
         let mut command = Command::new("timeout");
         command
             .args(["-k", "2", &self.limit.as_secs().to_string()])
@@ -106,7 +106,7 @@ impl Weft {
             .stdin(Stdio::null())
             .stdout(writer.try_clone().expect("a descriptor"))
             .stderr(writer);
-        // What a program leaves behind, as the backtrace of a crash, is not to be in the source.
+        // Files that a program leaves, such as the backtrace of a crash, must not be in the source.
         command.current_dir(self.dir.clone().unwrap_or_else(std::env::temp_dir));
         let child = command.spawn().expect("timeout(1)");
         // It holds the other end of the pipe.
@@ -145,7 +145,7 @@ impl Weft {
         }
     }
 
-    /// Runs a command line to its end.
+    /// Runs a command line and waits for its end.
     ///
     /// # Panics
     /// When there is no such program, or it does not end.
@@ -154,17 +154,17 @@ impl Weft {
     }
 }
 
-/// In the environment of a program and of all that it starts.
+/// Set in the environment of a program and of all processes that it starts.
 const MARK: &str = "WEFT_TEST_PROGRAM";
 
-/// Of one program, as no other has it now.
+/// A mark of one program, unique at this time.
 fn mark() -> String {
     static PROGRAMS: AtomicU32 = AtomicU32::new(0);
     let number = PROGRAMS.fetch_add(1, Ordering::Relaxed);
     format!("{}.{number}", std::process::id())
 }
 
-/// All that there are.
+/// All processes of the system.
 fn processes() -> impl Iterator<Item = Pid> {
     let entries = std::fs::read_dir("/proc").expect("/proc");
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -183,7 +183,7 @@ impl Said {
     }
 }
 
-/// A program that runs. When this goes, it is killed with all that it started.
+/// A running program. Dropping this kills it and all processes that it started.
 pub struct Running {
     ran: Option<Ran>,
     shown: String,
@@ -196,7 +196,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// What it has printed until now.
+    /// Its output so far.
     pub fn text(&self) -> String {
         self.said.text().clone()
     }
@@ -204,16 +204,16 @@ impl Running {
     /// Waits until it, or a process that it started, listens on a port.
     ///
     /// # Panics
-    /// When it ends before.
+    /// When it ends earlier.
     #[must_use]
     pub fn listens(self, port: u16) -> Self {
         self.until(|| listening(port), port)
     }
 
-    /// Waits until so many sockets have this UDP port.
+    /// Waits until `sockets` sockets have this UDP port.
     ///
     /// # Panics
-    /// When it ends before.
+    /// When it ends earlier.
     #[must_use]
     pub fn hears(self, port: u16, sockets: usize) -> Self {
         self.until(|| hearing(port) >= sockets, port)
@@ -235,7 +235,7 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Panics
-    /// When it does not end although it is killed.
+    /// When it does not end after it was killed.
     pub fn end(mut self) -> Done {
         while !self.ended() {
             std::thread::sleep(LOOK);
@@ -243,13 +243,13 @@ impl Running {
         self.done()
     }
 
-    /// Ends it as a user would with Ctrl-C; for servers that go on for ever. Each process of the group hears it once: timeout(1) would pass on what it gets, and
-    /// a program that is told again while it ends leaves out what it does at its end.
+    /// Interrupts it as a user does with Ctrl-C; for servers that run for ever. Each process of the group gets the signal once: timeout(1) would forward its
+    /// signal, and a program that gets a second one while it ends skips its final work.
     pub fn interrupt(self) -> Done {
         self.tell(Signal::INT)
     }
 
-    /// Ends a server that takes no notice of Ctrl-C, as dnsmasq does.
+    /// Ends a server that ignores Ctrl-C, such as dnsmasq.
     pub fn terminate(self) -> Done {
         self.tell(Signal::TERM)
     }
@@ -267,7 +267,7 @@ impl Running {
         let is_member = |pid: &Pid| {
             let pid = pid.as_raw_nonzero().get().cast_unsigned();
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            // State, parent and group stand behind the name, which can have anything in it.
+            // State, parent and group follow the name, which can contain any bytes.
             let (_, rest) = stat.rsplit_once(')')?;
             Some(pid != group && rest.split_whitespace().nth(2)?.parse() == Ok(group))
         };
@@ -276,13 +276,13 @@ impl Running {
             .collect()
     }
 
-    /// Kills it and all that it started.
+    /// Kills it and all processes that it started.
     pub fn kill(self) -> Done {
         self.signal(Signal::KILL);
         self.end()
     }
 
-    /// Kills what it started in sessions of their own, as fio's jobs are.
+    /// Kills the processes that it started in other sessions, such as fio's jobs.
     fn kill_marked(&self) {
         let mark = format!("{MARK}={}", self.mark);
         let has_mark = |pid: &Pid| {
@@ -301,7 +301,7 @@ impl Running {
         }
     }
 
-    /// Whether it has ended.
+    /// True if it has ended.
     fn ended(&mut self) -> bool {
         if self.status.is_none() {
             self.status = self.child.try_wait().expect("a child of ours");
@@ -316,7 +316,7 @@ impl Running {
     }
 
     fn done(mut self) -> Done {
-        // What it left behind may hold the pipe.
+        // A process that it left behind may hold the pipe.
         self.signal(Signal::KILL);
         self.kill_marked();
         if let Some(listener) = self.listener.take() {
@@ -342,28 +342,28 @@ impl Drop for Running {
 /// A program that has ended.
 #[derive(Debug, Clone)]
 pub struct Done {
-    /// What the table in docs/verbs.md may say of it.
+    /// Its entry in the table of docs/verbs.md.
     ran: Option<Ran>,
     shown: String,
     status: ExitStatus,
-    /// What it printed, stdout and stderr as they came.
+    /// Its output, stdout and stderr interleaved.
     pub text: String,
 }
 
 impl Done {
-    /// Whether it was content.
+    /// True if its exit status is 0.
     pub fn is_good(&self) -> bool {
         self.status.success()
     }
 
-    /// Its exit status; 128 and the signal, as shells have it.
+    /// Its exit status, or 128 plus the signal, as in shells.
     pub fn code(&self) -> i32 {
         self.status
             .code()
             .unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
     }
 
-    /// Its exit status is 0.
+    /// Checks that its exit status is 0.
     ///
     /// # Panics
     /// When it is not.
@@ -373,7 +373,7 @@ impl Done {
         self.works()
     }
 
-    /// It has done its work, whatever its exit status is: so says the table in docs/verbs.md.
+    /// Marks its work as done, whatever its exit status is: the table in docs/verbs.md must say so.
     ///
     /// # Panics
     /// When it does not.
@@ -385,7 +385,7 @@ impl Done {
         self
     }
 
-    /// A line has this text.
+    /// Checks that a line contains this text.
     ///
     /// # Panics
     /// When there is none.
@@ -395,7 +395,7 @@ impl Done {
         self
     }
 
-    /// No line has this text.
+    /// Checks that no line contains this text.
     ///
     /// # Panics
     /// When there is one.
@@ -405,7 +405,7 @@ impl Done {
         self
     }
 
-    /// The lines with only numbers in them, as perftest prints its results.
+    /// The lines that contain only numbers, such as perftest's results.
     pub fn table(&self) -> Vec<Vec<f64>> {
         let numbers = |line: &str| {
             let words = line.split_whitespace().map(str::parse);
@@ -428,16 +428,16 @@ impl Done {
 /// Runs a server and, when it listens on `port`, a client, and waits until both have ended well.
 ///
 /// # Panics
-/// When one of them fails, with what both said.
+/// When one of them fails, with the output of both.
 #[track_caller]
 pub fn pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) {
     both_good(meet(weft, weft.start(server).listens(port), client))
 }
 
-/// As [`pair`], and once more where the client says `again`: for what servers do that a client can come in between.
+/// As [`pair`], and once more where the client prints `again`: for servers with a gap into which a client can fall.
 ///
 /// # Panics
-/// When one of them fails in another way, or all attempts do, with what both said.
+/// When one of them fails in another way, or all attempts do, with the output of both.
 #[track_caller]
 pub fn pair_or_again(
     weft: &Weft,

@@ -1,4 +1,4 @@
-//! The table of settings in docs/verbs.md names the options that `weft verbs` has, with their values, and the variables that the libraries read.
+//! Checks that the table of settings in docs/verbs.md names the options of `weft verbs`, with their values, and the variables that the libraries read.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ fn tree() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What the Rust files of a folder say.
+/// The text of the Rust files of a folder.
 fn sources(folder: &Path, text: &mut String) {
     for entry in fs::read_dir(folder).expect("a folder of the tree") {
         let path = entry.expect("an entry").path();
@@ -20,7 +20,7 @@ fn sources(folder: &Path, text: &mut String) {
     }
 }
 
-/// The words in `text` that stand between these, and are made of such letters.
+/// The words in `text` between these quotes that consist of such letters.
 fn between(text: &str, quote: char, is: impl Fn(&str) -> bool) -> BTreeSet<&str> {
     let words = text.lines().flat_map(|line| line.split(quote).skip(1));
     words.filter(|word| is(word)).collect()
@@ -31,7 +31,7 @@ fn variable(word: &str) -> bool {
     word.starts_with("WEFT_") && word.chars().all(letters)
 }
 
-/// The options of `weft verbs` that its help shows, each with the values that it takes, if they are listed.
+/// The options of `weft verbs` that its help shows, each with its values, if they are listed.
 fn options(source: &str) -> Vec<(String, Vec<&str>)> {
     let (_, fields) = source.split_once("pub struct Args {").expect("the options");
     let (fields, _) = fields.split_once("\n}\n").expect("their end");

@@ -1,5 +1,5 @@
-//! The table of programs in docs/verbs.md, which the tests write: a program that a test has seen do its work has a mark there for the device and the
-//! carrier, or the test fails. With `WEFT_BLESS=1` the tests set the marks in place of that. To make the table anew, remove the marks first.
+//! The table of programs in docs/verbs.md, which the tests write. A program that a test has seen do its work must have a mark there for the device and the
+//! carrier, or the test fails. With `WEFT_BLESS=1` the tests set the marks instead. To make the table anew, remove the marks first.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -10,12 +10,12 @@ const END: &str = "<!-- programs: end -->";
 const HEAD: &str = "| package | program | with | `weft0` | `weft_ib0` |\n|---|---|---|---|---|\n";
 const DEVICES: [&str; 2] = ["weft0", "weft_ib0"];
 
-/// A program, its package, and what is tried of it.
+/// A program, its package, and the tested work.
 struct Program {
     package: &'static str,
     name: &'static str,
     with: &'static str,
-    /// It only looks at devices, at these, and uses no carrier.
+    /// Set for a program that only reads devices, namely these, and uses no carrier.
     looks: Option<&'static [&'static str]>,
 }
 
@@ -81,7 +81,7 @@ const PROGRAMS: &[Program] = &[
     looks("busybox-static", "busybox", "`ls`, `cat`, `readlink` with `--sysfs=namespace`"),
 ];
 
-/// Where a program did its work: for each device without a network, and over one.
+/// The places where a program did its work: each device without a network, and over one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Marks([[bool; 2]; 2]);
 
@@ -113,7 +113,7 @@ impl Marks {
     }
 }
 
-/// A program in the table, and where this run of it works.
+/// A program in the table, and the place of this run.
 #[derive(Clone, Debug)]
 pub(crate) struct Ran {
     program: usize,
@@ -121,7 +121,7 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// What a command line runs, if it is in the table and there is no doubt about the device.
+    /// The program of a command line, if it is in the table and the device is certain.
     pub(crate) fn of(words: &[&str], env: &dyn Fn(&str) -> Option<String>) -> Option<Ran> {
         let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
         let program = words
@@ -153,10 +153,10 @@ impl Ran {
         Some(Ran { program, marks })
     }
 
-    /// It has done its work: the table says so, or does from now on.
+    /// Checks that the table marks the program's work as done, or sets the mark.
     ///
     /// # Panics
-    /// When the table does not say so.
+    /// When the mark is missing.
     #[track_caller]
     pub(crate) fn note(&self) {
         let table = Table::read();
@@ -186,7 +186,7 @@ fn document() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verbs.md")
 }
 
-/// Tests run side by side, also in several processes: one of them writes.
+/// Tests run side by side, also in several processes: only one writes at a time.
 fn lock() -> File {
     let folder = document();
     let file = File::open(folder.parent().expect("docs")).expect("docs");
@@ -198,7 +198,7 @@ struct Table {
     before: String,
     marks: Vec<Marks>,
     after: String,
-    /// As it is, for the test that nobody has changed it by hand.
+    /// The table as generated, for the test that it was not edited by hand.
     #[cfg(test)]
     text: String,
 }
@@ -246,7 +246,7 @@ impl Table {
 
     fn write(&self) {
         let text = format!("{}{BEGIN}{}{END}{}", self.before, self.show(), self.after);
-        // Whole: others read it without the lock.
+        // In one rename: other tests read it without the lock.
         let new = document().with_extension("new");
         fs::write(&new, text).expect("docs can be written to");
         fs::rename(new, document()).expect("docs can be written to");

@@ -1,4 +1,4 @@
-//! Names to addresses: `rdma_getaddrinfo(3)`, and what an identifier keeps of it.
+//! Names to addresses: `rdma_getaddrinfo(3)`, and the part of its result that an identifier keeps.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null;
@@ -16,7 +16,7 @@ use crate::verbs::users::end;
 /// `RAI_SA` of rdma-core 57: ask the subnet administrator.
 const RAI_SA: c_int = 16;
 
-/// What C gets, with room for what it points to.
+/// The result for C, with room for the addresses that it points to.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Found {
@@ -32,7 +32,7 @@ struct Lookup;
 
 kind!(Lookup as rdma_addrinfo => Found, 0x636d_6169);
 
-/// An address of somebody else's.
+/// An address in memory of the caller or of the system.
 #[derive(Clone, Copy)]
 struct Addr {
     storage: sockaddr_storage,
@@ -58,7 +58,7 @@ impl Addr {
     }
 }
 
-/// What is asked for.
+/// The requested kind of address.
 #[derive(Clone, Copy)]
 struct Wanted {
     flags: c_int,
@@ -71,7 +71,7 @@ const RC: c_int = IBV_QPT_RC as c_int;
 const UD: c_int = IBV_QPT_UD as c_int;
 
 impl Wanted {
-    /// With what the hints leave open. `None` when they contradict each other.
+    /// Completes the fields that the hints leave open. `None` when the hints contradict each other.
     fn fill(self) -> Option<Wanted> {
         let datagrams = |ps: c_int| datagrams(ps as u32);
         let (qp_type, port_space) = match (self.qp_type, self.port_space) {
@@ -91,13 +91,13 @@ impl Wanted {
     }
 }
 
-/// What a failed look-up returns: an `EAI_` value, or -1 with `errno`.
+/// The error of a failed look-up: an `EAI_` value, or -1 with `errno`.
 pub(super) enum Trouble {
     Eai(c_int),
     Os(Errno),
 }
 
-/// What a program wants to know, in memory of ours.
+/// A program's query, in memory of ours.
 pub(super) struct Query {
     node: Option<CString>,
     service: Option<CString>,
@@ -153,9 +153,9 @@ impl Query {
         })
     }
 
-    /// The address that the names stand for.
+    /// Resolves the names to an address.
     fn look_up(&self) -> Result<Addr, Trouble> {
-        // SAFETY: all zeros asks for nothing.
+        // SAFETY: all zeros is a valid value without hints.
         let mut hints: addrinfo = unsafe { std::mem::zeroed() };
         if self.wanted.flags & RAI_PASSIVE != 0 {
             hints.ai_flags |= libc::AI_PASSIVE;
@@ -195,7 +195,7 @@ impl Query {
             .ok_or(Trouble::Eai(libc::EAI_FAMILY))
     }
 
-    /// Whether the subnet administrator is to be asked.
+    /// True if the query is for the subnet administrator.
     pub(super) fn asks_the_subnet(&self) -> bool {
         self.wanted.flags & RAI_SA != 0
     }
@@ -218,7 +218,6 @@ impl Query {
     }
 }
 
-/// What was found.
 #[derive(Clone, Copy)]
 pub(super) struct Answer {
     src: Option<Addr>,

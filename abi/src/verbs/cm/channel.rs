@@ -1,4 +1,4 @@
-//! Event channels: what happens to identifiers waits here until the program fetches it.
+//! Event channels: events of identifiers wait here until the program fetches them.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ struct Event {
 
 kind!(Event as rdma_cm_event, 0x636d_6576);
 
-/// The identifier of a request that came to `listener`.
+/// Makes the identifier of a request to `listener`.
 fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno> {
     let channel = match &*lock(&listener.place) {
         Some(Place { sync: true, .. }) => None,
@@ -67,7 +67,7 @@ fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno>
 }
 
 impl Channel {
-    /// The next event, as C gets it.
+    /// The next event, in C's form.
     pub(super) fn get(&self) -> Result<*mut rdma_cm_event, Errno> {
         let (_, waiting) = self.events()?.next()?;
         Self::show(waiting)
@@ -77,7 +77,7 @@ impl Channel {
         let fetched = Fetched(about);
         let about = fetched.0.handle();
         let (id, listen_id) = match news.request.take() {
-            // A request that finds no room is dropped, which rejects it.
+            // A request for which no identifier can be made is dropped, which rejects it.
             Some(request) => (requested(&fetched.0, *request)?.handle(), about),
             None => (about, std::ptr::null_mut()),
         };
@@ -111,7 +111,7 @@ impl Channel {
                 .join
                 .map(|join| fetched.0.joined_group(join.membership));
             if let Some(Err(errno)) = way {
-                // The address has gone meanwhile.
+                // The address has been removed meanwhile.
                 news.status = -errno.raw_os_error();
                 news.event = RDMA_CM_EVENT_UNREACHABLE;
             }
@@ -152,7 +152,7 @@ impl Channel {
     }
 }
 
-/// Lets go of an event.
+/// Frees an event.
 pub(super) fn ack(event: *mut rdma_cm_event) -> Result<(), Errno> {
     drop(turn::<Event>(event)?.retire());
     Ok(())
@@ -164,12 +164,12 @@ impl Core {
         let event = get!(self, event);
         set!(self, event = std::ptr::null_mut());
         if !event.is_null() {
-            // It is the program's field: what is no event is none of ours.
+            // The program can write the field: a value that is not an event is ignored.
             let _ = ack(event);
         }
     }
 
-    /// The end of every call that has an event: without a channel of the program's, wait for it.
+    /// The end of every call that makes an event: waits for the event if the program has no channel.
     pub(super) fn complete(&self) -> Result<c_int, Errno> {
         if !self.is_sync() {
             return Ok(0);
@@ -197,7 +197,7 @@ pub unsafe fn rdma_create_event_channel() -> *mut rdma_event_channel {
     pointer(|| Ok(Channel::create()?.handle()))
 }
 
-/// `rdma_destroy_event_channel(3)`. Identifiers that are still there get no events any more.
+/// `rdma_destroy_event_channel(3)`. Identifiers that still exist get no more events.
 ///
 /// # Safety
 /// Any pointer may be given.
@@ -208,7 +208,7 @@ pub unsafe fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     });
 }
 
-/// `rdma_write_cm_event(3)`: an event of the program's own.
+/// `rdma_write_cm_event(3)`: queues an event that the program made.
 ///
 /// # Safety
 /// Any pointer may be given.
@@ -231,11 +231,11 @@ pub unsafe fn rdma_write_cm_event(
     })
 }
 
-/// Programs destroy a channel and exit while a thread of theirs is on its way back into [`rdma_get_cm_event`], and end with that thread's failure if it is
-/// told before they are gone (rping, ucmatose). Had it been there already, it would wait for ever.
+/// Some programs (rping, ucmatose) destroy a channel and exit while one of their threads is returning to [`rdma_get_cm_event`]. If that call fails before the
+/// exit, the thread ends the program with its failure. A thread that is already in the call would wait for ever.
 fn linger(channel: *mut rdma_event_channel) {
     if !channel.is_null() {
-        // Not a call of libc: those can be cancelled.
+        // Not libc's call, which is a cancellation point.
         let _ = rustix::thread::nanosleep(&Timespec {
             tv_sec: 0,
             tv_nsec: 300_000_000,

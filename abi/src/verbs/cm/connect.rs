@@ -1,4 +1,4 @@
-//! Connections: asked for, answered, ended.
+//! Connections: request, answer and end.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::verbs::{os_errno, settings};
 /// The longest backlog of a listener, and the one that a program gets with 0.
 const BACKLOG: u32 = 1024;
 
-/// Retries without end.
+/// Unlimited retries.
 const RNR_FOR_EVER: u8 = 7;
 
 /// Reasons of an InfiniBand rejection (12.6.7.2).
@@ -38,11 +38,11 @@ const IB_NO_RESOURCES: c_int = 3;
 const IB_INVALID_SERVICE: c_int = 8;
 const IB_CONSUMER: c_int = 28;
 
-/// What the program says when it asks or accepts.
+/// The parameters of a program's connect or accept.
 struct Wish {
     param: ConnParam,
     qp_num: u32,
-    /// For what the peer sends (`rdma_connect(3)`).
+    /// The retries for the peer's messages (`rdma_connect(3)`).
     rnr_retry: u8,
 }
 
@@ -85,7 +85,7 @@ impl Wish {
     }
 }
 
-/// A number of reads and atomics; 255 stands for as many as the device can.
+/// The number of Reads and atomics; 255 stands for the device's maximum.
 fn depth(said: u8, most: u16) -> Result<u16, Errno> {
     match u16::from(said) {
         said if u32::from(said) == RDMA_MAX_INIT_DEPTH => Ok(most),
@@ -94,7 +94,7 @@ fn depth(said: u8, most: u16) -> Result<u16, Errno> {
     }
 }
 
-/// A connection that did not come about, as the event says it.
+/// The event of a failed connection.
 fn failure(error: ConnectError, persona: bool) -> News {
     let errno = -error.raw_os_error();
     let rejected = |ib, said| News {
@@ -112,7 +112,7 @@ fn failure(error: ConnectError, persona: bool) -> News {
     }
 }
 
-/// Tells of the connection's end, also when the queue pair goes without one.
+/// Reports the connection's end, also when the queue pair ends without one.
 struct Ending(Arc<Core>);
 
 impl Drop for Ending {
@@ -125,7 +125,7 @@ impl Drop for Ending {
                     None
                 }
                 Stage::Leaving => None,
-                // Destroyed, most likely.
+                // Probably destroyed.
                 other => Some(std::mem::replace(&mut setup.stage, other)),
             }
         };
@@ -136,7 +136,7 @@ impl Drop for Ending {
 }
 
 impl Core {
-    /// The connection is there. False: the identifier is not.
+    /// The connection is established. False: the identifier does not exist any more.
     fn joined(&self, link: Link) -> bool {
         if let Link::Program(name) = &link
             && let Ok(qp) = name.get()
@@ -151,7 +151,7 @@ impl Core {
         waits
     }
 
-    /// The connection did not come about. False: the identifier is not there any more.
+    /// The connection has failed. False: the identifier does not exist any more.
     fn failed(&self) -> bool {
         let mut setup = self.setup();
         let waits = matches!(setup.stage, Stage::Joining);
@@ -325,7 +325,7 @@ impl Core {
         Ok(())
     }
 
-    /// What joins this identifier: its queue pair, or the one that the program names and moves itself.
+    /// The link of this identifier: its queue pair, or the one that the program names and moves itself.
     fn link(&self, nic: &Nic, qp_num: u32, named: bool) -> Result<Link, Errno> {
         let own = get!(self, qp);
         if !own.is_null() {
@@ -341,7 +341,7 @@ impl Core {
         if nic.persona {
             return Ok(Link::Carrier(Carrier::new(nic, qp_num)?));
         }
-        // An RNIC's connection manager joins the queue pair itself, whoever has made it.
+        // An RNIC's connection manager joins the queue pair itself, even if the program made it.
         Ok(Link::Program(link::by_number(qp_num)?))
     }
 }
@@ -407,11 +407,11 @@ pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param)
         let remote = core.setup().remote;
         match (&link, remote) {
             (Link::Program(_), None) | (Link::Carrier(_), Some(_)) => {}
-            // The peer moves its queue pair itself: ours has to go the same way.
+            // The peer moves its queue pair itself, so ours must be joined by number too.
             (Link::Program(_), Some(_)) => {
                 link = Link::Carrier(Carrier::new(&nic, qp::join(&core)?)?);
             }
-            // The peer's queue pair waits at the other end of this very connection.
+            // The peer's queue pair waits at the other end of this same connection.
             (Link::Carrier(_), None) => return Err(Errno::INVAL),
         }
         link.wait_for_receives(&nic, wish.rnr_retry)?;
@@ -448,7 +448,7 @@ pub unsafe fn rdma_reject(
     })
 }
 
-/// `rdma_reject_ece(3)`: nothing is said about enhanced connection establishment.
+/// `rdma_reject_ece(3)`: enhanced connection establishment is not sent.
 ///
 /// # Safety
 /// As for [`rdma_reject`].
@@ -508,14 +508,14 @@ pub unsafe fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
             None => {}
         }
         if over && core.is_sync() && !core.has_events()? {
-            // The program knows already.
+            // The program already knows.
             return Ok(0);
         }
         core.complete()
     })
 }
 
-/// `rdma_notify(3)`: an established connection needs no telling.
+/// `rdma_notify(3)`: an established connection needs no notification.
 ///
 /// # Safety
 /// Any pointer may be given.

@@ -1,4 +1,4 @@
-//! Identifiers for datagrams: nothing is connected, `rdma_connect` asks who listens at a UDP port for a queue pair, and `rdma_accept` names one
+//! Identifiers for datagrams, which have no connection: `rdma_connect` asks the listener at a UDP port for a queue pair, and `rdma_accept` names one
 //! (docs/spec/dgram.md).
 
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use super::types::{
 };
 use crate::verbs::os_errno;
 
-/// InfiniBand's number for "nobody listens there" (12.8.2).
+/// InfiniBand's code for "no listener" (12.8.2).
 const UNSUPPORTED: i32 = 1;
 
-/// What the program says, and which queue pair it names.
+/// The program's private data, and the queue pair that it names.
 ///
 /// # Safety
 /// As for [`super::rdma_connect`].
@@ -47,7 +47,7 @@ unsafe fn said(
 }
 
 impl Core {
-    /// A request has come to a listener.
+    /// A request to a listener has arrived.
     pub(super) fn asked(self: &Arc<Self>, request: LookupRequest) {
         self.tell(News {
             private_data: delivered(request.private_data().to_vec(), true, UD_REQUEST),
@@ -85,7 +85,7 @@ impl Core {
         let lookup = lookup.map_err(|error| os_errno(&error));
         let mut setup = self.setup();
         if !matches!(setup.stage, Stage::Joining) {
-            // There is an answer already, or the identifier has gone.
+            // The answer has arrived already, or the identifier has been destroyed.
             drop(setup);
             return lookup.map(drop);
         }
@@ -99,7 +99,6 @@ impl Core {
         Ok(())
     }
 
-    /// The answer.
     fn told(self: &Arc<Self>, outcome: Result<Found, LookupError>) {
         let (asked, dst) = {
             let mut setup = self.setup();
@@ -154,7 +153,7 @@ impl Core {
     }
 }
 
-/// There is no connection to end, but the queue pair is flushed as if there were.
+/// Flushes the queue pair as the end of a connection would.
 pub(super) fn disconnect(core: &Core) -> Result<(), Errno> {
     if !matches!(core.setup().stage, Stage::Found) {
         return Err(Errno::INVAL);

@@ -1,4 +1,4 @@
-//! The device that identifiers are bound to: the first of `WEFT_DEVICES`; for datagrams and InfiniBand's port space the first that has them.
+//! The device that identifiers are bound to: the first of `WEFT_DEVICES`. For datagrams and InfiniBand's port space it is the first that supports them.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -26,14 +26,13 @@ use crate::verbs::xrc::open_xrcd;
 #[derive(Clone)]
 pub(super) struct Nic {
     pub(super) context: *mut ibv_context,
-    /// The protection domain of those who bring none.
+    /// The protection domain for programs that name none.
     pub(super) pd: *mut ibv_pd,
     pub(super) native: Device,
-    /// It passes for a RoCE adapter.
     pub(super) persona: bool,
 }
 
-// SAFETY: addresses only; what is behind them is reached through the pools.
+// SAFETY: addresses only; the objects behind them are reached through the pools.
 unsafe impl Send for Nic {}
 // SAFETY: as above.
 unsafe impl Sync for Nic {}
@@ -58,7 +57,7 @@ impl Inherited for First {}
 /// The device for a port space. Opened once and never closed, as with the real library.
 pub(super) fn of(ps: rdma_port_space) -> Result<Nic, Errno> {
     static FIRST: PerFork<First> = PerFork::new();
-    // iWARP has neither: there such an identifier comes no further than an RNIC's does.
+    // iWARP has neither: such an identifier fails there at the same step as with an RNIC.
     let infiniband = datagrams(ps) || ps == RDMA_PS_IB;
     let mut first = lock(&FIRST.get().0[usize::from(infiniband)]);
     if let Some(nic) = &*first {
@@ -83,7 +82,7 @@ pub(super) fn of(ps: rdma_port_space) -> Result<Nic, Errno> {
     Ok(nic)
 }
 
-/// The XRC domain of those who bring none, for a device that has XRC. Opened once and never closed, as with the real library.
+/// The XRC domain for programs that name none, on a device with XRC. Opened once and never closed, as with the real library.
 pub(super) fn xrcd(context: *mut ibv_context) -> Result<*mut ibv_xrcd, Errno> {
     /// Addresses of contexts, and of their domains.
     static DOMAINS: PerFork<Mutex<HashMap<usize, usize>>> = PerFork::new();
@@ -96,7 +95,7 @@ pub(super) fn xrcd(context: *mut ibv_context) -> Result<*mut ibv_xrcd, Errno> {
         fd: -1,
         oflags: libc::O_CREAT,
     };
-    // SAFETY: the call checks what it is given.
+    // SAFETY: the call checks its parameters.
     let domain = unsafe { open_xrcd(context, &raw mut attr) };
     if domain.is_null() {
         return Err(last_errno());

@@ -1,9 +1,8 @@
 //! Queue pairs that programs move themselves: `rdma_connect` and `rdma_accept` on identifiers without one.
 //!
-//! The program names its queue pair, learns the peer's number and address from the events, asks [`rdma_init_qp_attr`](super::rdma_init_qp_attr)
-//! what to hand to `ibv_modify_qp`, and the persona joins the two. What the connection manager has to say travels on a connection of its
-//! own, the carrier: the private data of its start-up names the queue pairs, an empty Send says that the initiator is ready, and its end is the
-//! disconnection.
+//! The program names its queue pair and gets the peer's number and address from the events. [`rdma_init_qp_attr`](super::rdma_init_qp_attr) returns the
+//! attributes for `ibv_modify_qp`, and the persona joins the two queue pairs. The connection managers communicate over a separate connection, the carrier: the
+//! private data of its start-up names the queue pairs, an empty Send reports that the initiator is ready, and its end is the disconnection.
 //!
 //! ```text
 //!   bytes  0  "WCM1"
@@ -44,7 +43,7 @@ impl Remote {
         .concat()
     }
 
-    /// Whom it names, and what the program says; `None` for private data of another kind.
+    /// The named queue pair and the program's data; `None` for private data of another kind.
     pub(super) fn split(said: &[u8]) -> Option<(Remote, &[u8])> {
         let (header, private_data) = said.split_first_chunk::<HEADER>()?;
         let rest = header.strip_prefix(&MAGIC)?;
@@ -59,12 +58,12 @@ impl Remote {
     }
 }
 
-/// A connection that carries only what connection managers say to each other.
+/// A connection that carries only messages between connection managers.
 pub(super) struct Carrier {
     qp_num: u32,
     cq: Cq,
     qp: Arc<Qp>,
-    /// What is to be done when the peer is ready.
+    /// The action for the time when the peer is ready.
     waiting: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -114,14 +113,14 @@ impl Carrier {
         remote.encode(private_data)
     }
 
-    /// Responder, before it accepts: there is room for the initiator's word.
+    /// Responder, before it accepts: posts a receive for the initiator's message.
     pub(super) fn prepare(&self) -> Result<(), Errno> {
         self.qp
             .post_recv(&[RecvWr::new(0)])
             .map_err(|_| Errno::INVAL)
     }
 
-    /// Responder, once it has accepted: `then` when the initiator is ready.
+    /// Responder, once it has accepted: runs `then` when the initiator is ready.
     pub(super) fn await_ready(&self, then: impl FnOnce() + Send + 'static) {
         *lock(&self.waiting) = Some(Box::new(then));
         self.look();
@@ -138,7 +137,7 @@ impl Carrier {
         }
     }
 
-    /// The initiator is ready, or the program knows it by other means.
+    /// The initiator is ready, or the program has learned so by other means.
     pub(super) fn ready(&self) {
         let then = lock(&self.waiting).take();
         if let Some(then) = then {
@@ -146,7 +145,7 @@ impl Carrier {
         }
     }
 
-    /// Initiator: ready.
+    /// Initiator: reports that it is ready.
     pub(super) fn tell_ready(&self) -> Result<(), Errno> {
         self.qp
             .post_send_one(SendWr::send(0))

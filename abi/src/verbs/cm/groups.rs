@@ -10,7 +10,7 @@ use crate::verbs::gid::gids;
 use crate::verbs::mcast;
 
 impl Core {
-    /// The program has fetched the event: from now on its queue pair is to hear the group, unless it has left already.
+    /// The program has fetched the event: attaches its queue pair to the group, unless the program has left the group already.
     pub(super) fn joined_group(&self, membership: Membership) -> Result<(), Errno> {
         let qp = get!(self, qp);
         let (still, src) = {
@@ -24,7 +24,7 @@ impl Core {
         let own = gids()?.into_iter().find(|gid| gid.ip == src);
         let own = own.ok_or(Errno::ADDRNOTAVAIL)?;
         mcast::attach(qp, membership.gid(), Some(own.ifindex))?;
-        // Another thread may have left it meanwhile, and not found it attached.
+        // Another thread may have left the group meanwhile, and found it not attached.
         if !self.hears(membership.group) {
             let _ = mcast::detach(qp, membership.gid());
         }
@@ -36,7 +36,7 @@ impl Core {
         groups.iter().any(|of| of.group == group && !of.silent)
     }
 
-    /// The queue pair goes: it would not while it is attached.
+    /// The queue pair is about to be destroyed, which fails while it is attached.
     pub(super) fn detach_groups(&self) {
         let groups = self.setup().groups.clone();
         for of in groups {

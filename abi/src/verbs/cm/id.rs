@@ -1,4 +1,4 @@
-//! Identifiers and event channels: what they are, how far an identifier has come, and where its events go.
+//! Identifiers and event channels: the objects, the stages of an identifier, and the channel of its events.
 //!
 //! ```text
 //!   initiator: Idle ─[bind_addr]─ Bound ─ resolve_addr ─ Resolved ─ resolve_route ─ Routed ─ connect ─ Joining ─> Joined
@@ -8,8 +8,8 @@
 //!   both:      Joined ─ disconnect, or the peer does, or the connection breaks ─> Over
 //! ```
 //!
-//! Locks are taken in this order: an identifier's setup, its place, a channel's queue. None is held while a connection is asked for,
-//! answered or ended, because the layers below call back.
+//! Locks are taken in this order: an identifier's setup, its place, a channel's queue. None is held while a connection is requested, answered or ended, because
+//! the layers below call back.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -37,7 +37,7 @@ use crate::verbs::types::{
 /// Reads a field of an identifier's part that C sees.
 macro_rules! get {
     ($core:expr, $($field:ident).+) => {
-        // SAFETY: the memory of identifiers is never given back, and the types of these fields take any bytes.
+        // SAFETY: the memory of identifiers is never freed, and any bytes are valid for these fields' types.
         unsafe { (&raw const (*$core.handle()).$($field).+).read() }
     };
 }
@@ -45,14 +45,13 @@ macro_rules! get {
 /// Writes a field of an identifier's part that C sees.
 macro_rules! set {
     ($core:expr, $($field:ident).+ = $value:expr) => {
-        // SAFETY: as for reading; the program does not look at an identifier while a call on it is under way.
+        // SAFETY: as for reading; the program does not access an identifier during a call on it.
         unsafe { (&raw mut (*$core.handle()).$($field).+).write($value) }
     };
 }
 
 pub(super) use {get, set};
 
-/// How far an identifier has come.
 #[derive(Default)]
 pub(super) enum Stage {
     #[default]
@@ -70,67 +69,63 @@ pub(super) enum Stage {
     Joined(Link),
     /// The program has disconnected.
     Leaving,
-    /// The connection is over, or did not come about. The queue pair that was on it may not have been told yet.
+    /// The connection has ended or failed. Its queue pair may not have been notified yet.
     Over(Option<Link>),
-    /// Destroyed.
     Gone,
 }
 
-/// What listens.
+/// The kinds of listener.
 #[allow(dead_code)] // until it is dropped
 pub(super) enum Listener {
     Stream(weft_verbs::cm::Listening),
     Datagram(weft_verbs::cm::Serving),
 }
 
-/// What an identifier is set up with.
 #[derive(Default)]
 pub(super) struct Setup {
     pub(super) stage: Stage,
-    /// The address that it has taken.
+    /// Its address.
     pub(super) port: Option<Port>,
     pub(super) src: Option<SocketAddr>,
     pub(super) dst: Option<SocketAddr>,
-    /// The peer's queue pair, where programs move theirs themselves.
+    /// The peer's queue pair, where programs move their queue pairs themselves.
     pub(super) remote: Option<Remote>,
-    /// Reads and atomics that we take, and that we may have outstanding.
+    /// Reads and atomics: how many we accept, and how many we may have outstanding.
     pub(super) depths: (u16, u16),
     pub(super) reuse: bool,
-    /// IPv6 only, where the program said so.
+    /// IPv6 only, if the program has set it.
     pub(super) only_v6: bool,
-    /// What `ibv_query_qp` is to say of the queue pair, where the program said so.
+    /// The ACK time-out that `ibv_query_qp` reports, if the program has set it.
     pub(super) ack_timeout: Option<u8>,
-    /// What the identifiers of its requests get a queue pair of (`rdma_create_ep(3)`).
+    /// The attributes of the queue pairs of its requests' identifiers (`rdma_create_ep(3)`).
     pub(super) template: Option<Template>,
     /// Multicast groups that it is in.
     pub(super) groups: Vec<Membership>,
-    /// Goes in front of the private data (`rdma_create_ep(3)`).
+    /// The prefix of the private data (`rdma_create_ep(3)`).
     pub(super) preface: Vec<u8>,
-    /// What `rdma_resolve_addrinfo(3)` found.
+    /// The result of `rdma_resolve_addrinfo(3)`.
     pub(super) answer: Option<Answer>,
 }
 
-/// Attributes of queue pairs to be made, with pointers of the program in them.
+/// Attributes for future queue pairs, with pointers of the program in them.
 #[derive(Clone, Copy)]
 pub(super) struct Template(pub(super) ibv_qp_init_attr);
 
-// SAFETY: addresses only, handed back to the calls that check them.
+// SAFETY: addresses only, passed to calls that check them.
 unsafe impl Send for Template {}
 
-/// Where events go.
+/// The channel of events.
 pub(super) struct Place {
     pub(super) channel: Arc<Channel>,
     /// The channel is the identifier's own, and calls wait for their event.
     pub(super) sync: bool,
 }
 
-/// An identifier.
 pub(super) struct Core {
     handle: AtomicPtr<rdma_cm_id>,
     pub(super) ps: rdma_port_space,
     setup: Mutex<Setup>,
     pub(super) place: Mutex<Option<Place>>,
-    /// What its events are about.
     pub(super) subject: Arc<Subject>,
     /// The path record that C sees.
     path: OnceLock<Path>,
@@ -139,7 +134,7 @@ pub(super) struct Core {
 /// A record that C reads, and may write.
 struct Path(UnsafeCell<ibv_sa_path_rec>);
 
-// SAFETY: it is not read here, and written once, before C sees it.
+// SAFETY: it is written once, before C sees it, and not read here.
 unsafe impl Send for Path {}
 // SAFETY: as above.
 unsafe impl Sync for Path {}
@@ -191,7 +186,6 @@ pub(super) fn create(
 }
 
 impl Core {
-    /// What C calls it by.
     pub(super) fn handle(&self) -> *mut rdma_cm_id {
         self.handle.load(Ordering::Relaxed)
     }
@@ -200,7 +194,7 @@ impl Core {
         lock(&self.setup)
     }
 
-    /// It is on this device, with these addresses.
+    /// Sets the device and the addresses.
     pub(super) fn at(&self, nic: &Nic, src: SocketAddr, dst: Option<SocketAddr>) {
         {
             let mut setup = self.setup();
@@ -215,7 +209,7 @@ impl Core {
         }
     }
 
-    /// The way to the peer is known. An RNIC has no path records.
+    /// Shows the path to the peer. An RNIC has no path records.
     pub(super) fn show_path(&self, nic: &Nic) {
         let (src, dst) = {
             let setup = self.setup();
@@ -244,11 +238,11 @@ impl Core {
         set!(self, route.num_paths = 1);
     }
 
-    /// Puts addresses where C reads them.
+    /// Writes the addresses where C reads them.
     pub(super) fn show(&self, src: SocketAddr, dst: Option<SocketAddr>) {
         let c = self.handle();
         let room = size_of::<libc::sockaddr_storage>() as u32;
-        // SAFETY: room for a `sockaddr_storage`, in memory that is never given back.
+        // SAFETY: room for a `sockaddr_storage`, in memory that is never freed.
         unsafe { crate::address::write(src, (&raw mut (*c).route.addr.src).cast(), room) };
         if let Some(dst) = dst {
             // SAFETY: as above.
@@ -256,7 +250,7 @@ impl Core {
         }
     }
 
-    /// Whether the program has events to fetch.
+    /// True if the program has events to fetch.
     pub(super) fn has_events(&self) -> Result<bool, Errno> {
         Ok(self.channel()?.events()?.has(&self.subject))
     }
@@ -280,7 +274,7 @@ impl Core {
         Ok(Arc::clone(&place.channel))
     }
 
-    /// Takes the request, to answer it.
+    /// Removes the request, to answer it.
     pub(super) fn request(&self) -> Result<Box<Request>, Errno> {
         let mut setup = self.setup();
         match std::mem::replace(&mut setup.stage, Stage::Joining) {
@@ -293,13 +287,12 @@ impl Core {
     }
 }
 
-/// News, and whom they are about.
+/// An event, and its identifier.
 pub(super) struct Waiting {
     pub(super) about: Arc<Core>,
     pub(super) news: News,
 }
 
-/// An event channel.
 pub(super) struct Channel {
     /// None once it is destroyed.
     events: Mutex<Option<Arc<EventQueue<Waiting>>>>,
@@ -324,13 +317,12 @@ impl Channel {
         Ok(channel)
     }
 
-    /// What C calls it by.
     pub(super) fn handle(&self) -> *mut rdma_event_channel {
         self.handle.load(Ordering::Acquire)
     }
 
-    /// The descriptor is closed, and what waited is dropped. Who still waits for an event does so for ever, as with the real library:
-    /// programs exit with a thread in that call.
+    /// Closes the descriptor and drops the waiting events. A thread that still waits for an event does so for ever, as with the real library: programs exit
+    /// with a thread in that call.
     pub(super) fn destroy(&self) {
         if let Ok(turn) = turn::<HeldChannel>(self.handle()) {
             drop(turn.retire());
@@ -343,7 +335,7 @@ impl Channel {
         lock(&self.events).clone().ok_or(Errno::BADF)
     }
 
-    /// Queue an event.
+    /// Queues an event.
     pub(super) fn push(&self, about: &Arc<Core>, news: News) {
         if let Ok(events) = self.events() {
             let waiting = Waiting {
@@ -354,7 +346,7 @@ impl Channel {
         }
     }
 
-    /// Where the events of an identifier go from now on.
+    /// Moves an identifier's events to another channel, from now on.
     pub(super) fn hand_over(&self, about: &Arc<Core>, to: &Channel) {
         if let Ok(events) = self.events() {
             for waiting in events.take_back(&about.subject) {

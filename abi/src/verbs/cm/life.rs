@@ -1,4 +1,4 @@
-//! The life of identifiers: how they are made, get another channel, and go.
+//! The life of identifiers: creation, migration to another channel, destruction.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Core {
         let Some(place) = lock(&self.place).take() else {
             return;
         };
-        // Requests that nobody will fetch any more are rejected.
+        // Requests that the program can no longer fetch are rejected.
         match place.channel.events() {
             Ok(events) => self.subject.close(&events),
             Err(_) => self.subject.settle(),
@@ -100,7 +100,7 @@ pub unsafe fn rdma_create_id(
     })
 }
 
-/// A new identifier on its way to anywhere.
+/// A new identifier without a destination.
 pub(super) fn new(
     channel: Option<Arc<Channel>>,
     context: *mut c_void,

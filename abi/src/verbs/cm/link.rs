@@ -1,4 +1,4 @@
-//! What joins an identifier to its peer.
+//! The link between an identifier and its peer.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::verbs::object::{Kind as _, Name, find};
 use crate::verbs::qp::QpObj;
 use crate::verbs::types::ibv_qp;
 
-/// The queue pair of this address.
+/// The queue pair at this address.
 pub(super) fn name(handle: *mut ibv_qp) -> Result<Name<QpObj>, Errno> {
     Ok(find::<QpObj>(handle)?.name())
 }
 
-/// The queue pair of this number, whoever has made it.
+/// The queue pair with this number, in any context.
 pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
     let all = QpObj::pool().all();
     let found = all
@@ -26,12 +26,12 @@ pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
     Ok(found.ok_or(Errno::INVAL)?.name())
 }
 
-/// What joins an identifier to its peer.
+/// The link between an identifier and its peer.
 #[derive(Clone)]
 pub(super) enum Link {
     /// The program's queue pair.
     Program(Name<QpObj>),
-    /// A connection of its own, because the program moves its queue pair itself.
+    /// A separate connection, because the program moves its queue pair itself.
     Carrier(Arc<Carrier>),
 }
 
@@ -43,7 +43,7 @@ impl Link {
         }
     }
 
-    /// What the peer sends waits for its receive so often. An RNIC ends the connection at once, unless the program asks for more.
+    /// Sets the number of retries that the peer's messages wait for a receive. An RNIC ends the connection at once, unless the program asks for more.
     pub(super) fn wait_for_receives(&self, nic: &Nic, retry: u8) -> Result<(), Errno> {
         let receiver = match self {
             Link::Program(name) => name.get()?,
@@ -55,14 +55,14 @@ impl Link {
         Ok(())
     }
 
-    /// In order: what was posted still goes out.
+    /// Closes in order: posted requests are still sent.
     pub(super) fn close(&self) {
         if let Ok(qp) = self.native() {
             qp.disconnect();
         }
     }
 
-    /// The connection has ended: so has the queue pair, whatever it waits for.
+    /// The connection has ended: ends the queue pair in any state.
     pub(super) fn bury(&self) {
         if let Ok(qp) = self.native() {
             qp.to_error();

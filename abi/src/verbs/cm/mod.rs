@@ -1,7 +1,7 @@
-//! librdmacm: the connection manager as C programs know it.
+//! librdmacm: the connection manager for C programs.
 //!
-//! On `weft0` connections are iWARP, wire-compatible with the kernel's; when the persona is the first device, the
-//! same connections with the words of InfiniBand, and one more way for queue pairs that programs move themselves (`exchange`).
+//! On `weft0` connections are iWARP, wire-compatible with the kernel's. When the persona is the first device, the same connections have InfiniBand's terms, and
+//! one more way joins queue pairs that programs move themselves (`exchange`).
 
 pub mod types;
 

@@ -1,5 +1,5 @@
-//! Multicast groups of identifiers for datagrams. There is nobody to ask for a group, so the events come at once; the queue pair is attached when the
-//! program fetches the event.
+//! Multicast groups of identifiers for datagrams. No subnet manager is asked, so the events come at once; the queue pair is attached when the program fetches
+//! the event.
 
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -23,7 +23,7 @@ use crate::verbs::given::given;
 use crate::verbs::group::group_of;
 use crate::verbs::mcast;
 
-/// Linux's family of InfiniBand's addresses, and where its `sockaddr_ib` has the GID: behind the family, the partition and the flow label.
+/// Linux's family of InfiniBand's addresses, and the offset of the GID in its `sockaddr_ib`: after the family, the partition and the flow label.
 const AF_IB: libc::sa_family_t = 27;
 const SIB_ADDR: usize = 8;
 
@@ -63,7 +63,7 @@ impl Core {
         let membership = Membership { group, silent };
         {
             let mut setup = self.setup();
-            // An address of ours says on which interface.
+            // Our address determines the interface.
             let from = setup.src.ok_or(Errno::INVAL)?.ip().to_canonical();
             if from.is_unspecified() || from.is_ipv4() != group.is_ipv4() {
                 return Err(Errno::INVAL);
@@ -94,7 +94,7 @@ impl Core {
         };
         let qp = get!(self, qp);
         if !left.silent && !self.hears(group) && !qp.is_null() {
-            // Not attached where the event was not fetched.
+            // Fails if the event was not fetched, because the queue pair is not attached then.
             let _ = mcast::detach(qp, left.gid());
         }
         Ok(())

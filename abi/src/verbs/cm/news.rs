@@ -1,4 +1,4 @@
-//! What happens to identifiers, until the program is told.
+//! Events of identifiers before the program fetches them.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -8,22 +8,21 @@ use weft_verbs::cm::gid_of;
 use super::request::Request;
 use super::types::rdma_cm_event_type;
 
-/// What happened to an identifier.
+/// An event of an identifier.
 #[derive(Default)]
 pub(super) struct News {
     pub(super) event: rdma_cm_event_type,
     pub(super) status: c_int,
     pub(super) private_data: Vec<u8>,
-    /// Reads and atomics: what the peer will have outstanding, and what it takes.
+    /// Reads and atomics: how many the peer will have outstanding, and how many it accepts.
     pub(super) depths: (u16, u16),
     pub(super) qp_num: u32,
-    /// The way to a datagram queue pair.
+    /// The destination of a datagram queue pair.
     pub(super) ud: Option<Ud>,
     /// A multicast group is joined.
     pub(super) join: Option<Join>,
-    /// What wants to be answered, with a request.
     pub(super) request: Option<Box<Request>>,
-    /// What the program said of an event of its own (`rdma_write_cm_event(3)`).
+    /// The argument of the program's own event (`rdma_write_cm_event(3)`).
     pub(super) arg: Option<u64>,
 }
 
@@ -35,7 +34,7 @@ impl News {
         }
     }
 
-    /// With a status: a negative errno, or the transport's own number.
+    /// With a status: a negative errno, or the transport's code.
     pub(super) fn status(event: rdma_cm_event_type, status: c_int) -> News {
         News {
             status,
@@ -51,7 +50,7 @@ pub(super) struct Ud {
     pub(super) qkey: u32,
 }
 
-/// A multicast group, and what the program said when it joined.
+/// A multicast group, and the program's parameters for it.
 pub(super) struct Join {
     pub(super) membership: Membership,
     pub(super) context: usize,
@@ -61,7 +60,7 @@ pub(super) struct Join {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Membership {
     pub(super) group: IpAddr,
-    /// To send only: the queue pair hears nothing.
+    /// Send only: the queue pair receives nothing.
     pub(super) silent: bool,
 }
 

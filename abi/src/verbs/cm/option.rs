@@ -12,8 +12,8 @@ use super::types::{
 use crate::call::run;
 use crate::verbs::types::ibv_ece;
 
-/// `rdma_set_option(3)`. The type of service and the ACK time-out are taken and have no effect: TCP has its own timers, and loopback and shared
-/// memory no service classes.
+/// `rdma_set_option(3)`. The type of service and the ACK time-out are accepted and have no effect: TCP has its own timers, and loopback and shared memory have
+/// no service classes.
 ///
 /// # Safety
 /// As its manual page: `optlen` bytes at `optval`.
@@ -66,7 +66,7 @@ pub unsafe fn rdma_set_option(
     })
 }
 
-/// `rdma_set_local_ece(3)`: taken, and nothing is said to the peer.
+/// `rdma_set_local_ece(3)`: accepted, and not sent to the peer.
 ///
 /// # Safety
 /// As its manual page.
@@ -85,7 +85,7 @@ pub unsafe fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_in
     })
 }
 
-/// `rdma_get_remote_ece(3)`: the peer has said nothing.
+/// `rdma_get_remote_ece(3)`: the peer never sends any.
 ///
 /// # Safety
 /// As its manual page.

@@ -1,4 +1,4 @@
-//! Addresses that identifiers have taken.
+//! Reserved addresses of identifiers.
 
 use std::net::SocketAddr;
 
@@ -9,14 +9,14 @@ use super::device::{self, datagrams};
 use super::types::rdma_port_space;
 use crate::verbs::os_errno;
 
-/// An address that is taken.
+/// A reserved address.
 pub(super) enum Port {
     Stream(Bound),
     Datagram(ServicePort),
 }
 
 impl Port {
-    /// Takes an address (port 0: a free one).
+    /// Reserves an address (port 0: a free one).
     pub(super) fn take(
         ps: rdma_port_space,
         addr: SocketAddr,
@@ -28,7 +28,7 @@ impl Port {
         } else {
             let bound = native.bind_with(addr, options);
             bound.and_then(|bound| {
-                // A server's: qperf tells its client the port, and listens then.
+                // A server's port: qperf reports the port to its client, and listens afterwards.
                 if addr.ip().is_unspecified() && addr.port() == 0 {
                     bound.admit()?;
                 }

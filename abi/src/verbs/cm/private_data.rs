@@ -1,10 +1,10 @@
-//! Private data: what the programs say to each other when they connect.
+//! Private data: the programs' data in connection messages.
 
 use std::ffi::c_void;
 
 use rustix::io::Errno;
 
-/// Longest private data of the persona's requests, replies and rejections: an InfiniBand CM message has no more room.
+/// Longest private data of the persona's requests, replies and rejections: the limit of an InfiniBand CM message.
 pub(super) const IB_REQUEST: usize = 56;
 pub(super) const IB_REPLY: usize = 196;
 pub(super) const IB_REJECT: usize = 148;
@@ -12,7 +12,7 @@ pub(super) const IB_REJECT: usize = 148;
 pub(super) const UD_REQUEST: usize = 180;
 pub(super) const UD_REPLY: usize = 136;
 
-/// What the program says.
+/// Copies the program's data.
 ///
 /// # Safety
 /// `len` bytes at `data`.
@@ -24,12 +24,12 @@ pub(super) unsafe fn read(data: *const c_void, len: u8) -> Result<Vec<u8>, Errno
         return Err(Errno::INVAL);
     }
     let mut copy = vec![0; usize::from(len)];
-    // SAFETY: the caller's promise; the copy is ours.
+    // SAFETY: the caller's promise; the bytes are copied at once.
     unsafe { std::ptr::copy_nonoverlapping(data.cast(), copy.as_mut_ptr(), copy.len()) };
     Ok(copy)
 }
 
-/// Private data as events have it: InfiniBand's messages are of fixed length, filled up with zeros, which programs for it know.
+/// Private data in events: InfiniBand's messages have a fixed length and are padded with zeros, as their programs expect.
 pub(super) fn delivered(mut data: Vec<u8>, persona: bool, ib: usize) -> Vec<u8> {
     if persona && data.len() < ib {
         data.resize(ib, 0);

@@ -1,4 +1,4 @@
-//! What hangs from an identifier: its queue pair, the completion queues that come with it, its shared receive queue.
+//! The objects of an identifier: its queue pair with completion queues, and its shared receive queue.
 
 use std::ffi::c_int;
 
@@ -22,13 +22,13 @@ use crate::verbs::srq::{create_srq_ex, ibv_destroy_srq};
 #[allow(clippy::wildcard_imports)] // C's vocabulary
 use crate::verbs::types::*;
 
-/// Where C reads a completion queue of an identifier, and its channel.
+/// The fields of an identifier's completion queue and its channel.
 type Place = (*mut *mut ibv_cq, *mut *mut ibv_comp_channel);
 
-/// Those for sends and for receives.
+/// The fields for sends and for receives.
 fn places(core: &Core) -> [Place; 2] {
     let c = core.handle();
-    // SAFETY: the memory of identifiers is never given back.
+    // SAFETY: the memory of identifiers is never freed.
     unsafe {
         [
             (&raw mut (*c).send_cq, &raw mut (*c).send_cq_channel),
@@ -37,7 +37,7 @@ fn places(core: &Core) -> [Place; 2] {
     }
 }
 
-/// The identifier's completion queue at this place. If it has none yet it gets one with so many entries and a channel of its own, and none for no entries.
+/// The identifier's completion queue in this place. If there is none, makes one with `entries` entries and its own channel; for 0 entries it makes none.
 fn own_cq(core: &Core, (cq, channel): Place, entries: u32) -> Result<*mut ibv_cq, Errno> {
     // SAFETY: a place of the identifier.
     let own = unsafe { cq.read() };
@@ -46,7 +46,7 @@ fn own_cq(core: &Core, (cq, channel): Place, entries: u32) -> Result<*mut ibv_cq
     }
     let verbs = get!(core, verbs);
     let entries = c_int::try_from(entries).map_err(|_| Errno::INVAL)?;
-    // SAFETY: as above, and the calls check what they are given.
+    // SAFETY: as above, and the calls check their parameters.
     unsafe {
         let made = ibv_create_comp_channel(verbs);
         if made.is_null() {
@@ -66,9 +66,9 @@ fn own_cq(core: &Core, (cq, channel): Place, entries: u32) -> Result<*mut ibv_cq
 
 fn destroy_cqs(core: &Core) {
     for (cq, channel) in places(core) {
-        // SAFETY: places of the identifier, and the calls check what they are given.
+        // SAFETY: places of the identifier, and the calls check their parameters.
         unsafe {
-            // One that is in use stays: messages for an XRC queue complete in it, with the queue pair or without.
+            // A queue in use stays: messages for an XRC queue complete in it even without the queue pair.
             if !cq.read().is_null() && ibv_destroy_cq(cq.read()) == Errno::BUSY.raw_os_error() {
                 continue;
             }
@@ -90,7 +90,7 @@ fn create_cqs(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> 
     if attr.send_cq.is_null() {
         attr.send_cq = own_cq(core, send, attr.cap.max_send_wr)?;
     }
-    // One queue pair cannot do without either: a queue for nothing is the other one.
+    // A queue pair needs both: a queue without entries is replaced by the other one.
     if attr.recv_cq.is_null() {
         attr.recv_cq = attr.send_cq;
     }
@@ -128,7 +128,7 @@ pub(super) fn create(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), 
         attr.xrcd = device::xrcd(verbs)?;
     }
     let made = create_cqs(core, attr).and_then(|()| {
-        // SAFETY: the call checks what it is given.
+        // SAFETY: the call checks its parameters.
         let qp = unsafe { create_qp_ex(verbs, attr) };
         if qp.is_null() {
             return Err(last_errno());
@@ -146,14 +146,14 @@ pub(super) fn create(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), 
 }
 
 fn modify(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: c_int) -> Result<(), Errno> {
-    // SAFETY: the call checks what it is given.
+    // SAFETY: the call checks its parameters.
     match unsafe { ibv_modify_qp(qp, attr, mask) } {
         0 => Ok(()),
         errno => Err(Errno::from_raw_os_error(errno)),
     }
 }
 
-/// Moves a queue pair as far as it goes without a peer.
+/// Moves a queue pair to the last state that needs no peer.
 fn prepare(qp: *mut ibv_qp, qp_type: ibv_qp_type) -> Result<(), Errno> {
     let moved = |state, attributes: fn(&mut ibv_qp_attr) -> c_int| {
         let mut attr = ibv_qp_attr::zeroed();
@@ -170,7 +170,7 @@ fn prepare(qp: *mut ibv_qp, qp_type: ibv_qp_type) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whatever is posted is flushed.
+/// Flushes all posted requests.
 pub(super) fn flush(core: &Core) -> Result<(), Errno> {
     let qp = get!(core, qp);
     if qp.is_null() {
@@ -181,7 +181,7 @@ pub(super) fn flush(core: &Core) -> Result<(), Errno> {
     modify(qp, &mut attr, IBV_QP_STATE as c_int)
 }
 
-/// For a datagram queue pair, in the state that `attr` names.
+/// The attributes of a datagram queue pair for the state in `attr`.
 fn datagram(attr: &mut ibv_qp_attr) -> c_int {
     let mask = match attr.qp_state {
         IBV_QPS_INIT => {
@@ -202,7 +202,7 @@ fn initial(attr: &mut ibv_qp_attr) -> c_int {
     (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) as c_int
 }
 
-/// The short attributes in the long ones' clothes.
+/// The short attributes in the extended form.
 pub(super) fn extended(attr: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
     ibv_qp_init_attr_ex {
         qp_context: attr.qp_context,
@@ -240,13 +240,13 @@ pub(super) fn destroy(core: &Core) {
     }
     set!(core, qp = std::ptr::null_mut());
     if !qp.is_null() {
-        // SAFETY: the call checks what it is given.
+        // SAFETY: the call checks its parameters.
         unsafe { ibv_destroy_qp(qp) };
     }
     destroy_cqs(core);
 }
 
-/// Make what the attributes say, and tell the program in them what came of it.
+/// Makes a queue pair from the program's attributes and stores the actual values in them.
 ///
 /// # Safety
 /// `attr` is NULL, or the program's attributes.
@@ -329,7 +329,7 @@ fn create_srq(core: &Core, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno>
     if wants && attr.srq_type == IBV_SRQT_XRC {
         complete_srq(core, attr)?;
     }
-    // SAFETY: the call checks what it is given.
+    // SAFETY: the call checks its parameters.
     let srq = unsafe { create_srq_ex(verbs, attr) };
     if srq.is_null() {
         return Err(last_errno());
@@ -381,7 +381,7 @@ pub(super) fn destroy_srq(core: &Core) {
     let srq = get!(core, srq);
     set!(core, srq = std::ptr::null_mut());
     if !srq.is_null() {
-        // SAFETY: the call checks what it is given.
+        // SAFETY: the call checks its parameters.
         unsafe { ibv_destroy_srq(srq) };
         if get!(core, qp).is_null() {
             destroy_cqs(core);
@@ -400,11 +400,11 @@ pub unsafe fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     });
 }
 
-/// Where the device has the address of ours that an identifier uses.
+/// The index of an identifier's own address in the device's GID table.
 fn gid_index(verbs: *mut ibv_context, wanted: [u8; 16]) -> Result<u8, Errno> {
     for index in 0..=u8::MAX {
         let mut gid = ibv_gid::zeroed();
-        // SAFETY: a place for a GID; the call checks the rest.
+        // SAFETY: room for a GID; the call checks the rest.
         if unsafe { ibv_query_gid(verbs, 1, c_int::from(index), &raw mut gid) } != 0 {
             break;
         }
@@ -416,7 +416,7 @@ fn gid_index(verbs: *mut ibv_context, wanted: [u8; 16]) -> Result<u8, Errno> {
     Err(Errno::ADDRNOTAVAIL)
 }
 
-/// The way from an identifier's address to this one.
+/// The address vector from an identifier's address to this one.
 pub(super) fn way(core: &Core, dgid: [u8; 16]) -> Result<ibv_ah_attr, Errno> {
     let src = core.setup().src.ok_or(Errno::INVAL)?;
     let mut attr = ibv_ah_attr::zeroed();
@@ -428,7 +428,7 @@ pub(super) fn way(core: &Core, dgid: [u8; 16]) -> Result<ibv_ah_attr, Errno> {
     Ok(attr)
 }
 
-/// What a program is to hand to `ibv_modify_qp` for the state that it asks for.
+/// The attributes that a program passes to `ibv_modify_qp` for the state that it asks for.
 fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
     let verbs = get!(core, verbs);
     if verbs.is_null() {
@@ -489,7 +489,7 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
     }
 }
 
-/// Joins the identifier's queue pair to the peer's by number, as programs do that move theirs themselves. Its number.
+/// Joins the identifier's queue pair to the peer's by number, as programs do that move theirs themselves. Returns its number.
 pub(super) fn join(core: &Core) -> Result<u32, Errno> {
     let qp = get!(core, qp);
     for state in [IBV_QPS_RTR, IBV_QPS_RTS] {
@@ -515,7 +515,7 @@ pub unsafe fn rdma_init_qp_attr(
         if qp_attr.is_null() || qp_attr_mask.is_null() {
             return Err(Errno::INVAL);
         }
-        // Of what the program has there, only the state means something.
+        // Only the state in the program's attributes is read.
         let mut attr = ibv_qp_attr::zeroed();
         // SAFETY: the caller's promise.
         attr.qp_state = unsafe { (&raw const (*qp_attr).qp_state).read() };

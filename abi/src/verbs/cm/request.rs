@@ -10,7 +10,7 @@ use super::device::Nic;
 use super::exchange::Remote;
 use crate::verbs::os_errno;
 
-/// Whom to answer. Dropping it is a refusal.
+/// The peer that waits for an answer. Dropping it is a refusal.
 enum Asker {
     Stream(Incoming),
     Datagram(LookupRequest),
@@ -24,7 +24,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// The request, and what the peer's program says with it.
+    /// The request, and the private data of the peer's program.
     pub(super) fn new(incoming: Incoming, nic: &Nic) -> (Request, Vec<u8>) {
         let said = incoming.private_data();
         let (remote, data) = match Remote::split(said) {
@@ -41,7 +41,7 @@ impl Request {
         (request, data)
     }
 
-    /// One for a datagram queue pair.
+    /// A request for a datagram queue pair.
     pub(super) fn datagram(request: LookupRequest) -> Request {
         Request {
             asker: Asker::Datagram(request),
@@ -50,7 +50,7 @@ impl Request {
         }
     }
 
-    /// Reads and atomics that the peer will have outstanding, and that it takes: for us, those to take and to have.
+    /// Reads and atomics that the peer will have outstanding, and that it accepts: our limits for accepting and for having outstanding.
     pub(super) fn depths(&self) -> (u16, u16) {
         self.depths
     }
@@ -100,7 +100,7 @@ impl Request {
     }
 }
 
-/// An IPv4 peer of an IPv6 listener is an IPv4 peer. An address of a link keeps its scope.
+/// Converts an IPv4 peer of an IPv6 listener to IPv4. A link-local address keeps its scope.
 fn canonical(addr: SocketAddr) -> SocketAddr {
     match addr {
         SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {

@@ -1,5 +1,5 @@
-//! Addresses and routes: which address of ours, which port, and whether there is a way. The operating system's routing answers at once,
-//! so the events come at once too.
+//! Addresses and routes: the local address, its port, and whether there is a route. The operating system's routing answers at once, so the events come at once
+//! too.
 
 use std::ffi::{c_char, c_int};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -24,7 +24,7 @@ use crate::verbs::os_errno;
 const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = 16;
 const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = 17;
 
-/// The program's address: its family says how long it is.
+/// The program's address: its family determines its length.
 ///
 /// # Safety
 /// Null, or an address as long as its family says.
@@ -49,17 +49,17 @@ pub(super) unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr, Errno> {
     }
 }
 
-/// The address of ours that packets to `dst` leave from; `src` may say which one or which port.
+/// The local address from which packets to `dst` are sent; `src` may choose the address or the port.
 fn route(src: Option<SocketAddr>, dst: SocketAddr) -> Result<SocketAddr, Errno> {
     let from = src.unwrap_or_else(|| any(dst));
     let mut free = from;
     free.set_port(0);
     let probe = UdpSocket::bind(free).map_err(|e| os_errno(&e))?;
-    // The port is of no meaning: nothing is sent. Some systems refuse port 0.
+    // The port does not matter, because nothing is sent. Some systems refuse port 0.
     let mut to = dst;
     to.set_port(to.port().max(1));
     probe.connect(to).map_err(|e| match os_errno(&e) {
-        // The address that it is bound to has no way out of this host.
+        // The bound address has no route out of this host.
         Errno::INVAL => Errno::HOSTUNREACH,
         errno => errno,
     })?;
@@ -75,7 +75,7 @@ fn any(like: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The unspecified address as a destination is this host.
+/// The unspecified address as a destination means this host.
 fn destination(dst: SocketAddr) -> SocketAddr {
     match dst.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => (Ipv4Addr::LOCALHOST, dst.port()).into(),
@@ -114,7 +114,7 @@ pub(super) fn bind(core: &Core, addr: SocketAddr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Finds our side of the way to `dst`, and takes a port there unless one is taken.
+/// Finds the local address for `dst` and reserves a port there unless one is reserved.
 fn resolve(core: &Core, dst: SocketAddr) -> Result<SocketAddr, Errno> {
     let mut setup = core.setup();
     let mut src = route(setup.src, dst)?;
@@ -138,7 +138,7 @@ pub unsafe fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int 
     })
 }
 
-/// `rdma_resolve_addr(3)`. The answer is known at once, so the time limit has no meaning.
+/// `rdma_resolve_addr(3)`. The answer is known at once, so the time limit has no effect.
 ///
 /// # Safety
 /// As its manual page: addresses as long as their families say, the source's may be null.
@@ -161,7 +161,7 @@ pub unsafe fn rdma_resolve_addr(
             if src.is_ipv4() != dst.is_ipv4() {
                 return Err(Errno::INVAL);
             }
-            // One that says a port or an address takes it, the other kind says nothing.
+            // A source with a port or an address is bound; an unspecified one has no effect.
             if src.port() != 0 || !src.ip().is_unspecified() {
                 bind(&core, src)?;
             }
@@ -206,7 +206,7 @@ pub unsafe fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_i
     })
 }
 
-/// `rdma_resolve_addrinfo(3)`: a thread asks, and its answer is an event of the identifier. There is no subnet administrator to ask.
+/// `rdma_resolve_addrinfo(3)`: a thread resolves the names, and the answer is an event of the identifier. There is no subnet administrator.
 ///
 /// # Safety
 /// As its manual page.

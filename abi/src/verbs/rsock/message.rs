@@ -13,17 +13,17 @@ use super::table::{Kind, find};
 use crate::address;
 use crate::call::{run, signed};
 
-/// Pieces of one call, as the system has it.
+/// The maximum number of pieces of one call, as in the system.
 const MOST_PIECES: usize = 1024;
 
-/// What the program gave for bytes, as memory of its own.
+/// The program's buffer.
 ///
 /// # Safety
-/// The bytes are the program's to give, for the time of the call.
+/// The program may pass these bytes for the time of the call.
 pub(super) unsafe fn memory(buf: *const c_void, len: usize) -> Result<RawMemory, Errno> {
-    // No object is longer, and the result could not be told.
+    // No object is longer, and the result could not represent more.
     let len = len.min(isize::MAX as usize);
-    // SAFETY: the caller's promise; whoever keeps the memory past the call says so where it does.
+    // SAFETY: the caller's promise; a caller that keeps the memory past the call justifies that itself.
     unsafe { RawMemory::new(buf.cast_mut().cast(), len) }.ok_or(Errno::FAULT)
 }
 
@@ -46,13 +46,13 @@ unsafe fn pieces(iov: *const iovec, count: usize) -> Result<SmallVec<[RawMemory;
         .collect()
 }
 
-/// What a receive gave.
+/// The result of a receive.
 struct Told {
-    /// What the call returns.
+    /// The return value of the call.
     result: ssize_t,
     /// The message was longer than the memory.
     cut: bool,
-    /// Who sent it; nothing at a stream's end.
+    /// The sender; `None` at a stream's end.
     from: Option<SocketAddr>,
 }
 
@@ -107,10 +107,10 @@ fn send(
     sent.map(signed)
 }
 
-/// Where a message is to go, if the program says it.
+/// The destination of a message, if the program passes one.
 ///
 /// # Safety
-/// As `sendto(2)` says of an address and its length.
+/// As `sendto(2)` requires of an address and its length.
 unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<SocketAddr>, Errno> {
     if addr.is_null() {
         return Ok(None);
@@ -119,7 +119,7 @@ unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<So
     unsafe { address::read(addr, len) }.map(Some)
 }
 
-/// What a message is made of. Nothing goes beside its bytes.
+/// The parts of a message. Ancillary data is not supported.
 ///
 /// # Safety
 /// Null, or as the manual pages say.
@@ -362,7 +362,7 @@ mod tests {
             );
             assert_eq!(rsend(a, c"x".as_ptr().cast(), 1, 0), -1);
             assert_eq!(errno(), Some(Errno::DESTADDRREQ));
-            // Cut off; and as long as it was, if the program asks.
+            // Cut off; with the full length if the program asks for it.
             for (flags, told) in [(0, 4), (libc::MSG_TRUNC, 5)] {
                 assert_eq!(rsendto(a, c"hello".as_ptr().cast(), 5, 0, to, ADDR_LEN), 5);
                 let place = bytes.as_mut_ptr().cast();

@@ -1,7 +1,7 @@
 //! The sockets of librdmacm: the calls that begin with `r`.
 //!
-//! A socket's number is that of a descriptor which the system gave us, so that it can be no other's. The library needs one of its own
-//! beside it: what a program closes by mistake with `close` is only the number.
+//! A socket's number is that of a descriptor which the system allocated, so that it is unique. The library needs another, private descriptor: a program that
+//! closes the number by mistake with `close` closes only the number.
 //!
 //! Streams are connections, datagram sockets datagram queue pairs ([`weft_rsockets::DatagramSocket`]).
 
@@ -78,7 +78,7 @@ pub unsafe fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) ->
 /// `rlisten`
 pub fn rlisten(socket: c_int, backlog: c_int) -> c_int {
     run(|| {
-        // As the system: no less than one, and not without end.
+        // As the system does: at least one, and bounded.
         let backlog = backlog.clamp(1, 4096);
         find(socket)?.socket.stream()?.listen(backlog as u32)?;
         Ok(0)

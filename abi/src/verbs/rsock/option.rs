@@ -24,15 +24,15 @@ const RDMA_RQSIZE: c_int = 1;
 const RDMA_INLINE: c_int = 2;
 /// Mappings that the peer may make.
 const RDMA_IOMAPSIZE: c_int = 3;
-/// The path of the connection. There is one only: what is set is told again.
+/// The path of the connection. There is one only: a value that is set is only returned again.
 const RDMA_ROUTE: c_int = 4;
 
-/// What `TCP_MAXSEG` tells; there are no segments of ours.
+/// The value of `TCP_MAXSEG`; rsockets have no segments.
 const MAX_SEGMENT: c_int = 2048;
-/// Longest path record that is kept.
+/// The longest path record that is kept.
 const MOST_ROUTE: usize = 4096;
 
-/// What the administrator has set for all sockets, as the files of the manual page say it.
+/// The administrator's settings for all sockets, from the files of the manual page.
 pub(super) fn defaults(options: &mut Options) {
     static FILES: Made<Options> = Made::new();
     *options = *FILES.get_or_make(|| {
@@ -64,7 +64,7 @@ pub(super) fn defaults(options: &mut Options) {
     });
 }
 
-/// So far apart are signs of life where the program does not say, as the system has it for TCP.
+/// The default interval of keep-alive messages, the system's for TCP.
 fn usual_pulse() -> Duration {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_keepalive_time");
     let seconds = text.ok().and_then(|text| text.trim().parse().ok());
@@ -72,7 +72,7 @@ fn usual_pulse() -> Duration {
 }
 
 impl Entry {
-    /// Begin or end the signs of life, as the settings are now.
+    /// Starts or stops keep-alive messages, as the settings require.
     fn pulse(&self, settings: &Settings) -> Result<(), Errno> {
         let idle = settings.keep_idle.map_or_else(usual_pulse, |s| {
             Duration::from_secs(s.unsigned_abs().into())
@@ -85,7 +85,7 @@ impl Entry {
     }
 }
 
-/// Twice the number of bytes, as the system has it.
+/// Twice the number of bytes, as the system reports it.
 fn doubled(bytes: c_int) -> u32 {
     bytes.max(0).unsigned_abs().saturating_mul(2)
 }
@@ -94,7 +94,7 @@ fn short(number: c_int) -> u16 {
     u16::try_from(number.max(0)).unwrap_or(u16::MAX)
 }
 
-/// A limit of time as `socket(7)` has it: zero for none, and less than that does not wait.
+/// A time limit as in `socket(7)`: zero for none; a negative one does not wait.
 fn limit(time: timeval) -> Result<Option<Duration>, Errno> {
     let micros = u32::try_from(time.tv_usec).ok();
     let micros = micros.filter(|micros| *micros < 1_000_000);

@@ -1,5 +1,5 @@
-//! `repoll_create`, `repoll_ctl`, `repoll_wait`: sets of sockets of ours and descriptors of the system together, as `epoll` has them.
-//! Each wait looks at all members, as `rpoll` does. Edges are told as levels: a member is told as long as it is ready.
+//! `repoll_create`, `repoll_ctl`, `repoll_wait`: sets of rsockets and system descriptors together, as `epoll` has them. Each wait checks all members, as
+//! `rpoll` does. Edge-triggered members are level-triggered: a member is reported as long as it is ready.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -15,14 +15,14 @@ use super::wait::wait;
 use crate::call::run;
 use crate::verbs::object::{Inherited, PerFork, lock};
 
-/// What `poll` and `epoll` have in common, with the same values.
+/// The events that `poll` and `epoll` have in common, with the same values.
 const READINESS: u32 = (libc::EPOLLIN
     | libc::EPOLLPRI
     | libc::EPOLLOUT
     | libc::EPOLLRDHUP
     | libc::EPOLLERR
     | libc::EPOLLHUP) as u32;
-/// While another thread may change the set, a wait is no longer than this.
+/// The longest wait while another thread may change the set.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy)]
@@ -34,7 +34,7 @@ struct Member {
 /// The members of a set, by number.
 type Set = Mutex<BTreeMap<c_int, Member>>;
 
-/// The sets of this process, by number. A set whose number the program has closed stays until the number is a set's again.
+/// The sets of this process, by number. A set whose number the program has closed stays until another set has the number.
 #[derive(Default)]
 struct Sets(Mutex<BTreeMap<c_int, Arc<Set>>>);
 
@@ -54,7 +54,7 @@ fn find(epfd: c_int) -> Result<Arc<Set>, Errno> {
 pub unsafe fn repoll_create(flags: c_int) -> c_int {
     run(|| {
         let flags = epoll::CreateFlags::from_bits(flags as u32).ok_or(Errno::INVAL)?;
-        // Its number is the set's: the program ends the set by closing it.
+        // This descriptor's number is the set's: the program ends the set by closing it.
         let number = epoll::create(flags)?.into_raw_fd();
         lock(&SETS.get().0).insert(number, Arc::default());
         Ok(number)
@@ -95,7 +95,7 @@ pub unsafe fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_ev
     })
 }
 
-/// One look, no longer than `limit`: at most `room` members that are ready, with what they are ready for.
+/// Checks once, no longer than `limit`: returns at most `room` ready members with their events.
 fn look(set: &Set, room: usize, limit: Duration) -> Result<Vec<epoll_event>, Errno> {
     let mut fds: Vec<pollfd> = lock(set)
         .iter()
@@ -112,11 +112,11 @@ fn look(set: &Set, room: usize, limit: Duration) -> Result<Vec<epoll_event>, Err
     for fd in &fds {
         let told = fd.revents as u16 as u32 & READINESS;
         if fd.revents & libc::POLLNVAL != 0 {
-            // The program has closed it, as `epoll` finds out by itself.
+            // The program has closed it; `epoll` removes it by itself.
             members.remove(&fd.fd);
             continue;
         }
-        // One that was taken out meanwhile, or was told once, is not told.
+        // A member that was removed meanwhile, or was already reported once, is not reported.
         let Some(member) = members.get_mut(&fd.fd) else {
             continue;
         };

@@ -30,7 +30,7 @@ impl Deref for Kind {
     }
 }
 
-/// The same of either type.
+/// The same call for either type.
 macro_rules! each {
     ($kind:expr, $socket:ident => $call:expr) => {
         match $kind {
@@ -40,7 +40,7 @@ macro_rules! each {
     };
 }
 
-/// What both types have, each in its own way.
+/// The calls of both types.
 impl Kind {
     pub(super) fn bind(&self, addr: SocketAddr) -> Result<(), Errno> {
         each!(self, socket => socket.bind(addr))
@@ -91,7 +91,7 @@ impl Kind {
     }
 }
 
-/// Options that are remembered.
+/// Options that are only remembered.
 #[derive(Default)]
 pub(super) struct Settings {
     pub(super) reuse_addr: bool,
@@ -105,19 +105,19 @@ pub(super) struct Settings {
     pub(super) route: Vec<u8>,
 }
 
-/// A socket, and what C programs know of it beyond the crate.
+/// A socket, and the state of it that only C programs see.
 pub(super) struct Entry {
     pub(super) socket: Kind,
-    /// The number that the program knows. The program may close it, so nothing here does but [`close`].
+    /// The program's number. The program may close it, so only [`close`] closes it here.
     pub(super) fd: RawFd,
-    /// What `F_GETFL` tells.
+    /// The result of `F_GETFL`.
     pub(super) flags: AtomicI32,
     settings: Mutex<Settings>,
 }
 
 impl Entry {
     /// # Errors
-    /// `EMFILE`.
+    /// `EMFILE` when the process has no free descriptor.
     pub(super) fn new(socket: Kind) -> Result<Entry, Errno> {
         let fd = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
         Ok(Entry {
@@ -142,12 +142,12 @@ impl Entry {
     }
 }
 
-/// This process's sockets; a child has none of its parent's.
+/// This process's sockets; a forked child has none of its parent's.
 #[derive(Default)]
 struct Table(RwLock<Vec<Option<Arc<Entry>>>>);
 
 static TABLE: PerFork<Table> = PerFork::new();
-/// In a forked child, the table of the parent: whose numbers are taken, and can be closed.
+/// In a forked child, the table of the parent: its numbers are in use, and can be closed.
 static PARENT: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Inherited for Table {
@@ -176,7 +176,7 @@ pub(super) fn find(fd: c_int) -> Result<Arc<Entry>, Errno> {
     }
 }
 
-/// The parent's table, unless another thread of the parent's had it during the fork.
+/// True for a socket in the parent's table, unless another thread of the parent had the table during the fork.
 fn is_parents(fd: c_int) -> bool {
     let parent = PARENT.load(Ordering::SeqCst);
     // SAFETY: null, or a table that was leaked.
@@ -201,14 +201,14 @@ pub(super) fn insert(entry: Entry) -> Result<c_int, Errno> {
     if slots.len() <= place {
         slots.resize_with(place + 1, || None);
     }
-    // One whose number the program has closed behind our back, so that it could be given out again: it is closed now.
+    // The program has closed this number with `close`, so that it was reused: the old socket is closed now.
     let lost = slots[place].replace(Arc::new(entry));
     drop(slots);
     drop(lost);
     Ok(fd)
 }
 
-/// Close the socket of that number. A parent's number is only given back.
+/// Closes the socket of that number. A parent's number is only freed.
 ///
 /// # Errors
 /// `EBADF`.
@@ -227,12 +227,12 @@ pub(super) fn close(fd: c_int) -> Result<(), Errno> {
         None if forget_parents(fd) => {}
         None => return Err(Errno::BADF),
     }
-    // SAFETY: the number is ours: it was made for the socket, which is in the table no more.
+    // SAFETY: the number is ours: it was made for the socket, which is not in the table any more.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }
 
-/// Takes a number out of the parent's table; says whether it was there.
+/// Removes a number from the parent's table; returns true if it was there.
 fn forget_parents(fd: c_int) -> bool {
     // SAFETY: null, or a table that was leaked.
     let Some(parent) = (unsafe { PARENT.load(Ordering::SeqCst).as_ref() }) else {
@@ -242,6 +242,6 @@ fn forget_parents(fd: c_int) -> bool {
         return false;
     };
     let slot = place(fd).ok().and_then(|place| slots.get_mut(place));
-    // The socket is the parent's: nothing of it may be closed here.
+    // The socket is the parent's: no part of it may be closed here.
     slot.and_then(Option::take).map(std::mem::forget).is_some()
 }

@@ -1,4 +1,4 @@
-//! `rpoll` and `rselect`, over sockets of ours and descriptors of the system together.
+//! `rpoll` and `rselect`, over rsockets and system descriptors together.
 
 use std::ffi::c_int;
 use std::os::fd::BorrowedFd;
@@ -25,7 +25,7 @@ pub unsafe fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
     run(|| unsafe { select::poll(fds, nfds, |fds| wait(fds, timeout)) })
 }
 
-/// Waits until something is ready, and says how many are.
+/// Waits until something is ready, and returns the number of ready entries.
 pub(super) fn wait(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
     let ours: SmallVec<[Option<Arc<Entry>>; 8]> = fds.iter().map(|fd| find(fd.fd).ok()).collect();
     let mut places: SmallVec<[Place<'_>; 8]> = fds
@@ -34,7 +34,7 @@ pub(super) fn wait(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_in
         .map(|(fd, ours)| Place {
             what: match ours {
                 Some(entry) => What::Socket(entry.socket.pollable()),
-                // SAFETY: kept for the call only; a number that is no descriptor is told as such.
+                // SAFETY: kept for the call only; a number that is not a descriptor is reported as such.
                 None if fd.fd >= 0 => What::Fd(unsafe { BorrowedFd::borrow_raw(fd.fd) }),
                 None => What::Nothing,
             },

@@ -1,7 +1,7 @@
-//! What `<infiniband/verbs.h>` and the headers that it takes in declare (rdma-core 44), under C's names and with C's layout.
+//! The declarations of `<infiniband/verbs.h>` and the headers that it includes (rdma-core 44), with C's names and layout.
 //! The manual pages of rdma-core say what the types mean. `tests/verbs_layout.rs` compares them with the headers, both ways.
 //!
-//! Enumerations are integers here, because a program may hand over any value.
+//! Enumerations are integers here, because a program may pass any value.
 #![allow(missing_docs, non_camel_case_types, non_snake_case)] // C's names; the manual pages have the words
 #![allow(clippy::pub_underscore_fields, clippy::wildcard_imports)] // C's names again; one vocabulary in two files
 
@@ -19,7 +19,7 @@ pub struct Layout {
     pub fields: &'static [Field],
 }
 
-/// A field's place in its struct or union.
+/// A field's offset in its struct or union.
 pub struct Field {
     pub name: &'static str,
     /// The type as it is written here.
@@ -28,17 +28,17 @@ pub struct Field {
     pub size: usize,
 }
 
-/// An enumeration with its values; it has no name where C gives it none.
+/// An enumeration with its values; the name is empty where C has none.
 pub struct Enumeration {
     pub name: Option<&'static str>,
     pub size: usize,
     pub values: &'static [(&'static str, i128)],
 }
 
-/// A type of C of which all zeros is a value.
+/// A type of C for which all zeros is a valid value.
 ///
 /// # Safety
-/// It is.
+/// All zeros is a valid value of the type.
 pub unsafe trait Zeroed: Copy {
     fn zeroed() -> Self {
         // SAFETY: that is what the trait says.
@@ -70,7 +70,7 @@ macro_rules! c_structs {
     };
 }
 
-/// Declares the integer type of each enumeration and its values, and `ENUMERATIONS` of them.
+/// Declares the integer type of each enumeration, its values, and `ENUMERATIONS` of them.
 macro_rules! c_enums {
     (@name) => { None };
     (@name $name:ident) => { Some(stringify!($name)) };

@@ -1,7 +1,7 @@
 //! The structs and unions of `<infiniband/verbs.h>`, `verbs_api.h`, `sa.h` and `tm_types.h`, in their order.
 //!
-//! A field that C leaves without a name, or a member without a type name, is named after its struct. Where two
-//! fields of one size share a place there is one here, with a comment that says so.
+//! A field that C leaves without a name, or a member without a type name, is named after its struct. Where two fields of one size share a place, there is one
+//! field here, with a comment.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

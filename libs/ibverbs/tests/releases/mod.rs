@@ -1,7 +1,7 @@
-//! A table of what the libraries of rdma-core's releases export (`names.txt`).
+//! A table of the names that the libraries of rdma-core's releases export (`names.txt`).
 //!
-//! To take up another release: unpack the packages of all releases that the first line names, and of the new one (`apt-get download`, `dpkg -x`), below
-//! one folder, add the new one to that line, and run the tests of this crate with `WEFT_BLESS=1 WEFT_RELEASES=FOLDER`.
+//! To add another release: unpack the packages of all releases that the first line names, and of the new one (`apt-get download`, `dpkg -x`), below one folder,
+//! add the new one to that line, and run the tests of this crate with `WEFT_BLESS=1 WEFT_RELEASES=FOLDER`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,7 +21,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Whether a release has it. One that the table does not know has nothing.
+    /// True if a release has it. A release that the table does not list has no names.
     pub(crate) fn is_in(&self, release: &str) -> bool {
         let at = releases(TABLE).iter().position(|known| known == release);
         at.is_some_and(|at| (self.first..=self.last).contains(&at))
@@ -56,7 +56,7 @@ pub(crate) fn table() -> Vec<Row> {
     rows.collect()
 }
 
-/// The release of a library, by the name of its file: `libibverbs.so.1.14.44.0` is of 44.0.
+/// The release of a library, from its file name: `libibverbs.so.1.14.44.0` is of 44.0.
 pub(crate) fn of(file: &Path) -> Option<String> {
     let name = file.file_name()?.to_str()?;
     let mut parts = name.rsplitn(3, '.');

@@ -34,7 +34,7 @@ pub fn each_operation(bed: &Bed) {
     assert_bytes(&word, 16, &[0; 8], "after the word");
 }
 
-/// Atomics of two peers and of the owner's own program on one word lose nothing.
+/// Concurrent atomics of two peers and of the owner's own program on one word lose no update.
 pub fn concurrent(bed: &Bed) {
     need!(bed, atomics);
     const ROUNDS: u64 = 200;
@@ -76,7 +76,7 @@ pub fn concurrent(bed: &Bed) {
     assert_eq!(word.load_u64(0).unwrap(), 3 * ROUNDS);
 }
 
-/// An address that is no multiple of eight is refused, whatever the key is; so are words beyond a region, and of one without the right.
+/// An atomic is refused when its address is not a multiple of eight (whatever the key is), when it is beyond a region, and without the right.
 pub fn refused(bed: &Bed) {
     need!(bed, atomics);
     let without = ALL.difference(weft_verbs::Access::REMOTE_ATOMIC);

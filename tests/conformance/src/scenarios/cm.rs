@@ -22,7 +22,7 @@ fn longest(bed: &Bed) -> usize {
     }
 }
 
-/// Dial while `answer` deals with the request.
+/// Dials while `answer` handles the request.
 fn dial(
     bed: &Bed,
     listener: &Listener,
@@ -37,7 +37,7 @@ fn dial(
     })
 }
 
-/// Private data of every length goes both ways, as it is.
+/// Private data of every length arrives unchanged in both directions.
 pub fn private_data(bed: &Bed) {
     let listener = bed.listener(8);
     for len in [0, 1, 3, 100, longest(bed) - 1, longest(bed)] {
@@ -51,7 +51,7 @@ pub fn private_data(bed: &Bed) {
     }
 }
 
-/// Private data that is too long is refused at once, on each of the three ways it can be given.
+/// Private data that is too long is refused at once, by each of the three calls that accept it.
 pub fn private_data_too_long(bed: &Bed) {
     let listener = bed.listener(8);
     let mut param = bed.param();
@@ -73,7 +73,7 @@ pub fn private_data_too_long(bed: &Bed) {
     assert!(error.is_err());
 }
 
-/// A rejection arrives as such, with its private data; so does that of a request that is just dropped.
+/// A rejection arrives as such, with its private data. A request that is just dropped is rejected too.
 pub fn reject(bed: &Bed) {
     let listener = bed.listener(8);
     for data in [Vec::new(), b"not you".to_vec(), pattern(3, longest(bed))] {
@@ -87,17 +87,17 @@ pub fn reject(bed: &Bed) {
     }
     let outcome = dial(bed, &listener, &bed.param(), drop);
     assert!(matches!(outcome.err(), Some(ConnectError::Rejected { .. })));
-    // The listener goes on.
+    // The listener continues.
     bed.pair_through(&listener, &Half::default(), &Half::default());
 }
 
-/// Nobody listens: refused, at once. The same after a listener was dropped, though a silent peer still hangs on.
+/// Without a listener the connection is refused at once. So it is after a listener was dropped, although a silent peer is still connected.
 pub fn refused(bed: &Bed) {
     let listener = bed.listener(8);
     let addr = listener.local_addr();
     let silent = matches!(bed.setup.carrier, Carrier::Tcp4 | Carrier::Tcp6)
         .then(|| std::net::TcpStream::connect(addr).expect("connect"));
-    // A whole request behind it: by then the silent one has been seen.
+    // A whole request after the silent peer: it shows that the listener has seen the peer.
     let pair = bed.pair_through(&listener, &Half::default(), &Half::default());
     drop(listener);
     let start = Instant::now();
@@ -105,7 +105,7 @@ pub fn refused(bed: &Bed) {
     let error = bed.dial(addr, end, &bed.param()).err();
     assert!(matches!(error, Some(ConnectError::Refused)), "{error:?}");
     assert!(start.elapsed() < Duration::from_secs(5));
-    // The address is free again, and connections made through the listener live on.
+    // The address is free again, and connections made through the listener continue.
     Listener::bind(&bed.b, addr, 8, &bed.param()).expect("the same address again");
     let (a, b) = pair;
     b.post_recv(RecvWr::new(1));
@@ -114,7 +114,7 @@ pub fn refused(bed: &Bed) {
     drop(silent);
 }
 
-/// An address is listened on once.
+/// An address has at most one listener.
 pub fn address_in_use(bed: &Bed) {
     let listener = bed.listener(8);
     let again = Listener::bind(&bed.b, listener.local_addr(), 8, &bed.param());
@@ -143,7 +143,7 @@ pub fn connected_once(bed: &Bed) {
         let again = scope.spawn(|| {
             weft_verbs::cm::connect_qp(listener.local_addr(), a.qp, &device, &bed.param())
         });
-        // It may get as far as a request, whose answer then finds nobody.
+        // The request may arrive; its answer then finds no initiator.
         while !again.is_finished() {
             if let Some(request) = listener.next_request(Some(Duration::from_millis(20))) {
                 let end = bed.end(&bed.b, &Half::default());
@@ -158,7 +158,7 @@ pub fn connected_once(bed: &Bed) {
     assert!(error.is_err());
 }
 
-/// With as many requests unanswered as the backlog says, further ones are turned away; answered ones make room.
+/// With a full backlog of unanswered requests, further ones are rejected; answered ones make room.
 pub fn backlog(bed: &Bed) {
     let listener = bed.listener(2);
     let addr = listener.local_addr();
@@ -169,7 +169,7 @@ pub fn backlog(bed: &Bed) {
                 scope.spawn(move || bed.dial(addr, end, &bed.param()))
             })
             .collect();
-        // Four are turned away while two wait.
+        // Four are rejected while two wait.
         until("four are turned away", || {
             dials.iter().filter(|d| d.is_finished()).count() == 4
         });
@@ -186,7 +186,7 @@ pub fn backlog(bed: &Bed) {
         assert_eq!(outcomes.iter().filter(|o| o.is_ok()).count(), 2);
         for outcome in outcomes {
             if let Err(error) = outcome {
-                // Where only shared memory will do, a connection that the kernel's own queue had no room for is not found.
+                // Where shared memory is required, a connection that did not fit into the kernel's queue is not found.
                 let away = matches!(error, ConnectError::Closed | ConnectError::NotLocal(_));
                 assert!(away, "{error:?}");
             }
@@ -195,7 +195,7 @@ pub fn backlog(bed: &Bed) {
     bed.pair_through(&listener, &Half::default(), &Half::default());
 }
 
-/// Who answers nothing is given up after the time-out of the options.
+/// An initiator gives up a silent peer after the time-out of the options.
 pub fn time_out(bed: &Bed) {
     let listener = bed.listener(8);
     let end = bed.end(&bed.a, &Half::default());
@@ -206,7 +206,7 @@ pub fn time_out(bed: &Bed) {
     let error = weft_verbs::cm::connect_qp(listener.local_addr(), end.qp, &device, &param);
     assert!(matches!(error.err(), Some(ConnectError::TimedOut)));
     assert!(start.elapsed() >= param.options.timeout);
-    // The request was seen; accepting it now finds nobody, which is not an accident.
+    // The request was seen; accepting it now finds no initiator, which is not an error.
     let request = listener.next_request(Some(PATIENCE)).expect("a request");
     let end = bed.end(&bed.b, &Half::default());
     end.post_recv(RecvWr::new(1));
@@ -216,13 +216,13 @@ pub fn time_out(bed: &Bed) {
     bed.pair_through(&listener, &Half::default(), &Half::default());
 }
 
-/// A time-out that runs out after the connection came about does nothing.
+/// A time-out that expires after the connection was established has no effect.
 pub fn time_out_after_success(bed: &Bed) {
     let mut bed_with = bed.setup;
     bed_with.options.timeout = Duration::from_millis(400);
     let bed = Bed::new(bed_with).expect("as before");
     let (a, b) = bed.talking_pair();
-    // Longer than the time-out: a completion that does not come.
+    // Longer than the time-out: waits for a completion that never arrives.
     let mut out = [weft_verbs::Wc::default(); 1];
     let n = b.rcq.wait(&mut out, Some(Duration::from_millis(600)));
     assert_eq!(n, Ok(0));
@@ -310,7 +310,7 @@ pub fn two_hundred(bed: &Bed) {
         }
         take(&there, COUNT);
     }
-    // All of them leave at once.
+    // All of them disconnect at once.
     for (_, b) in &pairs {
         b.post_recv(RecvWr::new(7));
         b.qp.disconnect();
@@ -346,7 +346,7 @@ fn resolve(channel: &EventChannel, addr: SocketAddr) -> CmId {
     id
 }
 
-/// The whole life of a connection in events, on both sides, in their order.
+/// The events of a connection's whole life, on both sides, in order.
 pub fn events(bed: &Bed) {
     let (ours, theirs) = (
         EventChannel::new(&bed.a).unwrap(),
@@ -427,7 +427,7 @@ pub fn events_of_failure(bed: &Bed) {
         CmEventKind::Rejected { private_data } => assert_eq!(private_data, b"no"),
         other => panic!("{other:?}"),
     }
-    // Nobody listens any more, as soon as the engine has let go of the listener too.
+    // There is no listener once the engine has released it too.
     drop((listener, new));
     until("refused", || {
         let a = bed.end(&bed.a, &Half::default());
@@ -440,7 +440,7 @@ pub fn events_of_failure(bed: &Bed) {
             CmEventKind::ConnectError(
                 ConnectError::Closed | ConnectError::Tls(TlsError::ClosedInHandshake),
             ) => false,
-            // It went while we knocked.
+            // It ended while we were at the door.
             CmEventKind::ConnectError(ConnectError::NotLocal(_))
                 if bed.setup.local == LocalMode::Require =>
             {
@@ -455,7 +455,7 @@ pub fn events_of_failure(bed: &Bed) {
     assert!(matches!(event(&ours).kind, CmEventKind::AddrError(_)));
 }
 
-/// Calls out of order are refused, and change nothing.
+/// Calls out of order are refused, and have no effect.
 pub fn events_out_of_order(bed: &Bed) {
     let channel = EventChannel::new(&bed.a).unwrap();
     let end = bed.end(&bed.a, &Half::default());
@@ -513,7 +513,7 @@ pub fn descriptors(bed: &Bed) {
     assert!(!readable(&ours, Duration::ZERO));
 }
 
-/// Over TCP only: a port on which something else answers, and one on which nobody ever does.
+/// Over TCP only: a port with another protocol, and a port that never answers.
 pub fn strangers(bed: &Bed) {
     if !matches!(bed.setup.carrier, Carrier::Tcp4 | Carrier::Tcp6) {
         println!("skipped: no strangers on a simulated network");
@@ -540,7 +540,7 @@ pub fn strangers(bed: &Bed) {
         };
         assert!(expected, "{error:?}");
     });
-    // The kernel completes connects to a socket that listens, whether or not its program ever accepts.
+    // The kernel completes connects to a listening socket even if its program never accepts.
     let end = bed.end(&bed.a, &half);
     let mut param = bed.param();
     param.options.timeout = Duration::from_millis(150);
@@ -554,13 +554,13 @@ pub fn strangers(bed: &Bed) {
         _ => matches!(error, Some(ConnectError::TimedOut)),
     };
     assert!(expected, "{error:?}");
-    // Multicast is nowhere to connect to.
+    // A multicast address cannot be connected to.
     let nowhere = SocketAddr::new(Ipv4Addr::new(224, 0, 0, 1).into(), 9);
     let outcome = weft_verbs::cm::connect_qp(nowhere, end.qp, &device, &param);
     assert!(outcome.is_err());
 }
 
-/// An address that was taken first can be listened on, and dialled from.
+/// A bound address can be listened on, and dialled from.
 pub fn bound_first(bed: &Bed) {
     let there = bed.b.bind(bed.any_addr()).unwrap();
     let addr = there.local_addr();
@@ -596,7 +596,7 @@ pub fn bound_first(bed: &Bed) {
     a.run(SendWr::send(1));
     assert_ok(&b.received(), 1, WcOpcode::Recv, 0);
 
-    // Nobody is at an address that is only taken.
+    // A bound address without a listener refuses connections.
     let taken = bed.b.bind(bed.any_addr()).unwrap();
     let end = bed.end(&bed.a, &Half::default());
     let error = bed.dial(taken.local_addr(), end, &bed.param()).err();

@@ -1,4 +1,4 @@
-//! Completions that say that the peer has a message, for queue pairs that want to know.
+//! Sends that complete when the peer has received the message, for queue pairs that ask for it.
 
 use weft_verbs::above::CqAbove;
 use weft_verbs::{QpState, RecvWr, Rnr, SendWr, Wc, WcOpcode, WcStatus};
@@ -14,7 +14,7 @@ fn pair(bed: &Bed) -> (End, End) {
     bed.pair_with(&half, &half)
 }
 
-/// All that the peer has sent until now has been looked at when this is over: its answer comes behind.
+/// When this returns, `a` has processed all earlier messages of the peer: the peer's answer follows them.
 fn settle(a: &End, b: &End) {
     let (near, far) = (b.mr(8), a.mr(8));
     for _ in 0..2 {
@@ -22,7 +22,7 @@ fn settle(a: &End, b: &End) {
     }
 }
 
-/// A Send completes when it was received, and not before; so does what comes behind it.
+/// A Send completes when it was received, and not earlier; so do the requests after it.
 pub fn sends(bed: &Bed) {
     let (a, b) = pair(bed);
     let mr = b.mr(64);
@@ -45,7 +45,7 @@ pub fn sends(bed: &Bed) {
     assert_eq!(a.qp.outstanding(), 0);
 }
 
-/// A Write that has completed can be seen in the peer's memory.
+/// A completed Write is visible in the peer's memory.
 pub fn writes(bed: &Bed) {
     let (a, b) = pair(bed);
     let len = bed.setup.largest.min(100_000);
@@ -61,7 +61,7 @@ pub fn writes(bed: &Bed) {
     }
 }
 
-/// A request that the peer refuses completes with that; those before it were done, those behind it are flushed.
+/// A refused request completes with an error. The requests before it were executed, those after it are flushed.
 pub fn refused(bed: &Bed) {
     let (a, b) = pair(bed);
     let mr = b.mr(8);
@@ -74,7 +74,7 @@ pub fn refused(bed: &Bed) {
     assert_eq!(seen, want);
 }
 
-/// Requests that make no completion do not fill the queue for good, and an orderly end waits until the peer has everything.
+/// Unsignaled requests do not fill the queue for good, and an orderly end waits until the peer has everything.
 pub fn unsignaled(bed: &Bed) {
     let (a, b) = pair(bed);
     let wrs: Vec<_> = (0..100).map(RecvWr::new).collect();
@@ -99,7 +99,7 @@ pub fn unsignaled(bed: &Bed) {
     assert_none(&a.scq);
 }
 
-/// A peer that goes before it has received leaves its sender without success.
+/// When a peer ends before it has received a Send, the Send does not succeed.
 pub fn peer_goes(bed: &Bed) {
     let (a, b) = pair(bed);
     a.post(SendWr::send(1).signaled());
@@ -111,7 +111,7 @@ pub fn peer_goes(bed: &Bed) {
     assert_eq!((wcs[1].wr_id, wcs[1].status), (2, WcStatus::WrFlushErr));
 }
 
-/// A peer that ends the connection when it has received everything: its sender hears of that first.
+/// A peer ends the connection when it has received everything: the sender gets its completions first.
 pub fn peer_leaves(bed: &Bed) {
     const SENDS: u64 = 16;
     let rounds = if bed.setup.largest < 100_000 { 20 } else { 100 };
@@ -144,7 +144,7 @@ pub fn peer_leaves(bed: &Bed) {
     }
 }
 
-/// The Reads that find out do not take the program's place, and a connection without Reads does without them.
+/// The confirming Reads do not use the program's read depth, and a connection without Reads works without them.
 pub fn depths(bed: &Bed) {
     for depth in [0, 1, 16] {
         let mut half = Half {
@@ -163,7 +163,7 @@ pub fn depths(bed: &Bed) {
     }
 }
 
-/// A receive whose memory is not the receiver's to use: the sender hears that the peer could not carry out its request.
+/// A receive into memory that the receiver may not use: the sender's request completes with a remote operation error.
 pub fn receive_of_no_use(bed: &Bed) {
     let (a, b) = pair(bed);
     let mr = b.mr(8);

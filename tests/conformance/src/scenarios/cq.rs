@@ -6,7 +6,7 @@ use weft_verbs::{AsyncEvent, CqOverrun, Error, QpState, RecvWr, SendWr, Wc, WcOp
 
 use crate::bed::{Bed, Half, PATIENCE, assert_ok, take, until};
 
-/// A wait ends when its time is up, and not before.
+/// A wait ends when its time is up, and not earlier.
 pub fn wait_in_vain(bed: &Bed) {
     let (a, _b) = bed.pair();
     let mut out = [Wc::default(); 4];
@@ -16,7 +16,7 @@ pub fn wait_in_vain(bed: &Bed) {
         assert_eq!(a.rcq.wait(&mut out, Some(time)), Ok(0));
         assert!(start.elapsed() >= time);
     }
-    // Without room for a completion there is nothing to wait for.
+    // Without room for a completion a wait returns at once.
     assert_eq!(a.rcq.wait(&mut [], None), Ok(0));
     assert_eq!(a.rcq.poll(&mut []), Ok(0));
 }
@@ -34,7 +34,7 @@ pub fn wake_by_a_message(bed: &Bed) {
     }
 }
 
-/// A sleeping waiter is woken by what another thread of its process does: a flush, or progress that thread makes.
+/// A sleeping waiter is woken by another thread of its process: by a flush, or by progress that the thread makes.
 pub fn wake_by_another_thread(bed: &Bed) {
     let (a, b) = bed.pair();
     b.post_recv(RecvWr::new(1));
@@ -61,7 +61,7 @@ pub fn wake_by_another_thread(bed: &Bed) {
     });
 }
 
-/// Several threads wait on one queue: each completion goes to exactly one, and no one sleeps on.
+/// Several threads wait on one queue: each completion goes to exactly one, and none sleeps on.
 pub fn several_waiters(bed: &Bed) {
     const WAITERS: u64 = 6;
     let (a, b) = bed.pair();
@@ -84,7 +84,7 @@ pub fn several_waiters(bed: &Bed) {
     }
 }
 
-/// What one thread posts goes out while another sleeps on the queue pair's completions.
+/// A request that one thread posts is sent while another thread sleeps on the queue pair's completions.
 pub fn post_while_another_thread_waits(bed: &Bed) {
     let (a, b) = bed.pair();
     let done = std::sync::atomic::AtomicBool::new(false);
@@ -100,7 +100,7 @@ pub fn post_while_another_thread_waits(bed: &Bed) {
             for id in 0..10 {
                 b.post_recv(RecvWr::new(id));
             }
-            // Asleep by now, or not: both must do.
+            // The thread may be asleep by now: both cases must work.
             std::thread::yield_now();
             let start = Instant::now();
             for id in 0..10 {
@@ -116,7 +116,7 @@ pub fn post_while_another_thread_waits(bed: &Bed) {
     });
 }
 
-/// A queue pair that joins the queue while a thread sleeps on it, and one that leaves, are the sleeper's as well.
+/// A sleeping thread gets the completions of a queue pair that joins the queue meanwhile, also while another one leaves.
 pub fn members_come_and_go_beside_a_sleeper(bed: &Bed) {
     let cq = bed.b.create_cq(64, None).unwrap();
     let half = Half {
@@ -130,7 +130,7 @@ pub fn members_come_and_go_beside_a_sleeper(bed: &Bed) {
             let sleeper = scope.spawn(|| take(&cq, 1)[0]);
             std::thread::yield_now();
             let (a, b) = bed.pair_through(&listener, &Half::default(), &half);
-            // The one of the last round leaves now.
+            // The queue pair of the last round leaves now.
             drop(before.take());
             b.post_recv(RecvWr::new(round));
             a.post(SendWr::send(1));
@@ -142,7 +142,7 @@ pub fn members_come_and_go_beside_a_sleeper(bed: &Bed) {
     }
 }
 
-/// A queue with too few entries keeps what it has, says that it was overrun, raises an event, and its queue pair ends.
+/// A queue with too few entries keeps its completions, reports the overrun, raises an event, and its queue pair ends.
 pub fn overrun(bed: &Bed) {
     let half = Half {
         depth: 4,
@@ -253,7 +253,7 @@ pub fn resized(bed: &Bed) {
             b.post_recv(RecvWr::new(id));
             a.post(SendWr::send(id));
         }
-        // All of them have arrived when the answer is there, and are in the queue when whoever sent that lets go.
+        // All of them have arrived when the read is answered, and are in the queue when the thread that sent the answer releases the connection.
         a.run(SendWr::read(9, b.mr(8).remote(0)).sge(a.mr(8).sge(0, 0)));
         b.qp.ledger();
     };

@@ -12,7 +12,7 @@ use crate::bed::{Bed, End, Half, PATIENCE, take, until};
 
 const NOW: Option<Duration> = Some(Duration::ZERO);
 
-/// A pair whose responder's queues announce on a channel.
+/// A pair whose responder's queues notify a channel.
 fn pair(bed: &Bed) -> (End, End, CompChannel) {
     let channel = bed.b.create_comp_channel().unwrap();
     let half = Half {
@@ -24,7 +24,7 @@ fn pair(bed: &Bed) -> (End, End, CompChannel) {
     (a, b, channel)
 }
 
-/// One event for one arming: nothing before it, one for the next completion, nothing for those after it.
+/// One event for one arming: none before it, one for the next completion, none for later completions.
 pub fn arm_and_event(bed: &Bed) {
     let (a, b, channel) = pair(bed);
     for id in 0..3 {
@@ -43,7 +43,7 @@ pub fn arm_and_event(bed: &Bed) {
     assert_eq!(channel.get_event(NOW), None, "not armed again");
 }
 
-/// A completion that was there before the queue was armed makes no event; the next one does.
+/// A completion from before the arming makes no event; the next one does.
 pub fn completion_already_there(bed: &Bed) {
     let (a, b, channel) = pair(bed);
     b.post_recv(RecvWr::new(1));
@@ -52,14 +52,14 @@ pub fn completion_already_there(bed: &Bed) {
     let first = take(&b.rcq, 1)[0];
     assert_eq!(first.wr_id, 1);
     b.rcq.req_notify(false);
-    // As every program must: look once more after arming.
+    // As every program must: poll once more after arming.
     assert_eq!(b.rcq.poll(&mut [Wc::default(); 1]), Ok(0));
     a.run(SendWr::send(2));
     assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
     assert_eq!(take(&b.rcq, 1)[0].wr_id, 2);
 }
 
-/// The loop that every event-driven program has loses no completion, though nobody polls in between.
+/// The usual loop of an event-driven program loses no completion, although no thread polls in between.
 pub fn event_loop(bed: &Bed) {
     const COUNT: usize = 200;
     let (a, b, channel) = pair(bed);
@@ -119,13 +119,13 @@ pub fn solicited_only(bed: &Bed) {
     a.run(SendWr::send(1));
     assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
     take(&b.rcq, 1);
-    // An error is as good as solicited.
+    // An error counts as solicited.
     b.rcq.req_notify(true);
     a.qp.to_error();
     assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
 }
 
-/// Solicited immediate data makes an event as well.
+/// Solicited immediate data makes an event too.
 pub fn solicited_immediate(bed: &Bed) {
     crate::need!(bed, immediate);
     let (a, b, channel) = pair(bed);
@@ -140,7 +140,7 @@ pub fn solicited_immediate(bed: &Bed) {
     assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
 }
 
-/// Two queues on one channel: each announces for itself.
+/// Two queues on one channel: each makes its own events.
 pub fn two_queues_on_one_channel(bed: &Bed) {
     let (a, b, channel) = pair(bed);
     b.post_recv(RecvWr::new(1));
@@ -188,7 +188,7 @@ pub fn in_an_epoll(bed: &Bed) {
             .unwrap();
             !events.is_empty()
         };
-        // An edge may be there from the start; it stands for no event.
+        // There may be an edge from the start, without an event.
         let first = ready(Duration::ZERO);
         assert!(edge || !first, "readable without an event");
         for id in 0..10 {
@@ -206,7 +206,7 @@ pub fn in_an_epoll(bed: &Bed) {
     }
 }
 
-/// A thread that drives while it waits for events gets each of them, and so does one that sleeps elsewhere in between.
+/// A thread that drives while it waits for events gets each of them, and so does a thread that sleeps elsewhere in between.
 pub fn awaited(bed: &Bed) {
     const ROUNDS: u64 = 60;
     let (a, b, channel) = pair(bed);
@@ -227,7 +227,7 @@ pub fn awaited(bed: &Bed) {
         for round in 0..ROUNDS {
             next.send(()).unwrap();
             let event = std::cell::Cell::new(None);
-            // Each fifth time it sleeps on the channel at once, though it has just driven.
+            // Every fifth time it sleeps on the channel at once, although it has just driven.
             if round % 5 < 4 {
                 wait.try_for(&cqs, || {
                     event.set(channel.get_event(NOW));
@@ -238,7 +238,7 @@ pub fn awaited(bed: &Bed) {
             assert_eq!(event, Some(b.rcq.num()), "round {round}");
             b.rcq.req_notify(false);
             assert_eq!(take(&b.rcq, 1)[0].wr_id, round);
-            // What came after the queue was armed again was its event too.
+            // The event may be that of a completion that arrived after the queue was armed again.
             while channel.get_event(NOW).is_some() {
                 b.rcq.req_notify(false);
             }
@@ -257,7 +257,7 @@ pub fn wait_in_vain(bed: &Bed) {
     assert!(start.elapsed() >= time);
 }
 
-/// Asynchronous events go to the program's hook in place of the device's queue, those from before it too.
+/// Asynchronous events go to the program's hook instead of the device's queue, including earlier ones.
 pub fn asynchronous_hook(bed: &Bed) {
     let device = bed.device(Limits::default());
     let listener = bed.listener(8);
@@ -289,7 +289,7 @@ pub fn asynchronous_hook(bed: &Bed) {
     assert_eq!(device.get_async_event(Some(Duration::ZERO)), None);
 }
 
-/// A queue can call the program in place of announcing an event: once for each time that it was asked to.
+/// A queue can call the program instead of raising an event: once for each arming.
 pub fn notified_by_a_call(bed: &Bed) {
     let (tell, told) = std::sync::mpsc::channel();
     let notified = bed.b.create_cq_notify(64, move || tell.send(()).unwrap());

@@ -1,4 +1,4 @@
-//! Objects that go while others still need them.
+//! Objects that end while others still need them.
 
 use weft_verbs::{Access, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
@@ -6,7 +6,7 @@ use crate::bed::{
     ALL, Bed, End, Half, PATIENCE, assert_bytes, assert_none, assert_ok, pattern, take, until,
 };
 
-/// Handles of the device, the protection domain and the completion queues may go before what was made with them.
+/// Handles of the device, the protection domain and the completion queues may be dropped before the objects that were made with them.
 pub fn handles_go_first(bed: &Bed) {
     let (a, b) = bed.pair();
     let mr = b.mr(64);
@@ -30,7 +30,7 @@ pub fn handles_go_first(bed: &Bed) {
     until("the end", || a.qp.state() == QpState::Error);
 }
 
-/// A device that is gone takes its connections with it: the peer is told.
+/// A device that ends closes its connections: the peer notices.
 pub fn device_goes(bed: &Bed) {
     let gone = bed.device(weft_verbs::Limits::default());
     let listener = bed.listener(8);
@@ -46,7 +46,7 @@ pub fn device_goes(bed: &Bed) {
     until("the peer's end", || b.qp.state() == QpState::Error);
 }
 
-/// A dropped queue pair makes no completion any more; those that are there stay, and the queue serves others.
+/// A dropped queue pair makes no more completions; existing ones stay, and the queue serves others.
 pub fn no_completions_after_drop(bed: &Bed) {
     let (a, b) = bed.talking_pair();
     for id in 0..4 {
@@ -55,7 +55,7 @@ pub fn no_completions_after_drop(bed: &Bed) {
     let before = b.qp.ledger().rx_fpdus;
     a.run(SendWr::send(1));
     until("one completion in the queue", || {
-        // Driven by the engine or by this look at another queue; the receive queue itself is not looked at.
+        // Driven by the engine or by this poll of another queue; the receive queue itself is not polled.
         b.scq.poll(&mut [Wc::default(); 1]).unwrap();
         b.qp.ledger().rx_fpdus > before
     });
@@ -68,8 +68,7 @@ pub fn no_completions_after_drop(bed: &Bed) {
     assert_none(&rcq);
 }
 
-/// A region that is deregistered while the peer uses it: the peer's requests fail, the owner gets its buffer back, and
-/// nobody writes to it any more.
+/// A region that is deregistered while the peer uses it: the peer's requests fail, the owner gets its buffer back, and no peer writes to it afterwards.
 pub fn deregistration_in_use(bed: &Bed) {
     for read in [false, true] {
         let (a, b) = bed.talking_pair();
@@ -129,7 +128,7 @@ pub fn own_region_goes(bed: &Bed) {
             1 => a.post(SendWr::read(1, target.remote(0)).sge(sge)),
             _ => {
                 a.post_recv(RecvWr::new(1).sge(sge));
-                // Complete, or at fault by what the peer says of it, whichever comes first.
+                // It completes, or fails because of the peer's report, whichever comes first.
                 b.post(SendWr::send(1).inline(&[1; 8]));
                 let wc = a.received();
                 assert_eq!((wc.wr_id, wc.status), (1, WcStatus::LocProtErr), "{wc:?}");
@@ -142,7 +141,7 @@ pub fn own_region_goes(bed: &Bed) {
     }
 }
 
-/// A receive into a region that its program may not write fails there.
+/// A receive into a region without local write fails.
 pub fn receive_without_right(bed: &Bed) {
     let (a, b) = bed.pair();
     let mr = b.pd.reg_mr(vec![6; 64], Access::REMOTE_READ).unwrap();
@@ -153,7 +152,7 @@ pub fn receive_without_right(bed: &Bed) {
     assert_bytes(&mr, 0, &[6; 64], "the region");
 }
 
-/// A large message that is posted and then left: the disconnect waits for it, and the peer gets all of it.
+/// A large message that is posted before a disconnect: the disconnect waits for it, and the peer gets all of it.
 pub fn disconnect_after_much(bed: &Bed) {
     let len = bed.setup.largest;
     let (a, b) = bed.pair();
@@ -169,8 +168,7 @@ pub fn disconnect_after_much(bed: &Bed) {
     assert_bytes(&dst, 0, &pattern(1, len), "message");
 }
 
-/// A drop right after a post: what had been posted is sent as far as the transport takes it at once; a short message
-/// always is.
+/// A drop right after a post: posted messages are sent as far as the transport accepts them at once; a short message always is.
 pub fn drop_after_post(bed: &Bed) {
     let (a, b) = bed.pair();
     b.post_recv(RecvWr::new(1).sge(b.mr(64).whole()));

@@ -1,4 +1,4 @@
-//! Limits of a device: each kind of object has one, and gives its place back.
+//! Limits of a device: each kind of object has one, and an ended object makes room.
 
 use weft_verbs::{Access, Device, Error, Limits, MemError, QpInit};
 
@@ -42,7 +42,7 @@ pub fn completion_queues(bed: &Bed) {
     assert_eq!((cqs[0].depth(), cqs[2].depth()), (10, 1));
 }
 
-/// Queue pairs, and what one may be made of.
+/// Queue pairs, and the limits of one queue pair.
 pub fn queue_pairs(bed: &Bed) {
     let device = small(bed);
     let pd = device.alloc_pd().unwrap();
@@ -74,7 +74,7 @@ pub fn queue_pairs(bed: &Bed) {
     assert_eq!(nums.len(), 3, "numbers are unique");
 }
 
-/// A program may choose the number of a queue pair, which nobody else has while it lives.
+/// A program may choose the number of a queue pair. No other queue pair has the number while it lives.
 pub fn queue_pair_numbers(bed: &Bed) {
     let device = bed.device(Limits::default());
     let pd = device.alloc_pd().unwrap();
@@ -93,7 +93,7 @@ pub fn queue_pair_numbers(bed: &Bed) {
     };
     invalid(0);
     invalid(first.num());
-    // The one that the device would choose next is taken: it chooses another one.
+    // The device's next number is in use: it chooses another one.
     let chosen = qp(Some(first.num() + 1)).unwrap();
     assert_eq!(chosen.num(), first.num() + 1);
     let next = qp(None).unwrap();
@@ -104,7 +104,7 @@ pub fn queue_pair_numbers(bed: &Bed) {
     }
     drop(far);
     assert_eq!(qp(Some(u32::MAX)).unwrap().num(), u32::MAX);
-    // So is that of a connected one, as soon as it is dropped.
+    // The number of a connected queue pair is free too, as soon as the queue pair is dropped.
     let listener = bed.listener(8);
     for _ in 0..3 {
         let half = |num| Half {
@@ -158,7 +158,7 @@ pub fn shared_receive_queues(bed: &Bed) {
     }
 }
 
-/// Regions and windows together, and regions that cannot be.
+/// Regions and windows together, and invalid regions.
 pub fn regions(bed: &Bed) {
     let device = small(bed);
     let pd = device.alloc_pd().unwrap();
@@ -191,11 +191,11 @@ pub fn regions(bed: &Bed) {
     }
     let outcome = pd.alloc_mr(usize::MAX / 2, Access::empty()).map(drop);
     assert!(outcome.is_err(), "more memory than there is");
-    // Refusals take no place.
+    // Refused regions take no place.
     pd.alloc_mr(8, Access::empty()).unwrap();
 }
 
-/// A region knows its bounds and its alignment when its owner reaches for it.
+/// A region checks bounds and alignment of its owner's accesses.
 pub fn owner_access(bed: &Bed) {
     let pd = bed.a.alloc_pd().unwrap();
     let mr = pd.alloc_mr(20, Access::empty()).unwrap();

@@ -23,7 +23,7 @@ fn pair(bed: &Bed) -> (End, End) {
     bed.pair_with(&half(), &half())
 }
 
-/// A message waits for its receive, and what the peer asks for behind it waits as well; what came before is in place.
+/// A message waits for its receive, and the peer's later requests wait as well; earlier ones are executed.
 pub fn one_by_one(bed: &Bed) {
     let (a, b) = pair(bed);
     let mr = b.mr(256);
@@ -51,13 +51,13 @@ pub fn one_by_one(bed: &Bed) {
         }
     }
     assert_eq!(a.sent().wr_id, 6);
-    // Receives that are there are taken as ever.
+    // Posted receives are consumed as usual.
     b.post_recv(RecvWr::new(7).sge(mr.sge(0, 64)));
     a.run(wr(7));
     assert_ok(&b.received(), 7, WcOpcode::Recv, 40);
 }
 
-/// More than anybody keeps in memory waits in the transport, and then arrives.
+/// More data than either side keeps in memory waits in the transport, and then arrives.
 pub fn much(bed: &Bed) {
     let (a, b) = pair(bed);
     let len = bed.setup.largest.min(300_000);
@@ -76,7 +76,7 @@ pub fn much(bed: &Bed) {
     assert_eq!(take(&a.scq, 20).len(), 20);
 }
 
-/// Our own requests go out while a message waits, and their answers come in behind it.
+/// Our own requests are sent while a message waits, and their answers arrive after it in the stream.
 pub fn answers_do_not_wait(bed: &Bed) {
     let (a, b) = pair(bed);
     let len = bed.setup.largest.min(200_000);
@@ -100,11 +100,11 @@ pub fn answers_do_not_wait(bed: &Bed) {
     assert_ok(&b.received(), 6, WcOpcode::Recv, 5);
 }
 
-/// The peer's requests keep their order behind a message that waits.
+/// The peer's requests keep their order after a waiting message.
 pub fn requests_wait(bed: &Bed) {
     let (a, b) = pair(bed);
     let (from, to) = (a.mr(64), b.mr(64));
-    // Zero bytes: with one more, a peer in shared memory reads by itself.
+    // Zero bytes: a peer in shared memory would execute a longer read itself.
     a.post(SendWr::send(1).inline(b"waits").signaled());
     a.post(SendWr::read(2, to.remote(0)).sge(from.sge(0, 0)).signaled());
     a.post(SendWr::send(3));
@@ -117,7 +117,7 @@ pub fn requests_wait(bed: &Bed) {
     assert_eq!(a.sent().wr_id, 2);
     b.post_recv(RecvWr::new(6));
     assert_ok(&b.received(), 6, WcOpcode::Recv, 0);
-    // Given up: what is outstanding bears the reason.
+    // Given up: outstanding requests complete with the reason.
     a.post(SendWr::send(7).signaled());
     a.post(SendWr::read(8, to.remote(0)).sge(from.sge(0, 0)));
     a.post(SendWr::send(9));
@@ -130,7 +130,7 @@ pub fn requests_wait(bed: &Bed) {
     assert_eq!((wc.wr_id, wc.status), (9, WcStatus::WrFlushErr));
 }
 
-/// A message that the sender wants tried so often is given up, and named; what came before it was received.
+/// A message with a retry limit is given up and named; earlier messages were received.
 pub fn limited(bed: &Bed) {
     let (a, b) = pair(bed);
     let (timer, len) = (Duration::from_millis(20), bed.setup.largest.min(100_000));
@@ -156,7 +156,7 @@ pub fn limited(bed: &Bed) {
     }
 }
 
-/// Receives come from another thread, at any time, to one that polls or sleeps.
+/// Another thread posts receives at any time, while the receiver polls or sleeps.
 pub fn posted_by_another_thread(bed: &Bed) {
     let (a, b) = bed.pair_with(
         &half(),
@@ -203,7 +203,7 @@ pub fn posted_by_another_thread(bed: &Bed) {
     });
 }
 
-/// Queue pairs that wait share a receive queue: each receive that comes goes to one of them.
+/// Waiting queue pairs share a receive queue: each new receive goes to one of them.
 pub fn shared_queue(bed: &Bed) {
     need!(bed, srq);
     let pd = bed.b.alloc_pd().unwrap();
@@ -235,7 +235,7 @@ pub fn shared_queue(bed: &Bed) {
         assert_eq!((wc.wr_id, wc.status), (id, WcStatus::Success));
         seen.push(wc.qp_num);
     }
-    // One that ends takes nothing from the others.
+    // One that ends takes no receive from the others.
     let (_, gone) = pairs.remove(3);
     gone.qp.to_error();
     let wrs: Vec<_> = (5..20).map(RecvWr::new).collect();
@@ -274,7 +274,7 @@ pub fn ends(bed: &Bed) {
                 a.qp.disconnect();
             }
             _ => {
-                // Closed in order: it can still be received.
+                // Closed in order: the message can still be received.
                 a.qp.disconnect();
                 b.post_recv(RecvWr::new(4).sge(mr.whole()));
                 assert_ok(&b.received(), 4, WcOpcode::Recv, 5);
@@ -292,7 +292,7 @@ pub fn ends(bed: &Bed) {
     }
 }
 
-/// One that sleeps until something comes is not kept awake by what waits.
+/// A waiting message does not keep a sleeping thread awake.
 pub fn sleeps_beside_it(bed: &Bed) {
     let (a, b) = pair(bed);
     a.post(SendWr::send(1).inline(&[1; 200]));
@@ -308,7 +308,7 @@ pub fn sleeps_beside_it(bed: &Bed) {
             awake.store(true, Ordering::SeqCst);
         });
         let before = b.qp.ledger().rx_syscalls;
-        // Time for a busy loop to show, if there is one.
+        // Enough time to notice a busy loop.
         std::thread::sleep(Duration::from_millis(50));
         let looks = b.qp.ledger().rx_syscalls - before;
         assert!(
@@ -321,7 +321,7 @@ pub fn sleeps_beside_it(bed: &Bed) {
     });
 }
 
-/// A long message that waits does not keep the answers behind it.
+/// A long waiting message does not delay the answers after it.
 pub fn answers_pass_a_long_message(bed: &Bed) {
     let (a, b) = pair(bed);
     let len = bed.setup.largest.min(1 << 20);

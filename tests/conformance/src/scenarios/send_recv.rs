@@ -4,7 +4,7 @@ use weft_verbs::{Mr, PostReason, RecvWr, SendWr, Sge, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, Half, assert_bytes, assert_none, assert_ok, pattern, take};
 
-/// Messages of every length arrive whole, and nothing beyond them changes.
+/// Messages of every length arrive whole, and no byte beyond them changes.
 pub fn every_size(bed: &Bed) {
     let (a, b) = bed.pair();
     let room = bed.setup.largest + 16;
@@ -26,7 +26,7 @@ pub fn every_size(bed: &Bed) {
     }
 }
 
-/// The responder may send as well, once the initiator has; both directions at once.
+/// The responder may send as well, once the initiator has sent; both directions at once.
 pub fn both_ways(bed: &Bed) {
     let half = || Half::default();
     let (a, b) = bed.pair_with(&half(), &half());
@@ -100,7 +100,7 @@ pub fn scatter_gather(bed: &Bed) {
     }
 }
 
-/// Where the elements of a list lie: in two regions by turns, from their ends downwards, with gaps.
+/// The places of a list's elements: alternating between two regions, from their ends downwards, with gaps.
 fn places<'a>(lens: &[usize], mrs: [&'a Mr; 2]) -> Vec<(&'a Mr, usize, usize)> {
     let mut tops = mrs.map(Mr::len);
     let place = |(k, len): (usize, &usize)| {
@@ -124,7 +124,7 @@ pub fn receive_longer_than_message(bed: &Bed) {
     assert_bytes(&dst, 33, &[0x55; 31], "unused");
 }
 
-/// Inline data is taken when it is posted: the source may be overwritten at once. No region is needed.
+/// Inline data is copied when it is posted: the source may be overwritten at once. It needs no region.
 pub fn inline_is_taken_at_once(bed: &Bed) {
     let (a, b) = bed.pair();
     let dst = b.mr(256 * 64);
@@ -160,7 +160,7 @@ pub fn in_order(bed: &Bed) {
     }
 }
 
-/// Unsignaled requests make no completion; a signaled one stands for all before it, and frees their places.
+/// Unsignaled requests make no completion; a signaled one completes all before it, and frees their places.
 pub fn unsignaled(bed: &Bed) {
     let half = Half {
         max_send_wr: 16,
@@ -172,7 +172,7 @@ pub fn unsignaled(bed: &Bed) {
         for i in 0..16u64 {
             b.post_recv(RecvWr::new(i).sge(dst.whole()));
             let wr = SendWr::send(round * 16 + i).inline(&[1; 8]);
-            // All places free again: the signaled completion of the last round said so.
+            // All places are free again, as the signaled completion of the last round showed.
             a.post(if i == 15 { wr.signaled() } else { wr });
         }
         assert_ok(&a.sent(), round * 16 + 15, WcOpcode::Send, 8);
@@ -204,8 +204,7 @@ pub fn all_signaled(bed: &Bed) {
     }
 }
 
-/// A message longer than its receive ends the stream: length error here, an error there, nothing beyond the receive
-/// changes.
+/// A message longer than its receive ends the stream: length error here, an error at the peer, and no byte beyond the receive changes.
 pub fn message_too_long(bed: &Bed) {
     let (a, b) = bed.pair();
     let dst = b.mr(64);
@@ -217,7 +216,7 @@ pub fn message_too_long(bed: &Bed) {
     assert_eq!((wcs[0].wr_id, wcs[0].status), (1, WcStatus::LocLenErr));
     assert_eq!((wcs[1].wr_id, wcs[1].status), (2, WcStatus::WrFlushErr));
     assert_bytes(&dst, 8, &[0x11; 56], "beyond the receive");
-    // The send was with the transport before the peer complained, or was flushed or blamed: one completion either way.
+    // The transport had the send before the peer's error, or the send was flushed or blamed: one completion in each case.
     assert_eq!(a.sent().wr_id, 1);
     crate::bed::until("the sender's end", || {
         a.qp.state() == weft_verbs::QpState::Error
@@ -234,7 +233,7 @@ pub fn no_receive(bed: &Bed) {
     assert_none(&b.rcq);
 }
 
-/// Every reason to refuse a post, and that what came before the refused request was taken.
+/// Every reason to refuse a post. The requests before the refused one are accepted.
 pub fn refused_posts(bed: &Bed) {
     let half = Half {
         max_send_wr: 4,
@@ -286,7 +285,7 @@ pub fn refused_posts(bed: &Bed) {
         recv(RecvWr::new(0).sge(sge).sge(sge).sge(sge)),
         PostReason::TooManySges { asked: 3, max: 2 }
     );
-    // Two good ones, then a bad one, then a good one that must not be taken.
+    // Two good ones, then a bad one, then a good one that must not be accepted.
     for _ in 0..3 {
         b.post_recv(RecvWr::new(0));
     }
@@ -311,7 +310,7 @@ pub fn refused_posts(bed: &Bed) {
     }
     let error = b.qp.post_recv(&[RecvWr::new(9)]).unwrap_err();
     assert_eq!((error.index, error.reason), (0, PostReason::Full));
-    // Reads are outstanding until answered, so the send queue fills up behind a fence of nothing: four places.
+    // Reads are outstanding until answered, so the send queue of four places fills up.
     let wrs: Vec<_> = (0..5)
         .map(|i| SendWr::read(i, remote).sge(mr.sge(0, 4)).signaled())
         .collect();
@@ -319,7 +318,7 @@ pub fn refused_posts(bed: &Bed) {
     assert_eq!((error.index, error.reason), (4, PostReason::Full));
 }
 
-/// A Send with immediate data takes one receive, with both; other messages beside it stay what they are.
+/// A Send with immediate data consumes one receive, which gets both; other messages are unaffected.
 pub fn with_immediate(bed: &Bed) {
     let (a, b) = bed.talking_pair();
     for (near, far) in [(&a, &b), (&b, &a)] {

@@ -21,7 +21,7 @@ fn pairs(bed: &Bed, n: usize, max_wr: u32) -> (Srq, Vec<(End, End)>) {
     (srq, pairs.collect())
 }
 
-/// Receives go to whichever queue pair has a message first, in the order posted; each completion names its queue pair.
+/// Receives go to the queue pair that has a message first, in the order posted; each completion names its queue pair.
 pub fn shared_by_several(bed: &Bed) {
     need!(bed, srq);
     let (srq, pairs) = pairs(bed, 3, 64);
@@ -44,7 +44,7 @@ pub fn shared_by_several(bed: &Bed) {
     }
 }
 
-/// All at once: every message takes exactly one receive, whoever it is for.
+/// All at once: every message consumes exactly one receive, on any queue pair.
 pub fn shared_concurrently(bed: &Bed) {
     need!(bed, srq);
     let (srq, pairs) = pairs(bed, 4, 512);
@@ -72,7 +72,7 @@ pub fn shared_concurrently(bed: &Bed) {
     });
 }
 
-/// The armed limit is announced once, when fewer receives are left.
+/// The armed limit raises one event, when fewer receives are left.
 pub fn limit_event(bed: &Bed) {
     need!(bed, srq);
     let (srq, pairs) = pairs(bed, 2, 64);
@@ -91,7 +91,7 @@ pub fn limit_event(bed: &Bed) {
         }
         assert_eq!(none(), None, "{left} left");
     }
-    // Armed again, it is announced again.
+    // Armed again, it raises another event.
     srq.post_recv(&wrs[..2]).unwrap();
     srq.arm_limit(2);
     let (a, b) = &pairs[0];
@@ -101,7 +101,7 @@ pub fn limit_event(bed: &Bed) {
     assert_eq!(b.event(), AsyncEvent::SrqLimitReached { srq_num });
 }
 
-/// A full queue, and too many elements, are refused; what came before is taken.
+/// A full queue, and too many elements, are refused; earlier receives are accepted.
 pub fn refused_posts(bed: &Bed) {
     need!(bed, srq);
     let pd = bed.b.alloc_pd().unwrap();
@@ -144,8 +144,8 @@ pub fn resized(bed: &Bed) {
     assert_eq!(srq.post_recv(&wrs).unwrap_err().index, 1);
 }
 
-/// A queue pair that ends takes no receive with it but the one of a message in progress; the others go on. An empty
-/// queue ends the queue pair whose message finds it so.
+/// A queue pair that ends takes only the receive of a message in progress; the others continue. An empty queue ends the queue pair whose message finds it
+/// empty.
 pub fn one_member_ends(bed: &Bed) {
     need!(bed, srq);
     let (srq, mut pairs) = pairs(bed, 3, 64);

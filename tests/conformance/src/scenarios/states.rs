@@ -1,4 +1,4 @@
-//! The life of a queue pair: what may be posted when, what is flushed, and how a connection ends.
+//! The life of a queue pair: allowed posts, flushed requests, and the ends of a connection.
 
 use weft_verbs::above::QpAbove;
 use weft_verbs::cm::ConnectError;
@@ -6,7 +6,7 @@ use weft_verbs::{EndReason, PostReason, QpState, RecvWr, SendWr, Wc, WcOpcode, W
 
 use crate::bed::{Bed, End, Half, PATIENCE, assert_bytes, assert_none, assert_ok, take, until};
 
-/// What a hook of [`weft_verbs::Qp::on_end`] said.
+/// The reason that a hook of [`weft_verbs::Qp::on_end`] gets.
 pub(crate) fn watch_end(end: &End) -> std::sync::mpsc::Receiver<EndReason> {
     let (tx, rx) = std::sync::mpsc::channel();
     end.qp.on_end(move |reason| {
@@ -15,7 +15,7 @@ pub(crate) fn watch_end(end: &End) -> std::sync::mpsc::Receiver<EndReason> {
     rx
 }
 
-/// Before it is connected a queue pair takes receives and no sends.
+/// Before it is connected a queue pair accepts receives and no sends.
 pub fn before_connected(bed: &Bed) {
     let end = bed.end(&bed.a, &Half::default());
     assert_eq!(end.qp.state(), QpState::Init);
@@ -26,15 +26,15 @@ pub fn before_connected(bed: &Bed) {
     assert_eq!(end.qp.state(), QpState::Error);
     let wc = end.received();
     assert_eq!((wc.wr_id, wc.status), (7, WcStatus::WrFlushErr));
-    // In the error state both kinds are taken, and flushed.
+    // In the error state both kinds are accepted, and flushed.
     end.post(SendWr::send(8));
     end.post_recv(RecvWr::new(9));
     assert_eq!(end.sent().status, WcStatus::WrFlushErr);
     assert_eq!(end.received().wr_id, 9);
 }
 
-/// Closing in order, from either side: what was posted arrives, then both sides see the end and their receives are
-/// flushed, in order; no asynchronous event is raised.
+/// Closing in order, from either side: posted requests arrive, then both sides see the end and their receives are flushed, in order. No asynchronous event is
+/// raised.
 pub fn disconnect(bed: &Bed) {
     for from_initiator in [true, false] {
         let (a, b) = bed.talking_pair();
@@ -77,7 +77,7 @@ pub fn disconnect(bed: &Bed) {
     }
 }
 
-/// What was posted before an orderly end arrives, whoever else drives the connection at that moment.
+/// Requests posted before an orderly end arrive, even if another thread drives the connection at that moment.
 pub fn disconnect_beside_a_poller(bed: &Bed) {
     for round in 0..60 {
         let (near, far) = bed.talking_pair();
@@ -87,7 +87,7 @@ pub fn disconnect_beside_a_poller(bed: &Bed) {
         let posted = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // No look at what comes: polling only drives.
+                // The completions are not looked at: polling only drives.
                 while !posted.load(std::sync::atomic::Ordering::Acquire) {
                     near.rcq.poll(&mut [Wc::default()]).expect("no overrun");
                 }
@@ -108,7 +108,7 @@ pub fn disconnect_beside_a_poller(bed: &Bed) {
     }
 }
 
-/// Nothing moves on a paused queue pair, whoever began it and whoever would carry it out, and it all goes on afterwards.
+/// A paused queue pair makes no progress, whichever thread drives it, and continues completely afterwards.
 pub fn pause(bed: &Bed) {
     let (a, b) = bed.talking_pair();
     let (c, d) = bed.talking_pair();
@@ -124,7 +124,7 @@ pub fn pause(bed: &Bed) {
     );
     a.post(SendWr::send(5).signaled());
     b.post(SendWr::send(6).signaled());
-    // The engines, and those who poll, have every reason to look at it.
+    // The engines and polling threads have every reason to drive it.
     for i in 0..200 {
         d.post_recv(RecvWr::new(i));
         c.run(SendWr::send(i));
@@ -142,7 +142,7 @@ pub fn pause(bed: &Bed) {
     assert_ok(&a.sent(), 4, WcOpcode::Read, 8);
     assert_ok(&a.sent(), 5, WcOpcode::Send, 0);
     assert_bytes(&mem, 0, &[7; 8], "the peer's write");
-    // One that sleeps meanwhile is woken by what comes.
+    // A thread that sleeps meanwhile is woken by an arrival.
     b.qp.pause(true);
     b.post_recv(RecvWr::new(8));
     a.post(SendWr::send(7));
@@ -158,7 +158,7 @@ pub fn pause(bed: &Bed) {
     });
 }
 
-/// A cut connection is lost to both sides, without a reason.
+/// A cut connection is lost on both sides, without a reason.
 pub fn cut(bed: &Bed) {
     let (a, b) = bed.talking_pair();
     let ends = [watch_end(&a), watch_end(&b)];
@@ -225,7 +225,7 @@ pub fn drop_of_a_qp(bed: &Bed) {
     until("the end", || b.qp.state() == QpState::Error);
 }
 
-/// A queue pair that expects a connection keeps what is posted until it comes about.
+/// A queue pair that expects a connection keeps posted requests until it is connected.
 pub fn expected(bed: &Bed) {
     let half = Half {
         max_send_wr: 4,
@@ -259,13 +259,13 @@ pub fn expected(bed: &Bed) {
     assert_bytes(&mr, 0, b"there", "what was read");
     assert_ok(&b.sent(), 6, WcOpcode::Send, 0);
     assert_ok(&a.received(), 0, WcOpcode::Recv, 0);
-    // It goes on as any other.
+    // It continues as any other.
     b.post_recv(RecvWr::new(9));
     a.run(SendWr::send(7));
     assert_ok(&b.received(), 9, WcOpcode::Recv, 0);
 }
 
-/// A Read that was posted before the connection, and that the peer does not take, fails.
+/// A Read that was posted before the connection, and that the peer does not allow, fails.
 pub fn expected_read_refused(bed: &Bed) {
     let half = Half {
         recvs: vec![RecvWr::new(1)],
@@ -286,7 +286,7 @@ pub fn expected_read_refused(bed: &Bed) {
     }
 }
 
-/// Connect these two; the initiator may have so many Reads outstanding.
+/// Connects these two; the initiator may have `ord` Reads outstanding.
 fn connect(bed: &Bed, a: End, b: End, ord: u16) -> (End, End) {
     let listener = bed.listener(8);
     let mut param = bed.param();
@@ -301,7 +301,7 @@ fn connect(bed: &Bed, a: End, b: End, ord: u16) -> (End, End) {
     })
 }
 
-/// Who joins queue pairs can say why that failed: the first send completes with that.
+/// A failed attempt to join queue pairs can set the reason: the first send completes with it.
 pub fn fails_unconnected(bed: &Bed) {
     let end = bed.end(&bed.a, &Half::default());
     end.qp.allow_early_posts();
@@ -347,7 +347,7 @@ pub fn accept_in_error(bed: &Bed) {
     });
 }
 
-/// A queue pair in InfiniBand's manner does not show that its peer is gone before a send finds out.
+/// A queue pair in InfiniBand's manner does not report that its peer has gone before a send finds out.
 pub fn quiet_end(bed: &Bed) {
     let quiet = Half {
         quiet_end: true,
@@ -386,7 +386,7 @@ pub fn quiet_end(bed: &Bed) {
         let none = b.device.get_async_event(Some(std::time::Duration::ZERO));
         assert_eq!(none, None);
     }
-    // The peer's fault is no silent end; neither is our own.
+    // An error of the peer is reported, and so is our own.
     let (a, b) = bed.pair_with(&quiet, &quiet);
     b.post_recv(RecvWr::new(1));
     a.post_recv(RecvWr::new(1));

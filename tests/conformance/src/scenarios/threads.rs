@@ -54,8 +54,8 @@ pub fn two_post_to_one(bed: &Bed) {
     });
 }
 
-/// More than the transport takes at once, posted while another thread sleeps on the queue pair's receives: all of it
-/// goes out, though neither thread looks at the queue pair again.
+/// More data than the transport accepts at once is posted while another thread sleeps on the queue pair's receives: all of it is sent, although neither thread
+/// drives the queue pair again.
 pub fn much_posted_beside_a_sleeper(bed: &Bed) {
     let len = 1 << 20;
     let count = if bed.setup.largest < len { 1 } else { 16 };
@@ -65,7 +65,7 @@ pub fn much_posted_beside_a_sleeper(bed: &Bed) {
     a.post_recv(RecvWr::new(5));
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| a.received());
-        // It sleeps, or will soon: both must do.
+        // The thread may be asleep by now: both cases must work.
         std::thread::yield_now();
         for id in 0..count {
             a.post(SendWr::write(id, dst.remote(0)).sge(src.whole()));
@@ -78,8 +78,7 @@ pub fn much_posted_beside_a_sleeper(bed: &Bed) {
     });
 }
 
-/// A long stream of large writes to a target that only ever sleeps on its completion queue: the Send behind them
-/// arrives.
+/// A long stream of large writes to a target that only sleeps on its completion queue: the Send after them arrives.
 pub fn stream_to_a_sleeper(bed: &Bed) {
     let len = bed.setup.largest.min(1 << 20);
     let count = if len < 1 << 20 { 2 } else { 16 };
@@ -89,7 +88,7 @@ pub fn stream_to_a_sleeper(bed: &Bed) {
         b.post_recv(RecvWr::new(u64::from(round)));
         src.fill(0, len, round + 1).unwrap();
         std::thread::scope(|scope| {
-            // One wait without a poll in between, as a blocking program does; the time-out is the test's.
+            // One wait without a poll in between, as in a blocking program; the time-out is the test's.
             let sleeper = scope.spawn(|| b.received());
             for id in 0..count {
                 a.post(SendWr::write(id, dst.remote(0)).sge(src.whole()));
@@ -134,7 +133,7 @@ pub fn ended_while_in_use(bed: &Bed) {
     }
 }
 
-/// Bytes of memory that each side of the stress test works on at its peer.
+/// Bytes of the peer's memory that each side of the stress test uses.
 const ARENA: usize = 256 * 1024;
 /// Longest operation of the stress test.
 const LONGEST: usize = 40_000;
@@ -206,8 +205,8 @@ pub fn stress(bed: &Bed) {
     assert_eq!(total, added.load(Ordering::Relaxed));
 }
 
-/// Batches of random operations on the upper half of the peer's arena; the lower half of our own is where data is
-/// prepared and lands. A write after a read is fenced, so that the model can say what each read brings.
+/// Batches of random operations on the upper half of the peer's arena. Data is prepared and placed in the lower half of our own. A write after a read is
+/// fenced, so that the model can predict each read.
 fn one_side(
     end: &End,
     (own, peer): (&Mr, &Mr),
@@ -298,7 +297,7 @@ fn one_side(
         assert_eq!(value, expected, "side {seed}");
         expected += 1;
     }
-    // Our writes are in place when a read behind them is answered.
+    // Our writes are in place when a later read is answered.
     end.run(SendWr::read(2, peer.remote(0)).sge(sink.sge(0, 1)));
     assert_bytes(peer, ARENA, &model, "the whole arena");
 }

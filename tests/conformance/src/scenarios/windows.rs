@@ -11,7 +11,7 @@ const RIGHTS: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 
-/// A region of 4096 bytes that peers reach through windows only.
+/// A region of 4096 bytes that peers access through windows only.
 fn region(end: &End) -> Mr {
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
     end.pd.alloc_mr(4096, access).expect("a region")
@@ -29,7 +29,7 @@ fn at(rkey: u32, addr: u64) -> weft_verbs::RemoteAddr {
     weft_verbs::RemoteAddr { addr, rkey }
 }
 
-/// The peer's access fails, with an access error of a read (which always has an answer).
+/// Asserts that the peer's access fails, with an access error of a read (which always has an answer).
 fn refused(a: &End, remote: weft_verbs::RemoteAddr, len: usize) {
     let mr = a.mr(len.max(1));
     a.post(SendWr::read(9, remote).sge(mr.sge(0, len)));
@@ -90,7 +90,7 @@ pub fn rights(bed: &Bed) {
     refused(&a, first, 4);
 }
 
-/// After a Local Invalidate the key is dead; the window can be bound again, with another key.
+/// After a Local Invalidate the key is invalid; the window can be bound again, with another key.
 pub fn local_invalidate(bed: &Bed) {
     need!(bed, windows);
     let (a, b) = bed.talking_pair();
@@ -104,7 +104,7 @@ pub fn local_invalidate(bed: &Bed) {
     refused(&a, at(first, 0), 8);
 }
 
-/// A Send with Invalidate says which key died, and it is dead when the receive completes.
+/// A Send with Invalidate reports the invalidated key, which is invalid when the receive completes.
 pub fn send_with_invalidate(bed: &Bed) {
     need!(bed, windows);
     for solicited in [false, true] {
@@ -127,7 +127,7 @@ pub fn send_with_invalidate(bed: &Bed) {
     }
 }
 
-/// What a Send with Invalidate may not invalidate ends the stream: regions, unbound windows, strangers' windows.
+/// A Send with Invalidate of a key that it may not invalidate ends the stream: regions, unbound windows, windows of other queue pairs.
 pub fn send_with_invalidate_refused(bed: &Bed) {
     need!(bed, windows);
     for kind in 0..3 {
@@ -164,13 +164,13 @@ pub fn send_with_invalidate_refused(bed: &Bed) {
             "{event:?}"
         );
         if let Some((x, _)) = &other {
-            // The stranger's window was not touched.
+            // The other queue pair's window is unchanged.
             x.run(SendWr::write(1, at(rkey, 0)).inline(&[1; 8]));
         }
     }
 }
 
-/// A window answers only to the queue pair that it was bound on.
+/// A window is valid only on the queue pair that it was bound on.
 pub fn other_queue_pair(bed: &Bed) {
     need!(bed, windows);
     let (a, b) = bed.talking_pair();
@@ -185,7 +185,7 @@ pub fn other_queue_pair(bed: &Bed) {
     a.run(SendWr::write(1, at(rkey, 0)).inline(&[1; 8]));
 }
 
-/// Binds that cannot be: each fails with a bind error, and ends the queue pair.
+/// Invalid binds: each fails with a bind error, and ends the queue pair.
 pub fn refused_binds(bed: &Bed) {
     need!(bed, windows);
     for kind in 0..7 {
@@ -225,7 +225,7 @@ pub fn refused_binds(bed: &Bed) {
     }
 }
 
-/// A Local Invalidate of what is no bound window fails.
+/// A Local Invalidate of a key that is not a bound window's fails.
 pub fn local_invalidate_refused(bed: &Bed) {
     need!(bed, windows);
     for kind in 0..2 {
@@ -238,7 +238,7 @@ pub fn local_invalidate_refused(bed: &Bed) {
     }
 }
 
-/// Binding and invalidating more often than there are keys: every key works in its time.
+/// Binding and invalidating more often than there are keys: every key is valid in its time.
 pub fn many_binds(bed: &Bed) {
     need!(bed, windows);
     let (a, b) = bed.talking_pair();
@@ -252,7 +252,7 @@ pub fn many_binds(bed: &Bed) {
     }
 }
 
-/// In the order of the send queue: a bind, then a Send that tells the key, posted together.
+/// In the order of the send queue: a bind, then a Send that carries the key, posted together.
 pub fn bind_then_send_in_one_post(bed: &Bed) {
     need!(bed, windows);
     let (a, b) = bed.talking_pair();
@@ -269,7 +269,7 @@ pub fn bind_then_send_in_one_post(bed: &Bed) {
     a.run(SendWr::read(2, at(rkey, 0)).sge(a.mr(8).whole()));
 }
 
-/// A region with windows bound to it is not deregistered; it comes back with the error. Dropping the window frees it.
+/// A region with bound windows is not deregistered; the error returns it. Dropping the window frees it.
 pub fn region_in_use(bed: &Bed) {
     need!(bed, windows);
     let (a, b) = bed.talking_pair();

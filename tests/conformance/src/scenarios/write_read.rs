@@ -5,7 +5,7 @@ use weft_verbs::{Access, RecvWr, SendWr, WcOpcode, WcStatus};
 use crate::bed::{Bed, Half, PATIENCE, assert_bytes, assert_none, assert_ok, pattern, take, until};
 use crate::need;
 
-/// Writes of every length land at their place, change nothing around it, and the target's queues notice nothing.
+/// Writes of every length land at their place, change no byte around it, and make no completion at the target.
 pub fn write_every_size(bed: &Bed) {
     let (a, b) = bed.pair();
     let room = bed.setup.largest + 32;
@@ -21,7 +21,7 @@ pub fn write_every_size(bed: &Bed) {
                 .signaled(),
         );
         assert_ok(&a.sent(), id, WcOpcode::Write, len);
-        // A read behind the write: when it is answered the write is in place.
+        // A read after the write: when it is answered the write is in place.
         a.run(SendWr::read(1000, dst.remote(0)).sge(src.sge(0, 1)));
         assert_bytes(&dst, 7, &data, "written");
         assert_bytes(&dst, 0, &[0xdd; 7], "before it");
@@ -32,7 +32,7 @@ pub fn write_every_size(bed: &Bed) {
     assert_ok(&b.received(), 0, WcOpcode::Recv, 0);
 }
 
-/// Reads of every length bring the bytes, and the target's queues notice nothing.
+/// Reads of every length return the bytes, and make no completion at the target.
 pub fn read_every_size(bed: &Bed) {
     let (a, b) = bed.pair();
     let room = bed.setup.largest + 32;
@@ -88,8 +88,8 @@ pub fn read_and_write_lists(bed: &Bed) {
     assert_bytes(&ma, 40_001, &data[30_001..], "fourth part");
 }
 
-/// Write with Immediate: the data is in place when the receive completes; the immediate and the length of the Write come with it, and no
-/// bytes of the receive are used.
+/// Write with Immediate: the data is in place when the receive completes. The completion has the immediate and the length of the Write, and no byte of the
+/// receive is used.
 pub fn write_with_immediate(bed: &Bed) {
     need!(bed, immediate);
     let (a, b) = bed.pair();
@@ -126,7 +126,7 @@ pub fn write_then_read(bed: &Bed) {
     }
 }
 
-/// A fenced request waits for the reads before it: what a read brings can be sent on by the next request.
+/// A fenced request waits for the reads before it: the next request can send the read data.
 pub fn fence(bed: &Bed) {
     let (a, b) = bed.pair();
     let len = 20_000;
@@ -146,7 +146,7 @@ pub fn fence(bed: &Bed) {
     }
 }
 
-/// Reads beyond ORD wait their turn: with a depth of 1 many reads still all complete, in order.
+/// Reads beyond ORD wait: with a depth of 1 many reads still all complete, in order.
 pub fn read_depth_of_one(bed: &Bed) {
     let mut half = Half::default();
     half.param.ird = 1;
@@ -155,7 +155,7 @@ pub fn read_depth_of_one(bed: &Bed) {
     many_reads(&a, &b);
 }
 
-/// Depths that differ: the smaller counts, and the peer's IRD is never passed (it would end the stream).
+/// With different depths the smaller one applies, and the peer's IRD is never exceeded (that would end the stream).
 pub fn read_depths_differ(bed: &Bed) {
     let mut first = Half::default();
     first.param.ord = 64;
@@ -164,7 +164,7 @@ pub fn read_depths_differ(bed: &Bed) {
     second.param.ird = 3;
     second.param.ord = 64;
     if bed.setup.options.revision == 1 {
-        // Without negotiation the programs must agree by themselves (RFC 5040 6.2).
+        // Without negotiation the programs must agree themselves (RFC 5040 6.2).
         first.param.ord = 3;
         second.param.ord = 1;
     }
@@ -214,12 +214,12 @@ pub fn mixed_order(bed: &Bed) {
     }
 }
 
-/// One-sided operations proceed while the target's threads do something else.
+/// One-sided operations proceed while the target's threads do other work.
 pub fn target_is_asleep(bed: &Bed) {
     let (a, b) = bed.pair();
     let len = 100_000.min(bed.setup.largest);
     let (ma, mb) = (a.mr(len), b.mr(len));
-    // The target polls once (and so takes over its connection), then never again.
+    // The target polls once (and so takes over its connection), and never again.
     assert_none(&b.rcq);
     for round in 0..10 {
         ma.write(0, &pattern(round, len)).unwrap();
@@ -230,7 +230,7 @@ pub fn target_is_asleep(bed: &Bed) {
     }
 }
 
-/// A target may watch its memory for a write: bytes arrive without any call of the library.
+/// A target may poll its memory for a write: bytes arrive without any call of the library.
 pub fn target_watches_memory(bed: &Bed) {
     let (a, b) = bed.pair();
     let mb = b.mr(8);
@@ -240,8 +240,7 @@ pub fn target_watches_memory(bed: &Bed) {
     }
 }
 
-/// What the peer may not do ends the stream: the request is blamed with the right status, the target hears of it by an
-/// asynchronous event, and no byte changes.
+/// A forbidden access ends the stream: the request completes with the right status, the target gets an asynchronous event, and no byte changes.
 pub fn refused_access(bed: &Bed) {
     #[derive(Clone, Copy)]
     enum Try {
@@ -302,7 +301,7 @@ pub fn refused_access(bed: &Bed) {
     }
 }
 
-/// Zero-length operations touch no memory: no key is looked at (RFC 5040 5.1).
+/// Zero-length operations touch no memory: no key is checked (RFC 5040 5.1).
 pub fn zero_length_needs_no_key(bed: &Bed) {
     let (a, _b) = bed.pair();
     let nowhere = weft_verbs::RemoteAddr {
@@ -313,7 +312,7 @@ pub fn zero_length_needs_no_key(bed: &Bed) {
     a.run(SendWr::read(2, nowhere));
 }
 
-/// A request of ours with a bad list fails by itself, with a protection error, before a byte goes out.
+/// A request of ours with an invalid list fails locally, with a protection error, before a byte is sent.
 pub fn bad_local_list(bed: &Bed) {
     for (kind, off, len, stale) in [
         (0, 60, 5, false),

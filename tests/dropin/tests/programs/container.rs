@@ -1,4 +1,4 @@
-//! Where programs of containers run: in a root with nothing but their own files, and without root's rights.
+//! Programs in the environment of containers: a root with only their own files, and no root's rights.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,9 +11,9 @@ use weft_dropin::{Done, Weft, free_port, have, libraries, say};
 
 use super::seccomp;
 
-/// The status with which the helpers say that the machine does not allow it.
+/// The status with which the helpers report that the machine does not allow the test.
 const ELSEWHERE: i32 = 77;
-/// Where the libraries are in the root, as in the Dockerfile of docs/verbs.md.
+/// The place of the libraries in the root, as in the Dockerfile of docs/verbs.md.
 const INSIDE: &str = "/opt/weft/lib";
 const HELPERS: &[(&str, &str)] = &[
     ("unshare", "util-linux"),
@@ -46,7 +46,7 @@ fn root_with(programs: &[&str]) -> TempDir {
     root
 }
 
-/// The libraries that a file is linked with, and their loader, but for those that weft has its own of.
+/// The libraries that a file is linked with, and their loader, except those that weft replaces.
 fn needs(file: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(file).output().expect("ldd");
     let text = String::from_utf8(output.stdout).expect("paths");
@@ -55,7 +55,7 @@ fn needs(file: &Path) -> Vec<PathBuf> {
     others.map(PathBuf::from).collect()
 }
 
-/// As a container's image has it set.
+/// The environment of a container's image.
 fn inside(local: &str) -> Weft {
     Weft::bare()
         .env("LD_LIBRARY_PATH", INSIDE)
@@ -65,13 +65,13 @@ fn inside(local: &str) -> Weft {
 
 fn words<'a>(root: &'a Path, program: &'a str) -> Vec<&'a str> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/sh/chroot.sh");
-    // The preload library is of the program, not of those that start it: they only warn that it is not there.
+    // The preload library is for the program. The programs that start it only warn that they do not find it.
     let mut words = vec!["unshare", "-Urm", "sh", script, root.to_str().unwrap()];
     words.extend(program.split_whitespace());
     words
 }
 
-/// Whether user namespaces are forbidden here; says so.
+/// True if user namespaces are forbidden here; prints that.
 fn refused(done: &Done) -> bool {
     let refused = done.code() == ELSEWHERE || done.text.contains("unshare failed");
     if refused && !done.is_good() {
@@ -93,9 +93,9 @@ fn programs_in_a_root_without_anything_else_and_without_root() {
         return;
     }
     done.good().says("hca_id:\tweft0").says("hca_id:\tweft_ib0");
-    // There is no shell, or this proves nothing.
+    // Without this check the test proves nothing: the root must have no shell.
     assert!(!run("/bin/sh -c true").is_good());
-    // Each side in a user namespace and a root of its own, as two containers of one pod are.
+    // Each side has its own user namespace and its own root, like two containers of one pod.
     let other = root_with(&["rping"]);
     for local in ["auto", "off"] {
         let weft = inside(local);
@@ -109,8 +109,8 @@ fn programs_in_a_root_without_anything_else_and_without_root() {
     }
 }
 
-/// In a root with a shell in it, the engine's profile around all, as a user that is not root: server and client of one container share memory, those of two
-/// with user namespaces of their own are kept apart ([one-host.md](../../../../docs/one-host.md)) and reach each other by TCP.
+/// Runs as a user that is not root, in a root with a shell, under the engine's profile. Server and client of one container share memory. Those of two
+/// containers with separate user namespaces are kept apart ([one-host.md](../../../../docs/one-host.md)) and reach each other by TCP.
 #[test]
 fn containers_of_a_user_that_is_not_root() {
     let needed = [
@@ -136,7 +136,7 @@ fn containers_of_a_user_that_is_not_root() {
     let run = |local: &str, program: &[&str]| {
         let mut words = vec!["setpriv", "--no-new-privs"];
         if rustix::process::getuid().is_root() {
-            // Not `nobody`: in a user namespace that is the number of all who are unknown.
+            // Not `nobody`: in a user namespace that is the number of all unknown users.
             words.extend(["--reuid=12345", "--regid=12345", "--clear-groups"]);
         }
         words.extend("bwrap --unshare-user --unshare-pid --unshare-ipc --unshare-uts".split(' '));
@@ -160,14 +160,14 @@ fn containers_of_a_user_that_is_not_root() {
         "{}",
         done.show()
     );
-    // In one container, shared memory or nothing.
+    // In one container, shared memory is required.
     let port = free_port();
     let rping = format!("/usr/bin/rping -a 127.0.0.1 -v -C 5 -p {port}");
     let client = format!("until {rping} -c; do sleep 1; done");
     let script = format!("{rping} -s & {client}; wait");
     let done = run("require", &["/usr/bin/busybox", "sh", "-c", &script]).end();
     done.says("server ping data: rdma-ping-4: ");
-    // In two.
+    // In two containers.
     for (local, works) in [("auto", true), ("require", false)] {
         let port = free_port();
         let line = format!("/usr/bin/rping -a 127.0.0.1 -v -C 5 -p {port}");

@@ -46,7 +46,7 @@ fn fi_pingpong() {
     }
 }
 
-/// A provider of libfabric's that is in the folder of the libraries.
+/// libfabric with the provider in the libraries' folder.
 pub(super) fn provider() -> Weft {
     Weft::bare()
         .env("FI_PROVIDER_PATH", libraries())
@@ -60,14 +60,14 @@ fn fi_info_finds_the_provider() {
     }
     let done = provider().run("fi_info -p weft");
     done.good().says("provider: weft").says("type: FI_EP_RDM");
-    // What it does not have it does not offer.
+    // It does not offer unsupported capabilities.
     let done = provider().run("fi_info -p weft -c FI_RMA");
     assert!(!done.is_good(), "{}", done.show());
     let done = provider().run("fi_info -p weft -t FI_EP_MSG");
     assert!(!done.is_good(), "{}", done.show());
 }
 
-/// `-c`: both ends look at each byte. The sizes reach beyond the threshold of Write-Record, which the second round lowers, and the third loses packets.
+/// `-c`: both ends check each byte. The sizes exceed the threshold of Write-Record. The second round lowers it, and the third loses packets.
 #[test]
 fn fi_pingpong_on_the_provider() {
     if !have(&[("fi_pingpong", PACKAGE)]) {
@@ -99,8 +99,8 @@ fn fi_pingpong_on_the_provider() {
     }
 }
 
-/// `fabric.c`: sources, counters, receives of many messages, a program that sleeps on a queue's descriptor, and threads that share a queue, with losses and
-/// over connections too.
+/// `fabric.c`: sources, counters, receives of many messages, a program that sleeps on a queue's descriptor, and threads that share a queue, also with losses
+/// and over connections.
 #[test]
 fn what_programs_of_libfabric_ask_of_the_provider() {
     if !have(&[("/usr/include/rdma/fi_endpoint.h", "libfabric-dev")]) {

@@ -1,4 +1,4 @@
-//! `WEFT_FAULTS`: what unmodified programs see when something goes wrong on purpose, the same in each run.
+//! `WEFT_FAULTS`: unmodified programs under injected faults, which are the same in each run.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::carriers;
 
 const NEEDED: &[(&str, &str)] = &[("ibv_rc_pingpong", "ibverbs-utils")];
 
-/// `ibv_rc_pingpong`, the client under a script of faults. How the client ended, and the server, which is ended when it waits for ever.
+/// Runs `ibv_rc_pingpong` with the client under a script of faults. Returns the ends of the client and of the server, which is ended when it waits for ever.
 fn under(script: &str) -> (Done, Done) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("faults");
@@ -29,7 +29,7 @@ fn under(script: &str) -> (Done, Done) {
     (client, server)
 }
 
-/// What a run has to say for itself: its end, and its lines about completions. Addresses and times differ from run to run.
+/// The comparable part of a run: its end, and its lines about completions. Addresses and times differ from run to run.
 fn verdict(done: &Done) -> (i32, Vec<String>) {
     let lines = done.text.lines().filter(|line| line.contains("status"));
     (done.code(), lines.map(str::to_owned).collect())
@@ -56,7 +56,7 @@ fn a_connection_dies_without_a_word() {
     }
     let (client, _) = under("send 50: die\n");
     assert_eq!(client.code(), 1, "{}", client.show());
-    // Whatever the time: it breaks before the request goes out, and that one finds out.
+    // Independent of the time: the connection breaks before the request is sent, and the request detects that.
     client.says("Failed status transport retry counter exceeded (12)");
 }
 
@@ -80,7 +80,7 @@ fn a_script_that_means_nothing_is_not_ignored() {
     client.says("weft: ").says("line 1");
 }
 
-/// A program of ours, made in a folder; `None` where it cannot be.
+/// A program of ours, compiled in a folder; `None` where it cannot be.
 pub(super) fn made(name: &str) -> Option<(TempDir, String)> {
     if !have(&[
         ("cc", "gcc"),

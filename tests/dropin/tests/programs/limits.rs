@@ -1,4 +1,4 @@
-//! Rows of docs/verbs.md's table of limits that programs of Debian's can show: the row names the error, and the program meets it.
+//! Rows of docs/verbs.md's table of limits that Debian's programs can show: the row names the error, and the program meets it.
 
 use weft_dropin::{Weft, have};
 

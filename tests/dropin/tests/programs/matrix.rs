@@ -1,8 +1,8 @@
-//! perftest's programs times its options, on both devices, in shared memory and over TCP.
+//! Every perftest program with its options, on both devices, in shared memory and over TCP.
 //!
-//! It takes minutes, and a machine without much other work: `cargo test -p weft-dropin --test programs perftest_matrix -- --ignored --test-threads 1` runs
-//! it, prints two tables (what works; the figures beside the native benchmark), and with `WEFT_BLESS=1` writes them into docs/figures/perftest.md. What fails
-//! is said with what both sides said. `WEFT_MATRIX="ib_send_bw ib_read_lat"` runs these programs alone, and writes their rows alone.
+//! This takes minutes and needs an otherwise idle machine: `cargo test -p weft-dropin --test programs perftest_matrix -- --ignored --test-threads 1` runs it
+//! and prints two tables (the results; the figures compared with the native benchmark). With `WEFT_BLESS=1` it writes them into docs/figures/perftest.md. A
+//! failure is reported with the output of both sides. `WEFT_MATRIX="ib_send_bw ib_read_lat"` runs only these programs, and writes only their rows.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use weft_dropin::{Done, Weft, free_port, have, libraries, say};
 use super::carriers;
 
 const LIMIT: Duration = Duration::from_mins(3);
-/// A program that refuses its options says so before it opens a device.
+/// A program that refuses its options does so before it opens a device.
 const REFUSAL: Duration = Duration::from_secs(20);
 const DOCUMENT: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -34,14 +34,14 @@ const ALL: [&str; 8] = [
 const OPTIONS: [&str; 8] = ["", "-a", "-b", "-e", "-q 8", "-l 16", "-I 220", "--use-srq"];
 const DEVICES: [(&str, &str); 2] = [("weft0", "-R -d weft0"), ("weft_ib0", "-d weft_ib0")];
 
-/// What the numbers of iterations and bytes are to be, where the option does not say. Hundreds: with `-b` on an iWARP device perftest 4.5
-/// does not end with 128 or 320 iterations, unless `-Q 1` has it ask for each completion (docs/verbs.md says why).
+/// The numbers of iterations and bytes, where the option does not set them. Hundreds: with `-b` on an iWARP device perftest 4.5 does not end with 128 or 320
+/// iterations, unless `-Q 1` makes it ask for each completion (docs/verbs.md says why).
 fn sizes(program: &str, options: &str) -> &'static str {
     let (latency, atomic) = (program.ends_with("lat"), program.contains("atomic"));
     match options {
         "-a" => "-n 6",
         "-I 220" => "-n 300 -s 220",
-        // A multiple of the list.
+        // A multiple of the list's length.
         "-l 16" if atomic => "-n 320",
         "-l 16" => "-n 320 -s 4096",
         _ if atomic => "-n 300",
@@ -51,23 +51,23 @@ fn sizes(program: &str, options: &str) -> &'static str {
     }
 }
 
-/// Runs that perftest itself does not end, however right all completions are.
+/// Runs that perftest itself does not end, even if all completions are right.
 fn endless(program: &str, device: &str, options: &str) -> bool {
-    // It sleeps for a completion of its own while it waits for the peer's credits, which it looks for in memory.
+    // It sleeps for its own completion while it waits for the peer's credits, which arrive in its memory.
     (program, device, options) == ("ib_send_bw", "weft0", "-e")
 }
 
-/// What came of a cell's run.
+/// The outcome of a cell's run.
 enum Outcome {
-    /// Both sides ended well, and this is the client's line of numbers, or the last of them.
+    /// Both sides ended well; the client's (last) line of numbers.
     Good(Vec<f64>),
     /// The program refuses the option.
     Refused,
-    /// With what both sides said.
+    /// A failure, with the output of both sides.
     Bad(String),
 }
 
-/// Whether a program says by itself, without a peer, that it does not have these options.
+/// True if a program refuses these options by itself, without a peer.
 fn refuses(weft: &Weft, line: &str) -> bool {
     let done = weft
         .clone()
@@ -79,7 +79,7 @@ fn refuses(weft: &Weft, line: &str) -> bool {
 
 fn run(weft: &Weft, line: &str, rows: usize) -> Outcome {
     let mut outcome = String::new();
-    // With -R the server closes its first listener before it has the second: a client that is quicker finds none.
+    // With -R the server closes its first listener before it opens the second: a faster client finds none.
     for _ in 0..3 {
         let port = free_port();
         let server = weft.start(&format!("{line} -p {port}")).listens(port);
@@ -109,7 +109,7 @@ fn measured(server: &Done, client: &Done, rows: usize) -> Outcome {
     }
 }
 
-/// What a cell says of both carriers, and whether it is as it should be.
+/// The text of a cell for both carriers, and true if it is as expected.
 fn cell(line: &str, program: &str, device: &str, options: &str) -> (String, bool) {
     let rows = if options == "-a" { 23 } else { 1 };
     let outcomes = carriers(device).map(|weft| {
@@ -144,7 +144,7 @@ fn cell(line: &str, program: &str, device: &str, options: &str) -> (String, bool
     (text, good)
 }
 
-/// Options that perftest 4.5 does not have for a program. The run checks that it says so.
+/// Options that perftest 4.5 does not have for a program. The run checks that the program refuses them.
 fn refuses_known(program: &str, options: &str) -> bool {
     let (_, rest) = program.split_once('_').unwrap_or_default();
     let (verb, kind) = rest.split_once('_').unwrap_or_default();
@@ -158,13 +158,13 @@ fn refuses_known(program: &str, options: &str) -> bool {
     }
 }
 
-/// Whether `WEFT_MATRIX` asks for a program, or for none in particular.
+/// True if `WEFT_MATRIX` names a program, or is not set.
 fn wanted(program: &str) -> bool {
     let only = std::env::var("WEFT_MATRIX").ok();
     only.is_none_or(|only| only.split_whitespace().any(|one| one == program))
 }
 
-/// Puts rows into a table of the page, in place of those that begin with the same two cells; a row of another program stays.
+/// Puts rows into a table of the page and replaces those that begin with the same two cells; rows of other programs stay.
 fn bless(table: &str, head: &str, rows: &[String]) {
     say(&format!("perftest\n{head}{}", rows.concat()));
     if std::env::var_os("WEFT_BLESS").is_none() {
@@ -235,10 +235,10 @@ fn perftest_matrix() {
     assert!(problems.is_empty(), "{problems}");
 }
 
-/// Turns of perftest and the native benchmark, one after the other.
+/// Alternating runs of perftest and the native benchmark.
 const TURNS: usize = 5;
-/// Enough that the start of a stream is not seen in its rate, and a median is one. `ib_write_lat` spins for memory beside the engine's thread, which waits
-/// for a tick of the scheduler where all cores spin.
+/// Enough iterations that the start of a stream does not affect its rate and a median is meaningful. `ib_write_lat` spins on memory and competes with the
+/// engine's thread, which waits for a tick of the scheduler where all cores spin.
 fn iterations(program: &str) -> &'static str {
     match program {
         "ib_write_lat" => "-n 2000",
@@ -246,7 +246,7 @@ fn iterations(program: &str) -> &'static str {
     }
 }
 
-/// What a program measures, and how `weft bench verbs` is asked for the same on the same carrier.
+/// The measured quantity of a program, and the command of `weft bench verbs` for the same on the same carrier.
 struct Native {
     op: &'static str,
     figure: &'static str,
@@ -275,7 +275,7 @@ fn native(program: &str) -> Native {
 }
 
 impl Native {
-    /// One run of the benchmark on weft's own API, with memory as a program for libibverbs has it.
+    /// One run of the benchmark on weft's own API, with registered memory as in a program for libibverbs.
     fn run(&self, weft: &Path, carrier: &str) -> f64 {
         let dir = tempfile::tempdir().unwrap();
         let json = dir.path().join("lines");
@@ -300,7 +300,7 @@ impl Native {
         value.unwrap_or_else(|| panic!("no {metric} in {lines}"))
     }
 
-    /// The same out of perftest's line of numbers: `t_typical`, MiB/s, or millions a second.
+    /// The same quantity from perftest's line of numbers: `t_typical`, MiB/s, or millions a second.
     fn of(&self, row: &[f64]) -> f64 {
         let cell = |at: usize| row.get(at).copied().unwrap_or(f64::NAN);
         match self.metric {
@@ -325,7 +325,7 @@ fn median(values: &[f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The program `weft` beside the libraries, as a distribution has them, or beside this test.
+/// The program `weft` in the place where a distribution has it for these libraries, or next to this test.
 fn weft_program() -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
     let places = [
@@ -335,7 +335,7 @@ fn weft_program() -> Option<PathBuf> {
     places.into_iter().find(|place| place.exists())
 }
 
-/// The measurements of each program beside those of `weft bench verbs`, in turn, with libraries from `WEFT_VERBS_LIB`, those of a release.
+/// The measurements of each program compared with those of `weft bench verbs`, in turn, with libraries from `WEFT_VERBS_LIB`, those of a release.
 #[test]
 #[ignore = "takes minutes, and wants a release"]
 fn perftest_matrix_beside_native() {

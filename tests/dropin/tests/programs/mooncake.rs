@@ -4,7 +4,8 @@ use weft_dropin::{Weft, say};
 
 /// 64 MiB written and read, verified, over its protocol `rdma` on `weft_ib0` and over its own TCP, in one run.
 ///
-/// The wheel is large and of its own Python, so this test runs by hand: `python3 -m venv DIR && DIR/bin/pip install mooncake-transfer-engine-non-cuda numpy`,
+/// The wheel is large and needs its own Python, so this test runs by hand: `python3 -m venv DIR && DIR/bin/pip install mooncake-transfer-engine-non-cuda
+/// numpy`,
 /// and `WEFT_MOONCAKE=DIR/bin/python cargo test -p weft-dropin --test programs mooncake -- --ignored`.
 #[test]
 #[ignore = "needs a wheel from PyPI"]

@@ -27,7 +27,7 @@ pub(super) fn compile(compiler: &str, name: &str, dir: &Path) -> String {
     program.display().to_string()
 }
 
-/// The programs' own verdicts.
+/// Checks the programs' own verdicts.
 pub(super) fn hello(done: &Done) {
     done.good()
         .says("rank 0 of 2")
@@ -59,7 +59,7 @@ fn both(compiler: &str, mpirun: &str, wefts: &[Weft]) {
     }
 }
 
-/// Open MPI's matching transport: `verbs;ofi_rxm`. (Its byte transport does not take `ofi_rxm`, whatever is below it.)
+/// Open MPI's matching transport: `verbs;ofi_rxm`. (Its byte transport does not accept `ofi_rxm` over any provider.)
 #[test]
 fn open_mpi_on_libfabric() {
     if !have(OPEN_MPI) {
@@ -76,7 +76,7 @@ pub(super) fn open_mpi(weft: Weft) -> Weft {
         .env("OMPI_MCA_plm", "isolated")
 }
 
-/// Debian's MPICH is built on UCX, which knows no iWARP: the persona.
+/// Debian's MPICH is built on UCX, which does not support iWARP: the persona.
 #[test]
 fn mpich() {
     if !have(MPICH) {
@@ -86,7 +86,7 @@ fn mpich() {
     both("mpicc.mpich", "mpirun.mpich -np 2", &wefts);
 }
 
-/// `verify.c` says how many ranks there were and whether each byte came as it was sent.
+/// `verify.c` reports the number of ranks and whether each byte arrived as it was sent.
 pub(super) fn verified(weft: &Weft, mpirun: &str, program: &str, ranks: u32, arguments: &str) {
     let done = weft.run(&format!("{mpirun} -np {ranks} {program} {arguments}"));
     done.good()
@@ -94,7 +94,7 @@ pub(super) fn verified(weft: &Weft, mpirun: &str, program: &str, ranks: u32, arg
         .never_says("DATA DIFFERS");
 }
 
-/// libfabric's `ofi_rxd` makes datagrams reliable. The sizes reach beyond its segments and its window.
+/// libfabric's `ofi_rxd` makes datagrams reliable. The sizes exceed its segments and its window.
 #[test]
 fn open_mpi_on_datagrams_alone() {
     if !have(OPEN_MPI) {
@@ -139,7 +139,7 @@ fn open_mpi_on_the_provider() {
     verified(&weft, mpirun, &program, 8, "65536 1");
     let lossy = weft.clone().env("WEFT_FI_DROP", "1");
     verified(&lossy, mpirun, &program, 4, "262144 1");
-    // Datagrams alone; and a few connections over TCP beside them, while datagrams are lost.
+    // Datagrams alone; then also a few connections over TCP, while datagrams are lost.
     let datagrams = weft.clone().env("WEFT_LOCAL", "off");
     verified(&datagrams, mpirun, &program, 4, "262144 1");
     let hybrid = datagrams.env("WEFT_FI_RC", "2").env("WEFT_FI_DROP", "1");
@@ -148,7 +148,7 @@ fn open_mpi_on_the_provider() {
     measured(&weft.run(&format!("{mpirun} -np 2 {pairs}")));
 }
 
-/// A rank that is killed ends the job; nobody waits for it for ever.
+/// A killed rank ends the job; no rank waits for it for ever.
 #[test]
 fn a_rank_that_is_killed_ends_the_job() {
     if !have(OPEN_MPI) {
@@ -158,7 +158,7 @@ fn a_rank_that_is_killed_ends_the_job() {
     let program = compile("mpicc.openmpi", "verify.c", dir.path());
     let weft = open_mpi(super::fabric::provider());
     let script = dir.path().join("rank.sh");
-    // The last rank is not there; the others wait for it.
+    // The last rank has gone; the others wait for it.
     let text = format!(
         "if [ \"$OMPI_COMM_WORLD_RANK\" = 2 ]; then {program} 65536 100000 & sleep 1; kill -9 $!; wait $!; else exec {program} 65536 100000; fi\n"
     );
@@ -167,7 +167,7 @@ fn a_rank_that_is_killed_ends_the_job() {
                   --mca mtl_ofi_provider_include weft --mca btl ^openib,ofi -np 3";
     let done = weft.run(&format!("{mpirun} sh {}", script.display()));
     assert!(!done.is_good(), "{}", done.show());
-    // timeout(1) would have said 124.
+    // timeout(1) would have returned 124.
     assert_ne!(done.code(), 124, "{}", done.show());
     done.never_says("all data as sent");
 }

@@ -1,5 +1,5 @@
-//! MPI on weft's provider when things go wrong: on the network, in a rank, with the limits of the host. The kernels of `weft bench mpi` say whether their
-//! results are the published ones.
+//! MPI on weft's provider under failures: of the network, of a rank, and at the limits of the host. The kernels of `weft bench mpi` compare their results with
+//! the published ones.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -48,7 +48,7 @@ fn verifies(weft: &Weft, ranks: u32, program: &str, kernel: &str) {
         .never_says("WRONG");
 }
 
-/// Packets and pieces are lost, come twice, and come late. Messages of more than 512 bytes go by RDMA Write-Record.
+/// Packets and parts of messages are lost, duplicated, and delayed. Messages of more than 512 bytes use RDMA Write-Record.
 #[test]
 fn kernels_verify_on_a_bad_network() {
     if !have(OPEN_MPI) {
@@ -70,7 +70,7 @@ fn kernels_verify_on_a_bad_network() {
     verifies(&weft("5"), 2, &program, "radix");
 }
 
-/// The others do not wait for it.
+/// The other ranks do not wait for it.
 #[test]
 fn a_rank_that_is_killed_ends_the_job() {
     if !have(OPEN_MPI) {
@@ -81,7 +81,7 @@ fn a_rank_that_is_killed_ends_the_job() {
     for weft in [datagrams(), datagrams().env("WEFT_FI_RC", "4")] {
         let done = weft.run(&format!("{MPIRUN} -np 3 {program} kill"));
         assert!(!done.is_good(), "{}", done.show());
-        // That of timeout(1). (mpirun ends with 137 itself, for the rank.)
+        // The status of timeout(1). (mpirun ends with 137 itself, for the rank.)
         assert!(done.code() != 124, "{}", done.show());
         done.says("signal 9").never_says("all data as sent");
     }
@@ -100,7 +100,7 @@ fn ranks_may_fork() {
     }
 }
 
-/// Few descriptors, so that connections cannot be made; and no locked memory.
+/// Few descriptors, so that connections fail; and no locked memory.
 #[test]
 fn low_limits_leave_the_datagrams() {
     if !have(OPEN_MPI) {
@@ -151,7 +151,7 @@ fn ports_of(program: &str) -> BTreeSet<u16> {
     sockets.collect()
 }
 
-/// Whoever can send to the ports cannot disturb the job: nonsense of all lengths, and packets of the right form with keys that are guessed.
+/// A process that can send to the ports cannot disturb the job: random bytes of all lengths, and valid packets with guessed keys.
 #[test]
 fn datagrams_of_strangers_change_nothing() {
     if !have(OPEN_MPI) {
@@ -174,7 +174,7 @@ fn datagrams_of_strangers_change_nothing() {
                             random ^= random << 17;
                             *byte = random as u8;
                         }
-                        // Every other one begins as weft's datagrams do.
+                        // Every other packet begins as weft's datagrams do.
                         if random & 1 == 0 {
                             let head = [b'W', if random & 2 == 0 { 0x10 } else { 0x20 }];
                             bytes

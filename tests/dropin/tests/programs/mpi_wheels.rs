@@ -10,7 +10,7 @@ use super::fabric::provider;
 use super::mpi::{compile, verified};
 use super::ucx::reliable;
 
-/// The programs of a wheel, if it is there.
+/// The programs of a wheel, if it is installed.
 fn wheel(name: &str) -> Option<PathBuf> {
     let program = std::env::current_exe().expect("/proc");
     // target/debug/deps/NAME
@@ -23,7 +23,7 @@ fn wheel(name: &str) -> Option<PathBuf> {
     have(&[(&compiler, &package)]).then_some(bin)
 }
 
-/// Exchanges of all kinds, with losses too, and MPI's one-sided calls, which both build of messages here.
+/// Exchanges of all kinds, also with losses, and MPI's one-sided calls, which both libraries build from messages here.
 fn all(bin: &Path, weft: &Weft, mpirun: &str) {
     let dir = tempfile::tempdir().unwrap();
     let mpicc = bin.join("mpicc").display().to_string();
@@ -93,7 +93,7 @@ fn on_verbs(bin: &Path, mpirun: &str, arguments: &str, wefts: [Weft; 2]) {
     }
 }
 
-/// MPICH 5.0.2 on UCX, this one or its own TCP, does not get past a receive from `MPI_ANY_SOURCE` (docs/mpi.md).
+/// MPICH 5.0.2 on UCX, ours or its own TCP, does not complete a receive from `MPI_ANY_SOURCE` (docs/mpi.md).
 #[test]
 fn mpich_of_pypi_on_verbs() {
     let Some(bin) = wheel("mpich") else {

@@ -1,4 +1,4 @@
-//! NIXL, from `PyPI`, which brings a UCX and a libibverbs of its own: ours goes before that one by `LD_PRELOAD`.
+//! NIXL, from `PyPI`, which includes a UCX and a libibverbs: `LD_PRELOAD` puts ours before that one.
 
 use weft_dropin::{Weft, libraries, say};
 

@@ -4,12 +4,12 @@ use weft_dropin::{Weft, have, pair_or_again};
 
 use super::carriers;
 
-/// One run on both sides. The client's table has `rows` lines, of numbers that are none of them absurd.
+/// One run on both sides. The client's table has `rows` lines of plausible numbers.
 fn perftest(weft: &Weft, program: &str, options: &str, rows: usize) {
     if !have(&[(program, "perftest")]) {
         return;
     }
-    // With -R the server closes its first listener before it has the second: a client that is quicker finds none.
+    // With -R the server closes its first listener before it opens the second: a faster client finds none.
     let (_, client) = pair_or_again(weft, "RDMA_CM_EVENT_REJECTED", |port| {
         let line = format!("{program} -F -p {port} {options}");
         (line.clone(), format!("{line} 127.0.0.1"))
@@ -17,12 +17,12 @@ fn perftest(weft: &Weft, program: &str, options: &str, rows: usize) {
     let table = client.table();
     assert_eq!(table.len(), rows, "{}", client.show());
     for row in table {
-        // bytes, iterations, and what was measured: all of it positive. Peak bandwidth may be 0 (not measured).
+        // Bytes, iterations, and the measured values: all positive. Peak bandwidth may be 0 (not measured).
         let measured = &row[2..];
         let good = row.len() >= 4
             && measured.iter().all(|n| n.is_finite() && *n >= 0.0)
             && measured.iter().any(|n| *n > 0.0);
-        // On a machine with other work it may fail to find the clock's frequency; it says so, and has no rates.
+        // On a busy machine it may fail to find the clock's frequency; it then reports that, and has no rates.
         let clockless = client.show().contains("Correlation coefficient");
         assert!(good || clockless, "{}", client.show());
     }
@@ -35,7 +35,7 @@ fn by_cm(program: &str, options: &str) {
     }
 }
 
-/// Connected by what both exchange on a socket, on the persona.
+/// Connected by an exchange over a socket, on the persona.
 fn by_hand(program: &str, options: &str) {
     for weft in carriers("weft_ib0") {
         perftest(&weft, program, &format!("-d weft_ib0 {options}"), 1);
@@ -101,15 +101,15 @@ fn several_queue_pairs() {
     }
 }
 
-/// Sleeping on completion events in place of polling.
+/// Sleeping on completion events instead of polling.
 #[test]
 fn events() {
     for program in ["ib_send_lat", "ib_read_lat", "ib_read_bw"] {
         by_cm(program, "-e -n 200 -s 1024");
         by_hand(program, "-e -n 200 -s 1024");
     }
-    // Not on iWARP: there it also waits for credits that the peer writes into its memory, and sleeps for ever when
-    // all that it has sent is complete before one comes.
+    // Not on iWARP: there it also waits for credits that the peer writes into its memory. It sleeps for ever when all its sends are complete before a credit
+    // arrives.
     by_hand("ib_send_bw", "-e -n 200 -s 1024");
 }
 
@@ -178,13 +178,13 @@ fn datagrams() {
     let weft = Weft::on("weft_ib0");
     perftest(&weft, "ib_send_lat", "-d weft_ib0 -c UD -n 200 -s 64", 1);
     perftest(&weft, "ib_send_lat", "-d weft_ib0 -c UD -n 200 -s 64 -e", 1);
-    // No more than the receiver has receives for: what comes beyond them is lost, and perftest counts.
+    // No more than the receiver has receives for: further datagrams are lost, and perftest counts.
     perftest(&weft, "ib_send_bw", "-d weft_ib0 -c UD -n 200 -s 1024", 1);
     // The address and number from rdma_cm.
     perftest(&weft, "ib_send_lat", "-d weft_ib0 -R -c UD -n 200 -s 64", 1);
 }
 
-/// `-z`: the exchange by `rdma_cm`, the queue pairs by hand.
+/// `-z`: the exchange by `rdma_cm`, the queue pairs moved by the program.
 #[test]
 fn exchange_by_cm() {
     perftest(
@@ -210,15 +210,14 @@ fn extended_reliable_connections() {
     }
 }
 
-/// More queue pairs than a process may have descriptors by default. The peak (`-N` leaves it out) takes perftest a time that grows with the square
-/// of the operations.
+/// More queue pairs than a process may have descriptors by default. perftest's time for the peak (which `-N` omits) grows with the square of the operations.
 #[test]
 fn many_queue_pairs() {
     let weft = Weft::on("weft_ib0").limit(std::time::Duration::from_mins(5));
     perftest(&weft, "ib_write_bw", "-d weft_ib0 -N -q 512 -n 100", 1);
 }
 
-/// perftest's other programs send Ethernet frames of their own making, for which there are no queue pairs: they say so and end.
+/// perftest's other programs send raw Ethernet frames, for which there are no queue pairs: they report that and end.
 #[test]
 fn raw_packets_are_refused() {
     if !have(&[("raw_ethernet_bw", "perftest")]) {
@@ -235,7 +234,7 @@ fn raw_packets_are_refused() {
             let line = format!("{program} -F -d {device} {side} {macs} -n 10");
             let done = Weft::on(device).run(&line);
             if program != "raw_ethernet_burst_lat" {
-                // That one says nothing.
+                // This one prints nothing.
                 done.says("reate QP");
             }
             assert_eq!(done.code(), 1, "{}", done.show());

@@ -1,11 +1,11 @@
-//! ibverbs-utils: programs that exchange GID and queue pair number over a socket of their own. They know nothing of `rdma_cm`: the persona is for them.
+//! ibverbs-utils: programs that exchange GID and queue pair number over a socket, without `rdma_cm`: the persona is for them.
 
 use weft_dropin::{Weft, free_port, have, pair};
 
 use super::carriers;
 use super::faults::made;
 
-/// Both sides sleep while they wait: in `ibv_get_cq_event`, or in an `epoll` of their own on the channel's descriptor.
+/// Both sides sleep while they wait: in `ibv_get_cq_event`, or in their own `epoll` on the channel's descriptor.
 #[test]
 fn programs_that_sleep_are_woken_for_each_message() {
     let Some((_dir, program)) = made("asleep") else {
@@ -87,7 +87,7 @@ fn ibv_uc_pingpong() {
     }
 }
 
-/// iWARP's queue pairs are connected by `rdma_cm`: the log says what to do.
+/// iWARP's queue pairs are connected by `rdma_cm`: the log names the remedy.
 #[test]
 fn ibv_rc_pingpong_is_told_what_to_do_on_iwarp() {
     if !have(&[("ibv_rc_pingpong", "ibverbs-utils")]) {
@@ -97,14 +97,14 @@ fn ibv_rc_pingpong_is_told_what_to_do_on_iwarp() {
     let line = format!("ibv_rc_pingpong -d weft0 -g 0 -p {port}");
     let weft = Weft::on("weft0").env("WEFT_LOG", "warn");
     let server = weft.start(&line).listens(port);
-    // It fails too, for want of an answer.
+    // It fails too, because there is no answer.
     weft.run(&format!("{line} 127.0.0.1"));
     let server = server.end();
     assert_eq!(server.code(), 1, "{}", server.show());
     server.says("connect it with rdma_cm").says("weft_ib0");
 }
 
-/// iWARP has no datagram queue pairs: the program says so and goes.
+/// iWARP has no datagram queue pairs: the program reports that and ends.
 #[test]
 fn ibv_ud_pingpong_is_refused_on_iwarp() {
     if !have(&[("ibv_ud_pingpong", "ibverbs-utils")]) {

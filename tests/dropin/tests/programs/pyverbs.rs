@@ -1,7 +1,7 @@
 //! pyverbs: rdma-core's own tests of the verbs, from Python, on both devices.
 //!
-//! `docs/verbs.md` has the table of what passes, and the list of what may fail and why. A test that fails and is not on the list fails this test, as do
-//! fewer passes than the table says and a listed test that passes. `WEFT_BLESS=1` writes the table anew.
+//! `docs/verbs.md` has the table of passing tests, and the list of tests that may fail, with the reasons. This test fails when an unlisted test fails, when a
+//! listed test passes, and when fewer tests pass than the table says. `WEFT_BLESS=1` writes the table anew.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,7 +26,7 @@ const NEEDED: &[(&str, &str)] = &[
 const OTHERS: [&str; 3] = ["test_mlx5", "test_efa", "test_cuda"];
 const BEGIN: &str = "<!-- pyverbs: begin -->\n";
 const END: &str = "<!-- pyverbs: end -->";
-/// For all tests of one file.
+/// The time limit for all tests of one file.
 const LIMIT: Duration = Duration::from_mins(1);
 
 fn document() -> PathBuf {
@@ -58,7 +58,7 @@ fn unpack(to: &Path) -> Vec<String> {
     files
 }
 
-/// What became of the tests of one file: (`ok`, `fail` or `skip`; the reason) of each.
+/// The results of one file's tests: (`ok`, `fail` or `skip`; the reason) of each.
 type Results = BTreeMap<String, (String, String)>;
 
 fn run(weft: &Weft, folder: &Path, device: &str, file: &str) -> Results {
@@ -83,7 +83,7 @@ fn run(weft: &Weft, folder: &Path, device: &str, file: &str) -> Results {
                 }
             }
         }
-        // It died in a test. The others have a right to be run.
+        // The process died in a test. The other tests still have to run.
         let Some(test) = running.filter(|id| !before.contains(id)) else {
             panic!("pyverbs' {file} does not run: {}", done.show());
         };
@@ -101,7 +101,7 @@ fn run(weft: &Weft, folder: &Path, device: &str, file: &str) -> Results {
     }
 }
 
-/// What may fail: a device, and a test or a part of what it says when it fails.
+/// The allowed failures: a device, and a test or a part of its error message.
 struct Allowed(Vec<(String, String)>);
 
 impl Allowed {

@@ -1,10 +1,10 @@
-//! qperf: queue pairs joined by `rdma_cm` (`-cm 1`), because it knows LIDs and no GIDs without it.
+//! qperf: queue pairs joined by `rdma_cm` (`-cm 1`), because without it qperf uses LIDs and no GIDs.
 
 use weft_dropin::{Weft, free_port, have};
 
 use super::carriers;
 
-/// Sockets' and RDMA's tests that have a verdict of their own, and what it begins with.
+/// The tests of sockets and RDMA that report a result, and the beginning of that line.
 const TESTS: &[(&str, &str)] = &[
     ("rc_lat", "latency"),
     ("rc_bw", "bw"),
@@ -18,7 +18,6 @@ const TESTS: &[(&str, &str)] = &[
     ("ver_rc_fetch_add", "msg_rate"),
 ];
 
-/// Sends both ways.
 const BOTH_WAYS: (&str, &str) = ("rc_bi_bw", "bw");
 
 fn qperf(weft: &Weft) {
@@ -37,7 +36,7 @@ fn qperf(weft: &Weft) {
 #[test]
 fn qperf_on_weft0() {
     if have(&[("qperf", "qperf")]) {
-        // Over TCP the clients of rc_bw and rc_bi_bw close behind messages that no receive is posted for.
+        // Over TCP the clients of rc_bw and rc_bi_bw close after messages for which no receive is posted.
         for weft in &carriers("weft0") {
             qperf(weft);
         }

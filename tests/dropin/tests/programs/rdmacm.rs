@@ -44,7 +44,7 @@ fn rping_over_ipv6() {
     }
 }
 
-/// A queue pair that the program creates and moves from state to state itself. (An RNIC's are moved by its connection manager.)
+/// A queue pair that the program creates and moves from state to state itself. (The connection manager moves an RNIC's queue pairs.)
 #[test]
 fn rping_with_a_queue_pair_of_its_own() {
     if !have(&[("rping", PACKAGE)]) {
@@ -55,7 +55,7 @@ fn rping_with_a_queue_pair_of_its_own() {
     }
 }
 
-/// One server, clients one after another. (Not at the same time: the server keeps the newest request in one place for two threads.)
+/// One server, clients one after another. (Not at the same time: two threads of the server share one place for the newest request.)
 #[test]
 fn rping_persistent_server() {
     if !have(&[("rping", PACKAGE)]) {
@@ -111,7 +111,7 @@ fn ucmatose() {
     }
 }
 
-/// Datagrams. The program has one port, so one after another.
+/// Datagrams. The program has one port, so the tests run one after another.
 #[test]
 fn udaddy() {
     const PORT: u16 = 7174;
@@ -135,7 +135,7 @@ fn udaddy() {
             done.says("data transfers complete").says("return status 0");
         }
     }
-    // Nobody there, and no datagrams.
+    // No listener, and no datagrams.
     let done = Weft::on("weft_ib0").run("udaddy -s 127.0.0.1");
     assert!(!done.is_good(), "{}", done.show());
     done.says("RDMA_CM_EVENT_UNREACHABLE, error: 1");
@@ -150,7 +150,7 @@ fn mckey() {
     if !have(&[("mckey", PACKAGE)]) {
         return;
     }
-    // Other runs of this test on the host have others. The last byte of a group says its port.
+    // Other runs of this test on the host have other groups. The last byte of a group determines its port.
     let [.., high, low] = std::process::id().to_be_bytes();
     let port = 0x5700 | u16::from(low);
     let group = |number: u8| format!("239.{}.{high}.{low}", 90 + number);
@@ -173,8 +173,8 @@ fn mckey() {
         }
     }
     let weft = Weft::on("weft_ib0");
-    // Without the loopback of what a member sends itself: others on this host hear it all the same. And the GID itself in place of an address, as RoCE's
-    // first version has it for a group of IPv4.
+    // Without the loopback of a member's own messages: other members on this host still receive them. And the GID itself instead of an address, in the form
+    // that RoCE's first version has for an IPv4 group.
     let deaf = format!("mckey -b 127.0.0.1 -M ff0e::ffff:{} -l", group(5));
     let receiver = weft.start(&deaf).hears(port, 1);
     weft.run(&format!("{deaf} -s")).good();
@@ -189,7 +189,7 @@ fn mckey() {
     done.says("failure joining");
 }
 
-/// Datagrams between two hosts, as far as two network namespaces are such.
+/// Datagrams between two hosts, in the form of two network namespaces.
 #[test]
 fn datagrams_between_two_hosts() {
     const ELSEWHERE: i32 = 77;
@@ -269,7 +269,7 @@ fn rdma_xclient_and_xserver() {
     }
 }
 
-/// XRC by `rdma_cm`: the server's answer names the queue that the client's message is for. `weft0`, the first device, has no XRC.
+/// XRC by `rdma_cm`: the server's answer names the queue for the client's message. `weft0`, the first device, has no XRC.
 #[test]
 fn rdma_xclient_and_xserver_with_xrc() {
     if !have(&[("rdma_xclient", PACKAGE), ("rdma_xserver", PACKAGE)]) {
@@ -288,7 +288,7 @@ fn rdma_xclient_and_xserver_with_xrc() {
             client.says("rdma_xclient: end 0");
         }
     }
-    // Without weft_ib0 there is none: the program says so.
+    // Without weft_ib0 there is no XRC: the program reports that.
     let port = free_port();
     let client = Weft::on("weft0").run(&format!("rdma_xclient -c x -s 127.0.0.1 -p {port}"));
     client.says("rdma_create_ep: Operation not supported");

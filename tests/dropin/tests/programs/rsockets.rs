@@ -50,7 +50,7 @@ fn stream(program: &str, weft: &Weft, address: &str, options: &str) {
     if !have(&[(program, PACKAGE)]) {
         return;
     }
-    // riostream's server says only after rlisten() that it takes mapped memory; a client may be faster, with rdma-core's library too.
+    // riostream's server allows mapped memory only after rlisten(); a client may be faster, with rdma-core's library too.
     for attempt in 1.. {
         let port = free_port();
         let common = format!("-p {port} {options}");
@@ -78,7 +78,7 @@ fn rstream() {
         stream("rstream", &weft, "127.0.0.1", "-T v -S 64 -C 200");
         stream("rstream", &weft, "127.0.0.1", "-T v -S 100000 -C 50");
         stream("rstream", &weft, "127.0.0.1", "-S 1000000 -C 50");
-        // Without verifying it runs its whole list of sizes.
+        // Without verification it runs its whole list of sizes.
         stream("rstream", &weft, "127.0.0.1", "");
     }
 }
@@ -121,7 +121,7 @@ fn riostream() {
     }
 }
 
-/// Each way of waiting, with a server that answers every message, and one that only counts them.
+/// Each way of waiting, with a server that answers every message, and with one that only counts them.
 #[test]
 fn udpong() {
     if !have(&[("udpong", PACKAGE)]) {
@@ -136,8 +136,8 @@ fn udpong() {
     }
 }
 
-/// udpong takes the number of the message that it waits for from the last answer that came. So once an answer took longer than its millisecond and another one
-/// was lost, it waits for ever, over plain UDP too: then it is started anew.
+/// udpong derives the number of the expected message from the latest answer. If an answer took longer than its millisecond and another one was lost, it waits
+/// for ever, over plain UDP too: the test then starts it again.
 fn ping_pong(weft: &Weft, address: &str, options: &str) {
     const TRIES: u32 = 5;
     for left in (0..TRIES).rev() {

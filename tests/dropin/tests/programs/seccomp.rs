@@ -1,4 +1,4 @@
-//! The filters of system calls that container engines put around programs: peers in shared memory do without what they forbid.
+//! The system call filters that container engines install: peers in shared memory work without the forbidden calls.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use weft_dropin::{Weft, free_port, have, say};
 
 use super::carriers;
 
-/// The status with which the helper says that the machine does not allow it.
+/// The status with which the helper reports that the machine does not allow the test.
 const ELSEWHERE: i32 = 77;
 /// podman's and buildah's.
 const CONTAINERS: &str = "/usr/share/containers/seccomp.json";
 
-/// Docker's, which is in no package of its own: `./x test` takes the file out of the one with its sources.
+/// Docker's profile, which has no separate package: `./x test` extracts it from the package of Docker's sources.
 fn docker() -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
     let there = test.ancestors().nth(3).unwrap().join("docker/seccomp.json");
@@ -22,14 +22,14 @@ fn docker() -> Option<PathBuf> {
     named.or_else(|| there.exists().then_some(there))
 }
 
-/// Whether one of a rule's conditions (`includes` or `excludes`) names this.
+/// True if one of a rule's conditions (`includes` or `excludes`) names this.
 fn names(rule: &Value, conditions: &str, what: &str, any: &[&str]) -> Option<bool> {
     let list = rule[conditions][what].as_array()?;
     let has = |name: &Value| any.contains(&name.as_str().unwrap_or_default());
     Some(list.iter().any(has))
 }
 
-/// Whether a rule is for a container without further capabilities, on this machine. (All kernels are new enough.)
+/// True if a rule applies to a container without further capabilities, on this machine. (All kernels are new enough.)
 fn holds(rule: &Value) -> bool {
     let machine: &[&str] = match std::env::consts::ARCH {
         "x86_64" => &["amd64", "x86_64"],
@@ -41,7 +41,7 @@ fn holds(rule: &Value) -> bool {
         && names(rule, "excludes", "arches", machine) != Some(true)
 }
 
-/// What a rule says of one of its calls, in the macros of `c/forbid.c`.
+/// The rule for one of its calls, in the macros of `c/forbid.c`.
 fn line(rule: &Value, call: &str) -> String {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let what = match rule["action"].as_str() {
@@ -58,7 +58,7 @@ fn line(rule: &Value, call: &str) -> String {
     }
     let mut text = format!("CALL({call}, {})", 3 * conditions.len() + 2);
     for (at, condition) in conditions.iter().enumerate() {
-        // Three instructions for each condition, and one for what is done.
+        // Three instructions for each condition, and one for the action.
         let out = 3 * (conditions.len() - 1 - at) + 1;
         let (index, value) = (number(&condition["index"]), number(&condition["value"]));
         let _ = match condition["op"].as_str() {
@@ -74,7 +74,7 @@ fn line(rule: &Value, call: &str) -> String {
     format!("{text} THEN({what})")
 }
 
-/// A profile as the header that `c/forbid.c` wants.
+/// A profile as the header for `c/forbid.c`.
 fn header(profile: &Path) -> String {
     let text = std::fs::read_to_string(profile).expect("a profile");
     let profile: Value = serde_json::from_str(&text).expect("a profile in JSON");
@@ -112,7 +112,7 @@ pub(super) fn forbid(dir: &Path, profile: Option<&Path>) -> PathBuf {
     program
 }
 
-/// The profiles that there are; says which are not.
+/// The installed profiles; prints the missing ones.
 pub(super) fn profiles() -> Vec<PathBuf> {
     let containers = PathBuf::from(CONTAINERS);
     let containers = have(&[(CONTAINERS, "golang-github-containers-common")]).then_some(containers);
@@ -141,7 +141,7 @@ fn under(profile: Option<&Path>) {
         return;
     }
     done.good();
-    // Large ones are what the calls are for; small ones go to a sleeping peer by them.
+    // The filtered calls move large messages; small ones use them towards a sleeping peer.
     let runs = [
         ("weft0", "ib_write_bw -R -d weft0 -n 100 -s 262144"),
         ("weft_ib0", "ib_write_bw -d weft_ib0 -n 100 -s 262144"),
@@ -149,7 +149,7 @@ fn under(profile: Option<&Path>) {
         ("weft_ib0", "ib_send_lat -e -d weft_ib0 -n 100 -s 64"),
     ];
     for (device, line) in runs {
-        // Shared memory or nothing, and with nobody or one side under the filter TCP would hide a failure.
+        // Shared memory is required: with neither or one side under the filter TCP would hide a failure.
         let weft = Weft::on(device).env("WEFT_LOCAL", "require");
         let client = weft_dropin::pair_or_again(&weft, "RDMA_CM_EVENT_REJECTED", |port| {
             let line = format!("{forbid} {line} -F -p {port}");
@@ -158,7 +158,7 @@ fn under(profile: Option<&Path>) {
         .1;
         assert_eq!(client.table().len(), 1, "{}", client.show());
     }
-    // The bytes are looked at by the programs.
+    // The programs check the bytes.
     for weft in carriers("weft0") {
         let port = free_port();
         let common = format!("-a 127.0.0.1 -v -V -S 60000 -C 20 -p {port}");

@@ -1,4 +1,4 @@
-//! Programs that look at the devices in `/sys` and `/dev` themselves.
+//! Programs that read the devices in `/sys` and `/dev` themselves.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ const BOTH: &str = "weft0,weft_ib0";
 const CLASS: &str = "/sys/class/infiniband";
 const PARENT: &str = "/sys/devices/pci7766:00/7766:00:01.0";
 
-/// A line for each device says that its port is up, by whatever program.
+/// Checks that the output of a program has a line for each device whose port is up.
 #[test]
 fn ibstat_and_ibstatus() {
     if !have(&[
@@ -19,7 +19,7 @@ fn ibstat_and_ibstatus() {
     ]) {
         return;
     }
-    // It leaves iWARP out, as it does with RNICs.
+    // It omits iWARP, as it does with RNICs.
     let done = Weft::on(BOTH).run("ibstat");
     done.good()
         .says("CA 'weft_ib0'")
@@ -37,7 +37,7 @@ fn ibstat_and_ibstatus() {
     done.good().says("'weft_ib0'").never_says("'weft0'");
 }
 
-/// What libibverbs says of the devices is the same with the tree and without it, and is what the tree says.
+/// libibverbs reports the devices equally with and without the tree, and as the tree does.
 #[test]
 fn the_tree_says_what_the_calls_say() {
     if !have(&[("ibv_devinfo", "ibverbs-utils")]) {
@@ -50,11 +50,11 @@ fn the_tree_says_what_the_calls_say() {
         .run("ibv_devinfo -v");
     assert_eq!(with.good().text, without.good().text);
     let guid = Weft::on(BOTH).run(&format!("cat {CLASS}/weft_ib0/node_guid"));
-    // 0x0123:... there, without the mark of a number here.
+    // 0x0123:... there, without the prefix 0x here.
     with.says(guid.good().text.trim());
 }
 
-/// Reads the tree, and shows it, as scripts do.
+/// Reads and prints the tree, as scripts do.
 const SCRIPT: &str = r#"
 cd /sys/class/infiniband && pwd
 for d in *; do echo "$d: $(cat $d/ports/1/state) $(cat $d/device/numa_node)"; done
@@ -134,7 +134,7 @@ fn calls_that_open_files_by_themselves() {
     );
 }
 
-/// `weft`, where cargo has built it beside this test.
+/// `weft`, if cargo has built it next to this test.
 fn weft() -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("weft");
@@ -180,11 +180,11 @@ fn static_programs_find_the_devices_in_a_namespace() {
         .says("\nnull\n")
         .says("ead-only file system")
         .works();
-    // Nothing of it is on the machine.
+    // The machine itself has none of it.
     assert!(!Path::new(PARENT).exists());
 }
 
-/// Go's programs are static, and have no C library that could be told other paths.
+/// Go's programs are static, without a C library that could redirect paths.
 #[test]
 fn a_go_program_finds_the_devices_in_a_namespace() {
     let Some(weft) = weft() else { return };
@@ -215,7 +215,7 @@ fn a_go_program_finds_the_devices_in_a_namespace() {
         .says(&format!("weft0 4: ACTIVE {first}\n"))
         .says(&format!("weft_ib0 4: ACTIVE {PARENT}\n"))
         .says("\ntrue\n");
-    // With the preload library alone it does not see them: the page says so.
+    // With the preload library alone it does not see them, as the page says.
     let done = verbs(&weft, &["--", &program]);
     done.never_says("weft_ib0");
 }
@@ -252,7 +252,7 @@ fn the_page_has_the_options_of_weft_verbs() {
     let said: BTreeSet<String> = page
         .lines()
         .filter_map(|line| line.strip_prefix("| `--")?.split_once(' '))
-        // How `--sysfs` works has a table of its own.
+        // `--sysfs` has a separate table.
         .filter(|(option, _)| !option.contains('`'))
         .map(|(option, _)| option.to_owned())
         .collect();

@@ -39,7 +39,7 @@ fn programs_run_over_tls() {
     client.good();
 }
 
-/// A program without TLS and one with it do not connect, whichever is which; the log says why.
+/// A program without TLS and one with it do not connect, in either role; the log has the reason.
 #[test]
 fn one_side_without_tls_is_refused() {
     if !have(&[("rping", PACKAGE)]) {
@@ -60,7 +60,7 @@ fn one_side_without_tls_is_refused() {
     }
 }
 
-/// Settings that cannot be followed: no device, and the reason in the log. Nothing goes on without TLS.
+/// Invalid settings: no device, and the reason in the log. No connection is made without TLS.
 #[test]
 fn bad_settings_are_an_error() {
     if !have(&[("rping", PACKAGE)]) {

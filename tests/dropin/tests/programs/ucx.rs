@@ -4,7 +4,7 @@ use weft_dropin::{Weft, free_port, have, pair};
 
 use super::carriers;
 
-/// Reliable connections, and the datagrams that their ends meet by.
+/// Reliable connections, and the datagrams by which their ends meet.
 pub(super) fn reliable(weft: Weft) -> Weft {
     weft.env("UCX_TLS", "rc_verbs,ud_verbs,self")
         .env("UCX_NET_DEVICES", "weft_ib0:1")
@@ -21,7 +21,7 @@ fn datagrams() {
     }
 }
 
-/// UCX's lower layer: one transport and one device, without what it would choose.
+/// UCX's lower layer: one transport and one device, without its own choice.
 #[test]
 fn the_transport_alone() {
     for weft in carriers("weft_ib0") {
@@ -56,7 +56,7 @@ fn ucx(weft: Weft, test: &str, options: &str) {
     );
     // iterations, latencies, bandwidth, rates
     let table = client.table();
-    // What takes less than the clock's step is 0; the rates are not.
+    // Values below the clock's step are 0; the rates are not.
     let good = table
         .iter()
         .any(|row| row.len() >= 6 && row.last().is_some_and(|rate| *rate > 0.0));
@@ -68,7 +68,7 @@ fn tags() {
     for weft in carriers("weft_ib0") {
         ucx(weft.clone(), "tag_lat", "-n 500 -w 50");
         ucx(weft.clone(), "tag_bw", "-n 200 -w 20 -s 65536");
-        // Beyond the threshold of the rendezvous protocol.
+        // Above the threshold of the rendezvous protocol.
         ucx(weft, "tag_bw", "-n 50 -w 5 -s 1048576");
     }
 }
