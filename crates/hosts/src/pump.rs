@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags as Recv, SendFlags as Send};
 use weft_ring::Role;
-use weft_ring::stream::{Published, Stream as Rings};
+use weft_ring::stream::{Published, Stream as Rings, Wish};
 use weft_sdp::{RecvFlags, Sink, Source, Stream};
 use weft_sys::{Interest, poll_fds};
 
@@ -20,6 +20,8 @@ const PROGRAM: Role = Role::Initiator;
 const OURS: Role = Role::Responder;
 /// Largest number of bytes that wait for the stream. Above it the program's ring is not read.
 const BACKLOG: usize = 128 << 10;
+/// Bytes that make the bell's end unwritable.
+const FILL: usize = 2048;
 /// Bytes read from the stream at once.
 const TAKE: usize = MAX_DATA as usize + 2 * HEAD;
 
@@ -128,7 +130,7 @@ impl Pump {
         // The peer's program never learned that it may switch: all that it sends comes over TCP.
         if !self.said.consent {
             self.rings.close(OURS);
-            if self.rings.disarm(OURS) {
+            if self.rings.take_wish(OURS) {
                 self.ring();
             }
         }
@@ -212,7 +214,7 @@ impl Pump {
     }
 
     fn take_bells(&mut self) -> bool {
-        let mut bytes = [0; 64];
+        let mut bytes = [0; FILL];
         let mut any = false;
         loop {
             let got = rustix::net::recv(&self.bell, &mut bytes[..], Recv::DONTWAIT);
@@ -401,7 +403,7 @@ impl Pump {
                     }
                     self.heard.end = true;
                     self.rings.close(OURS);
-                    if self.rings.disarm(OURS) {
+                    if self.rings.take_wish(OURS) {
                         self.ring();
                     }
                 }
@@ -474,8 +476,9 @@ impl Pump {
                 self.rings.end_fill(OURS, 0);
                 return true;
             }
-            let sent = rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT);
-            self.rings.end_fill(OURS, sent.is_ok().into());
+            let flags = Send::NOSIGNAL | Send::DONTWAIT;
+            let sent = rustix::net::send(&self.bell, &[b'!'; FILL], flags);
+            self.rings.end_fill(OURS, sent.unwrap_or(0) as u64);
             match sent {
                 Ok(_) => {}
                 Err(Errno::AGAIN | Errno::INTR) => break,
@@ -498,7 +501,7 @@ impl Pump {
     /// Waits until the bell or the stream has something.
     fn sleep(&mut self) -> Result<(), End> {
         if !self.left {
-            self.rings.arm(PROGRAM, self.head);
+            self.rings.arm(PROGRAM, self.head, Wish::Once);
         }
         let heard = self.stream.arm();
         let done = self.sleep_armed();

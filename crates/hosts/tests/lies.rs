@@ -280,7 +280,7 @@ fn honest(peer: &Peer, program: &Program) {
     let (rings, bell) = program.link();
     let me = Role::Initiator;
     rings.consent(Role::Responder, 28);
-    rings.arm(Role::Responder, 0);
+    rings.arm(Role::Responder, 0, weft_ring::stream::Wish::Once);
     rings.join(me, 23);
     nudge(&bell);
     assert_eq!(read::<HEAD>(&stream), Some(Frame::Consent.emit()));

@@ -20,7 +20,7 @@ const CONTROL: usize = 4096;
 const LINE: usize = 128;
 const LINES: usize = 8;
 const MAGIC: u64 = u64::from_ne_bytes(*b"weftrun\0");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const MIN_RING: u32 = 16 << 10;
 const MAX_RING: u32 = 16 << 20;
 
@@ -41,7 +41,7 @@ enum Lane {
     Tail,
     /// Up to where they have been consumed. Written by the receiver.
     Head,
-    /// Not 0: the receiver, which has consumed up to a position, wants its bell rung for data after it; see [`wish`].
+    /// A position up to which the receiver knows the bytes, whether it wants its bell rung for later ones ([`Wish`]), and how often it was rung.
     WantData,
     /// 1: the sender wants the bell's bytes taken when there is room.
     WantRoom,
@@ -56,11 +56,38 @@ enum Lane {
     Seen,
 }
 
-/// The value of a receiver that has consumed up to a position and wants a bell. The lowest bit alone, which earlier receivers write, names no
-/// position.
+/// In the wish word: ring for the next bytes after the position, once.
+const ONCE: u64 = 1;
+/// In the wish word: ring for all bytes after the position, each time that some are published.
+const EACH: u64 = 2;
+/// In the wish word: rings since the receiver last took their number.
+const RUNG_SHIFT: u32 = 2;
+const RUNG: u64 = 7 << RUNG_SHIFT;
+/// Rings that are under way at a time: more of them would make the sender's end of the bell unwritable.
+const MOST_RUNG: u64 = 4;
+const WISH_SHIFT: u32 = 5;
+
+/// When a receiver wants its bell rung for bytes after its position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Wish {
+    /// For the next bytes only.
+    Once = ONCE,
+    /// For the next bytes and all later ones: an edge-triggered program is told of each arrival.
+    Each = EACH,
+}
+
+impl Wish {
+    #[inline]
+    fn at(self, head: u64) -> u64 {
+        head << WISH_SHIFT | self as u64
+    }
+}
+
+/// Whether a wish stands, which is for bytes behind the position `to`.
 #[inline]
-fn wish(head: u64) -> u64 {
-    head << 1 | 1
+fn is_for(word: u64, to: u64) -> bool {
+    word & (ONCE | EACH) != 0 && word >> WISH_SHIFT != to & (u64::MAX >> WISH_SHIFT)
 }
 
 /// In the fill word: a sender is between the bell and the count of its bytes.
@@ -223,20 +250,32 @@ impl Stream {
             Err(now) if now == tail | CLOSED => return Ok(Published::Closed),
             Err(_) => return Err(Broken),
         }
+        if self.count_ring(sender, to) {
+            Ok(Published::Ring)
+        } else {
+            Ok(Published::Quietly)
+        }
+    }
+
+    /// Takes the receiver's wish for bytes up to `to`. Returns whether the bell has to be rung.
+    #[inline]
+    fn count_ring(&self, sender: Role, to: u64) -> bool {
         let want = self.word(sender, Lane::WantData);
         let mut now = want.load(SeqCst);
-        // The receiver may move its wish meanwhile; not for ever.
-        for _ in 0..4 {
-            if now == 0 || now == wish(to) {
-                return Ok(Published::Quietly);
+        // The receiver may move its wish meanwhile; a hostile one for ever.
+        for _ in 0..64 {
+            let rung = (now & RUNG) >> RUNG_SHIFT;
+            if !is_for(now, to) || rung >= MOST_RUNG && now & EACH != 0 {
+                return false;
             }
-            match want.compare_exchange(now, 0, SeqCst, SeqCst) {
-                Ok(_) => return Ok(Published::Ring),
+            let rung = (rung + 1).min(RUNG >> RUNG_SHIFT);
+            let next = (now & !(ONCE | RUNG)) | rung << RUNG_SHIFT;
+            match want.compare_exchange(now, next, SeqCst, SeqCst) {
+                Ok(_) => return true,
                 Err(moved) => now = moved,
             }
         }
-        want.store(0, SeqCst);
-        Ok(Published::Ring)
+        true
     }
 
     /// The receiver's position, to detect its progress.
@@ -319,33 +358,58 @@ impl Stream {
     /// Whether the receiver wants a bell.
     #[inline]
     pub fn is_armed(&self, sender: Role) -> bool {
-        self.word(sender, Lane::WantData).load(SeqCst) != 0
+        self.word(sender, Lane::WantData).load(SeqCst) & (ONCE | EACH) != 0
     }
 
-    /// Requests a bell for bytes after `head`, up to which everything is consumed. The caller checks [`Stream::ready`] once more after this. A sender does not
-    /// ring if its bytes are consumed before it checks the request.
+    /// Requests a bell for bytes after `head`, up to which everything is consumed or known. The caller checks [`Stream::ready`] once more after this. A sender
+    /// does not ring if its bytes are consumed before it checks the request. Returns how often the sender has rung, or is about to, since this was last asked,
+    /// and whether a request stood before.
     #[inline]
-    pub fn arm(&self, sender: Role, head: u64) {
-        self.word(sender, Lane::WantData).store(wish(head), SeqCst);
+    pub fn arm(&self, sender: Role, head: u64, wish: Wish) -> (u64, bool) {
+        let before = self
+            .word(sender, Lane::WantData)
+            .swap(wish.at(head), SeqCst);
         fence(SeqCst);
+        ((before & RUNG) >> RUNG_SHIFT, before & (ONCE | EACH) != 0)
     }
 
-    /// The same if a request for an earlier position may exist. Returns whether it did; if not, the sender has rung or will ring at once.
+    /// How often the sender has rung, or is about to, since this was last asked.
     #[inline]
-    pub fn rearm(&self, sender: Role, head: u64) -> bool {
+    pub fn take_rung(&self, sender: Role) -> u64 {
         let word = self.word(sender, Lane::WantData);
-        let now = word.load(SeqCst);
-        now == wish(head)
-            || now != 0
-                && word
-                    .compare_exchange(now, wish(head), SeqCst, SeqCst)
-                    .is_ok()
+        if word.load(Relaxed) & RUNG == 0 {
+            return 0;
+        }
+        (word.fetch_and(!RUNG, SeqCst) & RUNG) >> RUNG_SHIFT
     }
 
     /// Takes the wish back. Returns whether it stood; if not, the sender has rung or will at once.
     #[inline]
     pub fn disarm(&self, sender: Role) -> bool {
-        self.word(sender, Lane::WantData).swap(0, SeqCst) != 0
+        self.word(sender, Lane::WantData)
+            .fetch_and(!(ONCE | EACH), SeqCst)
+            & (ONCE | EACH)
+            != 0
+    }
+
+    /// The sender has closed the direction: takes the receiver's wish, wherever it stands. Returns whether the bell has to be rung.
+    pub fn take_wish(&self, sender: Role) -> bool {
+        let taken = self
+            .word(sender, Lane::WantData)
+            .fetch_update(SeqCst, SeqCst, |now| {
+                let rung = (((now & RUNG) >> RUNG_SHIFT) + 1).min(RUNG >> RUNG_SHIFT);
+                let next = (now & !(ONCE | EACH | RUNG)) | rung << RUNG_SHIFT;
+                (now & (ONCE | EACH) != 0).then_some(next)
+            });
+        taken.is_ok()
+    }
+
+    /// Turns a wish for each arrival into one for the next.
+    pub fn ask_once(&self, sender: Role) {
+        let word = self.word(sender, Lane::WantData);
+        let _ = word.fetch_update(SeqCst, SeqCst, |now| {
+            (now & EACH != 0).then_some((now & !EACH) | ONCE)
+        });
     }
 
     // ---- a direction whose other end is on another host: the sender switches, at a count that the receiver learns ----
@@ -550,10 +614,10 @@ mod tests {
     #[test]
     fn an_armed_receiver_is_rung_once() {
         let (a, b) = pair();
-        b.arm(A, 0);
+        b.arm(A, 0, Wish::Once);
         assert_eq!(put(&a, 0, b"x"), Published::Ring);
         assert_eq!(put(&a, 1, b"y"), Published::Quietly);
-        b.arm(A, 2);
+        b.arm(A, 2, Wish::Once);
         assert!(b.disarm(A));
         assert!(!b.disarm(A));
     }
@@ -562,16 +626,35 @@ mod tests {
     fn a_receiver_that_has_consumed_the_bytes_is_not_rung_for_them() {
         let (a, b) = pair();
         // As if it did so between the sender's two steps.
-        b.arm(A, 1);
+        b.arm(A, 1, Wish::Once);
         assert_eq!(put(&a, 0, b"x"), Published::Quietly);
         assert!(b.is_armed(A));
-        assert!(b.rearm(A, 2));
+        assert_eq!(b.arm(A, 2, Wish::Once), (0, true));
         assert_eq!(put(&a, 1, b"y"), Published::Quietly);
         assert_eq!(put(&a, 2, b"z"), Published::Ring);
-        assert!(!b.rearm(A, 3), "it was rung");
-        // One that does not say up to where it has consumed is rung for every byte.
-        b.word(A, Lane::WantData).store(1, SeqCst);
-        assert_eq!(put(&a, 3, b"!"), Published::Ring);
+        assert_eq!(b.arm(A, 3, Wish::Once), (1, false), "it was rung");
+        assert!(a.take_wish(A));
+        assert!(!a.take_wish(A));
+        assert_eq!(b.take_rung(A), 1);
+    }
+
+    #[test]
+    fn a_receiver_that_wants_each_arrival_is_rung_for_each_and_not_without_end() {
+        let (a, b) = pair();
+        assert_eq!(b.arm(A, 0, Wish::Each), (0, false));
+        for at in 0..MOST_RUNG {
+            assert_eq!(put(&a, at, b"x"), Published::Ring);
+        }
+        assert_eq!(put(&a, 4, b"y"), Published::Quietly, "enough are under way");
+        assert_eq!(b.take_rung(A), MOST_RUNG);
+        assert_eq!(b.take_rung(A), 0);
+        assert_eq!(put(&a, 5, b"z"), Published::Ring);
+        assert_eq!(b.arm(A, 7, Wish::Each), (1, true), "the wish stands");
+        b.ask_once(A);
+        assert_eq!(put(&a, 6, b"z"), Published::Quietly, "it is known already");
+        assert_eq!(put(&a, 7, b"z"), Published::Ring);
+        assert_eq!(put(&a, 8, b"z"), Published::Quietly);
+        assert_eq!(b.arm(A, 9, Wish::Once), (1, false));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The parts of `weft run` outside its preload library, without unsafe code: how the two ends of a TCP connection on one host find each other
 //! ([`meet`]), how two UDP sockets do ([`dgram`]), their messages to the broker that reaches other hosts ([`hosts`]), when they try
-//! ([`pace`]), and the report of a process's connections ([`ledger`]). The formats are in `docs/spec/run.md`.
+//! ([`pace`]), how sends are counted while they go over ([`gate`]), and the report of a process's connections ([`ledger`]). The formats are in `docs/spec/run.md`.
 #![forbid(unsafe_code)]
 
 pub mod addr;
 pub mod dgram;
+pub mod gate;
 pub mod hosts;
 pub mod ledger;
 pub mod lend;

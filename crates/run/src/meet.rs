@@ -74,12 +74,14 @@ pub enum Why {
     SideLost = 24,
     /// Memory that the peer had offered could not be read.
     SourceLost = 25,
+    /// The kernel's counts of the TCP connection are not ours: a call that is not seen has moved bytes.
+    Unseen = 26,
 }
 
 impl Why {
     /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 26] = [
+        const ALL: [Why; 27] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -106,6 +108,7 @@ impl Why {
             Why::NotConfirmed,
             Why::SideLost,
             Why::SourceLost,
+            Why::Unseen,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -153,6 +156,7 @@ impl Why {
             Why::SourceLost => {
                 "memory that the peer had offered could not be read: it was killed, or has given it away"
             }
+            Why::Unseen => "bytes were moved by a call that weft does not see",
         }
     }
 }
@@ -408,7 +412,7 @@ mod tests {
 
     #[test]
     fn reasons_survive_the_ledger() {
-        for number in 0..=25 {
+        for number in 0..=26 {
             assert_eq!(Why::of(number) as u32, number);
             assert_eq!(Why::of(number).text().is_empty(), number == 0);
         }

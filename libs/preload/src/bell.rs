@@ -1,6 +1,6 @@
 //! The bell: a pair of connected Unix sockets with the smallest buffers, whose readiness is that of the ring.
 //!
-//! One byte under way means data and leaves the socket writable; two or more make it unwritable, which is what a full ring looks like. The
+//! A few bytes under way mean data and leave the socket writable; [`FILL`] more make it unwritable, which is what a full ring looks like. The
 //! receiver reads them when the ring is empty or has room again. [`Side`] counts the bytes that each side owes, under `rx_lock`.
 
 use libc::c_int;
@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use weft_ring::Role;
-use weft_ring::stream::Stream;
+use weft_ring::stream::{Stream, Wish};
 use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};
@@ -30,23 +30,23 @@ pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
         }
         (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))
     };
-    let least: c_int = 1;
     for fd in [&a, &b] {
-        kernel::set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &least);
+        kernel::set_option(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, &ROOM);
     }
     Some((a, b))
 }
 
+/// The send buffer of each end: five bytes leave it writable (each takes the memory of a whole buffer), and [`FILL`] do not.
+const ROOM: c_int = 8192;
+
+/// Bytes that make an end unwritable.
+const FILL: usize = 2048;
+
 /// How long a sender waits for a receiver that reads nothing. After that the bytes go over TCP, which has larger buffers.
 pub(crate) const PATIENCE_MS: c_int = 50;
 
-/// Copies the receive time-out of the program's socket to the bell, and limits waits for room to [`PATIENCE_MS`].
+/// Copies the receive time-out of the program's socket to the bell.
 fn copy_timeouts(fd: c_int, bell: c_int) {
-    let patience = libc::timeval {
-        tv_sec: 0,
-        tv_usec: i64::from(PATIENCE_MS) * 1000,
-    };
-    kernel::set_option(bell, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &patience);
     if let Some(limit) = kernel::time_limit(fd, libc::SO_RCVTIMEO) {
         kernel::set_option(bell, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &limit);
     }
@@ -85,16 +85,18 @@ fn result(n: isize) -> Heard {
     }
 }
 
-/// Sends a byte.
-fn press(bell: c_int, flags: c_int) -> isize {
-    // SAFETY: one byte.
-    unsafe { next::send(bell, b"!".as_ptr().cast(), 1, flags | libc::MSG_NOSIGNAL) }
+/// Sends up to `n` bytes, at most [`FILL`].
+fn press(bell: c_int, n: usize) -> isize {
+    static BYTES: [u8; FILL] = [b'!'; FILL];
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: as many bytes as there are.
+    unsafe { next::send(bell, BYTES.as_ptr().cast(), n.min(FILL), flags) }
 }
 
 /// Rings: the peer's end becomes readable.
 pub(crate) fn ring(bell: c_int) -> Heard {
     loop {
-        match result(press(bell, libc::MSG_DONTWAIT)) {
+        match result(press(bell, 1)) {
             Heard::Interrupted => {}
             // Enough bytes are under way to make it readable. The receiver has to read some first, because it counts each of them.
             Heard::Late => {
@@ -138,7 +140,7 @@ pub(crate) fn is_cut_in_fill(chan: &Chan) -> bool {
 }
 
 fn take(bell: c_int, n: u64) -> u64 {
-    let mut bytes = [0_u8; 64];
+    let mut bytes = [0_u8; FILL];
     let want = bytes.len().min(n as usize);
     // SAFETY: as many bytes as there is room for.
     let got = unsafe { next::recv(bell, bytes.as_mut_ptr().cast(), want, libc::MSG_DONTWAIT) };
@@ -190,53 +192,81 @@ fn absorb(chan: &Chan, side: &Side) -> bool {
         .stream
         .filled(chan.peer(), side.fill_seen.load(Relaxed));
     side.fill_seen.store(seen, Relaxed);
-    // A lying peer can only make us look for missing bytes, at most 64 at a time.
-    let mut owed = side.owed.load(Relaxed).saturating_add(new.min(64));
-    let rung = side.armed.load(Relaxed) != 0 && !chan.stream.is_armed(chan.peer());
-    if rung {
-        owed += 1;
-        side.armed.store(0, Relaxed);
+    // A lying peer can only make us look for missing bytes, at most this many at a time.
+    let owed = side.owed.load(Relaxed);
+    let owed = owed.saturating_add(new.min(4 * FILL as u64));
+    side.owed.store(owed, Relaxed);
+    owe_rings(side, chan.stream.take_rung(chan.peer()))
+}
+
+/// Adds rings to the owed bytes. Returns whether there are any.
+fn owe_rings(side: &Side, rung: u64) -> bool {
+    if rung > 0 {
+        let owed = side.owed.load(Relaxed);
+        side.owed.store(owed.saturating_add(rung), Relaxed);
         side.fresh.store(1, Relaxed);
     }
-    side.owed.store(owed, Relaxed);
-    rung
+    rung > 0
 }
+
+/// Reads the owed bytes but `keep`, as far as they are there.
+fn keep(chan: &Chan, side: &Side, keep: u64) {
+    let owed = side.owed.load(Relaxed);
+    if owed > keep {
+        let taken = take(chan.bell(), owed - keep);
+        side.owed.store(owed - taken.min(owed), Relaxed);
+    }
+}
+
+/// When the sender has to ring.
+fn wish(side: &Side) -> Wish {
+    if side.eager.load(Relaxed) == EDGE {
+        Wish::Each
+    } else {
+        Wish::Once
+    }
+}
+
+/// A value of [`Side::eager`]: a registration is edge-triggered.
+pub(crate) const EDGE: u32 = 2;
 
 /// Requests a bell after the ring was found empty (under `rx_lock`), and reads the bytes of the last bell. `true`: there is data after all.
 pub(crate) fn ask(chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     absorb(chan, side);
     let head = side.head.load(Relaxed);
-    if side.armed.load(Relaxed) != 0 && !stream.rearm(peer, head) {
-        absorb(chan, side);
-    }
-    if side.armed.load(Relaxed) == 0 {
-        stream.arm(peer, head);
-        side.armed.store(1, Relaxed);
-        if !matches!(stream.ready(peer, head), Ok((0, false))) {
-            if side.owed.load(Relaxed) > 0 {
-                // The old byte stays and announces the data; only one may be there.
-                if stream.disarm(peer) {
-                    side.armed.store(0, Relaxed);
-                } else {
-                    absorb(chan, side);
-                    let owed = side.owed.load(Relaxed);
-                    let taken = take(chan.bell(), owed.saturating_sub(1));
-                    side.owed.store(owed - taken.min(owed), Relaxed);
-                }
+    let wish = wish(side);
+    let (rung, stood) = stream.arm(peer, head, wish);
+    owe_rings(side, rung);
+    if !stood && !matches!(stream.ready(peer, head), Ok((0, false))) {
+        // The old byte stays and announces the data; only one may be there.
+        if side.owed.load(Relaxed) > 0 {
+            if wish == Wish::Once {
+                stream.disarm(peer);
             }
-            return true;
+            absorb(chan, side);
+            keep(chan, side, 1);
         }
+        return true;
     }
     if stream.filled(peer, 0).2 && await_count(chan, side) {
         // The last byte stays, and announces the new data.
-        let owed = side.owed.load(Relaxed);
-        let taken = take(chan.bell(), owed.saturating_sub(1));
-        side.owed.store(owed - taken.min(owed), Relaxed);
+        keep(chan, side, 1);
         return true;
     }
     collect(chan, side);
     false
+}
+
+/// An edge-triggered program has left bytes unread (under `rx_lock`): it is told of each later arrival. One byte stays and announces the unread bytes.
+pub(crate) fn ask_for_more(chan: &Chan) {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    absorb(chan, side);
+    keep(chan, side, 1);
+    if !stream.is_armed(peer) {
+        let (rung, _) = stream.arm(peer, side.head.load(Relaxed), Wish::Each);
+        owe_rings(side, rung);
+    }
 }
 
 /// Makes the end of a sender that waits for room writable, now that there is room (under `rx_lock`).
@@ -244,13 +274,9 @@ pub(crate) fn make_room(chan: &Chan) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     stream.room_made(peer);
     absorb(chan, side);
-    let owed = side.owed.load(Relaxed);
-    // Not armed: there is data, and one byte has to stay.
-    let keep = u64::from(side.armed.load(Relaxed) == 0);
-    if owed > keep {
-        let taken = take(chan.bell(), owed - keep);
-        side.owed.store(owed - taken.min(owed), Relaxed);
-    }
+    let is_empty = matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, _)));
+    // Where there is data, or nothing is asked for, one byte has to stay.
+    keep(chan, side, u64::from(!is_empty || !stream.is_armed(peer)));
 }
 
 /// Tells the receiver that a byte follows. Marks first and looks second: a thread that empties the ring does the reverse, and waits for the byte to be
@@ -275,9 +301,9 @@ pub(crate) fn fill(chan: &Chan) -> Heard {
         if !begin_fill(chan) {
             break;
         }
-        let n = press(bell, libc::MSG_DONTWAIT);
+        let n = press(bell, FILL);
         let heard = result(n);
-        chan.stream.end_fill(chan.role, (n == 1).into());
+        chan.stream.end_fill(chan.role, n.max(0) as u64);
         match heard {
             Heard::Alive => {}
             Heard::End => return Heard::End,
@@ -287,18 +313,15 @@ pub(crate) fn fill(chan: &Chan) -> Heard {
     Heard::Alive
 }
 
-/// Waits until our end is writable, [`PATIENCE_MS`] at most.
+/// Waits until our end, which was filled, is writable, [`PATIENCE_MS`] at most.
 pub(crate) fn wait_out(chan: &Chan) -> Heard {
-    if !begin_fill(chan) {
-        return Heard::Alive;
-    }
-    let n = signal::outside(|| press(chan.bell(), 0));
-    let heard = result(n);
-    chan.stream.end_fill(chan.role, (n == 1).into());
-    match heard {
+    let mut list = [kernel::entry(chan.bell(), libc::POLLOUT)];
+    match signal::outside(|| kernel::poll(&mut list, PATIENCE_MS)) {
+        0 => Heard::Late,
+        1.. if list[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 => Heard::End,
+        1.. => Heard::Alive,
         // With a time limit the kernel does not restart the call by itself.
-        Heard::Interrupted if !signal::interrupts() => return Heard::Alive,
-        _ => {}
+        _ if signal::interrupts() => Heard::Interrupted,
+        _ => Heard::Alive,
     }
-    heard
 }

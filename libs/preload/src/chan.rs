@@ -34,15 +34,15 @@ pub(crate) struct Side {
     pub(crate) tx_state: AtomicU32,
     /// `O_NONBLOCK` of the open file description.
     pub(crate) nonblock: AtomicU32,
-    /// It is in an epoll set: the bell is kept in step at the end of each call.
+    /// Not 0: it is in an epoll set, and the bell is kept in step at the end of each call. [`EDGE`](crate::bell::EDGE): in an edge-triggered way.
     pub(crate) eager: AtomicU32,
-    /// We have asked for a bell (under `rx_lock`).
-    pub(crate) armed: AtomicU32,
     /// Bytes known to be in our bell and not read yet (under `rx_lock`).
     pub(crate) owed: AtomicU64,
     /// The receiver has not looked for the last of them.
     pub(crate) fresh: AtomicU32,
     pub(crate) fill_seen: AtomicU64,
+    /// 1: the peer's end of the bell is closed, and the TCP socket alone tells epoll sets what is there.
+    pub(crate) ended: AtomicU32,
     pub(crate) head: AtomicU64,
     pub(crate) tail: AtomicU64,
     /// 0, or one more than the peer's position when a send that must not wait found the ring full.
@@ -125,6 +125,12 @@ impl Chan {
             side.tx_state.load(SeqCst).clamp(TCP, AFTER),
             side.rx_state.load(SeqCst).clamp(TCP, BOTH),
         )
+    }
+
+    /// What registrations in epoll sets depend on, as a number.
+    pub(crate) fn follow_key(&self) -> u32 {
+        let (tx, rx) = self.mode();
+        self.side().ended.load(SeqCst) << 16 | tx << 8 | rx
     }
 
     pub(crate) fn is_on_ring(&self) -> bool {

@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use weft_run::gate::Gate;
 use weft_run::hosts::Beginning;
 use weft_run::ledger::Word;
 use weft_run::meet::{Ends, Why};
@@ -108,18 +109,16 @@ pub(crate) struct Conn {
     old: AtomicPtr<Chan>,
     /// Sends and receives.
     pub(crate) ops: AtomicU64,
-    pub(crate) tx_count: AtomicU64,
+    /// Sends over TCP.
+    pub(crate) gate: Gate,
     pub(crate) rx_count: AtomicU64,
-    /// Threads that are in a call of the kernel for the TCP socket.
-    pub(crate) in_tx: AtomicU32,
+    /// Threads that are in a receiving or waiting call of the kernel for the TCP socket.
     pub(crate) in_rx: AtomicU32,
-    pub(crate) joined: AtomicBool,
     /// The broker has been asked for the peer's host, and has not answered yet.
     pub(crate) asked: AtomicBool,
     /// By `connect`, not by `accept`.
     pub(crate) dialled: AtomicBool,
-    /// The directions' states that our registrations in epoll sets follow: sent << 8 | received. Another process that shares the socket
-    /// may have changed them.
+    /// The [`Chan::follow_key`] that our registrations in epoll sets follow. Another process that shares the socket may have changed it.
     pub(crate) followed: AtomicU32,
     /// The set whose `epoll_wait` may look at our ring, by its number (0: none), and our registration there: see late.rs.
     pub(crate) late_set: AtomicUsize,
@@ -229,7 +228,7 @@ impl Conn {
     /// Writes to the ledger how many bytes have gone over TCP so far.
     pub(crate) fn tell_tcp(&self) {
         if !self.row.is_none() {
-            self.row.put(Word::TxTcp, self.tx_count.load(Relaxed));
+            self.row.put(Word::TxTcp, self.gate.count());
             self.row.put(Word::RxTcp, self.rx_count.load(Relaxed));
         }
     }
@@ -292,20 +291,14 @@ impl Conn {
             // SAFETY: no thread is inside, and none can find it any more.
             drop(unsafe { Box::from_raw(old) });
         }
-        for count in [&self.ops, &self.tx_count, &self.rx_count] {
+        for count in [&self.ops, &self.rx_count] {
             count.store(0, Relaxed);
         }
-        for count in [
-            &self.in_rx,
-            &self.in_tx,
-            &self.why,
-            &self.faults,
-            &self.followed,
-        ] {
+        for count in [&self.in_rx, &self.why, &self.faults, &self.followed] {
             count.store(0, Relaxed);
         }
         self.row.forget();
-        self.joined.store(false, Relaxed);
+        self.gate.reset();
         self.dialled.store(false, Relaxed);
         self.asked.store(false, Relaxed);
         self.shared.store(null_mut(), Relaxed);

@@ -4,12 +4,13 @@ use libc::c_int;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use weft_ring::stream::Wish;
 use weft_run::ledger::{AFTER, RING, TCP, Word};
 use weft_run::meet::Why;
 
 use crate::chan::{BOTH, Chan};
 use crate::conn::{Conn, Inside, big};
-use crate::{bell, kernel, ledger, ready, settings};
+use crate::{bell, counts, kernel, ledger, ready, settings};
 
 /// Switches the incoming direction to the ring if all bytes sent over TCP have been received, and no other thread of this process waits in the
 /// kernel for more.
@@ -38,24 +39,38 @@ fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
         return false;
     }
     {
-        let _rx = side.rx_lock.lock();
+        let rx = side.rx_lock.lock();
         if side.rx_state.load(SeqCst) != TCP {
             return false;
         }
+        if counts::received(conn.descriptor()) != Some(conn.rx_count.load(SeqCst)) {
+            drop(rx);
+            drop(big);
+            return never_switch(conn, chan);
+        }
         // A thread that enters the kernel after this store sees it.
         side.rx_state.store(RING, SeqCst);
+        // The sender's first bytes in the ring are rung for: the request stands before it may send any.
+        stream.arm(peer, side.head.load(Relaxed), Wish::Once);
         if conn.in_rx.load(SeqCst) != 0 || !stream.switch(peer, conn.rx_count.load(SeqCst)) {
             side.rx_state.store(TCP, SeqCst);
             return false;
         }
-        stream.arm(peer, side.head.load(Relaxed));
-        side.armed.store(1, Relaxed);
     }
     if side.tx_state.load(SeqCst) != RING {
         ledger::switched();
     }
     moved(conn, chan, &big);
     true
+}
+
+/// Bytes have been received by a call that is not seen: the rest of the stream comes over TCP.
+#[cold]
+fn never_switch(conn: &'static Conn, chan: &Chan) -> bool {
+    conn.note(Why::Unseen);
+    chan.stream.close(chan.peer());
+    rx_after(conn, chan, Why::Unseen);
+    false
 }
 
 /// Switches the outgoing direction to the ring: the receiver has switched.
@@ -144,7 +159,7 @@ pub(crate) fn close_sending(conn: &'static Conn, chan: &Chan, why: Why) {
         let _tx = side.tx_lock.lock();
         chan.stream.close(chan.role);
     }
-    if chan.stream.disarm(chan.role) {
+    if chan.stream.take_wish(chan.role) {
         bell::ring(chan.bell());
     }
     if side.tx_state.load(SeqCst) == RING {

@@ -333,7 +333,7 @@ pub(crate) unsafe fn ioctl(
             if n > 0 {
                 // The kernel's bytes are behind those of the ring: they are reported when the ring is empty, in the order of receives.
                 // SAFETY: the kernel has just written there.
-                unsafe { out.write_unaligned(n as c_int) };
+                unsafe { out.write_unaligned(c_int::try_from(n).unwrap_or(c_int::MAX)) };
             }
         } else if op == libc::FIONBIO {
             // SAFETY: the kernel has just read it.

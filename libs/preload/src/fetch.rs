@@ -308,7 +308,9 @@ fn bytes(chan: &Chan, ready: usize) -> usize {
         if ahead >= ready as u64 {
             break;
         }
-        bytes = bytes.saturating_add(stream.source_left(peer, number)) - 1;
+        bytes = bytes
+            .saturating_add(stream.source_left(peer, number))
+            .saturating_sub(1);
         number += 1;
     }
     usize::try_from(bytes).unwrap_or(usize::MAX)

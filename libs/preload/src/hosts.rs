@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 use weft_ring::Role;
-use weft_ring::stream::Stream;
+use weft_ring::stream::{Stream, Wish};
 use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
 use weft_run::ledger::{AFTER, Carrier, RING, TCP, Word};
 use weft_run::meet::{Ends, Why};
@@ -28,7 +28,7 @@ use crate::chan::{BOTH, Chan};
 use crate::conn::{Conn, Inside, big};
 use crate::iov::{self, Source};
 use crate::kernel::{self, borrowed, entry};
-use crate::{direction, hidden, ledger, next, ready, settings, signal};
+use crate::{counts, direction, hidden, ledger, ready, settings, signal};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 1 << 20;
@@ -51,7 +51,7 @@ pub(crate) fn wanted() -> Option<Carrier> {
 
 /// Keeps the first bytes of what goes out (before they are counted).
 pub(crate) fn note_sent(conn: &Conn, source: &Source<'_>, n: u64) {
-    let position = conn.tx_count.load(Relaxed);
+    let position = conn.gate.count();
     if position < BEGINNING as u64
         && wanted().is_some()
         && let Source::Memory(iov) = source
@@ -141,66 +141,11 @@ pub(crate) fn look(
     }
 }
 
-/// Returns the kernel's TCP counts since the beginning of the connection: bytes that the program has sent, and bytes that it has received. `None` if
-/// the kernel does not report them, or bytes move at this moment.
-fn counts(fd: c_int) -> Option<(u64, u64)> {
-    let before = tcp_info(fd)?;
-    let (mut unread, mut unacked): (c_int, c_int) = (0, 0);
-    // SAFETY: each writes an int.
-    let rc = unsafe {
-        next::ioctl(
-            fd,
-            libc::FIONREAD,
-            (&raw mut unread).expose_provenance() as libc::c_ulong,
-        ) | next::ioctl(
-            fd,
-            libc::TIOCOUTQ,
-            (&raw mut unacked).expose_provenance() as libc::c_ulong,
-        )
-    };
-    let (acked, received) = before;
-    if rc != 0 || tcp_info(fd)? != before {
-        return None;
-    }
-    Some((
-        acked.checked_add(u64::try_from(unacked).ok()?)?,
-        received.checked_sub(u64::try_from(unread).ok()?)?,
-    ))
-}
-
-/// `tcpi_bytes_acked` and `tcpi_bytes_received`.
-fn tcp_info(fd: c_int) -> Option<(u64, u64)> {
-    /// Their offsets in `struct tcp_info`.
-    const AT: usize = 120;
-    let mut words = [0_u64; AT / 8 + 2];
-    let mut len = size_of_val(&words) as u32;
-    // SAFETY: as many bytes as it has room for.
-    let rc = unsafe {
-        libc::getsockopt(
-            fd,
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            words.as_mut_ptr().cast(),
-            &raw mut len,
-        )
-    };
-    (rc == 0 && len as usize == size_of_val(&words)).then(|| (words[AT / 8], words[AT / 8 + 1]))
-}
-
-/// Returns true if our count equals the kernel's: calls unseen by the library may have moved bytes. The kernel may count one more, a SYN or FIN.
-fn agrees(fd: c_int, count: u64, of: impl Fn((u64, u64)) -> u64) -> bool {
-    (0..4).any(|_| {
-        counts(fd)
-            .map(&of)
-            .is_some_and(|kernel| kernel.wrapping_sub(count) <= 1)
-    })
-}
-
 /// Makes the receiver look at both from now on, if no thread of the process waits in the kernel for TCP alone.
 pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &Inside) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let tries = u64::from(side.pauses.fetch_add(1, Relaxed)) + 1;
-    if !pace::is_due(tries) || !conn.joined.load(SeqCst) {
+    if !pace::is_due(tries) || !conn.gate.is_joined() {
         return;
     }
     let big = big();
@@ -229,13 +174,12 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
             return;
         }
         let count = conn.rx_count.load(SeqCst);
-        if !agrees(fd, count, |(_, received)| received) {
+        if counts::received(fd) != Some(count) {
             side.rx_state.store(TCP, SeqCst);
             return;
         }
+        stream.arm(peer, side.head.load(Relaxed), Wish::Once);
         stream.consent(peer, count);
-        stream.arm(peer, side.head.load(Relaxed));
-        side.armed.store(1, Relaxed);
     }
     if conn.why.load(Relaxed) == Why::Epoll as u32 {
         conn.note(Why::None);
@@ -421,7 +365,7 @@ pub(crate) fn try_switch_tx(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool
         || stream.is_closed(role)
         || bell::probe(chan.bell()) == Heard::End
         || !pace::is_due(u64::from(chan.side().run.fetch_add(1, Relaxed)) + 1)
-        || !agrees(fd, conn.tx_count.load(SeqCst), |(sent, _)| sent)
+        || counts::sent(fd, conn.dialled.load(Relaxed)) != Some(conn.gate.count())
         || !stream.switch_over(role)
     {
         return false;

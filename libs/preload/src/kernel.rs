@@ -84,6 +84,19 @@ pub(crate) fn is_readable(fd: c_int) -> bool {
     poll_one(fd, libc::POLLIN, 0) != 0
 }
 
+/// Bytes that the kernel has for a socket; 0 if it does not say.
+pub(crate) fn unread(fd: c_int) -> c_int {
+    asked(fd, libc::FIONREAD).unwrap_or(0)
+}
+
+/// The number that an `ioctl` of a socket gives.
+pub(crate) fn asked(fd: c_int, what: libc::c_ulong) -> Option<c_int> {
+    let mut n: c_int = 0;
+    let to = (&raw mut n).expose_provenance() as libc::c_ulong;
+    // SAFETY: writes an int.
+    (unsafe { next::ioctl(fd, what, to) } == 0).then_some(n)
+}
+
 /// Looks at the next byte, without taking it and without a wait. Returns what `recv(2)` does.
 pub(crate) fn peek(fd: c_int) -> ssize_t {
     let mut byte = 0_u8;

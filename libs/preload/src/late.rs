@@ -250,6 +250,13 @@ fn ask_for(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
         if is_empty && bell::ask(chan) && is_edge {
             return false;
         }
+        if is_edge && !is_empty {
+            // The program has been told of these bytes, and may wait for the next ones.
+            bell::ask_for_more(chan);
+            if mark(chan).is_none_or(|(now, _)| now != end) {
+                return false;
+            }
+        }
     }
     one.conn.is_late.store(false, SeqCst);
     true
@@ -382,6 +389,8 @@ fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
         return false;
     }
     list.push(Late { conn, told });
+    // Rings for each arrival would cost both sides; the next one leaves a byte in the bell.
+    chan.stream.ask_once(chan.peer());
     conn.is_late.store(true, SeqCst);
     true
 }

@@ -9,7 +9,7 @@
 //!
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
-//! - `next`, `kernel`, `clock`, `spin`, `lock`, `signal`, `iov`, `settings`: the functions behind ours, and small tools
+//! - `next`, `kernel`, `counts`, `clock`, `spin`, `lock`, `signal`, `iov`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
@@ -33,6 +33,7 @@ mod bell;
 mod chan;
 mod clock;
 mod conn;
+mod counts;
 mod dgram;
 mod direct;
 mod direction;

@@ -7,16 +7,17 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
-use weft_run::ledger::{Carrier, RING};
+use weft_run::gate::Join;
+use weft_run::ledger::{Carrier, RING, TCP};
 use weft_run::meet::{self, Ends, Why};
 use weft_run::pace;
 
 use crate::bell::{self, channel};
 use crate::chan::Chan;
 use crate::conn::{Conn, Inside, PROBING, Slow, big};
-use crate::direction::{close_sending, rx_after};
+use crate::direction::{close_sending, rx_after, tx_after};
 use crate::kernel::borrowed;
-use crate::{fetch, hidden, hosts, settings};
+use crate::{counts, fetch, hidden, hosts, settings};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 256 << 10;
@@ -29,7 +30,7 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
     }
     let n = conn.ops.fetch_add(1, Relaxed) + 1;
     if n < settings::first_look()
-        && conn.tx_count.load(Relaxed) + conn.rx_count.load(Relaxed) < pace::FIRST_BYTES
+        && conn.gate.count() + conn.rx_count.load(Relaxed) < pace::FIRST_BYTES
     {
         return;
     }
@@ -155,24 +156,36 @@ fn take(
     Ok(Some(chan))
 }
 
-/// From here on the peer can follow what we send over TCP. Only when no send is under way.
-pub(crate) fn join(conn: &Conn, inside: &Inside) -> bool {
-    if conn.joined.load(SeqCst) {
-        return true;
-    }
+/// From here on the peer can follow what we send over TCP. Only when no send is under way, and the kernel has the count that we have. `false`: not yet.
+#[inline]
+pub(crate) fn join(conn: &'static Conn, inside: &Inside) -> bool {
+    conn.gate.is_joined() || try_join(conn, inside)
+}
+
+#[cold]
+fn try_join(conn: &'static Conn, inside: &Inside) -> bool {
     let Some(chan) = conn.chan(inside) else {
         return false;
     };
-    let _big = big();
-    if conn.joined.load(SeqCst) {
-        return true;
+    let big = big();
+    if conn.holders(inside) != 1 || chan.side().tx_state.load(SeqCst) != TCP {
+        return conn.gate.is_joined();
     }
-    if conn.in_tx.load(SeqCst) != 0 || conn.holders(inside) != 1 {
-        return false;
+    let dialled = conn.dialled.load(Relaxed);
+    let joined = conn.gate.join(|count| {
+        let agrees = counts::sent(conn.descriptor(), dialled) == Some(count);
+        if agrees {
+            chan.stream.join(chan.role, count);
+        }
+        agrees
+    });
+    drop(big);
+    if joined == Join::Refused {
+        conn.note(Why::Unseen);
+        close_sending(conn, chan, Why::Unseen);
+        tx_after(conn, chan, Why::Unseen);
     }
-    chan.stream.join(chan.role, conn.tx_count.load(SeqCst));
-    conn.joined.store(true, SeqCst);
-    true
+    joined == Join::Done
 }
 
 /// Moves both directions back to TCP for good. Bytes in the rings are still read from them.
@@ -201,6 +214,9 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     };
     if empty && side.rx_state.load(SeqCst) == RING {
         rx_after(conn, chan, why);
+        // Threads that wait for the ring look again, at the TCP socket.
+        // SAFETY: our bell.
+        unsafe { crate::next::shutdown(chan.bell(), libc::SHUT_RD) };
     }
 }
 

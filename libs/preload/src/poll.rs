@@ -14,7 +14,7 @@ use crate::chan::BOTH;
 use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
-use crate::{clock, dgram, hosts, kernel, late, next, rx, spin};
+use crate::{clock, dgram, fetch, hosts, kernel, late, next, rx, spin};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -118,6 +118,17 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
     Some(out)
 }
 
+/// What a bell reports at its end.
+const END: c_short = libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP;
+
+/// Returns true if there are bytes in the ring of a socket.
+fn has_bytes(fd: c_int) -> bool {
+    conn::enter(fd).is_some_and(|(conn, inside)| {
+        let chan = conn.chan(&inside);
+        chan.is_some_and(|chan| fetch::ring_bytes(chan).is_some_and(|n| n > 0))
+    })
+}
+
 /// Puts the answers where the program looks for them. Returns how many entries have one.
 fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
     for one in &mut *list {
@@ -125,10 +136,15 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
     }
     for (got, &at) in asked.fds.iter().zip(&asked.of) {
         let mut revents = got.revents;
-        if got.fd != list[at].fd && revents & libc::POLLHUP != 0 {
-            // The peer's end of the bell is closed: what TCP says of it counts.
+        if got.fd != list[at].fd && revents & END != 0 {
+            // The peer's end of the bell is closed, or its direction has ended: what TCP says of it counts, beside bytes in the ring.
             let tcp = kernel::poll_one(list[at].fd, list[at].events, 0);
-            revents = revents & !(libc::POLLHUP | libc::POLLERR) | tcp;
+            let rest = if has_bytes(list[at].fd) {
+                END
+            } else {
+                END | IN
+            };
+            revents = revents & !rest | tcp;
         }
         list[at].revents |= revents;
     }
@@ -144,6 +160,8 @@ struct Seen {
     is_partial: bool,
     /// Some are rings.
     has_rings: bool,
+    /// Some wait for bytes that are not there: the kernel knows whether their peers are.
+    is_silent: bool,
 }
 
 /// Returns the rings' answer to one entry. `None`: the kernel has to be asked.
@@ -188,6 +206,7 @@ fn look(list: &mut [pollfd]) -> Seen {
             one.revents = if has_data { one.events & IN } else { 0 };
         } else if let Some(answer) = by_ring(*one) {
             seen.has_rings = true;
+            seen.is_silent |= one.events & !OUT != 0 && answer & IN == 0;
             one.revents = answer;
         } else {
             seen.is_partial = true;
@@ -221,7 +240,7 @@ fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
     if seen.ready == 0 {
         return None;
     }
-    if !seen.is_partial {
+    if !seen.is_partial && !seen.is_silent {
         return Some(seen.ready);
     }
     // A caller that does not wait wants everything that is ready now.

@@ -107,7 +107,7 @@ extern "C" fn in_child() {
     conn::each(|_, conn| {
         // The parent's threads are not here.
         conn.in_rx.store(0, SeqCst);
-        conn.in_tx.store(0, SeqCst);
+        conn.gate.in_child();
         conn.row.forget();
     });
 }

@@ -11,10 +11,12 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::ledger::{Carrier, RING};
 
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, Reg, big};
+use crate::conn::{self, Conn, Inside, Reg, big};
 use crate::regs::{ONESHOT, apply, catch_up, forget, has_fired, is_both, is_taken, remove};
 use crate::sets::{self, OUT, control, number, parts};
 use crate::{bell, late, next};
+
+const EDGE: u32 = libc::EPOLLET as u32;
 
 /// Follows what another process that shares the socket has changed.
 #[inline]
@@ -26,8 +28,7 @@ pub(crate) fn keep_up(conn: &'static Conn, chan: &Chan) {
 
 #[inline]
 fn has_followed(conn: &Conn, chan: &Chan) -> bool {
-    let (tx, rx) = chan.mode();
-    conn.followed.load(Relaxed) == tx << 8 | rx
+    conn.followed.load(Relaxed) == chan.follow_key()
 }
 
 /// Returns true if all sets with the socket can watch another descriptor for incoming bytes.
@@ -68,23 +69,88 @@ pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>)
             forget(reg);
         }
     }
-    let (tx, rx) = chan.mode();
-    conn.followed.store(tx << 8 | rx, SeqCst);
+    conn.followed.store(chan.follow_key(), SeqCst);
     slow.regs.retain(|reg| number(reg.set) == reg.number);
     late::follow(conn, Some(chan), &slow.regs);
-    set_eager(chan, !slow.regs.is_empty());
+    set_eager(chan, &slow.regs);
 }
 
 /// While the socket is in a set, its bell is kept in step with the ring.
-fn set_eager(chan: &Chan, eager: bool) {
+fn set_eager(chan: &Chan, regs: &[Reg]) {
     let side = chan.side();
-    side.eager.store(eager.into(), SeqCst);
-    if eager && side.rx_state.load(SeqCst) == RING {
+    let is_edge = regs.iter().any(|reg| reg.events & EDGE != 0);
+    let eager = match (regs.is_empty(), is_edge) {
+        (true, _) => 0,
+        (false, true) => bell::EDGE,
+        (false, false) => 1,
+    };
+    side.eager.store(eager, SeqCst);
+    if eager != 0 && side.rx_state.load(SeqCst) == RING {
         let _rx = side.rx_lock.lock();
-        if let Ok((0, false)) = chan.stream.ready(chan.peer(), side.head.load(Relaxed)) {
-            bell::ask(chan);
+        match chan.stream.ready(chan.peer(), side.head.load(Relaxed)) {
+            Ok((0, false)) => _ = bell::ask(chan),
+            Ok((1.., false)) if is_edge => bell::ask_for_more(chan),
+            _ => {}
         }
     }
+}
+
+/// Handles reports of the end of bells (of all the first `n` events). A bell ends when its peer closes the socket or dies, and the kernel
+/// shows that differently from the end of a TCP connection. So these registrations move to the TCP socket, which has a FIN or reset of
+/// its own, and their events are taken out: the kernel reports what the socket has. Returns how many events are left.
+///
+/// # Safety
+/// As `epoll_wait(2)`, which has written `n` events.
+pub(crate) unsafe fn settle_ends(set: c_int, events: *mut epoll_event, n: c_int) -> c_int {
+    const END: u32 = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
+    if n <= 0 {
+        return n;
+    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
+    let is_end = |event: &epoll_event| event.events & END != 0;
+    if !list.iter().any(is_end) {
+        return n;
+    }
+    let mut kept = 0;
+    for at in 0..list.len() {
+        let event = list[at];
+        if !is_end(&event) || !move_ended(set, event.u64) {
+            list[kept] = event;
+            kept += 1;
+        }
+    }
+    kept as c_int
+}
+
+/// Moves the registrations of a set with this `data` whose bells have ended to their TCP sockets. Returns whether there are any.
+fn move_ended(set: c_int, data: u64) -> bool {
+    let mut ended = Vec::new();
+    let big = big();
+    conn::each(|_, conn| {
+        let is_it = |reg: &Reg| reg.set == set && reg.data == data && reg.bell.is_some();
+        if conn.slow(&big).regs.iter().any(is_it)
+            && let Some(chan) = conn.chan_slow(&big)
+            && chan.carrier == Carrier::Here
+            && bell::is_cut(chan.bell())
+        {
+            ended.push(conn);
+        }
+    });
+    for conn in &ended {
+        let Some(chan) = conn.chan_slow(&big) else {
+            continue;
+        };
+        late::leave(conn, Some(chan), &big);
+        chan.side().ended.store(1, SeqCst);
+        for reg in &mut conn.slow(&big).regs {
+            // It has fired for an end that is not told to the program.
+            let again = reg.events & ONESHOT != 0 && reg.set == set && reg.data == data;
+            let _ = apply(reg, chan, again, false);
+        }
+        follow(conn, chan, &big);
+    }
+    !ended.is_empty()
 }
 
 /// Changes the kernel's registration and our record of it.
@@ -135,7 +201,7 @@ unsafe fn in_kernel(
         }
         if let Some(chan) = chan {
             late::follow(conn, Some(chan), regs);
-            set_eager(chan, !regs.is_empty());
+            set_eager(chan, regs);
         }
     }
     rc
@@ -234,7 +300,7 @@ pub(crate) unsafe fn epoll_ctl(
         _ => Err(libc::EINVAL),
     };
     late::follow(conn, Some(chan), &slow.regs);
-    set_eager(chan, !slow.regs.is_empty());
+    set_eager(chan, &slow.regs);
     match done {
         Ok(()) => 0,
         Err(errno) => {

@@ -47,6 +47,9 @@ pub(crate) fn is_both(events: u32) -> bool {
 
 /// Returns the events to register for the TCP socket and for the bell.
 fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
+    if chan.side().ended.load(SeqCst) != 0 {
+        return (Some(events), None);
+    }
     let (tx, rx) = chan.mode();
     let flags = events & !(IN | OUT);
     let (mut tcp, mut bell) = (None, None);

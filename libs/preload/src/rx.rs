@@ -85,7 +85,7 @@ unsafe fn receive_looking(
                     return failed(libc::EAGAIN);
                 }
                 // SAFETY: the caller's promise.
-                match unsafe { from_ring(conn, chan, iov, flags) } {
+                match unsafe { from_ring((fd, conn), chan, iov, flags) } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => {}
                     // SAFETY: the caller's promise.
@@ -195,6 +195,9 @@ unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     (got as ssize_t) + n.max(0)
 }
 
+/// Pauses of a receive that must not wait, while the peer moves the next source.
+const MOVE_PAUSES: u32 = 2000;
+
 /// Returns the bytes received so far, or the error if there are none.
 fn so_far(got: usize, errno: c_int) -> Step {
     Step::Done(if got > 0 {
@@ -204,12 +207,19 @@ fn so_far(got: usize, errno: c_int) -> Step {
     })
 }
 
-unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_int) -> Step {
+unsafe fn from_ring(
+    (fd, conn): (c_int, &'static Conn),
+    chan: &Chan,
+    iov: &[iovec],
+    flags: c_int,
+) -> Step {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let want = total(iov);
+    let is_here = chan.carrier == Carrier::Here;
     let mut got = 0;
     let mut spun = false;
     let mut ended = false;
+    let mut busy = 0;
     fetch::answer(chan);
     memory::settle_all(iov);
     loop {
@@ -236,6 +246,8 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                         let is_eager = is_empty && side.eager.load(Relaxed) != 0 && !is_closed;
                         if is_eager && !late::put_off(conn, chan) {
                             bell::ask(chan);
+                        } else if !is_empty && side.eager.load(Relaxed) == bell::EDGE {
+                            told_of_rest(conn, chan);
                         }
                         if got == want || flags & libc::MSG_WAITALL == 0 {
                             return Step::Done(got as ssize_t);
@@ -268,8 +280,10 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             if bell::is_cut(chan.bell()) {
                 return Step::Done(conn.reset(chan, Why::SourceLost));
             }
-            if may_not_block(chan, flags) {
-                return Step::Done(failed(libc::EAGAIN));
+            // A move is one copy: a receive that must not wait waits for it all the same, because readiness has promised its bytes.
+            busy += 1;
+            if may_not_block(chan, flags) && busy > MOVE_PAUSES {
+                return so_far(got, libc::EAGAIN);
             }
             fetch::pause();
             continue;
@@ -280,7 +294,10 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                 return Step::Done(conn.reset(chan, Why::SideLost));
             }
             if !closed || (chan.carrier == Carrier::Here && stream.has_finished(peer)) {
-                await_end(conn);
+                await_end(fd);
+            }
+            if !closed && chan.carrier == Carrier::Here && kernel::unread(fd) > 0 {
+                return Step::Done(conn.reset(chan, Why::Unseen));
             }
             let why = if closed && !hosts::is_at_end(conn, chan) {
                 Why::Peer
@@ -291,7 +308,12 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             return Step::Tcp(got);
         }
         if may_not_block(chan, flags) {
-            if bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan) {
+            let is_over = match ask_kernel(fd, chan) {
+                Kernel::Stray if is_here => return Step::Done(conn.reset(chan, Why::Unseen)),
+                Kernel::End if is_here => true,
+                _ => bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan),
+            };
+            if is_over {
                 // The ring is checked once more for bytes published before the end.
                 ended = true;
                 continue;
@@ -304,6 +326,9 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             continue;
         }
         spun = false;
+        if is_here && ask_kernel(fd, chan) == Kernel::Stray {
+            return Step::Done(conn.reset(chan, Why::Unseen));
+        }
         conn.row.count(Word::Sleeps, 1);
         match bell::wait_in(chan.bell()) {
             Heard::Alive => ended = bell::is_cut_in_fill(chan),
@@ -311,6 +336,32 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             Heard::Late => return so_far(got, libc::EAGAIN),
             Heard::Interrupted => return so_far(got, libc::EINTR),
         }
+    }
+}
+
+/// An edge-triggered program has left bytes in the ring (under `rx_lock`).
+fn told_of_rest(conn: &Conn, chan: &Chan) {
+    if !conn.is_late.load(Relaxed) {
+        bell::ask_for_more(chan);
+    }
+}
+
+/// What the kernel says of the TCP socket while its bytes come through the ring.
+#[derive(PartialEq, Eq)]
+enum Kernel {
+    Quiet,
+    /// The peer has ended the connection, or its process has ended.
+    End,
+    /// There are bytes, which a call sent past this library.
+    Stray,
+}
+
+fn ask_kernel(fd: c_int, chan: &Chan) -> Kernel {
+    const END: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    match kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, 0) {
+        0 => Kernel::Quiet,
+        bits if bits & END == 0 && !chan.stream.is_closed(chan.peer()) => Kernel::Stray,
+        _ => Kernel::End,
     }
 }
 
@@ -365,11 +416,8 @@ fn spin(chan: &Chan) {
 /// and sends them again later; a program that the bell has woken has to find the end all the same.
 const END_MS: c_int = 2000;
 
-fn await_end(conn: &Conn) {
-    let fd = conn.descriptor();
-    if fd >= 0 {
-        kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, END_MS);
-    }
+fn await_end(fd: c_int) {
+    kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, END_MS);
 }
 
 /// Reads a bell that was left, before the program waits for the socket by `poll` or `select`, so that readiness is the ring's.

@@ -73,6 +73,24 @@ pub(crate) fn no_listener(fd: c_int) {
     }
 }
 
+/// Waits by `call` until there are events that the program may see.
+unsafe fn without_ends(
+    set: c_int,
+    events: *mut epoll_event,
+    mut call: impl FnMut() -> c_int,
+) -> c_int {
+    loop {
+        // SAFETY: the caller's promise; `call` has written as many events as it returns.
+        let (n, left) = unsafe {
+            let n = sets::merge(events, call());
+            (n, ready::settle_ends(set, events, n))
+        };
+        if n <= 0 || left > 0 {
+            return left;
+        }
+    }
+}
+
 weft_sys::doors! {
     "C-unwind"
 
@@ -128,6 +146,10 @@ weft_sys::doors! {
         let Some((conn, inside)) = conn::enter(fd) else { return next::shutdown(fd, how) };
         if how == libc::SHUT_RD { link::downgrade(conn, Why::ShutRead); }
         let rc = next::shutdown(fd, how);
+        if rc == 0 && how == libc::SHUT_RD && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here) {
+            // It ends the waits of other threads, as it does in the kernel.
+            next::shutdown(chan.bell(), how);
+        }
         if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
             // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
             direction::tx_after(conn, chan, Why::None);
@@ -208,32 +230,29 @@ weft_sys::doors! {
     }
 
     fn epoll_wait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
-        let n = patient(timeout, |timeout| {
+        without_ends(set, events, || patient(timeout, |timeout| {
             late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_wait(set, events, n, if must_not_wait { 0 } else { timeout })
             })
-        });
-        sets::merge(events, n)
+        }))
     }
 
     fn epoll_pwait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        let n = patient(timeout, |timeout| {
+        without_ends(set, events, || patient(timeout, |timeout| {
             late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_pwait(set, events, n, if must_not_wait { 0 } else { timeout }, mask)
             })
-        });
-        sets::merge(events, n)
+        }))
     }
 
     fn epoll_pwait2(set: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        let n = patient_until(timeout, |timeout| {
+        without_ends(set, events, || patient_until(timeout, |timeout| {
             let at_once = timespec { tv_sec: 0, tv_nsec: 0 };
             let may_wait = timeout.as_ref().is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
             late::wait(set, events, n, may_wait, |events, n, must_not_wait| {
                 next::epoll_pwait2(set, events, n, if must_not_wait { &raw const at_once } else { timeout }, mask)
             })
-        });
-        sets::merge(events, n)
+        }))
     }
 
     fn close(fd: c_int) -> c_int {

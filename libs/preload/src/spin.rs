@@ -8,10 +8,6 @@ use crate::clock;
 
 /// Spin time on an empty ring, in nanoseconds: the cost of putting a thread to sleep and waking it.
 const LOOK: u64 = 20_000;
-/// Looks until the first yield of the processor. The distance doubles up to `YIELD` looks. The peer may be one of the threads that want the processor.
-const YIELD_FIRST: u32 = 16;
-const YIELD: u32 = 128;
-
 /// Spinning stops after this many unsuccessful spins in a row,
 const LOST: u32 = 8;
 /// except for one of this many.
@@ -37,16 +33,9 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
             continue;
         }
         let at = clock::now();
+        // Time that passed between two looks was another thread's: the processor is wanted, and the peer may be what wants it.
         if at - began > LOOK {
             break;
-        }
-        let is_early = n >= YIELD_FIRST && n.is_power_of_two();
-        if is_early || n.is_multiple_of(YIELD) {
-            std::thread::yield_now();
-            // Another thread had the processor for long, so others want it.
-            if clock::now() - at > LOOK {
-                break;
-            }
         }
     }
     is_there()

@@ -73,7 +73,11 @@ unsafe fn transmit_looking(
     link::tick(conn, fd, &inside);
     loop {
         let Some(chan) = conn.chan(&inside) else {
-            return over_tcp(conn, source, real);
+            // A thread that has just made the channel closes the gate.
+            if let Some(n) = over_tcp(conn, source, real) {
+                return n;
+            }
+            continue;
         };
         ready::keep_up(conn, chan);
         match chan.side().tx_state.load(SeqCst) {
@@ -94,7 +98,7 @@ unsafe fn transmit_looking(
             _ => {
                 let n = real();
                 if n > 0 {
-                    conn.tx_count.fetch_add(n as u64, Relaxed);
+                    conn.gate.add(n as u64);
                     conn.tell_tcp();
                 }
                 return n;
@@ -103,16 +107,21 @@ unsafe fn transmit_looking(
     }
 }
 
-fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> ssize_t {
-    conn.in_tx.fetch_add(1, SeqCst);
+/// Sends over TCP before the peer follows the count. `None`: it does by now, or is about to.
+fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> Option<ssize_t> {
+    if !conn.gate.enter() {
+        return None;
+    }
     let n = real();
-    if n > 0 {
-        hosts::note_sent(conn, source, n as u64);
-        conn.tx_count.fetch_add(n as u64, SeqCst);
+    let sent = n.max(0) as u64;
+    if sent > 0 {
+        hosts::note_sent(conn, source, sent);
+    }
+    conn.gate.leave(sent);
+    if sent > 0 {
         conn.tell_tcp();
     }
-    conn.in_tx.fetch_sub(1, SeqCst);
-    n
+    Some(n)
 }
 
 /// Sends over TCP while the peer follows the count. `None`: the direction has switched.
@@ -126,10 +135,8 @@ fn following(
     real: &dyn Fn() -> ssize_t,
 ) -> Option<ssize_t> {
     let (stream, side) = (&chan.stream, chan.side());
-    if !conn.joined.load(SeqCst)
-        && (conn.in_tx.load(SeqCst) != 0 || conn.holders(inside) != 1 || !link::join(conn, inside))
-    {
-        return Some(over_tcp(conn, source, real));
+    if !link::join(conn, inside) {
+        return over_tcp(conn, source, real);
     }
     let is_here = chan.carrier == Carrier::Here;
     if !is_here && hosts::try_switch_tx(fd, conn, chan) {
@@ -141,7 +148,7 @@ fn following(
     }
     let n = real();
     let sent = n.max(0) as u64;
-    conn.tx_count.fetch_add(sent, SeqCst);
+    conn.gate.add(sent);
     stream.end_tcp(chan.role, sent);
     // A sender that never stops leaves the receiver no moment in which all bytes are received.
     if is_here && n > 0 && flags & libc::MSG_OOB == 0 && side.run.fetch_add(1, Relaxed) >= RUN {

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 
 use weft_ring::Role;
-use weft_ring::stream::Stream;
+use weft_ring::stream::{Stream, Wish};
 use weft_run::dgram::{self as rules, AFTER_KERNEL, HEADER, Route};
 use weft_run::meet::Why;
 
@@ -230,7 +230,7 @@ impl Rx {
         self.is_lit();
         let unarmed = |link: &&mut In| !link.armed && !link.is_broken;
         for link in self.links.iter_mut().filter(unarmed) {
-            link.stream.arm(SENDER, link.head);
+            link.stream.arm(SENDER, link.head, Wish::Once);
             link.armed = true;
         }
         if self.has_data() {

@@ -8,7 +8,7 @@ use libc::{c_int, ssize_t};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_ring::stream::Stream;
+use weft_ring::stream::{Stream, Wish};
 use weft_run::dgram as rules;
 use weft_run::meet::Why;
 
@@ -318,7 +318,7 @@ fn accept(
         return Err(Why::None);
     }
     // Before the answer: a sender that has it may publish at once, and rings only where it is asked to.
-    stream.arm(SENDER, 0);
+    stream.arm(SENDER, 0, Wish::Once);
     let bound = kernel::number(fd, libc::SO_RCVBUF).unwrap_or(0);
     rules::answer(&wire, bound.unsigned_abs().into(), borrowed(button))?;
     let row = ledger::RowOf::begin(fd, offer.route.to, offer.route.from, false);

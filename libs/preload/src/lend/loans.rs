@@ -24,10 +24,20 @@ use weft_sys::protect::{self, Hold, Refused};
 use crate::conn::Conn;
 use crate::{clock, kernel, next};
 
-const FREE: u32 = 0;
+const FREE: u64 = 0;
 /// Being set or cleared.
-const CLAIMED: u32 = 1;
-const LIVE: u32 = 2;
+const CLAIMED: u64 = 1;
+/// With the loan's serial above it: a thread that has seen one loan in a slot cannot end a later one there.
+const LIVE: u64 = 2;
+const SERIAL_SHIFT: u32 = 2;
+
+fn live(serial: u64) -> u64 {
+    serial << SERIAL_SHIFT | LIVE
+}
+
+fn is_live(state: u64) -> bool {
+    state & 3 == LIVE
+}
 
 /// How long a thread that writes waits for a receiver that does not fetch; then the bytes are copied.
 const PATIENCE_MS: u64 = 100;
@@ -35,7 +45,7 @@ const PATIENCE_MS: u64 = 100;
 const GONE_MS: u64 = 2000;
 
 pub(crate) struct Loan {
-    state: AtomicU32,
+    state: AtomicU64,
     /// Threads that look at it.
     pins: AtomicU32,
     stream: AtomicPtr<Stream>,
@@ -61,7 +71,7 @@ const LOANS: usize = 256;
 
 static TABLE: [Loan; LOANS] = [const {
     Loan {
-        state: AtomicU32::new(FREE),
+        state: AtomicU64::new(FREE),
         pins: AtomicU32::new(0),
         stream: AtomicPtr::new(null_mut()),
         role: AtomicU32::new(0),
@@ -149,7 +159,7 @@ impl Loan {
         // SAFETY: null, or kept by its count as long as the loan is LIVE or pinned.
         let stream = unsafe { self.stream.load(SeqCst).as_ref() };
         match stream {
-            Some(stream) if self.state.load(SeqCst) == LIVE => {
+            Some(stream) if is_live(self.state.load(SeqCst)) => {
                 let role = match self.role.load(Relaxed) {
                     0 => Role::Initiator,
                     _ => Role::Responder,
@@ -231,7 +241,7 @@ pub(crate) unsafe fn begin(
     start: *mut u8,
     len: usize,
     protect: bool,
-) -> Result<&'static Loan, Refused> {
+) -> Result<(&'static Loan, u64), Refused> {
     reap();
     let _quiet = Quiet::new();
     let free = TABLE.iter().enumerate().find(|(_, loan)| {
@@ -259,7 +269,8 @@ pub(crate) unsafe fn begin(
     };
     loan.role.store(origin.role as u32, Relaxed);
     loan.number.store(number, Relaxed);
-    loan.serial.store(SERIAL.fetch_add(1, SeqCst), Relaxed);
+    let serial = SERIAL.fetch_add(1, SeqCst);
+    loan.serial.store(serial, Relaxed);
     loan.start.store(start.expose_provenance(), Relaxed);
     loan.len.store(len, Relaxed);
     loan.hold.store(hold, Relaxed);
@@ -278,19 +289,18 @@ pub(crate) unsafe fn begin(
         start.expose_provenance() as u64,
         len as u64,
     );
-    loan.state.store(LIVE, SeqCst);
-    Ok(loan)
+    loan.state.store(live(serial), SeqCst);
+    Ok((loan, serial))
 }
 
 impl Loan {
-    /// Ends the loan: the receiver has the bytes, or will never fetch them.
-    pub(crate) fn end(&self) {
+    /// Ends the loan of this serial: the receiver has the bytes, or will never fetch them.
+    pub(crate) fn end(&self, serial: u64) {
         let _quiet = Quiet::new();
-        if self
+        let claimed = self
             .state
-            .compare_exchange(LIVE, CLAIMED, SeqCst, SeqCst)
-            .is_err()
-        {
+            .compare_exchange(live(serial), CLAIMED, SeqCst, SeqCst);
+        if claimed.is_err() {
             return;
         }
         while self.pins.load(SeqCst) != 0 {
@@ -338,8 +348,11 @@ pub(crate) fn reap() {
     }
     let _quiet = Quiet::new();
     for loan in used() {
-        if loan.pin().is_some_and(|pinned| pinned.is_done()) {
-            loan.end();
+        // Its serial cannot change while it is pinned.
+        let done = loan.pin().filter(Pinned::is_done);
+        let serial = done.map(|pinned| pinned.0.serial.load(Relaxed));
+        if let Some(serial) = serial {
+            loan.end(serial);
         }
     }
 }
@@ -348,7 +361,7 @@ pub(crate) fn reap() {
 fn help(start: usize, end: usize) {
     let mut sleep = None;
     for loan in used() {
-        if loan.state.load(SeqCst) != LIVE {
+        if !is_live(loan.state.load(SeqCst)) {
             continue;
         }
         let Some(pinned) = loan.pin() else { continue };
@@ -414,8 +427,9 @@ pub(crate) fn close(stream: &Stream, lost: bool) {
         }
         if lost {
             pinned.1.spoil_source(pinned.2, loan.number.load(Relaxed));
+            let serial = loan.serial.load(Relaxed);
             drop(pinned);
-            loan.end();
+            loan.end(serial);
         } else if !pinned.is_done() && pinned.free_memory() {
             loan.release_hold();
         }

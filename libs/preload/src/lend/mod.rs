@@ -301,8 +301,13 @@ impl Call {
         };
         // SAFETY: the caller's promise; the send waits for unprotected memory before it returns.
         match unsafe { loans::begin(&origin, (number, position), start, len, protect) } {
-            Ok(loan) => {
-                let offer = Offer { loan, number, len };
+            Ok((loan, serial)) => {
+                let offer = Offer {
+                    loan,
+                    serial,
+                    number,
+                    len,
+                };
                 // After the offer: a receiver that loses its rights sets the terms before it looks for the last offer.
                 let refused = chan.stream.terms(chan.role) != Terms::Ready;
                 if refused || loans::is_finishing() {
@@ -348,19 +353,26 @@ impl Call {
     /// program again in every case.
     pub(crate) fn wait_for_fetch(&mut self, conn: &Conn, chan: &Chan, offer: &Offer) -> Heard {
         let is_done = || offer.loan.is_done(&chan.stream, offer.number);
+        let mut stuck = 0;
         loop {
             match wait(chan, offer.number, Some(offer)) {
                 Heard::Alive => {}
                 Heard::End => {
                     chan.stream.spoil_source(chan.role, offer.number);
-                    offer.loan.end();
+                    offer.loan.end(offer.serial);
                     return Heard::End;
                 }
                 heard => {
                     // Late, or a signal: the rest is copied, so that the bytes are sent exactly once in every case.
                     if !is_done() && !offer.loan.give_back() {
-                        // In the middle of a fetch.
-                        continue;
+                        // In the middle of a fetch. A receiver that never ends it is stopped or dead: it loses the connection, and not this thread its time.
+                        stuck += c_int::from(heard == Heard::Late);
+                        if stuck * PATIENCE_MS < STUCK_MS {
+                            continue;
+                        }
+                        chan.stream.spoil_source(chan.role, offer.number);
+                        offer.loan.end(offer.serial);
+                        return Heard::End;
                     }
                     if heard == Heard::Late {
                         self.too_slow(conn, chan);
@@ -379,6 +391,7 @@ impl Call {
 /// A loan whose mark is being published.
 pub(crate) struct Offer {
     loan: &'static loans::Loan,
+    serial: u64,
     number: u64,
     pub(crate) len: usize,
 }
@@ -395,9 +408,12 @@ impl Offer {
     /// It was not: the direction is closed.
     pub(crate) fn withdrawn(&self, chan: &Chan) {
         chan.stream.withdraw_source(chan.role, self.number);
-        self.loan.end();
+        self.loan.end(self.serial);
     }
 }
+
+/// How long a receiver may be in the middle of one fetch, which is a copy of a few MiB.
+const STUCK_MS: c_int = 5000;
 
 /// How often the count is looked at before the thread sleeps.
 const SPINS: u32 = 2000;
