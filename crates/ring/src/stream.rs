@@ -26,6 +26,9 @@ const MAX_RING: u32 = 16 << 20;
 
 /// In the tail: nothing more is produced; the stream continues over TCP from there.
 const CLOSED: u64 = 1 << 63;
+/// In the tail, with [`CLOSED`]: the receiver puts the bytes of the ring back into TCP, and the sender waits before it sends more there.
+const HELD: u64 = 1 << 62;
+const MARKS: u64 = CLOSED | HELD;
 
 /// In the TCP word: the sender of this direction keeps it.
 const JOINED: u64 = 1;
@@ -245,9 +248,9 @@ impl Stream {
     #[inline]
     pub fn publish(&self, sender: Role, tail: u64, to: u64) -> Result<Published, Broken> {
         let word = self.word(sender, Lane::Tail);
-        match word.compare_exchange(tail, to & !CLOSED, SeqCst, SeqCst) {
+        match word.compare_exchange(tail, to & !MARKS, SeqCst, SeqCst) {
             Ok(_) => {}
-            Err(now) if now == tail | CLOSED => return Ok(Published::Closed),
+            Err(now) if now & CLOSED != 0 && now & !MARKS == tail => return Ok(Published::Closed),
             Err(_) => return Err(Broken),
         }
         if self.count_ring(sender, to) {
@@ -306,7 +309,7 @@ impl Stream {
     #[inline]
     pub fn ready(&self, sender: Role, head: u64) -> Result<(usize, bool), Broken> {
         let tail = self.word(sender, Lane::Tail).load(SeqCst);
-        let ready = (tail & !CLOSED).wrapping_sub(head);
+        let ready = (tail & !MARKS).wrapping_sub(head);
         if ready > self.capacity as u64 {
             return Err(Broken);
         }
@@ -482,6 +485,26 @@ impl Stream {
     /// Closes a direction: published bytes stay readable, later bytes go over TCP.
     pub fn close(&self, sender: Role) {
         self.word(sender, Lane::Tail).fetch_or(CLOSED, SeqCst);
+    }
+
+    /// The receiver closes a direction and holds its sender back until [`Stream::release`]. `false`: it was closed before, and the sender may be sending
+    /// over TCP.
+    pub fn hold(&self, sender: Role) -> bool {
+        let word = self.word(sender, Lane::Tail);
+        let held = word.fetch_update(SeqCst, SeqCst, |now| {
+            (now & CLOSED == 0).then_some(now | MARKS)
+        });
+        held.is_ok()
+    }
+
+    /// The sender may go on.
+    pub fn release(&self, sender: Role) {
+        self.word(sender, Lane::Tail).fetch_and(!HELD, SeqCst);
+    }
+
+    /// Whether the receiver holds the sender back.
+    pub fn is_held(&self, sender: Role) -> bool {
+        self.word(sender, Lane::Tail).load(SeqCst) & HELD != 0
     }
 
     /// Closes a direction in which nothing has ever been published. Returns whether it is closed now: if not, bytes are in it.
@@ -665,6 +688,19 @@ mod tests {
         assert_eq!(put(&a, 3, b"d"), Published::Closed);
         assert_eq!(b.ready(A, 0), Ok((3, true)));
         assert!(a.is_closed(A));
+    }
+
+    #[test]
+    fn a_held_direction_is_closed_and_its_sender_waits() {
+        let (a, b) = pair();
+        assert_eq!(put(&a, 0, b"abc"), Published::Quietly);
+        assert!(b.hold(A));
+        assert!(!b.hold(A), "it is closed already");
+        assert_eq!(put(&a, 3, b"d"), Published::Closed);
+        assert_eq!(b.ready(A, 0), Ok((3, true)));
+        assert!(a.is_held(A) && a.is_closed(A));
+        b.release(A);
+        assert!(!a.is_held(A) && a.is_closed(A));
     }
 
     #[test]

@@ -76,12 +76,14 @@ pub enum Why {
     SourceLost = 25,
     /// The kernel's counts of the TCP connection are not ours: a call that is not seen has moved bytes.
     Unseen = 26,
+    /// Bytes that were not read yet could not go back to TCP for the next reader.
+    Unread = 27,
 }
 
 impl Why {
     /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 27] = [
+        const ALL: [Why; 28] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -109,6 +111,7 @@ impl Why {
             Why::SideLost,
             Why::SourceLost,
             Why::Unseen,
+            Why::Unread,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -157,6 +160,7 @@ impl Why {
                 "memory that the peer had offered could not be read: it was killed, or has given it away"
             }
             Why::Unseen => "bytes were moved by a call that weft does not see",
+            Why::Unread => "unread bytes could not go back to TCP for the program that gets the socket",
         }
     }
 }
@@ -412,7 +416,7 @@ mod tests {
 
     #[test]
     fn reasons_survive_the_ledger() {
-        for number in 0..=26 {
+        for number in 0..=27 {
             assert_eq!(Why::of(number) as u32, number);
             assert_eq!(Why::of(number).text().is_empty(), number == 0);
         }

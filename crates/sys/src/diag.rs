@@ -41,6 +41,8 @@ pub struct TcpPeer {
     pub uid: u32,
     /// Its number, which no other socket of this boot has or will have: the `SO_COOKIE` of its owner.
     pub cookie: u64,
+    /// Its number in `/proc/PID/fd`.
+    pub inode: u32,
 }
 
 /// The user that created the other end of this connected TCP socket, in the numbering of our user namespace. `None` if that end is not an
@@ -69,6 +71,7 @@ pub fn tcp_peer(fd: impl AsFd) -> io::Result<Option<TcpPeer>> {
     Ok(known.then_some(TcpPeer {
         uid: peer.uid,
         cookie: peer.cookie,
+        inode: peer.inode,
     }))
 }
 

@@ -210,6 +210,25 @@ unsafe fn vm(
     })
 }
 
+/// A duplicate of the descriptor that a process has of the socket with this number (`socket:[NUMBER]` in `/proc/PID/fd`).
+///
+/// # Errors
+/// `NotFound` if it has none; `EPERM` without the right to trace the process; `ESRCH`, `EMFILE`.
+pub fn socket_of(pid: u32, inode: u32) -> io::Result<OwnedFd> {
+    let process = pidfd_open(pid)?;
+    let name = format!("socket:[{inode}]");
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        let is_it = std::fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == name.as_str());
+        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(number) = number.filter(|_| is_it) {
+            let flags = rustix::process::PidfdGetfdFlags::empty();
+            return Ok(rustix::process::pidfd_getfd(&process, number, flags)?);
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
 /// Whether there is no such process, or only a zombie. Async-signal-safe; allocates nothing.
 pub fn is_gone(pid: u32) -> bool {
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {

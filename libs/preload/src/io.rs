@@ -274,6 +274,7 @@ unsafe fn passing(message: *const msghdr) {
                     let fd = data.add(at).read_unaligned();
                     if let Some(conn) = conn::of(fd) {
                         link::downgrade(conn, Why::Passed);
+                        link::end_with_unread(conn);
                     }
                     dgram::make_plain(fd, Why::Passed);
                 }

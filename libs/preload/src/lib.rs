@@ -41,6 +41,7 @@ mod exec;
 mod fd;
 mod fetch;
 mod full;
+mod give_back;
 mod hidden;
 mod hosts;
 mod io;

@@ -15,6 +15,7 @@ use weft_run::pace;
 use crate::bell::{self, channel};
 use crate::chan::Chan;
 use crate::conn::{Conn, Inside, PROBING, Slow, big};
+use crate::give_back::give_back;
 use crate::direction::{close_sending, rx_after, tx_after};
 use crate::kernel::borrowed;
 use crate::{counts, fetch, hidden, hosts, settings};
@@ -202,9 +203,10 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     conn.note(why);
     close_sending(conn, chan, why);
     if chan.carrier != Carrier::Here {
-        let out_of_sight = matches!(why, Why::Exec | Why::Passed | Why::Stdio | Why::Splice);
+        let out_of_sight = is_out_of_sight(why) || why == Why::Splice;
         return hosts::want_tcp(conn, chan, out_of_sight, why);
     }
+    let held = is_out_of_sight(why) && stream.hold(chan.peer());
     let empty = {
         let _rx = side.rx_lock.lock();
         stream.close(chan.peer());
@@ -212,25 +214,41 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
         let head = side.head.load(Relaxed);
         stream.ready(chan.peer(), head).is_ok_and(|(n, _)| n == 0)
     };
-    if empty && side.rx_state.load(SeqCst) == RING {
-        rx_after(conn, chan, why);
+    if side.rx_state.load(SeqCst) == RING {
+        if empty {
+            rx_after(conn, chan, why);
+        } else if held {
+            give_back(conn.descriptor(), conn, chan);
+        }
         // Threads that wait for the ring look again, at the TCP socket.
         // SAFETY: our bell.
         unsafe { crate::next::shutdown(chan.bell(), libc::SHUT_RD) };
     }
+    if held {
+        stream.release(chan.peer());
+    }
 }
 
-/// Handles unread bytes in the ring when the process executes another program, which cannot read them. If no other process can either, the connection
-/// ends, because the program would continue behind a gap in its stream.
+/// From now on calls that are not seen, or other programs, read the socket.
+fn is_out_of_sight(why: Why) -> bool {
+    matches!(why, Why::Exec | Why::Passed | Why::Stdio | Why::Descriptors)
+}
+
+/// Handles bytes that could not be given back, when nothing reads the ring any more: the connection ends, because the next reader would continue behind a gap
+/// in the stream.
 pub(crate) fn end_with_unread(conn: &'static Conn) {
     let inside = conn.enter();
     let Some(chan) = conn.chan(&inside) else {
         return;
     };
-    if chan.carrier != Carrier::Here || conn.holders(&inside) != 1 {
-        return;
+    if chan.carrier == Carrier::Here && fetch::ring_bytes(chan).is_some_and(|n| n > 0) {
+        conn.reset(chan, Why::Unread);
     }
-    if fetch::ring_bytes(chan).is_some_and(|n| n > 0) {
-        conn.reset(chan, Why::SideLost);
+}
+
+/// The same when this process only is about to lose the ring: others read it if they have it.
+pub(crate) fn end_with_unread_of_all(conn: &'static Conn) {
+    if conn.holders(&conn.enter()) == 1 {
+        end_with_unread(conn);
     }
 }

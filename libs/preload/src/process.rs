@@ -134,7 +134,7 @@ pub(crate) fn watch_forks() {
 pub(crate) fn before_exec() -> lend::Finishing {
     let finishing = lend::finish();
     for conn in before_spawn() {
-        link::end_with_unread(conn);
+        link::end_with_unread_of_all(conn);
     }
     finishing
 }
@@ -211,7 +211,10 @@ weft_sys::doors! {
 
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
         // The C library reads and writes by itself from now on.
-        if let Some(conn) = conn::of(fd) { link::downgrade(conn, Why::Stdio); }
+        if let Some(conn) = conn::of(fd) {
+            link::downgrade(conn, Why::Stdio);
+            link::end_with_unread(conn);
+        }
         dgram::make_plain(fd, Why::Stdio);
         next::fdopen(fd, mode)
     }

@@ -207,6 +207,27 @@ fn so_far(got: usize, errno: c_int) -> Step {
     })
 }
 
+/// Takes all bytes out of the ring of a closed direction.
+pub(crate) fn drain(fd: c_int, conn: &'static Conn, chan: &Chan) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut bytes = vec![0_u8; 64 << 10];
+    loop {
+        let iov = [libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        }];
+        // SAFETY: our buffer.
+        let (n, is_last) = match unsafe { from_ring((fd, conn), chan, &iov, libc::MSG_DONTWAIT) } {
+            Step::Done(n) => (n.max(0) as usize, n <= 0),
+            Step::Tcp(n) => (n, true),
+        };
+        all.extend_from_slice(&bytes[..n]);
+        if is_last {
+            return all;
+        }
+    }
+}
+
 unsafe fn from_ring(
     (fd, conn): (c_int, &'static Conn),
     chan: &Chan,
