@@ -9,8 +9,8 @@ use libc::{c_int, c_long};
 use weft_run::meet::Why;
 
 use crate::conn::Conn;
-use crate::lend::memory::{self, Sharing};
-use crate::{dgram, io, lend, link, next, privileges, settings, sock, table};
+use crate::lend::memory;
+use crate::{dgram, io, lend, link, next, privileges, process, settings, sock, table};
 
 fn pointer<T>(word: c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(word as usize)
@@ -33,6 +33,15 @@ weft_sys::doors! {
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
         by_number(number, [a, b, c, d, e, f])
     }
+}
+
+/// The flags of `clone3`: the first member of its structure.
+unsafe fn clone3_flags(start: c_long, len: c_long) -> u64 {
+    if start == 0 || len < 8 {
+        return u64::MAX;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { pointer::<u64>(start).read_unaligned() }
 }
 
 /// # Safety
@@ -87,15 +96,85 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
                     .expose_provenance() as c_long
             }
             libc::SYS_madvise => memory::madvise(pointer(a), b as usize, c as c_int).into(),
-            // Threads have what we have.
-            libc::SYS_clone if a as c_int & libc::CLONE_VM == 0 => {
-                let _sharing = Sharing::begin();
+            libc::SYS_recvmmsg => {
+                io::recvmmsg(fd, pointer(b), c as u32, d as c_int, pointer(e)).into()
+            }
+            libc::SYS_sendmmsg => io::sendmmsg(fd, pointer(b), c as u32, d as c_int).into(),
+            libc::SYS_sendfile => io::sendfile(fd, b as c_int, pointer(c), d as usize) as c_long,
+            libc::SYS_splice => io::splice(
+                fd,
+                pointer(b),
+                c as c_int,
+                pointer(d),
+                e as usize,
+                f as u32,
+            ) as c_long,
+            libc::SYS_preadv2 => {
+                io::preadv64v2(fd, pointer(b), c as c_int, d, f as c_int) as c_long
+            }
+            libc::SYS_pwritev2 => {
+                io::pwritev64v2(fd, pointer(b), c as c_int, d, f as c_int) as c_long
+            }
+            libc::SYS_setsockopt => {
+                sock::setsockopt(fd, b as c_int, c as c_int, pointer(d), e as u32).into()
+            }
+            libc::SYS_listen => sock::listen(fd, b as c_int).into(),
+            libc::SYS_fcntl => sock::fcntl(fd, b as c_int, c as u64).into(),
+            libc::SYS_ioctl => sock::ioctl(fd, b as u64, c as u64).into(),
+            libc::SYS_epoll_pwait2 => sock::epoll_pwait2(
+                fd,
+                pointer(b),
+                c as c_int,
+                pointer(d),
+                pointer(e),
+            )
+            .into(),
+            libc::SYS_epoll_pwait => {
+                sock::epoll_pwait(fd, pointer(b), c as c_int, d as c_int, pointer(e)).into()
+            }
+            libc::SYS_execve => {
+                let _nothing_lent = process::before_exec();
                 next::syscall(number, a, b, c, d, e, f)
             }
-            #[cfg(target_arch = "x86_64")]
-            libc::SYS_fork => {
-                let _sharing = Sharing::begin();
+            libc::SYS_execveat => {
+                let _nothing_lent = process::before_exec();
                 next::syscall(number, a, b, c, d, e, f)
+            }
+            // Threads have what we have.
+            libc::SYS_clone if a as c_int & libc::CLONE_VM == 0 => {
+                process::raw_fork(|| next::syscall(number, a, b, c, d, e, f))
+            }
+            libc::SYS_clone3 if clone3_flags(a, b) & libc::CLONE_VM as u64 == 0 => {
+                process::raw_fork(|| next::syscall(number, a, b, c, d, e, f))
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_fork | libc::SYS_vfork => {
+                process::raw_fork(|| next::syscall(libc::SYS_fork, a, b, c, d, e, f))
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_accept => sock::accept(fd, pointer(b), pointer(c)).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => sock::dup2(fd, b as c_int).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_poll => sock::poll(pointer(a), b as u64, c as c_int).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_select => {
+                sock::select(fd, pointer(b), pointer(c), pointer(d), pointer(e)).into()
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_epoll_wait => {
+                sock::epoll_wait(fd, pointer(b), c as c_int, d as c_int).into()
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_epoll_create => sock::epoll_create(fd).into(),
+            libc::SYS_ppoll => {
+                // The kernel's call writes the time that is left.
+                sock::ppoll(pointer(a), b as u64, pointer(c), pointer(d)).into()
+            }
+            libc::SYS_pselect6 => {
+                let mask = pointer::<*const libc::sigset_t>(f);
+                let mask = if mask.is_null() { std::ptr::null() } else { *mask };
+                sock::pselect(fd, pointer(b), pointer(c), pointer(d), pointer(e), mask).into()
             }
             libc::SYS_exit_group => {
                 lend::finish_for_good();

@@ -1,17 +1,18 @@
-//! `execl` and its variants are variadic: each function here does its preparation and then jumps to the function behind it.
+//! `execl`, its variants and `dprintf` are variadic: each function here does its preparation and then jumps to the function behind it.
 //!
 //! # Safety
 //!
-//! As `execl(3)`. Each function keeps all registers that hold arguments, and leaves the stack as it was.
+//! As `execl(3)` and `dprintf(3)`. Each function keeps all registers that hold arguments, and leaves the stack as it was.
 
-use libc::c_void;
+use libc::{c_int, c_void};
 
+use crate::io::by_stdio;
 use crate::process::before_exec;
 
 macro_rules! variadic {
-    ($($name:ident, $prepare:ident, $text:literal;)*) => {$(
-        extern "C" fn $prepare() -> *mut c_void {
-            drop(before_exec());
+    ($($name:ident, $prepare:ident, $before:expr, $text:literal;)*) => {$(
+        extern "C" fn $prepare(first: c_int) -> *mut c_void {
+            $before(first);
             weft_sys::next::find($text)
         }
 
@@ -58,7 +59,9 @@ macro_rules! variadic {
 }
 
 variadic! {
-    execl, prepare_execl, c"execl";
-    execlp, prepare_execlp, c"execlp";
-    execle, prepare_execle, c"execle";
+    execl, prepare_execl, |_| drop(before_exec()), c"execl";
+    execlp, prepare_execlp, |_| drop(before_exec()), c"execlp";
+    execle, prepare_execle, |_| drop(before_exec()), c"execle";
+    dprintf, prepare_dprintf, by_stdio, c"dprintf";
+    __dprintf_chk, prepare_dprintf_chk, by_stdio, c"__dprintf_chk";
 }

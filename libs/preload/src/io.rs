@@ -5,7 +5,7 @@
 //! Each is as safe as its manual page says.
 
 use libc::{
-    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
+    c_char, c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
     timespec,
 };
 use std::sync::atomic::Ordering::SeqCst;
@@ -181,6 +181,65 @@ weft_sys::doors! {
         send_file(out, from, offset, n)
     }
 
+    fn preadv2(fd: c_int, iov: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        preadv64v2(fd, iov, n, offset, flags)
+    }
+
+    fn preadv64v2(fd: c_int, iov: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        let real = || next::preadv64v2(fd, iov, n, offset, flags);
+        match at_position(fd, iov, n, offset, flags) {
+            Some((list, flags)) => { settle_all(list); receive(fd, list, flags, real) }
+            None => real(),
+        }
+    }
+
+    fn pwritev2(fd: c_int, iov: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        pwritev64v2(fd, iov, n, offset, flags)
+    }
+
+    fn pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        let real = || next::pwritev64v2(fd, iov, n, offset, flags);
+        match at_position(fd, iov, n, offset, flags) {
+            Some((list, flags)) => transmit(fd, &Source::Memory(list), flags, real),
+            None => real(),
+        }
+    }
+
+    fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int {
+        by_stdio(fd);
+        next::vdprintf(fd, format, list)
+    }
+
+    fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int {
+        by_stdio(fd);
+        next::__vdprintf_chk(fd, flag, format, list)
+    }
+
+    fn aio_read(block: *mut c_void) -> c_int { aio_read64(block) }
+
+    fn aio_read64(block: *mut c_void) -> c_int {
+        by_aio(block);
+        next::aio_read64(block)
+    }
+
+    fn aio_write(block: *mut c_void) -> c_int { aio_write64(block) }
+
+    fn aio_write64(block: *mut c_void) -> c_int {
+        by_aio(block);
+        next::aio_write64(block)
+    }
+
+    fn lio_listio(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int {
+        lio_listio64(mode, list, n, event)
+    }
+
+    fn lio_listio64(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int {
+        if !list.is_null() {
+            for at in 0..n.max(0) as usize { by_aio(*list.add(at)); }
+        }
+        next::lio_listio64(mode, list, n, event)
+    }
+
     fn splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t {
         for fd in [from, to] {
             if let Some(conn) = conn::of(fd) { link::downgrade(conn, Why::Splice); }
@@ -191,6 +250,40 @@ weft_sys::doors! {
             return drain_to(from, to, n, flags);
         }
         next::splice(from, from_offset, to, to_offset, n, flags)
+    }
+}
+
+/// The vector and the flags of a call with a position, if it means the current one and the socket is ours; no other is valid for a socket.
+unsafe fn at_position<'a>(
+    fd: c_int,
+    iov: *const iovec,
+    n: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> Option<(&'a [iovec], c_int)> {
+    conn::of(fd)?;
+    // SAFETY: the caller's promise.
+    let list = unsafe { vector(iov, n as usize) }?;
+    let is_plain = offset == -1 && flags & !libc::RWF_NOWAIT == 0;
+    let has_bytes = list.iter().any(|one| one.iov_len > 0);
+    let flags = if flags == 0 { 0 } else { libc::MSG_DONTWAIT };
+    (is_plain && has_bytes).then_some((list, flags))
+}
+
+/// The C library writes or reads by itself from now on.
+pub(crate) fn by_stdio(fd: c_int) {
+    if let Some(conn) = conn::of(fd) {
+        link::downgrade(conn, Why::Stdio);
+        link::end_with_unread(conn);
+    }
+    dgram::make_plain(fd, Why::Stdio);
+}
+
+/// The same for the descriptor of an asynchronous request: the first member of `struct aiocb`.
+unsafe fn by_aio(block: *mut c_void) {
+    if !block.is_null() {
+        // SAFETY: the caller's promise.
+        by_stdio(unsafe { block.cast::<c_int>().read_unaligned() });
     }
 }
 

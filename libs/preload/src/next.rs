@@ -34,6 +34,14 @@ weft_sys::next! {
     sendfile64(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t;
     splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t;
 
+    preadv64v2(fd: c_int, iov: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    pwritev64v2(fd: c_int, iov: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int;
+    __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int;
+    aio_read64(block: *mut c_void) -> c_int;
+    aio_write64(block: *mut c_void) -> c_int;
+    lio_listio64(mode: c_int, list: *const *mut c_void, n: c_int, event: *mut c_void) -> c_int;
+
     poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int;
     ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     select(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *mut timeval) -> c_int;

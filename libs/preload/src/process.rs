@@ -4,7 +4,7 @@
 //!
 //! Each call is as safe as its manual page says.
 
-use libc::{c_char, c_int, c_void, pid_t};
+use libc::{c_char, c_int, c_long, c_void, pid_t};
 use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32};
 use weft_run::meet::Why;
 
 use crate::conn::{self, Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
+use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
 use crate::{dgram, fd, kernel, late, ledger, lend, link, lock, next, sets, table};
 
@@ -112,6 +113,39 @@ extern "C" fn in_child() {
     });
 }
 
+/// A fork for which the C library does not call the functions of [`watch_forks`].
+pub(crate) fn raw_fork(call: impl FnOnce() -> c_long) -> c_long {
+    before_fork();
+    let pid = call();
+    let errno = crate::errno();
+    if pid == 0 {
+        in_child();
+    } else {
+        in_parent();
+    }
+    if pid < 0 {
+        no_child();
+        crate::set_errno(errno);
+    }
+    pid
+}
+
+/// What the child of `clone` runs. It is in the memory of which the child has a copy.
+struct Start {
+    run: *mut c_void,
+    arg: *mut c_void,
+}
+
+extern "C" fn child_starts(start: *mut c_void) -> c_int {
+    in_child();
+    // SAFETY: `clone` above has passed it, and its own caller's function and argument in it.
+    unsafe {
+        let start = &*start.cast::<Start>();
+        let run: extern "C" fn(*mut c_void) -> c_int = std::mem::transmute(start.run);
+        run(start.arg)
+    }
+}
+
 /// A fork that failed has counted a child that is not there.
 fn no_child() {
     let guard = big();
@@ -172,15 +206,16 @@ weft_sys::doors! {
         pid
     }
 
-    fn _Fork() -> pid_t {
-        let _sharing = Sharing::begin();
-        next::_Fork()
-    }
+    fn _Fork() -> pid_t { raw_fork(|| next::_Fork().into()) as pid_t }
 
     fn clone(run: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int {
         // Threads have what we have.
-        let _sharing = (flags & libc::CLONE_VM == 0).then(Sharing::begin);
-        next::clone(run, stack, flags, arg, parent, tls, child)
+        if flags & libc::CLONE_VM != 0 {
+            return next::clone(run, stack, flags, arg, parent, tls, child);
+        }
+        let start = Start { run, arg };
+        let first = (&raw const start).cast_mut().cast();
+        raw_fork(|| next::clone(child_starts as *mut c_void, stack, flags, first, parent, tls, child).into()) as c_int
     }
 
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
@@ -210,12 +245,7 @@ weft_sys::doors! {
     }
 
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-        // The C library reads and writes by itself from now on.
-        if let Some(conn) = conn::of(fd) {
-            link::downgrade(conn, Why::Stdio);
-            link::end_with_unread(conn);
-        }
-        dgram::make_plain(fd, Why::Stdio);
+        by_stdio(fd);
         next::fdopen(fd, mode)
     }
 
