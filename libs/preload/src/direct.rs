@@ -101,14 +101,9 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
             }
             libc::SYS_sendmmsg => io::sendmmsg(fd, pointer(b), c as u32, d as c_int).into(),
             libc::SYS_sendfile => io::sendfile(fd, b as c_int, pointer(c), d as usize) as c_long,
-            libc::SYS_splice => io::splice(
-                fd,
-                pointer(b),
-                c as c_int,
-                pointer(d),
-                e as usize,
-                f as u32,
-            ) as c_long,
+            libc::SYS_splice => {
+                io::splice(fd, pointer(b), c as c_int, pointer(d), e as usize, f as u32) as c_long
+            }
             libc::SYS_preadv2 => {
                 io::preadv64v2(fd, pointer(b), c as c_int, d, f as c_int) as c_long
             }
@@ -121,14 +116,9 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_listen => sock::listen(fd, b as c_int).into(),
             libc::SYS_fcntl => sock::fcntl(fd, b as c_int, c as u64).into(),
             libc::SYS_ioctl => sock::ioctl(fd, b as u64, c as u64).into(),
-            libc::SYS_epoll_pwait2 => sock::epoll_pwait2(
-                fd,
-                pointer(b),
-                c as c_int,
-                pointer(d),
-                pointer(e),
-            )
-            .into(),
+            libc::SYS_epoll_pwait2 => {
+                sock::epoll_pwait2(fd, pointer(b), c as c_int, pointer(d), pointer(e)).into()
+            }
             libc::SYS_epoll_pwait => {
                 sock::epoll_pwait(fd, pointer(b), c as c_int, d as c_int, pointer(e)).into()
             }
@@ -162,9 +152,7 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
                 sock::select(fd, pointer(b), pointer(c), pointer(d), pointer(e)).into()
             }
             #[cfg(target_arch = "x86_64")]
-            libc::SYS_epoll_wait => {
-                sock::epoll_wait(fd, pointer(b), c as c_int, d as c_int).into()
-            }
+            libc::SYS_epoll_wait => sock::epoll_wait(fd, pointer(b), c as c_int, d as c_int).into(),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_epoll_create => sock::epoll_create(fd).into(),
             libc::SYS_ppoll => {
@@ -173,7 +161,11 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
             }
             libc::SYS_pselect6 => {
                 let mask = pointer::<*const libc::sigset_t>(f);
-                let mask = if mask.is_null() { std::ptr::null() } else { *mask };
+                let mask = if mask.is_null() {
+                    std::ptr::null()
+                } else {
+                    *mask
+                };
                 sock::pselect(fd, pointer(b), pointer(c), pointer(d), pointer(e), mask).into()
             }
             libc::SYS_exit_group => {

@@ -27,7 +27,13 @@ pub(crate) fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool {
             iov_len: bytes.len() - sent,
         };
         // SAFETY: bytes of a slice.
-        let n = unsafe { kernel::send(peer.as_raw_fd(), &[rest], libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+        let n = unsafe {
+            kernel::send(
+                peer.as_raw_fd(),
+                &[rest],
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        };
         match n {
             1.. => sent += n as usize,
             _ if crate::errno() == libc::EINTR => {}

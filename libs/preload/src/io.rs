@@ -5,15 +5,15 @@
 //! Each is as safe as its manual page says.
 
 use libc::{
-    c_char, c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
-    timespec,
+    c_char, c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t,
+    ssize_t, timespec,
 };
 use std::sync::atomic::Ordering::SeqCst;
 
 use weft_run::ledger::RING;
 use weft_run::meet::Why;
 
-use crate::iov::{MAX_RW, Source, one, vector};
+use crate::iov::{MAX_RW, Source, is_bad, is_optional, one, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
@@ -65,6 +65,7 @@ weft_sys::doors! {
             return dgram::io::recvfrom(fd, buf, n, flags, addr, len);
         }
         // TCP returns no address.
+        if !is_optional(len) { return next::recvfrom(fd, buf, n, flags, addr, len); }
         let asked = if len.is_null() { 0 } else { *len };
         if !len.is_null() && !addr.is_null() { *len = 0; }
         receive(fd, &one(buf, n), flags, || {
@@ -80,13 +81,14 @@ weft_sys::doors! {
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         settle_message(message);
-        if conn::of(fd).is_none() || message.is_null() {
+        if conn::of(fd).is_none() || is_bad(message) {
             return dgram::io::recvmsg(fd, message, flags);
         }
         receive_message(fd, message, flags)
     }
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+        if is_bad(messages) { return next::recvmmsg(fd, messages, n, flags, timeout); }
         for at in 0..n.min(1024) as usize { settle_message(&raw mut (*messages.add(at)).msg_hdr); }
         if conn::of(fd).is_none() || n == 0 {
             return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
@@ -145,20 +147,21 @@ weft_sys::doors! {
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-        if !message.is_null() && (*message).msg_controllen > 0 && !(*message).msg_control.is_null() {
+        if !is_bad(message) && (*message).msg_controllen > 0 && !is_bad((*message).msg_control) {
             passing(message);
         }
-        if conn::of(fd).is_none() || message.is_null() {
+        if conn::of(fd).is_none() || is_bad(message) {
             return dgram::io::sendmsg(fd, message, flags);
         }
         send_message(fd, message, flags)
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+        if is_bad(messages) { return next::sendmmsg(fd, messages, n, flags); }
         if conn::of(fd).is_none() || n == 0 {
             for at in 0..n.min(1024) as usize {
                 let header = &raw const (*messages.add(at)).msg_hdr;
-                if (*header).msg_controllen > 0 && !(*header).msg_control.is_null() { passing(header); }
+                if (*header).msg_controllen > 0 && !is_bad((*header).msg_control) { passing(header); }
             }
             return dgram::io::sendmmsg(fd, messages, n, flags);
         }
@@ -300,6 +303,7 @@ unsafe fn settle_message(message: *mut msghdr) {
     // SAFETY: the caller's promise.
     unsafe {
         if is_active()
+            && !is_bad(message)
             && let Some(header) = message.as_ref()
             && let Some(list) = vector(header.msg_iov, header.msg_iovlen)
         {
@@ -380,7 +384,7 @@ unsafe fn passing(message: *const msghdr) {
 unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        if conn::of(out).is_none() || n == 0 {
+        if conn::of(out).is_none() || n == 0 || !is_optional(offset) {
             dgram::io::by_kernel(out);
             return next::sendfile64(out, from, offset, n);
         }

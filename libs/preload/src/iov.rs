@@ -12,9 +12,35 @@ pub(crate) fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
     }]
 }
 
+/// Returns true for an address at which no program has memory: the kernel answers it with `EFAULT`, and an access here would be a fault.
+#[inline]
+pub(crate) fn is_bad<T>(address: *const T) -> bool {
+    /// Nothing is mapped below (`vm.mmap_min_addr`).
+    const FIRST: usize = 4096;
+    /// The end of user space with the largest page tables.
+    const END: usize = 1 << 56;
+    !(FIRST..END).contains(&address.addr())
+}
+
+/// Returns true for null, or an address that is not bad.
+#[inline]
+pub(crate) fn is_optional<T>(address: *const T) -> bool {
+    address.is_null() || !is_bad(address)
+}
+
+/// The pieces of the vector before the first with a bad address.
+#[inline]
+pub(crate) fn good(iov: &[iovec]) -> &[iovec] {
+    let bad = |one: &iovec| one.iov_len > 0 && is_bad(one.iov_base);
+    match iov.iter().position(bad) {
+        None => iov,
+        Some(at) => &iov[..at],
+    }
+}
+
 /// The vector of a call, if the kernel would accept it.
 pub(crate) unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
-    if n > 1024 || (iov.is_null() && n > 0) {
+    if n > 1024 || (n > 0 && is_bad(iov)) {
         return None;
     }
     if n == 0 {

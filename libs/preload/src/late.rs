@@ -23,6 +23,7 @@ use weft_run::ledger::{Carrier, RING};
 
 use crate::chan::Chan;
 use crate::conn::{self, Conn, Reg};
+use crate::iov::is_bad;
 use crate::regs::catch_up;
 use crate::{bell, clock, sets, spin, table};
 
@@ -319,7 +320,7 @@ pub(crate) unsafe fn wait(
     let Some(slot) = slot_of(sets::number(set)) else {
         return call(events, most, false);
     };
-    if most <= 0 || events.is_null() || HOLDS.get() {
+    if most <= 0 || is_bad(events) || HOLDS.get() {
         return call(events, most, false);
     }
     // SAFETY: the caller's promise. Any bytes are events.

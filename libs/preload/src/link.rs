@@ -15,8 +15,8 @@ use weft_run::pace;
 use crate::bell::{self, channel};
 use crate::chan::Chan;
 use crate::conn::{Conn, Inside, PROBING, Slow, big};
-use crate::give_back::give_back;
 use crate::direction::{close_sending, rx_after, tx_after};
+use crate::give_back::give_back;
 use crate::kernel::borrowed;
 use crate::{counts, fetch, hidden, hosts, settings};
 

@@ -14,6 +14,7 @@ use crate::chan::BOTH;
 use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
+use crate::iov::{is_bad, is_optional};
 use crate::{clock, dgram, fetch, hosts, kernel, late, next, rx, spin};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
@@ -261,7 +262,7 @@ unsafe fn ask(
     may_wait: bool,
     call: impl Fn(*mut pollfd, nfds_t) -> c_int,
 ) -> c_int {
-    if fds.is_null() || n == 0 || n > 1 << 20 {
+    if is_bad(fds) || n == 0 || n > 1 << 20 {
         return call(fds, n);
     }
     // SAFETY: the caller's promise.
@@ -307,6 +308,10 @@ pub(crate) unsafe fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    if !is_optional(timeout) {
+        crate::set_errno(libc::EFAULT);
+        return -1;
+    }
     // SAFETY: the caller's promise.
     unsafe {
         patient_until(timeout, |timeout| {
@@ -327,7 +332,7 @@ fn has(set: *const fd_set, fd: c_int) -> bool {
 
 /// The sets as a list, when one of them has a socket of ours.
 fn list(n: c_int, r: *const fd_set, w: *const fd_set, e: *const fd_set) -> Option<Vec<pollfd>> {
-    if !(1..=libc::FD_SETSIZE as c_int).contains(&n) {
+    if !(1..=libc::FD_SETSIZE as c_int).contains(&n) || ![r, w, e].into_iter().all(is_optional) {
         return None;
     }
     let any = (0..n).any(|fd| is_ours(fd) && (has(r, fd) || has(w, fd) || has(e, fd)));
@@ -404,6 +409,10 @@ pub(crate) unsafe fn select(
         // SAFETY: the caller's promise.
         return unsafe { next::select(n, r, w, e, timeout) };
     };
+    if !is_optional(timeout) {
+        crate::set_errno(libc::EFAULT);
+        return -1;
+    }
     if timeout.is_null() {
         // SAFETY: the caller's promise.
         return unsafe { by_poll(asked, [r, w, e], std::ptr::null(), std::ptr::null()) };

@@ -12,6 +12,7 @@ use weft_run::ledger::{Carrier, RING};
 
 use crate::chan::Chan;
 use crate::conn::{self, Conn, Inside, Reg, big};
+use crate::iov::is_bad;
 use crate::regs::{ONESHOT, apply, catch_up, forget, has_fired, is_both, is_taken, remove};
 use crate::sets::{self, OUT, control, number, parts};
 use crate::{bell, late, next};
@@ -242,7 +243,7 @@ pub(crate) unsafe fn epoll_ctl(
     if let Some(chan) = chan
         && conn.late_set.load(Relaxed) != 0
     {
-        let is_known = op == libc::EPOLL_CTL_DEL || !event.is_null();
+        let is_known = op == libc::EPOLL_CTL_DEL || !is_bad(event);
         // SAFETY: the caller's promise.
         let asked = unsafe { parts(event) };
         if let [reg] = &mut conn.slow(&big).regs[..]
@@ -262,7 +263,7 @@ pub(crate) unsafe fn epoll_ctl(
     let moves = chan.is_some_and(Chan::is_on_ring);
     if !moves
         || (op != libc::EPOLL_CTL_ADD && at.is_none())
-        || event.is_null() && op != libc::EPOLL_CTL_DEL
+        || is_bad(event) && op != libc::EPOLL_CTL_DEL
     {
         // SAFETY: the caller's promise.
         return unsafe { in_kernel(conn, chan, &mut slow.regs, at, (set, op, fd, number), event) };

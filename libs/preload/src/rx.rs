@@ -14,7 +14,7 @@ use crate::bell::{self, Heard};
 use crate::chan::{BOTH, Chan, Side};
 use crate::conn::{self, Conn, LINKED, PROBING};
 use crate::fetch::{self, Took};
-use crate::iov::{cut, total};
+use crate::iov::{cut, good, total};
 use crate::lend::memory;
 use crate::{clock, direction, hosts, kernel, late, link, ready, set_errno, signal};
 
@@ -85,7 +85,23 @@ unsafe fn receive_looking(
                     return failed(libc::EAGAIN);
                 }
                 // SAFETY: the caller's promise.
-                match unsafe { from_ring((fd, conn), chan, iov, flags) } {
+                let fit = good(iov);
+                if fit.len() < iov.len() && total(fit) == 0 && flags & libc::MSG_TRUNC == 0 {
+                    return failed(libc::EFAULT);
+                }
+                // SAFETY: the caller's promise.
+                match unsafe {
+                    from_ring(
+                        (fd, conn),
+                        chan,
+                        if flags & libc::MSG_TRUNC == 0 {
+                            fit
+                        } else {
+                            iov
+                        },
+                        flags,
+                    )
+                } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => {}
                     // SAFETY: the caller's promise.

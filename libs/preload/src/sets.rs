@@ -8,6 +8,7 @@ use libc::{c_int, epoll_event};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+use crate::iov::is_bad;
 use crate::next;
 use crate::table::{self, Entry};
 
@@ -80,7 +81,7 @@ pub(crate) fn count_mixed(n: isize) {
 
 /// Events and data; nothing for a null pointer.
 pub(crate) unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
-    if event.is_null() {
+    if is_bad(event) {
         return (0, 0);
     }
     // SAFETY: the caller's promise.

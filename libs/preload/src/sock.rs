@@ -15,6 +15,7 @@ use weft_run::meet::Why;
 
 use crate::conn::{self, Conn, FRESH, PROBING};
 use crate::full::{patient, patient_until};
+use crate::iov::is_optional;
 use crate::table::{self, Entry};
 use crate::{
     dgram, direction, fd as descriptor, hosts, kernel, late, ledger, link, next, poll as readiness,
@@ -246,6 +247,7 @@ weft_sys::doors! {
     }
 
     fn epoll_pwait2(set: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        if !is_optional(timeout) { return next::epoll_pwait2(set, events, n, timeout, mask); }
         without_ends(set, events, || patient_until(timeout, |timeout| {
             let at_once = timespec { tv_sec: 0, tv_nsec: 0 };
             let may_wait = timeout.as_ref().is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));

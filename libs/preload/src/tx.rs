@@ -14,7 +14,7 @@ use weft_run::meet::Why;
 use crate::bell::{self, Heard};
 use crate::chan::Chan;
 use crate::conn::{self, Conn, Inside, LINKED, PROBING};
-use crate::iov::{Source, cut, each_piece};
+use crate::iov::{Source, cut, each_piece, good};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
 use crate::{direction, full, hosts, kernel, link, next, ready, set_errno, signal};
@@ -83,7 +83,20 @@ unsafe fn transmit_looking(
         match chan.side().tx_state.load(SeqCst) {
             RING => {
                 // SAFETY: the caller's promise.
-                match unsafe { into_ring(conn, chan, source, flags) } {
+                let fit = match source {
+                    Source::Memory(iov) => Source::Memory(good(iov)),
+                    Source::File { fd, offset, len } => Source::File {
+                        fd: *fd,
+                        offset: *offset,
+                        len: *len,
+                    },
+                };
+                if fit.len() == 0 && source.len() > 0 {
+                    set_errno(libc::EFAULT);
+                    return -1;
+                }
+                // SAFETY: the caller's promise.
+                match unsafe { into_ring(conn, chan, &fit, flags) } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => {}
                     // SAFETY: the caller's promise.

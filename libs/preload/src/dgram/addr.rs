@@ -8,13 +8,15 @@ use libc::{c_int, c_void, msghdr, sa_family_t, sockaddr, sockaddr_in, sockaddr_i
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::iov::is_bad;
+
 /// The destination of a send, of the socket's own family; `None` for one that the kernel had better look at.
 ///
 /// # Safety
 /// `addr` has `len` bytes.
 pub(crate) unsafe fn parse(addr: *const sockaddr, len: socklen_t, v6: bool) -> Option<SocketAddr> {
     let len = len as usize;
-    if addr.is_null() || len < size_of::<sa_family_t>() {
+    if is_bad(addr) || len < size_of::<sa_family_t>() {
         return None;
     }
     // SAFETY: the caller's promise; each read is within `len`.

@@ -14,8 +14,13 @@ use super::rings::Out;
 use super::rx::{receive, receive_many};
 use super::tx::{To, has_ring, transmit, went_by_kernel};
 use super::{Dgram, addr, of};
-use crate::iov::{one, vector};
+use crate::iov::{good, is_bad, is_optional, one, vector};
 use crate::{clock, kernel, next};
+
+/// The vector, if all of its addresses may be good: the kernel judges others, and takes no part of a datagram.
+fn whole(iov: &[iovec]) -> Option<&[iovec]> {
+    (good(iov).len() == iov.len()).then_some(iov)
+}
 
 fn bare(iov: &[iovec]) -> Out<'_> {
     Out {
@@ -32,7 +37,7 @@ pub(crate) unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
         // A read of zero bytes consumes no datagram.
-        let Some(d) = of(fd).filter(|_| n > 0) else {
+        let Some(d) = of(fd).filter(|_| n > 0 && !is_bad(buf)) else {
             return next::read(fd, buf, n);
         };
         let iov = one(buf, n);
@@ -47,7 +52,7 @@ pub(crate) unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
 pub(crate) unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        let list = of(fd).and_then(|d| Some((d, vector(iov, n as usize)?)));
+        let list = of(fd).and_then(|d| Some((d, whole(vector(iov, n as usize)?)?)));
         let Some((d, list)) = list.filter(|(_, list)| list.iter().any(|one| one.iov_len > 0))
         else {
             return next::readv(fd, iov, n);
@@ -71,7 +76,10 @@ pub(crate) unsafe fn recvfrom(
     // SAFETY: the caller's promise.
     unsafe {
         // Odd arguments are left to the kernel to judge, and do not touch the rings.
-        let odd = !name.is_null() && (name_len.is_null() || *name_len > i32::MAX as u32);
+        let odd = is_bad(buf) && n > 0
+            || !is_optional(name)
+            || !is_optional(name_len)
+            || !name.is_null() && (name_len.is_null() || *name_len > i32::MAX as u32);
         let Some(d) = of(fd).filter(|_| !odd) else {
             return next::recvfrom(fd, buf, n, flags, name, name_len);
         };
@@ -96,7 +104,9 @@ unsafe fn receive_message(
     // SAFETY: the caller's promise.
     unsafe {
         let kernel = |more| next::recvmsg(fd, message, flags | more);
-        let Some(list) = vector((*message).msg_iov, (*message).msg_iovlen) else {
+        let is_odd = !is_optional((*message).msg_name) || !is_optional((*message).msg_control);
+        let list = vector((*message).msg_iov, (*message).msg_iovlen).and_then(whole);
+        let Some(list) = list.filter(|_| !is_odd) else {
             return kernel(0);
         };
         let out = Out {
@@ -112,7 +122,7 @@ unsafe fn receive_message(
 pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        match of(fd).filter(|_| !message.is_null()) {
+        match of(fd).filter(|_| !is_bad(message)) {
             Some(d) => receive_message(fd, d, message, flags),
             None => next::recvmsg(fd, message, flags),
         }
@@ -131,7 +141,8 @@ pub(crate) unsafe fn recvmmsg(
     // SAFETY: the caller's promise.
     unsafe {
         let call = || next::recvmmsg(fd, messages, n, flags, timeout);
-        let Some(d) = of(fd).filter(|_| n > 0) else {
+        let fits = n > 0 && !is_bad(messages) && is_optional(timeout);
+        let Some(d) = of(fd).filter(|_| fits) else {
             return call();
         };
         // Without rings one call of the kernel receives them all.
@@ -253,7 +264,7 @@ unsafe fn send_message(
 ) -> Option<ssize_t> {
     // SAFETY: the caller's promise.
     unsafe {
-        let header = message.as_ref()?;
+        let header = message.as_ref().filter(|_| !is_bad(message))?;
         let list = vector(header.msg_iov, header.msg_iovlen)?;
         let to = if header.msg_controllen > 0 && !header.msg_control.is_null() {
             // Source address, interface, segments...
@@ -284,7 +295,7 @@ pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let Some(d) = of(fd).filter(|d| !d.is_plain() && n > 0) else {
+        let Some(d) = of(fd).filter(|d| !d.is_plain() && n > 0 && !is_bad(messages)) else {
             return next::sendmmsg(fd, messages, n, flags);
         };
         if !has_ring(d) {

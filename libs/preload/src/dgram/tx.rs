@@ -15,7 +15,7 @@ use weft_run::pace;
 
 use super::rings::{SENDER, ring};
 use super::{Dgram, Own, now_ms};
-use crate::iov::{each_piece, total};
+use crate::iov::{each_piece, good, total};
 use crate::kernel::borrowed;
 use crate::spin::spins;
 use crate::{hidden, ledger, set_errno, settings, signal};
@@ -203,7 +203,7 @@ pub(crate) unsafe fn transmit(
     iov: &[iovec],
     flags: c_int,
 ) -> Option<ssize_t> {
-    if d.is_plain() {
+    if d.is_plain() || good(iov).len() != iov.len() {
         return None;
     }
     if flags & (libc::MSG_MORE | libc::MSG_ZEROCOPY) != 0 {
