@@ -58,7 +58,10 @@ pub(crate) fn channel(stream: Stream, role: Role, bell: OwnedFd, fd: c_int) -> R
     // SAFETY: the bell is ours; waits on it are to block.
     unsafe { next::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) };
     let bell = hidden::hide(bell).ok_or(Why::Descriptors)?;
-    Chan::new(stream, role, bell, kernel::is_nonblocking(fd)).ok_or(Why::System)
+    let chan = Chan::new(stream, role, bell, kernel::is_nonblocking(fd)).ok_or(Why::System)?;
+    let inq = kernel::tcp_number(fd, libc::TCP_INQ).unwrap_or(0);
+    chan.side().inq.store(inq.cast_unsigned(), Relaxed);
+    Ok(chan)
 }
 
 /// State of the peer's end.

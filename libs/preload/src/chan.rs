@@ -56,6 +56,8 @@ pub(crate) struct Side {
     /// Success of spinning on an empty ring before sleeping, and on a full one.
     pub(crate) spun: Spun,
     pub(crate) spun_full: Spun,
+    /// The program wants to be told of the bytes that are left (`TCP_INQ`).
+    pub(crate) inq: AtomicU32,
     /// When a receive that must not wait last asked the kernel whether the peer is there (under `rx_lock`), by the machine's clock.
     pub(crate) probed: AtomicU64,
 }

@@ -8,7 +8,7 @@ use libc::{
     c_char, c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t,
     ssize_t, timespec,
 };
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::RING;
 use weft_run::meet::Why;
@@ -17,7 +17,7 @@ use crate::iov::{MAX_RW, Source, is_bad, is_optional, one, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
-use crate::{conn, dgram, kernel, link, next};
+use crate::{conn, dgram, fetch, kernel, link, next};
 
 weft_sys::doors! {
     "C-unwind"
@@ -324,13 +324,18 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
         header.msg_controllen = 0;
         let asked = header.msg_flags;
         header.msg_flags = 0;
+        let by_kernel = std::cell::Cell::new(false);
         let n = receive(fd, list, flags, || {
             // SAFETY: the caller's promise.
             let header = &mut *message;
             (header.msg_namelen, header.msg_controllen) = before;
             header.msg_flags = asked;
+            by_kernel.set(true);
             next::recvmsg(fd, message, flags)
         });
+        if n >= 0 && !by_kernel.get() && before.1 > 0 {
+            tell_left(fd, &mut *message, before.1);
+        }
         if n < 0 && crate::errno() != 0 {
             let header = &mut *message;
             if header.msg_namelen == 0 && header.msg_controllen == 0 {
@@ -339,6 +344,43 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
         }
         n
     }
+}
+
+/// Tells a program that has set `TCP_INQ` how many bytes are left, in the `room` bytes of its control buffer, as the kernel does.
+unsafe fn tell_left(fd: c_int, message: &mut msghdr, room: size_t) {
+    let Some((conn, inside)) = conn::enter(fd) else {
+        return;
+    };
+    let Some(chan) = conn.chan(&inside) else {
+        return;
+    };
+    if chan.side().inq.load(Relaxed) == 0 || is_bad(message.msg_control) {
+        return;
+    }
+    let left = fetch::ring_bytes(chan).unwrap_or(0);
+    // An end of the stream that is not received yet counts as one.
+    let left = left.max(usize::from(chan.stream.has_finished(chan.peer())));
+    // SAFETY: macros of sizes.
+    let (len, space) = unsafe { (libc::CMSG_LEN(4) as usize, libc::CMSG_SPACE(4) as usize) };
+    if room < len {
+        message.msg_flags |= libc::MSG_CTRUNC;
+        return;
+    }
+    let header = libc::cmsghdr {
+        cmsg_len: len,
+        cmsg_level: libc::IPPROTO_TCP,
+        cmsg_type: libc::TCP_CM_INQ,
+    };
+    let value = c_int::try_from(left).unwrap_or(c_int::MAX);
+    let at = message.msg_control.cast::<u8>();
+    // SAFETY: the program's control buffer, which has room for both.
+    unsafe {
+        at.cast::<libc::cmsghdr>().write_unaligned(header);
+        at.add(len - size_of::<c_int>())
+            .cast::<c_int>()
+            .write_unaligned(value);
+    }
+    message.msg_controllen = space.min(room);
 }
 
 unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {

@@ -45,6 +45,12 @@ pub(crate) fn number(fd: c_int, name: c_int) -> Option<c_int> {
     unsafe { option(fd, libc::SOL_SOCKET, name) }
 }
 
+/// An option of TCP that is a number.
+pub(crate) fn tcp_number(fd: c_int, name: c_int) -> Option<c_int> {
+    // SAFETY: any bytes are a number.
+    unsafe { option(fd, libc::IPPROTO_TCP, name) }
+}
+
 /// An option of `SOL_SOCKET` that is a time limit; `None`: there is none.
 pub(crate) fn time_limit(fd: c_int, name: c_int) -> Option<timeval> {
     // SAFETY: any bytes are a time.

@@ -169,9 +169,15 @@ weft_sys::doors! {
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
                 if let Some(chan) = conn.chan(&inside) { next::setsockopt(chan.bell(), level, name, value, len); }
             }
+            (libc::IPPROTO_TCP, libc::TCP_INQ) => {
+                if let Some(chan) = conn.chan(&inside) {
+                    let on = kernel::tcp_number(fd, libc::TCP_INQ).unwrap_or(0);
+                    chan.side().inq.store(on.cast_unsigned(), Relaxed);
+                }
+            }
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING
                 | libc::SO_ZEROCOPY | libc::SO_PEEK_OFF)
-            | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ) => {
+            | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
                 let on = len >= 4 && !value.is_null() && value.cast::<c_int>().read_unaligned() > 1;
                 let is_low = (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
                 if !is_low || on { link::downgrade(conn, Why::Option); }
