@@ -52,7 +52,6 @@ mod segment;
 mod end;
 #[cfg(not(loom))]
 pub mod source;
-#[cfg(not(loom))]
 pub mod stream;
 
 pub use end::End;

@@ -6,11 +6,12 @@
 //! ```
 #![cfg(loom)]
 
-use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use weft_mem::{RecvList, SendList};
+use weft_ring::stream::{Published, Stream, Wish};
 use weft_ring::{End, Front, Ref, Role, Segment};
 
 fn model(preemptions: usize, f: impl Fn() + Send + Sync + 'static) {
@@ -401,5 +402,137 @@ fn pulled_before_an_abort() {
             assert_eq!(pulled, 1);
         }
         peer.join().unwrap();
+    });
+}
+
+/// One direction of a connection of `weft run`: TCP, the ring, and the bell between two ends.
+struct Way {
+    stream: Stream,
+    tcp: Mutex<Vec<u64>>,
+    ring: Mutex<Vec<u64>>,
+    bell: AtomicU64,
+}
+
+const SENDER: Role = Role::Initiator;
+
+impl Way {
+    fn new() -> Arc<Way> {
+        let way = Way {
+            stream: Stream::model(1 << 14),
+            tcp: Mutex::new(Vec::new()),
+            ring: Mutex::new(Vec::new()),
+            bell: AtomicU64::new(0),
+        };
+        way.stream.join(SENDER, 0);
+        Arc::new(way)
+    }
+
+    /// Sends a number over TCP or by the ring. `tail`: the sender's position there.
+    fn send(&self, number: u64, tail: &mut u64) {
+        let by_tcp = |way: &Way| way.tcp.lock().unwrap().push(number);
+        if self.stream.begin_tcp(SENDER) {
+            by_tcp(self);
+            return self.stream.end_tcp(SENDER, 1);
+        }
+        self.ring.lock().unwrap().push(number);
+        match self.stream.publish(SENDER, *tail, *tail + 1).unwrap() {
+            Published::Closed => {
+                self.ring.lock().unwrap().pop();
+                while self.stream.is_held(SENDER) {
+                    thread::yield_now();
+                }
+                return by_tcp(self);
+            }
+            Published::Ring => _ = self.bell.fetch_add(1, Release),
+            Published::Quietly => {}
+        }
+        *tail += 1;
+    }
+
+    /// Sleeps until the bell has been rung.
+    fn wait(&self) {
+        while self.bell.load(Acquire) == 0 {
+            thread::yield_now();
+        }
+        self.bell.fetch_sub(1, Acquire);
+    }
+}
+
+#[test]
+fn a_direction_that_switches_loses_and_reorders_nothing_and_its_sleeper_is_rung() {
+    model(3, || {
+        let way = Way::new();
+        let sender = {
+            let way = way.clone();
+            thread::spawn(move || {
+                let mut tail = 0;
+                for number in 0..2 {
+                    way.send(number, &mut tail);
+                }
+            })
+        };
+        let mut got = Vec::new();
+        // As a receiver that reads what TCP has, and tries to switch each time.
+        let mut head = 0;
+        let mut switched = false;
+        while got.len() < 2 {
+            if !switched {
+                way.stream.arm(SENDER, head, Wish::Once);
+                switched = way.stream.switch(SENDER, got.len() as u64);
+                if !switched {
+                    let mut tcp = way.tcp.lock().unwrap();
+                    got.append(&mut tcp);
+                    drop(tcp);
+                    thread::yield_now();
+                }
+                continue;
+            }
+            let (ready, _) = way.stream.ready(SENDER, head).unwrap();
+            if ready > 0 {
+                let ring = way.ring.lock().unwrap();
+                got.extend_from_slice(&ring[head as usize..head as usize + ready]);
+                head += ready as u64;
+                continue;
+            }
+            let (rung, stood) = way.stream.arm(SENDER, head, Wish::Once);
+            if rung > 0 {
+                // The ring of the bytes that are consumed is taken from the bell.
+                (0..rung).for_each(|_| way.wait());
+                continue;
+            }
+            if !stood && way.stream.ready(SENDER, head).unwrap().0 > 0 {
+                continue;
+            }
+            way.wait();
+            way.stream.take_rung(SENDER);
+        }
+        sender.join().unwrap();
+        assert_eq!(got, [0, 1]);
+        assert!(way.tcp.lock().unwrap().is_empty() || !switched);
+    });
+}
+
+#[test]
+fn bytes_that_a_receiver_puts_back_into_tcp_stay_in_front_of_later_ones() {
+    model(3, || {
+        let way = Way::new();
+        assert!(way.stream.switch(SENDER, 0));
+        let sender = {
+            let way = way.clone();
+            thread::spawn(move || {
+                let mut tail = 0;
+                for number in 0..2 {
+                    way.send(number, &mut tail);
+                }
+            })
+        };
+        assert!(way.stream.hold(SENDER));
+        let (ready, closed) = way.stream.ready(SENDER, 0).unwrap();
+        assert!(closed);
+        let back = way.ring.lock().unwrap()[..ready].to_vec();
+        way.tcp.lock().unwrap().extend(back);
+        way.stream.release(SENDER);
+        sender.join().unwrap();
+        assert_eq!(*way.tcp.lock().unwrap(), [0, 1]);
     });
 }

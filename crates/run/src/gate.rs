@@ -5,9 +5,9 @@
 //! and looks whether the gate is still open after it has entered; a join closes the gate, and looks whether it is empty after it has closed it.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, AtomicU64};
+use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -41,6 +41,7 @@ impl Gate {
     /// Begins a send over TCP. `false`: the direction is joined, or is being joined; the caller looks again.
     pub fn enter(&self) -> bool {
         self.inside.fetch_add(1, SeqCst);
+        fence(SeqCst);
         if self.state.load(SeqCst) == OPEN {
             return true;
         }
@@ -60,6 +61,7 @@ impl Gate {
             return Join::Done;
         }
         self.state.store(CLOSING, SeqCst);
+        fence(SeqCst);
         if self.inside.load(SeqCst) != 0 {
             self.state.store(OPEN, SeqCst);
             return Join::Busy;
