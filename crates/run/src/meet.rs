@@ -160,7 +160,9 @@ impl Why {
                 "memory that the peer had offered could not be read: it was killed, or has given it away"
             }
             Why::Unseen => "bytes were moved by a call that weft does not see",
-            Why::Unread => "unread bytes could not go back to TCP for the program that gets the socket",
+            Why::Unread => {
+                "unread bytes could not go back to TCP for the program that gets the socket"
+            }
         }
     }
 }

@@ -19,6 +19,7 @@ const NLM_F_REQUEST: u16 = 1;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 const TCP_ESTABLISHED: u8 = 1;
+const TCP_CLOSE_WAIT: u8 = 8;
 /// The number of our only request on a socket.
 const SEQUENCE: u32 = 1;
 /// `struct nlmsghdr`, `struct inet_diag_req_v2` and `struct inet_diag_msg`.
@@ -41,8 +42,6 @@ pub struct TcpPeer {
     pub uid: u32,
     /// Its number, which no other socket of this boot has or will have: the `SO_COOKIE` of its owner.
     pub cookie: u64,
-    /// Its number in `/proc/PID/fd`.
-    pub inode: u32,
 }
 
 /// The user that created the other end of this connected TCP socket, in the numbering of our user namespace. `None` if that end is not an
@@ -71,14 +70,29 @@ pub fn tcp_peer(fd: impl AsFd) -> io::Result<Option<TcpPeer>> {
     Ok(known.then_some(TcpPeer {
         uid: peer.uid,
         cookie: peer.cookie,
-        inode: peer.inode,
     }))
+}
+
+/// The number in `/proc/PID/fd` of the other end of this TCP connection, if that end is a socket of our user that can still send.
+///
+/// # Errors
+/// As [`tcp_peer_uid`].
+pub fn tcp_peer_inode(fd: impl AsFd) -> io::Result<Option<u32>> {
+    let (ours, theirs) = (tcp::local_addr(&fd)?, tcp::peer_addr(&fd)?);
+    let peer = find_in(theirs, ours, &[TCP_ESTABLISHED, TCP_CLOSE_WAIT])?;
+    let peer = peer.filter(|peer| peer.uid == crate::process::uid());
+    Ok(peer.map(|peer| peer.inode))
 }
 
 /// The established socket with this own address and this peer's.
 fn find(own: SocketAddr, peer: SocketAddr) -> io::Result<Option<Entry>> {
+    find_in(own, peer, &[TCP_ESTABLISHED])
+}
+
+/// The socket with these addresses, if it is in one of these states.
+fn find_in(own: SocketAddr, peer: SocketAddr, states: &[u8]) -> io::Result<Option<Entry>> {
     let (own, peer) = (canonical(own), canonical(peer));
-    answer(&ask(&request(IPPROTO_TCP, own, peer)?)?, own, peer)
+    answer(&ask(&request(IPPROTO_TCP, own, peer)?)?, own, peer, states)
 }
 
 /// Sends a request to the kernel, and returns its answer.
@@ -227,13 +241,18 @@ fn message(bytes: &[u8]) -> io::Result<Option<Message<'_>>> {
     Ok(Some(Message(&bytes[HEADER..ANSWER])))
 }
 
-fn answer(bytes: &[u8], own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<Option<Entry>> {
+fn answer(
+    bytes: &[u8],
+    own: (IpAddr, u16),
+    peer: (IpAddr, u16),
+    states: &[u8],
+) -> io::Result<Option<Entry>> {
     let Some(message) = message(bytes)? else {
         return Ok(None);
     };
     // Without an exact match the kernel names the listener of that address.
-    let established = message.0[1] == TCP_ESTABLISHED;
-    if !established || message.address(0) != Some(own) || message.address(1) != Some(peer) {
+    let is_in = states.contains(&message.0[1]);
+    if !is_in || message.address(0) != Some(own) || message.address(1) != Some(peer) {
         return Ok(None);
     }
     let entry = message.entry();

@@ -219,8 +219,12 @@ pub fn socket_of(pid: u32, inode: u32) -> io::Result<OwnedFd> {
     let name = format!("socket:[{inode}]");
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let entry = entry?;
-        let is_it = std::fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == name.as_str());
-        let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        let is_it =
+            std::fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == name.as_str());
+        let number = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
         if let Some(number) = number.filter(|_| is_it) {
             let flags = rustix::process::PidfdGetfdFlags::empty();
             return Ok(rustix::process::pidfd_getfd(&process, number, flags)?);

@@ -132,7 +132,8 @@ impl Chan {
     /// What registrations in epoll sets depend on, as a number.
     pub(crate) fn follow_key(&self) -> u32 {
         let (tx, rx) = self.mode();
-        self.side().ended.load(SeqCst) << 16 | tx << 8 | rx
+        let closed = u32::from(self.stream.is_closed(self.peer()));
+        self.side().ended.load(SeqCst) << 17 | closed << 16 | tx << 8 | rx
     }
 
     pub(crate) fn is_on_ring(&self) -> bool {

@@ -21,7 +21,7 @@ use weft_run::meet::{Ends, Why};
 use crate::chan::Chan;
 use crate::ledger::Row;
 use crate::table::{self, Socket};
-use crate::{hidden, next};
+use crate::{hidden, kernel, next};
 
 /// Not connected, as far as we know.
 pub(crate) const FRESH: u32 = 0;
@@ -53,6 +53,8 @@ pub(crate) struct Reg {
     pub(crate) bell: Option<u32>,
     /// A duplicate of the bell, where the set has the bell itself already.
     pub(crate) own_bell: c_int,
+    /// The program has closed the descriptor, and the kernel still has it: the socket is open by another one. The program cannot change it.
+    pub(crate) is_orphan: bool,
     /// It is among those that stand for two descriptors.
     pub(crate) mixed: bool,
     /// It was to fire once, and has: nothing of it is in the set.
@@ -75,6 +77,7 @@ impl Reg {
             tcp: None,
             bell: None,
             own_bell: -1,
+            is_orphan: false,
             mixed: false,
             fired: false,
             is_gone: false,
@@ -251,6 +254,8 @@ impl Conn {
         if fd >= 0 {
             // SAFETY: our socket.
             unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
+            // Bytes behind the lost ones are not the continuation of what was received.
+            kernel::discard(fd);
         }
         // SAFETY: our bell.
         unsafe { next::shutdown(chan.bell(), libc::SHUT_RDWR) };

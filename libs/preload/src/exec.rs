@@ -6,7 +6,7 @@
 
 use libc::{c_int, c_void};
 
-use crate::io::by_stdio;
+use crate::io::writes_by_stdio;
 use crate::process::before_exec;
 
 macro_rules! variadic {
@@ -62,6 +62,6 @@ variadic! {
     execl, prepare_execl, |_| drop(before_exec()), c"execl";
     execlp, prepare_execlp, |_| drop(before_exec()), c"execlp";
     execle, prepare_execle, |_| drop(before_exec()), c"execle";
-    dprintf, prepare_dprintf, by_stdio, c"dprintf";
-    __dprintf_chk, prepare_dprintf_chk, by_stdio, c"__dprintf_chk";
+    dprintf, prepare_dprintf, writes_by_stdio, c"dprintf";
+    __dprintf_chk, prepare_dprintf_chk, writes_by_stdio, c"__dprintf_chk";
 }

@@ -7,7 +7,7 @@
 use libc::{c_int, c_uint, c_ulong};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::RING;
+use weft_run::ledger::{Carrier, RING};
 use weft_run::meet::Why;
 
 use crate::chan::Chan;
@@ -81,12 +81,28 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
     conn.recycle(&big);
 }
 
+/// The process ends: its sockets are left as by [`close`]. Async-signal-safe.
+pub(crate) fn leave_all() {
+    table::each_socket(|fd, conn: &'static Conn| {
+        let inside = conn.enter();
+        if let Some(chan) = conn.chan(&inside)
+            && chan.side().holders.load(SeqCst) == 1
+            && chan.carrier == Carrier::Here
+        {
+            leave(fd, chan);
+        }
+    });
+}
+
 /// Leaves the channel of a socket whose last descriptor is closed.
 fn leave(fd: c_int, chan: &Chan) {
-    let unread = fetch::ring_bytes(chan).is_some_and(|n| n > 0);
+    reset_if_unread(fd, chan);
     chan.stream.leave(chan.role);
-    if unread {
-        // A socket that is closed with bytes unread resets its connection; the kernel does not know of ours.
+}
+
+/// A socket that is closed with bytes unread resets its connection; the kernel does not know of ours.
+fn reset_if_unread(fd: c_int, chan: &Chan) {
+    if fetch::ring_bytes(chan).is_some_and(|n| n > 0) {
         let reset = libc::linger {
             l_onoff: 1,
             l_linger: 0,
@@ -331,8 +347,10 @@ pub(crate) unsafe fn ioctl(
         if op == libc::FIONREAD && chan.side().rx_state.load(SeqCst) == RING {
             let n = fetch::ring_bytes(chan).unwrap_or(0);
             if n > 0 {
-                // The kernel's bytes are behind those of the ring: they are reported when the ring is empty, in the order of receives.
+                // Bytes in TCP are behind those of the ring.
                 // SAFETY: the kernel has just written there.
+                let n = n.saturating_add(unsafe { out.read_unaligned() }.max(0) as usize);
+                // SAFETY: as above.
                 unsafe { out.write_unaligned(c_int::try_from(n).unwrap_or(c_int::MAX)) };
             }
         } else if op == libc::FIONBIO {

@@ -49,8 +49,18 @@ fn peers_socket(fd: c_int, chan: &Chan) -> Option<OwnedFd> {
     if chan.peer_process == 0 {
         return None;
     }
-    let peer = diag::tcp_peer(kernel::borrowed(fd)).ok()??;
-    process::socket_of(chan.peer_process, peer.inode).ok()
+    let inode = diag::tcp_peer_inode(kernel::borrowed(fd)).ok()??;
+    let met = process::socket_of(chan.peer_process, inode).ok();
+    met.or_else(|| of_any(inode))
+}
+
+/// The same from whatever process has it: the one that has met us may have handed it on.
+fn of_any(inode: u32) -> Option<OwnedFd> {
+    let processes = std::fs::read_dir("/proc").ok()?;
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    processes
+        .filter_map(|entry| number(entry.ok()?))
+        .find_map(|process| process::socket_of(process, inode).ok())
 }
 
 /// How long a sender waits for a receiver that holds it back, in milliseconds.

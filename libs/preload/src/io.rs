@@ -93,6 +93,11 @@ weft_sys::doors! {
         if conn::of(fd).is_none() || n == 0 {
             return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
         }
+        // The kernel looks for an error of the socket before anything else.
+        match kernel::number(fd, libc::SO_ERROR) {
+            None | Some(0) => {}
+            Some(errno) => { crate::set_errno(errno); return -1; }
+        }
         // Only the first one waits; the others receive the bytes that are there.
         let mut flags_now = flags & !libc::MSG_WAITFORONE;
         for at in 0..n as usize {
@@ -209,12 +214,12 @@ weft_sys::doors! {
     }
 
     fn vdprintf(fd: c_int, format: *const c_char, list: *mut c_void) -> c_int {
-        by_stdio(fd);
+        writes_by_stdio(fd);
         next::vdprintf(fd, format, list)
     }
 
     fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: *mut c_void) -> c_int {
-        by_stdio(fd);
+        writes_by_stdio(fd);
         next::__vdprintf_chk(fd, flag, format, list)
     }
 
@@ -282,7 +287,15 @@ pub(crate) fn by_stdio(fd: c_int) {
     dgram::make_plain(fd, Why::Stdio);
 }
 
-/// The same for the descriptor of an asynchronous request: the first member of `struct aiocb`.
+/// The C library writes by itself from now on.
+pub(crate) fn writes_by_stdio(fd: c_int) {
+    if conn::of(fd).is_some() {
+        link::stop_sending(fd, Why::Stdio);
+    }
+    dgram::make_plain(fd, Why::Stdio);
+}
+
+/// The same as [`by_stdio`] for the descriptor of an asynchronous request: the first member of `struct aiocb`.
 unsafe fn by_aio(block: *mut c_void) {
     if !block.is_null() {
         // SAFETY: the caller's promise.
@@ -358,8 +371,8 @@ unsafe fn tell_left(fd: c_int, message: &mut msghdr, room: size_t) {
         return;
     }
     let left = fetch::ring_bytes(chan).unwrap_or(0);
-    // An end of the stream that is not received yet counts as one.
-    let left = left.max(usize::from(chan.stream.has_finished(chan.peer())));
+    // The kernel counts the FIN.
+    let left = left.saturating_add(usize::from(chan.stream.has_finished(chan.peer())));
     // SAFETY: macros of sizes.
     let (len, space) = unsafe { (libc::CMSG_LEN(4) as usize, libc::CMSG_SPACE(4) as usize) };
     if room < len {

@@ -14,7 +14,7 @@ use weft_run::pace;
 
 use crate::bell::{self, channel};
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, PROBING, Slow, big};
+use crate::conn::{self, Conn, Inside, PROBING, Slow, big};
 use crate::direction::{close_sending, rx_after, tx_after};
 use crate::give_back::give_back;
 use crate::kernel::borrowed;
@@ -227,6 +227,22 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     if held {
         stream.release(chan.peer());
     }
+}
+
+/// Moves the outgoing direction back to TCP for good, or keeps it there.
+pub(crate) fn stop_sending(fd: c_int, why: Why) {
+    let Some((conn, inside)) = conn::enter(fd) else {
+        return;
+    };
+    let Some(chan) = conn.chan(&inside) else {
+        // What is sent by calls that are not seen would be missing from the count.
+        return downgrade(conn, why);
+    };
+    if chan.carrier != Carrier::Here || chan.side().tx_state.load(SeqCst) == TCP {
+        return downgrade(conn, why);
+    }
+    conn.note(why);
+    close_sending(conn, chan, why);
 }
 
 /// From now on calls that are not seen, or other programs, read the socket.

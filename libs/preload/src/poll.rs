@@ -88,6 +88,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if chan.side().rx_state.load(SeqCst) == BOTH {
             hosts::leave_both(conn, chan);
         }
+        rx::follow_back(conn, chan);
         let (tx, rx) = chan.mode();
         if rx == RING {
             rx::take_bell_for_poll(chan);

@@ -248,6 +248,7 @@ pub(crate) unsafe fn epoll_ctl(
         let asked = unsafe { parts(event) };
         if let [reg] = &mut conn.slow(&big).regs[..]
             && (reg.set, reg.fd, reg.number) == (set, fd, number)
+            && !reg.is_orphan
             && is_known
             && late::put_off_change(conn, chan, (reg, op), asked, &big)
         {
@@ -259,7 +260,7 @@ pub(crate) unsafe fn epoll_ctl(
     let at = slow
         .regs
         .iter()
-        .position(|reg| reg.set == set && reg.fd == fd && reg.number == number);
+        .position(|reg| reg.set == set && reg.fd == fd && reg.number == number && !reg.is_orphan);
     let moves = chan.is_some_and(Chan::is_on_ring);
     if !moves
         || (op != libc::EPOLL_CTL_ADD && at.is_none())
@@ -321,8 +322,16 @@ pub(crate) fn closing(
     big: &MutexGuard<'_, ()>,
 ) {
     late::leave(conn, chan, big);
+    let other = if last { -1 } else { conn.descriptor() };
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
+        if !last {
+            // The kernel's registration stays, of the socket or of the bell.
+            reg.is_orphan = true;
+            reg.fd = other;
+            reg.tcp = None;
+            continue;
+        }
         if number(reg.set) == reg.number
             && let Some(chan) = chan
             && chan.side().holders.load(SeqCst) == 1
@@ -331,7 +340,8 @@ pub(crate) fn closing(
         }
         forget(reg);
     }
-    slow.regs.retain(|reg| !last && reg.fd != fd);
+    slow.regs
+        .retain(|reg| !last && (reg.fd != fd || reg.is_orphan));
     late::follow(conn, chan.filter(|_| !last), &slow.regs);
 }
 

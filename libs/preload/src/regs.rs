@@ -57,8 +57,14 @@ fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
     let input = if rx == RING { &mut bell } else { &mut tcp };
     if events & IN != 0 || events & OUT == 0 {
         *input = Some(flags | events & IN);
-        if rx == BOTH {
-            bell = Some(flags | events & IN);
+        let flags_in = flags | events & IN;
+        match rx {
+            BOTH => bell = Some(flags_in),
+            // Bytes that the peer sends over TCP are behind those of the ring.
+            RING if chan.stream.is_closed(chan.peer()) && events & ONESHOT == 0 => {
+                tcp = Some(tcp.unwrap_or(flags) | flags_in);
+            }
+            _ => {}
         }
     }
     let output = if tx == RING { &mut bell } else { &mut tcp };

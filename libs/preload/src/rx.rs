@@ -201,13 +201,16 @@ fn over_tcp(
     Some(n)
 }
 
-/// Receives the rest of a vector from TCP, after a partial receive of a call that asked for all.
+/// Receives the rest of a vector from TCP, behind the last bytes of the ring. Only a call that asked for all waits for it.
 unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
-    if flags & libc::MSG_WAITALL == 0 {
-        return got as ssize_t;
-    }
+    let left = cut(iov, got);
+    let flags = if flags & libc::MSG_WAITALL == 0 {
+        flags | libc::MSG_DONTWAIT
+    } else {
+        flags
+    };
     // SAFETY: the caller's promise.
-    let n = unsafe { kernel::receive(fd, &cut(iov, got), flags) };
+    let n = unsafe { kernel::receive(fd, &left, flags) };
     (got as ssize_t) + n.max(0)
 }
 
@@ -275,7 +278,12 @@ unsafe fn from_ring(
                 // SAFETY: the caller's buffers.
                 match unsafe { fetch::take(conn, chan, iov, (got, want), ready, flags) } {
                     Took::Bytes(n) if flags & libc::MSG_PEEK != 0 => {
-                        return Step::Done(n as ssize_t);
+                        let is_all = is_closed && n < want;
+                        // SAFETY: the caller's promise.
+                        return Step::Done(match is_all {
+                            true => unsafe { rest(fd, iov, flags, n) },
+                            false => n as ssize_t,
+                        });
                     }
                     Took::Bytes(n) => {
                         got += n;
@@ -286,7 +294,10 @@ unsafe fn from_ring(
                         } else if !is_empty && side.eager.load(Relaxed) == bell::EDGE {
                             told_of_rest(conn, chan);
                         }
-                        if got == want || flags & libc::MSG_WAITALL == 0 {
+                        // Behind the last bytes of a closed ring come those of TCP.
+                        let is_more =
+                            flags & libc::MSG_WAITALL != 0 || is_empty && is_closed && is_here;
+                        if got == want || !is_more {
                             return Step::Done(got as ssize_t);
                         }
                         continue;
@@ -330,7 +341,7 @@ unsafe fn from_ring(
             if !closed && hosts::is_lost(chan, peer) {
                 return Step::Done(conn.reset(chan, Why::SideLost));
             }
-            if !closed || (chan.carrier == Carrier::Here && stream.has_finished(peer)) {
+            if !closed {
                 await_end(fd);
             }
             if !closed && chan.carrier == Carrier::Here && kernel::unread(fd) > 0 {
@@ -455,6 +466,19 @@ const END_MS: c_int = 2000;
 
 fn await_end(fd: c_int) {
     kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, END_MS);
+}
+
+/// Follows a peer that has gone back to TCP, once its last bytes in the ring are read: from then on the readiness of the TCP socket counts.
+pub(crate) fn follow_back(conn: &'static Conn, chan: &Chan) {
+    let side = chan.side();
+    let is_over = chan.carrier == Carrier::Here && side.rx_state.load(SeqCst) == RING && {
+        let _rx = side.rx_lock.lock();
+        let head = side.head.load(Relaxed);
+        matches!(chan.stream.ready(chan.peer(), head), Ok((0, true)))
+    };
+    if is_over {
+        direction::rx_after(conn, chan, Why::Peer);
+    }
 }
 
 /// Reads a bell that was left, before the program waits for the socket by `poll` or `select`, so that readiness is the ring's.

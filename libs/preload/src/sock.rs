@@ -145,11 +145,11 @@ weft_sys::doors! {
     fn shutdown(fd: c_int, how: c_int) -> c_int {
         dgram::make_plain(fd, Why::ShutRead);
         let Some((conn, inside)) = conn::enter(fd) else { return next::shutdown(fd, how) };
-        if how == libc::SHUT_RD { link::downgrade(conn, Why::ShutRead); }
+        if how != libc::SHUT_WR { link::downgrade(conn, Why::ShutRead); }
         let rc = next::shutdown(fd, how);
-        if rc == 0 && how == libc::SHUT_RD && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here) {
+        if rc == 0 && how != libc::SHUT_WR && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here) {
             // It ends the waits of other threads, as it does in the kernel.
-            next::shutdown(chan.bell(), how);
+            next::shutdown(chan.bell(), libc::SHUT_RD);
         }
         if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
             // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
