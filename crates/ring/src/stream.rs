@@ -347,14 +347,27 @@ impl Stream {
         self.word(sender, Lane::Tail).fetch_or(CLOSED, SeqCst);
     }
 
-    /// The receiver closes a direction and holds its sender back until [`Stream::release`]. `false`: it was closed before, and the sender may be sending
-    /// over TCP.
-    pub fn hold(&self, sender: Role) -> bool {
-        let word = self.word(sender, Lane::Tail);
-        let held = word.fetch_update(SeqCst, SeqCst, |now| {
-            (now & CLOSED == 0).then_some(now | MARKS)
-        });
-        held.is_ok()
+    /// The receiver closes a direction and holds its sender back until [`Stream::release`].
+    pub fn hold(&self, sender: Role) {
+        self.word(sender, Lane::Tail).fetch_or(MARKS, SeqCst);
+        announced();
+    }
+
+    /// Whether a send over TCP is under way in a direction that the sender counts.
+    pub fn is_sending(&self, sender: Role) -> bool {
+        let busy = self.word(sender, Lane::Tcp).load(SeqCst) & ((1 << COUNT_SHIFT) - BUSY_ONE);
+        busy != 0
+    }
+
+    /// Begins a send over TCP in a direction that is closed; [`Stream::end_tcp`] ends it. `false`: the receiver holds the sender back.
+    pub fn begin_after(&self, sender: Role) -> bool {
+        self.word(sender, Lane::Tcp).fetch_add(BUSY_ONE, SeqCst);
+        announced();
+        let may = !self.is_held(sender);
+        if !may {
+            self.end_tcp(sender, 0);
+        }
+        may
     }
 
     /// The sender may go on.
@@ -557,8 +570,11 @@ mod tests {
     fn a_held_direction_is_closed_and_its_sender_waits() {
         let (a, b) = pair();
         assert_eq!(put(&a, 0, b"abc"), Published::Quietly);
-        assert!(b.hold(A));
-        assert!(!b.hold(A), "it is closed already");
+        assert!(a.begin_after(A), "nothing holds it back");
+        assert!(b.is_sending(A));
+        a.end_tcp(A, 0);
+        b.hold(A);
+        assert!(!a.begin_after(A) && !b.is_sending(A));
         assert_eq!(put(&a, 3, b"d"), Published::Closed);
         assert_eq!(b.ready(A, 0), Ok((3, true)));
         assert!(a.is_held(A) && a.is_closed(A));

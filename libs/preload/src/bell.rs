@@ -142,12 +142,20 @@ pub(crate) fn is_cut_in_fill(chan: &Chan) -> bool {
     chan.stream.filled(chan.peer(), 0).2 && is_cut(chan.bell())
 }
 
+/// Reads up to `n` bytes, as far as they are there. A message of [`FILL`] bytes counts for the sender until its last byte is read.
 fn take(bell: c_int, n: u64) -> u64 {
     let mut bytes = [0_u8; FILL];
-    let want = bytes.len().min(n as usize);
-    // SAFETY: as many bytes as there is room for.
-    let got = unsafe { next::recv(bell, bytes.as_mut_ptr().cast(), want, libc::MSG_DONTWAIT) };
-    got.max(0) as u64
+    let mut taken = 0;
+    while taken < n {
+        let want = bytes.len().min((n - taken) as usize);
+        // SAFETY: as many bytes as there is room for.
+        let got = unsafe { next::recv(bell, bytes.as_mut_ptr().cast(), want, libc::MSG_DONTWAIT) };
+        if got <= 0 {
+            break;
+        }
+        taken += got as u64;
+    }
+    taken
 }
 
 /// Longest time between a sender's write to its ring and its write to the bell.

@@ -5,6 +5,7 @@
 //! As the calls' manual pages say.
 
 use libc::{c_int, c_uint, c_ulong};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::{Carrier, RING};
@@ -14,7 +15,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, LINKED, PROBING, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
-use crate::{fetch, hidden, kernel, late, lend, link, next, ready};
+use crate::{fetch, hidden, kernel, late, lend, link, lock, next, ready};
 
 /// Kind of a descriptor.
 enum Kind {
@@ -68,12 +69,14 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
     if !last {
         return;
     }
+    // A process that ends has been counted out already.
+    let counts = LEFT.load(SeqCst) != lock::own();
     // SAFETY: a counter in a mapping that is never unmapped.
-    if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
+    if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() }.filter(|_| counts) {
         shared.fetch_sub(1, SeqCst);
     }
     if let Some(chan) = chan {
-        if chan.side().holders.fetch_sub(1, SeqCst) == 1 {
+        if counts && chan.side().holders.fetch_sub(1, SeqCst) == 1 {
             leave(fd, chan);
         }
         hidden::close(chan.bell());
@@ -81,15 +84,31 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
     conn.recycle(&big);
 }
 
+/// [`leave_all`] has been called, by this process.
+static LEFT: AtomicU32 = AtomicU32::new(0);
+
 /// The process ends: its sockets are left as by [`close`]. Async-signal-safe.
 pub(crate) fn leave_all() {
+    let own = lock::own();
+    if LEFT.swap(own, SeqCst) == own {
+        return;
+    }
     table::each_socket(|fd, conn: &'static Conn| {
         let inside = conn.enter();
-        if let Some(chan) = conn.chan(&inside)
-            && chan.side().holders.load(SeqCst) == 1
-            && chan.carrier == Carrier::Here
-        {
-            leave(fd, chan);
+        // A socket with several descriptors is left once.
+        if conn.descriptor() != fd {
+            return;
+        }
+        match conn.chan(&inside) {
+            Some(chan) if chan.side().holders.fetch_sub(1, SeqCst) > 1 => {}
+            Some(chan) if chan.carrier == Carrier::Here => leave(fd, chan),
+            Some(_) => {}
+            None => {
+                // SAFETY: a counter in a mapping that is never unmapped.
+                if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
+                    shared.fetch_sub(1, SeqCst);
+                }
+            }
         }
     });
 }

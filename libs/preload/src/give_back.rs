@@ -19,7 +19,11 @@ pub(crate) fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool {
     let Some(peer) = peers_socket(fd, chan) else {
         return false;
     };
-    let bytes = rx::drain(fd, conn, chan);
+    if !is_quiet(chan) {
+        return false;
+    }
+    let mut bytes = rx::drain(fd, conn, chan);
+    take_all(fd, &mut bytes);
     let mut sent = 0;
     while sent < bytes.len() {
         let rest = libc::iovec {
@@ -42,6 +46,34 @@ pub(crate) fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool {
         }
     }
     true
+}
+
+/// Waits until no send over TCP is under way, a moment at most.
+fn is_quiet(chan: &Chan) -> bool {
+    for _ in 0..1000 {
+        if !chan.stream.is_sending(chan.peer()) {
+            return true;
+        }
+        kernel::nap(100_000);
+    }
+    false
+}
+
+/// Takes the bytes that TCP has: they are behind those of the ring.
+fn take_all(fd: c_int, bytes: &mut Vec<u8>) {
+    let mut some = vec![0_u8; 64 << 10];
+    loop {
+        let iov = [libc::iovec {
+            iov_base: some.as_mut_ptr().cast(),
+            iov_len: some.len(),
+        }];
+        // SAFETY: our buffer.
+        let n = unsafe { kernel::receive(fd, &iov, libc::MSG_DONTWAIT) };
+        if n <= 0 {
+            return;
+        }
+        bytes.extend_from_slice(&some[..n as usize]);
+    }
 }
 
 /// A duplicate of the peer's socket.

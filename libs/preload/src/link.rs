@@ -206,7 +206,10 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
         let out_of_sight = is_out_of_sight(why) || why == Why::Splice;
         return hosts::want_tcp(conn, chan, out_of_sight, why);
     }
-    let held = is_out_of_sight(why) && stream.hold(chan.peer());
+    let held = is_out_of_sight(why);
+    if held {
+        stream.hold(chan.peer());
+    }
     let empty = {
         let _rx = side.rx_lock.lock();
         stream.close(chan.peer());

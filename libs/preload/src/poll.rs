@@ -8,14 +8,14 @@ use libc::{c_int, c_short, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::RING;
+use weft_run::ledger::{Carrier, RING};
 
 use crate::chan::BOTH;
 use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
 use crate::iov::{is_bad, is_optional};
-use crate::{clock, dgram, fetch, hosts, kernel, late, next, rx, spin};
+use crate::{bell, clock, dgram, fetch, hosts, kernel, late, next, rx, spin};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -93,7 +93,13 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if rx == RING {
             rx::take_bell_for_poll(chan);
         }
-        let carrier = |mode| if mode == RING { chan.bell() } else { one.fd };
+        let is_over = chan.carrier == Carrier::Here
+            && bell::is_cut(chan.bell())
+            && fetch::ring_bytes(chan).is_none_or(|n| n == 0);
+        let carrier = |mode| match mode {
+            RING if !is_over => chan.bell(),
+            _ => one.fd,
+        };
         let (input, output) = (carrier(rx), carrier(tx));
         if input == output {
             put(at, input, one.events);
@@ -274,20 +280,26 @@ unsafe fn ask(
     if let Some(ready) = look_first(list, may_wait) {
         return ready;
     }
-    let Some(mut asked) = translate(list) else {
-        return call(fds, n);
-    };
-    let rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
-    if rc < 0 {
-        return rc;
-    }
-    if rc == 0 {
-        for one in list {
-            one.revents = 0;
+    loop {
+        let Some(mut asked) = translate(list) else {
+            return call(fds, n);
+        };
+        let rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
+        if rc < 0 {
+            return rc;
         }
-        return 0;
+        if rc == 0 {
+            for one in list {
+                one.revents = 0;
+            }
+            return 0;
+        }
+        // A bell has ended, and TCP not yet: the next translation has TCP in its place.
+        let ready = answer(list, &asked);
+        if ready > 0 || !may_wait {
+            return ready;
+        }
     }
-    answer(list, &asked)
 }
 
 /// # Safety

@@ -145,8 +145,8 @@ fn move_ended(set: c_int, data: u64) -> bool {
         late::leave(conn, Some(chan), &big);
         chan.side().ended.store(1, SeqCst);
         for reg in &mut conn.slow(&big).regs {
-            // It has fired for an end that is not told to the program.
-            let again = reg.events & ONESHOT != 0 && reg.set == set && reg.data == data;
+            // It has fired, and its event is not told to the program: the kernel reports it anew.
+            let again = reg.set == set && reg.data == data;
             let _ = apply(reg, chan, again, false);
         }
         follow(conn, chan, &big);

@@ -14,6 +14,7 @@ use weft_run::meet::Why;
 use crate::bell::{self, Heard};
 use crate::chan::Chan;
 use crate::conn::{self, Conn, Inside, LINKED, PROBING};
+use crate::give_back::await_release;
 use crate::iov::{Source, cut, each_piece, good};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
@@ -100,7 +101,7 @@ unsafe fn transmit_looking(
                     Step::Done(n) => return n,
                     Step::Tcp(0) => {}
                     // SAFETY: the caller's promise.
-                    Step::Tcp(sent) => return unsafe { rest(fd, source, flags, sent) },
+                    Step::Tcp(sent) => return unsafe { rest(fd, chan, source, flags, sent) },
                 }
             }
             TCP => {
@@ -109,7 +110,7 @@ unsafe fn transmit_looking(
                 }
             }
             _ => {
-                let n = real();
+                let n = after(chan, real);
                 if n > 0 {
                     conn.gate.add(n as u64);
                     conn.tell_tcp();
@@ -135,6 +136,19 @@ fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> Opt
         conn.tell_tcp();
     }
     Some(n)
+}
+
+/// Sends over TCP after the direction was closed, unless the receiver holds us back.
+fn after(chan: &Chan, real: &dyn Fn() -> ssize_t) -> ssize_t {
+    if chan.carrier != Carrier::Here {
+        return real();
+    }
+    while !chan.stream.begin_after(chan.role) {
+        await_release(chan, chan.role);
+    }
+    let n = real();
+    chan.stream.end_tcp(chan.role, 0);
+    n
 }
 
 /// Sends over TCP while the peer follows the count. `None`: the direction has switched.
@@ -189,14 +203,14 @@ fn pause(chan: &Chan) {
 }
 
 /// Sends the rest over TCP, after the direction was closed in the middle of a send.
-unsafe fn rest(fd: c_int, source: &Source<'_>, flags: c_int, sent: usize) -> ssize_t {
+unsafe fn rest(fd: c_int, chan: &Chan, source: &Source<'_>, flags: c_int, sent: usize) -> ssize_t {
     let Source::Memory(iov) = source else {
         // The file's position is behind the bytes sent.
         return sent as ssize_t;
     };
     // SAFETY: the caller's promise. Without a signal: some bytes have gone, and the next call reports the error.
-    let n = unsafe { kernel::send(fd, &cut(iov, sent), flags | libc::MSG_NOSIGNAL) };
-    (sent as ssize_t) + n.max(0)
+    let send = || unsafe { kernel::send(fd, &cut(iov, sent), flags | libc::MSG_NOSIGNAL) };
+    (sent as ssize_t) + after(chan, &send).max(0)
 }
 
 fn partial(sent: usize, errno: c_int) -> Step {
