@@ -312,7 +312,11 @@ pub(crate) fn fill(chan: &Chan) -> Heard {
         if !begin_fill(chan) {
             break;
         }
-        let n = press(bell, FILL);
+        let mut n = press(bell, FILL);
+        if n == FILL as isize {
+            // The byte that a receiver leaves there for unread bytes is of this message, and does not hold the buffer of the other.
+            n += press(bell, 1).max(0);
+        }
         let heard = result(n);
         chan.stream.end_fill(chan.role, n.max(0) as u64);
         match heard {
