@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::stream::Wish;
-use weft_run::ledger::{AFTER, RING, TCP, Word};
+use weft_run::ledger::{AFTER, Carrier, RING, TCP, Word};
 use weft_run::meet::Why;
 
 use crate::chan::{BOTH, Chan};
@@ -154,6 +154,14 @@ pub(crate) fn stop_sending(conn: &'static Conn, why: Why) {
     close_sending(conn, chan, why);
 }
 
+/// There may be bytes in TCP behind a closed ring: wakes a receiver that waits for the ring.
+#[inline]
+pub(crate) fn ring_for_tcp(chan: &Chan) {
+    if chan.stream.is_armed(chan.role) && chan.stream.take_wish(chan.role) {
+        bell::ring(chan.bell());
+    }
+}
+
 /// The same for a connection that the caller is inside of.
 pub(crate) fn close_sending(conn: &'static Conn, chan: &Chan, why: Why) {
     let side = chan.side();
@@ -161,8 +169,13 @@ pub(crate) fn close_sending(conn: &'static Conn, chan: &Chan, why: Why) {
         let _tx = side.tx_lock.lock();
         chan.stream.close(chan.role);
     }
-    if chan.stream.take_wish(chan.role) {
-        bell::ring(chan.bell());
+    // The receiver looks at TCP when there is something: our next send over TCP rings. What others send is not seen.
+    let is_seen = matches!(
+        why,
+        Why::ShutRead | Why::SlowReader | Why::Epoll | Why::Peer
+    );
+    if !is_seen || chan.carrier != Carrier::Here {
+        ring_for_tcp(chan);
     }
     if side.tx_state.load(SeqCst) == RING {
         tx_after(conn, chan, why);

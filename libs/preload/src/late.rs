@@ -153,7 +153,11 @@ fn ask(one: &Late, chan: &Chan) -> Says {
     let is_finished = chan.stream.has_finished(chan.peer());
     if events & EDGE != 0 {
         return match end != one.told {
-            true => Says::Ready(events & READABLE, end),
+            true => {
+                let has_room = tx == RING && chan.is_writable() == Some(true);
+                let room = if has_room { WRITABLE } else { 0 };
+                Says::Ready(events & (READABLE | room), end)
+            }
             false if is_finished => Says::Ask,
             false => Says::Nothing,
         };

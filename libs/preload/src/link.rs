@@ -223,9 +223,11 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
         } else if held {
             give_back(conn.descriptor(), conn, chan);
         }
-        // Threads that wait for the ring look again, at the TCP socket.
-        // SAFETY: our bell.
-        unsafe { crate::next::shutdown(chan.bell(), libc::SHUT_RD) };
+        if side.rx_state.load(SeqCst) != RING {
+            // Threads that wait for the ring look again, at the TCP socket.
+            // SAFETY: our bell.
+            unsafe { crate::next::shutdown(chan.bell(), libc::SHUT_RD) };
+        }
     }
     if held {
         stream.release(chan.peer());

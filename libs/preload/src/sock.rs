@@ -74,10 +74,10 @@ pub(crate) fn no_listener(fd: c_int) {
     }
 }
 
-/// Waits by `call` until there are events that the program may see.
+/// Waits by `call` until there are events that the program may see, of which there is room for `most`.
 unsafe fn without_ends(
     set: c_int,
-    events: *mut epoll_event,
+    (events, most): (*mut epoll_event, c_int),
     mut call: impl FnMut() -> c_int,
 ) -> c_int {
     loop {
@@ -86,8 +86,16 @@ unsafe fn without_ends(
             let n = sets::merge(events, call());
             (n, ready::settle_ends(set, events, n))
         };
-        if n <= 0 || left > 0 {
+        if n <= 0 || left == n {
             return left;
+        }
+        if left > 0 {
+            // What the TCP sockets have in place of the ends that were taken out.
+            // SAFETY: room for the rest of the events.
+            unsafe {
+                let more = next::epoll_wait(set, events.add(left as usize), most - left, 0);
+                return sets::merge(events, left + more.max(0));
+            }
         }
     }
 }
@@ -237,7 +245,7 @@ weft_sys::doors! {
     }
 
     fn epoll_wait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
-        without_ends(set, events, || patient(timeout, |timeout| {
+        without_ends(set, (events, n), || patient(timeout, |timeout| {
             late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_wait(set, events, n, if must_not_wait { 0 } else { timeout })
             })
@@ -245,7 +253,7 @@ weft_sys::doors! {
     }
 
     fn epoll_pwait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        without_ends(set, events, || patient(timeout, |timeout| {
+        without_ends(set, (events, n), || patient(timeout, |timeout| {
             late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_pwait(set, events, n, if must_not_wait { 0 } else { timeout }, mask)
             })
@@ -254,7 +262,7 @@ weft_sys::doors! {
 
     fn epoll_pwait2(set: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
         if !is_optional(timeout) { return next::epoll_pwait2(set, events, n, timeout, mask); }
-        without_ends(set, events, || patient_until(timeout, |timeout| {
+        without_ends(set, (events, n), || patient_until(timeout, |timeout| {
             let at_once = timespec { tv_sec: 0, tv_nsec: 0 };
             let may_wait = timeout.as_ref().is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
             late::wait(set, events, n, may_wait, |events, n, must_not_wait| {

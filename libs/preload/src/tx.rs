@@ -148,6 +148,9 @@ fn after(chan: &Chan, real: &dyn Fn() -> ssize_t) -> ssize_t {
     }
     let n = real();
     chan.stream.end_tcp(chan.role, 0);
+    if n > 0 {
+        direction::ring_for_tcp(chan);
+    }
     n
 }
 
