@@ -7,6 +7,7 @@ mod pull;
 pub mod sandbox;
 mod session;
 mod view;
+mod watch;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -190,10 +191,15 @@ impl Worker {
     pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
         let level = sandbox::level();
         let accept = config.accept.as_ref();
-        if accept.is_some() && (config.open || !level.files || !level.calls) {
+        if accept.is_some() && config.open {
             return Err(io::Error::other(
-                "compilers are taken only of masters that are known, and run only with Landlock and seccomp",
+                "compilers are taken only of masters that are known",
             ));
+        }
+        if accept.is_some() && !level.is_complete() {
+            return Err(io::Error::other(format!(
+                "compilers of masters run only in a complete sandbox: Landlock as of Linux 6.12 (files, truncation, signals) and seccomp; this kernel has {level}"
+            )));
         }
         let compilers = accept
             .map(|accept| {
@@ -304,6 +310,15 @@ pub(crate) fn pressure() -> u16 {
 impl Shared {
     fn over(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
+    }
+
+    /// The kernel's limits for the processes of a job.
+    fn limits(&self, compiler: &Environment) -> compile::Limits {
+        compile::Limits {
+            memory: self.config.memory,
+            size: self.config.size_limit,
+            processes: (compiler.sent.is_some() && self.level.spaces).then_some(watch::PROCESSES),
+        }
     }
 
     fn free(&self) -> u16 {
