@@ -205,10 +205,16 @@ impl Shared {
     }
 
     fn listen(self: &Arc<Self>, listener: &cm::Listener) {
+        let mut swept = Instant::now();
         while !self.over() {
-            let Some(request) = listener.next_request(Some(LOOK)) else {
-                lock(&self.sessions).retain(|session| !session.is_finished());
+            let request = listener.next_request(Some(LOOK));
+            // Before each new thread: an ended one keeps its stack until it is dropped.
+            lock(&self.sessions).retain(|session| !session.is_finished());
+            if swept.elapsed() >= LOOK {
                 self.store.sweep();
+                swept = Instant::now();
+            }
+            let Some(request) = request else {
                 continue;
             };
             let peer = request.peer_addr();
@@ -407,5 +413,44 @@ impl Shared {
             }
             Opened::Buffer(_) => Err(Errno::IO),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Client, Settings};
+    use crate::name::Endpoint;
+    use weft_verbs::tls::Identity;
+
+    #[test]
+    fn ended_connections_leave_no_threads_while_others_come() {
+        let tls = || Tls::new(Identity::generate().unwrap()).unwrap();
+        let config = Config {
+            bind: "127.0.0.1:0".parse().unwrap(),
+            dir: None,
+            quota: 1 << 20,
+            keeps: false,
+            max_clients: 8,
+            tls: tls(),
+            admit: Arc::new(|_| false),
+            open: false,
+        };
+        let server = Server::start(config, Arc::new(())).unwrap();
+        let endpoint = Endpoint {
+            host: "127.0.0.1".into(),
+            port: server.local_addr().port(),
+        };
+        let connect = || drop(Client::connect(&endpoint, Settings::new(Arc::new(tls()))));
+        let kept = || lock(&server.shared.sessions).len();
+        for _ in 0..20 {
+            connect();
+        }
+        // The last ones may still be ending. No pause: one connection comes after the other.
+        let gone = (0..50).any(|_| {
+            connect();
+            kept() < 8
+        });
+        assert!(gone, "{} threads are kept", kept());
     }
 }
