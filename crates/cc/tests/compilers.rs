@@ -2,9 +2,10 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,6 +31,7 @@ fn worker(accept: Option<&Path>) -> (Worker, Endpoint, Arc<Came>) {
     let came = Arc::new(Came::default());
     let config = Config {
         slots: 2,
+        size_limit: 64 << 20,
         accept: accept.map(|folder| Accept {
             folder: folder.into(),
             most: 1 << 30,
@@ -89,8 +91,8 @@ fn a_worker_without_the_compiler_takes_the_masters() {
         return eprintln!("skipped: there is no gcc (Debian's package gcc)");
     };
     let level = sandbox::level();
-    if !level.files || !level.calls {
-        return eprintln!("skipped: sent compilers need Landlock and seccomp; here is {level}");
+    if !level.is_complete() {
+        return eprintln!("skipped: sent compilers need a complete sandbox; here is {level}");
     }
     let bed = Bed::new(16 << 20);
     let folder = tempfile::tempdir().unwrap();
@@ -127,7 +129,7 @@ fn a_worker_without_the_compiler_takes_the_masters() {
 #[test]
 fn a_compiler_that_is_a_script_is_not_sent() {
     let level = sandbox::level();
-    if find_program("gcc").is_none() || !level.files || !level.calls {
+    if find_program("gcc").is_none() || !level.is_complete() {
         return eprintln!("skipped: no gcc (Debian's package gcc), no Landlock or no seccomp");
     }
     let bed = Bed::new(16 << 20);
@@ -160,4 +162,163 @@ fn strangers_cannot_send_compilers() {
         .unwrap()
         .to_string();
     assert!(why.contains("masters that are known"), "{why}");
+}
+
+/// Compiles a C program of this folder; gives its output a name.
+fn program(source: &str, into: &Path, name: &str, options: &[String]) -> PathBuf {
+    let path = into.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(source);
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O1", "-w", "-o"]).arg(&path).args(options);
+    assert!(gcc.arg(source).status().unwrap().success());
+    path
+}
+
+/// A process of the worker's user, and a file of its own in a folder.
+struct Bystander {
+    child: Child,
+    segment: String,
+    place: tempfile::TempDir,
+    own: (String, u32),
+}
+
+impl Bystander {
+    fn new() -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let victim = place.path().join("victim");
+        std::fs::write(&victim, "a secret").unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&victim, mode).unwrap();
+        let program = program("bystander.c", place.path(), "bystander", &[]);
+        let mut child = Command::new(program)
+            .arg(victim)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut segment = String::new();
+        let mut out = BufReader::new(child.stdout.as_mut().unwrap());
+        out.read_line(&mut segment).unwrap();
+        Self {
+            child,
+            segment: segment.trim().into(),
+            place,
+            own: Self::ours(),
+        }
+    }
+
+    /// The limits and the priority of this process, which is the worker's.
+    fn ours() -> (String, u32) {
+        let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let nice = stat.rsplit_once(") ").unwrap().1.split(' ').nth(16);
+        (
+            limits,
+            nice.unwrap().parse::<i32>().unwrap().cast_unsigned(),
+        )
+    }
+
+    /// The hostile compiler of a master.
+    fn attacker(&self, attack: &str, seed: u32) -> PathBuf {
+        let define = |name: &str, value: &dyn std::fmt::Display| format!("-D{name}={value}");
+        let options = [
+            define("ATTACK", &attack),
+            define("SEED", &seed),
+            define("SEGMENT", &self.segment),
+            define("WORKER", &std::process::id()),
+            define("BYSTANDER", &self.child.id()),
+            define("PLACE", &format!("\"{}\"", self.place.path().display())),
+        ];
+        program("escape.c", self.place.path(), "gcc", &options)
+    }
+
+    /// Nothing outside has changed.
+    fn check(mut self) {
+        drop(self.child.stdin.take());
+        let mut told = String::new();
+        let mut out = self.child.stdout.take().unwrap();
+        out.read_to_string(&mut told).unwrap();
+        assert_eq!(told, "looked\n");
+        assert!(self.child.wait().unwrap().success());
+        let victim = std::fs::read_to_string(self.place.path().join("victim"));
+        assert_eq!(victim.unwrap(), "a secret");
+        assert_eq!(Self::ours(), self.own);
+    }
+}
+
+/// Whether these tests can run.
+fn complete() -> bool {
+    let level = sandbox::level();
+    let complete = find_program("gcc").is_some() && level.is_complete();
+    if !complete {
+        eprintln!(
+            "skipped: no gcc (Debian's package gcc), or no complete sandbox; here is {level}"
+        );
+    }
+    complete
+}
+
+#[test]
+fn a_sent_compiler_finds_no_way_out() {
+    if !complete() {
+        return;
+    }
+    let bed = Bed::new(16 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let (_worker, at, _) = worker(Some(folder.path()));
+    let bystander = Bystander::new();
+    let attacker = bystander.attacker("escape", 1);
+    let report = object(&bed, &at, &attacker, "gcc-77", &["-c"]).unwrap();
+    let report = String::from_utf8(report).unwrap();
+    let done: Vec<_> = report
+        .lines()
+        .filter(|line| line.starts_with("DONE"))
+        .collect();
+    assert!(done.is_empty(), "{done:#?}");
+    assert!(report.lines().count() > 50, "{report}");
+    bystander.check();
+}
+
+#[test]
+fn random_calls_of_a_sent_compiler_change_nothing_outside() {
+    if !complete() {
+        return;
+    }
+    let bed = Bed::new(16 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let (_worker, at, _) = worker(Some(folder.path()));
+    for seed in [1, 77] {
+        let bystander = Bystander::new();
+        let attacker = bystander.attacker("fuzz", seed);
+        let report = object(&bed, &at, &attacker, "gcc-77", &["-c"]);
+        bystander.check();
+        let report = String::from_utf8(report.unwrap()).unwrap();
+        let children = report.trim().strip_suffix(" children").unwrap();
+        assert!(
+            children.parse::<u32>().unwrap() > 0,
+            "seed {seed}: {report}"
+        );
+    }
+}
+
+#[test]
+fn a_sent_compiler_has_a_share_of_the_machine() {
+    if !complete() {
+        return;
+    }
+    let bed = Bed::new(16 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let (_worker, at, _) = worker(Some(folder.path()));
+    for (attack, why) in [
+        ("hoard", "files have more than"),
+        ("bomb", "more than 128 processes"),
+    ] {
+        let bystander = Bystander::new();
+        let attacker = bystander.attacker(attack, 1);
+        let told = object(&bed, &at, &attacker, "gcc-77", &["-c"]).unwrap_err();
+        assert!(told.contains(why), "{attack}: {told}");
+        bystander.check();
+    }
 }

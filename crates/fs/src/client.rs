@@ -20,6 +20,8 @@ use crate::wire::{Attr, Entry, Flags, Hello, Op, Reply, Request, Status, VERSION
 pub(crate) const CHUNK: usize = 1 << 20;
 /// Work requests outstanding at most.
 const OUTSTANDING: usize = 40;
+/// Entries that a folder of a server has at most: files of its folder, and buffers.
+const MAX_LISTED: usize = (1 << 20) + 65_536;
 
 /// The client's own key, and the servers that it accepts.
 pub trait Keys: Send + Sync {
@@ -169,7 +171,7 @@ impl Client {
         self.ask(&Request::named(Op::Rmdir, name), false).map(drop)
     }
 
-    /// The entries of a folder, in byte order.
+    /// The entries of a folder, in byte order, at most about a million, as a server has.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`.
@@ -197,6 +199,9 @@ impl Client {
                 last = &entry.name;
             }
             all.extend(entries);
+            if all.len() > MAX_LISTED {
+                return Err(Error::Foreign("more entries than a folder can have"));
+            }
         }
     }
 

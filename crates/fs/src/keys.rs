@@ -1,8 +1,12 @@
 //! Keys of a client that cannot ask a user: a program under the preload library, which finds its settings in the environment.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
 use weft_verbs::tls::{Fingerprint, Identity, PublicKey, Tls, TlsError};
 
 use crate::client::Keys;
@@ -34,7 +38,7 @@ impl FileKeys {
         let local = |e: &dyn std::fmt::Display| Error::Local(e.to_string());
         let own = match std::env::var_os(KEY) {
             Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(|e| local(&e))?;
+                let text = read(Path::new(&path), true).map_err(|e| local(&e))?;
                 Some(Identity::from_pkcs8_pem(&text).map_err(|e| local(&e))?)
             }
             None => None,
@@ -60,7 +64,8 @@ impl FileKeys {
         if !self.only.is_empty() {
             return self.only.clone();
         }
-        let text = self.known.as_ref().map(std::fs::read_to_string);
+        // A file that others may change names no server that will do.
+        let text = self.known.as_ref().map(|path| read(path, false));
         let text = text.and_then(Result::ok).unwrap_or_default();
         let name = endpoint.to_string();
         let mut good: Vec<_> = text
@@ -87,6 +92,32 @@ impl Keys for FileKeys {
     }
 }
 
+/// Reads a file of keys, by the same rules as `weft`: it belongs to this user (or root, if it is no secret), only they may change it, and only they may read
+/// a secret.
+fn read(path: &Path, secret: bool) -> io::Result<String> {
+    let refused = |why| io::Error::other(format!("{}: {why}", path.display()));
+    // A FIFO would block.
+    let mut file = File::options()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Err(refused("it is no regular file"));
+    }
+    let us = rustix::process::geteuid().as_raw();
+    if about.uid() != us && (secret || about.uid() != 0) {
+        return Err(refused("it belongs to another user"));
+    }
+    let others = if secret { 0o077 } else { 0o022 };
+    if about.mode() & others != 0 {
+        return Err(refused("other users can use it (`chmod 600` helps)"));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
 /// For tests and measurements: the same settings for every server.
 impl Keys for Tls {
     fn tls(&self, _: &Endpoint) -> Result<Tls, Error> {
@@ -100,4 +131,40 @@ impl Keys for Tls {
 /// As [`FileKeys::from_env`].
 pub fn from_env() -> Result<Arc<dyn Keys>, Error> {
     Ok(Arc::new(FileKeys::from_env()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::Mode;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn keys_that_others_may_use_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        std::fs::write(&path, "text").unwrap();
+        for (mode, secret, known) in [
+            (0o600, true, true),
+            (0o644, false, true),
+            (0o640, false, true),
+            (0o620, false, false),
+            (0o602, false, false),
+        ] {
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(&path, mode).unwrap();
+            assert_eq!(
+                (read(&path, true).is_ok(), read(&path, false).is_ok()),
+                (secret, known)
+            );
+        }
+        rustix::fs::mkfifoat(
+            rustix::fs::CWD,
+            dir.path().join("fifo"),
+            Mode::from_raw_mode(0o600),
+        )
+        .unwrap();
+        read(&dir.path().join("fifo"), true).unwrap_err();
+        read(dir.path(), false).unwrap_err();
+    }
 }

@@ -4,7 +4,7 @@
 //!
 //! [`vm_readv`] and [`vm_writev`] take raw memory from their caller and are `unsafe` as the functions of
 //! [`crate::raw`] are. [`Birthmark`] owns the page that it reads. `ioctl` on a process's descriptor makes a new
-//! descriptor, and reads nothing of ours. [`keep_files`] and [`end_with_us`] make system calls in a forked child.
+//! descriptor, and reads nothing of ours. [`keep_files`], [`end_with_us`] and [`in_own_spaces`] make system calls in a forked child.
 
 use crate::map::{map_anonymous, unmap};
 use crate::raw::{MAX_IOV, retry};
@@ -60,6 +60,60 @@ pub fn end_with_us(command: &mut Command) -> &mut Command {
                 Err(io::ErrorKind::BrokenPipe.into())
             }
         })
+    }
+}
+
+/// Starts the program as the first process of its own user, PID, IPC, network and mount namespaces, with these instructions as its seccomp filter.
+/// No user is mapped there, so the program has no capabilities. A process in between waits for it, and ends as it does.
+///
+/// Starting it fails if the kernel refuses the namespaces or the filter.
+pub fn in_own_spaces(command: &mut Command, filter: Vec<libc::sock_filter>) -> &mut Command {
+    const SPACES: libc::c_int = libc::CLONE_NEWUSER
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWNET
+        | libc::CLONE_NEWNS;
+    // SAFETY: between fork and exec there are system calls that are safe after a fork, and nothing is allocated. `filter` lives in the closure, and
+    // the kernel copies it. The second fork does not return here in the waiting process.
+    unsafe {
+        command.pre_exec(move || {
+            retry(|| libc::unshare(SPACES).into())?;
+            // A raw fork: `fork` of the C library would run handlers of threads that do not exist here.
+            let child = retry(|| libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0))?;
+            if let Ok(child @ 1..) = libc::pid_t::try_from(child) {
+                wait_and_end_alike(child);
+            }
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            let program = libc::sock_fprog {
+                len: filter.len().try_into().map_err(io::Error::other)?,
+                filter: filter.as_ptr().cast_mut(),
+            };
+            rustix::thread::set_no_new_privs(true)?;
+            let mode = libc::SECCOMP_SET_MODE_FILTER;
+            retry(|| libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program))?;
+            Ok(())
+        })
+    }
+}
+
+/// Waits for the child, and ends with its status or by its signal. In a forked process.
+fn wait_and_end_alike(child: libc::pid_t) -> ! {
+    let mut status = 0;
+    // SAFETY: system calls that are safe after a fork. The descriptors are copies, and nothing here uses them: the starting process
+    // waits until the last one of its pipe is closed.
+    unsafe {
+        // Its memory is a copy of the starting process's: no core file, and no debugger.
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
+        while libc::waitpid(child, &raw mut status, 0) < 0
+            && *libc::__errno_location() == libc::EINTR
+        {}
+        if libc::WIFSIGNALED(status) {
+            let signal = libc::WTERMSIG(status);
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+        libc::_exit(libc::WEXITSTATUS(status))
     }
 }
 

@@ -98,17 +98,12 @@ impl Shared {
         let mut stderr = File::from(stderr);
         let under_name = Path::new(&launch.args[0]).file_name() == Some(OsStr::new(NAME));
         let (named, args) = launch.args[usize::from(under_name)..].split_first()?;
-        let name = if under_name {
-            named.clone()
-        } else {
-            Path::new(named).file_name()?.to_owned()
-        };
         let pid = weft_sys::unix::peer_cred(line).ok()?.pid?;
-        let Some(driver) = driver(launch, &name, pid) else {
+        let Some(driver) = driver(launch, named, pid) else {
             let _ = writeln!(
                 stderr,
-                "weft cc: {}: there is no such compiler in PATH, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help",
-                name.display()
+                "weft cc: {}: there is no such compiler, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help",
+                named.display()
             );
             return Some((Next::End(127), None));
         };
@@ -149,11 +144,23 @@ impl Shared {
     }
 }
 
-/// The compiler of this name as the command would find it.
-fn driver(launch: &Launch, name: &OsStr, pid: u32) -> Option<PathBuf> {
+/// The compiler as the command would find it: exactly this file if it is named by a path, unless that is a link to this program or its launcher, which stands
+/// for the compiler of its name in `PATH`.
+fn driver(launch: &Launch, named: &OsStr, pid: u32) -> Option<PathBuf> {
     let mut not = not_compilers(launch.var(FROM).map(OsStr::to_owned));
     not.extend(std::fs::read_link(format!("/proc/{pid}/exe")));
     let path = launch.var("PATH").unwrap_or(OsStr::new(crate::PATH));
+    let is_link = named.as_bytes().contains(&b'/')
+        && launch
+            .dir
+            .join(named)
+            .canonicalize()
+            .is_ok_and(|file| not.contains(&file));
+    let name = if is_link {
+        Path::new(named).file_name()?
+    } else {
+        named
+    };
     let found = crate::find_in_dir(&launch.dir, path, name.to_str()?, &not)?;
     Some(launch.dir.join(found))
 }
@@ -679,6 +686,36 @@ mod tests {
             b"]0;titlea[2Jb"
         );
         assert_eq!(printable("‘x’".as_bytes()), "‘x’".as_bytes());
+    }
+
+    #[test]
+    fn a_compiler_that_is_named_by_a_path_is_that_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "#!/bin/sh\n").unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            path
+        };
+        let (in_path, pinned) = (file("bin/gcc"), file("pinned/gcc"));
+        let launch = Launch {
+            umask: 0,
+            dir: dir.path().into(),
+            args: Vec::new(),
+            env: vec![("PATH".into(), dir.path().join("bin").into())],
+        };
+        let of = |named: &Path| driver(&launch, named.as_os_str(), std::process::id());
+        assert_eq!(of(Path::new("gcc")), Some(in_path.clone()));
+        assert_eq!(of(&pinned), Some(pinned.clone()));
+        assert_eq!(of(Path::new("pinned/gcc")), Some(pinned));
+        assert_eq!(of(Path::new("/nonexistent/gcc")), None);
+        assert_eq!(of(Path::new("none/gcc")), None);
+        // A link to this program.
+        let link = dir.path().join("links/gcc");
+        std::fs::create_dir(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(std::env::current_exe().unwrap(), &link).unwrap();
+        assert_eq!(of(&link), Some(in_path));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use weft_sys::EventFd;
 
 use super::sandbox;
 use super::view::View;
+use super::watch::Watch;
 use crate::lock;
 use crate::options::{Language, asks_for, is_source_name, map_path};
 use crate::wire::{Job, Output, Pull};
@@ -154,7 +155,6 @@ impl Workshop {
     }
 
     /// A preprocessor that finds the master's files in `view`; `predefined` is the header that compilers include by themselves.
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn preprocess(
         &self,
         driver: &[OsString],
@@ -162,8 +162,7 @@ impl Workshop {
         pull: &Pull,
         view: &View,
         predefined: Option<&Path>,
-        memory: u64,
-        size: u64,
+        limits: &Limits,
     ) -> io::Result<Command> {
         let name = |name: &str| -> OsString {
             if name.starts_with('/') {
@@ -172,7 +171,7 @@ impl Workshop {
                 name.into()
             }
         };
-        let mut command = limited(driver, memory, size);
+        let mut command = limited(driver, limits);
         command.args(job.args.iter().filter(|arg| *arg != "-c" && *arg != "-S"));
         command.arg("-nostdinc");
         if job.cxx {
@@ -271,17 +270,15 @@ impl Workshop {
             .ok_or_else(|| io::Error::other("notes for coverage of a form that is not known"))
     }
 
-    /// `memory`, `size`: bytes that each process may allocate, and that a file may have.
     pub(super) fn command(
         &self,
         driver: &[OsString],
         job: &Job,
         language: Language,
-        memory: u64,
-        size: u64,
+        limits: &Limits,
     ) -> Result<Command, Unfit> {
         let text = |path: &Path| path.to_str().map(str::to_owned).ok_or(Unfit::Name);
-        let mut command = limited(driver, memory, size);
+        let mut command = limited(driver, limits);
         command.args(&job.args);
         // The text has no more headers to read; its markers are an extension of which it would be warned; and the lines that it came from are not here.
         command.args(["-nostdinc", "-Wno-pedantic", "-fno-diagnostics-show-caret"]);
@@ -330,12 +327,39 @@ pub(super) fn open_output(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, about.len()))
 }
 
+/// The beginning of a compiler's output, at most so many bytes.
+pub(super) fn read_output(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let (file, _) = open_output(path)?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The kernel's limits for each process of a compiler.
+pub(super) struct Limits {
+    /// Bytes that it may allocate.
+    pub(super) memory: u64,
+    /// Bytes that a file may have.
+    pub(super) size: u64,
+    /// Processes of its user in its user namespace, if it has one of its own.
+    pub(super) processes: Option<u64>,
+}
+
 /// A driver with these limits for its processes and their files. They are set before it starts, and inherited.
-fn limited(driver: &[OsString], memory: u64, size: u64) -> Command {
+fn limited(driver: &[OsString], limits: &Limits) -> Command {
     // By its whole name: one that is looked for in the PATH of another environment is started by fork, which copies the page tables of this process.
     let prlimit = crate::find_in(crate::PATH, "prlimit", &[]);
     let mut command = Command::new(prlimit.unwrap_or_else(|| "prlimit".into()));
+    let Limits {
+        memory,
+        size,
+        processes,
+    } = limits;
     command.args([format!("--data={memory}"), format!("--fsize={size}")]);
+    command.arg("--core=0");
+    if let Some(processes) = processes {
+        command.arg(format!("--nproc={processes}"));
+    }
     command.args(driver);
     command
 }
@@ -385,7 +409,8 @@ pub(crate) struct Compiler {
     thread: Option<std::thread::JoinHandle<Ended>>,
     over: Arc<AtomicBool>,
     bell: Arc<EventFd>,
-    killed: bool,
+    killed: Option<String>,
+    watch: Option<Watch>,
     pub(crate) began: Instant,
 }
 
@@ -396,15 +421,17 @@ impl Compiler {
         mut command: Command,
         needed: sandbox::Level,
         leader: Arc<Leader>,
+        watch: Option<Watch>,
     ) -> io::Result<Self> {
         let group = Arc::new(Mutex::new(None));
         let over = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(EventFd::new()?);
         let (told, ring) = (Arc::clone(&over), Arc::clone(&bell));
         let seen = Arc::clone(&group);
+        let spaces = place.alone && needed.spaces;
         let mut run = move || {
             let pid = Pid::from_child(&leader.ended);
-            let level = sandbox::enter(&place, &leader.filters);
+            let level = sandbox::enter(&place, &mut command, &leader.filters, spaces);
             if !level.holds(needed) {
                 return Err(io::Error::other(format!(
                     "the sandbox is incomplete: {level}, not {needed}"
@@ -438,7 +465,8 @@ impl Compiler {
             thread: Some(thread),
             over,
             bell,
-            killed: false,
+            killed: None,
+            watch,
             began: Instant::now(),
         })
     }
@@ -452,27 +480,38 @@ impl Compiler {
         self.over.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn kill(&mut self) {
-        self.killed = true;
+    /// Kills it if its processes together have more than they may.
+    pub(super) fn look(&mut self) {
+        let Some(group) = *lock(&self.group) else {
+            return;
+        };
+        if let Some(why) = self.watch.as_ref().and_then(|watch| watch.exceeded(group)) {
+            self.kill(why);
+        }
+    }
+
+    /// For this reason, if it is the first.
+    pub(crate) fn kill(&mut self, why: String) {
+        self.killed.get_or_insert(why);
         if let Some(pid) = *lock(&self.group) {
             let _ = kill_process_group(pid, Signal::KILL);
         }
     }
 
-    /// Waits for the end; how it ended, after how long, and whether it was killed here.
-    pub(crate) fn end(mut self) -> (Ended, Duration, bool) {
+    /// Waits for the end; how it ended, after how long, and why it was killed here.
+    pub(crate) fn end(mut self) -> (Ended, Duration, Option<String>) {
         let how = self.thread.take().and_then(|thread| thread.join().ok());
         let how = how.unwrap_or_else(|| {
             Ended::NotStarted(io::Error::other("the thread that starts it has failed"))
         });
-        (how, self.began.elapsed(), self.killed)
+        (how, self.began.elapsed(), self.killed.take())
     }
 }
 
 impl Drop for Compiler {
     fn drop(&mut self) {
         while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
-            self.kill();
+            self.kill(String::new());
             // The compiler may not have been started yet when it was to be killed.
             std::thread::sleep(Duration::from_millis(5));
             self.thread = Some(thread);
@@ -504,7 +543,7 @@ mod tests {
         let mut command = Command::new("perl");
         command.args(["-e", script]).current_dir(dir);
         let leader = Arc::new(Leader::new().unwrap());
-        let compiler = Compiler::start(place, command, level, leader).unwrap();
+        let compiler = Compiler::start(place, command, level, leader, None).unwrap();
         Some(compiler.end().0)
     }
 
@@ -540,7 +579,7 @@ mod tests {
             "0x40000038, 0x10000011, 0, 0, 0, 0",
             "435, 0, 0",
         ];
-        for (call, errno) in calls.into_iter().zip(["EACCES", "EACCES", "ENOSYS"]) {
+        for (call, errno) in calls.into_iter().zip(["ENOSYS", "ENOSYS", "ENOSYS"]) {
             let script = format!(
                 "use Errno; my $p = syscall({call}); exit($p == -1 && $!{{{errno}}} ? 5 : 6)"
             );

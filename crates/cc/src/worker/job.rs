@@ -116,14 +116,8 @@ impl Session<'_> {
             None
         };
         end.times[0] = micros(began.elapsed());
-        let config = &self.shared.config;
-        let command = match shop.command(
-            &compiler.command,
-            job,
-            language,
-            config.memory,
-            config.size_limit,
-        ) {
+        let limits = self.shared.limits(&compiler);
+        let command = match shop.command(&compiler.command, job, language, &limits) {
             Ok(command) => command,
             Err(Unfit::Name) => {
                 return stop(
@@ -136,18 +130,12 @@ impl Session<'_> {
         let running = self.start(compiler.place(&shop, None), command)?;
         let (how, took, killed) = self.wait_for(running)?;
         end.times[1] = micros(took);
+        if let Some(why) = killed {
+            return stop(Verdict::Limit, why);
+        }
         match how {
             Ended::NotStarted(e) => {
                 return Err(trouble(&format!("cannot start {}: {e}", job.driver)));
-            }
-            Ended::Status(_) if killed => {
-                return stop(
-                    Verdict::Limit,
-                    format!(
-                        "the compiler took more than {} s",
-                        self.shared.config.time_limit.as_secs()
-                    ),
-                );
             }
             Ended::Status(status) if !status.success() => {
                 let reason = match status.signal() {

@@ -7,6 +7,7 @@ mod pull;
 pub mod sandbox;
 mod session;
 mod view;
+mod watch;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use weft_service::{Stranger, Strangers};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
@@ -171,6 +173,8 @@ struct Shared {
     stop: AtomicBool,
     running: Arc<AtomicUsize>,
     connections: Arc<AtomicUsize>,
+    /// Connections that have not shown who they are.
+    strangers: Strangers,
     jobs: AtomicU64,
     sessions: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -190,10 +194,15 @@ impl Worker {
     pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
         let level = sandbox::level();
         let accept = config.accept.as_ref();
-        if accept.is_some() && (config.open || !level.files || !level.calls) {
+        if accept.is_some() && config.open {
             return Err(io::Error::other(
-                "compilers are taken only of masters that are known, and run only with Landlock and seccomp",
+                "compilers are taken only of masters that are known",
             ));
+        }
+        if accept.is_some() && !level.is_complete() {
+            return Err(io::Error::other(format!(
+                "compilers of masters run only in a complete sandbox: Landlock as of Linux 6.12 (files, truncation, signals) and seccomp; this kernel has {level}"
+            )));
         }
         let compilers = accept
             .map(|accept| {
@@ -225,6 +234,7 @@ impl Worker {
             stop: AtomicBool::new(false),
             running: Arc::default(),
             connections: Arc::default(),
+            strangers: Strangers::default(),
             jobs: AtomicU64::new(0),
             sessions: Mutex::default(),
         });
@@ -275,6 +285,15 @@ impl Drop for Worker {
     }
 }
 
+const FULL: &str = "too many connections";
+
+/// How a connection came in.
+enum Entry {
+    Master(Taken),
+    /// Only its transport can show that it is of our user.
+    Stranger(#[allow(dead_code, reason = "held until it is dropped")] Stranger),
+}
+
 /// One of a limited number of places.
 struct Taken(Arc<AtomicUsize>);
 
@@ -306,6 +325,15 @@ impl Shared {
         self.stop.load(Ordering::SeqCst)
     }
 
+    /// The kernel's limits for the processes of a job.
+    fn limits(&self, compiler: &Environment) -> compile::Limits {
+        compile::Limits {
+            memory: self.config.memory,
+            size: self.config.size_limit,
+            processes: (compiler.sent.is_some() && self.level.spaces).then_some(watch::PROCESSES),
+        }
+    }
+
     fn free(&self) -> u16 {
         let running = self.running.load(Ordering::SeqCst);
         usize::from(self.config.slots).saturating_sub(running) as u16
@@ -319,19 +347,23 @@ impl Shared {
                 continue;
             };
             let peer = request.peer_addr();
-            // Before there is a thread: strangers must not use them up.
-            let Some(place) = Taken::take(&self.connections, self.config.max_connections) else {
-                let _ = request.reject(&Hello::new(Status::Busy, 0).encode());
-                self.events.refused(peer, "too many connections");
-                continue;
+            // Before there is a thread: strangers use up neither threads nor places.
+            let entry = match self.admit(&request, peer) {
+                Ok(entry) => entry,
+                Err((status, why)) => {
+                    let _ = request.reject(&Hello::new(status, 0).encode());
+                    self.events.refused(peer, &why);
+                    continue;
+                }
             };
             // A thread for each connection: one cycle of it is one job.
             let shared = Arc::clone(self);
             let session = thread::Builder::new()
                 .name("weft-cc".into())
                 .spawn(move || {
-                    shared.serve(request, peer);
-                    drop(place);
+                    if let Err(why) = shared.accept(request, entry, peer) {
+                        shared.events.refused(peer, &why);
+                    }
                 });
             match session {
                 Ok(session) => lock(&self.sessions).push(session),
@@ -364,21 +396,20 @@ impl Shared {
         }
     }
 
-    fn serve(&self, request: cm::Request, peer: SocketAddr) {
-        let known = match self.judge(&request) {
-            Ok(known) => known.is_some(),
-            Err((status, why)) => {
-                let _ = request.reject(&Hello::new(status, 0).encode());
-                self.events.refused(peer, &why);
-                return;
-            }
-        };
-        if let Err(why) = self.accept(request, known, peer) {
-            self.events.refused(peer, &why);
+    /// A place for a master that has shown who it is, or one among the strangers.
+    fn admit(&self, request: &cm::Request, peer: SocketAddr) -> Result<Entry, (Status, String)> {
+        let busy = |why: &str| (Status::Busy, why.to_owned());
+        if self.judge(request)?.is_some() {
+            let place = Taken::take(&self.connections, self.config.max_connections);
+            return place.map(Entry::Master).ok_or(busy(FULL));
         }
+        let stranger = self.strangers.enter(peer.ip());
+        stranger
+            .map(Entry::Stranger)
+            .ok_or(busy("too many strangers"))
     }
 
-    fn accept(&self, request: cm::Request, known: bool, peer: SocketAddr) -> Result<(), String> {
+    fn accept(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
         let mut link = Link::new(&self.device).map_err(|e| e.to_string())?;
         let hello = Hello::new(Status::Ok, self.config.slots).encode();
         let param = param(self.config.tls.clone(), hello.to_vec());
@@ -386,7 +417,7 @@ impl Shared {
         link.qp = conn.qp;
         let transport = link.qp.path().map_or("tcp", |path| path.transport);
         // Only processes of one user meet in shared memory.
-        if !known && transport != "local" {
+        if matches!(entry, Entry::Stranger(_)) && transport != "local" {
             let why =
                 "its key is not authorised, and the kernel does not say that it is of this user";
             let told = link.send(&Report::End(End::new(0, Verdict::Refused, "stranger")).encode());
@@ -398,6 +429,13 @@ impl Shared {
             }
             return Err(why.into());
         }
+        let place = match entry {
+            Entry::Master(place) => Some(place),
+            Entry::Stranger(_) => Taken::take(&self.connections, self.config.max_connections),
+        };
+        let Some(_place) = place else {
+            return Err(FULL.into());
+        };
         self.events.connected(peer, transport);
         let why = session::Session::new(self, link, peer).run();
         self.events.finished(peer, &why);

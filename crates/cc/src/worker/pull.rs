@@ -7,13 +7,16 @@ use std::sync::Arc;
 use weft_verbs::{Access, SendWr};
 
 use super::Environment;
-use super::compile::{Ended, Workshop};
+use super::compile::{Ended, Workshop, read_output};
+use super::sandbox::Files;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::view::{State, View};
 use crate::link::Gone;
 use crate::options::{built_in, stays_in_code};
 use crate::pull::{Cpp, read};
-use crate::wire::{Entry, Job, MAX_CHECK, MAX_NEED, Node, Pull, Region, Report, Request, Verdict};
+use crate::wire::{
+    Entry, Job, MAX_CHECK, MAX_DIAGNOSTICS, MAX_NEED, Node, Pull, Region, Report, Request, Verdict,
+};
 
 /// How often a compilation may request further files, or find changed ones.
 const ROUNDS: usize = 200;
@@ -148,7 +151,7 @@ impl Session<'_> {
         shop: &Workshop,
         compiler: &Environment,
     ) -> Result<Preprocessed, Stop> {
-        if !self.shared.level.files {
+        if self.shared.level.files == Files::Free {
             return refuse("it preprocesses for nobody without Landlock");
         }
         let cpp = match read(&pull.cpp) {
@@ -223,7 +226,7 @@ impl Session<'_> {
                 }
                 return stop(Verdict::Failed, "preprocessing failed");
             }
-            let text = std::fs::read(shop.text())?;
+            let text = read_output(&shop.text(), self.shared.config.size_limit + 1)?;
             if text.len() as u64 > self.shared.config.size_limit {
                 return stop(Verdict::Limit, "a text that is too long");
             }
@@ -275,7 +278,7 @@ impl Session<'_> {
         shop: &Workshop,
         compiler: &Environment,
     ) -> Result<(bool, Vec<u8>), Stop> {
-        let (job, config) = (task.job, &self.shared.config);
+        let (job, limits) = (task.job, self.shared.limits(compiler));
         let predefined = task
             .pull
             .system
@@ -293,15 +296,16 @@ impl Session<'_> {
             task.pull,
             view,
             predefined.as_deref(),
-            config.memory,
-            config.size_limit,
+            &limits,
         )?;
         let compiler = self.start(compiler.place(shop, Some(view.dir())), command)?;
         let (how, _, killed) = self.wait_for(compiler)?;
-        let stderr = std::fs::read(shop.diagnostics())?;
+        if let Some(why) = killed {
+            return stop(Verdict::Limit, why);
+        }
+        let stderr = read_output(&shop.diagnostics(), MAX_DIAGNOSTICS)?;
         match how {
             Ended::NotStarted(e) => Err(trouble(&format!("cannot start {}: {e}", job.driver))),
-            Ended::Status(_) if killed => stop(Verdict::Limit, "the preprocessor took too long"),
             Ended::Status(status) => Ok((status.success(), stderr)),
         }
     }

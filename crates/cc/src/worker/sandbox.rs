@@ -1,10 +1,11 @@
-//! The sandbox of a worker's compilers: they can read the system's programs, write in their own directory, and open no connection.
+//! The sandbox of a worker's compilers: they can read the system's programs, write in their own directory, and make the system calls of a compiler.
 //!
 //! Landlock and seccomp restrict a thread and the processes that it starts, so each job starts its compiler from a thread of its own, which is
-//! restricted first.
+//! restricted first. A compiler that a master has sent also gets namespaces of its own, where the kernel allows them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
@@ -15,6 +16,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
 };
+use weft_sys::process::in_own_spaces;
 
 /// The folders that compilers may read and run.
 const READ: &[&str] = words! {
@@ -36,94 +38,175 @@ macro_rules! calls {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
 
-/// The system calls that compilers may not make.
-const FORBIDDEN: &[libc::c_long] = calls! {
-    SYS_socket SYS_connect SYS_bind SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_mount SYS_umount2 SYS_fsopen SYS_fsmount SYS_fspick
-    SYS_move_mount SYS_open_tree SYS_mount_setattr SYS_pivot_root SYS_chroot SYS_unshare SYS_setns SYS_setsid SYS_bpf SYS_perf_event_open
-    SYS_userfaultfd SYS_io_uring_setup SYS_keyctl SYS_add_key SYS_request_key SYS_kexec_load SYS_init_module SYS_finit_module SYS_delete_module
-    SYS_open_by_handle_at SYS_reboot SYS_swapon SYS_swapoff SYS_shmget SYS_msgget SYS_semget
+/// The system calls that compilers may make with any arguments: those of a compiler, an assembler and objcopy, of the C libraries below them, and of a
+/// thread that starts them and ends. None changes a file's owner, mode, attributes or times, another process, or anything that processes
+/// share beyond files and pipes.
+const ALLOWED: &[libc::c_long] = calls! {
+    SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2 SYS_lseek SYS_copy_file_range SYS_sendfile
+    SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_dup SYS_dup3 SYS_pipe2 SYS_fstat SYS_newfstatat SYS_statx SYS_statfs SYS_fstatfs
+    SYS_faccessat SYS_faccessat2 SYS_readlinkat SYS_getcwd SYS_chdir SYS_fchdir SYS_getdents64 SYS_umask SYS_truncate SYS_ftruncate SYS_fallocate
+    SYS_fsync SYS_fdatasync SYS_fadvise64 SYS_renameat SYS_renameat2 SYS_mkdirat SYS_unlinkat
+    SYS_mprotect SYS_munmap SYS_mremap SYS_madvise SYS_brk SYS_msync SYS_mincore SYS_membarrier SYS_rseq SYS_set_robust_list SYS_set_tid_address
+    SYS_futex SYS_sched_yield SYS_sched_getaffinity SYS_getcpu SYS_ppoll SYS_pselect6
+    SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_rt_sigpending SYS_rt_sigsuspend SYS_rt_sigtimedwait SYS_sigaltstack SYS_restart_syscall
+    SYS_kill SYS_tgkill SYS_execve SYS_exit SYS_exit_group SYS_wait4 SYS_waitid SYS_getpid SYS_getppid SYS_gettid SYS_getpgid SYS_getsid
+    SYS_getuid SYS_geteuid SYS_getgid SYS_getegid SYS_getresuid SYS_getresgid SYS_getgroups SYS_getrlimit SYS_setrlimit SYS_getrusage SYS_times
+    SYS_setitimer SYS_getitimer SYS_clock_gettime SYS_clock_getres SYS_clock_nanosleep SYS_nanosleep SYS_gettimeofday SYS_getrandom SYS_uname SYS_sysinfo
 };
+
+/// Those that only this architecture has.
+#[cfg(target_arch = "x86_64")]
+const OLD: &[libc::c_long] = calls! {
+    SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_dup2 SYS_pipe SYS_getdents SYS_rename SYS_mkdir SYS_rmdir SYS_unlink SYS_poll
+    SYS_select SYS_pause SYS_alarm SYS_getpgrp SYS_fork SYS_vfork SYS_time SYS_arch_prctl
+};
+#[cfg(not(target_arch = "x86_64"))]
+const OLD: &[libc::c_long] = &[];
+
+/// The requests of `fcntl`, `ioctl` and `prctl` that compilers may make.
+const FCNTL: &[libc::c_int] = calls! {
+    F_DUPFD F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_SETFL F_GETLK F_SETLK F_SETLKW
+};
+const IOCTL: &[libc::Ioctl] = calls! { TCGETS TIOCGWINSZ FIONREAD FIOCLEX FIONCLEX };
+const PRCTL: &[libc::c_int] = calls! { PR_SET_NAME PR_GET_NAME PR_SET_VMA };
+
+/// Flags of `clone` that compilers may not use: new namespaces, and a child of the worker's process.
+const NOT_CLONED: libc::c_int = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_PARENT;
+
+/// How far Landlock goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Files {
+    /// The kernel does not have it.
+    Free,
+    /// Files, but not all of truncation, device requests and signals (before Linux 6.12).
+    Partly,
+    /// All that this sandbox asks for.
+    Kept,
+}
 
 /// The restrictions of compilers that the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Level {
     /// Landlock: files and signals.
-    pub files: bool,
-    /// Seccomp: system calls, among them sockets.
+    pub files: Files,
+    /// Seccomp: a list of the system calls that are allowed.
     pub calls: bool,
+    /// Namespaces of their own for masters' compilers.
+    pub spaces: bool,
 }
 
 impl Level {
-    /// Whether this includes all restrictions of the other.
+    /// Whether this includes all restrictions of the other. A job that is to have namespaces does not start without.
     pub(crate) fn holds(self, other: Self) -> bool {
         self.files >= other.files && self.calls >= other.calls
+    }
+
+    /// Whether programs that masters send may run.
+    pub fn is_complete(self) -> bool {
+        self.files == Files::Kept && self.calls
     }
 }
 
 impl std::fmt::Display for Level {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match (self.files, self.calls) {
-            (true, true) => "Landlock and seccomp",
-            (true, false) => "Landlock alone",
-            (false, true) => "seccomp alone",
-            (false, false) => "nothing: this kernel has neither Landlock nor seccomp",
-        })
+            (Files::Kept, true) => "Landlock and seccomp",
+            (Files::Partly, true) => "an old Landlock (before Linux 6.12) and seccomp",
+            (Files::Kept, false) => "Landlock alone",
+            (Files::Partly, false) => "an old Landlock (before Linux 6.12) alone",
+            (Files::Free, true) => "seccomp alone",
+            (Files::Free, false) => "nothing: this kernel has neither Landlock nor seccomp",
+        })?;
+        if self.spaces {
+            f.write_str(", and namespaces for masters' compilers")?;
+        }
+        Ok(())
     }
 }
 
 /// The allowed system calls of compilers, in the kernel's form.
-pub(crate) struct Filters(Option<[BpfProgram; 2]>);
+pub(crate) struct Filters {
+    /// For processes that all stay in one group, so that one signal ends them.
+    group: Option<BpfProgram>,
+    /// For namespaces of their own, whose end ends them. A number of a group means another one there.
+    spaces: Option<BpfProgram>,
+}
 
 impl Filters {
     /// Children may join the process group `group` and no other.
     pub(crate) fn new(group: Option<Pid>) -> Self {
-        // `clone3` keeps its flags in memory, which no filter reads; a program that gets `ENOSYS` uses `clone`.
-        let without = filter_of(
-            BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
-            libc::ENOSYS,
-        );
-        Self(without.zip(filter(group)).map(|(a, b)| [a, b]))
+        Self {
+            group: filter(group),
+            spaces: filter(None),
+        }
     }
 }
 
-/// Every process stays in the group `group`, so that one signal ends all of them.
+/// A list of what is allowed; the rest fails with `ENOSYS`, after which the C libraries try older calls. `clone3` is not in it, because it keeps its flags
+/// in memory, which no filter reads; nor are the numbers of x32.
 fn filter(group: Option<Pid>) -> Option<BpfProgram> {
-    let mut rules: BTreeMap<i64, Vec<_>> =
-        FORBIDDEN.iter().map(|&call| (call, Vec::new())).collect();
-    let not = |argument, value| {
-        let other =
-            SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value);
-        SeccompRule::new(vec![other.ok()?]).ok()
+    type Rules = Vec<SeccompRule>;
+    let is = |argument, how: SeccompCmpOp, value: u64| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, how, value).ok()
     };
-    let group = group.map_or(0, |group| group.as_raw_nonzero().get().unsigned_abs());
-    rules.insert(libc::SYS_setpgid, vec![not(0, 0)?, not(1, group.into())?]);
-    // No name spaces: a process that is root in one of its own reaches more of the kernel.
-    let spaces = libc::CLONE_NEWUSER as u64;
-    let make = SeccompCmpOp::MaskedEq(spaces);
-    let user = SeccompCondition::new(0, SeccompCmpArgLen::Dword, make, spaces).ok()?;
-    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![user]).ok()?]);
-    // The same calls by the numbers of x32, for which the kernel reports the same architecture.
-    if cfg!(target_arch = "x86_64") {
-        let x32: Vec<_> = rules
+    let rule = |conditions: Vec<SeccompCondition>| SeccompRule::new(conditions).ok();
+    let one_of = |argument, values: &[u64]| -> Option<Rules> {
+        let one = |value: &u64| rule(vec![is(argument, SeccompCmpOp::Eq, *value)?]);
+        values.iter().map(one).collect()
+    };
+    let numbers = |values: &[libc::c_int]| -> Vec<u64> {
+        values
             .iter()
-            .map(|(call, rule)| (call | 1 << 30, rule.clone()))
-            .collect();
-        rules.extend(x32);
-        // And those that have numbers of their own there: ptrace, process_vm_readv, process_vm_writev, kexec_load.
-        rules.extend([521, 539, 540, 528].map(|call| (call | 1 << 30, Vec::new())));
+            .map(|value| value.unsigned_abs().into())
+            .collect()
+    };
+    let mut rules: BTreeMap<i64, Rules> = ALLOWED
+        .iter()
+        .chain(OLD)
+        .map(|&call| (call, Vec::new()))
+        .collect();
+    let not_cloned = u64::from(NOT_CLONED.unsigned_abs());
+    let shared = u64::from((libc::MAP_SHARED | libc::MAP_ANONYMOUS).unsigned_abs());
+    let anonymous = u64::from(libc::MAP_ANONYMOUS.unsigned_abs());
+    rules.extend([
+        (libc::SYS_fcntl, one_of(1, &numbers(FCNTL))?),
+        (libc::SYS_ioctl, one_of(1, IOCTL)?),
+        (libc::SYS_prctl, one_of(0, &numbers(PRCTL))?),
+        // Limits of its own.
+        (libc::SYS_prlimit64, one_of(0, &[0])?),
+        (
+            libc::SYS_clone,
+            vec![rule(vec![is(0, SeccompCmpOp::MaskedEq(not_cloned), 0)?])?],
+        ),
+        // Shared memory without a file does not count against the limit of memory.
+        (
+            libc::SYS_mmap,
+            vec![
+                rule(vec![is(3, SeccompCmpOp::MaskedEq(anonymous), 0)?])?,
+                rule(vec![is(3, SeccompCmpOp::MaskedEq(shared), anonymous)?])?,
+            ],
+        ),
+    ]);
+    if let Some(group) = group {
+        let group = group.as_raw_nonzero().get().unsigned_abs();
+        let own = is(0, SeccompCmpOp::Eq, 0)?;
+        let same = is(1, SeccompCmpOp::Eq, group.into())?;
+        rules.insert(libc::SYS_setpgid, vec![rule(vec![own, same])?]);
     }
-    filter_of(rules, libc::EACCES)
-}
-
-/// Calls that these rules match fail with this error.
-fn filter_of(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Option<BpfProgram> {
     let arch = std::env::consts::ARCH.try_into().ok()?;
-    let refused = SeccompAction::Errno(errno as u32);
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).ok()?;
+    let refused = SeccompAction::Errno(libc::ENOSYS as u32);
+    let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, arch).ok()?;
     filter.try_into().ok()
 }
 
-fn files(place: &Place) -> Result<bool, landlock::RulesetError> {
+fn files(place: &Place) -> Result<Files, landlock::RulesetError> {
     let abi = ABI::V6;
     let write = AccessFs::from_file(abi) & !AccessFs::Execute;
     // A compiler makes files and directories, and nothing that leads elsewhere.
@@ -154,7 +237,11 @@ fn files(place: &Place) -> Result<bool, landlock::RulesetError> {
         .add_rules(path_beneath_rules([&place.dir], own))?
         .add_rules(path_beneath_rules(["/dev/null"], write))?
         .restrict_self()?;
-    Ok(status.ruleset != RulesetStatus::NotEnforced)
+    Ok(match status.ruleset {
+        RulesetStatus::FullyEnforced => Files::Kept,
+        RulesetStatus::PartiallyEnforced => Files::Partly,
+        RulesetStatus::NotEnforced => Files::Free,
+    })
 }
 
 /// The files that a compiler may access in addition to the system's programs.
@@ -170,33 +257,59 @@ pub(crate) struct Place {
     pub(crate) alone: bool,
 }
 
-/// Restricts this thread, and the processes that it starts, permanently.
-pub(crate) fn enter(place: &Place, filters: &Filters) -> Level {
+/// Restricts this thread, and the processes that it starts, permanently; with `spaces` the command alone gets the filter, in namespaces of its own.
+pub(crate) fn enter(
+    place: &Place,
+    command: &mut Command,
+    filters: &Filters,
+    spaces: bool,
+) -> Level {
     let files = files(place).unwrap_or_else(|e| {
         tracing::warn!("no Landlock: {e}");
-        false
+        Files::Free
     });
-    let apply = |filter| seccompiler::apply_filter(filter).is_ok();
-    let calls = filters
-        .0
-        .as_ref()
-        .is_some_and(|filters| filters.iter().all(|filter| apply(filter)));
-    Level { files, calls }
+    let calls = if spaces {
+        let raw = |filter: &BpfProgram| {
+            let raw = |one: &seccompiler::sock_filter| libc::sock_filter {
+                code: one.code,
+                jt: one.jt,
+                jf: one.jf,
+                k: one.k,
+            };
+            in_own_spaces(command, filter.iter().map(raw).collect());
+        };
+        filters.spaces.as_ref().map(raw).is_some()
+    } else {
+        let apply = |filter| seccompiler::apply_filter(filter).is_ok();
+        filters.group.as_deref().is_some_and(apply)
+    };
+    Level {
+        files,
+        calls,
+        spaces,
+    }
 }
 
-/// The result that `enter` would have, tried on a thread that ends at once.
+/// The result that `enter` would have, tried on threads that end at once.
 pub fn level() -> Level {
-    let dir = std::env::temp_dir();
-    let enter = move || {
-        let place = Place {
-            dir,
-            ..Place::default()
+    let tried = |spaces| {
+        let enter = move || {
+            let place = Place {
+                dir: std::env::temp_dir(),
+                ..Place::default()
+            };
+            let mut command = Command::new("true");
+            command.stdin(Stdio::null()).env_clear();
+            let level = enter(&place, &mut command, &Filters::new(None), spaces);
+            let runs = !spaces || command.status().is_ok_and(|status| status.success());
+            runs.then_some(level)
         };
-        enter(&place, &Filters::new(None))
+        std::thread::spawn(enter).join().ok().flatten()
     };
-    std::thread::spawn(enter).join().unwrap_or(Level {
-        files: false,
+    tried(true).or_else(|| tried(false)).unwrap_or(Level {
+        files: Files::Free,
         calls: false,
+        spaces: false,
     })
 }
 
@@ -206,11 +319,21 @@ mod tests {
 
     #[test]
     fn less_than_at_the_start_does_not_hold() {
-        let level = |files, calls| Level { files, calls };
-        let all = level(true, true);
-        assert!(all.holds(all) && all.holds(level(false, true)));
-        assert!(level(false, false).holds(level(false, false)));
-        assert!(!level(false, true).holds(all) && !level(true, false).holds(all));
+        let level = |files, calls| Level {
+            files,
+            calls,
+            spaces: false,
+        };
+        let all = level(Files::Kept, true);
+        assert!(all.holds(all) && all.holds(level(Files::Partly, true)));
+        assert!(level(Files::Free, false).holds(level(Files::Free, false)));
+        for less in [
+            level(Files::Free, true),
+            level(Files::Partly, true),
+            level(Files::Kept, false),
+        ] {
+            assert!(!less.holds(all) && !less.is_complete(), "{less}");
+        }
         // A thread gets the same restrictions as the first one.
         let first = super::level();
         assert!(super::level().holds(first));

@@ -9,6 +9,7 @@ use weft_verbs::{MemError, Mr, RemoteAddr, SendWr};
 
 use super::compile::{Compiler, Ended, Leader};
 use super::view::View;
+use super::watch::Watch;
 use super::{LOOK, Shared, sandbox};
 use crate::link::{DEPTH, Event, Gone, Link};
 use crate::wire::{Region, Report, Request, Verdict};
@@ -102,14 +103,18 @@ impl<'a> Session<'a> {
             Some(leader) => Arc::clone(leader),
             None => Arc::clone(self.leader.insert(Arc::new(Leader::new()?))),
         };
-        Compiler::start(place, command, self.shared.level, leader)
+        let watch = place.alone.then(|| Watch {
+            dir: place.dir.clone(),
+            bytes: self.shared.config.size_limit.saturating_mul(2),
+        });
+        Compiler::start(place, command, self.shared.level, leader, watch)
     }
 
     /// Waits for the compiler's end; the end of the connection, or of its time, is the compiler's too.
     pub(super) fn wait_for(
         &mut self,
         mut compiler: Compiler,
-    ) -> Result<(Ended, Duration, bool), Gone> {
+    ) -> Result<(Ended, Duration, Option<String>), Gone> {
         loop {
             if compiler.is_over() {
                 return Ok(compiler.end());
@@ -118,8 +123,10 @@ impl<'a> Session<'a> {
                 return Err(gone("the worker ends"));
             }
             if compiler.began.elapsed() > self.shared.config.time_limit {
-                compiler.kill();
+                let most = self.shared.config.time_limit.as_secs();
+                compiler.kill(format!("the compiler took more than {most} s"));
             }
+            compiler.look();
             if let Some(Event::Message(_)) = self.link.next(LOOK, Some(compiler.bell()))? {
                 return Err(gone("a message out of turn"));
             }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use weft_service::{Stranger, Strangers};
 use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
 use weft_verbs::cm;
@@ -77,8 +78,10 @@ struct Shared {
     device: Device,
     events: Arc<dyn Events>,
     stop: AtomicBool,
-    clients: AtomicUsize,
-    locals: AtomicUsize,
+    clients: Arc<AtomicUsize>,
+    locals: Arc<AtomicUsize>,
+    /// Connections that have not shown who they are.
+    strangers: Strangers,
     sessions: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -127,8 +130,9 @@ impl Server {
             device,
             events,
             stop: AtomicBool::new(false),
-            clients: AtomicUsize::new(0),
-            locals: AtomicUsize::new(0),
+            clients: Arc::default(),
+            locals: Arc::default(),
+            strangers: Strangers::default(),
             sessions: Mutex::default(),
         });
         let mut server = Self {
@@ -182,18 +186,27 @@ impl Drop for Server {
     }
 }
 
-/// One of a limited number of places.
-struct Place<'a>(&'a AtomicUsize);
+const FULL: &str = "too many clients";
 
-impl<'a> Place<'a> {
-    fn take(count: &'a AtomicUsize, most: usize) -> Option<Self> {
+/// How a connection came in.
+enum Entry {
+    Client(Place),
+    /// Only its transport can show that it is of our user.
+    Stranger(#[allow(dead_code, reason = "held until it is dropped")] Stranger),
+}
+
+/// One of a limited number of places.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let taken = count.fetch_add(1, Ordering::SeqCst);
-        let place = Self(count);
+        let place = Self(Arc::clone(count));
         (taken < most).then_some(place)
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -205,18 +218,37 @@ impl Shared {
     }
 
     fn listen(self: &Arc<Self>, listener: &cm::Listener) {
+        let mut swept = Instant::now();
         while !self.over() {
-            let Some(request) = listener.next_request(Some(LOOK)) else {
-                lock(&self.sessions).retain(|session| !session.is_finished());
+            let request = listener.next_request(Some(LOOK));
+            // Before each new thread: an ended one keeps its stack until it is dropped.
+            lock(&self.sessions).retain(|session| !session.is_finished());
+            if swept.elapsed() >= LOOK {
                 self.store.sweep();
+                swept = Instant::now();
+            }
+            let Some(request) = request else {
                 continue;
             };
             let peer = request.peer_addr();
+            // Before there is a thread: strangers use up neither threads nor places.
+            let entry = match self.admit(&request, peer) {
+                Ok(entry) => entry,
+                Err((status, why)) => {
+                    let _ = request.reject(&Hello::new(status, false).encode());
+                    self.events.refused(peer, &why);
+                    continue;
+                }
+            };
             let shared = Arc::clone(self);
             // A thread for each connection: the start of one does not hold up the others.
             let session = thread::Builder::new()
                 .name("weft-fs".into())
-                .spawn(move || shared.serve(request, peer));
+                .spawn(move || {
+                    if let Err(why) = shared.session(request, entry, peer) {
+                        shared.events.refused(peer, &why);
+                    }
+                });
             match session {
                 Ok(session) => lock(&self.sessions).push(session),
                 Err(e) => self.events.refused(peer, &format!("no thread: {e}")),
@@ -246,34 +278,27 @@ impl Shared {
         }
     }
 
-    fn serve(&self, request: cm::Request, peer: SocketAddr) {
-        let place = Place::take(&self.clients, self.config.max_clients);
-        let verdict = if place.is_some() {
-            self.judge(&request)
-        } else {
-            Err((Status::Busy, "too many clients".into()))
-        };
-        let known = match verdict {
-            Ok(known) => known,
-            Err((status, why)) => {
-                let _ = request.reject(&Hello::new(status, false).encode());
-                self.events.refused(peer, &why);
-                return;
-            }
-        };
-        if let Err(why) = self.session(request, known.is_some(), peer) {
-            self.events.refused(peer, &why);
+    /// A place for a client that has shown who it is, or one among the strangers.
+    fn admit(&self, request: &cm::Request, peer: SocketAddr) -> Result<Entry, (Status, String)> {
+        let busy = |why: &str| (Status::Busy, why.to_owned());
+        if self.judge(request)?.is_some() {
+            let place = Place::take(&self.clients, self.config.max_clients);
+            return place.map(Entry::Client).ok_or(busy(FULL));
         }
+        let stranger = self.strangers.enter(peer.ip());
+        stranger
+            .map(Entry::Stranger)
+            .ok_or(busy("too many strangers"))
     }
 
-    fn session(&self, request: cm::Request, known: bool, peer: SocketAddr) -> Result<(), String> {
+    fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
         let (prepared, qp) = Prepared::new(&self.device).map_err(|e| e.to_string())?;
         let hello = Hello::new(Status::Ok, self.config.keeps).encode();
         let param = param(self.config.tls.clone(), hello.to_vec());
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
         // Only processes of one user meet in shared memory.
-        if !known && transport != "local" {
+        if matches!(entry, Entry::Stranger(_)) && transport != "local" {
             let mut link = Link::new(prepared, conn.qp);
             // It waits for a reply, and gets one that it has not asked for.
             let told = link.send(&Reply::failed(0, Errno::ACCESS).encode());
@@ -289,6 +314,13 @@ impl Shared {
             );
         }
         let mut link = Link::new(prepared, conn.qp);
+        let place = match entry {
+            Entry::Client(place) => Some(place),
+            Entry::Stranger(_) => Place::take(&self.clients, self.config.max_clients),
+        };
+        let Some(_place) = place else {
+            return Err(FULL.into());
+        };
         self.events.connected(peer, transport);
         let began = Instant::now();
         let mut handles = Handles::new(&self.store, &link.base.pd);
@@ -407,5 +439,44 @@ impl Shared {
             }
             Opened::Buffer(_) => Err(Errno::IO),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Client, Settings};
+    use crate::name::Endpoint;
+    use weft_verbs::tls::Identity;
+
+    #[test]
+    fn ended_connections_leave_no_threads_while_others_come() {
+        let tls = || Tls::new(Identity::generate().unwrap()).unwrap();
+        let config = Config {
+            bind: "127.0.0.1:0".parse().unwrap(),
+            dir: None,
+            quota: 1 << 20,
+            keeps: false,
+            max_clients: 8,
+            tls: tls(),
+            admit: Arc::new(|_| false),
+            open: false,
+        };
+        let server = Server::start(config, Arc::new(())).unwrap();
+        let endpoint = Endpoint {
+            host: "127.0.0.1".into(),
+            port: server.local_addr().port(),
+        };
+        let connect = || drop(Client::connect(&endpoint, Settings::new(Arc::new(tls()))));
+        let kept = || lock(&server.shared.sessions).len();
+        for _ in 0..20 {
+            connect();
+        }
+        // The last ones may still be ending. No pause: one connection comes after the other.
+        let gone = (0..50).any(|_| {
+            connect();
+            kept() < 8
+        });
+        assert!(gone, "{} threads are kept", kept());
     }
 }

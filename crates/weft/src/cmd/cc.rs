@@ -240,7 +240,7 @@ fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
             let name = name.display();
             if e.kind() == io::ErrorKind::NotFound {
                 tell!(
-                    "weft cc: {name}: there is no such compiler in PATH, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help"
+                    "weft cc: {name}: there is no such compiler, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help"
                 );
             } else {
                 tell!("weft cc: {name}: {e}");
