@@ -88,7 +88,7 @@ pub unsafe fn write(addr: SocketAddr, to: *mut sockaddr, room: socklen_t) -> soc
 /// Like [`write()`], with the room read from `len`, which is set to the length, as in `accept` and `getsockname`.
 ///
 /// # Errors
-/// `EFAULT` when one of the two pointers is null.
+/// `EFAULT` when `len` is null, or `to` although it has room.
 ///
 /// # Safety
 /// `len` is null or points to the number of writable bytes at `to`, which may be null.
@@ -97,7 +97,8 @@ pub unsafe fn write_with_len(
     to: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<(), Errno> {
-    if to.is_null() || len.is_null() {
+    // SAFETY: the caller's promise; a null pointer is not read.
+    if len.is_null() || to.is_null() && unsafe { *len } != 0 {
         return Err(Errno::FAULT);
     }
     // SAFETY: the caller's promise.

@@ -197,6 +197,9 @@ fn version_script(symbols: &[Symbol]) -> String {
     text
 }
 
+/// In place of a function: the name is a variable of C's type `bool`, which is false.
+const VARIABLE: &str = "false";
+
 /// The names that jump to a function. `forwards`: the functions are in another library.
 fn assembly(symbols: &[Symbol], forwards: bool, arch: &str) -> Result<String, String> {
     let mut text = String::from("  .text\n");
@@ -210,6 +213,16 @@ fn assembly(symbols: &[Symbol], forwards: bool, arch: &str) -> Result<String, St
         } else {
             name.clone()
         };
+        if function == VARIABLE {
+            let _ = writeln!(
+                text,
+                "  .bss\n  .globl {label}\n  .type {label}, %object\n{label}:\n  .zero 1\n  .size {label}, 1\n  .text"
+            );
+            if symbol.hidden {
+                let _ = writeln!(text, "  .symver {label}, {name}@{}", symbol.version);
+            }
+            continue;
+        }
         let jump = match (arch, forwards) {
             ("x86_64", false) => format!("endbr64\n  jmp {function}"),
             ("x86_64", true) => format!("endbr64\n  jmp *{function}@GOTPCREL(%rip)"),

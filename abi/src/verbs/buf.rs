@@ -11,7 +11,7 @@ use super::os_errno;
 use super::pd::Pd;
 use super::types::{IBV_ACCESS_ZERO_BASED, Zeroed, ibv_mr, ibv_pd};
 use super::users::{Held, end};
-use crate::call::pointer;
+use crate::call::{pointer, run};
 
 /// The handle of a buffer, opaque to C.
 #[derive(Clone, Copy)]
@@ -95,6 +95,17 @@ pub unsafe fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf
 /// As its manual page says.
 pub unsafe fn ibv_free_buf(buf: *mut ibv_buf) {
     end::<Buf>(buf);
+}
+
+/// `ibv_export_buf_dmabuf_fd`: these buffers are ordinary memory, which no DMA buffer is behind.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
+    run(|| {
+        find::<Buf>(buf)?;
+        Err(Errno::NODATA)
+    })
 }
 
 /// Checks that a range is within a buffer of this domain.

@@ -10,7 +10,7 @@ use super::ah;
 use super::context::Context;
 use super::cq::{Cq, Wanted, create};
 use super::given::given;
-use super::mw::{Mw, binding};
+use super::mw::{Mw, binding, show_bound};
 use super::null;
 use super::object::{Visit, enter, find, lock};
 use super::qp::QpObj;
@@ -384,7 +384,9 @@ unsafe extern "C" fn wr_bind_mw(
             return Err(Errno::INVAL);
         }
         // SAFETY: the caller's promise.
-        binding(&mw, rkey, &unsafe { *info })
+        let op = binding(&mw, rkey, &unsafe { *info })?;
+        show_bound(&mw, rkey);
+        Ok(op)
     };
     // SAFETY: the program has just looked into it.
     unsafe { begin(qp, op) }

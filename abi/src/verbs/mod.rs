@@ -65,7 +65,8 @@ pub use ah::{
 };
 pub use asynchronous::{ibv_ack_async_event, ibv_get_async_event};
 pub use buf::{
-    ibv_alloc_buf, ibv_buf, ibv_free_buf, ibv_mr_init_attr, ibv_reg_buf_mr, ibv_reg_mr_ex,
+    ibv_alloc_buf, ibv_buf, ibv_export_buf_dmabuf_fd, ibv_free_buf, ibv_mr_init_attr,
+    ibv_reg_buf_mr, ibv_reg_mr_ex,
 };
 pub use channel::{ibv_create_comp_channel, ibv_destroy_comp_channel, ibv_get_cq_event};
 pub use cntr::{

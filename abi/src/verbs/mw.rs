@@ -148,8 +148,13 @@ pub(crate) unsafe fn post_bind(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), 
     let mut wr = SendWr::new(c.wr_id, binding(&mw, bind.rkey, &bind.bind_info)?);
     set_flags(&mut wr, c.send_flags);
     qp.post_one(&mut wr)?;
-    show_key(&mw, bind.rkey);
+    show_bound(&mw, bind.rkey);
     Ok(())
+}
+
+/// Shows the key of a window of type 2 after a bind: the program chooses its low 8 bits only.
+pub(crate) fn show_bound(mw: &Guard<Mw>, asked: u32) {
+    show_key(mw, mw.key() & !0xff | asked & 0xff);
 }
 
 fn show_key(mw: &Guard<Mw>, key: u32) {

@@ -185,8 +185,12 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    const KNOWN: u32 =
-        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC` of rdma-core 65: in a confidential guest, queues may be in memory that the host
+    /// can read. No device of ours reads memory from outside the guest, so it has no effect.
+    const ALLOW_UNPROTECTED: u32 = 1 << 2;
+    const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
+        | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
+        | ALLOW_UNPROTECTED;
     pointer(|| {
         let context = find::<Context>(context)?;
         // SAFETY: the caller's promise.

@@ -4,6 +4,7 @@
 pub mod band;
 pub mod batches;
 pub mod bounds;
+pub mod csv;
 pub mod engine;
 pub mod exec;
 pub mod keys;

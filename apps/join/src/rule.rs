@@ -15,6 +15,7 @@ use datafusion::arrow::datatypes::{FieldRef, Fields};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{ColumnStatistics, JoinType, Statistics};
+use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig, FileScanConfigBuilder};
 use datafusion::datasource::source::DataSourceExec;
 use datafusion::error::Result;
@@ -358,13 +359,17 @@ impl Work<'_> {
             // A limit counts rows of all nodes: they must be counted in one place.
             return Ok(self.only_first(Arc::clone(plan)));
         }
-        let mine = files
-            .file_groups
-            .iter()
-            .skip(ring.me)
-            .step_by(ring.nodes.len())
-            .flat_map(|group| group.iter().cloned());
-        let mine = FileGroup::new(mine.collect());
+        let part = |parts: &mut dyn Iterator<Item = Vec<PartitionedFile>>| {
+            let mine = parts.skip(ring.me).step_by(ring.nodes.len());
+            FileGroup::new(mine.flatten().collect())
+        };
+        let groups = files.file_groups.iter();
+        let mine = if files.output_partitioning.is_some() {
+            // Pieces of CSV files.
+            part(&mut groups.flat_map(|group| group.iter().map(|file| vec![file.clone()])))
+        } else {
+            part(&mut groups.map(|group| group.files().to_vec()))
+        };
         let part = FileScanConfigBuilder::from(files.clone())
             .with_file_groups(vec![mine])
             .build();

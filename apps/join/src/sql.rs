@@ -1,19 +1,27 @@
 //! Queries and tables, for both planners: the permitted queries and the files that are read.
 
+use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 
+use datafusion::arrow::csv::reader::Format;
+use datafusion::arrow::datatypes::Schema;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::context::SQLOptions;
 use datafusion::prelude::{CsvReadOptions, DataFrame, ParquetReadOptions, SessionContext};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 
+use crate::csv::CsvTable;
 use crate::talk::Table;
 
 /// Names, words and operators of a query.
 const WORDS: usize = 4000;
 /// Stack size in bytes of a thread that plans or runs queries, for the deepest permitted query.
 pub const STACK: usize = 256 << 20;
+
+/// Rows from which the types of a CSV file's columns are inferred, as in DataFusion.
+const INFERRED: usize = 1000;
 
 /// Checks that a query is not too deep for the planner. Expressions are as deep as they have operators, and each level needs stack.
 fn check_depth(sql: &str) -> Result<()> {
@@ -49,8 +57,13 @@ pub async fn query(context: &SessionContext, sql: &str) -> Result<DataFrame> {
     context.sql_with_options(sql, reading).await
 }
 
-/// Registers a file as a table. The file must be below `dir`.
-pub async fn register(context: &SessionContext, table: &Table, dir: Option<&Path>) -> Result<()> {
+/// Registers a file as a table. The file must be below `dir`. A CSV file is read in about `pieces` pieces.
+pub async fn register(
+    context: &SessionContext,
+    table: &Table,
+    dir: Option<&Path>,
+    pieces: usize,
+) -> Result<()> {
     let said = |e: &dyn std::fmt::Display| {
         DataFusionError::Execution(format!("table {}: {}: {e}", table.name, table.file))
     };
@@ -64,14 +77,28 @@ pub async fn register(context: &SessionContext, table: &Table, dir: Option<&Path
         .extension()
         .is_some_and(|e| e.eq_ignore_ascii_case("csv"));
     let file = path.to_str().ok_or_else(|| said(&"not in UTF-8"))?;
-    let registered = if is_csv {
-        context
-            .register_csv(&table.name, file, CsvReadOptions::new())
-            .await
-    } else {
-        context
-            .register_parquet(&table.name, file, ParquetReadOptions::new())
-            .await
-    };
-    registered.map_err(|e| said(&e))
+    if !is_csv {
+        let options = ParquetReadOptions::new();
+        let registered = context.register_parquet(&table.name, file, options).await;
+        return registered.map_err(|e| said(&e));
+    }
+    let schema = csv_schema(&path);
+    let mut options = CsvReadOptions::new();
+    options.schema = schema.as_ref();
+    let files = context.register_csv(&table.name, file, options).await;
+    files.map_err(|e| said(&e))?;
+    if let Some(files) = context.deregister_table(&table.name)? {
+        let cut = CsvTable::new(files, pieces);
+        context.register_table(&table.name, Arc::new(cut))?;
+    }
+    Ok(())
+}
+
+/// The schema of a file from its first rows. DataFusion takes the first line break of a piece of 8 KiB for the end of a row, and refuses files
+/// whose values have line breaks. `None` leaves a folder, or a file that cannot be read, to DataFusion.
+pub fn csv_schema(path: &Path) -> Option<Schema> {
+    let file = File::open(path).ok()?;
+    let format = Format::default().with_header(true);
+    let (schema, _) = format.infer_schema(file, Some(INFERRED)).ok()?;
+    Some(schema)
 }

@@ -321,7 +321,8 @@ impl Run {
     async fn plan(&self) -> Result<(Arc<dyn ExecutionPlan>, SessionContext)> {
         let context = context(&self.query, self.settings.memory)?;
         for table in &self.ask.tables {
-            register(&context, table, self.settings.dir.as_deref()).await?;
+            let dir = self.settings.dir.as_deref();
+            register(&context, table, dir, self.ask.nodes.len()).await?;
         }
         let frame = query(&context, &self.ask.sql).await?;
         let plan = frame.create_physical_plan().await?;

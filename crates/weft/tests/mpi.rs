@@ -74,10 +74,14 @@ fn open_mpi_gets_what_each_transport_needs() {
     let out = Output::of(place.command("rc").args(["-np", "2"]));
     out.ok();
     has(&out, "OMPI_MCA_mtl_ofi_provider_include=verbs;ofi_rxm");
+    has(&out, "FI_OFI_RXM_SAR_LIMIT=0");
     has(&out, "WEFT_DEVICES=weft0");
     has(&out, &format!("LD_LIBRARY_PATH={path}"));
     // Ranks on other hosts get it too.
-    has(&out, "arguments: -x LD_LIBRARY_PATH -x WEFT_DEVICES -np 2");
+    has(
+        &out,
+        "arguments: -x LD_LIBRARY_PATH -x WEFT_DEVICES -x FI_OFI_RXM_SAR_LIMIT -np 2",
+    );
     assert!(out.stderr.contains("is Open MPI"), "{}", out.stderr);
     assert!(out.stderr.contains("OMPI_MCA_pml=cm"), "{}", out.stderr);
 

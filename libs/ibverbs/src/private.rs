@@ -1,7 +1,6 @@
 //! The functions that libibverbs exports for its drivers; libs/ibverbs/symbols lists the names that jump to them.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::atomic::AtomicBool;
 
 use weft_abi::verbs::types::{ibv_context, ibv_wr_opcode};
 use weft_abi::verbs::{self, private, strings, tree};
@@ -24,8 +23,3 @@ exports! { "", strings:
 exports! { "", tree:
     weft_sysfs_tree(dir: *const c_char) -> c_int;
 }
-
-/// Allows a driver to free objects that the kernel has lost. A variable of C's type `bool`, which is never read here.
-// SAFETY: no other code has this name.
-#[unsafe(no_mangle)]
-pub static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false);

@@ -65,6 +65,7 @@ exports! { "", verbs:
     ibv_reg_mr_ex(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr;
     ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void;
     ibv_free_buf(buf: *mut ibv_buf);
+    ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int;
     ibv_reg_buf_mr(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
     ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> c_int;
     ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;

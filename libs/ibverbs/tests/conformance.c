@@ -1509,6 +1509,19 @@ static void windows(void) {
     CHECK(post(&b, &wr) == 0);
     struct ibv_wc wc = completion(b.scq);
     CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && mw->rkey == rkey);
+    /* A program chooses the low 8 bits of a key only. */
+    struct ibv_mw *next = ibv_alloc_mw(b.pd, IBV_MW_TYPE_2);
+    MUST(next);
+    uint32_t bound = (next->rkey & ~0xffu) | 0x17;
+    wr.bind_mw.mw = next;
+    wr.bind_mw.rkey = 0x400 + 0x17;
+    CHECK(post(&b, &wr) == 0);
+    wc = completion(b.scq);
+    CHECK(wc.status == IBV_WC_SUCCESS && next->rkey == bound);
+    wr = request(1, IBV_WR_LOCAL_INV, NULL, 0);
+    wr.invalidate_rkey = next->rkey;
+    CHECK(post(&b, &wr) == 0 && completion(b.scq).status == IBV_WC_SUCCESS);
+    CHECK(ibv_dealloc_mw(next) == 0);
     CHECK(ibv_dereg_mr(b.mr) == EBUSY);
     memcpy(a.buf, "window", 6);
     struct ibv_sge sge = part(&a, 0, 6);

@@ -69,7 +69,8 @@ static void regions(struct ibv_context *context)
 	MUST(!ibv_reg_buf_mr(pd, buf, bytes + 1000, 9001, 0) && errno == EINVAL);
 	MUST(!ibv_reg_buf_mr(pd, buf, bytes - 1, 1, 0) && errno == EINVAL);
 	MUST(!ibv_reg_buf_mr(other, buf, bytes, 1, 0) && errno == EINVAL);
-	MUST(ibv_export_buf_dmabuf_fd(buf) == -1 && errno == EOPNOTSUPP);
+	/* Ordinary memory. */
+	MUST(ibv_export_buf_dmabuf_fd(buf) == -1 && errno == ENODATA);
 
 	attr.addr = bytes;
 	MUST(mr = ibv_reg_mr_ex(pd, &attr));
@@ -94,6 +95,60 @@ static void regions(struct ibv_context *context)
 	ibv_free_buf(buf);
 	MUST(!ibv_reg_buf_mr(pd, buf, bytes, 1, 0));
 	MUST(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(other) == 0);
+}
+
+/* Queues may be in memory that is not protected: IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC. */
+static void domains(struct ibv_context *context)
+{
+	struct ibv_parent_domain_init_attr attr = {.comp_mask = 1 << 2};
+	struct ibv_pd *pd, *parent;
+
+	MUST(pd = ibv_alloc_pd(context));
+	attr.pd = pd;
+	MUST(parent = ibv_alloc_parent_domain(context, &attr));
+	MUST(ibv_dealloc_pd(parent) == 0);
+	attr.comp_mask = 1 << 3;
+	MUST(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
+	MUST(ibv_dealloc_pd(pd) == 0);
+}
+
+/* A port that is taken: rdma_cm's error depends on whether the address is a wildcard. */
+static void taken_ports(void)
+{
+	struct sockaddr_in addr = {.sin_family = AF_INET}, local;
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *first, *second;
+
+	MUST(channel = rdma_create_event_channel());
+	MUST(rdma_create_id(channel, &first, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_create_id(channel, &second, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(first, (struct sockaddr *)&addr) == 0);
+	addr.sin_port = rdma_get_src_port(first);
+	MUST(rdma_bind_addr(second, (struct sockaddr *)&addr) == -1 && errno == EADDRNOTAVAIL);
+	MUST(rdma_destroy_id(first) == 0);
+
+	local = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	MUST(rdma_create_id(channel, &first, NULL, RDMA_PS_TCP) == 0);
+	MUST(rdma_bind_addr(first, (struct sockaddr *)&local) == 0);
+	local.sin_port = rdma_get_src_port(first);
+	MUST(rdma_bind_addr(second, (struct sockaddr *)&local) == -1 && errno == EADDRINUSE);
+	MUST(rdma_destroy_id(first) == 0 && rdma_destroy_id(second) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
+/* The length of a name alone, as librspreload asks for it before it falls back to TCP. */
+static void name_lengths(void)
+{
+	socklen_t len = 0;
+	char start[4];
+	int s;
+
+	MUST((s = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	MUST(rgetsockname(s, NULL, &len) == 0 && len == sizeof(struct sockaddr_in));
+	MUST(rgetsockname(s, NULL, &len) == -1 && errno == EFAULT);
+	len = sizeof(start);
+	MUST(rgetsockname(s, (struct sockaddr *)start, &len) == 0 && len == sizeof(struct sockaddr_in));
+	MUST(rclose(s) == 0);
 }
 
 static void names(void)
@@ -188,8 +243,11 @@ int main(void)
 	MUST(context = ibv_open_device(list[0]));
 	ibv_free_device_list(list);
 	regions(context);
+	domains(context);
 	MUST(ibv_close_device(context) == 0);
 	names();
+	taken_ports();
+	name_lengths();
 	sets();
 	return 0;
 }

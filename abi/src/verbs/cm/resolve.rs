@@ -99,7 +99,12 @@ pub(super) fn bind(core: &Core, addr: SocketAddr) -> Result<(), Errno> {
         if !matches!(setup.stage, Stage::Idle) {
             return Err(Errno::INVAL);
         }
-        let port = Port::take(core.ps, addr, setup.bind_options())?;
+        let taken = Port::take(core.ps, addr, setup.bind_options());
+        let port = taken.map_err(|errno| match errno {
+            // The kernel's rdma_cm says so when the port is taken and the address is a wildcard.
+            Errno::ADDRINUSE if addr.ip().is_unspecified() => Errno::ADDRNOTAVAIL,
+            errno => errno,
+        })?;
         let bound = port.local_addr();
         setup.port = Some(port);
         setup.stage = Stage::Bound;

@@ -116,8 +116,9 @@ impl<'a> Setting<'a> {
     }
 
     async fn collect(&self, context: &SessionContext) -> Result<String> {
+        let pieces = context.copied_config().target_partitions();
         for table in &self.tables {
-            register(context, table, None).await?;
+            register(context, table, None, pieces).await?;
         }
         text(&context.sql(self.sql).await?.collect().await?)
     }

@@ -62,8 +62,9 @@ pub async fn context(asked: &Asked<'_>) -> Result<SessionContext> {
         state = state.with_distributed_file_scan_config_bytes_per_partition(split)?;
     }
     let context = SessionContext::from(state.build());
+    let pieces = partitions * question.workers.len();
     for table in &question.tables {
-        register(&context, table, None).await?;
+        register(&context, table, None, pieces).await?;
     }
     Ok(context)
 }

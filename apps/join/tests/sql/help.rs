@@ -13,6 +13,7 @@ use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::error::Result;
 use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionContext};
 use weft_join::shell::Question;
+use weft_join::sql::csv_schema;
 use weft_join::talk::Table;
 use weft_join::worker::{Settings, Worker};
 
@@ -127,7 +128,10 @@ pub fn run_alone(tables: &[Table], sql: &str) -> Result<Vec<RecordBatch>> {
         let context = SessionContext::new();
         for table in tables {
             if table.file.ends_with(".csv") {
-                let options = CsvReadOptions::new();
+                // DataFusion's own inference refuses some files: see `csv_schema`.
+                let schema = csv_schema(Path::new(&table.file));
+                let mut options = CsvReadOptions::new();
+                options.schema = schema.as_ref();
                 context
                     .register_csv(&table.name, &table.file, options)
                     .await?;

@@ -2,6 +2,7 @@
 
 mod bad;
 mod band;
+mod csv;
 mod distributed;
 mod help;
 mod joins;

@@ -161,11 +161,19 @@ impl Mpi {
             variables.push(("FI_OFI_RXD_MAX_UNACKED", "32"));
             variables
         };
+        // libfabric's ofi_rxm (seen with 1.17) loses messages of 16 to 128 KiB that it sends in segments and that the receiver claims after a
+        // matched probe (MPI_Mprobe, MPI_Mrecv): the receive never completes. Without segments such messages go by rendezvous.
+        let without_segments = |mut variables: Vec<_>| {
+            variables.push(("FI_OFI_RXM_SAR_LIMIT", "0"));
+            variables
+        };
         // Ranks of one host use the transport as well, not MPICH's own shared memory.
         let mpich_on_libfabric =
             |provider| vec![("FI_PROVIDER", provider), ("MPIR_CVAR_NOLOCAL", "1")];
         let mut variables = match (self, transport) {
-            (Mpi::Open, Transport::Auto | Transport::Rc) => on_libfabric("verbs;ofi_rxm"),
+            (Mpi::Open, Transport::Auto | Transport::Rc) => {
+                without_segments(on_libfabric("verbs;ofi_rxm"))
+            }
             (Mpi::Open, Transport::Ud) => in_short_windows(on_libfabric("verbs;ofi_rxd")),
             (Mpi::Open, Transport::Weft) => on_libfabric("weft"),
             (Mpi::Open, Transport::Tcp) => {
@@ -177,7 +185,9 @@ impl Mpi {
             (Mpi::MpichUcx | Mpi::MpichBoth, Transport::Ud) => on_ucx("ud_verbs,self"),
             (Mpi::MpichUcx, Transport::Tcp) => vec![("UCX_TLS", "tcp,self")],
             (Mpi::MpichUcx, Transport::Weft) => return None,
-            (Mpi::MpichOfi, Transport::Auto | Transport::Rc) => mpich_on_libfabric("verbs;ofi_rxm"),
+            (Mpi::MpichOfi, Transport::Auto | Transport::Rc) => {
+                without_segments(mpich_on_libfabric("verbs;ofi_rxm"))
+            }
             (Mpi::MpichOfi, Transport::Ud) => in_short_windows(mpich_on_libfabric("verbs;ofi_rxd")),
             (Mpi::MpichOfi | Mpi::MpichBoth, Transport::Weft) => mpich_on_libfabric("weft"),
             (Mpi::MpichOfi, Transport::Tcp) => mpich_on_libfabric("tcp;ofi_rxm"),
