@@ -356,11 +356,14 @@ mod tests {
             inode: 9,
             cookie: 0,
         };
-        assert_eq!(answer(&good, own, peer).unwrap(), Some(entry));
+        assert_eq!(
+            answer(&good, own, peer, &[TCP_ESTABLISHED]).unwrap(),
+            Some(entry)
+        );
         let with = |at: usize, value: u8| {
             let mut bytes = good.clone();
             bytes[at] = value;
-            answer(&bytes, own, peer)
+            answer(&bytes, own, peer, &[TCP_ESTABLISHED])
         };
         for at in [
             HEADER,
@@ -377,7 +380,10 @@ mod tests {
             assert!(with(at, 0xee).is_err(), "byte {at}");
         }
         for len in 0..good.len() {
-            assert!(answer(&good[..len], own, peer).is_err(), "{len} bytes");
+            assert!(
+                answer(&good[..len], own, peer, &[TCP_ESTABLISHED]).is_err(),
+                "{len} bytes"
+            );
         }
     }
 }

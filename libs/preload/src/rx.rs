@@ -278,12 +278,11 @@ unsafe fn from_ring(
                 // SAFETY: the caller's buffers.
                 match unsafe { fetch::take(conn, chan, iov, (got, want), ready, flags) } {
                     Took::Bytes(n) if flags & libc::MSG_PEEK != 0 => {
-                        let is_all = is_closed && n < want;
-                        // SAFETY: the caller's promise.
-                        return Step::Done(match is_all {
-                            true => unsafe { rest(fd, iov, flags, n) },
-                            false => n as ssize_t,
-                        });
+                        if is_closed && n < want {
+                            // SAFETY: the caller's promise.
+                            return Step::Done(unsafe { rest(fd, iov, flags, n) });
+                        }
+                        return Step::Done(n as ssize_t);
                     }
                     Took::Bytes(n) => {
                         got += n;
