@@ -17,6 +17,7 @@ use weft_run::lend::Policy;
 use weft_sys::memfd::Mapping;
 
 use crate::iov::each_piece;
+use crate::kernel;
 use crate::lock::{self, SharedLock};
 use crate::spin::Spun;
 
@@ -61,6 +62,9 @@ pub(crate) struct Side {
     /// When a receive that must not wait last asked the kernel whether the peer is there (under `rx_lock`), by the machine's clock.
     pub(crate) probed: AtomicU64,
 }
+
+/// How long a sender waits for a receiver that holds it back, in milliseconds.
+const HELD_MS: u32 = 2000;
 
 /// A channel.
 pub(crate) struct Chan {
@@ -139,6 +143,26 @@ impl Chan {
     pub(crate) fn is_on_ring(&self) -> bool {
         let (tx, rx) = self.mode();
         tx == RING || matches!(rx, RING | BOTH)
+    }
+
+    /// Waits until the receiver of our closed direction does not hold us back any more.
+    #[inline]
+    pub(crate) fn await_release(&self) {
+        if self.stream.is_held(self.role) {
+            self.wait_for_release();
+        }
+    }
+
+    #[cold]
+    fn wait_for_release(&self) {
+        for _ in 0..HELD_MS * 10 {
+            if !self.stream.is_held(self.role) {
+                return;
+            }
+            kernel::nap(100_000);
+        }
+        // It has ended in the middle, and reads nothing more.
+        self.stream.release(self.role);
     }
 
     /// Reports whether a send would find room, in agreement with the bell: a ring that was full counts as full until half of it is free. `None`: ask the kernel.

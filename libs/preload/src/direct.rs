@@ -10,7 +10,7 @@ use weft_run::meet::Why;
 
 use crate::conn::Conn;
 use crate::lend::memory;
-use crate::{dgram, io, lend, link, next, privileges, process, settings, sock, table};
+use crate::{back, dgram, io, next, privileges, process, settings, sock, table};
 
 fn pointer<T>(word: c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(word as usize)
@@ -23,7 +23,7 @@ fn everything_back() {
     let mut all = Vec::new();
     table::each_socket(|_, conn: &'static Conn| all.push(conn));
     for conn in all {
-        link::downgrade(conn, Why::IoUring);
+        back::downgrade(conn, Why::IoUring);
     }
 }
 
@@ -116,6 +116,27 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_listen => sock::listen(fd, b as c_int).into(),
             libc::SYS_fcntl => sock::fcntl(fd, b as c_int, c as u64).into(),
             libc::SYS_ioctl => sock::ioctl(fd, b as u64, c as u64).into(),
+            libc::SYS_exit_group => {
+                process::end();
+                next::syscall(number, a, b, c, d, e, f)
+            }
+            libc::SYS_io_uring_setup => {
+                everything_back();
+                next::syscall(number, a, b, c, d, e, f)
+            }
+            _ => wait_or_fork(number, args),
+        }
+    }
+}
+
+/// # Safety
+/// As the call of that number.
+unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
+    let [a, b, c, d, e, f] = args;
+    let fd = a as c_int;
+    // SAFETY: the caller's promise; the arguments are those of the call of that number.
+    unsafe {
+        match number {
             libc::SYS_epoll_pwait2 => {
                 sock::epoll_pwait2(fd, pointer(b), c as c_int, pointer(d), pointer(e)).into()
             }
@@ -167,14 +188,6 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
                     *mask
                 };
                 sock::pselect(fd, pointer(b), pointer(c), pointer(d), pointer(e), mask).into()
-            }
-            libc::SYS_exit_group => {
-                lend::finish_for_good();
-                next::syscall(number, a, b, c, d, e, f)
-            }
-            libc::SYS_io_uring_setup => {
-                everything_back();
-                next::syscall(number, a, b, c, d, e, f)
             }
             _ => next::syscall(number, a, b, c, d, e, f),
         }

@@ -10,7 +10,6 @@ use weft_run::meet::Why;
 
 use crate::chan::{BOTH, Chan};
 use crate::conn::{Conn, Inside, big};
-use crate::give_back::await_release;
 use crate::{bell, counts, kernel, ledger, ready, settings};
 
 /// Switches the incoming direction to the ring if all bytes sent over TCP have been received, and no other thread of this process waits in the
@@ -105,7 +104,7 @@ pub(crate) fn acknowledge(fd: c_int) {
 
 /// Moves the outgoing direction back to TCP.
 pub(crate) fn tx_after(conn: &'static Conn, chan: &Chan, why: Why) {
-    await_release(chan, chan.role);
+    chan.await_release();
     let big = big();
     let side = chan.side();
     if side.tx_state.swap(AFTER, SeqCst) == RING {

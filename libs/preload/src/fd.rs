@@ -15,7 +15,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, LINKED, PROBING, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
-use crate::{fetch, hidden, kernel, late, lend, link, lock, next, ready};
+use crate::{back, fetch, hidden, kernel, late, lend, lock, next, ready};
 
 /// Kind of a descriptor.
 enum Kind {
@@ -217,11 +217,11 @@ pub(crate) fn copied(old: c_int, new: c_int) {
                 }
                 if new <= libc::STDERR_FILENO {
                     // The C library's streams stand there, and read and write by themselves.
-                    link::downgrade(conn, Why::Stdio);
+                    back::downgrade(conn, Why::Stdio);
                 }
             } else {
                 // Calls by that number would not be seen.
-                link::downgrade(conn, Why::Descriptors);
+                back::downgrade(conn, Why::Descriptors);
             }
         }
         Kind::Dgram(d) => dgram::copied(d, new),

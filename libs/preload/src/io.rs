@@ -17,7 +17,7 @@ use crate::iov::{MAX_RW, Source, is_bad, is_optional, one, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
-use crate::{conn, dgram, fetch, kernel, link, next};
+use crate::{back, conn, dgram, fetch, kernel, next};
 
 weft_sys::doors! {
     "C-unwind"
@@ -145,7 +145,7 @@ weft_sys::doors! {
             return dgram::io::sendto(fd, buf, n, flags, addr, len);
         }
         if flags & libc::MSG_FASTOPEN != 0 && let Some(conn) = conn::of(fd) {
-            link::downgrade(conn, Why::Option);
+            back::downgrade(conn, Why::Option);
             return next::sendto(fd, buf, n, flags, addr, len);
         }
         transmit(fd, &Source::Memory(&one(buf, n)), flags, || next::sendto(fd, buf, n, flags, addr, len))
@@ -250,7 +250,7 @@ weft_sys::doors! {
 
     fn splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t {
         for fd in [from, to] {
-            if let Some(conn) = conn::of(fd) { link::downgrade(conn, Why::Splice); }
+            if let Some(conn) = conn::of(fd) { back::downgrade(conn, Why::Splice); }
             dgram::make_plain(fd, Why::Splice);
         }
         if is_ring_in(from) {
@@ -281,8 +281,8 @@ unsafe fn at_position<'a>(
 /// The C library writes or reads by itself from now on.
 pub(crate) fn by_stdio(fd: c_int) {
     if let Some(conn) = conn::of(fd) {
-        link::downgrade(conn, Why::Stdio);
-        link::end_with_unread(conn);
+        back::downgrade(conn, Why::Stdio);
+        back::end_with_unread(conn);
     }
     dgram::make_plain(fd, Why::Stdio);
 }
@@ -290,7 +290,7 @@ pub(crate) fn by_stdio(fd: c_int) {
 /// The C library writes by itself from now on.
 pub(crate) fn writes_by_stdio(fd: c_int) {
     if conn::of(fd).is_some() {
-        link::stop_sending(fd, Why::Stdio);
+        back::stop_sending(fd, Why::Stdio);
     }
     dgram::make_plain(fd, Why::Stdio);
 }
@@ -425,8 +425,8 @@ unsafe fn passing(message: *const msghdr) {
                 for at in 0..(bytes / size_of::<c_int>()).min(253) {
                     let fd = data.add(at).read_unaligned();
                     if let Some(conn) = conn::of(fd) {
-                        link::downgrade(conn, Why::Passed);
-                        link::end_with_unread(conn);
+                        back::downgrade(conn, Why::Passed);
+                        back::end_with_unread(conn);
                     }
                     dgram::make_plain(fd, Why::Passed);
                 }

@@ -15,7 +15,7 @@
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
 //! - `direction`, `lend`, `fetch`, `full`: each direction onto its ring and back; large sends from the program's memory
 //! - `hosts`, `link`: how a connection comes to a channel
-//! - `rx`, `tx`, `poll`: the ways of bytes, and waiting for them
+//! - `rx`, `back`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
 //! - `io`, `fd`, `sock`, `process`, `exec`, `privileges`, `direct`: the C library's names, for every kind of descriptor
 //!
 //! # Safety
@@ -29,6 +29,7 @@
     reason = "the C library's types and names"
 )]
 
+mod back;
 mod bell;
 mod chan;
 mod clock;
@@ -41,7 +42,6 @@ mod exec;
 mod fd;
 mod fetch;
 mod full;
-mod give_back;
 mod hidden;
 mod hosts;
 mod io;
@@ -82,7 +82,7 @@ extern "C" fn at_start() {
 }
 
 extern "C" fn at_end() {
-    lend::finish_for_good();
+    process::end();
     if std::env::var_os("WEFT_RUN_EXPLAIN").is_some_and(|value| value == "1") {
         ledger::explain();
         ledger::explain_datagrams();

@@ -8,17 +8,16 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::gate::Join;
-use weft_run::ledger::{Carrier, RING, TCP};
+use weft_run::ledger::TCP;
 use weft_run::meet::{self, Ends, Why};
 use weft_run::pace;
 
 use crate::bell::{self, channel};
 use crate::chan::Chan;
-use crate::conn::{self, Conn, Inside, PROBING, Slow, big};
-use crate::direction::{close_sending, rx_after, tx_after};
-use crate::give_back::give_back;
+use crate::conn::{Conn, Inside, PROBING, Slow, big};
+use crate::direction::{close_sending, tx_after};
 use crate::kernel::borrowed;
-use crate::{counts, fetch, hidden, hosts, settings};
+use crate::{counts, hidden, hosts, settings};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 256 << 10;
@@ -97,7 +96,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     }
 }
 
-fn give_up(conn: &'static Conn, why: Why, big: &MutexGuard<'_, ()>) {
+pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &MutexGuard<'_, ()>) {
     let slow = conn.slow(big);
     slow.pending = None;
     close_wires(slow);
@@ -187,89 +186,4 @@ fn try_join(conn: &'static Conn, inside: &Inside) -> bool {
         tx_after(conn, chan, Why::Unseen);
     }
     joined == Join::Done
-}
-
-/// Moves both directions back to TCP for good. Bytes in the rings are still read from them.
-pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
-    let inside = conn.enter();
-    let Some(chan) = conn.chan(&inside) else {
-        let big = big();
-        if conn.phase.load(SeqCst) == PROBING {
-            give_up(conn, why, &big);
-        }
-        return;
-    };
-    let (stream, side) = (&chan.stream, chan.side());
-    conn.note(why);
-    close_sending(conn, chan, why);
-    if chan.carrier != Carrier::Here {
-        let out_of_sight = is_out_of_sight(why) || why == Why::Splice;
-        return hosts::want_tcp(conn, chan, out_of_sight, why);
-    }
-    let held = is_out_of_sight(why);
-    if held {
-        stream.hold(chan.peer());
-    }
-    let empty = {
-        let _rx = side.rx_lock.lock();
-        stream.close(chan.peer());
-        bell::make_room(chan);
-        let head = side.head.load(Relaxed);
-        stream.ready(chan.peer(), head).is_ok_and(|(n, _)| n == 0)
-    };
-    if side.rx_state.load(SeqCst) == RING {
-        if empty {
-            rx_after(conn, chan, why);
-        } else if held {
-            give_back(conn.descriptor(), conn, chan);
-        }
-        if side.rx_state.load(SeqCst) != RING {
-            // Threads that wait for the ring look again, at the TCP socket.
-            // SAFETY: our bell.
-            unsafe { crate::next::shutdown(chan.bell(), libc::SHUT_RD) };
-        }
-    }
-    if held {
-        stream.release(chan.peer());
-    }
-}
-
-/// Moves the outgoing direction back to TCP for good, or keeps it there.
-pub(crate) fn stop_sending(fd: c_int, why: Why) {
-    let Some((conn, inside)) = conn::enter(fd) else {
-        return;
-    };
-    let Some(chan) = conn.chan(&inside) else {
-        // What is sent by calls that are not seen would be missing from the count.
-        return downgrade(conn, why);
-    };
-    if chan.carrier != Carrier::Here || chan.side().tx_state.load(SeqCst) == TCP {
-        return downgrade(conn, why);
-    }
-    conn.note(why);
-    close_sending(conn, chan, why);
-}
-
-/// From now on calls that are not seen, or other programs, read the socket.
-fn is_out_of_sight(why: Why) -> bool {
-    matches!(why, Why::Exec | Why::Passed | Why::Stdio | Why::Descriptors)
-}
-
-/// Handles bytes that could not be given back, when nothing reads the ring any more: the connection ends, because the next reader would continue behind a gap
-/// in the stream.
-pub(crate) fn end_with_unread(conn: &'static Conn) {
-    let inside = conn.enter();
-    let Some(chan) = conn.chan(&inside) else {
-        return;
-    };
-    if chan.carrier == Carrier::Here && fetch::ring_bytes(chan).is_some_and(|n| n > 0) {
-        conn.reset(chan, Why::Unread);
-    }
-}
-
-/// The same when this process only is about to lose the ring: others read it if they have it.
-pub(crate) fn end_with_unread_of_all(conn: &'static Conn) {
-    if conn.holders(&conn.enter()) == 1 {
-        end_with_unread(conn);
-    }
 }

@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 use crate::conn::{self, Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
-use crate::{dgram, fd, kernel, late, ledger, lend, link, lock, next, sets, table};
+use crate::{back, dgram, fd, kernel, late, ledger, lend, lock, next, sets, table};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -168,7 +168,7 @@ pub(crate) fn watch_forks() {
 pub(crate) fn before_exec() -> lend::Finishing {
     let finishing = lend::finish();
     for conn in before_spawn() {
-        link::end_with_unread_of_all(conn);
+        back::end_with_unread_of_all(conn);
     }
     finishing
 }
@@ -183,13 +183,29 @@ fn before_spawn() -> Vec<&'static Conn> {
         }
     });
     for conn in &inherited {
-        link::downgrade(conn, Why::Exec);
+        back::downgrade(conn, Why::Exec);
     }
     inherited
 }
 
+/// This process ends: what it lends is waited for, and its sockets are left.
+pub(crate) fn end() {
+    lend::finish_for_good();
+    fd::leave_all();
+}
+
 weft_sys::doors! {
     "C-unwind"
+
+    fn _exit(status: c_int) -> ! {
+        end();
+        next::_exit(status);
+        libc::abort()
+    }
+
+    fn _Exit(status: c_int) -> ! {
+        _exit(status)
+    }
 
     fn vfork() -> pid_t {
         // A child that shares our memory would change our tables.
@@ -229,7 +245,7 @@ weft_sys::doors! {
     }
 
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
-        if let Some(conn) = conn::of(fd) { link::downgrade(conn, Why::Exec); }
+        if let Some(conn) = conn::of(fd) { back::downgrade(conn, Why::Exec); }
         dgram::make_plain(fd, Why::Exec);
         next::posix_spawn_file_actions_adddup2(actions, fd, to)
     }

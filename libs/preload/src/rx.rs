@@ -280,7 +280,8 @@ unsafe fn from_ring(
                     Took::Bytes(n) if flags & libc::MSG_PEEK != 0 => {
                         if is_closed && n < want {
                             // SAFETY: the caller's promise.
-                            return Step::Done(unsafe { rest(fd, iov, flags, n) });
+                            let all = unsafe { rest(fd, iov, flags & !libc::MSG_WAITALL, n) };
+                            return Step::Done(all);
                         }
                         return Step::Done(n as ssize_t);
                     }
@@ -336,36 +337,16 @@ unsafe fn from_ring(
             continue;
         }
         if closed || ended {
-            // The rest of the stream, or its end, comes over TCP.
-            if !closed && hosts::is_lost(chan, peer) {
-                return Step::Done(conn.reset(chan, Why::SideLost));
-            }
-            if !closed {
-                await_end(fd);
-            }
-            if !closed && chan.carrier == Carrier::Here && kernel::unread(fd) > 0 {
-                return Step::Done(conn.reset(chan, Why::Unseen));
-            }
-            let why = if closed && !hosts::is_at_end(conn, chan) {
-                Why::Peer
-            } else {
-                Why::None
-            };
-            direction::rx_after(conn, chan, why);
-            return Step::Tcp(got);
+            return go_on_over_tcp((fd, conn), chan, closed, got);
         }
         if may_not_block(chan, flags) {
-            let is_over = match ask_kernel(fd, chan) {
-                Kernel::Stray if is_here => return Step::Done(conn.reset(chan, Why::Unseen)),
-                Kernel::End if is_here => true,
-                _ => bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan),
-            };
-            if is_over {
+            match is_over(fd, chan) {
+                None => return Step::Done(conn.reset(chan, Why::Unseen)),
+                Some(false) => return so_far(got, libc::EAGAIN),
                 // The ring is checked once more for bytes published before the end.
-                ended = true;
-                continue;
+                Some(true) => ended = true,
             }
-            return so_far(got, libc::EAGAIN);
+            continue;
         }
         if !spun {
             spun = true;
@@ -384,6 +365,43 @@ unsafe fn from_ring(
             Heard::Interrupted => return so_far(got, libc::EINTR),
         }
     }
+}
+
+/// The rest of the stream, or its end, comes over TCP. `closed`: the direction is, and not only the peer gone.
+fn go_on_over_tcp(
+    (fd, conn): (c_int, &'static Conn),
+    chan: &Chan,
+    closed: bool,
+    got: usize,
+) -> Step {
+    if !closed {
+        if hosts::is_lost(chan, chan.peer()) {
+            return Step::Done(conn.reset(chan, Why::SideLost));
+        }
+        await_end(fd);
+        if chan.carrier == Carrier::Here && kernel::unread(fd) > 0 {
+            return Step::Done(conn.reset(chan, Why::Unseen));
+        }
+    }
+    let why = if closed && !hosts::is_at_end(conn, chan) {
+        Why::Peer
+    } else {
+        Why::None
+    };
+    direction::rx_after(conn, chan, why);
+    Step::Tcp(got)
+}
+
+/// Returns true if the peer of an empty ring has ended. `None`: TCP has bytes that were sent by a call that is not seen.
+fn is_over(fd: c_int, chan: &Chan) -> Option<bool> {
+    if chan.carrier == Carrier::Here {
+        return match ask_kernel(fd, chan) {
+            Kernel::Stray => None,
+            Kernel::End => Some(true),
+            Kernel::Quiet => Some(bell::is_cut_in_fill(chan)),
+        };
+    }
+    Some(bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan))
 }
 
 /// An edge-triggered program has left bytes in the ring (under `rx_lock`).

@@ -18,7 +18,7 @@ use crate::full::{patient, patient_until};
 use crate::iov::is_optional;
 use crate::table::{self, Entry};
 use crate::{
-    dgram, direction, fd as descriptor, hosts, kernel, late, ledger, link, next, poll as readiness,
+    back, dgram, direction, fd as descriptor, hosts, kernel, late, ledger, next, poll as readiness,
     ready, sets, settings,
 };
 
@@ -153,7 +153,7 @@ weft_sys::doors! {
     fn shutdown(fd: c_int, how: c_int) -> c_int {
         dgram::make_plain(fd, Why::ShutRead);
         let Some((conn, inside)) = conn::enter(fd) else { return next::shutdown(fd, how) };
-        if how != libc::SHUT_WR { link::downgrade(conn, Why::ShutRead); }
+        if how != libc::SHUT_WR { back::downgrade(conn, Why::ShutRead); }
         let rc = next::shutdown(fd, how);
         if rc == 0 && how != libc::SHUT_WR && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here) {
             // It ends the waits of other threads, as it does in the kernel.
@@ -188,7 +188,7 @@ weft_sys::doors! {
             | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
                 let on = len >= 4 && !value.is_null() && value.cast::<c_int>().read_unaligned() > 1;
                 let is_low = (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-                if !is_low || on { link::downgrade(conn, Why::Option); }
+                if !is_low || on { back::downgrade(conn, Why::Option); }
             }
             _ => {}
         }

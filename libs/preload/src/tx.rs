@@ -14,11 +14,10 @@ use weft_run::meet::Why;
 use crate::bell::{self, Heard};
 use crate::chan::Chan;
 use crate::conn::{self, Conn, Inside, LINKED, PROBING};
-use crate::give_back::await_release;
 use crate::iov::{Source, cut, each_piece, good};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
-use crate::{direction, full, hosts, kernel, link, next, ready, set_errno, signal};
+use crate::{back, direction, full, hosts, kernel, link, next, ready, set_errno, signal};
 
 /// Bytes published at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
@@ -66,10 +65,10 @@ unsafe fn transmit_looking(
         return real();
     };
     if flags & libc::MSG_OOB != 0 {
-        link::downgrade(conn, Why::Urgent);
+        back::downgrade(conn, Why::Urgent);
     }
     if flags & libc::MSG_ZEROCOPY != 0 {
-        link::downgrade(conn, Why::Option);
+        back::downgrade(conn, Why::Option);
     }
     link::tick(conn, fd, &inside);
     loop {
@@ -144,7 +143,7 @@ fn after(chan: &Chan, real: &dyn Fn() -> ssize_t) -> ssize_t {
         return real();
     }
     while !chan.stream.begin_after(chan.role) {
-        await_release(chan, chan.role);
+        chan.await_release();
     }
     let n = real();
     chan.stream.end_tcp(chan.role, 0);

@@ -267,14 +267,4 @@ weft_sys::doors! {
         if let Some(list) = vector(iov, n as usize) { settle_all(list); }
         next::preadv64(fd, iov, n, offset)
     }
-
-    fn _exit(status: c_int) -> ! {
-        super::finish_for_good();
-        next::_exit(status);
-        libc::abort()
-    }
-
-    fn _Exit(status: c_int) -> ! {
-        _exit(status)
-    }
 }

@@ -470,5 +470,4 @@ pub(crate) use loans::{Finishing, finish};
 /// The process ends: what it lends is waited for, and nothing more is lent.
 pub(crate) fn finish_for_good() {
     std::mem::forget(finish());
-    crate::fd::leave_all();
 }
