@@ -134,6 +134,8 @@ pub(crate) struct Conn {
     pub(crate) is_behind: AtomicBool,
     /// Closed: the last to leave frees it.
     dead: AtomicBool,
+    /// The process that has left it at its end.
+    pub(crate) left: AtomicU32,
     pub(crate) why: AtomicU32,
     /// Threads that have waited because they wrote to memory under way, since the last send.
     pub(crate) faults: AtomicU32,
@@ -299,7 +301,13 @@ impl Conn {
         for count in [&self.ops, &self.rx_count] {
             count.store(0, Relaxed);
         }
-        for count in [&self.in_rx, &self.why, &self.faults, &self.followed] {
+        for count in [
+            &self.in_rx,
+            &self.why,
+            &self.left,
+            &self.faults,
+            &self.followed,
+        ] {
             count.store(0, Relaxed);
         }
         self.row.forget();

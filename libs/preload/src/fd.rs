@@ -94,11 +94,11 @@ pub(crate) fn leave_all() {
         return;
     }
     table::each_socket(|fd, conn: &'static Conn| {
-        let inside = conn.enter();
         // A socket with several descriptors is left once.
-        if conn.descriptor() != fd {
+        if conn.left.swap(own, SeqCst) == own {
             return;
         }
+        let inside = conn.enter();
         match conn.chan(&inside) {
             Some(chan) if chan.side().holders.fetch_sub(1, SeqCst) > 1 => {}
             Some(chan) if chan.carrier == Carrier::Here => leave(fd, chan),

@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::ledger::{Carrier, RING};
 
 use crate::chan::Chan;
-use crate::conn::{self, Conn, Inside, Reg, big};
+use crate::conn::{Conn, Inside, Reg, big};
 use crate::iov::is_bad;
 use crate::regs::{ONESHOT, apply, catch_up, forget, has_fired, is_both, is_taken, remove};
 use crate::sets::{self, OUT, control, number, parts};
-use crate::{bell, late, next};
+use crate::{bell, late, next, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
@@ -110,13 +110,21 @@ pub(crate) unsafe fn settle_ends(set: c_int, events: *mut epoll_event, n: c_int)
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
     let is_end = |event: &epoll_event| event.events & END != 0;
-    if !list.iter().any(is_end) {
+    let mut ends: Vec<u64> = list
+        .iter()
+        .filter(|it| is_end(it))
+        .map(|it| it.u64)
+        .collect();
+    if ends.is_empty() {
         return n;
     }
+    ends.sort_unstable();
+    let moved = move_ended(set, &ends);
     let mut kept = 0;
     for at in 0..list.len() {
         let event = list[at];
-        if !is_end(&event) || !move_ended(set, event.u64) {
+        let of = event.u64;
+        if !is_end(&event) || !moved.contains(&of) {
             list[kept] = event;
             kept += 1;
         }
@@ -124,34 +132,40 @@ pub(crate) unsafe fn settle_ends(set: c_int, events: *mut epoll_event, n: c_int)
     kept as c_int
 }
 
-/// Moves the registrations of a set with this `data` whose bells have ended to their TCP sockets. Returns whether there are any.
-fn move_ended(set: c_int, data: u64) -> bool {
-    let mut ended = Vec::new();
+/// Moves the registrations of a set with one of these `data` (in order) whose bells have ended to their TCP sockets. Returns the `data` of those.
+fn move_ended(set: c_int, ends: &[u64]) -> Vec<u64> {
+    let mut moved = Vec::new();
     let big = big();
-    conn::each(|_, conn| {
-        let is_it = |reg: &Reg| reg.set == set && reg.data == data && reg.bell.is_some();
-        if conn.slow(&big).regs.iter().any(is_it)
-            && let Some(chan) = conn.chan_slow(&big)
-            && chan.carrier == Carrier::Here
-            && bell::is_cut(chan.bell())
-        {
-            ended.push(conn);
-        }
-    });
-    for conn in &ended {
-        let Some(chan) = conn.chan_slow(&big) else {
-            continue;
+    table::each_socket(|_, conn: &'static Conn| {
+        let is_it = |reg: &Reg| {
+            reg.set == set && reg.bell.is_some() && ends.binary_search(&reg.data).is_ok()
         };
+        let Some(data) = conn
+            .slow(&big)
+            .regs
+            .iter()
+            .find(|reg| is_it(reg))
+            .map(|reg| reg.data)
+        else {
+            return;
+        };
+        let Some(chan) = conn.chan_slow(&big) else {
+            return;
+        };
+        if chan.carrier != Carrier::Here || !bell::is_cut(chan.bell()) {
+            return;
+        }
         late::leave(conn, Some(chan), &big);
         chan.side().ended.store(1, SeqCst);
         for reg in &mut conn.slow(&big).regs {
             // It has fired, and its event is not told to the program: the kernel reports it anew.
-            let again = reg.set == set && reg.data == data;
+            let again = reg.set == set && ends.binary_search(&reg.data).is_ok();
             let _ = apply(reg, chan, again, false);
         }
         follow(conn, chan, &big);
-    }
-    !ended.is_empty()
+        moved.push(data);
+    });
+    moved
 }
 
 /// Changes the kernel's registration and our record of it.
