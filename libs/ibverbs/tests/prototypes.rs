@@ -37,6 +37,7 @@ const UNDECLARED: &[&str] = &[
     "ibv_set_comp_cntr",
     "ibv_set_err_comp_cntr",
     "ibv_alloc_buf",
+    "ibv_export_buf_dmabuf_fd",
     "ibv_free_buf",
     "ibv_query_port_speed",
     "ibv_reg_buf_mr",

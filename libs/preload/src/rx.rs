@@ -398,7 +398,12 @@ fn is_over(fd: c_int, chan: &Chan) -> Option<bool> {
         return match ask_kernel(fd, chan) {
             Kernel::Stray => None,
             Kernel::End => Some(true),
-            Kernel::Quiet => Some(bell::is_cut_in_fill(chan)),
+            // The bell can end before a FIN that the kernel has to send again.
+            Kernel::Quiet => {
+                let has_finished = chan.stream.has_finished(chan.peer());
+                let is_ended = has_finished && bell::probe(chan.bell()) == Heard::End;
+                Some(is_ended || bell::is_cut_in_fill(chan))
+            }
         };
     }
     Some(bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan))
