@@ -41,7 +41,7 @@
 //! The peer may write any byte of the segment at any time. So its bytes are reached only through
 //! atomics and racing copies (`docs/adr/0001-racing-copies.md`), at offsets that are masked to the
 //! mapping; what steers the code (positions, lengths, kinds) is loaded once, checked, and kept in private
-//! memory. All unsafe code is in one module, which under loom is replaced by a safe model.
+//! memory. Unsafe code is in the modules of the memory, which under loom are replaced by safe models, and in `source`.
 
 #[cfg(all(not(loom), any(test, feature = "fuzzing")))]
 pub mod fuzzing;
@@ -50,6 +50,8 @@ pub mod fuzzing;
 mod segment;
 
 mod end;
+#[cfg(not(loom))]
+mod file;
 #[cfg(not(loom))]
 pub mod source;
 pub mod stream;

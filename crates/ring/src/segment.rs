@@ -7,117 +7,64 @@
 //! positions are masked; copies are cut at the ring's end. No reference to the bytes is ever formed but
 //! `&AtomicU64`.
 
+use crate::file::{CONTROL, File, Kind};
 use crate::{OpenError, Role, Word};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 pub(crate) use std::sync::atomic::{AtomicU64, fence};
 use weft_mem::{RecvList, SendList};
-use weft_sys::memfd::{self, Mapping};
 
-/// Bytes of the control page.
-const CONTROL: usize = 4096;
 /// Bytes between control words: two cache lines, since processors fetch them in pairs.
 const LINE: usize = 128;
 /// Lines set aside for the words of one side; the first line of the page is the header's.
 const LINES: usize = 8;
-const MAGIC: u64 = u64::from_ne_bytes(*b"weftring");
-const VERSION: u32 = 1;
-const MIN_RING: u32 = 16 << 10;
-const MAX_RING: u32 = 16 << 20;
+const KIND: Kind = Kind {
+    name: "weft-ring",
+    magic: u64::from_ne_bytes(*b"weftring"),
+    version: 1,
+};
 
 /// The memory that the two ends of a connection share.
 #[derive(Debug)]
-pub struct Segment {
-    map: Mapping,
-    capacity: usize,
-}
-
-fn ring_size_ok(bytes: u32) -> bool {
-    bytes.is_power_of_two() && (MIN_RING..=MAX_RING).contains(&bytes)
-}
-
-fn file_len(ring_bytes: u32) -> u64 {
-    CONTROL as u64 + 2 * u64::from(ring_bytes)
-}
+pub struct Segment(File);
 
 impl Segment {
     /// A new segment, and the file to pass to the peer. `ring_bytes` is the capacity for each
     /// direction: a power of two in 16 KiB..=16 MiB. Pages take memory when they are first used.
     ///
     /// # Errors
-    /// `InvalidInput` for another ring size; those of [`memfd::create`] and [`Mapping::new`].
+    /// `InvalidInput` for another ring size; those of `memfd_create(2)` and `mmap(2)`.
     pub fn create(ring_bytes: u32) -> io::Result<(Segment, OwnedFd)> {
-        if !ring_size_ok(ring_bytes) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let len = file_len(ring_bytes);
-        let fd = memfd::create("weft-ring", len)?;
-        let segment = Segment {
-            map: Mapping::new(&fd, 0, len as usize, true)?,
-            capacity: ring_bytes as usize,
-        };
-        segment.at(0).store(MAGIC, Relaxed);
-        let shape = u64::from(VERSION) | u64::from(ring_bytes) << 32;
-        segment.at(8).store(shape, Relaxed);
-        Ok((segment, fd))
+        let (file, fd) = File::create(&KIND, ring_bytes)?;
+        Ok((Segment(file), fd))
     }
 
     /// The peer's segment. Its seals, length, magic number, version and ring size are checked, each
     /// read once.
     #[expect(clippy::needless_pass_by_value, reason = "of no use once it is mapped")]
     pub fn open(fd: OwnedFd) -> Result<Segment, OpenError> {
-        let len = memfd::check(&fd)?;
-        if !(file_len(MIN_RING)..=file_len(MAX_RING)).contains(&len) {
-            return Err(OpenError::Size(len));
-        }
-        let mut segment = Segment {
-            map: Mapping::new(&fd, 0, len as usize, true)?,
-            capacity: MIN_RING as usize,
-        };
-        if segment.at(0).load(Relaxed) != MAGIC {
-            return Err(OpenError::Magic);
-        }
-        let shape = segment.at(8).load(Relaxed);
-        let (version, ring_bytes) = (shape as u32, (shape >> 32) as u32);
-        if version != VERSION {
-            return Err(OpenError::Version(version));
-        }
-        if !ring_size_ok(ring_bytes) {
-            return Err(OpenError::Ring(ring_bytes));
-        }
-        if len != file_len(ring_bytes) {
-            return Err(OpenError::Size(len));
-        }
-        segment.capacity = ring_bytes as usize;
-        Ok(segment)
+        File::open(&KIND, &fd).map(Segment)
     }
 
     /// Bytes of one ring.
     #[inline]
     pub(crate) fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    #[inline]
-    fn at(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset.is_multiple_of(8) && offset < self.map.len());
-        // SAFETY: the callers keep the offset inside the mapping and a multiple of 8; the mapping
-        // lives as long as `self`.
-        unsafe { AtomicU64::from_ptr(self.map.as_ptr().add(offset).cast()) }
+        self.0.capacity
     }
 
     /// A control word that `role` owns.
     #[inline]
     pub(crate) fn control(&self, role: Role, word: Word) -> &AtomicU64 {
-        self.at(LINE * (1 + LINES * role as usize + word as usize))
+        self.0
+            .at(LINE * (1 + LINES * role as usize + word as usize))
     }
 
     /// The word at a position of the ring that `role` sends through.
     #[inline]
     pub(crate) fn word(&self, role: Role, position: u64) -> &AtomicU64 {
-        let index = position as usize & (self.capacity - 8);
-        self.at(CONTROL + self.capacity * role as usize + index)
+        let index = position as usize & (self.0.capacity - 8);
+        self.0.at(CONTROL + self.0.capacity * role as usize + index)
     }
 
     /// Calls `copy(address, bytes done before, bytes)` for the one or two pieces of the ring that
@@ -130,13 +77,13 @@ impl Segment {
         n: usize,
         mut copy: impl FnMut(*mut u8, usize, usize) -> usize,
     ) -> usize {
-        let n = n.min(self.capacity);
-        let index = position as usize & (self.capacity - 1);
-        let first = n.min(self.capacity - index);
-        let ring = CONTROL + self.capacity * role as usize;
+        let n = n.min(self.0.capacity);
+        let index = position as usize & (self.0.capacity - 1);
+        let first = n.min(self.0.capacity - index);
+        let ring = CONTROL + self.0.capacity * role as usize;
         // SAFETY: the ring is inside the mapping, `index` inside the ring.
         let (start, at) = unsafe {
-            let start = self.map.as_ptr().add(ring);
+            let start = self.0.map.as_ptr().add(ring);
             (start, start.add(index))
         };
         let done = copy(at, 0, first);

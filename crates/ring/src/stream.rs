@@ -16,6 +16,9 @@ use crate::{Broken, Role};
 use memory::{AtomicU64, announced, fence};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
+/// Bytes that a sender puts into the bell to make its end unwritable, with one more behind them.
+pub const FILL: usize = 2048;
+
 const LINE: usize = 128;
 const LINES: usize = 8;
 
@@ -82,6 +85,19 @@ impl Wish {
     }
 }
 
+/// The rings that the wish word counts.
+#[inline]
+fn rings(word: u64) -> u64 {
+    (word & RUNG) >> RUNG_SHIFT
+}
+
+/// The wish word with a ring more.
+#[inline]
+fn with_ring(word: u64) -> u64 {
+    let more = (rings(word) + 1).min(RUNG >> RUNG_SHIFT);
+    word & !RUNG | more << RUNG_SHIFT
+}
+
 /// Whether a wish stands, which is for bytes behind the position `to`.
 #[inline]
 fn is_for(word: u64, to: u64) -> bool {
@@ -125,7 +141,7 @@ impl Stream {
     #[inline]
     pub fn room(&self, sender: Role, tail: u64) -> Result<usize, Broken> {
         let used = tail.wrapping_sub(self.word(sender, Lane::Head).load(Acquire));
-        (self.capacity as u64)
+        (self.capacity() as u64)
             .checked_sub(used)
             .map(|room| room as usize)
             .ok_or(Broken)
@@ -155,13 +171,10 @@ impl Stream {
         let mut now = want.load(SeqCst);
         // The receiver may move its wish meanwhile; a hostile one for ever.
         for _ in 0..64 {
-            let rung = (now & RUNG) >> RUNG_SHIFT;
-            if !is_for(now, to) || rung >= MOST_RUNG && now & EACH != 0 {
+            if !is_for(now, to) || rings(now) >= MOST_RUNG && now & EACH != 0 {
                 return false;
             }
-            let rung = (rung + 1).min(RUNG >> RUNG_SHIFT);
-            let next = (now & !(ONCE | RUNG)) | rung << RUNG_SHIFT;
-            match want.compare_exchange(now, next, SeqCst, SeqCst) {
+            match want.compare_exchange(now, with_ring(now) & !ONCE, SeqCst, SeqCst) {
                 Ok(_) => return true,
                 Err(moved) => now = moved,
             }
@@ -198,7 +211,7 @@ impl Stream {
     pub fn ready(&self, sender: Role, head: u64) -> Result<(usize, bool), Broken> {
         let tail = self.word(sender, Lane::Tail).load(SeqCst);
         let ready = (tail & !MARKS).wrapping_sub(head);
-        if ready > self.capacity as u64 {
+        if ready > self.capacity() as u64 {
             return Err(Broken);
         }
         Ok((ready as usize, tail & CLOSED != 0))
@@ -245,7 +258,7 @@ impl Stream {
             .word(sender, Lane::WantData)
             .swap(wish.at(head), SeqCst);
         fence(SeqCst);
-        ((before & RUNG) >> RUNG_SHIFT, before & (ONCE | EACH) != 0)
+        (rings(before), before & (ONCE | EACH) != 0)
     }
 
     /// How often the sender has rung, or is about to, since this was last asked.
@@ -255,7 +268,7 @@ impl Stream {
         if word.load(Relaxed) & RUNG == 0 {
             return 0;
         }
-        (word.fetch_and(!RUNG, SeqCst) & RUNG) >> RUNG_SHIFT
+        rings(word.fetch_and(!RUNG, SeqCst))
     }
 
     /// Takes the wish back. Returns whether it stood; if not, the sender has rung or will at once.
@@ -272,9 +285,7 @@ impl Stream {
         let taken = self
             .word(sender, Lane::WantData)
             .fetch_update(SeqCst, SeqCst, |now| {
-                let rung = (((now & RUNG) >> RUNG_SHIFT) + 1).min(RUNG >> RUNG_SHIFT);
-                let next = (now & !(ONCE | EACH | RUNG)) | rung << RUNG_SHIFT;
-                (now & (ONCE | EACH) != 0).then_some(next)
+                (now & (ONCE | EACH) != 0).then_some(with_ring(now) & !(ONCE | EACH))
             });
         taken.is_ok()
     }
@@ -471,7 +482,7 @@ impl Stream {
 mod tests {
     use super::*;
     use crate::OpenError;
-    use memory::file_len;
+    use crate::file::file_len;
     use weft_sys::memfd;
 
     const A: Role = Role::Initiator;

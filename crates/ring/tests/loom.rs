@@ -449,6 +449,17 @@ impl Way {
         *tail += 1;
     }
 
+    /// A thread that sends the numbers 0 and 1.
+    fn start_sender(way: &Arc<Way>) -> thread::JoinHandle<()> {
+        let way = way.clone();
+        thread::spawn(move || {
+            let mut tail = 0;
+            for number in 0..2 {
+                way.send(number, &mut tail);
+            }
+        })
+    }
+
     /// Sleeps until the bell has been rung.
     fn wait(&self) {
         while self.bell.load(Acquire) == 0 {
@@ -462,15 +473,7 @@ impl Way {
 fn a_direction_that_switches_loses_and_reorders_nothing_and_its_sleeper_is_rung() {
     model(3, || {
         let way = Way::new();
-        let sender = {
-            let way = way.clone();
-            thread::spawn(move || {
-                let mut tail = 0;
-                for number in 0..2 {
-                    way.send(number, &mut tail);
-                }
-            })
-        };
+        let sender = Way::start_sender(&way);
         let mut got = Vec::new();
         // As a receiver that reads what TCP has, and tries to switch each time.
         let mut head = 0;
@@ -517,15 +520,7 @@ fn bytes_that_a_receiver_puts_back_into_tcp_stay_in_front_of_later_ones() {
     model(3, || {
         let way = Way::new();
         assert!(way.stream.switch(SENDER, 0));
-        let sender = {
-            let way = way.clone();
-            thread::spawn(move || {
-                let mut tail = 0;
-                for number in 0..2 {
-                    way.send(number, &mut tail);
-                }
-            })
-        };
+        let sender = Way::start_sender(&way);
         way.stream.hold(SENDER);
         let (ready, closed) = way.stream.ready(SENDER, 0).unwrap();
         assert!(closed);

@@ -11,7 +11,7 @@ const LINE: usize = 128;
 #[derive(Debug)]
 pub struct Stream {
     words: Vec<AtomicU64>,
-    pub(super) capacity: usize,
+    capacity: usize,
 }
 
 /// Loom takes sequentially consistent exchanges for weaker ones than they are, but knows such fences.
@@ -26,6 +26,11 @@ impl Stream {
             words: (0..WORDS).map(|_| AtomicU64::new(0)).collect(),
             capacity,
         }
+    }
+
+    /// Bytes that each direction's ring would hold.
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
     pub(crate) fn at(&self, offset: usize) -> &AtomicU64 {
