@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags as Recv, SendFlags as Send};
 use weft_ring::Role;
-use weft_ring::stream::{Published, Stream as Rings, Wish};
+use weft_ring::stream::{FILL, Published, Stream as Rings, Wish};
 use weft_sdp::{RecvFlags, Sink, Source, Stream};
 use weft_sys::{Interest, poll_fds};
 
@@ -20,8 +20,6 @@ const PROGRAM: Role = Role::Initiator;
 const OURS: Role = Role::Responder;
 /// Largest number of bytes that wait for the stream. Above it the program's ring is not read.
 const BACKLOG: usize = 128 << 10;
-/// Bytes that make the bell's end unwritable.
-const FILL: usize = 2048;
 /// Bytes read from the stream at once.
 const TAKE: usize = MAX_DATA as usize + 2 * HEAD;
 

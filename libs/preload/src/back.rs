@@ -16,7 +16,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, PROBING, big};
 use crate::direction::{close_sending, rx_after};
 use crate::link::give_up;
-use crate::{bell, fetch, hosts, kernel, next, rx};
+use crate::{bell, direction, fetch, hosts, kernel, next, rx};
 
 /// Moves both directions back to TCP for good. Bytes in the rings are still read from them.
 pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
@@ -63,8 +63,8 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     }
 }
 
-/// Moves the outgoing direction back to TCP for good, or keeps it there.
-pub(crate) fn stop_sending(fd: c_int, why: Why) {
+/// The outgoing direction is on TCP for good: calls that are not seen send.
+pub(crate) fn sends_unseen(fd: c_int, why: Why) {
     let Some((conn, inside)) = conn::enter(fd) else {
         return;
     };
@@ -76,7 +76,7 @@ pub(crate) fn stop_sending(fd: c_int, why: Why) {
         return downgrade(conn, why);
     }
     conn.note(why);
-    close_sending(conn, chan, why);
+    direction::stop_sending(conn, why);
 }
 
 /// From now on calls that are not seen, or other programs, read the socket.
@@ -91,7 +91,7 @@ pub(crate) fn end_with_unread(conn: &'static Conn) {
     let Some(chan) = conn.chan(&inside) else {
         return;
     };
-    if chan.carrier == Carrier::Here && fetch::ring_bytes(chan).is_some_and(|n| n > 0) {
+    if chan.carrier == Carrier::Here && fetch::has_bytes(chan) {
         conn.reset(chan, Why::Unread);
     }
 }
@@ -111,22 +111,13 @@ fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool {
     if !is_quiet(chan) {
         return false;
     }
-    let mut bytes = rx::drain(fd, conn, chan);
-    take_all(fd, &mut bytes);
+    let bytes = rx::drain(fd, conn, chan);
     let mut sent = 0;
     while sent < bytes.len() {
-        let rest = libc::iovec {
-            iov_base: bytes[sent..].as_ptr().cast_mut().cast(),
-            iov_len: bytes.len() - sent,
-        };
+        let rest = &bytes[sent..];
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: bytes of a slice.
-        let n = unsafe {
-            kernel::send(
-                peer.as_raw_fd(),
-                &[rest],
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-            )
-        };
+        let n = unsafe { next::send(peer.as_raw_fd(), rest.as_ptr().cast(), rest.len(), flags) };
         match n {
             1.. => sent += n as usize,
             _ if crate::errno() == libc::EINTR => {}
@@ -146,23 +137,6 @@ fn is_quiet(chan: &Chan) -> bool {
         kernel::nap(100_000);
     }
     false
-}
-
-/// Takes the bytes that TCP has: they are behind those of the ring.
-fn take_all(fd: c_int, bytes: &mut Vec<u8>) {
-    let mut some = vec![0_u8; 64 << 10];
-    loop {
-        let iov = [libc::iovec {
-            iov_base: some.as_mut_ptr().cast(),
-            iov_len: some.len(),
-        }];
-        // SAFETY: our buffer.
-        let n = unsafe { kernel::receive(fd, &iov, libc::MSG_DONTWAIT) };
-        if n <= 0 {
-            return;
-        }
-        bytes.extend_from_slice(&some[..n as usize]);
-    }
 }
 
 /// A duplicate of the peer's socket.

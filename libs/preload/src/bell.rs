@@ -1,20 +1,21 @@
-//! The bell: a pair of connected Unix sockets with the smallest buffers, whose readiness is that of the ring.
+//! The bell: a pair of connected Unix sockets with small buffers, whose readiness is that of the ring.
 //!
 //! A few bytes under way mean data and leave the socket writable; [`FILL`] more make it unwritable, which is what a full ring looks like. The
 //! receiver reads them when the ring is empty or has room again. [`Side`] counts the bytes that each side owes, under `rx_lock`.
 
 use libc::c_int;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use weft_ring::Role;
-use weft_ring::stream::{Stream, Wish};
+use weft_ring::stream::{FILL, Stream, Wish};
 use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};
 use crate::{hidden, kernel, next, signal};
 
-/// Two connected ends with the smallest buffers.
+/// Two connected ends with small buffers.
 pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
     let mut fds = [0; 2];
     // SAFETY: writes two descriptors; they are new, and ours.
@@ -38,9 +39,6 @@ pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
 
 /// The send buffer of each end: five bytes leave it writable (each takes the memory of a whole buffer), and [`FILL`] do not.
 const ROOM: c_int = 8192;
-
-/// Bytes that make an end unwritable.
-const FILL: usize = 2048;
 
 /// How long a sender waits for a receiver that reads nothing. After that the bytes go over TCP, which has larger buffers.
 pub(crate) const PATIENCE_MS: c_int = 50;
@@ -144,10 +142,10 @@ pub(crate) fn is_cut_in_fill(chan: &Chan) -> bool {
 
 /// Reads up to `n` bytes, as far as they are there. A message of [`FILL`] bytes counts for the sender until its last byte is read.
 fn take(bell: c_int, n: u64) -> u64 {
-    let mut bytes = [0_u8; FILL];
+    let mut bytes = MaybeUninit::<[u8; FILL]>::uninit();
     let mut taken = 0;
     while taken < n {
-        let want = bytes.len().min((n - taken) as usize);
+        let want = FILL.min((n - taken) as usize);
         // SAFETY: as many bytes as there is room for.
         let got = unsafe { next::recv(bell, bytes.as_mut_ptr().cast(), want, libc::MSG_DONTWAIT) };
         if got <= 0 {

@@ -5,7 +5,6 @@
 //! As the calls' manual pages say.
 
 use libc::{c_int, c_uint, c_ulong};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::{Carrier, RING};
@@ -69,46 +68,41 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
     if !last {
         return;
     }
-    // A process that ends has been counted out already.
-    let counts = LEFT.load(SeqCst) != lock::own();
-    // SAFETY: a counter in a mapping that is never unmapped.
-    if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() }.filter(|_| counts) {
-        shared.fetch_sub(1, SeqCst);
-    }
     if let Some(chan) = chan {
-        if counts && chan.side().holders.fetch_sub(1, SeqCst) == 1 {
+        if count_out(conn, Some(chan)) {
             leave(fd, chan);
         }
         hidden::close(chan.bell());
+    } else {
+        count_out(conn, None);
     }
     conn.recycle(&big);
 }
 
-/// [`leave_all`] has been called, by this process.
-static LEFT: AtomicU32 = AtomicU32::new(0);
+/// This process has the socket no more, by its last descriptor or its own end. Returns whether it was the last one with the channel. A second call, after
+/// the process has begun to end, does nothing.
+fn count_out(conn: &Conn, chan: Option<&Chan>) -> bool {
+    let own = lock::own();
+    if conn.left.swap(own, SeqCst) == own {
+        return false;
+    }
+    // SAFETY: a counter in a mapping that is never unmapped.
+    if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
+        shared.fetch_sub(1, SeqCst);
+    }
+    chan.is_some_and(|chan| chan.side().holders.fetch_sub(1, SeqCst) == 1)
+}
 
 /// The process ends: its sockets are left as by [`close`]. Async-signal-safe.
 pub(crate) fn leave_all() {
-    let own = lock::own();
-    if LEFT.swap(own, SeqCst) == own {
-        return;
-    }
     table::each_socket(|fd, conn: &'static Conn| {
-        // A socket with several descriptors is left once.
-        if conn.left.swap(own, SeqCst) == own {
-            return;
-        }
         let inside = conn.enter();
-        match conn.chan(&inside) {
-            Some(chan) if chan.side().holders.fetch_sub(1, SeqCst) > 1 => {}
-            Some(chan) if chan.carrier == Carrier::Here => leave(fd, chan),
-            Some(_) => {}
-            None => {
-                // SAFETY: a counter in a mapping that is never unmapped.
-                if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
-                    shared.fetch_sub(1, SeqCst);
-                }
-            }
+        let chan = conn.chan(&inside);
+        if count_out(conn, chan)
+            && let Some(chan) = chan
+            && chan.carrier == Carrier::Here
+        {
+            leave(fd, chan);
         }
     });
 }
@@ -121,7 +115,7 @@ fn leave(fd: c_int, chan: &Chan) {
 
 /// A socket that is closed with bytes unread resets its connection; the kernel does not know of ours.
 fn reset_if_unread(fd: c_int, chan: &Chan) {
-    if fetch::ring_bytes(chan).is_some_and(|n| n > 0) {
+    if fetch::has_bytes(chan) {
         let reset = libc::linger {
             l_onoff: 1,
             l_linger: 0,

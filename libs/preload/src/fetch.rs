@@ -326,6 +326,11 @@ pub(crate) fn ring_bytes(chan: &Chan) -> Option<usize> {
     Some(ready.map_or(0, |(n, _)| bytes(chan, n)))
 }
 
+/// Returns true if bytes can be read from the ring.
+pub(crate) fn has_bytes(chan: &Chan) -> bool {
+    ring_bytes(chan).is_some_and(|n| n > 0)
+}
+
 /// Pauses while the peer moves the next source.
 pub(crate) fn pause() {
     kernel::nap(50_000);

@@ -290,7 +290,7 @@ pub(crate) fn by_stdio(fd: c_int) {
 /// The C library writes by itself from now on.
 pub(crate) fn writes_by_stdio(fd: c_int) {
     if conn::of(fd).is_some() {
-        back::stop_sending(fd, Why::Stdio);
+        back::sends_unseen(fd, Why::Stdio);
     }
     dgram::make_plain(fd, Why::Stdio);
 }

@@ -93,9 +93,8 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if rx == RING {
             rx::take_bell_for_poll(chan);
         }
-        let is_over = chan.carrier == Carrier::Here
-            && bell::is_cut(chan.bell())
-            && fetch::ring_bytes(chan).is_none_or(|n| n == 0);
+        let is_over =
+            chan.carrier == Carrier::Here && bell::is_cut(chan.bell()) && !fetch::has_bytes(chan);
         let carrier = |mode| match mode {
             RING if !is_over => chan.bell(),
             _ => one.fd,
@@ -133,7 +132,7 @@ const END: c_short = libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP;
 fn has_bytes(fd: c_int) -> bool {
     conn::enter(fd).is_some_and(|(conn, inside)| {
         let chan = conn.chan(&inside);
-        chan.is_some_and(|chan| fetch::ring_bytes(chan).is_some_and(|n| n > 0))
+        chan.is_some_and(fetch::has_bytes)
     })
 }
 

@@ -56,8 +56,8 @@ fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
     // A registration for neither still reports errors, from the descriptor that carries incoming bytes.
     let input = if rx == RING { &mut bell } else { &mut tcp };
     if events & IN != 0 || events & OUT == 0 {
-        *input = Some(flags | events & IN);
         let flags_in = flags | events & IN;
+        *input = Some(flags_in);
         match rx {
             BOTH => bell = Some(flags_in),
             // Bytes that the peer sends over TCP are behind those of the ring.

@@ -14,7 +14,7 @@ use crate::bell::{self, Heard};
 use crate::chan::{BOTH, Chan, Side};
 use crate::conn::{self, Conn, LINKED, PROBING};
 use crate::fetch::{self, Took};
-use crate::iov::{cut, good, total};
+use crate::iov::{cut, good, one, total};
 use crate::lend::memory;
 use crate::{clock, direction, hosts, kernel, late, link, ready, set_errno, signal};
 
@@ -84,24 +84,17 @@ unsafe fn receive_looking(
                 if may_not_block(chan, flags) && is_still_empty(chan) {
                     return failed(libc::EAGAIN);
                 }
-                // SAFETY: the caller's promise.
-                let fit = good(iov);
-                if fit.len() < iov.len() && total(fit) == 0 && flags & libc::MSG_TRUNC == 0 {
+                // Bytes that are only dropped need no memory.
+                let fit = if flags & libc::MSG_TRUNC == 0 {
+                    good(iov)
+                } else {
+                    iov
+                };
+                if fit.len() < iov.len() && total(fit) == 0 {
                     return failed(libc::EFAULT);
                 }
                 // SAFETY: the caller's promise.
-                match unsafe {
-                    from_ring(
-                        (fd, conn),
-                        chan,
-                        if flags & libc::MSG_TRUNC == 0 {
-                            fit
-                        } else {
-                            iov
-                        },
-                        flags,
-                    )
-                } {
+                match unsafe { from_ring((fd, conn), chan, fit, flags) } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => {}
                     // SAFETY: the caller's promise.
@@ -226,24 +219,31 @@ fn so_far(got: usize, errno: c_int) -> Step {
     })
 }
 
-/// Takes all bytes out of the ring of a closed direction.
+/// Takes all bytes of a closed direction: those of its ring, and those that TCP has behind them.
 pub(crate) fn drain(fd: c_int, conn: &'static Conn, chan: &Chan) -> Vec<u8> {
     let mut all = Vec::new();
     let mut bytes = vec![0_u8; 64 << 10];
+    let mut is_in_ring = true;
     loop {
-        let iov = [libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        }];
+        let iov = one(bytes.as_mut_ptr().cast(), bytes.len());
+        let flags = libc::MSG_DONTWAIT;
         // SAFETY: our buffer.
-        let (n, is_last) = match unsafe { from_ring((fd, conn), chan, &iov, libc::MSG_DONTWAIT) } {
+        let step = unsafe {
+            if is_in_ring {
+                from_ring((fd, conn), chan, &iov, flags)
+            } else {
+                Step::Done(kernel::receive(fd, &iov, flags))
+            }
+        };
+        let (n, is_last) = match step {
             Step::Done(n) => (n.max(0) as usize, n <= 0),
             Step::Tcp(n) => (n, true),
         };
         all.extend_from_slice(&bytes[..n]);
-        if is_last {
+        if is_last && !is_in_ring {
             return all;
         }
+        is_in_ring &= !is_last;
     }
 }
 
