@@ -6,12 +6,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use weft_service::Place;
 use weft_verbs::{Access, Mr, SendWr};
 
 use super::compile::{Ended, Unfit, Workshop, open_output};
 use super::pull::Preprocessed;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
-use super::{Environment, LOOK, Taken, pressure};
+use super::{Environment, LOOK, pressure};
 use crate::link::{Event, Gone};
 use crate::options::{Language, check_job, is_source_name};
 use crate::travel::{Found, MAX_PACKED};
@@ -95,7 +96,7 @@ impl Session<'_> {
             );
         }
         let slots = self.shared.config.slots.into();
-        let Some(_place) = Taken::take(&self.shared.running, slots) else {
+        let Some(_place) = Place::take(&self.shared.running, slots) else {
             return stop(Verdict::Busy, "all slots are taken");
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };

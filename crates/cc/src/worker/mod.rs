@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use weft_service::{Stranger, Strangers};
+use weft_service::{Admission, Entry};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
@@ -172,9 +172,7 @@ struct Shared {
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
     stop: AtomicBool,
     running: Arc<AtomicUsize>,
-    connections: Arc<AtomicUsize>,
-    /// Connections that have not shown who they are.
-    strangers: Strangers,
+    admission: Admission,
     jobs: AtomicU64,
     sessions: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -221,6 +219,7 @@ impl Worker {
             &param(config.tls.clone(), Vec::new()),
         )?;
         let addr = listener.local_addr();
+        let admission = Admission::new(config.max_connections, "too many connections");
         let shared = Arc::new(Shared {
             config,
             folder,
@@ -233,8 +232,7 @@ impl Worker {
             drivers: Mutex::default(),
             stop: AtomicBool::new(false),
             running: Arc::default(),
-            connections: Arc::default(),
-            strangers: Strangers::default(),
+            admission,
             jobs: AtomicU64::new(0),
             sessions: Mutex::default(),
         });
@@ -282,32 +280,6 @@ impl Drop for Worker {
         for session in sessions {
             let _ = session.join();
         }
-    }
-}
-
-const FULL: &str = "too many connections";
-
-/// How a connection came in.
-enum Entry {
-    Master(Taken),
-    /// Only its transport can show that it is of our user.
-    Stranger(#[allow(dead_code, reason = "held until it is dropped")] Stranger),
-}
-
-/// One of a limited number of places.
-struct Taken(Arc<AtomicUsize>);
-
-impl Taken {
-    fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let taken = count.fetch_add(1, Ordering::SeqCst);
-        let place = Self(Arc::clone(count));
-        (taken < most).then_some(place)
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -398,15 +370,9 @@ impl Shared {
 
     /// A place for a master that has shown who it is, or one among the strangers.
     fn admit(&self, request: &cm::Request, peer: SocketAddr) -> Result<Entry, (Status, String)> {
-        let busy = |why: &str| (Status::Busy, why.to_owned());
-        if self.judge(request)?.is_some() {
-            let place = Taken::take(&self.connections, self.config.max_connections);
-            return place.map(Entry::Master).ok_or(busy(FULL));
-        }
-        let stranger = self.strangers.enter(peer.ip());
-        stranger
-            .map(Entry::Stranger)
-            .ok_or(busy("too many strangers"))
+        let is_known = self.judge(request)?.is_some();
+        let entry = self.admission.admit(is_known, peer.ip());
+        entry.map_err(|why| (Status::Busy, why.to_owned()))
     }
 
     fn accept(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
@@ -429,13 +395,7 @@ impl Shared {
             }
             return Err(why.into());
         }
-        let place = match entry {
-            Entry::Master(place) => Some(place),
-            Entry::Stranger(_) => Taken::take(&self.connections, self.config.max_connections),
-        };
-        let Some(_place) = place else {
-            return Err(FULL.into());
-        };
+        let _place = self.admission.seat(entry)?;
         self.events.connected(peer, transport);
         let why = session::Session::new(self, link, peer).run();
         self.events.finished(peer, &why);

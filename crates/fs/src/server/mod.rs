@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use weft_service::{Stranger, Strangers};
+use weft_service::{Admission, Entry, Place};
 use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
 use weft_verbs::cm;
@@ -78,10 +78,8 @@ struct Shared {
     device: Device,
     events: Arc<dyn Events>,
     stop: AtomicBool,
-    clients: Arc<AtomicUsize>,
+    admission: Admission,
     locals: Arc<AtomicUsize>,
-    /// Connections that have not shown who they are.
-    strangers: Strangers,
     sessions: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -124,15 +122,15 @@ impl Server {
                 );
             })
             .ok();
+        let admission = Admission::new(config.max_clients, "too many clients");
         let shared = Arc::new(Shared {
             config,
             store,
             device,
             events,
             stop: AtomicBool::new(false),
-            clients: Arc::default(),
+            admission,
             locals: Arc::default(),
-            strangers: Strangers::default(),
             sessions: Mutex::default(),
         });
         let mut server = Self {
@@ -183,32 +181,6 @@ impl Drop for Server {
         for session in sessions {
             let _ = session.join();
         }
-    }
-}
-
-const FULL: &str = "too many clients";
-
-/// How a connection came in.
-enum Entry {
-    Client(Place),
-    /// Only its transport can show that it is of our user.
-    Stranger(#[allow(dead_code, reason = "held until it is dropped")] Stranger),
-}
-
-/// One of a limited number of places.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let taken = count.fetch_add(1, Ordering::SeqCst);
-        let place = Self(Arc::clone(count));
-        (taken < most).then_some(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -280,15 +252,9 @@ impl Shared {
 
     /// A place for a client that has shown who it is, or one among the strangers.
     fn admit(&self, request: &cm::Request, peer: SocketAddr) -> Result<Entry, (Status, String)> {
-        let busy = |why: &str| (Status::Busy, why.to_owned());
-        if self.judge(request)?.is_some() {
-            let place = Place::take(&self.clients, self.config.max_clients);
-            return place.map(Entry::Client).ok_or(busy(FULL));
-        }
-        let stranger = self.strangers.enter(peer.ip());
-        stranger
-            .map(Entry::Stranger)
-            .ok_or(busy("too many strangers"))
+        let is_known = self.judge(request)?.is_some();
+        let entry = self.admission.admit(is_known, peer.ip());
+        entry.map_err(|why| (Status::Busy, why.to_owned()))
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
@@ -314,13 +280,7 @@ impl Shared {
             );
         }
         let mut link = Link::new(prepared, conn.qp);
-        let place = match entry {
-            Entry::Client(place) => Some(place),
-            Entry::Stranger(_) => Place::take(&self.clients, self.config.max_clients),
-        };
-        let Some(_place) = place else {
-            return Err(FULL.into());
-        };
+        let _place = self.admission.seat(entry)?;
         self.events.connected(peer, transport);
         let began = Instant::now();
         let mut handles = Handles::new(&self.store, &link.base.pd);
