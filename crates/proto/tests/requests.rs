@@ -258,6 +258,21 @@ fn notices_go_before_what_is_posted_later() {
     assert!(a.has_work() && !a.is_idle());
 }
 
+/// A request that the initiator would carry out itself waits for a notice before it.
+#[test]
+fn nothing_starts_directly_before_a_notice() {
+    let mut a = stream();
+    a.notify(0x1234);
+    a.post(wr(Op::Write { stag: 1, to: 0 }, 4096));
+    assert_eq!(a.next_to_start(), None);
+    let (notice, _) = must_tx(&mut a);
+    assert_eq!(notice, hex("c1 40 00000000 0000000000001234"));
+    assert_eq!(a.next_to_start(), Some(0));
+    // One that follows it does not.
+    a.notify(0x5678);
+    assert_eq!(a.next_to_start(), Some(0));
+}
+
 #[test]
 fn a_notice_has_a_kind_and_a_number() {
     let to = notice(*b"wXRC", 7);

@@ -1810,6 +1810,40 @@ static void receiver_not_ready(void) {
     pair_close(&a, &b);
 }
 
+/* Every request that takes a receive waits for it as often as its sender says, of any length, and also if it is posted before the connection is there. */
+static void every_kind_waits_for_its_receive(void) {
+    const struct {
+        enum ibv_wr_opcode opcode;
+        uint32_t len;
+    } kinds[] = {
+        {IBV_WR_SEND, 0}, {IBV_WR_SEND, 8}, {IBV_WR_SEND, 20000}, {IBV_WR_SEND_WITH_IMM, 8}, {IBV_WR_SEND_WITH_IMM, 20000},
+        {IBV_WR_RDMA_WRITE_WITH_IMM, 0}, {IBV_WR_RDMA_WRITE_WITH_IMM, 8}, {IBV_WR_RDMA_WRITE_WITH_IMM, 1024}, {IBV_WR_RDMA_WRITE_WITH_IMM, 20000},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        for (int rnr_retry = 1; rnr_retry <= 7; rnr_retry += 6) {
+            struct half a, b;
+            struct ibv_wc wc;
+            join_rnr(&a, &b, rnr_retry, 1);
+            struct ibv_sge sge = part(&a, 0, kinds[i].len);
+            struct ibv_send_wr wr = request(1, kinds[i].opcode, &sge, 1);
+            wr.wr.rdma.remote_addr = (uintptr_t)b.buf + 32768;
+            wr.wr.rdma.rkey = b.mr->rkey;
+            CHECK(post(&a, &wr) == 0);
+            if (rnr_retry < 7) {
+                CHECK(completion(a.scq).status == IBV_WC_RNR_RETRY_EXC_ERR);
+            } else {
+                usleep(20000);
+                CHECK(ibv_poll_cq(a.scq, 1, &wc) == 0);
+                receive(&b, 2, 0, 32768);
+                CHECK(completion(a.scq).status == IBV_WC_SUCCESS);
+                wc = completion(b.rcq);
+                CHECK(wc.wr_id == 2 && wc.status == IBV_WC_SUCCESS && wc.byte_len == kinds[i].len);
+            }
+            pair_close(&a, &b);
+        }
+    }
+}
+
 static int readable(int fd, int timeout) {
     struct pollfd p = {fd, POLLIN, 0};
     return poll(&p, 1, timeout) == 1;
@@ -2811,6 +2845,7 @@ static const struct named_case cases[] = {{"devices", devices},
              {"domain_of_shared_receives", domain_of_shared_receives},
              {"written_lengths", written_lengths},
              {"receiver_not_ready", receiver_not_ready},
+             {"every_kind_waits_for_its_receive", every_kind_waits_for_its_receive},
              {"completion_events", completion_events},
              {"cancelled", cancelled},
              {"domains_by_file", domains_by_file},

@@ -91,10 +91,12 @@ impl<W> Stream<W> {
 
     /// The work request that could start now, when no message is in progress: for transports on which the initiator can carry out one-sided
     /// work itself. Report the result with [`done_directly`](Self::done_directly) or [`written_directly`](Self::written_directly). Without
-    /// a report, [`next_tx`](Self::next_tx) sends it.
+    /// a report, [`next_tx`](Self::next_tx) sends it. `None` also while a notice precedes it: the peer may need the notice for the Immediate
+    /// Data that follows.
     pub fn next_to_start(&self) -> Option<u64> {
         let open = self.state == State::Open && !self.hold && self.cut == Cut::Idle;
-        (open && self.next_may_start()).then_some(self.next)
+        let ready = open && self.due_notice().is_none() && self.next_may_start();
+        ready.then_some(self.next)
     }
 
     /// The work request that [`next_to_start`](Self::next_to_start) named was carried out without the peer.
@@ -176,9 +178,7 @@ impl<W> Stream<W> {
         if self.cut != Cut::Idle {
             return Some(self.cut);
         }
-        if let Some(&(to, before)) = self.notices.front()
-            && self.next >= before
-        {
+        if let Some(to) = self.due_notice() {
             return Some(Cut::Notice { to });
         }
         let response = !self.responses.is_empty();
@@ -192,6 +192,12 @@ impl<W> Stream<W> {
             });
         }
         response.then_some(Cut::Response { offset: 0 })
+    }
+
+    /// The tagged offset of the notice that precedes the next work request.
+    fn due_notice(&self) -> Option<u64> {
+        let (to, before) = self.notices.front()?;
+        (self.next >= *before).then_some(*to)
     }
 
     /// Whether there is a work request to start and neither ORD nor its fence forbids it.
