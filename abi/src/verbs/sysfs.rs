@@ -27,7 +27,7 @@ pub(crate) struct About {
 }
 
 impl About {
-    /// The names of the files below the device's folder.
+    /// The names of the files below the device's folder. Those about an empty entry of the table of GIDs cannot be read, but for its GID, which is zero.
     pub(crate) fn files(&self) -> Vec<String> {
         const OF_DEVICE: [&str; 7] = [
             "node_type",
@@ -56,11 +56,16 @@ impl About {
         };
         let own = OF_DEVICE.iter().map(|&name| name.to_owned());
         own.chain(OF_PORT.iter().map(|name| format!("ports/1/{name}")))
-            .chain((0..self.gids.len()).flat_map(of_gid))
+            .chain((0..self.gids_len()).flat_map(of_gid))
             .collect()
     }
 
-    /// The text of a file below the device's folder, if there is such a file.
+    /// The entries of the table of GIDs, empty ones too.
+    fn gids_len(&self) -> usize {
+        usize::try_from(self.port.gid_tbl_len).unwrap_or(0)
+    }
+
+    /// The text of a file below the device's folder, if there is such a file and it can be read.
     pub(crate) fn file(&self, path: &str) -> Option<String> {
         let device = &self.device;
         if let Some(port) = path.strip_prefix("ports/1/") {
@@ -84,7 +89,16 @@ impl About {
 
     fn file_of_port(&self, path: &str) -> Option<String> {
         let port = &self.port;
-        let gid = |index: &str| self.gids.get(index.parse::<usize>().ok()?);
+        let index = |text: &str| {
+            let index = text.parse::<usize>().ok()?;
+            (index < self.gids_len()).then_some(index)
+        };
+        // SAFETY: any bytes are a GID.
+        let raw = |gid: &ibv_gid_entry| unsafe { gid.gid.raw };
+        let gid = |text| {
+            let gid = self.gids.get(index(text)?)?;
+            (raw(gid) != [0; 16]).then_some(gid)
+        };
         let text = match path.rsplit_once('/') {
             None => match path {
                 "state" => match port.state {
@@ -107,9 +121,9 @@ impl About {
                 "cap_mask" => format!("{:#010x}", port.port_cap_flags),
                 _ => return None,
             },
-            Some(("gids", index)) => {
-                // SAFETY: any bytes are a GID.
-                groups(unsafe { &gid(index)?.gid.raw })
+            Some(("gids", text)) => {
+                let gid = self.gids.get(index(text)?);
+                groups(&gid.map_or([0; 16], raw))
             }
             Some(("gid_attrs/types", index)) => match gid(index)?.gid_type {
                 IBV_GID_TYPE_ROCE_V2 => "RoCE v2".to_owned(),
@@ -172,17 +186,19 @@ pub(super) fn all_about() -> impl Iterator<Item = About> {
     })
 }
 
-/// The text of a file of one of the devices here.
-fn of_ours(path: &Path) -> Option<String> {
+/// The text of a file of one of the devices here; `EINVAL` for a file that cannot be read.
+fn of_ours(path: &Path) -> Option<Result<String, Errno>> {
     let path = path.to_str()?;
     all_about().find_map(|about| {
         let below = |folder: &[c_char]| path.strip_prefix(&text(folder))?.strip_prefix('/');
         if let Some(file) = below(&about.device.ibdev_path) {
-            return about.file(file);
+            let unreadable = || about.files().iter().any(|name| name == file);
+            let text = about.file(file).map(Ok);
+            return text.or_else(|| unreadable().then_some(Err(Errno::INVAL)));
         }
         match below(&about.device.dev_path)? {
-            "ibdev" => Some(text(&about.device.name)),
-            "abi_version" => Some("1".to_owned()),
+            "ibdev" => Some(Ok(text(&about.device.name))),
+            "abi_version" => Some(Ok("1".to_owned())),
             _ => None,
         }
     })
@@ -225,7 +241,7 @@ pub unsafe fn ibv_read_sysfs_file(
         let path =
             Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
         let mut text = match of_ours(&path) {
-            Some(text) => text.into_bytes(),
+            Some(text) => text?.into_bytes(),
             None => of_the_system(&path, size).map_err(|error| os_errno(&error))?,
         };
         if text.last() == Some(&b'\n') {
@@ -288,6 +304,7 @@ mod tests {
         attr.node_guid = u64::from_be_bytes([2, 0, 0, 0xFF, 0xFE, 0, 0, 9]).to_be();
         (port.state, port.phys_state, port.link_layer) = (IBV_PORT_ACTIVE, 5, 2);
         (port.active_width, port.active_speed) = (2, 32);
+        port.gid_tbl_len = 3;
         let mut raw = [0; 16];
         raw[10..].copy_from_slice(&[0xFF, 0xFF, 127, 0, 0, 1]);
         let gid = ibv_gid_entry {
@@ -312,6 +329,7 @@ mod tests {
             ("ports/1/link_layer", "Ethernet"),
             ("ports/1/rate", "100 Gb/sec (4X EDR)"),
             ("ports/1/gids/0", "0000:0000:0000:0000:0000:ffff:7f00:0001"),
+            ("ports/1/gids/2", "0000:0000:0000:0000:0000:0000:0000:0000"),
             ("ports/1/gid_attrs/types/0", "RoCE v2"),
             ("ports/1/gid_attrs/ndevs/0", "lo"),
             ("ports/1/pkeys/0", "0xffff"),
@@ -322,8 +340,10 @@ mod tests {
             "",
             "board_id",
             "ports/2/state",
-            "ports/1/gids/1",
+            "ports/1/gids/3",
             "ports/1/gids/x",
+            "ports/1/gid_attrs/types/2",
+            "ports/1/gid_attrs/ndevs/2",
             "ports/1/pkeys/1",
         ] {
             assert_eq!(about.file(path), None, "{path}");

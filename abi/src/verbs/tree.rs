@@ -18,6 +18,9 @@ const UVERBS_ABI: &str = "6";
 /// The first device number of the kernel's `uverbs` files.
 const UVERBS_DEV: (u32, u32) = (231, 192);
 
+/// What a file leads to that the kernel shows, and whose reading fails with `EINVAL`: this one can be opened and not read.
+const UNREADABLE: &str = "/proc/self/ns/uts";
+
 /// Makes the missing folders of a path. All users may read them and only their owner may change them, whatever the umask is.
 fn make_folders(path: &Path) -> io::Result<()> {
     if path.is_dir() {
@@ -69,8 +72,10 @@ impl Tree {
         let name = text(&about.device.name);
         let own = format!("{parent}/infiniband/{name}");
         for file in about.files() {
-            if let Some(text) = about.file(&file) {
-                self.file(format!("{own}/{file}"), text);
+            let path = format!("{own}/{file}");
+            match about.file(&file) {
+                Some(text) => self.file(path, text),
+                None => self.link(path, UNREADABLE),
             }
         }
         let uverbs = text(&about.device.dev_name);
@@ -208,9 +213,15 @@ mod tests {
             let class = dir.path().join("sys/class/infiniband").join(&name);
             let folder = class.canonicalize().unwrap();
             for file in about.files() {
-                let shown = fs::read_to_string(folder.join(&file)).ok();
+                let shown = fs::read_to_string(folder.join(&file));
                 let said = about.file(&file).map(|text| text + "\n");
-                assert_eq!(shown, said, "{name} {file}");
+                match shown {
+                    Ok(shown) => assert_eq!(Some(shown), said, "{name} {file}"),
+                    Err(error) => {
+                        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{name} {file}");
+                        assert_eq!(said, None, "{name} {file}");
+                    }
+                }
             }
             let parent = class.join("../..").canonicalize().unwrap();
             assert_eq!(class.join("device").canonicalize().unwrap(), parent);
