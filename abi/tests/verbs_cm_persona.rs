@@ -46,6 +46,76 @@ fn rejections_carry_the_reasons_of_infiniband() {
     listener.destroy();
 }
 
+/// What a queue pair shows of its connection: Reads that it accepts, and has outstanding, and the retries.
+fn shown(id: &Id) -> (u8, u8, u8, u8) {
+    let attr = cm::query(unsafe { (*id.0).qp });
+    let depths = (attr.max_dest_rd_atomic, attr.max_rd_atomic);
+    (depths.0, depths.1, attr.retry_cnt, attr.rnr_retry)
+}
+
+#[test]
+fn depths_and_retries_are_the_programs() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    for (accepts, has) in [(5, 4), (0, 0)] {
+        for by_number in [false, true] {
+            let mut asks = Param::new(b"asks").depths(accepts, has);
+            (asks.retry, asks.rnr_retry) = (6, 3);
+            let id = client.routed(listener.port());
+            let own = by_number.then(|| Own::new(&id));
+            match &own {
+                Some(own) => asks.qp_num = own.num(),
+                None => id.create_qp(),
+            }
+            id.connect(&asks).unwrap();
+            let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+            assert_eq!((event.depths(), event.retries()), ((has, accepts), (6, 3)));
+            assert_eq!(event.private_data(), padded(b"asks", 56));
+            let accepted = event.id();
+            event.ack();
+            if let Some(own) = own {
+                accepted.destroy();
+                client.expect_status(RDMA_CM_EVENT_REJECTED, 28).ack();
+                own.destroy();
+                id.destroy();
+                continue;
+            }
+            accepted.create_qp();
+            let mut says = Param::new(b"says").depths(has, accepts);
+            says.rnr_retry = 2;
+            accepted.accept(&says).unwrap();
+            server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+            let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
+            assert_eq!((event.depths(), event.retries()), ((accepts, has), (0, 2)));
+            assert_eq!(event.private_data(), padded(b"says", 196));
+            event.ack();
+            assert_eq!(shown(&id), (accepts, has, 6, 3));
+            assert_eq!(shown(&accepted), (has, accepts, 6, 3));
+            cm::Pair { id, accepted }.destroy();
+        }
+    }
+    listener.destroy();
+}
+
+/// As the kernel's connection manager: once both sides have disconnected, and later.
+#[test]
+fn a_connection_leaves_its_time_wait_after_both_sides_disconnected() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    let pair = cm::connected(&server, &listener, &client);
+    pair.id.disconnect().unwrap();
+    cm::both_hear([&client, &server], RDMA_CM_EVENT_DISCONNECTED);
+    client.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT).ack();
+    // This side has not disconnected.
+    assert!(!server.readable());
+    pair.accepted.disconnect().unwrap();
+    let event = server.expect(RDMA_CM_EVENT_TIMEWAIT_EXIT);
+    assert_eq!(event.id_ptr(), pair.accepted.0);
+    event.ack();
+    pair.destroy();
+    listener.destroy();
+}
+
 #[test]
 fn private_data_is_as_long_as_infiniband_s() {
     let (server, client) = channels();

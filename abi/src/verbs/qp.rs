@@ -147,6 +147,16 @@ impl QpObj {
         lock(&self.attr).timeout = timeout;
     }
 
+    /// The attributes that a query returns of a queue pair that the connection manager has connected: those that it would have set on InfiniBand.
+    pub(crate) fn show_connection(&self, retry_cnt: u8, rnr_retry: u8, timeout: u8) {
+        let depths = self.native.as_ref().and_then(|qp| qp.depths());
+        let (inbound, outbound) = depths.unwrap_or_default();
+        let mut attr = lock(&self.attr);
+        attr.max_dest_rd_atomic = u8::try_from(inbound).unwrap_or(u8::MAX);
+        attr.max_rd_atomic = u8::try_from(outbound).unwrap_or(u8::MAX);
+        (attr.retry_cnt, attr.rnr_retry, attr.timeout) = (retry_cnt, rnr_retry, timeout);
+    }
+
     #[inline]
     pub(crate) fn is_datagram(&self) -> bool {
         self.kind == IBV_QPT_UD

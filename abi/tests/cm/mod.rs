@@ -97,6 +97,7 @@ pub struct Param {
     data: Vec<u8>,
     depths: (u8, u8),
     pub qp_num: u32,
+    pub retry: u8,
     pub rnr_retry: u8,
 }
 
@@ -106,6 +107,7 @@ impl Param {
             data: data.to_vec(),
             depths: (1, 1),
             qp_num: 0,
+            retry: 7,
             rnr_retry: 7,
         }
     }
@@ -123,7 +125,7 @@ impl Param {
             responder_resources: self.depths.0,
             initiator_depth: self.depths.1,
             flow_control: 0,
-            retry_count: 7,
+            retry_count: self.retry,
             rnr_retry_count: self.rnr_retry,
             srq: 0,
             qp_num: self.qp_num,
@@ -346,6 +348,12 @@ impl Event {
         (conn.responder_resources, conn.initiator_depth)
     }
 
+    /// Without an answer, and without a receive.
+    pub fn retries(&self) -> (u8, u8) {
+        let conn = self.conn();
+        (conn.retry_count, conn.rnr_retry_count)
+    }
+
     pub fn ack(self) {
         assert_eq!(unsafe { rdma_ack_cm_event(self.0) }, 0);
     }
@@ -553,6 +561,16 @@ pub fn connected_with(server: &Channel, to: SocketAddr, client: &Channel, says: 
     Pair { id, accepted }
 }
 
+/// All attributes of a queue pair.
+pub fn query(qp: *mut ibv_qp) -> ibv_qp_attr {
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let mut init = qp_attr(null_mut());
+    let mask = IBV_QP_STATE as c_int;
+    let found = unsafe { ibv_query_qp(qp, &raw mut attr, mask, &raw mut init) };
+    assert_eq!(found, 0);
+    attr
+}
+
 /// A queue pair that the program makes and moves itself.
 pub struct Own {
     pub cq: *mut ibv_cq,
@@ -594,14 +612,7 @@ impl Own {
     }
 
     pub fn state(&self) -> ibv_qp_state {
-        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
-        let mut init = qp_attr(null_mut());
-        let mask = IBV_QP_STATE as c_int;
-        assert_eq!(
-            unsafe { ibv_query_qp(self.qp, &raw mut attr, mask, &raw mut init) },
-            0
-        );
-        attr.qp_state
+        query(self.qp).qp_state
     }
 
     pub fn param(&self, data: &[u8]) -> Param {

@@ -39,6 +39,12 @@ pub trait CqAbove {
     fn forget(&self, qp_num: u32);
 }
 
+/// Calls on a device for a layer that has timers and no thread.
+pub trait DeviceAbove {
+    /// Calls `run` on the engine's thread after this time. It must not block.
+    fn after(&self, time: Duration, run: impl FnOnce() + Send + 'static);
+}
+
 /// Calls on a queue pair for a program that expects another kind of device.
 pub trait QpAbove: Sized {
     /// Checks whether [`Qp::post_send`](crate::Qp::post_send) would accept this request, given a connection and room for it.

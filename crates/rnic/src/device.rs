@@ -12,11 +12,13 @@ use weft_mem::{Domain, PdId, Table};
 use weft_sys::{EventFd, Interest, poll_fds};
 use weft_tls::Tls;
 
+use crate::above::DeviceAbove;
 use crate::engine::{Engine, guarded};
 use crate::lock::lock;
 use crate::neighbours::Neighbours;
 use crate::pool::Pool;
 use crate::stat;
+use crate::timer;
 use crate::tls_env;
 use crate::transport::sim::SimNet;
 use crate::types::{AsyncEvent, DeviceAttr, Error, LimitReached, Limits, LocalMode};
@@ -291,6 +293,16 @@ impl DeviceBuilder {
             events_fd: EventFd::new().map_err(Error::os("eventfd"))?,
             event_hook: OnceLock::new(),
         })))
+    }
+}
+
+impl DeviceAbove for Device {
+    fn after(&self, time: Duration, run: impl FnOnce() + Send + 'static) {
+        let mut run = Some(run);
+        timer::after(&self.0.engine, time, move || {
+            run.take()?();
+            None
+        });
     }
 }
 

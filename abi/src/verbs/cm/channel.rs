@@ -48,7 +48,7 @@ fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno>
     };
     let nic = device::of(listener.ps)?;
     let (local, peer) = request.addrs();
-    let (depths, remote) = (request.depths(), request.remote());
+    let (depths, retries, remote) = (request.depths(), request.retries(), request.remote());
     let core = id::create(
         channel,
         get!(listener, context),
@@ -58,7 +58,7 @@ fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Core>, Errno>
     )?;
     {
         let mut setup = core.setup();
-        setup.depths = depths;
+        (setup.depths, setup.retries) = (depths, retries);
         setup.remote = remote;
     }
     core.at(&nic, local, Some(peer));
@@ -96,8 +96,8 @@ impl Channel {
             responder_resources: depth(news.depths.0),
             initiator_depth: depth(news.depths.1),
             flow_control: 0,
-            retry_count: 0,
-            rnr_retry_count: 0,
+            retry_count: news.retries.count,
+            rnr_retry_count: news.retries.rnr,
             srq: 0,
             qp_num: news.qp_num,
         };

@@ -2,9 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use weft_verbs::Ender;
+use weft_verbs::above::DeviceAbove;
 use weft_verbs::cm::{ConnParam, ConnectError, Dialed, Incoming};
 
 use super::datagram;
@@ -15,13 +17,15 @@ use super::link::{self, Link};
 use super::news::News;
 use super::port::Port;
 use super::private_data::{self, IB_REJECT, IB_REPLY, IB_REQUEST, UD_REPLY, delivered};
-use super::qp;
+use super::qp::{self, ACK_TIMEOUT};
 use super::request::Request;
 use super::resolve;
+use super::terms::{Retries, Terms};
 use super::types::{
     RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
     RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
-    RDMA_CM_EVENT_UNREACHABLE, RDMA_MAX_INIT_DEPTH, rdma_cm_id, rdma_conn_param,
+    RDMA_CM_EVENT_TIMEWAIT_EXIT, RDMA_CM_EVENT_UNREACHABLE, RDMA_MAX_INIT_DEPTH, rdma_cm_id,
+    rdma_conn_param,
 };
 use crate::call::run;
 use crate::verbs::types::{IBV_EVENT_COMM_EST, IBV_QPS_RTS, ibv_event_type};
@@ -30,8 +34,8 @@ use crate::verbs::{os_errno, settings};
 /// The longest backlog of a listener, and the one that a program gets with 0.
 const BACKLOG: u32 = 1024;
 
-/// Unlimited retries.
-const RNR_FOR_EVER: u8 = 7;
+/// Unlimited retries of messages without a receive, and the most of messages without an answer.
+const FOR_EVER: u8 = 7;
 
 /// Reasons of an InfiniBand rejection (12.6.7.2).
 const IB_NO_RESOURCES: c_int = 3;
@@ -42,8 +46,8 @@ const IB_CONSUMER: c_int = 28;
 struct Wish {
     param: ConnParam,
     qp_num: u32,
-    /// The retries for the peer's messages (`rdma_connect(3)`).
-    rnr_retry: u8,
+    /// For what we send, and for the peer's messages (`rdma_connect(3)`).
+    retries: Retries,
 }
 
 impl Wish {
@@ -65,7 +69,10 @@ impl Wish {
                 options: settings::link(),
             },
             qp_num: 0,
-            rnr_retry: RNR_FOR_EVER,
+            retries: Retries {
+                count: FOR_EVER,
+                rnr: FOR_EVER,
+            },
         };
         if !param.is_null() {
             // SAFETY: the caller's promise.
@@ -76,12 +83,26 @@ impl Wish {
             wish.param.ird = depth(said.responder_resources, most)?;
             wish.param.ord = depth(said.initiator_depth, most)?;
             wish.qp_num = said.qp_num;
-            wish.rnr_retry = said.rnr_retry_count.min(RNR_FOR_EVER);
+            wish.retries = Retries {
+                count: said.retry_count.min(FOR_EVER),
+                rnr: said.rnr_retry_count.min(FOR_EVER),
+            };
         }
         if nic.persona && wish.param.private_data.len() > longest {
             return Err(Errno::INVAL);
         }
         Ok(wish)
+    }
+
+    /// Puts the terms behind the private data, whose longest is `longest`.
+    fn tell_terms(&mut self, longest: usize) {
+        let depth = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
+        let terms = Terms {
+            depths: (depth(self.param.ird), depth(self.param.ord)),
+            retries: self.retries,
+        };
+        let data = std::mem::take(&mut self.param.private_data);
+        self.param.private_data = terms.append(data, longest);
     }
 }
 
@@ -93,6 +114,9 @@ fn depth(said: u8, most: u16) -> Result<u16, Errno> {
         said => Ok(said),
     }
 }
+
+/// How long packets of a connection that both sides have left may be on their way: 4.096 µs · 2^17, Linux's value for RoCE.
+const TIME_WAIT: Duration = Duration::from_nanos(4096 << 17);
 
 /// The event of a failed connection.
 fn failure(error: ConnectError, persona: bool) -> News {
@@ -117,6 +141,7 @@ struct Ending(Arc<Core>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
+        let mut left = false;
         let old = {
             let mut setup = self.0.setup();
             match std::mem::replace(&mut setup.stage, Stage::Over(None)) {
@@ -124,13 +149,19 @@ impl Drop for Ending {
                     setup.stage = Stage::Over(Some(link));
                     None
                 }
-                Stage::Leaving => None,
+                Stage::Leaving => {
+                    left = true;
+                    None
+                }
                 // Probably destroyed.
                 other => Some(std::mem::replace(&mut setup.stage, other)),
             }
         };
         if old.is_none() {
             self.0.tell(News::new(RDMA_CM_EVENT_DISCONNECTED));
+        }
+        if left {
+            self.0.wait_out();
         }
     }
 }
@@ -141,6 +172,13 @@ impl Core {
         if let Link::Program(name) = &link
             && let Ok(qp) = name.get()
         {
+            let (retries, timeout) = {
+                let setup = self.setup();
+                (setup.retries, setup.ack_timeout)
+            };
+            if qp.is_persona() {
+                qp.show_connection(retries.count, retries.rnr, timeout.unwrap_or(ACK_TIMEOUT));
+            }
             qp.set_state(IBV_QPS_RTS);
         }
         let mut setup = self.setup();
@@ -159,6 +197,20 @@ impl Core {
             setup.stage = Stage::Over(None);
         }
         waits
+    }
+
+    /// Both sides have left the connection: InfiniBand's connection managers keep its queue pair number for a while, and report when that is over.
+    fn wait_out(self: &Arc<Self>) {
+        if let Ok(nic) = device::of(self.ps)
+            && nic.persona
+        {
+            let core = Arc::downgrade(self);
+            nic.native.after(TIME_WAIT, move || {
+                if let Some(core) = core.upgrade() {
+                    core.tell(News::new(RDMA_CM_EVENT_TIMEWAIT_EXIT));
+                }
+            });
+        }
     }
 
     fn ends_with(self: &Arc<Self>, ender: &Ender) {
@@ -182,9 +234,13 @@ impl Core {
                     return;
                 }
                 self.setup().remote = remote;
+                let (terms, private_data) = Terms::split(&private_data, IB_REPLY);
+                let rnr = terms.map_or(0, |terms| terms.retries.rnr);
                 self.tell(News {
-                    private_data: delivered(private_data, persona, IB_REPLY),
+                    private_data: delivered(private_data.to_vec(), persona, IB_REPLY),
                     depths: depths.unwrap_or_default(),
+                    // Replies have no other count.
+                    retries: Retries { count: 0, rnr },
                     qp_num: remote.map_or(0, |remote| remote.qp_num),
                     ..News::new(if remote.is_some() {
                         RDMA_CM_EVENT_CONNECT_RESPONSE
@@ -236,6 +292,7 @@ impl Core {
         self.tell(News {
             private_data: delivered(private_data, nic.persona, IB_REQUEST),
             depths: request.depths(),
+            retries: request.retries(),
             qp_num: request.remote().map_or(0, |remote| remote.qp_num),
             request: Some(Box::new(request)),
             ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
@@ -377,9 +434,13 @@ pub unsafe fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param
             return core.complete();
         }
         // SAFETY: the caller's promise.
-        let wish = unsafe { Wish::read(conn_param, &preface, &nic, IB_REQUEST) }?;
+        let mut wish = unsafe { Wish::read(conn_param, &preface, &nic, IB_REQUEST) }?;
         let link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
-        link.wait_for_receives(&nic, wish.rnr_retry)?;
+        link.wait_for_receives(&nic, wish.retries.rnr)?;
+        if nic.persona {
+            wish.tell_terms(IB_REQUEST);
+        }
+        core.setup().retries = wish.retries;
         core.connect(&nic, link, wish.param)?;
         core.complete()
     })
@@ -399,10 +460,11 @@ pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param)
         }
         let nic = device::of(core.ps)?;
         // SAFETY: the caller's promise.
-        let wish = unsafe { Wish::read(conn_param, &[], &nic, IB_REPLY) }?;
-        if !matches!(core.setup().stage, Stage::Requested(_)) {
-            return Err(Errno::INVAL);
-        }
+        let mut wish = unsafe { Wish::read(conn_param, &[], &nic, IB_REPLY) }?;
+        let has_terms = match &core.setup().stage {
+            Stage::Requested(request) => request.has_terms(),
+            _ => return Err(Errno::INVAL),
+        };
         let mut link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
         let remote = core.setup().remote;
         match (&link, remote) {
@@ -414,7 +476,10 @@ pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param)
             // The peer's queue pair waits at the other end of this same connection.
             (Link::Carrier(_), None) => return Err(Errno::INVAL),
         }
-        link.wait_for_receives(&nic, wish.rnr_retry)?;
+        link.wait_for_receives(&nic, wish.retries.rnr)?;
+        if nic.persona && has_terms {
+            wish.tell_terms(IB_REPLY);
+        }
         core.accept(&link, wish.param)?;
         core.complete()
     })
@@ -503,7 +568,10 @@ pub unsafe fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
             }
         };
         match link {
-            Some(link) if over => link.bury(),
+            Some(link) if over => {
+                link.bury();
+                core.wait_out();
+            }
             Some(link) => link.close(),
             None => {}
         }

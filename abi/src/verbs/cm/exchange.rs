@@ -8,7 +8,7 @@
 //!   bytes  0  "WCM1"
 //!          4  queue pair number, 4 bytes
 //!          8  GID, 16 bytes
-//!         24  the program's private data
+//!         24  the program's private data and the terms
 //! ```
 
 use std::net::IpAddr;

@@ -27,6 +27,7 @@ use super::link::Link;
 use super::news::{Membership, News};
 use super::port::Port;
 use super::request::Request;
+use super::terms::Retries;
 use super::types::{rdma_cm_id, rdma_event_channel, rdma_port_space};
 use crate::verbs::events::{EventQueue, Subject};
 use crate::verbs::object::{Kind as _, find, kind, lock, turn};
@@ -92,6 +93,8 @@ pub(super) struct Setup {
     pub(super) remote: Option<Remote>,
     /// Reads and atomics: how many we accept, and how many we may have outstanding.
     pub(super) depths: (u16, u16),
+    /// Those of the request.
+    pub(super) retries: Retries,
     pub(super) reuse: bool,
     /// IPv6 only, if the program has set it.
     pub(super) only_v6: bool,

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use weft_verbs::cm::gid_of;
 
 use super::request::Request;
+use super::terms::Retries;
 use super::types::rdma_cm_event_type;
 
 /// An event of an identifier.
@@ -16,6 +17,7 @@ pub(super) struct News {
     pub(super) private_data: Vec<u8>,
     /// Reads and atomics: how many the peer will have outstanding, and how many it accepts.
     pub(super) depths: (u16, u16),
+    pub(super) retries: Retries,
     pub(super) qp_num: u32,
     /// The destination of a datagram queue pair.
     pub(super) ud: Option<Ud>,

@@ -428,6 +428,9 @@ pub(super) fn way(core: &Core, dgid: [u8; 16]) -> Result<ibv_ah_attr, Errno> {
     Ok(attr)
 }
 
+/// The ACK time-out of connections whose program has set none, as InfiniBand encodes it.
+pub(super) const ACK_TIMEOUT: u8 = 18;
+
 /// The attributes that a program passes to `ibv_modify_qp` for the state that it asks for.
 fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
     let verbs = get!(core, verbs);
@@ -474,7 +477,7 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
                 | IBV_QP_MIN_RNR_TIMER) as c_int)
         }
         IBV_QPS_RTS => {
-            attr.timeout = core.setup().ack_timeout.unwrap_or(18);
+            attr.timeout = core.setup().ack_timeout.unwrap_or(ACK_TIMEOUT);
             attr.retry_cnt = 7;
             attr.rnr_retry = 7;
             attr.max_rd_atomic = u8::try_from(depths.1).unwrap_or(u8::MAX);

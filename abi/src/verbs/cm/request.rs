@@ -8,6 +8,8 @@ use weft_verbs::cm::{ConnParam, Incoming, LookupRequest};
 
 use super::device::Nic;
 use super::exchange::Remote;
+use super::private_data::IB_REQUEST;
+use super::terms::{Retries, Terms};
 use crate::verbs::os_errno;
 
 /// The peer that waits for an answer. Dropping it is a refusal.
@@ -21,6 +23,7 @@ pub(super) struct Request {
     asker: Asker,
     remote: Option<Remote>,
     depths: (u16, u16),
+    terms: Option<Terms>,
 }
 
 impl Request {
@@ -28,15 +31,22 @@ impl Request {
     pub(super) fn new(incoming: Incoming, nic: &Nic) -> (Request, Vec<u8>) {
         let said = incoming.private_data();
         let (remote, data) = match Remote::split(said) {
-            Some((remote, data)) if nic.persona => (Some(remote), data.to_vec()),
-            _ => (None, said.to_vec()),
+            Some((remote, data)) if nic.persona => (Some(remote), data),
+            _ => (None, said),
         };
+        let (terms, data) = Terms::split(data, IB_REQUEST);
+        let data = data.to_vec();
         let most = nic.max_rd_atomic();
-        let (takes, has) = incoming.depths().unwrap_or((most, most));
+        // What start-up negotiates counts the Reads that the library itself makes, too.
+        let (takes, has) = match terms {
+            Some(Terms { depths, .. }) => (depths.0.into(), depths.1.into()),
+            None => incoming.depths().unwrap_or((most, most)),
+        };
         let request = Request {
             asker: Asker::Stream(incoming),
             remote,
             depths: (has.min(most), takes.min(most)),
+            terms,
         };
         (request, data)
     }
@@ -47,12 +57,22 @@ impl Request {
             asker: Asker::Datagram(request),
             remote: None,
             depths: (0, 0),
+            terms: None,
         }
     }
 
     /// Reads and atomics that the peer will have outstanding, and that it accepts: our limits for accepting and for having outstanding.
     pub(super) fn depths(&self) -> (u16, u16) {
         self.depths
+    }
+
+    pub(super) fn retries(&self) -> Retries {
+        self.terms.map(|terms| terms.retries).unwrap_or_default()
+    }
+
+    /// Whether the peer knows terms, and expects ours.
+    pub(super) fn has_terms(&self) -> bool {
+        self.terms.is_some()
     }
 
     /// The queue pair of a peer that moves it itself.
