@@ -77,8 +77,12 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
                 .hint(format!("`weft key{}` makes one", file.unwrap_or_default()))
         })?
     } else {
-        let identity = keypair::make(&path, args.force)?;
-        if !global.quiet {
+        let (identity, is_new) = if args.force {
+            (keypair::make(&path, true)?, true)
+        } else {
+            keypair::read_or_make(&path)?
+        };
+        if is_new && !global.quiet {
             tell!("weft: a new key pair in {}", path.display());
         }
         identity
