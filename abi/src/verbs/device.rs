@@ -74,7 +74,9 @@ fn copy_str(to: &mut [c_char], from: &str) {
 fn shown() -> &'static [Shown] {
     static SHOWN: Made<Vec<Shown>> = Made::new();
     SHOWN.get_or_make(|| {
-        let names = std::env::var("WEFT_DEVICES").unwrap_or_else(|_| "weft0,weft_ib0".into());
+        // With a wrong value there are both, and opening one says what is wrong.
+        let names = weft_verbs::settings::DEVICES.read().ok().flatten();
+        let names = names.unwrap_or_else(|| "weft0,weft_ib0".into());
         let mut shown: Vec<Shown> = Vec::new();
         for name in names.split(',') {
             let which = [Which::Iwarp, Which::Persona]

@@ -10,7 +10,7 @@ pub(crate) fn errno(error: Error) -> Errno {
         | Error::Memory(MemError::Limit | MemError::NoMemory | MemError::LockedMemory) => {
             Errno::NOMEM
         }
-        Error::Invalid(_) | Error::Tls(_) | Error::Memory(_) => Errno::INVAL,
+        Error::Invalid(_) | Error::Setting(_) | Error::Memory(_) => Errno::INVAL,
         Error::Os { source, .. } => os_errno(&source),
     }
 }

@@ -61,6 +61,12 @@ fn modify_persona(
     to: ibv_qp_state,
 ) -> Result<(), Errno> {
     let limits = qp.pd.device().attr().limits;
+    if mask & IBV_QP_AV != 0 && attr.ah_attr.is_global == 0 {
+        tracing::warn!(
+            qp_num = qp.num,
+            "weft_ib0 is RoCE: the path to a peer needs GIDs, not LIDs (`-g 0` of the ibv_*_pingpong programs, `-x 0` of perftest)"
+        );
+    }
     if !allowed(qp.kind, now, to, mask) || !sound(attr, mask, limits.max_rd_atomic) {
         return Err(Errno::INVAL);
     }
@@ -164,8 +170,8 @@ fn modify_iwarp(
         (_, IBV_QPS_RTR | IBV_QPS_RTS) => {
             tracing::warn!(
                 qp_num = qp.num,
-                "ibv_modify_qp cannot connect a queue pair of weft0, which is iWARP: connect it with rdma_cm (rdma_connect, rdma_accept), or use the \
-                 device weft_ib0 (weft verbs --devices weft_ib0)"
+                "ibv_modify_qp cannot connect a queue pair of weft0, which is iWARP: use the device weft_ib0 (`-d weft_ib0` of most programs, or \
+                 `weft verbs --devices weft_ib0`), or connect with rdma_cm (`-R` of perftest)"
             );
             Err(Errno::INVAL)
         }

@@ -36,7 +36,9 @@ impl Error {
         match self {
             Error::Bounds => Errno::FAULT,
             Error::Verbs(weft_verbs::Error::Limit(_)) => Errno::NOBUFS,
-            Error::Verbs(weft_verbs::Error::Invalid(_) | weft_verbs::Error::Tls(_)) => Errno::INVAL,
+            Error::Verbs(weft_verbs::Error::Invalid(_) | weft_verbs::Error::Setting(_)) => {
+                Errno::INVAL
+            }
             Error::Verbs(weft_verbs::Error::Memory(_)) | Error::Memory(_) => Errno::NOMEM,
             Error::Verbs(weft_verbs::Error::Os { source, .. }) | Error::Io(source) => {
                 Errno::from_io_error(source).unwrap_or(Errno::IO)

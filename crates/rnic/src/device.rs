@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{Domain, PdId, Table};
+use weft_sys::settings;
 use weft_sys::{EventFd, Interest, poll_fds};
 use weft_tls::Tls;
 
@@ -216,10 +217,10 @@ impl DeviceBuilder {
     /// connects) is beyond this host and the environment has no `WEFT_TLS`. It protects the data against passive attackers.
     ///
     /// # Errors
-    /// [`Error::Tls`] if no key can be made.
+    /// [`Error::Setting`] if no key can be made.
     pub fn tls_beyond_host(mut self, addr: IpAddr) -> Result<Self, Error> {
         if !addr.to_canonical().is_loopback() && !tls_env::is_set() {
-            self.tls = Some(tls_env::ephemeral().map_err(Error::Tls)?);
+            self.tls = Some(tls_env::ephemeral().map_err(Error::Setting)?);
         }
         Ok(self)
     }
@@ -249,7 +250,7 @@ impl DeviceBuilder {
     ///
     /// # Errors
     /// [`Error::Os`] if the process may have no more threads or descriptors; [`Error::Invalid`] for an unknown value of `WEFT_LOCAL`;
-    /// [`Error::Tls`] if the environment asks for TLS and it cannot be set up.
+    /// [`Error::Setting`] if the environment asks for TLS and it cannot be set up.
     pub fn open(self) -> Result<Device, Error> {
         let cores = weft_sys::cpu_count();
         let local = match (&self.transport, self.local) {
@@ -257,6 +258,7 @@ impl DeviceBuilder {
             (Transport::Tcp, Some(mode)) => mode,
             (Transport::Tcp, None) => LocalMode::from_env()?,
         };
+        settings::STAT.read()?;
         let tls = match (&self.transport, self.tls) {
             (Transport::Sim(_), _) => None,
             (Transport::Tcp, Some(tls)) => Some(tls),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use weft_sys::settings::Wrong;
 use weft_wire::rdmap::TermError;
 
 /// A limit of the device that a request would pass, see [`Limits`](crate::Limits).
@@ -75,9 +76,9 @@ pub enum Error {
     /// The memory layer refused.
     #[error("memory: {0}")]
     Memory(#[from] weft_mem::MemError),
-    /// TLS cannot be had as the environment asks for it.
+    /// A variable of the environment has a value that is not accepted, or TLS cannot be had as it asks for it.
     #[error("{0}")]
-    Tls(String),
+    Setting(String),
     /// The operating system refused.
     #[error("{what}: {source}")]
     Os {
@@ -91,6 +92,12 @@ pub enum Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Error({self})")
+    }
+}
+
+impl From<Wrong> for Error {
+    fn from(wrong: Wrong) -> Self {
+        Error::Setting(wrong.to_string())
     }
 }
 

@@ -68,6 +68,8 @@ pub use ud::{
 pub use weft_mem::{MemError, RawMemory, protect};
 pub use weft_sys::PerProcess;
 pub use weft_sys::diag::tcp_peer_uid;
+/// The variables of the environment.
+pub use weft_sys::settings;
 pub use weft_sys::tcp::BindOptions;
 pub use weft_tls as tls;
 pub use weft_wire::dgram::Grh;

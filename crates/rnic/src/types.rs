@@ -691,19 +691,13 @@ impl LocalMode {
     /// The setting in the environment: `WEFT_LOCAL=off|auto|require`; `auto` if it is not set.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for any other value.
+    /// [`Error::Setting`] for any other value.
     pub fn from_env() -> Result<Self, Error> {
-        match std::env::var_os("WEFT_LOCAL") {
-            None => Ok(LocalMode::Auto),
-            Some(value) => match value.to_str() {
-                Some("off") => Ok(LocalMode::Off),
-                Some("auto" | "") => Ok(LocalMode::Auto),
-                Some("require") => Ok(LocalMode::Require),
-                _ => Err(Error::Invalid(
-                    "the environment variable WEFT_LOCAL has to be off, auto or require",
-                )),
-            },
-        }
+        Ok(match weft_sys::settings::LOCAL.read()?.as_deref() {
+            Some("off") => LocalMode::Off,
+            Some("require") => LocalMode::Require,
+            _ => LocalMode::Auto,
+        })
     }
 }
 

@@ -171,7 +171,7 @@ fn param(security: &Security, private_data: Vec<u8>, timeout: Duration) -> ConnP
 
 /// Whether the environment turns TLS on and names the peers.
 fn named_peers() -> bool {
-    std::env::var("WEFT_TLS").is_ok_and(|on| on == "on")
+    weft_verbs::settings::TLS.is("on") == Ok(true)
         && std::env::var_os("WEFT_TLS_PEERS").is_some_and(|file| !file.is_empty())
 }
 

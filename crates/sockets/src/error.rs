@@ -7,7 +7,7 @@ use weft_verbs::Error;
 pub fn errno(error: &Error) -> Errno {
     match error {
         Error::Limit(_) => Errno::NOBUFS,
-        Error::Invalid(_) | Error::Tls(_) => Errno::INVAL,
+        Error::Invalid(_) | Error::Setting(_) => Errno::INVAL,
         Error::Memory(_) => Errno::NOMEM,
         Error::Os { source, .. } => io_errno(source),
     }

@@ -3,7 +3,7 @@
 //! All calls of the kernel are here: readiness ([`Epoll`], [`EventFd`], [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), the identity of
 //! their peers ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`liveness`]),
 //! objects that a forked child must create again ([`PerProcess`]), network interfaces ([`tun`]), and the machine's limits ([`limits`], [`cpu`]).
-//! Preload libraries find the functions behind theirs by [`mod@next`].
+//! Preload libraries find the functions behind theirs by [`mod@next`]. [`settings`] reads the variables of the environment.
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
 //! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
@@ -29,6 +29,7 @@ mod poll;
 pub mod process;
 pub mod protect;
 pub mod raw;
+pub mod settings;
 pub mod tcp;
 pub mod thread;
 pub mod tun;

@@ -60,5 +60,6 @@ pub use weft_rnic::{
     SgList, Sge, Signal, SimFaults, SimNet, Srq, Tally, TerminateCode, Transport, UD_GROUP,
     UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError, UdErrorKind, UdFault,
     UdInit, UdLocalPeer, UdPort, UdPortCounters, UdQp, UdReliable, UdSource, ValidityMap, Wc,
-    WcError, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain, protect, stat, tcp_peer_uid, tls,
+    WcError, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain, protect, settings, stat,
+    tcp_peer_uid, tls,
 };

@@ -11,8 +11,8 @@ use crate::global::Global;
 use crate::terminal;
 
 const ENVIRONMENT: &str = "\
-Environment (all variables except WEFT_LOG apply to every program that uses the
-weft libraries):
+Environment (these variables apply to every program that uses the weft
+libraries; a value that is not accepted is an error):
   WEFT_LOCAL      Shared memory between processes of this host and user:
                   `off`, never; `auto` (the default), if both support it;
                   `require`, or the connection fails
@@ -26,7 +26,8 @@ weft libraries):
                   one a line; default: any peer
   WEFT_STAT       `off`: hide this process from `weft stat`
   WEFT_LOG        Log level on stderr: `off`, `error`, `warn`, `info`, `debug`,
-                  `trace`";
+                  `trace`. Takes precedence over -v and -q. Default: `warn` for
+                  the subcommands, `off` for the drop-in libraries alone";
 
 fn after() -> String {
     format!("{ENVIRONMENT}\n\n{EXIT_CODES}")

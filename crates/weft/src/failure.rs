@@ -5,11 +5,14 @@ use std::{fmt, fs, io};
 
 use rustix::io::Errno;
 use weft_bench::BenchError;
+use weft_verbs::settings::Wrong;
 
 use crate::terminal::printable;
 
 /// What to do where descriptors are short.
 pub(crate) const MORE_DESCRIPTORS: &str = "raise the limit: `ulimit -n 4096` in the shell, LimitNOFILE= of a service, --ulimit nofile= of a container";
+
+const MEND: &str = "unset the variable of the environment that is named, or mend its value";
 
 const NO_WAY: &str = "look at `ip link` and `ip route`; in a network namespace of its own the loopback interface too is down until `ip link set lo up`";
 
@@ -120,6 +123,12 @@ impl Failure {
     }
 }
 
+impl From<Wrong> for Failure {
+    fn from(wrong: Wrong) -> Self {
+        Failure::usage(wrong.to_string()).hint(MEND)
+    }
+}
+
 impl From<BenchError> for Failure {
     fn from(e: BenchError) -> Self {
         match e {
@@ -171,11 +180,11 @@ pub(crate) fn shortage(what: &str) -> Option<&'static str> {
     if what.ends_with("the address cannot be reached") {
         return Some(NO_WAY);
     }
-    if ["WEFT_TLS has", "WEFT_TLS_KEY:", "WEFT_TLS_PEERS:"]
+    if ["WEFT_TLS_KEY:", "WEFT_TLS_PEERS:", ": it has to be "]
         .iter()
         .any(|words| what.contains(words))
     {
-        return Some("unset the variable of the environment that is named, or mend its value");
+        return Some(MEND);
     }
     Some(match errno_in(what)? {
         Errno::MFILE | Errno::NFILE => MORE_DESCRIPTORS,

@@ -2,6 +2,9 @@
 
 use clap::ArgAction;
 use tracing::level_filters::LevelFilter;
+use weft_verbs::settings::LOG;
+
+use crate::failure::Failure;
 
 /// Help lists these options after those of the subcommand, and before `--help`.
 const LAST: usize = 998;
@@ -9,7 +12,7 @@ const LAST: usize = 998;
 /// Options of every subcommand.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Global {
-    /// Log more on stderr; twice: everything. `WEFT_LOG=off|error|warn|info|debug|trace` chooses a level
+    /// Log more on stderr; twice: still more. `WEFT_LOG=off|error|warn|info|debug|trace` takes precedence
     #[arg(short, long, global = true, action = ArgAction::Count, display_order = LAST)]
     pub verbose: u8,
     /// Print only errors
@@ -19,9 +22,11 @@ pub struct Global {
 
 impl Global {
     /// Sends log lines to stderr, at the level of `WEFT_LOG` or of the options.
-    pub fn start_log(self) {
-        let named = std::env::var("WEFT_LOG").ok().filter(|v| !v.is_empty());
-        let asked = named.as_ref().and_then(|v| v.parse().ok());
+    ///
+    /// # Errors
+    /// A level that does not exist.
+    pub fn start_log(self) -> Result<(), Failure> {
+        let asked = LOG.parse()?;
         let level = asked.unwrap_or(match (self.quiet, self.verbose) {
             (true, _) => LevelFilter::ERROR,
             (_, 0) => LevelFilter::WARN,
@@ -34,10 +39,6 @@ impl Global {
             .log_internal_errors(false)
             .with_target(false)
             .init();
-        if let (Some(name), None) = (named, asked) {
-            tracing::warn!(
-                "WEFT_LOG={name} is no level: write off, error, warn, info, debug or trace"
-            );
-        }
+        Ok(())
     }
 }

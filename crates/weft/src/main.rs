@@ -12,8 +12,7 @@ fn main() -> ExitCode {
         return exit;
     }
     let cli = Cli::of_program();
-    cli.global.start_log();
-    let done = cli.run();
+    let done = cli.global.start_log().and_then(|()| cli.run());
     weft::let_signal_end();
     match done.and_then(|exit| lost_output().map_or(Ok(exit), Err)) {
         Ok(exit) => exit,

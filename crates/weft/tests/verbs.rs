@@ -87,7 +87,31 @@ fn the_program_finds_the_settings() {
             .args(["sh", "-c", show]),
     );
     out.ok();
-    assert_eq!(out.stdout, format!("{lib}:/a:/b,,,,require,sh,\n"));
+    assert_eq!(out.stdout, format!("{lib}:/a:/b,,,warn,require,sh,\n"));
+}
+
+/// An option takes precedence over its variable.
+#[test]
+fn a_variable_with_a_value_that_is_not_accepted_is_named() {
+    let libs = Libraries::new();
+    for (name, value, accepted) in [
+        ("WEFT_DEVICES", "foo", "weft0 and weft_ib0"),
+        ("WEFT_LOCAL", "foo", "off, auto or require"),
+        ("WEFT_CRC", "maybe", "on or off"),
+        ("WEFT_PEER_DEATH", "x", "silent or flush"),
+    ] {
+        let out = Output::of(libs.verbs().env(name, value).args(["--", "true"]));
+        assert_eq!(out.code, 125, "{out:?}");
+        let said = format!("{name}={value}: it has to be ");
+        assert!(out.stderr.contains(&said), "{out:?}");
+        assert!(out.stderr.contains(accepted), "{out:?}");
+    }
+    let mut told = libs.verbs();
+    told.env("WEFT_LOCAL", "foo");
+    Output::of(told.args(["--local", "off", "--", "true"])).ok();
+    let out = Output::of(weft().env("WEFT_LOG", "loud").arg("hello"));
+    assert_eq!(out.code, 2);
+    assert!(out.stderr.contains("WEFT_LOG=loud"), "{out:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(crate) fn here(
     request: &Request,
 ) -> Result<Option<(Reply, Option<OwnedFd>)>, Error> {
     // The meaning of names does not depend on the door: it is not asked for a name of another host.
-    if std::env::var_os("WEFT_LOCAL").is_some_and(|value| value == "off") {
+    if weft_sys::settings::LOCAL.is("off") == Ok(true) {
         return Ok(None);
     }
     let endpoint = &path.endpoint;

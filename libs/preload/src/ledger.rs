@@ -344,7 +344,7 @@ pub(crate) fn explain_datagrams() {
     say(&text);
 }
 
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     // SAFETY: bytes of a string.
     unsafe { crate::next::write(2, text.as_ptr().cast(), text.len()) };
 }

@@ -68,22 +68,28 @@ mod table;
 mod tx;
 
 pub(crate) use weft_sys::next::{errno, set_errno};
+use weft_sys::settings as environment;
 
 extern "C" fn at_start() {
     process::watch_forks();
     lend::start();
-    if std::env::var_os("WEFT_RUN").is_some_and(|value| value == "off") {
+    let wrong = environment::wrong(&environment::OF_RUN);
+    for wrong in &wrong {
+        ledger::say(&format!(
+            "weft run: {wrong}; this process runs on plain TCP and UDP\n"
+        ));
+    }
+    if !wrong.is_empty() || environment::RUN.is("off") == Ok(true) {
         settings::turn_off();
     }
-    let look = std::env::var("WEFT_RUN_LOOK").ok();
-    if let Some(n) = look.and_then(|text| text.parse().ok()) {
+    if let Ok(Some(n)) = environment::RUN_LOOK.parse() {
         settings::look_after(n);
     }
 }
 
 extern "C" fn at_end() {
     process::end();
-    if std::env::var_os("WEFT_RUN_EXPLAIN").is_some_and(|value| value == "1") {
+    if environment::RUN_EXPLAIN.is("1") == Ok(true) {
         ledger::explain();
         ledger::explain_datagrams();
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use weft_sys::settings;
 use weft_sys::unix::{self, Name};
 use weft_sys::{Event, Interest};
 
@@ -33,7 +34,7 @@ struct Desk {
 
 /// Open this device's desk, unless `WEFT_STAT=off`. Without one, `weft stat` does not see its connections.
 pub(crate) fn open_desk(engine: &Arc<Engine>) {
-    if std::env::var_os("WEFT_STAT").is_some_and(|value| value == "off") {
+    if settings::STAT.is("off") != Ok(false) {
         return;
     }
     let opened = (|| {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use weft_verbs::faults::Script;
+use weft_verbs::settings::{LOG, OF_VERBS};
 
 use super::view::{self, View};
 use crate::elf::{self, Kind};
@@ -66,7 +67,7 @@ pub struct Args {
     /// A fault script
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
-    /// Log level of the libraries on stderr
+    /// Log level of the libraries on stderr [default: warn]
     #[arg(long, value_name = "LEVEL", value_parser = ["off", "error", "warn", "info", "debug", "trace"])]
     log: Option<String>,
     /// Use of shared memory between processes of this host and user
@@ -124,6 +125,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let Some((name, rest)) = args.command.split_first() else {
         return Err(Failure::usage("no program is named"));
     };
+    // Warnings say what no error number can.
+    if args.log.is_none() && LOG.read()?.is_none() {
+        settings.push((LOG.name, "warn".into()));
+    }
     for warning in warnings(&program) {
         tell!("weft: warning: {}: {warning}", program.display());
     }
@@ -276,6 +281,12 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
             .into_iter()
             .filter_map(|(n, v)| Some((n, v.clone()?.into()))),
     );
+    // The library would say it too, once the program opens a device.
+    for inherited in OF_VERBS {
+        if settings.iter().all(|(name, _)| *name != inherited.name) {
+            inherited.read()?;
+        }
+    }
     Ok(settings)
 }
 

@@ -101,7 +101,9 @@ fn ibv_rc_pingpong_is_told_what_to_do_on_iwarp() {
     weft.run(&format!("{line} 127.0.0.1"));
     let server = server.end();
     assert_eq!(server.code(), 1, "{}", server.show());
-    server.says("connect it with rdma_cm").says("weft_ib0");
+    server
+        .says("`-R` of perftest")
+        .says("`-d weft_ib0` of most programs");
 }
 
 /// iWARP has no datagram queue pairs: the program reports that and ends.

@@ -66,10 +66,16 @@ fn bad_settings_are_an_error() {
     if !have(&[("rping", PACKAGE)]) {
         return;
     }
-    for (name, value) in [("WEFT_TLS", "yes"), ("WEFT_TLS_KEY", "/nowhere")] {
+    for (name, value) in [
+        ("WEFT_TLS", "yes"),
+        ("WEFT_TLS_KEY", "/nowhere"),
+        ("WEFT_LOCAL", "foo"),
+        ("WEFT_CRC", "maybe"),
+        ("WEFT_LOG", "loud"),
+    ] {
         let weft = Weft::on("weft0").env("WEFT_LOG", "error").env(name, value);
         let done = weft.run(&format!("rping -c -a 127.0.0.1 -p {} -C 1", free_port()));
         assert!(!done.is_good(), "{}", done.show());
-        done.says("WEFT_TLS");
+        done.says(name);
     }
 }
