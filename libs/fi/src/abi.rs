@@ -235,10 +235,10 @@ pub struct EqFid {
 #[repr(C)]
 pub struct EqOps {
     pub size: usize,
-    pub read: Missing,
+    pub read: unsafe extern "C" fn(*mut EqFid, *mut u32, *mut c_void, usize, u64) -> isize,
     pub readerr: Missing,
-    pub write: Missing,
-    pub sread: Missing,
+    pub write: unsafe extern "C" fn(*mut EqFid, u32, *const c_void, usize, u64) -> isize,
+    pub sread: unsafe extern "C" fn(*mut EqFid, *mut u32, *mut c_void, usize, c_int, u64) -> isize,
     pub strerror: Missing,
 }
 
@@ -281,7 +281,14 @@ pub struct AvOps {
     pub size: usize,
     pub insert:
         unsafe extern "C" fn(*mut AvFid, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int,
-    pub insertsvc: Missing,
+    pub insertsvc: unsafe extern "C" fn(
+        *mut AvFid,
+        *const c_char,
+        *const c_char,
+        *mut u64,
+        u64,
+        *mut c_void,
+    ) -> c_int,
     pub insertsym: Missing,
     pub remove: unsafe extern "C" fn(*mut AvFid, *mut u64, usize, u64) -> c_int,
     pub lookup: unsafe extern "C" fn(*mut AvFid, u64, *mut c_void, *mut usize) -> c_int,

@@ -5,9 +5,12 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_fi::endpoint::{ADDRESS, Address};
+use weft_verbs::Device;
 
 use crate::abi::{AvFid, AvOps, DomainFid, FI_ADDR_UNSPEC, FI_CLASS_AV, FI_ETOOSMALL, Ops};
+use crate::domain::Domain;
 use crate::object::{MISSING, fid, plain};
+use crate::service;
 
 /// The addresses of a vector, by their index, and back.
 #[derive(Default)]
@@ -38,13 +41,14 @@ impl Addresses {
 pub(crate) struct Av {
     fid: AvFid,
     pub addresses: Arc<Addresses>,
+    device: Device,
 }
 
 static AV: Ops = plain::<Av>();
 static AV_OPS: AvOps = AvOps {
     size: size_of::<AvOps>(),
     insert,
-    insertsvc: MISSING,
+    insertsvc,
     insertsym: MISSING,
     remove,
     lookup,
@@ -54,7 +58,7 @@ static AV_OPS: AvOps = AvOps {
 
 /// See `fi_av_open(3)`.
 pub(crate) unsafe extern "C" fn open(
-    _: *mut DomainFid,
+    domain: *mut DomainFid,
     _: *mut c_void,
     out: *mut *mut AvFid,
     context: *mut c_void,
@@ -65,6 +69,8 @@ pub(crate) unsafe extern "C" fn open(
             ops: &raw const AV_OPS,
         },
         addresses: Arc::default(),
+        // SAFETY: an object of ours.
+        device: unsafe { &*domain.cast::<Domain>() }.device.clone(),
     });
     // SAFETY: a place for it.
     unsafe { out.write(Box::into_raw(av).cast()) };
@@ -85,12 +91,15 @@ unsafe extern "C" fn insert(
     _: *mut c_void,
 ) -> c_int {
     // SAFETY: an object of ours.
-    let mut table = unsafe { addresses(av) }.lock();
+    let device = &unsafe { &*av.cast::<Av>() }.device;
     let mut inserted = 0;
     for i in 0..count {
         // SAFETY: the caller passes `count` addresses.
         let bytes = unsafe { addr.cast::<[u8; ADDRESS]>().add(i).read_unaligned() };
         let address = Address::from_bytes(&bytes);
+        let address = address.and_then(|address| service::resolved(device, address));
+        // SAFETY: an object of ours.
+        let mut table = unsafe { addresses(av) }.lock();
         let index = if let Some(address) = address {
             inserted += 1;
             let index = table.list.len() as u64;
@@ -107,6 +116,23 @@ unsafe extern "C" fn insert(
         }
     }
     inserted
+}
+
+unsafe extern "C" fn insertsvc(
+    av: *mut AvFid,
+    node: *const c_char,
+    service: *const c_char,
+    out: *mut u64,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: strings or null.
+    let Some(addr) = (unsafe { service::named(node, service) }) else {
+        return -libc::EINVAL;
+    };
+    let bytes = Address { addr, key: 0 }.to_bytes();
+    // SAFETY: as for this call.
+    unsafe { insert(av, bytes.as_ptr().cast(), 1, out, flags, context) }
 }
 
 unsafe extern "C" fn remove(av: *mut AvFid, addr: *mut u64, count: usize, _: u64) -> c_int {

@@ -8,7 +8,9 @@ use smallvec::SmallVec;
 use weft_fi::endpoint::{CONNECTED_THRESHOLD, Endpoint, Setup, THRESHOLD, Weather};
 use weft_fi::machine::{PeerId, Refused, Want};
 use weft_fi::wire::Meta;
-use weft_verbs::{LocalMode, RawMemory};
+use weft_verbs::RawMemory;
+use weft_verbs::cm::Serving;
+use weft_verbs::settings::{self, Setting};
 
 use crate::abi::{
     CmOps, DomainFid, EpFid, EpOps, FI_ADDR_UNSPEC, FI_CLAIM, FI_CLASS_AV, FI_CLASS_CNTR,
@@ -24,11 +26,15 @@ use crate::domain::Domain;
 use crate::info::{self, RANGES};
 use crate::object::{MISSING, fid, plain};
 use crate::queue::Cq;
+use crate::service;
 
 #[repr(C)]
 struct Ep {
     fid: EpFid,
     endpoint: Arc<Endpoint>,
+    /// Peers that know an address and a port get the endpoint's address.
+    #[allow(dead_code)] // answers until it is dropped
+    serving: Option<Serving>,
     addresses: Arc<OnceLock<Arc<Addresses>>>,
     /// Peers by their index in the address vector.
     peers: Mutex<Vec<Option<PeerId>>>,
@@ -101,33 +107,27 @@ const LEAST: usize = 64;
 
 /// Returns the faults to inject in tests, in percent.
 fn weather() -> Weather {
-    let of = |name| {
-        let set = std::env::var(name).ok();
-        let percent = set.and_then(|text| text.parse::<f64>().ok());
-        (percent.unwrap_or(0.0).clamp(0.0, 50.0) * 10_000.0) as u64
+    let of = |setting: &Setting| {
+        let percent = setting.parse::<f64>().ok().flatten();
+        (percent.unwrap_or(0.0) * 10_000.0) as u64
     };
     Weather {
-        lost: of("WEFT_FI_DROP"),
-        twice: of("WEFT_FI_TWICE"),
-        late: of("WEFT_FI_LATE"),
+        lost: of(&settings::FI_DROP),
+        twice: of(&settings::FI_TWICE),
+        late: of(&settings::FI_LATE),
     }
 }
 
 /// Default limit of connections to peers on this host; the environment can set another.
 const NEAR: usize = 8;
-const MOST: usize = 64;
 
 /// Returns the limit of connections, and whether it is only for peers of this host: `WEFT_FI_RC` and `WEFT_LOCAL`.
 fn connections() -> (usize, bool) {
-    let Ok(text) = std::env::var("WEFT_FI_RC") else {
-        let off = matches!(LocalMode::from_env(), Ok(LocalMode::Off));
-        return (if off { 0 } else { NEAR }, true);
-    };
-    let most = text.parse().unwrap_or_else(|_| {
-        eprintln!("weft: WEFT_FI_RC={text} is no number; there are no connections");
-        0
-    });
-    (most.min(MOST), false)
+    match settings::FI_RC.parse() {
+        Ok(Some(most)) => (most, false),
+        _ if settings::LOCAL.is("off") == Ok(true) => (0, true),
+        _ => (NEAR, true),
+    }
 }
 
 pub(crate) unsafe extern "C" fn open(
@@ -139,10 +139,12 @@ pub(crate) unsafe extern "C" fn open(
     // SAFETY: objects of ours, and a valid description or null.
     let (domain, info) = unsafe { (&*domain.cast::<Domain>(), info.as_ref()) };
     let (connections, near) = connections();
+    let found_at = info.and_then(info::source);
+    let own = found_at.filter(|at| !at.ip().is_unspecified());
+    let mut addr = own.unwrap_or_else(info::usual_address);
+    addr.set_port(0);
     let setup = Setup {
-        addr: info
-            .and_then(info::source)
-            .unwrap_or_else(info::usual_address),
+        addr,
         threshold: info::threshold().unwrap_or(THRESHOLD),
         connected_threshold: info::threshold().unwrap_or(CONNECTED_THRESHOLD),
         weather: weather(),
@@ -156,6 +158,17 @@ pub(crate) unsafe extern "C" fn open(
                 "weft: cannot open an endpoint on {}: {error}",
                 setup.addr.ip()
             );
+            return -error.raw_os_error().unwrap_or(libc::EIO);
+        }
+    };
+    let serving = found_at
+        .filter(|at| at.port() != 0)
+        .map(|at| service::serve(&domain.device, at, endpoint.address()))
+        .transpose();
+    let serving = match serving {
+        Ok(serving) => serving,
+        Err(error) => {
+            eprintln!("weft: no peer can find the endpoint by its port: {error}");
             return -error.raw_os_error().unwrap_or(libc::EIO);
         }
     };
@@ -180,6 +193,7 @@ pub(crate) unsafe extern "C" fn open(
             collective: &raw const NO_COLLECTIVE,
         },
         endpoint,
+        serving,
         addresses: Arc::default(),
         peers: Mutex::default(),
         flags: Mutex::new(flags),

@@ -1,23 +1,23 @@
-//! The fabric and the objects opened from it: event queues and domains, which open everything else.
+//! The fabric and the domains, which open everything else.
 
 use std::ffi::{c_int, c_void};
 
-use weft_verbs::Device;
+use weft_verbs::{Device, settings};
 
 use crate::abi::{
-    DomainFid, DomainOps, EqFid, EqOps, FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_CLASS_FABRIC, FabricAttr,
-    FabricFid, FabricOps, Info, MrOps, Ops,
+    DomainFid, DomainOps, FI_CLASS_DOMAIN, FI_CLASS_FABRIC, FabricAttr, FabricFid, FabricOps, Info,
+    MrOps, Ops,
 };
 use crate::domain::Domain;
 use crate::object::{MISSING, fid, plain};
-use crate::{av, counter, ep, queue};
+use crate::{av, counter, ep, eq, queue};
 
 static FABRIC: Ops = plain::<FabricFid>();
 static FABRIC_OPS: FabricOps = FabricOps {
     size: size_of::<FabricOps>(),
     domain: open_domain,
     passive_ep: MISSING,
-    eq_open,
+    eq_open: eq::open,
     wait_open: MISSING,
     trywait: queue::trywait,
     domain2: MISSING,
@@ -38,36 +38,6 @@ pub(crate) unsafe extern "C" fn fabric(
     });
     // SAFETY: a place for it.
     unsafe { out.write(Box::into_raw(fabric)) };
-    0
-}
-
-static EQ: Ops = plain::<EqFid>();
-static EQ_OPS: EqOps = EqOps {
-    size: size_of::<EqOps>(),
-    read: nothing,
-    readerr: nothing,
-    write: MISSING,
-    sread: nothing,
-    strerror: MISSING,
-};
-
-/// There are no events: nothing here is connected.
-unsafe extern "C" fn nothing() -> isize {
-    -(libc::EAGAIN as isize)
-}
-
-unsafe extern "C" fn eq_open(
-    _: *mut FabricFid,
-    _: *mut c_void,
-    out: *mut *mut EqFid,
-    context: *mut c_void,
-) -> c_int {
-    let eq = Box::new(EqFid {
-        fid: fid(FI_CLASS_EQ, context, &EQ),
-        ops: &raw const EQ_OPS,
-    });
-    // SAFETY: a place for it.
-    unsafe { out.write(Box::into_raw(eq)) };
     0
 }
 
@@ -92,6 +62,13 @@ unsafe extern "C" fn open_domain(
     out: *mut *mut DomainFid,
     context: *mut c_void,
 ) -> c_int {
+    let wrong = settings::wrong(&settings::OF_FI);
+    for wrong in &wrong {
+        eprintln!("weft: {wrong}");
+    }
+    if !wrong.is_empty() {
+        return -libc::EINVAL;
+    }
     let device = match Device::open() {
         Ok(device) => device,
         Err(error) => {

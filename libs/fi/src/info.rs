@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use weft_fi::endpoint::{ADDRESS, Address, THRESHOLD};
+use weft_verbs::settings;
 
 use crate::abi::{
     DomainAttr, EpAttr, FI_AV_TABLE, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV,
@@ -12,6 +13,7 @@ use crate::abi::{
     FI_RM_ENABLED, FI_SEND, FI_SOURCE, FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_SAFE,
     FI_TRANSMIT_COMPLETE, FORMAT, FabricAttr, Info, RxAttr, TxAttr,
 };
+use crate::service;
 
 /// Ranges of memory of one send.
 pub(crate) const RANGES: usize = 8;
@@ -42,10 +44,7 @@ const SPARE: usize = 512;
 
 /// Messages that are longer go by RDMA Write: `WEFT_FI_RENDEZVOUS`, in bytes.
 pub(crate) fn threshold() -> Option<u64> {
-    let set = std::env::var("WEFT_FI_RENDEZVOUS").ok();
-    let set = set.and_then(|bytes| bytes.parse().ok());
-    // Larger ones would fill the receivers' memory before there is a receive for them.
-    set.map(|bytes: u64| bytes.clamp(64, 1 << 20))
+    settings::FI_RENDEZVOUS.parse().ok().flatten()
 }
 
 /// The longest message whose memory is the caller's again as the call returns.
@@ -72,6 +71,7 @@ unsafe fn free(info: *mut Info) {
             (*info).domain_attr.cast(),
             (*info).fabric_attr.cast(),
             (*info).src_addr,
+            (*info).dest_addr,
         ] {
             libc::free(part);
         }
@@ -144,7 +144,7 @@ unsafe fn fits(hints: &Info) -> bool {
 pub(crate) unsafe extern "C" fn getinfo(
     version: u32,
     node: *const c_char,
-    _service: *const c_char,
+    service: *const c_char,
     flags: u64,
     hints: *const Info,
     out: *mut *mut Info,
@@ -155,18 +155,20 @@ pub(crate) unsafe extern "C" fn getinfo(
     if hints.is_some_and(|hints| !unsafe { fits(hints) }) {
         return -libc::ENODATA;
     }
-    let mut from = None;
-    if !node.is_null() {
-        // A peer's address has a key that no name leads to: programs exchange addresses themselves.
-        if flags & FI_SOURCE == 0 {
-            return -libc::ENODATA;
-        }
-        // SAFETY: a string.
-        let name = unsafe { CStr::from_ptr(node) }.to_str().ok();
-        let Some(ip) = name.and_then(|name| name.parse::<IpAddr>().ok()) else {
+    let (mut from, mut to) = (None, None);
+    if !node.is_null() || flags & FI_SOURCE != 0 {
+        // SAFETY: strings or null.
+        let Some(addr) = (unsafe { service::named(node, service) }) else {
             return -libc::ENODATA;
         };
-        from = Some(SocketAddr::from((ip, 0)));
+        if flags & FI_SOURCE != 0 {
+            from = Some(addr);
+        } else if addr.port() != 0 {
+            to = Some(addr);
+        } else {
+            // Nothing leads to an endpoint without a port.
+            return -libc::ENODATA;
+        }
     }
     // SAFETY: all of these may be zeros, and are freed below or by libfabric.
     unsafe {
@@ -193,30 +195,42 @@ pub(crate) unsafe extern "C" fn getinfo(
             return -libc::ENOMEM;
         }
         describe(&mut *info, hints, version);
-        if let Some(addr) = from.or_else(|| hints.and_then(source)) {
-            let bytes = Address { addr, key: 0 }.to_bytes();
-            (*info).src_addr.cast::<[u8; ADDRESS]>().write(bytes);
-            (*info).src_addrlen = ADDRESS;
-        } else {
-            libc::free((*info).src_addr);
-            (*info).src_addr = std::ptr::null_mut();
+        let from = from.filter(|from| !from.ip().is_unspecified() || from.port() != 0);
+        let from = from.or_else(|| hints.and_then(source));
+        let from = from.unwrap_or_else(usual_address);
+        let bytes = |addr| Address { addr, key: 0 }.to_bytes();
+        (*info).src_addr.cast::<[u8; ADDRESS]>().write(bytes(from));
+        (*info).src_addrlen = ADDRESS;
+        if let Some(to) = to {
+            (*info).dest_addr = libc::calloc(1, ADDRESS);
+            if (*info).dest_addr.is_null() {
+                free(info);
+                return -libc::ENOMEM;
+            }
+            (*info).dest_addr.cast::<[u8; ADDRESS]>().write(bytes(to));
+            (*info).dest_addrlen = ADDRESS;
         }
         out.write(info);
     }
     0
 }
 
-/// The address that a description asks for as the endpoint's own. Its port and key mean nothing.
+/// The address that a description asks for as the endpoint's own; its port is one at which peers find the endpoint, 0: none. Its key means nothing.
 pub(crate) fn source(info: &Info) -> Option<SocketAddr> {
     if info.src_addr.is_null() || info.src_addrlen != ADDRESS {
         return None;
     }
     // SAFETY: `ADDRESS` bytes are there.
     let mut bytes: [u8; ADDRESS] = unsafe { info.src_addr.cast::<[u8; ADDRESS]>().read() };
-    // An address has a port; this one asks for any.
-    bytes[17] = 1;
+    let none = bytes[16..18] == [0; 2];
+    if none {
+        // An address has a port.
+        bytes[17] = 1;
+    }
     let mut addr = Address::from_bytes(&bytes)?.addr;
-    addr.set_port(0);
+    if none {
+        addr.set_port(0);
+    }
     Some(addr)
 }
 
@@ -295,11 +309,8 @@ unsafe fn describe(info: &mut Info, hints: Option<&Info>, version: u32) {
 
 /// Default address of an endpoint: `WEFT_FI_ADDR`, the first one of this host that others can reach, or the loopback address.
 pub(crate) fn usual_address() -> SocketAddr {
-    if let Ok(text) = std::env::var("WEFT_FI_ADDR") {
-        match text.parse::<IpAddr>() {
-            Ok(ip) => return SocketAddr::from((ip, 0)),
-            Err(_) => eprintln!("weft: WEFT_FI_ADDR={text} is no IP address; it is not used"),
-        }
+    if let Ok(Some(ip)) = settings::FI_ADDR.parse::<IpAddr>() {
+        return SocketAddr::from((ip, 0));
     }
     let mut found = None;
     let mut list = std::ptr::null_mut();

@@ -14,10 +14,12 @@ mod av;
 mod counter;
 mod domain;
 mod ep;
+mod eq;
 mod fabric;
 mod info;
 mod object;
 mod queue;
+mod service;
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -72,7 +74,7 @@ fn version() -> u32 {
 /// The entry point that libfabric calls after it has loaded the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
-    let level = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
+    let level = weft_verbs::settings::LOG.parse().ok().flatten();
     let level = level.unwrap_or(tracing_subscriber::filter::LevelFilter::OFF);
     // The program may have a subscriber already, if it is one of ours.
     let _ = tracing_subscriber::fmt()

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MESSAGES = 300, LONGEST = 20000, SHARED = 20000, AT_ONCE = 32 };
@@ -123,6 +124,66 @@ static void threads_share(struct end *from, fi_addr_t to, struct end *end, fi_ad
     alarm(0);
 }
 
+/* A peer is found by the address and the port that its endpoint was opened with; nothing else is exchanged. */
+static void found_by_port(struct fi_info *hints) {
+    const char *nodes[] = {"127.0.0.1", NULL};
+    for (int i = 0; i < 2; i++) {
+        struct fi_info *server, *client;
+        struct fid_domain *domain;
+        struct end a, b;
+        fi_addr_t to;
+        char service[8];
+        snprintf(service, sizeof service, "%d", 20000 + (getpid() + i) % 10000);
+        OK(fi_getinfo(FI_VERSION(1, 17), nodes[i], service, FI_SOURCE, hints, &server));
+        OK(fi_getinfo(FI_VERSION(1, 17), "127.0.0.1", service, 0, hints, &client));
+        IS(client->dest_addr && client->src_addr);
+        OK(fi_domain(fabric, server, &domain, NULL));
+        open_end(domain, server, &b);
+        open_end(domain, client, &a);
+        IS(fi_av_insert(a.av, client->dest_addr, 1, &to, 0, NULL) == 1);
+        char name[64], other[64];
+        size_t len = sizeof name, other_len = sizeof other;
+        OK(fi_getname(&b.ep->fid, name, &len));
+        OK(fi_av_lookup(a.av, to, other, &other_len));
+        IS(len == other_len && !memcmp(name, other, len));
+        IS(fi_av_insertsvc(a.av, "127.0.0.1", service, &to, 0, NULL) == 1);
+        OK(fi_tsend(a.ep, service, 6, NULL, to, 9, &a));
+        OK(fi_trecv(b.ep, name, sizeof name, NULL, FI_ADDR_UNSPEC, 9, 0, &b));
+        IS(next(&b, NULL).len == 6 && !strcmp(name, service));
+        OK(fi_close(&a.ep->fid));
+        OK(fi_close(&b.ep->fid));
+        /* Nobody answers there now. */
+        IS(fi_av_insert(a.av, client->dest_addr, 1, &to, 0, NULL) == 0 && to == FI_ADDR_NOTAVAIL);
+    }
+}
+
+static void *write_event(void *eq) {
+    usleep(20000);
+    OK(fi_eq_write(eq, FI_NOTIFY, "hello", 6, 0));
+    return NULL;
+}
+
+static void event_queue_blocks(void) {
+    struct fi_eq_attr attr = {.wait_obj = FI_WAIT_UNSPEC, .flags = FI_WRITE};
+    struct fid_eq *eq;
+    uint32_t event;
+    char text[8];
+    pthread_t thread;
+    struct timespec begin, end;
+    OK(fi_eq_open(fabric, &attr, &eq, NULL));
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    IS(fi_eq_sread(eq, &event, text, sizeof text, 50, 0) == -FI_EAGAIN);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    IS((end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) / 1000000 >= 49);
+    pthread_create(&thread, NULL, write_event, eq);
+    IS(fi_eq_sread(eq, &event, text, sizeof text, -1, FI_PEEK) == 6);
+    IS(fi_eq_read(eq, &event, text, 5, 0) == -FI_ETOOSMALL);
+    IS(fi_eq_read(eq, &event, text, sizeof text, 0) == 6 && event == FI_NOTIFY && !strcmp(text, "hello"));
+    IS(fi_eq_read(eq, &event, text, sizeof text, 0) == -FI_EAGAIN);
+    pthread_join(thread, NULL);
+    OK(fi_close(&eq->fid));
+}
+
 int main(int argc, char **argv) {
     struct fi_info *hints = fi_allocinfo(), *info;
     if (argc != 2 || !hints)
@@ -131,7 +192,7 @@ int main(int argc, char **argv) {
     hints->ep_attr->type = FI_EP_RDM;
     hints->fabric_attr->prov_name = strdup(argv[1]);
     OK(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
-    IS(info->caps & FI_SOURCE);
+    IS((info->caps & FI_SOURCE) && info->src_addr);
     struct fid_domain *domain;
     OK(fi_fabric(info->fabric_attr, &fabric, NULL));
     OK(fi_domain(fabric, info, &domain, NULL));
@@ -189,6 +250,8 @@ int main(int argc, char **argv) {
     IS(fi_cntr_wait(a.sent, MESSAGES + SHARED + 6, 10000) == 0);
     IS(fi_cntr_wait(b.received, MESSAGES + SHARED + 7, 50) == -FI_ETIMEDOUT);
     IS(fi_cq_read(a.cq, out, 1) == -FI_EAGAIN);
+    event_queue_blocks();
+    found_by_port(hints);
 
     OK(fi_close(&a.ep->fid));
     OK(fi_close(&b.ep->fid));
