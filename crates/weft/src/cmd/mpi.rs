@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,8 @@ Transports:
          (with WEFT_FI_RC=N of any host). Not with an MPICH on UCX only,
          such as Debian's
   tcp    the MPI's own TCP, without weft, for comparison
-  auto   rc (the default); weft with an MPICH on both UCX and libfabric,
+  auto   rc (the default); weft where only the loopback interface is there,
+         except on UCX; weft with an MPICH on both UCX and libfabric,
          such as PyPI's: on UCX that MPICH (5.0.2) hangs in a receive from
          MPI_ANY_SOURCE, on every transport of UCX
 
@@ -81,10 +83,11 @@ enum Transport {
 }
 
 impl Transport {
-    /// The transport that `auto` selects for this MPI.
-    fn settled(self, mpi: Mpi) -> Transport {
+    /// The transport that `auto` selects for this MPI; `alone`: where there is only the loopback interface.
+    fn settled(self, mpi: Mpi, alone: bool) -> Transport {
         match (self, mpi) {
             (Transport::Auto, Mpi::MpichBoth) => Transport::Weft,
+            (Transport::Auto, Mpi::Open | Mpi::MpichOfi) if alone => Transport::Weft,
             (Transport::Auto, _) => Transport::Rc,
             (told, _) => told,
         }
@@ -215,6 +218,18 @@ impl Mpi {
     }
 }
 
+/// Open MPI runs as root if both are 1.
+const ALLOW_ROOT: [&str; 2] = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
+
+/// Whether only the loopback interface has addresses, by the kernel's lists of IPv4 routes and IPv6 addresses.
+fn is_alone(routes: &str, addresses: &str) -> bool {
+    let of_routes = routes.lines().skip(1);
+    let v4 = of_routes.filter_map(|line| line.split_whitespace().next());
+    let of_addresses = addresses.lines();
+    let v6 = of_addresses.filter_map(|line| line.split_whitespace().last());
+    v4.chain(v6).all(|interface| interface == "lo")
+}
+
 /// Executes mpirun.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let Some((name, rest)) = args.command.split_first() else {
@@ -236,8 +251,33 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         Ok(mpi) => mpi,
         Err(failure) => return Ok(verbs::fail(EXIT_OWN, &failure)),
     };
-    let transport = args.transport.settled(mpi);
-    let settings = match settings(args, mpi, transport) {
+    let list = |name| fs::read_to_string(Path::new("/proc/self/net").join(name)).ok();
+    // Without /proc nothing is known.
+    let alone = list("route")
+        .is_some_and(|routes| is_alone(&routes, &list("if_inet6").unwrap_or_default()));
+    let transport = args.transport.settled(mpi, alone);
+    if alone && matches!(mpi, Mpi::Open | Mpi::MpichOfi) {
+        let only = "only the loopback interface has addresses, and libfabric's verbs provider leaves it out";
+        match (args.transport, transport) {
+            (Transport::Auto, _) => tell!("weft: notice: {only}: transport weft"),
+            (_, Transport::Rc) => {
+                tell!("weft: warning: {only}: use --transport weft, or bring another interface up");
+            }
+            _ => {}
+        }
+    }
+    if mpi == Mpi::Open
+        && rustix::process::geteuid().is_root()
+        && ALLOW_ROOT.iter().any(|name| env::var_os(name).is_none())
+        && !rest.iter().any(|word| word == "--allow-run-as-root")
+    {
+        tell!(
+            "weft: notice: Open MPI does not run as root unless {}=1 and {}=1 are set, or --allow-run-as-root follows mpirun",
+            ALLOW_ROOT[0],
+            ALLOW_ROOT[1]
+        );
+    }
+    let settings = match settings(args, mpi, transport, alone) {
         Ok(settings) => settings,
         Err(failure) => return Ok(verbs::fail(EXIT_OWN, &failure)),
     };
@@ -292,13 +332,18 @@ fn settings(
     args: &Args,
     mpi: Mpi,
     transport: Transport,
+    alone: bool,
 ) -> Result<Vec<(&'static str, OsString)>, Failure> {
-    let Some(variables) = mpi.variables(transport) else {
+    let Some(mut variables) = mpi.variables(transport) else {
         return Err(
             Failure::failed(format!("{} cannot use a provider of libfabric", mpi.name()))
                 .hint("use --transport ud, or Open MPI, or an MPICH that is built with ch4:ofi"),
         );
     };
+    if alone && transport == Transport::Tcp && mpi == Mpi::Open {
+        // Open MPI leaves it out, too, unless it is named.
+        variables.push(("OMPI_MCA_btl_tcp_if_include", "lo"));
+    }
     let mut settings: Vec<(&str, OsString)> = Vec::new();
     match transport {
         Transport::Tcp => {}
@@ -413,10 +458,17 @@ mod tests {
     #[test]
     fn auto_is_what_this_mpi_gets_through_with() {
         let auto = Transport::Auto;
-        assert_eq!(auto.settled(Mpi::Open), Transport::Rc);
-        assert_eq!(auto.settled(Mpi::MpichUcx), Transport::Rc);
-        assert_eq!(auto.settled(Mpi::MpichBoth), Transport::Weft);
-        assert_eq!(Transport::Ud.settled(Mpi::MpichBoth), Transport::Ud);
+        assert_eq!(auto.settled(Mpi::Open, false), Transport::Rc);
+        assert_eq!(auto.settled(Mpi::MpichUcx, true), Transport::Rc);
+        assert_eq!(auto.settled(Mpi::MpichBoth, false), Transport::Weft);
+        assert_eq!(Transport::Ud.settled(Mpi::MpichBoth, true), Transport::Ud);
+        // libfabric's verbs provider does not use the loopback interface.
+        assert_eq!(auto.settled(Mpi::Open, true), Transport::Weft);
+        let routes = "Iface\tDestination\n";
+        let v6 = "00000000000000000000000000000001 01 80 10 80       lo\n";
+        assert!(is_alone(routes, v6) && is_alone(routes, ""));
+        assert!(!is_alone(&format!("{routes}eth0\t00000000\n"), v6));
+        assert!(!is_alone(routes, &v6.replace("lo", "eth0")));
     }
 
     #[test]
