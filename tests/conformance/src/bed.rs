@@ -153,6 +153,8 @@ pub struct Half {
     pub rnr: Rnr,
     /// See [`QpInit::quiet_end`].
     pub quiet_end: bool,
+    /// Not [`QpInit::remote_completion`], whatever the setup says.
+    pub local_completion: bool,
     /// Entries of each completion queue made for it.
     pub depth: u32,
     /// Use these completion queues (send, receive), not new ones.
@@ -180,6 +182,7 @@ impl Default for Half {
             num: None,
             rnr: Rnr::default(),
             quiet_end: false,
+            local_completion: false,
             depth: 1024,
             cqs: None,
             channel: None,
@@ -302,7 +305,7 @@ impl Bed {
         init.sq_sig_all = half.sq_sig_all;
         init.num = half.num;
         init.rnr = half.rnr;
-        init.remote_completion = self.setup.remote_completion;
+        init.remote_completion = self.setup.remote_completion && !half.local_completion;
         init.quiet_end = half.quiet_end;
         let qp = pd.create_qp(&init).expect("a QP");
         if !half.recvs.is_empty() {

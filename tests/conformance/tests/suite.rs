@@ -186,7 +186,8 @@ macro_rules! on_confirmed_setups {
 }
 
 on_confirmed_setups!({
-    confirmed: receive_of_no_use, sends, writes, refused, unsignaled, peer_goes, peer_leaves, depths;
+    confirmed: receive_of_no_use, sends, writes, refused, unsignaled, peer_goes, peer_leaves, depths,
+        reads_beside_a_peer_without;
     send_recv: with_immediate, every_size, both_ways, scatter_gather, inline_is_taken_at_once, in_order, unsignaled,
         all_signaled, message_too_long, no_receive, refused_posts;
     write_read: write_every_size, read_every_size, responder_reads_and_writes, write_with_immediate, write_then_read, fence,

@@ -135,7 +135,7 @@ impl Device {
         }
         let mut config = param.config(&self.0);
         if param.options.revision == 2 {
-            let more = qp.0.ask_for_own_reads();
+            let more = qp.0.ask_for_own_reads(config.ird, config.ord);
             config.ird += more;
             config.ord += more;
         }

@@ -88,9 +88,10 @@ impl Incoming {
             return Err(ConnectError::Closed);
         };
         let cap = self.device.limits.max_rd_atomic;
-        let more = pending.enhanced().map_or(0, |_| qp.0.ask_for_own_reads());
-        let depth = |wanted: u16| wanted.min(cap) + more;
-        let accepted = pending.accept(&param.private_data, depth(param.ird), depth(param.ord));
+        let (ird, ord) = (param.ird.min(cap), param.ord.min(cap));
+        let ask = |_| qp.0.ask_for_own_reads(ird, ord);
+        let more = pending.enhanced().map_or(0, ask);
+        let accepted = pending.accept(&param.private_data, ird + more, ord + more);
         let (params, reply) =
             accepted.map_err(|error: AcceptError| ConnectError::Invalid(error.to_string()))?;
         let tcp = Arc::clone(&self.link);

@@ -14,6 +14,7 @@ use weft_proto::rdmap::{notice, noticed};
 
 use super::convert::zero_read;
 use super::{Core, QpInner, post_internal};
+use crate::lock::lock;
 use crate::transport::Link;
 use crate::types::SendOp;
 
@@ -22,9 +23,13 @@ const CONFIRMS: u16 = 16;
 /// The kind of notice that says how many messages were received.
 const RECEIVED: [u8; 4] = *b"wRCV";
 
-/// The program's part of a depth that was negotiated: all of it but ours. A peer that was not prepared for ours shares.
-pub(super) fn visible(depth: u16) -> u16 {
-    depth.checked_sub(CONFIRMS).unwrap_or(depth.min(1))
+/// The program's part of a depth that was negotiated, of which it had asked for `asked`: all of it but ours. A peer that was not prepared for ours
+/// leaves no more than those: they are shared.
+fn visible(depth: u16, asked: u16) -> u16 {
+    match depth.saturating_sub(CONFIRMS) {
+        0 => depth.min(asked).min(1),
+        rest => rest,
+    }
 }
 
 /// The confirmations that were requested, and that have to be.
@@ -114,11 +119,26 @@ impl Core {
 }
 
 impl QpInner {
-    /// Depths are about to be negotiated: what to add to the program's, for Reads of our own.
-    pub(crate) fn ask_for_own_reads(&self) -> u16 {
-        self.with_own_reads
-            .store(self.remote_completion, Ordering::Relaxed);
-        if self.remote_completion { CONFIRMS } else { 0 }
+    /// Depths are about to be negotiated, and the program's are these: what to add to them, for Reads of our own.
+    pub(crate) fn ask_for_own_reads(&self, ird: u16, ord: u16) -> u16 {
+        if !self.remote_completion {
+            return 0;
+        }
+        *lock(&self.asked_depths) = Some((ird, ord));
+        CONFIRMS
+    }
+
+    /// The program's part of the negotiated depths.
+    pub(super) fn visible_depths(&self, (ird, ord): (u16, u16)) -> (u16, u16) {
+        match *lock(&self.asked_depths) {
+            None => (ird, ord),
+            // A peer that joins by number is prepared: what it leaves is what its program accepts.
+            Some(_) if self.expected.load(Ordering::Relaxed) => {
+                let ours = |depth: u16| depth.checked_sub(CONFIRMS).unwrap_or(depth.min(1));
+                (ours(ird), ours(ord))
+            }
+            Some(asked) => (visible(ird, asked.0), visible(ord, asked.1)),
+        }
     }
 
     /// A request was posted; with `signaled` the program waits for it. If the peer's program sees the request (`told`), the confirmation is

@@ -146,7 +146,7 @@ impl Qp {
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
             remote_completion: init.remote_completion,
-            with_own_reads: AtomicBool::new(false),
+            asked_depths: Mutex::default(),
             rnr_wait: AtomicBool::new(init.rnr == Rnr::Wait),
             rnr_retry: AtomicU8::new(RNR_FOR_EVER),
             quiet_end: init.quiet_end,

@@ -57,7 +57,7 @@ use crate::tally::Tally;
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
 use crate::types::{Ledger, LinkOptions, QpState, SendWr, Wc, WcOpcode, WcStatus};
-use confirm::{Confirming, visible};
+use confirm::Confirming;
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
 use end::Withheld;
@@ -166,8 +166,8 @@ pub(crate) struct QpInner {
     max_inline: u32,
     sq_sig_all: bool,
     remote_completion: bool,
-    /// Room for Reads of our own was asked for at start-up.
-    with_own_reads: AtomicBool,
+    /// The program's depths, where room for Reads of our own was asked for in addition at start-up.
+    asked_depths: Mutex<Option<(u16, u16)>>,
     /// Messages without a receive wait for one.
     rnr_wait: AtomicBool,
     /// How often the peer waits for a receive for our messages, see [`Qp::set_rnr_retry`].
@@ -312,9 +312,9 @@ impl QpInner {
             if let Some(stream) = core.stream.as_mut().filter(|_| shared) {
                 stream.believe_written();
             }
-            let with_own = self.with_own_reads.load(Ordering::Relaxed);
-            let own = |depth| if with_own { visible(depth) } else { depth };
-            let _ = self.depths.set((own(params.ird), own(params.ord)));
+            let _ = self
+                .depths
+                .set(self.visible_depths((params.ird, params.ord)));
             if self.remote_completion {
                 core.start_confirming(&link, params.ord);
             }

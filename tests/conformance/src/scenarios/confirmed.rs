@@ -3,7 +3,7 @@
 use weft_verbs::above::CqAbove;
 use weft_verbs::{QpState, RecvWr, Rnr, SendWr, Wc, WcOpcode, WcStatus};
 
-use crate::bed::{Bed, End, Half, assert_none, assert_ok, take, until};
+use crate::bed::{Bed, End, Half, assert_bytes, assert_none, assert_ok, take, until};
 
 fn pair(bed: &Bed) -> (End, End) {
     let half = Half {
@@ -160,6 +160,31 @@ pub fn depths(bed: &Bed) {
             a.run(SendWr::send(id));
             assert_eq!(b.received().wr_id, id);
         }
+    }
+}
+
+/// Reads and confirmations share what a peer serves that makes no confirming Reads itself, on either side of the connection.
+pub fn reads_beside_a_peer_without(bed: &Bed) {
+    let (with, without) = (
+        Half::default(),
+        Half {
+            local_completion: true,
+            ..Half::default()
+        },
+    );
+    for dials in [true, false] {
+        let (a, b) = if dials {
+            bed.pair_with(&with, &without)
+        } else {
+            bed.pair_with(&without, &with)
+        };
+        let (a, b) = if dials { (a, b) } else { (b, a) };
+        let (from, to) = (b.mr_of(b"read me!"), a.mr(8));
+        for id in 0..40 {
+            a.run(SendWr::write(id, from.remote(4)).inline(b"too!"));
+            a.run(SendWr::read(id, from.remote(0)).sge(to.whole()));
+        }
+        assert_bytes(&to, 0, b"readtoo!", "what was read");
     }
 }
 
