@@ -512,6 +512,7 @@ impl Wc {
     ///     failed.ok().unwrap_err().to_string(),
     ///     "work request 7 (send) of queue pair 3: remote access error, DDP tagged: base or bounds violation"
     /// );
+    /// assert_eq!(format!("{:?}", failed.ok().unwrap_err()), format!("WcError({})", failed.ok().unwrap_err()));
     /// assert!(Wc::default().ok().is_ok());
     /// ```
     ///
@@ -525,9 +526,15 @@ impl Wc {
     }
 }
 
-/// A work request that failed, see [`Wc::ok`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A work request that failed, see [`Wc::ok`]. `{:?}` prints the text too, for programs that end with an error of `main`.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WcError(pub Wc);
+
+impl fmt::Debug for WcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WcError({self})")
+    }
+}
 
 impl fmt::Display for WcError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -632,13 +639,20 @@ pub enum PostReason {
 }
 
 /// A refused post: requests before `index` were taken, that one and those after it were not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+/// `{:?}` prints the text too, for programs that end with an error of `main`.
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("work request {index} refused: {reason}")]
 pub struct PostError {
     /// Index of the refused request.
     pub index: usize,
     /// Why.
     pub reason: PostReason,
+}
+
+impl fmt::Debug for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostError({self})")
+    }
 }
 
 /// Settings of one connection's wire protocol.

@@ -127,7 +127,9 @@ impl Why {
             Why::NoPeer => {
                 "the peer runs without weft, or has moved too little data to look for us"
             }
-            Why::OtherUser => "the peer belongs to another user",
+            Why::OtherUser => {
+                "the peer belongs to another user: run both as one user (a packaged service often has its own)"
+            }
             Why::Impostor => "what answered in the peer's place is not the connection's other end",
             Why::System => "a system call that is needed to meet the peer failed",
             Why::IoUring => "the process uses io_uring, whose requests are not seen",

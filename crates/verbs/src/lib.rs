@@ -48,6 +48,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/rust.md")]
+struct Page;
+
 pub mod cm;
 pub mod faults;
 
