@@ -74,12 +74,11 @@ extern "C" fn at_start() {
     process::watch_forks();
     lend::start();
     let wrong = environment::wrong(&environment::OF_RUN);
-    for wrong in &wrong {
-        ledger::say(&format!(
+    if let Some(wrong) = wrong.first() {
+        settings::refuse(format!(
             "weft run: {wrong}; this process runs on plain TCP and UDP\n"
         ));
-    }
-    if !wrong.is_empty() || environment::RUN.is("off") == Ok(true) {
+    } else if environment::RUN.is("off") == Ok(true) {
         settings::turn_off();
     }
     if let Ok(Some(n)) = environment::RUN_LOOK.parse() {

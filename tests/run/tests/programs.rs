@@ -36,6 +36,20 @@ fn calls_of_all_shapes_are_as_on_tcp() {
 }
 
 #[test]
+fn a_setting_that_is_not_accepted_is_named_and_leaves_plain_tcp() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    for (name, value) in [("WEFT_RUN", "foo"), ("WEFT_RUN_LOOK", "soon")] {
+        let done = weft().env(name, value).run(&python("shapes.py"));
+        done.good()
+            .says("shapes: ")
+            .says(&format!("{name}={value}: it has to be"));
+        assert_eq!(switched(&done.text), 0, "{}", done.show());
+    }
+}
+
+#[test]
 fn asyncio_echoes_each_byte() {
     if !have(&[PYTHON]) {
         return;
