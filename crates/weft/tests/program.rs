@@ -393,7 +393,12 @@ fn wrong_uses_are_answered() {
             "no directory",
         ),
         (&["stat", "--watch", "1"], 1, "--watch=2"),
-        (&["key", "--file", "/tmp"], 1, "it is a directory"),
+        (&["key", "--file", "/tmp"], 2, "is not a regular file"),
+        (
+            &["key", "--force", "--file", "/tmp"],
+            1,
+            "it is a directory",
+        ),
         (&["key", "--show", "--file", missing], 1, "weft key --file"),
     ];
     for (args, code, words) in cases {
