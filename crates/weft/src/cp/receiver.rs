@@ -49,8 +49,8 @@ pub struct Totals {
 
 /// The interface to the listener while a connection is served.
 pub trait Watch: Sync {
-    /// The sender has proved itself. Whether there is a place for it.
-    fn proved(&self) -> bool;
+    /// The sender has proved itself, and takes a place; or why there is none.
+    fn proved(&self) -> Result<(), &'static str>;
     /// An entry was not written.
     fn entry_failed(&self, path: &str, error: &StoreError);
 }
@@ -159,8 +159,7 @@ fn start(
         ready_proof = key.prove(Role::Responder, &about);
     }
     // Only a peer that has proved itself takes a place, and costs the memory of a ring.
-    if !watch.proved() {
-        let text = "as many senders are served as may be";
+    if let Err(text) = watch.proved() {
         refuse(link, Code::Full, text)?;
         return Err(LinkError::Gone(format!("it was turned away: {text}")));
     }
