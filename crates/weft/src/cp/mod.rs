@@ -1,7 +1,7 @@
 //! `weft cp`: files moved with one-sided RDMA Writes.
 //!
 //! The pieces, from pure to busy: [`path`], [`protocol`] (messages), [`auth`] (the key), [`digest`] (checksums),
-//! [`target`] and [`walk`] (what goes where), [`beneath`] (opening what was found), [`store`] (the receiver's directory), [`link`] with [`rdma`]
+//! [`target`] and [`walk`] (what goes where), [`beneath`] (opening what was found), [`source`] (what is read of it), [`store`] (the receiver's directory), [`link`] with [`rdma`]
 //! and [`tcp`] (connections), [`sender`] and [`receiver`],
 //! [`session`] (the sender's connection) and [`listener`] that join them. The protocol is described in docs/spec/cp.md.
 
@@ -18,6 +18,7 @@ pub mod rdma;
 pub mod receiver;
 pub mod sender;
 pub mod session;
+pub mod source;
 pub mod store;
 pub mod target;
 pub mod tcp;
