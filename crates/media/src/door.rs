@@ -4,10 +4,12 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use weft_service::Place;
 use weft_verbs::cm::{self, ConnParam, LinkOptions};
 use weft_verbs::tls::Tls;
 use weft_verbs::{Access, Cq, Device, Pd, Qp, QpInit, Wc};
@@ -77,6 +79,8 @@ struct Shared {
     tls: Option<Tls>,
     gate: Arc<dyn Gate>,
     max_viewers: usize,
+    /// Places of viewers that were granted, and of requests that are being answered.
+    taken: Arc<AtomicUsize>,
     viewers: Mutex<Viewers>,
     tell: Mutex<Sender<u64>>,
 }
@@ -84,9 +88,14 @@ struct Shared {
 #[derive(Default)]
 struct Viewers {
     next: u64,
-    /// Granted, and requests that are being answered.
-    count: usize,
-    there: HashMap<u64, (Arc<Qp>, Arc<dyn Any + Send + Sync>)>,
+    there: HashMap<u64, There>,
+}
+
+/// A viewer. Its connection ends before what it reads and before its place is free.
+struct There {
+    _qp: Arc<Qp>,
+    _keep: Arc<dyn Any + Send + Sync>,
+    _place: Place,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -111,6 +120,7 @@ impl Door {
             tls: config.tls,
             gate: config.gate,
             max_viewers: config.max_viewers,
+            taken: Arc::default(),
             viewers: Mutex::default(),
             tell: Mutex::new(tell),
         });
@@ -121,10 +131,7 @@ impl Door {
             .spawn(move || {
                 for id in ended {
                     let Some(shared) = weak.upgrade() else { return };
-                    let mut viewers = lock(&shared.viewers);
-                    let gone = viewers.there.remove(&id);
-                    viewers.count -= usize::from(gone.is_some());
-                    drop(viewers);
+                    let gone = lock(&shared.viewers).there.remove(&id);
                     drop(gone);
                 }
             })?;
@@ -161,7 +168,7 @@ impl Door {
         let caller = Caller {
             request: Some(request),
             shared: Arc::clone(&self.shared),
-            counted: false,
+            place: None,
         };
         match asked {
             Ok(asked) => {
@@ -181,7 +188,7 @@ impl Door {
 pub struct Caller {
     request: Option<cm::Request>,
     shared: Arc<Shared>,
-    counted: bool,
+    place: Option<Place>,
 }
 
 impl Caller {
@@ -193,16 +200,12 @@ impl Caller {
             self.refuse(Refusal::Stranger);
             return None;
         }
-        let mut viewers = lock(&self.shared.viewers);
-        let full = viewers.count >= self.shared.max_viewers;
-        viewers.count += usize::from(!full);
-        drop(viewers);
-        if full {
+        self.place = Place::take(&self.shared.taken, self.shared.max_viewers);
+        if self.place.is_none() {
             tracing::info!("{peer}: turned away: too many viewers");
             self.refuse(Refusal::Full);
             return None;
         }
-        self.counted = true;
         Some(self)
     }
 
@@ -222,7 +225,7 @@ impl Caller {
         grant: &Grant,
         keep: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<Qp>> {
-        let request = self.request.take()?;
+        let (request, place) = (self.request.take()?, self.place.take()?);
         let peer = request.peer_addr();
         let shared = &self.shared;
         let init = QpInit {
@@ -253,24 +256,20 @@ impl Caller {
             let mut viewers = lock(&shared.viewers);
             let id = viewers.next;
             viewers.next += 1;
-            viewers.there.insert(id, (Arc::clone(&qp), keep));
+            let viewer = There {
+                _qp: Arc::clone(&qp),
+                _keep: keep,
+                _place: place,
+            };
+            viewers.there.insert(id, viewer);
             id
         };
-        self.counted = false;
         let tell = lock(&shared.tell).clone();
         qp.on_end(move |_| {
             // Fails only if the door has ended.
             let _ = tell.send(id);
         });
         Some(qp)
-    }
-}
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        if self.counted {
-            lock(&self.shared.viewers).count -= 1;
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use weft_service::{Admission, Entry, Place};
 use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Device, LocalMode};
@@ -63,24 +64,46 @@ struct Waits {
     since: Instant,
     /// It is a visitor, and was returned to the node.
     told: bool,
+    /// Given up when its ring is formed.
+    _entry: Entry,
 }
 
-#[derive(Default)]
 struct Waiting {
     guests: Mutex<HashMap<([u8; 16], u32), Waits>>,
+    admission: Admission,
     came: Condvar,
 }
 
 impl Waiting {
-    /// Keeps a guest until its ring is formed; gives it back when there is no place.
-    fn put(&self, hello: Hello, guest: Guest) -> Result<(), Guest> {
+    fn new() -> Self {
+        Self {
+            guests: Mutex::default(),
+            admission: Admission::new(WAITING, "too many wait"),
+            came: Condvar::new(),
+        }
+    }
+
+    /// Keeps a guest from this address until its ring is formed; gives it back, with the reason, when there is no place. One that has
+    /// not shown who it is takes none of the places of the others.
+    fn put(
+        &self,
+        hello: Hello,
+        guest: Guest,
+        is_known: bool,
+        from: IpAddr,
+    ) -> Result<(), (Box<Guest>, &'static str)> {
         let mut guests = lock(&self.guests);
         guests.retain(|_, waits| waits.since.elapsed() < KEEP);
         let key = (hello.id, hello.exchange);
-        if guests.len() >= WAITING || guests.contains_key(&key) {
-            return Err(guest);
+        if guests.contains_key(&key) {
+            return Err((Box::new(guest), "this place in the ring is taken"));
         }
+        let entry = match self.admission.admit(is_known, from) {
+            Ok(entry) => entry,
+            Err(why) => return Err((Box::new(guest), why)),
+        };
         let waits = Waits {
+            _entry: entry,
             guest,
             hello,
             since: Instant::now(),
@@ -239,30 +262,25 @@ impl Door {
         Self::start(Carrier::Tcp, addr, move |waiting, stop, wake| {
             while !stop.load(Ordering::SeqCst) {
                 wait_for(listener.as_fd(), wake);
-                let Ok((stream, _)) = listener.accept() else {
+                let Ok((stream, peer)) = listener.accept() else {
                     continue;
                 };
                 if !is_ours(&stream, Instant::now()) {
                     continue;
                 }
-                if greeting.fetch_add(1, Ordering::SeqCst) >= GREETERS {
-                    greeting.fetch_sub(1, Ordering::SeqCst);
+                let Some(place) = Place::take(&greeting, GREETERS) else {
                     continue;
-                }
-                // In a thread of its own: one that is slow does not hold up the others.
-                let (waiting, count) = (Arc::clone(waiting), Arc::clone(&greeting));
-                let spawned =
-                    thread::Builder::new()
-                        .name("weft-ring-greet".into())
-                        .spawn(move || {
-                            if let Some((hello, stream)) = greeted(stream) {
-                                let _ = waiting.put(hello, Guest::Tcp(stream));
-                            }
-                            count.fetch_sub(1, Ordering::SeqCst);
-                        });
-                if spawned.is_err() {
-                    greeting.fetch_sub(1, Ordering::SeqCst);
-                }
+                };
+                // In a thread of its own: one that is slow does not hold up the others. Without a thread it is closed.
+                let waiting = Arc::clone(waiting);
+                let _ = thread::Builder::new()
+                    .name("weft-ring-greet".into())
+                    .spawn(move || {
+                        if let Some((hello, stream)) = greeted(stream) {
+                            let _ = waiting.put(hello, Guest::Tcp(stream), true, peer.ip());
+                        }
+                        drop(place);
+                    });
             }
         })
     }
@@ -272,7 +290,7 @@ impl Door {
         addr: SocketAddr,
         listen: impl FnOnce(&Arc<Waiting>, &AtomicBool, BorrowedFd<'_>) + Send + 'static,
     ) -> Result<Self, Error> {
-        let waiting = Arc::new(Waiting::default());
+        let waiting = Arc::new(Waiting::new());
         let stop = Arc::new(AtomicBool::new(false));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::Local(format!("no eventfd: {e}")))?;
@@ -490,8 +508,11 @@ fn greet(request: cm::Request, security: &Security, waiting: &Waiting) {
         (false, None) if peer.ip().to_canonical().is_loopback() => false,
         (false, None) => return refuse(request, "its key is not authorised"),
     };
-    if let Err(Guest::Rdma(request, _)) = waiting.put(hello, Guest::Rdma(request, known)) {
-        refuse(request, "this place in the ring is taken, or too many wait");
+    let guest = Guest::Rdma(request, known);
+    if let Err((guest, why)) = waiting.put(hello, guest, known, peer.ip())
+        && let Guest::Rdma(request, _) = *guest
+    {
+        refuse(request, why);
     }
 }
 
@@ -559,4 +580,37 @@ fn dial(
         return Err(form(ring, next, STRANGER));
     }
     Ok(conn.qp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_that_wait_do_not_keep_a_known_node_out() {
+        let waiting = Waiting::new();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let put = |number: u32, is_known| {
+            let hello = Hello {
+                version: VERSION,
+                from: 0,
+                nodes: 2,
+                home: false,
+                exchange: number,
+                element: 4096,
+                id: [7; 16],
+                agreement: 0,
+                port: 1,
+            };
+            let guest = Guest::Tcp(stream.try_clone().unwrap());
+            waiting.put(hello, guest, is_known, [127, 0, 0, 1].into())
+        };
+        let strangers = 1..2 * WAITING as u32;
+        let kept = strangers
+            .filter(|&number| put(number, false).is_ok())
+            .count();
+        assert!(kept > 0);
+        assert!(put(0, true).is_ok(), "{kept} strangers wait");
+    }
 }

@@ -1,6 +1,7 @@
 //! What the servers of the tree share: who may keep them busy before anything is proved.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,15 +10,36 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const MOST: usize = 64;
 const MOST_OF_ONE: usize = 8;
 
-/// The peers that a server has let in without a proof of who they are. They take none of its places.
-#[derive(Debug, Clone, Default)]
-struct Strangers(Arc<Mutex<Vec<IpAddr>>>);
+/// How a stranger is shown out.
+type Leave = Box<dyn FnOnce() + Send>;
+
+/// The peers that a server has let in without a proof of who they are, the oldest first. They take none of its places.
+#[derive(Clone, Default)]
+struct Strangers(Arc<Mutex<Inside>>);
+
+#[derive(Default)]
+struct Inside {
+    next: u64,
+    all: Vec<Waiting>,
+}
+
+struct Waiting {
+    number: u64,
+    from: IpAddr,
+    leave: Option<Leave>,
+}
 
 /// One of them. Dropping it makes room for another one.
 #[derive(Debug)]
 pub struct Stranger {
     all: Strangers,
-    from: IpAddr,
+    number: u64,
+}
+
+impl fmt::Debug for Strangers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Strangers").finish_non_exhaustive()
+    }
 }
 
 /// The address that counts as one host: an IPv6 host has a whole network of 64 bits.
@@ -29,32 +51,55 @@ fn origin(ip: IpAddr) -> IpAddr {
 }
 
 impl Strangers {
-    fn lock(&self) -> MutexGuard<'_, Vec<IpAddr>> {
+    fn lock(&self) -> MutexGuard<'_, Inside> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets one in, unless there are too many, of its address or in all.
-    fn enter(&self, from: IpAddr) -> Option<Stranger> {
+    /// Lets one in. If there are too many, of its address or in all, the oldest of them that can be shown out makes room for one that
+    /// can be shown out itself; any other one is not let in.
+    fn enter(&self, from: IpAddr, leave: Option<Leave>) -> Option<Stranger> {
         let from = origin(from);
-        let mut all = self.lock();
-        let alike = all.iter().filter(|other| **other == from).count();
-        if all.len() >= MOST || alike >= MOST_OF_ONE {
-            return None;
+        let mut inside = self.lock();
+        let all = &mut inside.all;
+        let of_one = all.iter().filter(|other| other.from == from).count() >= MOST_OF_ONE;
+        let gone = if of_one || all.len() >= MOST {
+            leave.as_ref()?;
+            let goes = |other: &Waiting| other.leave.is_some() && (!of_one || other.from == from);
+            let oldest = all.iter().position(goes)?;
+            all.remove(oldest).leave
+        } else {
+            None
+        };
+        let number = inside.next;
+        inside.next += 1;
+        inside.all.push(Waiting {
+            number,
+            from,
+            leave,
+        });
+        drop(inside);
+        if let Some(leave) = gone {
+            leave();
         }
-        all.push(from);
         Some(Stranger {
             all: self.clone(),
-            from,
+            number,
         })
     }
 }
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        let mut all = self.all.lock();
-        if let Some(at) = all.iter().position(|other| *other == self.from) {
-            all.swap_remove(at);
-        }
+        let mut inside = self.all.lock();
+        let mine = |other: &Waiting| other.number == self.number;
+        let gone = inside
+            .all
+            .iter()
+            .position(mine)
+            .map(|at| inside.all.remove(at));
+        // What is dropped with it may end a connection.
+        drop(inside);
+        drop(gone);
     }
 }
 
@@ -82,7 +127,7 @@ impl Drop for Place {
 pub enum Entry {
     /// Its peer has shown who it is.
     Known(Place),
-    /// Only its transport can show that it is of our user.
+    /// It has not yet.
     Stranger(Stranger),
 }
 
@@ -119,7 +164,24 @@ impl Admission {
         if is_known {
             return self.place().map(Entry::Known);
         }
-        let stranger = self.strangers.enter(from);
+        self.stranger(from, None)
+    }
+
+    /// A place among the strangers for a peer that can still show who it is, for which the oldest one makes room. `leave` ends the
+    /// peer's connection, when it is the oldest one itself.
+    ///
+    /// # Errors
+    /// As [`Admission::admit`].
+    pub fn admit_for_now(
+        &self,
+        from: IpAddr,
+        leave: impl FnOnce() + Send + 'static,
+    ) -> Result<Entry, &'static str> {
+        self.stranger(from, Some(Box::new(leave)))
+    }
+
+    fn stranger(&self, from: IpAddr, leave: Option<Leave>) -> Result<Entry, &'static str> {
+        let stranger = self.strangers.enter(from, leave);
         stranger.map(Entry::Stranger).ok_or("too many strangers")
     }
 
@@ -142,7 +204,7 @@ mod tests {
     #[test]
     fn one_address_leaves_room_for_others() {
         let strangers = Strangers::default();
-        let enter = |ip: &str| strangers.enter(ip.parse().unwrap());
+        let enter = |ip: &str| strangers.enter(ip.parse().unwrap(), None);
         let mut first: Vec<_> = (0..MOST_OF_ONE)
             .map(|_| enter("192.0.2.1").unwrap())
             .collect();
@@ -173,10 +235,33 @@ mod tests {
     #[test]
     fn there_are_only_so_many() {
         let strangers = Strangers::default();
-        let enter = |n: usize| strangers.enter([192, 0, 2, n as u8].into());
+        let enter = |n: usize| strangers.enter([192, 0, 2, n as u8].into(), None);
         let all: Vec<_> = (0..MOST).map(|n| enter(n).unwrap()).collect();
         assert!(enter(200).is_none());
         drop(all);
         assert!(enter(200).is_some());
+    }
+
+    #[test]
+    fn the_oldest_goes_first_of_its_address_then_of_all() {
+        let admission = Admission::new(1, "full");
+        let (tell, gone) = std::sync::mpsc::channel();
+        let enter = |ip: String| {
+            let (tell, from) = (tell.clone(), ip.clone());
+            let leave = move || tell.send(from).unwrap();
+            admission.admit_for_now(ip.parse().unwrap(), leave).unwrap()
+        };
+        let mut all = vec![enter("192.0.2.1".into())];
+        all.extend((0..MOST_OF_ONE).map(|i| enter(format!("2001:db8::{i}"))));
+        all.push(enter("2001:db8::99:1".into()));
+        assert_eq!(gone.try_iter().collect::<Vec<_>>(), ["2001:db8::0"]);
+        all.extend((0..MOST - MOST_OF_ONE - 1).map(|i| enter(format!("198.51.100.{i}"))));
+        assert_eq!(gone.try_iter().count(), 0);
+        all.push(enter("203.0.113.1".into()));
+        assert_eq!(gone.try_iter().collect::<Vec<_>>(), ["192.0.2.1"]);
+        // One with a place is no longer among them.
+        let _place = admission.seat(all.remove(2)).unwrap();
+        all.push(enter("203.0.113.2".into()));
+        assert_eq!(gone.try_iter().count(), 0);
     }
 }

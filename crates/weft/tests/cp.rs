@@ -62,7 +62,7 @@ fn a_sparse_file_larger_than_the_ring_over_ipv6_with_fsync() {
     );
     out.ok();
     assert!(
-        out.stdout.contains("B/s") && out.stdout.contains("CPU"),
+        out.stdout.contains("are holes") && out.stdout.contains("CPU"),
         "{}",
         out.stdout
     );
@@ -73,6 +73,64 @@ fn a_sparse_file_larger_than_the_ring_over_ipv6_with_fsync() {
         (&word, got.metadata().unwrap().len()),
         (b"in the middle", 150 << 20)
     );
+}
+
+#[test]
+fn holes_stay_holes_and_are_not_sent() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("to");
+    fs::create_dir(&to).unwrap();
+    let (mut paths, mut wanted) = (Vec::new(), Vec::new());
+    // Data in the middle of a block, at the end, nowhere, and in a file that would fit a pack.
+    let files: [(&str, u64, &[u64]); 4] = [
+        (
+            "some",
+            300 << 20,
+            &[64 << 10, 1 << 20, 77 << 20, (77 << 20) + (64 << 10)],
+        ),
+        ("end", 5 << 20, &[(5 << 20) - 4096]),
+        ("none", 200 << 20, &[]),
+        ("small", 32 << 10, &[4096]),
+    ];
+    for (name, size, pieces) in files {
+        let path = dir.path().join(name);
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(size).unwrap();
+        for &at in pieces {
+            file.write_all_at(&noise(4096, at), at).unwrap();
+        }
+        file.sync_all().unwrap();
+        wanted.push((
+            to.join(name),
+            size,
+            pieces,
+            file.metadata().unwrap().blocks(),
+        ));
+        paths.push(path.to_str().unwrap().to_owned());
+    }
+    for wire in BOTH {
+        let listener = Listener::start(&to, wire);
+        let mut args: Vec<&str> = paths.iter().map(String::as_str).collect();
+        args.push("--json");
+        args.extend(wire);
+        let out = send(&args, &listener.target(""));
+        out.ok();
+        let json: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+        let data = 4096 * 6;
+        assert_eq!(json["bytes"], data, "{json}");
+        assert_eq!(json["holes"], (505 << 20) + (32 << 10) - data, "{json}");
+        for (path, size, pieces, blocks) in &wanted {
+            let got = fs::File::open(path).unwrap();
+            let meta = got.metadata().unwrap();
+            assert_eq!(meta.len(), *size);
+            assert!(meta.blocks() <= *blocks, "{path:?}: {}", meta.blocks());
+            for &at in *pieces {
+                let mut piece = [0; 4096];
+                got.read_exact_at(&mut piece, at).unwrap();
+                assert!(piece[..] == noise(4096, at), "{path:?} {at}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -397,6 +455,26 @@ fn what_was_put_in_the_place_of_a_source_is_not_sent() {
     assert_eq!(names(&to.join("tree")), ["d", "good"]);
     assert!(names(&to.join("tree/d/deep")).is_empty());
     assert_eq!(fs::read(to.join("tree/good")).unwrap(), b"mine");
+}
+
+#[test]
+fn files_without_a_length_come_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = Listener::start(dir.path(), &[]);
+    let mut paths = vec!["/proc/version", "/proc/cpuinfo"];
+    // It says 4,096 bytes of itself, and has fewer.
+    paths.extend(
+        Some("/sys/kernel/mm/transparent_hugepage/enabled").filter(|p| Path::new(p).exists()),
+    );
+    send(&paths, &listener.target("")).ok();
+    for path in paths {
+        let got = fs::read(dir.path().join(Path::new(path).file_name().unwrap())).unwrap();
+        // Clock rates change; the length of their text hardly does.
+        assert!(
+            !got.is_empty() && got.len().abs_diff(fs::read(path).unwrap().len()) < 100,
+            "{path}"
+        );
+    }
 }
 
 #[test]

@@ -72,6 +72,7 @@ fn record(path: &str, content: &[u8]) -> Vec<u8> {
         mode: 0o644,
         mtime: Mtime::default(),
         size: content.len() as u64,
+        room: content.len() as u64,
         source: [1; 16],
         path: RelPath::new(path.as_bytes()).unwrap(),
     };
@@ -194,6 +195,7 @@ fn packs_that_lie_end_the_connection() {
         mode: 0o644,
         mtime: Mtime::default(),
         size: 5,
+        room: 5,
         source: [1; 16],
         path: RelPath::new(b"alone").unwrap(),
     };

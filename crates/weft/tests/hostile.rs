@@ -30,6 +30,7 @@ fn spec(path: &str, size: u64, no_wait: bool) -> FileSpec {
         mode: 0o644,
         mtime: Mtime::default(),
         size,
+        room: size,
         source: [1; 16],
         path,
     }

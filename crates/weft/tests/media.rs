@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -193,6 +194,37 @@ fn memory_for_movies_is_limited() {
     until("the place of who has left", || {
         Viewer::open(&device, &dial, &title("b.mp4")).ok()
     });
+}
+
+#[test]
+fn strangers_that_keep_connecting_do_not_keep_a_known_viewer_out() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let movie = noise(100_000, 1);
+    fs::write(dir.path().join("a.mp4"), &movie).unwrap();
+    let server = Server::start(dir.path(), &["--max-viewers", "1"]);
+    if common::unprivileged(dir.path()).is_none() {
+        return;
+    }
+    let url = server.url("a.mp4");
+    for _ in 0..3 {
+        let strangers: Vec<_> = (0..4)
+            .map(|_| {
+                let mut command = common::unprivileged(dir.path()).unwrap();
+                command.args(["media", "play", "--peer", server.fingerprint(), &url]);
+                command.stdout(Stdio::null()).stderr(Stdio::null());
+                command.spawn().unwrap()
+            })
+            .collect();
+        let seen = until("a place, once the last viewer is gone", || {
+            let (out, seen) = play(&url, &[], "off");
+            (out.code == 0).then_some(seen)
+        });
+        assert!(seen == movie);
+        for mut stranger in strangers {
+            assert_eq!(stranger.wait().unwrap().code(), Some(4));
+        }
+    }
 }
 
 struct Raw {

@@ -138,7 +138,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     no_progress: bool,
 
-    /// Print the summary as a JSON object: files, bytes, kept, held, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
+    /// Print the summary as a JSON object: files, bytes, kept, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
@@ -391,6 +391,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             "bytes": report.bytes,
             "kept": report.kept,
             "held": report.held,
+            "holes": report.holes,
             "seconds": took.as_secs_f64(),
             "cpu_s": cpu_time().as_secs_f64(),
             "peer_cpu_s": report.peer_cpu.as_secs_f64(),
@@ -427,6 +428,9 @@ fn summary(report: &Report, took: Duration) -> String {
     // Writing to a string cannot fail.
     if report.held > 0 {
         let _ = write!(line, "; {} were there already", HumanBytes(report.held));
+    }
+    if report.holes > 0 {
+        let _ = write!(line, "; {} are holes", HumanBytes(report.holes));
     }
     if report.kept > 0 {
         let _ = write!(line, "; {} left alone", report.kept);

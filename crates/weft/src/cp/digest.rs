@@ -13,6 +13,13 @@ pub fn digest(bytes: &[u8]) -> Digest {
     XxHash3_128::oneshot(bytes).to_be_bytes()
 }
 
+/// The digest of so many zeros.
+pub fn zeros(len: u32) -> Digest {
+    let mut stream = Stream::default();
+    stream.add_zeros(len);
+    stream.finish()
+}
+
 /// A digest of bytes that come in pieces.
 #[derive(Default)]
 pub struct Stream(XxHash3_128);
@@ -21,6 +28,16 @@ impl Stream {
     /// Adds bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
+    }
+
+    /// Adds zeros.
+    pub fn add_zeros(&mut self, mut len: u32) {
+        const ZEROS: &[u8] = &[0; 4096];
+        while len > 0 {
+            let piece = &ZEROS[..ZEROS.len().min(len as usize)];
+            self.add(piece);
+            len -= piece.len() as u32;
+        }
     }
 
     /// The digest of everything so far.

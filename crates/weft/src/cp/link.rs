@@ -10,7 +10,7 @@ use std::time::Duration;
 use weft_verbs::Path;
 
 use super::digest::Stream;
-use super::protocol::{Digest, Message, RingAdvert};
+use super::protocol::{Digest, Extent, Message, RingAdvert};
 
 /// Bytes of a slot that are copied at a time.
 const PIECE: u32 = 64 << 10;
@@ -114,10 +114,11 @@ pub trait Link: Send + Sync {
     fn close(&self);
 }
 
-/// Looks at the first `len` bytes of a slot, each copied once to memory of our own. The pieces stay in the cache.
-pub fn for_slot(
+/// Looks at `len` bytes of a slot, each copied once to memory of our own. The pieces stay in the cache.
+fn for_slot(
     link: &dyn Link,
     slot: u16,
+    from: u32,
     len: u32,
     mut look: impl FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
@@ -125,7 +126,7 @@ pub fn for_slot(
     let mut done = 0;
     while done < len {
         let piece = &mut buf[..(len - done).min(PIECE) as usize];
-        link.slot_to_buf(slot, done, piece)?;
+        link.slot_to_buf(slot, from + done, piece)?;
         look(piece)?;
         done += piece.len() as u32;
     }
@@ -135,11 +136,26 @@ pub fn for_slot(
 /// The digest of the first `len` bytes of a slot.
 pub fn slot_digest(link: &dyn Link, slot: u16, len: u32) -> io::Result<Digest> {
     let mut stream = Stream::default();
-    for_slot(link, slot, len, |piece| {
+    for_slot(link, slot, 0, len, |piece| {
         stream.add(piece);
         Ok(())
     })?;
     Ok(stream.finish())
+}
+
+fn write_all(file: BorrowedFd<'_>, mut rest: &[u8], mut at: u64) -> io::Result<()> {
+    while !rest.is_empty() {
+        match rustix::io::pwrite(file, rest, at) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => {
+                rest = &rest[n..];
+                at += n as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Writes the first `len` bytes of a slot to a file, and says what their digest is.
@@ -151,23 +167,54 @@ pub fn write_slot(
     len: u32,
 ) -> io::Result<Digest> {
     let (mut stream, mut at) = (Stream::default(), offset);
-    for_slot(link, slot, len, |piece| {
+    for_slot(link, slot, 0, len, |piece| {
         stream.add(piece);
-        let mut rest = piece;
-        while !rest.is_empty() {
-            match rustix::io::pwrite(file, rest, at) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => {
-                    rest = &rest[n..];
-                    at += n as u64;
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
+        write_all(file, piece, at)?;
+        at += piece.len() as u64;
         Ok(())
     })?;
     Ok(stream.finish())
+}
+
+/// The digest of a block of `len` bytes whose pieces are in a slot, with zeros in its holes. `write` gets each piece, and where it is
+/// in the block.
+pub fn for_extents(
+    link: &dyn Link,
+    slot: u16,
+    len: u32,
+    extents: &[Extent],
+    mut write: impl FnMut(&[u8], u32) -> io::Result<()>,
+) -> io::Result<Digest> {
+    let mut stream = Stream::default();
+    let (mut done, mut from) = (0, 0);
+    for extent in extents {
+        stream.add_zeros(extent.at - done);
+        let mut at = extent.at;
+        for_slot(link, slot, from, extent.len, |piece| {
+            stream.add(piece);
+            write(piece, at)?;
+            at += piece.len() as u32;
+            Ok(())
+        })?;
+        from += extent.len;
+        done = extent.at + extent.len;
+    }
+    stream.add_zeros(len - done);
+    Ok(stream.finish())
+}
+
+/// Writes the pieces of a block that are in a slot to a file, where the block begins at `offset`; says what the block's digest is.
+pub fn write_extents(
+    link: &dyn Link,
+    slot: u16,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: u32,
+    extents: &[Extent],
+) -> io::Result<Digest> {
+    for_extents(link, slot, len, extents, |piece, at| {
+        write_all(file, piece, offset + u64::from(at))
+    })
 }
 
 /// Reads exactly `len` bytes of a file into a slot, from `at` on.

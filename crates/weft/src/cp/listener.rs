@@ -6,6 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use weft_service::{Admission, Entry};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tcp_peer_uid;
@@ -13,7 +14,6 @@ use weft_verbs::tls::{Identity, PublicKey, Tls};
 
 use super::START_PATIENCE;
 use super::link::{Link, LinkError};
-use super::lobby::{Lobby, Visit};
 use super::protocol::{Code, HELLO_LEN, Hello, Status, VERSION};
 use super::rdma::{Prepared, RdmaLink};
 use super::receiver::{self, Totals, Watch};
@@ -77,7 +77,7 @@ struct Inner {
     door: Door,
     store: Store,
     config: Config,
-    lobby: Arc<Lobby>,
+    admission: Admission,
 }
 
 fn cannot_listen(dir: &Path, e: &std::io::Error) -> Failure {
@@ -134,12 +134,13 @@ impl Listener {
                     .map_err(|e| bind_error(&e.source))?;
             Door::Rdma(device, listener, tls)
         };
-        let lobby = Lobby::new(if config.once { 1 } else { config.max_senders });
+        let places = if config.once { 1 } else { config.max_senders };
+        let admission = Admission::new(places, "as many senders are served as may be");
         Ok(Self(Arc::new(Inner {
             door,
             store,
             config,
-            lobby,
+            admission,
         })))
     }
 
@@ -228,8 +229,22 @@ impl Inner {
             }
         };
         let peer = arrived.1;
+        let weak = Arc::downgrade(&link);
+        let leave = move || {
+            tracing::info!("{peer}: made room for a newer connection");
+            if let Some(link) = weak.upgrade() {
+                link.close();
+            }
+        };
+        let entry = match self.admission.admit_for_now(peer.ip(), leave) {
+            Ok(entry) => entry,
+            Err(why) => {
+                tracing::info!("{peer}: turned away: {why}");
+                return;
+            }
+        };
         let session = Session {
-            visit: Mutex::new(self.lobby.enter(peer.ip(), &link)),
+            entry: Mutex::new(Some(entry)),
             inner: Arc::clone(self),
             events: Arc::clone(events),
             link,
@@ -327,13 +342,17 @@ struct Session {
     events: Arc<dyn Events>,
     link: Arc<dyn Link>,
     peer: SocketAddr,
-    visit: Mutex<Visit>,
+    /// Among the strangers, until it has proved itself.
+    entry: Mutex<Option<Entry>>,
 }
 
 impl Watch for Session {
-    fn proved(&self) -> bool {
-        let mut visit = self.visit.lock().unwrap_or_else(PoisonError::into_inner);
-        visit.take_place()
+    fn proved(&self) -> Result<(), &'static str> {
+        let mut entry = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stranger) = entry.take() {
+            *entry = Some(Entry::Known(self.inner.admission.seat(stranger)?));
+        }
+        Ok(())
     }
 
     fn entry_failed(&self, path: &str, error: &StoreError) {

@@ -1,9 +1,9 @@
 //! `weft cp`: files moved with one-sided RDMA Writes.
 //!
 //! The pieces, from pure to busy: [`path`], [`protocol`] (messages), [`auth`] (the key), [`digest`] (checksums),
-//! [`target`] and [`walk`] (what goes where), [`beneath`] (opening what was found), [`store`] (the receiver's directory), [`link`] with [`rdma`]
+//! [`target`] and [`walk`] (what goes where), [`beneath`] (opening what was found), [`source`] (what is read of it), [`store`] (the receiver's directory), [`link`] with [`rdma`]
 //! and [`tcp`] (connections), [`sender`] and [`receiver`],
-//! [`session`] (the sender's connection) and [`listener`], with a [`lobby`], that join them. The protocol is described in docs/spec/cp.md.
+//! [`session`] (the sender's connection) and [`listener`] that join them. The protocol is described in docs/spec/cp.md.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ pub mod beneath;
 pub mod digest;
 pub mod link;
 pub mod listener;
-pub mod lobby;
 pub mod path;
 pub mod protocol;
 pub mod rdma;
 pub mod receiver;
 pub mod sender;
 pub mod session;
+pub mod source;
 pub mod store;
 pub mod target;
 pub mod tcp;

@@ -16,7 +16,7 @@ use codec::{Reader, put_mtime};
 pub use hello::{Hello, Status};
 
 /// The protocol version that this program speaks.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// The beginning of the private data of both MPA start-up frames.
 pub const MAGIC: [u8; 8] = *b"weft-cp\0";
 /// Length of a [`Hello`] in bytes.
@@ -33,6 +33,10 @@ pub const WINDOW: usize = 64;
 pub const PACK_FILES: u16 = 128;
 /// The longest PACK in bytes, where a slot has so many.
 pub const PACK_LEN: u32 = 128 << 10;
+/// Most blocks in a HOLE.
+pub const HOLE_BLOCKS: u32 = 65_536;
+/// Most pieces in a SPARSE block.
+pub const EXTENTS: usize = 256;
 /// Most names in an ASK.
 pub const ASK_NAMES: usize = 512;
 /// Most ASKs that may be without an answer.
@@ -204,10 +208,21 @@ pub struct FileSpec {
     pub mtime: Mtime,
     /// Length in bytes.
     pub size: u64,
+    /// Bytes that it takes on the disk: fewer where it has holes.
+    pub room: u64,
     /// Identity of the source; the same source has the same in a later run.
     pub source: Digest,
     /// Its path at the receiver.
     pub path: RelPath,
+}
+
+/// A piece of a block that is no hole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it begins in the block.
+    pub at: u32,
+    /// Its length in bytes.
+    pub len: u32,
 }
 
 /// The region of a receiver's ring.
@@ -284,6 +299,32 @@ pub enum Message {
         len: u32,
         /// The block's digest.
         digest: Digest,
+    },
+    /// A slot has been filled with the pieces of a block that has holes, one behind the other.
+    Sparse {
+        /// The entry.
+        id: u32,
+        /// The slot.
+        slot: u16,
+        /// The block's index in the file.
+        index: u64,
+        /// The block's length in bytes, with its holes.
+        len: u32,
+        /// The digest of the block, with zeros in its holes.
+        digest: Digest,
+        /// The pieces in order, at least one, none of them next to another.
+        extents: Vec<Extent>,
+    },
+    /// The next blocks are holes. Their slot stays empty.
+    Hole {
+        /// The entry.
+        id: u32,
+        /// A slot, which is freed as if it had been filled.
+        slot: u16,
+        /// The first block's index in the file.
+        index: u64,
+        /// Number of blocks.
+        blocks: u32,
     },
     /// The slot may be filled again.
     Free {
@@ -396,6 +437,20 @@ impl Message {
             Self::Packed { .. } => 17,
             Self::Ask { .. } => 18,
             Self::Held { .. } => 19,
+            Self::Sparse { .. } => 20,
+            Self::Hole { .. } => 21,
+        }
+    }
+
+    /// The slot that comes with it, and the number of bytes in it.
+    pub fn filled(&self) -> Option<(u16, u32)> {
+        match self {
+            Self::Block { slot, len, .. } | Self::Pack { slot, len, .. } => Some((*slot, *len)),
+            Self::Sparse { slot, extents, .. } => {
+                Some((*slot, extents.iter().map(|extent| extent.len).sum()))
+            }
+            Self::Hole { slot, .. } => Some((*slot, 0)),
+            _ => None,
         }
     }
 

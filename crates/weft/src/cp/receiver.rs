@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::auth::{Challenge, Key, Role};
 use super::digest::digest;
-use super::link::{Link, LinkError, Parcel, write_slot};
+use super::link::{Link, LinkError, Parcel, write_extents, write_slot};
 use super::protocol::pack::Records;
 use super::protocol::{
     ASKS, Code, Digest, FileSpec, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
@@ -49,8 +49,8 @@ pub struct Totals {
 
 /// The interface to the listener while a connection is served.
 pub trait Watch: Sync {
-    /// The sender has proved itself. Whether there is a place for it.
-    fn proved(&self) -> bool;
+    /// The sender has proved itself, and takes a place; or why there is none.
+    fn proved(&self) -> Result<(), &'static str>;
     /// An entry was not written.
     fn entry_failed(&self, path: &str, error: &StoreError);
 }
@@ -159,8 +159,7 @@ fn start(
         ready_proof = key.prove(Role::Responder, &about);
     }
     // Only a peer that has proved itself takes a place, and costs the memory of a ring.
-    if !watch.proved() {
-        let text = "as many senders are served as may be";
+    if let Err(text) = watch.proved() {
         refuse(link, Code::Full, text)?;
         return Err(LinkError::Gone(format!("it was turned away: {text}")));
     }
@@ -286,36 +285,37 @@ fn receive(
                     return violation("an entry out of order");
                 }
                 let mut entries = 1;
-                if let Message::Pack {
-                    slot, count, len, ..
-                } = &message
-                {
+                if let Message::Pack { count, .. } = &message {
                     entries = u32::from(*count);
-                    shared
-                        .fill(*slot, *len, ring)
-                        .map_err(|text| LinkError::Violation(text.into()))?;
                 }
                 next_id = next_id.wrapping_add(entries);
                 if shared.open.fetch_add(1, Ordering::AcqRel) >= WINDOW {
                     return violation("more entries than the window allows");
                 }
             }
-            Message::Block { slot, len, .. } => shared
-                .fill(*slot, *len, ring)
-                .map_err(|text| LinkError::Violation(text.into()))?,
             Message::Ask { .. } => {
                 if shared.asks.fetch_add(1, Ordering::AcqRel) >= ASKS {
                     return violation("more questions than may be open");
                 }
             }
-            // At most one more job for each entry; the worker refuses any that does not fit its state, and
+            // At most one more job for each entry or slot; the worker refuses any that does not fit its state, and
             // the bound below holds whatever a peer sends.
-            Message::From { .. } | Message::End { .. } | Message::Abandon { .. } => {}
+            Message::From { .. }
+            | Message::Block { .. }
+            | Message::Sparse { .. }
+            | Message::Hole { .. }
+            | Message::End { .. }
+            | Message::Abandon { .. } => {}
             Message::Done { .. } => done = true,
             Message::Refuse { text, .. } => {
                 return Err(LinkError::Gone(format!("the sender says: {text}")));
             }
             _ => return violation("a message that only a receiver sends"),
+        }
+        if let Some((slot, len)) = message.filled() {
+            shared
+                .fill(slot, len, ring)
+                .map_err(|text| LinkError::Violation(text.into()))?;
         }
         if shared.queued.fetch_add(1, Ordering::AcqRel) > 4 * WINDOW + shared.busy.len() {
             return violation("more messages than the window allows");
@@ -335,6 +335,16 @@ enum Current {
     Open(u32, Incoming),
     /// RESULT with an error was sent; messages that the sender had sent before are dropped.
     Failed(u32),
+}
+
+/// The entry that a block or a hole belongs to.
+fn content_of(message: &Message) -> Option<u32> {
+    match message {
+        Message::Block { id, .. } | Message::Sparse { id, .. } | Message::Hole { id, .. } => {
+            Some(*id)
+        }
+        _ => None,
+    }
 }
 
 /// Answers that are sent together, at most.
@@ -435,26 +445,17 @@ impl Worker<'_> {
                     Some(Err(e)) => self.fail_current(id, file, &e),
                 }
             }
-            (
-                Message::Block {
-                    id,
-                    slot,
-                    index,
-                    len,
-                    digest,
-                },
-                Current::Open(ours, mut file),
-            ) if id == ours => {
-                let wrote = self.write_block(&mut file, slot, index, len, &digest)?;
+            (message, Current::Open(ours, mut file)) if content_of(&message) == Some(ours) => {
+                let wrote = self.write(&mut file, &message)?;
                 match wrote {
-                    Ok(()) => self.current = Current::Open(id, file),
-                    Err(e) => self.fail_current(id, file, &e),
+                    Ok(()) => self.current = Current::Open(ours, file),
+                    Err(e) => self.fail_current(ours, file, &e),
                 }
-                self.free(slot);
+                self.free_slot_of(&message);
             }
-            (Message::Block { id, slot, .. }, Current::Failed(ours)) if id == ours => {
-                self.current = Current::Failed(id);
-                self.free(slot);
+            (message, Current::Failed(ours)) if content_of(&message) == Some(ours) => {
+                self.current = Current::Failed(ours);
+                self.free_slot_of(&message);
             }
             (Message::End { id, digest }, Current::Open(ours, file)) if id == ours => {
                 let path = file.path();
@@ -616,22 +617,46 @@ impl Worker<'_> {
         }
     }
 
-    /// Writes a block from its slot and checks the written bytes; the outer error ends the connection.
-    fn write_block(
+    /// Writes a block from its slot and checks the written bytes, or leaves a hole; the outer error ends the connection.
+    fn write(
         &self,
         file: &mut Incoming,
-        slot: u16,
-        index: u64,
-        len: u32,
-        digest: &[u8; 16],
+        message: &Message,
     ) -> Result<Result<(), StoreError>, LinkError> {
-        let Some((fd, at)) = file.expect(index, len) else {
-            return Err(LinkError::Violation(
-                "a block that is not the next one of its file".into(),
-            ));
+        let out_of_order =
+            || LinkError::Violation("a block that is not the next one of its file".into());
+        let (index, digest, in_slot, wrote) = match message {
+            Message::Block {
+                slot,
+                index,
+                len,
+                digest,
+                ..
+            } => {
+                let (fd, at) = file.expect(*index, *len).ok_or_else(out_of_order)?;
+                let wrote = write_slot(self.link, *slot, fd, at, *len);
+                (index, digest, *len, wrote)
+            }
+            Message::Sparse {
+                slot,
+                index,
+                len,
+                digest,
+                extents,
+                ..
+            } => {
+                let (fd, at) = file.expect(*index, *len).ok_or_else(out_of_order)?;
+                let wrote = write_extents(self.link, *slot, fd, at, *len, extents);
+                let in_slot = extents.iter().map(|extent| extent.len).sum();
+                (index, digest, in_slot, wrote)
+            }
+            Message::Hole { index, blocks, .. } => {
+                return file.hole(*index, *blocks).ok_or_else(out_of_order);
+            }
+            _ => return Err(out_of_order()),
         };
         // A wrong block is in the file then, and not in its journal.
-        match write_slot(self.link, slot, fd, at, len) {
+        match wrote {
             Ok(written) if written == *digest => {}
             Ok(_) => {
                 return Ok(Err(StoreError {
@@ -641,8 +666,14 @@ impl Worker<'_> {
             }
             Err(e) => return Ok(Err(StoreError::io("cannot write", &e))),
         }
-        self.shared.count(|t| t.bytes += u64::from(len));
+        self.shared.count(|t| t.bytes += u64::from(in_slot));
         Ok(file.written(digest))
+    }
+
+    fn free_slot_of(&mut self, message: &Message) {
+        if let Some((slot, _)) = message.filled() {
+            self.free(slot);
+        }
     }
 
     fn fail_current(&mut self, id: u32, file: Incoming, e: &StoreError) {

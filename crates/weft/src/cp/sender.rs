@@ -4,30 +4,24 @@
 //! filled slots over the wire in order. So disk reads, the wire and the peer's disk writes overlap.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
-
-use rustix::fs::{self, FileType, Stat};
 
 use weft_verbs::Path;
 
 use super::auth::{Challenge, Key, Role};
 use super::beneath::Opener;
-use super::digest::{BlockList, digest};
-use super::link::{Link, LinkError, Parcel, read_slot, slot_digest};
+use super::link::{Link, LinkError, Parcel};
 use super::path::printable;
 use super::protocol::{
-    ASKS, Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, PACK_FILES, PACK_LEN,
-    RingAdvert, WINDOW, pack,
+    ASKS, Code, Digest, FileFlags, Hello, KEEPALIVE, Message, RingAdvert, WINDOW, pack,
 };
-use super::walk::{Entry, FileId, Kind, Plan, id_of, mtime};
+use super::walk::{Entry, Kind, Plan};
 use super::{START_PATIENCE, cpu_time};
+
+mod content;
 
 /// The options of a sender.
 #[derive(Debug, Clone)]
@@ -84,6 +78,8 @@ pub struct Report {
     pub bytes: u64,
     /// Bytes that were there from an earlier transfer.
     pub held: u64,
+    /// Bytes of holes, which were not sent.
+    pub holes: u64,
     /// CPU time of the receiver's process during the session, as it says.
     pub peer_cpu: Duration,
     /// Its transport.
@@ -119,8 +115,6 @@ fn shown(path: &std::path::Path) -> String {
 const BATCH: usize = 24;
 /// A block from this length on is handed over at once: the wire need not wait for the next.
 const LARGE: u32 = 64 << 10;
-/// The longest file that is sent in a pack with others.
-const SMALL: u64 = 32 << 10;
 
 /// Proves the key both ways, then sends everything in `plan`.
 pub fn send(
@@ -243,8 +237,8 @@ struct Sending<'a> {
     options: &'a Options,
     progress: &'a mut dyn Progress,
     free: Vec<u16>,
-    /// Length of the block in each slot that is in use.
-    in_use: Vec<Option<u32>>,
+    /// Bytes of the file that each slot in use stands for.
+    in_use: Vec<Option<u64>>,
     next_id: u32,
     /// Entries without a RESULT.
     open: HashMap<u32, Open>,
@@ -433,123 +427,6 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Adds a small file to the pack. One that cannot be read whole leaves no trace in it.
-    fn pack(
-        &mut self,
-        entry: &Entry,
-        file: &File,
-        stat: &Stat,
-        size: u32,
-    ) -> Result<(), FileError> {
-        let spec = self.spec(entry, stat, true);
-        let Some(record) = pack::record(&spec) else {
-            return Err(FileError::Here("its name is too long".into()));
-        };
-        let len = record.len() as u32 + size;
-        let room = self.ring.slot_len.min(PACK_LEN);
-        if self
-            .pack
-            .as_ref()
-            .is_some_and(|pack| pack.len + len > room || pack.count == PACK_FILES)
-        {
-            self.end_pack()?;
-        }
-        let mut pack = match self.pack.take() {
-            Some(pack) => pack,
-            None => Packing {
-                slot: self.free_slot()?,
-                first: self.next_id,
-                count: 0,
-                len: 0,
-                content: 0,
-            },
-        };
-        let at = pack.len;
-        let read = self
-            .link
-            .slot_from_buf(pack.slot, at, &record)
-            .map_err(|e| e.to_string())
-            .and_then(|()| self.read(pack.slot, at + record.len() as u32, file, 0, size))
-            .and_then(|()| unchanged(file, stat));
-        if read.is_ok() {
-            (pack.len, pack.content) = (at + len, pack.content + size);
-            pack.count += 1;
-        }
-        self.pack = Some(pack);
-        read.map_err(FileError::Here)?;
-        let id = self.open(entry, true, false);
-        if let Some(open) = self.open.get_mut(&id) {
-            open.bytes = size.into();
-        }
-        Ok(())
-    }
-
-    /// Sends the pack, if there is one.
-    fn end_pack(&mut self) -> Result<(), SendError> {
-        let Some(pack) = self.pack.take() else {
-            return Ok(());
-        };
-        let Packing {
-            slot,
-            first,
-            count,
-            len,
-            content,
-        } = pack;
-        if count == 0 {
-            self.free.push(slot);
-            return Ok(());
-        }
-        while self.window >= WINDOW {
-            self.pump()?;
-        }
-        self.window += 1;
-        let last = first.wrapping_add(u32::from(count) - 1);
-        match self.open.get_mut(&last) {
-            Some(open) => open.last = true,
-            None => return Err(LinkError::Violation("a result for nothing".into()).into()),
-        }
-        let digest = slot_digest(self.link, slot, len)
-            .map_err(|e| LinkError::Local(format!("cannot read a slot: {e}")))?;
-        self.in_use[usize::from(slot)] = Some(content);
-        self.queue(Parcel::Block {
-            slot,
-            len,
-            message: Message::Pack {
-                id: first,
-                slot,
-                count,
-                len,
-                digest,
-            },
-        })?;
-        self.flush()
-    }
-
-    fn read(&self, slot: u16, at: u32, file: &File, offset: u64, len: u32) -> Result<(), String> {
-        read_slot(self.link, slot, at, file.as_fd(), offset, len).map_err(|e| {
-            if e.kind() == std::io::ErrorKind::UnexpectedEof {
-                "became shorter while it was read; send it again".into()
-            } else {
-                e.to_string()
-            }
-        })
-    }
-
-    fn spec(&self, entry: &Entry, stat: &Stat, no_wait: bool) -> FileSpec {
-        FileSpec {
-            flags: FileFlags {
-                no_wait,
-                ..self.options.flags
-            },
-            mode: stat.st_mode & 0o777,
-            mtime: mtime(stat),
-            size: u64::try_from(stat.st_size).unwrap_or(0),
-            source: identity(id_of(stat)),
-            path: entry.path.clone(),
-        }
-    }
-
     fn post(&mut self, message: Message) -> Result<(), SendError> {
         self.queue(Parcel::Message(message))
     }
@@ -571,143 +448,6 @@ impl<'a> Sending<'a> {
         self.out
             .send(std::mem::take(&mut self.pending))
             .map_err(|_| LinkError::Gone("the wire failed".into()).into())
-    }
-
-    fn file(&mut self, entry: &Entry, opener: &mut Opener<'_>) -> Result<(), FileError> {
-        let (file, stat) = opener.open(entry).map_err(FileError::Here)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(FileError::Here("is not a regular file any more".into()));
-        }
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let block_len = u64::from(self.ring.slot_len);
-        let room = block_len.min(PACK_LEN.into());
-        if size <= SMALL && pack::record_len(&entry.path, size) <= room {
-            return self.pack(entry, &file, &stat, size as u32);
-        }
-        let no_wait = size <= block_len;
-        let id = self.begin(entry, true)?;
-        let spec = self.spec(entry, &stat, no_wait);
-        self.post(Message::File { id, spec })?;
-        let mut list = BlockList::default();
-        let sent = self
-            .blocks(id, &file, size, no_wait, &mut list)
-            .and_then(|()| unchanged(&file, &stat).map_err(FileError::Here));
-        match sent {
-            Ok(()) => self.post(Message::End {
-                id,
-                digest: list.complete(size),
-            })?,
-            Err(FileError::Here(why)) => {
-                // The receiver's RESULT will say that we gave it up; we know better why.
-                if let Some(open) = self.open.get_mut(&id) {
-                    open.counted = false;
-                }
-                self.post(Message::Abandon { id })?;
-                return Err(FileError::Here(why));
-            }
-            Err(FileError::There) => {
-                self.post(Message::Abandon { id })?;
-                return Err(FileError::There);
-            }
-            Err(e) => return Err(e),
-        }
-        Ok(())
-    }
-
-    fn blocks(
-        &mut self,
-        id: u32,
-        file: &File,
-        size: u64,
-        no_wait: bool,
-        list: &mut BlockList,
-    ) -> Result<(), FileError> {
-        let block_len = u64::from(self.ring.slot_len);
-        let total = size.div_ceil(block_len);
-        if !no_wait {
-            let (blocks, theirs) = loop {
-                match self.offer.take() {
-                    Some((of, blocks, digest)) if of == id && blocks <= total => {
-                        break (blocks, digest);
-                    }
-                    Some(_) => {
-                        return Err(SendError::from(LinkError::Violation(
-                            "an offer that was not asked for".into(),
-                        ))
-                        .into());
-                    }
-                    None if !self.open.contains_key(&id) => return Err(FileError::Declined),
-                    None => self.pump()?,
-                }
-            };
-            if blocks > 0 {
-                self.read_prefix(file, blocks, size, list)?;
-                if list.prefix() == theirs {
-                    let held = size.min(blocks * block_len);
-                    self.report.held += held;
-                    self.progress.advance(held, true);
-                } else {
-                    *list = BlockList::default();
-                }
-            }
-            self.post(Message::From {
-                id,
-                block: list.blocks(),
-            })?;
-        }
-        while list.blocks() < total {
-            let slot = self.free_slot()?;
-            if !self.open.contains_key(&id) {
-                self.free.push(slot);
-                return Err(FileError::There);
-            }
-            let index = list.blocks();
-            let len = block_len.min(size - index * block_len) as u32;
-            if let Err(why) = self.read(slot, 0, file, index * block_len, len) {
-                self.free.push(slot);
-                return Err(FileError::Here(why));
-            }
-            let digest =
-                slot_digest(self.link, slot, len).map_err(|e| FileError::Here(e.to_string()))?;
-            list.push(&digest);
-            self.in_use[usize::from(slot)] = Some(len);
-            if let Some(open) = self.open.get_mut(&id) {
-                open.bytes += u64::from(len);
-            }
-            self.queue(Parcel::Block {
-                slot,
-                len,
-                message: Message::Block {
-                    id,
-                    slot,
-                    index,
-                    len,
-                    digest,
-                },
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Adds the digests of the first `blocks` blocks of the file.
-    fn read_prefix(
-        &mut self,
-        file: &File,
-        blocks: u64,
-        size: u64,
-        list: &mut BlockList,
-    ) -> Result<(), FileError> {
-        let block_len = u64::from(self.ring.slot_len);
-        let mut buf = vec![0; self.ring.slot_len as usize];
-        while list.blocks() < blocks {
-            self.drain()?;
-            let at = list.blocks() * block_len;
-            let len = block_len.min(size - at) as usize;
-            file.read_exact_at(&mut buf[..len], at)
-                .map_err(|e| FileError::Here(e.to_string()))?;
-            list.push(&digest(&buf[..len]));
-        }
-        Ok(())
     }
 
     /// Waits for a message, and processes it and those that have arrived with it.
@@ -753,7 +493,7 @@ impl<'a> Sending<'a> {
                     return violation("a slot was freed that is not in use");
                 };
                 self.free.push(slot);
-                self.progress.advance(len.into(), false);
+                self.progress.advance(len, false);
             }
             Message::Offer { id, blocks, digest } => self.offer = Some((id, blocks, digest)),
             Message::Packed { id, count } => {
@@ -831,25 +571,4 @@ fn advice(code: Code) -> &'static str {
 /// Whether the receiver is asked about this entry before it is sent.
 fn is_asked_for(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::File(_) | Kind::Link(_))
-}
-
-/// The file is as it was before it was read.
-fn unchanged(file: &File, before: &Stat) -> Result<(), String> {
-    let now = fs::fstat(file).map_err(|e| e.to_string())?;
-    if (now.st_size, mtime(&now)) == (before.st_size, mtime(before)) {
-        Ok(())
-    } else {
-        Err("changed while it was read; send it again".into())
-    }
-}
-
-static MACHINE: LazyLock<Vec<u8>> =
-    LazyLock::new(|| std::fs::read("/etc/machine-id").unwrap_or_default());
-
-/// The identity of a source: this machine, the file system and the inode.
-fn identity((dev, ino): FileId) -> Digest {
-    let mut bytes = MACHINE.clone();
-    bytes.extend(dev.to_be_bytes());
-    bytes.extend(ino.to_be_bytes());
-    digest(&bytes)
 }

@@ -388,6 +388,7 @@ mod tests {
             mode: 0o640,
             mtime,
             size,
+            room: size,
             source: [7; 16],
             path: RelPath::new(path.as_bytes()).unwrap(),
         }
@@ -626,6 +627,41 @@ mod tests {
             std::fs::read(dir.path().join("f")).unwrap()[2 * 4096 + 7],
             5
         );
+    }
+
+    #[test]
+    fn nothing_of_an_earlier_transfer_shows_in_a_hole() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let size = 3 * u64::from(BLOCK) + 5;
+        let mut file = store
+            .begin(spec("f", size, FileFlags::default()), BLOCK)
+            .unwrap();
+        file.offer().unwrap();
+        file.start(0).unwrap().unwrap();
+        for index in 0..3 {
+            add(&mut file, index, &[1; BLOCK as usize]).unwrap();
+        }
+        drop(file);
+        let mut file = store
+            .begin(spec("f", size, FileFlags::default()), BLOCK)
+            .unwrap();
+        assert_eq!(file.offer().unwrap().0, 3);
+        file.start(0).unwrap().unwrap();
+        add(&mut file, 0, &[2; BLOCK as usize]).unwrap();
+        for (index, blocks) in [(0, 1), (2, 1), (1, 4), (1, u32::MAX)] {
+            assert!(file.hole(index, blocks).is_none(), "{index} {blocks}");
+        }
+        file.hole(1, 3).unwrap().unwrap();
+        let mut list = BlockList::default();
+        list.push(&digest(&[2; BLOCK as usize]));
+        (0..2).for_each(|_| list.push(&digest(&[0; BLOCK as usize])));
+        list.push(&digest(&[0; 5]));
+        store.commit(file, &list.complete(size)).unwrap();
+        let got = std::fs::read(dir.path().join("f")).unwrap();
+        assert_eq!(got.len() as u64, size);
+        assert!(got[..BLOCK as usize].iter().all(|&byte| byte == 2));
+        assert!(got[BLOCK as usize..].iter().all(|&byte| byte == 0));
     }
 
     #[test]

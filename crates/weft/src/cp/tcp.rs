@@ -195,7 +195,7 @@ impl Link for TcpLink {
         bytes[..HEADER_LEN].copy_from_slice(&header);
         self.read_by(&mut bytes[HEADER_LEN..], end)?;
         let (_, message) = Message::decode(&bytes).map_err(violation)?;
-        if let Message::Block { slot, len, .. } | Message::Pack { slot, len, .. } = message {
+        if let Some((slot, len)) = message.filled() {
             let ring = self.ring.get().map_or(0, Vec::len);
             if usize::from(slot) >= ring || len as usize > self.slot(slot).len() {
                 return Err(LinkError::Violation("a block outside the ring".into()));

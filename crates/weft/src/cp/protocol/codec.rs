@@ -1,8 +1,9 @@
 //! Messages of `weft cp` to bytes and back, by docs/spec/cp.md.
 
 use super::{
-    Code, DecodeError, FileFlags, FileSpec, MAX_MESSAGE, MAX_PATH, MAX_TEXT, Message, Mtime,
-    PACK_FILES, PACK_LEN, RelPath, RingAdvert, SLOT_LEN, SLOTS, pack, printable,
+    Code, DecodeError, EXTENTS, Extent, FileFlags, FileSpec, HOLE_BLOCKS, MAX_MESSAGE, MAX_PATH,
+    MAX_TEXT, Message, Mtime, PACK_FILES, PACK_LEN, RelPath, RingAdvert, SLOT_LEN, SLOTS, pack,
+    printable,
 };
 
 impl Message {
@@ -41,6 +42,7 @@ impl Message {
             Self::Pack { .. } | Self::Packed { .. } | Self::Ask { .. } | Self::Held { .. } => {
                 self.encode_many(out);
             }
+            Self::Sparse { .. } | Self::Hole { .. } => self.encode_holes(out),
             _ => self.encode_file(out),
         }
         let len = (out.len() - start) as u32;
@@ -57,6 +59,7 @@ impl Message {
                 put_mtime(out, spec.mtime);
                 out.extend([0; 4]);
                 out.extend(spec.size.to_be_bytes());
+                out.extend(spec.room.to_be_bytes());
                 out.extend(spec.source);
                 out.extend(spec.path.as_bytes());
             }
@@ -160,6 +163,45 @@ impl Message {
         }
     }
 
+    fn encode_holes(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Sparse {
+                id,
+                slot,
+                index,
+                len,
+                digest,
+                extents,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(slot.to_be_bytes());
+                out.extend((extents.len() as u16).to_be_bytes());
+                out.extend(index.to_be_bytes());
+                out.extend(len.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(digest);
+                for extent in extents {
+                    out.extend(extent.at.to_be_bytes());
+                    out.extend(extent.len.to_be_bytes());
+                }
+            }
+            Self::Hole {
+                id,
+                slot,
+                index,
+                blocks,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(slot.to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(index.to_be_bytes());
+                out.extend(blocks.to_be_bytes());
+                out.extend([0; 4]);
+            }
+            _ => unreachable!("encoded by another function"),
+        }
+    }
+
     /// Reads one message: the credits that it grants, and itself.
     pub fn decode(bytes: &[u8]) -> Result<(u16, Self), DecodeError> {
         let mut r = Reader(bytes);
@@ -220,6 +262,7 @@ impl Message {
             14 => Self::Credit,
             15 => Self::Done { cpu_us: r.u64()? },
             4..=13 => Self::decode_file(kind, &mut r)?,
+            20 | 21 => Self::decode_holes(kind, &mut r)?,
             _ => Self::decode_many(kind, &mut r)?,
         };
         r.end()?;
@@ -228,30 +271,10 @@ impl Message {
 
     fn decode_file(kind: u8, r: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(match kind {
-            4 => {
-                let id = r.u32()?;
-                let flags = FileFlags::from_u16(r.flags(0b1111)?);
-                let mode = r.mode()?;
-                let mtime = r.mtime()?;
-                r.zero(4)?;
-                let size = r.u64()?;
-                if i64::try_from(size).is_err() {
-                    return Err(DecodeError::Value("size"));
-                }
-                let source = r.array()?;
-                let path = r.path()?;
-                Self::File {
-                    id,
-                    spec: FileSpec {
-                        flags,
-                        mode,
-                        mtime,
-                        size,
-                        source,
-                        path,
-                    },
-                }
-            }
+            4 => Self::File {
+                id: r.u32()?,
+                spec: r.spec()?,
+            },
             5 => {
                 let id = r.u32()?;
                 r.zero(4)?;
@@ -344,6 +367,56 @@ impl Message {
                 }
             }
             _ => return Err(DecodeError::Kind(kind)),
+        })
+    }
+
+    fn decode_holes(kind: u8, r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let id = r.u32()?;
+        let slot = r.u16()?;
+        let extents = usize::from(r.u16()?);
+        let index = r.u64()?;
+        let len = r.u32()?;
+        r.zero(4)?;
+        if kind == 21 {
+            if extents != 0 {
+                return Err(DecodeError::Reserved);
+            }
+            if !(1..=HOLE_BLOCKS).contains(&len) {
+                return Err(DecodeError::Value("blocks of a hole"));
+            }
+            return Ok(Self::Hole {
+                id,
+                slot,
+                index,
+                blocks: len,
+            });
+        }
+        if len > *SLOT_LEN.end() {
+            return Err(DecodeError::Value("block length"));
+        }
+        if !(1..=EXTENTS).contains(&extents) {
+            return Err(DecodeError::Value("extents"));
+        }
+        let digest = r.array()?;
+        let mut end = 0;
+        let extent = |_| {
+            let (at, piece) = (r.u32()?, r.u32()?);
+            let next = at.checked_add(piece).filter(|&next| next <= len);
+            // In order, with a hole between two.
+            let fits = piece > 0 && (at > end || at == 0 && end == 0);
+            match next.filter(|_| fits) {
+                Some(next) => end = next,
+                None => return Err(DecodeError::Value("extents")),
+            }
+            Ok(Extent { at, len: piece })
+        };
+        Ok(Self::Sparse {
+            id,
+            slot,
+            index,
+            len,
+            digest,
+            extents: (0..extents).map(extent).collect::<Result<_, _>>()?,
         })
     }
 
@@ -449,6 +522,31 @@ impl<'a> Reader<'a> {
         } else {
             Err(DecodeError::Value("mode"))
         }
+    }
+
+    /// What a FILE says of its file.
+    fn spec(&mut self) -> Result<FileSpec, DecodeError> {
+        let flags = FileFlags::from_u16(self.flags(0b1111)?);
+        let mode = self.mode()?;
+        let mtime = self.mtime()?;
+        self.zero(4)?;
+        let size = self.u64()?;
+        if i64::try_from(size).is_err() {
+            return Err(DecodeError::Value("size"));
+        }
+        let room = self.u64()?;
+        if room > size {
+            return Err(DecodeError::Value("room"));
+        }
+        Ok(FileSpec {
+            flags,
+            mode,
+            mtime,
+            size,
+            room,
+            source: self.array()?,
+            path: self.path()?,
+        })
     }
 
     /// Fewer than 4 receives could not carry data, answers and credits at once.

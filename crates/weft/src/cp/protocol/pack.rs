@@ -66,6 +66,7 @@ impl<'a> Records<'a> {
             mode,
             mtime,
             size: size.into(),
+            room: size.into(),
             source,
             path,
         };
@@ -165,6 +166,7 @@ mod tests {
             mode: 0o751,
             mtime: Mtime { secs: -5, nanos: 7 },
             size,
+            room: size,
             source: [3; 16],
             path: RelPath::new(path.as_bytes()).unwrap(),
         }

@@ -40,6 +40,7 @@ fn message() -> impl Strategy<Value = Message> {
             mode,
             mtime,
             size,
+            room: size / 3,
             source,
             path,
         });
@@ -73,6 +74,38 @@ fn message() -> impl Strategy<Value = Message> {
                 digest
             }),
         any::<u16>().prop_map(|slot| Message::Free { slot }),
+        (
+            any::<u32>(),
+            any::<u16>(),
+            any::<u64>(),
+            any::<Digest>(),
+            prop::collection::vec((1..9u32, 1..9u32), 1..=EXTENTS)
+        )
+            .prop_map(|(id, slot, index, digest, pieces)| {
+                let mut len = 0;
+                let extents = pieces.into_iter().map(|(hole, piece)| {
+                    let at = len + hole;
+                    len = at + piece;
+                    Extent { at, len: piece }
+                });
+                let extents = extents.collect();
+                Message::Sparse {
+                    id,
+                    slot,
+                    index,
+                    len,
+                    digest,
+                    extents,
+                }
+            }),
+        (any::<u32>(), any::<u16>(), any::<u64>(), 1..=HOLE_BLOCKS).prop_map(
+            |(id, slot, index, blocks)| Message::Hole {
+                id,
+                slot,
+                index,
+                blocks
+            }
+        ),
         (any::<u32>(), any::<Digest>()).prop_map(|(id, digest)| Message::End { id, digest }),
         any::<u32>().prop_map(|id| Message::Abandon { id }),
         (any::<u32>(), code(), "[ -~]{0,80}").prop_map(|(id, code, text)| Message::Result {
@@ -200,7 +233,7 @@ fn literal_bytes() {
         key: true,
         nonce: [9; 32],
     };
-    let mut expected = b"weft-cp\0\x00\x03\x00\x03\x00\x01\x00\x00".to_vec();
+    let mut expected = b"weft-cp\0\x00\x04\x00\x03\x00\x01\x00\x00".to_vec();
     expected.extend([9; 32]);
     assert_eq!(hello.encode()[..], expected);
     assert_eq!(Hello::decode(&expected), Ok(hello));

@@ -10,7 +10,7 @@ use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{Code, Digest, FileSpec, StoreError, errno, printable};
-use crate::cp::digest::{BlockList, digest};
+use crate::cp::digest::{BlockList, digest, zeros};
 
 const JOURNAL_MAGIC: [u8; 8] = *b"weftcpj1";
 const JOURNAL_HEADER: u64 = 56;
@@ -137,6 +137,8 @@ pub struct Incoming {
     list: BlockList,
     pub(super) spec: FileSpec,
     block_len: u32,
+    /// The digest of a whole block of zeros, once there was one.
+    zeros: Option<Digest>,
     keep: bool,
 }
 
@@ -174,6 +176,7 @@ impl Incoming {
             list: BlockList::default(),
             spec,
             block_len,
+            zeros: None,
             keep: false,
         };
         if !incoming.spec.flags.no_wait {
@@ -183,7 +186,7 @@ impl Incoming {
         Ok(incoming)
     }
 
-    /// Whether it is complete and correct; from then on it is not kept for a resume. Truncates leftovers of an earlier transfer.
+    /// Whether it is complete and correct; from then on it is not kept for a resume. Its end may be a hole.
     pub(super) fn check_complete(&mut self, complete: &Digest) -> Result<(), StoreError> {
         let list = std::mem::take(&mut self.list);
         self.keep = false;
@@ -200,12 +203,8 @@ impl Incoming {
                 "the checksum of the file does not match",
             ));
         }
-        if !self.named {
-            // It has the blocks and nothing else.
-            return Ok(());
-        }
         let stat = fs::fstat(&self.part).map_err(errno("cannot look at the temporary file"))?;
-        if !has_name(&stat, &self.parent, &self.part_name) {
+        if self.named && !has_name(&stat, &self.parent, &self.part_name) {
             return Err(StoreError::new(
                 Code::Io,
                 "somebody else has removed or replaced the temporary file",
@@ -224,12 +223,12 @@ impl Incoming {
         let have = u64::try_from(stat.st_blocks)
             .unwrap_or(0)
             .saturating_mul(512);
-        if free.saturating_add(have) < self.spec.size {
+        if free.saturating_add(have) < self.spec.room {
             return Err(StoreError::new(
                 Code::NoSpace,
                 format!(
                     "no space: {} are needed and {} are free",
-                    HumanBytes(self.spec.size - have.min(self.spec.size)),
+                    HumanBytes(self.spec.room - have.min(self.spec.room)),
                     HumanBytes(free)
                 ),
             ));
@@ -314,7 +313,8 @@ impl Incoming {
         u64::from(self.block_len).min(self.spec.size.saturating_sub(at)) as u32
     }
 
-    /// Continues from `block`: the one of [`Self::offer`], or 0. `None` if it is neither.
+    /// Continues from `block`: the one of [`Self::offer`], or 0. `None` if it is neither. What the file has behind it is removed: it
+    /// would show in holes.
     pub fn start(&mut self, block: u64) -> Option<Result<(), StoreError>> {
         if block == 0 {
             self.list = BlockList::default();
@@ -322,7 +322,11 @@ impl Incoming {
             return None;
         }
         self.keep = block > 0;
+        let end = block.saturating_mul(u64::from(self.block_len));
         let journal = self.journal.as_mut()?;
+        if let Err(e) = fs::ftruncate(&self.part, end.min(self.spec.size)) {
+            return Some(Err(errno("cannot set the length")(e)));
+        }
         let at = JOURNAL_HEADER + block * 16;
         Some(
             journal
@@ -338,15 +342,45 @@ impl Incoming {
         next.then(|| (self.part.as_fd(), index * u64::from(self.block_len)))
     }
 
+    /// Leaves a hole of so many blocks, if the first of them is the next one.
+    pub fn hole(&mut self, index: u64, blocks: u32) -> Option<Result<(), StoreError>> {
+        let total = self.spec.size.div_ceil(u64::from(self.block_len));
+        let end = index
+            .checked_add(blocks.into())
+            .filter(|&end| end <= total)?;
+        if index != self.list.blocks() {
+            return None;
+        }
+        let whole = *self.zeros.get_or_insert_with(|| zeros(self.block_len));
+        let mut digests = Vec::with_capacity(blocks as usize);
+        for block in index..end {
+            let len = self.len_of(block);
+            digests.push(if len == self.block_len {
+                whole
+            } else {
+                zeros(len)
+            });
+        }
+        let end = (end * u64::from(self.block_len)).min(self.spec.size);
+        let extended = fs::ftruncate(&self.part, end).map_err(errno("cannot set the length"));
+        Some(extended.and_then(|()| self.note(&digests)))
+    }
+
     /// Notes that the expected block is in the file.
     pub fn written(&mut self, digest: &Digest) -> Result<(), StoreError> {
+        self.note(std::slice::from_ref(digest))
+    }
+
+    fn note(&mut self, digests: &[Digest]) -> Result<(), StoreError> {
         if let Some(journal) = &mut self.journal {
             journal
-                .write_all(digest)
+                .write_all(digests.as_flattened())
                 .map_err(|e| StoreError::io("cannot write the journal", &e))?;
             self.keep = true;
         }
-        self.list.push(digest);
+        for digest in digests {
+            self.list.push(digest);
+        }
         Ok(())
     }
 
