@@ -147,6 +147,11 @@ impl Stream {
             .ok_or(Broken)
     }
 
+    /// The position up to which the sender has published, which the other side can write too.
+    pub fn published(&self, sender: Role) -> u64 {
+        self.word(sender, Lane::Tail).load(Acquire) & !MARKS
+    }
+
     /// Makes the bytes up to `to` visible, from `tail` on, which this sender has published before.
     #[inline]
     pub fn publish(&self, sender: Role, tail: u64, to: u64) -> Result<Published, Broken> {

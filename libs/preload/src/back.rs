@@ -103,29 +103,54 @@ pub(crate) fn end_with_unread_of_all(conn: &'static Conn) {
     }
 }
 
-/// Takes the unread bytes out of the ring, whose direction is held, and puts them into TCP. `false`: they are still in the ring, or only a part is in TCP.
-fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool {
+/// Takes the unread bytes out of the ring, whose direction is held, and puts them into TCP. Where that cannot be, they are still in the ring. A connection whose
+/// bytes do not all fit into TCP is reset.
+fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) {
     let Some(peer) = peers_socket(fd, chan) else {
-        return false;
+        return;
     };
     if !is_quiet(chan) {
-        return false;
+        return;
     }
+    let Some(_giving) = rx::Giving::begin(chan.side()) else {
+        return;
+    };
     let bytes = rx::drain(fd, conn, chan);
+    if !put(&peer, &bytes) {
+        conn.reset(chan, Why::Unread);
+    }
+}
+
+/// Sends all bytes on a peer's socket, whose buffer is made larger where they do not fit. `false`: some are not sent.
+fn put(peer: &OwnedFd, bytes: &[u8]) -> bool {
+    let fd = peer.as_raw_fd();
+    let mut before = None;
     let mut sent = 0;
     while sent < bytes.len() {
         let rest = &bytes[sent..];
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: bytes of a slice.
-        let n = unsafe { next::send(peer.as_raw_fd(), rest.as_ptr().cast(), rest.len(), flags) };
+        let n = unsafe { next::send(fd, rest.as_ptr().cast(), rest.len(), flags) };
         match n {
             1.. => sent += n as usize,
             _ if crate::errno() == libc::EINTR => {}
-            // Nothing makes room: the program reads nothing now.
-            _ => return false,
+            // The program reads nothing now.
+            _ if before.is_none() => {
+                before = kernel::number(fd, libc::SO_SNDBUF);
+                let Some(now) = before else { return false };
+                let more = (2 * rest.len()).saturating_add(now as usize);
+                let more = c_int::try_from(more).unwrap_or(c_int::MAX / 2);
+                kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &more);
+                kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &more);
+            }
+            _ => break,
         }
     }
-    true
+    if let Some(before) = before {
+        // The kernel doubles what it is given.
+        kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &(before / 2));
+    }
+    sent == bytes.len()
 }
 
 /// Waits until no send over TCP is under way, a moment at most.

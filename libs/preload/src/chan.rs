@@ -29,6 +29,8 @@ pub(crate) const BOTH: u32 = 3;
 pub(crate) struct Side {
     pub(crate) rx_lock: SharedLock,
     pub(crate) tx_lock: SharedLock,
+    /// The process, if any, that gives the unread bytes of the ring back to TCP: other receivers wait.
+    pub(crate) giver: AtomicU32,
     /// Processes that have the socket.
     pub(crate) holders: AtomicU32,
     pub(crate) rx_state: AtomicU32,

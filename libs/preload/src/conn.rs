@@ -63,6 +63,10 @@ pub(crate) struct Reg {
     pub(crate) is_gone: bool,
     /// The `data` that the kernel has.
     pub(crate) told: u64,
+    /// The program has asked for room, and has not been told since: see edges.rs.
+    pub(crate) room_due: bool,
+    /// The [`Conn::fulls`] at that report.
+    pub(crate) fulls: u32,
 }
 
 impl Reg {
@@ -82,6 +86,8 @@ impl Reg {
             fired: false,
             is_gone: false,
             told: data,
+            room_due: false,
+            fulls: 0,
         }
     }
 }
@@ -132,6 +138,9 @@ pub(crate) struct Conn {
     pub(crate) is_late: AtomicBool,
     /// The kernel does not have our registration as it is (under [`big`]).
     pub(crate) is_behind: AtomicBool,
+    /// A registration is for the edges of room, and how often a send has found none since: see edges.rs.
+    pub(crate) has_edges: AtomicBool,
+    pub(crate) fulls: AtomicU32,
     /// Closed: the last to leave frees it.
     dead: AtomicBool,
     /// The process that has left it at its end.
@@ -254,8 +263,7 @@ impl Conn {
         self.note(why);
         let fd = self.descriptor();
         if fd >= 0 {
-            // SAFETY: our socket.
-            unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
+            kernel::abort(fd);
             // Bytes behind the lost ones are not the continuation of what was received.
             kernel::discard(fd);
         }

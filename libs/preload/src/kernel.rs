@@ -85,6 +85,15 @@ pub(crate) fn poll_one(fd: c_int, events: c_short, ms: c_int) -> c_short {
     list[0].revents
 }
 
+/// Ends a connection by a reset, which the peer sees as `ECONNRESET`.
+pub(crate) fn abort(fd: c_int) {
+    // SAFETY: zero is a valid address, of no family.
+    let nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
+    let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: an address and its length.
+    unsafe { next::connect(fd, &raw const nobody, len) };
+}
+
 /// Returns true if there is something to be read, or an error.
 pub(crate) fn is_readable(fd: c_int) -> bool {
     poll_one(fd, libc::POLLIN, 0) != 0

@@ -38,6 +38,7 @@ mod counts;
 mod dgram;
 mod direct;
 mod direction;
+mod edges;
 mod exec;
 mod fd;
 mod fetch;

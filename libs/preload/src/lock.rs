@@ -5,9 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::kernel;
 
-/// The holder's process number, and the top bit if another thread waits; 0: free.
-#[repr(transparent)]
-pub(crate) struct SharedLock(AtomicU32);
+#[repr(C)]
+pub(crate) struct SharedLock {
+    /// The holder's process number, and the top bit if another thread waits; 0: free.
+    word: AtomicU32,
+    /// 1: a holder has died, and what the lock guards may be half done.
+    stolen: AtomicU32,
+}
 
 const WAITED: u32 = 1 << 31;
 
@@ -35,26 +39,36 @@ impl SharedLock {
     #[inline]
     pub(crate) fn lock(&self) -> Held<'_> {
         let own = own();
-        if self.0.compare_exchange(0, own, Acquire, Relaxed).is_err() {
+        if self
+            .word
+            .compare_exchange(0, own, Acquire, Relaxed)
+            .is_err()
+        {
             self.wait(own);
         }
         Held(self)
+    }
+
+    /// Returns true once after a holder has died (the caller holds it).
+    #[inline]
+    pub(crate) fn was_stolen(&self) -> bool {
+        self.stolen.load(Relaxed) != 0 && self.stolen.swap(0, Relaxed) != 0
     }
 
     #[cold]
     fn wait(&self, own: u32) {
         for _ in 0..100 {
             std::hint::spin_loop();
-            if self.0.compare_exchange(0, own, Acquire, Relaxed).is_ok() {
+            if self.word.compare_exchange(0, own, Acquire, Relaxed).is_ok() {
                 return;
             }
         }
         loop {
-            let now = self.0.load(Relaxed);
+            let now = self.word.load(Relaxed);
             if now == 0 {
                 // Others may wait too.
                 if self
-                    .0
+                    .word
                     .compare_exchange(0, own | WAITED, Acquire, Relaxed)
                     .is_ok()
                 {
@@ -65,17 +79,17 @@ impl SharedLock {
             let waited = now | WAITED;
             if now != waited
                 && self
-                    .0
+                    .word
                     .compare_exchange(now, waited, Relaxed, Relaxed)
                     .is_err()
             {
                 continue;
             }
-            let errno = kernel::sleep_on(self.0.as_ptr(), waited, PATIENCE_MS);
+            let errno = kernel::sleep_on(self.word.as_ptr(), waited, PATIENCE_MS);
             let holder = waited & !WAITED;
             if errno == libc::ETIMEDOUT && holder != own && weft_sys::process::is_gone(holder) {
                 let _ = self
-                    .0
+                    .word
                     .compare_exchange(waited, 0, Ordering::AcqRel, Relaxed);
             }
         }
@@ -88,7 +102,7 @@ pub(crate) struct Held<'a>(&'a SharedLock);
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        let lock = &self.0.0;
+        let lock = &self.0.word;
         if lock.swap(0, Release) & WAITED != 0 {
             kernel::wake(lock.as_ptr(), 1);
         }

@@ -15,7 +15,7 @@ use crate::conn::{Conn, Inside, Reg, big};
 use crate::iov::is_bad;
 use crate::regs::{ONESHOT, apply, catch_up, forget, has_fired, is_both, is_taken, remove};
 use crate::sets::{self, OUT, control, number, parts};
-use crate::{bell, late, next, table};
+use crate::{bell, edges, late, next, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
@@ -96,13 +96,15 @@ fn set_eager(chan: &Chan, regs: &[Reg]) {
     }
 }
 
-/// Handles reports of the end of bells (of all the first `n` events). A bell ends when its peer closes the socket or dies, and the kernel
-/// shows that differently from the end of a TCP connection. So these registrations move to the TCP socket, which has a FIN or reset of
-/// its own, and their events are taken out: the kernel reports what the socket has. Returns how many events are left.
+/// Takes events out of the first `n` that TCP would not report, and returns how many are left.
+///
+/// - The end of a bell: it ends when its peer closes the socket or dies, and the kernel shows that differently from the end of a TCP connection.
+///   These registrations move to the TCP socket, which has a FIN or reset of its own, and the kernel reports what the socket has.
+/// - Edges of room that no sender has waited for ([`edges`]).
 ///
 /// # Safety
 /// As `epoll_wait(2)`, which has written `n` events.
-pub(crate) unsafe fn settle_ends(set: c_int, events: *mut epoll_event, n: c_int) -> c_int {
+pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c_int {
     const END: u32 = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
     if n <= 0 {
         return n;
@@ -110,21 +112,30 @@ pub(crate) unsafe fn settle_ends(set: c_int, events: *mut epoll_event, n: c_int)
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
     let is_end = |event: &epoll_event| event.events & END != 0;
+    let is_suspect = |event: &epoll_event| is_end(event) || edges::is_suspect(event.events);
+    if !list.iter().any(is_suspect) {
+        return n;
+    }
+    let big = big();
     let mut ends: Vec<u64> = list
         .iter()
         .filter(|it| is_end(it))
         .map(|it| it.u64)
         .collect();
-    if ends.is_empty() {
-        return n;
-    }
     ends.sort_unstable();
-    let moved = move_ended(set, &ends);
+    let moved = move_ended(set, &ends, &big);
+    let number = number(set);
     let mut kept = 0;
     for at in 0..list.len() {
         let event = list[at];
         let of = event.u64;
-        if !is_end(&event) || !moved.contains(&of) {
+        let stays = if is_end(&event) {
+            !moved.contains(&of)
+        } else {
+            !edges::is_suspect(event.events)
+                || edges::is_due((set, number), (event.events, of), &big)
+        };
+        if stays {
             list[kept] = event;
             kept += 1;
         }
@@ -133,15 +144,17 @@ pub(crate) unsafe fn settle_ends(set: c_int, events: *mut epoll_event, n: c_int)
 }
 
 /// Moves the registrations of a set with one of these `data` (in order) whose bells have ended to their TCP sockets. Returns the `data` of those.
-fn move_ended(set: c_int, ends: &[u64]) -> Vec<u64> {
+fn move_ended(set: c_int, ends: &[u64], big: &MutexGuard<'_, ()>) -> Vec<u64> {
     let mut moved = Vec::new();
-    let big = big();
+    if ends.is_empty() {
+        return moved;
+    }
     table::each_socket(|_, conn: &'static Conn| {
         let is_it = |reg: &Reg| {
             reg.set == set && reg.bell.is_some() && ends.binary_search(&reg.data).is_ok()
         };
         let Some(data) = conn
-            .slow(&big)
+            .slow(big)
             .regs
             .iter()
             .find(|reg| is_it(reg))
@@ -149,20 +162,20 @@ fn move_ended(set: c_int, ends: &[u64]) -> Vec<u64> {
         else {
             return;
         };
-        let Some(chan) = conn.chan_slow(&big) else {
+        let Some(chan) = conn.chan_slow(big) else {
             return;
         };
         if chan.carrier != Carrier::Here || !bell::is_cut(chan.bell()) {
             return;
         }
-        late::leave(conn, Some(chan), &big);
+        late::leave(conn, Some(chan), big);
         chan.side().ended.store(1, SeqCst);
-        for reg in &mut conn.slow(&big).regs {
+        for reg in &mut conn.slow(big).regs {
             // It has fired, and its event is not told to the program: the kernel reports it anew.
             let again = reg.set == set && ends.binary_search(&reg.data).is_ok();
             let _ = apply(reg, chan, again, false);
         }
-        follow(conn, chan, &big);
+        follow(conn, chan, big);
         moved.push(data);
     });
     moved
@@ -179,6 +192,7 @@ unsafe fn in_kernel(
     at: Option<usize>,
     (set, op, fd, number): (c_int, c_int, c_int, usize),
     event: *mut epoll_event,
+    big: &MutexGuard<'_, ()>,
 ) -> c_int {
     // A registration that has fired is not in the set.
     let is_gone = at.is_some_and(|at| regs[at].fired);
@@ -198,7 +212,9 @@ unsafe fn in_kernel(
             (libc::EPOLL_CTL_DEL, Some(at)) => forget(&mut regs.swap_remove(at)),
             (libc::EPOLL_CTL_MOD, Some(at)) => {
                 let reg = &mut regs[at];
+                edges::forget(reg);
                 (reg.events, reg.data, reg.tcp) = (events, data, Some(events));
+                edges::register(conn, reg, big);
                 reg.told = data;
                 reg.fired = false;
             }
@@ -207,10 +223,10 @@ unsafe fn in_kernel(
                     .filter(|reg| reg.set == set && reg.fd == fd)
                     .for_each(forget);
                 regs.retain(|reg| !(reg.set == set && reg.fd == fd));
-                regs.push(Reg {
-                    tcp: Some(events),
-                    ..Reg::new(set, number, fd, events, data)
-                });
+                let mut reg = Reg::new(set, number, fd, events, data);
+                reg.tcp = Some(events);
+                edges::register(conn, &mut reg, big);
+                regs.push(reg);
             }
             _ => {}
         }
@@ -281,7 +297,17 @@ pub(crate) unsafe fn epoll_ctl(
         || is_bad(event) && op != libc::EPOLL_CTL_DEL
     {
         // SAFETY: the caller's promise.
-        return unsafe { in_kernel(conn, chan, &mut slow.regs, at, (set, op, fd, number), event) };
+        return unsafe {
+            in_kernel(
+                conn,
+                chan,
+                &mut slow.regs,
+                at,
+                (set, op, fd, number),
+                event,
+                &big,
+            )
+        };
     }
     let Some(chan) = chan else { return -1 };
     // SAFETY: the caller's promise.
@@ -292,6 +318,7 @@ pub(crate) unsafe fn epoll_ctl(
             let mut reg = Reg::new(set, number, fd, events, data);
             let done = apply(&mut reg, chan, false, is_taken(&slow.regs, set, fd));
             if done.is_ok() {
+                edges::register(conn, &mut reg, &big);
                 slow.regs.push(reg);
             }
             done
@@ -300,12 +327,14 @@ pub(crate) unsafe fn epoll_ctl(
             let taken = is_taken(&slow.regs, set, fd);
             let reg = &mut slow.regs[at];
             let before = (reg.events, reg.data);
+            edges::forget(reg);
             // Another `data` has to reach the kernel though the events are the same.
             (reg.events, reg.data) = (events, data);
             let done = apply(reg, chan, true, taken);
             if done.is_err() {
                 (reg.events, reg.data) = before;
             }
+            edges::register(conn, reg, &big);
             done
         }
         (libc::EPOLL_CTL_DEL, Some(at)) => {

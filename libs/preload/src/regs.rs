@@ -11,8 +11,8 @@ use weft_run::ledger::RING;
 
 use crate::chan::{BOTH, Chan};
 use crate::conn::{Conn, Reg};
-use crate::hidden;
 use crate::sets::{IN, OUT, control, count_mixed, number};
+use crate::{edges, hidden};
 
 pub(crate) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
@@ -87,6 +87,7 @@ fn keep_mixed(reg: &mut Reg) {
 
 /// The registration is one no more, for the kernel.
 pub(crate) fn forget(reg: &mut Reg) {
+    edges::forget(reg);
     (reg.tcp, reg.bell) = (None, None);
     keep_mixed(reg);
 }

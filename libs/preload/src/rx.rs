@@ -5,6 +5,7 @@
 //! The program's buffers are as its call says: every function here that takes them is as safe as `recvmsg(2)`.
 
 use libc::{c_int, iovec, ssize_t};
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::{Carrier, RING, TCP, Word};
@@ -16,7 +17,7 @@ use crate::conn::{self, Conn, LINKED, PROBING};
 use crate::fetch::{self, Took};
 use crate::iov::{cut, good, one, total};
 use crate::lend::memory;
-use crate::{clock, direction, hosts, kernel, late, link, ready, set_errno, signal};
+use crate::{clock, direction, hosts, kernel, late, link, lock, ready, set_errno, signal};
 
 /// Result of a receive from the ring.
 enum Step {
@@ -134,6 +135,8 @@ unsafe fn receive_looking(
                 }
             }
             _ => {
+                // What is given back comes before what TCP has by then.
+                await_giver(side);
                 let n = real();
                 acknowledge(fd, side, n);
                 if n > 0 && flags & ASIDE == 0 {
@@ -196,6 +199,10 @@ fn over_tcp(
 
 /// Receives the rest of a vector from TCP, behind the last bytes of the ring. Only a call that asked for all waits for it.
 unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
+    if kernel::poll_one(fd, libc::POLLIN, 0) & libc::POLLERR != 0 {
+        // The next call reports the error; this one would take it away.
+        return got as ssize_t;
+    }
     let left = cut(iov, got);
     let flags = if flags & libc::MSG_WAITALL == 0 {
         flags | libc::MSG_DONTWAIT
@@ -217,6 +224,48 @@ fn so_far(got: usize, errno: c_int) -> Step {
     } else {
         failed(errno)
     })
+}
+
+thread_local! {
+    /// This thread gives bytes back.
+    static GIVES: Cell<bool> = const { Cell::new(false) };
+}
+
+fn is_given(side: &Side) -> bool {
+    side.giver.load(SeqCst) != 0 && !GIVES.get()
+}
+
+/// Waits until the bytes that are given back are in TCP, or whoever does it is dead.
+fn await_giver(side: &Side) {
+    while is_given(side) {
+        let giver = side.giver.load(SeqCst);
+        if giver != lock::own() && weft_sys::process::is_gone(giver) {
+            let _ = side.giver.compare_exchange(giver, 0, SeqCst, SeqCst);
+        }
+        kernel::nap(50_000);
+    }
+}
+
+/// While it lives, no other thread or process receives.
+pub(crate) struct Giving<'a>(&'a Side);
+
+impl<'a> Giving<'a> {
+    /// `None`: another one gives.
+    pub(crate) fn begin(side: &'a Side) -> Option<Giving<'a>> {
+        // A receive that has the lock ends its step first.
+        let _rx = side.rx_lock.lock();
+        let begun = side.giver.compare_exchange(0, lock::own(), SeqCst, SeqCst);
+        begun.ok()?;
+        GIVES.set(true);
+        Some(Giving(side))
+    }
+}
+
+impl Drop for Giving<'_> {
+    fn drop(&mut self) {
+        GIVES.set(false);
+        self.0.giver.store(0, SeqCst);
+    }
 }
 
 /// Takes all bytes of a closed direction: those of its ring, and those that TCP has behind them.
@@ -266,7 +315,15 @@ unsafe fn from_ring(
         let closed;
         let mut is_busy = false;
         {
-            let _rx = side.rx_lock.lock();
+            let rx = side.rx_lock.lock();
+            if is_given(side) {
+                drop(rx);
+                if got > 0 {
+                    return Step::Done(got as ssize_t);
+                }
+                await_giver(side);
+                continue;
+            }
             if side.rx_state.load(SeqCst) != RING {
                 return Step::Tcp(got);
             }
@@ -282,6 +339,9 @@ unsafe fn from_ring(
                             // SAFETY: the caller's promise.
                             let all = unsafe { rest(fd, iov, flags & !libc::MSG_WAITALL, n) };
                             return Step::Done(all);
+                        }
+                        if !is_closed && side.eager.load(Relaxed) == bell::EDGE {
+                            told_of_rest(conn, chan);
                         }
                         return Step::Done(n as ssize_t);
                     }

@@ -15,11 +15,11 @@ use weft_run::meet::Why;
 
 use crate::conn::{self, Conn, FRESH, PROBING};
 use crate::full::{patient, patient_until};
-use crate::iov::is_optional;
+use crate::iov::{is_bad, is_optional};
 use crate::table::{self, Entry};
 use crate::{
-    back, dgram, direction, fd as descriptor, hosts, kernel, late, ledger, next, poll as readiness,
-    ready, sets, settings,
+    back, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, late, ledger, next,
+    poll as readiness, ready, sets, settings,
 };
 
 /// Forgets the previous state of a new descriptor's number.
@@ -64,6 +64,17 @@ fn accepted(listener: c_int, fd: c_int) {
     }
 }
 
+/// A socket that was followed has left its connection (`AF_UNSPEC`), after which it may connect again.
+unsafe fn connected_anew(fd: c_int, addr: *const sockaddr, len: socklen_t) {
+    let has_family = len as usize >= size_of::<libc::sa_family_t>() && !is_bad(addr);
+    // SAFETY: the kernel has read it.
+    let leaves = has_family && c_int::from(unsafe { (*addr).sa_family }) == libc::AF_UNSPEC;
+    if leaves {
+        descriptor::forget(fd);
+        follow(fd, FRESH);
+    }
+}
+
 /// Some listeners of the process, so that an accepted socket need not be asked what it is; -1: none.
 static LISTENERS: [std::sync::atomic::AtomicI32; 8] =
     [const { std::sync::atomic::AtomicI32::new(-1) }; 8];
@@ -74,21 +85,63 @@ pub(crate) fn no_listener(fd: c_int) {
     }
 }
 
-/// Waits by `call` until there are events that the program may see, of which there is room for `most`.
-unsafe fn without_ends(
+fn is_time(t: &timespec) -> bool {
+    t.tv_sec >= 0 && (0..1_000_000_000).contains(&t.tv_nsec)
+}
+
+/// A time limit in nanoseconds; `None`: without end.
+unsafe fn limit(timeout: *const timespec) -> Option<u64> {
+    // SAFETY: the caller's promise.
+    let t = unsafe { timeout.as_ref() }?;
+    (t.tv_sec.cast_unsigned())
+        .checked_mul(1_000_000_000)?
+        .checked_add(t.tv_nsec.cast_unsigned())
+}
+
+fn time(ns: u64) -> timespec {
+    timespec {
+        tv_sec: (ns / 1_000_000_000).cast_signed(),
+        tv_nsec: (ns % 1_000_000_000).cast_signed(),
+    }
+}
+
+/// Nanoseconds of a time limit of `epoll_wait(2)`.
+fn in_ns(ms: c_int) -> Option<u64> {
+    u64::try_from(ms).ok().map(|ms| ms * 1_000_000)
+}
+
+/// A time limit of `epoll_wait(2)`, rounded up.
+fn in_ms(ns: Option<u64>) -> c_int {
+    ns.map_or(-1, |ns| {
+        c_int::try_from(ns.div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+    })
+}
+
+/// Waits by `call` for a time limit, in nanoseconds (`None`: without end), until there are events that the program may see, of which there is room for `most`.
+unsafe fn wait_for_events(
     set: c_int,
     (events, most): (*mut epoll_event, c_int),
-    mut call: impl FnMut() -> c_int,
+    limit: Option<u64>,
+    mut call: impl FnMut(Option<u64>) -> c_int,
 ) -> c_int {
+    let mut left_ns = limit;
+    let mut begun = 0;
     loop {
+        if begun == 0 && limit.is_some_and(|limit| limit > 0) && edges::has_any() {
+            begun = clock::now();
+        }
         // SAFETY: the caller's promise; `call` has written as many events as it returns.
         let (n, left) = unsafe {
-            let n = sets::merge(events, call());
-            (n, ready::settle_ends(set, events, n))
+            let n = sets::merge(events, call(left_ns));
+            (n, ready::settle(set, events, n))
         };
         if n <= 0 || left == n {
             return left;
         }
+        left_ns = limit.map(|limit| match begun {
+            0 => limit,
+            begun => limit.saturating_sub(clock::now().wrapping_sub(begun)),
+        });
         if left > 0 {
             // What the TCP sockets have in place of the ends that were taken out.
             // SAFETY: room for the rest of the events.
@@ -116,6 +169,10 @@ weft_sys::doors! {
 
     fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
         let rc = next::connect(fd, addr, len);
+        if rc == 0 && conn::of(fd).is_some_and(|conn| conn.phase.load(SeqCst) != FRESH) {
+            // The kernel took the end of one connection, or the beginning of another. `EISCONN` and a connect that goes on do not come here.
+            connected_anew(fd, addr, len);
+        }
         if let Some(conn) = conn::of(fd)
             && (rc == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR)
             && conn.phase.compare_exchange(FRESH, PROBING, SeqCst, Relaxed).is_ok()
@@ -245,7 +302,7 @@ weft_sys::doors! {
     }
 
     fn epoll_wait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
-        without_ends(set, (events, n), || patient(timeout, |timeout| {
+        wait_for_events(set, (events, n), in_ns(timeout), |left| patient(in_ms(left), |timeout| {
             late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_wait(set, events, n, if must_not_wait { 0 } else { timeout })
             })
@@ -253,7 +310,7 @@ weft_sys::doors! {
     }
 
     fn epoll_pwait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        without_ends(set, (events, n), || patient(timeout, |timeout| {
+        wait_for_events(set, (events, n), in_ns(timeout), |left| patient(in_ms(left), |timeout| {
             late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
                 next::epoll_pwait(set, events, n, if must_not_wait { 0 } else { timeout }, mask)
             })
@@ -261,14 +318,20 @@ weft_sys::doors! {
     }
 
     fn epoll_pwait2(set: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        if !is_optional(timeout) { return next::epoll_pwait2(set, events, n, timeout, mask); }
-        without_ends(set, (events, n), || patient_until(timeout, |timeout| {
+        if !is_optional(timeout) || timeout.as_ref().is_some_and(|t| !is_time(t)) {
+            return next::epoll_pwait2(set, events, n, timeout, mask);
+        }
+        wait_for_events(set, (events, n), limit(timeout), |left| {
+            let rest = left.map(time);
+            let timeout = rest.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            patient_until(timeout, |timeout| {
             let at_once = timespec { tv_sec: 0, tv_nsec: 0 };
             let may_wait = timeout.as_ref().is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
             late::wait(set, events, n, may_wait, |events, n, must_not_wait| {
                 next::epoll_pwait2(set, events, n, if must_not_wait { &raw const at_once } else { timeout }, mask)
             })
-        }))
+            })
+        })
     }
 
     fn close(fd: c_int) -> c_int {

@@ -17,7 +17,7 @@ use crate::conn::{self, Conn, Inside, LINKED, PROBING};
 use crate::iov::{Source, cut, each_piece, good};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
-use crate::{back, direction, full, hosts, kernel, link, next, ready, set_errno, signal};
+use crate::{back, direction, edges, full, hosts, kernel, link, next, ready, set_errno, signal};
 
 /// Bytes published at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
@@ -109,7 +109,7 @@ unsafe fn transmit_looking(
                 }
             }
             _ => {
-                let n = after(chan, real);
+                let n = after(chan, source.len(), real);
                 if n > 0 {
                     conn.gate.add(n as u64);
                     conn.tell_tcp();
@@ -120,12 +120,21 @@ unsafe fn transmit_looking(
     }
 }
 
+/// Notes a send over TCP that found no room for all bytes.
+#[inline]
+fn note_room(conn: &Conn, source: &Source<'_>, n: ssize_t) {
+    if conn.has_edges.load(Relaxed) && n < source.len() as ssize_t {
+        edges::found_full(conn);
+    }
+}
+
 /// Sends over TCP before the peer follows the count. `None`: it does by now, or is about to.
 fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> Option<ssize_t> {
     if !conn.gate.enter() {
         return None;
     }
     let n = real();
+    note_room(conn, source, n);
     let sent = n.max(0) as u64;
     if sent > 0 {
         hosts::note_sent(conn, source, sent);
@@ -137,13 +146,20 @@ fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> Opt
     Some(n)
 }
 
-/// Sends over TCP after the direction was closed, unless the receiver holds us back.
-fn after(chan: &Chan, real: &dyn Fn() -> ssize_t) -> ssize_t {
+/// TCP takes so many bytes at once, whatever its buffer.
+const AT_ONCE: usize = 2048;
+
+/// Sends `len` bytes over TCP after the direction was closed, unless the receiver holds us back.
+fn after(chan: &Chan, len: usize, real: &dyn Fn() -> ssize_t) -> ssize_t {
     if chan.carrier != Carrier::Here {
         return real();
     }
     while !chan.stream.begin_after(chan.role) {
         chan.await_release();
+    }
+    if len > AT_ONCE {
+        // The send may wait for the receiver, who may still wait for the ring.
+        direction::ring_for_tcp(chan);
     }
     let n = real();
     chan.stream.end_tcp(chan.role, 0);
@@ -176,6 +192,7 @@ fn following(
         return None;
     }
     let n = real();
+    note_room(conn, source, n);
     let sent = n.max(0) as u64;
     conn.gate.add(sent);
     stream.end_tcp(chan.role, sent);
@@ -212,7 +229,8 @@ unsafe fn rest(fd: c_int, chan: &Chan, source: &Source<'_>, flags: c_int, sent: 
     };
     // SAFETY: the caller's promise. Without a signal: some bytes have gone, and the next call reports the error.
     let send = || unsafe { kernel::send(fd, &cut(iov, sent), flags | libc::MSG_NOSIGNAL) };
-    (sent as ssize_t) + after(chan, &send).max(0)
+    let len = source.len() - sent;
+    (sent as ssize_t) + after(chan, len, &send).max(0)
 }
 
 fn partial(sent: usize, errno: c_int) -> Step {
@@ -390,6 +408,18 @@ unsafe fn publish(
     Next::More(sent)
 }
 
+/// A process that shares the socket was killed while it sent (under `tx_lock`): what it has published is sent, and may not be rung for.
+#[cold]
+fn follow_dead_sender(chan: &Chan) {
+    let side = chan.side();
+    let (known, published) = (side.tail.load(Relaxed), chan.stream.published(chan.role));
+    // The peer can write this word too: another value would only end the connection.
+    if published.wrapping_sub(known) <= chan.stream.capacity() as u64 {
+        side.tail.store(published, Relaxed);
+    }
+    direction::ring_for_tcp(chan);
+}
+
 /// Sends as much as there is room for, by a copy or a loan. `must_ring`: fill the bell if there is no room.
 unsafe fn step(
     conn: &'static Conn,
@@ -403,6 +433,9 @@ unsafe fn step(
     let held = side.tx_lock.lock();
     if side.tx_state.load(SeqCst) != RING {
         return Next::Over(Step::Tcp(sent));
+    }
+    if side.tx_lock.was_stolen() {
+        follow_dead_sender(chan);
     }
     let tail = side.tail.load(Relaxed);
     let Ok(room) = stream.room(role, tail) else {
@@ -458,7 +491,9 @@ unsafe fn step(
     if has_room() {
         return Next::More(sent);
     }
+    edges::found_full(conn);
     let heard = bell::fill(chan);
+    edges::found_full(conn);
     if has_room() {
         return Next::More(sent);
     }

@@ -1,0 +1,135 @@
+//! Edges of `EPOLLOUT`: TCP reports one when a socket is registered, and when there is room after a send that found none. A bell reports one each time
+//! that the peer has read from it, too. Such events of edge-triggered registrations are taken out before the program sees them.
+//!
+//! # Safety
+//!
+//! As `epoll_wait(2)`.
+
+use libc::c_int;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use crate::conn::{Conn, Reg};
+use crate::kernel;
+use crate::sets::{IN, OUT};
+
+const EDGE: u32 = libc::EPOLLET as u32;
+
+/// Connections by set and `data` of their edge-triggered registrations for room; `None`: two have the same. Used under the big lock only.
+static BY_DATA: LazyLock<Mutex<HashMap<(usize, u64), Option<&'static Conn>>>> =
+    LazyLock::new(Mutex::default);
+
+/// Entries of [`BY_DATA`].
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+
+/// Registrations whose first event is due.
+static DUE: AtomicUsize = AtomicUsize::new(0);
+
+fn is_watched(reg: &Reg) -> bool {
+    reg.number != 0 && reg.events & EDGE != 0 && reg.events & OUT != 0
+}
+
+fn with_map<T>(
+    _big: &MutexGuard<'_, ()>,
+    f: impl FnOnce(&mut HashMap<(usize, u64), Option<&'static Conn>>) -> T,
+) -> T {
+    let mut map = BY_DATA.lock().unwrap_or_else(PoisonError::into_inner);
+    let done = f(&mut map);
+    KNOWN.store(map.len(), SeqCst);
+    done
+}
+
+/// The program has made or changed a registration, or asked for it anew: one event is due.
+pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, big: &MutexGuard<'_, ()>) {
+    leave(reg);
+    if !is_watched(reg) {
+        return;
+    }
+    with_map(big, |map| {
+        map.entry((reg.number, reg.data))
+            .and_modify(|of| *of = of.filter(|of| std::ptr::eq(*of, conn)))
+            .or_insert(Some(conn));
+    });
+    conn.has_edges.store(true, SeqCst);
+    reg.room_due = true;
+    DUE.fetch_add(1, SeqCst);
+}
+
+/// The registration ends, or changes (under the big lock).
+pub(crate) fn leave(reg: &mut Reg) {
+    if std::mem::take(&mut reg.room_due) {
+        DUE.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Forgets the `data` of a registration that has ended (under the big lock).
+pub(crate) fn forget(reg: &mut Reg) {
+    leave(reg);
+    if is_watched(reg) && KNOWN.load(SeqCst) != 0 {
+        let mut map = BY_DATA.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (reg.number, reg.data);
+        if map.get(&key).is_some_and(Option::is_some) {
+            map.remove(&key);
+        }
+        KNOWN.store(map.len(), SeqCst);
+    }
+}
+
+/// A send finds no room. Called before the bell is filled and after it, so that an event in between is neither taken for an earlier one nor for the last.
+#[inline]
+pub(crate) fn found_full(conn: &Conn) {
+    if conn.has_edges.load(Relaxed) {
+        conn.fulls.fetch_add(1, SeqCst);
+    }
+}
+
+/// Returns true if any registration is watched.
+#[inline]
+pub(crate) fn has_any() -> bool {
+    KNOWN.load(Relaxed) != 0
+}
+
+/// Returns true if an event, which is not of an end, has to be looked at.
+#[inline]
+pub(crate) fn is_suspect(events: u32) -> bool {
+    events & OUT != 0 && KNOWN.load(Relaxed) != 0 && (events & IN == 0 || DUE.load(Relaxed) != 0)
+}
+
+/// Returns true if the program is to see the event.
+pub(crate) fn is_due(
+    (set, number): (c_int, usize),
+    (events, data): (u32, u64),
+    big: &MutexGuard<'_, ()>,
+) -> bool {
+    let Some(Some(conn)) = with_map(big, |map| map.get(&(number, data)).copied()) else {
+        return true;
+    };
+    let is_it = |reg: &&mut Reg| reg.set == set && reg.number == number && reg.data == data;
+    let (Some(chan), Some(reg)) = (
+        conn.chan_slow(big),
+        conn.slow(big).regs.iter_mut().find(is_it),
+    ) else {
+        return true;
+    };
+    // Another process that shares the socket may have found it full.
+    if !is_watched(reg) || chan.side().holders.load(SeqCst) != 1 {
+        return true;
+    }
+    let fulls = conn.fulls.load(SeqCst);
+    let is_by_bell = reg.bell.is_some_and(|events| events & OUT != 0);
+    let bell = if reg.own_bell >= 0 {
+        reg.own_bell
+    } else {
+        chan.bell()
+    };
+    if is_by_bell && kernel::poll_one(bell, libc::POLLOUT, 0) & libc::POLLOUT == 0 {
+        // It has been filled since. Its next room is an edge.
+        return events & IN != 0;
+    }
+    let is_due = !is_by_bell || reg.room_due || reg.fulls != fulls;
+    leave(reg);
+    reg.fulls = fulls;
+    is_due || events & IN != 0
+}
