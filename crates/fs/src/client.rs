@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -62,6 +62,22 @@ pub(crate) struct Inner {
     endpoint: Endpoint,
     settings: Settings,
     pub(crate) slot: Mutex<Slot>,
+    /// Open files, with the number of their buffer: those of one buffer see each other's writes.
+    pub(crate) files: Mutex<Vec<(u64, Weak<dyn Settle>)>>,
+}
+
+/// What an operation changes for other files of the same buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Nothing,
+    Contents,
+    Generation,
+}
+
+/// An open file, for operations of others.
+pub(crate) trait Settle: Send + Sync {
+    /// Sends what the file has gathered, and forgets what is about to change.
+    fn settle(&self, slot: &Mutex<Slot>, change: Change);
 }
 
 /// The place of the connection, if there is one.
@@ -100,10 +116,24 @@ impl Client {
                 device: settings.device.clone(),
                 epochs: 0,
             }),
+            files: Mutex::default(),
             settings,
         }));
         client.0.connected(&mut lock(&client.0.slot))?;
         Ok(client)
+    }
+
+    /// Settles some files, which are given with the number of their buffer.
+    pub(crate) fn settle(&self, which: impl Fn(u64, &Weak<dyn Settle>) -> bool, change: Change) {
+        let files: Vec<_> = lock(&self.0.files)
+            .iter()
+            .filter(|(ino, of)| which(*ino, of))
+            .filter_map(|(_, of)| of.upgrade())
+            .collect();
+        // Each locks its own state only: two files may settle each other at once.
+        for file in files {
+            file.settle(&self.0.slot, change);
+        }
     }
 
     /// The server.
@@ -132,6 +162,7 @@ impl Client {
     /// # Errors
     /// `ENOENT`, and those of the connection; this and the following.
     pub fn stat(&self, name: &Name) -> Result<Attr, Error> {
+        self.settle(|_, _| true, Change::Nothing);
         Ok(self.ask(&Request::named(Op::Stat, name), true)?.attr)
     }
 
@@ -176,6 +207,7 @@ impl Client {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`.
     pub fn list(&self, name: &Name) -> Result<Vec<Entry>, Error> {
+        self.settle(|_, _| true, Change::Nothing);
         let mut all: Vec<Entry> = Vec::new();
         loop {
             let after = match all.last() {

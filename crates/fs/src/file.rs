@@ -5,13 +5,13 @@
 //! background error is reported by the next write, sync or close. Large reads and writes go straight to the caller's memory, if it can be registered
 //! ([`File::pread_raw`], [`File::pwrite_raw`]).
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_verbs::{Access, MemError, Mr, RawMemory, RemoteAddr, SendWr};
 
-use crate::client::{CHUNK, Client, Conn};
+use crate::client::{CHUNK, Change, Client, Conn, Settle, Slot};
 use crate::error::Error;
 use crate::lock;
 use crate::name::{Endpoint, Name};
@@ -65,7 +65,9 @@ pub struct File {
     client: Client,
     name: Mutex<Name>,
     flags: Flags,
-    state: Mutex<State>,
+    /// The buffer's number.
+    ino: u64,
+    state: Arc<Mutex<State>>,
 }
 
 /// A window of the buffer in registered memory.
@@ -107,6 +109,8 @@ struct State {
     behind: Vec<Window>,
     /// Which of `behind` is being filled.
     filling: usize,
+    /// Another file of this process has begun a new generation of the buffer.
+    outdated: bool,
     closed: bool,
 }
 
@@ -170,34 +174,67 @@ impl Client {
     /// # Errors
     /// As `open(2)`; `EROFS` for writing to a file of the server's folder, `ENOSPC` past its quota.
     pub fn open(&self, name: &Name, options: OpenOptions) -> Result<File, Error> {
-        let file = File {
-            client: self.clone(),
-            name: Mutex::new(name.clone()),
-            flags: options.flags,
-            state: Mutex::default(),
-        };
+        if options.flags.has(Flags::TRUNCATE) {
+            self.settle(|_, _| true, Change::Nothing);
+        }
         let mut slot = lock(&self.0.slot);
         let conn = self.0.connected(&mut slot)?;
-        let opened = conn.open(name, options.flags, options.size);
-        let epoch = conn.epoch;
-        match opened {
-            Ok(reply) => {
-                let mut state = lock(&file.state);
-                state.epoch = epoch;
-                state.handle = reply.handle;
-                state.take(&reply);
-            }
+        let reply = match conn.open(name, options.flags, options.size) {
+            Ok(reply) => reply,
             Err(e) => {
                 if e.is_of_connection() {
                     slot.conn = None;
                 }
-                lock(&file.state).closed = true;
-                drop(slot);
                 return Err(e);
             }
-        }
+        };
+        let mut state = State {
+            epoch: conn.epoch,
+            handle: reply.handle,
+            ..State::default()
+        };
         drop(slot);
+        state.take(&reply);
+        let file = File {
+            client: self.clone(),
+            name: Mutex::new(name.clone()),
+            flags: options.flags,
+            ino: reply.attr.ino,
+            state: Arc::new(Mutex::new(state)),
+        };
+        let state: Arc<dyn Settle> = Arc::clone(&file.state) as _;
+        lock(&self.0.files).push((file.ino, Arc::downgrade(&state)));
+        if options.flags.has(Flags::TRUNCATE) {
+            file.settle(Change::Generation);
+        }
         Ok(file)
+    }
+}
+
+impl Settle for Mutex<State> {
+    fn settle(&self, slot: &Mutex<Slot>, change: Change) {
+        let mut state = lock(self);
+        state.outdated |= change == Change::Generation;
+        if change != Change::Nothing {
+            state.forget_ahead();
+        }
+        if state.behind.iter().all(|window| window.len == 0) {
+            return;
+        }
+        let mut slot = lock(slot);
+        let conn = slot.conn.as_mut();
+        let Some(conn) = conn.filter(|conn| conn.epoch == state.epoch) else {
+            state.lose();
+            return;
+        };
+        if let Err(e) = state.flush(conn) {
+            if e.is_of_connection() {
+                slot.conn = None;
+                state.lose();
+            }
+            // Its next write, sync or close reports it.
+            state.error = Some(e.errno());
+        }
     }
 }
 
@@ -215,6 +252,16 @@ impl File {
     /// Sets a new name, under which it is opened again after a loss of the connection.
     pub fn renamed(&self, name: &Name) {
         *lock(&self.name) = name.clone();
+    }
+
+    fn is(&self, of: &Weak<dyn Settle>) -> bool {
+        std::ptr::addr_eq(of.as_ptr(), Arc::as_ptr(&self.state))
+    }
+
+    /// This one's next operation comes after what other files of this process have gathered for the same buffer; they forget what it is about to change.
+    fn settle(&self, change: Change) {
+        let others = |ino, of: &Weak<_>| ino == self.ino && !self.is(of);
+        self.client.settle(others, change);
     }
 
     /// Reads at an offset into a slice. Returns the bytes read, fewer only at the end.
@@ -242,6 +289,7 @@ impl File {
         if end.is_none_or(|end| end > i64::MAX as u64) {
             return Err(Errno::INVAL.into());
         }
+        self.settle(Change::Nothing);
         let mut state = lock(&self.state);
         self.run(&mut state, true, |conn, state| {
             state.flush(conn)?;
@@ -292,6 +340,7 @@ impl File {
         if end.is_none_or(|end| end > i64::MAX as u64) {
             return Err(Errno::FBIG.into());
         }
+        self.settle(Change::Contents);
         let mut state = lock(&self.state);
         state.report()?;
         self.run(&mut state, false, |conn, state| {
@@ -304,6 +353,7 @@ impl File {
     /// # Errors
     /// Background errors since the last call, and as [`File::pwrite`].
     pub fn sync(&self) -> Result<(), Error> {
+        self.settle(Change::Nothing);
         let mut state = lock(&self.state);
         state.report()?;
         self.run(&mut state, false, |conn, state| {
@@ -320,6 +370,7 @@ impl File {
     /// # Errors
     /// As [`File::pread`].
     pub fn stat(&self) -> Result<Attr, Error> {
+        self.settle(Change::Nothing);
         let mut state = lock(&self.state);
         self.run(&mut state, true, |conn, state| {
             state.flush(conn)?;
@@ -336,6 +387,7 @@ impl File {
         if len > i64::MAX as u64 {
             return Err(Errno::INVAL.into());
         }
+        self.settle(Change::Contents);
         let mut state = lock(&self.state);
         state.report()?;
         self.run(&mut state, false, |conn, state| {
@@ -343,7 +395,10 @@ impl File {
             let reply = state.call(conn, Op::Truncate, len)?;
             state.take(&reply);
             Ok(())
-        })
+        })?;
+        drop(state);
+        self.settle(Change::Generation);
+        Ok(())
     }
 
     /// Makes it at least so long.
@@ -351,6 +406,7 @@ impl File {
     /// # Errors
     /// As [`File::pwrite`].
     pub fn grow(&self, len: u64) -> Result<(), Error> {
+        self.settle(Change::Contents);
         let mut state = lock(&self.state);
         state.report()?;
         self.run(&mut state, false, |conn, state| {
@@ -426,13 +482,17 @@ impl File {
     /// Opens it again, if its handle is of an earlier connection. It has to be the same buffer.
     fn reopen(&self, conn: &mut Conn, state: &mut State) -> Result<(), Error> {
         if state.epoch == conn.epoch {
+            if std::mem::take(&mut state.outdated) {
+                state.flush(conn)?;
+                state.refresh(conn)?;
+            }
             return Ok(());
         }
         state.lose();
         let fresh = Flags::CREATE.with(Flags::EXCLUSIVE).with(Flags::TRUNCATE);
         let name = lock(&self.name).clone();
         let stale = |e| match e {
-            Error::Errno(Errno::NOENT | Errno::ISDIR) => Errno::STALE.into(),
+            Error::Errno(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Errno::STALE.into(),
             e => e,
         };
         let reply = conn
@@ -454,6 +514,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
+        lock(&self.client.0.files).retain(|(_, of)| !self.is(of));
         let mut state = lock(&self.state);
         let _ = self.end(&mut state);
     }

@@ -201,6 +201,16 @@ impl RemotePath {
         path.starts_with(PREFIX) && path.len() > PREFIX.len()
     }
 
+    /// The path, without a size.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut path = format!("/rdma/{}", self.endpoint).into_bytes();
+        if !self.name.is_root() {
+            path.push(b'/');
+            path.extend(self.name.as_bytes());
+        }
+        path
+    }
+
     /// Parses the path. A `:` in the last component begins the size, in bytes or with K, M, G or T (powers of 1024).
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use libc::{DIR, dirent64};
 use weft_fs::name::RemotePath;
 use weft_fs::wire::{Entry, Op, Request};
-use weft_fs::{Error, name::Name};
+use weft_fs::{Errno, Error, name::Name};
 
 use weft_sys::{doors, next::set_errno, real};
 
@@ -49,6 +49,9 @@ fn ours(dir: *mut DIR) -> Option<Arc<Folder>> {
 /// All entries, as reported by the server on this host or another one.
 fn entries(path: &RemotePath) -> Result<Vec<Entry>, Error> {
     let mut all: Vec<Entry> = Vec::new();
+    if link::is_servers(path) {
+        return Ok(all);
+    }
     loop {
         let after = match all.last() {
             Some(entry) => Name::new(&entry.name)?,
@@ -71,7 +74,7 @@ fn entries(path: &RemotePath) -> Result<Vec<Entry>, Error> {
 fn begin(fd: c_int) -> *mut DIR {
     let found = table()
         .path(fd)
-        .ok_or(weft_fs::Errno::BADF.into())
+        .ok_or(Errno::BADF.into())
         .and_then(|path| Ok((path.name.is_root(), entries(&path)?)));
     let (is_root, entries) = match found {
         Ok(found) => found,
@@ -94,6 +97,21 @@ fn begin(fd: c_int) -> *mut DIR {
     lock(&FOLDERS).insert(key.addr(), folder);
     OPEN.fetch_add(1, Ordering::AcqRel);
     key.cast_mut().cast()
+}
+
+/// Opens a remote folder.
+pub(crate) fn open(path: Result<RemotePath, Errno>) -> *mut DIR {
+    let how = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let fd = crate::open::open_path(path, how);
+    if fd < 0 {
+        return std::ptr::null_mut();
+    }
+    let dir = begin(fd);
+    if dir.is_null() {
+        // SAFETY: opened above.
+        unsafe { crate::open::close(fd) };
+    }
+    dir
 }
 
 fn next(folder: &Folder) -> *mut dirent64 {
@@ -130,18 +148,7 @@ doors! {
     "C"
     fn opendir(path: *const c_char) -> *mut DIR {
         match resolve(libc::AT_FDCWD, path) {
-            Some(path) => {
-                let fd = crate::open::open_path(path, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC);
-                if fd < 0 {
-                    return std::ptr::null_mut();
-                }
-                let dir = begin(fd);
-                if dir.is_null() {
-                    // Opened above.
-                    crate::open::close(fd);
-                }
-                dir
-            }
+            Some(path) => open(path),
             None => real!(opendir(*const c_char) -> *mut DIR)(path),
         }
     }

@@ -8,6 +8,7 @@ use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use libc::{iovec, off_t, size_t, ssize_t};
+use weft_fs::name::RemotePath;
 use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Errno, Error};
 use weft_verbs::RawMemory;
@@ -233,7 +234,15 @@ fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
         return Err(Errno::STALE.into());
     };
     let new = number(file);
-    for old in table.locals(&path) {
+    follow(&path, new);
+    // SAFETY: it came from the server, and nothing else has it.
+    drop(unsafe { OwnedFd::from_raw_fd(new) });
+    Ok(())
+}
+
+/// Puts a new generation in the place of the old one under all descriptors of a buffer of this host.
+pub(crate) fn follow(path: &RemotePath, new: c_int) {
+    for old in table().locals(path) {
         // SAFETY: numbers.
         unsafe {
             let how = libc::fcntl(old, libc::F_GETFL);
@@ -251,9 +260,6 @@ fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
             }
         }
     }
-    // SAFETY: it came from the server, and nothing else has it.
-    drop(unsafe { OwnedFd::from_raw_fd(new) });
-    Ok(())
 }
 
 fn sync(fd: c_int) -> c_int {

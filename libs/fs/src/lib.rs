@@ -17,18 +17,21 @@
     reason = "C counts with signed numbers, and lengths are below 2^63"
 )]
 
+mod cwd;
 mod dir;
 mod dup;
 mod io;
 mod link;
 mod open;
+mod paths;
 mod stat;
 mod stdio;
 mod table;
+mod walk;
 
 use std::ffi::{CStr, c_char, c_int};
 
-use weft_fs::name::{Name, RemotePath};
+use weft_fs::name::{Name, PREFIX, RemotePath};
 use weft_fs::{Errno, Error};
 use weft_verbs::cm::ConnectError;
 
@@ -66,7 +69,7 @@ pub(crate) unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
     unsafe { CStr::from_ptr(path) }.to_bytes()
 }
 
-/// Returns the server's path behind a path, if it leads to one: absolute, or relative to an open folder.
+/// Returns the server's path behind a path, if it leads to one: absolute, or relative to an open folder or to the working directory.
 ///
 /// # Safety
 /// As [`bytes`].
@@ -79,18 +82,57 @@ pub(crate) unsafe fn resolve(dir: c_int, path: *const c_char) -> Option<Result<R
         let path = unsafe { bytes(path) };
         return RemotePath::is_remote(path).then(|| RemotePath::parse(path));
     }
-    if dir == libc::AT_FDCWD || kind(dir) != Kind::Folder {
+    if first == 0 {
         return None;
     }
-    let folder = table().path(dir)?;
     // SAFETY: as above.
     let path = unsafe { bytes(path) };
+    let folder = if dir == libc::AT_FDCWD {
+        cwd::remote()?
+    } else if kind(dir) == Kind::Folder {
+        table().path(dir)?
+    } else {
+        // Programs that follow no symbolic link open a path's components one after the other, from `/` on.
+        if !(path == b"rdma" || path.starts_with(b"rdma/")) || !stat::is_root(dir) {
+            return None;
+        }
+        link::servers()
+    };
+    if link::is_servers(&folder) {
+        let path = path.strip_prefix(b"rdma").unwrap_or(path);
+        let path = path.strip_prefix(b"/").unwrap_or(path);
+        if path.is_empty() || path == b"." {
+            return Some(Ok(folder));
+        }
+        return Some(RemotePath::parse(&[PREFIX, path].concat()));
+    }
     let joined = [folder.name.as_bytes(), b"/", path].concat();
     Some(Name::lenient(&joined).map(|name| RemotePath {
         name,
         size: 0,
         ..folder
     }))
+}
+
+/// The result of a call that returns 0 or fails.
+pub(crate) fn done(result: Result<(), Error>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(e) => fail_name(&e),
+    }
+}
+
+/// A copy in memory that the program frees.
+pub(crate) fn copied(text: &[u8]) -> *mut c_char {
+    // SAFETY: room for the text and its end, which is written whole.
+    unsafe {
+        let room = libc::malloc(text.len() + 1).cast::<u8>();
+        if !room.is_null() {
+            room.copy_from_nonoverlapping(text.as_ptr(), text.len());
+            room.add(text.len()).write(0);
+        }
+        room.cast()
+    }
 }
 
 extern "C" fn at_exit() {
@@ -100,10 +142,13 @@ extern "C" fn at_exit() {
 extern "C" fn start() {
     table::own();
     table::adopt();
+    cwd::adopt();
     stdio::adopt();
     // SAFETY: functions that stay.
     unsafe {
         libc::pthread_atfork(Some(table::before_fork), None, Some(table::after_fork));
+        // After the table has been renewed.
+        libc::pthread_atfork(None, None, Some(cwd::adopt));
         libc::atexit(at_exit);
     }
 }

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 
-use weft_fs::name::RemotePath;
+use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::wire::{Attr, Op, Reply, Request};
 use weft_fs::{Errno, Error, door};
 
@@ -34,8 +34,30 @@ pub(crate) fn here(
     Ok(None)
 }
 
+/// The folder that the servers are in, `/rdma`: a program can open it on its way to one of them.
+pub(crate) fn servers() -> RemotePath {
+    let (host, port) = (String::new(), 0);
+    RemotePath {
+        endpoint: Endpoint { host, port },
+        name: Name::default(),
+        size: 0,
+    }
+}
+
+/// Whether it is [`servers`].
+pub(crate) fn is_servers(path: &RemotePath) -> bool {
+    path.endpoint.host.is_empty()
+}
+
 /// Returns the server's attributes of a path.
 pub(crate) fn attr(path: &RemotePath) -> Result<Attr, Error> {
+    if is_servers(path) {
+        return Ok(Attr {
+            dir: true,
+            ino: 1,
+            ..Attr::default()
+        });
+    }
     match here(path, &Request::named(Op::Stat, &path.name))? {
         Some((reply, _)) => Ok(reply.attr),
         None => table().client(&path.endpoint)?.stat(&path.name),

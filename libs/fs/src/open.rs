@@ -18,7 +18,7 @@ use weft_sys::{
 };
 
 use crate::table::{Kind, Table, is_guest, kind, number, table};
-use crate::{fail, fail_name, link, resolve};
+use crate::{done, fail, fail_name, link, resolve};
 
 /// The protocol's flags for those of `open(2)`.
 fn flags_of(how: c_int) -> Flags {
@@ -79,6 +79,9 @@ fn try_open(path: &RemotePath, how: c_int) -> Result<c_int, Error> {
                 // SAFETY: a descriptor of ours.
                 unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
             }
+            if how & libc::O_TRUNC != 0 {
+                crate::io::follow(path, fd);
+            }
             table.note_local(fd, path);
             Ok(fd)
         }
@@ -124,7 +127,7 @@ opens! {
     __open64_2, __openat64_2;
 }
 
-/// The path of a call without a folder, if it is remote.
+/// The path of a call, if it is remote; without a folder, or with one.
 macro_rules! remote {
     ($path:expr) => {
         // SAFETY: the program's promise.
@@ -136,13 +139,6 @@ macro_rules! remote {
     };
 }
 
-fn done(result: Result<(), Error>) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(e) => fail_name(&e),
-    }
-}
-
 fn change(path: Result<RemotePath, Errno>, op: Op) -> c_int {
     done(
         path.map_err(Error::from)
@@ -151,7 +147,7 @@ fn change(path: Result<RemotePath, Errno>, op: Op) -> c_int {
 }
 
 /// Checks that a path exists; the server checks rights.
-fn is_there(path: Result<RemotePath, Errno>, mode: c_int) -> c_int {
+pub(crate) fn is_there(path: Result<RemotePath, Errno>, mode: c_int) -> c_int {
     done(path.map_err(Error::from).and_then(|path| {
         let attr = link::attr(&path)?;
         if mode & libc::W_OK != 0 && !attr.writable {
@@ -179,7 +175,7 @@ fn rename_at(
 }
 
 /// Accepts a call that would change owners, modes or times of a remote buffer, and changes nothing: they are the server's.
-fn ignored(path: Result<RemotePath, Errno>) -> c_int {
+pub(crate) fn ignored(path: Result<RemotePath, Errno>) -> c_int {
     done(
         path.map_err(Error::from)
             .and_then(|path| link::attr(&path).map(drop)),
@@ -204,6 +200,8 @@ fn cut(path: Result<RemotePath, Errno>, len: off_t) -> c_int {
     set_errno(errno);
     cut
 }
+
+pub(crate) use remote;
 
 doors! {
 

@@ -104,6 +104,21 @@ fn give(done: Result<Stat, Error>, to: *mut Stat) -> c_int {
     }
 }
 
+/// Whether a descriptor is `/`.
+pub(crate) fn is_root(fd: c_int) -> bool {
+    let mut stats = [const { MaybeUninit::<Stat>::zeroed() }; 2];
+    // SAFETY: room for the structures that are written, and zero is a value of all of them.
+    let [of_fd, of_root] = unsafe {
+        let rc = real!(fstat(c_int, *mut Stat) -> c_int)(fd, stats[0].as_mut_ptr())
+            | real!(stat(*const c_char, *mut Stat) -> c_int)(c"/".as_ptr(), stats[1].as_mut_ptr());
+        if rc != 0 {
+            return false;
+        }
+        stats.map(|stat| stat.assume_init())
+    };
+    (of_fd.st_dev, of_fd.st_ino) == (of_root.st_dev, of_root.st_ino)
+}
+
 fn is_ours(fd: c_int) -> bool {
     matches!(kind(fd), Kind::Remote | Kind::Folder)
 }
@@ -112,6 +127,9 @@ fn is_ours(fd: c_int) -> bool {
 fn at(dir: c_int, path: *const c_char, how: c_int) -> Option<Result<Stat, Error>> {
     // SAFETY: the program's promise.
     if how & AT_EMPTY_PATH != 0 && unsafe { path.as_ref() }.is_none_or(|&first| first == 0) {
+        if dir == libc::AT_FDCWD {
+            return crate::cwd::remote().map(|path| of_path(&path));
+        }
         return is_ours(dir).then(|| of_fd(dir));
     }
     // SAFETY: as above.

@@ -81,7 +81,7 @@ unsafe extern "C" fn cookie_close(cookie: *mut c_void) -> c_int {
 static STREAMS: LazyLock<Mutex<HashMap<usize, c_int>>> = LazyLock::new(Mutex::default);
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
-fn descriptor(file: *mut FILE) -> Option<c_int> {
+pub(crate) fn descriptor(file: *mut FILE) -> Option<c_int> {
     if OPEN.load(Ordering::Acquire) == 0 {
         return None;
     }
@@ -117,7 +117,7 @@ fn over(fd: c_int, mode: *const c_char, owns: bool) -> *mut FILE {
 }
 
 /// The flags of `open(2)` for a mode of `fopen(3)`.
-fn flags(mode: &[u8]) -> Option<c_int> {
+pub(crate) fn flags(mode: &[u8]) -> Option<c_int> {
     let plus = mode.contains(&b'+');
     let access = |one| if plus { libc::O_RDWR } else { one };
     let mut flags = match mode.first()? {
@@ -155,6 +155,23 @@ fn open_stream(
         unsafe { crate::open::close(fd) };
     }
     file
+}
+
+/// The standard stream of a number, as it is now.
+pub(crate) fn stream_of(number: c_int) -> *mut FILE {
+    // SAFETY: the C library's variables.
+    unsafe {
+        match number {
+            0 => stdin,
+            1 => stdout,
+            _ => stderr,
+        }
+    }
+}
+
+/// The number of the standard stream that this is.
+pub(crate) fn standard(file: *mut FILE) -> Option<c_int> {
+    (0..3).find(|&number| stream_of(number) == file)
 }
 
 doors! {

@@ -86,6 +86,8 @@ pub(crate) struct Table {
     remote: Mutex<HashMap<c_int, Arc<Entry>>>,
     /// Paths of buffers of this host and of folders.
     paths: Mutex<HashMap<c_int, RemotePath>>,
+    /// The working directory, if it is on a server.
+    pub(crate) cwd: Mutex<Option<RemotePath>>,
 }
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
@@ -244,6 +246,11 @@ impl Table {
             return read_placeholder(fd).map(|(path, ..)| path);
         }
         None
+    }
+
+    /// Returns the path of a remote descriptor, as it was opened.
+    pub(crate) fn remote_path(fd: c_int) -> Option<RemotePath> {
+        read_placeholder(fd).map(|(path, ..)| path)
     }
 
     /// Descriptors of buffers of this host with this path.

@@ -300,6 +300,126 @@ fn fio_and_ffmpeg_find_what_was_written() {
     }
 }
 
+/// The same script in an ordinary folder, without the library, and in a server's; `$F` is the folder.
+fn as_in_an_ordinary_folder(world: &World, script: &str) {
+    let plain = world.file("folder");
+    for place in BOTH {
+        std::fs::create_dir(&plain).unwrap();
+        let in_folder = |folder: &str, out: Output| {
+            let mut said = out.stdout;
+            said.extend(out.stderr);
+            String::from_utf8_lossy(&said).replace(folder, "FOLDER")
+        };
+        let want = world
+            .command(place, "bash")
+            .args(["-c", script])
+            .env_remove("LD_PRELOAD")
+            .env("F", &plain)
+            .output()
+            .unwrap();
+        let folder = world.path("folder");
+        world.sh(place, "mkdir ${R}folder");
+        let got = world
+            .command(place, "bash")
+            .args(["-c", script])
+            .env("F", &folder)
+            .output()
+            .unwrap();
+        assert_eq!(
+            in_folder(&folder, got),
+            in_folder(&plain, want),
+            "{place:?}"
+        );
+        world.sh(place, "rm -r ${R}folder");
+        std::fs::remove_dir_all(&plain).unwrap();
+    }
+}
+
+#[test]
+fn calls_inside_the_c_library_reach_servers() {
+    if !has("cc") {
+        return;
+    }
+    let world = World::new(true, 64 << 20);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls.c");
+    let built = Command::new("cc")
+        .args(["-w", "-o", &world.file("calls")])
+        .arg(source)
+        .status();
+    assert!(built.unwrap().success());
+    as_in_an_ordinary_folder(&world, "./calls $F");
+}
+
+#[test]
+fn programs_that_replace_their_files_work() {
+    let world = World::new(true, 64 << 20);
+    for (program, script) in [
+        ("sed", "echo one > $F/a; sed -i s/one/two/ $F/a; cat $F/a; ls $F"),
+        ("perl", "echo one > $F/a; perl -i -pe 's/one/two/' $F/a; cat $F/a; ls $F"),
+        ("sort", "printf '3\n1\n2\n' > $F/a; sort -o $F/a $F/a; cat $F/a; ls $F"),
+        (
+            "ar",
+            "echo one > x; echo two > y; ar rcD $F/l.a x y; ar t $F/l.a; echo more >> x; ar rD $F/l.a x; ar p $F/l.a x; ar dD $F/l.a y; ls $F",
+        ),
+        (
+            "rsync",
+            "mkdir -p t/u; echo one > t/a; seq 9999 > t/u/b; rsync -r --no-whole-file t/ $F/t && diff -r t $F/t; echo more >> t/u/b
+             rsync -r --no-whole-file t/ $F/t; diff -r t $F/t; rm -rf b; rsync -r $F/t/ b; diff -r t b; ls $F $F/t",
+        ),
+        (
+            "find",
+            "cd $F && mkdir d && echo one > d/a && find . | sort; cd d; cat a; pwd; cat ../d/a; bash -c 'pwd; cat a'; cd /; cat $F/d/a",
+        ),
+    ] {
+        if has(program) {
+            as_in_an_ordinary_folder(&world, script);
+        }
+    }
+}
+
+#[test]
+fn descriptors_of_one_program_see_each_others_writes() {
+    if !has("python3") {
+        return;
+    }
+    let world = World::new(true, 64 << 20);
+    std::fs::write(
+        world.file("order.py"),
+        br#"
+import os
+R = os.environ["R"]
+a = os.open(R + "o", os.O_RDWR | os.O_CREAT); b = os.open(R + "o", os.O_RDWR)
+os.write(a, b"one"); os.write(a, b"two")
+assert os.read(b, 10) == b"onetwo"
+assert os.path.getsize(R + "o") == 6 and os.fstat(b).st_size == 6
+# What was read ahead is not used again.
+os.pwrite(a, b"x" * 100_000, 0)
+for i in range(10): assert os.pread(b, 1000, 1000 * i) == b"x" * 1000
+os.pwrite(a, b"y" * 50_000, 10_000)
+assert os.pread(b, 1000, 10_000) == b"y" * 1000
+os.ftruncate(a, 5)
+assert os.pread(b, 10, 0) == b"xxxxx"
+os.pwrite(b, b"zz", 0)
+assert os.pread(a, 10, 0) == b"zzxxx"
+os.close(os.open(R + "o", os.O_WRONLY | os.O_TRUNC))
+os.pwrite(b, b"new", 0)
+assert os.pread(a, 10, 0) == b"new"
+c = os.open(R + "l", os.O_WRONLY | os.O_CREAT | os.O_APPEND); d = os.open(R + "l", os.O_WRONLY | os.O_APPEND)
+for i in range(4): os.write((c, d)[i % 2], b"%d" % i)
+assert open(R + "l").read() == "0123", open(R + "l").read()
+print("done")
+"#,
+    )
+    .unwrap();
+    for place in BOTH {
+        assert_eq!(
+            world.sh(place, "python3 order.py; rm ${R}o ${R}l"),
+            "done\n",
+            "{place:?}"
+        );
+    }
+}
+
 #[test]
 fn ordinary_files_are_left_alone() {
     let world = World::new(true, 1 << 20);

@@ -111,23 +111,34 @@ impl Buffer {
 
     /// Begins a generation of exactly this length, with the contents of the old one. Readers of the old one continue with it.
     pub(crate) fn truncate(&self, to: u64, quota: &Arc<Quota>) -> Result<(), Errno> {
-        let mut state = lock(&self.state);
-        let size = state.memory.size();
-        if to >= size && !(to == 0 && state.generation == 0) {
-            state.memory.grow(to)?;
-        } else if size > 0 {
+        loop {
+            let (generation, old) = {
+                let mut state = lock(&self.state);
+                if to >= state.memory.size() {
+                    state.memory.grow(to)?;
+                    state.mtime = now();
+                    return Ok(());
+                }
+                (state.generation, Arc::clone(&state.memory))
+            };
+            // Without a lock: others list, open and close meanwhile.
             let memory = Memory::new(quota).map_err(|e| errno(&e))?;
             if to > 0 {
                 memory.grow(to)?;
-                memory.fill_from(state.memory.fd(), to)?;
+                memory.fill_from(old.fd(), to)?;
+            }
+            let mut state = lock(&self.state);
+            // Another truncation was quicker: this one comes after it.
+            if state.generation != generation {
+                continue;
             }
             state.memory = memory;
             state.generation = state.generation.wrapping_add(1);
             state.word = None;
             state.appenders = 0;
+            state.mtime = now();
+            return Ok(());
         }
-        state.mtime = now();
-        Ok(())
     }
 
     /// The appenders' counter, and whether it has to be set to the length because no appender uses it.
@@ -178,6 +189,9 @@ struct Tree {
 /// The identity of a file's state: device, inode, length, time of its last change.
 type FileState = (u64, u64, u64, i64, u64);
 
+/// A file of the folder that clients have open. Its lock is held while it is loaded.
+type Loaded = Mutex<Weak<Buffer>>;
+
 /// The buffers and files of a server.
 pub(crate) struct Store {
     tree: Mutex<Tree>,
@@ -185,7 +199,7 @@ pub(crate) struct Store {
     /// Keep buffers that no client has open.
     pub(crate) keeps: bool,
     folder: Option<OwnedFd>,
-    loaded: Mutex<HashMap<FileState, Weak<Buffer>>>,
+    loaded: Mutex<HashMap<FileState, Arc<Loaded>>>,
 }
 
 /// The result of opening.
@@ -215,13 +229,13 @@ impl Store {
     /// Gives a buffer a new generation of this length, for a program of this host.
     pub(crate) fn truncate_for_host(&self, name: &Name, size: u64) -> Result<(), Errno> {
         let tree = lock(&self.tree);
-        match tree.nodes.get(name) {
-            Some(Node::Buffer(buffer)) => buffer.truncate(size, &self.quota),
-            Some(Node::Dir { .. }) => Err(Errno::ISDIR),
-            None => Err(self
-                .on_disk(name, OFlags::PATH)
-                .map_or_else(|e| e, |_| Errno::ROFS)),
-        }
+        let buffer = match tree.nodes.get(name) {
+            Some(Node::Buffer(buffer)) => Arc::clone(buffer),
+            Some(Node::Dir { .. }) => return Err(Errno::ISDIR),
+            None => return Err(self.not_ours(&tree, name)),
+        };
+        drop(tree);
+        buffer.truncate(size, &self.quota)
     }
 
     /// Opens a buffer or file, and counts that: [`Store::close`] takes it back. With `lend`, for a program of this host.
@@ -243,7 +257,7 @@ impl Store {
                 return Err(Errno::EXIST);
             }
             Some(Node::Buffer(buffer)) => Arc::clone(buffer),
-            None => match self.on_disk(name, OFlags::RDONLY) {
+            None => match self.on_disk(&tree, name, OFlags::RDONLY) {
                 Ok(_) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
                     return Err(Errno::EXIST);
                 }
@@ -313,7 +327,9 @@ impl Store {
     /// Frees buffers that programs of this host have closed.
     pub(crate) fn sweep(&self) {
         self.free(&mut lock(&self.tree), |_| true);
-        lock(&self.loaded).retain(|_, buffer| buffer.strong_count() > 0);
+        // Who loads it has another reference, so nobody waits for a lock here.
+        lock(&self.loaded)
+            .retain(|_, file| Arc::strong_count(file) > 1 || lock(file).strong_count() > 0);
     }
 
     fn free(&self, tree: &mut Tree, which: impl Fn(&Arc<Buffer>) -> bool) {
@@ -335,12 +351,12 @@ impl Store {
         if name.is_root() {
             return Ok(dir_attr(1, 0));
         }
-        match lock(&self.tree).nodes.get(name) {
-            Some(Node::Dir { ino, mtime }) => return Ok(dir_attr(*ino, *mtime)),
-            Some(Node::Buffer(buffer)) => return Ok(buffer.attr()),
-            None => {}
+        let tree = lock(&self.tree);
+        match tree.nodes.get(name) {
+            Some(Node::Dir { ino, mtime }) => Ok(dir_attr(*ino, *mtime)),
+            Some(Node::Buffer(buffer)) => Ok(buffer.attr()),
+            None => disk_attr(&self.on_disk(&tree, name, OFlags::PATH)?.1),
         }
-        disk_attr(&self.on_disk(name, OFlags::PATH)?.1)
     }
 
     pub(crate) fn unlink(&self, name: &Name) -> Result<(), Errno> {
@@ -353,9 +369,7 @@ impl Store {
                 Ok(())
             }
             None if name.is_root() => Err(Errno::ISDIR),
-            None => Err(self
-                .on_disk(name, OFlags::PATH)
-                .map_or_else(|e| e, |_| Errno::ROFS)),
+            None => Err(self.not_ours(&tree, name)),
         }
     }
 
@@ -364,11 +378,7 @@ impl Store {
         let node = match tree.nodes.get(from) {
             Some(node) => node.clone(),
             None if from.is_root() => return Err(Errno::BUSY),
-            None => {
-                return Err(self
-                    .on_disk(from, OFlags::PATH)
-                    .map_or_else(|e| e, |_| Errno::ROFS));
-            }
+            None => return Err(self.not_ours(&tree, from)),
         };
         if to.is_root() {
             return Err(Errno::BUSY);
@@ -379,7 +389,7 @@ impl Store {
         self.check_parent(&tree, to)?;
         match (&node, tree.nodes.get(to)) {
             (_, None) => {
-                if self.on_disk(to, OFlags::PATH).is_ok() {
+                if self.on_disk(&tree, to, OFlags::PATH).is_ok() {
                     return Err(Errno::ROFS);
                 }
             }
@@ -411,7 +421,7 @@ impl Store {
         if name.is_root() || tree.nodes.contains_key(name) {
             return Err(Errno::EXIST);
         }
-        match self.on_disk(name, OFlags::PATH) {
+        match self.on_disk(&tree, name, OFlags::PATH) {
             Ok(_) => return Err(Errno::EXIST),
             Err(Errno::NOENT) => {}
             Err(e) => return Err(e),
@@ -432,27 +442,26 @@ impl Store {
             }
             Some(Node::Buffer(_)) => Err(Errno::NOTDIR),
             None if name.is_root() => Err(Errno::BUSY),
-            None => Err(self
-                .on_disk(name, OFlags::PATH)
-                .map_or_else(|e| e, |_| Errno::ROFS)),
+            None => Err(self.not_ours(&tree, name)),
         }
     }
 
     /// Entries of a folder after a name, in byte order.
     pub(crate) fn list(&self, name: &Name, after: &[u8]) -> Result<Vec<Entry>, Errno> {
+        // The folder of the file system is read without the lock: it may have a million entries.
+        let on_disk = self.disk_entries(name, after);
         let tree = lock(&self.tree);
-        let mut known = true;
-        match tree.nodes.get(name) {
+        let known = match tree.nodes.get(name) {
             Some(Node::Buffer(_)) => return Err(Errno::NOTDIR),
-            Some(Node::Dir { .. }) => {}
-            None => known = name.is_root(),
-        }
-        let mut found = BTreeMap::new();
-        match self.disk_entries(name, after) {
-            Ok(entries) => found = entries,
-            Err(Errno::NOENT) if known => {}
+            Some(Node::Dir { .. }) => true,
+            None => name.is_root(),
+        };
+        let mut found = match on_disk {
+            Ok(entries) => entries,
+            Err(Errno::NOENT) if known => BTreeMap::new(),
+            Err(Errno::NOENT) if tree.has_buffer_above(name) => return Err(Errno::NOTDIR),
             Err(e) => return Err(e),
-        }
+        };
         let below = name.below();
         let start = Name::raw([&below, after].concat());
         for (path, node) in tree
@@ -485,7 +494,7 @@ impl Store {
             Some(Node::Buffer(_)) => Err(Errno::NOTDIR),
             None if parent.is_root() => Ok(()),
             None => {
-                let (_, stat) = self.on_disk(&parent, OFlags::PATH)?;
+                let (_, stat) = self.on_disk(tree, &parent, OFlags::PATH)?;
                 if FileType::from_raw_mode(stat.st_mode).is_dir() {
                     Ok(())
                 } else {
@@ -495,12 +504,23 @@ impl Store {
         }
     }
 
-    /// A file or folder below the served folder, by no symbolic link.
-    fn on_disk(&self, name: &Name, flags: OFlags) -> Result<(OwnedFd, Stat), Errno> {
-        let Some(folder) = &self.folder else {
-            return Err(Errno::NOENT);
-        };
-        let file = beneath(folder, name, flags)?;
+    /// Why a name that is not in the tree cannot be changed.
+    fn not_ours(&self, tree: &Tree, name: &Name) -> Errno {
+        match self.on_disk(tree, name, OFlags::PATH) {
+            Ok(_) => Errno::ROFS,
+            Err(e) => e,
+        }
+    }
+
+    /// A file or folder below the served folder, by no symbolic link. `ENOTDIR` where a buffer of the tree stands on the way.
+    fn on_disk(&self, tree: &Tree, name: &Name, flags: OFlags) -> Result<(OwnedFd, Stat), Errno> {
+        let folder = self.folder.as_ref().ok_or(Errno::NOENT);
+        let file = folder
+            .and_then(|folder| beneath(folder, name, flags))
+            .map_err(|e| match e {
+                Errno::NOENT if tree.has_buffer_above(name) => Errno::NOTDIR,
+                e => e,
+            })?;
         let stat = fs::fstat(&file)?;
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile | FileType::Directory => Ok((file, stat)),
@@ -550,17 +570,17 @@ impl Store {
             stat.st_mtime,
             stat.st_mtime_nsec,
         );
-        let mut loaded = lock(&self.loaded);
-        let known = loaded.get(&key).and_then(Weak::upgrade);
-        let buffer = if let Some(buffer) = known {
+        let file_of = Arc::clone(lock(&self.loaded).entry(key).or_default());
+        // Only those who want the same file wait while it is loaded.
+        let mut loaded = lock(&file_of);
+        let buffer = if let Some(buffer) = loaded.upgrade() {
             buffer
         } else {
             let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
             memory.grow(attr.size)?;
             memory.fill_from(file, attr.size)?;
             let buffer = Buffer::new(attr.ino, memory, attr.mtime, true, 0);
-            loaded.retain(|_, buffer| buffer.strong_count() > 0);
-            loaded.insert(key, Arc::downgrade(&buffer));
+            *loaded = Arc::downgrade(&buffer);
             buffer
         };
         lock(&buffer.state).opens += 1;
@@ -575,6 +595,12 @@ impl Tree {
         }
         self.next = self.next.wrapping_add(1);
         Ok(self.next)
+    }
+
+    fn has_buffer_above(&self, name: &Name) -> bool {
+        let parents = std::iter::successors(Some(name.parent()), |name| Some(name.parent()));
+        let mut above = parents.take_while(|name| !name.is_root());
+        above.any(|name| matches!(self.nodes.get(&name), Some(Node::Buffer(_))))
     }
 
     fn inside(&self, folder: &Name) -> Vec<Name> {
