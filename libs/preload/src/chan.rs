@@ -50,6 +50,8 @@ pub(crate) struct Side {
     pub(crate) tail: AtomicU64,
     /// 0, or one more than the peer's position when a send that must not wait found the ring full.
     pub(crate) full: AtomicU64,
+    /// When it was found full first at that position, in milliseconds.
+    pub(crate) full_since: AtomicU64,
     /// Sends over TCP in a row, and pauses made for the receiver to catch up.
     pub(crate) run: AtomicU32,
     pub(crate) pauses: AtomicU32,

@@ -141,6 +141,9 @@ pub(crate) struct Conn {
     /// A registration is for the edges of room, and how often a send has found none since: see edges.rs.
     pub(crate) has_edges: AtomicBool,
     pub(crate) fulls: AtomicU32,
+    /// The socket and its bell, hidden, from its close until the last thread inside has left; 0: none.
+    kept: AtomicI32,
+    kept_bell: AtomicI32,
     /// Closed: the last to leave frees it.
     dead: AtomicBool,
     /// The process that has left it at its end.
@@ -300,12 +303,52 @@ impl Conn {
         drop(inside);
     }
 
+    /// A descriptor is about to be closed: threads that wait for the socket go on with a duplicate, because its number may soon be another's.
+    pub(crate) fn keep_for_users(&self, fd: c_int) {
+        if self.refs.load(SeqCst) == 1
+            && self.users.load(SeqCst) > 1
+            && self.kept.load(SeqCst) == 0
+            && let Some(kept) = hidden::duplicate(fd)
+        {
+            self.kept.store(kept, SeqCst);
+        }
+    }
+
+    /// The last descriptor is gone: closes the bell, or leaves it to the last thread inside.
+    pub(crate) fn leave_bell(&self, bell: c_int) {
+        if self.kept.load(SeqCst) > 0 {
+            self.kept_bell.store(bell, SeqCst);
+        } else {
+            hidden::close(bell);
+        }
+    }
+
+    /// The descriptor by which a call reaches the socket after it has waited; -1: there is none any more.
+    #[inline]
+    pub(crate) fn socket(&self, fd: c_int) -> c_int {
+        if self.is(fd) {
+            return fd;
+        }
+        match self.kept.load(SeqCst) {
+            0 => -1,
+            kept => kept,
+        }
+    }
+
     fn free(&'static self) {
         let old = self.old.swap(null_mut(), AcqRel);
         if !old.is_null() {
             // SAFETY: no thread is inside, and none can find it any more.
             drop(unsafe { Box::from_raw(old) });
         }
+        for kept in [&self.kept, &self.kept_bell] {
+            let kept = kept.swap(0, AcqRel);
+            if kept > 0 {
+                hidden::close(kept);
+            }
+        }
+        self.has_edges.store(false, Relaxed);
+        self.fulls.store(0, Relaxed);
         for count in [&self.ops, &self.rx_count] {
             count.store(0, Relaxed);
         }

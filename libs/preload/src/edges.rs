@@ -18,8 +18,9 @@ use crate::sets::{IN, OUT};
 const EDGE: u32 = libc::EPOLLET as u32;
 
 /// Connections by set and `data` of their edge-triggered registrations for room; `None`: two have the same. Used under the big lock only.
-static BY_DATA: LazyLock<Mutex<HashMap<(usize, u64), Option<&'static Conn>>>> =
-    LazyLock::new(Mutex::default);
+static BY_DATA: LazyLock<Mutex<ByData>> = LazyLock::new(Mutex::default);
+
+type ByData = HashMap<(usize, u64), Option<&'static Conn>>;
 
 /// Entries of [`BY_DATA`].
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
@@ -31,10 +32,7 @@ fn is_watched(reg: &Reg) -> bool {
     reg.number != 0 && reg.events & EDGE != 0 && reg.events & OUT != 0
 }
 
-fn with_map<T>(
-    _big: &MutexGuard<'_, ()>,
-    f: impl FnOnce(&mut HashMap<(usize, u64), Option<&'static Conn>>) -> T,
-) -> T {
+fn with_map<T>(_big: &MutexGuard<'_, ()>, f: impl FnOnce(&mut ByData) -> T) -> T {
     let mut map = BY_DATA.lock().unwrap_or_else(PoisonError::into_inner);
     let done = f(&mut map);
     KNOWN.store(map.len(), SeqCst);

@@ -72,7 +72,7 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
         if count_out(conn, Some(chan)) {
             leave(fd, chan);
         }
-        hidden::close(chan.bell());
+        conn.leave_bell(chan.bell());
     } else {
         count_out(conn, None);
     }
@@ -141,6 +141,7 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
             {
                 lend::closing(chan);
             }
+            conn.keep_for_users(fd);
             let chan = conn.chan(&inside);
             let bell = chan.and_then(|chan| hidden::duplicate(chan.bell()));
             drop(inside);

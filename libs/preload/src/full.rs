@@ -14,17 +14,26 @@ use weft_run::meet::Why;
 use crate::bell::PATIENCE_MS;
 use crate::chan::Chan;
 use crate::conn::Conn;
-use crate::{direction, table};
+use crate::{clock, direction, table};
 
 /// Rings of this process that a send found full. May be too high after a fork; then waits are cut for nothing until the next look.
 static FULL: AtomicU32 = AtomicU32::new(0);
 
-/// A send that must not wait found the ring full.
-pub(crate) fn found_full(chan: &Chan) {
+/// A send that must not wait found the ring full. Returns true if the peer has read nothing for [`PATIENCE_MS`], which a program that does not wait in `poll` or
+/// `epoll_wait` finds out here.
+pub(crate) fn found_full(chan: &Chan) -> bool {
+    let side = chan.side();
     let at = chan.stream.progress(chan.role).wrapping_add(1).max(1);
-    if chan.side().full.swap(at, SeqCst) == 0 {
+    let before = side.full.swap(at, SeqCst);
+    if before == 0 {
         FULL.fetch_add(1, SeqCst);
     }
+    let now = clock::about_now() / 1_000_000;
+    if before != at {
+        side.full_since.store(now, Relaxed);
+        return false;
+    }
+    now.saturating_sub(side.full_since.load(Relaxed)) > PATIENCE_MS as u64
 }
 
 /// There is room again.

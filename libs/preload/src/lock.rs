@@ -88,6 +88,7 @@ impl SharedLock {
             let errno = kernel::sleep_on(self.word.as_ptr(), waited, PATIENCE_MS);
             let holder = waited & !WAITED;
             if errno == libc::ETIMEDOUT && holder != own && weft_sys::process::is_gone(holder) {
+                self.stolen.store(1, Relaxed);
                 let _ = self
                     .word
                     .compare_exchange(waited, 0, Ordering::AcqRel, Relaxed);

@@ -71,7 +71,12 @@ unsafe fn receive_looking(
         return real();
     }
     link::tick(conn, fd, &inside);
+    let mut has_waited = false;
     loop {
+        if has_waited && !conn.is(fd) {
+            // SAFETY: the caller's promise.
+            return unsafe { kernel::receive(conn.socket(fd), iov, flags) };
+        }
         let Some(chan) = conn.chan(&inside) else {
             if let Some(n) = over_tcp(conn, None, iov, flags, real) {
                 return n;
@@ -97,9 +102,9 @@ unsafe fn receive_looking(
                 // SAFETY: the caller's promise.
                 match unsafe { from_ring((fd, conn), chan, fit, flags) } {
                     Step::Done(n) => return n,
-                    Step::Tcp(0) => {}
+                    Step::Tcp(0) => has_waited = true,
                     // SAFETY: the caller's promise.
-                    Step::Tcp(got) => return unsafe { rest(fd, iov, flags, got) },
+                    Step::Tcp(got) => return unsafe { rest(conn.socket(fd), iov, flags, got) },
                 }
             }
             TCP => {
@@ -199,7 +204,7 @@ fn over_tcp(
 
 /// Receives the rest of a vector from TCP, behind the last bytes of the ring. Only a call that asked for all waits for it.
 unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
-    if kernel::poll_one(fd, libc::POLLIN, 0) & libc::POLLERR != 0 {
+    if kernel::poll_one(fd, libc::POLLIN, 0) & libc::POLLERR != 0 && kernel::unread(fd) <= 0 {
         // The next call reports the error; this one would take it away.
         return got as ssize_t;
     }
@@ -312,6 +317,8 @@ unsafe fn from_ring(
     fetch::answer(chan);
     memory::settle_all(iov);
     loop {
+        // Another thread may close the socket meanwhile, and its number may be another's.
+        let fd = conn.socket(fd);
         let closed;
         let mut is_busy = false;
         {

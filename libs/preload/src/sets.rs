@@ -79,6 +79,11 @@ pub(crate) fn count_mixed(n: isize) {
     MIXED.fetch_add(n.cast_unsigned(), SeqCst);
 }
 
+/// Returns true if a registration covers two descriptors.
+pub(crate) fn has_mixed() -> bool {
+    MIXED.load(Relaxed) != 0
+}
+
 /// Events and data; nothing for a null pointer.
 pub(crate) unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
     if is_bad(event) {

@@ -71,7 +71,16 @@ unsafe fn transmit_looking(
         back::downgrade(conn, Why::Option);
     }
     link::tick(conn, fd, &inside);
+    let mut has_waited = false;
     loop {
+        if has_waited && !conn.is(fd) {
+            let Source::Memory(iov) = source else {
+                set_errno(libc::EBADF);
+                return -1;
+            };
+            // SAFETY: the caller's promise.
+            return unsafe { kernel::send(conn.socket(fd), iov, flags) };
+        }
         let Some(chan) = conn.chan(&inside) else {
             // A thread that has just made the channel closes the gate.
             if let Some(n) = over_tcp(conn, source, real) {
@@ -98,9 +107,11 @@ unsafe fn transmit_looking(
                 // SAFETY: the caller's promise.
                 match unsafe { into_ring(conn, chan, &fit, flags) } {
                     Step::Done(n) => return n,
-                    Step::Tcp(0) => {}
+                    Step::Tcp(0) => has_waited = true,
                     // SAFETY: the caller's promise.
-                    Step::Tcp(sent) => return unsafe { rest(fd, chan, source, flags, sent) },
+                    Step::Tcp(sent) => {
+                        return unsafe { rest(conn.socket(fd), chan, source, flags, sent) };
+                    }
                 }
             }
             TCP => {
@@ -538,7 +549,10 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             continue;
         }
         if must_not_wait() {
-            full::found_full(chan);
+            if full::found_full(chan) {
+                direction::stop_sending(conn, Why::SlowReader);
+                continue;
+            }
             return partial(sent, libc::EAGAIN);
         }
         spun = false;

@@ -1,0 +1,428 @@
+// Two processes with a connection that has gone over to rings, at moments when something else happens to it: each test prints what is wrong and fails.
+//
+// moments TEST: returns 0 if the connection did what TCP does.
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static int fail(const char *what, long n)
+{
+	fprintf(stderr, "%s: %ld (errno %d)\n", what, n, errno);
+	return 1;
+}
+
+static int listener(struct sockaddr_in *a)
+{
+	socklen_t n = sizeof *a;
+	int l = socket(AF_INET, SOCK_STREAM, 0);
+
+	*a = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	if (bind(l, (void *)a, n) || listen(l, 64) || getsockname(l, (void *)a, &n))
+		exit(fail("listen", 0));
+	return l;
+}
+
+static int dial(struct sockaddr_in *a)
+{
+	int s = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+
+	if (connect(s, (void *)a, sizeof *a))
+		exit(fail("connect", 0));
+	setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	return s;
+}
+
+// A few messages each way, after which the connection is on rings.
+static void speak(int s, int first)
+{
+	char b[4];
+
+	for (int i = 0; i < 20; i++) {
+		if (first && write(s, "ping", 4) != 4)
+			exit(fail("write", i));
+		if (recv(s, b, 4, MSG_WAITALL) != 4)
+			exit(fail("read", i));
+		if (!first && write(s, "pong", 4) != 4)
+			exit(fail("write", i));
+	}
+}
+
+static pid_t child;
+
+// Returns one end in each process; the child has the accepted one.
+static int halves(void)
+{
+	struct sockaddr_in a;
+	int l = listener(&a), s, on = 1;
+
+	child = fork();
+	if (child == 0) {
+		s = accept(l, 0, 0);
+		setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	} else {
+		s = dial(&a);
+	}
+	close(l);
+	speak(s, child != 0);
+	return s;
+}
+
+static int child_failed(void)
+{
+	int status;
+
+	waitpid(child, &status, 0);
+	return status != 0;
+}
+
+static void nap(int ms)
+{
+	usleep(ms * 1000);
+}
+
+// Words from 0 on.
+static void count(int s, unsigned words)
+{
+	static unsigned b[4096];
+
+	for (unsigned at = 0; at < words;) {
+		unsigned n = words - at < 4096 ? words - at : 4096;
+		for (unsigned i = 0; i < n; i++)
+			b[i] = at + i;
+		for (size_t done = 0; done < n * 4;) {
+			ssize_t put = write(s, (char *)b + done, n * 4 - done);
+			if (put <= 0)
+				exit(fail("write", put));
+			done += put;
+		}
+		at += n;
+	}
+}
+
+static long wrong_at = -1;
+
+static void *check(void *arg)
+{
+	static unsigned b[1024];
+	unsigned at = 0;
+	ssize_t n;
+
+	while ((n = recv(*(int *)arg, b, sizeof b, MSG_WAITALL)) > 0)
+		for (unsigned i = 0; i < n / 4; i++, at++)
+			if (b[i] != at && wrong_at < 0)
+				wrong_at = at;
+	return (void *)(long)at;
+}
+
+// Unread bytes are given back to TCP because the program starts another one; the sender's TCP buffer is small.
+static int given_back(void)
+{
+	int s = halves(), small = 8192;
+
+	if (!child) {
+		setsockopt(s, SOL_SOCKET, SO_SNDBUF, &small, sizeof small);
+		count(s, 60000);
+		exit(0);
+	}
+	nap(300);
+	if (system("true"))
+		return fail("system", 0);
+	long got = (long)check(&s);
+	return got != 60000 || wrong_at >= 0 ? fail("words, the first wrong one", wrong_at) : child_failed();
+}
+
+// The same while another thread reads.
+static int given_back_beside_a_reader(void)
+{
+	int s = halves();
+	pthread_t reader;
+	void *got;
+
+	if (!child) {
+		count(s, 8000000);
+		exit(0);
+	}
+	pthread_create(&reader, 0, check, &s);
+	nap(2);
+	for (int i = 0; i < 3; i++)
+		if (system("true"))
+			return fail("system", i);
+	pthread_join(reader, &got);
+	return (long)got != 8000000 || wrong_at >= 0 ? fail("words, the first wrong one", wrong_at) : child_failed();
+}
+
+// The peer waits for the ring when its sender, who reads no more, begins one large send.
+static int large_send_after_shut_rd(void)
+{
+	int s = halves();
+	size_t size = 32 << 20, got = 0;
+	char *b = calloc(1, size);
+	ssize_t n;
+
+	alarm(20);
+	if (!child) {
+		while ((n = read(s, b, size)) > 0)
+			got += n;
+		exit(got != size);
+	}
+	nap(100);
+	shutdown(s, SHUT_RD);
+	if (write(s, b, size) != (ssize_t)size)
+		return fail("write", 0);
+	close(s);
+	return child_failed();
+}
+
+static char large[4 << 20];
+
+static void *send_all(void *arg)
+{
+	send(*(int *)arg, large, sizeof large, MSG_NOSIGNAL);
+	return 0;
+}
+
+static void *receive_some(void *arg)
+{
+	char b[64];
+
+	return (void *)(long)read(*(int *)arg, b, sizeof b);
+}
+
+// A thread waits in `call`; the socket is closed and its number is another connection's. Returns how many of its bytes went wrong.
+static int number_is_reused(void *(*call)(void *))
+{
+	struct sockaddr_in a;
+	int l = listener(&a), wrong = 0;
+
+	memset(large, 'O', sizeof large);
+	for (int i = 0; i < 10; i++) {
+		int c = dial(&a), d = accept(l, 0, 0), number = d;
+		char b[64];
+		pthread_t t;
+		void *got;
+		for (int k = 0; k < 20; k++)
+			if (write(c, "ping", 4) != 4 || read(d, b, 4) != 4 || write(d, "pong", 4) != 4 || read(c, b, 4) != 4)
+				return fail("speak", k);
+		int other = dial(&a);
+		if (write(other, "NEW", 3) != 3)
+			return fail("write", 0);
+		pthread_create(&t, 0, call, &number);
+		nap(20);
+		shutdown(d, SHUT_RDWR);
+		close(d);
+		int again = accept(l, 0, 0);
+		nap(30);
+		wrong += recv(other, b, 64, MSG_DONTWAIT) > 0;
+		shutdown(c, SHUT_RDWR);
+		pthread_join(t, &got);
+		wrong += call == receive_some && (long)got > 0;
+		close(again);
+		close(other);
+		close(c);
+	}
+	return wrong ? fail("calls that met the other connection", wrong) : 0;
+}
+
+static int number_is_reused_by_a_sender(void)
+{
+	return number_is_reused(send_all);
+}
+
+static int number_is_reused_by_a_receiver(void)
+{
+	return number_is_reused(receive_some);
+}
+
+// A child that shares the sending end is killed while it sends; we go on.
+static int sibling_is_killed(void)
+{
+	int bad = 0;
+
+	for (int i = 0; i < 60; i++) {
+		int s = halves();
+		static char b[65536];
+		char last = 0;
+		ssize_t n;
+		if (!child) {
+			pid_t sibling = fork();
+			while (!sibling)
+				if (write(s, b, 64) < 0)
+					_exit(0);
+			usleep(500 + i * 20);
+			kill(sibling, SIGKILL);
+			waitpid(sibling, 0, 0);
+			n = write(s, "E", 1);
+			exit(n != 1);
+		}
+		while ((n = read(s, b, sizeof b)) > 0)
+			last = b[n - 1];
+		bad += last != 'E' || n < 0;
+		bad += child_failed();
+		close(s);
+	}
+	return bad ? fail("connections that ended", bad) : 0;
+}
+
+// The peer resets behind bytes that are in the ring.
+static int reset_behind_the_ring(void)
+{
+	int s = halves(), on = 1;
+	struct linger now = {1, 0};
+	char b[200];
+
+	if (!child) {
+		if (write(s, b, 100) != 100)
+			exit(1);
+		// What makes the direction go back to TCP first.
+		setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on);
+		setsockopt(s, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+		close(s);
+		exit(0);
+	}
+	if (child_failed())
+		return fail("child", 0);
+	ssize_t n = read(s, b, sizeof b);
+	if (n != 100)
+		return fail("first read", n);
+	n = read(s, b, sizeof b);
+	return n == -1 && errno == ECONNRESET ? 0 : fail("second read", n);
+}
+
+// An edge-triggered program that only looks is told of each arrival.
+static int edges_of_what_is_looked_at(void)
+{
+	int s = halves(), set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+	char b[64];
+
+	if (!child) {
+		for (int i = 0; i < 20; i++) {
+			nap(10);
+			if (write(s, "x", 1) != 1)
+				exit(1);
+		}
+		exit(read(s, b, 1) != 0);
+	}
+	fcntl(s, F_SETFL, O_NONBLOCK);
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+	for (;;) {
+		if (epoll_wait(set, &event, 1, 5000) != 1)
+			return fail("no event, with so many bytes", recv(s, b, sizeof b, MSG_PEEK));
+		if (recv(s, b, sizeof b, MSG_PEEK) == 20)
+			break;
+	}
+	recv(s, b, sizeof b, 0);
+	close(s);
+	return child_failed();
+}
+
+// An edge for room comes once, though the peer reads.
+static int edges_of_room(void)
+{
+	int s = halves(), set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
+	char b[64];
+
+	if (!child) {
+		while (read(s, b, sizeof b) > 0)
+			if (write(s, "x", 1) != 1)
+				exit(1);
+		exit(0);
+	}
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+	if (epoll_wait(set, &event, 1, 1000) != 1)
+		return fail("no event for a socket with room", 0);
+	for (int i = 0; i < 20; i++) {
+		if (write(s, "y", 1) != 1 || read(s, b, 1) != 1)
+			return fail("speak", i);
+		nap(2);
+		if (epoll_wait(set, &event, 1, 0) != 0)
+			return fail("an event for nothing", i);
+	}
+	close(s);
+	return child_failed();
+}
+
+// The socket leaves its peer and connects to another one.
+static int connects_again(void)
+{
+	int s = halves();
+	struct sockaddr none = {.sa_family = AF_UNSPEC};
+	struct sockaddr_in a;
+	char b[64];
+
+	if (!child)
+		exit(read(s, b, sizeof b) > 0);
+	int l = listener(&a);
+	if (connect(s, &none, sizeof none) || connect(s, (void *)&a, sizeof a))
+		return fail("connect", 0);
+	int other = accept(l, 0, 0);
+	if (write(s, "for another", 11) != 11 || read(other, b, sizeof b) != 11)
+		return fail("speak", 0);
+	return child_failed();
+}
+
+// A sender that must not wait tries again and again, and its peer does not read: TCP's buffers take more than a ring.
+static int retries_without_poll(void)
+{
+	int s = halves();
+	size_t sent = 0;
+
+	if (!child) {
+		nap(3000);
+		exit(0);
+	}
+	fcntl(s, F_SETFL, O_NONBLOCK);
+	for (int i = 0; i < 200 && sent < 1 << 20; i++) {
+		ssize_t n = send(s, large, (1 << 20) - sent, MSG_NOSIGNAL);
+		if (n > 0)
+			sent += n;
+		nap(10);
+	}
+	kill(child, SIGKILL);
+	waitpid(child, 0, 0);
+	return sent == 1 << 20 ? 0 : fail("sent of 1 MiB", sent);
+}
+
+static const struct {
+	const char *name;
+	int (*run)(void);
+} TESTS[] = {
+	{"given_back", given_back},
+	{"given_back_beside_a_reader", given_back_beside_a_reader},
+	{"large_send_after_shut_rd", large_send_after_shut_rd},
+	{"number_is_reused_by_a_sender", number_is_reused_by_a_sender},
+	{"number_is_reused_by_a_receiver", number_is_reused_by_a_receiver},
+	{"sibling_is_killed", sibling_is_killed},
+	{"reset_behind_the_ring", reset_behind_the_ring},
+	{"edges_of_what_is_looked_at", edges_of_what_is_looked_at},
+	{"edges_of_room", edges_of_room},
+	{"connects_again", connects_again},
+	{"retries_without_poll", retries_without_poll},
+};
+
+int main(int argc, char **argv)
+{
+	signal(SIGPIPE, SIG_IGN);
+	alarm(60);
+	for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++)
+		if (argc > 1 && !strcmp(argv[1], TESTS[i].name))
+			return TESTS[i].run();
+	for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++)
+		puts(TESTS[i].name);
+	return argc > 1;
+}
