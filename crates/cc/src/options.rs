@@ -209,7 +209,7 @@ fn kind(arg: &str) -> Kind {
                 "-ffile-prefix-map=",
                 "-fmacro-prefix-map=",
             ]);
-            if arg.contains('/') && !maps {
+            if arg.contains('/') && !maps || !arg.split(['=', ',']).all(is_argument) {
                 Kind::Here(FILES)
             } else {
                 Kind::Both
@@ -234,10 +234,21 @@ pub fn is_driver(name: &str) -> bool {
     })
 }
 
-/// Whether a source's name can be an argument of a compiler. gcc treats an argument that begins with `@` as a file of arguments, which would not be checked;
-/// one that begins with `-` is an option.
+/// Whether a text of a master can be an argument of a compiler, or the value of an option. gcc reads further arguments, which nobody has checked, from a file
+/// whose name comes after `@`. Its driver hands values on as arguments of their own, also those that are joined to their options.
+pub(crate) fn is_argument(text: &str) -> bool {
+    !text.starts_with('@')
+}
+
+/// Whether a source's name can be an argument of a compiler. One that begins with `-` is an option.
 pub fn is_source_name(name: &str) -> bool {
-    !name.split('/').any(|part| part.starts_with(['@', '-']))
+    name.split('/')
+        .all(|part| is_argument(part) && !part.starts_with('-'))
+}
+
+/// The folder, with its slash, and the last part of a prefix of the names of further outputs.
+pub(crate) fn split_beside(beside: &str) -> (&str, &str) {
+    beside.split_at(beside.rfind('/').map_or(0, |n| n + 1))
 }
 
 /// Checks the options of a job that a master sends.
@@ -508,17 +519,17 @@ pub fn parse(dir: &Path, args: &[OsString]) -> Result<Plan, Here> {
 
 /// The prefix of the names of further outputs. Separate debug information has to be below the working directory of a worker, too.
 fn name_beside(job: &[String], phase: &str, output: &Path) -> Result<String, &'static str> {
-    let counts = |arg: &String| arg == "-fprofile-arcs" || further(arg) == Some(Output::Notes);
-    let (split, counts) = (asks_for(job, Output::Split), job.iter().any(counts));
-    if !split && !counts {
+    if !names_further(job) {
         return Ok(String::new());
     }
+    let counts = job.iter().any(|arg| counts(arg));
     let stem = output.to_str().and_then(|output| output.strip_suffix(".o"));
     match stem {
         // They have a worker's options in them, one of which names its file.
         _ if counts && job.iter().any(|arg| arg.starts_with("-g") && arg != "-g0") => {
             Err("debug information with coverage")
         }
+        Some(stem) if !is_beside(stem) => Err("an object whose name begins with @"),
         Some(stem) if phase == "-c" && !stem.is_empty() => {
             let below = Path::new(stem)
                 .components()
@@ -531,6 +542,21 @@ fn name_beside(job: &[String], phase: &str, output: &Path) -> Result<String, &'s
         }
         _ => Err("further outputs of something else than an object (.o)"),
     }
+}
+
+/// Whether both parts of a prefix of names can be arguments.
+pub(crate) fn is_beside(beside: &str) -> bool {
+    let (dir, name) = split_beside(beside);
+    is_argument(dir) && is_argument(name)
+}
+
+fn counts(arg: &str) -> bool {
+    arg == "-fprofile-arcs" || further(arg) == Some(Output::Notes)
+}
+
+/// Whether an object of these options contains the names of further outputs.
+pub(crate) fn names_further(job: &[String]) -> bool {
+    asks_for(job, Output::Split) || job.iter().any(|arg| counts(arg))
 }
 
 /// Whether these options ask for a further output.

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use crate::ipc::PullAsk;
-use crate::options::Plan;
+use crate::options::{Plan, is_argument};
 
 /// Options of the preprocessor that take a path.
 const PATHS: &[&str] = &["-I", "-iquote", "-isystem", "-idirafter", "-include"];
@@ -224,9 +224,10 @@ pub(crate) fn read(cpp: &[String]) -> Result<Cpp, String> {
                     option if VALUES.contains(&option) => {}
                     other => return Err(format!("{other}: not for a worker that preprocesses")),
                 }
-                // `=` and `$SYSROOT` stand for a directory; `-I-` splits the list.
-                if PATHS.contains(&option)
-                    && (value.is_empty() || value.starts_with(['=', '$', '-', '@']))
+                // An option with an empty value would take the next argument. `=` and `$SYSROOT` stand for a directory; `-I-` splits the list.
+                if value.is_empty()
+                    || !is_argument(value)
+                    || PATHS.contains(&option) && value.starts_with(['=', '$', '-'])
                 {
                     return Err(format!(
                         "{option} {value}: not for a worker that preprocesses"
@@ -343,6 +344,11 @@ mod tests {
             &["-imacros", "x"],
             &["-o", "x"],
             &["-include", "@x"],
+            &["-D", "@x"],
+            &["-U", "@x"],
+            &["-MT", "@x"],
+            &["-MQ", "@x"],
+            &["-D", ""],
             &["-I", ""],
         ] {
             let bad: Vec<_> = bad.iter().map(|s| (*s).to_owned()).collect();

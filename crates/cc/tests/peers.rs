@@ -165,6 +165,18 @@ fn hostile_masters_are_refused() {
             Verdict::Refused,
         ),
         (
+            Box::new(|job: &mut Job| job.args.push("--param=@a.c".into())),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.beside = "@a.c".into()),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.beside = "a/@a.c".into()),
+            Verdict::Refused,
+        ),
+        (
             Box::new(|job: &mut Job| job.locale = "../../x".into()),
             Verdict::Refused,
         ),

@@ -21,7 +21,7 @@ use super::sandbox;
 use super::view::View;
 use super::watch::Watch;
 use crate::lock;
-use crate::options::{Language, asks_for, is_source_name, map_path};
+use crate::options::{Language, asks_for, is_source_name, map_path, names_further, split_beside};
 use crate::wire::{Job, Output, Pull};
 
 /// Components that a source's name may have, and bytes.
@@ -200,8 +200,11 @@ impl Workshop {
                         option,
                         "-I" | "-iquote" | "-isystem" | "-idirafter" | "-include"
                     );
-                    command.arg(option);
-                    command.arg(if path { name(value) } else { value.into() });
+                    if path {
+                        command.arg(option).arg(name(value));
+                    } else {
+                        command.arg(format!("{option}{value}"));
+                    }
                 }
             }
         }
@@ -294,10 +297,8 @@ impl Workshop {
                 map_path(&job.args, &job.name)
             ));
         }
-        if !job.beside.is_empty() {
-            let (dir, name) = job
-                .beside
-                .split_at(job.beside.rfind('/').map_or(0, |n| n + 1));
+        if names_further(&job.args) && !job.beside.is_empty() {
+            let (dir, name) = split_beside(&job.beside);
             command.args(["-dumpdir", dir, "-dumpbase", name]);
         }
         if asks_for(&job.args, Output::Notes) {

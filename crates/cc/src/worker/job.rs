@@ -14,7 +14,7 @@ use super::pull::Preprocessed;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::{Environment, LOOK, pressure};
 use crate::link::{Event, Gone};
-use crate::options::{Language, check_job, is_source_name};
+use crate::options::{Language, check_job, is_beside, is_source_name};
 use crate::travel::{Found, MAX_PACKED};
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
 
@@ -76,8 +76,8 @@ impl Session<'_> {
         if let Err(why) = check_job(&job.args) {
             return refuse(why);
         }
-        if !is_source_name(&job.name) {
-            return refuse("a name of a source that cannot be");
+        if !is_source_name(&job.name) || !is_beside(&job.beside) {
+            return refuse("a name of a source or an output that cannot be");
         }
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
         if !job.locale.chars().all(good)
