@@ -13,7 +13,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::conn::{Conn, Reg};
 use crate::kernel;
-use crate::sets::{IN, OUT};
+use crate::sets::{self, IN, OUT};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
@@ -92,28 +92,31 @@ pub(crate) fn has_any() -> bool {
 /// Returns true if an event, which is not of an end, has to be looked at.
 #[inline]
 pub(crate) fn is_suspect(events: u32) -> bool {
-    events & OUT != 0 && KNOWN.load(Relaxed) != 0 && (events & IN == 0 || DUE.load(Relaxed) != 0)
+    let is_out = events & OUT != 0;
+    KNOWN.load(Relaxed) != 0
+        && (is_out && (events & IN == 0 || DUE.load(Relaxed) != 0)
+            || !is_out && events & IN != 0 && sets::has_mixed())
 }
 
-/// Returns true if the program is to see the event.
-pub(crate) fn is_due(
+/// The events that the program is to see; 0: none.
+pub(crate) fn told(
     (set, number): (c_int, usize),
     (events, data): (u32, u64),
     big: &MutexGuard<'_, ()>,
-) -> bool {
+) -> u32 {
     let Some(Some(conn)) = with_map(big, |map| map.get(&(number, data)).copied()) else {
-        return true;
+        return events;
     };
     let is_it = |reg: &&mut Reg| reg.set == set && reg.number == number && reg.data == data;
     let (Some(chan), Some(reg)) = (
         conn.chan_slow(big),
         conn.slow(big).regs.iter_mut().find(is_it),
     ) else {
-        return true;
+        return events;
     };
     // Another process that shares the socket may have found it full.
     if !is_watched(reg) || chan.side().holders.load(SeqCst) != 1 {
-        return true;
+        return events;
     }
     let fulls = conn.fulls.load(SeqCst);
     let is_by_bell = reg.bell.is_some_and(|events| events & OUT != 0);
@@ -122,12 +125,21 @@ pub(crate) fn is_due(
     } else {
         chan.bell()
     };
-    if is_by_bell && kernel::poll_one(bell, libc::POLLOUT, 0) & libc::POLLOUT == 0 {
+    let carrier = if is_by_bell { bell } else { reg.fd };
+    let asks_carrier = is_by_bell || events & OUT == 0;
+    let has_room =
+        !asks_carrier || kernel::poll_one(carrier, libc::POLLOUT, 0) & libc::POLLOUT != 0;
+    if !has_room {
         // It has been filled since. Its next room is an edge.
-        return events & IN != 0;
+        return if events & IN != 0 { events } else { 0 };
+    }
+    // What comes by one of two descriptors is reported with what the other has, as TCP does.
+    let all = events | if reg.mixed { reg.events & OUT } else { 0 };
+    if all & OUT == 0 {
+        return events;
     }
     let is_due = !is_by_bell || reg.room_due || reg.fulls != fulls;
     leave(reg);
     reg.fulls = fulls;
-    is_due || events & IN != 0
+    if is_due || events & IN != 0 { all } else { 0 }
 }

@@ -127,18 +127,20 @@ pub(crate) unsafe fn settle(set: c_int, events: *mut epoll_event, n: c_int) -> c
     let number = number(set);
     let mut kept = 0;
     for at in 0..list.len() {
-        let event = list[at];
+        let mut event = list[at];
         let of = event.u64;
-        let stays = if is_end(&event) {
-            !moved.contains(&of)
-        } else {
-            !edges::is_suspect(event.events)
-                || edges::is_due((set, number), (event.events, of), &big)
-        };
-        if stays {
-            list[kept] = event;
-            kept += 1;
+        if is_end(&event) {
+            if moved.contains(&of) {
+                continue;
+            }
+        } else if edges::is_suspect(event.events) {
+            event.events = edges::told((set, number), (event.events, of), &big);
+            if event.events == 0 {
+                continue;
+            }
         }
+        list[kept] = event;
+        kept += 1;
     }
     kept as c_int
 }

@@ -108,8 +108,8 @@ unsafe fn transmit_looking(
                 match unsafe { into_ring(conn, chan, &fit, flags) } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => has_waited = true,
-                    // SAFETY: the caller's promise.
                     Step::Tcp(sent) => {
+                        // SAFETY: the caller's promise.
                         return unsafe { rest(conn.socket(fd), chan, source, flags, sent) };
                     }
                 }
