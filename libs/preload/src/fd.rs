@@ -127,35 +127,38 @@ fn reset_if_unread(fd: c_int, chan: &Chan) {
 /// # Safety
 /// As `close(2)`.
 pub(crate) unsafe fn close(fd: c_int) -> c_int {
-    match kind(fd) {
-        Kind::Other => {}
-        Kind::Hidden => {
-            crate::set_errno(libc::EBADF);
-            return -1;
-        }
-        Kind::Conn(conn) => {
-            // The bell closes after the socket: a peer that sees the bell's end finds the socket's FIN.
-            let inside = conn.enter();
-            if conn.refs.load(SeqCst) == 1
-                && let Some(chan) = conn.chan(&inside)
-            {
-                lend::closing(chan);
-            }
-            let chan = conn.chan(&inside);
-            let bell = chan.and_then(|chan| hidden::duplicate(chan.bell()));
-            drop(inside);
-            forget(fd);
-            // SAFETY: the caller's promise.
-            let rc = unsafe { next::close(fd) };
-            if let Some(bell) = bell {
-                hidden::close(bell);
-            }
-            return rc;
-        }
-        Kind::Set(_) | Kind::Dgram(_) => forget(fd),
+    if conn::holds_big() {
+        // A descriptor of the library. Its number may still have the entry of one that was closed unseen.
+        // SAFETY: the caller's promise.
+        return unsafe { next::close(fd) };
+    }
+    if table::refuses(fd) {
+        return -1;
     }
     // SAFETY: the caller's promise.
-    unsafe { next::close(fd) }
+    closed_by(fd, || unsafe { next::close(fd) })
+}
+
+/// The descriptor is forgotten, and then closed by `call`: as soon as the kernel has closed it, another descriptor may have its number.
+pub(crate) fn closed_by(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let bell = last_bell(fd);
+    forget(fd);
+    let rc = call();
+    if let Some(bell) = bell {
+        hidden::close(bell);
+    }
+    rc
+}
+
+/// A duplicate of the bell of a connection of which a descriptor is about to be closed. It closes after the socket: a peer that sees the bell's end finds
+/// the socket's FIN.
+fn last_bell(fd: c_int) -> Option<c_int> {
+    let (conn, inside) = conn::enter(fd)?;
+    let chan = conn.chan(&inside)?;
+    if conn.refs.load(SeqCst) == 1 {
+        lend::closing(chan);
+    }
+    hidden::duplicate(chan.bell())
 }
 
 /// # Safety
@@ -230,33 +233,25 @@ pub(crate) fn copied(old: c_int, new: c_int) {
 }
 
 /// # Safety
-/// As `dup2(2)`: `call` is the program's own.
-pub(crate) unsafe fn over(old: c_int, new: c_int, call: impl Fn() -> c_int) -> c_int {
-    if old == new || new < 0 {
+/// As `dup3(2)`: `call` is the program's own.
+pub(crate) unsafe fn over(old: c_int, new: c_int, flags: c_int, call: impl Fn() -> c_int) -> c_int {
+    if old == new {
         return call();
     }
     if table::refuses(old) {
         return -1;
     }
+    // A call that fails leaves what `new` is.
+    let is_in_limit = u64::try_from(new).is_ok_and(|new| new < kernel::most_descriptors());
+    // SAFETY: asks for flags.
+    let is_open = || unsafe { next::fcntl(old, libc::F_GETFD, 0) } >= 0;
+    if flags & !libc::O_CLOEXEC != 0 || !is_in_limit || !is_open() {
+        return call();
+    }
     if table::get(new) == Entry::HIDDEN {
         move_away(new);
     }
-    // SAFETY: asks for flags; a descriptor that is not open makes the call fail.
-    if unsafe { next::fcntl(old, libc::F_GETFD, 0) } < 0 {
-        return call();
-    }
-    let bell = conn::enter(new).and_then(|(conn, inside)| {
-        let chan = conn.chan(&inside)?;
-        if conn.refs.load(SeqCst) == 1 {
-            lend::closing(chan);
-        }
-        hidden::duplicate(chan.bell())
-    });
-    forget(new);
-    let rc = call();
-    if let Some(bell) = bell {
-        hidden::close(bell);
-    }
+    let rc = closed_by(new, &call);
     if rc >= 0 {
         copied(old, rc);
     }

@@ -22,6 +22,17 @@ pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
+/// The limit of the numbers of descriptors.
+pub(crate) fn most_descriptors() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes the limit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit.rlim_cur
+}
+
 /// Returns true if a descriptor would be closed by an exec.
 pub(crate) fn closes_on_exec(fd: c_int) -> bool {
     let flags = rustix::io::fcntl_getfd(borrowed(fd));

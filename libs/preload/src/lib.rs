@@ -70,6 +70,7 @@ mod tx;
 pub(crate) use weft_sys::next::{errno, set_errno};
 
 extern "C" fn at_start() {
+    lock::know_own();
     process::watch_forks();
     lend::start();
     if std::env::var_os("WEFT_RUN").is_some_and(|value| value == "off") {
