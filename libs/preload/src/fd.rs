@@ -5,13 +5,13 @@
 //! As the calls' manual pages say.
 
 use libc::{c_int, c_uint, c_ulong};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use weft_run::ledger::{Carrier, RING};
 use weft_run::meet::Why;
 
 use crate::chan::Chan;
-use crate::conn::{self, Conn, LINKED, PROBING, big};
+use crate::conn::{self, Conn, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
 use crate::{back, fetch, hidden, kernel, late, lend, lock, next, ready};
@@ -222,8 +222,11 @@ pub(crate) fn copied(old: c_int, new: c_int) {
             }
         }
         Kind::Dgram(d) => dgram::copied(d, new),
-        // A set with two descriptors cannot be followed when one is closed: its registrations stay where they are.
+        // A set with two descriptors cannot be followed when one is closed: its connections are the kernel's from now on.
         Kind::Set(number) => {
+            for conn in ready::in_set(number) {
+                back::downgrade(conn, Why::Descriptors);
+            }
             late::close(number);
             table::put(old, Entry::set(0));
             table::put(new, Entry::set(0));
@@ -302,7 +305,11 @@ pub(crate) unsafe fn fcntl(fd: c_int, op: c_int, arg: c_ulong, call: impl Fn() -
         libc::F_SETFL => {
             set_nonblocking(fd, arg as c_int & libc::O_NONBLOCK != 0);
             if arg as c_int & libc::O_ASYNC != 0 {
+                // The kernel signals what it carries itself.
                 dgram::make_plain(fd, Why::Option);
+                if let Some(conn) = conn::of(fd) {
+                    back::downgrade(conn, Why::Option);
+                }
             }
         }
         // Signals announce the kernel's datagrams only.
@@ -343,10 +350,10 @@ pub(crate) unsafe fn ioctl(
     let Some((conn, inside)) = conn::enter(fd) else {
         return call();
     };
-    if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
-        return call();
-    }
     let rc = call();
+    if rc == 0 && op == dgram::options::FIOASYNC {
+        back::downgrade(conn, Why::Option);
+    }
     let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
     if rc != 0 || out.is_null() {
         return rc;

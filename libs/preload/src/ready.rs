@@ -96,6 +96,22 @@ fn set_eager(chan: &Chan, regs: &[Reg]) {
     }
 }
 
+/// The connections that are in the set of this number.
+pub(crate) fn in_set(number: usize) -> Vec<&'static Conn> {
+    let mut found = Vec::new();
+    if number == 0 {
+        return found;
+    }
+    let big = big();
+    table::each_socket(|_, conn: &'static Conn| {
+        let regs = &conn.slow(&big).regs;
+        if regs.iter().any(|reg| reg.number == number) {
+            found.push(conn);
+        }
+    });
+    found
+}
+
 /// Handles reports of the end of bells (of all the first `n` events). A bell ends when its peer closes the socket or dies, and the kernel
 /// shows that differently from the end of a TCP connection. So these registrations move to the TCP socket, which has a FIN or reset of
 /// its own, and their events are taken out: the kernel reports what the socket has. Returns how many events are left.

@@ -43,3 +43,28 @@ fn a_dup2_or_dup3_that_fails_leaves_its_target() {
 fn a_child_in_the_same_memory_ends_alone() {
     as_on_tcp("clone_vm");
 }
+
+#[test]
+fn signals_announce_bytes_of_a_socket_that_asks_for_them() {
+    as_on_tcp("async");
+}
+
+#[test]
+fn options_from_before_the_connection_hold() {
+    as_on_tcp("low_water");
+}
+
+#[test]
+fn sendfile_from_what_is_no_file_is_the_kernels() {
+    as_on_tcp("not_a_file");
+}
+
+#[test]
+fn a_thread_that_allows_itself_reads_and_writes_only_goes_on() {
+    as_on_tcp("sandbox");
+}
+
+#[test]
+fn an_epoll_set_with_two_names_keeps_its_connections() {
+    as_on_tcp("two_names");
+}
