@@ -78,12 +78,14 @@ pub enum Why {
     Unseen = 26,
     /// Bytes that were not read yet could not go back to TCP for the next reader.
     Unread = 27,
+    /// The process limits its own system calls.
+    Sandbox = 28,
 }
 
 impl Why {
     /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 28] = [
+        const ALL: [Why; 29] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -112,6 +114,7 @@ impl Why {
             Why::SourceLost,
             Why::Unseen,
             Why::Unread,
+            Why::Sandbox,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -162,6 +165,7 @@ impl Why {
                 "memory that the peer had offered could not be read: it was killed, or has given it away"
             }
             Why::Unseen => "bytes were moved by a call that weft does not see",
+            Why::Sandbox => "the process limits its own system calls (seccomp)",
             Why::Unread => {
                 "unread bytes could not go back to TCP for the program that gets the socket"
             }

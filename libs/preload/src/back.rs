@@ -13,7 +13,7 @@ use weft_run::meet::Why;
 use weft_sys::{diag, process};
 
 use crate::chan::Chan;
-use crate::conn::{self, Conn, PROBING, big};
+use crate::conn::{self, Conn, FRESH, PROBING, big};
 use crate::direction::{close_sending, rx_after};
 use crate::link::give_up;
 use crate::{bell, direction, fetch, hosts, kernel, next, rx};
@@ -23,7 +23,7 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     let inside = conn.enter();
     let Some(chan) = conn.chan(&inside) else {
         let big = big();
-        if conn.phase.load(SeqCst) == PROBING {
+        if matches!(conn.phase.load(SeqCst), FRESH | PROBING) {
             give_up(conn, why, &big);
         }
         return;
@@ -81,7 +81,10 @@ pub(crate) fn sends_unseen(fd: c_int, why: Why) {
 
 /// From now on calls that are not seen, or other programs, read the socket.
 fn is_out_of_sight(why: Why) -> bool {
-    matches!(why, Why::Exec | Why::Passed | Why::Stdio | Why::Descriptors)
+    matches!(
+        why,
+        Why::Exec | Why::Passed | Why::Stdio | Why::Descriptors | Why::Sandbox
+    )
 }
 
 /// Handles bytes that could not be given back, when nothing reads the ring any more: the connection ends, because the next reader would continue behind a gap

@@ -6,7 +6,8 @@
 //! a thread is inside ([`Conn::enter`]) or the connection is open.
 
 use libc::{c_int, ssize_t};
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
@@ -35,8 +36,36 @@ pub(crate) const PLAIN: u32 = 3;
 /// Guards slow and rare operations: making and closing channels, registrations in epoll sets. Held over a fork.
 static BIG: Mutex<()> = Mutex::new(());
 
-pub(crate) fn big() -> MutexGuard<'static, ()> {
-    BIG.lock().unwrap_or_else(PoisonError::into_inner)
+thread_local! {
+    static HOLDS_BIG: Cell<bool> = const { Cell::new(false) };
+}
+
+/// [`big`] is held as long as this lives.
+pub(crate) struct Big(MutexGuard<'static, ()>);
+
+impl Deref for Big {
+    type Target = MutexGuard<'static, ()>;
+
+    fn deref(&self) -> &MutexGuard<'static, ()> {
+        &self.0
+    }
+}
+
+impl Drop for Big {
+    fn drop(&mut self) {
+        HOLDS_BIG.set(false);
+    }
+}
+
+pub(crate) fn big() -> Big {
+    let guard = BIG.lock().unwrap_or_else(PoisonError::into_inner);
+    HOLDS_BIG.set(true);
+    Big(guard)
+}
+
+/// Returns true if this thread holds the lock of [`big`]: what it closes is the library's own.
+pub(crate) fn holds_big() -> bool {
+    HOLDS_BIG.get()
 }
 
 /// A registration in an epoll set.
@@ -164,13 +193,10 @@ unsafe impl Sync for Conn {}
 static FREE: Mutex<Vec<&'static Conn>> = Mutex::new(Vec::new());
 
 /// All locks of the process, in order: what a fork holds.
-pub(crate) type Locks = (
-    MutexGuard<'static, ()>,
-    MutexGuard<'static, Vec<&'static Conn>>,
-);
+pub(crate) type Locks = (Big, MutexGuard<'static, Vec<&'static Conn>>);
 
 /// The second lock, under the first.
-pub(crate) fn with_free(big: MutexGuard<'static, ()>) -> Locks {
+pub(crate) fn with_free(big: Big) -> Locks {
     (big, FREE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 

@@ -8,23 +8,11 @@ use libc::{c_int, c_long};
 
 use weft_run::meet::Why;
 
-use crate::conn::Conn;
 use crate::lend::memory;
-use crate::{back, dgram, io, next, privileges, process, settings, sock, table};
+use crate::{io, next, privileges, process, sock};
 
 fn pointer<T>(word: c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(word as usize)
-}
-
-/// Moves every socket back to the kernel for good, because the library does not see what the process does from now on.
-fn everything_back() {
-    settings::turn_off();
-    dgram::everything_plain(Why::IoUring);
-    let mut all = Vec::new();
-    table::each_socket(|_, conn: &'static Conn| all.push(conn));
-    for conn in all {
-        back::downgrade(conn, Why::IoUring);
-    }
 }
 
 weft_sys::doors! {
@@ -121,7 +109,7 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
                 next::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_io_uring_setup => {
-                everything_back();
+                privileges::everything_back(Why::IoUring);
                 next::syscall(number, a, b, c, d, e, f)
             }
             _ => wait_or_fork(number, args),

@@ -5,13 +5,13 @@
 //! As the calls' manual pages say.
 
 use libc::{c_int, c_uint, c_ulong};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use weft_run::ledger::{Carrier, RING};
 use weft_run::meet::Why;
 
 use crate::chan::Chan;
-use crate::conn::{self, Conn, LINKED, PROBING, big};
+use crate::conn::{self, Conn, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
 use crate::{back, fetch, hidden, kernel, late, lend, lock, next, ready};
@@ -127,36 +127,39 @@ fn reset_if_unread(fd: c_int, chan: &Chan) {
 /// # Safety
 /// As `close(2)`.
 pub(crate) unsafe fn close(fd: c_int) -> c_int {
-    match kind(fd) {
-        Kind::Other => {}
-        Kind::Hidden => {
-            crate::set_errno(libc::EBADF);
-            return -1;
-        }
-        Kind::Conn(conn) => {
-            // The bell closes after the socket: a peer that sees the bell's end finds the socket's FIN.
-            let inside = conn.enter();
-            if conn.refs.load(SeqCst) == 1
-                && let Some(chan) = conn.chan(&inside)
-            {
-                lend::closing(chan);
-            }
-            conn.keep_for_users(fd);
-            let chan = conn.chan(&inside);
-            let bell = chan.and_then(|chan| hidden::duplicate(chan.bell()));
-            drop(inside);
-            forget(fd);
-            // SAFETY: the caller's promise.
-            let rc = unsafe { next::close(fd) };
-            if let Some(bell) = bell {
-                hidden::close(bell);
-            }
-            return rc;
-        }
-        Kind::Set(_) | Kind::Dgram(_) => forget(fd),
+    if conn::holds_big() {
+        // A descriptor of the library. Its number may still have the entry of one that was closed unseen.
+        // SAFETY: the caller's promise.
+        return unsafe { next::close(fd) };
+    }
+    if table::refuses(fd) {
+        return -1;
     }
     // SAFETY: the caller's promise.
-    unsafe { next::close(fd) }
+    closed_by(fd, || unsafe { next::close(fd) })
+}
+
+/// The descriptor is forgotten, and then closed by `call`: as soon as the kernel has closed it, another descriptor may have its number.
+pub(crate) fn closed_by(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let bell = last_bell(fd);
+    forget(fd);
+    let rc = call();
+    if let Some(bell) = bell {
+        hidden::close(bell);
+    }
+    rc
+}
+
+/// A duplicate of the bell of a connection of which a descriptor is about to be closed. It closes after the socket: a peer that sees the bell's end finds
+/// the socket's FIN.
+fn last_bell(fd: c_int) -> Option<c_int> {
+    let (conn, inside) = conn::enter(fd)?;
+    conn.keep_for_users(fd);
+    let chan = conn.chan(&inside)?;
+    if conn.refs.load(SeqCst) == 1 {
+        lend::closing(chan);
+    }
+    hidden::duplicate(chan.bell())
 }
 
 /// # Safety
@@ -220,8 +223,11 @@ pub(crate) fn copied(old: c_int, new: c_int) {
             }
         }
         Kind::Dgram(d) => dgram::copied(d, new),
-        // A set with two descriptors cannot be followed when one is closed: its registrations stay where they are.
+        // A set with two descriptors cannot be followed when one is closed: its connections are the kernel's from now on.
         Kind::Set(number) => {
+            for conn in ready::in_set(number) {
+                back::downgrade(conn, Why::Descriptors);
+            }
             late::close(number);
             table::put(old, Entry::set(0));
             table::put(new, Entry::set(0));
@@ -231,33 +237,25 @@ pub(crate) fn copied(old: c_int, new: c_int) {
 }
 
 /// # Safety
-/// As `dup2(2)`: `call` is the program's own.
-pub(crate) unsafe fn over(old: c_int, new: c_int, call: impl Fn() -> c_int) -> c_int {
-    if old == new || new < 0 {
+/// As `dup3(2)`: `call` is the program's own.
+pub(crate) unsafe fn over(old: c_int, new: c_int, flags: c_int, call: impl Fn() -> c_int) -> c_int {
+    if old == new {
         return call();
     }
     if table::refuses(old) {
         return -1;
     }
+    // A call that fails leaves what `new` is.
+    let is_in_limit = u64::try_from(new).is_ok_and(|new| new < kernel::most_descriptors());
+    // SAFETY: asks for flags.
+    let is_open = || unsafe { next::fcntl(old, libc::F_GETFD, 0) } >= 0;
+    if flags & !libc::O_CLOEXEC != 0 || !is_in_limit || !is_open() {
+        return call();
+    }
     if table::get(new) == Entry::HIDDEN {
         move_away(new);
     }
-    // SAFETY: asks for flags; a descriptor that is not open makes the call fail.
-    if unsafe { next::fcntl(old, libc::F_GETFD, 0) } < 0 {
-        return call();
-    }
-    let bell = conn::enter(new).and_then(|(conn, inside)| {
-        let chan = conn.chan(&inside)?;
-        if conn.refs.load(SeqCst) == 1 {
-            lend::closing(chan);
-        }
-        hidden::duplicate(chan.bell())
-    });
-    forget(new);
-    let rc = call();
-    if let Some(bell) = bell {
-        hidden::close(bell);
-    }
+    let rc = closed_by(new, &call);
     if rc >= 0 {
         copied(old, rc);
     }
@@ -308,7 +306,11 @@ pub(crate) unsafe fn fcntl(fd: c_int, op: c_int, arg: c_ulong, call: impl Fn() -
         libc::F_SETFL => {
             set_nonblocking(fd, arg as c_int & libc::O_NONBLOCK != 0);
             if arg as c_int & libc::O_ASYNC != 0 {
+                // The kernel signals what it carries itself.
                 dgram::make_plain(fd, Why::Option);
+                if let Some(conn) = conn::of(fd) {
+                    back::downgrade(conn, Why::Option);
+                }
             }
         }
         // Signals announce the kernel's datagrams only.
@@ -349,10 +351,10 @@ pub(crate) unsafe fn ioctl(
     let Some((conn, inside)) = conn::enter(fd) else {
         return call();
     };
-    if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
-        return call();
-    }
     let rc = call();
+    if rc == 0 && op == dgram::options::FIOASYNC {
+        back::downgrade(conn, Why::Option);
+    }
     let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
     if rc != 0 || out.is_null() {
         return rc;

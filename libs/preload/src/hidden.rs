@@ -4,23 +4,18 @@ use libc::c_int;
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
 
-use crate::next;
 use crate::table::{self, Entry};
+use crate::{kernel, next};
 
 /// First number of hidden descriptors: above those of most programs, and low enough to keep the kernel's table small.
 fn base() -> c_int {
     static BASE: OnceLock<c_int> = OnceLock::new();
     *BASE.get_or_init(|| {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: writes the limit.
-        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-        if limit.rlim_cur >= 4096 {
+        let most = kernel::most_descriptors();
+        if most >= 4096 {
             2048
         } else {
-            (limit.rlim_cur / 2) as c_int
+            (most / 2) as c_int
         }
     })
 }

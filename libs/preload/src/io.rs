@@ -443,6 +443,13 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> s
             dgram::io::by_kernel(out);
             return next::sendfile64(out, from, offset, n);
         }
+        if !kernel::is_file(from) {
+            // A read of it may wait. What the kernel does not refuse it sends over TCP.
+            if libc::lseek64(from, 0, libc::SEEK_CUR) >= 0 {
+                back::sends_unseen(out, Why::Splice);
+            }
+            return next::sendfile64(out, from, offset, n);
+        }
         let start = if offset.is_null() {
             None
         } else {

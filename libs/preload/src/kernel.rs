@@ -22,10 +22,27 @@ pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
+/// The limit of the numbers of descriptors.
+pub(crate) fn most_descriptors() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes the limit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit.rlim_cur
+}
+
 /// Returns true if a descriptor would be closed by an exec.
 pub(crate) fn closes_on_exec(fd: c_int) -> bool {
     let flags = rustix::io::fcntl_getfd(borrowed(fd));
     flags.is_ok_and(|flags| flags.contains(rustix::io::FdFlags::CLOEXEC))
+}
+
+/// Returns true if a descriptor is a regular file or a block device: a read of one does not wait for anyone.
+pub(crate) fn is_file(fd: c_int) -> bool {
+    let kind = rustix::fs::fstat(borrowed(fd)).map(|about| about.st_mode & libc::S_IFMT);
+    kind.is_ok_and(|kind| matches!(kind, libc::S_IFREG | libc::S_IFBLK))
 }
 
 /// Reads an option. All bytes that the kernel may write are a `T`.
@@ -56,6 +73,31 @@ pub(crate) fn time_limit(fd: c_int, name: c_int) -> Option<timeval> {
     // SAFETY: any bytes are a time.
     let limit: Option<timeval> = unsafe { option(fd, libc::SOL_SOCKET, name) };
     limit.filter(|limit| (limit.tv_sec, limit.tv_usec) != (0, 0))
+}
+
+/// Returns true if a socket has an option that only the kernel's TCP implements.
+pub(crate) fn has_options_of_tcp(fd: c_int) -> bool {
+    /// The name of the protocol above TCP; none has more bytes.
+    type Above = [u8; 16];
+    let is_set = |name| number(fd, name).is_some_and(|value| value != 0);
+    let is_low = number(fd, libc::SO_RCVLOWAT).is_some_and(|bytes| bytes > 1);
+    let is_at_offset = number(fd, libc::SO_PEEK_OFF).is_some_and(|offset| offset >= 0);
+    // SAFETY: any bytes are a name, and no name is zeros.
+    let above: Option<Above> = unsafe { option(fd, libc::IPPROTO_TCP, libc::TCP_ULP) };
+    // SAFETY: asks for flags.
+    let flags = unsafe { next::fcntl(fd, libc::F_GETFL, 0) };
+    is_low
+        || is_at_offset
+        || [
+            libc::SO_TIMESTAMP,
+            libc::SO_TIMESTAMPNS,
+            libc::SO_TIMESTAMPING,
+            libc::SO_ZEROCOPY,
+        ]
+        .into_iter()
+        .any(is_set)
+        || above.is_some_and(|name| name != Above::default())
+        || flags >= 0 && flags & libc::O_ASYNC != 0
 }
 
 pub(crate) fn set_option<T>(fd: c_int, level: c_int, name: c_int, value: &T) {

@@ -72,6 +72,7 @@ pub(crate) use weft_sys::next::{errno, set_errno};
 use weft_sys::settings as environment;
 
 extern "C" fn at_start() {
+    lock::know_own();
     process::watch_forks();
     lend::start();
     let wrong = environment::wrong(&environment::OF_RUN);

@@ -17,7 +17,7 @@ use crate::chan::Chan;
 use crate::conn::{Conn, Inside, PROBING, Slow, big};
 use crate::direction::{close_sending, tx_after};
 use crate::kernel::borrowed;
-use crate::{counts, hidden, hosts, settings};
+use crate::{counts, hidden, hosts, kernel, settings};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 256 << 10;
@@ -58,6 +58,7 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         return;
     }
     let slow = conn.slow(&big);
+    let is_first = slow.ends.is_none();
     let ends = match slow.ends {
         Some(ends) => ends,
         None => match Ends::of(borrowed(fd)) {
@@ -70,6 +71,10 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         return conn.plain(Why::Elsewhere);
     }
     conn.row.begin(fd, &ends);
+    // Those that are set later are seen; these may come from the listener.
+    if is_first && kernel::has_options_of_tcp(fd) {
+        return give_up(conn, Why::Option, &big);
+    }
     if conn.holders(inside) != 1 {
         conn.note(Why::Forked);
         return;

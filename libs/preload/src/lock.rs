@@ -20,19 +20,17 @@ const PATIENCE_MS: i64 = 100;
 
 static OWN: AtomicU32 = AtomicU32::new(0);
 
-/// Our process number; forgotten by [`after_fork`].
+/// Our process number, also in a child that shares our memory.
 pub(crate) fn own() -> u32 {
-    let own = OWN.load(Relaxed);
-    if own != 0 {
-        return own;
+    if OWN.load(Relaxed) == 0 {
+        know_own();
     }
-    let own = std::process::id();
-    OWN.store(own, Relaxed);
-    own
+    OWN.load(Relaxed)
 }
 
-pub(crate) fn after_fork() {
-    OWN.store(0, Relaxed);
+/// At the start and in the child of a fork, before a child that shares our memory can ask.
+pub(crate) fn know_own() {
+    OWN.store(std::process::id(), Relaxed);
 }
 
 impl SharedLock {

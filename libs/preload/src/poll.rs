@@ -4,8 +4,9 @@
 //!
 //! As `poll(2)` and `select(2)`.
 
-use libc::{c_int, c_short, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use libc::{c_int, c_short, c_ulong, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::cell::Cell;
+use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::{Carrier, RING};
@@ -337,16 +338,54 @@ pub(crate) unsafe fn ppoll(
     }
 }
 
-fn has(set: *const fd_set, fd: c_int) -> bool {
-    // SAFETY: the program's set, and a number below its size.
-    !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+/// The word of a set that has a descriptor's bit, and the bit. A set may be longer than an `fd_set`.
+fn place(set: *const fd_set, fd: c_int) -> (*mut c_ulong, c_ulong) {
+    let bits = c_ulong::BITS as usize;
+    let word = set.cast_mut().cast::<c_ulong>();
+    (
+        word.wrapping_add(fd as usize / bits),
+        1 << (fd as usize % bits),
+    )
+}
+
+/// # Safety
+/// The set is null, or has a bit for the descriptor.
+unsafe fn has(set: *const fd_set, fd: c_int) -> bool {
+    let (word, bit) = place(set, fd);
+    // SAFETY: the caller's promise.
+    !set.is_null() && unsafe { word.read_unaligned() } & bit != 0
+}
+
+/// The part of a set of `n` bits that the kernel looks at. Programs pass larger numbers than their sets have bits.
+fn looked_at(n: c_int) -> c_int {
+    /// The size of the kernel's table of descriptors, which only grows.
+    static SIZE: AtomicI32 = AtomicI32::new(libc::FD_SETSIZE as c_int);
+    if n > SIZE.load(Relaxed) {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let size = status.lines().find_map(|line| line.strip_prefix("FDSize:"));
+        if let Some(size) = size.and_then(|size| size.trim().parse().ok()) {
+            SIZE.fetch_max(size, Relaxed);
+        }
+    }
+    n.min(SIZE.load(Relaxed))
 }
 
 /// The sets as a list, when one of them has a socket of ours.
-fn list(n: c_int, r: *const fd_set, w: *const fd_set, e: *const fd_set) -> Option<Vec<pollfd>> {
-    if !(1..=libc::FD_SETSIZE as c_int).contains(&n) || ![r, w, e].into_iter().all(is_optional) {
+///
+/// # Safety
+/// As `select(2)`.
+unsafe fn list(
+    n: c_int,
+    r: *const fd_set,
+    w: *const fd_set,
+    e: *const fd_set,
+) -> Option<Vec<pollfd>> {
+    if n < 1 || ![r, w, e].into_iter().all(is_optional) {
         return None;
     }
+    let n = looked_at(n);
+    // SAFETY: the caller's promise.
+    let has = |set, fd| unsafe { has(set, fd) };
     let any = (0..n).any(|fd| is_ours(fd) && (has(r, fd) || has(w, fd) || has(e, fd)));
     if !any {
         return None;
@@ -395,10 +434,12 @@ unsafe fn by_poll(
     let mut total = 0;
     for one in &asked {
         for (&set, means) in sets.iter().zip(means) {
-            if has(set, one.fd) {
+            // SAFETY: the program's set, and a number within its size.
+            if unsafe { has(set, one.fd) } {
                 if one.revents & means == 0 {
-                    // SAFETY: the program's set, and a number that is in it.
-                    unsafe { libc::FD_CLR(one.fd, set) };
+                    let (word, bit) = place(set, one.fd);
+                    // SAFETY: as above.
+                    unsafe { word.write_unaligned(word.read_unaligned() & !bit) };
                 } else {
                     total += 1;
                 }
@@ -417,7 +458,8 @@ pub(crate) unsafe fn select(
     e: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let Some(asked) = list(n, r, w, e) else {
+    // SAFETY: the caller's promise.
+    let Some(asked) = (unsafe { list(n, r, w, e) }) else {
         // SAFETY: the caller's promise.
         return unsafe { next::select(n, r, w, e, timeout) };
     };
@@ -463,7 +505,8 @@ pub(crate) unsafe fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    let Some(asked) = list(n, r, w, e) else {
+    // SAFETY: the caller's promise.
+    let Some(asked) = (unsafe { list(n, r, w, e) }) else {
         // SAFETY: the caller's promise.
         return unsafe { next::pselect(n, r, w, e, timeout, mask) };
     };

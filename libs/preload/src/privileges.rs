@@ -9,8 +9,41 @@
 
 use libc::{c_int, c_long, c_ulong, c_void, gid_t, uid_t};
 
+use weft_run::ledger::Carrier;
+use weft_run::meet::Why;
+
+use crate::chan::Chan;
+use crate::conn::{self, Conn};
 use crate::lend::{Finishing, finish};
-use crate::{conn, fetch, next, signal};
+use crate::{back, dgram, fd, fetch, next, settings, signal, table};
+
+/// Moves every socket back to the kernel for good, because the library does not see what the process does from now on, or may not do what it does.
+pub(crate) fn everything_back(why: Why) {
+    settings::turn_off();
+    dgram::everything_plain(why);
+    let mut all = Vec::new();
+    table::each_socket(|fd, conn: &'static Conn| all.push((fd, conn)));
+    for &(_, conn) in &all {
+        back::downgrade(conn, why);
+    }
+    if why == Why::Sandbox {
+        // The program's own calls are the allowed ones: what TCP carries is not followed any more.
+        for (fd, conn) in all {
+            let inside = conn.enter();
+            let is_carried = |chan: &Chan| chan.carrier != Carrier::Here || chan.is_on_ring();
+            if !conn.chan(&inside).is_some_and(is_carried) {
+                fd::forget(fd);
+            }
+        }
+    }
+}
+
+/// A process that limits its own system calls (seccomp) gives them to the kernel as they are.
+fn sandbox() -> Finishing {
+    let finishing = change();
+    everything_back(Why::Sandbox);
+    finishing
+}
 
 /// To be called before; nothing is lent while what it returns lives.
 fn change() -> Finishing {
@@ -30,16 +63,28 @@ fn change() -> Finishing {
     finishing
 }
 
-fn is_of_prctl(op: c_int) -> bool {
-    matches!(op, libc::PR_SET_DUMPABLE | libc::PR_SET_SECCOMP)
+/// The same for an operation of `prctl`.
+fn before_prctl(op: c_int) -> Option<Finishing> {
+    match op {
+        libc::PR_SET_DUMPABLE => Some(change()),
+        libc::PR_SET_SECCOMP => Some(sandbox()),
+        _ => None,
+    }
+}
+
+/// Returns true if an operation of `seccomp(2)` limits the process; others ask.
+fn sets_filter(op: c_long) -> bool {
+    const MODE_STRICT: c_long = 0;
+    const MODE_FILTER: c_long = 1;
+    matches!(op, MODE_STRICT | MODE_FILTER)
 }
 
 /// The same for a system call that the program makes by its number.
 pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
     let is_one = match number {
-        libc::SYS_prctl => is_of_prctl(a as c_int),
-        libc::SYS_seccomp
-        | libc::SYS_landlock_restrict_self
+        libc::SYS_prctl => return before_prctl(a as c_int),
+        libc::SYS_seccomp => return sets_filter(a).then(sandbox),
+        libc::SYS_landlock_restrict_self
         | libc::SYS_capset
         | libc::SYS_unshare
         | libc::SYS_setns
@@ -89,7 +134,7 @@ weft_sys::doors! {
     }
 
     fn prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
-        let _nothing_lent = is_of_prctl(op).then(change);
+        let _nothing_lent = before_prctl(op);
         next::prctl(op, a, b, c, d)
     }
 }

@@ -100,7 +100,7 @@ extern "C" fn in_child() {
         late::in_child(lists);
     }
     let _ = SHARING.try_with(Cell::take);
-    lock::after_fork();
+    lock::know_own();
     lend::after_fork();
     ledger::after_fork();
     sets::after_fork();
@@ -190,6 +190,10 @@ fn before_spawn() -> Vec<&'static Conn> {
 
 /// This process ends: what it lends is waited for, and its sockets are left.
 pub(crate) fn end() {
+    // A child that shares our memory (`CLONE_VM`) ends alone.
+    if lock::own() != std::process::id() {
+        return;
+    }
     lend::finish_for_good();
     fd::leave_all();
 }
@@ -268,11 +272,10 @@ weft_sys::doors! {
     fn fclose(file: *mut libc::FILE) -> c_int {
         let number = if file.is_null() { -1 } else { libc::fileno(file) };
         if conn::of(number).is_some() || dgram::of(number).is_some() {
-            let rc = next::fclose(file);
-            fd::forget(number);
-            return rc;
+            // What the stream still has to write belongs to the connection.
+            libc::fflush(file);
         }
-        next::fclose(file)
+        fd::closed_by(number, || next::fclose(file))
     }
 }
 

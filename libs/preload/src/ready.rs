@@ -96,6 +96,22 @@ fn set_eager(chan: &Chan, regs: &[Reg]) {
     }
 }
 
+/// The connections that are in the set of this number.
+pub(crate) fn in_set(number: usize) -> Vec<&'static Conn> {
+    let mut found = Vec::new();
+    if number == 0 {
+        return found;
+    }
+    let big = big();
+    table::each_socket(|_, conn: &'static Conn| {
+        let regs = &conn.slow(&big).regs;
+        if regs.iter().any(|reg| reg.number == number) {
+            found.push(conn);
+        }
+    });
+    found
+}
+
 /// Takes events out of the first `n` that TCP would not report, and returns how many are left.
 ///
 /// - The end of a bell: it ends when its peer closes the socket or dies, and the kernel shows that differently from the end of a TCP connection.

@@ -354,9 +354,9 @@ weft_sys::doors! {
         new
     }
 
-    fn dup2(fd: c_int, to: c_int) -> c_int { descriptor::over(fd, to, || next::dup2(fd, to)) }
+    fn dup2(fd: c_int, to: c_int) -> c_int { descriptor::over(fd, to, 0, || next::dup2(fd, to)) }
 
-    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int { descriptor::over(fd, to, || next::dup3(fd, to, flags)) }
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int { descriptor::over(fd, to, flags, || next::dup3(fd, to, flags)) }
 
     fn fcntl(fd: c_int, op: c_int, arg: c_ulong) -> c_int {
         descriptor::fcntl(fd, op, arg, || next::fcntl(fd, op, arg))

@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use weft_dropin::built;
@@ -63,6 +64,27 @@ pub const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
 pub fn python(file: &str) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py").join(file);
     format!("{} {}", PYTHON.0, script.display())
+}
+
+/// A program of the folder c, which is made in the folder `dir`; `None` without a compiler.
+///
+/// # Panics
+/// When it cannot be compiled.
+pub fn compiled(name: &str, dir: &str) -> Option<PathBuf> {
+    if !have(&[("cc", "gcc")]) {
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("c/{name}.c"));
+    let program = Path::new(dir).join(name);
+    let made = Command::new("cc")
+        .args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .output()
+        .expect("cc runs");
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(made.status.success(), "{said}");
+    Some(program)
 }
 
 /// Returns true if the tests run as root.

@@ -15,7 +15,8 @@ use weft_ring::source::Terms;
 use weft_ring::stream::{Published, Stream};
 use weft_run::meet::{self, Ends};
 use weft_run_tests::{
-    Done, PYTHON, Weft, free_port, have, iperf3, library, pattern, plain, python, say, weft,
+    Done, PYTHON, Weft, compiled, free_port, have, iperf3, library, pattern, plain, python, say,
+    weft,
 };
 
 /// Each mode: its name here, and the two variables.
@@ -29,28 +30,11 @@ fn lending((_, mode, on_write): (&str, &str, &str)) -> Weft {
     weft().env("WEFT_RUN", mode).env("WEFT_RUN_AZSDP", on_write)
 }
 
-/// A program of the folder c; `None` without a compiler.
-fn compiled(name: &str) -> Option<PathBuf> {
-    if !have(&[("cc", "gcc")]) {
-        return None;
-    }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("c/{name}.c"));
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let made = Command::new("cc")
-        .args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
-        .arg(&program)
-        .arg(&source)
-        .output()
-        .expect("cc runs");
-    let said = String::from_utf8_lossy(&made.stderr);
-    assert!(made.status.success(), "{said}");
-    Some(program)
-}
-
 /// The traps, compiled once.
 fn traps() -> Option<&'static Path> {
     static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FILE.get_or_init(|| compiled("lend")).as_deref()
+    FILE.get_or_init(|| compiled("lend", env!("CARGO_TARGET_TMPDIR")))
+        .as_deref()
 }
 
 /// Libraries that `--azsdp-malloc` preloads, alone and behind the other library.
@@ -195,7 +179,7 @@ fn shared_memory_is_lent_where_nobody_else_writes_to_it() {
 
 #[test]
 fn large_allocations_get_pages_of_their_own() {
-    let Some(program) = compiled("pages") else {
+    let Some(program) = compiled("pages", env!("CARGO_TARGET_TMPDIR")) else {
         return;
     };
     let program = program.display();

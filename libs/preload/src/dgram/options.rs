@@ -23,7 +23,7 @@ const SIOCGSTAMPNS: c_ulong = 0x8907;
 /// Requests for signals that announce datagrams.
 const FIOSETOWN: c_ulong = 0x8901;
 const SIOCSPGRP: c_ulong = 0x8902;
-const FIOASYNC: c_ulong = 0x5452;
+pub(crate) const FIOASYNC: c_ulong = 0x5452;
 
 /// Options that change nothing of what goes through a ring.
 fn is_harmless(level: c_int, name: c_int) -> bool {

@@ -1,0 +1,318 @@
+/* Calls that reach a socket by an unusual way. `holes CASE` prints what the program sees, which is to be the same with and without weft. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <linux/seccomp.h>
+#include <unistd.h>
+
+static int dialled, accepted;
+
+static void check(int holds, const char *what)
+{
+	if (!holds) {
+		perror(what);
+		exit(1);
+	}
+}
+
+static void set_low(int fd)
+{
+	int four = 4;
+	check(setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &four, sizeof four) == 0, "SO_RCVLOWAT");
+}
+
+/* Two ends of a new connection; the options are set on the dialling socket before it connects, and on the listener. */
+static void connected(void (*before)(int), void (*of_listener)(int))
+{
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof to;
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	check(bind(listener, (void *)&to, len) == 0 && listen(listener, 1) == 0, "listen");
+	check(getsockname(listener, (void *)&to, &len) == 0, "getsockname");
+	if (of_listener)
+		of_listener(listener);
+	dialled = socket(AF_INET, SOCK_STREAM, 0);
+	if (before)
+		before(dialled);
+	check(connect(dialled, (void *)&to, len) == 0, "connect");
+	accepted = accept(listener, NULL, NULL);
+	close(listener);
+}
+
+static int is_readable(int fd, int ms)
+{
+	struct pollfd one = {fd, POLLIN, 0};
+	return poll(&one, 1, ms);
+}
+
+static void give(int from, const char *text)
+{
+	check(write(from, text, strlen(text)) == (ssize_t)strlen(text), "write");
+}
+
+/* Receives what comes in five seconds, and shows it. */
+static void show(const char *what, int fd)
+{
+	char text[64] = "nothing";
+	if (is_readable(fd, 5000) == 1) {
+		ssize_t n = read(fd, text, sizeof text - 1);
+		text[n < 0 ? 0 : n] = 0;
+		printf("%s: %zd %s\n", what, n, n < 0 ? strerror(errno) : text);
+	} else {
+		printf("%s: nothing\n", what);
+	}
+}
+
+static void warm(void)
+{
+	char four[4];
+	for (int round = 0; round < 20; round++) {
+		give(dialled, "ping");
+		check(recv(accepted, four, 4, MSG_WAITALL) == 4, "recv");
+		give(accepted, "pong");
+		check(recv(dialled, four, 4, MSG_WAITALL) == 4, "recv");
+	}
+}
+
+/* A stream of the C library closes its socket by itself, and its number is used anew while another connection is looked for. */
+static void closed_unseen(void)
+{
+	connected(NULL, NULL);
+	FILE *stream = fdopen(accepted, "r+");
+	connected(NULL, NULL);
+	check(freopen("/nonexistent/file", "r", stream) == NULL, "freopen fails");
+	warm();
+	puts("another connection works");
+}
+
+/* What a stream has not written yet is sent by fclose. */
+static void fclose_writes(void)
+{
+	connected(NULL, NULL);
+	warm();
+	FILE *stream = fdopen(accepted, "w");
+	fputs("the rest", stream);
+	printf("fclose %d\n", fclose(stream));
+	show("rest", dialled);
+	show("end", dialled);
+}
+
+static void big_select(void)
+{
+	struct rlimit most = {8192, 8192};
+	check(setrlimit(RLIMIT_NOFILE, &most) == 0, "setrlimit");
+	connected(NULL, NULL);
+	warm();
+	check(dup2(accepted, 1500) == 1500, "dup2");
+	give(dialled, "x");
+	unsigned long bits[8192 / 8 / sizeof(long)] = {0};
+	int per = 8 * sizeof(long);
+	bits[1500 / per] |= 1UL << 1500 % per;
+	struct timeval limit = {2, 0};
+	int n = select(1501, (fd_set *)bits, NULL, NULL, &limit);
+	printf("select %d, bit %d\n", n, (int)(bits[1500 / per] >> 1500 % per & 1));
+	show("byte", 1500);
+	limit.tv_sec = limit.tv_usec = 0;
+	n = select(1501, (fd_set *)bits, NULL, NULL, &limit);
+	printf("then %d, bit %d\n", n, (int)(bits[1500 / per] >> 1500 % per & 1));
+}
+
+static void failing_dup(void)
+{
+	connected(NULL, NULL);
+	warm();
+	give(dialled, "hello");
+	printf("dup3 %d", dup3(0, accepted, 0x123));
+	printf(" %s\n", strerror(errno));
+	printf("dup2 %d", dup2(4000, accepted));
+	printf(" %s\n", strerror(errno));
+	show("then", accepted);
+}
+
+static int ends(void *unused)
+{
+	(void)unused;
+	_exit(0);
+}
+
+static void clone_vm(void)
+{
+	static char stack[1 << 16] __attribute__((aligned(16)));
+	connected(NULL, NULL);
+	warm();
+	int child = clone(ends, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+	check(child > 0 && waitpid(child, NULL, 0) == child, "clone");
+	give(dialled, "hello");
+	show("then", accepted);
+}
+
+static volatile sig_atomic_t signals;
+
+static void count(int number)
+{
+	(void)number;
+	signals++;
+}
+
+static void make_async(int fd)
+{
+	fcntl(fd, F_SETOWN, getpid());
+	fcntl(fd, F_SETFL, O_ASYNC | O_NONBLOCK);
+}
+
+/* The signal comes while the other end writes. */
+static void is_signalled(const char *what)
+{
+	signals = 0;
+	give(dialled, "hello");
+	for (int turn = 0; turn < 2000 && signals == 0; turn++)
+		usleep(1000);
+	printf("%s: signal %d\n", what, signals > 0);
+	show("then", accepted);
+}
+
+static void async(void)
+{
+	signal(SIGIO, count);
+	connected(NULL, NULL);
+	warm();
+	make_async(accepted);
+	is_signalled("O_ASYNC");
+	connected(NULL, NULL);
+	warm();
+	int on = 1;
+	fcntl(accepted, F_SETOWN, getpid());
+	check(ioctl(accepted, FIOASYNC, &on) == 0, "FIOASYNC");
+	is_signalled("FIOASYNC");
+}
+
+static void low_water(void)
+{
+	connected(set_low, NULL);
+	warm();
+	give(accepted, "x");
+	printf("before connect: readable %d\n", is_readable(dialled, 100));
+	connected(NULL, set_low);
+	warm();
+	give(dialled, "x");
+	printf("by the listener: readable %d\n", is_readable(accepted, 100));
+}
+
+static void sendfile_from(const char *what, int from, off_t *offset)
+{
+	ssize_t n = sendfile(dialled, from, offset, 8);
+	printf("%s: %zd %s\n", what, n, n < 0 ? strerror(errno) : "");
+}
+
+static void not_a_file(void)
+{
+	int ends_of[2];
+	off_t start = 0;
+	connected(NULL, NULL);
+	warm();
+	alarm(10);
+	check(socketpair(AF_UNIX, SOCK_STREAM, 0, ends_of) == 0, "socketpair");
+	sendfile_from("a socket", ends_of[0], NULL);
+	sendfile_from("a socket with an offset", ends_of[0], &start);
+	check(pipe(ends_of) == 0, "pipe");
+	sendfile_from("a pipe", ends_of[0], NULL);
+	sendfile_from("no descriptor", 4000, NULL);
+	give(dialled, "first");
+	int zeros = open("/dev/zero", O_RDONLY);
+	sendfile_from("a device", zeros, NULL);
+	give(dialled, "last");
+	char text[17];
+	check(recv(accepted, text, 17, MSG_WAITALL) == 17, "recv");
+	printf("in order: %d\n", memcmp(text, "first\0\0\0\0\0\0\0\0last", 17) == 0);
+	char name[] = "/tmp/holes-XXXXXX";
+	int file = mkstemp(name);
+	unlink(name);
+	check(pwrite(file, "12345678", 8, 0) == 8, "pwrite");
+	sendfile_from("a file", file, NULL);
+	show("then", accepted);
+}
+
+static void *strict(void *unused)
+{
+	(void)unused;
+	prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+	char text[5];
+	for (int round = 0; round < 2; round++) {
+		ssize_t n = read(accepted, text, sizeof text);
+		if (n <= 0 || write(accepted, text, n) != n)
+			break;
+	}
+	syscall(SYS_exit, 0);
+	return NULL;
+}
+
+/* A thread allows itself `read`, `write` and `exit` only. One message is there already. */
+static void sandbox(void)
+{
+	pthread_t thread;
+	connected(NULL, NULL);
+	warm();
+	give(dialled, "hello");
+	check(pthread_create(&thread, NULL, strict, NULL) == 0, "pthread_create");
+	show("answer", dialled);
+	give(dialled, "again");
+	show("answer", dialled);
+}
+
+static void two_names(void)
+{
+	connected(NULL, NULL);
+	warm();
+	int set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLIN, .data.u64 = 7};
+	check(epoll_ctl(set, EPOLL_CTL_ADD, accepted, &event) == 0, "add");
+	give(dialled, "one");
+	int other = dup(set);
+	printf("dup: %d events\n", epoll_wait(other, &event, 1, 2000));
+	show("then", accepted);
+	event.events = EPOLLIN | EPOLLOUT;
+	printf("modify %d\n", epoll_ctl(other, EPOLL_CTL_MOD, accepted, &event));
+	event.events = EPOLLIN;
+	printf("modify %d\n", epoll_ctl(set, EPOLL_CTL_MOD, accepted, &event));
+	close(set);
+	give(dialled, "two");
+	printf("close: %d events\n", epoll_wait(other, &event, 1, 2000));
+	printf("remove %d\n", epoll_ctl(other, EPOLL_CTL_DEL, accepted, NULL));
+	show("then", accepted);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} cases[] = {
+	{"closed_unseen", closed_unseen}, {"fclose", fclose_writes}, {"big_select", big_select}, {"failing_dup", failing_dup}, {"clone_vm", clone_vm},
+	{"async", async}, {"low_water", low_water}, {"not_a_file", not_a_file}, {"sandbox", sandbox}, {"two_names", two_names},
+};
+
+int main(int n, char **words)
+{
+	for (size_t at = 0; n == 2 && at < sizeof cases / sizeof *cases; at++) {
+		if (strcmp(words[1], cases[at].name) == 0) {
+			cases[at].run();
+			return 0;
+		}
+	}
+	return 2;
+}
