@@ -75,7 +75,7 @@ pub(crate) fn forget(reg: &mut Reg) {
     }
 }
 
-/// A send finds no room. Called before the bell is filled and after it, so that an event in between is neither taken for an earlier one nor for the last.
+/// A send finds no room, or the socket is shut down. Called before the bell is filled and after it, so that an event in between is neither taken for an earlier one nor for the last.
 #[inline]
 pub(crate) fn found_full(conn: &Conn) {
     if conn.has_edges.load(Relaxed) {
@@ -114,8 +114,9 @@ pub(crate) fn told(
     ) else {
         return events;
     };
-    // Another process that shares the socket may have found it full.
-    if !is_watched(reg) || chan.side().holders.load(SeqCst) != 1 {
+    // Another process that shares the socket may have found it full, and an end is an edge of all that is there.
+    let may_be_due = chan.side().holders.load(SeqCst) != 1 || chan.stream.is_closed(chan.peer());
+    if !is_watched(reg) || may_be_due {
         return events;
     }
     let fulls = conn.fulls.load(SeqCst);

@@ -301,6 +301,36 @@ pub(crate) fn drain(fd: c_int, conn: &'static Conn, chan: &Chan) -> Vec<u8> {
     }
 }
 
+/// A pause while the next source is moved. A move is one copy: a receive that must not wait waits for it all the same, because readiness has promised its bytes.
+fn await_move(conn: &Conn, chan: &Chan, flags: c_int, (got, pauses): (usize, u32)) -> Option<Step> {
+    if bell::is_cut(chan.bell()) {
+        return Some(Step::Done(conn.reset(chan, Why::SourceLost)));
+    }
+    if may_not_block(chan, flags) && pauses > MOVE_PAUSES {
+        return Some(so_far(got, libc::EAGAIN));
+    }
+    fetch::pause();
+    None
+}
+
+/// What a look at the ring gives: `n` bytes of it and, if they are the last of a closed one, those of TCP behind them.
+unsafe fn peeked(
+    (fd, conn): (c_int, &'static Conn),
+    chan: &Chan,
+    iov: &[iovec],
+    flags: c_int,
+    (n, is_last): (usize, bool),
+) -> Step {
+    if is_last {
+        // SAFETY: the caller's promise.
+        return Step::Done(unsafe { rest(fd, iov, flags & !libc::MSG_WAITALL, n) });
+    }
+    if chan.side().eager.load(Relaxed) == bell::EDGE && !chan.stream.is_closed(chan.peer()) {
+        told_of_rest(conn, chan);
+    }
+    Step::Done(n as ssize_t)
+}
+
 unsafe fn from_ring(
     (fd, conn): (c_int, &'static Conn),
     chan: &Chan,
@@ -311,8 +341,7 @@ unsafe fn from_ring(
     let want = total(iov);
     let is_here = chan.carrier == Carrier::Here;
     let mut got = 0;
-    let mut spun = false;
-    let mut ended = false;
+    let (mut spun, mut ended) = (false, false);
     let mut busy = 0;
     fetch::answer(chan);
     memory::settle_all(iov);
@@ -325,10 +354,10 @@ unsafe fn from_ring(
             let rx = side.rx_lock.lock();
             if is_given(side) {
                 drop(rx);
-                if got > 0 {
-                    return Step::Done(got as ssize_t);
+                match got {
+                    0 => await_giver(side),
+                    got => return Step::Done(got as ssize_t),
                 }
-                await_giver(side);
                 continue;
             }
             if side.rx_state.load(SeqCst) != RING {
@@ -342,15 +371,9 @@ unsafe fn from_ring(
                 // SAFETY: the caller's buffers.
                 match unsafe { fetch::take(conn, chan, iov, (got, want), ready, flags) } {
                     Took::Bytes(n) if flags & libc::MSG_PEEK != 0 => {
-                        if is_closed && n < want {
-                            // SAFETY: the caller's promise.
-                            let all = unsafe { rest(fd, iov, flags & !libc::MSG_WAITALL, n) };
-                            return Step::Done(all);
-                        }
-                        if !is_closed && side.eager.load(Relaxed) == bell::EDGE {
-                            told_of_rest(conn, chan);
-                        }
-                        return Step::Done(n as ssize_t);
+                        let is_last = is_closed && n < want;
+                        // SAFETY: the caller's promise.
+                        return unsafe { peeked((fd, conn), chan, iov, flags, (n, is_last)) };
                     }
                     Took::Bytes(n) => {
                         got += n;
@@ -392,15 +415,10 @@ unsafe fn from_ring(
             }
         }
         if is_busy {
-            if bell::is_cut(chan.bell()) {
-                return Step::Done(conn.reset(chan, Why::SourceLost));
-            }
-            // A move is one copy: a receive that must not wait waits for it all the same, because readiness has promised its bytes.
             busy += 1;
-            if may_not_block(chan, flags) && busy > MOVE_PAUSES {
-                return so_far(got, libc::EAGAIN);
+            if let Some(step) = await_move(conn, chan, flags, (got, busy)) {
+                return step;
             }
-            fetch::pause();
             continue;
         }
         if closed || ended {

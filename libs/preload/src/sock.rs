@@ -211,6 +211,7 @@ weft_sys::doors! {
         dgram::make_plain(fd, Why::ShutRead);
         let Some((conn, inside)) = conn::enter(fd) else { return next::shutdown(fd, how) };
         if how != libc::SHUT_WR { back::downgrade(conn, Why::ShutRead); }
+        edges::found_full(conn);
         let rc = next::shutdown(fd, how);
         if rc == 0 && how != libc::SHUT_WR && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here) {
             // It ends the waits of other threads, as it does in the kernel.
