@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use tempfile::TempDir;
 use weft_sys::EventFd;
 use weft_sys::process::keep_files;
 
+use super::remove::Scratch;
 use super::sandbox;
 use super::view::View;
 use super::watch::Watch;
@@ -34,7 +34,7 @@ const NOTES: &str = "notes";
 
 /// A directory for one job, removed with this.
 pub(crate) struct Workshop {
-    dir: TempDir,
+    dir: Scratch,
     /// The working directory of the compiler.
     cwd: PathBuf,
     /// The path of the source.
@@ -72,9 +72,7 @@ impl Workshop {
         {
             return Err(Unfit::Name);
         }
-        let dir = tempfile::Builder::new()
-            .prefix("weft-cc-")
-            .tempdir_in(place)?;
+        let dir = Scratch::new("weft-cc-", place)?;
         let absolute = path.is_absolute();
         let ups = parts
             .iter()
