@@ -35,6 +35,15 @@ static FILE *report;
 		fprintf(report, "%s %s: %s\n", got == -1 ? "refused" : "DONE", #call, strerror(errno)); \
 	} while (0)
 
+/* A thread of this process. */
+static long any_thread(pid_t process)
+{
+	for (long thread = 1; thread < 1 << 22; thread++)
+		if (syscall(SYS_tgkill, process, thread, 0) == 0)
+			return thread;
+	return -1;
+}
+
 static void escape(void)
 {
 	struct shm_info info;
@@ -91,7 +100,7 @@ static void escape(void)
 	TRY(sched_setaffinity(worker, sizeof(cpus), &cpus));
 	TRY(syscall(SYS_ioprio_set, 1, worker, 0));
 	TRY(kill(worker, 0));
-	TRY(syscall(SYS_tgkill, worker, worker, 0));
+	TRY(any_thread(worker));
 	TRY(syscall(SYS_pidfd_open, worker, 0));
 	TRY(ptrace(PTRACE_ATTACH, worker, 0, 0));
 	TRY(syscall(SYS_process_vm_readv, worker, NULL, 0, NULL, 0, 0));

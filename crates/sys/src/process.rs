@@ -4,7 +4,8 @@
 //!
 //! [`vm_readv`] and [`vm_writev`] take raw memory from their caller and are `unsafe` as the functions of
 //! [`crate::raw`] are. [`Birthmark`] owns the page that it reads. `ioctl` on a process's descriptor makes a new
-//! descriptor, and reads nothing of ours. [`keep_files`], [`end_with_us`] and [`in_own_spaces`] make system calls in a forked child.
+//! descriptor, and reads nothing of ours. [`keep_files`], [`end_with_us`], [`restrict`]
+//! and [`in_own_spaces`] make system calls in a forked child.
 
 use crate::map::{map_anonymous, unmap};
 use crate::raw::{MAX_IOV, retry};
@@ -63,18 +64,59 @@ pub fn end_with_us(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Starts the program as the first process of its own user, PID, IPC, network and mount namespaces, with these instructions as its seccomp filter.
+/// What a program that is started may not do. Both parts are permanent, and hold for what it starts too.
+#[derive(Default)]
+pub struct Restrictions {
+    /// A ruleset of Landlock.
+    pub ruleset: Option<OwnedFd>,
+    /// The instructions of a seccomp filter.
+    pub filter: Option<Vec<libc::sock_filter>>,
+}
+
+impl Restrictions {
+    /// Restricts the calling thread, with system calls alone: it may be a forked child.
+    fn apply(&self) -> io::Result<()> {
+        if self.ruleset.is_some() || self.filter.is_some() {
+            rustix::thread::set_no_new_privs(true)?;
+        }
+        if let Some(ruleset) = &self.ruleset {
+            let (call, fd) = (libc::SYS_landlock_restrict_self, ruleset.as_raw_fd());
+            // SAFETY: the call takes numbers alone.
+            retry(|| unsafe { libc::syscall(call, fd, 0) })?;
+        }
+        if let Some(filter) = &self.filter {
+            let program = libc::sock_fprog {
+                len: filter.len().try_into().map_err(io::Error::other)?,
+                filter: filter.as_ptr().cast_mut(),
+            };
+            let (call, mode) = (libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER);
+            // SAFETY: the kernel copies the instructions, which `self` owns during the call.
+            retry(|| unsafe { libc::syscall(call, mode, 0, &raw const program) })?;
+        }
+        Ok(())
+    }
+}
+
+/// Starts the program with these restrictions. The thread that starts it stays without them: it is outside of the program's scope of signals.
+///
+/// Starting it fails if the kernel refuses one.
+pub fn restrict(command: &mut Command, restrictions: Restrictions) -> &mut Command {
+    // SAFETY: between fork and exec there are system calls that are safe after a fork, and nothing is allocated.
+    unsafe { command.pre_exec(move || restrictions.apply()) }
+}
+
+/// Starts the program as the first process of its own user, PID, IPC, network and mount namespaces, with these restrictions.
 /// No user is mapped there, so the program has no capabilities. A process in between waits for it, and ends as it does.
 ///
-/// Starting it fails if the kernel refuses the namespaces or the filter.
-pub fn in_own_spaces(command: &mut Command, filter: Vec<libc::sock_filter>) -> &mut Command {
+/// Starting it fails if the kernel refuses the namespaces or a restriction.
+pub fn in_own_spaces(command: &mut Command, restrictions: Restrictions) -> &mut Command {
     const SPACES: libc::c_int = libc::CLONE_NEWUSER
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWIPC
         | libc::CLONE_NEWNET
         | libc::CLONE_NEWNS;
-    // SAFETY: between fork and exec there are system calls that are safe after a fork, and nothing is allocated. `filter` lives in the closure, and
-    // the kernel copies it. The second fork does not return here in the waiting process.
+    // SAFETY: between fork and exec there are system calls that are safe after a fork, and nothing is allocated. The second fork does not return
+    // here in the waiting process.
     unsafe {
         command.pre_exec(move || {
             retry(|| libc::unshare(SPACES).into())?;
@@ -84,14 +126,7 @@ pub fn in_own_spaces(command: &mut Command, filter: Vec<libc::sock_filter>) -> &
                 wait_and_end_alike(child);
             }
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            let program = libc::sock_fprog {
-                len: filter.len().try_into().map_err(io::Error::other)?,
-                filter: filter.as_ptr().cast_mut(),
-            };
-            rustix::thread::set_no_new_privs(true)?;
-            let mode = libc::SECCOMP_SET_MODE_FILTER;
-            retry(|| libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program))?;
-            Ok(())
+            restrictions.apply()
         })
     }
 }

@@ -260,6 +260,8 @@ impl Running<'_> {
             pull: None,
         };
         let (outcome, said) = self.remote(&plan, job, trail)?;
+        let pulled = said.is_none();
+        let said = said.unwrap_or_default();
         let (outputs, room, worker) = match outcome {
             job::Outcome::Done {
                 outputs,
@@ -270,7 +272,7 @@ impl Running<'_> {
             job::Outcome::Preprocess(_) => return Err(here("a worker's answer that cannot be")),
             job::Outcome::Cancelled => return Err(Stop::Gone),
         };
-        self.deliver(&plan, &room, &outputs, &said, began)?;
+        self.deliver(&plan, &room, &outputs, &said, began, pulled)?;
         let percent = launch.var("WEFT_CC_VERIFY").and_then(OsStr::to_str);
         let percent = percent.map_or(Ok(0), |text| text.trim_end_matches('%').parse());
         if !options::is_repeatable(&plan.job) || !chosen(percent.unwrap_or(0)) {
@@ -279,13 +281,13 @@ impl Running<'_> {
         self.verify(&plan, &worker, &room, &outputs)
     }
 
-    /// By a worker that preprocesses too, where that is wanted and can be; else its text is made here.
+    /// By a worker that preprocesses too, where that is wanted and can be; else its text is made here, with these messages.
     fn remote(
         &mut self,
         plan: &Plan,
         mut job: JobAsk,
         trail: &mut Trail<'_>,
-    ) -> Result<(job::Outcome, Vec<u8>), Stop> {
+    ) -> Result<(job::Outcome, Option<Vec<u8>>), Stop> {
         let shared = self.shared;
         if self.launch.var("WEFT_CC_PULL").is_some_and(is_true) {
             match self.pulled(plan, &job.cwd) {
@@ -295,7 +297,7 @@ impl Running<'_> {
                         job::Outcome::Preprocess(why) => {
                             shared.note(&format!("preprocessed here: {why}"));
                         }
-                        other => return Ok((other, Vec::new())),
+                        other => return Ok((other, None)),
                     }
                     job.pull = None;
                 }
@@ -310,7 +312,7 @@ impl Running<'_> {
         (job.at, job.len) = (text.at, text.len);
         let file = OwnedFd::from(text.file);
         let outcome = shared.job(&job, Some(&file), self.line, trail);
-        Ok((outcome, text.said))
+        Ok((outcome, Some(text.said)))
     }
 
     /// The data that a worker needs to preprocess this.
@@ -422,6 +424,7 @@ impl Running<'_> {
         outputs: &[(Output, u64, u64)],
         said: &[u8],
         began: SystemTime,
+        pulled: bool,
     ) -> Result<(), Stop> {
         let dir = &self.launch.dir;
         let take = |what| Part::find(room, outputs, what);
@@ -432,7 +435,12 @@ impl Running<'_> {
                 .map_err(|e| here(format!("{}: {e}", path.display())))
         };
         let told = dependencies(&plan.preprocess).map(|path| dir.join(path));
-        if let (Some(path), Ok(part)) = (&told, take(Output::Dependencies)) {
+        // Else the preprocessor here has written it.
+        if pulled && let (Some(path), Ok(part)) = (&told, take(Output::Dependencies)) {
+            let text = part.read().map_err(|e| here(e.to_string()))?;
+            if !are_plain_rules(&text) {
+                return Err(here("a worker's dependencies that are more than rules"));
+            }
             // Before the object: a make that sees the one sees the other.
             write(path, &part)?;
         }
@@ -631,6 +639,30 @@ fn dependencies(preprocess: &[OsString]) -> Option<PathBuf> {
     found
 }
 
+/// Whether make executes nothing of a worker's text: rules without recipes, and no variables, functions or directives.
+fn are_plain_rules(text: &[u8]) -> bool {
+    const DIRECTIVES: &[&str] = &[
+        "include", "-include", "sinclude", "load", "-load", "define", "endef", "undefine", "ifdef",
+        "ifndef", "ifeq", "ifneq", "else", "endif", "override", "export", "unexport", "private",
+        "vpath",
+    ];
+    let Ok(text) = std::str::from_utf8(text) else {
+        return false;
+    };
+    let active = |c: char| "$=;".contains(c) || (c.is_control() && c != '\n');
+    let is_rule = |line: &str| {
+        let first = line.split([' ', ':']).find(|word| !word.is_empty());
+        line.contains(':') && first.is_some_and(|word| !DIRECTIVES.contains(&word))
+    };
+    let lines = text.replace("\\\n", " ");
+    // Two backslashes at the end of a line do not join it with the next one.
+    !text.contains("\\\\\n")
+        && !text.replace("$$", "").contains(active)
+        && lines
+            .lines()
+            .all(|line| line.trim().is_empty() || is_rule(line))
+}
+
 /// Gives a file the object's time: makes take an object that is older than its dependencies for an old one.
 fn set_time(path: &Path, time: SystemTime) -> io::Result<()> {
     if !path.metadata()?.is_file() {
@@ -733,6 +765,32 @@ mod tests {
             assert_eq!(of(line), Some("a.d".into()), "{line}");
         }
         assert_eq!(of("-MMD -MT a.d x.c"), None);
+    }
+
+    #[test]
+    fn dependencies_of_workers_execute_nothing() {
+        for good in [
+            "a.o: a.c \\\n b.h /usr/include/c.h\n",
+            "a.o a.d: a.c b\\ c.h p$$.h\n\nb.h:\n",
+            "",
+        ] {
+            assert!(are_plain_rules(good.as_bytes()), "{good}");
+        }
+        for bad in [
+            "a.o: a.c\n\ttouch x\n",
+            "a.o: a.c ; touch x\n",
+            "a.o: $(shell touch x)\n",
+            "a.o: $$$(shell touch x)\n",
+            "x != touch x\n",
+            "CC := evil\n",
+            "include /tmp/x\n",
+            "  -include /tmp/x:y\n",
+            "include\\\n /tmp/x:y\n",
+            "a.o: b\\\\\ninclude /tmp/x:y\n",
+            "define x:\n",
+        ] {
+            assert!(!are_plain_rules(bad.as_bytes()), "{bad}");
+        }
     }
 
     #[test]

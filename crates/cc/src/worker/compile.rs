@@ -14,9 +14,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
-use tempfile::TempDir;
 use weft_sys::EventFd;
+use weft_sys::process::keep_files;
 
+use super::remove::Scratch;
 use super::sandbox;
 use super::view::View;
 use super::watch::Watch;
@@ -33,7 +34,7 @@ const NOTES: &str = "notes";
 
 /// A directory for one job, removed with this.
 pub(crate) struct Workshop {
-    dir: TempDir,
+    dir: Scratch,
     /// The working directory of the compiler.
     cwd: PathBuf,
     /// The path of the source.
@@ -71,9 +72,7 @@ impl Workshop {
         {
             return Err(Unfit::Name);
         }
-        let dir = tempfile::Builder::new()
-            .prefix("weft-cc-")
-            .tempdir_in(place)?;
+        let dir = Scratch::new("weft-cc-", place)?;
         let absolute = path.is_absolute();
         let ups = parts
             .iter()
@@ -348,7 +347,7 @@ pub(super) struct Limits {
 
 /// A driver with these limits for its processes and their files. They are set before it starts, and inherited.
 fn limited(driver: &[OsString], limits: &Limits) -> Command {
-    // By its whole name: one that is looked for in the PATH of another environment is started by fork, which copies the page tables of this process.
+    // By its whole name: between fork and exec nothing is to be looked for.
     let prlimit = crate::find_in(crate::PATH, "prlimit", &[]);
     let mut command = Command::new(prlimit.unwrap_or_else(|| "prlimit".into()));
     let Limits {
@@ -373,10 +372,9 @@ pub(crate) struct Leader {
 
 impl Leader {
     pub(crate) fn new() -> io::Result<Self> {
-        let ended = Command::new("true")
-            .process_group(0)
-            .stdin(Stdio::null())
-            .spawn();
+        let mut command = Command::new("true");
+        command.process_group(0).stdin(Stdio::null());
+        let ended = keep_files(&mut command).spawn();
         let ended = ended.map_err(|e| named("true", e))?;
         let filters = sandbox::Filters::new(Some(Pid::from_child(&ended)));
         Ok(Self { ended, filters })
@@ -416,7 +414,7 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Starts it in the group of `leader`, on a thread of its own, restricted as far as `needed` or not at all, so that it reaches `place`.
+    /// Starts it in the group of `leader`, from a thread of its own, restricted as far as `needed` or not at all, so that it reaches `place`.
     pub(crate) fn start(
         place: sandbox::Place,
         mut command: Command,
@@ -429,10 +427,13 @@ impl Compiler {
         let bell = Arc::new(EventFd::new()?);
         let (told, ring) = (Arc::clone(&over), Arc::clone(&bell));
         let seen = Arc::clone(&group);
-        let spaces = place.alone && needed.spaces;
+        let wanted = sandbox::Level {
+            spaces: place.alone && needed.spaces,
+            ..needed
+        };
         let mut run = move || {
             let pid = Pid::from_child(&leader.ended);
-            let level = sandbox::enter(&place, &mut command, &leader.filters, spaces);
+            let level = sandbox::enter(&place, &mut command, &leader.filters, wanted);
             if !level.holds(needed) {
                 return Err(io::Error::other(format!(
                     "the sandbox is incomplete: {level}, not {needed}"
@@ -532,6 +533,10 @@ mod tests {
 
     /// Runs a perl script in place of a compiler, in this directory; `None` without perl, or without a filter for its calls.
     fn run(dir: &Path, script: &str) -> Option<Ended> {
+        Some(start(dir, script)?.end().0)
+    }
+
+    fn start(dir: &Path, script: &str) -> Option<Compiler> {
         let level = sandbox::level();
         if !level.calls || !Path::new("/usr/bin/perl").exists() {
             eprintln!("skipped: no seccomp, or no perl (Debian's package perl-base)");
@@ -544,8 +549,33 @@ mod tests {
         let mut command = Command::new("perl");
         command.args(["-e", script]).current_dir(dir);
         let leader = Arc::new(Leader::new().unwrap());
-        let compiler = Compiler::start(place, command, level, leader, None).unwrap();
-        Some(compiler.end().0)
+        Some(Compiler::start(place, command, level, leader, None).unwrap())
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn a_compiler_reaches_no_thread_of_its_worker() {
+        // tgkill(worker, thread, 0), the threads as they are once the compiler runs.
+        let script = "select(undef, undef, undef, 0.01) until -e 'threads'; open my $f, '<', 'threads'; my ($worker, @threads) = split ' ', <$f>;
+            for (@threads) { exit 6 if syscall(234, $worker + 0, $_ + 0, 0) == 0 } exit(@threads ? 5 : 7)";
+        let dir = tempfile::tempdir().unwrap();
+        let Some(compiler) = start(dir.path(), script) else {
+            return;
+        };
+        let end = Instant::now() + Duration::from_mins(1);
+        while lock(&compiler.group).is_none() {
+            assert!(Instant::now() < end && !compiler.is_over());
+            std::thread::yield_now();
+        }
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let mut text = std::process::id().to_string();
+        for thread in threads.flatten() {
+            text = format!("{text} {}", thread.file_name().display());
+        }
+        std::fs::write(dir.path().join("new"), text).unwrap();
+        std::fs::rename(dir.path().join("new"), dir.path().join("threads")).unwrap();
+        let how = compiler.end().0;
+        assert!(matches!(how, Ended::Status(status) if status.code() == Some(5)));
     }
 
     #[test]

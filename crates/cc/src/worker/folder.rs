@@ -6,13 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
-use tempfile::TempDir;
+
+use super::remove::{Scratch, remove};
 
 const PREFIX: &str = "weft-cc-worker-";
 
 /// A folder, removed with this value. The lock on it shows that its worker is alive, in any PID namespace.
 pub(super) struct Folder {
-    dir: TempDir,
+    dir: Scratch,
     _lock: File,
 }
 
@@ -24,7 +25,7 @@ impl Folder {
     pub(super) fn new(place: &Path) -> io::Result<Self> {
         sweep(place);
         loop {
-            let dir = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
+            let dir = Scratch::new(PREFIX, place)?;
             // Another worker that starts takes it for a dead one's before it is locked.
             let lock = match File::open(dir.path()) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
@@ -57,7 +58,7 @@ fn sweep(place: &Path) {
         // Locked until it is removed, so that a worker that has just created it notices the loss.
         if let Ok(dir) = File::open(&path)
             && flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
-            && let Err(e) = std::fs::remove_dir_all(&path)
+            && let Err(e) = remove(&path)
         {
             tracing::warn!("{}: {e}", path.display());
         }

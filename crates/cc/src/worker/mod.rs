@@ -4,6 +4,7 @@ mod compile;
 mod folder;
 mod job;
 mod pull;
+mod remove;
 pub mod sandbox;
 mod session;
 mod view;

@@ -1,22 +1,23 @@
 //! The sandbox of a worker's compilers: they can read the system's programs, write in their own directory, and make the system calls of a compiler.
 //!
-//! Landlock and seccomp restrict a thread and the processes that it starts, so each job starts its compiler from a thread of its own, which is
-//! restricted first. A compiler that a master has sent also gets namespaces of its own, where the kernel allows them.
+//! A compiler restricts itself between its fork and its exec. No thread of the worker is restricted: the compiler could send it signals, as
+//! Landlock allows signals to whatever has the same restrictions. A compiler that a master has sent also gets namespaces of its own, where the
+//! kernel allows them.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
+    RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
 };
 use rustix::process::Pid;
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
+    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
-use weft_sys::process::in_own_spaces;
+use weft_sys::process::{Restrictions, end_with_us, in_own_spaces, keep_files, restrict};
 
 /// The folders that compilers may read and run.
 const READ: &[&str] = words! {
@@ -131,12 +132,14 @@ impl std::fmt::Display for Level {
     }
 }
 
+type Program = Vec<libc::sock_filter>;
+
 /// The allowed system calls of compilers, in the kernel's form.
 pub(crate) struct Filters {
     /// For processes that all stay in one group, so that one signal ends them.
-    group: Option<BpfProgram>,
+    group: Option<Program>,
     /// For namespaces of their own, whose end ends them. A number of a group means another one there.
-    spaces: Option<BpfProgram>,
+    spaces: Option<Program>,
 }
 
 impl Filters {
@@ -151,7 +154,7 @@ impl Filters {
 
 /// A list of what is allowed; the rest fails with `ENOSYS`, after which the C libraries try older calls. `clone3` is not in it, because it keeps its flags
 /// in memory, which no filter reads; nor are the numbers of x32.
-fn filter(group: Option<Pid>) -> Option<BpfProgram> {
+fn filter(group: Option<Pid>) -> Option<Program> {
     type Rules = Vec<SeccompRule>;
     let is = |argument, how: SeccompCmpOp, value: u64| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, how, value).ok()
@@ -203,10 +206,18 @@ fn filter(group: Option<Pid>) -> Option<BpfProgram> {
     let arch = std::env::consts::ARCH.try_into().ok()?;
     let refused = SeccompAction::Errno(libc::ENOSYS as u32);
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, arch).ok()?;
-    filter.try_into().ok()
+    let program: seccompiler::BpfProgram = filter.try_into().ok()?;
+    let raw = |one: seccompiler::sock_filter| libc::sock_filter {
+        code: one.code,
+        jt: one.jt,
+        jf: one.jf,
+        k: one.k,
+    };
+    Some(program.into_iter().map(raw).collect())
 }
 
-fn files(place: &Place) -> Result<Files, landlock::RulesetError> {
+/// The ruleset for a place; `None` where the kernel has no Landlock.
+fn ruleset(place: &Place, how: CompatLevel) -> Result<Option<OwnedFd>, RulesetError> {
     let abi = ABI::V6;
     let write = AccessFs::from_file(abi) & !AccessFs::Execute;
     // A compiler makes files and directories, and nothing that leads elsewhere.
@@ -222,8 +233,8 @@ fn files(place: &Place) -> Result<Files, landlock::RulesetError> {
         Place { view: Some(_), .. } => PROGRAMS,
         _ => READ,
     };
-    let status = Ruleset::default()
-        .set_compatibility(CompatLevel::BestEffort)
+    let created = Ruleset::default()
+        .set_compatibility(how)
         .handle_access(AccessFs::from_all(abi))?
         .handle_access(AccessNet::from_all(abi))?
         .scope(Scope::from_all(abi))?
@@ -235,13 +246,22 @@ fn files(place: &Place) -> Result<Files, landlock::RulesetError> {
             AccessFs::ReadFile | AccessFs::ReadDir,
         ))?
         .add_rules(path_beneath_rules([&place.dir], own))?
-        .add_rules(path_beneath_rules(["/dev/null"], write))?
-        .restrict_self()?;
-    Ok(match status.ruleset {
-        RulesetStatus::FullyEnforced => Files::Kept,
-        RulesetStatus::PartiallyEnforced => Files::Partly,
-        RulesetStatus::NotEnforced => Files::Free,
-    })
+        .add_rules(path_beneath_rules(["/dev/null"], write))?;
+    Ok(created.into())
+}
+
+fn files(place: &Place) -> (Files, Option<OwnedFd>) {
+    if let Ok(Some(all)) = ruleset(place, CompatLevel::HardRequirement) {
+        return (Files::Kept, Some(all));
+    }
+    match ruleset(place, CompatLevel::BestEffort) {
+        Ok(Some(part)) => (Files::Partly, Some(part)),
+        Ok(None) => (Files::Free, None),
+        Err(e) => {
+            tracing::warn!("no Landlock: {e}");
+            (Files::Free, None)
+        }
+    }
 }
 
 /// The files that a compiler may access in addition to the system's programs.
@@ -257,56 +277,57 @@ pub(crate) struct Place {
     pub(crate) alone: bool,
 }
 
-/// Restricts this thread, and the processes that it starts, permanently; with `spaces` the command alone gets the filter, in namespaces of its own.
+/// Makes the command start restricted: with a filter of its calls and with namespaces as far as `wanted` says, and with Landlock as far as the
+/// kernel has it. It gets no descriptor of this process but its standard streams, and is killed with the thread that starts it.
 pub(crate) fn enter(
     place: &Place,
     command: &mut Command,
     filters: &Filters,
-    spaces: bool,
+    wanted: Level,
 ) -> Level {
-    let files = files(place).unwrap_or_else(|e| {
-        tracing::warn!("no Landlock: {e}");
-        Files::Free
-    });
-    let calls = if spaces {
-        let raw = |filter: &BpfProgram| {
-            let raw = |one: &seccompiler::sock_filter| libc::sock_filter {
-                code: one.code,
-                jt: one.jt,
-                jf: one.jf,
-                k: one.k,
-            };
-            in_own_spaces(command, filter.iter().map(raw).collect());
-        };
-        filters.spaces.as_ref().map(raw).is_some()
+    let (files, ruleset) = files(place);
+    let filter = if wanted.spaces {
+        &filters.spaces
     } else {
-        let apply = |filter| seccompiler::apply_filter(filter).is_ok();
-        filters.group.as_deref().is_some_and(apply)
+        &filters.group
     };
-    Level {
+    let filter = filter.clone().filter(|_| wanted.calls);
+    let level = Level {
         files,
-        calls,
-        spaces,
+        calls: filter.is_some(),
+        ..wanted
+    };
+    let restrictions = Restrictions { ruleset, filter };
+    // Before the namespaces: there its parent has no number.
+    end_with_us(keep_files(command));
+    if wanted.spaces {
+        in_own_spaces(command, restrictions);
+    } else {
+        restrict(command, restrictions);
     }
+    level
 }
 
-/// The result that `enter` would have, tried on threads that end at once.
+/// The restrictions that compilers can have here: the first ones with which a program runs.
 pub fn level() -> Level {
-    let tried = |spaces| {
-        let enter = move || {
-            let place = Place {
-                dir: std::env::temp_dir(),
-                ..Place::default()
-            };
-            let mut command = Command::new("true");
-            command.stdin(Stdio::null()).env_clear();
-            let level = enter(&place, &mut command, &Filters::new(None), spaces);
-            let runs = !spaces || command.status().is_ok_and(|status| status.success());
-            runs.then_some(level)
+    let tried = |(calls, spaces)| {
+        let wanted = Level {
+            files: Files::Free,
+            calls,
+            spaces,
         };
-        std::thread::spawn(enter).join().ok().flatten()
+        let place = Place {
+            dir: std::env::temp_dir(),
+            ..Place::default()
+        };
+        let mut command = Command::new("true");
+        command.stdin(Stdio::null()).env_clear();
+        let level = enter(&place, &mut command, &Filters::new(None), wanted);
+        let runs = command.status().is_ok_and(|status| status.success());
+        runs.then_some(level)
     };
-    tried(true).or_else(|| tried(false)).unwrap_or(Level {
+    let ways = [(true, true), (true, false), (false, false)];
+    ways.into_iter().find_map(tried).unwrap_or(Level {
         files: Files::Free,
         calls: false,
         spaces: false,
@@ -334,7 +355,7 @@ mod tests {
         ] {
             assert!(!less.holds(all) && !less.is_complete(), "{less}");
         }
-        // A thread gets the same restrictions as the first one.
+        // A job gets the same restrictions as the first one.
         let first = super::level();
         assert!(super::level().holds(first));
     }

@@ -12,7 +12,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use tempfile::TempDir;
+use super::remove::{Scratch, remove};
 
 use crate::pull::scan;
 use crate::wire::{Entry, Node};
@@ -68,7 +68,7 @@ pub(super) enum State {
 
 /// A master's tree, as far as it was fetched.
 pub(super) struct View {
-    dir: TempDir,
+    dir: Scratch,
     root: PathBuf,
     held: HashMap<PathBuf, Held>,
     /// Links whose targets were unknown when they arrived.
@@ -88,9 +88,7 @@ pub(super) struct View {
 impl View {
     /// In a directory of its own below `place`.
     pub(super) fn new(place: &Path) -> io::Result<Self> {
-        let dir = tempfile::Builder::new()
-            .prefix("weft-cc-view-")
-            .tempdir_in(place)?;
+        let dir = Scratch::new("weft-cc-view-", place)?;
         let root = dir.path().canonicalize()?.join("r");
         std::fs::create_dir(&root)?;
         Ok(Self {
@@ -261,7 +259,7 @@ impl View {
         self.links.remove(path);
         let at = self.at(path);
         match at.symlink_metadata() {
-            Ok(about) if about.is_dir() => std::fs::remove_dir_all(at),
+            Ok(about) if about.is_dir() => remove(&at),
             Ok(_) => std::fs::remove_file(at),
             Err(_) => Ok(()),
         }
