@@ -365,6 +365,13 @@ impl File {
         state.report()
     }
 
+    /// As [`File::sync`], for a caller that reports no errors: the next write, sync or close reports them.
+    pub fn sync_in_background(&self) {
+        if let Err(e) = self.sync() {
+            lock(&self.state).error = Some(e.errno());
+        }
+    }
+
     /// The present attributes.
     ///
     /// # Errors

@@ -332,6 +332,16 @@ fn a_lost_server_is_an_error_and_a_new_one_is_another() {
 }
 
 #[test]
+fn an_error_of_a_background_sync_stays_for_the_close() {
+    let server = serve(1000, true);
+    let client = client(&server, LocalMode::Off);
+    let file = client.open(&name("a"), new()).unwrap();
+    file.pwrite(&[1; 2000], 0).unwrap();
+    file.sync_in_background();
+    assert_eq!(errno(file.close()), Errno::NOSPC);
+}
+
+#[test]
 fn files_of_the_folder() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = pattern(2_500_000, 11);
