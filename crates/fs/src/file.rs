@@ -365,6 +365,13 @@ impl File {
         state.report()
     }
 
+    /// As [`File::sync`], for a caller that reports no errors: the next write, sync or close reports them.
+    pub fn sync_in_background(&self) {
+        if let Err(e) = self.sync() {
+            lock(&self.state).error = Some(e.errno());
+        }
+    }
+
     /// The present attributes.
     ///
     /// # Errors
@@ -842,8 +849,10 @@ impl State {
         if len == 0 {
             return Ok(());
         }
-        // It counts as sent also if it fails: the caller gets the error once.
+        // It counts as sent also if it fails: the caller gets the error once. After a loss of the connection a read is repeated, and reports nothing: then the
+        // next write, sync or close does.
         let sent = self.send_gathered(conn, filling, off, len);
+        self.unplaced |= sent.as_ref().is_err_and(Error::is_of_connection);
         if let Some(window) = self.behind.get_mut(filling) {
             window.len = 0;
         }

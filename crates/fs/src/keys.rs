@@ -20,6 +20,9 @@ pub const KNOWN: &str = "WEFT_FS_KNOWN";
 /// Fingerprints of servers, with commas between; with them, [`KNOWN`] does not count.
 pub const PEERS: &str = "WEFT_FS_PEERS";
 
+/// Most bytes of a file of keys.
+const MAX_KEYS: u64 = 1 << 20;
+
 /// Keys from files.
 pub struct FileKeys {
     identity: Identity,
@@ -97,7 +100,7 @@ impl Keys for FileKeys {
 fn read(path: &Path, secret: bool) -> io::Result<String> {
     let refused = |why| io::Error::other(format!("{}: {why}", path.display()));
     // A FIFO would block.
-    let mut file = File::options()
+    let file = File::options()
         .read(true)
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
         .open(path)?;
@@ -114,7 +117,10 @@ fn read(path: &Path, secret: bool) -> io::Result<String> {
         return Err(refused("other users can use it (`chmod 600` helps)"));
     }
     let mut text = String::new();
-    file.read_to_string(&mut text)?;
+    file.take(MAX_KEYS + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_KEYS {
+        return Err(refused("it is longer than 1 MiB"));
+    }
     Ok(text)
 }
 
@@ -140,7 +146,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn keys_that_others_may_use_are_refused() {
+    fn keys_that_others_may_use_and_endless_ones_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         std::fs::write(&path, "text").unwrap();
@@ -157,6 +163,12 @@ mod tests {
                 (read(&path, true).is_ok(), read(&path, false).is_ok()),
                 (secret, known)
             );
+        }
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).unwrap();
+        for (len, fits) in [(MAX_KEYS, true), (MAX_KEYS + 1, false)] {
+            std::fs::write(&path, vec![b'x'; len as usize]).unwrap();
+            assert_eq!(read(&path, true).is_ok(), fits);
         }
         rustix::fs::mkfifoat(
             rustix::fs::CWD,

@@ -1,6 +1,9 @@
 //! Clients and a server in one process: over TLS, and in shared memory.
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use weft_fs::name::{Endpoint, Name};
@@ -306,7 +309,7 @@ fn a_lost_server_is_an_error_and_a_new_one_is_another() {
     assert_eq!(errno(a.pread(&mut part, 0)), Errno::IO);
     assert_eq!(errno(a.pwrite(b"x", 0)), Errno::IO);
     // One that is being killed still takes connections, and ends them.
-    let dying = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let dying = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let ends = std::thread::spawn(move || drop(dying.accept().unwrap()));
     assert_eq!(errno(a.pread(&mut part, 0)), Errno::IO);
     ends.join().unwrap();
@@ -329,6 +332,60 @@ fn a_lost_server_is_an_error_and_a_new_one_is_another() {
     assert_eq!(errno(a.pread(&mut part, 0)), Errno::STALE, "it is another");
     assert_eq!(errno(a.sync()), Errno::STALE);
     drop(server);
+}
+
+#[test]
+fn an_error_of_a_background_sync_stays_for_the_close() {
+    let server = serve(1000, true);
+    let client = client(&server, LocalMode::Off);
+    let file = client.open(&name("a"), new()).unwrap();
+    file.pwrite(&[1; 2000], 0).unwrap();
+    file.sync_in_background();
+    assert_eq!(errno(file.close()), Errno::NOSPC);
+}
+
+/// Forwards connections to a port. While `cut` is set, the next bytes of a client end its connection.
+fn cutter(to: u16, cut: Arc<AtomicBool>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut server) = (
+                client.unwrap(),
+                TcpStream::connect(("127.0.0.1", to)).unwrap(),
+            );
+            let (mut back, mut ahead) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut back, &mut ahead));
+            let cut = Arc::clone(&cut);
+            std::thread::spawn(move || {
+                let mut bytes = [0; 16384];
+                while let Ok(n @ 1..) = client.read(&mut bytes) {
+                    if cut.swap(false, Ordering::SeqCst) || server.write_all(&bytes[..n]).is_err() {
+                        break;
+                    }
+                }
+                let _ = client.shutdown(Shutdown::Both);
+                let _ = server.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    port
+}
+
+#[test]
+fn writes_that_a_read_lost_with_the_connection_are_an_error_of_the_close() {
+    let server = serve(1 << 20, true);
+    let cut = Arc::new(AtomicBool::new(false));
+    let port = cutter(server.local_addr().port(), Arc::clone(&cut));
+    let client = client_of(port, LocalMode::Off);
+    let file = client.open(&name("a"), new()).unwrap();
+    file.pwrite(b"old", 0).unwrap();
+    file.sync().unwrap();
+    file.pwrite(b"newer", 0).unwrap();
+    cut.store(true, Ordering::SeqCst);
+    assert_eq!(file.stat().unwrap().size, 3);
+    assert!(!cut.load(Ordering::SeqCst), "the connection was cut");
+    assert_eq!(errno(file.close()), Errno::IO);
 }
 
 #[test]

@@ -309,7 +309,7 @@ impl Table {
         }
     }
 
-    /// Sends buffered writes to the servers.
+    /// Sends buffered writes to the servers; the next write, `fsync` or `close` reports what fails.
     pub(crate) fn flush(&self) {
         // A `vfork` child does not have the descriptors that the connections need.
         if is_guest() {
@@ -318,7 +318,7 @@ impl Table {
         let entries: Vec<_> = lock(&self.remote).values().cloned().collect();
         for entry in entries {
             if entry.flags.has(Flags::WRITE) {
-                let _ = entry.file.sync();
+                entry.file.sync_in_background();
             }
         }
     }

@@ -402,10 +402,13 @@ impl Store {
             if to.as_bytes().starts_with(&below) {
                 return Err(Errno::INVAL);
             }
-            let inside = tree.inside(from);
-            for old in inside {
-                let moved = [&to.below(), &old.as_bytes()[below.len()..]].concat();
-                let moved = Name::new(&moved)?;
+            let moved = |old: Name| {
+                let new = [&to.below(), &old.as_bytes()[below.len()..]].concat();
+                Ok((old, Name::new(&new)?))
+            };
+            // Nothing moves if one of the new names is too long.
+            let inside: Result<Vec<_>, Errno> = tree.inside(from).into_iter().map(moved).collect();
+            for (old, moved) in inside? {
                 if let Some(node) = tree.nodes.remove(&old) {
                     tree.nodes.insert(moved, node);
                 }
@@ -478,11 +481,12 @@ impl Store {
                 Node::Buffer(buffer) => buffer.attr(),
             };
             found.insert(last.to_vec(), attr);
-            if found.len() > 2 * MAX_ENTRIES {
+            if found.len() > MAX_ENTRIES && found.pop_last().is_some_and(|(most, _)| most == last) {
+                // All further ones come after it.
                 break;
             }
         }
-        let entries = found.into_iter().take(MAX_ENTRIES);
+        let entries = found.into_iter();
         Ok(entries.map(|(name, attr)| Entry { name, attr }).collect())
     }
 
@@ -552,7 +556,7 @@ impl Store {
             let stat = fs::statat(&dir, entry.file_name(), fs::AtFlags::SYMLINK_NOFOLLOW);
             if let Some(attr) = stat.ok().and_then(|stat| disk_attr(&stat).ok()) {
                 found.insert(name.to_vec(), attr);
-                if found.len() > 2 * MAX_ENTRIES {
+                if found.len() > MAX_ENTRIES {
                     found.pop_last();
                 }
             }
@@ -801,6 +805,55 @@ mod tests {
         assert_eq!(names(store.list(&name("sub"), b"").unwrap()), ["f", "new"]);
         assert_eq!(names(store.list(&Name::default(), b"").unwrap()), ["sub"]);
         assert_eq!(store.unlink(&name("sub/f")), Err(Errno::ROFS));
+    }
+
+    #[test]
+    fn a_list_has_the_buffers_beside_a_large_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..2 * MAX_ENTRIES + 10 {
+            std::fs::write(dir.path().join(format!("f{i:04}")), b"").unwrap();
+        }
+        let folder = fs::open(dir.path(), OFlags::PATH, Mode::empty()).unwrap();
+        let store = Store::new(1 << 20, true, Some(folder)).unwrap();
+        for new in ["a", "f0000a", "f0001a", "z"] {
+            open(&store, new, NEW).unwrap();
+        }
+        let (mut all, mut after) = (Vec::new(), String::new());
+        loop {
+            let part = names(store.list(&Name::default(), after.as_bytes()).unwrap());
+            let Some(last) = part.last() else { break };
+            after.clone_from(last);
+            all.extend(part);
+        }
+        assert!(all.is_sorted());
+        assert_eq!(all.len(), 2 * MAX_ENTRIES + 14);
+    }
+
+    #[test]
+    fn a_rename_that_makes_a_name_too_long_moves_nothing() {
+        let store = Store::new(1 << 20, true, None).unwrap();
+        let long = |c: &str| c.repeat(MAX_COMPONENT);
+        store.mkdir(&name("d")).unwrap();
+        open(&store, "d/a", NEW).unwrap();
+        let mut deep = String::from("d");
+        loop {
+            let next = format!("{deep}/{}", long("x"));
+            if Name::new(next.as_bytes()).is_err() {
+                break;
+            }
+            store.mkdir(&name(&next)).unwrap();
+            deep = next;
+        }
+        let mut last = format!("{deep}/{}", long("x"));
+        while Name::new(last.as_bytes()).is_err() {
+            last.pop();
+        }
+        if !last.ends_with('/') {
+            store.mkdir(&name(&last)).unwrap();
+            deep = last;
+        }
+        store.rename(&name("d"), &name(&long("e"))).unwrap_err();
+        assert!(store.stat(&name("d/a")).is_ok() && store.stat(&name(&deep)).is_ok());
     }
 
     #[test]
