@@ -23,7 +23,7 @@ const SCRIPTS: u64 = 5_000;
 const WITHOUT: &str = "faults,handing";
 /// Of a thousand scripts, so many differ at most, without a wrong byte. Most are edges: `EPOLLOUT` is told once more when the peer has read, or once less beside
 /// `EPOLLIN`, and a receiver of a peer that goes back to TCP may be woken for nothing. This number may only shrink.
-const KNOWN: u64 = 60;
+const KNOWN: u64 = 40;
 /// Scripts that one start of the program runs.
 const CHUNK: u64 = 50;
 /// How often a script that differs is run again in both ways.
