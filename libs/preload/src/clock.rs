@@ -1,5 +1,6 @@
 //! The machine's clock. Async-signal-safe.
 
+use libc::timespec;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds.
@@ -10,6 +11,14 @@ pub(crate) fn now() -> u64 {
 /// The same at the kernel's last tick: a few loads.
 pub(crate) fn about_now() -> u64 {
     nanoseconds(ClockId::MonotonicCoarse)
+}
+
+/// Nanoseconds as the kernel's calls take them.
+pub(crate) fn timespec(ns: u64) -> timespec {
+    timespec {
+        tv_sec: (ns / 1_000_000_000).cast_signed(),
+        tv_nsec: (ns % 1_000_000_000).cast_signed(),
+    }
 }
 
 /// Milliseconds.

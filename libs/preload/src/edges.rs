@@ -32,7 +32,8 @@ fn is_watched(reg: &Reg) -> bool {
     reg.number != 0 && reg.events & EDGE != 0 && reg.events & OUT != 0
 }
 
-fn with_map<T>(_big: &MutexGuard<'_, ()>, f: impl FnOnce(&mut ByData) -> T) -> T {
+/// Under the big lock.
+fn with_map<T>(f: impl FnOnce(&mut ByData) -> T) -> T {
     let mut map = BY_DATA.lock().unwrap_or_else(PoisonError::into_inner);
     let done = f(&mut map);
     KNOWN.store(map.len(), SeqCst);
@@ -40,12 +41,12 @@ fn with_map<T>(_big: &MutexGuard<'_, ()>, f: impl FnOnce(&mut ByData) -> T) -> T
 }
 
 /// The program has made or changed a registration, or asked for it anew: one event is due.
-pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, big: &MutexGuard<'_, ()>) {
+pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, _big: &MutexGuard<'_, ()>) {
     leave(reg);
     if !is_watched(reg) {
         return;
     }
-    with_map(big, |map| {
+    with_map(|map| {
         map.entry((reg.number, reg.data))
             .and_modify(|of| *of = of.filter(|of| std::ptr::eq(*of, conn)))
             .or_insert(Some(conn));
@@ -66,12 +67,12 @@ pub(crate) fn leave(reg: &mut Reg) {
 pub(crate) fn forget(reg: &mut Reg) {
     leave(reg);
     if is_watched(reg) && KNOWN.load(SeqCst) != 0 {
-        let mut map = BY_DATA.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (reg.number, reg.data);
-        if map.get(&key).is_some_and(Option::is_some) {
-            map.remove(&key);
-        }
-        KNOWN.store(map.len(), SeqCst);
+        with_map(|map| {
+            if map.get(&key).is_some_and(Option::is_some) {
+                map.remove(&key);
+            }
+        });
     }
 }
 
@@ -104,7 +105,7 @@ pub(crate) fn told(
     (events, data): (u32, u64),
     big: &MutexGuard<'_, ()>,
 ) -> u32 {
-    let Some(Some(conn)) = with_map(big, |map| map.get(&(number, data)).copied()) else {
+    let Some(Some(conn)) = with_map(|map| map.get(&(number, data)).copied()) else {
         return events;
     };
     let is_it = |reg: &&mut Reg| reg.set == set && reg.number == number && reg.data == data;

@@ -114,14 +114,8 @@ pub(crate) fn patient_until(
             .saturating_add((t.tv_nsec + 999_999) / 1_000_000);
         c_int::try_from(millis).unwrap_or(c_int::MAX)
     });
-    patient(millis, |millis| {
-        if millis < 0 {
-            return call(std::ptr::null());
-        }
-        let wait = timespec {
-            tv_sec: i64::from(millis / 1000),
-            tv_nsec: i64::from(millis % 1000) * 1_000_000,
-        };
-        call(&raw const wait)
+    patient(millis, |millis| match u64::try_from(millis) {
+        Ok(millis) => call(&clock::timespec(millis * 1_000_000)),
+        Err(_) => call(std::ptr::null()),
     })
 }

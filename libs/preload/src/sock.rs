@@ -98,13 +98,6 @@ unsafe fn limit(timeout: *const timespec) -> Option<u64> {
         .checked_add(t.tv_nsec.cast_unsigned())
 }
 
-fn time(ns: u64) -> timespec {
-    timespec {
-        tv_sec: (ns / 1_000_000_000).cast_signed(),
-        tv_nsec: (ns % 1_000_000_000).cast_signed(),
-    }
-}
-
 /// Nanoseconds of a time limit of `epoll_wait(2)`.
 fn in_ns(ms: c_int) -> Option<u64> {
     u64::try_from(ms).ok().map(|ms| ms * 1_000_000)
@@ -323,14 +316,14 @@ weft_sys::doors! {
             return next::epoll_pwait2(set, events, n, timeout, mask);
         }
         wait_for_events(set, (events, n), limit(timeout), |left| {
-            let rest = left.map(time);
+            let rest = left.map(clock::timespec);
             let timeout = rest.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             patient_until(timeout, |timeout| {
-            let at_once = timespec { tv_sec: 0, tv_nsec: 0 };
-            let may_wait = timeout.as_ref().is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
-            late::wait(set, events, n, may_wait, |events, n, must_not_wait| {
-                next::epoll_pwait2(set, events, n, if must_not_wait { &raw const at_once } else { timeout }, mask)
-            })
+                let at_once = clock::timespec(0);
+                let may_wait = timeout.as_ref().is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
+                late::wait(set, events, n, may_wait, |events, n, must_not_wait| {
+                    next::epoll_pwait2(set, events, n, if must_not_wait { &raw const at_once } else { timeout }, mask)
+                })
             })
         })
     }

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use weft_dropin::built;
 
@@ -77,7 +78,7 @@ pub fn compiled(name: &str, dir: &str) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("c/{name}.c"));
     let program = Path::new(dir).join(name);
     let made = Command::new("cc")
-        .args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
+        .args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
         .arg(&program)
         .arg(&source)
         .output()
@@ -85,6 +86,20 @@ pub fn compiled(name: &str, dir: &str) -> Option<PathBuf> {
     let said = String::from_utf8_lossy(&made.stderr);
     assert!(made.status.success(), "{said}");
     Some(program)
+}
+
+/// Runs a case of a program on plain TCP and on rings: it has to end well, and to print the same.
+///
+/// # Panics
+/// When it does not.
+pub fn as_on_tcp(program: Option<&Path>, case: &str) {
+    let Some(program) = program else { return };
+    let line = format!("{} {case}", program.display());
+    let expected = plain().run(&line);
+    expected.good();
+    let done = weft().limit(Duration::from_mins(1)).run(&line);
+    done.good();
+    same_lines(&expected.text, &done.text, case);
 }
 
 /// Returns true if the tests run as root.

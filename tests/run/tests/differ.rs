@@ -21,8 +21,8 @@ use weft_run_tests::{have, library, say, switched};
 const SCRIPTS: u64 = 5_000;
 /// Groups of calls that are left out: docs/run.md names what they do as limits (unmapped buffers; a socket that is handed on after its peer has ended).
 const WITHOUT: &str = "faults,handing";
-/// Of a thousand scripts, so many differ at most, without a wrong byte. Most are edges: `EPOLLOUT` is told once more when the peer has read, or once less beside
-/// `EPOLLIN`, and a receiver of a peer that goes back to TCP may be woken for nothing. This number may only shrink.
+/// Of a thousand scripts, so many differ at most, without a wrong byte. Most are `EEXIST` and `ENOENT` of one socket by two descriptors in a set, and events for
+/// nothing at a receiver whose peer goes back to TCP. This number may only shrink.
 const KNOWN: u64 = 40;
 /// Scripts that one start of the program runs.
 const CHUNK: u64 = 50;

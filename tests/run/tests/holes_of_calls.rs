@@ -2,21 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::Duration;
 
-use weft_run_tests::{compiled, plain, same_lines, weft};
+use weft_run_tests::compiled;
 
-/// Runs a case of the program on plain TCP and on rings.
 fn as_on_tcp(case: &str) {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
     let program = PROGRAM.get_or_init(|| compiled("holes", env!("CARGO_TARGET_TMPDIR")));
-    let Some(program) = program else { return };
-    let line = format!("{} {case}", program.display());
-    let expected = plain().run(&line);
-    expected.good();
-    let done = weft().limit(Duration::from_mins(1)).run(&line);
-    done.good();
-    same_lines(&expected.text, &done.text, case);
+    weft_run_tests::as_on_tcp(program.as_deref(), case);
 }
 
 #[test]
