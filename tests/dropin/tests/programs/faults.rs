@@ -157,7 +157,7 @@ fn a_dead_peer_flushes_where_that_is_asked_for() {
         let wrong = weft.env("WEFT_PEER_DEATH", "loud");
         let done = wrong.run(&format!("{program} killed"));
         assert!(!done.is_good(), "{}", done.show());
-        done.says("WEFT_PEER_DEATH has to be silent or flush");
+        done.says("WEFT_PEER_DEATH=loud: it has to be silent or flush");
     }
 }
 
