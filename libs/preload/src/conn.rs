@@ -249,18 +249,29 @@ impl Conn {
         unsafe { &mut *self.slow.get() }
     }
 
+    /// Only one process has the socket: the channel counts the processes from now on.
     pub(crate) fn link(&self, chan: Chan, _big: &MutexGuard<'_, ()>) {
+        // SAFETY: a counter in a mapping that is never unmapped.
+        if let Some(shared) = unsafe { self.shared.swap(null_mut(), SeqCst).as_ref() } {
+            shared.store(0, SeqCst);
+        }
         self.chan.store(Box::into_raw(Box::new(chan)), SeqCst);
         self.phase.store(LINKED, SeqCst);
     }
 
+    /// The number of processes that have the socket. `None`: it has never been shared.
+    pub(crate) fn counter<'a>(&self, chan: Option<&'a Chan>) -> Option<&'a AtomicU32> {
+        match chan {
+            Some(chan) => Some(&chan.side().holders),
+            // SAFETY: a counter in a mapping that is never unmapped.
+            None => unsafe { self.shared.load(Acquire).as_ref() },
+        }
+    }
+
     /// Processes that have the socket.
     pub(crate) fn holders(&self, inside: &Inside) -> u32 {
-        if let Some(chan) = self.chan(inside) {
-            return chan.side().holders.load(SeqCst);
-        }
-        // SAFETY: a counter in a mapping that is never unmapped.
-        unsafe { self.shared.load(Acquire).as_ref() }.map_or(1, |count| count.load(SeqCst))
+        let counter = self.counter(self.chan(inside));
+        counter.map_or(1, |count| count.load(SeqCst))
     }
 
     pub(crate) fn note(&self, why: Why) {

@@ -132,7 +132,7 @@ unsafe fn wait_or_fork(number: c_long, args: [c_long; 6]) -> c_long {
                 sock::epoll_pwait(fd, pointer(b), c as c_int, d as c_int, pointer(e)).into()
             }
             libc::SYS_execve | libc::SYS_execveat => {
-                let _nothing_lent = process::before_exec();
+                let _exec = process::before_exec();
                 next::syscall(number, a, b, c, d, e, f)
             }
             // Threads have what we have.

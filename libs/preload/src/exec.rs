@@ -7,7 +7,7 @@
 use libc::{c_int, c_void};
 
 use crate::io::writes_by_stdio;
-use crate::process::before_exec;
+use crate::process::before_exec_for_good;
 
 macro_rules! variadic {
     ($($name:ident, $prepare:ident, $before:expr, $text:literal;)*) => {$(
@@ -59,9 +59,9 @@ macro_rules! variadic {
 }
 
 variadic! {
-    execl, prepare_execl, |_| drop(before_exec()), c"execl";
-    execlp, prepare_execlp, |_| drop(before_exec()), c"execlp";
-    execle, prepare_execle, |_| drop(before_exec()), c"execle";
+    execl, prepare_execl, |_| before_exec_for_good(), c"execl";
+    execlp, prepare_execlp, |_| before_exec_for_good(), c"execlp";
+    execle, prepare_execle, |_| before_exec_for_good(), c"execle";
     dprintf, prepare_dprintf, writes_by_stdio, c"dprintf";
     __dprintf_chk, prepare_dprintf_chk, writes_by_stdio, c"__dprintf_chk";
 }

@@ -86,11 +86,32 @@ fn count_out(conn: &Conn, chan: Option<&Chan>) -> bool {
     if conn.left.swap(own, SeqCst) == own {
         return false;
     }
-    // SAFETY: a counter in a mapping that is never unmapped.
-    if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
-        shared.fetch_sub(1, SeqCst);
+    let is_last = conn
+        .counter(chan)
+        .is_some_and(|count| count.fetch_sub(1, SeqCst) == 1);
+    is_last && chan.is_some()
+}
+
+/// An exec is about to close the socket. Other processes that have it are told so; the last one's end shows as that of a killed process does. Returns
+/// whether it was counted out.
+pub(crate) fn count_out_by_exec(conn: &Conn, chan: Option<&Chan>) -> bool {
+    let Some(count) = conn.counter(chan) else {
+        return false;
+    };
+    let others = |n: u32| (n > 1).then(|| n - 1);
+    let counted = count.fetch_update(SeqCst, SeqCst, others).is_ok();
+    if counted {
+        conn.left.store(lock::own(), SeqCst);
     }
-    chan.is_some_and(|chan| chan.side().holders.fetch_sub(1, SeqCst) == 1)
+    counted
+}
+
+/// The exec has failed.
+pub(crate) fn count_in_again(conn: &Conn, chan: Option<&Chan>) {
+    if let Some(count) = conn.counter(chan) {
+        conn.left.store(0, SeqCst);
+        count.fetch_add(1, SeqCst);
+    }
 }
 
 /// The process ends: its sockets are left as by [`close`]. Async-signal-safe.

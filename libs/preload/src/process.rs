@@ -150,11 +150,8 @@ extern "C" fn child_starts(start: *mut c_void) -> c_int {
 fn no_child() {
     let guard = big();
     conn::each(|_, conn| {
-        if let Some(chan) = conn.chan_slow(&guard) {
-            chan.side().holders.fetch_sub(1, SeqCst);
-        // SAFETY: a counter in the mapping.
-        } else if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
-            shared.fetch_sub(1, SeqCst);
+        if let Some(count) = conn.counter(conn.chan_slow(&guard)) {
+            count.fetch_sub(1, SeqCst);
         }
     });
 }
@@ -164,13 +161,52 @@ pub(crate) fn watch_forks() {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
 
+/// An exec under way: what it undoes if the exec fails.
+pub(crate) struct Exec {
+    _nothing_lent: lend::Finishing,
+    counted_out: Vec<&'static Conn>,
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        for conn in &self.counted_out {
+            let inside = conn.enter();
+            fd::count_in_again(conn, conn.chan(&inside));
+        }
+    }
+}
+
 /// This process is about to become another program.
-pub(crate) fn before_exec() -> lend::Finishing {
-    let finishing = lend::finish();
+pub(crate) fn before_exec() -> Exec {
+    let nothing_lent = lend::finish();
     for conn in before_spawn() {
         back::end_with_unread_of_all(conn);
     }
-    finishing
+    let mut counted_out = Vec::new();
+    conn::each(|_, conn| {
+        let inside = conn.enter();
+        if is_closed_by_exec(conn) && fd::count_out_by_exec(conn, conn.chan(&inside)) {
+            counted_out.push(conn);
+        }
+    });
+    Exec {
+        _nothing_lent: nothing_lent,
+        counted_out,
+    }
+}
+
+/// The same for a call that is jumped to: if the exec fails, what was counted out stays so.
+pub(crate) fn before_exec_for_good() {
+    before_exec().counted_out.clear();
+}
+
+/// Returns true if each of its descriptors closes on exec.
+fn is_closed_by_exec(conn: &'static Conn) -> bool {
+    let mut closes = true;
+    table::each_socket(|number, other: &'static Conn| {
+        closes &= !std::ptr::eq(conn, other) || kernel::closes_on_exec(number);
+    });
+    closes
 }
 
 /// Another program may get our sockets: those that it would inherit go back to TCP, and are returned. What we lend stays where it is.
@@ -282,7 +318,7 @@ weft_sys::doors! {
 macro_rules! execs {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::doors! {"C-unwind" $(
         fn $name($($arg: $type),*) -> c_int {
-            let _nothing_lent = before_exec();
+            let _exec = before_exec();
             next::$name($($arg),*)
         }
     )*}};

@@ -17,6 +17,7 @@ use crate::conn::{self, Conn, LINKED, PROBING};
 use crate::fetch::{self, Took};
 use crate::iov::{cut, good, one, total};
 use crate::lend::memory;
+use crate::lock::Held;
 use crate::{clock, direction, hosts, kernel, late, link, lock, ready, set_errno, signal};
 
 /// Result of a receive from the ring.
@@ -331,6 +332,22 @@ unsafe fn peeked(
     Step::Done(n as ssize_t)
 }
 
+/// A look that is to see all bytes (`MSG_WAITALL`) pauses for those that are not there yet. `false`: it returns what there is.
+fn await_all(fd: c_int, chan: &Chan, flags: c_int, rx: Held<'_>, looks: &mut i64) -> bool {
+    drop(rx);
+    if flags & libc::MSG_WAITALL == 0
+        || may_not_block(chan, flags)
+        || is_over(fd, chan) != Some(false)
+    {
+        return false;
+    }
+    *looks += 1;
+    let limit = kernel::time_limit(fd, libc::SO_RCVTIMEO);
+    let is_late = limit.is_some_and(|it| *looks > it.tv_sec * 1000 + it.tv_usec / 1000);
+    let rc = signal::outside(|| kernel::poll(&mut [], 1));
+    !is_late && (rc >= 0 || !signal::interrupts())
+}
+
 unsafe fn from_ring(
     (fd, conn): (c_int, &'static Conn),
     chan: &Chan,
@@ -342,7 +359,7 @@ unsafe fn from_ring(
     let is_here = chan.carrier == Carrier::Here;
     let mut got = 0;
     let (mut spun, mut ended) = (false, false);
-    let mut busy = 0;
+    let (mut busy, mut looks) = (0, 0);
     fetch::answer(chan);
     memory::settle_all(iov);
     loop {
@@ -372,6 +389,10 @@ unsafe fn from_ring(
                 match unsafe { fetch::take(conn, chan, iov, (got, want), ready, flags) } {
                     Took::Bytes(n) if flags & libc::MSG_PEEK != 0 => {
                         let is_last = is_closed && n < want;
+                        let may_grow = !is_last && n < want && ready < stream.capacity();
+                        if may_grow && await_all(fd, chan, flags, rx, &mut looks) {
+                            continue;
+                        }
                         // SAFETY: the caller's promise.
                         return unsafe { peeked((fd, conn), chan, iov, flags, (n, is_last)) };
                     }

@@ -404,6 +404,75 @@ static int retries_without_poll(void)
 	return sent == 1 << 20 ? 0 : fail("sent of 1 MiB", sent);
 }
 
+// A child that starts another program is no holder of the sockets that the exec has closed: the connection goes over to rings.
+static int exec_closes_sockets(void)
+{
+	struct sockaddr_in a;
+	// struct tcp_info of Linux, of which this header has the beginning: tcpi_bytes_acked is word 15.
+	unsigned long long info[32] = {0};
+	socklen_t n = sizeof info;
+	int l = listener(&a), s;
+
+	child = fork();
+	if (child == 0) {
+		s = accept(l, 0, 0);
+		for (int i = 0; i < 50; i++)
+			speak(s, 0);
+		exit(0);
+	}
+	s = dial(&a);
+	fcntl(s, F_SETFD, FD_CLOEXEC);
+	for (int i = 0; i < 3; i++) {
+		pid_t other = fork();
+		if (other == 0) {
+			char *args[] = {"true", 0};
+			execv("/nonexistent", args);
+			execv("/bin/true", args);
+			_exit(1);
+		}
+		waitpid(other, 0, 0);
+	}
+	for (int i = 0; i < 50; i++)
+		speak(s, 1);
+	getsockopt(s, IPPROTO_TCP, TCP_INFO, info, &n);
+	if (getenv("LD_PRELOAD") && info[15] > 2000)
+		return fail("bytes over TCP", info[15]);
+	return child_failed();
+}
+
+// A look for all bytes waits for them, and for no longer than the socket's time limit.
+static int looks_for_all(void)
+{
+	int s = halves();
+	struct timeval limit = {.tv_usec = 200000};
+	char b[4096];
+	ssize_t n;
+
+	if (child == 0) {
+		for (int i = 0; i < 4; i++) {
+			write(s, b, 1000);
+			nap(20);
+		}
+		read(s, b, 1);
+		exit(0);
+	}
+	n = recv(s, b, 4000, MSG_PEEK | MSG_WAITALL);
+	if (n != 4000)
+		return fail("seen of 4000", n);
+	setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+	n = recv(s, b, 4096, MSG_PEEK | MSG_WAITALL);
+	if (n != 4000)
+		return fail("seen of 4000 within the limit", n);
+	n = recv(s, b, 4096, MSG_PEEK | MSG_DONTWAIT | MSG_WAITALL);
+	if (n != 4000)
+		return fail("seen without waiting", n);
+	write(s, "x", 1);
+	if (child_failed())
+		return fail("child", 0);
+	n = recv(s, b, 4096, MSG_PEEK | MSG_WAITALL);
+	return n == 4000 ? 0 : fail("seen before the end", n);
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -419,6 +488,8 @@ static const struct {
 	{"edges_of_room", edges_of_room},
 	{"connects_again", connects_again},
 	{"retries_without_poll", retries_without_poll},
+	{"exec_closes_sockets", exec_closes_sockets},
+	{"looks_for_all", looks_for_all},
 };
 
 int main(int argc, char **argv)

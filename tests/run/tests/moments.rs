@@ -33,4 +33,6 @@ tests! {
     edges_of_room
     connects_again
     retries_without_poll
+    exec_closes_sockets
+    looks_for_all
 }
