@@ -1,8 +1,12 @@
-//! The body of the fuzz target in `fuzz/`, and the replay of its corpus by plain `cargo test`.
+//! The bodies of the fuzz targets in `fuzz/`, and the replay of its corpus by plain `cargo test`.
 //!
 //! # Safety
 //!
 //! The scribbler reaches the mapped bytes through atomics only, inside the mapping; plain reads happen when no other thread runs.
+
+mod stream;
+
+pub use stream::stream_scribble;
 
 use crate::{End, Front, Ref, Role, Segment};
 use std::sync::Arc;
@@ -325,18 +329,28 @@ pub fn ring_scribble(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    #[test]
-    fn ring_scribble() {
+    fn replay(target: &str, body: fn(&[u8])) {
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../fuzz/corpus/ring_scribble");
+            .join("../../fuzz/corpus")
+            .join(target);
         let mut seeds = 0;
         for entry in std::fs::read_dir(dir).expect("a corpus") {
             let path = entry.expect("a directory entry").path();
             // Shown by the test harness if the body panics.
             println!("{}", path.display());
-            super::ring_scribble(&std::fs::read(&path).expect("a readable seed"));
+            body(&std::fs::read(&path).expect("a readable seed"));
             seeds += 1;
         }
         assert_ne!(seeds, 0, "no seeds");
+    }
+
+    #[test]
+    fn ring_scribble() {
+        replay("ring_scribble", super::ring_scribble);
+    }
+
+    #[test]
+    fn stream_scribble() {
+        replay("stream_scribble", super::stream_scribble);
     }
 }
