@@ -21,6 +21,7 @@ use weft_run::meet::{Ends, Why};
 
 use crate::chan::Chan;
 use crate::ledger::Row;
+use crate::signal::{self, Busy, LIBRARY, Work};
 use crate::table::{self, Socket};
 use crate::{hidden, kernel, next};
 
@@ -41,13 +42,16 @@ thread_local! {
 }
 
 /// [`big`] is held as long as this lives.
-pub(crate) struct Big(MutexGuard<'static, ()>);
+pub(crate) struct Big {
+    guard: MutexGuard<'static, ()>,
+    _busy: Busy,
+}
 
 impl Deref for Big {
     type Target = MutexGuard<'static, ()>;
 
     fn deref(&self) -> &MutexGuard<'static, ()> {
-        &self.0
+        &self.guard
     }
 }
 
@@ -58,9 +62,10 @@ impl Drop for Big {
 }
 
 pub(crate) fn big() -> Big {
+    let busy = signal::again(&LIBRARY);
     let guard = BIG.lock().unwrap_or_else(PoisonError::into_inner);
     HOLDS_BIG.set(true);
-    Big(guard)
+    Big { guard, _busy: busy }
 }
 
 /// Returns true if this thread holds the lock of [`big`]: what it closes is the library's own.
@@ -193,11 +198,11 @@ unsafe impl Sync for Conn {}
 static FREE: Mutex<Vec<&'static Conn>> = Mutex::new(Vec::new());
 
 /// All locks of the process, in order: what a fork holds.
-pub(crate) type Locks = (Big, MutexGuard<'static, Vec<&'static Conn>>);
+pub(crate) type Locks = (MutexGuard<'static, Vec<&'static Conn>>, Big);
 
 /// The second lock, under the first.
 pub(crate) fn with_free(big: Big) -> Locks {
-    (big, FREE.lock().unwrap_or_else(PoisonError::into_inner))
+    (FREE.lock().unwrap_or_else(PoisonError::into_inner), big)
 }
 
 impl Conn {
@@ -372,6 +377,16 @@ impl Conn {
         }
     }
 
+    #[inline]
+    fn leave(&'static self) {
+        if self.users.fetch_sub(1, SeqCst) == 1
+            && self.dead.load(SeqCst)
+            && self.dead.swap(false, SeqCst)
+        {
+            self.free();
+        }
+    }
+
     fn free(&'static self) {
         let old = self.old.swap(null_mut(), AcqRel);
         if !old.is_null() {
@@ -408,19 +423,20 @@ impl Conn {
     }
 }
 
+impl Work for Conn {
+    fn abandoned(&'static self) {
+        // As if the guard that stands in the abandoned frame were dropped.
+        self.leave();
+    }
+}
+
 /// A thread that uses a connection.
 pub(crate) struct Inside(&'static Conn);
 
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        let conn = self.0;
-        if conn.users.fetch_sub(1, SeqCst) == 1
-            && conn.dead.load(SeqCst)
-            && conn.dead.swap(false, SeqCst)
-        {
-            conn.free();
-        }
+        self.0.leave();
     }
 }
 

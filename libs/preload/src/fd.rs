@@ -14,7 +14,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
-use crate::{back, fetch, hidden, kernel, late, lend, lock, next, ready};
+use crate::{back, fetch, hidden, kernel, late, lend, lock, next, ready, signal};
 
 /// Kind of a descriptor.
 enum Kind {
@@ -162,6 +162,7 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
 
 /// The descriptor is forgotten, and then closed by `call`: as soon as the kernel has closed it, another descriptor may have its number.
 pub(crate) fn closed_by(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let _busy = signal::begin();
     let bell = last_bell(fd);
     forget(fd);
     let rc = call();

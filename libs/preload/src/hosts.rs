@@ -301,7 +301,7 @@ pub(crate) unsafe fn receive(
                 crate::set_errno(libc::EAGAIN);
                 return Some(-1);
             }
-            match kernel::poll(&mut fds[..1], END_MS) {
+            match signal::outside(|| kernel::poll(&mut fds[..1], END_MS)) {
                 0 => {}
                 // A bell that was left there: it does not say more.
                 1.. if !leave_both(conn, chan) => std::thread::sleep(END),
@@ -322,7 +322,7 @@ pub(crate) unsafe fn receive(
             crate::set_errno(libc::EAGAIN);
             return Some(-1);
         }
-        match kernel::poll(&mut fds, patience(fd)) {
+        match signal::outside(|| kernel::poll(&mut fds, patience(fd))) {
             0 => {
                 crate::set_errno(libc::EAGAIN);
                 return Some(-1);

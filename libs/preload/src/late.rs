@@ -25,7 +25,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, Reg};
 use crate::iov::is_bad;
 use crate::regs::catch_up;
-use crate::{bell, clock, sets, spin, table};
+use crate::{bell, clock, sets, signal, spin, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -327,6 +327,9 @@ pub(crate) unsafe fn wait(
     if most <= 0 || is_bad(events) || HOLDS.get() {
         return call(events, most, false);
     }
+    let _busy = signal::begin();
+    let mut call =
+        |events, most, must_not_wait| signal::outside(|| call(events, most, must_not_wait));
     // SAFETY: the caller's promise. Any bytes are events.
     let room = unsafe { std::slice::from_raw_parts_mut(events, most as usize) };
     for _ in 0..4 {

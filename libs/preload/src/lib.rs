@@ -9,7 +9,7 @@
 //!
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
-//! - `next`, `kernel`, `counts`, `clock`, `spin`, `lock`, `signal`, `iov`, `settings`: the functions behind ours, and small tools
+//! - `next`, `kernel`, `counts`, `clock`, `spin`, `lock`, `handlers` with `signal`, `iov`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
@@ -43,6 +43,7 @@ mod exec;
 mod fd;
 mod fetch;
 mod full;
+mod handlers;
 mod hidden;
 mod hosts;
 mod io;
@@ -73,6 +74,7 @@ use weft_sys::settings as environment;
 
 extern "C" fn at_start() {
     lock::know_own();
+    handlers::start();
     process::watch_forks();
     lend::start();
     let wrong = environment::wrong(&environment::OF_RUN);

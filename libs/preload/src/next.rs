@@ -94,6 +94,14 @@ weft_sys::next! {
     preadv64(fd: c_int, iov: *const iovec, n: c_int, offset: off_t) -> ssize_t;
     _exit(status: c_int) -> c_int;
 
+    pthread_cancel(thread: libc::pthread_t) -> c_int;
+    pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+    pthread_testcancel() -> ();
+    longjmp(to: *mut c_void, value: c_int) -> c_int;
+    _longjmp(to: *mut c_void, value: c_int) -> c_int;
+    siglongjmp(to: *mut c_void, value: c_int) -> c_int;
+    __longjmp_chk(to: *mut c_void, value: c_int) -> c_int;
+
     setuid(user: uid_t) -> c_int;
     setgid(group: gid_t) -> c_int;
     seteuid(user: uid_t) -> c_int;

@@ -16,7 +16,7 @@ use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
 use crate::iov::{is_bad, is_optional};
-use crate::{bell, clock, dgram, fetch, hosts, kernel, late, next, rx, spin};
+use crate::{bell, clock, dgram, fetch, hosts, kernel, late, next, rx, signal, spin};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -272,6 +272,8 @@ unsafe fn ask(
     if is_bad(fds) || n == 0 || n > 1 << 20 {
         return call(fds, n);
     }
+    let _busy = signal::begin();
+    let call = |fds, n| signal::outside(|| call(fds, n));
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(fds, n as usize) };
     for one in &*list {

@@ -102,7 +102,11 @@ fn receive(
     let beside = buffer[..MARGIN].iter().chain(&buffer[MARGIN + n..]);
     assert!(beside.copied().all(|b| b == 0xa5));
     if !is_wild {
-        assert!(way.bytes.drain(..n).eq(buffer[MARGIN..MARGIN + n].iter().copied()));
+        assert!(
+            way.bytes
+                .drain(..n)
+                .eq(buffer[MARGIN..MARGIN + n].iter().copied())
+        );
     }
     way.head += n as u64;
     rx.consumed(role, way.head);
@@ -116,7 +120,11 @@ fn bell(
     way: &mut Direction,
     input: &mut Input<'_>,
 ) -> Result<(), Broken> {
-    let wish = if input.u8() & 1 == 0 { Wish::Once } else { Wish::Each };
+    let wish = if input.u8() & 1 == 0 {
+        Wish::Once
+    } else {
+        Wish::Each
+    };
     match input.u8() % 8 {
         0 => assert!(rx.arm(role, way.head, wish).0 < 8),
         1 => assert!(rx.take_rung(role) < 8),
@@ -159,7 +167,13 @@ fn over_tcp(
         4 => rx.consent(role, u64::from(input.u16())),
         5 => rx.add_seen(role, u64::from(input.u16())),
         6 => _ = tx.switch_over(role),
-        _ => _ = (tx.sent_over_tcp(role), rx.seen(role), rx.may_switch(role, 0)),
+        _ => {
+            _ = (
+                tx.sent_over_tcp(role),
+                rx.seen(role),
+                rx.may_switch(role, 0),
+            )
+        }
     }
     Ok(())
 }
@@ -192,7 +206,9 @@ fn lend(
         }
         1 => {
             let number = way.completed + u64::from(input.u8() % 16);
-            if number < way.offered && matches!(tx.move_source(role, number), crate::source::Move::Mine(_)) {
+            if number < way.offered
+                && matches!(tx.move_source(role, number), crate::source::Move::Mine(_))
+            {
                 tx.source_moved(role, number, 4096, tx.source_progress(role, number));
             }
         }

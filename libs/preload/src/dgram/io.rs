@@ -223,7 +223,7 @@ pub(crate) unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     }
 }
 
-unsafe fn destination(d: &Dgram, name: *const c_void, len: socklen_t) -> To {
+unsafe fn destination(d: &'static Dgram, name: *const c_void, len: socklen_t) -> To {
     if name.is_null() {
         return To::Connected;
     }

@@ -127,6 +127,8 @@ impl<T> DerefMut for Held<'_, T> {
 type Pool = Vec<&'static Dgram>;
 static POOL: Mutex<Pool> = Mutex::new(Vec::new());
 
+impl signal::Work for Dgram {}
+
 impl Dgram {
     fn new(v6: bool, nonblock: bool) -> &'static Dgram {
         let used = locked(&POOL).pop();
@@ -143,19 +145,19 @@ impl Dgram {
         d
     }
 
-    pub(crate) fn slow(&self) -> Held<'_, Slow> {
+    pub(crate) fn slow(&'static self) -> Held<'static, Slow> {
         self.hold(&self.slow)
     }
 
-    pub(crate) fn rx(&self) -> Held<'_, rings::Rx> {
+    pub(crate) fn rx(&'static self) -> Held<'static, rings::Rx> {
         self.hold(&self.rx)
     }
 
-    pub(crate) fn tx(&self) -> Held<'_, tx::Tx> {
+    pub(crate) fn tx(&'static self) -> Held<'static, tx::Tx> {
         self.hold(&self.tx)
     }
 
-    fn hold<'a, T>(&self, mutex: &'a Mutex<T>) -> Held<'a, T> {
+    fn hold<T>(&'static self, mutex: &'static Mutex<T>) -> Held<'static, T> {
         // First the mark: a signal may come as soon as the lock is held.
         let busy = signal::again(self);
         Held {
@@ -179,7 +181,7 @@ impl Dgram {
     }
 
     /// Sends the senders back to the kernel; datagrams in the rings can still be read.
-    pub(crate) fn deafen(&self) {
+    pub(crate) fn deafen(&'static self) {
         if self.deaf.swap(true, SeqCst) {
             return;
         }
@@ -192,7 +194,7 @@ impl Dgram {
     }
 
     /// The kernel's for good.
-    pub(crate) fn plain(&self, why: Why) {
+    pub(crate) fn plain(&'static self, why: Why) {
         if self.plain.swap(true, SeqCst) {
             return;
         }
@@ -303,7 +305,7 @@ pub(crate) fn move_away(fd: c_int, to: c_int) -> bool {
 }
 
 impl Dgram {
-    fn own_moves(&self, fd: c_int, to: c_int) -> bool {
+    fn own_moves(&'static self, fd: c_int, to: c_int) -> bool {
         let mut slow = self.slow();
         if self.bell.load(SeqCst) == fd {
             ready::bell_moves(self, &slow, to);

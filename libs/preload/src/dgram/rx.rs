@@ -186,7 +186,7 @@ fn from_kernel(fd: c_int, d: &'static Dgram, n: ssize_t, flags: c_int) -> ssize_
 }
 
 /// After a receive of a socket that is in an epoll set.
-fn after(rx: &mut Rx, d: &Dgram, bell: c_int) {
+fn after(rx: &mut Rx, d: &'static Dgram, bell: c_int) {
     if rx.settle(bell) && d.edge.load(Relaxed) {
         // The kernel reports each datagram anew.
         rx.light();
@@ -194,7 +194,7 @@ fn after(rx: &mut Rx, d: &Dgram, bell: c_int) {
 }
 
 /// The last ring has gone: receives are the kernel's alone again.
-fn leave_rings(d: &Dgram, rx: &Rx) {
+fn leave_rings(d: &'static Dgram, rx: &Rx) {
     if rx.is_empty() {
         d.inbound.store(false, SeqCst);
     }
@@ -330,7 +330,7 @@ fn accept(
 }
 
 /// A pair of sockets: senders have one end, so what they do to it does not make our reads wait.
-fn make_bell(fd: c_int, d: &Dgram) -> Result<c_int, Why> {
+fn make_bell(fd: c_int, d: &'static Dgram) -> Result<c_int, Why> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (bell, button) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
         .map_err(|_| Why::Descriptors)?;

@@ -276,7 +276,7 @@ fn detour(dest: &mut Dest) {
 }
 
 /// Something was sent by a call that is not followed further.
-pub(crate) fn went_by_kernel(d: &Dgram) {
+pub(crate) fn went_by_kernel(d: &'static Dgram) {
     // A handler's datagram has no place among those of the send that it interrupts.
     if signal::is_inside(d) {
         return;
@@ -285,7 +285,7 @@ pub(crate) fn went_by_kernel(d: &Dgram) {
 }
 
 /// The socket's own address or its peer may have changed: all destinations are examined again.
-pub(crate) fn readdressed(d: &Dgram) {
+pub(crate) fn readdressed(d: &'static Dgram) {
     d.tx().forget_all();
 }
 
@@ -391,7 +391,7 @@ impl Out {
 }
 
 /// Takes the next step of a destination towards a ring, if that is due.
-fn advance(fd: c_int, d: &Dgram, dest: &mut Dest) {
+fn advance(fd: c_int, d: &'static Dgram, dest: &mut Dest) {
     let first = settings::first_look();
     if dest.count < first || matches!(dest.state, State::Never) {
         return;
@@ -443,7 +443,7 @@ fn routed(to: SocketAddr) -> Option<IpAddr> {
     Some(weft_sys::tcp::local_addr(&socket).ok()?.ip())
 }
 
-fn offer(fd: c_int, d: &Dgram, to: SocketAddr) -> Result<Option<Offered>, Why> {
+fn offer(fd: c_int, d: &'static Dgram, to: SocketAddr) -> Result<Option<Offered>, Why> {
     if settings::is_off() {
         return Err(Why::IoUring);
     }
@@ -520,7 +520,7 @@ fn settle(fd: c_int, dest: &mut Dest) {
 }
 
 /// Returns true if the socket has an outgoing ring. Without one a single call of the kernel can send many messages.
-pub(crate) fn has_ring(d: &Dgram) -> bool {
+pub(crate) fn has_ring(d: &'static Dgram) -> bool {
     let linked = |dest: &Dest| matches!(dest.state, State::Linked(_));
     !d.is_plain() && d.tx().dests.iter().any(linked)
 }

@@ -438,8 +438,9 @@ fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
         if is_done() {
             return Heard::Alive;
         }
-        match kernel::sleep_on(stream.completion_word(role), seen, PATIENCE_MS.into()) {
-            libc::EINTR if signal::interrupts() => return Heard::Interrupted,
+        let word = stream.completion_word(role);
+        match signal::outside(|| kernel::sleep_on(word, seen, PATIENCE_MS.into())) {
+            -1 | libc::EINTR if signal::interrupts() => return Heard::Interrupted,
             libc::ETIMEDOUT => {
                 if is_done() {
                     return Heard::Alive;

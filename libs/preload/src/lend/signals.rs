@@ -10,7 +10,7 @@ use std::mem::zeroed;
 use weft_sys::protect;
 
 use super::memory::is_active;
-use crate::next;
+use crate::{handlers, next};
 
 unsafe extern "C" fn change(
     signal: c_int,
@@ -23,14 +23,6 @@ unsafe extern "C" fn change(
 
 pub(super) fn start() {
     protect::use_sigaction(change);
-    // SAFETY: asks, so that the names are found before a handler needs them.
-    unsafe {
-        let mut now: libc::sigaction = zeroed();
-        next::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut now);
-        let mut mask: sigset_t = zeroed();
-        next::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut mask);
-        next::syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0);
-    }
 }
 
 /// A copy of the set without the signal of a fault: a fault that is blocked ends the process.
@@ -64,7 +56,7 @@ weft_sys::doors! {
 
     fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
         if !is_active() {
-            return next::sigaction(signal, new, old);
+            return handlers::change(signal, new, old);
         }
         if signal == libc::SIGSEGV {
             let mut before: libc::sigaction = zeroed();
@@ -74,15 +66,15 @@ weft_sys::doors! {
             }
             return next::sigaction(signal, new, old);
         }
-        let Some(given) = new.as_ref() else { return next::sigaction(signal, new, old) };
+        let Some(given) = new.as_ref() else { return handlers::change(signal, new, old) };
         let mut changed = *given;
         changed.sa_mask = open(&raw const given.sa_mask);
-        next::sigaction(signal, &raw const changed, old)
+        handlers::change(signal, &raw const changed, old)
     }
 
     fn signal(number: c_int, handler: sighandler_t) -> sighandler_t {
         if !is_active() || number != libc::SIGSEGV {
-            return next::signal(number, handler);
+            return handlers::change_by_signal(number, handler);
         }
         let (mut new, mut old): (libc::sigaction, libc::sigaction) = (zeroed(), zeroed());
         new.sa_sigaction = handler;

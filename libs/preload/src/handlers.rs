@@ -1,0 +1,308 @@
+//! The program's signal handlers, each behind a function of ours that puts it off while the thread works: see signal.rs.
+//!
+//! A signal that is put off is blocked in the thread, and sent to it again when the work is done, so that the handler finds the program's own context. Faults, and
+//! the signals of the C library, are the kernel's as before.
+//!
+//! # Safety
+//!
+//! As `sigaction(2)`. What a handler calls here is async-signal-safe.
+
+use std::cell::Cell;
+use std::mem::{MaybeUninit, transmute, zeroed};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicI32, AtomicUsize};
+
+use libc::{c_int, c_long, c_void, sighandler_t, siginfo_t};
+
+use crate::iov::is_optional;
+use crate::{next, signal};
+
+/// The program's handler of a signal, and its flags.
+struct Action {
+    handler: AtomicUsize,
+    flags: AtomicI32,
+}
+
+const SIGNALS: usize = 65;
+
+static ACTIONS: [Action; SIGNALS] = [const {
+    Action {
+        handler: AtomicUsize::new(libc::SIG_DFL),
+        flags: AtomicI32::new(0),
+    }
+}; SIGNALS];
+
+/// What is kept of signals that bring more than their number.
+const KEPT: usize = 4;
+
+struct PutOff {
+    /// A bit for each signal.
+    signals: Cell<u64>,
+    kept: [Cell<(c_int, MaybeUninit<siginfo_t>)>; KEPT],
+}
+
+/// What the handlers that have run during a wait mean for it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ran {
+    /// None has run, or one that was not installed by `sigaction` or `signal`.
+    None,
+    /// The wait goes on (`SA_RESTART`).
+    Restart,
+    /// It ends.
+    Interrupt,
+}
+
+thread_local! {
+    static RAN: Cell<Ran> = const { Cell::new(Ran::None) };
+    static PUT_OFF: PutOff = const {
+        PutOff {
+            signals: Cell::new(0),
+            kept: [const { Cell::new((0, MaybeUninit::uninit())) }; KEPT],
+        }
+    };
+}
+
+/// `None`: a fault, which cannot wait, or a signal of the C library.
+fn action(signal: c_int) -> Option<&'static Action> {
+    const FAULTS: [c_int; 7] = [
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGILL,
+        libc::SIGFPE,
+        libc::SIGTRAP,
+        libc::SIGSYS,
+        libc::SIGABRT,
+    ];
+    /// Of the C library.
+    const OWN: [c_int; 2] = [32, 33];
+    let is_ours = !FAULTS.contains(&signal) && !OWN.contains(&signal);
+    let index = usize::try_from(signal)
+        .ok()
+        .filter(|n| (1..SIGNALS).contains(n));
+    index.filter(|_| is_ours).map(|n| &ACTIONS[n])
+}
+
+/// Flags that are the program's and not those of our function.
+const OWN_FLAGS: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
+
+fn is_handler(handler: sighandler_t) -> bool {
+    ![libc::SIG_DFL, libc::SIG_IGN].contains(&handler)
+}
+
+fn function() -> sighandler_t {
+    arrives as *const () as sighandler_t
+}
+
+/// `sigaction`.
+///
+/// # Safety
+/// As its manual page says.
+pub(crate) unsafe fn change(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    let Some(action) = action(signal).filter(|_| is_optional(new)) else {
+        // SAFETY: the caller's promise.
+        return unsafe { next::sigaction(signal, new, old) };
+    };
+    let (handler, flags) = (action.handler.load(SeqCst), action.flags.load(SeqCst));
+    // SAFETY: the caller's promise.
+    let given = unsafe { new.as_ref() };
+    let mut ours = given.copied();
+    if let Some(ours) = ours.as_mut().filter(|it| is_handler(it.sa_sigaction)) {
+        action.flags.store(ours.sa_flags, SeqCst);
+        action.handler.store(ours.sa_sigaction, SeqCst);
+        ours.sa_sigaction = function();
+        ours.sa_flags = (ours.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
+    }
+    let new = ours.as_ref().map_or(null(), std::ptr::from_ref);
+    // SAFETY: the program's action, or ours in its place.
+    let rc = unsafe { next::sigaction(signal, new, old) };
+    if rc != 0 {
+        action.flags.store(flags, SeqCst);
+        action.handler.store(handler, SeqCst);
+    // SAFETY: the kernel has written there.
+    } else if let Some(old) = unsafe { old.as_mut() }
+        && old.sa_sigaction == function()
+    {
+        old.sa_sigaction = handler;
+        old.sa_flags = old.sa_flags & !OWN_FLAGS | flags & OWN_FLAGS;
+    }
+    rc
+}
+
+/// `signal`.
+///
+/// # Safety
+/// As its manual page says.
+pub(crate) unsafe fn change_by_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
+    let Some(action) = action(number).filter(|_| is_handler(handler) && handler != libc::SIG_ERR)
+    else {
+        // SAFETY: the caller's promise.
+        let before = unsafe { next::signal(number, handler) };
+        return program_s(number, before);
+    };
+    // The C library knows the flags that this function has by `siginterrupt`.
+    // SAFETY: the caller's promise.
+    let before = program_s(number, unsafe { next::signal(number, handler) });
+    if before == libc::SIG_ERR {
+        return before;
+    }
+    // SAFETY: all zeros are an action.
+    let mut now: libc::sigaction = unsafe { zeroed() };
+    // SAFETY: asks.
+    unsafe { next::sigaction(number, null(), &raw mut now) };
+    action.flags.store(now.sa_flags, SeqCst);
+    action.handler.store(handler, SeqCst);
+    now.sa_sigaction = function();
+    now.sa_flags |= libc::SA_SIGINFO;
+    // SAFETY: the program's action with our function.
+    unsafe { next::sigaction(number, &raw const now, null_mut()) };
+    before
+}
+
+/// The program's handler where the kernel names our function.
+fn program_s(signal: c_int, handler: sighandler_t) -> sighandler_t {
+    match action(signal) {
+        Some(action) if handler == function() => action.handler.load(SeqCst),
+        _ => handler,
+    }
+}
+
+/// Finds the functions behind ours, before a handler needs them.
+pub(crate) fn start() {
+    // SAFETY: all of them ask only.
+    unsafe {
+        let mut now: libc::sigaction = zeroed();
+        next::sigaction(libc::SIGHUP, null(), &raw mut now);
+        let mut mask: libc::sigset_t = zeroed();
+        next::pthread_sigmask(libc::SIG_BLOCK, null(), &raw mut mask);
+        next::syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0);
+    }
+}
+
+/// Returns true if the program handles the signal by a handler that was installed without `SA_RESTART`.
+pub(crate) fn interrupts(signal: c_int) -> bool {
+    // SAFETY: all zeros are an action.
+    let mut now: libc::sigaction = unsafe { zeroed() };
+    // SAFETY: asks.
+    let rc = unsafe { next::sigaction(signal, null(), &raw mut now) };
+    rc == 0 && is_handler(now.sa_sigaction) && now.sa_flags & libc::SA_RESTART == 0
+}
+
+extern "C-unwind" fn arrives(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    if signal::is_busy() {
+        put_off(signal, info, context.cast());
+        return;
+    }
+    let Some(action) = action(signal) else {
+        return;
+    };
+    let (handler, flags) = (action.handler.load(SeqCst), action.flags.load(SeqCst));
+    if !is_handler(handler) {
+        return;
+    }
+    if flags & libc::SA_RESETHAND != 0 {
+        // SAFETY: all zeros are the default action.
+        let default: libc::sigaction = unsafe { zeroed() };
+        // SAFETY: what the kernel does for this flag.
+        unsafe { next::sigaction(signal, &raw const default, null_mut()) };
+    }
+    // SAFETY: the program's function, by the type that its flags give.
+    unsafe {
+        if flags & libc::SA_SIGINFO == 0 {
+            transmute::<sighandler_t, unsafe extern "C-unwind" fn(c_int)>(handler)(signal);
+        } else {
+            transmute::<
+                sighandler_t,
+                unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void),
+            >(handler)(signal, info, context);
+        }
+    }
+    if flags & libc::SA_RESTART == 0 {
+        let _ = RAN.try_with(|ran| ran.set(Ran::Interrupt));
+    } else {
+        let _ = RAN.try_with(|ran| ran.set(ran.get().max(Ran::Restart)));
+    }
+}
+
+/// A wait begins.
+#[inline]
+pub(crate) fn forget_ran() {
+    RAN.set(Ran::None);
+}
+
+/// The handlers that have run since.
+pub(crate) fn ran() -> Ran {
+    RAN.get()
+}
+
+/// The signal is blocked in this thread as soon as this handler returns.
+fn put_off(signal: c_int, info: *const siginfo_t, context: *mut libc::ucontext_t) {
+    let _ = PUT_OFF.try_with(|off| {
+        // SAFETY: the kernel's frame, from which it restores the mask.
+        unsafe { libc::sigaddset(&raw mut (*context).uc_sigmask, signal) };
+        off.signals.set(off.signals.get() | 1 << (signal - 1));
+        if let Some(free) = off.kept.iter().find(|kept| kept.get().0 == 0) {
+            // SAFETY: what the kernel has passed, for our function asks for it.
+            free.set((signal, MaybeUninit::new(unsafe { *info })));
+        }
+    });
+}
+
+/// Returns true if handlers wait for this thread's work to end.
+#[inline]
+pub(crate) fn are_put_off() -> bool {
+    PUT_OFF
+        .try_with(|off| off.signals.get() != 0)
+        .unwrap_or(false)
+}
+
+/// Runs them. Returns true if one of them interrupts a call.
+#[cold]
+pub(crate) fn deliver() -> bool {
+    let errno = crate::errno();
+    forget_ran();
+    let _ = PUT_OFF.try_with(|off| {
+        let signals = off.signals.take();
+        // SAFETY: all zeros are a set.
+        let mut set: libc::sigset_t = unsafe { zeroed() };
+        for signal in (1..=64).filter(|signal| signals & 1 << (signal - 1) != 0) {
+            // SAFETY: our set.
+            unsafe { libc::sigaddset(&raw mut set, signal) };
+            send_again(off, signal);
+        }
+        // SAFETY: our set, which this thread has blocked for the handlers' sake alone.
+        unsafe { next::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, null_mut()) };
+    });
+    crate::set_errno(errno);
+    ran() == Ran::Interrupt
+}
+
+/// Sends a signal to this thread, with what came with it.
+fn send_again(off: &PutOff, signal: c_int) {
+    let kept = off.kept.iter().find(|kept| kept.get().0 == signal);
+    let kept = kept.map(|kept| kept.replace((0, MaybeUninit::uninit())).1);
+    let (process, number) = (c_long::from(std::process::id()), c_long::from(signal));
+    // SAFETY: a signal of this process to this thread, and what the kernel has told of it.
+    unsafe {
+        let thread = next::syscall(libc::SYS_gettid, 0, 0, 0, 0, 0, 0);
+        match &kept {
+            Some(info) => {
+                let info = info.as_ptr() as c_long;
+                next::syscall(
+                    libc::SYS_rt_tgsigqueueinfo,
+                    process,
+                    thread,
+                    number,
+                    info,
+                    0,
+                    0,
+                )
+            }
+            None => next::syscall(libc::SYS_tgkill, process, thread, number, 0, 0, 0),
+        }
+    };
+}

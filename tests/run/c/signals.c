@@ -1,0 +1,297 @@
+// Threads of one process with a connection on rings, that signals interrupt, handlers leave by a jump, or that are cancelled.
+//
+// signals TEST: returns 0 if the connection did what TCP does.
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static int a, b;
+static char large[4096];
+
+static int fail(const char *what, long n)
+{
+	fprintf(stderr, "%s: %ld (errno %d)\n", what, n, errno);
+	return 1;
+}
+
+// Connects a and b, and speaks until they are on rings.
+static void connect_both(void)
+{
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof addr;
+	int l = socket(AF_INET, SOCK_STREAM, 0);
+	char c;
+
+	if (bind(l, (void *)&addr, n) || listen(l, 1) || getsockname(l, (void *)&addr, &n))
+		exit(fail("listen", 0));
+	a = socket(AF_INET, SOCK_STREAM, 0);
+	if (connect(a, (void *)&addr, sizeof addr) || (b = accept(l, 0, 0)) < 0)
+		exit(fail("connect", 0));
+	close(l);
+	for (int i = 0; i < 20; i++)
+		if (write(a, "x", 1) != 1 || read(b, &c, 1) != 1 || write(b, "y", 1) != 1 || read(a, &c, 1) != 1)
+			exit(fail("speak", i));
+}
+
+static void alarm_after(int us, int again)
+{
+	struct itimerval t = {{0, again}, {0, us}};
+
+	setitimer(ITIMER_REAL, &t, 0);
+}
+
+// Starts a thread that handles no signals.
+static pthread_t start(void *(*run)(void *))
+{
+	sigset_t all, before;
+	pthread_t t;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &before);
+	pthread_create(&t, 0, run, 0);
+	pthread_sigmask(SIG_SETMASK, &before, 0);
+	return t;
+}
+
+static void *echo(void *arg)
+{
+	char c[4096];
+	ssize_t n;
+
+	while ((n = recv(b, c, sizeof c, 0)) > 0)
+		send(b, c, n, MSG_NOSIGNAL);
+	close(b);
+	return arg;
+}
+
+// Each trial in a process of its own, which a connection that stands still ends.
+static int trials(int (*trial)(void))
+{
+	int bad = 0, status;
+
+	for (int i = 0; i < 40; i++) {
+		pid_t p = fork();
+		if (p == 0) {
+			srand(i);
+			alarm(10);
+			_exit(trial());
+		}
+		waitpid(p, &status, 0);
+		bad += status != 0;
+	}
+	return bad ? fail("bad trials of 40", bad) : 0;
+}
+
+static sigjmp_buf out;
+
+static void jump(int sig)
+{
+	siglongjmp(out, sig);
+}
+
+static int jump_once(void)
+{
+	pthread_t t;
+	ssize_t n;
+
+	connect_both();
+	t = start(echo);
+	signal(SIGALRM, jump);
+	if (!sigsetjmp(out, 1)) {
+		alarm_after(1000 + rand() % 5000, 0);
+		for (;;) {
+			send(a, large, 100, 0);
+			recv(a, large, sizeof large, 0);
+		}
+	}
+	signal(SIGALRM, SIG_DFL);
+	alarm(10);
+	while (recv(a, large, sizeof large, MSG_DONTWAIT) > 0)
+		;
+	if (send(a, "x", 1, 0) != 1 || (n = recv(a, large, 1, 0)) != 1)
+		return fail("echo after the jump", n);
+	// The end reaches the peer: nothing of the call that was left keeps the socket.
+	close(a);
+	return pthread_join(t, 0);
+}
+
+static int handlers_jump_out_of_calls(void)
+{
+	return trials(jump_once);
+}
+
+static volatile long rounds;
+
+static void *client(void *arg)
+{
+	char c[4096] = {0};
+
+	for (;;) {
+		send(a, c, 100, MSG_NOSIGNAL);
+		recv(a, c, sizeof c, 0);
+		rounds++;
+	}
+	return arg;
+}
+
+static int cancel_once(void)
+{
+	pthread_t t;
+	void *result;
+	long before;
+
+	connect_both();
+	t = start(echo);
+	start(client);
+	usleep(1000 + rand() % 5000);
+	pthread_cancel(t);
+	pthread_join(t, &result);
+	if (result != PTHREAD_CANCELED)
+		return fail("not cancelled", 0);
+	start(echo);
+	// The request that the cancelled thread had received may be without an answer.
+	send(b, "p", 1, MSG_NOSIGNAL);
+	before = rounds;
+	while (rounds < before + 10)
+		usleep(1000);
+	return 0;
+}
+
+static int cancelled_calls_leave_the_connection_whole(void)
+{
+	return trials(cancel_once);
+}
+
+static int kind;
+
+static void *look(void *arg)
+{
+	char c;
+
+	for (;;) {
+		struct pollfd p = {b, POLLIN, 0};
+		fd_set f;
+
+		FD_ZERO(&f);
+		FD_SET(b, &f);
+		if (kind == 0)
+			recv(b, &c, 1, MSG_PEEK);
+		else if (kind == 1)
+			poll(&p, 1, -1);
+		else
+			select(b + 1, &f, 0, 0, 0);
+	}
+	return arg;
+}
+
+static int ready_calls_are_cancellation_points(void)
+{
+	for (kind = 0; kind < 3; kind++) {
+		struct timespec limit;
+		pthread_t t;
+
+		connect_both();
+		write(a, "x", 1);
+		t = start(look);
+		usleep(20000);
+		pthread_cancel(t);
+		clock_gettime(CLOCK_REALTIME, &limit);
+		limit.tv_sec += 10;
+		if (pthread_timedjoin_np(t, 0, &limit))
+			return fail("not cancelled", kind);
+	}
+	return 0;
+}
+
+static volatile long ticks;
+
+static void tick(int sig)
+{
+	ticks += sig != 0;
+}
+
+static void *read_slowly(void *arg)
+{
+	char c[4096];
+
+	do
+		usleep(5000);
+	while (recv(b, c, sizeof c, 0) > 0);
+	return arg;
+}
+
+// SIGALRM restarts a call; another handler, whose signal does not come, would not.
+static int handlers_that_restart_interrupt_nothing(void)
+{
+	struct sigaction action = {.sa_handler = tick, .sa_flags = SA_RESTART};
+	struct timespec begun, now;
+
+	connect_both();
+	start(read_slowly);
+	sigaction(SIGALRM, &action, 0);
+	action.sa_flags = 0;
+	sigaction(SIGUSR1, &action, 0);
+	alarm_after(3000, 3000);
+	clock_gettime(CLOCK_MONOTONIC, &begun);
+	do {
+		if (send(a, large, 1000, 0) < 0)
+			return fail("send", ticks);
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec - begun.tv_sec < 2);
+	return ticks > 10 ? 0 : fail("ticks", ticks);
+}
+
+// A handler without SA_RESTART ends a receive that waits, and one that is about to.
+static int handlers_without_restart_interrupt(void)
+{
+	struct sigaction action = {.sa_handler = tick}, now;
+
+	connect_both();
+	sigaction(SIGALRM, &action, 0);
+	sigaction(SIGALRM, 0, &now);
+	if (now.sa_handler != tick || now.sa_flags & (SA_SIGINFO | SA_RESETHAND))
+		return fail("the action is another", now.sa_flags);
+	for (int i = 0; i < 200; i++) {
+		long before = ticks;
+		alarm_after(1 + i, 2000);
+		if (recv(a, large, 1, 0) != -1 || errno != EINTR || ticks == before)
+			return fail("receive", i);
+	}
+	return 0;
+}
+
+static const struct {
+	const char *name;
+	int (*run)(void);
+} TESTS[] = {
+	{"handlers_jump_out_of_calls", handlers_jump_out_of_calls},
+	{"cancelled_calls_leave_the_connection_whole", cancelled_calls_leave_the_connection_whole},
+	{"ready_calls_are_cancellation_points", ready_calls_are_cancellation_points},
+	{"handlers_that_restart_interrupt_nothing", handlers_that_restart_interrupt_nothing},
+	{"handlers_without_restart_interrupt", handlers_without_restart_interrupt},
+};
+
+int main(int argc, char **argv)
+{
+	for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++)
+		if (argc > 1 && !strcmp(argv[1], TESTS[i].name))
+			return TESTS[i].run();
+	for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++)
+		puts(TESTS[i].name);
+	return argc > 1;
+}
