@@ -21,8 +21,9 @@ use weft_run::meet::{Ends, Why};
 
 use crate::chan::Chan;
 use crate::ledger::Row;
-use crate::signal::{self, Busy, LIBRARY, Work};
+use crate::signal::{self, Busy};
 use crate::table::{self, Socket};
+use crate::work::{LIBRARY, Work};
 use crate::{hidden, kernel, next};
 
 /// Not connected, as far as we know.

@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicI32, AtomicUsize};
 use libc::{c_int, c_long, c_void, sighandler_t, siginfo_t};
 
 use crate::iov::is_optional;
-use crate::{next, signal};
+use crate::next;
+use crate::work::is_busy;
 
 /// The program's handler of a signal, and its flags.
 struct Action {
@@ -193,7 +194,7 @@ pub(crate) fn interrupts(signal: c_int) -> bool {
 }
 
 extern "C-unwind" fn arrives(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    if signal::is_busy() {
+    if is_busy() {
         put_off(signal, info, context.cast());
         return;
     }

@@ -358,8 +358,7 @@ unsafe fn from_ring(
     let want = total(iov);
     let is_here = chan.carrier == Carrier::Here;
     let mut got = 0;
-    let (mut spun, mut ended) = (false, false);
-    let (mut busy, mut looks) = (0, 0);
+    let (mut spun, mut ended, mut busy, mut looks) = (false, false, 0, 0);
     fetch::answer(chan);
     memory::settle_all(iov);
     loop {
@@ -389,8 +388,8 @@ unsafe fn from_ring(
                 match unsafe { fetch::take(conn, chan, iov, (got, want), ready, flags) } {
                     Took::Bytes(n) if flags & libc::MSG_PEEK != 0 => {
                         let is_last = is_closed && n < want;
-                        let may_grow = !is_last && n < want && ready < stream.capacity();
-                        if may_grow && await_all(fd, chan, flags, rx, &mut looks) {
+                        let is_part = !is_last && n < want && ready < stream.capacity();
+                        if is_part && await_all(fd, chan, flags, rx, &mut looks) {
                             continue;
                         }
                         // SAFETY: the caller's promise.
@@ -463,13 +462,21 @@ unsafe fn from_ring(
         if is_here && ask_kernel(fd, chan) == Kernel::Stray {
             return Step::Done(conn.reset(chan, Why::Unseen));
         }
-        conn.row.count(Word::Sleeps, 1);
-        match bell::wait_in(chan.bell()) {
-            Heard::Alive => ended = bell::is_cut_in_fill(chan),
-            Heard::End => ended = true,
-            Heard::Late => return so_far(got, libc::EAGAIN),
-            Heard::Interrupted => return so_far(got, libc::EINTR),
+        match sleep(conn, chan, got) {
+            Ok(is_end) => ended = is_end,
+            Err(step) => return step,
         }
+    }
+}
+
+/// Sleeps until the bell rings. Returns whether the peer has ended.
+fn sleep(conn: &Conn, chan: &Chan, got: usize) -> Result<bool, Step> {
+    conn.row.count(Word::Sleeps, 1);
+    match bell::wait_in(chan.bell()) {
+        Heard::Alive => Ok(bell::is_cut_in_fill(chan)),
+        Heard::End => Ok(true),
+        Heard::Late => Err(so_far(got, libc::EAGAIN)),
+        Heard::Interrupted => Err(so_far(got, libc::EINTR)),
     }
 }
 

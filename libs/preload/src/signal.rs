@@ -19,21 +19,7 @@ use libc::c_int;
 
 use crate::handlers::{self, Ran};
 use crate::next;
-
-/// What a thread works on.
-pub(crate) trait Work {
-    /// A handler has left the call of this thread by a jump, while it waited.
-    fn abandoned(&'static self) {}
-}
-
-/// Work on no particular socket.
-pub(crate) struct Library;
-
-impl Work for Library {}
-
-pub(crate) static LIBRARY: Library = Library;
-
-type What = Option<&'static dyn Work>;
+use crate::work::{BUSY, LIBRARY, What, Work};
 
 /// A wait in the kernel.
 struct Wait {
@@ -46,8 +32,6 @@ struct Wait {
 const NOT_HELD: c_int = -1;
 
 thread_local! {
-    /// What this thread works on, outside of the kernel.
-    static BUSY: Cell<What> = const { Cell::new(None) };
     /// The program's cancellation state, as long as this thread cannot be cancelled.
     static CANCEL: Cell<c_int> = const { Cell::new(NOT_HELD) };
     static WAITS: Cell<*const Wait> = const { Cell::new(null()) };
@@ -148,11 +132,6 @@ pub(crate) fn again<T: Work>(socket: &'static T) -> Busy {
         hold_cancel();
     }
     Busy(BUSY.replace(Some(socket)))
-}
-
-/// Returns true if a handler has to be put off.
-pub(crate) fn is_busy() -> bool {
-    BUSY.try_with(|busy| busy.get().is_some()).unwrap_or(false)
 }
 
 /// The thread has come back from the kernel, or is cancelled there.

@@ -127,7 +127,7 @@ impl<T> DerefMut for Held<'_, T> {
 type Pool = Vec<&'static Dgram>;
 static POOL: Mutex<Pool> = Mutex::new(Vec::new());
 
-impl signal::Work for Dgram {}
+impl crate::work::Work for Dgram {}
 
 impl Dgram {
     fn new(v6: bool, nonblock: bool) -> &'static Dgram {
