@@ -38,9 +38,23 @@ pub struct VerbsArgs {
     /// plain TCP (tcp-tls), with the same ciphers; short for adding weft-tls,tcp-tls to --stack
     #[arg(long)]
     pub tls: bool,
+    /// What runs beside.
+    #[command(flatten)]
+    pub load: LoadArgs,
     /// The options that every suite has.
     #[command(flatten)]
     pub common: CommonArgs,
+}
+
+/// Busy processes beside a measurement.
+#[derive(Args, Clone, Debug)]
+pub struct LoadArgs {
+    /// Busy loops that run beside the measurement, to see what holds on a busy machine
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1024))]
+    pub loops: u32,
+    /// The niceness of these loops
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "loops", value_parser = clap::value_parser!(i32).range(0..=19))]
+    pub loops_nice: i32,
 }
 
 const DGRAM_EXAMPLES: &str = "\

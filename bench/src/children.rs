@@ -1,6 +1,8 @@
 //! Programs that suites start on this host: they end with their handles.
 
+use crate::args::LoadArgs;
 use crate::error::{BenchError, Result};
+use crate::usage;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs;
@@ -27,6 +29,37 @@ impl Running {
             std::thread::spawn(move || io::copy(&mut out, &mut io::sink()));
         }
         line.trim_end().to_owned()
+    }
+}
+
+/// The machine's load, with the loops that run beside a measurement as long as this lives.
+pub(crate) struct Load {
+    _loops: Vec<Running>,
+    /// In words, for reports.
+    pub(crate) text: String,
+}
+
+impl Load {
+    pub(crate) fn start(args: &LoadArgs) -> Result<Self> {
+        let before = usage::load_average();
+        let start = |_| {
+            let mut command = Command::new("nice");
+            let nice = args.loops_nice.to_string();
+            command.args(["-n", &nice, "sh", "-c", "while :; do :; done"]);
+            Running::start(
+                weft_sys::process::end_with_us(&mut command),
+                "start a busy loop",
+            )
+        };
+        let loops: Vec<Running> = (0..args.loops).map(start).collect::<Result<_>>()?;
+        let text = match (args.loops, args.loops_nice) {
+            (0, _) => before,
+            (n, nice) => format!("{before}, and beside it {n} busy loops of niceness {nice}"),
+        };
+        Ok(Self {
+            _loops: loops,
+            text,
+        })
     }
 }
 

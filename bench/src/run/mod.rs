@@ -17,12 +17,13 @@ pub use parts::PartArgs;
 pub use programs::Program;
 
 use crate::aims::Limit;
+use crate::args::LoadArgs;
+use crate::children::Load;
 use crate::error::{BenchError, Result, failed};
 use crate::output::{self, KEPT, OutputArgs};
 use crate::progress::Progress;
 use crate::report::{Bars, Mark, Report, Section, Table, machine, number};
 use crate::stats::{Summary, paired_ratio};
-use crate::usage;
 use programs::{About, CASES, Case, Goal};
 use world::{Stack, World};
 
@@ -34,6 +35,8 @@ Examples:
   weft bench run --quick
   # two of them
   weft bench run --program redis,nginx
+  # on a busy machine
+  weft bench run --program redis --loops 8
 
 Programs that are missing are left out with a notice. The user who runs it has to be the same for both sides; as root, postgres and pgbench run as the user postgres.
 The exit status is 0 also when a ratio is below what it is to reach; it is a failure when a program could not be measured.";
@@ -54,6 +57,9 @@ pub struct RunArgs {
     /// Few runs
     #[arg(long)]
     pub quick: bool,
+    /// What runs beside.
+    #[command(flatten)]
+    pub load: LoadArgs,
     /// The folder of the preload library [default: as `weft run` finds it]
     #[arg(long, value_name = "DIR", env = "WEFT_RUN_LIB")]
     pub lib: Option<PathBuf>,
@@ -99,7 +105,7 @@ pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
     let chosen = all
         .iter()
         .filter(|one| args.program.is_empty() || args.program.contains(one));
-    let load = usage::load_average();
+    let load = Load::start(&args.load)?;
     let (mut left_out, mut outcomes) = (Vec::new(), Vec::new());
     let mut programs = Vec::new();
     for &program in chosen {
@@ -129,9 +135,9 @@ pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
         }
     }
     drop(progress);
-    output.lines(lines(&outcomes, &load))?;
+    output.lines(lines(&outcomes, &load.text))?;
     let mut intro = vec![
-        format!("{}; load before the run: {load}.", machine()),
+        format!("{}; load before the run: {}.", machine(), load.text),
         format!(
             "{runs} runs of {} s of each program, after one that is not counted; the stacks take turns within each. Medians, and the smallest and the largest \
              run. A ratio is the median of the ratios of neighbouring runs.",

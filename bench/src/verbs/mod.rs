@@ -9,6 +9,7 @@ pub(crate) mod setup;
 mod view;
 
 use crate::args::{CommonArgs, Figure, Poll, Switch, VerbsArgs, VerbsOp};
+use crate::children::Load;
 use crate::driver::{Context, Kind, Memory, Op, Scheme, Spec, Stack, Transport, outside};
 use crate::error::{BenchError, Result};
 use crate::output::{KEPT, cannot_write};
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
             "nothing to measure: the options leave no point".to_owned(),
         ));
     }
-    let load = usage::load_average();
+    let load = Load::start(&args.load)?;
     let earlier = !records.is_empty();
     let mut progress = Progress::new((groups.len() + extras.len()) as u64);
     let mut context = Context::default();
@@ -111,7 +112,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     let origin = if earlier {
         KEPT.to_owned()
     } else {
-        figures::origin(common, &load)
+        figures::origin(common, &load.text)
     };
     let report = figures::report(&records, origin, &notes);
     if let Some(directory) = &common.svg {
