@@ -1,6 +1,5 @@
 //! Programs that suites start on this host: they end with their handles.
 
-use crate::args::LoadArgs;
 use crate::error::{BenchError, Result};
 use crate::usage;
 use serde::Serialize;
@@ -40,24 +39,23 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) fn start(args: &LoadArgs) -> Result<Self> {
+    pub(crate) fn start(loops: u32, nice: i32) -> Result<Self> {
         let before = usage::load_average();
         let start = |_| {
             let mut command = Command::new("nice");
-            let nice = args.loops_nice.to_string();
-            command.args(["-n", &nice, "sh", "-c", "while :; do :; done"]);
+            command.args(["-n", &nice.to_string(), "sh", "-c", "while :; do :; done"]);
             Running::start(
                 weft_sys::process::end_with_us(&mut command),
                 "start a busy loop",
             )
         };
-        let loops: Vec<Running> = (0..args.loops).map(start).collect::<Result<_>>()?;
-        let text = match (args.loops, args.loops_nice) {
-            (0, _) => before,
-            (n, nice) => format!("{before}, and beside it {n} busy loops of niceness {nice}"),
+        let running: Vec<Running> = (0..loops).map(start).collect::<Result<_>>()?;
+        let text = match loops {
+            0 => before,
+            n => format!("{before}, and beside it {n} busy loops of niceness {nice}"),
         };
         Ok(Self {
-            _loops: loops,
+            _loops: running,
             text,
         })
     }

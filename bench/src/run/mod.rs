@@ -105,7 +105,7 @@ pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
     let chosen = all
         .iter()
         .filter(|one| args.program.is_empty() || args.program.contains(one));
-    let load = Load::start(&args.load)?;
+    let load = Load::start(args.load.loops, args.load.loops_nice)?;
     let (mut left_out, mut outcomes) = (Vec::new(), Vec::new());
     let mut programs = Vec::new();
     for &program in chosen {

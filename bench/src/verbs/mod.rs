@@ -68,7 +68,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
             "nothing to measure: the options leave no point".to_owned(),
         ));
     }
-    let load = Load::start(&args.load)?;
+    let load = Load::start(args.load.loops, args.load.loops_nice)?;
     let earlier = !records.is_empty();
     let mut progress = Progress::new((groups.len() + extras.len()) as u64);
     let mut context = Context::default();

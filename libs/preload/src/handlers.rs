@@ -34,6 +34,22 @@ static ACTIONS: [Action; SIGNALS] = [const {
     }
 }; SIGNALS];
 
+/// A handler of ours that the program is not told of: it ends the process as the default action does. See termination.rs.
+static FOR_DEFAULT: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+
+pub(crate) fn stands_for_default(handler: sighandler_t) {
+    FOR_DEFAULT.store(handler, SeqCst);
+}
+
+/// What the program is told of a handler.
+fn seen(handler: sighandler_t) -> sighandler_t {
+    if handler == FOR_DEFAULT.load(SeqCst) {
+        libc::SIG_DFL
+    } else {
+        handler
+    }
+}
+
 /// What is kept of signals that bring more than their number.
 const KEPT: usize = 4;
 
@@ -125,11 +141,15 @@ pub(crate) unsafe fn change(
         action.flags.store(flags, SeqCst);
         action.handler.store(handler, SeqCst);
     // SAFETY: the kernel has written there.
-    } else if let Some(old) = unsafe { old.as_mut() }
-        && old.sa_sigaction == function()
-    {
-        old.sa_sigaction = handler;
-        old.sa_flags = old.sa_flags & !OWN_FLAGS | flags & OWN_FLAGS;
+    } else if let Some(old) = unsafe { old.as_mut() } {
+        if old.sa_sigaction == function() {
+            old.sa_sigaction = handler;
+            old.sa_flags = old.sa_flags & !OWN_FLAGS | flags & OWN_FLAGS;
+        }
+        if seen(old.sa_sigaction) != old.sa_sigaction {
+            // SAFETY: all zeros are the default action.
+            *old = unsafe { zeroed() };
+        }
     }
     rc
 }
@@ -168,7 +188,7 @@ pub(crate) unsafe fn change_by_signal(number: c_int, handler: sighandler_t) -> s
 fn program_s(signal: c_int, handler: sighandler_t) -> sighandler_t {
     match action(signal) {
         Some(action) if handler == function() => action.handler.load(SeqCst),
-        _ => handler,
+        _ => seen(handler),
     }
 }
 
@@ -190,14 +210,19 @@ pub(crate) fn interrupts(signal: c_int) -> bool {
     let mut now: libc::sigaction = unsafe { zeroed() };
     // SAFETY: asks.
     let rc = unsafe { next::sigaction(signal, null(), &raw mut now) };
-    rc == 0 && is_handler(now.sa_sigaction) && now.sa_flags & libc::SA_RESTART == 0
+    rc == 0 && is_handler(seen(now.sa_sigaction)) && now.sa_flags & libc::SA_RESTART == 0
 }
 
 extern "C-unwind" fn arrives(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     if is_busy() {
         put_off(signal, info, context.cast());
-        return;
+    } else {
+        run(signal, info, context);
     }
+}
+
+/// Calls the program's handler.
+fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let Some(action) = action(signal) else {
         return;
     };
@@ -273,7 +298,7 @@ pub(crate) fn deliver() -> bool {
         for signal in (1..=64).filter(|signal| signals & 1 << (signal - 1) != 0) {
             // SAFETY: our set.
             unsafe { libc::sigaddset(&raw mut set, signal) };
-            send_again(off, signal);
+            handle(off, signal);
         }
         // SAFETY: our set, which this thread has blocked for the handlers' sake alone.
         unsafe { next::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, null_mut()) };
@@ -282,15 +307,39 @@ pub(crate) fn deliver() -> bool {
     ran() == Ran::Interrupt
 }
 
-/// Sends a signal to this thread, with what came with it.
-fn send_again(off: &PutOff, signal: c_int) {
+/// Handles a signal that was put off, with what came with it. A signal of which several can wait (`SIGRTMIN` on) is handled here, before those that wait behind it: if it
+/// were sent again, it would come after them, or find no room.
+fn handle(off: &PutOff, signal: c_int) {
     let kept = off.kept.iter().find(|kept| kept.get().0 == signal);
     let kept = kept.map(|kept| kept.replace((0, MaybeUninit::uninit())).1);
+    match kept {
+        Some(info) if signal >= libc::SIGRTMIN() => handle_here(signal, info),
+        kept => send_again(signal, kept.as_ref()),
+    }
+}
+
+/// Calls a handler as the kernel does: with the signals of its mask blocked, and its own, which is blocked already.
+fn handle_here(signal: c_int, mut info: MaybeUninit<siginfo_t>) {
+    // SAFETY: all zeros are an action, a set and a context, which the calls fill in.
+    unsafe {
+        let mut now: libc::sigaction = zeroed();
+        let mut before: libc::sigset_t = zeroed();
+        let mut context: libc::ucontext_t = zeroed();
+        next::sigaction(signal, null(), &raw mut now);
+        next::pthread_sigmask(libc::SIG_BLOCK, &raw const now.sa_mask, &raw mut before);
+        libc::getcontext(&raw mut context);
+        run(signal, info.as_mut_ptr(), (&raw mut context).cast());
+        next::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
+    }
+}
+
+/// Sends a signal to this thread.
+fn send_again(signal: c_int, info: Option<&MaybeUninit<siginfo_t>>) {
     let (process, number) = (c_long::from(std::process::id()), c_long::from(signal));
     // SAFETY: a signal of this process to this thread, and what the kernel has told of it.
     unsafe {
         let thread = next::syscall(libc::SYS_gettid, 0, 0, 0, 0, 0, 0);
-        match &kept {
+        match info {
             Some(info) => {
                 let info = info.as_ptr() as c_long;
                 next::syscall(

@@ -279,6 +279,41 @@ static int handlers_without_restart_interrupt(void)
 	return 0;
 }
 
+static volatile int next_value, out_of_order;
+
+static void take_value(int sig, siginfo_t *info, void *context)
+{
+	if (info->si_value.sival_int != next_value++ || info->si_pid != getpid() || !context || !sig)
+		out_of_order++;
+}
+
+static void *send_values(void *arg)
+{
+	for (int i = 0; i < 20000; i++) {
+		union sigval value = {.sival_int = i};
+		while (sigqueue(getpid(), SIGRTMIN + 1, value))
+			sched_yield();
+	}
+	return arg;
+}
+
+// Signals that wait behind each other come in order, each with its value, while the thread that they interrupt works on a socket.
+static int queued_signals_keep_order_and_values(void)
+{
+	struct sigaction action = {.sa_sigaction = take_value, .sa_flags = SA_SIGINFO | SA_RESTART};
+	pthread_t t;
+
+	connect_both();
+	sigaction(SIGRTMIN + 1, &action, 0);
+	start(echo);
+	t = start(send_values);
+	while (next_value < 20000 && !out_of_order)
+		if (send(a, large, 100, 0) != 100 || recv(a, large, 100, MSG_WAITALL) != 100)
+			return fail("echo", next_value);
+	pthread_join(t, 0);
+	return out_of_order ? fail("out of order", next_value) : 0;
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -288,6 +323,7 @@ static const struct {
 	{"ready_calls_are_cancellation_points", ready_calls_are_cancellation_points},
 	{"handlers_that_restart_interrupt_nothing", handlers_that_restart_interrupt_nothing},
 	{"handlers_without_restart_interrupt", handlers_without_restart_interrupt},
+	{"queued_signals_keep_order_and_values", queued_signals_keep_order_and_values},
 };
 
 int main(int argc, char **argv)

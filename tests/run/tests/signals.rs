@@ -26,4 +26,5 @@ tests! {
     ready_calls_are_cancellation_points
     handlers_that_restart_interrupt_nothing
     handlers_without_restart_interrupt
+    queued_signals_keep_order_and_values
 }
