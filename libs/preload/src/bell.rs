@@ -90,8 +90,7 @@ fn result(n: isize) -> Heard {
 fn press(bell: c_int, n: usize) -> isize {
     static BYTES: [u8; FILL] = [b'!'; FILL];
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: as many bytes as there are.
-    unsafe { next::send(bell, BYTES.as_ptr().cast(), n.min(FILL), flags) }
+    kernel::send_bytes(bell, &BYTES[..n.min(FILL)], flags)
 }
 
 /// Rings: the peer's end becomes readable.
@@ -142,12 +141,11 @@ pub(crate) fn is_cut_in_fill(chan: &Chan) -> bool {
 
 /// Reads up to `n` bytes, as far as they are there. A message of [`FILL`] bytes counts for the sender until its last byte is read.
 fn take(bell: c_int, n: u64) -> u64 {
-    let mut bytes = MaybeUninit::<[u8; FILL]>::uninit();
+    let mut bytes = [MaybeUninit::uninit(); FILL];
     let mut taken = 0;
     while taken < n {
         let want = FILL.min((n - taken) as usize);
-        // SAFETY: as many bytes as there is room for.
-        let got = unsafe { next::recv(bell, bytes.as_mut_ptr().cast(), want, libc::MSG_DONTWAIT) };
+        let got = kernel::take_bytes(bell, &mut bytes[..want], libc::MSG_DONTWAIT);
         if got <= 0 {
             break;
         }

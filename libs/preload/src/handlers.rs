@@ -11,18 +11,19 @@ use std::cell::Cell;
 use std::mem::{MaybeUninit, transmute, zeroed};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI32, AtomicUsize};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize};
 
-use libc::{c_int, c_long, c_void, sighandler_t, siginfo_t};
+use libc::{c_int, c_long, c_void, sighandler_t, siginfo_t, sigset_t};
 
 use crate::iov::is_optional;
 use crate::next;
 use crate::work::is_busy;
 
-/// The program's handler of a signal, and its flags.
+/// The program's handler of a signal, its flags, and the signals that it blocks.
 struct Action {
     handler: AtomicUsize,
     flags: AtomicI32,
+    mask: AtomicU64,
 }
 
 const SIGNALS: usize = 65;
@@ -31,8 +32,52 @@ static ACTIONS: [Action; SIGNALS] = [const {
     Action {
         handler: AtomicUsize::new(libc::SIG_DFL),
         flags: AtomicI32::new(0),
+        mask: AtomicU64::new(0),
     }
 }; SIGNALS];
+
+const FAULTS: [c_int; 7] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGILL,
+    libc::SIGFPE,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+    libc::SIGABRT,
+];
+/// Of the C library.
+const OWN: [c_int; 2] = [32, 33];
+
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// The kernel's part of a set: a bit for each signal.
+fn bits(set: &sigset_t) -> u64 {
+    // SAFETY: a set begins with these bits, and is aligned for them.
+    unsafe { std::ptr::from_ref(set).cast::<u64>().read() }
+}
+
+fn set_of(bits: u64) -> sigset_t {
+    // SAFETY: all zeros are an empty set, which begins with these bits.
+    unsafe {
+        let mut set: sigset_t = zeroed();
+        (&raw mut set).cast::<u64>().write(bits);
+        set
+    }
+}
+
+/// What our function blocks as it begins: no other arrives before the mask of what it has interrupted says so.
+fn every() -> sigset_t {
+    let open = FAULTS.iter().chain(&OWN).fold(0, |bits, &n| bits | bit(n));
+    set_of(!open)
+}
+
+fn set_mask(how: c_int, bits: u64) {
+    let set = set_of(bits);
+    // SAFETY: a set of this thread.
+    unsafe { next::pthread_sigmask(how, &raw const set, null_mut()) };
+}
 
 /// A handler of ours that the program is not told of: it ends the process as the default action does. See termination.rs.
 static FOR_DEFAULT: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
@@ -82,17 +127,6 @@ thread_local! {
 
 /// `None`: a fault, which cannot wait, or a signal of the C library.
 fn action(signal: c_int) -> Option<&'static Action> {
-    const FAULTS: [c_int; 7] = [
-        libc::SIGSEGV,
-        libc::SIGBUS,
-        libc::SIGILL,
-        libc::SIGFPE,
-        libc::SIGTRAP,
-        libc::SIGSYS,
-        libc::SIGABRT,
-    ];
-    /// Of the C library.
-    const OWN: [c_int; 2] = [32, 33];
     let is_ours = !FAULTS.contains(&signal) && !OWN.contains(&signal);
     let index = usize::try_from(signal)
         .ok()
@@ -125,13 +159,16 @@ pub(crate) unsafe fn change(
         return unsafe { next::sigaction(signal, new, old) };
     };
     let (handler, flags) = (action.handler.load(SeqCst), action.flags.load(SeqCst));
+    let mask = action.mask.load(SeqCst);
     // SAFETY: the caller's promise.
     let given = unsafe { new.as_ref() };
     let mut ours = given.copied();
     if let Some(ours) = ours.as_mut().filter(|it| is_handler(it.sa_sigaction)) {
         action.flags.store(ours.sa_flags, SeqCst);
+        action.mask.store(bits(&ours.sa_mask), SeqCst);
         action.handler.store(ours.sa_sigaction, SeqCst);
         ours.sa_sigaction = function();
+        ours.sa_mask = every();
         ours.sa_flags = (ours.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
     }
     let new = ours.as_ref().map_or(null(), std::ptr::from_ref);
@@ -139,11 +176,13 @@ pub(crate) unsafe fn change(
     let rc = unsafe { next::sigaction(signal, new, old) };
     if rc != 0 {
         action.flags.store(flags, SeqCst);
+        action.mask.store(mask, SeqCst);
         action.handler.store(handler, SeqCst);
     // SAFETY: the kernel has written there.
     } else if let Some(old) = unsafe { old.as_mut() } {
         if old.sa_sigaction == function() {
             old.sa_sigaction = handler;
+            old.sa_mask = set_of(mask);
             old.sa_flags = old.sa_flags & !OWN_FLAGS | flags & OWN_FLAGS;
         }
         if seen(old.sa_sigaction) != old.sa_sigaction {
@@ -163,11 +202,11 @@ pub(crate) unsafe fn change_by_signal(number: c_int, handler: sighandler_t) -> s
     else {
         // SAFETY: the caller's promise.
         let before = unsafe { next::signal(number, handler) };
-        return program_s(number, before);
+        return told(number, before);
     };
     // The C library knows the flags that this function has by `siginterrupt`.
     // SAFETY: the caller's promise.
-    let before = program_s(number, unsafe { next::signal(number, handler) });
+    let before = told(number, unsafe { next::signal(number, handler) });
     if before == libc::SIG_ERR {
         return before;
     }
@@ -176,7 +215,9 @@ pub(crate) unsafe fn change_by_signal(number: c_int, handler: sighandler_t) -> s
     // SAFETY: asks.
     unsafe { next::sigaction(number, null(), &raw mut now) };
     action.flags.store(now.sa_flags, SeqCst);
+    action.mask.store(bits(&now.sa_mask), SeqCst);
     action.handler.store(handler, SeqCst);
+    now.sa_mask = every();
     now.sa_sigaction = function();
     now.sa_flags |= libc::SA_SIGINFO;
     // SAFETY: the program's action with our function.
@@ -184,8 +225,19 @@ pub(crate) unsafe fn change_by_signal(number: c_int, handler: sighandler_t) -> s
     before
 }
 
-/// The program's handler where the kernel names our function.
-fn program_s(signal: c_int, handler: sighandler_t) -> sighandler_t {
+/// `siginterrupt` has been called.
+pub(crate) fn restarts(signal: c_int, does: bool) {
+    if let Some(action) = action(signal) {
+        if does {
+            action.flags.fetch_or(libc::SA_RESTART, SeqCst);
+        } else {
+            action.flags.fetch_and(!libc::SA_RESTART, SeqCst);
+        }
+    }
+}
+
+/// What the program is told of a handler: its own where the kernel names our function.
+pub(crate) fn told(signal: c_int, handler: sighandler_t) -> sighandler_t {
     match action(signal) {
         Some(action) if handler == function() => action.handler.load(SeqCst),
         _ => seen(handler),
@@ -198,7 +250,7 @@ pub(crate) fn start() {
     unsafe {
         let mut now: libc::sigaction = zeroed();
         next::sigaction(libc::SIGHUP, null(), &raw mut now);
-        let mut mask: libc::sigset_t = zeroed();
+        let mut mask: sigset_t = zeroed();
         next::pthread_sigmask(libc::SIG_BLOCK, null(), &raw mut mask);
         next::syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0);
     }
@@ -216,9 +268,16 @@ pub(crate) fn interrupts(signal: c_int) -> bool {
 extern "C-unwind" fn arrives(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     if is_busy() {
         put_off(signal, info, context.cast());
-    } else {
-        run(signal, info, context);
+        return;
     }
+    let Some(action) = action(signal) else { return };
+    let is_deferred = action.flags.load(SeqCst) & libc::SA_NODEFER == 0;
+    let own = if is_deferred { bit(signal) } else { 0 };
+    // SAFETY: the kernel's frame.
+    let interrupted = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_sigmask };
+    let blocked = bits(interrupted) | action.mask.load(SeqCst) | own;
+    set_mask(libc::SIG_SETMASK, blocked);
+    run(signal, info, context);
 }
 
 /// Calls the program's handler.
@@ -270,7 +329,7 @@ fn put_off(signal: c_int, info: *const siginfo_t, context: *mut libc::ucontext_t
     let _ = PUT_OFF.try_with(|off| {
         // SAFETY: the kernel's frame, from which it restores the mask.
         unsafe { libc::sigaddset(&raw mut (*context).uc_sigmask, signal) };
-        off.signals.set(off.signals.get() | 1 << (signal - 1));
+        off.signals.set(off.signals.get() | bit(signal));
         if let Some(free) = off.kept.iter().find(|kept| kept.get().0 == 0) {
             // SAFETY: what the kernel has passed, for our function asks for it.
             free.set((signal, MaybeUninit::new(unsafe { *info })));
@@ -292,16 +351,15 @@ pub(crate) fn deliver() -> bool {
     let errno = crate::errno();
     forget_ran();
     let _ = PUT_OFF.try_with(|off| {
-        let signals = off.signals.take();
-        // SAFETY: all zeros are a set.
-        let mut set: libc::sigset_t = unsafe { zeroed() };
-        for signal in (1..=64).filter(|signal| signals & 1 << (signal - 1) != 0) {
-            // SAFETY: our set.
-            unsafe { libc::sigaddset(&raw mut set, signal) };
+        // One at a time: a handler may leave by a jump, and calls of its own handle the others.
+        while off.signals.get() != 0 {
+            let signals = off.signals.get();
+            let signal = signals.trailing_zeros().cast_signed() + 1;
+            off.signals.set(signals & !bit(signal));
             handle(off, signal);
+            // This thread has blocked it for the handler's sake alone.
+            set_mask(libc::SIG_UNBLOCK, bit(signal));
         }
-        // SAFETY: our set, which this thread has blocked for the handlers' sake alone.
-        unsafe { next::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, null_mut()) };
     });
     crate::set_errno(errno);
     ran() == Ran::Interrupt
@@ -320,13 +378,13 @@ fn handle(off: &PutOff, signal: c_int) {
 
 /// Calls a handler as the kernel does: with the signals of its mask blocked, and its own, which is blocked already.
 fn handle_here(signal: c_int, mut info: MaybeUninit<siginfo_t>) {
-    // SAFETY: all zeros are an action, a set and a context, which the calls fill in.
+    let Some(action) = action(signal) else { return };
+    let mask = set_of(action.mask.load(SeqCst));
+    // SAFETY: all zeros are a set and a context, which the calls fill in.
     unsafe {
-        let mut now: libc::sigaction = zeroed();
-        let mut before: libc::sigset_t = zeroed();
+        let mut before: sigset_t = zeroed();
         let mut context: libc::ucontext_t = zeroed();
-        next::sigaction(signal, null(), &raw mut now);
-        next::pthread_sigmask(libc::SIG_BLOCK, &raw const now.sa_mask, &raw mut before);
+        next::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, &raw mut before);
         libc::getcontext(&raw mut context);
         run(signal, info.as_mut_ptr(), (&raw mut context).cast());
         next::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());

@@ -47,7 +47,9 @@ pub(crate) unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iove
         return Some(&[]);
     }
     // SAFETY: the caller's promise.
-    Some(unsafe { std::slice::from_raw_parts(iov, n) })
+    let list = unsafe { std::slice::from_raw_parts(iov, n) };
+    let is_length = |one: &iovec| isize::try_from(one.iov_len).is_ok();
+    list.iter().all(is_length).then_some(list)
 }
 
 /// Bytes of the vector.

@@ -5,7 +5,7 @@
 //! A descriptor that is not open is an error of the call, and memory is handed over only for the call.
 
 use libc::{c_int, c_long, c_short, iovec, msghdr, pollfd, ssize_t, timeval};
-use std::mem::{size_of, zeroed};
+use std::mem::{MaybeUninit, size_of, zeroed};
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 
@@ -114,7 +114,26 @@ pub(crate) fn entry(fd: c_int, events: c_short) -> pollfd {
     }
 }
 
-/// Waits up to `ms` milliseconds; -1: for ever.
+/// A system call that is no cancellation point, as the C library's functions of the same names are.
+fn uncancelled(number: c_long, args: [c_long; 5]) -> c_long {
+    let [a, b, c, d, e] = args;
+    // SAFETY: the callers', below.
+    unsafe { next::syscall(number, a, b, c, d, e, 0) }
+}
+
+/// `send(2)`, and no cancellation point.
+pub(crate) fn send_bytes(fd: c_int, bytes: &[u8], flags: c_int) -> ssize_t {
+    let (from, n) = (bytes.as_ptr() as c_long, bytes.len() as c_long);
+    uncancelled(libc::SYS_sendto, [fd.into(), from, n, flags.into(), 0]) as ssize_t
+}
+
+/// `recv(2)`, and no cancellation point.
+pub(crate) fn take_bytes(fd: c_int, bytes: &mut [MaybeUninit<u8>], flags: c_int) -> ssize_t {
+    let (to, n) = (bytes.as_mut_ptr() as c_long, bytes.len() as c_long);
+    uncancelled(libc::SYS_recvfrom, [fd.into(), to, n, flags.into(), 0]) as ssize_t
+}
+
+/// Waits up to `ms` milliseconds; -1: for ever. A cancellation point.
 pub(crate) fn poll(list: &mut [pollfd], ms: c_int) -> c_int {
     // SAFETY: entries of a slice.
     unsafe { next::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, ms) }
@@ -123,7 +142,13 @@ pub(crate) fn poll(list: &mut [pollfd], ms: c_int) -> c_int {
 /// Returns the events that one descriptor is ready for within `ms` milliseconds; 0: none.
 pub(crate) fn poll_one(fd: c_int, events: c_short, ms: c_int) -> c_short {
     let mut list = [entry(fd, events)];
-    poll(&mut list, ms);
+    let limit = libc::timespec {
+        tv_sec: i64::from(ms) / 1000,
+        tv_nsec: i64::from(ms) % 1000 * 1_000_000,
+    };
+    let (list_at, limit) = (list.as_mut_ptr() as c_long, (&raw const limit) as c_long);
+    let limit = if ms < 0 { 0 } else { limit };
+    uncancelled(libc::SYS_ppoll, [list_at, 1, limit, 0, 0]);
     list[0].revents
 }
 
@@ -163,10 +188,8 @@ pub(crate) fn discard(fd: c_int) {
 
 /// Looks at the next byte, without taking it and without a wait. Returns what `recv(2)` does.
 pub(crate) fn peek(fd: c_int) -> ssize_t {
-    let mut byte = 0_u8;
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: one byte.
-    unsafe { next::recv(fd, (&raw mut byte).cast(), 1, flags) }
+    let mut byte = [MaybeUninit::uninit()];
+    take_bytes(fd, &mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT)
 }
 
 fn message(iov: &[iovec]) -> msghdr {
@@ -199,8 +222,8 @@ pub(crate) fn nap(nanoseconds: i64) {
         tv_sec: 0,
         tv_nsec: nanoseconds,
     };
-    // SAFETY: a time.
-    unsafe { libc::nanosleep(&raw const nap, null_mut()) };
+    let nap = (&raw const nap) as c_long;
+    uncancelled(libc::SYS_nanosleep, [nap, 0, 0, 0, 0]);
 }
 
 /// Sleeps until the word differs from `seen`, or `millis` milliseconds have passed. Returns the error number; 0: woken, or it had changed. The word may be

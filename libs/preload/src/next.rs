@@ -85,6 +85,10 @@ weft_sys::next! {
     shmdt(at: *const c_void) -> c_int;
 
     signal(number: c_int, handler: sighandler_t) -> sighandler_t;
+    sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t;
+    __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t;
+    sigset(number: c_int, handler: sighandler_t) -> sighandler_t;
+    siginterrupt(number: c_int, interrupts: c_int) -> c_int;
     sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
     pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
     sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;

@@ -279,20 +279,25 @@ static int handlers_without_restart_interrupt(void)
 	return 0;
 }
 
-static volatile int next_value, out_of_order;
+enum { KINDS = 3, VALUES = 5000 };
+
+static volatile int next_value[KINDS], out_of_order;
 
 static void take_value(int sig, siginfo_t *info, void *context)
 {
-	if (info->si_value.sival_int != next_value++ || info->si_pid != getpid() || !context || !sig)
+	int of = sig - SIGRTMIN - 1;
+
+	if (info->si_value.sival_int != next_value[of]++ || info->si_pid != getpid() || !context)
 		out_of_order++;
 }
 
 static void *send_values(void *arg)
 {
-	for (int i = 0; i < 20000; i++) {
+	for (int i = 0; i < VALUES; i++) {
 		union sigval value = {.sival_int = i};
-		while (sigqueue(getpid(), SIGRTMIN + 1, value))
-			sched_yield();
+		for (int of = 0; of < KINDS; of++)
+			while (sigqueue(getpid(), SIGRTMIN + 1 + of, value))
+				sched_yield();
 	}
 	return arg;
 }
@@ -304,14 +309,41 @@ static int queued_signals_keep_order_and_values(void)
 	pthread_t t;
 
 	connect_both();
-	sigaction(SIGRTMIN + 1, &action, 0);
+	for (int of = 0; of < KINDS; of++)
+		sigaction(SIGRTMIN + 1 + of, &action, 0);
 	start(echo);
 	t = start(send_values);
-	while (next_value < 20000 && !out_of_order)
+	while (next_value[KINDS - 1] < VALUES && !out_of_order)
 		if (send(a, large, 100, 0) != 100 || recv(a, large, 100, MSG_WAITALL) != 100)
-			return fail("echo", next_value);
-	pthread_join(t, 0);
-	return out_of_order ? fail("out of order", next_value) : 0;
+			return fail("echo", next_value[0]);
+	if (out_of_order)
+		return fail("out of order", next_value[0]);
+	return pthread_join(t, 0);
+}
+
+// Old, and still there.
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+// Each way to install a handler tells of the one before, whichever way that was installed.
+static int handlers_of_all_ways_are_told(void)
+{
+	sighandler_t (*ways[])(int, sighandler_t) = {signal, sysv_signal, sigset};
+
+	for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+		long before = ticks;
+		signal(SIGUSR1, tick);
+		if (ways[i](SIGUSR1, jump) != tick)
+			return fail("handler told", i);
+		signal(SIGUSR1, tick);
+		raise(SIGUSR1);
+		if (ticks != before + 1)
+			return fail("handler called", i);
+	}
+	connect_both();
+	signal(SIGALRM, tick);
+	siginterrupt(SIGALRM, 1);
+	alarm_after(20000, 20000);
+	return recv(a, large, 1, 0) == -1 && errno == EINTR ? 0 : fail("siginterrupt", errno);
 }
 
 static const struct {
@@ -324,6 +356,7 @@ static const struct {
 	{"handlers_that_restart_interrupt_nothing", handlers_that_restart_interrupt_nothing},
 	{"handlers_without_restart_interrupt", handlers_without_restart_interrupt},
 	{"queued_signals_keep_order_and_values", queued_signals_keep_order_and_values},
+	{"handlers_of_all_ways_are_told", handlers_of_all_ways_are_told},
 };
 
 int main(int argc, char **argv)

@@ -27,4 +27,5 @@ tests! {
     handlers_that_restart_interrupt_nothing
     handlers_without_restart_interrupt
     queued_signals_keep_order_and_values
+    handlers_of_all_ways_are_told
 }

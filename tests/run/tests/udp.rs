@@ -40,6 +40,20 @@ fn asyncio_echoes_each_message() {
 }
 
 #[test]
+fn a_wait_ends_when_the_socket_is_shut_down_for_reading() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    with_and_without(
+        &format!("{} server PORT", python("udp_echo.py")),
+        &format!("{} PORT", python("udp_end.py")),
+        |done| {
+            done.says("both waits ended");
+        },
+    );
+}
+
+#[test]
 fn sipp_places_calls() {
     if !have(&[("sipp", "sip-tester")]) {
         return;

@@ -172,6 +172,10 @@ fn sleep(
         if n >= 0 || crate::errno() != libc::EAGAIN {
             return Some(from_kernel(fd, d, n, flags));
         }
+        if kernel::poll_one(fd, libc::POLLRDHUP, 0) != 0 {
+            // It is shut down for reading: a receive that may wait returns at once.
+            return Some(from_kernel(fd, d, kernel(0), flags));
+        }
     }
     None
 }

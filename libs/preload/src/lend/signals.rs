@@ -83,6 +83,21 @@ weft_sys::doors! {
         old.sa_sigaction
     }
 
+    fn bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t { signal(number, handler) }
+
+    // The handlers of these are the kernel's: only what they tell of the one before is ours.
+    fn sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t { handlers::told(number, next::sysv_signal(number, handler)) }
+
+    fn __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t { handlers::told(number, next::__sysv_signal(number, handler)) }
+
+    fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t { handlers::told(number, next::sigset(number, handler)) }
+
+    fn siginterrupt(number: c_int, interrupts: c_int) -> c_int {
+        let rc = next::siginterrupt(number, interrupts);
+        if rc == 0 { handlers::restarts(number, interrupts == 0); }
+        rc
+    }
+
     fn pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
         mask(how, set, old, next::pthread_sigmask)
     }
