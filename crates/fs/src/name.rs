@@ -98,6 +98,16 @@ impl Name {
         bytes
     }
 
+    /// This name after a rename of `from` to `to`; `None` if that does not change it.
+    ///
+    /// # Errors
+    /// As [`Name::new`].
+    pub fn renamed(&self, from: &Self, to: &Self) -> Option<Result<Self, Errno>> {
+        let rest = self.0.strip_prefix(from.as_bytes())?;
+        let is_inside = rest.is_empty() || rest.starts_with(b"/");
+        is_inside.then(|| Self::new(&[to.as_bytes(), rest].concat()))
+    }
+
     pub(crate) fn raw(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }

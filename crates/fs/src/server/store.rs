@@ -398,16 +398,13 @@ impl Store {
             (Node::Buffer(_), Some(Node::Buffer(old))) => lock(&old.state).linked = false,
         }
         if let Node::Dir { .. } = node {
-            let below = from.below();
-            if to.as_bytes().starts_with(&below) {
+            if to.as_bytes().starts_with(&from.below()) {
                 return Err(Errno::INVAL);
             }
-            let moved = |old: Name| {
-                let new = [&to.below(), &old.as_bytes()[below.len()..]].concat();
-                Ok((old, Name::new(&new)?))
-            };
+            let inside = tree.inside(from).into_iter();
+            let moved = |old: Name| Some(old.renamed(from, to)?.map(|new| (old, new)));
             // Nothing moves if one of the new names is too long.
-            let inside: Result<Vec<_>, Errno> = tree.inside(from).into_iter().map(moved).collect();
+            let inside: Result<Vec<_>, Errno> = inside.filter_map(moved).collect();
             for (old, moved) in inside? {
                 if let Some(node) = tree.nodes.remove(&old) {
                     tree.nodes.insert(moved, node);
