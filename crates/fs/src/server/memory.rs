@@ -136,6 +136,36 @@ impl Drop for Memory {
     }
 }
 
+/// A page whose first word is where the next appender writes.
+#[derive(Debug)]
+pub(crate) struct End {
+    page: OwnedFd,
+    mapping: memfd::Mapping,
+}
+
+impl End {
+    pub(crate) const LEN: usize = 4096;
+
+    pub(crate) fn new() -> io::Result<Self> {
+        let page = memfd::create("weft-fs-append", Self::LEN as u64)?;
+        let mapping = memfd::Mapping::new(&page, 0, Self::LEN, true)?;
+        Ok(Self { page, mapping })
+    }
+
+    pub(crate) fn page(&self) -> BorrowedFd<'_> {
+        self.page.as_fd()
+    }
+
+    pub(crate) fn set(&self, to: u64) {
+        self.mapping.word(0).store(to, Ordering::SeqCst);
+    }
+
+    /// Appenders do not write below this.
+    pub(crate) fn raise(&self, to: u64) {
+        self.mapping.word(0).fetch_max(to, Ordering::SeqCst);
+    }
+}
+
 pub(crate) fn errno(e: &io::Error) -> Errno {
     Errno::from_io_error(e).unwrap_or(Errno::IO)
 }

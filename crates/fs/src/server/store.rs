@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use super::memory::{Memory, Quota, errno};
+use super::memory::{End, Memory, Quota, errno};
 use crate::lock;
 use crate::name::{MAX_COMPONENT, Name};
 use crate::wire::{Attr, Entry, Flags};
@@ -53,7 +53,7 @@ struct State {
     /// Length that the first write gives it.
     hint: u64,
     /// The page with the word that appenders count with; it lasts as long as the generation.
-    word: Option<Arc<OwnedFd>>,
+    word: Option<Arc<End>>,
     appenders: u32,
 }
 
@@ -104,9 +104,7 @@ impl Buffer {
     pub(crate) fn grow(&self, to: u64) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         let hint = std::mem::take(&mut state.hint);
-        state.memory.grow(to.max(hint))?;
-        state.mtime = now();
-        Ok(())
+        state.grow(to.max(hint))
     }
 
     /// Begins a generation of exactly this length, with the contents of the old one. Readers of the old one continue with it.
@@ -115,9 +113,7 @@ impl Buffer {
             let (generation, old) = {
                 let mut state = lock(&self.state);
                 if to >= state.memory.size() {
-                    state.memory.grow(to)?;
-                    state.mtime = now();
-                    return Ok(());
+                    return state.grow(to);
                 }
                 (state.generation, Arc::clone(&state.memory))
             };
@@ -141,18 +137,19 @@ impl Buffer {
         }
     }
 
-    /// The appenders' counter, and whether it has to be set to the length because no appender uses it.
-    pub(crate) fn append_word(&self) -> Result<(Arc<OwnedFd>, u32, bool), Errno> {
+    /// The counter of one more appender.
+    pub(crate) fn append_word(&self) -> Result<(Arc<End>, u32), Errno> {
         let mut state = lock(&self.state);
-        let word = if let Some(word) = &state.word {
-            Arc::clone(word)
-        } else {
-            let page = weft_sys::memfd::create("weft-fs-append", 4096);
-            Arc::new(page.map_err(|e| errno(&e))?)
+        let word = match &state.word {
+            Some(word) => Arc::clone(word),
+            None => Arc::new(End::new().map_err(|e| errno(&e))?),
         };
+        if state.appenders == 0 {
+            word.set(state.memory.size());
+        }
         state.word = Some(Arc::clone(&word));
         state.appenders += 1;
-        Ok((word, state.generation, state.appenders == 1))
+        Ok((word, state.generation))
     }
 
     /// One appender of this generation less.
@@ -165,6 +162,16 @@ impl Buffer {
 }
 
 impl State {
+    /// Makes it longer. What is there then is not an appender's to write to.
+    fn grow(&mut self, to: u64) -> Result<(), Errno> {
+        self.memory.grow(to)?;
+        self.mtime = now();
+        if let Some(word) = &self.word {
+            word.raise(self.memory.size());
+        }
+        Ok(())
+    }
+
     /// Whether no client has it open.
     fn is_idle(&mut self) -> bool {
         if self.lent && !self.memory.is_lent() {
@@ -251,6 +258,8 @@ impl Store {
         }
         let mut tree = lock(&self.tree);
         let writes = flags.has(Flags::WRITE);
+        // Appenders write behind what is there: a length in advance would be a hole in front of them.
+        let hint = if flags.has(Flags::APPEND) { 0 } else { hint };
         let buffer = match tree.nodes.get(name) {
             Some(Node::Dir { .. }) => return Err(Errno::ISDIR),
             Some(Node::Buffer(_)) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
@@ -301,7 +310,7 @@ impl Store {
         }
         let hint = std::mem::take(&mut state.hint);
         if writes && hint > 0 {
-            state.memory.grow(hint)?;
+            state.grow(hint)?;
         }
         // The kernel shows when it is no longer open.
         state.lent = true;
