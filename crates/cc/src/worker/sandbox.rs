@@ -176,7 +176,8 @@ fn filter(group: Option<Pid>) -> Option<Program> {
         .map(|&call| (call, Vec::new()))
         .collect();
     let not_cloned = u64::from(NOT_CLONED.unsigned_abs());
-    let shared = u64::from((libc::MAP_SHARED | libc::MAP_ANONYMOUS).unsigned_abs());
+    let uncounted = libc::MAP_ANONYMOUS | libc::MAP_SHARED | libc::MAP_GROWSDOWN;
+    let uncounted = u64::from(uncounted.unsigned_abs());
     let anonymous = u64::from(libc::MAP_ANONYMOUS.unsigned_abs());
     rules.extend([
         (libc::SYS_fcntl, one_of(1, &numbers(FCNTL))?),
@@ -188,12 +189,12 @@ fn filter(group: Option<Pid>) -> Option<Program> {
             libc::SYS_clone,
             vec![rule(vec![is(0, SeccompCmpOp::MaskedEq(not_cloned), 0)?])?],
         ),
-        // Shared memory without a file does not count against the limit of memory.
+        // Shared memory without a file, and stacks, do not count against the limit of memory.
         (
             libc::SYS_mmap,
             vec![
                 rule(vec![is(3, SeccompCmpOp::MaskedEq(anonymous), 0)?])?,
-                rule(vec![is(3, SeccompCmpOp::MaskedEq(shared), anonymous)?])?,
+                rule(vec![is(3, SeccompCmpOp::MaskedEq(uncounted), anonymous)?])?,
             ],
         ),
     ]);
