@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -279,7 +280,8 @@ pub(crate) struct Place {
 }
 
 /// Makes the command start restricted: with a filter of its calls and with namespaces as far as `wanted` says, and with Landlock as far as the
-/// kernel has it. It gets no descriptor of this process but its standard streams, and is killed with the thread that starts it.
+/// kernel has it. It gets no descriptor of this process but its standard streams. It and its process group are killed with the thread that
+/// starts it.
 pub(crate) fn enter(
     place: &Place,
     command: &mut Command,
@@ -322,7 +324,8 @@ pub fn level() -> Level {
             ..Place::default()
         };
         let mut command = Command::new("true");
-        command.stdin(Stdio::null()).env_clear();
+        // A group that may be killed.
+        command.stdin(Stdio::null()).env_clear().process_group(0);
         let level = enter(&place, &mut command, &Filters::new(None), wanted);
         let runs = command.status().is_ok_and(|status| status.success());
         runs.then_some(level)

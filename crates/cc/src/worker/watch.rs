@@ -14,6 +14,14 @@ pub(super) const PROCESSES: u64 = 128;
 /// Folders below each other in a job's folder.
 const DEPTH: usize = 200;
 
+/// The process group of a compiler.
+#[derive(Clone, Copy)]
+pub(super) struct Group {
+    pub(super) id: Pid,
+    /// Its first process, which waits for the compiler. Its memory is a copy of the worker's.
+    pub(super) first: Pid,
+}
+
 /// What a job's processes may take together.
 pub(super) struct Watch {
     /// The job's folder, which has all files that the job can write.
@@ -36,7 +44,7 @@ struct Used {
 
 impl Watch {
     /// Why the processes of the group have more than they may.
-    pub(super) fn exceeded(&self, group: Pid) -> Option<String> {
+    pub(super) fn exceeded(&self, group: Group) -> Option<String> {
         let mut used = Used::default();
         match self.count(group, &mut used) {
             Ok(()) => self.excess(&used),
@@ -58,21 +66,24 @@ impl Watch {
     }
 
     /// Until it is more than there may be.
-    fn count(&self, group: Pid, used: &mut Used) -> io::Result<()> {
+    fn count(&self, group: Group, used: &mut Used) -> io::Result<()> {
         self.count_files(used)?;
+        let first = group.first.to_string();
         for process in fs::read_dir("/proc")?.flatten() {
             let number = process.file_name();
             if !number.as_encoded_bytes().iter().all(u8::is_ascii_digit) {
                 continue;
             }
-            let Some(threads) = threads_in(&process.path(), group) else {
+            let Some(threads) = threads_in(&process.path(), group.id) else {
                 continue;
             };
             used.processes += threads;
             if self.excess(used).is_some() {
                 break;
             }
-            self.count_process(&process.path(), used)?;
+            if number.to_str() != Some(&first) {
+                self.count_process(&process.path(), used)?;
+            }
         }
         Ok(())
     }
