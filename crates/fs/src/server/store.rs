@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use weft_sys::limits;
 
 use super::memory::{End, Memory, Quota, errno};
 use crate::lock;
@@ -142,7 +143,7 @@ impl Buffer {
         let mut state = lock(&self.state);
         let word = match &state.word {
             Some(word) => Arc::clone(word),
-            None => Arc::new(End::new().map_err(|e| errno(&e))?),
+            None => Arc::new(End::new(state.memory.quota()).map_err(|e| errno(&e))?),
         };
         if state.appenders == 0 {
             word.set(state.memory.size());
@@ -226,7 +227,8 @@ impl Store {
                 // No number of this run is one of an earlier run.
                 next: (u64::from_ne_bytes(random) >> 1) | 1 << 62,
             }),
-            quota: Quota::new(quota),
+            // The rest is for connections.
+            quota: Quota::new(quota, limits::nofile().0 as usize / 2),
             keeps,
             folder,
             loaded: Mutex::default(),
@@ -860,6 +862,19 @@ mod tests {
         }
         store.rename(&name("d"), &name(&long("e"))).unwrap_err();
         assert!(store.stat(&name("d/a")).is_ok() && store.stat(&name(&deep)).is_ok());
+    }
+
+    #[test]
+    fn empty_buffers_leave_descriptors_for_connections() {
+        let mut store = Store::new(1 << 20, true, None).unwrap();
+        store.quota = Quota::new(1 << 20, 2);
+        for i in 0..9 {
+            let opened = open(&store, &i.to_string(), NEW).map(drop);
+            let want = if i < 2 { Ok(()) } else { Err(Errno::NFILE) };
+            assert_eq!(opened, want);
+        }
+        store.unlink(&name("0")).unwrap();
+        open(&store, "x", NEW).unwrap();
     }
 
     #[test]
