@@ -594,7 +594,7 @@ impl Events for Lines {
     }
 
     fn job(&self, peer: SocketAddr, name: &str, end: &End, after: Duration) {
-        let name = name.escape_debug();
+        let name = weft_service::text::printable(name.as_bytes());
         if end.verdict == Verdict::Done {
             tracing::info!("{peer}: {name}: {:.2} s", after.as_secs_f64());
         } else {
