@@ -160,6 +160,8 @@ fn main() -> ExitCode {
             Err(Trouble::Query(why)) => (why, 1),
         },
     };
+    // It may be in a worker's words.
+    let trouble = weft_service::text::printable_lines(trouble.as_bytes());
     eprintln!("weft join: {trouble}");
     ExitCode::from(code)
 }

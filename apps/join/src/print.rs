@@ -100,10 +100,8 @@ struct TableOut<W> {
 
 /// Lines of a cell, without characters that a terminal would obey.
 fn lines(cell: &str) -> impl Iterator<Item = String> {
-    cell.split('\n').map(|line| {
-        let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-        line.chars().map(shown).collect()
-    })
+    cell.split('\n')
+        .map(|line| weft_service::text::printable(line.as_bytes()))
 }
 
 impl<W: Write> TableOut<W> {
@@ -217,14 +215,14 @@ mod tests {
             rows(vec![Some(-30)], vec!["\u{1b}[2J"]),
         ];
         let expected = "\
-+-----+-------+
-| n   | name  |
-+-----+-------+
-| 1   | a     |
-|     | two   |
-|     | lines |
-| -30 | \u{fffd}[2J  |
-+-----+-------+
++-----+-----------+
+| n   | name      |
++-----+-----------+
+| 1   | a         |
+|     | two       |
+|     | lines     |
+| -30 | \\u{1b}[2J |
++-----+-----------+
 ";
         assert_eq!(printed(Format::Table, &batches), expected);
         assert_eq!(printed(Format::Table, &[]), "(no rows)\n");

@@ -32,6 +32,7 @@ fn worker(accept: Option<&Path>) -> (Worker, Endpoint, Arc<Came>) {
     let config = Config {
         slots: 2,
         size_limit: 64 << 20,
+        memory: 256 << 20,
         accept: accept.map(|folder| Accept {
             folder: folder.into(),
             most: 1 << 30,
@@ -313,6 +314,8 @@ fn a_sent_compiler_has_a_share_of_the_machine() {
     let (_worker, at, _) = worker(Some(folder.path()));
     for (attack, why) in [
         ("hoard", "files have more than"),
+        ("hide", "files have more than"),
+        ("swell", "more than 268435456 bytes of memory"),
         ("bomb", "more than 128 processes"),
     ] {
         let bystander = Bystander::new();

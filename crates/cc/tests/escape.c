@@ -113,6 +113,7 @@ static void escape(void)
 	TRY(socketpair(AF_UNIX, SOCK_STREAM, 0, (int[2]){ 0 }));
 	TRY(memfd_create("x", 0));
 	TRY(mmap(NULL, 4096, PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+	TRY(mmap(NULL, 4096, PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, -1, 0));
 	TRY(mlock(word, 1));
 	TRY(prctl(PR_SET_PDEATHSIG, 0));
 	TRY(open("/proc/self/status", O_RDONLY));
@@ -194,19 +195,56 @@ static void fuzz(void)
 	fprintf(report, "%ld children\n", children);
 }
 
-/* More than a job may have: files without names, or processes. */
+/* More than a job may have: files without names, also of a thread with descriptors of its own; memory that the kernel's limit does not count, because it
+   cannot be written any more; processes. Should a limit be missing, the test must not take all that the machine has. */
+#define MOST (1L << 30)
+
 static void hoard(void)
 {
 	static char piece[1 << 20];
 
 	memset(piece, 1, sizeof(piece));
-	for (;;) {
+	for (int files = 0; files < MOST / (8 << 20); files++) {
 		int fd = open("own", O_RDWR | O_CREAT | O_TRUNC, 0600);
 		unlink("own");
 		for (int i = 0; i < 8; i++)
 			if (write(fd, piece, sizeof(piece)) < 0)
 				sleep(1);
 	}
+	for (;;)
+		sleep(100);
+}
+
+static int hoard_in_thread(void *unused)
+{
+	hoard();
+	return 0;
+}
+
+static void hide(void)
+{
+	static char stack[1 << 16] __attribute__((aligned(16)));
+
+	if (clone(hoard_in_thread, stack + sizeof(stack), CLONE_VM | CLONE_SIGHAND | CLONE_THREAD, NULL) == -1)
+		return;
+	for (;;)
+		sleep(100);
+}
+
+static void swell(void)
+{
+	size_t len = 16 << 20;
+
+	for (size_t all = 0; all < MOST; all += len) {
+		char *piece = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (piece == MAP_FAILED)
+			sleep(100);
+		memset(piece, 1, len);
+		mprotect(piece, len, PROT_READ);
+		usleep(10000);
+	}
+	for (;;)
+		sleep(100);
 }
 
 static void bomb(void)

@@ -2,13 +2,14 @@
 
 mod common;
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use common::{Bed, config, has_gcc, long_text, tls, until, worker};
 use weft_cc::ipc::Answer;
 use weft_cc::options::Language;
-use weft_cc::wire::{End, Hello, Job, Output, Region, Report, Request, Verdict};
-use weft_cc::worker::Config;
+use weft_cc::wire::{End, Entry, Hello, Job, Node, Output, Pull, Region, Report, Request, Verdict};
+use weft_cc::worker::{Config, sandbox};
 use weft_cc::{Endpoint, find_program};
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Cq, Device, Mr, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
@@ -43,6 +44,22 @@ impl Peer {
             private_data: hello.encode().to_vec(),
             tls: Some(tls()),
             ..ConnParam::default()
+        }
+    }
+
+    fn connect(device: &Device, to: SocketAddr) -> Self {
+        let (qp, cq, mr) = Self::objects(device);
+        let param = Self::param(Hello::new(weft_cc::wire::Status::Ok, 0));
+        let qp = cm::connect_qp(to, qp, device, &param).unwrap().qp;
+        Self { qp, cq, mr }
+    }
+
+    /// The beginning of its memory.
+    fn region(&self, len: u64) -> Region {
+        Region {
+            rkey: self.mr.rkey(),
+            addr: 0,
+            len,
         }
     }
 
@@ -105,35 +122,20 @@ fn too_many_connections_are_turned_away_and_memory_is_limited() {
     assert!(why.contains("failed on a worker"), "{why}");
 }
 
-#[test]
-fn hostile_masters_are_refused() {
-    if !has_gcc() {
-        return;
-    }
-    let bed = Bed::new(1 << 20);
-    let (worker, at) = worker(config());
-    let device = Device::open().unwrap();
-    let region = |mr: &Mr, len| Region {
-        rkey: mr.rkey(),
-        addr: 0,
-        len,
-    };
-    let hello = Hello::new(weft_cc::wire::Status::Ok, 0);
-    let connect = || {
-        let (qp, cq, mr) = Peer::objects(&device);
-        let conn = cm::connect_qp(worker.local_addr(), qp, &device, &Peer::param(hello)).unwrap();
-        Peer {
-            qp: conn.qp,
-            cq,
-            mr,
-        }
-    };
-    let digest = [0; 32];
-    let job = |peer: &Peer| Job {
+fn gcc() -> [u8; 32] {
+    let gcc = find_program("gcc").unwrap();
+    let path = std::env::var("PATH").unwrap();
+    weft_cc::digest::Digests::default()
+        .of(&gcc, Language::C, &path)
+        .unwrap()
+}
+
+fn job(peer: &Peer, digest: [u8; 32]) -> Job {
+    Job {
         id: 1,
         cxx: false,
-        source: region(&peer.mr, 100),
-        room: region(&peer.mr, 100),
+        source: peer.region(100),
+        room: peer.region(100),
         digest,
         driver: "gcc".into(),
         locale: String::new(),
@@ -142,7 +144,84 @@ fn hostile_masters_are_refused() {
         args: vec!["-c".into()],
         beside: String::new(),
         pull: None,
+    }
+}
+
+#[test]
+fn headers_without_an_end_do_not_keep_a_slot() {
+    if !has_gcc() || sandbox::level().files == sandbox::Files::Free {
+        return;
+    }
+    let (worker, _at) = worker(Config {
+        time_limit: Duration::from_secs(1),
+        ..config()
+    });
+    let device = Device::open().unwrap();
+    let peer = Peer::connect(&device, worker.local_addr());
+    let job = Job {
+        source: Region::default(),
+        name: "d/a.c".into(),
+        pull: Some(Pull::default()),
+        ..job(&peer, gcc())
     };
+    peer.send(&Request::Job(job).encode().unwrap());
+    // The source includes itself, by a longer name each time.
+    let contents = |path: &str| match path {
+        "/" => (Node::Directory, &b"d\0"[..]),
+        "/d" => (Node::Directory, &b"a.c\0"[..]),
+        _ => (Node::File, &b"#include \"../d/a.c\"\n"[..]),
+    };
+    let end = loop {
+        match Report::decode(&peer.message().unwrap()).unwrap() {
+            Report::Need { id, paths } => {
+                let mut all = Vec::new();
+                let entry = |path: &String| {
+                    let (node, bytes) = contents(path);
+                    let at = all.len() as u64;
+                    all.extend(bytes);
+                    Entry {
+                        node,
+                        number: 1,
+                        mtime: 1,
+                        at,
+                        len: bytes.len() as u64,
+                        digest: *blake3::hash(bytes).as_bytes(),
+                    }
+                };
+                let entries = paths.iter().map(entry).collect();
+                // Behind the places of messages.
+                let at = 768 << 10;
+                peer.mr.write(at, &all).unwrap();
+                let region = Region {
+                    addr: at as u64,
+                    ..peer.region(all.len() as u64)
+                };
+                let files = Request::Files {
+                    id,
+                    region,
+                    entries,
+                };
+                peer.send(&files.encode().unwrap());
+            }
+            Report::End(end) => break end,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(end.verdict, Verdict::Limit, "{}", end.reason);
+    assert!(end.reason.contains("took more than 1 s"), "{}", end.reason);
+}
+
+#[test]
+fn hostile_masters_are_refused() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (worker, at) = worker(config());
+    let device = Device::open().unwrap();
+    let connect = || Peer::connect(&device, worker.local_addr());
+    let digest = [0; 32];
+    let job = |peer: &Peer| job(peer, digest);
     // What may not be asked is refused, and the connection goes on.
     let peer = connect();
     for (change, verdict) in [
@@ -210,16 +289,9 @@ fn hostile_masters_are_refused() {
         peer.send(&bytes);
         assert_eq!(peer.message(), None);
     }
-    let real = weft_cc::digest::Digests::default()
-        .of(
-            &find_program("gcc").unwrap(),
-            Language::C,
-            &std::env::var("PATH").unwrap(),
-        )
-        .unwrap();
     let peer = connect();
     let mut stale = Job {
-        digest: real,
+        digest: gcc(),
         ..job(&peer)
     };
     stale.source.rkey ^= 0x5a5a_5a00;

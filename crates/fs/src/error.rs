@@ -47,6 +47,15 @@ impl Error {
             Self::Local(_) => Errno::NOMEM,
         }
     }
+
+    /// The error of opening a name again: that it is no longer there is `ESTALE` for who has the buffer open.
+    #[must_use]
+    pub fn of_reopening(self) -> Self {
+        match self {
+            Self::Errno(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Errno::STALE.into(),
+            other => other,
+        }
+    }
 }
 
 impl From<Errno> for Error {

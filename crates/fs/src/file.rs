@@ -244,6 +244,11 @@ impl File {
         self.flags
     }
 
+    /// The buffer's number; a new buffer of the same name has another one.
+    pub fn ino(&self) -> u64 {
+        self.ino
+    }
+
     /// The server.
     pub fn endpoint(&self) -> &Endpoint {
         self.client.endpoint()
@@ -498,13 +503,9 @@ impl File {
         state.lose();
         let fresh = Flags::CREATE.with(Flags::EXCLUSIVE).with(Flags::TRUNCATE);
         let name = lock(&self.name).clone();
-        let stale = |e| match e {
-            Error::Errno(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Errno::STALE.into(),
-            e => e,
-        };
         let reply = conn
             .open(&name, self.flags.without(fresh), 0)
-            .map_err(stale)?;
+            .map_err(Error::of_reopening)?;
         if reply.attr.ino != state.attr.ino {
             conn.call(&Request {
                 handle: reply.handle,

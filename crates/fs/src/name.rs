@@ -98,6 +98,16 @@ impl Name {
         bytes
     }
 
+    /// This name after a rename of `from` to `to`; `None` if that does not change it.
+    ///
+    /// # Errors
+    /// As [`Name::new`].
+    pub fn renamed(&self, from: &Self, to: &Self) -> Option<Result<Self, Errno>> {
+        let rest = self.0.strip_prefix(from.as_bytes())?;
+        let is_inside = rest.is_empty() || rest.starts_with(b"/");
+        is_inside.then(|| Self::new(&[to.as_bytes(), rest].concat()))
+    }
+
     pub(crate) fn raw(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
@@ -105,24 +115,8 @@ impl Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable(&self.0))
+        f.write_str(&weft_service::text::printable(&self.0))
     }
-}
-
-/// A name as text that cannot drive a terminal: what is no character of a text is written as an escape.
-pub fn printable(name: &[u8]) -> String {
-    let mut text = String::with_capacity(name.len());
-    for chunk in name.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            if c.is_control() {
-                text.extend(c.escape_default());
-            } else {
-                text.push(c);
-            }
-        }
-        text += &chunk.invalid().escape_ascii().to_string();
-    }
-    text
 }
 
 impl fmt::Debug for Name {

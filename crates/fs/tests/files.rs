@@ -210,6 +210,25 @@ fn appenders_do_not_overwrite_each_other() {
 }
 
 #[test]
+fn an_append_comes_after_what_others_have_written_since_the_last_one() {
+    let server = serve(16 << 20, true);
+    let (a, b) = (
+        client(&server, LocalMode::Off),
+        client(&server, LocalMode::Off),
+    );
+    let other = b.open(&name("log"), new()).unwrap();
+    let log = a.open(&name("log"), new().with(Flags::APPEND)).unwrap();
+    let append = |text: &[u8]| log.append(text).and_then(|_| log.sync()).unwrap();
+    append(b"one,");
+    other.pwrite(b"others,", 4).unwrap();
+    other.sync().unwrap();
+    append(b"two");
+    other.truncate(16).unwrap();
+    append(b"!");
+    assert_eq!(all(&other), b"one,others,two\0\0!");
+}
+
+#[test]
 fn truncation_under_a_reader_and_growth_under_another() {
     let server = serve(16 << 20, true);
     let writer = client(&server, LocalMode::Off);

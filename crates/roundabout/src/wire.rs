@@ -146,11 +146,8 @@ pub fn encode_failure(node: usize, why: &str) -> Vec<u8> {
 
 /// The text of a failure, with nothing in it that a terminal would obey.
 pub fn failure_text(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(bytes);
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(SMALL)
-        .collect()
+    let text = weft_service::text::printable(bytes);
+    text.chars().take(SMALL).collect()
 }
 
 /// The greeting: the private data of a connection request.

@@ -1,5 +1,7 @@
-//! What the servers of the tree share: who may keep them busy before anything is proved.
+//! What the servers of the tree and their clients share: who may keep a server busy before anything is proved, and how text of peers is shown.
 #![forbid(unsafe_code)]
+
+pub mod text;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

@@ -12,7 +12,7 @@ use crate::raw::{MAX_IOV, retry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{Advice, madvise};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal};
 use std::ffi::CStr;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -98,11 +98,20 @@ impl Restrictions {
 }
 
 /// Starts the program with these restrictions. The thread that starts it stays without them: it is outside of the program's scope of signals.
+/// A process in between waits for the program, and ends as it does. When the thread that starts it ends, that process kills its own process
+/// group, which is to be one that the program cannot leave.
 ///
-/// Starting it fails if the kernel refuses one.
+/// Starting it fails if the kernel refuses a restriction.
 pub fn restrict(command: &mut Command, restrictions: Restrictions) -> &mut Command {
-    // SAFETY: between fork and exec there are system calls that are safe after a fork, and nothing is allocated.
-    unsafe { command.pre_exec(move || restrictions.apply()) }
+    let ours = rustix::process::getpid();
+    // SAFETY: between fork and exec there are system calls that are safe after a fork, and nothing is allocated. The second fork does not return
+    // here in the waiting process.
+    unsafe {
+        command.pre_exec(move || {
+            fork_below(|| end_group_with(ours))?;
+            restrictions.apply()
+        })
+    }
 }
 
 /// Starts the program as the first process of its own user, PID, IPC, network and mount namespaces, with these restrictions.
@@ -120,25 +129,59 @@ pub fn in_own_spaces(command: &mut Command, restrictions: Restrictions) -> &mut 
     unsafe {
         command.pre_exec(move || {
             retry(|| libc::unshare(SPACES).into())?;
-            // A raw fork: `fork` of the C library would run handlers of threads that do not exist here.
-            let child = retry(|| libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0))?;
-            if let Ok(child @ 1..) = libc::pid_t::try_from(child) {
-                wait_and_end_alike(child);
-            }
-            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            fork_below(|| {})?;
             restrictions.apply()
         })
     }
 }
 
-/// Waits for the child, and ends with its status or by its signal. In a forked process.
-fn wait_and_end_alike(child: libc::pid_t) -> ! {
+/// Continues in a child, which is killed with this process. This process does something first; then it waits for the child, and ends as it does.
+///
+/// # Safety
+/// In a forked process.
+unsafe fn fork_below(first: impl FnOnce()) -> io::Result<()> {
+    let parent = rustix::process::getpid();
+    // SAFETY: a raw fork: `fork` of the C library would run handlers of threads that do not exist here.
+    let child = retry(|| unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })?;
+    if let Ok(child @ 1..) = libc::pid_t::try_from(child) {
+        // Its memory is a copy of the starting process's: no core file, and no debugger.
+        let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+        first();
+        // SAFETY: in a forked process, as the caller says.
+        unsafe { wait_and_end_alike(child) }
+    }
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have ended before that. In a PID namespace of its own it has no number.
+    if rustix::process::getppid().is_some_and(|now| now != parent) {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    }
+    Ok(())
+}
+
+/// From here on the end of the thread that has started this process, of the process `starter`, kills the group that this process is in.
+fn end_group_with(starter: Pid) {
+    extern "C" fn end(_: libc::c_int) {
+        // SAFETY: a system call with numbers alone, in a handler of a signal.
+        unsafe { libc::kill(0, libc::SIGKILL) };
+    }
+    // SAFETY: the handler makes one system call.
+    unsafe { libc::signal(libc::SIGTERM, end as extern "C" fn(libc::c_int) as usize) };
+    let told = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
+    // It may have ended before that.
+    if told.is_err() || rustix::process::getppid() != Some(starter) {
+        end(0);
+    }
+}
+
+/// Waits for the child, and ends with its status or by its signal.
+///
+/// # Safety
+/// In a forked process.
+unsafe fn wait_and_end_alike(child: libc::pid_t) -> ! {
     let mut status = 0;
     // SAFETY: system calls that are safe after a fork. The descriptors are copies, and nothing here uses them: the starting process
     // waits until the last one of its pipe is closed.
     unsafe {
-        // Its memory is a copy of the starting process's: no core file, and no debugger.
-        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
         while libc::waitpid(child, &raw mut status, 0) < 0
             && *libc::__errno_location() == libc::EINTR

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use weft_bench::BenchError;
 use weft_verbs::settings::Wrong;
 
-use crate::terminal::printable;
+use weft_service::text::printable_lines;
 
 /// What to do where descriptors are short.
 pub(crate) const MORE_DESCRIPTORS: &str = "raise the limit: `ulimit -n 4096` in the shell, LimitNOFILE= of a service, --ulimit nofile= of a container";
@@ -241,10 +241,7 @@ pub(crate) fn without_numbers(text: &str) -> String {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Names of files and words of peers may hold anything.
-        for (number, line) in without_numbers(&self.what).split('\n').enumerate() {
-            f.write_str(if number > 0 { "\n" } else { "" })?;
-            f.write_str(&printable(line.as_bytes()))?;
-        }
+        f.write_str(&printable_lines(without_numbers(&self.what).as_bytes()))?;
         let hint = remedy(&self.what).unwrap_or(&self.hint);
         if !hint.is_empty() {
             write!(f, "\n  try: {hint}")?;
@@ -280,7 +277,7 @@ mod tests {
         assert!(bind(Errno::ACCESS).contains("1024"));
         assert!(bind(Errno::INVAL).contains("fe80::1%eth0"));
         let line = Failure::failed("\u{1b}[31mred\rname\n  second").to_string();
-        assert_eq!(line, "?[31mred?name\n  second");
+        assert_eq!(line, "\\u{1b}[31mred\\rname\n  second");
         let full = write_file(Path::new("/dev/full"), "text").unwrap_err();
         assert!(full.to_string().contains("free some space"), "{full}");
         let nested = "the peer is gone (Broken pipe (os error 32)), or not (x (os error 2))";

@@ -21,14 +21,6 @@ pub fn tell(line: impl Display) {
     let _ = writeln!(stderr(), "{line}");
 }
 
-/// Bytes of somebody else as text that cannot drive a terminal: control characters become `?`.
-pub fn printable(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes)
-        .chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
-}
-
 /// The lines of a text that is drawn again and again, as many as the terminal has: the first ones would scroll away.
 pub(crate) fn first_screen(text: &str) -> String {
     let rows = tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use libc::{iovec, off_t, size_t, ssize_t};
-use weft_fs::name::RemotePath;
+use weft_fs::name::Endpoint;
 use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Errno, Error};
 use weft_verbs::RawMemory;
@@ -225,7 +225,11 @@ pub(crate) fn truncate_fd(fd: c_int, len: off_t) -> c_int {
 /// A new generation of a buffer of this host, in the place of the old one under all its descriptors.
 fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
     let table = table();
-    let path = table.path(fd).ok_or(Errno::PERM)?;
+    let (path, ino) = table.local(fd).ok_or(Errno::PERM)?;
+    // The server truncates by name, and the name may be another buffer's by now.
+    if link::attr(&path).map_err(Error::of_reopening)?.ino != ino {
+        return Err(Errno::STALE.into());
+    }
     let request = Request {
         size: len,
         ..Request::named(Op::Truncate, &path.name)
@@ -234,15 +238,15 @@ fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
         return Err(Errno::STALE.into());
     };
     let new = number(file);
-    follow(&path, new);
+    follow(&path.endpoint, ino, new);
     // SAFETY: it came from the server, and nothing else has it.
     drop(unsafe { OwnedFd::from_raw_fd(new) });
     Ok(())
 }
 
 /// Puts a new generation in the place of the old one under all descriptors of a buffer of this host.
-pub(crate) fn follow(path: &RemotePath, new: c_int) {
-    for old in table().locals(path) {
+pub(crate) fn follow(endpoint: &Endpoint, ino: u64, new: c_int) {
+    for old in table().locals(endpoint, ino) {
         // SAFETY: numbers.
         unsafe {
             let how = libc::fcntl(old, libc::F_GETFL);

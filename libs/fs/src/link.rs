@@ -87,8 +87,11 @@ pub(crate) fn rename(from: &RemotePath, to: &RemotePath) -> Result<(), Error> {
         other: to.name.clone(),
         ..Request::named(Op::Rename, &from.name)
     };
-    if here(from, &request)?.is_some() {
-        return Ok(());
+    if here(from, &request)?.is_none() {
+        table()
+            .client(&from.endpoint)?
+            .rename(&from.name, &to.name)?;
     }
-    table().client(&from.endpoint)?.rename(&from.name, &to.name)
+    table().renamed(from, &to.name);
+    Ok(())
 }

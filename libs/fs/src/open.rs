@@ -73,16 +73,16 @@ fn try_open(path: &RemotePath, how: c_int) -> Result<c_int, Error> {
         ..Request::named(Op::Open, &path.name)
     };
     let opened = match link::here(path, &request) {
-        Ok(Some((_, Some(file)))) => {
+        Ok(Some((reply, Some(file)))) => {
             let fd = number(file);
             if how & libc::O_CLOEXEC == 0 {
                 // SAFETY: a descriptor of ours.
                 unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
             }
             if how & libc::O_TRUNC != 0 {
-                crate::io::follow(path, fd);
+                crate::io::follow(&path.endpoint, reply.attr.ino, fd);
             }
-            table.note_local(fd, path);
+            table.note_local(fd, path, reply.attr.ino);
             Ok(fd)
         }
         Ok(Some(_)) => Err(Errno::IO.into()),

@@ -18,7 +18,7 @@ use weft_sys::{
 };
 
 use crate::open::{ignored, is_there, remote};
-use crate::table::{Kind, Table, kind, table};
+use crate::table::{Kind, kind, table};
 use crate::{bytes, copied, done, fail_name, link, resolve};
 
 /// Names that are tried for a temporary file, as many as the C library tries.
@@ -148,8 +148,7 @@ fn usage(path: &RemotePath) -> Result<(u64, u64), Error> {
 /// The path of a remote descriptor.
 fn path_of(fd: c_int) -> Option<Result<RemotePath, Errno>> {
     match kind(fd) {
-        Kind::Remote => Some(Table::remote_path(fd).ok_or(Errno::BADF)),
-        Kind::Folder => Some(table().path(fd).ok_or(Errno::BADF)),
+        Kind::Remote | Kind::Folder => Some(table().path(fd).ok_or(Errno::BADF)),
         _ => None,
     }
 }

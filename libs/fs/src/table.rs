@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libc::c_int;
-use weft_fs::name::{Endpoint, RemotePath};
+use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::wire::Flags;
 use weft_fs::{Client, Errno, Error, File, OpenOptions, Settings};
 
@@ -79,13 +79,21 @@ pub(crate) struct Entry {
     pub(crate) offset: Mutex<()>,
 }
 
+/// The path of an open buffer or folder.
+#[derive(Clone)]
+struct Place {
+    path: RemotePath,
+    /// The buffer's number; a new buffer of the same name has another one.
+    ino: u64,
+}
+
 /// This process's state.
 #[derive(Default)]
 pub(crate) struct Table {
     clients: Mutex<HashMap<Endpoint, Client>>,
     remote: Mutex<HashMap<c_int, Arc<Entry>>>,
-    /// Paths of buffers of this host and of folders.
-    paths: Mutex<HashMap<c_int, RemotePath>>,
+    /// The paths of all descriptors, as renames of this process have made them.
+    paths: Mutex<HashMap<c_int, Place>>,
     /// The working directory, if it is on a server.
     pub(crate) cwd: Mutex<Option<RemotePath>>,
 }
@@ -183,14 +191,21 @@ impl Table {
     /// Returns the entry of a remote descriptor.
     ///
     /// # Errors
-    /// `EBADF`, and those of opening it again.
+    /// `EBADF`, `ESTALE` if the name belongs to another buffer now, and those of opening it again.
     pub(crate) fn entry(&self, fd: c_int) -> Result<Arc<Entry>, Error> {
         if let Some(entry) = lock(&self.remote).get(&fd) {
             return Ok(Arc::clone(entry));
         }
-        let (path, flags, _) = read_placeholder(fd).ok_or(Errno::BADF)?;
+        let was = read_placeholder(fd).ok_or(Errno::BADF)?;
+        let path = self.path(fd).ok_or(Errno::BADF)?;
         let fresh = Flags::CREATE.with(Flags::EXCLUSIVE).with(Flags::TRUNCATE);
-        let entry = Arc::new(self.open(&path, flags.without(fresh))?);
+        let entry = self
+            .open(&path, was.flags.without(fresh))
+            .map_err(Error::of_reopening)?;
+        if entry.file.ino() != was.place.ino {
+            return Err(Errno::STALE.into());
+        }
+        let entry = Arc::new(entry);
         Ok(Arc::clone(lock(&self.remote).entry(fd).or_insert(entry)))
     }
 
@@ -215,71 +230,91 @@ impl Table {
         how: c_int,
     ) -> Result<c_int, Error> {
         let entry = self.open(path, flags)?;
-        let fd = make_placeholder(path, flags, how)?;
+        let ino = entry.file.ino();
+        let fd = make_placeholder(path, flags, ino, how)?;
         lock(&self.remote).insert(fd, Arc::new(entry));
-        set_kind(fd, Kind::Remote);
+        self.note(fd, path, ino, Kind::Remote);
         Ok(fd)
     }
 
     /// Opens a folder.
     pub(crate) fn open_folder(&self, path: &RemotePath, how: c_int) -> Result<c_int, Error> {
-        let fd = make_placeholder(path, Flags(0), how)?;
-        lock(&self.paths).insert(fd, path.clone());
-        set_kind(fd, Kind::Folder);
+        let fd = make_placeholder(path, Flags(0), 0, how)?;
+        self.note(fd, path, 0, Kind::Folder);
         Ok(fd)
     }
 
+    fn note(&self, fd: c_int, path: &RemotePath, ino: u64, kind: Kind) {
+        let path = path.clone();
+        lock(&self.paths).insert(fd, Place { path, ino });
+        set_kind(fd, kind);
+    }
+
     /// Notes a buffer of this host.
-    pub(crate) fn note_local(&self, fd: c_int, path: &RemotePath) {
+    pub(crate) fn note_local(&self, fd: c_int, path: &RemotePath, ino: u64) {
         if usize::try_from(fd).is_ok_and(|fd| fd < MOST) {
-            lock(&self.paths).insert(fd, path.clone());
-            set_kind(fd, Kind::Local);
+            self.note(fd, path, ino, Kind::Local);
         }
     }
 
-    /// Returns the path of a buffer of this host or of a folder.
+    /// Returns the path of a descriptor.
     pub(crate) fn path(&self, fd: c_int) -> Option<RemotePath> {
-        if let Some(path) = lock(&self.paths).get(&fd) {
-            return Some(path.clone());
-        }
-        if kind(fd) == Kind::Folder {
-            return read_placeholder(fd).map(|(path, ..)| path);
-        }
-        None
+        self.place(fd).map(|place| place.path)
     }
 
-    /// Returns the path of a remote descriptor, as it was opened.
-    pub(crate) fn remote_path(fd: c_int) -> Option<RemotePath> {
-        read_placeholder(fd).map(|(path, ..)| path)
+    fn place(&self, fd: c_int) -> Option<Place> {
+        if let Some(place) = lock(&self.paths).get(&fd) {
+            return Some(place.clone());
+        }
+        match kind(fd) {
+            Kind::Remote | Kind::Folder => read_placeholder(fd).map(|was| was.place),
+            _ => None,
+        }
     }
 
-    /// Descriptors of buffers of this host with this path.
-    pub(crate) fn locals(&self, path: &RemotePath) -> Vec<c_int> {
+    /// Returns the path of a buffer of this host, and its number.
+    pub(crate) fn local(&self, fd: c_int) -> Option<(RemotePath, u64)> {
+        self.place(fd).map(|place| (place.path, place.ino))
+    }
+
+    /// Descriptors of a buffer of this host.
+    pub(crate) fn locals(&self, endpoint: &Endpoint, ino: u64) -> Vec<c_int> {
         let paths = lock(&self.paths);
-        let same = |(fd, of): (&c_int, &RemotePath)| {
-            (kind(*fd) == Kind::Local && of == path).then_some(*fd)
+        let same = |(fd, of): (&c_int, &Place)| {
+            let same = of.ino == ino && of.path.endpoint == *endpoint;
+            (kind(*fd) == Kind::Local && same).then_some(*fd)
         };
         paths.iter().filter_map(same).collect()
+    }
+
+    /// Follows a rename: descriptors below the old name are opened again under the new one.
+    pub(crate) fn renamed(&self, from: &RemotePath, to: &Name) {
+        for (fd, place) in &mut *lock(&self.paths) {
+            if place.path.endpoint != from.endpoint {
+                continue;
+            }
+            let Some(Ok(new)) = place.path.name.renamed(&from.name, to) else {
+                continue;
+            };
+            if let Some(entry) = lock(&self.remote).get(fd) {
+                entry.file.renamed(&new);
+            }
+            place.path.name = new;
+        }
     }
 
     /// `to` is another name for `from`.
     pub(crate) fn duplicated(&self, from: c_int, to: c_int) {
         let what = kind(from);
-        match what {
-            _ if is_guest() => return,
-            Kind::Plain | Kind::Own => return,
-            Kind::Remote => {
-                let entry = lock(&self.remote).get(&from).cloned();
-                if let Some(entry) = entry {
-                    lock(&self.remote).insert(to, entry);
-                }
-            }
-            Kind::Local | Kind::Folder => {
-                let path = self.path(from);
-                if let Some(path) = path {
-                    lock(&self.paths).insert(to, path);
-                }
-            }
+        if is_guest() || matches!(what, Kind::Plain | Kind::Own) {
+            return;
+        }
+        let entry = lock(&self.remote).get(&from).cloned();
+        if let Some(entry) = entry {
+            lock(&self.remote).insert(to, entry);
+        }
+        if let Some(place) = self.place(from) {
+            lock(&self.paths).insert(to, place);
         }
         set_kind(to, what);
     }
@@ -291,21 +326,13 @@ impl Table {
             return Ok(());
         }
         set_kind(fd, Kind::Plain);
-        match what {
-            Kind::Remote => {
-                let entry = lock(&self.remote).remove(&fd);
-                match entry.map(Arc::try_unwrap) {
-                    Some(Ok(entry)) => entry.file.close(),
-                    // Another descriptor shares the entry; as with any file, the writes through this one must not be lost.
-                    Some(Err(shared)) if shared.flags.has(Flags::WRITE) => shared.file.sync(),
-                    _ => Ok(()),
-                }
-            }
-            Kind::Local | Kind::Folder => {
-                lock(&self.paths).remove(&fd);
-                Ok(())
-            }
-            Kind::Plain | Kind::Own => Ok(()),
+        lock(&self.paths).remove(&fd);
+        let entry = lock(&self.remote).remove(&fd);
+        match entry.map(Arc::try_unwrap) {
+            Some(Ok(entry)) => entry.file.close(),
+            // Another descriptor shares the entry; as with any file, the writes through this one must not be lost.
+            Some(Err(shared)) if shared.flags.has(Flags::WRITE) => shared.file.sync(),
+            _ => Ok(()),
         }
     }
 
@@ -343,12 +370,12 @@ pub(crate) fn adopt() {
         };
         let link = link.to_string_lossy();
         if link.starts_with("/memfd:weft-fs-remote")
-            && let Some((_, flags, maker)) = read_placeholder(fd)
+            && let Some(was) = read_placeholder(fd)
         {
-            let folder = flags.0 == 0;
+            let folder = was.flags.0 == 0;
             set_kind(fd, if folder { Kind::Folder } else { Kind::Remote });
             // This process opened it, and has executed another program since: no other process may have it open.
-            if !folder && maker == std::process::id() {
+            if !folder && was.maker == std::process::id() {
                 let _ = table().entry(fd);
             }
         }
@@ -360,7 +387,7 @@ fn os() -> Errno {
 }
 
 /// Makes a placeholder with the access mode, `O_APPEND` and `O_CLOEXEC` of `how`.
-fn make_placeholder(path: &RemotePath, flags: Flags, how: c_int) -> Result<c_int, Errno> {
+fn make_placeholder(path: &RemotePath, flags: Flags, ino: u64, how: c_int) -> Result<c_int, Errno> {
     let seal = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC;
     // SAFETY: a C string and flags.
     let fd = unsafe { libc::memfd_create(MARK.as_ptr(), seal) };
@@ -374,7 +401,7 @@ fn make_placeholder(path: &RemotePath, flags: Flags, how: c_int) -> Result<c_int
         let _ = write!(name, "{byte:02x}");
     }
     let text = format!(
-        "{MAGIC}\n{} {} {} {}\n{} {name}\n/rdma/{}/{}: this program was run without libweft-fs.so\n",
+        "{MAGIC}\n{} {} {} {} {ino}\n{} {name}\n/rdma/{}/{}: this program was run without libweft-fs.so\n",
         flags.0,
         path.size,
         path.endpoint.port,
@@ -404,8 +431,16 @@ fn make_placeholder(path: &RemotePath, flags: Flags, how: c_int) -> Result<c_int
     Ok(fd)
 }
 
-/// Returns the contents of a placeholder, and the process that made it.
-fn read_placeholder(fd: c_int) -> Option<(RemotePath, Flags, u32)> {
+/// The contents of a placeholder.
+struct Placeholder {
+    /// As it was opened.
+    place: Place,
+    flags: Flags,
+    /// The process that made it.
+    maker: u32,
+}
+
+fn read_placeholder(fd: c_int) -> Option<Placeholder> {
     let errno = errno();
     let text = read_text(fd);
     set_errno(errno);
@@ -419,6 +454,7 @@ fn read_placeholder(fd: c_int) -> Option<(RemotePath, Flags, u32)> {
     let size = numbers.next()?.parse().ok()?;
     let port = numbers.next()?.parse().ok()?;
     let maker = numbers.next()?.parse().ok()?;
+    let ino = numbers.next()?.parse().ok()?;
     let (host, hex) = lines.next()?.split_once(' ')?;
     let name: Option<Vec<u8>> = (0..hex.len() / 2)
         .map(|i| u8::from_str_radix(hex.get(2 * i..2 * i + 2)?, 16).ok())
@@ -431,7 +467,11 @@ fn read_placeholder(fd: c_int) -> Option<(RemotePath, Flags, u32)> {
         name: weft_fs::name::Name::new(&name?).ok()?,
         size,
     };
-    Some((path, flags, maker))
+    Some(Placeholder {
+        place: Place { path, ino },
+        flags,
+        maker,
+    })
 }
 
 fn read_text(fd: c_int) -> Option<String> {

@@ -225,6 +225,60 @@ print("done")
 }
 
 #[test]
+fn a_name_that_another_buffer_has_by_now_is_not_written_to() {
+    if !has("python3") {
+        return;
+    }
+    let world = World::new(true, 1 << 20);
+    std::fs::write(
+        world.file("script.py"),
+        r#"
+import errno, os
+R = os.environ["R"]
+here = os.environ["WEFT_LOCAL"] == "auto"
+def replace(p):
+    # Under the name is another buffer, and not by a rename of this program.
+    assert os.system(f"mv {p} {p}.old && printf other > {p}") == 0
+def attempt(act, *args):
+    try: act(*args)
+    except OSError as e: return e.errno
+    return 0
+def in_child(act, *args):
+    child = os.fork()
+    if child == 0: os._exit(attempt(act, *args))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+fd = os.open(R + "a", os.O_RDWR | os.O_CREAT)
+os.write(fd, b"before"); os.fsync(fd)
+replace(R + "a")
+assert in_child(os.write, fd, b"child") == (0 if here else errno.ESTALE)
+assert attempt(os.ftruncate, fd, 1) == (errno.ESTALE if here else 0)
+assert open(R + "a").read() == "other"
+os.unlink(R + "a")
+if not here: assert in_child(os.write, fd, b"child") == errno.ESTALE
+
+# A rename of this program is followed, also of a folder above.
+os.mkdir(R + "d")
+fd = os.open(R + "d/a:4K", os.O_RDWR | os.O_CREAT)
+other = os.open(R + "d/a", os.O_RDWR)
+os.write(fd, b"before"); os.fsync(fd)
+os.rename(R + "d/a", R + "d/b"); os.rename(R + "d", R + "e")
+os.mkdir(R + "d"); open(R + "d/a", "w").write("other")
+assert in_child(os.pwrite, fd, b"child.", 0) == 0
+os.ftruncate(fd, 5)
+assert os.pread(other, 10, 0) == b"child", os.pread(other, 10, 0)
+assert open(R + "d/a").read() == "other"
+print("done")
+"#,
+    )
+    .unwrap();
+    for place in BOTH {
+        let said = world.sh(place, "python3 script.py; rm -r ${R}a.old ${R}d ${R}e");
+        assert_eq!(said, "done\n", "{place:?}");
+    }
+}
+
+#[test]
 fn the_last_close_frees_and_a_pipeline_shares_a_buffer() {
     let world = World::new(false, 64 << 20);
     for place in BOTH {

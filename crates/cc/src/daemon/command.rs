@@ -14,6 +14,7 @@ use std::time::SystemTime;
 
 use rustix::process::{Pid, Signal, getpriority_process, kill_process_group, setpriority_process};
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
+use weft_service::text::coloured_lines;
 use weft_sys::{Interest, memfd, poll_fds};
 
 use super::past::Trail;
@@ -458,8 +459,8 @@ impl Running<'_> {
             tracing::info!("the time of {}: {e}", path.display());
         }
         let diagnostics = take(Output::Diagnostics).and_then(|part| part.read());
-        let diagnostics = printable(&diagnostics.unwrap_or_default());
-        for text in [said, &diagnostics] {
+        let diagnostics = coloured_lines(&diagnostics.unwrap_or_default());
+        for text in [said, diagnostics.as_bytes()] {
             let _ = self.stderr.write_all(text);
         }
         Ok(())
@@ -671,32 +672,6 @@ fn set_time(path: &Path, time: SystemTime) -> io::Result<()> {
     File::open(path)?.set_modified(time)
 }
 
-/// Diagnostics of a worker for a terminal: text, and the sequences that colour it, but no others.
-fn printable(text: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&b, after)) = rest.split_first() {
-        rest = after;
-        match b {
-            b'\n' | b'\t' | b' '..=b'~' | 0x80.. => out.push(b),
-            0x1b => {
-                let body = after.strip_prefix(b"[").unwrap_or_default();
-                let len = body
-                    .iter()
-                    .take_while(|b| b.is_ascii_digit() || **b == b';')
-                    .count();
-                if matches!(body.get(len), Some(b'm' | b'K')) && len < 32 {
-                    out.extend([0x1b, b'[']);
-                    out.extend(&body[..=len]);
-                    rest = &body[len + 1..];
-                }
-            }
-            _ => {}
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -705,19 +680,6 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         file
-    }
-
-    #[test]
-    fn a_terminal_is_told_colours_alone() {
-        assert_eq!(
-            printable(b"\x1b[01;31m\x1b[Kerror\x1b[m\n"),
-            b"\x1b[01;31m\x1b[Kerror\x1b[m\n"
-        );
-        assert_eq!(
-            printable(b"\x1b]0;title\x07a\x1b[2Jb\x1b"),
-            b"]0;titlea[2Jb"
-        );
-        assert_eq!(printable("‘x’".as_bytes()), "‘x’".as_bytes());
     }
 
     #[test]

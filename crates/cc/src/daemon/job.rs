@@ -157,11 +157,8 @@ impl Drop for Listed<'_> {
 
 /// A worker's reason for terminals and tables: one short line.
 fn plain(reason: &str) -> String {
-    reason
-        .chars()
-        .take(MAX_REASON)
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    let reason = weft_service::text::printable(reason.as_bytes());
+    reason.chars().take(MAX_REASON).collect()
 }
 
 impl Shared {
@@ -508,7 +505,7 @@ impl Shared {
 mod tests {
     #[test]
     fn a_reason_is_one_short_line() {
-        assert_eq!(super::plain("a\n\x1b[2Jé\u{9b}b"), "a  [2Jé b");
+        assert_eq!(super::plain("a\n\x1b[2Jé\u{9b}b"), r"a\n\u{1b}[2Jé\u{9b}b");
         assert_eq!(super::plain(&"é".repeat(400)).chars().count(), 200);
     }
 }

@@ -20,7 +20,7 @@ use weft_sys::process::keep_files;
 use super::remove::Scratch;
 use super::sandbox;
 use super::view::View;
-use super::watch::Watch;
+use super::watch::{Group, Watch};
 use crate::lock;
 use crate::options::{Language, asks_for, is_source_name, map_path, names_further, split_beside};
 use crate::wire::{Job, Output, Pull};
@@ -404,7 +404,7 @@ pub(crate) enum Ended {
 
 /// A compiler that runs. Dropping it kills what runs of it, and waits.
 pub(crate) struct Compiler {
-    group: Arc<Mutex<Option<Pid>>>,
+    group: Arc<Mutex<Option<Group>>>,
     thread: Option<std::thread::JoinHandle<Ended>>,
     over: Arc<AtomicBool>,
     bell: Arc<EventFd>,
@@ -445,7 +445,10 @@ impl Compiler {
                 .process_group(pid.as_raw_nonzero().get())
                 .spawn()
                 .map_err(|e| named("prlimit", e))?;
-            *held = Some(pid);
+            *held = Some(Group {
+                id: pid,
+                first: Pid::from_child(&child),
+            });
             drop(held);
             let status = child.wait();
             // Processes that it has left behind are killed too.
@@ -495,8 +498,8 @@ impl Compiler {
     /// For this reason, if it is the first.
     pub(crate) fn kill(&mut self, why: String) {
         self.killed.get_or_insert(why);
-        if let Some(pid) = *lock(&self.group) {
-            let _ = kill_process_group(pid, Signal::KILL);
+        if let Some(group) = *lock(&self.group) {
+            let _ = kill_process_group(group.id, Signal::KILL);
         }
     }
 
@@ -524,6 +527,7 @@ impl Drop for Compiler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::Mode;
 
     /// A parent that ends when its child has written, and a child that continues and tries to be the leader of a group of its own.
     const STRAY: &str = "if (fork) { select(undef, undef, undef, 0.01) until -e 'told'; exit }
@@ -536,7 +540,15 @@ mod tests {
         Some(start(dir, script)?.end().0)
     }
 
+    fn run_in(dir: &Path, script: &str, spaces: bool) -> Option<Ended> {
+        Some(start_in(dir, script, spaces)?.end().0)
+    }
+
     fn start(dir: &Path, script: &str) -> Option<Compiler> {
+        start_in(dir, script, false)
+    }
+
+    fn start_in(dir: &Path, script: &str, spaces: bool) -> Option<Compiler> {
         let level = sandbox::level();
         if !level.calls || !Path::new("/usr/bin/perl").exists() {
             eprintln!("skipped: no seccomp, or no perl (Debian's package perl-base)");
@@ -544,9 +556,10 @@ mod tests {
         }
         let place = sandbox::Place {
             dir: dir.into(),
+            alone: spaces,
             ..sandbox::Place::default()
         };
-        let mut command = Command::new("perl");
+        let mut command = Command::new("/usr/bin/perl");
         command.args(["-e", script]).current_dir(dir);
         let leader = Arc::new(Leader::new().unwrap());
         Some(Compiler::start(place, command, level, leader, None).unwrap())
@@ -600,6 +613,76 @@ mod tests {
         }
     }
 
+    /// Set in the process that is the worker of a test: the folder, and whether its compilers have namespaces of their own.
+    const WORKER: &str = "WEFT_TEST_WORKER";
+
+    #[test]
+    fn nothing_of_a_compiler_outlives_a_killed_worker() {
+        // A compiler with a child; the end of a pipe shows that nobody has it open any more.
+        let script = "open my $f, '>', 'alive' or exit 3; syswrite $f, fork ? 'a' : 'b'; sleep 600";
+        if let Ok(text) = std::env::var(WORKER) {
+            let (spaces, dir) = text.split_once(' ').unwrap();
+            let how = run_in(Path::new(dir), script, spaces == "true");
+            panic!("the compiler has ended: {}", how.is_some());
+        }
+        let level = sandbox::level();
+        for spaces in [false, true] {
+            if !level.calls || spaces && !level.spaces || !Path::new("/usr/bin/perl").exists() {
+                eprintln!("skipped: no perl, no seccomp, or no namespaces ({spaces}); {level}");
+                continue;
+            }
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("alive");
+            rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+            let mut options = File::options();
+            let options = options.read(true).custom_flags(libc::O_NONBLOCK);
+            let mut alive = options.open(path).unwrap();
+            let test = "worker::compile::tests::nothing_of_a_compiler_outlives_a_killed_worker";
+            let mut worker = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", test, "--nocapture"])
+                .env(WORKER, format!("{spaces} {}", dir.path().display()))
+                .spawn()
+                .unwrap();
+            let mut said = |until: &dyn Fn(&[u8], usize) -> bool| {
+                let (mut all, end) = (Vec::new(), Instant::now() + Duration::from_mins(1));
+                loop {
+                    let readable = [(alive.as_fd(), weft_sys::Interest::READ)];
+                    weft_sys::poll_fds(&readable, Some(Duration::from_secs(1))).unwrap();
+                    let mut bytes = [0; 8];
+                    let n = alive.read(&mut bytes).unwrap_or(usize::MAX);
+                    all.extend(bytes.iter().take(n.min(8)).filter(|&&byte| byte != 0));
+                    if until(&all, n) {
+                        return;
+                    }
+                    assert!(Instant::now() < end, "{spaces}: {all:?}");
+                }
+            };
+            said(&|all, _| all.len() == 2);
+            worker.kill().unwrap();
+            worker.wait().unwrap();
+            said(&|_, n| n == 0);
+        }
+    }
+
+    #[test]
+    fn a_compiler_has_no_descriptor_of_its_worker() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::open("/dev/null").unwrap();
+        // As one that a program hands on to the worker that it starts.
+        let inherited = rustix::io::fcntl_dupfd_cloexec(&file, 100).unwrap();
+        rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).unwrap();
+        let script = "for (3..999) { exit 6 if open my $f, '<&', $_ } exit 5";
+        for spaces in [false, true] {
+            if spaces && !sandbox::level().spaces {
+                continue;
+            }
+            let Some(how) = run_in(dir.path(), script, spaces) else {
+                return;
+            };
+            assert!(matches!(how, Ended::Status(status) if status.code() == Some(5)));
+        }
+    }
+
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn compilers_get_no_name_space_of_users() {
@@ -624,7 +707,7 @@ mod tests {
 
     #[test]
     fn outputs_are_files_of_their_own() {
-        use rustix::fs::{CWD, Mode, mkfifoat};
+        use rustix::fs::{CWD, mkfifoat};
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("out"), b"object").unwrap();

@@ -22,6 +22,8 @@ use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Ve
 const IDLE: Duration = Duration::from_mins(10);
 /// The minimum length of a region that is kept.
 const KEPT: usize = 4 << 20;
+/// A longer region is not kept for the next job: there may be many connections.
+const KEPT_AT_MOST: usize = 64 << 20;
 
 impl Session<'_> {
     /// Until the connection ends; why it did.
@@ -59,6 +61,7 @@ impl Session<'_> {
             Err(Stop::End(verdict, reason)) => End::new(job.id, verdict, reason),
             Err(Stop::Gone(gone)) => return Err(gone),
         };
+        self.source.take_if(|mr| mr.len() > KEPT_AT_MOST);
         end.pressure = pressure();
         end.free = self.shared.free();
         // Sends come after the Writes before them (RFC 5041 5.3): the outputs are there when this is.

@@ -51,7 +51,7 @@ pub struct Config {
     pub max_connections: usize,
     /// A compiler that takes longer is killed.
     pub time_limit: Duration,
-    /// Bytes of memory that each process of a compiler may have.
+    /// Bytes of memory that each process of a compiler may have, and all processes of a sent compiler together.
     pub memory: u64,
     /// Bytes that a source, or the outputs of a job, may have.
     pub size_limit: u64,

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use weft_verbs::{Access, SendWr};
 
@@ -59,6 +60,7 @@ struct Task<'a> {
     pull: &'a Pull,
     cpp: Cpp,
     source: PathBuf,
+    began: Instant,
 }
 
 impl Task<'_> {
@@ -167,6 +169,7 @@ impl Session<'_> {
             pull,
             cpp,
             source,
+            began: Instant::now(),
         };
         let mut view = match self.view.take() {
             Some(view) if !view.is_full() => view,
@@ -185,6 +188,16 @@ impl Session<'_> {
         // After a failure it is as good as before: each node is checked before an object is delivered.
         self.view = Some(view);
         done
+    }
+
+    /// A master that answers slowly, or never comes to an end, does not keep a slot.
+    fn in_time(&self, task: &Task<'_>) -> Result<(), Stop> {
+        let most = self.shared.config.time_limit;
+        if task.began.elapsed() > most {
+            let why = format!("fetching its headers took more than {} s", most.as_secs());
+            return stop(Verdict::Limit, why);
+        }
+        Ok(())
     }
 
     fn rounds(
@@ -379,6 +392,8 @@ impl Session<'_> {
             // Most headers were scanned for an earlier source, and the tree is unchanged.
             let complete = std::mem::take(view.complete(task.order()));
             while let Some(named) = todo.pop() {
+                // A file may have any number of names, and so may what they include.
+                self.in_time(task)?;
                 let State::File(real) = view.state(&named) else {
                     continue;
                 };
@@ -435,6 +450,7 @@ impl Session<'_> {
         let id = task.job.id;
         let mut stale = Vec::new();
         for nodes in nodes.chunks(MAX_CHECK) {
+            self.in_time(task)?;
             let nodes = nodes.to_vec();
             match self.ask(&Report::Check { id, nodes })? {
                 Request::Stale { id: of, nodes } if of == id => stale.extend(nodes),
@@ -476,6 +492,7 @@ impl Session<'_> {
         // A message has room for so many.
         let most = (24 << 10) / texts.iter().map(|text| text.len() + 2).max().unwrap_or(1);
         for texts in texts.chunks(most.clamp(1, MAX_NEED)) {
+            self.in_time(task)?;
             let need = Report::Need {
                 id: job.id,
                 paths: texts.to_vec(),

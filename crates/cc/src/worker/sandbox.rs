@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -176,7 +177,8 @@ fn filter(group: Option<Pid>) -> Option<Program> {
         .map(|&call| (call, Vec::new()))
         .collect();
     let not_cloned = u64::from(NOT_CLONED.unsigned_abs());
-    let shared = u64::from((libc::MAP_SHARED | libc::MAP_ANONYMOUS).unsigned_abs());
+    let uncounted = libc::MAP_ANONYMOUS | libc::MAP_SHARED | libc::MAP_GROWSDOWN;
+    let uncounted = u64::from(uncounted.unsigned_abs());
     let anonymous = u64::from(libc::MAP_ANONYMOUS.unsigned_abs());
     rules.extend([
         (libc::SYS_fcntl, one_of(1, &numbers(FCNTL))?),
@@ -188,12 +190,12 @@ fn filter(group: Option<Pid>) -> Option<Program> {
             libc::SYS_clone,
             vec![rule(vec![is(0, SeccompCmpOp::MaskedEq(not_cloned), 0)?])?],
         ),
-        // Shared memory without a file does not count against the limit of memory.
+        // Shared memory without a file, and stacks, do not count against the limit of memory.
         (
             libc::SYS_mmap,
             vec![
                 rule(vec![is(3, SeccompCmpOp::MaskedEq(anonymous), 0)?])?,
-                rule(vec![is(3, SeccompCmpOp::MaskedEq(shared), anonymous)?])?,
+                rule(vec![is(3, SeccompCmpOp::MaskedEq(uncounted), anonymous)?])?,
             ],
         ),
     ]);
@@ -278,7 +280,8 @@ pub(crate) struct Place {
 }
 
 /// Makes the command start restricted: with a filter of its calls and with namespaces as far as `wanted` says, and with Landlock as far as the
-/// kernel has it. It gets no descriptor of this process but its standard streams, and is killed with the thread that starts it.
+/// kernel has it. It gets no descriptor of this process but its standard streams. It and its process group are killed with the thread that
+/// starts it.
 pub(crate) fn enter(
     place: &Place,
     command: &mut Command,
@@ -321,7 +324,8 @@ pub fn level() -> Level {
             ..Place::default()
         };
         let mut command = Command::new("true");
-        command.stdin(Stdio::null()).env_clear();
+        // A group that may be killed.
+        command.stdin(Stdio::null()).env_clear().process_group(0);
         let level = enter(&place, &mut command, &Filters::new(None), wanted);
         let runs = command.status().is_ok_and(|status| status.success());
         runs.then_some(level)

@@ -106,6 +106,7 @@ impl<'a> Session<'a> {
         let watch = place.alone.then(|| Watch {
             dir: place.dir.clone(),
             bytes: self.shared.config.size_limit.saturating_mul(2),
+            memory: self.shared.config.memory,
         });
         Compiler::start(place, command, self.shared.level, leader, watch)
     }

@@ -2,28 +2,38 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use weft_service::Place;
 use weft_sys::memfd;
 
 use crate::lock;
 
-/// Bytes that all buffers together may have. Their lengths count, whether their pages are there yet or not.
+/// What all buffers together may have: bytes, where lengths count, whether their pages are there yet or not; and descriptors, because an empty buffer
+/// has one too.
 #[derive(Debug)]
 pub(crate) struct Quota {
     pub(crate) limit: u64,
     used: Mutex<u64>,
+    most_files: usize,
+    files: Arc<AtomicUsize>,
 }
 
 impl Quota {
-    pub(crate) fn new(limit: u64) -> Arc<Self> {
+    pub(crate) fn new(limit: u64, most_files: usize) -> Arc<Self> {
         Arc::new(Self {
             limit,
             used: Mutex::new(0),
+            most_files,
+            files: Arc::default(),
         })
+    }
+
+    fn file(&self) -> io::Result<Place> {
+        Place::take(&self.files, self.most_files).ok_or_else(|| Errno::NFILE.into())
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -55,19 +65,26 @@ pub(crate) struct Memory {
     fd: OwnedFd,
     charged: AtomicU64,
     quota: Arc<Quota>,
+    _file: Place,
 }
 
 impl Memory {
     pub(crate) fn new(quota: &Arc<Quota>) -> io::Result<Arc<Self>> {
+        let file = quota.file()?;
         Ok(Arc::new(Self {
             fd: memfd::create_growing("weft-fs")?,
             charged: AtomicU64::new(0),
             quota: Arc::clone(quota),
+            _file: file,
         }))
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    pub(crate) fn quota(&self) -> &Quota {
+        &self.quota
     }
 
     /// Its length. Programs of this host that have the file make it longer without asking; that counts from here on.
@@ -136,6 +153,42 @@ impl Drop for Memory {
     }
 }
 
+/// A page whose first word is where the next appender writes.
+#[derive(Debug)]
+pub(crate) struct End {
+    page: OwnedFd,
+    mapping: memfd::Mapping,
+    _file: Place,
+}
+
+impl End {
+    pub(crate) const LEN: usize = 4096;
+
+    pub(crate) fn new(quota: &Quota) -> io::Result<Self> {
+        let file = quota.file()?;
+        let page = memfd::create("weft-fs-append", Self::LEN as u64)?;
+        let mapping = memfd::Mapping::new(&page, 0, Self::LEN, true)?;
+        Ok(Self {
+            page,
+            mapping,
+            _file: file,
+        })
+    }
+
+    pub(crate) fn page(&self) -> BorrowedFd<'_> {
+        self.page.as_fd()
+    }
+
+    pub(crate) fn set(&self, to: u64) {
+        self.mapping.word(0).store(to, Ordering::SeqCst);
+    }
+
+    /// Appenders do not write below this.
+    pub(crate) fn raise(&self, to: u64) {
+        self.mapping.word(0).fetch_max(to, Ordering::SeqCst);
+    }
+}
+
 pub(crate) fn errno(e: &io::Error) -> Errno {
     Errno::from_io_error(e).unwrap_or(Errno::IO)
 }
@@ -146,9 +199,10 @@ mod tests {
 
     #[test]
     fn the_quota_counts_what_is_there() {
-        let quota = Quota::new(10_000);
+        let quota = Quota::new(10_000, 2);
         let a = Memory::new(&quota).unwrap();
         let b = Memory::new(&quota).unwrap();
+        Memory::new(&quota).unwrap_err();
         a.grow(6000).unwrap();
         a.grow(5000).unwrap();
         assert_eq!((a.size(), quota.used()), (6000, 6000));

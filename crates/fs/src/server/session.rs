@@ -1,13 +1,12 @@
 //! One client's connection: its handles, and its requests.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::{Access, Mr, Pd};
 
-use super::memory::Memory;
+use super::memory::{End, Memory};
 use super::store::{Buffer, Opened, Store};
 use crate::wire::{Attr, Flags, Op, Region, Reply, Request};
 
@@ -157,8 +156,7 @@ impl Handle {
     /// Registers the newest generation as far as it reaches now.
     fn renew(&mut self, pd: &Pd) -> Result<(), Errno> {
         let (generation, memory) = self.buffer.current();
-        let size = memory.size();
-        let len = usize::try_from(size).map_err(|_| Errno::FBIG)?;
+        let len = usize::try_from(memory.size()).map_err(|_| Errno::FBIG)?;
         let stale = generation != self.generation;
         if stale || self.mr.as_ref().map_or(0, Mr::len) != len {
             self.mr = None;
@@ -178,24 +176,13 @@ impl Handle {
             && self.word.as_ref().is_none_or(|&(_, of)| of != generation)
         {
             self.drop_word();
-            let (page, generation, first) = self.buffer.append_word()?;
+            let (word, generation) = self.buffer.append_word()?;
             let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-            let word = pd
-                .reg_memfd(page.as_fd(), 4096, access)
-                .map_err(|_| Errno::NOMEM)
-                .and_then(|mr| {
-                    if first {
-                        mr.store_u64(0, size).map_err(|_| Errno::IO)?;
-                    }
-                    Ok(mr)
-                });
-            match word {
-                Ok(mr) => self.word = Some((mr, generation)),
-                Err(e) => {
-                    self.buffer.end_append(generation);
-                    return Err(e);
-                }
-            }
+            let Ok(mr) = pd.reg_memfd(word.page(), End::LEN, access) else {
+                self.buffer.end_append(generation);
+                return Err(Errno::NOMEM);
+            };
+            self.word = Some((mr, generation));
         }
         Ok(())
     }

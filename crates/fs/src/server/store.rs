@@ -9,8 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use weft_sys::limits;
 
-use super::memory::{Memory, Quota, errno};
+use super::memory::{End, Memory, Quota, errno};
 use crate::lock;
 use crate::name::{MAX_COMPONENT, Name};
 use crate::wire::{Attr, Entry, Flags};
@@ -53,7 +54,7 @@ struct State {
     /// Length that the first write gives it.
     hint: u64,
     /// The page with the word that appenders count with; it lasts as long as the generation.
-    word: Option<Arc<OwnedFd>>,
+    word: Option<Arc<End>>,
     appenders: u32,
 }
 
@@ -104,9 +105,7 @@ impl Buffer {
     pub(crate) fn grow(&self, to: u64) -> Result<(), Errno> {
         let mut state = lock(&self.state);
         let hint = std::mem::take(&mut state.hint);
-        state.memory.grow(to.max(hint))?;
-        state.mtime = now();
-        Ok(())
+        state.grow(to.max(hint))
     }
 
     /// Begins a generation of exactly this length, with the contents of the old one. Readers of the old one continue with it.
@@ -115,9 +114,7 @@ impl Buffer {
             let (generation, old) = {
                 let mut state = lock(&self.state);
                 if to >= state.memory.size() {
-                    state.memory.grow(to)?;
-                    state.mtime = now();
-                    return Ok(());
+                    return state.grow(to);
                 }
                 (state.generation, Arc::clone(&state.memory))
             };
@@ -141,18 +138,19 @@ impl Buffer {
         }
     }
 
-    /// The appenders' counter, and whether it has to be set to the length because no appender uses it.
-    pub(crate) fn append_word(&self) -> Result<(Arc<OwnedFd>, u32, bool), Errno> {
+    /// The counter of one more appender.
+    pub(crate) fn append_word(&self) -> Result<(Arc<End>, u32), Errno> {
         let mut state = lock(&self.state);
-        let word = if let Some(word) = &state.word {
-            Arc::clone(word)
-        } else {
-            let page = weft_sys::memfd::create("weft-fs-append", 4096);
-            Arc::new(page.map_err(|e| errno(&e))?)
+        let word = match &state.word {
+            Some(word) => Arc::clone(word),
+            None => Arc::new(End::new(state.memory.quota()).map_err(|e| errno(&e))?),
         };
+        if state.appenders == 0 {
+            word.set(state.memory.size());
+        }
         state.word = Some(Arc::clone(&word));
         state.appenders += 1;
-        Ok((word, state.generation, state.appenders == 1))
+        Ok((word, state.generation))
     }
 
     /// One appender of this generation less.
@@ -165,6 +163,16 @@ impl Buffer {
 }
 
 impl State {
+    /// Makes it longer. What is there then is not an appender's to write to.
+    fn grow(&mut self, to: u64) -> Result<(), Errno> {
+        self.memory.grow(to)?;
+        self.mtime = now();
+        if let Some(word) = &self.word {
+            word.raise(self.memory.size());
+        }
+        Ok(())
+    }
+
     /// Whether no client has it open.
     fn is_idle(&mut self) -> bool {
         if self.lent && !self.memory.is_lent() {
@@ -219,7 +227,8 @@ impl Store {
                 // No number of this run is one of an earlier run.
                 next: (u64::from_ne_bytes(random) >> 1) | 1 << 62,
             }),
-            quota: Quota::new(quota),
+            // The rest is for connections.
+            quota: Quota::new(quota, limits::nofile().0 as usize / 2),
             keeps,
             folder,
             loaded: Mutex::default(),
@@ -251,6 +260,8 @@ impl Store {
         }
         let mut tree = lock(&self.tree);
         let writes = flags.has(Flags::WRITE);
+        // Appenders write behind what is there: a length in advance would be a hole in front of them.
+        let hint = if flags.has(Flags::APPEND) { 0 } else { hint };
         let buffer = match tree.nodes.get(name) {
             Some(Node::Dir { .. }) => return Err(Errno::ISDIR),
             Some(Node::Buffer(_)) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
@@ -301,7 +312,7 @@ impl Store {
         }
         let hint = std::mem::take(&mut state.hint);
         if writes && hint > 0 {
-            state.memory.grow(hint)?;
+            state.grow(hint)?;
         }
         // The kernel shows when it is no longer open.
         state.lent = true;
@@ -398,16 +409,13 @@ impl Store {
             (Node::Buffer(_), Some(Node::Buffer(old))) => lock(&old.state).linked = false,
         }
         if let Node::Dir { .. } = node {
-            let below = from.below();
-            if to.as_bytes().starts_with(&below) {
+            if to.as_bytes().starts_with(&from.below()) {
                 return Err(Errno::INVAL);
             }
-            let moved = |old: Name| {
-                let new = [&to.below(), &old.as_bytes()[below.len()..]].concat();
-                Ok((old, Name::new(&new)?))
-            };
+            let inside = tree.inside(from).into_iter();
+            let moved = |old: Name| Some(old.renamed(from, to)?.map(|new| (old, new)));
             // Nothing moves if one of the new names is too long.
-            let inside: Result<Vec<_>, Errno> = tree.inside(from).into_iter().map(moved).collect();
+            let inside: Result<Vec<_>, Errno> = inside.filter_map(moved).collect();
             for (old, moved) in inside? {
                 if let Some(node) = tree.nodes.remove(&old) {
                     tree.nodes.insert(moved, node);
@@ -854,6 +862,19 @@ mod tests {
         }
         store.rename(&name("d"), &name(&long("e"))).unwrap_err();
         assert!(store.stat(&name("d/a")).is_ok() && store.stat(&name(&deep)).is_ok());
+    }
+
+    #[test]
+    fn empty_buffers_leave_descriptors_for_connections() {
+        let mut store = Store::new(1 << 20, true, None).unwrap();
+        store.quota = Quota::new(1 << 20, 2);
+        for i in 0..9 {
+            let opened = open(&store, &i.to_string(), NEW).map(drop);
+            let want = if i < 2 { Ok(()) } else { Err(Errno::NFILE) };
+            assert_eq!(opened, want);
+        }
+        store.unlink(&name("0")).unwrap();
+        open(&store, "x", NEW).unwrap();
     }
 
     #[test]

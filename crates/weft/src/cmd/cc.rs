@@ -107,8 +107,8 @@ struct WorkerArgs {
     /// Maximum number of compilers at a time [default: the number of processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     slots: Option<u16>,
-    /// Memory limit of each process of a compiler, in bytes or with K, M, G [default: this machine's memory divided by the slots, at least
-    /// 1G]
+    /// Memory limit of each process of a compiler, and of all processes of a sent one together, in bytes or with K, M, G [default: this
+    /// machine's memory divided by the slots, at least 1G]
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<u64>,
     /// Time limit of a compiler
@@ -594,7 +594,7 @@ impl Events for Lines {
     }
 
     fn job(&self, peer: SocketAddr, name: &str, end: &End, after: Duration) {
-        let name = name.escape_debug();
+        let name = weft_service::text::printable(name.as_bytes());
         if end.verdict == Verdict::Done {
             tracing::info!("{peer}: {name}: {:.2} s", after.as_secs_f64());
         } else {

@@ -29,7 +29,7 @@ use crate::identity::authorized::Authorized;
 use crate::identity::known::{Known, name_of};
 use crate::identity::trust::Trust;
 use crate::identity::{Folder, keypair};
-use crate::terminal::printable;
+use weft_service::text::printable;
 
 pub(crate) const LONG: &str = "\
 Copy files to another machine with one-sided RDMA Writes, or receive them.

@@ -11,10 +11,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressFinish, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
-use weft_fs::name::{RemotePath, printable};
+use weft_fs::name::RemotePath;
 use weft_fs::server::Events;
 use weft_fs::wire::{Attr, Flags};
 use weft_fs::{Client, DEFAULT_PORT, Errno, Error, File, OpenOptions};
+use weft_service::text::printable;
 
 use super::{say, size, verbs};
 use crate::address::parse_bind;

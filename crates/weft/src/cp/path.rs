@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-pub use crate::terminal::printable;
+pub use weft_service::text::printable;
 
 /// The longest relative path in bytes (`PATH_MAX` less its NUL).
 pub const MAX_PATH: usize = 4095;

@@ -94,18 +94,15 @@ impl Names {
     }
 
     fn renamed(&mut self, from: &Name, to: &Name) {
-        let below = [from.as_bytes(), b"/"].concat();
         self.numbers.remove(to);
-        let moved: Vec<(Name, u64)> = self
+        let moved: Vec<_> = self
             .numbers
             .iter()
-            .filter(|(name, _)| *name == from || name.as_bytes().starts_with(&below))
-            .map(|(name, &number)| (name.clone(), number))
+            .filter_map(|(name, &number)| Some((name.clone(), name.renamed(from, to)?, number)))
             .collect();
-        for (name, number) in moved {
+        for (name, new, number) in moved {
             self.numbers.remove(&name);
-            let rest = &name.as_bytes()[from.as_bytes().len()..];
-            if let Ok(new) = Name::new(&[to.as_bytes(), rest].concat()) {
+            if let Ok(new) = new {
                 self.numbers.insert(new.clone(), number);
                 if let Some(known) = self.of.get_mut(&number) {
                     known.0 = new;

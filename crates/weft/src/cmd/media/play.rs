@@ -24,7 +24,7 @@ use crate::address::parse_bind;
 use crate::cmd::{bytes, carrier, say};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
-use crate::terminal::printable;
+use weft_service::text::printable;
 
 /// The usual port of RTP.
 const RTP_PORT: u16 = 5004;
