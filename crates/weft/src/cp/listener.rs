@@ -78,6 +78,8 @@ struct Inner {
     store: Store,
     config: Config,
     admission: Admission,
+    /// When a refused key was named last.
+    named: Mutex<Option<Instant>>,
 }
 
 fn cannot_listen(dir: &Path, e: &std::io::Error) -> Failure {
@@ -141,6 +143,7 @@ impl Listener {
             store,
             config,
             admission,
+            named: Mutex::default(),
         })))
     }
 
@@ -195,6 +198,22 @@ impl Inner {
             .keys()
             .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
             .is_ok_and(|keys| keys.contains(&key.fingerprint()))
+    }
+
+    /// Names a key that is refused, and how to admit it. At most once a second, so that strangers do not fill a log.
+    fn name_refused(&self, peer: SocketAddr, key: Option<&PublicKey>) {
+        let (Some(key), Some(authorized)) = (key, &self.config.authorized) else {
+            return;
+        };
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        if named.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+            *named = Some(Instant::now());
+            tracing::warn!(
+                "{peer}: refused: its key is not authorised; to admit it, add the line {} to {}",
+                key.fingerprint(),
+                authorized.path().display()
+            );
+        }
     }
 
     /// Accepts the next connection, and serves it in a thread of its own, which reports how a sender's session ended.
@@ -288,6 +307,9 @@ impl Inner {
         let met = match verdict {
             Ok(met) => met,
             Err((status, why)) => {
+                if status == Status::Stranger {
+                    self.name_refused(request.peer_addr(), key.as_ref());
+                }
                 let _ = request.reject(&refusal(status));
                 return Err(why);
             }
@@ -302,10 +324,14 @@ impl Inner {
             e.to_string()
         })?;
         let param = param(tls.clone(), met.ours.encode().to_vec());
+        let peer = request.peer_addr();
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let link = RdmaLink::new(prepared, conn.qp, self.config.serve.patience);
         // Only processes of one user meet in shared memory.
         let stranger = user == Some(None) && link.path().transport != "local";
+        if stranger {
+            self.name_refused(peer, key.as_ref());
+        }
         Ok((Arc::new(link), Met { stranger, ..met }))
     }
 

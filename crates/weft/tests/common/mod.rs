@@ -110,7 +110,7 @@ pub fn send(args: &[&str], target: &str) -> Output {
 
 /// A running `weft cp --listen`.
 pub struct Listener {
-    child: Child,
+    pub child: Child,
     addr: SocketAddr,
     fingerprint: String,
 }
