@@ -15,7 +15,7 @@ use crate::address::parse_bind;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
 use crate::cp::listener::{Config, Events, Listener};
-use crate::cp::protocol::FileFlags;
+use crate::cp::protocol::{FileFlags, RelPath};
 use crate::cp::receiver::{self, Totals};
 use crate::cp::sender::{self, Progress, Report};
 use crate::cp::session::{self, Who, Wire};
@@ -138,7 +138,13 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     no_progress: bool,
 
-    /// Print the summary as a JSON object: files, bytes, kept, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
+    /// Skip files that the receiver has with the same size and modification time
+    #[arg(short, long, conflicts_with_all = ["listen", "no_clobber"], help_heading = "Sending")]
+    update: bool,
+    /// Show what would be sent, replaced and left alone, and send nothing
+    #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
+    dry_run: bool,
+    /// Print the summary as a JSON object: `dry_run`, files, bytes, kept, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
@@ -326,17 +332,14 @@ impl Events for Lines {
 
 fn speed(files: u64, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-6);
-    let plural = if files == 1 { "" } else { "s" };
+    let count = self::files(files);
     let rate = match bytes as f64 / seconds {
         // The rate of so few bytes is that of the start.
         _ if bytes < 1 << 20 => String::new(),
         fast if fast >= 1e8 => format!(", {:.2} GB/s", fast / 1e9),
         slow => format!(", {:.1} MB/s", slow / 1e6),
     };
-    format!(
-        "{files} file{plural}, {} in {seconds:.2} s{rate}",
-        HumanBytes(bytes)
-    )
+    format!("{count}, {} in {seconds:.2} s{rate}", HumanBytes(bytes))
 }
 
 fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
@@ -376,17 +379,22 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             force: args.force,
             sync: args.fsync,
         },
+        update: args.update,
+        dry_run: args.dry_run,
         patience: Duration::from_secs(args.timeout),
     };
     let receiver = session::connect(&target, args.wire(), &options, args.who(&target)?)?;
     let began = Instant::now();
-    let mut show = Show::new(plan.bytes, global.quiet || args.no_progress);
+    let silent = global.quiet || args.no_progress || args.dry_run;
+    let mut show = Show::new(plan.bytes, silent);
+    show.says_plan = !global.quiet && !args.json;
     let sent = receiver.send(&plan, &options, &mut show);
     show.finish();
     let report = sent?;
     let took = began.elapsed();
     if args.json {
         say(serde_json::json!({
+            "dry_run": args.dry_run,
             "files": report.written,
             "bytes": report.bytes,
             "kept": report.kept,
@@ -400,7 +408,11 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             "reason": report.path.as_ref().and_then(|path| path.reason.as_deref()),
         }));
     } else if !global.quiet {
-        say(summary(&report, took));
+        say(if args.dry_run {
+            would(&report)
+        } else {
+            summary(&report, took)
+        });
     }
     // Unreadable files are not part of the plan.
     let all = plan.files + failed;
@@ -412,6 +424,21 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         );
     }
     Ok(Exit::Ok)
+}
+
+fn files(count: u64) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} file{plural}")
+}
+
+fn would(report: &Report) -> String {
+    let (count, bytes) = (files(report.written), HumanBytes(report.bytes));
+    let mut line = format!("dry run: {count}, {bytes} would be sent");
+    if report.kept > 0 {
+        // Writing to a string cannot fail.
+        let _ = write!(line, "; {} left alone", report.kept);
+    }
+    line
 }
 
 fn summary(report: &Report, took: Duration) -> String {
@@ -446,6 +473,8 @@ struct Show {
     began: Instant,
     told: Instant,
     plain: bool,
+    /// Whether what would be done is said.
+    says_plan: bool,
 }
 
 impl Show {
@@ -469,6 +498,7 @@ impl Show {
             began: now,
             told: now,
             plain: !terminal && !silent,
+            says_plan: false,
         }
     }
 
@@ -498,6 +528,12 @@ impl Progress for Show {
                 );
             }
             None => {}
+        }
+    }
+
+    fn would(&mut self, what: &str, path: &RelPath) {
+        if self.says_plan {
+            say(format_args!("{what}: {path}"));
         }
     }
 

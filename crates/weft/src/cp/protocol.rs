@@ -16,7 +16,7 @@ use codec::{Reader, put_mtime};
 pub use hello::{Hello, Status};
 
 /// The protocol version that this program speaks.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// The beginning of the private data of both MPA start-up frames.
 pub const MAGIC: [u8; 8] = *b"weft-cp\0";
 /// Length of a [`Hello`] in bytes.
@@ -225,6 +225,47 @@ pub struct Extent {
     pub len: u32,
 }
 
+/// A file's length and time: which version of it this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    /// Length in bytes.
+    pub size: u64,
+    /// Modification time.
+    pub mtime: Mtime,
+}
+
+/// A name in an ASK.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// The name.
+    pub path: RelPath,
+    /// The sender's version, if the receiver is to compare its own with it.
+    pub version: Option<Version>,
+}
+
+/// What the receiver has of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Held {
+    /// Nothing.
+    Nothing = 0,
+    /// A file, a link or something else.
+    Other = 1,
+    /// A file of the version that the ASK has.
+    Same = 2,
+    /// A directory.
+    Directory = 3,
+}
+
+impl Held {
+    fn from_u8(v: u8) -> Result<Self, DecodeError> {
+        let all = [Self::Nothing, Self::Other, Self::Same, Self::Directory];
+        all.get(usize::from(v))
+            .copied()
+            .ok_or(DecodeError::Value("held"))
+    }
+}
+
 /// The region of a receiver's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingAdvert {
@@ -398,13 +439,13 @@ pub enum Message {
     },
     /// Which of these are there?
     Ask {
-        /// Names of files and links.
-        paths: Vec<RelPath>,
+        /// Names of entries.
+        names: Vec<Asked>,
     },
     /// The answer to an ASK.
     Held {
-        /// For each name, in order, whether something other than a directory has it.
-        held: Vec<bool>,
+        /// For each name, in order.
+        held: Vec<Held>,
     },
     /// Only credits, or a sign of life.
     Credit,

@@ -414,8 +414,8 @@ impl Worker<'_> {
 
     fn handle(&mut self, message: Message) -> Result<(), LinkError> {
         let violation = |text: &str| Err(LinkError::Violation(text.into()));
-        if let Message::Ask { paths } = &message {
-            let held = paths.iter().map(|path| self.store.has(path)).collect();
+        if let Message::Ask { names } = &message {
+            let held = names.iter().map(|name| self.store.look(name)).collect();
             self.shared.asks.fetch_sub(1, Ordering::AcqRel);
             self.answer(Message::Held { held });
             return Ok(());

@@ -16,7 +16,8 @@ use super::beneath::Opener;
 use super::link::{Link, LinkError, Parcel};
 use super::path::printable;
 use super::protocol::{
-    ASKS, Code, Digest, FileFlags, Hello, KEEPALIVE, Message, RingAdvert, WINDOW, pack,
+    ASKS, Code, Digest, FileFlags, Held, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
+    pack,
 };
 use super::walk::{Entry, Kind, Plan};
 use super::{START_PATIENCE, cpu_time};
@@ -30,6 +31,10 @@ pub struct Options {
     pub key: Option<Key>,
     /// Treatment of files that are there already, and fsync.
     pub flags: FileFlags,
+    /// Leave a file alone that the receiver has in the same version.
+    pub update: bool,
+    /// Send nothing, and say what would be sent.
+    pub dry_run: bool,
     /// How long the receiver may stay silent.
     pub patience: Duration,
 }
@@ -40,6 +45,8 @@ pub trait Progress {
     fn advance(&mut self, bytes: u64, held: bool);
     /// A line for the user.
     fn note(&mut self, line: &str);
+    /// What would be done with an entry that goes to `path`.
+    fn would(&mut self, what: &str, path: &RelPath);
 }
 
 /// An entry without a RESULT.
@@ -250,7 +257,7 @@ struct Sending<'a> {
     /// Questions without an answer, with the number of names in each.
     asks: VecDeque<usize>,
     /// Answers for entries that come next.
-    held: VecDeque<bool>,
+    held: VecDeque<Held>,
     offer: Option<(u32, u64, Digest)>,
     done: bool,
     report: Report,
@@ -289,14 +296,21 @@ impl<'a> Sending<'a> {
     fn all(&mut self, plan: &Plan) -> Result<(), SendError> {
         let mut opener = Opener::new(plan);
         for entry in &plan.entries {
-            if self.options.flags.no_clobber && is_asked_for(entry) && self.is_held(plan)? {
+            let held = if self.is_asked_for(entry) {
+                self.next_held(plan)?
+            } else {
+                Held::Nothing
+            };
+            if self.options.dry_run {
+                self.would(entry, held);
+            } else if self.leaves_alone(entry, held) {
                 self.kept(&entry.source, "it is there already");
-                if let Kind::File(len) = entry.kind {
-                    self.progress.advance(len, true);
+                if let Kind::File(version) = entry.kind {
+                    self.progress.advance(version.size, true);
                 }
-                continue;
+            } else {
+                self.entry(entry, &mut opener)?;
             }
-            self.entry(entry, &mut opener)?;
         }
         self.end_pack()?;
         self.post(Message::Done {
@@ -312,17 +326,81 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Whether the receiver has an entry of the next entry's name. Asks for many at once, and for more while answers are in flight.
-    fn is_held(&mut self, plan: &Plan) -> Result<bool, SendError> {
+    /// Whether the receiver is asked about this entry before it is sent.
+    fn is_asked_for(&self, entry: &Entry) -> bool {
+        let options = self.options;
+        match entry.kind {
+            Kind::File(_) => options.dry_run || options.update || options.flags.no_clobber,
+            Kind::Link(_) => options.dry_run || options.flags.no_clobber,
+            Kind::Enter => options.dry_run,
+            Kind::Leave { .. } => false,
+        }
+    }
+
+    /// Whether what the receiver has is not to be replaced.
+    fn leaves_alone(&self, entry: &Entry, held: Held) -> bool {
+        let flags = self.options.flags;
+        match held {
+            Held::Same => self.options.update || flags.no_clobber,
+            Held::Other => flags.no_clobber && !matches!(entry.kind, Kind::Enter),
+            Held::Nothing | Held::Directory => false,
+        }
+    }
+
+    /// Says what would be done with an entry, and counts it.
+    fn would(&mut self, entry: &Entry, held: Held) {
+        let size = match entry.kind {
+            Kind::File(version) => version.size,
+            Kind::Enter | Kind::Leave { .. } | Kind::Link(_) => 0,
+        };
+        let leaves_alone = self.leaves_alone(entry, held);
+        let report = &mut self.report;
+        let what = match (&entry.kind, held) {
+            (Kind::Leave { .. }, _) | (Kind::Enter, Held::Directory) => return,
+            (Kind::Enter, Held::Nothing) => "make the directory",
+            (Kind::Enter, _) => {
+                report.failed += 1;
+                "not possible, no directory has the name"
+            }
+            (_, Held::Directory) => {
+                report.failed += 1;
+                "not possible, a directory has the name"
+            }
+            _ if leaves_alone => {
+                report.kept += 1;
+                "leave alone"
+            }
+            _ => {
+                report.written += 1;
+                report.bytes += size;
+                if held == Held::Nothing {
+                    "send"
+                } else {
+                    "replace"
+                }
+            }
+        };
+        self.progress.would(what, &entry.path);
+    }
+
+    /// What the receiver has of the next entry's name. Asks for many at once, and for more while answers are in flight.
+    fn next_held(&mut self, plan: &Plan) -> Result<Held, SendError> {
         while self.asks.len() < ASKS && self.asked < plan.entries.len() {
             let mut names = pack::Names::default();
             let rest = &plan.entries[self.asked..];
-            let fits = |entry: &&Entry| !is_asked_for(entry) || names.add(&entry.path);
-            self.asked += rest.iter().take_while(fits).count();
-            let paths = names.take();
-            if !paths.is_empty() {
-                self.asks.push_back(paths.len());
-                self.post(Message::Ask { paths })?;
+            let fits = |entry: &&Entry| {
+                let version = match entry.kind {
+                    Kind::File(version) if self.options.update => Some(version),
+                    _ => None,
+                };
+                !self.is_asked_for(entry) || names.add(&entry.path, version)
+            };
+            let count = rest.iter().take_while(fits).count();
+            self.asked += count;
+            let names = names.take();
+            if !names.is_empty() {
+                self.asks.push_back(names.len());
+                self.post(Message::Ask { names })?;
             }
         }
         loop {
@@ -566,9 +644,4 @@ fn advice(code: Code) -> &'static str {
         Code::Busy => "\n  try: again when the other transfer is over",
         _ => "",
     }
-}
-
-/// Whether the receiver is asked about this entry before it is sent.
-fn is_asked_for(entry: &Entry) -> bool {
-    matches!(entry.kind, Kind::File(_) | Kind::Link(_))
 }

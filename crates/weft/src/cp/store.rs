@@ -15,7 +15,10 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RenameFlags, Timespec, T
 use rustix::io::Errno;
 
 use super::digest::{BlockList, digest};
-use super::protocol::{Code, Digest, FileFlags, FileSpec, Mtime, RelPath, printable};
+use super::protocol::{
+    Asked, Code, Digest, FileFlags, FileSpec, Held, Mtime, RelPath, Version, printable,
+};
+use super::walk::mtime as mtime_of;
 
 mod unfinished;
 
@@ -144,15 +147,26 @@ impl Store {
         Ok(at)
     }
 
-    /// Whether an entry other than a directory has this name. Creates nothing.
-    pub fn has(&mut self, path: &RelPath) -> bool {
+    /// What has this name. Creates nothing.
+    pub fn look(&mut self, asked: &Asked) -> Held {
+        let path = &asked.path;
         let absent = |_: &OwnedFd, _: &[u8]| Err(StoreError::new(Code::Io, "not there"));
         let Ok(parent) = self.walk(path, absent) else {
-            return false;
+            return Held::Nothing;
         };
         let (_, name) = path.split();
-        fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)
-            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory)
+        let Ok(stat) = fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return Held::Nothing;
+        };
+        let version = Version {
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime: mtime_of(&stat),
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => Held::Directory,
+            FileType::RegularFile if asked.version == Some(version) => Held::Same,
+            _ => Held::Other,
+        }
     }
 
     /// Makes a directory, or takes the one that is there.

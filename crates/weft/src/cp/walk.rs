@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
-use super::protocol::{Mtime, RelPath};
+use super::protocol::{Mtime, RelPath, Version};
 use crate::failure::Failure;
 
 /// The identity of a file, independent of its name: device and inode.
@@ -47,8 +47,8 @@ pub struct Root {
 /// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// A regular file of this length when it was found.
-    File(u64),
+    /// A regular file, and its version when it was found.
+    File(Version),
     /// A directory whose content follows.
     Enter,
     /// The end of a directory's content.
@@ -248,7 +248,11 @@ impl Plan {
                 let len = u64::try_from(stat.st_size).unwrap_or(0);
                 self.bytes = self.bytes.saturating_add(len);
                 self.files += 1;
-                self.entries.push(entry(Kind::File(len)));
+                let version = Version {
+                    size: len,
+                    mtime: mtime(&stat),
+                };
+                self.entries.push(entry(Kind::File(version)));
             }
             FileType::Directory => {
                 self.entries.push(entry(Kind::Enter));
@@ -327,7 +331,7 @@ mod tests {
                 .iter()
                 .map(|e| {
                     let sign = match &e.kind {
-                        Kind::File(n) => n.to_string(),
+                        Kind::File(version) => version.size.to_string(),
                         Kind::Enter => "<".into(),
                         Kind::Leave { .. } => ">".into(),
                         Kind::Link(to) => format!("->{}", String::from_utf8_lossy(to)),

@@ -157,7 +157,7 @@ impl Message {
                 out.extend(count.to_be_bytes());
                 out.extend([0; 2]);
             }
-            Self::Ask { paths } => pack::put_names(out, paths),
+            Self::Ask { names } => pack::put_names(out, names),
             Self::Held { held } => pack::put_held(out, held),
             _ => unreachable!("encoded by another function"),
         }
@@ -446,7 +446,7 @@ impl Message {
                 Self::Packed { id, count }
             }
             18 => Self::Ask {
-                paths: pack::names(r)?,
+                names: pack::names(r)?,
             },
             19 => Self::Held {
                 held: pack::held(r)?,
@@ -530,10 +530,7 @@ impl<'a> Reader<'a> {
         let mode = self.mode()?;
         let mtime = self.mtime()?;
         self.zero(4)?;
-        let size = self.u64()?;
-        if i64::try_from(size).is_err() {
-            return Err(DecodeError::Value("size"));
-        }
+        let size = self.size()?;
         let room = self.u64()?;
         if room > size {
             return Err(DecodeError::Value("room"));
@@ -550,6 +547,14 @@ impl<'a> Reader<'a> {
     }
 
     /// Fewer than 4 receives could not carry data, answers and credits at once.
+    pub(super) fn size(&mut self) -> Result<u64, DecodeError> {
+        let size = self.u64()?;
+        if i64::try_from(size).is_err() {
+            return Err(DecodeError::Value("size"));
+        }
+        Ok(size)
+    }
+
     pub(super) fn receives(&mut self) -> Result<u16, DecodeError> {
         let n = self.u16()?;
         if (4..=4096).contains(&n) {

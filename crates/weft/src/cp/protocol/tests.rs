@@ -10,6 +10,11 @@ fn mtime() -> impl Strategy<Value = Mtime> {
     (any::<i64>(), 0..1_000_000_000u32).prop_map(|(secs, nanos)| Mtime { secs, nanos })
 }
 
+fn asked() -> impl Strategy<Value = Asked> {
+    let version = (0..1u64 << 62, mtime()).prop_map(|(size, mtime)| Version { size, mtime });
+    (path(), prop::option::of(version)).prop_map(|(path, version)| Asked { path, version })
+}
+
 fn flags() -> impl Strategy<Value = FileFlags> {
     (0..16u16).prop_map(FileFlags::from_u16)
 }
@@ -145,8 +150,9 @@ fn message() -> impl Strategy<Value = Message> {
                 digest
             }),
         (any::<u32>(), 1..=PACK_FILES).prop_map(|(id, count)| Message::Packed { id, count }),
-        prop::collection::vec(path(), 1..40).prop_map(|paths| Message::Ask { paths }),
-        prop::collection::vec(any::<bool>(), 1..40).prop_map(|held| Message::Held { held }),
+        prop::collection::vec(asked(), 1..40).prop_map(|names| Message::Ask { names }),
+        prop::collection::vec((0..4u8).prop_map(|v| Held::from_u8(v).unwrap()), 1..40)
+            .prop_map(|held| Message::Held { held }),
         Just(Message::Credit),
         any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
     ]
@@ -233,7 +239,7 @@ fn literal_bytes() {
         key: true,
         nonce: [9; 32],
     };
-    let mut expected = b"weft-cp\0\x00\x04\x00\x03\x00\x01\x00\x00".to_vec();
+    let mut expected = b"weft-cp\0\x00\x05\x00\x03\x00\x01\x00\x00".to_vec();
     expected.extend([9; 32]);
     assert_eq!(hello.encode()[..], expected);
     assert_eq!(Hello::decode(&expected), Ok(hello));
