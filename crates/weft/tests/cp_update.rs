@@ -1,10 +1,10 @@
-//! `weft cp` where much is there already: updates and dry runs.
+//! `weft cp` where much is there already: updates, dry runs, and a limit of the rate.
 
 mod common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Listener, names, noise, send};
 
@@ -94,4 +94,24 @@ fn a_dry_run_says_what_would_be_done_and_does_nothing() {
     }
     assert_eq!(names(&to.join("tree")), ["blocked", "old", "sub"]);
     assert_eq!(fs::read(to.join("tree/old")).unwrap(), b"here");
+}
+
+#[test]
+fn a_limit_of_the_rate_holds() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, to) = (dir.path().join("f"), dir.path().join("to"));
+    fs::create_dir(&to).unwrap();
+    fs::write(&source, noise(1 << 20, 1)).unwrap();
+    let listener = Listener::start(&to, &[]);
+    for local in ["auto", "off"] {
+        let began = Instant::now();
+        let mut command = common::weft();
+        command
+            .env("WEFT_LOCAL", local)
+            .args(["cp", "--limit-rate", "1M"]);
+        common::Output::of(command.arg(&source).arg(listener.target(""))).ok();
+        // The first piece goes at once.
+        assert!(began.elapsed() >= Duration::from_millis(940), "{local}");
+        assert!(fs::read(to.join("f")).unwrap() == noise(1 << 20, 1));
+    }
 }

@@ -144,6 +144,9 @@ pub struct Args {
     /// Show what would be sent, replaced and left alone, and send nothing
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     dry_run: bool,
+    /// Send at most this many bytes of content a second; K, M and G are powers of 1024
+    #[arg(long, value_name = "RATE", value_parser = super::size, conflicts_with_all = ["listen", "plain_tcp"], help_heading = "Sending")]
+    limit_rate: Option<u64>,
     /// Print the summary as a JSON object: `dry_run`, files, bytes, kept, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
@@ -381,6 +384,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         },
         update: args.update,
         dry_run: args.dry_run,
+        limit_rate: args.limit_rate,
         patience: Duration::from_secs(args.timeout),
     };
     let receiver = session::connect(&target, args.wire(), &options, args.who(&target)?)?;

@@ -2,7 +2,7 @@
 //!
 //! The pieces, from pure to busy: [`path`], [`protocol`] (messages), [`auth`] (the key), [`digest`] (checksums),
 //! [`target`] and [`walk`] (what goes where), [`beneath`] (opening what was found), [`source`] (what is read of it), [`store`] (the receiver's directory), [`link`] with [`rdma`]
-//! and [`tcp`] (connections), [`sender`] and [`receiver`],
+//! and [`tcp`] (connections), [`pace`] (a limit of the rate), [`sender`] and [`receiver`],
 //! [`session`] (the sender's connection) and [`listener`] that join them. The protocol is described in docs/spec/cp.md.
 
 use std::time::Duration;
@@ -12,6 +12,7 @@ pub mod beneath;
 pub mod digest;
 pub mod link;
 pub mod listener;
+pub mod pace;
 pub mod path;
 pub mod protocol;
 pub mod rdma;

@@ -14,6 +14,7 @@ use weft_verbs::Path;
 use super::auth::{Challenge, Key, Role};
 use super::beneath::Opener;
 use super::link::{Link, LinkError, Parcel};
+use super::pace::Pace;
 use super::path::printable;
 use super::protocol::{
     ASKS, Code, Digest, FileFlags, Held, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
@@ -35,6 +36,8 @@ pub struct Options {
     pub update: bool,
     /// Send nothing, and say what would be sent.
     pub dry_run: bool,
+    /// The most bytes of content a second.
+    pub limit_rate: Option<u64>,
     /// How long the receiver may stay silent.
     pub patience: Duration,
 }
@@ -136,7 +139,8 @@ pub fn send(
     let result = start(link, ours, theirs, options).and_then(|ring| {
         std::thread::scope(|scope| {
             let (out, queue) = channel();
-            let wire = scope.spawn(move || drive(link, &queue));
+            let pace = options.limit_rate.map(Pace::new);
+            let wire = scope.spawn(move || drive(link, &queue, pace));
             let mut sender = Sending::new(link, out, ring, options, progress);
             let sent = sender.all(plan);
             let report = Report {
@@ -204,10 +208,17 @@ fn start(
 }
 
 /// The wire thread: sends in order, and a sign of life when there is nothing to send.
-fn drive(link: &dyn Link, queue: &Receiver<Vec<Parcel>>) -> Result<(), LinkError> {
+fn drive(
+    link: &dyn Link,
+    queue: &Receiver<Vec<Parcel>>,
+    mut pace: Option<Pace>,
+) -> Result<(), LinkError> {
     loop {
         let sent = match queue.recv_timeout(KEEPALIVE) {
-            Ok(parcels) => link.send_all(&parcels),
+            Ok(parcels) => match &mut pace {
+                Some(pace) => pace.send_all(link, &parcels),
+                None => link.send_all(&parcels),
+            },
             Err(RecvTimeoutError::Timeout) => link.keepalive(),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
