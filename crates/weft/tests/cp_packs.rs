@@ -9,7 +9,7 @@ use common::{Listener, RawSender, names, send};
 use weft::cp::digest::digest;
 use weft::cp::link::Link;
 use weft::cp::protocol::{
-    Asked, Code, FileFlags, FileSpec, Held, Message, Mtime, RelPath, Version, pack,
+    Asked, Code, FileFlags, FileSpec, Held, Message, Meta, Mtime, RelPath, Version, pack,
 };
 
 #[test]
@@ -71,8 +71,7 @@ fn many_small_files_and_those_that_are_there() {
 fn record(path: &str, content: &[u8]) -> Vec<u8> {
     let spec = FileSpec {
         flags: FileFlags::default(),
-        mode: 0o644,
-        mtime: Mtime::default(),
+        meta: Meta::default(),
         size: content.len() as u64,
         room: content.len() as u64,
         source: [1; 16],
@@ -194,8 +193,7 @@ fn packs_that_lie_end_the_connection() {
             no_wait: true,
             ..FileFlags::default()
         },
-        mode: 0o644,
-        mtime: Mtime::default(),
+        meta: Meta::default(),
         size: 5,
         room: 5,
         source: [1; 16],

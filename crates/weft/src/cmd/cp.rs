@@ -21,7 +21,7 @@ use crate::cp::sender::{self, Progress, Report};
 use crate::cp::session::{self, Who, Wire};
 use crate::cp::store::{Policy, StoreError};
 use crate::cp::target::Target;
-use crate::cp::walk::Plan;
+use crate::cp::walk::{Plan, What};
 use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
 use crate::failure::{Exit, Failure, without_numbers};
 use crate::global::Global;
@@ -90,6 +90,15 @@ pub struct Args {
     /// Create symbolic links that lead out of DIR too: absolute ones, and those with too many `..`
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     any_links: bool,
+    /// Give files the owners, special mode bits, ACLs and extended attributes that senders with --archive name. A sender can then leave
+    /// programs here that run as others, as far as the listener's rights go
+    #[arg(
+        long,
+        requires = "listen",
+        conflicts_with = "paths",
+        help_heading = "Receiving"
+    )]
+    attributes: bool,
     /// Stop after the first sender, with its result as exit status
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     once: bool,
@@ -131,6 +140,10 @@ pub struct Args {
     /// Copy symbolic links found in directories as links, instead of skipping them
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     links: bool,
+    /// As --recursive --links, and keep owners, special mode bits, ACLs, extended attributes (if the listener has --attributes) and hard
+    /// links. Permission bits and modification times are always kept
+    #[arg(short, long, conflicts_with = "listen", help_heading = "Sending")]
+    archive: bool,
     /// Replace files without write permission too
     #[arg(short, long, conflicts_with_all = ["listen", "no_clobber"], help_heading = "Sending")]
     force: bool,
@@ -147,7 +160,7 @@ pub struct Args {
     /// Send at most this many bytes of content a second; K, M and G are powers of 1024
     #[arg(long, value_name = "RATE", value_parser = super::size, conflicts_with_all = ["listen", "plain_tcp"], help_heading = "Sending")]
     limit_rate: Option<u64>,
-    /// Print the summary as a JSON object: `dry_run`, files, bytes, kept, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
+    /// Print the summary as a JSON object: `dry_run`, files, bytes, kept, partial, `left_out`, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
@@ -256,6 +269,7 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             no_clobber: args.no_clobber,
             sync: args.fsync,
             any_links: args.any_links,
+            attributes: args.attributes,
         },
         serve: receiver::Options {
             key,
@@ -360,7 +374,12 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         Failure::usage("the target is not valid UTF-8").hint("write HOST[:PORT]:DIR")
     })?;
     let target = Target::parse(target)?;
-    let plan = Plan::new(sources, target.dir.as_ref(), args.recursive, args.links)?;
+    let what = What {
+        recursive: args.recursive || args.archive,
+        links: args.links || args.archive,
+        attributes: args.archive,
+    };
+    let plan = Plan::new(sources, target.dir.as_ref(), what)?;
     let mut failed = 0;
     for skipped in &plan.skipped {
         failed += u64::from(skipped.error);
@@ -383,6 +402,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             sync: args.fsync,
         },
         update: args.update,
+        archive: args.archive,
         dry_run: args.dry_run,
         limit_rate: args.limit_rate,
         patience: Duration::from_secs(args.timeout),
@@ -402,6 +422,8 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             "files": report.written,
             "bytes": report.bytes,
             "kept": report.kept,
+            "partial": report.partial,
+            "left_out": plan.left_out(),
             "held": report.held,
             "holes": report.holes,
             "seconds": took.as_secs_f64(),
@@ -415,7 +437,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         say(if args.dry_run {
             would(&report)
         } else {
-            summary(&report, took)
+            summary(&report, plan.left_out(), took)
         });
     }
     // Unreadable files are not part of the plan.
@@ -445,7 +467,7 @@ fn would(report: &Report) -> String {
     line
 }
 
-fn summary(report: &Report, took: Duration) -> String {
+fn summary(report: &Report, left_out: usize, took: Duration) -> String {
     let via = report.path.as_ref().map_or(String::new(), |path| {
         let cipher = report.cipher.map_or(String::new(), |c| format!(" ({c})"));
         format!(" over {}{cipher}", carrier(path.transport))
@@ -465,6 +487,12 @@ fn summary(report: &Report, took: Duration) -> String {
     }
     if report.kept > 0 {
         let _ = write!(line, "; {} left alone", report.kept);
+    }
+    if report.partial > 0 {
+        let _ = write!(line, "; {} without all attributes", report.partial);
+    }
+    if left_out > 0 {
+        let _ = write!(line, "; {left_out} left out");
     }
     line
 }

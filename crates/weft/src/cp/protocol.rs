@@ -8,10 +8,12 @@ use std::time::Duration;
 
 pub use super::path::{MAX_PATH, PathError, RelPath, printable};
 
+mod attributes;
 mod codec;
 mod hello;
 pub mod pack;
 
+pub use attributes::{Attributes, MAX_ATTRIBUTES, Meta, Xattr};
 use codec::{Reader, put_mtime};
 pub use hello::{Hello, Status};
 
@@ -25,8 +27,8 @@ pub const HELLO_LEN: usize = 48;
 pub const HEADER_LEN: usize = 8;
 /// The longest explanation that travels with an error, in bytes.
 pub const MAX_TEXT: usize = 512;
-/// The longest message in bytes: a LINK with the longest path and target.
-pub const MAX_MESSAGE: usize = HEADER_LEN + 8 + 2 * MAX_PATH + 2;
+/// The longest message in bytes: a LINK with the longest path and target. A FILE with the longest attributes is shorter.
+pub const MAX_MESSAGE: usize = HEADER_LEN + 32 + 2 * MAX_PATH;
 /// Most entries (files, directories, links) and packs that may be without an answer.
 pub const WINDOW: usize = 64;
 /// Most files in a PACK.
@@ -112,6 +114,8 @@ pub enum Code {
     Abandoned = 11,
     /// A symbolic link leads out of the receiver's directory, which it does not allow.
     LinkOut = 12,
+    /// As [`Self::Written`], without some of the attributes.
+    Partly = 13,
     /// The peer's proof of the key was wrong.
     KeyWrong = 64,
     /// The peer broke the protocol.
@@ -127,7 +131,7 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 20] = [
         Self::Written,
         Self::Kept,
         Self::NoSpace,
@@ -141,6 +145,7 @@ impl Code {
         Self::Io,
         Self::Abandoned,
         Self::LinkOut,
+        Self::Partly,
         Self::KeyWrong,
         Self::Violation,
         Self::Going,
@@ -202,10 +207,8 @@ pub struct Mtime {
 pub struct FileSpec {
     /// How to treat it.
     pub flags: FileFlags,
-    /// Permission bits, 0 to 0o777.
-    pub mode: u32,
-    /// Modification time of the source.
-    pub mtime: Mtime,
+    /// Permission bits, time and more of the source.
+    pub meta: Meta,
     /// Length in bytes.
     pub size: u64,
     /// Bytes that it takes on the disk: fewer where it has holes.
@@ -293,6 +296,8 @@ pub enum Message {
     Ready {
         /// Receives that the responder has posted.
         receives: u16,
+        /// Whether it gives files their attributes.
+        attributes: bool,
         /// The ring.
         ring: RingAdvert,
         /// HMAC-SHA256 as role 2.
@@ -399,10 +404,8 @@ pub enum Message {
         id: u32,
         /// Whether the content is complete.
         leave: bool,
-        /// Permission bits, 0 to 0o777.
-        mode: u32,
-        /// Modification time of the source.
-        mtime: Mtime,
+        /// Permission bits, time and more of the source.
+        meta: Meta,
         /// Where it is.
         path: RelPath,
     },
@@ -412,9 +415,22 @@ pub enum Message {
         id: u32,
         /// Treatment of an existing entry; `no_wait` and `sync` are zero.
         flags: FileFlags,
+        /// Time and owner of the source; no extended attributes.
+        meta: Meta,
         /// What the link says.
         target: Vec<u8>,
         /// Where it goes.
+        path: RelPath,
+    },
+    /// Give a file that this sender has sent another name.
+    HardLink {
+        /// The entry.
+        id: u32,
+        /// Treatment of an existing entry; `no_wait` and `sync` are zero.
+        flags: FileFlags,
+        /// A name that it has.
+        existing: RelPath,
+        /// Its new name.
         path: RelPath,
     },
     /// A slot has been filled with small files, see [`pack`].
@@ -480,6 +496,7 @@ impl Message {
             Self::Held { .. } => 19,
             Self::Sparse { .. } => 20,
             Self::Hole { .. } => 21,
+            Self::HardLink { .. } => 22,
         }
     }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use super::attributes::Left;
 use super::auth::{Challenge, Key, Role};
 use super::digest::digest;
 use super::link::{Link, LinkError, Parcel, write_extents, write_slot};
@@ -66,7 +67,8 @@ pub fn serve(
     watch: &dyn Watch,
 ) -> (Totals, Result<(), LinkError>) {
     let shared = Shared::new(options.slots);
-    let result = start(link, ours, theirs, options, watch).and_then(|ring| {
+    let attributes = store.policy().attributes;
+    let result = start(link, ours, theirs, options, attributes, watch).and_then(|ring| {
         shared.count(|t| t.started = true);
         std::thread::scope(|scope| {
             let (jobs, queue) = channel();
@@ -130,6 +132,7 @@ fn start(
     ours: &Hello,
     theirs: &Hello,
     options: &Options,
+    attributes: bool,
     watch: &dyn Watch,
 ) -> Result<RingAdvert, LinkError> {
     let first = link
@@ -179,6 +182,7 @@ fn start(
     };
     link.send(&Message::Ready {
         receives: link.receives(),
+        attributes,
         ring,
         proof: ready_proof,
     })?;
@@ -280,6 +284,7 @@ fn receive(
             Message::File { id, .. }
             | Message::Directory { id, .. }
             | Message::Link { id, .. }
+            | Message::HardLink { id, .. }
             | Message::Pack { id, .. } => {
                 if *id != next_id {
                     return violation("an entry out of order");
@@ -460,7 +465,7 @@ impl Worker<'_> {
             (Message::End { id, digest }, Current::Open(ours, file)) if id == ours => {
                 let path = file.path();
                 match self.store.commit(file, &digest) {
-                    Ok(()) => self.written(id),
+                    Ok(left) => self.written(id, &left),
                     Err(e) => self.failed(id, &path, &e),
                 }
             }
@@ -479,16 +484,15 @@ impl Worker<'_> {
                 Message::Directory {
                     id,
                     leave,
-                    mode,
-                    mtime,
+                    meta,
                     path,
                 },
                 Current::None,
             ) => {
                 let made = if leave {
-                    self.store.leave_directory(&path, mode, mtime)
+                    self.store.leave_directory(&path, &meta)
                 } else {
-                    self.store.enter_directory(&path)
+                    self.store.enter_directory(&path).map(|()| Left::default())
                 };
                 self.told(id, &path, made, Self::done);
             }
@@ -496,13 +500,26 @@ impl Worker<'_> {
                 Message::Link {
                     id,
                     flags,
+                    meta,
                     target,
                     path,
                 },
                 Current::None,
             ) => {
-                let made = self.store.make_link(&path, &target, flags);
+                let made = self.store.make_link(&path, &target, flags, &meta);
                 self.told(id, &path, made, Self::written);
+            }
+            (
+                Message::HardLink {
+                    id,
+                    flags,
+                    existing,
+                    path,
+                },
+                Current::None,
+            ) => {
+                let made = self.store.make_hard_link(&existing, &path, flags);
+                self.told(id, &path, made.map(|()| Left::default()), Self::written);
             }
             (Message::Done { .. }, Current::None) => {
                 self.shared.count(|t| t.complete = true);
@@ -541,11 +558,11 @@ impl Worker<'_> {
         &mut self,
         id: u32,
         path: &RelPath,
-        made: Result<(), StoreError>,
-        good: fn(&mut Self, u32),
+        made: Result<Left, StoreError>,
+        good: fn(&mut Self, u32, &Left),
     ) {
         match made {
-            Ok(()) => good(self, id),
+            Ok(left) => good(self, id, &left),
             Err(e) => self.failed(id, &path.to_string(), &e),
         }
     }
@@ -583,16 +600,22 @@ impl Worker<'_> {
                     .map_err(|e| LinkError::Violation(format!("in a pack: {e}")))?;
                 let path = spec.path.clone();
                 let put = self.store.put(spec, content);
-                put.map(|()| content.len())
+                put.map(|left| (content.len(), left))
                     .map_err(|e| (path.to_string(), e))
             };
             match outcome {
-                Ok(len) => {
+                Ok((len, left)) => {
                     self.shared.count(|t| {
                         t.files += 1;
                         t.bytes += len as u64;
                     });
-                    written += 1;
+                    if left.is_empty() {
+                        written += 1;
+                    } else {
+                        self.packed(from, written);
+                        self.answer(good(id, &left));
+                        (from, written) = (id.wrapping_add(1), 0);
+                    }
                 }
                 Err((path, e)) => {
                     self.packed(from, written);
@@ -691,9 +714,9 @@ impl Worker<'_> {
         self.answer(Message::Free { slot });
     }
 
-    fn written(&mut self, id: u32) {
+    fn written(&mut self, id: u32, left: &Left) {
         self.shared.count(|t| t.files += 1);
-        self.done(id);
+        self.done(id, left);
     }
 
     fn failed(&mut self, id: u32, path: &str, e: &StoreError) {
@@ -713,12 +736,18 @@ impl Worker<'_> {
         });
     }
 
-    fn done(&mut self, id: u32) {
+    fn done(&mut self, id: u32, left: &Left) {
         self.shared.open.fetch_sub(1, Ordering::AcqRel);
-        self.answer(Message::Result {
-            id,
-            code: Code::Written,
-            text: String::new(),
-        });
+        self.answer(good(id, left));
     }
+}
+
+/// The answer for an entry that was written.
+fn good(id: u32, left: &Left) -> Message {
+    let (code, text) = if left.is_empty() {
+        (Code::Written, String::new())
+    } else {
+        (Code::Partly, left.to_string())
+    };
+    Message::Result { id, code, text }
 }

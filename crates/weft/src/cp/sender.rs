@@ -3,7 +3,7 @@
 //! The calling thread reads files into free slots and receives the peer's answers; a second one moves
 //! filled slots over the wire in order. So disk reads, the wire and the peer's disk writes overlap.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -17,10 +17,10 @@ use super::link::{Link, LinkError, Parcel};
 use super::pace::Pace;
 use super::path::printable;
 use super::protocol::{
-    ASKS, Code, Digest, FileFlags, Held, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
-    pack,
+    ASKS, Code, Digest, FileFlags, Held, Hello, KEEPALIVE, Message, Meta, RelPath, RingAdvert,
+    WINDOW, pack,
 };
-use super::walk::{Entry, Kind, Plan};
+use super::walk::{Entry, FileId, Kind, Plan};
 use super::{START_PATIENCE, cpu_time};
 
 mod content;
@@ -34,6 +34,8 @@ pub struct Options {
     pub flags: FileFlags,
     /// Leave a file alone that the receiver has in the same version.
     pub update: bool,
+    /// Keep owners, special mode bits, extended attributes and hard links.
+    pub archive: bool,
     /// Send nothing, and say what would be sent.
     pub dry_run: bool,
     /// The most bytes of content a second.
@@ -62,6 +64,10 @@ struct Open {
     bytes: u64,
     /// It is alone, or the last of a pack.
     last: bool,
+    /// The file, if it has other names.
+    file: Option<FileId>,
+    /// Not all of its attributes are sent.
+    is_partial: bool,
 }
 
 /// Small files in a slot that is being filled.
@@ -84,6 +90,8 @@ pub struct Report {
     pub kept: u64,
     /// Entries that failed.
     pub failed: u64,
+    /// Of the written entries, those without all that an archive keeps.
+    pub partial: u64,
     /// Bytes that were sent of these files and links.
     pub bytes: u64,
     /// Bytes that were there from an earlier transfer.
@@ -136,12 +144,13 @@ pub fn send(
     progress: &mut dyn Progress,
 ) -> Result<Report, SendError> {
     let path = link.path();
-    let result = start(link, ours, theirs, options).and_then(|ring| {
+    let result = start(link, ours, theirs, options).and_then(|(ring, attributes)| {
         std::thread::scope(|scope| {
             let (out, queue) = channel();
             let pace = options.limit_rate.map(Pace::new);
             let wire = scope.spawn(move || drive(link, &queue, pace));
             let mut sender = Sending::new(link, out, ring, options, progress);
+            sender.gives_attributes = options.archive && attributes;
             let sent = sender.all(plan);
             let report = Report {
                 path: Some(path),
@@ -172,7 +181,7 @@ fn start(
     ours: &Hello,
     theirs: &Hello,
     options: &Options,
-) -> Result<RingAdvert, SendError> {
+) -> Result<(RingAdvert, bool), SendError> {
     let about = Challenge {
         initiator: ours.nonce,
         responder: theirs.nonce,
@@ -190,6 +199,7 @@ fn start(
     {
         Message::Ready {
             receives,
+            attributes,
             ring,
             proof,
         } => {
@@ -200,7 +210,7 @@ fn start(
             }
             link.set_peer_receives(receives);
             link.use_ring(ring)?;
-            Ok(ring)
+            Ok((ring, attributes))
         }
         Message::Refuse { code, text } => Err(SendError::Refused { code, text }),
         _ => Err(LinkError::Violation("the first answer is not READY".into()).into()),
@@ -257,6 +267,12 @@ struct Sending<'a> {
     free: Vec<u16>,
     /// Bytes of the file that each slot in use stands for.
     in_use: Vec<Option<u64>>,
+    /// Whether attributes are sent to a receiver that gives them to its files.
+    gives_attributes: bool,
+    /// The first of a file's names, and its entry if it was sent.
+    first_names: HashMap<FileId, (Option<u32>, RelPath)>,
+    /// Files whose first name is there.
+    linkable: HashSet<FileId>,
     next_id: u32,
     /// Entries without a RESULT.
     open: HashMap<u32, Open>,
@@ -291,6 +307,9 @@ impl<'a> Sending<'a> {
             progress,
             free: (0..ring.slots).rev().collect(),
             in_use: vec![None; usize::from(ring.slots)],
+            gives_attributes: false,
+            first_names: HashMap::new(),
+            linkable: HashSet::new(),
             next_id: 0,
             open: HashMap::new(),
             window: 0,
@@ -306,6 +325,13 @@ impl<'a> Sending<'a> {
 
     fn all(&mut self, plan: &Plan) -> Result<(), SendError> {
         let mut opener = Opener::new(plan);
+        self.report.partial = plan.partial;
+        if self.options.archive && !self.gives_attributes {
+            self.report.partial = 0;
+            self.progress.note(
+                "the receiver keeps no owners, special mode bits and extended attributes\n  try: start it with --attributes",
+            );
+        }
         for entry in &plan.entries {
             let held = if self.is_asked_for(entry) {
                 self.next_held(plan)?
@@ -318,6 +344,11 @@ impl<'a> Sending<'a> {
                 self.kept(&entry.source, "it is there already");
                 if let Kind::File(version) = entry.kind {
                     self.progress.advance(version.size, true);
+                }
+                if entry.has_names && held == Held::Same && self.options.update {
+                    self.linkable.insert(entry.id);
+                    let name = (None, entry.path.clone());
+                    self.first_names.insert(entry.id, name);
                 }
             } else {
                 self.entry(entry, &mut opener)?;
@@ -342,9 +373,9 @@ impl<'a> Sending<'a> {
         let options = self.options;
         match entry.kind {
             Kind::File(_) => options.dry_run || options.update || options.flags.no_clobber,
-            Kind::Link(_) => options.dry_run || options.flags.no_clobber,
+            Kind::Link(..) => options.dry_run || options.flags.no_clobber,
             Kind::Enter => options.dry_run,
-            Kind::Leave { .. } => false,
+            Kind::Leave(_) => false,
         }
     }
 
@@ -362,12 +393,12 @@ impl<'a> Sending<'a> {
     fn would(&mut self, entry: &Entry, held: Held) {
         let size = match entry.kind {
             Kind::File(version) => version.size,
-            Kind::Enter | Kind::Leave { .. } | Kind::Link(_) => 0,
+            Kind::Enter | Kind::Leave(_) | Kind::Link(..) => 0,
         };
         let leaves_alone = self.leaves_alone(entry, held);
         let report = &mut self.report;
         let what = match (&entry.kind, held) {
-            (Kind::Leave { .. }, _) | (Kind::Enter, Held::Directory) => return,
+            (Kind::Leave(_), _) | (Kind::Enter, Held::Directory) => return,
             (Kind::Enter, Held::Nothing) => "make the directory",
             (Kind::Enter, _) => {
                 report.failed += 1;
@@ -440,6 +471,9 @@ impl<'a> Sending<'a> {
     fn entry(&mut self, entry: &Entry, opener: &mut Opener<'_>) -> Result<(), SendError> {
         let path = entry.path.clone();
         match &entry.kind {
+            Kind::File(version) if entry.has_names && self.hard_link(entry)? => {
+                self.progress.advance(version.size, true);
+            }
             Kind::File(_) => match self.file(entry, opener) {
                 Ok(()) | Err(FileError::Declined | FileError::There) => {}
                 Err(FileError::Here(why)) => self.fail(entry, &why),
@@ -447,41 +481,82 @@ impl<'a> Sending<'a> {
             },
             Kind::Enter => {
                 let id = self.begin(entry, false)?;
-                let (mode, mtime) = (0o700, super::protocol::Mtime::default());
                 self.post(Message::Directory {
                     id,
                     leave: false,
-                    mode,
-                    mtime,
+                    meta: Meta::default(),
                     path,
                 })?;
             }
-            Kind::Leave { mode, mtime } => {
+            Kind::Leave(meta) => {
                 let id = self.begin(entry, false)?;
+                let meta = self.sent_meta(meta);
                 self.post(Message::Directory {
                     id,
                     leave: true,
-                    mode: *mode,
-                    mtime: *mtime,
+                    meta,
                     path,
                 })?;
             }
-            Kind::Link(target) => {
+            Kind::Link(meta, target) => {
                 let id = self.begin(entry, true)?;
-                let flags = FileFlags {
-                    no_wait: false,
-                    sync: false,
-                    ..self.options.flags
-                };
+                let (flags, meta) = (self.link_flags(), self.sent_meta(meta));
                 self.post(Message::Link {
                     id,
                     flags,
+                    meta,
                     target: target.clone(),
                     path,
                 })?;
             }
         }
         Ok(())
+    }
+
+    /// Flags of an entry without content.
+    fn link_flags(&self) -> FileFlags {
+        FileFlags {
+            no_wait: false,
+            sync: false,
+            ..self.options.flags
+        }
+    }
+
+    /// What the receiver is told of an entry, which is less if it does not make archives.
+    fn sent_meta(&self, meta: &Meta) -> Meta {
+        if self.gives_attributes {
+            return meta.clone();
+        }
+        Meta {
+            mode: meta.mode & 0o777,
+            mtime: meta.mtime,
+            attributes: None,
+        }
+    }
+
+    /// Gives a file that was sent by another name this one too; whether there is such a file.
+    fn hard_link(&mut self, entry: &Entry) -> Result<bool, SendError> {
+        let Some((first, existing)) = self.first_names.get(&entry.id).cloned() else {
+            return Ok(false);
+        };
+        self.end_pack()?;
+        while first.is_some_and(|first| self.open.contains_key(&first)) {
+            self.pump()?;
+        }
+        if !self.linkable.contains(&entry.id) {
+            return Ok(false);
+        }
+        let id = self.begin(entry, true)?;
+        if let Some(open) = self.open.get_mut(&id) {
+            open.is_partial = false;
+        }
+        self.post(Message::HardLink {
+            id,
+            flags: self.link_flags(),
+            existing,
+            path: entry.path.clone(),
+        })?;
+        Ok(true)
     }
 
     fn fail(&mut self, entry: &Entry, why: &str) {
@@ -494,6 +569,12 @@ impl<'a> Sending<'a> {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         let source = entry.source.clone();
+        let file = entry.has_names.then_some(entry.id);
+        // A first name that was not written is of no use.
+        if file.is_some() && !self.linkable.contains(&entry.id) {
+            let name = (Some(id), entry.path.clone());
+            self.first_names.insert(entry.id, name);
+        }
         self.open.insert(
             id,
             Open {
@@ -501,6 +582,8 @@ impl<'a> Sending<'a> {
                 counted,
                 bytes: 0,
                 last,
+                file,
+                is_partial: self.options.archive && !self.gives_attributes && counted,
             },
         );
         id
@@ -569,6 +652,14 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
+    /// An entry is at the receiver.
+    fn arrived(&mut self, open: &Open) {
+        self.report.written += u64::from(open.counted);
+        self.report.bytes += open.bytes;
+        self.report.partial += u64::from(open.is_partial);
+        self.linkable.extend(open.file);
+    }
+
     fn handle(&mut self, message: Message) -> Result<(), SendError> {
         let violation = |text: &str| Err(LinkError::Violation(text.into()).into());
         match message {
@@ -591,8 +682,7 @@ impl<'a> Sending<'a> {
                         return violation("a result for nothing");
                     };
                     self.window -= usize::from(open.last);
-                    self.report.written += u64::from(open.counted);
-                    self.report.bytes += open.bytes;
+                    self.arrived(&open);
                 }
             }
             Message::Held { held } => {
@@ -602,28 +692,24 @@ impl<'a> Sending<'a> {
                 self.held.extend(held);
             }
             Message::Result { id, code, text } => {
-                let Some(Open {
-                    source,
-                    counted,
-                    bytes,
-                    last,
-                }) = self.open.remove(&id)
-                else {
+                let Some(mut open) = self.open.remove(&id) else {
                     return violation("a result for nothing");
                 };
-                self.window -= usize::from(last);
+                self.window -= usize::from(open.last);
                 match code {
-                    Code::Written => {
-                        self.report.written += u64::from(counted);
-                        self.report.bytes += bytes;
+                    Code::Written => self.arrived(&open),
+                    Code::Partly => {
+                        open.is_partial = true;
+                        self.arrived(&open);
+                        tracing::info!("{}: {text}", open.source.display());
                     }
-                    Code::Kept => self.kept(&source, &text),
+                    Code::Kept => self.kept(&open.source, &text),
                     Code::Abandoned => {}
                     _ => {
                         self.report.failed += 1;
                         self.progress.note(&format!(
                             "{}: the receiver says: {text}{}",
-                            shown(&source),
+                            shown(&open.source),
                             advice(code)
                         ));
                     }

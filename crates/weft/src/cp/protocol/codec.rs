@@ -2,8 +2,8 @@
 
 use super::{
     Code, DecodeError, EXTENTS, Extent, FileFlags, FileSpec, HOLE_BLOCKS, MAX_MESSAGE, MAX_PATH,
-    MAX_TEXT, Message, Mtime, PACK_FILES, PACK_LEN, RelPath, RingAdvert, SLOT_LEN, SLOTS, pack,
-    printable,
+    MAX_TEXT, Message, Meta, Mtime, PACK_FILES, PACK_LEN, RelPath, RingAdvert, SLOT_LEN, SLOTS,
+    attributes, pack, printable,
 };
 
 impl Message {
@@ -21,6 +21,7 @@ impl Message {
             }
             Self::Ready {
                 receives,
+                attributes,
                 ring,
                 proof,
             } => {
@@ -29,7 +30,8 @@ impl Message {
                 out.extend(ring.slot_len.to_be_bytes());
                 out.extend(ring.addr.to_be_bytes());
                 out.extend(ring.rkey.to_be_bytes());
-                out.extend([0; 4]);
+                out.extend(u16::from(*attributes).to_be_bytes());
+                out.extend([0; 2]);
                 out.extend(proof);
             }
             Self::Refuse { code, text } => {
@@ -55,12 +57,12 @@ impl Message {
             Self::File { id, spec } => {
                 out.extend(id.to_be_bytes());
                 out.extend(spec.flags.code().to_be_bytes());
-                out.extend((spec.mode as u16).to_be_bytes());
-                put_mtime(out, spec.mtime);
-                out.extend([0; 4]);
+                put_meta(out, &spec.meta);
+                out.extend([0; 2]);
                 out.extend(spec.size.to_be_bytes());
                 out.extend(spec.room.to_be_bytes());
                 out.extend(spec.source);
+                spec.meta.put_attributes(out);
                 out.extend(spec.path.as_bytes());
             }
             Self::Offer { id, blocks, digest } => {
@@ -108,27 +110,41 @@ impl Message {
             Self::Directory {
                 id,
                 leave,
-                mode,
-                mtime,
+                meta,
                 path,
             } => {
                 out.extend(id.to_be_bytes());
                 out.extend(u16::from(*leave).to_be_bytes());
-                out.extend((*mode as u16).to_be_bytes());
-                put_mtime(out, *mtime);
-                out.extend([0; 4]);
+                put_meta(out, meta);
+                out.extend([0; 2]);
+                meta.put_attributes(out);
                 out.extend(path.as_bytes());
             }
             Self::Link {
                 id,
                 flags,
+                meta,
                 target,
                 path,
             } => {
                 out.extend(id.to_be_bytes());
                 out.extend(flags.code().to_be_bytes());
+                put_meta(out, meta);
                 out.extend((target.len() as u16).to_be_bytes());
+                meta.put_attributes(out);
                 out.extend(target);
+                out.extend(path.as_bytes());
+            }
+            Self::HardLink {
+                id,
+                flags,
+                existing,
+                path,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(flags.code().to_be_bytes());
+                out.extend((existing.as_bytes().len() as u16).to_be_bytes());
+                out.extend(existing.as_bytes());
                 out.extend(path.as_bytes());
             }
             _ => unreachable!("encoded by another function"),
@@ -226,7 +242,8 @@ impl Message {
                 let slot_len = r.u32()?;
                 let addr = r.u64()?;
                 let rkey = r.u32()?;
-                r.zero(4)?;
+                let attributes = r.flags(1)? == 1;
+                r.zero(2)?;
                 if !SLOTS.contains(&slots) {
                     return Err(DecodeError::Value("slots"));
                 }
@@ -247,6 +264,7 @@ impl Message {
                 };
                 Self::Ready {
                     receives,
+                    attributes,
                     ring,
                     proof: r.array()?,
                 }
@@ -261,7 +279,7 @@ impl Message {
             }
             14 => Self::Credit,
             15 => Self::Done { cpu_us: r.u64()? },
-            4..=13 => Self::decode_file(kind, &mut r)?,
+            4..=13 | 22 => Self::decode_file(kind, &mut r)?,
             20 | 21 => Self::decode_holes(kind, &mut r)?,
             _ => Self::decode_many(kind, &mut r)?,
         };
@@ -337,23 +355,28 @@ impl Message {
             12 => {
                 let id = r.u32()?;
                 let leave = r.flags(1)? == 1;
-                let mode = r.mode()?;
-                let mtime = r.mtime()?;
-                r.zero(4)?;
+                let (mut meta, attributes) = r.meta()?;
+                r.zero(2)?;
+                meta.attributes = attributes::read(r, attributes)?;
                 Self::Directory {
                     id,
                     leave,
-                    mode,
-                    mtime,
+                    meta,
                     path: r.path()?,
                 }
             }
             13 => {
                 let id = r.u32()?;
                 let flags = FileFlags::from_u16(r.flags(0b0110)?);
+                let (mut meta, attributes) = r.meta()?;
                 let len = usize::from(r.u16()?);
                 if len == 0 || len > MAX_PATH {
                     return Err(DecodeError::Value("link target"));
+                }
+                meta.attributes = attributes::read(r, attributes)?;
+                let xattrs = meta.attributes.as_ref().map_or(0, |a| a.xattrs.len());
+                if xattrs > 0 {
+                    return Err(DecodeError::Value("attributes of a link"));
                 }
                 let target = r.bytes(len)?.to_vec();
                 if target.contains(&0) {
@@ -362,7 +385,19 @@ impl Message {
                 Self::Link {
                     id,
                     flags,
+                    meta,
                     target,
+                    path: r.path()?,
+                }
+            }
+            22 => {
+                let id = r.u32()?;
+                let flags = FileFlags::from_u16(r.flags(0b0110)?);
+                let len = usize::from(r.u16()?);
+                Self::HardLink {
+                    id,
+                    flags,
+                    existing: RelPath::new(r.bytes(len)?).map_err(DecodeError::Path)?,
                     path: r.path()?,
                 }
             }
@@ -461,6 +496,13 @@ fn clip(text: &str) -> &[u8] {
     &text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)]
 }
 
+/// Puts a file's meta-data without its attributes, of which the length alone.
+fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
+    out.extend((meta.mode as u16).to_be_bytes());
+    put_mtime(out, meta.mtime);
+    out.extend(meta.attributes_len().to_be_bytes());
+}
+
 pub(super) fn put_mtime(out: &mut Vec<u8>, t: Mtime) {
     out.extend(t.secs.to_be_bytes());
     out.extend(t.nanos.to_be_bytes());
@@ -517,7 +559,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn mode(&mut self) -> Result<u32, DecodeError> {
         let mode = self.u16()?;
-        if mode <= 0o777 {
+        if mode <= 0o7777 {
             Ok(u32::from(mode))
         } else {
             Err(DecodeError::Value("mode"))
@@ -527,21 +569,21 @@ impl<'a> Reader<'a> {
     /// What a FILE says of its file.
     fn spec(&mut self) -> Result<FileSpec, DecodeError> {
         let flags = FileFlags::from_u16(self.flags(0b1111)?);
-        let mode = self.mode()?;
-        let mtime = self.mtime()?;
-        self.zero(4)?;
+        let (mut meta, attributes) = self.meta()?;
+        self.zero(2)?;
         let size = self.size()?;
         let room = self.u64()?;
         if room > size {
             return Err(DecodeError::Value("room"));
         }
+        let source = self.array()?;
+        meta.attributes = attributes::read(self, attributes)?;
         Ok(FileSpec {
             flags,
-            mode,
-            mtime,
+            meta,
             size,
             room,
-            source: self.array()?,
+            source,
             path: self.path()?,
         })
     }
@@ -581,6 +623,17 @@ impl<'a> Reader<'a> {
         } else {
             Err(DecodeError::Value("mtime"))
         }
+    }
+
+    /// The counterpart of [`put_meta`].
+    fn meta(&mut self) -> Result<(Meta, u16), DecodeError> {
+        let (mode, mtime) = (self.mode()?, self.mtime()?);
+        let meta = Meta {
+            mode,
+            mtime,
+            attributes: None,
+        };
+        Ok((meta, self.u16()?))
     }
 
     pub(super) fn text(&mut self) -> Result<String, DecodeError> {

@@ -1,11 +1,11 @@
 //! Many small things at once: files in a slot, names in an ASK.
 //!
-//! A pack is a slot full of records, one behind the other: 40 bytes, the path and the content. What is read here has been copied out of the
+//! A pack is a slot full of records, one behind the other: 40 bytes, the path, attributes and the content. What is read here has been copied out of the
 //! slot, and its digest is right; the peer that made it may still have meant harm.
 
 use super::{
-    ASK_NAMES, Asked, DecodeError, FileFlags, FileSpec, HEADER_LEN, Held, MAX_MESSAGE, Reader,
-    RelPath, Version, put_mtime,
+    ASK_NAMES, Asked, DecodeError, FileFlags, FileSpec, HEADER_LEN, Held, MAX_MESSAGE, Meta,
+    Reader, RelPath, Version, attributes, put_mtime,
 };
 
 /// Bytes of a record before its path.
@@ -17,8 +17,9 @@ const NAME: usize = 4;
 const VERSION: usize = 20;
 
 /// The space of a file in a pack.
-pub fn record_len(path: &RelPath, size: u64) -> u64 {
-    (RECORD + path.as_bytes().len()) as u64 + size
+pub fn record_len(spec: &FileSpec) -> u64 {
+    let header = RECORD + spec.path.as_bytes().len();
+    header as u64 + u64::from(spec.meta.attributes_len()) + spec.size
 }
 
 /// The bytes before the contents of a file; `None` for a file that is too long for a pack.
@@ -30,13 +31,14 @@ pub fn record(spec: &FileSpec) -> Option<Vec<u8>> {
         ..spec.flags
     };
     out.extend(flags.code().to_be_bytes());
-    out.extend((spec.mode as u16).to_be_bytes());
-    put_mtime(&mut out, spec.mtime);
+    out.extend((spec.meta.mode as u16).to_be_bytes());
+    put_mtime(&mut out, spec.meta.mtime);
     out.extend(u32::try_from(spec.size).ok()?.to_be_bytes());
     out.extend((path.len() as u16).to_be_bytes());
-    out.extend([0; 2]);
+    out.extend(spec.meta.attributes_len().to_be_bytes());
     out.extend(spec.source);
     out.extend(path);
+    spec.meta.put_attributes(&mut out);
     Some(out)
 }
 
@@ -60,14 +62,18 @@ impl<'a> Records<'a> {
         let mtime = r.mtime()?;
         let size = r.u32()?;
         let path = usize::from(r.u16()?);
-        r.zero(2)?;
+        let attributes = r.u16()?;
         let source = r.array()?;
         let path = RelPath::new(r.bytes(path)?).map_err(DecodeError::Path)?;
+        let meta = Meta {
+            mode,
+            mtime,
+            attributes: attributes::read(r, attributes)?,
+        };
         let content = r.bytes(size as usize)?;
         let spec = FileSpec {
             flags,
-            mode,
-            mtime,
+            meta,
             size: size.into(),
             room: size.into(),
             source,
@@ -173,8 +179,11 @@ mod tests {
                 sync: true,
                 ..FileFlags::default()
             },
-            mode: 0o751,
-            mtime: Mtime { secs: -5, nanos: 7 },
+            meta: Meta {
+                mode: 0o4751,
+                mtime: Mtime { secs: -5, nanos: 7 },
+                attributes: None,
+            },
             size,
             room: size,
             source: [3; 16],
@@ -191,10 +200,7 @@ mod tests {
             let before = bytes.len() as u64;
             bytes.extend(record(&spec).unwrap());
             bytes.extend(content);
-            assert_eq!(
-                bytes.len() as u64 - before,
-                record_len(&spec.path, spec.size)
-            );
+            assert_eq!(bytes.len() as u64 - before, record_len(&spec));
         }
         let mut records = Records::new(&bytes);
         for (path, content) in files {

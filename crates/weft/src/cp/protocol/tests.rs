@@ -15,6 +15,27 @@ fn asked() -> impl Strategy<Value = Asked> {
     (path(), prop::option::of(version)).prop_map(|(path, version)| Asked { path, version })
 }
 
+fn meta(xattrs: usize) -> impl Strategy<Value = Meta> {
+    let xattr = (
+        "user[.][a-z]{1,250}",
+        prop::collection::vec(any::<u8>(), 0..99),
+    );
+    let xattr = xattr.prop_map(|(name, value)| Xattr {
+        name: name.into_bytes(),
+        value,
+    });
+    let xattrs = prop::collection::vec(xattr, 0..=xattrs);
+    let attributes = (0..u32::MAX, 0..u32::MAX, xattrs);
+    let attributes = attributes.prop_map(|(uid, gid, xattrs)| Attributes { uid, gid, xattrs });
+    (0..=0o7777u32, mtime(), prop::option::of(attributes)).prop_map(|(mode, mtime, attributes)| {
+        Meta {
+            mode,
+            mtime,
+            attributes,
+        }
+    })
+}
+
 fn flags() -> impl Strategy<Value = FileFlags> {
     (0..16u16).prop_map(FileFlags::from_u16)
 }
@@ -32,33 +53,27 @@ fn message() -> impl Strategy<Value = Message> {
             addr,
         },
     );
-    let spec = (
-        flags(),
-        0..=0o777u32,
-        mtime(),
-        0..1u64 << 62,
-        any::<Digest>(),
-        path(),
-    )
-        .prop_map(|(flags, mode, mtime, size, source, path)| FileSpec {
+    let spec = (flags(), meta(3), 0..1u64 << 62, any::<Digest>(), path()).prop_map(
+        |(flags, meta, size, source, path)| FileSpec {
             flags,
-            mode,
-            mtime,
+            meta,
             size,
             room: size / 3,
             source,
             path,
-        });
+        },
+    );
     prop_oneof![
         (4..=4096u16, any::<[u8; 32]>())
             .prop_map(|(receives, proof)| Message::Start { receives, proof }),
-        (4..=4096u16, ring, any::<[u8; 32]>()).prop_map(|(receives, ring, proof)| {
-            Message::Ready {
+        (4..=4096u16, any::<bool>(), ring, any::<[u8; 32]>()).prop_map(
+            |(receives, attributes, ring, proof)| Message::Ready {
                 receives,
+                attributes,
                 ring,
                 proof,
             }
-        }),
+        ),
         (code(), "[ -~]{0,80}").prop_map(|(code, text)| Message::Refuse { code, text }),
         (any::<u32>(), spec).prop_map(|(id, spec)| Message::File { id, spec }),
         (any::<u32>(), any::<u64>(), any::<Digest>())
@@ -118,20 +133,28 @@ fn message() -> impl Strategy<Value = Message> {
             code,
             text
         }),
-        (any::<u32>(), any::<bool>(), 0..=0o777u32, mtime(), path()).prop_map(
-            |(id, leave, mode, mtime, path)| Message::Directory {
+        (any::<u32>(), any::<bool>(), meta(3), path()).prop_map(|(id, leave, meta, path)| {
+            Message::Directory {
                 id,
                 leave,
-                mode,
-                mtime,
-                path
+                meta,
+                path,
             }
-        ),
-        (any::<u32>(), 0..4u16, "[a-z/.]{1,40}", path()).prop_map(|(id, f, target, path)| {
-            Message::Link {
+        }),
+        (any::<u32>(), 0..4u16, meta(0), "[a-z/.]{1,40}", path()).prop_map(
+            |(id, f, meta, target, path)| Message::Link {
                 id,
                 flags: FileFlags::from_u16(f << 1),
+                meta,
                 target: target.into_bytes(),
+                path,
+            }
+        ),
+        (any::<u32>(), 0..4u16, path(), path()).prop_map(|(id, f, existing, path)| {
+            Message::HardLink {
+                id,
+                flags: FileFlags::from_u16(f << 1),
+                existing,
                 path,
             }
         }),
