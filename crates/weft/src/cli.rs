@@ -48,7 +48,7 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Copy files to another machine with RDMA Writes, or receive them
+    /// Copy files to another machine with RDMA Writes, receive or fetch them
     #[command(long_about = cmd::cp::LONG)]
     Cp(cmd::cp::Args),
     /// Serve movies and live streams by RDMA Reads, and watch them

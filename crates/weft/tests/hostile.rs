@@ -76,6 +76,7 @@ fn raw(listener: &Listener, bytes: &[u8]) -> bool {
     let mut start = Vec::new();
     Message::Start {
         receives: 64,
+        fetches: false,
         proof: [0; 32],
     }
     .encode(0, &mut start);
@@ -302,6 +303,7 @@ fn messages_that_break_the_protocol_end_the_connection_and_no_other() {
             "START again",
             vec![Message::Start {
                 receives: 64,
+                fetches: false,
                 proof: [0; 32],
             }],
         ),

@@ -356,7 +356,7 @@ fn wrong_uses_are_answered() {
     let missing = missing.to_str().unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
         (&["demo", "--html", "x.html", "--size", "0"], 2, "1M"),
-        (&["cp", "localhost:file", "."], 2, "weft cp --listen DIR"),
+        (&["cp", missing, "."], 2, "HOST:FILE... DIR"),
         (
             &["cp", "-", "localhost:"],
             1,

@@ -15,11 +15,11 @@ use crate::address::parse_bind;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
 use crate::cp::listener::{Config, Events, Listener};
-use crate::cp::protocol::{FileFlags, RelPath};
-use crate::cp::receiver::{self, Totals};
+use crate::cp::protocol::{Fetch, FileFlags, RelPath, RingAdvert};
+use crate::cp::receiver::{self, Totals, Watch};
 use crate::cp::sender::{self, Progress, Report};
 use crate::cp::session::{self, Who, Wire};
-use crate::cp::store::{Policy, StoreError};
+use crate::cp::store::{Policy, Store, StoreError};
 use crate::cp::target::Target;
 use crate::cp::walk::{Plan, What};
 use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
@@ -32,7 +32,7 @@ use crate::identity::{Folder, keypair};
 use crate::terminal::printable;
 
 pub(crate) const LONG: &str = "\
-Copy files to another machine with one-sided RDMA Writes, or receive them.
+Copy files to another machine with one-sided RDMA Writes, receive them, or fetch them from a machine that serves them.
 
 A file gets its final name only when it is complete and its checksum is right; an existing file is \
 replaced at that moment, as a whole. An interrupted transfer leaves a hidden .NAME.weft-XXXX.part and its journal: \
@@ -53,6 +53,9 @@ Examples:
   weft key
   weft cp --listen /srv/in --bind 0.0.0.0
   weft cp -r photos music host:backup/today
+  # fetch what a listener with --serve gives
+  weft cp --listen /srv/in --serve /srv/out
+  weft cp -r host:photos .
   # in a script: the fingerprint that the listener prints
   weft cp --peer SHA256:... data.bin host:
 
@@ -66,10 +69,11 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = EXAMPLES,
-    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]]\n       weft cp --gen-key FILE"
+    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] HOST[:PORT]:FILE... DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]]\n       weft cp --gen-key FILE"
 )]
 pub struct Args {
-    /// Files to send; the last argument is the destination, DIR is below the listener's directory and created if missing
+    /// Files to send; the last argument is the destination, DIR is below the listener's directory and created if missing. Or files to fetch
+    /// from a listener with --serve, and a directory for them
     #[arg(value_name = "FILE... HOST[:PORT]:DIR", required_unless_present_any = ["listen", "gen_key"])]
     paths: Vec<PathBuf>,
 
@@ -87,6 +91,15 @@ pub struct Args {
         help_heading = "Receiving"
     )]
     open: bool,
+    /// Let those who may send also fetch the files below DIR, which follow no symbolic link
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "listen",
+        conflicts_with = "paths",
+        help_heading = "Receiving"
+    )]
+    serve: Option<PathBuf>,
     /// Create symbolic links that lead out of DIR too: absolute ones, and those with too many `..`
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     any_links: bool,
@@ -198,13 +211,77 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     let key = args.key.as_deref().map(Key::read).transpose()?;
-    match &args.listen {
-        Some(dir) => listen(args, dir, key, global),
-        None => send(args, key, global),
+    if let Some(dir) = &args.listen {
+        return listen(args, dir, key, global);
+    }
+    match args.paths.split_last() {
+        Some((to, from))
+            if !from.is_empty() && !is_remote(to) && from.iter().all(|path| is_remote(path)) =>
+        {
+            fetch(args, from, to, key, global)
+        }
+        _ => send(args, key, global),
     }
 }
 
+/// Whether this names a host, as scp decides it: a colon comes before any slash.
+fn is_remote(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    let is_end = |b: &&u8| **b == b':' || **b == b'/';
+    bytes.first() == Some(&b'[') && bytes.contains(&b':')
+        || bytes.iter().find(is_end) == Some(&b':')
+}
+
 impl Args {
+    fn what(&self) -> What {
+        What {
+            recursive: self.recursive || self.archive,
+            links: self.links || self.archive,
+            attributes: self.archive,
+        }
+    }
+
+    fn flags(&self) -> FileFlags {
+        FileFlags {
+            no_wait: false,
+            no_clobber: self.no_clobber,
+            force: self.force,
+            sync: self.fsync,
+        }
+    }
+
+    /// The options of a connection, and of what is sent on it.
+    fn sending(&self, key: Option<Key>) -> sender::Options {
+        sender::Options {
+            key,
+            flags: self.flags(),
+            update: self.update,
+            archive: self.archive,
+            dry_run: self.dry_run,
+            limit_rate: self.limit_rate,
+            patience: Duration::from_secs(self.timeout),
+        }
+    }
+
+    fn receiving(&self, key: Option<Key>) -> receiver::Options {
+        receiver::Options {
+            key,
+            slots: self.slots,
+            slot_len: self.slot_len,
+            serve: self.serve.clone(),
+            patience: Duration::from_secs(self.timeout),
+        }
+    }
+
+    fn policy(&self, attributes: bool) -> Policy {
+        Policy {
+            no_clobber: self.no_clobber,
+            sync: self.fsync,
+            any_links: self.any_links,
+            attributes,
+        }
+    }
+
     fn wire(&self) -> Wire {
         if self.plain_tcp {
             Wire::PlainTcp
@@ -265,18 +342,8 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             .bind
             .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()),
         wire: args.wire(),
-        policy: Policy {
-            no_clobber: args.no_clobber,
-            sync: args.fsync,
-            any_links: args.any_links,
-            attributes: args.attributes,
-        },
-        serve: receiver::Options {
-            key,
-            slots: args.slots,
-            slot_len: args.slot_len,
-            patience: Duration::from_secs(args.timeout),
-        },
+        policy: args.policy(args.attributes),
+        serve: args.receiving(key),
         identity,
         authorized: authorized.filter(|_| shows_key && !args.open),
         open: args.open,
@@ -289,6 +356,9 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             listener.local_addr(),
             dir.display()
         ));
+        if let Some(dir) = &args.serve {
+            say(format_args!("files below {} can be fetched", dir.display()));
+        }
         if let Some(path) = made {
             say(format_args!("made a key pair in {}", path.display()));
         }
@@ -335,12 +405,13 @@ impl Events for Lines {
             tell!("weft: {peer}: {e}{hint}");
         }
         if !self.quiet && totals.started {
+            let fetched = if totals.fetched { "fetched " } else { "" };
             let failed = match totals.failed {
                 0 => String::new(),
                 n => format!("; {n} failed"),
             };
             say(format_args!(
-                "{peer}: {}{failed}",
+                "{peer}: {fetched}{}{failed}",
                 speed(totals.files, totals.bytes, took)
             ));
         }
@@ -374,12 +445,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         Failure::usage("the target is not valid UTF-8").hint("write HOST[:PORT]:DIR")
     })?;
     let target = Target::parse(target)?;
-    let what = What {
-        recursive: args.recursive || args.archive,
-        links: args.links || args.archive,
-        attributes: args.archive,
-    };
-    let plan = Plan::new(sources, target.dir.as_ref(), what)?;
+    let plan = Plan::new(sources, target.dir.as_ref(), args.what())?;
     let mut failed = 0;
     for skipped in &plan.skipped {
         failed += u64::from(skipped.error);
@@ -393,20 +459,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             Failure::failed("nothing was sent: no source can be used").hint("see the lines above")
         );
     }
-    let options = sender::Options {
-        key,
-        flags: FileFlags {
-            no_wait: false,
-            no_clobber: args.no_clobber,
-            force: args.force,
-            sync: args.fsync,
-        },
-        update: args.update,
-        archive: args.archive,
-        dry_run: args.dry_run,
-        limit_rate: args.limit_rate,
-        patience: Duration::from_secs(args.timeout),
-    };
+    let options = args.sending(key);
     let receiver = session::connect(&target, args.wire(), &options, args.who(&target)?)?;
     let began = Instant::now();
     let silent = global.quiet || args.no_progress || args.dry_run;
@@ -450,6 +503,109 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         );
     }
     Ok(Exit::Ok)
+}
+
+/// Says what is not fetched.
+struct Fetching {
+    quiet: bool,
+}
+
+impl Watch for Fetching {
+    fn proved(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn entry_failed(&self, path: &str, error: &StoreError) {
+        tell!("weft: {path}: {error}");
+    }
+
+    fn skipped(&self, is_error: bool, text: &str) {
+        if is_error || !self.quiet {
+            tell!("weft: {}", without_numbers(text));
+        }
+    }
+}
+
+fn fetch(
+    args: &Args,
+    from: &[PathBuf],
+    to: &Path,
+    key: Option<Key>,
+    global: Global,
+) -> Result<Exit, Failure> {
+    if args.dry_run {
+        return Err(
+            Failure::usage("--dry-run works only for files that are sent")
+                .hint("leave it away, or run `weft cp --dry-run` on the other machine"),
+        );
+    }
+    let mut targets = Vec::new();
+    for path in from {
+        let text = path.to_str().ok_or_else(|| {
+            Failure::usage("a source is not valid UTF-8").hint("fetch the directory that it is in")
+        })?;
+        targets.push(Target::parse(text)?);
+    }
+    let first = &targets[0];
+    if let Some(other) = targets
+        .iter()
+        .find(|other| (&other.host, other.port) != (&first.host, first.port))
+    {
+        return Err(Failure::usage(format!(
+            "files of {} and of {} cannot be fetched together",
+            first.host, other.host
+        ))
+        .hint("run one command for each host"));
+    }
+    let request = Fetch {
+        flags: args.flags(),
+        update: args.update,
+        what: args.what(),
+        ring: RingAdvert::default(),
+        limit_rate: args.limit_rate.unwrap_or(0),
+        paths: targets.iter().map(|target| target.dir.clone()).collect(),
+    };
+    if !request.fits() {
+        return Err(Failure::usage("too many names to fetch in one command")
+            .hint("fetch the directory that they are in, with -r"));
+    }
+    let mut store = Store::open(to, args.policy(args.archive)).map_err(|e| {
+        Failure::failed(format!("cannot receive into {}: {e}", to.display()))
+            .hint("the last argument is a directory that exists and that you can write to")
+    })?;
+    // The other side decides what it sends, and not where it goes.
+    let named = |path: &Option<RelPath>| path.as_ref().map(|path| path.split().1.to_vec());
+    if let Some(names) = request.paths.iter().map(named).collect() {
+        store.only(names);
+    }
+    let options = args.sending(key.clone());
+    let peer = session::connect(first, args.wire(), &options, args.who(first)?)?;
+    let began = Instant::now();
+    let watch = Fetching {
+        quiet: global.quiet,
+    };
+    let totals = peer.fetch(request, store, &args.receiving(key), &watch)?;
+    let took = began.elapsed();
+    let path = peer.path();
+    if args.json {
+        say(serde_json::json!({
+            "files": totals.files,
+            "bytes": totals.bytes,
+            "seconds": took.as_secs_f64(),
+            "cpu_s": cpu_time().as_secs_f64(),
+            "transport": path.transport,
+            "reason": path.reason,
+        }));
+    } else if !global.quiet {
+        let via = carrier(path.transport);
+        let rate = speed(totals.files, totals.bytes, took);
+        say(format_args!("{rate} over {via}"));
+    }
+    match totals.failed {
+        0 => Ok(Exit::Ok),
+        failed => Err(Failure::failed(format!("{failed} could not be fetched"))
+            .hint("see the lines above; the same command again fetches what is missing")),
+    }
 }
 
 fn files(count: u64) -> String {

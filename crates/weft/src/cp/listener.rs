@@ -13,6 +13,7 @@ use weft_verbs::tcp_peer_uid;
 use weft_verbs::tls::{Identity, PublicKey, Tls};
 
 use super::START_PATIENCE;
+use super::fetch;
 use super::link::{Link, LinkError};
 use super::protocol::{Code, HELLO_LEN, Hello, Status, VERSION};
 use super::rdma::{Prepared, RdmaLink};
@@ -405,8 +406,7 @@ impl Session {
         let began = Instant::now();
         let config = &self.inner.config;
         let store = self.inner.store.another();
-        let (totals, end) =
-            receiver::serve(&*self.link, &ours, &theirs, store, &config.serve, &self);
+        let (totals, end) = serve(&*self.link, &ours, &theirs, store, &config.serve, &self);
         self.events
             .finished(self.peer, totals, began.elapsed(), end.clone());
         if !totals.started {
@@ -450,6 +450,30 @@ impl Session {
         link.send_hello(&reply).map_err(|e| e.to_string())?;
         met
     }
+}
+
+/// Proves the key in both directions, then receives, or gives what is fetched, until the initiator is done or has disconnected. `ours` and `theirs` are the exchanged
+/// hellos.
+fn serve(
+    link: &dyn Link,
+    ours: &Hello,
+    theirs: &Hello,
+    store: Store,
+    options: &receiver::Options,
+    watch: &dyn Watch,
+) -> (Totals, Result<(), LinkError>) {
+    let attributes = store.policy().attributes;
+    let started = receiver::start(link, ours, theirs, options, attributes, watch);
+    let (totals, result) = match started {
+        Ok(Some(ring)) => receiver::receive_all(link, ring, store, options, false, watch),
+        Ok(None) => fetch::give(link, options),
+        Err(e) => (Totals::default(), Err(e)),
+    };
+    match &result {
+        Err(e) => receiver::end(link, e),
+        Ok(()) => link.close(),
+    }
+    (totals, result)
 }
 
 fn refusal(status: Status) -> [u8; HELLO_LEN] {

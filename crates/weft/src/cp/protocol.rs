@@ -41,6 +41,8 @@ pub const HOLE_BLOCKS: u32 = 65_536;
 pub const EXTENTS: usize = 256;
 /// Most names in an ASK.
 pub const ASK_NAMES: usize = 512;
+/// Most names in a FETCH.
+pub const FETCH_NAMES: usize = 512;
 /// Most ASKs that may be without an answer.
 pub const ASKS: usize = 4;
 /// Bounds of the number of slots in a ring.
@@ -128,10 +130,12 @@ pub enum Code {
     Stranger = 68,
     /// As many senders are served as may be.
     Full = 69,
+    /// The responder gives no files.
+    NotServed = 70,
 }
 
 impl Code {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 21] = [
         Self::Written,
         Self::Kept,
         Self::NoSpace,
@@ -152,6 +156,7 @@ impl Code {
         Self::Resources,
         Self::Stranger,
         Self::Full,
+        Self::NotServed,
     ];
 
     fn from_u16(v: u16) -> Result<Self, DecodeError> {
@@ -282,6 +287,47 @@ pub struct RingAdvert {
     pub addr: u64,
 }
 
+/// What of the sources is sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct What {
+    /// The content of directories.
+    pub recursive: bool,
+    /// Symbolic links below directories.
+    pub links: bool,
+    /// Owners, special mode bits, extended attributes and hard links.
+    pub attributes: bool,
+}
+
+/// What an initiator fetches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetch {
+    /// Treatment of files that the initiator has; `no_wait` is zero.
+    pub flags: FileFlags,
+    /// Leave a file alone that the initiator has in the same version.
+    pub update: bool,
+    /// What of the sources is sent.
+    pub what: What,
+    /// The initiator's ring.
+    pub ring: RingAdvert,
+    /// The most bytes of content a second, 0 for any number.
+    pub limit_rate: u64,
+    /// Names below the responder's directory; `None` is the content of the directory itself.
+    pub paths: Vec<Option<RelPath>>,
+}
+
+impl Fetch {
+    /// Whether it fits a message.
+    pub fn fits(&self) -> bool {
+        let lengths = self
+            .paths
+            .iter()
+            .flatten()
+            .map(|path| path.as_bytes().len());
+        let bytes: usize = lengths.sum::<usize>() + 2 * self.paths.len();
+        (1..=FETCH_NAMES).contains(&self.paths.len()) && HEADER_LEN + 40 + bytes <= MAX_MESSAGE
+    }
+}
+
 /// One control message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
@@ -289,6 +335,8 @@ pub enum Message {
     Start {
         /// Receives that the initiator has posted.
         receives: u16,
+        /// The initiator wants files, and does not send them.
+        fetches: bool,
         /// HMAC-SHA256 as role 1.
         proof: [u8; PROOF_LEN],
     },
@@ -298,7 +346,7 @@ pub enum Message {
         receives: u16,
         /// Whether it gives files their attributes.
         attributes: bool,
-        /// The ring.
+        /// The ring; no slots for an initiator that fetches.
         ring: RingAdvert,
         /// HMAC-SHA256 as role 2.
         proof: [u8; PROOF_LEN],
@@ -463,6 +511,15 @@ pub enum Message {
         /// For each name, in order.
         held: Vec<Held>,
     },
+    /// Which files the initiator wants. From here on the responder is the sender.
+    Fetch(Fetch),
+    /// The sender of a fetch leaves something out.
+    Skipped {
+        /// Whether it should have been sent.
+        is_error: bool,
+        /// What, and why.
+        text: String,
+    },
     /// Only credits, or a sign of life.
     Credit,
     /// Everything has been sent; the receiver answers with the same once everything is done.
@@ -497,6 +554,8 @@ impl Message {
             Self::Sparse { .. } => 20,
             Self::Hole { .. } => 21,
             Self::HardLink { .. } => 22,
+            Self::Fetch(_) => 23,
+            Self::Skipped { .. } => 24,
         }
     }
 

@@ -4,6 +4,7 @@
 //! slots to files and answers. Disk and wire overlap, and the work that can be queued is bounded by the
 //! ring and by [`WINDOW`], which a peer cannot exceed.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -29,6 +30,8 @@ pub struct Options {
     pub slots: u16,
     /// Length of a slot in bytes.
     pub slot_len: u32,
+    /// The directory whose files initiators may fetch.
+    pub serve: Option<PathBuf>,
     /// How long a sender may stay silent.
     pub patience: Duration,
 }
@@ -46,6 +49,8 @@ pub struct Totals {
     pub started: bool,
     /// Whether the sender has completed.
     pub complete: bool,
+    /// The files went to an initiator that fetched them.
+    pub fetched: bool,
 }
 
 /// The interface to the listener while a connection is served.
@@ -54,58 +59,62 @@ pub trait Watch: Sync {
     fn proved(&self) -> Result<(), &'static str>;
     /// An entry was not written.
     fn entry_failed(&self, path: &str, error: &StoreError);
+    /// What the other side of a fetch does not send, and why.
+    fn skipped(&self, _is_error: bool, _text: &str) {}
 }
 
-/// Proves the key in both directions, then receives until the sender is done or has disconnected. `ours` and `theirs` are the exchanged
-/// hellos.
-pub fn serve(
+/// Receives until the sender is done or has disconnected.
+pub(super) fn receive_all(
     link: &dyn Link,
-    ours: &Hello,
-    theirs: &Hello,
+    ring: RingAdvert,
     store: Store,
     options: &Options,
+    fetches: bool,
     watch: &dyn Watch,
 ) -> (Totals, Result<(), LinkError>) {
-    let shared = Shared::new(options.slots);
-    let attributes = store.policy().attributes;
-    let result = start(link, ours, theirs, options, attributes, watch).and_then(|ring| {
-        shared.count(|t| t.started = true);
-        std::thread::scope(|scope| {
-            let (jobs, queue) = channel();
-            let worker = Worker {
-                link,
-                store,
-                slot_len: ring.slot_len,
-                shared: &shared,
-                watch,
-                current: Current::None,
-                answers: Vec::new(),
-                since: Instant::now(),
-                cpu: cpu_time(),
-            };
-            let worker = scope.spawn(move || worker.run(&queue));
-            let received = receive(link, ring, options.patience, &shared, &jobs);
-            drop(jobs);
-            // A worker may wait for credits that no longer come.
-            if let Err(e) = &received {
-                end(link, e);
-            }
-            let worked = worker
-                .join()
-                .unwrap_or_else(|_| Err(LinkError::Local("the writing thread panicked".into())));
-            // The worker's reason is the cause when both have one: it closes the link under the other.
-            worked.and(received)
-        })
+    let shared = Shared::new(ring.slots);
+    shared.count(|t| t.started = true);
+    let result = std::thread::scope(|scope| {
+        let (jobs, queue) = channel();
+        let worker = Worker {
+            link,
+            store,
+            slot_len: ring.slot_len,
+            shared: &shared,
+            watch,
+            current: Current::None,
+            answers: Vec::new(),
+            since: Instant::now(),
+            cpu: cpu_time(),
+        };
+        let worker = scope.spawn(move || worker.run(&queue));
+        let fetching = fetches.then_some(watch);
+        let received = receive(link, ring, options.patience, &shared, &jobs, fetching);
+        drop(jobs);
+        // A worker may wait for credits that no longer come.
+        if let Err(e) = &received {
+            end(link, e);
+        }
+        let worked = worker
+            .join()
+            .unwrap_or_else(|_| Err(LinkError::Local("the writing thread panicked".into())));
+        // The worker's reason is the cause when both have one: it closes the link under the other.
+        worked.and(received)
     });
-    match &result {
-        Err(e) => end(link, e),
-        Ok(()) => link.close(),
-    }
     (shared.totals(), result)
 }
 
+/// The ring for a sender.
+pub(super) fn create_ring(link: &dyn Link, options: &Options) -> Result<RingAdvert, LinkError> {
+    let slot_len = match link.path().transport {
+        "local" => options.slot_len.min(LOCAL_SLOT_LEN),
+        _ => options.slot_len,
+    };
+    link.create_ring(options.slots, slot_len)
+}
+
 /// Ends the connection, and reports a breach of the protocol to the peer.
-fn end(link: &dyn Link, e: &LinkError) {
+pub(super) fn end(link: &dyn Link, e: &LinkError) {
     if let LinkError::Violation(text) = e {
         let _ = link.send(&Message::Refuse {
             code: Code::Violation,
@@ -126,19 +135,24 @@ pub fn refuse(link: &dyn Link, code: Code, text: &str) -> Result<(), LinkError> 
     Ok(())
 }
 
-/// The first messages: START with the initiator's proof, READY with ours.
-fn start(
+/// The first messages: START with the initiator's proof, READY with ours. `None` for an initiator that fetches.
+pub(super) fn start(
     link: &dyn Link,
     ours: &Hello,
     theirs: &Hello,
     options: &Options,
     attributes: bool,
     watch: &dyn Watch,
-) -> Result<RingAdvert, LinkError> {
+) -> Result<Option<RingAdvert>, LinkError> {
     let first = link
         .recv(START_PATIENCE)?
         .ok_or_else(|| LinkError::Gone("the peer never started".into()))?;
-    let Message::Start { receives, proof } = first else {
+    let Message::Start {
+        receives,
+        fetches,
+        proof,
+    } = first
+    else {
         return Err(LinkError::Violation(
             "the first message is not START".into(),
         ));
@@ -166,11 +180,19 @@ fn start(
         refuse(link, Code::Full, text)?;
         return Err(LinkError::Gone(format!("it was turned away: {text}")));
     }
-    let slot_len = match link.path().transport {
-        "local" => options.slot_len.min(LOCAL_SLOT_LEN),
-        _ => options.slot_len,
+    if fetches && options.serve.is_none() {
+        let text = "it gives no files: it was started without --serve DIR";
+        refuse(link, Code::NotServed, text)?;
+        return Err(LinkError::Gone(
+            "it wanted files, and --serve was not given".into(),
+        ));
+    }
+    let created = if fetches {
+        Ok(RingAdvert::default())
+    } else {
+        create_ring(link, options)
     };
-    let ring = match link.create_ring(options.slots, slot_len) {
+    let ring = match created {
         Ok(ring) => ring,
         Err(e) => {
             link.send(&Message::Refuse {
@@ -186,7 +208,7 @@ fn start(
         ring,
         proof: ready_proof,
     })?;
-    Ok(ring)
+    Ok((!fetches).then_some(ring))
 }
 
 /// The state of both threads.
@@ -249,6 +271,7 @@ fn receive(
     patience: Duration,
     shared: &Shared,
     jobs: &Sender<Message>,
+    fetching: Option<&dyn Watch>,
 ) -> Result<(), LinkError> {
     let violation = |text: &str| Err(LinkError::Violation(text.into()));
     let mut next_id = 0u32;
@@ -281,6 +304,14 @@ fn receive(
         }
         match &message {
             Message::Credit => continue,
+            Message::Skipped { is_error, text } => {
+                let Some(watch) = fetching else {
+                    return violation("a message of a fetch");
+                };
+                shared.count(|t| t.failed += u64::from(*is_error));
+                watch.skipped(*is_error, text);
+                continue;
+            }
             Message::File { id, .. }
             | Message::Directory { id, .. }
             | Message::Link { id, .. }

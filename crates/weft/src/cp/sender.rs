@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use weft_verbs::Path;
 
 use super::auth::{Challenge, Key, Role};
-use super::beneath::Opener;
 use super::link::{Link, LinkError, Parcel};
+use super::opener::Opener;
 use super::pace::Pace;
 use super::path::printable;
 use super::protocol::{
@@ -50,6 +50,10 @@ pub trait Progress {
     fn advance(&mut self, bytes: u64, held: bool);
     /// A line for the user.
     fn note(&mut self, line: &str);
+    /// An entry cannot be sent.
+    fn failed(&mut self, entry: &Entry, why: &str) {
+        self.note(&format!("{}: {why}", shown(&entry.source)));
+    }
     /// What would be done with an entry that goes to `path`.
     fn would(&mut self, what: &str, path: &RelPath);
 }
@@ -143,54 +147,79 @@ pub fn send(
     options: &Options,
     progress: &mut dyn Progress,
 ) -> Result<Report, SendError> {
-    let path = link.path();
-    let result = start(link, ours, theirs, options).and_then(|(ring, attributes)| {
-        std::thread::scope(|scope| {
-            let (out, queue) = channel();
-            let pace = options.limit_rate.map(Pace::new);
-            let wire = scope.spawn(move || drive(link, &queue, pace));
-            let mut sender = Sending::new(link, out, ring, options, progress);
-            sender.gives_attributes = options.archive && attributes;
-            let sent = sender.all(plan);
-            let report = Report {
-                path: Some(path),
-                cipher: link.cipher(),
-                ..sender.report
-            };
-            drop(sender.out);
-            if sent.is_err() {
-                link.close();
-            }
-            let wired = wire
-                .join()
-                .unwrap_or_else(|_| Err(LinkError::Local("the wire thread panicked".into())));
-            match (sent, wired) {
-                (Ok(()), _) => Ok(report),
-                // The thread that saw a connection error first has the better message.
-                (Err(SendError::Link(LinkError::Gone(_))), Err(e)) => Err(e.into()),
-                (Err(e), _) => Err(e),
-            }
-        })
+    let result = start(link, ours, theirs, options.key.as_ref(), false).and_then(|peer| {
+        if peer.ring.slots == 0 {
+            return Err(LinkError::Violation("a ring without slots".into()).into());
+        }
+        link.use_ring(peer.ring)?;
+        send_all(link, peer, plan, options, progress)
     });
     link.close();
     result
 }
 
-fn start(
+/// What a sender knows of a receiver.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// Its ring.
+    pub ring: RingAdvert,
+    /// Whether it gives files their attributes.
+    pub attributes: bool,
+}
+
+/// Sends everything in `plan` to a receiver whose ring is in use.
+pub fn send_all(
+    link: &dyn Link,
+    peer: Peer,
+    plan: &Plan,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<Report, SendError> {
+    let path = link.path();
+    std::thread::scope(|scope| {
+        let (out, queue) = channel();
+        let pace = options.limit_rate.map(Pace::new);
+        let wire = scope.spawn(move || drive(link, &queue, pace));
+        let mut sender = Sending::new(link, out, peer, options, progress);
+        let sent = sender.all(plan);
+        let report = Report {
+            path: Some(path),
+            cipher: link.cipher(),
+            ..sender.report
+        };
+        drop(sender.out);
+        if sent.is_err() {
+            link.close();
+        }
+        let wired = wire
+            .join()
+            .unwrap_or_else(|_| Err(LinkError::Local("the wire thread panicked".into())));
+        match (sent, wired) {
+            (Ok(()), _) => Ok(report),
+            // The thread that saw a connection error first has the better message.
+            (Err(SendError::Link(LinkError::Gone(_))), Err(e)) => Err(e.into()),
+            (Err(e), _) => Err(e),
+        }
+    })
+}
+
+/// The initiator's first message, and the answer.
+pub(super) fn start(
     link: &dyn Link,
     ours: &Hello,
     theirs: &Hello,
-    options: &Options,
-) -> Result<(RingAdvert, bool), SendError> {
+    key: Option<&Key>,
+    fetches: bool,
+) -> Result<Peer, SendError> {
     let about = Challenge {
         initiator: ours.nonce,
         responder: theirs.nonce,
         binding: link.binding(),
     };
-    let key = options.key.as_ref();
     let proof = key.map_or([0; 32], |k| k.prove(Role::Initiator, &about));
     link.send(&Message::Start {
         receives: link.receives(),
+        fetches,
         proof,
     })?;
     match link
@@ -203,14 +232,13 @@ fn start(
             ring,
             proof,
         } => {
-            if let Some(key) = &options.key
+            if let Some(key) = key
                 && !key.verify(Role::Responder, &about, &proof)
             {
                 return Err(SendError::Impostor);
             }
             link.set_peer_receives(receives);
-            link.use_ring(ring)?;
-            Ok((ring, attributes))
+            Ok(Peer { ring, attributes })
         }
         Message::Refuse { code, text } => Err(SendError::Refused { code, text }),
         _ => Err(LinkError::Violation("the first answer is not READY".into()).into()),
@@ -294,7 +322,7 @@ impl<'a> Sending<'a> {
     fn new(
         link: &'a dyn Link,
         out: Sender<Vec<Parcel>>,
-        ring: RingAdvert,
+        Peer { ring, attributes }: Peer,
         options: &'a Options,
         progress: &'a mut dyn Progress,
     ) -> Self {
@@ -307,7 +335,7 @@ impl<'a> Sending<'a> {
             progress,
             free: (0..ring.slots).rev().collect(),
             in_use: vec![None; usize::from(ring.slots)],
-            gives_attributes: false,
+            gives_attributes: options.archive && attributes,
             first_names: HashMap::new(),
             linkable: HashSet::new(),
             next_id: 0,
@@ -561,8 +589,7 @@ impl<'a> Sending<'a> {
 
     fn fail(&mut self, entry: &Entry, why: &str) {
         self.report.failed += 1;
-        self.progress
-            .note(&format!("{}: {why}", shown(&entry.source)));
+        self.progress.failed(entry, why);
     }
 
     fn open(&mut self, entry: &Entry, counted: bool, last: bool) -> u32 {

@@ -79,6 +79,8 @@ pub struct Policy {
 pub struct Store {
     root: Arc<OwnedFd>,
     policy: Policy,
+    /// The only names that entries may have in the directory.
+    only: Option<Arc<[Vec<u8>]>>,
     /// The last parent directory: many small files come from one.
     last: Option<(Vec<u8>, Arc<OwnedFd>)>,
 }
@@ -99,6 +101,7 @@ impl Store {
         Ok(Self {
             root: Arc::new(root),
             policy,
+            only: None,
             last: None,
         })
     }
@@ -114,8 +117,14 @@ impl Store {
         Self {
             root: Arc::clone(&self.root),
             policy: self.policy,
+            only: self.only.clone(),
             last: None,
         }
+    }
+
+    /// Takes nothing but entries of these names in the directory, and what is below them.
+    pub fn only(&mut self, names: Vec<Vec<u8>>) {
+        self.only = Some(names.into());
     }
 
     /// The directory of the path's last component, made as needed.
@@ -131,6 +140,17 @@ impl Store {
         path: &RelPath,
         missing: impl Fn(&OwnedFd, &[u8]) -> Result<(), StoreError>,
     ) -> Result<Arc<OwnedFd>, StoreError> {
+        if let Some(only) = &self.only
+            && !path
+                .components()
+                .next()
+                .is_some_and(|first| only.iter().any(|name| name == first))
+        {
+            return Err(StoreError::new(
+                Code::BadPath,
+                "this name was not asked for",
+            ));
+        }
         let (parent, _) = path.split();
         if parent.is_empty() {
             return Ok(Arc::clone(&self.root));

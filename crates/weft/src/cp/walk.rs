@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use super::attributes;
+use super::beneath::open_beneath;
+pub use super::protocol::What;
 use super::protocol::{Attributes, Meta, Mtime, RelPath, Version};
 use crate::failure::Failure;
 
@@ -58,17 +60,6 @@ pub enum Kind {
     Leave(Meta),
     /// A symbolic link and its target.
     Link(Meta, Vec<u8>),
-}
-
-/// What of the sources is sent.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct What {
-    /// The content of directories.
-    pub recursive: bool,
-    /// Symbolic links below directories.
-    pub links: bool,
-    /// Owners, special mode bits, extended attributes and hard links.
-    pub attributes: bool,
 }
 
 /// Everything to send.
@@ -210,6 +201,66 @@ impl Plan {
                 // `.`, `..`, `/`: the content without a directory of its own.
                 None => drop(plan.content(&found, base, what)),
             }
+        }
+        Ok(plan)
+    }
+
+    /// Looks at `paths` below `dir`, which follow no symbolic link, and plans to send them.
+    pub fn beneath(dir: &Path, paths: &[Option<RelPath>], what: What) -> io::Result<Self> {
+        let (root, stat) = open_dir(fs::CWD, dir, OFlags::empty())?;
+        let mut plan = Self::default();
+        plan.roots.push(Root {
+            path: dir.into(),
+            id: id_of(&stat),
+        });
+        let mut taken = HashSet::new();
+        for path in paths {
+            let (parent, name) = path.as_ref().map_or((&[][..], &b"."[..]), RelPath::split);
+            let source = match path {
+                Some(path) => dir.join(OsStr::from_bytes(path.as_bytes())),
+                None => dir.into(),
+            };
+            let name = Path::new(OsStr::from_bytes(name));
+            let parent = if parent.is_empty() {
+                root.try_clone()
+            } else {
+                let parent = Path::new(OsStr::from_bytes(parent));
+                open_beneath(&root, parent, OFlags::PATH | OFlags::DIRECTORY)
+            };
+            let found = parent.and_then(|parent| {
+                let stat = fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                Ok((parent, stat))
+            });
+            let (parent, stat) = match found {
+                Ok(found) => found,
+                Err(e) => {
+                    plan.error(&source, &e);
+                    continue;
+                }
+            };
+            let why = if is_dir(&stat) && !what.recursive {
+                "is a directory; use --recursive"
+            } else if path.is_some() && !taken.insert(name.to_owned()) {
+                "another one of its name is fetched"
+            } else {
+                let found = Found {
+                    dir: parent.as_fd(),
+                    name,
+                    source: &source,
+                    stat,
+                    follow: false,
+                };
+                match path {
+                    Some(_) => plan.add(&found, b"", name.as_os_str(), what),
+                    None => drop(plan.content(&found, b"", what)),
+                }
+                continue;
+            };
+            plan.skipped.push(Skipped {
+                source,
+                why: why.into(),
+                error: true,
+            });
         }
         Ok(plan)
     }

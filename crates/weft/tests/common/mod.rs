@@ -300,6 +300,7 @@ impl RawSender {
         let link = dial(addr);
         link.send(&Message::Start {
             receives: link.receives(),
+            fetches: false,
             proof: [0; 32],
         })
         .unwrap();

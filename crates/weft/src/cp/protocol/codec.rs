@@ -1,9 +1,9 @@
 //! Messages of `weft cp` to bytes and back, by docs/spec/cp.md.
 
 use super::{
-    Code, DecodeError, EXTENTS, Extent, FileFlags, FileSpec, HOLE_BLOCKS, MAX_MESSAGE, MAX_PATH,
-    MAX_TEXT, Message, Meta, Mtime, PACK_FILES, PACK_LEN, RelPath, RingAdvert, SLOT_LEN, SLOTS,
-    attributes, pack, printable,
+    Code, DecodeError, EXTENTS, Extent, FETCH_NAMES, Fetch, FileFlags, FileSpec, HOLE_BLOCKS,
+    MAX_MESSAGE, MAX_PATH, MAX_TEXT, Message, Meta, Mtime, PACK_FILES, PACK_LEN, RelPath,
+    RingAdvert, SLOT_LEN, SLOTS, What, attributes, pack, printable,
 };
 
 impl Message {
@@ -14,9 +14,14 @@ impl Message {
         out.extend(credits.to_be_bytes());
         out.extend([0; 4]);
         match self {
-            Self::Start { receives, proof } => {
+            Self::Start {
+                receives,
+                fetches,
+                proof,
+            } => {
                 out.extend(receives.to_be_bytes());
-                out.extend([0; 6]);
+                out.extend(u16::from(*fetches).to_be_bytes());
+                out.extend([0; 4]);
                 out.extend(proof);
             }
             Self::Ready {
@@ -26,10 +31,7 @@ impl Message {
                 proof,
             } => {
                 out.extend(receives.to_be_bytes());
-                out.extend(ring.slots.to_be_bytes());
-                out.extend(ring.slot_len.to_be_bytes());
-                out.extend(ring.addr.to_be_bytes());
-                out.extend(ring.rkey.to_be_bytes());
+                put_ring(out, ring);
                 out.extend(u16::from(*attributes).to_be_bytes());
                 out.extend([0; 2]);
                 out.extend(proof);
@@ -41,6 +43,12 @@ impl Message {
             }
             Self::Credit => {}
             Self::Done { cpu_us } => out.extend(cpu_us.to_be_bytes()),
+            Self::Fetch(fetch) => put_fetch(out, fetch),
+            Self::Skipped { is_error, text } => {
+                out.extend(u16::from(*is_error).to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(clip(text));
+            }
             Self::Pack { .. } | Self::Packed { .. } | Self::Ask { .. } | Self::Held { .. } => {
                 self.encode_many(out);
             }
@@ -230,38 +238,19 @@ impl Message {
         let message = match kind {
             1 => {
                 let receives = r.receives()?;
-                r.zero(6)?;
+                let fetches = r.flags(1)? == 1;
+                r.zero(4)?;
                 Self::Start {
                     receives,
+                    fetches,
                     proof: r.array()?,
                 }
             }
             2 => {
                 let receives = r.receives()?;
-                let slots = r.u16()?;
-                let slot_len = r.u32()?;
-                let addr = r.u64()?;
-                let rkey = r.u32()?;
+                let ring = r.ring()?;
                 let attributes = r.flags(1)? == 1;
                 r.zero(2)?;
-                if !SLOTS.contains(&slots) {
-                    return Err(DecodeError::Value("slots"));
-                }
-                if !SLOT_LEN.contains(&slot_len) {
-                    return Err(DecodeError::Value("slot length"));
-                }
-                if addr
-                    .checked_add(u64::from(slots) * u64::from(slot_len))
-                    .is_none()
-                {
-                    return Err(DecodeError::Value("address"));
-                }
-                let ring = RingAdvert {
-                    slots,
-                    slot_len,
-                    rkey,
-                    addr,
-                };
                 Self::Ready {
                     receives,
                     attributes,
@@ -276,6 +265,13 @@ impl Message {
                     code,
                     text: r.text()?,
                 }
+            }
+            23 => Self::Fetch(r.fetch()?),
+            24 => {
+                let is_error = r.flags(1)? == 1;
+                r.zero(2)?;
+                let text = r.text()?;
+                Self::Skipped { is_error, text }
             }
             14 => Self::Credit,
             15 => Self::Done { cpu_us: r.u64()? },
@@ -496,6 +492,36 @@ fn clip(text: &str) -> &[u8] {
     &text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)]
 }
 
+fn put_ring(out: &mut Vec<u8>, ring: &RingAdvert) {
+    out.extend(ring.slots.to_be_bytes());
+    out.extend(ring.slot_len.to_be_bytes());
+    out.extend(ring.addr.to_be_bytes());
+    out.extend(ring.rkey.to_be_bytes());
+}
+
+fn put_fetch(out: &mut Vec<u8>, fetch: &Fetch) {
+    let What {
+        recursive,
+        links,
+        attributes,
+    } = fetch.what;
+    let bits = [fetch.update, recursive, links, attributes];
+    let bits = bits
+        .iter()
+        .rev()
+        .fold(0, |all, &bit| all << 1 | u16::from(bit));
+    out.extend(fetch.flags.code().to_be_bytes());
+    out.extend(bits.to_be_bytes());
+    out.extend((fetch.paths.len() as u16).to_be_bytes());
+    put_ring(out, &fetch.ring);
+    out.extend(fetch.limit_rate.to_be_bytes());
+    for path in &fetch.paths {
+        let path = path.as_ref().map_or(&[][..], RelPath::as_bytes);
+        out.extend((path.len() as u16).to_be_bytes());
+        out.extend(path);
+    }
+}
+
 /// Puts a file's meta-data without its attributes, of which the length alone.
 fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
     out.extend((meta.mode as u16).to_be_bytes());
@@ -623,6 +649,68 @@ impl<'a> Reader<'a> {
         } else {
             Err(DecodeError::Value("mtime"))
         }
+    }
+
+    /// A ring, or one without slots, which is zero.
+    fn ring(&mut self) -> Result<RingAdvert, DecodeError> {
+        let slots = self.u16()?;
+        let slot_len = self.u32()?;
+        let addr = self.u64()?;
+        let rkey = self.u32()?;
+        let ring = RingAdvert {
+            slots,
+            slot_len,
+            rkey,
+            addr,
+        };
+        if ring == RingAdvert::default() {
+            return Ok(ring);
+        }
+        if !SLOTS.contains(&slots) {
+            return Err(DecodeError::Value("slots"));
+        }
+        if !SLOT_LEN.contains(&slot_len) {
+            return Err(DecodeError::Value("slot length"));
+        }
+        let len = u64::from(slots) * u64::from(slot_len);
+        if addr.checked_add(len).is_none() {
+            return Err(DecodeError::Value("address"));
+        }
+        Ok(ring)
+    }
+
+    fn fetch(&mut self) -> Result<Fetch, DecodeError> {
+        let flags = FileFlags::from_u16(self.flags(0b1110)?);
+        let bits = self.flags(0b1111)?;
+        let count = usize::from(self.u16()?);
+        if !(1..=FETCH_NAMES).contains(&count) {
+            return Err(DecodeError::Value("names"));
+        }
+        let ring = self.ring()?;
+        if ring.slots == 0 {
+            return Err(DecodeError::Value("slots"));
+        }
+        let limit_rate = self.u64()?;
+        let path = |_| {
+            let len = usize::from(self.u16()?);
+            let path = self.bytes(len)?;
+            (len > 0)
+                .then(|| RelPath::new(path).map_err(DecodeError::Path))
+                .transpose()
+        };
+        let paths = (0..count).map(path).collect::<Result<_, _>>()?;
+        Ok(Fetch {
+            flags,
+            update: bits & 1 != 0,
+            what: What {
+                recursive: bits & 2 != 0,
+                links: bits & 4 != 0,
+                attributes: bits & 8 != 0,
+            },
+            ring,
+            limit_rate,
+            paths,
+        })
     }
 
     /// The counterpart of [`put_meta`].

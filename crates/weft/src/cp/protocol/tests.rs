@@ -36,6 +36,24 @@ fn meta(xattrs: usize) -> impl Strategy<Value = Meta> {
     })
 }
 
+fn fetch(ring: impl Strategy<Value = RingAdvert>) -> impl Strategy<Value = Fetch> {
+    let paths = prop::collection::vec(prop::option::of(path()), 1..40);
+    (0..8u16, 0..16u8, ring, any::<u64>(), paths).prop_map(|(f, bits, ring, limit_rate, paths)| {
+        Fetch {
+            flags: FileFlags::from_u16(f << 1),
+            update: bits & 1 != 0,
+            what: What {
+                recursive: bits & 2 != 0,
+                links: bits & 4 != 0,
+                attributes: bits & 8 != 0,
+            },
+            ring,
+            limit_rate,
+            paths,
+        }
+    })
+}
+
 fn flags() -> impl Strategy<Value = FileFlags> {
     (0..16u16).prop_map(FileFlags::from_u16)
 }
@@ -64,8 +82,16 @@ fn message() -> impl Strategy<Value = Message> {
         },
     );
     prop_oneof![
-        (4..=4096u16, any::<[u8; 32]>())
-            .prop_map(|(receives, proof)| Message::Start { receives, proof }),
+        (4..=4096u16, any::<bool>(), any::<[u8; 32]>()).prop_map(|(receives, fetches, proof)| {
+            Message::Start {
+                receives,
+                fetches,
+                proof,
+            }
+        }),
+        fetch(ring.clone()).prop_map(Message::Fetch),
+        (any::<bool>(), "[ -~]{0,80}")
+            .prop_map(|(is_error, text)| Message::Skipped { is_error, text }),
         (4..=4096u16, any::<bool>(), ring, any::<[u8; 32]>()).prop_map(
             |(receives, attributes, ring, proof)| Message::Ready {
                 receives,
@@ -205,7 +231,7 @@ proptest! {
         let at = at % bytes.len();
         bytes[at] = to;
         if let Ok((credits, m)) = Message::decode(&bytes) {
-            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. });
+            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. } | Message::Skipped { .. });
             let mut again = Vec::new();
             m.encode(credits, &mut again);
             prop_assert!(again == bytes || has_text);

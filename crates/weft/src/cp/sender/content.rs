@@ -7,9 +7,9 @@ use std::sync::LazyLock;
 
 use super::{FileError, Packing, SendError, Sending};
 use crate::cp::attributes;
-use crate::cp::beneath::Opener;
 use crate::cp::digest::{BlockList, digest, zeros};
 use crate::cp::link::{LinkError, Parcel, for_extents, read_slot, slot_digest};
+use crate::cp::opener::Opener;
 use crate::cp::protocol::{
     Digest, EXTENTS, Extent, FileFlags, FileSpec, HOLE_BLOCKS, Message, PACK_FILES, PACK_LEN,
     WINDOW, pack,
