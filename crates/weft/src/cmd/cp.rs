@@ -180,7 +180,8 @@ pub struct Args {
     /// Skip files that exist at the receiver (either side can ask for it)
     #[arg(short, long)]
     no_clobber: bool,
-    /// Write each file to the disk before it gets its name (either side can ask for it)
+    /// Write each file to the disk before it gets its name (either side can ask for it). Without it the file system may fail to write a file
+    /// later (NFS, quotas), and nobody is told
     #[arg(long)]
     fsync: bool,
     /// Give up after this many seconds of silence of the peer
