@@ -238,13 +238,11 @@ fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
     match compile(name, args, set, line) {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            let name = name.display();
             if e.kind() == io::ErrorKind::NotFound {
-                tell!(
-                    "weft cc: {name}: there is no such compiler, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help"
-                );
+                let path = std::env::var_os("PATH").unwrap_or_else(|| weft_cc::PATH.into());
+                tell!("{}", weft_cc::no_compiler(Path::new(""), path, name));
             } else {
-                tell!("weft cc: {name}: {e}");
+                tell!("weft cc: {}: {e}", name.display());
             }
             ExitCode::from(127)
         }
