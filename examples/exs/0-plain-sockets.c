@@ -49,6 +49,10 @@ static void server(const char *address, const char *port) {
     int listener = socket(to->ai_family, SOCK_STREAM, 0);
     if (listener < 0)
         fail("socket");
+    /* Without it the port stays taken for a minute after the last connection. EXS does it itself. */
+    int reuse = 1;
+    if (setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse) < 0)
+        fail("setsockopt");
     if (bind(listener, to->ai_addr, to->ai_addrlen) < 0)
         fail("bind");
     if (listen(listener, 1) < 0)

@@ -36,7 +36,7 @@ pub use link::Endpoint;
 pub const DEFAULT_PORT: u16 = 7477;
 
 /// The search path of a worker's compilers, and the default elsewhere.
-const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+pub const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -51,6 +51,23 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 /// The same, in this `PATH`, and not one of the files `not` (links to this program, which would call itself).
 fn find_in(path: impl AsRef<OsStr>, name: &str, not: &[PathBuf]) -> Option<PathBuf> {
     find_in_dir(Path::new(""), path, name, not)
+}
+
+/// Why there is no compiler of this name for a command in the directory `dir`, and what to do.
+pub fn no_compiler(dir: &Path, path: impl AsRef<OsStr>, name: &OsStr) -> String {
+    let found = name
+        .to_str()
+        .and_then(|name| find_in_dir(dir, path, name, &[]));
+    let name = name.display();
+    match found {
+        Some(found) => format!(
+            "weft cc: {name}: {} is weft cc itself, and PATH has no other one\n  try: the path of the compiler, or its directory in PATH",
+            found.display()
+        ),
+        None => format!(
+            "weft cc: {name}: there is no such compiler\n  try: another one, as in weft cc gcc -c FILE.c, or weft cc --help"
+        ),
+    }
 }
 
 /// The same, as it is found from the directory `dir`.

@@ -215,6 +215,9 @@ fn a_command_leaves_what_its_compiler_would() {
     let none = run("../weft-cc gcc-none -c f0.c");
     assert_eq!(none.status.code(), Some(127), "{none:?}");
     assert!(String::from_utf8_lossy(&none.stderr).contains("no such compiler"));
+    let itself = run("ln -s ../weft-cc gcc-itself; gcc-itself -c f0.c");
+    assert_eq!(itself.status.code(), Some(127), "{itself:?}");
+    assert!(String::from_utf8_lossy(&itself.stderr).contains("is weft cc itself"));
     // Two that see other files are not mixed up.
     let alone = run("unshare -rm true");
     if alone.status.success() {

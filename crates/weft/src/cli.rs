@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cmd;
 use crate::failure::{EXIT_CODES, Failure};
@@ -48,7 +48,7 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Copy files to another machine with RDMA Writes, or receive them
+    /// Copy files to another machine with RDMA Writes, receive or fetch them
     #[command(long_about = cmd::cp::LONG)]
     Cp(cmd::cp::Args),
     /// Serve movies and live streams by RDMA Reads, and watch them
@@ -134,11 +134,55 @@ fn in_words(text: String) -> String {
     NUMBERS.iter().fold(text, plain)
 }
 
+/// The subcommands as the help shows them; those that others start come last.
+const GROUPS: [(&str, &[&str]); 6] = [
+    (
+        "Run programs that you have",
+        &["run", "verbs", "mpi", "advise"],
+    ),
+    ("Applications", &["cp", "fs", "cc", "media", "join"]),
+    ("Keys and connections", &["key", "stat", "doctor"]),
+    ("Try and measure", &["hello", "demo", "bench", "blast"]),
+    (
+        "Help for tools",
+        &["man", "completion", "dissector", "help"],
+    ),
+    ("Started by other subcommands", &["broker", "ccd"]),
+];
+/// Columns of the help.
+const WIDTH: usize = 80;
+/// Columns of a subcommand's name.
+const NAME: usize = 14;
+
+/// The command line with its subcommands in groups in the help.
+fn grouped(mut command: clap::Command) -> clap::Command {
+    command.build();
+    let mut list = String::new();
+    for (heading, names) in GROUPS {
+        list.push_str(heading);
+        list.push_str(":\n");
+        for name in names {
+            let about = command
+                .find_subcommand(name)
+                .and_then(clap::Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            let line = format!("  {name:<width$}{about}", width = NAME - 2);
+            list.push_str(&terminal::wrapped(WIDTH, NAME, &line));
+            list.push('\n');
+        }
+        list.push('\n');
+    }
+    command.help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}Options:\n{{options}}{{after-help}}"
+    ))
+}
+
 impl Cli {
     /// Reads the command line; ends the program where it cannot be used.
     #[must_use]
     pub fn of_program() -> Self {
-        let error = match Self::try_parse() {
+        let matches = grouped(Self::command()).try_get_matches();
+        let error = match matches.and_then(|matches| Self::from_arg_matches(&matches)) {
             Ok(cli) => return cli,
             Err(error) if error.kind() == ErrorKind::ValueValidation => error,
             Err(error) => error.exit(),
@@ -188,6 +232,27 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_has_each_subcommand_in_one_group() {
+        let mut command = Cli::command();
+        command.build();
+        let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+        let mut shown: Vec<_> = shown.map(clap::Command::get_name).collect();
+        let mut listed: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).collect();
+        shown.sort_unstable();
+        listed.sort_unstable();
+        assert!(listed.into_iter().eq(&shown), "{shown:?}");
+        let help = grouped(Cli::command()).render_help().to_string();
+        assert!(
+            help.contains("Applications:\n  cp          Copy files"),
+            "{help}"
+        );
+        assert!(
+            help.lines().all(|line| line.chars().count() <= WIDTH),
+            "{help}"
+        );
     }
 
     /// clap would break lines with a fixed layout (indented lines and usages) at any place.

@@ -141,6 +141,23 @@ impl Drop for Keys {
     }
 }
 
+/// A text in lines of `columns`; all but the first are indented.
+pub(crate) fn wrapped(columns: usize, indent: usize, text: &str) -> String {
+    let (mut out, mut column) = (String::new(), 0);
+    for word in text.split_inclusive(' ') {
+        let len = word.trim_end().chars().count();
+        if column > indent && column + len > columns {
+            out.truncate(out.trim_end().len());
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        }
+        out.push_str(word);
+        column += word.chars().count();
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

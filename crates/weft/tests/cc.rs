@@ -197,6 +197,57 @@ fn the_small_program_compiles_too() {
 }
 
 #[test]
+fn rules_of_dependencies_are_those_of_here() {
+    if !has(&["gcc"]) {
+        return;
+    }
+    let bed = Bed::new(&[]);
+    fs::create_dir(bed.path("sub")).unwrap();
+    fs::write(bed.path("sub/a.h"), "#include \"../h.h\"\n").unwrap();
+    fs::write(bed.path("b c.h"), "#define B 1\n").unwrap();
+    let plain = "#include \"sub/a.h\"\n#include \"b c.h\"\nint x = B;\n";
+    fs::write(bed.path("plain.c"), plain).unwrap();
+    let named = "#include <stdc-predef.h>\n#include \"h.h\"\nint x;\n";
+    fs::write(bed.path("named.c"), named).unwrap();
+    let options: [&[&str]; 10] = [
+        &["-MMD"],
+        &["-MD"],
+        &["-MMD", "-MP"],
+        &["-MD", "-MP"],
+        &["-MP", "-MMD", "-MT", "one two", "-MTthree"],
+        &["-MD", "-MP", "-MQ", "a$b c"],
+        &["-MMD", "-MP", "-MT", "o.d", "-MF", "o.d"],
+        &["-Wp,-MMD,o.d"],
+        &["-Wp,-MD,o.d", "-MP"],
+        &["-Wp,-MD,o.d", "-Wp,-MP", "-Wp,-MT,t"],
+    ];
+    for source in ["plain.c", "named.c"] {
+        for options in options {
+            let compile = |command: &mut Command| {
+                let out = Output::of(
+                    bed.surround(command.args(options).args(["-c", source, "-o", "o.o"])),
+                );
+                out.ok();
+                let rules = fs::read_to_string(bed.path("o.d")).unwrap();
+                fs::remove_file(bed.path("o.d")).unwrap();
+                rules
+            };
+            let own = compile(&mut Command::new("gcc"));
+            for pull in ["0", "1"] {
+                let mut command = weft();
+                command.args(["cc", "gcc"]).env("WEFT_CC_PULL", pull);
+                let theirs = compile(&mut command);
+                assert_eq!(theirs, own, "{source} {options:?}, pull {pull}");
+            }
+        }
+    }
+    // Of `-Wp,-MP`, which workers do not take, both sources are preprocessed here.
+    let status = bed.status();
+    assert_eq!((&status["done"], &status["here"]), (&40.into(), &0.into()));
+    assert_eq!(status["reasons"][0][1], 2, "{status}");
+}
+
+#[test]
 fn a_worker_takes_the_masters_compilers() {
     if !has(&["gcc", "g++"]) {
         return;

@@ -7,6 +7,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use common::{Listener, Output, names, noise, send, weft};
@@ -425,7 +426,7 @@ fn what_was_put_in_the_place_of_a_source_is_not_sent() {
         .args(["cp", "-r", "--no-progress"])
         .args([&tree, &single, &dir.path().join("by-link")])
         .arg(format!("127.0.0.1:{}:", door.local_addr().unwrap().port()))
-        .stderr(std::process::Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     // It connects when it has looked at everything.
@@ -585,6 +586,48 @@ fn keys_are_proved_both_ways() {
     assert_eq!(out.code, 4, "{}", out.stderr);
     assert!(out.stderr.contains("no key to prove"), "{}", out.stderr);
     send(&[&path("f")], &format!("127.0.0.1:{}:g", open.port())).ok();
+}
+
+#[test]
+fn a_listener_names_the_key_that_it_refuses_and_only_that() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (to, admitted) = (dir.path().join("to"), dir.path().join("admitted"));
+    fs::create_dir(&to).unwrap();
+    fs::write(dir.path().join("f"), "x").unwrap();
+    let Some(mut key) = common::unprivileged(dir.path()) else {
+        return;
+    };
+    let key = Output::of(key.arg("key"));
+    key.ok();
+    let fingerprint = key.stdout.lines().nth(1).unwrap();
+    let mut command = weft();
+    command.stderr(Stdio::piped());
+    let args = ["--authorized", admitted.to_str().unwrap()];
+    let mut listener = Listener::start_with(&mut command, &to, "127.0.0.1:0", &args);
+    let send = |peer: &[&str]| {
+        let mut command = common::unprivileged(dir.path()).unwrap();
+        command.arg("cp").args(peer).arg(dir.path().join("f"));
+        Output::of(command.arg(listener.target("")))
+    };
+    // Without a terminal it cannot ask, and ends the connection.
+    let out = send(&[]);
+    assert!(out.stderr.contains("is not known yet"), "{out:?}");
+    let out = send(&["--peer", listener.fingerprint()]);
+    assert_eq!(out.code, 4, "{out:?}");
+    fs::write(&admitted, format!("{fingerprint}\n")).unwrap();
+    send(&["--peer", listener.fingerprint()]).ok();
+    let stderr = listener.child.stderr.take().unwrap();
+    listener.kill();
+    let said = std::io::read_to_string(stderr).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.contains(&format!(
+            "to admit it, add the line {fingerprint} to {}",
+            admitted.display()
+        )),
+        "{said}"
+    );
 }
 
 #[test]

@@ -3,12 +3,14 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 
 use common::{Listener, RawSender, names, send};
 use weft::cp::digest::digest;
 use weft::cp::link::Link;
-use weft::cp::protocol::{Code, FileFlags, FileSpec, Message, Mtime, RelPath, pack};
+use weft::cp::protocol::{
+    Asked, Code, FileFlags, FileSpec, Held, Message, Meta, Mtime, RelPath, Version, pack,
+};
 
 #[test]
 fn many_small_files_and_those_that_are_there() {
@@ -69,8 +71,7 @@ fn many_small_files_and_those_that_are_there() {
 fn record(path: &str, content: &[u8]) -> Vec<u8> {
     let spec = FileSpec {
         flags: FileFlags::default(),
-        mode: 0o644,
-        mtime: Mtime::default(),
+        meta: Meta::default(),
         size: content.len() as u64,
         room: content.len() as u64,
         source: [1; 16],
@@ -192,8 +193,7 @@ fn packs_that_lie_end_the_connection() {
             no_wait: true,
             ..FileFlags::default()
         },
-        mode: 0o644,
-        mtime: Mtime::default(),
+        meta: Meta::default(),
         size: 5,
         room: 5,
         source: [1; 16],
@@ -223,23 +223,33 @@ fn names_are_looked_for_and_nothing_is_made() {
     symlink("..", to.join("up")).unwrap();
     let listener = Listener::start(&to, &[]);
     let sender = RawSender::start(listener.addr());
+    let meta = fs::metadata(to.join("d/there")).unwrap();
+    let version = |size| {
+        let (secs, nanos) = (meta.mtime(), meta.mtime_nsec() as u32);
+        let mtime = Mtime { secs, nanos };
+        Some(Version { size, mtime })
+    };
     let expected = [
-        ("d/there", true),
-        ("d/missing", false),
-        ("d", false),
-        ("new/missing", false),
-        ("link", true),
-        ("up/outside", false),
-        ("d/there/f", false),
-        ("d/there", true),
-        ("link/f", false),
+        ("d/there", None, Held::Other),
+        ("d/missing", None, Held::Nothing),
+        ("d", None, Held::Directory),
+        ("new/missing", None, Held::Nothing),
+        ("link", None, Held::Other),
+        ("up/outside", None, Held::Nothing),
+        ("d/there/f", None, Held::Nothing),
+        ("d/there", version(1), Held::Same),
+        ("d/there", version(2), Held::Other),
+        ("link/f", None, Held::Nothing),
     ];
-    let paths = expected.map(|(path, _)| RelPath::new(path.as_bytes()).unwrap());
-    let paths = paths.to_vec();
-    sender.link.send(&Message::Ask { paths }).unwrap();
+    let asked = expected.map(|(path, version, _)| {
+        let path = RelPath::new(path.as_bytes()).unwrap();
+        Asked { path, version }
+    });
+    let names = asked.to_vec();
+    sender.link.send(&Message::Ask { names }).unwrap();
     let Some(Message::Held { held }) = sender.next() else {
         panic!("no answer")
     };
-    assert_eq!(held, expected.map(|(_, held)| held));
-    assert_eq!(names(&to), ["d", "link", "up"]);
+    assert_eq!(held, expected.map(|(_, _, held)| held));
+    assert_eq!(common::names(&to), ["d", "link", "up"]);
 }

@@ -13,7 +13,7 @@ use common::{Listener, Output, RawSender, names, send, weft};
 use weft::cp::digest::{BlockList, digest};
 use weft::cp::link::Link;
 use weft::cp::protocol::{
-    Code, FileFlags, FileSpec, Hello, MAX_PATH, Message, Mtime, RelPath, RingAdvert, Status,
+    Code, FileFlags, FileSpec, Hello, MAX_PATH, Message, Meta, RelPath, RingAdvert, Status,
     VERSION, WINDOW,
 };
 use weft_verbs::cm::{self, ConnParam, ConnectError};
@@ -27,8 +27,10 @@ fn spec(path: &str, size: u64, no_wait: bool) -> FileSpec {
     };
     FileSpec {
         flags,
-        mode: 0o644,
-        mtime: Mtime::default(),
+        meta: Meta {
+            mode: 0o644,
+            ..Meta::default()
+        },
         size,
         room: size,
         source: [1; 16],
@@ -74,6 +76,7 @@ fn raw(listener: &Listener, bytes: &[u8]) -> bool {
     let mut start = Vec::new();
     Message::Start {
         receives: 64,
+        fetches: false,
         proof: [0; 32],
     }
     .encode(0, &mut start);
@@ -112,8 +115,7 @@ fn paths_that_lead_out_are_refused() {
         let mkdir = Message::Directory {
             id: 0,
             leave: false,
-            mode: 0o755,
-            mtime: Mtime::default(),
+            meta: Meta::default(),
             path: RelPath::new(placeholder.as_bytes()).unwrap(),
         };
         assert!(raw(&plain, &with_path(&mkdir, placeholder, path)), "{path}");
@@ -141,6 +143,7 @@ fn paths_that_lead_out_are_refused() {
         let link = Message::Link {
             id,
             flags,
+            meta: Meta::default(),
             target,
             path,
         };
@@ -300,6 +303,7 @@ fn messages_that_break_the_protocol_end_the_connection_and_no_other() {
             "START again",
             vec![Message::Start {
                 receives: 64,
+                fetches: false,
                 proof: [0; 32],
             }],
         ),
@@ -646,6 +650,7 @@ fn longest_paths_travel() {
         .send(&Message::Link {
             id: 1,
             flags: FileFlags::default(),
+            meta: Meta::default(),
             target: target.clone(),
             path,
         })

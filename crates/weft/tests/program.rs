@@ -356,7 +356,9 @@ fn wrong_uses_are_answered() {
     let missing = missing.to_str().unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
         (&["demo", "--html", "x.html", "--size", "0"], 2, "1M"),
-        (&["cp", "localhost:file", "."], 2, "weft cp --listen DIR"),
+        (&["run", "--from", "10", "--", "true"], 2, "at least a page"),
+        (&["fs", "list", "-l", "localhost:1"], 3, "cannot reach"),
+        (&["cp", missing, "."], 2, "HOST:FILE... DIR"),
         (
             &["cp", "-", "localhost:"],
             1,

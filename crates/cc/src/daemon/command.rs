@@ -101,11 +101,8 @@ impl Shared {
         let (named, args) = launch.args[usize::from(under_name)..].split_first()?;
         let pid = weft_sys::unix::peer_cred(line).ok()?.pid?;
         let Some(driver) = driver(launch, named, pid) else {
-            let _ = writeln!(
-                stderr,
-                "weft cc: {}: there is no such compiler, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help",
-                named.display()
-            );
+            let path = launch.var("PATH").unwrap_or(OsStr::new(crate::PATH));
+            let _ = writeln!(stderr, "{}", crate::no_compiler(&launch.dir, path, named));
             return Some((Next::End(127), None));
         };
         let mut running = Running {

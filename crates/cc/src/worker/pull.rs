@@ -668,6 +668,8 @@ fn rewrite(text: &[u8], root: &str, cxx: bool) -> (Vec<u8>, HashSet<String>) {
 fn dependencies(text: &str, root: &str, without_system: bool) -> Vec<u8> {
     let joined = text.replace("\\\n", " ");
     let mut out = String::with_capacity(text.len());
+    // Of the rules without dependencies, which `-MP` makes.
+    let mut has_predefined_rule = without_system;
     for line in joined.split_inclusive('\n') {
         let (mut column, mut predefined) = (0, false);
         let line = line.trim_end_matches('\n');
@@ -682,12 +684,19 @@ fn dependencies(text: &str, root: &str, without_system: bool) -> Vec<u8> {
                 _ => words.push(piece.into()),
             }
         }
-        for word in words.iter().filter(|word| !word.is_empty()) {
+        words.retain(|word| !word.is_empty());
+        if let [word] = &words[..]
+            && word.ends_with("/stdc-predef.h:")
+            && std::mem::replace(&mut has_predefined_rule, true)
+        {
+            continue;
+        }
+        for word in &words {
             let word = match word.strip_prefix(root) {
                 Some(rest) if rest.starts_with('/') => rest,
                 _ => word,
             };
-            if word.trim_end_matches(':').ends_with("/stdc-predef.h") {
+            if word.ends_with("/stdc-predef.h") {
                 // Here it was included by its name, and so is not the one that another header includes.
                 if without_system || predefined {
                     continue;
@@ -756,11 +765,19 @@ mod tests {
         let text = format!(
             "a.o: a.c \\\n /v/r/{name} \\\n /v/r/usr/include/stdc-predef.h \\\n a\\ b.h /v/r/{name}\n"
         );
+        // Rules of -MP.
+        let rule = "/v/r/usr/include/stdc-predef.h:\n";
+        let text = format!("{text}{rule}a.h:\n{rule}/v/r/b.h:\n");
         let of = |system| String::from_utf8(dependencies(&text, "/v/r", system)).unwrap();
         assert_eq!(
             of(false),
-            format!("a.o: a.c /{name} /usr/include/stdc-predef.h \\\n a\\ b.h /{name}\n")
+            format!(
+                "a.o: a.c /{name} /usr/include/stdc-predef.h \\\n a\\ b.h /{name}\n/usr/include/stdc-predef.h:\na.h:\n/b.h:\n"
+            )
         );
-        assert_eq!(of(true), format!("a.o: a.c /{name} a\\ b.h \\\n /{name}\n"));
+        assert_eq!(
+            of(true),
+            format!("a.o: a.c /{name} a\\ b.h \\\n /{name}\na.h:\n/b.h:\n")
+        );
     }
 }

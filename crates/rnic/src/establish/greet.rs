@@ -8,7 +8,7 @@ use std::time::Duration;
 use weft_proto::mpa::{AcceptError, Config, PendingRequest, RespStep, Responder};
 use weft_sys::diag::tcp_peer_uid;
 use weft_sys::{Event, Interest, poll_fds};
-use weft_tls::{Tls, TlsInfo};
+use weft_tls::{Tls, TlsError, TlsInfo};
 
 use super::{
     ConnParam, ConnectError, TLS_HANDSHAKE, check_connectable, deadline, read_some, send_all,
@@ -416,7 +416,10 @@ impl Source for Greeting {
             }
             Err(error) => {
                 let peer = greeted.link.peer_addr();
-                if matches!(error, ConnectError::Tls(_)) {
+                if matches!(error, ConnectError::Tls(TlsError::KeyRefusedByPeer)) {
+                    // Programs that ask their user about a new key connect again afterwards.
+                    tracing::info!(%peer, "ended by the peer, which has not accepted our key");
+                } else if matches!(error, ConnectError::Tls(_)) {
                     let what = "turned away: no TLS connection with it";
                     self.reception.warn(what, Some(peer), Some(&error));
                 } else if greeted.buf.first() == Some(&TLS_HANDSHAKE) {

@@ -28,6 +28,7 @@ use crate::identity::authorized::Authorized;
 use crate::identity::known::{Known, name_of};
 use crate::identity::trust::{Trust, Verdict as Judged};
 use crate::identity::{Folder, keypair};
+use crate::terminal;
 
 pub(crate) const LONG: &str = "\
 Compile C and C++ with gcc on other machines. `weft cc gcc ...` preprocesses here; a worker reads the text by RDMA Read, compiles it, and writes the object into \
@@ -237,13 +238,11 @@ fn wrapped(command: &[OsString], set: &[(&str, OsString)]) -> ExitCode {
     match compile(name, args, set, line) {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            let name = name.display();
             if e.kind() == io::ErrorKind::NotFound {
-                tell!(
-                    "weft cc: {name}: there is no such compiler, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help"
-                );
+                let path = std::env::var_os("PATH").unwrap_or_else(|| weft_cc::PATH.into());
+                tell!("{}", weft_cc::no_compiler(Path::new(""), path, name));
             } else {
-                tell!("weft cc: {name}: {e}");
+                tell!("weft cc: {}: {e}", name.display());
             }
             ExitCode::from(127)
         }
@@ -471,23 +470,6 @@ fn cut(name: &str, width: usize) -> String {
     format!("{gap}{end}")
 }
 
-/// A text in lines of the status' width; all but the first are indented.
-fn wrapped_at(indent: usize, text: &str) -> String {
-    let (mut out, mut column) = (String::new(), 0);
-    for word in text.split_inclusive(' ') {
-        let len = word.trim_end().chars().count();
-        if column > indent && column + len > COLUMNS {
-            out.truncate(out.trim_end().len());
-            out.push('\n');
-            out.push_str(&" ".repeat(indent));
-            column = indent;
-        }
-        out.push_str(word);
-        column += word.chars().count();
-    }
-    out
-}
-
 fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / 1_048_576.0)
 }
@@ -526,7 +508,7 @@ fn show(status: &Status) {
         say("here, because:");
     }
     for (reason, n) in &status.reasons {
-        say(wrapped_at(9, &format!("{n:7}  {reason}")));
+        say(terminal::wrapped(COLUMNS, 9, &format!("{n:7}  {reason}")));
     }
 }
 
@@ -571,7 +553,11 @@ fn table(workers: &[WorkerStatus]) -> String {
             &format!("{:.0}", worker.pressure),
         ]));
         if !worker.trouble.is_empty() {
-            lines.push(wrapped_at(2, &format!("  {}", worker.trouble)));
+            lines.push(terminal::wrapped(
+                COLUMNS,
+                2,
+                &format!("  {}", worker.trouble),
+            ));
         }
     }
     lines.join("\n")

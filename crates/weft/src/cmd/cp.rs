@@ -15,13 +15,13 @@ use crate::address::parse_bind;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
 use crate::cp::listener::{Config, Events, Listener};
-use crate::cp::protocol::FileFlags;
-use crate::cp::receiver::{self, Totals};
+use crate::cp::protocol::{Fetch, FileFlags, RelPath, RingAdvert};
+use crate::cp::receiver::{self, Totals, Watch};
 use crate::cp::sender::{self, Progress, Report};
 use crate::cp::session::{self, Who, Wire};
-use crate::cp::store::{Policy, StoreError};
+use crate::cp::store::{Policy, Store, StoreError};
 use crate::cp::target::Target;
-use crate::cp::walk::Plan;
+use crate::cp::walk::{Plan, What};
 use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
 use crate::failure::{Exit, Failure, without_numbers};
 use crate::global::Global;
@@ -32,7 +32,7 @@ use crate::identity::{Folder, keypair};
 use weft_service::text::printable;
 
 pub(crate) const LONG: &str = "\
-Copy files to another machine with one-sided RDMA Writes, or receive them.
+Copy files to another machine with one-sided RDMA Writes, receive them, or fetch them from a machine that serves them.
 
 A file gets its final name only when it is complete and its checksum is right; an existing file is \
 replaced at that moment, as a whole. An interrupted transfer leaves a hidden .NAME.weft-XXXX.part and its journal: \
@@ -53,6 +53,9 @@ Examples:
   weft key
   weft cp --listen /srv/in --bind 0.0.0.0
   weft cp -r photos music host:backup/today
+  # fetch what a listener with --serve gives
+  weft cp --listen /srv/in --serve /srv/out
+  weft cp -r host:photos .
   # in a script: the fingerprint that the listener prints
   weft cp --peer SHA256:... data.bin host:
 
@@ -66,10 +69,11 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = EXAMPLES,
-    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]]\n       weft cp --gen-key FILE"
+    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] HOST[:PORT]:FILE... DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]]\n       weft cp --gen-key FILE"
 )]
 pub struct Args {
-    /// Files to send; the last argument is the destination, DIR is below the listener's directory and created if missing
+    /// Files to send; the last argument is the destination, DIR is below the listener's directory and created if missing. Or files to fetch
+    /// from a listener with --serve, and a directory for them
     #[arg(value_name = "FILE... HOST[:PORT]:DIR", required_unless_present_any = ["listen", "gen_key"])]
     paths: Vec<PathBuf>,
 
@@ -87,9 +91,27 @@ pub struct Args {
         help_heading = "Receiving"
     )]
     open: bool,
+    /// Let those who may send also fetch the files below DIR, which follow no symbolic link
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "listen",
+        conflicts_with = "paths",
+        help_heading = "Receiving"
+    )]
+    serve: Option<PathBuf>,
     /// Create symbolic links that lead out of DIR too: absolute ones, and those with too many `..`
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     any_links: bool,
+    /// Give files the owners, special mode bits, ACLs and extended attributes that senders with --archive name. A sender can then leave
+    /// programs here that run as others, as far as the listener's rights go
+    #[arg(
+        long,
+        requires = "listen",
+        conflicts_with = "paths",
+        help_heading = "Receiving"
+    )]
+    attributes: bool,
     /// Stop after the first sender, with its result as exit status
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     once: bool,
@@ -131,6 +153,10 @@ pub struct Args {
     /// Copy symbolic links found in directories as links, instead of skipping them
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     links: bool,
+    /// As --recursive --links, and keep owners, special mode bits, ACLs, extended attributes (if the listener has --attributes) and hard
+    /// links. Permission bits and modification times are always kept
+    #[arg(short, long, conflicts_with = "listen", help_heading = "Sending")]
+    archive: bool,
     /// Replace files without write permission too
     #[arg(short, long, conflicts_with_all = ["listen", "no_clobber"], help_heading = "Sending")]
     force: bool,
@@ -138,14 +164,24 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     no_progress: bool,
 
-    /// Print the summary as a JSON object: files, bytes, kept, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
+    /// Skip files that the receiver has with the same size and modification time
+    #[arg(short, long, conflicts_with_all = ["listen", "no_clobber"], help_heading = "Sending")]
+    update: bool,
+    /// Show what would be sent, replaced and left alone, and send nothing
+    #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
+    dry_run: bool,
+    /// Send at most this many bytes of content a second; K, M and G are powers of 1024
+    #[arg(long, value_name = "RATE", value_parser = super::size, conflicts_with_all = ["listen", "plain_tcp"], help_heading = "Sending")]
+    limit_rate: Option<u64>,
+    /// Print the summary as a JSON object: `dry_run`, files, bytes, kept, partial, `left_out`, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
     /// Skip files that exist at the receiver (either side can ask for it)
     #[arg(short, long)]
     no_clobber: bool,
-    /// Write each file to the disk before it gets its name (either side can ask for it)
+    /// Write each file to the disk before it gets its name (either side can ask for it). Without it the file system may fail to write a file
+    /// later (NFS, quotas), and nobody is told
     #[arg(long)]
     fsync: bool,
     /// Give up after this many seconds of silence of the peer
@@ -176,13 +212,77 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     let key = args.key.as_deref().map(Key::read).transpose()?;
-    match &args.listen {
-        Some(dir) => listen(args, dir, key, global),
-        None => send(args, key, global),
+    if let Some(dir) = &args.listen {
+        return listen(args, dir, key, global);
+    }
+    match args.paths.split_last() {
+        Some((to, from))
+            if !from.is_empty() && !is_remote(to) && from.iter().all(|path| is_remote(path)) =>
+        {
+            fetch(args, from, to, key, global)
+        }
+        _ => send(args, key, global),
     }
 }
 
+/// Whether this names a host, as scp decides it: a colon comes before any slash.
+fn is_remote(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_bytes();
+    let is_end = |b: &&u8| **b == b':' || **b == b'/';
+    bytes.first() == Some(&b'[') && bytes.contains(&b':')
+        || bytes.iter().find(is_end) == Some(&b':')
+}
+
 impl Args {
+    fn what(&self) -> What {
+        What {
+            recursive: self.recursive || self.archive,
+            links: self.links || self.archive,
+            attributes: self.archive,
+        }
+    }
+
+    fn flags(&self) -> FileFlags {
+        FileFlags {
+            no_wait: false,
+            no_clobber: self.no_clobber,
+            force: self.force,
+            sync: self.fsync,
+        }
+    }
+
+    /// The options of a connection, and of what is sent on it.
+    fn sending(&self, key: Option<Key>) -> sender::Options {
+        sender::Options {
+            key,
+            flags: self.flags(),
+            update: self.update,
+            archive: self.archive,
+            dry_run: self.dry_run,
+            limit_rate: self.limit_rate,
+            patience: Duration::from_secs(self.timeout),
+        }
+    }
+
+    fn receiving(&self, key: Option<Key>) -> receiver::Options {
+        receiver::Options {
+            key,
+            slots: self.slots,
+            slot_len: self.slot_len,
+            serve: self.serve.clone(),
+            patience: Duration::from_secs(self.timeout),
+        }
+    }
+
+    fn policy(&self, attributes: bool) -> Policy {
+        Policy {
+            no_clobber: self.no_clobber,
+            sync: self.fsync,
+            any_links: self.any_links,
+            attributes,
+        }
+    }
+
     fn wire(&self) -> Wire {
         if self.plain_tcp {
             Wire::PlainTcp
@@ -243,17 +343,8 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             .bind
             .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()),
         wire: args.wire(),
-        policy: Policy {
-            no_clobber: args.no_clobber,
-            sync: args.fsync,
-            any_links: args.any_links,
-        },
-        serve: receiver::Options {
-            key,
-            slots: args.slots,
-            slot_len: args.slot_len,
-            patience: Duration::from_secs(args.timeout),
-        },
+        policy: args.policy(args.attributes),
+        serve: args.receiving(key),
         identity,
         authorized: authorized.filter(|_| shows_key && !args.open),
         open: args.open,
@@ -266,6 +357,9 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             listener.local_addr(),
             dir.display()
         ));
+        if let Some(dir) = &args.serve {
+            say(format_args!("files below {} can be fetched", dir.display()));
+        }
         if let Some(path) = made {
             say(format_args!("made a key pair in {}", path.display()));
         }
@@ -312,12 +406,13 @@ impl Events for Lines {
             tell!("weft: {peer}: {e}{hint}");
         }
         if !self.quiet && totals.started {
+            let fetched = if totals.fetched { "fetched " } else { "" };
             let failed = match totals.failed {
                 0 => String::new(),
                 n => format!("; {n} failed"),
             };
             say(format_args!(
-                "{peer}: {}{failed}",
+                "{peer}: {fetched}{}{failed}",
                 speed(totals.files, totals.bytes, took)
             ));
         }
@@ -326,17 +421,14 @@ impl Events for Lines {
 
 fn speed(files: u64, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-6);
-    let plural = if files == 1 { "" } else { "s" };
+    let count = self::files(files);
     let rate = match bytes as f64 / seconds {
         // The rate of so few bytes is that of the start.
         _ if bytes < 1 << 20 => String::new(),
         fast if fast >= 1e8 => format!(", {:.2} GB/s", fast / 1e9),
         slow => format!(", {:.1} MB/s", slow / 1e6),
     };
-    format!(
-        "{files} file{plural}, {} in {seconds:.2} s{rate}",
-        HumanBytes(bytes)
-    )
+    format!("{count}, {} in {seconds:.2} s{rate}", HumanBytes(bytes))
 }
 
 fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
@@ -354,7 +446,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         Failure::usage("the target is not valid UTF-8").hint("write HOST[:PORT]:DIR")
     })?;
     let target = Target::parse(target)?;
-    let plan = Plan::new(sources, target.dir.as_ref(), args.recursive, args.links)?;
+    let plan = Plan::new(sources, target.dir.as_ref(), args.what())?;
     let mut failed = 0;
     for skipped in &plan.skipped {
         failed += u64::from(skipped.error);
@@ -368,28 +460,24 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             Failure::failed("nothing was sent: no source can be used").hint("see the lines above")
         );
     }
-    let options = sender::Options {
-        key,
-        flags: FileFlags {
-            no_wait: false,
-            no_clobber: args.no_clobber,
-            force: args.force,
-            sync: args.fsync,
-        },
-        patience: Duration::from_secs(args.timeout),
-    };
+    let options = args.sending(key);
     let receiver = session::connect(&target, args.wire(), &options, args.who(&target)?)?;
     let began = Instant::now();
-    let mut show = Show::new(plan.bytes, global.quiet || args.no_progress);
+    let silent = global.quiet || args.no_progress || args.dry_run;
+    let mut show = Show::new(plan.bytes, silent);
+    show.says_plan = !global.quiet && !args.json;
     let sent = receiver.send(&plan, &options, &mut show);
     show.finish();
     let report = sent?;
     let took = began.elapsed();
     if args.json {
         say(serde_json::json!({
+            "dry_run": args.dry_run,
             "files": report.written,
             "bytes": report.bytes,
             "kept": report.kept,
+            "partial": report.partial,
+            "left_out": plan.left_out(),
             "held": report.held,
             "holes": report.holes,
             "seconds": took.as_secs_f64(),
@@ -400,7 +488,11 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             "reason": report.path.as_ref().and_then(|path| path.reason.as_deref()),
         }));
     } else if !global.quiet {
-        say(summary(&report, took));
+        say(if args.dry_run {
+            would(&report)
+        } else {
+            summary(&report, plan.left_out(), took)
+        });
     }
     // Unreadable files are not part of the plan.
     let all = plan.files + failed;
@@ -414,7 +506,125 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
     Ok(Exit::Ok)
 }
 
-fn summary(report: &Report, took: Duration) -> String {
+/// Says what is not fetched.
+struct Fetching {
+    quiet: bool,
+}
+
+impl Watch for Fetching {
+    fn proved(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    fn entry_failed(&self, path: &str, error: &StoreError) {
+        tell!("weft: {path}: {error}");
+    }
+
+    fn skipped(&self, is_error: bool, text: &str) {
+        if is_error || !self.quiet {
+            tell!("weft: {}", without_numbers(text));
+        }
+    }
+}
+
+fn fetch(
+    args: &Args,
+    from: &[PathBuf],
+    to: &Path,
+    key: Option<Key>,
+    global: Global,
+) -> Result<Exit, Failure> {
+    if args.dry_run {
+        return Err(
+            Failure::usage("--dry-run works only for files that are sent")
+                .hint("leave it away, or run `weft cp --dry-run` on the other machine"),
+        );
+    }
+    let mut targets = Vec::new();
+    for path in from {
+        let text = path.to_str().ok_or_else(|| {
+            Failure::usage("a source is not valid UTF-8").hint("fetch the directory that it is in")
+        })?;
+        targets.push(Target::parse(text)?);
+    }
+    let first = &targets[0];
+    if let Some(other) = targets
+        .iter()
+        .find(|other| (&other.host, other.port) != (&first.host, first.port))
+    {
+        return Err(Failure::usage(format!(
+            "files of {} and of {} cannot be fetched together",
+            first.host, other.host
+        ))
+        .hint("run one command for each host"));
+    }
+    let request = Fetch {
+        flags: args.flags(),
+        update: args.update,
+        what: args.what(),
+        ring: RingAdvert::default(),
+        limit_rate: args.limit_rate.unwrap_or(0),
+        paths: targets.iter().map(|target| target.dir.clone()).collect(),
+    };
+    if !request.fits() {
+        return Err(Failure::usage("too many names to fetch in one command")
+            .hint("fetch the directory that they are in, with -r"));
+    }
+    let mut store = Store::open(to, args.policy(args.archive)).map_err(|e| {
+        Failure::failed(format!("cannot receive into {}: {e}", to.display()))
+            .hint("the last argument is a directory that exists and that you can write to")
+    })?;
+    // The other side decides what it sends, and not where it goes.
+    let named = |path: &Option<RelPath>| path.as_ref().map(|path| path.split().1.to_vec());
+    if let Some(names) = request.paths.iter().map(named).collect() {
+        store.only(names);
+    }
+    let options = args.sending(key.clone());
+    let peer = session::connect(first, args.wire(), &options, args.who(first)?)?;
+    let began = Instant::now();
+    let watch = Fetching {
+        quiet: global.quiet,
+    };
+    let totals = peer.fetch(request, store, &args.receiving(key), &watch)?;
+    let took = began.elapsed();
+    let path = peer.path();
+    if args.json {
+        say(serde_json::json!({
+            "files": totals.files,
+            "bytes": totals.bytes,
+            "seconds": took.as_secs_f64(),
+            "cpu_s": cpu_time().as_secs_f64(),
+            "transport": path.transport,
+            "reason": path.reason,
+        }));
+    } else if !global.quiet {
+        let via = carrier(path.transport);
+        let rate = speed(totals.files, totals.bytes, took);
+        say(format_args!("{rate} over {via}"));
+    }
+    match totals.failed {
+        0 => Ok(Exit::Ok),
+        failed => Err(Failure::failed(format!("{failed} could not be fetched"))
+            .hint("see the lines above; the same command again fetches what is missing")),
+    }
+}
+
+fn files(count: u64) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} file{plural}")
+}
+
+fn would(report: &Report) -> String {
+    let (count, bytes) = (files(report.written), HumanBytes(report.bytes));
+    let mut line = format!("dry run: {count}, {bytes} would be sent");
+    if report.kept > 0 {
+        // Writing to a string cannot fail.
+        let _ = write!(line, "; {} left alone", report.kept);
+    }
+    line
+}
+
+fn summary(report: &Report, left_out: usize, took: Duration) -> String {
     let via = report.path.as_ref().map_or(String::new(), |path| {
         let cipher = report.cipher.map_or(String::new(), |c| format!(" ({c})"));
         format!(" over {}{cipher}", carrier(path.transport))
@@ -435,6 +645,12 @@ fn summary(report: &Report, took: Duration) -> String {
     if report.kept > 0 {
         let _ = write!(line, "; {} left alone", report.kept);
     }
+    if report.partial > 0 {
+        let _ = write!(line, "; {} without all attributes", report.partial);
+    }
+    if left_out > 0 {
+        let _ = write!(line, "; {left_out} left out");
+    }
     line
 }
 
@@ -446,6 +662,8 @@ struct Show {
     began: Instant,
     told: Instant,
     plain: bool,
+    /// Whether what would be done is said.
+    says_plan: bool,
 }
 
 impl Show {
@@ -469,6 +687,7 @@ impl Show {
             began: now,
             told: now,
             plain: !terminal && !silent,
+            says_plan: false,
         }
     }
 
@@ -498,6 +717,12 @@ impl Progress for Show {
                 );
             }
             None => {}
+        }
+    }
+
+    fn would(&mut self, what: &str, path: &RelPath) {
+        if self.says_plan {
+            say(format_args!("{what}: {path}"));
         }
     }
 

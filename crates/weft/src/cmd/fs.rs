@@ -65,6 +65,7 @@ enum Command {
     /// Mount a server as a file system, for programs that do not work with the preload library
     Mount(MountArgs),
     /// List a folder of a server
+    #[command(visible_alias = "list")]
     Ls(ListArgs),
     /// Write buffers or files to standard output
     Cat(ManyArgs),
@@ -157,9 +158,12 @@ struct Common {
 
 #[derive(Debug, clap::Args)]
 struct ListArgs {
-    /// `/rdma/HOST:PORT[/NAME]`
+    /// `/rdma/HOST:PORT[/NAME]`, also without `/rdma/`
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
+    /// Lists are always long: for those who are used to `ls -l`
+    #[arg(short = 'l', hide = true)]
+    _long: bool,
     /// Print one JSON object a line: name, kind, size, mtime, writable
     #[arg(long)]
     json: bool,
@@ -215,10 +219,10 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
         Command::Serve(args) => serve(args, global),
         Command::Run(args) => return Ok(start(args)),
         Command::Mount(args) => mount(args, global),
-        Command::Ls(args) => each(&args.paths, &args.common, |client, path| {
+        Command::Ls(args) => each(&args.below_rdma(), &args.common, |client, path| {
             list(client, path, args.json)
         }),
-        Command::Stat(args) => each(&args.paths, &args.common, |client, path| {
+        Command::Stat(args) => each(&args.below_rdma(), &args.common, |client, path| {
             let attr = client.stat(&path.name).map_err(|e| explain(path, &e))?;
             let name = format!("/rdma/{}/{}", path.endpoint, path.name);
             show(&name, &attr, args.json);
@@ -275,6 +279,13 @@ fn each(
         }
     }
     failed.map_or(Ok(Exit::Ok), Err)
+}
+
+impl ListArgs {
+    fn below_rdma(&self) -> Vec<PathBuf> {
+        let below = |path| Path::new("/rdma").join(path);
+        self.paths.iter().map(below).collect()
+    }
 }
 
 impl Common {

@@ -1,7 +1,8 @@
 //! `weft man`.
 
-use std::io;
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use crate::failure::{Exit, Failure};
 
@@ -40,12 +41,35 @@ pub fn run(args: &Args, command: clap::Command) -> Result<Exit, Failure> {
                     .hint(format!("`{above} --help` lists them"))
             })?;
         }
+        let plain = command.clone().term_width(80).render_long_help();
         page_of(command)
             .render(&mut page)
             .map_err(|e| Failure::failed(format!("cannot make the manual page: {e}")))?;
-        super::print(&page);
+        if !io::stdout().is_terminal() {
+            super::print(&page);
+        } else if !FORMATTERS.iter().any(|words| show(words, &page)) {
+            // Without a program that formats pages, the help has the same texts.
+            super::print(plain.to_string().as_bytes());
+        }
     }
     Ok(Exit::Ok)
+}
+
+/// Programs that show a page on the terminal.
+const FORMATTERS: [&[&str]; 2] = [&["man", "-l", "-"], &["mandoc", "-a"]];
+
+/// Shows a page by a program; whether it could.
+fn show(words: &[&str], page: &[u8]) -> bool {
+    let spawned = Command::new(words[0])
+        .args(&words[1..])
+        .stdin(Stdio::piped())
+        .spawn();
+    let Ok(mut child) = spawned else {
+        return false;
+    };
+    // A reader may leave before the end.
+    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(page));
+    child.wait().is_ok_and(|status| status.success())
 }
 
 /// All pages say which program's they are.
@@ -62,4 +86,17 @@ fn write(command: &clap::Command, dir: &Path) -> io::Result<()> {
         write(below, dir)?;
     }
     page_of(command.clone()).generate_to(dir).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_goes_to_the_first_program_that_takes_it() {
+        let page = b"text";
+        assert!(!show(&["no-such-program"], page));
+        assert!(!show(&["false"], page));
+        assert!(show(&["grep", "-q", "text"], page));
+    }
 }

@@ -51,6 +51,15 @@ const MALLOC: [&str; 2] = ["libweft-malloc.so", "libweft_malloc_preload.so"];
 const MARK: &[u8] = b"weft-run-ledger";
 const EXIT_OWN: u8 = 125;
 
+/// The smallest send that can be lent is a page.
+fn at_least_a_page(text: &str) -> Result<u64, String> {
+    let page = rustix::param::page_size() as u64;
+    match super::size(text)? {
+        size if size < page => Err(format!("write at least a page, {page}")),
+        size => Ok(size),
+    }
+}
+
 /// Options of `weft run`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -70,7 +79,7 @@ pub struct Args {
     #[arg(long)]
     azsdp_malloc: bool,
     /// The smallest send that goes from the program's memory, at least a page
-    #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES as u64, value_parser = super::size)]
+    #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES as u64, value_parser = at_least_a_page)]
     from: u64,
     /// Carry connections to other hosts too; starts `weft broker` in the background if none runs
     #[arg(long)]

@@ -75,6 +75,9 @@ pub trait Link: Send + Sync {
     /// `message`, which the peer receives after the bytes are in place.
     fn push(&self, slot: u16, len: u32, message: &Message) -> Result<(), LinkError>;
 
+    /// Moves a piece of local slot `slot` to the same place of the peer's slot.
+    fn write(&self, slot: u16, at: u32, len: u32) -> Result<(), LinkError>;
+
     /// Sends all of these in order. The peer may be woken once for many.
     fn send_all(&self, parcels: &[Parcel]) -> Result<(), LinkError> {
         parcels.iter().try_for_each(|parcel| match parcel {

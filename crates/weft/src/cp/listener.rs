@@ -13,6 +13,7 @@ use weft_verbs::tcp_peer_uid;
 use weft_verbs::tls::{Identity, PublicKey, Tls};
 
 use super::START_PATIENCE;
+use super::fetch;
 use super::link::{Link, LinkError};
 use super::protocol::{Code, HELLO_LEN, Hello, Status, VERSION};
 use super::rdma::{Prepared, RdmaLink};
@@ -78,6 +79,8 @@ struct Inner {
     store: Store,
     config: Config,
     admission: Admission,
+    /// When a refused key was named last.
+    named: Mutex<Option<Instant>>,
 }
 
 fn cannot_listen(dir: &Path, e: &std::io::Error) -> Failure {
@@ -141,6 +144,7 @@ impl Listener {
             store,
             config,
             admission,
+            named: Mutex::default(),
         })))
     }
 
@@ -195,6 +199,22 @@ impl Inner {
             .keys()
             .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
             .is_ok_and(|keys| keys.contains(&key.fingerprint()))
+    }
+
+    /// Names a key that is refused, and how to admit it. At most once a second, so that strangers do not fill a log.
+    fn name_refused(&self, peer: SocketAddr, key: Option<&PublicKey>) {
+        let (Some(key), Some(authorized)) = (key, &self.config.authorized) else {
+            return;
+        };
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        if named.is_none_or(|last| last.elapsed() >= Duration::from_secs(1)) {
+            *named = Some(Instant::now());
+            tracing::warn!(
+                "{peer}: refused: its key is not authorised; to admit it, add the line {} to {}",
+                key.fingerprint(),
+                authorized.path().display()
+            );
+        }
     }
 
     /// Accepts the next connection, and serves it in a thread of its own, which reports how a sender's session ended.
@@ -288,6 +308,9 @@ impl Inner {
         let met = match verdict {
             Ok(met) => met,
             Err((status, why)) => {
+                if status == Status::Stranger {
+                    self.name_refused(request.peer_addr(), key.as_ref());
+                }
                 let _ = request.reject(&refusal(status));
                 return Err(why);
             }
@@ -302,10 +325,14 @@ impl Inner {
             e.to_string()
         })?;
         let param = param(tls.clone(), met.ours.encode().to_vec());
+        let peer = request.peer_addr();
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let link = RdmaLink::new(prepared, conn.qp, self.config.serve.patience);
         // Only processes of one user meet in shared memory.
         let stranger = user == Some(None) && link.path().transport != "local";
+        if stranger {
+            self.name_refused(peer, key.as_ref());
+        }
         Ok((Arc::new(link), Met { stranger, ..met }))
     }
 
@@ -379,8 +406,7 @@ impl Session {
         let began = Instant::now();
         let config = &self.inner.config;
         let store = self.inner.store.another();
-        let (totals, end) =
-            receiver::serve(&*self.link, &ours, &theirs, store, &config.serve, &self);
+        let (totals, end) = serve(&*self.link, &ours, &theirs, store, &config.serve, &self);
         self.events
             .finished(self.peer, totals, began.elapsed(), end.clone());
         if !totals.started {
@@ -424,6 +450,30 @@ impl Session {
         link.send_hello(&reply).map_err(|e| e.to_string())?;
         met
     }
+}
+
+/// Proves the key in both directions, then receives, or gives what is fetched, until the initiator is done or has disconnected. `ours` and `theirs` are the exchanged
+/// hellos.
+fn serve(
+    link: &dyn Link,
+    ours: &Hello,
+    theirs: &Hello,
+    store: Store,
+    options: &receiver::Options,
+    watch: &dyn Watch,
+) -> (Totals, Result<(), LinkError>) {
+    let attributes = store.policy().attributes;
+    let started = receiver::start(link, ours, theirs, options, attributes, watch);
+    let (totals, result) = match started {
+        Ok(Some(ring)) => receiver::receive_all(link, ring, store, options, false, watch),
+        Ok(None) => fetch::give(link, options),
+        Err(e) => (Totals::default(), Err(e)),
+    };
+    match &result {
+        Err(e) => receiver::end(link, e),
+        Ok(()) => link.close(),
+    }
+    (totals, result)
 }
 
 fn refusal(status: Status) -> [u8; HELLO_LEN] {

@@ -1,17 +1,21 @@
 //! `weft cp`: files moved with one-sided RDMA Writes.
 //!
 //! The pieces, from pure to busy: [`path`], [`protocol`] (messages), [`auth`] (the key), [`digest`] (checksums),
-//! [`target`] and [`walk`] (what goes where), [`beneath`] (opening what was found), [`source`] (what is read of it), [`store`] (the receiver's directory), [`link`] with [`rdma`]
-//! and [`tcp`] (connections), [`sender`] and [`receiver`],
+//! [`target`], [`beneath`] and [`walk`] (what goes where), [`opener`] (opening what was found), [`source`] (what is read of it), [`attributes`] (what else it has), [`store`] (the receiver's directory), [`link`] with [`rdma`]
+//! and [`tcp`] (connections), [`pace`] (a limit of the rate), [`sender`] and [`receiver`], [`fetch`] (with their roles exchanged),
 //! [`session`] (the sender's connection) and [`listener`] that join them. The protocol is described in docs/spec/cp.md.
 
 use std::time::Duration;
 
+pub mod attributes;
 pub mod auth;
 pub mod beneath;
 pub mod digest;
+pub mod fetch;
 pub mod link;
 pub mod listener;
+pub mod opener;
+pub mod pace;
 pub mod path;
 pub mod protocol;
 pub mod rdma;

@@ -8,15 +8,17 @@ use std::time::Duration;
 
 pub use super::path::{MAX_PATH, PathError, RelPath, printable};
 
+mod attributes;
 mod codec;
 mod hello;
 pub mod pack;
 
+pub use attributes::{Attributes, MAX_ATTRIBUTES, Meta, Xattr};
 use codec::{Reader, put_mtime};
 pub use hello::{Hello, Status};
 
 /// The protocol version that this program speaks.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// The beginning of the private data of both MPA start-up frames.
 pub const MAGIC: [u8; 8] = *b"weft-cp\0";
 /// Length of a [`Hello`] in bytes.
@@ -25,8 +27,8 @@ pub const HELLO_LEN: usize = 48;
 pub const HEADER_LEN: usize = 8;
 /// The longest explanation that travels with an error, in bytes.
 pub const MAX_TEXT: usize = 512;
-/// The longest message in bytes: a LINK with the longest path and target.
-pub const MAX_MESSAGE: usize = HEADER_LEN + 8 + 2 * MAX_PATH + 2;
+/// The longest message in bytes: a LINK with the longest path and target. A FILE with the longest attributes is shorter.
+pub const MAX_MESSAGE: usize = HEADER_LEN + 32 + 2 * MAX_PATH;
 /// Most entries (files, directories, links) and packs that may be without an answer.
 pub const WINDOW: usize = 64;
 /// Most files in a PACK.
@@ -39,6 +41,8 @@ pub const HOLE_BLOCKS: u32 = 65_536;
 pub const EXTENTS: usize = 256;
 /// Most names in an ASK.
 pub const ASK_NAMES: usize = 512;
+/// Most names in a FETCH.
+pub const FETCH_NAMES: usize = 512;
 /// Most ASKs that may be without an answer.
 pub const ASKS: usize = 4;
 /// Bounds of the number of slots in a ring.
@@ -112,6 +116,8 @@ pub enum Code {
     Abandoned = 11,
     /// A symbolic link leads out of the receiver's directory, which it does not allow.
     LinkOut = 12,
+    /// As [`Self::Written`], without some of the attributes.
+    Partly = 13,
     /// The peer's proof of the key was wrong.
     KeyWrong = 64,
     /// The peer broke the protocol.
@@ -124,10 +130,12 @@ pub enum Code {
     Stranger = 68,
     /// As many senders are served as may be.
     Full = 69,
+    /// The responder gives no files.
+    NotServed = 70,
 }
 
 impl Code {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 21] = [
         Self::Written,
         Self::Kept,
         Self::NoSpace,
@@ -141,12 +149,14 @@ impl Code {
         Self::Io,
         Self::Abandoned,
         Self::LinkOut,
+        Self::Partly,
         Self::KeyWrong,
         Self::Violation,
         Self::Going,
         Self::Resources,
         Self::Stranger,
         Self::Full,
+        Self::NotServed,
     ];
 
     fn from_u16(v: u16) -> Result<Self, DecodeError> {
@@ -202,10 +212,8 @@ pub struct Mtime {
 pub struct FileSpec {
     /// How to treat it.
     pub flags: FileFlags,
-    /// Permission bits, 0 to 0o777.
-    pub mode: u32,
-    /// Modification time of the source.
-    pub mtime: Mtime,
+    /// Permission bits, time and more of the source.
+    pub meta: Meta,
     /// Length in bytes.
     pub size: u64,
     /// Bytes that it takes on the disk: fewer where it has holes.
@@ -225,6 +233,47 @@ pub struct Extent {
     pub len: u32,
 }
 
+/// A file's length and time: which version of it this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    /// Length in bytes.
+    pub size: u64,
+    /// Modification time.
+    pub mtime: Mtime,
+}
+
+/// A name in an ASK.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// The name.
+    pub path: RelPath,
+    /// The sender's version, if the receiver is to compare its own with it.
+    pub version: Option<Version>,
+}
+
+/// What the receiver has of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Held {
+    /// Nothing.
+    Nothing = 0,
+    /// A file, a link or something else.
+    Other = 1,
+    /// A file of the version that the ASK has.
+    Same = 2,
+    /// A directory.
+    Directory = 3,
+}
+
+impl Held {
+    fn from_u8(v: u8) -> Result<Self, DecodeError> {
+        let all = [Self::Nothing, Self::Other, Self::Same, Self::Directory];
+        all.get(usize::from(v))
+            .copied()
+            .ok_or(DecodeError::Value("held"))
+    }
+}
+
 /// The region of a receiver's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingAdvert {
@@ -238,6 +287,47 @@ pub struct RingAdvert {
     pub addr: u64,
 }
 
+/// What of the sources is sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct What {
+    /// The content of directories.
+    pub recursive: bool,
+    /// Symbolic links below directories.
+    pub links: bool,
+    /// Owners, special mode bits, extended attributes and hard links.
+    pub attributes: bool,
+}
+
+/// What an initiator fetches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetch {
+    /// Treatment of files that the initiator has; `no_wait` is zero.
+    pub flags: FileFlags,
+    /// Leave a file alone that the initiator has in the same version.
+    pub update: bool,
+    /// What of the sources is sent.
+    pub what: What,
+    /// The initiator's ring.
+    pub ring: RingAdvert,
+    /// The most bytes of content a second, 0 for any number.
+    pub limit_rate: u64,
+    /// Names below the responder's directory; `None` is the content of the directory itself.
+    pub paths: Vec<Option<RelPath>>,
+}
+
+impl Fetch {
+    /// Whether it fits a message.
+    pub fn fits(&self) -> bool {
+        let lengths = self
+            .paths
+            .iter()
+            .flatten()
+            .map(|path| path.as_bytes().len());
+        let bytes: usize = lengths.sum::<usize>() + 2 * self.paths.len();
+        (1..=FETCH_NAMES).contains(&self.paths.len()) && HEADER_LEN + 40 + bytes <= MAX_MESSAGE
+    }
+}
+
 /// One control message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
@@ -245,6 +335,8 @@ pub enum Message {
     Start {
         /// Receives that the initiator has posted.
         receives: u16,
+        /// The initiator wants files, and does not send them.
+        fetches: bool,
         /// HMAC-SHA256 as role 1.
         proof: [u8; PROOF_LEN],
     },
@@ -252,7 +344,9 @@ pub enum Message {
     Ready {
         /// Receives that the responder has posted.
         receives: u16,
-        /// The ring.
+        /// Whether it gives files their attributes.
+        attributes: bool,
+        /// The ring; no slots for an initiator that fetches.
         ring: RingAdvert,
         /// HMAC-SHA256 as role 2.
         proof: [u8; PROOF_LEN],
@@ -358,10 +452,8 @@ pub enum Message {
         id: u32,
         /// Whether the content is complete.
         leave: bool,
-        /// Permission bits, 0 to 0o777.
-        mode: u32,
-        /// Modification time of the source.
-        mtime: Mtime,
+        /// Permission bits, time and more of the source.
+        meta: Meta,
         /// Where it is.
         path: RelPath,
     },
@@ -371,9 +463,22 @@ pub enum Message {
         id: u32,
         /// Treatment of an existing entry; `no_wait` and `sync` are zero.
         flags: FileFlags,
+        /// Time and owner of the source; no extended attributes.
+        meta: Meta,
         /// What the link says.
         target: Vec<u8>,
         /// Where it goes.
+        path: RelPath,
+    },
+    /// Give a file that this sender has sent another name.
+    HardLink {
+        /// The entry.
+        id: u32,
+        /// Treatment of an existing entry; `no_wait` and `sync` are zero.
+        flags: FileFlags,
+        /// A name that it has.
+        existing: RelPath,
+        /// Its new name.
         path: RelPath,
     },
     /// A slot has been filled with small files, see [`pack`].
@@ -398,13 +503,22 @@ pub enum Message {
     },
     /// Which of these are there?
     Ask {
-        /// Names of files and links.
-        paths: Vec<RelPath>,
+        /// Names of entries.
+        names: Vec<Asked>,
     },
     /// The answer to an ASK.
     Held {
-        /// For each name, in order, whether something other than a directory has it.
-        held: Vec<bool>,
+        /// For each name, in order.
+        held: Vec<Held>,
+    },
+    /// Which files the initiator wants. From here on the responder is the sender.
+    Fetch(Fetch),
+    /// The sender of a fetch leaves something out.
+    Skipped {
+        /// Whether it should have been sent.
+        is_error: bool,
+        /// What, and why.
+        text: String,
     },
     /// Only credits, or a sign of life.
     Credit,
@@ -439,6 +553,9 @@ impl Message {
             Self::Held { .. } => 19,
             Self::Sparse { .. } => 20,
             Self::Hole { .. } => 21,
+            Self::HardLink { .. } => 22,
+            Self::Fetch(_) => 23,
+            Self::Skipped { .. } => 24,
         }
     }
 

@@ -234,10 +234,10 @@ impl RdmaLink {
         }
     }
 
-    /// The Write that brings a block into the peer's slot.
-    fn write(&self, slot: u16, len: u32) -> SendWr {
+    /// The Write that brings a piece of a slot into the peer's slot.
+    fn write_wr(&self, slot: u16, at: u32, len: u32) -> SendWr {
         let ring = self.ring();
-        let at = self.at(slot, 0);
+        let at = self.at(slot, at);
         let remote = RemoteAddr {
             addr: ring.remote.addr + at as u64,
             rkey: ring.remote.rkey,
@@ -434,7 +434,12 @@ impl Link for RdmaLink {
 
     fn push(&self, slot: u16, len: u32, message: &Message) -> Result<(), LinkError> {
         let (_, owed) = self.take_credits(1)?;
-        self.transmit(Some(self.write(slot, len)), owed, message)
+        self.transmit(Some(self.write_wr(slot, 0, len)), owed, message)
+    }
+
+    fn write(&self, slot: u16, at: u32, len: u32) -> Result<(), LinkError> {
+        let write = self.write_wr(slot, at, len).signaled();
+        self.post(&mut lock(&self.post), &[write], 1, SENDS / 2)
     }
 
     fn send_all(&self, mut parcels: &[Parcel]) -> Result<(), LinkError> {
@@ -449,7 +454,7 @@ impl Link for RdmaLink {
                 let (write, message) = match parcel {
                     Parcel::Message(message) => (None, message),
                     Parcel::Block { slot, len, message } => {
-                        (Some(self.write(*slot, *len)), message)
+                        (Some(self.write_wr(*slot, 0, *len)), message)
                     }
                 };
                 let owed = std::mem::take(&mut owed);

@@ -4,11 +4,13 @@
 //! slots to files and answers. Disk and wire overlap, and the work that can be queued is bounded by the
 //! ring and by [`WINDOW`], which a peer cannot exceed.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use super::attributes::Left;
 use super::auth::{Challenge, Key, Role};
 use super::digest::digest;
 use super::link::{Link, LinkError, Parcel, write_extents, write_slot};
@@ -28,6 +30,8 @@ pub struct Options {
     pub slots: u16,
     /// Length of a slot in bytes.
     pub slot_len: u32,
+    /// The directory whose files initiators may fetch.
+    pub serve: Option<PathBuf>,
     /// How long a sender may stay silent.
     pub patience: Duration,
 }
@@ -45,6 +49,8 @@ pub struct Totals {
     pub started: bool,
     /// Whether the sender has completed.
     pub complete: bool,
+    /// The files went to an initiator that fetched them.
+    pub fetched: bool,
 }
 
 /// The interface to the listener while a connection is served.
@@ -53,57 +59,62 @@ pub trait Watch: Sync {
     fn proved(&self) -> Result<(), &'static str>;
     /// An entry was not written.
     fn entry_failed(&self, path: &str, error: &StoreError);
+    /// What the other side of a fetch does not send, and why.
+    fn skipped(&self, _is_error: bool, _text: &str) {}
 }
 
-/// Proves the key in both directions, then receives until the sender is done or has disconnected. `ours` and `theirs` are the exchanged
-/// hellos.
-pub fn serve(
+/// Receives until the sender is done or has disconnected.
+pub(super) fn receive_all(
     link: &dyn Link,
-    ours: &Hello,
-    theirs: &Hello,
+    ring: RingAdvert,
     store: Store,
     options: &Options,
+    fetches: bool,
     watch: &dyn Watch,
 ) -> (Totals, Result<(), LinkError>) {
-    let shared = Shared::new(options.slots);
-    let result = start(link, ours, theirs, options, watch).and_then(|ring| {
-        shared.count(|t| t.started = true);
-        std::thread::scope(|scope| {
-            let (jobs, queue) = channel();
-            let worker = Worker {
-                link,
-                store,
-                slot_len: ring.slot_len,
-                shared: &shared,
-                watch,
-                current: Current::None,
-                answers: Vec::new(),
-                since: Instant::now(),
-                cpu: cpu_time(),
-            };
-            let worker = scope.spawn(move || worker.run(&queue));
-            let received = receive(link, ring, options.patience, &shared, &jobs);
-            drop(jobs);
-            // A worker may wait for credits that no longer come.
-            if let Err(e) = &received {
-                end(link, e);
-            }
-            let worked = worker
-                .join()
-                .unwrap_or_else(|_| Err(LinkError::Local("the writing thread panicked".into())));
-            // The worker's reason is the cause when both have one: it closes the link under the other.
-            worked.and(received)
-        })
+    let shared = Shared::new(ring.slots);
+    shared.count(|t| t.started = true);
+    let result = std::thread::scope(|scope| {
+        let (jobs, queue) = channel();
+        let worker = Worker {
+            link,
+            store,
+            slot_len: ring.slot_len,
+            shared: &shared,
+            watch,
+            current: Current::None,
+            answers: Vec::new(),
+            since: Instant::now(),
+            cpu: cpu_time(),
+        };
+        let worker = scope.spawn(move || worker.run(&queue));
+        let fetching = fetches.then_some(watch);
+        let received = receive(link, ring, options.patience, &shared, &jobs, fetching);
+        drop(jobs);
+        // A worker may wait for credits that no longer come.
+        if let Err(e) = &received {
+            end(link, e);
+        }
+        let worked = worker
+            .join()
+            .unwrap_or_else(|_| Err(LinkError::Local("the writing thread panicked".into())));
+        // The worker's reason is the cause when both have one: it closes the link under the other.
+        worked.and(received)
     });
-    match &result {
-        Err(e) => end(link, e),
-        Ok(()) => link.close(),
-    }
     (shared.totals(), result)
 }
 
+/// The ring for a sender.
+pub(super) fn create_ring(link: &dyn Link, options: &Options) -> Result<RingAdvert, LinkError> {
+    let slot_len = match link.path().transport {
+        "local" => options.slot_len.min(LOCAL_SLOT_LEN),
+        _ => options.slot_len,
+    };
+    link.create_ring(options.slots, slot_len)
+}
+
 /// Ends the connection, and reports a breach of the protocol to the peer.
-fn end(link: &dyn Link, e: &LinkError) {
+pub(super) fn end(link: &dyn Link, e: &LinkError) {
     if let LinkError::Violation(text) = e {
         let _ = link.send(&Message::Refuse {
             code: Code::Violation,
@@ -124,18 +135,24 @@ pub fn refuse(link: &dyn Link, code: Code, text: &str) -> Result<(), LinkError> 
     Ok(())
 }
 
-/// The first messages: START with the initiator's proof, READY with ours.
-fn start(
+/// The first messages: START with the initiator's proof, READY with ours. `None` for an initiator that fetches.
+pub(super) fn start(
     link: &dyn Link,
     ours: &Hello,
     theirs: &Hello,
     options: &Options,
+    attributes: bool,
     watch: &dyn Watch,
-) -> Result<RingAdvert, LinkError> {
+) -> Result<Option<RingAdvert>, LinkError> {
     let first = link
         .recv(START_PATIENCE)?
         .ok_or_else(|| LinkError::Gone("the peer never started".into()))?;
-    let Message::Start { receives, proof } = first else {
+    let Message::Start {
+        receives,
+        fetches,
+        proof,
+    } = first
+    else {
         return Err(LinkError::Violation(
             "the first message is not START".into(),
         ));
@@ -163,11 +180,19 @@ fn start(
         refuse(link, Code::Full, text)?;
         return Err(LinkError::Gone(format!("it was turned away: {text}")));
     }
-    let slot_len = match link.path().transport {
-        "local" => options.slot_len.min(LOCAL_SLOT_LEN),
-        _ => options.slot_len,
+    if fetches && options.serve.is_none() {
+        let text = "it gives no files: it was started without --serve DIR";
+        refuse(link, Code::NotServed, text)?;
+        return Err(LinkError::Gone(
+            "it wanted files, and --serve was not given".into(),
+        ));
+    }
+    let created = if fetches {
+        Ok(RingAdvert::default())
+    } else {
+        create_ring(link, options)
     };
-    let ring = match link.create_ring(options.slots, slot_len) {
+    let ring = match created {
         Ok(ring) => ring,
         Err(e) => {
             link.send(&Message::Refuse {
@@ -179,10 +204,11 @@ fn start(
     };
     link.send(&Message::Ready {
         receives: link.receives(),
+        attributes,
         ring,
         proof: ready_proof,
     })?;
-    Ok(ring)
+    Ok((!fetches).then_some(ring))
 }
 
 /// The state of both threads.
@@ -245,6 +271,7 @@ fn receive(
     patience: Duration,
     shared: &Shared,
     jobs: &Sender<Message>,
+    fetching: Option<&dyn Watch>,
 ) -> Result<(), LinkError> {
     let violation = |text: &str| Err(LinkError::Violation(text.into()));
     let mut next_id = 0u32;
@@ -277,9 +304,18 @@ fn receive(
         }
         match &message {
             Message::Credit => continue,
+            Message::Skipped { is_error, text } => {
+                let Some(watch) = fetching else {
+                    return violation("a message of a fetch");
+                };
+                shared.count(|t| t.failed += u64::from(*is_error));
+                watch.skipped(*is_error, text);
+                continue;
+            }
             Message::File { id, .. }
             | Message::Directory { id, .. }
             | Message::Link { id, .. }
+            | Message::HardLink { id, .. }
             | Message::Pack { id, .. } => {
                 if *id != next_id {
                     return violation("an entry out of order");
@@ -414,8 +450,8 @@ impl Worker<'_> {
 
     fn handle(&mut self, message: Message) -> Result<(), LinkError> {
         let violation = |text: &str| Err(LinkError::Violation(text.into()));
-        if let Message::Ask { paths } = &message {
-            let held = paths.iter().map(|path| self.store.has(path)).collect();
+        if let Message::Ask { names } = &message {
+            let held = names.iter().map(|name| self.store.look(name)).collect();
             self.shared.asks.fetch_sub(1, Ordering::AcqRel);
             self.answer(Message::Held { held });
             return Ok(());
@@ -460,7 +496,7 @@ impl Worker<'_> {
             (Message::End { id, digest }, Current::Open(ours, file)) if id == ours => {
                 let path = file.path();
                 match self.store.commit(file, &digest) {
-                    Ok(()) => self.written(id),
+                    Ok(left) => self.written(id, &left),
                     Err(e) => self.failed(id, &path, &e),
                 }
             }
@@ -479,16 +515,15 @@ impl Worker<'_> {
                 Message::Directory {
                     id,
                     leave,
-                    mode,
-                    mtime,
+                    meta,
                     path,
                 },
                 Current::None,
             ) => {
                 let made = if leave {
-                    self.store.leave_directory(&path, mode, mtime)
+                    self.store.leave_directory(&path, &meta)
                 } else {
-                    self.store.enter_directory(&path)
+                    self.store.enter_directory(&path).map(|()| Left::default())
                 };
                 self.told(id, &path, made, Self::done);
             }
@@ -496,13 +531,26 @@ impl Worker<'_> {
                 Message::Link {
                     id,
                     flags,
+                    meta,
                     target,
                     path,
                 },
                 Current::None,
             ) => {
-                let made = self.store.make_link(&path, &target, flags);
+                let made = self.store.make_link(&path, &target, flags, &meta);
                 self.told(id, &path, made, Self::written);
+            }
+            (
+                Message::HardLink {
+                    id,
+                    flags,
+                    existing,
+                    path,
+                },
+                Current::None,
+            ) => {
+                let made = self.store.make_hard_link(&existing, &path, flags);
+                self.told(id, &path, made.map(|()| Left::default()), Self::written);
             }
             (Message::Done { .. }, Current::None) => {
                 self.shared.count(|t| t.complete = true);
@@ -541,11 +589,11 @@ impl Worker<'_> {
         &mut self,
         id: u32,
         path: &RelPath,
-        made: Result<(), StoreError>,
-        good: fn(&mut Self, u32),
+        made: Result<Left, StoreError>,
+        good: fn(&mut Self, u32, &Left),
     ) {
         match made {
-            Ok(()) => good(self, id),
+            Ok(left) => good(self, id, &left),
             Err(e) => self.failed(id, &path.to_string(), &e),
         }
     }
@@ -583,16 +631,22 @@ impl Worker<'_> {
                     .map_err(|e| LinkError::Violation(format!("in a pack: {e}")))?;
                 let path = spec.path.clone();
                 let put = self.store.put(spec, content);
-                put.map(|()| content.len())
+                put.map(|left| (content.len(), left))
                     .map_err(|e| (path.to_string(), e))
             };
             match outcome {
-                Ok(len) => {
+                Ok((len, left)) => {
                     self.shared.count(|t| {
                         t.files += 1;
                         t.bytes += len as u64;
                     });
-                    written += 1;
+                    if left.is_empty() {
+                        written += 1;
+                    } else {
+                        self.packed(from, written);
+                        self.answer(good(id, &left));
+                        (from, written) = (id.wrapping_add(1), 0);
+                    }
                 }
                 Err((path, e)) => {
                     self.packed(from, written);
@@ -691,9 +745,9 @@ impl Worker<'_> {
         self.answer(Message::Free { slot });
     }
 
-    fn written(&mut self, id: u32) {
+    fn written(&mut self, id: u32, left: &Left) {
         self.shared.count(|t| t.files += 1);
-        self.done(id);
+        self.done(id, left);
     }
 
     fn failed(&mut self, id: u32, path: &str, e: &StoreError) {
@@ -713,12 +767,18 @@ impl Worker<'_> {
         });
     }
 
-    fn done(&mut self, id: u32) {
+    fn done(&mut self, id: u32, left: &Left) {
         self.shared.open.fetch_sub(1, Ordering::AcqRel);
-        self.answer(Message::Result {
-            id,
-            code: Code::Written,
-            text: String::new(),
-        });
+        self.answer(good(id, left));
     }
+}
+
+/// The answer for an entry that was written.
+fn good(id: u32, left: &Left) -> Message {
+    let (code, text) = if left.is_empty() {
+        (Code::Written, String::new())
+    } else {
+        (Code::Partly, left.to_string())
+    };
+    Message::Result { id, code, text }
 }

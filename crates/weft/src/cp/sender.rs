@@ -3,7 +3,7 @@
 //! The calling thread reads files into free slots and receives the peer's answers; a second one moves
 //! filled slots over the wire in order. So disk reads, the wire and the peer's disk writes overlap.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 use weft_verbs::Path;
 
 use super::auth::{Challenge, Key, Role};
-use super::beneath::Opener;
 use super::link::{Link, LinkError, Parcel};
+use super::opener::Opener;
+use super::pace::Pace;
 use super::path::printable;
 use super::protocol::{
-    ASKS, Code, Digest, FileFlags, Hello, KEEPALIVE, Message, RingAdvert, WINDOW, pack,
+    ASKS, Code, Digest, FileFlags, Held, Hello, KEEPALIVE, Message, Meta, RelPath, RingAdvert,
+    WINDOW, pack,
 };
-use super::walk::{Entry, Kind, Plan};
+use super::walk::{Entry, FileId, Kind, Plan};
 use super::{START_PATIENCE, cpu_time};
 
 mod content;
@@ -30,6 +32,14 @@ pub struct Options {
     pub key: Option<Key>,
     /// Treatment of files that are there already, and fsync.
     pub flags: FileFlags,
+    /// Leave a file alone that the receiver has in the same version.
+    pub update: bool,
+    /// Keep owners, special mode bits, extended attributes and hard links.
+    pub archive: bool,
+    /// Send nothing, and say what would be sent.
+    pub dry_run: bool,
+    /// The most bytes of content a second.
+    pub limit_rate: Option<u64>,
     /// How long the receiver may stay silent.
     pub patience: Duration,
 }
@@ -40,6 +50,12 @@ pub trait Progress {
     fn advance(&mut self, bytes: u64, held: bool);
     /// A line for the user.
     fn note(&mut self, line: &str);
+    /// An entry cannot be sent.
+    fn failed(&mut self, entry: &Entry, why: &str) {
+        self.note(&format!("{}: {why}", shown(&entry.source)));
+    }
+    /// What would be done with an entry that goes to `path`.
+    fn would(&mut self, what: &str, path: &RelPath);
 }
 
 /// An entry without a RESULT.
@@ -52,6 +68,10 @@ struct Open {
     bytes: u64,
     /// It is alone, or the last of a pack.
     last: bool,
+    /// The file, if it has other names.
+    file: Option<FileId>,
+    /// Not all of its attributes are sent.
+    is_partial: bool,
 }
 
 /// Small files in a slot that is being filled.
@@ -74,6 +94,8 @@ pub struct Report {
     pub kept: u64,
     /// Entries that failed.
     pub failed: u64,
+    /// Of the written entries, those without all that an archive keeps.
+    pub partial: u64,
     /// Bytes that were sent of these files and links.
     pub bytes: u64,
     /// Bytes that were there from an earlier transfer.
@@ -125,52 +147,79 @@ pub fn send(
     options: &Options,
     progress: &mut dyn Progress,
 ) -> Result<Report, SendError> {
-    let path = link.path();
-    let result = start(link, ours, theirs, options).and_then(|ring| {
-        std::thread::scope(|scope| {
-            let (out, queue) = channel();
-            let wire = scope.spawn(move || drive(link, &queue));
-            let mut sender = Sending::new(link, out, ring, options, progress);
-            let sent = sender.all(plan);
-            let report = Report {
-                path: Some(path),
-                cipher: link.cipher(),
-                ..sender.report
-            };
-            drop(sender.out);
-            if sent.is_err() {
-                link.close();
-            }
-            let wired = wire
-                .join()
-                .unwrap_or_else(|_| Err(LinkError::Local("the wire thread panicked".into())));
-            match (sent, wired) {
-                (Ok(()), _) => Ok(report),
-                // The thread that saw a connection error first has the better message.
-                (Err(SendError::Link(LinkError::Gone(_))), Err(e)) => Err(e.into()),
-                (Err(e), _) => Err(e),
-            }
-        })
+    let result = start(link, ours, theirs, options.key.as_ref(), false).and_then(|peer| {
+        if peer.ring.slots == 0 {
+            return Err(LinkError::Violation("a ring without slots".into()).into());
+        }
+        link.use_ring(peer.ring)?;
+        send_all(link, peer, plan, options, progress)
     });
     link.close();
     result
 }
 
-fn start(
+/// What a sender knows of a receiver.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer {
+    /// Its ring.
+    pub ring: RingAdvert,
+    /// Whether it gives files their attributes.
+    pub attributes: bool,
+}
+
+/// Sends everything in `plan` to a receiver whose ring is in use.
+pub fn send_all(
+    link: &dyn Link,
+    peer: Peer,
+    plan: &Plan,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<Report, SendError> {
+    let path = link.path();
+    std::thread::scope(|scope| {
+        let (out, queue) = channel();
+        let pace = options.limit_rate.map(Pace::new);
+        let wire = scope.spawn(move || drive(link, &queue, pace));
+        let mut sender = Sending::new(link, out, peer, options, progress);
+        let sent = sender.all(plan);
+        let report = Report {
+            path: Some(path),
+            cipher: link.cipher(),
+            ..sender.report
+        };
+        drop(sender.out);
+        if sent.is_err() {
+            link.close();
+        }
+        let wired = wire
+            .join()
+            .unwrap_or_else(|_| Err(LinkError::Local("the wire thread panicked".into())));
+        match (sent, wired) {
+            (Ok(()), _) => Ok(report),
+            // The thread that saw a connection error first has the better message.
+            (Err(SendError::Link(LinkError::Gone(_))), Err(e)) => Err(e.into()),
+            (Err(e), _) => Err(e),
+        }
+    })
+}
+
+/// The initiator's first message, and the answer.
+pub(super) fn start(
     link: &dyn Link,
     ours: &Hello,
     theirs: &Hello,
-    options: &Options,
-) -> Result<RingAdvert, SendError> {
+    key: Option<&Key>,
+    fetches: bool,
+) -> Result<Peer, SendError> {
     let about = Challenge {
         initiator: ours.nonce,
         responder: theirs.nonce,
         binding: link.binding(),
     };
-    let key = options.key.as_ref();
     let proof = key.map_or([0; 32], |k| k.prove(Role::Initiator, &about));
     link.send(&Message::Start {
         receives: link.receives(),
+        fetches,
         proof,
     })?;
     match link
@@ -179,17 +228,17 @@ fn start(
     {
         Message::Ready {
             receives,
+            attributes,
             ring,
             proof,
         } => {
-            if let Some(key) = &options.key
+            if let Some(key) = key
                 && !key.verify(Role::Responder, &about, &proof)
             {
                 return Err(SendError::Impostor);
             }
             link.set_peer_receives(receives);
-            link.use_ring(ring)?;
-            Ok(ring)
+            Ok(Peer { ring, attributes })
         }
         Message::Refuse { code, text } => Err(SendError::Refused { code, text }),
         _ => Err(LinkError::Violation("the first answer is not READY".into()).into()),
@@ -197,10 +246,17 @@ fn start(
 }
 
 /// The wire thread: sends in order, and a sign of life when there is nothing to send.
-fn drive(link: &dyn Link, queue: &Receiver<Vec<Parcel>>) -> Result<(), LinkError> {
+fn drive(
+    link: &dyn Link,
+    queue: &Receiver<Vec<Parcel>>,
+    mut pace: Option<Pace>,
+) -> Result<(), LinkError> {
     loop {
         let sent = match queue.recv_timeout(KEEPALIVE) {
-            Ok(parcels) => link.send_all(&parcels),
+            Ok(parcels) => match &mut pace {
+                Some(pace) => pace.send_all(link, &parcels),
+                None => link.send_all(&parcels),
+            },
             Err(RecvTimeoutError::Timeout) => link.keepalive(),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
@@ -239,6 +295,12 @@ struct Sending<'a> {
     free: Vec<u16>,
     /// Bytes of the file that each slot in use stands for.
     in_use: Vec<Option<u64>>,
+    /// Whether attributes are sent to a receiver that gives them to its files.
+    gives_attributes: bool,
+    /// The first of a file's names, and its entry if it was sent.
+    first_names: HashMap<FileId, (Option<u32>, RelPath)>,
+    /// Files whose first name is there.
+    linkable: HashSet<FileId>,
     next_id: u32,
     /// Entries without a RESULT.
     open: HashMap<u32, Open>,
@@ -250,7 +312,7 @@ struct Sending<'a> {
     /// Questions without an answer, with the number of names in each.
     asks: VecDeque<usize>,
     /// Answers for entries that come next.
-    held: VecDeque<bool>,
+    held: VecDeque<Held>,
     offer: Option<(u32, u64, Digest)>,
     done: bool,
     report: Report,
@@ -260,7 +322,7 @@ impl<'a> Sending<'a> {
     fn new(
         link: &'a dyn Link,
         out: Sender<Vec<Parcel>>,
-        ring: RingAdvert,
+        Peer { ring, attributes }: Peer,
         options: &'a Options,
         progress: &'a mut dyn Progress,
     ) -> Self {
@@ -273,6 +335,9 @@ impl<'a> Sending<'a> {
             progress,
             free: (0..ring.slots).rev().collect(),
             in_use: vec![None; usize::from(ring.slots)],
+            gives_attributes: options.archive && attributes,
+            first_names: HashMap::new(),
+            linkable: HashSet::new(),
             next_id: 0,
             open: HashMap::new(),
             window: 0,
@@ -288,15 +353,34 @@ impl<'a> Sending<'a> {
 
     fn all(&mut self, plan: &Plan) -> Result<(), SendError> {
         let mut opener = Opener::new(plan);
+        self.report.partial = plan.partial;
+        if self.options.archive && !self.gives_attributes {
+            self.report.partial = 0;
+            self.progress.note(
+                "the receiver keeps no owners, special mode bits and extended attributes\n  try: start it with --attributes",
+            );
+        }
         for entry in &plan.entries {
-            if self.options.flags.no_clobber && is_asked_for(entry) && self.is_held(plan)? {
+            let held = if self.is_asked_for(entry) {
+                self.next_held(plan)?
+            } else {
+                Held::Nothing
+            };
+            if self.options.dry_run {
+                self.would(entry, held);
+            } else if self.leaves_alone(entry, held) {
                 self.kept(&entry.source, "it is there already");
-                if let Kind::File(len) = entry.kind {
-                    self.progress.advance(len, true);
+                if let Kind::File(version) = entry.kind {
+                    self.progress.advance(version.size, true);
                 }
-                continue;
+                if entry.has_names && held == Held::Same && self.options.update {
+                    self.linkable.insert(entry.id);
+                    let name = (None, entry.path.clone());
+                    self.first_names.insert(entry.id, name);
+                }
+            } else {
+                self.entry(entry, &mut opener)?;
             }
-            self.entry(entry, &mut opener)?;
         }
         self.end_pack()?;
         self.post(Message::Done {
@@ -312,17 +396,81 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Whether the receiver has an entry of the next entry's name. Asks for many at once, and for more while answers are in flight.
-    fn is_held(&mut self, plan: &Plan) -> Result<bool, SendError> {
+    /// Whether the receiver is asked about this entry before it is sent.
+    fn is_asked_for(&self, entry: &Entry) -> bool {
+        let options = self.options;
+        match entry.kind {
+            Kind::File(_) => options.dry_run || options.update || options.flags.no_clobber,
+            Kind::Link(..) => options.dry_run || options.flags.no_clobber,
+            Kind::Enter => options.dry_run,
+            Kind::Leave(_) => false,
+        }
+    }
+
+    /// Whether what the receiver has is not to be replaced.
+    fn leaves_alone(&self, entry: &Entry, held: Held) -> bool {
+        let flags = self.options.flags;
+        match held {
+            Held::Same => self.options.update || flags.no_clobber,
+            Held::Other => flags.no_clobber && !matches!(entry.kind, Kind::Enter),
+            Held::Nothing | Held::Directory => false,
+        }
+    }
+
+    /// Says what would be done with an entry, and counts it.
+    fn would(&mut self, entry: &Entry, held: Held) {
+        let size = match entry.kind {
+            Kind::File(version) => version.size,
+            Kind::Enter | Kind::Leave(_) | Kind::Link(..) => 0,
+        };
+        let leaves_alone = self.leaves_alone(entry, held);
+        let report = &mut self.report;
+        let what = match (&entry.kind, held) {
+            (Kind::Leave(_), _) | (Kind::Enter, Held::Directory) => return,
+            (Kind::Enter, Held::Nothing) => "make the directory",
+            (Kind::Enter, _) => {
+                report.failed += 1;
+                "not possible, no directory has the name"
+            }
+            (_, Held::Directory) => {
+                report.failed += 1;
+                "not possible, a directory has the name"
+            }
+            _ if leaves_alone => {
+                report.kept += 1;
+                "leave alone"
+            }
+            _ => {
+                report.written += 1;
+                report.bytes += size;
+                if held == Held::Nothing {
+                    "send"
+                } else {
+                    "replace"
+                }
+            }
+        };
+        self.progress.would(what, &entry.path);
+    }
+
+    /// What the receiver has of the next entry's name. Asks for many at once, and for more while answers are in flight.
+    fn next_held(&mut self, plan: &Plan) -> Result<Held, SendError> {
         while self.asks.len() < ASKS && self.asked < plan.entries.len() {
             let mut names = pack::Names::default();
             let rest = &plan.entries[self.asked..];
-            let fits = |entry: &&Entry| !is_asked_for(entry) || names.add(&entry.path);
-            self.asked += rest.iter().take_while(fits).count();
-            let paths = names.take();
-            if !paths.is_empty() {
-                self.asks.push_back(paths.len());
-                self.post(Message::Ask { paths })?;
+            let fits = |entry: &&Entry| {
+                let version = match entry.kind {
+                    Kind::File(version) if self.options.update => Some(version),
+                    _ => None,
+                };
+                !self.is_asked_for(entry) || names.add(&entry.path, version)
+            };
+            let count = rest.iter().take_while(fits).count();
+            self.asked += count;
+            let names = names.take();
+            if !names.is_empty() {
+                self.asks.push_back(names.len());
+                self.post(Message::Ask { names })?;
             }
         }
         loop {
@@ -351,6 +499,9 @@ impl<'a> Sending<'a> {
     fn entry(&mut self, entry: &Entry, opener: &mut Opener<'_>) -> Result<(), SendError> {
         let path = entry.path.clone();
         match &entry.kind {
+            Kind::File(version) if entry.has_names && self.hard_link(entry)? => {
+                self.progress.advance(version.size, true);
+            }
             Kind::File(_) => match self.file(entry, opener) {
                 Ok(()) | Err(FileError::Declined | FileError::There) => {}
                 Err(FileError::Here(why)) => self.fail(entry, &why),
@@ -358,35 +509,30 @@ impl<'a> Sending<'a> {
             },
             Kind::Enter => {
                 let id = self.begin(entry, false)?;
-                let (mode, mtime) = (0o700, super::protocol::Mtime::default());
                 self.post(Message::Directory {
                     id,
                     leave: false,
-                    mode,
-                    mtime,
+                    meta: Meta::default(),
                     path,
                 })?;
             }
-            Kind::Leave { mode, mtime } => {
+            Kind::Leave(meta) => {
                 let id = self.begin(entry, false)?;
+                let meta = self.sent_meta(meta);
                 self.post(Message::Directory {
                     id,
                     leave: true,
-                    mode: *mode,
-                    mtime: *mtime,
+                    meta,
                     path,
                 })?;
             }
-            Kind::Link(target) => {
+            Kind::Link(meta, target) => {
                 let id = self.begin(entry, true)?;
-                let flags = FileFlags {
-                    no_wait: false,
-                    sync: false,
-                    ..self.options.flags
-                };
+                let (flags, meta) = (self.link_flags(), self.sent_meta(meta));
                 self.post(Message::Link {
                     id,
                     flags,
+                    meta,
                     target: target.clone(),
                     path,
                 })?;
@@ -395,16 +541,67 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
+    /// Flags of an entry without content.
+    fn link_flags(&self) -> FileFlags {
+        FileFlags {
+            no_wait: false,
+            sync: false,
+            ..self.options.flags
+        }
+    }
+
+    /// What the receiver is told of an entry, which is less if it does not make archives.
+    fn sent_meta(&self, meta: &Meta) -> Meta {
+        if self.gives_attributes {
+            return meta.clone();
+        }
+        Meta {
+            mode: meta.mode & 0o777,
+            mtime: meta.mtime,
+            attributes: None,
+        }
+    }
+
+    /// Gives a file that was sent by another name this one too; whether there is such a file.
+    fn hard_link(&mut self, entry: &Entry) -> Result<bool, SendError> {
+        let Some((first, existing)) = self.first_names.get(&entry.id).cloned() else {
+            return Ok(false);
+        };
+        self.end_pack()?;
+        while first.is_some_and(|first| self.open.contains_key(&first)) {
+            self.pump()?;
+        }
+        if !self.linkable.contains(&entry.id) {
+            return Ok(false);
+        }
+        let id = self.begin(entry, true)?;
+        if let Some(open) = self.open.get_mut(&id) {
+            open.is_partial = false;
+        }
+        self.post(Message::HardLink {
+            id,
+            flags: self.link_flags(),
+            existing,
+            path: entry.path.clone(),
+        })?;
+        Ok(true)
+    }
+
     fn fail(&mut self, entry: &Entry, why: &str) {
         self.report.failed += 1;
-        self.progress
-            .note(&format!("{}: {why}", shown(&entry.source)));
+        self.progress.failed(entry, why);
     }
 
     fn open(&mut self, entry: &Entry, counted: bool, last: bool) -> u32 {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         let source = entry.source.clone();
+        let file = entry.has_names.then_some(entry.id);
+        // A first name that was not written is of no use.
+        if file.is_some() && !self.linkable.contains(&entry.id) {
+            let name = (Some(id), entry.path.clone());
+            self.first_names.insert(entry.id, name);
+        }
         self.open.insert(
             id,
             Open {
@@ -412,6 +609,8 @@ impl<'a> Sending<'a> {
                 counted,
                 bytes: 0,
                 last,
+                file,
+                is_partial: self.options.archive && !self.gives_attributes && counted,
             },
         );
         id
@@ -480,6 +679,14 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
+    /// An entry is at the receiver.
+    fn arrived(&mut self, open: &Open) {
+        self.report.written += u64::from(open.counted);
+        self.report.bytes += open.bytes;
+        self.report.partial += u64::from(open.is_partial);
+        self.linkable.extend(open.file);
+    }
+
     fn handle(&mut self, message: Message) -> Result<(), SendError> {
         let violation = |text: &str| Err(LinkError::Violation(text.into()).into());
         match message {
@@ -502,8 +709,7 @@ impl<'a> Sending<'a> {
                         return violation("a result for nothing");
                     };
                     self.window -= usize::from(open.last);
-                    self.report.written += u64::from(open.counted);
-                    self.report.bytes += open.bytes;
+                    self.arrived(&open);
                 }
             }
             Message::Held { held } => {
@@ -513,28 +719,24 @@ impl<'a> Sending<'a> {
                 self.held.extend(held);
             }
             Message::Result { id, code, text } => {
-                let Some(Open {
-                    source,
-                    counted,
-                    bytes,
-                    last,
-                }) = self.open.remove(&id)
-                else {
+                let Some(mut open) = self.open.remove(&id) else {
                     return violation("a result for nothing");
                 };
-                self.window -= usize::from(last);
+                self.window -= usize::from(open.last);
                 match code {
-                    Code::Written => {
-                        self.report.written += u64::from(counted);
-                        self.report.bytes += bytes;
+                    Code::Written => self.arrived(&open),
+                    Code::Partly => {
+                        open.is_partial = true;
+                        self.arrived(&open);
+                        tracing::info!("{}: {text}", open.source.display());
                     }
-                    Code::Kept => self.kept(&source, &text),
+                    Code::Kept => self.kept(&open.source, &text),
                     Code::Abandoned => {}
                     _ => {
                         self.report.failed += 1;
                         self.progress.note(&format!(
                             "{}: the receiver says: {text}{}",
-                            shown(&source),
+                            shown(&open.source),
                             advice(code)
                         ));
                     }
@@ -566,9 +768,4 @@ fn advice(code: Code) -> &'static str {
         Code::Busy => "\n  try: again when the other transfer is over",
         _ => "",
     }
-}
-
-/// Whether the receiver is asked about this entry before it is sent.
-fn is_asked_for(entry: &Entry) -> bool {
-    matches!(entry.kind, Kind::File(_) | Kind::Link(_))
 }

@@ -3,16 +3,19 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnParam, ConnectError, Connection, LinkOptions};
 use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
+use weft_verbs::{Device, Path};
 
 use super::START_PATIENCE;
 use super::auth::fill_random;
+use super::fetch;
 use super::link::{Link, LinkError};
-use super::protocol::{Code, DecodeError, HELLO_LEN, Hello, Status, VERSION};
+use super::protocol::{Code, DecodeError, Fetch, HELLO_LEN, Hello, Status, VERSION};
 use super::rdma::{Prepared, RdmaLink};
+use super::receiver::{self, Totals, Watch};
 use super::sender::{self, Progress, Report, SendError};
+use super::store::Store;
 use super::target::Target;
 use super::tcp::TcpLink;
 use super::walk::Plan;
@@ -168,6 +171,26 @@ impl Receiver {
             progress,
         )
         .map_err(|e| explain(self.addr, &e, &self.who))
+    }
+}
+
+impl Receiver {
+    /// Receives what `request` names: the other side is the sender then.
+    pub fn fetch(
+        &self,
+        request: Fetch,
+        store: Store,
+        options: &receiver::Options,
+        watch: &dyn Watch,
+    ) -> Result<Totals, Failure> {
+        let (link, ours, theirs) = (&*self.link, &self.ours, &self.theirs);
+        fetch::fetch(link, ours, theirs, request, store, options, watch)
+            .map_err(|e| explain(self.addr, &e, &self.who))
+    }
+
+    /// Its transport.
+    pub fn path(&self) -> Path {
+        self.link.path()
     }
 }
 
@@ -382,6 +405,11 @@ fn explain(addr: SocketAddr, e: &SendError, who: &Who) -> Failure {
         SendError::Refused {
             code: Code::Full, ..
         } => full(addr),
+        SendError::Refused {
+            code: Code::NotServed,
+            ..
+        } => Failure::refused(format!("the listener at {addr} gives no files"))
+            .hint("start it with --serve DIR, or send the files from there"),
         SendError::Refused { text, .. } => {
             Failure::refused(format!("the receiver at {addr} says: {text}"))
                 .hint("run the same command again: files that had begun go on where they were")

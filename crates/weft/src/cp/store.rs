@@ -7,20 +7,24 @@
 //! that are in place, from which a later transfer of the same source goes on.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use super::attributes::{self, Left};
 use super::digest::{BlockList, digest};
-use super::protocol::{Code, Digest, FileFlags, FileSpec, Mtime, RelPath, printable};
+use super::protocol::{
+    Asked, Code, Digest, FileFlags, FileSpec, Held, Meta, Mtime, RelPath, Version, printable,
+};
+use super::walk::mtime as mtime_of;
 
 mod unfinished;
 
 pub use unfinished::Incoming;
-use unfinished::temp_name;
+use unfinished::{new_temp_name, temp_name};
 
 /// Why an entry was not written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -67,12 +71,16 @@ pub struct Policy {
     pub sync: bool,
     /// Create symbolic links with any target.
     pub any_links: bool,
+    /// Give files the owners, special mode bits and extended attributes that senders name.
+    pub attributes: bool,
 }
 
 /// The directory that files are received into.
 pub struct Store {
     root: Arc<OwnedFd>,
     policy: Policy,
+    /// The only names that entries may have in the directory.
+    only: Option<Arc<[Vec<u8>]>>,
     /// The last parent directory: many small files come from one.
     last: Option<(Vec<u8>, Arc<OwnedFd>)>,
 }
@@ -93,8 +101,14 @@ impl Store {
         Ok(Self {
             root: Arc::new(root),
             policy,
+            only: None,
             last: None,
         })
+    }
+
+    /// Its policy.
+    pub fn policy(&self) -> Policy {
+        self.policy
     }
 
     /// Another handle of the same directory, for another connection.
@@ -103,8 +117,14 @@ impl Store {
         Self {
             root: Arc::clone(&self.root),
             policy: self.policy,
+            only: self.only.clone(),
             last: None,
         }
+    }
+
+    /// Takes nothing but entries of these names in the directory, and what is below them.
+    pub fn only(&mut self, names: Vec<Vec<u8>>) {
+        self.only = Some(names.into());
     }
 
     /// The directory of the path's last component, made as needed.
@@ -120,6 +140,17 @@ impl Store {
         path: &RelPath,
         missing: impl Fn(&OwnedFd, &[u8]) -> Result<(), StoreError>,
     ) -> Result<Arc<OwnedFd>, StoreError> {
+        if let Some(only) = &self.only
+            && !path
+                .components()
+                .next()
+                .is_some_and(|first| only.iter().any(|name| name == first))
+        {
+            return Err(StoreError::new(
+                Code::BadPath,
+                "this name was not asked for",
+            ));
+        }
         let (parent, _) = path.split();
         if parent.is_empty() {
             return Ok(Arc::clone(&self.root));
@@ -144,15 +175,26 @@ impl Store {
         Ok(at)
     }
 
-    /// Whether an entry other than a directory has this name. Creates nothing.
-    pub fn has(&mut self, path: &RelPath) -> bool {
+    /// What has this name. Creates nothing.
+    pub fn look(&mut self, asked: &Asked) -> Held {
+        let path = &asked.path;
         let absent = |_: &OwnedFd, _: &[u8]| Err(StoreError::new(Code::Io, "not there"));
         let Ok(parent) = self.walk(path, absent) else {
-            return false;
+            return Held::Nothing;
         };
         let (_, name) = path.split();
-        fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)
-            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory)
+        let Ok(stat) = fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return Held::Nothing;
+        };
+        let version = Version {
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            mtime: mtime_of(&stat),
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => Held::Directory,
+            FileType::RegularFile if asked.version == Some(version) => Held::Same,
+            _ => Held::Other,
+        }
     }
 
     /// Makes a directory, or takes the one that is there.
@@ -165,19 +207,14 @@ impl Store {
     }
 
     /// Gives a directory its mode and time, once its content is there.
-    pub fn leave_directory(
-        &mut self,
-        path: &RelPath,
-        mode: u32,
-        mtime: Mtime,
-    ) -> Result<(), StoreError> {
+    pub fn leave_directory(&mut self, path: &RelPath, meta: &Meta) -> Result<Left, StoreError> {
         let parent = self.parent(path)?;
         let (_, name) = path.split();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir =
             fs::openat(&parent, name, flags, Mode::empty()).map_err(|e| walk_error(name, e))?;
-        fs::futimens(&dir, &times(mtime)).map_err(errno("cannot set the directory's time"))?;
-        fs::fchmod(&dir, Mode::from_raw_mode(mode & 0o777))
+        fs::futimens(&dir, &times(meta.mtime)).map_err(errno("cannot set the directory's time"))?;
+        attributes::give(dir.as_fd(), meta, self.policy.attributes)
             .map_err(errno("cannot set the directory's mode"))
     }
 
@@ -187,7 +224,8 @@ impl Store {
         path: &RelPath,
         target: &[u8],
         flags: FileFlags,
-    ) -> Result<(), StoreError> {
+        meta: &Meta,
+    ) -> Result<Left, StoreError> {
         if !self.policy.any_links && !path.keeps_inside(target) {
             return Err(StoreError::new(
                 Code::LinkOut,
@@ -203,9 +241,56 @@ impl Store {
         let temp = temp_name(name, &digest(target), "part");
         let _ = fs::unlinkat(&parent, &temp, AtFlags::empty());
         fs::symlinkat(target, &parent, &temp).map_err(errno("cannot make the link"))?;
-        self.name(&parent, &temp, name, flags).inspect_err(|_| {
-            let _ = fs::unlinkat(&parent, &temp, AtFlags::empty());
-        })
+        let itself = AtFlags::SYMLINK_NOFOLLOW;
+        let left = attributes::give_link(meta, self.policy.attributes, |user, group| {
+            fs::chownat(&parent, &temp, user, group, itself)
+        });
+        fs::utimensat(&parent, &temp, &times(meta.mtime), itself)
+            .map_err(errno("cannot set the link's time"))
+            .and_then(|()| self.name(&parent, &temp, name, flags))
+            .inspect_err(|_| {
+                let _ = fs::unlinkat(&parent, &temp, AtFlags::empty());
+            })?;
+        Ok(left)
+    }
+
+    /// Gives a file another name, atomically replacing a file that is there.
+    pub fn make_hard_link(
+        &mut self,
+        existing: &RelPath,
+        path: &RelPath,
+        flags: FileFlags,
+    ) -> Result<(), StoreError> {
+        let gone = || StoreError::new(Code::Io, "the file that it is a hard link to is not there");
+        let from = self.walk(existing, |_, _| Err(gone()))?;
+        let parent = self.parent(path)?;
+        let ((_, first), (_, name)) = (existing.split(), path.split());
+        let is_the_file = |stat: &fs::Stat, of: &fs::Stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                && (stat.st_dev, stat.st_ino) == (of.st_dev, of.st_ino)
+        };
+        let look = |at: &OwnedFd, name: &[u8]| fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW);
+        let stat = look(&from, first).map_err(|_| gone())?;
+        if !is_the_file(&stat, &stat) {
+            return Err(gone());
+        }
+        // A rename of one name of a file to another does nothing.
+        if look(&parent, name).is_ok_and(|there| is_the_file(&there, &stat)) {
+            return Ok(());
+        }
+        self.check_existing(&parent, name, flags)?;
+        let temp = new_temp_name(name)?;
+        fs::linkat(&from, first, &parent, &temp, AtFlags::empty())
+            .map_err(errno("cannot make the hard link"))?;
+        // Somebody may have put something else in the file's place meanwhile.
+        look(&parent, &temp)
+            .ok()
+            .filter(|made| is_the_file(made, &stat))
+            .ok_or_else(gone)
+            .and_then(|_| self.name(&parent, &temp, name, flags))
+            .inspect_err(|_| {
+                let _ = fs::unlinkat(&parent, &temp, AtFlags::empty());
+            })
     }
 
     fn keeps(&self, flags: FileFlags) -> bool {
@@ -283,7 +368,7 @@ impl Store {
     }
 
     /// Writes a whole file, whose content is known to be right.
-    pub fn put(&mut self, spec: FileSpec, content: &[u8]) -> Result<(), StoreError> {
+    pub fn put(&mut self, spec: FileSpec, content: &[u8]) -> Result<Left, StoreError> {
         let size = spec.size;
         let mut file = self.begin(spec, (content.len() as u32).max(1))?;
         let mut list = BlockList::default();
@@ -298,12 +383,12 @@ impl Store {
     }
 
     /// Gives a complete file its name if its digest is right.
-    pub fn commit(&self, mut file: Incoming, complete: &Digest) -> Result<(), StoreError> {
+    pub fn commit(&self, mut file: Incoming, complete: &Digest) -> Result<Left, StoreError> {
         file.check_complete(complete)?;
         let spec = file.spec.clone();
-        fs::futimens(&file.part, &times(spec.mtime)).map_err(errno("cannot set the time"))?;
-        fs::fchmod(&file.part, Mode::from_raw_mode(spec.mode & 0o777))
+        let left = attributes::give(file.part.as_fd(), &spec.meta, self.policy.attributes)
             .map_err(errno("cannot set the mode"))?;
+        fs::futimens(&file.part, &times(spec.meta.mtime)).map_err(errno("cannot set the time"))?;
         let sync = self.policy.sync || spec.flags.sync;
         if sync {
             fs::fsync(&file.part).map_err(errno("cannot bring the file to the disk"))?;
@@ -330,7 +415,7 @@ impl Store {
                 .and_then(fs::fsync)
                 .map_err(errno("cannot bring the directory to the disk"))?;
         }
-        Ok(())
+        Ok(left)
     }
 }
 
@@ -385,8 +470,11 @@ mod tests {
         };
         FileSpec {
             flags,
-            mode: 0o640,
-            mtime,
+            meta: Meta {
+                mode: 0o640,
+                mtime,
+                attributes: None,
+            },
             size,
             room: size,
             source: [7; 16],
@@ -410,7 +498,9 @@ mod tests {
             add(&mut file, i as u64, block)?;
             list.push(&digest(block));
         }
-        store.commit(file, &list.complete(data.len() as u64))
+        store
+            .commit(file, &list.complete(data.len() as u64))
+            .map(|left| assert!(left.is_empty()))
     }
 
     fn add(file: &mut Incoming, index: u64, block: &[u8]) -> Result<(), StoreError> {
@@ -471,7 +561,7 @@ mod tests {
         );
         assert_eq!(
             store
-                .leave_directory(&out, 0, Mtime::default())
+                .leave_directory(&out, &Meta::default())
                 .unwrap_err()
                 .code,
             Code::NotDirectory
@@ -486,6 +576,35 @@ mod tests {
             "the link itself was replaced"
         );
         assert!(names(outside.path()).is_empty());
+    }
+
+    #[test]
+    fn hard_links_are_to_files_of_the_directory_alone() {
+        let outside = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("precious"), "x").unwrap();
+        symlink(outside.path(), dir.path().join("out")).unwrap();
+        symlink(outside.path().join("precious"), dir.path().join("link")).unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        put(&mut store, "d/f", b"1", FileFlags::default()).unwrap();
+        put(&mut store, "other", b"2", FileFlags::default()).unwrap();
+        let mut link = |existing: &str, path: &str| {
+            let [existing, path] = [existing, path].map(|p| RelPath::new(p.as_bytes()).unwrap());
+            let made = store.make_hard_link(&existing, &path, FileFlags::default());
+            made.map_err(|e| e.code)
+        };
+        for existing in ["out/precious", "link", "d", "missing", "new/missing"] {
+            link(existing, "stolen").unwrap_err();
+        }
+        assert_eq!(link("d/f", "out/f"), Err(Code::NotDirectory));
+        for _ in 0..2 {
+            link("d/f", "other").unwrap();
+        }
+        link("d/f", "e/g").unwrap();
+        assert_eq!(dir.path().join("d/f").metadata().unwrap().nlink(), 3);
+        assert_eq!(std::fs::read(dir.path().join("other")).unwrap(), b"1");
+        assert_eq!(names(dir.path()), ["d", "e", "link", "other", "out"]);
+        assert_eq!(names(outside.path()), ["precious"]);
     }
 
     #[test]
@@ -540,6 +659,7 @@ mod tests {
                 no_clobber: true,
                 sync: true,
                 any_links: true,
+                attributes: false,
             },
         )
         .unwrap();
@@ -549,9 +669,15 @@ mod tests {
         );
         put(&mut strict, "g", b"7", plain).unwrap();
         let link = RelPath::new(b"l").unwrap();
-        strict.make_link(&link, b"/etc/passwd", plain).unwrap();
+        let meta = Meta::default();
+        strict
+            .make_link(&link, b"/etc/passwd", plain, &meta)
+            .unwrap();
         assert_eq!(
-            strict.make_link(&link, b"other", plain).unwrap_err().code,
+            strict
+                .make_link(&link, b"other", plain, &meta)
+                .unwrap_err()
+                .code,
             Code::Kept
         );
         assert_eq!(names(dir.path()), ["d", "f", "g", "l"]);
@@ -676,7 +802,7 @@ mod tests {
         add(&mut file, 0, &[1; 4096]).unwrap();
         drop(file);
         let mut newer = spec("f", 9000, FileFlags::default());
-        newer.mtime.secs += 1;
+        newer.meta.mtime.secs += 1;
         let mut file = store.begin(newer, BLOCK).unwrap();
         assert_eq!(file.offer().unwrap().0, 0);
     }

@@ -38,8 +38,7 @@ impl Target {
                 .split_once(':')
                 .ok_or_else(|| {
                     Failure::usage(format!("`{text}` is not HOST[:PORT]:DIR")).hint(format!(
-                        "the last argument is where the files go; {FORM}. To fetch files, run `weft cp --listen DIR` here \
-                         and `weft cp` there"
+                        "the last argument is where the files go; {FORM}. To fetch files: HOST:FILE... DIR, from a listener with --serve"
                     ))
                 })?,
         };

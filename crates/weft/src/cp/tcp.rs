@@ -156,6 +156,11 @@ impl Link for TcpLink {
             .map_err(gone)
     }
 
+    fn write(&self, _slot: u16, _at: u32, _len: u32) -> Result<(), LinkError> {
+        // The bytes of a slot follow its message here.
+        Err(LinkError::Local("a plain stream has no Writes".into()))
+    }
+
     fn keepalive(&self) -> Result<(), LinkError> {
         // A sender that holds the lock is busy sending, which is a sign of life in itself.
         if self.send.try_lock().is_ok() {

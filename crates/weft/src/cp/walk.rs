@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
-use super::protocol::{Mtime, RelPath};
+use super::attributes;
+use super::beneath::open_beneath;
+pub use super::protocol::What;
+use super::protocol::{Attributes, Meta, Mtime, RelPath, Version};
 use crate::failure::Failure;
 
 /// The identity of a file, independent of its name: device and inode.
@@ -31,6 +34,8 @@ pub struct Entry {
     pub kind: Kind,
     /// Which file it is.
     pub id: FileId,
+    /// Whether it is a file with other names, of which one may be sent already.
+    pub has_names: bool,
     /// The argument that it is, or is below: an index into [`Plan::roots`].
     pub root: usize,
 }
@@ -47,19 +52,14 @@ pub struct Root {
 /// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// A regular file of this length when it was found.
-    File(u64),
+    /// A regular file, and its version when it was found.
+    File(Version),
     /// A directory whose content follows.
     Enter,
     /// The end of a directory's content.
-    Leave {
-        /// Its permission bits.
-        mode: u32,
-        /// Its time.
-        mtime: Mtime,
-    },
+    Leave(Meta),
     /// A symbolic link and its target.
-    Link(Vec<u8>),
+    Link(Meta, Vec<u8>),
 }
 
 /// Everything to send.
@@ -75,6 +75,8 @@ pub struct Plan {
     pub files: u64,
     /// The entries that are left out, and the reasons: errors and kinds of files that are not copied.
     pub skipped: Vec<Skipped>,
+    /// Directories of which not all attributes could be read.
+    pub partial: u64,
 }
 
 /// Something that is not sent.
@@ -93,6 +95,15 @@ pub fn mtime(stat: &Stat) -> Mtime {
     Mtime {
         secs: stat.st_mtime,
         nanos: u32::try_from(stat.st_mtime_nsec).unwrap_or(0),
+    }
+}
+
+/// A file's permission bits and time.
+pub fn meta_of(stat: &Stat) -> Meta {
+    Meta {
+        mode: stat.st_mode & 0o7777,
+        mtime: mtime(stat),
+        attributes: None,
     }
 }
 
@@ -134,12 +145,7 @@ struct Found<'a> {
 
 impl Plan {
     /// Looks at `sources` and plans to send them below `dir`.
-    pub fn new(
-        sources: &[PathBuf],
-        dir: Option<&RelPath>,
-        recursive: bool,
-        links: bool,
-    ) -> Result<Self, Failure> {
+    pub fn new(sources: &[PathBuf], dir: Option<&RelPath>, what: What) -> Result<Self, Failure> {
         let mut plan = Self::default();
         let mut taken = HashSet::new();
         let base = dir.map_or(&[][..], RelPath::as_bytes);
@@ -161,7 +167,7 @@ impl Plan {
                     continue;
                 }
             };
-            if is_dir(&stat) && !recursive {
+            if is_dir(&stat) && !what.recursive {
                 let why = "is a directory; use --recursive".to_owned();
                 plan.skipped.push(Skipped {
                     source: source.clone(),
@@ -190,13 +196,78 @@ impl Plan {
                         ))
                         .hint("send them to different directories, one command each"));
                     }
-                    plan.add(&found, base, name, links);
+                    plan.add(&found, base, name, what);
                 }
                 // `.`, `..`, `/`: the content without a directory of its own.
-                None => plan.content(&found, base, links),
+                None => drop(plan.content(&found, base, what)),
             }
         }
         Ok(plan)
+    }
+
+    /// Looks at `paths` below `dir`, which follow no symbolic link, and plans to send them.
+    pub fn beneath(dir: &Path, paths: &[Option<RelPath>], what: What) -> io::Result<Self> {
+        let (root, stat) = open_dir(fs::CWD, dir, OFlags::empty())?;
+        let mut plan = Self::default();
+        plan.roots.push(Root {
+            path: dir.into(),
+            id: id_of(&stat),
+        });
+        let mut taken = HashSet::new();
+        for path in paths {
+            let (parent, name) = path.as_ref().map_or((&[][..], &b"."[..]), RelPath::split);
+            let source = match path {
+                Some(path) => dir.join(OsStr::from_bytes(path.as_bytes())),
+                None => dir.into(),
+            };
+            let name = Path::new(OsStr::from_bytes(name));
+            let parent = if parent.is_empty() {
+                root.try_clone()
+            } else {
+                let parent = Path::new(OsStr::from_bytes(parent));
+                open_beneath(&root, parent, OFlags::PATH | OFlags::DIRECTORY)
+            };
+            let found = parent.and_then(|parent| {
+                let stat = fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                Ok((parent, stat))
+            });
+            let (parent, stat) = match found {
+                Ok(found) => found,
+                Err(e) => {
+                    plan.error(&source, &e);
+                    continue;
+                }
+            };
+            let why = if is_dir(&stat) && !what.recursive {
+                "is a directory; use --recursive"
+            } else if path.is_some() && !taken.insert(name.to_owned()) {
+                "another one of its name is fetched"
+            } else {
+                let found = Found {
+                    dir: parent.as_fd(),
+                    name,
+                    source: &source,
+                    stat,
+                    follow: false,
+                };
+                match path {
+                    Some(_) => plan.add(&found, b"", name.as_os_str(), what),
+                    None => drop(plan.content(&found, b"", what)),
+                }
+                continue;
+            };
+            plan.skipped.push(Skipped {
+                source,
+                why: why.into(),
+                error: true,
+            });
+        }
+        Ok(plan)
+    }
+
+    /// Number of entries that are of no kind that is copied.
+    pub fn left_out(&self) -> usize {
+        self.skipped.iter().filter(|skipped| !skipped.error).count()
     }
 
     fn error(&mut self, source: &Path, e: &io::Error) {
@@ -215,7 +286,7 @@ impl Plan {
         });
     }
 
-    fn add(&mut self, found: &Found<'_>, parent: &[u8], name: &OsStr, links: bool) {
+    fn add(&mut self, found: &Found<'_>, parent: &[u8], name: &OsStr, what: What) {
         let Found { source, stat, .. } = *found;
         let joined = [
             parent,
@@ -241,6 +312,7 @@ impl Plan {
             path: path.clone(),
             kind,
             id: id_of(&stat),
+            has_names: what.attributes && !is_dir(&stat) && stat.st_nlink > 1,
             root,
         };
         match FileType::from_raw_mode(stat.st_mode) {
@@ -248,20 +320,39 @@ impl Plan {
                 let len = u64::try_from(stat.st_size).unwrap_or(0);
                 self.bytes = self.bytes.saturating_add(len);
                 self.files += 1;
-                self.entries.push(entry(Kind::File(len)));
+                let version = Version {
+                    size: len,
+                    mtime: mtime(&stat),
+                };
+                self.entries.push(entry(Kind::File(version)));
             }
             FileType::Directory => {
                 self.entries.push(entry(Kind::Enter));
-                self.content(found, path.as_bytes(), links);
-                self.entries.push(entry(Kind::Leave {
-                    mode: stat.st_mode & 0o777,
-                    mtime: mtime(&stat),
-                }));
+                let mut meta = meta_of(&stat);
+                if let Some(dir) = self.content(found, path.as_bytes(), what)
+                    && what.attributes
+                {
+                    let (attributes, whole) = attributes::of(&dir, &stat);
+                    meta.attributes = Some(attributes);
+                    self.partial += u64::from(!whole);
+                }
+                self.entries.push(entry(Kind::Leave(meta)));
             }
-            FileType::Symlink if links => match fs::readlinkat(found.dir, found.name, Vec::new()) {
-                Ok(target) => self.entries.push(entry(Kind::Link(target.into_bytes()))),
-                Err(e) => self.error(source, &e.into()),
-            },
+            FileType::Symlink if what.links => {
+                let mut meta = meta_of(&stat);
+                meta.attributes = what.attributes.then_some(Attributes {
+                    uid: stat.st_uid,
+                    gid: stat.st_gid,
+                    xattrs: Vec::new(),
+                });
+                match fs::readlinkat(found.dir, found.name, Vec::new()) {
+                    Ok(target) => {
+                        self.entries
+                            .push(entry(Kind::Link(meta, target.into_bytes())));
+                    }
+                    Err(e) => self.error(source, &e.into()),
+                }
+            }
             FileType::Symlink => {
                 let why = "a symbolic link, left out; --links copies it as a link";
                 self.note(source, why);
@@ -270,8 +361,8 @@ impl Plan {
         }
     }
 
-    /// Adds the contents of a directory.
-    fn content(&mut self, found: &Found<'_>, at: &[u8], links: bool) {
+    /// Adds the contents of a directory, and returns it.
+    fn content(&mut self, found: &Found<'_>, at: &[u8], what: What) -> Option<OwnedFd> {
         let source = found.source;
         let flags = if found.follow {
             OFlags::empty()
@@ -287,7 +378,10 @@ impl Plan {
         });
         let (dir, names) = match listed {
             Ok(listed) => listed,
-            Err(e) => return self.error(source, &e),
+            Err(e) => {
+                self.error(source, &e);
+                return None;
+            }
         };
         for name in names {
             let source = source.join(&name);
@@ -300,11 +394,12 @@ impl Plan {
                         stat,
                         follow: false,
                     };
-                    self.add(&found, at, &name, links);
+                    self.add(&found, at, &name, what);
                 }
                 Err(e) => self.error(&source, &e.into()),
             }
         }
+        Some(dir)
     }
 }
 
@@ -327,16 +422,24 @@ mod tests {
                 .iter()
                 .map(|e| {
                     let sign = match &e.kind {
-                        Kind::File(n) => n.to_string(),
+                        Kind::File(version) => version.size.to_string(),
                         Kind::Enter => "<".into(),
-                        Kind::Leave { .. } => ">".into(),
-                        Kind::Link(to) => format!("->{}", String::from_utf8_lossy(to)),
+                        Kind::Leave(_) => ">".into(),
+                        Kind::Link(_, to) => format!("->{}", String::from_utf8_lossy(to)),
                     };
                     format!("{sign} {}", e.path)
                 })
                 .collect::<Vec<_>>()
         };
-        let plan = Plan::new(std::slice::from_ref(&root), Some(&to), true, true).unwrap();
+        let files = What {
+            recursive: true,
+            ..What::default()
+        };
+        let all = What {
+            links: true,
+            ..files
+        };
+        let plan = Plan::new(std::slice::from_ref(&root), Some(&to), all).unwrap();
         let expected = [
             "< x/y/root",
             "1 x/y/root/a",
@@ -349,15 +452,16 @@ mod tests {
         assert_eq!(show(&plan), expected);
         assert_eq!((plan.files, plan.bytes), (2, 3));
 
-        let dot = Plan::new(&[root.join(".")], None, true, false).unwrap();
+        let dot = Plan::new(&[root.join(".")], None, files).unwrap();
         assert_eq!(show(&dot)[0], "< root", "`dir/.` has the name dir");
-        let here = Plan::new(&[root.join("empty/..")], None, true, false).unwrap();
+        let here = Plan::new(&[root.join("empty/..")], None, files).unwrap();
         assert_eq!(show(&here), ["1 a", "2 b", "< empty", "> empty"]);
         assert!(!here.skipped[0].error, "the link is left out with a note");
 
-        let flat = Plan::new(&[root.clone(), root.join("a")], None, false, false).unwrap();
+        let flat = Plan::new(&[root.clone(), root.join("a")], None, What::default()).unwrap();
         assert_eq!(show(&flat), ["1 a"]);
         assert!(flat.skipped[0].error);
-        assert!(Plan::new(&[root.join("a"), root.join("./a")], None, false, false).is_err());
+        let twice = [root.join("a"), root.join("./a")];
+        assert!(Plan::new(&twice, None, What::default()).is_err());
     }
 }

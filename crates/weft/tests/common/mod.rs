@@ -110,7 +110,7 @@ pub fn send(args: &[&str], target: &str) -> Output {
 
 /// A running `weft cp --listen`.
 pub struct Listener {
-    child: Child,
+    pub child: Child,
     addr: SocketAddr,
     fingerprint: String,
 }
@@ -300,6 +300,7 @@ impl RawSender {
         let link = dial(addr);
         link.send(&Message::Start {
             receives: link.receives(),
+            fetches: false,
             proof: [0; 32],
         })
         .unwrap();

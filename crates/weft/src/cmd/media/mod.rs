@@ -71,6 +71,7 @@ enum Command {
     /// Fetch a title to standard output, or to a player by a pipe
     Play(play::Args),
     /// List the titles of a server
+    #[command(visible_alias = "ls")]
     List(play::ListArgs),
 }
 

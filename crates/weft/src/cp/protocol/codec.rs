@@ -1,9 +1,9 @@
 //! Messages of `weft cp` to bytes and back, by docs/spec/cp.md.
 
 use super::{
-    Code, DecodeError, EXTENTS, Extent, FileFlags, FileSpec, HOLE_BLOCKS, MAX_MESSAGE, MAX_PATH,
-    MAX_TEXT, Message, Mtime, PACK_FILES, PACK_LEN, RelPath, RingAdvert, SLOT_LEN, SLOTS, pack,
-    printable,
+    Code, DecodeError, EXTENTS, Extent, FETCH_NAMES, Fetch, FileFlags, FileSpec, HOLE_BLOCKS,
+    MAX_MESSAGE, MAX_PATH, MAX_TEXT, Message, Meta, Mtime, PACK_FILES, PACK_LEN, RelPath,
+    RingAdvert, SLOT_LEN, SLOTS, What, attributes, pack, printable,
 };
 
 impl Message {
@@ -14,22 +14,26 @@ impl Message {
         out.extend(credits.to_be_bytes());
         out.extend([0; 4]);
         match self {
-            Self::Start { receives, proof } => {
+            Self::Start {
+                receives,
+                fetches,
+                proof,
+            } => {
                 out.extend(receives.to_be_bytes());
-                out.extend([0; 6]);
+                out.extend(u16::from(*fetches).to_be_bytes());
+                out.extend([0; 4]);
                 out.extend(proof);
             }
             Self::Ready {
                 receives,
+                attributes,
                 ring,
                 proof,
             } => {
                 out.extend(receives.to_be_bytes());
-                out.extend(ring.slots.to_be_bytes());
-                out.extend(ring.slot_len.to_be_bytes());
-                out.extend(ring.addr.to_be_bytes());
-                out.extend(ring.rkey.to_be_bytes());
-                out.extend([0; 4]);
+                put_ring(out, ring);
+                out.extend(u16::from(*attributes).to_be_bytes());
+                out.extend([0; 2]);
                 out.extend(proof);
             }
             Self::Refuse { code, text } => {
@@ -39,6 +43,12 @@ impl Message {
             }
             Self::Credit => {}
             Self::Done { cpu_us } => out.extend(cpu_us.to_be_bytes()),
+            Self::Fetch(fetch) => put_fetch(out, fetch),
+            Self::Skipped { is_error, text } => {
+                out.extend(u16::from(*is_error).to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(clip(text));
+            }
             Self::Pack { .. } | Self::Packed { .. } | Self::Ask { .. } | Self::Held { .. } => {
                 self.encode_many(out);
             }
@@ -55,12 +65,12 @@ impl Message {
             Self::File { id, spec } => {
                 out.extend(id.to_be_bytes());
                 out.extend(spec.flags.code().to_be_bytes());
-                out.extend((spec.mode as u16).to_be_bytes());
-                put_mtime(out, spec.mtime);
-                out.extend([0; 4]);
+                put_meta(out, &spec.meta);
+                out.extend([0; 2]);
                 out.extend(spec.size.to_be_bytes());
                 out.extend(spec.room.to_be_bytes());
                 out.extend(spec.source);
+                spec.meta.put_attributes(out);
                 out.extend(spec.path.as_bytes());
             }
             Self::Offer { id, blocks, digest } => {
@@ -108,27 +118,41 @@ impl Message {
             Self::Directory {
                 id,
                 leave,
-                mode,
-                mtime,
+                meta,
                 path,
             } => {
                 out.extend(id.to_be_bytes());
                 out.extend(u16::from(*leave).to_be_bytes());
-                out.extend((*mode as u16).to_be_bytes());
-                put_mtime(out, *mtime);
-                out.extend([0; 4]);
+                put_meta(out, meta);
+                out.extend([0; 2]);
+                meta.put_attributes(out);
                 out.extend(path.as_bytes());
             }
             Self::Link {
                 id,
                 flags,
+                meta,
                 target,
                 path,
             } => {
                 out.extend(id.to_be_bytes());
                 out.extend(flags.code().to_be_bytes());
+                put_meta(out, meta);
                 out.extend((target.len() as u16).to_be_bytes());
+                meta.put_attributes(out);
                 out.extend(target);
+                out.extend(path.as_bytes());
+            }
+            Self::HardLink {
+                id,
+                flags,
+                existing,
+                path,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(flags.code().to_be_bytes());
+                out.extend((existing.as_bytes().len() as u16).to_be_bytes());
+                out.extend(existing.as_bytes());
                 out.extend(path.as_bytes());
             }
             _ => unreachable!("encoded by another function"),
@@ -157,7 +181,7 @@ impl Message {
                 out.extend(count.to_be_bytes());
                 out.extend([0; 2]);
             }
-            Self::Ask { paths } => pack::put_names(out, paths),
+            Self::Ask { names } => pack::put_names(out, names),
             Self::Held { held } => pack::put_held(out, held),
             _ => unreachable!("encoded by another function"),
         }
@@ -214,39 +238,22 @@ impl Message {
         let message = match kind {
             1 => {
                 let receives = r.receives()?;
-                r.zero(6)?;
+                let fetches = r.flags(1)? == 1;
+                r.zero(4)?;
                 Self::Start {
                     receives,
+                    fetches,
                     proof: r.array()?,
                 }
             }
             2 => {
                 let receives = r.receives()?;
-                let slots = r.u16()?;
-                let slot_len = r.u32()?;
-                let addr = r.u64()?;
-                let rkey = r.u32()?;
-                r.zero(4)?;
-                if !SLOTS.contains(&slots) {
-                    return Err(DecodeError::Value("slots"));
-                }
-                if !SLOT_LEN.contains(&slot_len) {
-                    return Err(DecodeError::Value("slot length"));
-                }
-                if addr
-                    .checked_add(u64::from(slots) * u64::from(slot_len))
-                    .is_none()
-                {
-                    return Err(DecodeError::Value("address"));
-                }
-                let ring = RingAdvert {
-                    slots,
-                    slot_len,
-                    rkey,
-                    addr,
-                };
+                let ring = r.ring()?;
+                let attributes = r.flags(1)? == 1;
+                r.zero(2)?;
                 Self::Ready {
                     receives,
+                    attributes,
                     ring,
                     proof: r.array()?,
                 }
@@ -259,9 +266,16 @@ impl Message {
                     text: r.text()?,
                 }
             }
+            23 => Self::Fetch(r.fetch()?),
+            24 => {
+                let is_error = r.flags(1)? == 1;
+                r.zero(2)?;
+                let text = r.text()?;
+                Self::Skipped { is_error, text }
+            }
             14 => Self::Credit,
             15 => Self::Done { cpu_us: r.u64()? },
-            4..=13 => Self::decode_file(kind, &mut r)?,
+            4..=13 | 22 => Self::decode_file(kind, &mut r)?,
             20 | 21 => Self::decode_holes(kind, &mut r)?,
             _ => Self::decode_many(kind, &mut r)?,
         };
@@ -337,23 +351,28 @@ impl Message {
             12 => {
                 let id = r.u32()?;
                 let leave = r.flags(1)? == 1;
-                let mode = r.mode()?;
-                let mtime = r.mtime()?;
-                r.zero(4)?;
+                let (mut meta, attributes) = r.meta()?;
+                r.zero(2)?;
+                meta.attributes = attributes::read(r, attributes)?;
                 Self::Directory {
                     id,
                     leave,
-                    mode,
-                    mtime,
+                    meta,
                     path: r.path()?,
                 }
             }
             13 => {
                 let id = r.u32()?;
                 let flags = FileFlags::from_u16(r.flags(0b0110)?);
+                let (mut meta, attributes) = r.meta()?;
                 let len = usize::from(r.u16()?);
                 if len == 0 || len > MAX_PATH {
                     return Err(DecodeError::Value("link target"));
+                }
+                meta.attributes = attributes::read(r, attributes)?;
+                let xattrs = meta.attributes.as_ref().map_or(0, |a| a.xattrs.len());
+                if xattrs > 0 {
+                    return Err(DecodeError::Value("attributes of a link"));
                 }
                 let target = r.bytes(len)?.to_vec();
                 if target.contains(&0) {
@@ -362,7 +381,19 @@ impl Message {
                 Self::Link {
                     id,
                     flags,
+                    meta,
                     target,
+                    path: r.path()?,
+                }
+            }
+            22 => {
+                let id = r.u32()?;
+                let flags = FileFlags::from_u16(r.flags(0b0110)?);
+                let len = usize::from(r.u16()?);
+                Self::HardLink {
+                    id,
+                    flags,
+                    existing: RelPath::new(r.bytes(len)?).map_err(DecodeError::Path)?,
                     path: r.path()?,
                 }
             }
@@ -446,7 +477,7 @@ impl Message {
                 Self::Packed { id, count }
             }
             18 => Self::Ask {
-                paths: pack::names(r)?,
+                names: pack::names(r)?,
             },
             19 => Self::Held {
                 held: pack::held(r)?,
@@ -459,6 +490,43 @@ impl Message {
 /// A text cut to [`MAX_TEXT`] bytes at a character's border.
 fn clip(text: &str) -> &[u8] {
     &text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)]
+}
+
+fn put_ring(out: &mut Vec<u8>, ring: &RingAdvert) {
+    out.extend(ring.slots.to_be_bytes());
+    out.extend(ring.slot_len.to_be_bytes());
+    out.extend(ring.addr.to_be_bytes());
+    out.extend(ring.rkey.to_be_bytes());
+}
+
+fn put_fetch(out: &mut Vec<u8>, fetch: &Fetch) {
+    let What {
+        recursive,
+        links,
+        attributes,
+    } = fetch.what;
+    let bits = [fetch.update, recursive, links, attributes];
+    let bits = bits
+        .iter()
+        .rev()
+        .fold(0, |all, &bit| all << 1 | u16::from(bit));
+    out.extend(fetch.flags.code().to_be_bytes());
+    out.extend(bits.to_be_bytes());
+    out.extend((fetch.paths.len() as u16).to_be_bytes());
+    put_ring(out, &fetch.ring);
+    out.extend(fetch.limit_rate.to_be_bytes());
+    for path in &fetch.paths {
+        let path = path.as_ref().map_or(&[][..], RelPath::as_bytes);
+        out.extend((path.len() as u16).to_be_bytes());
+        out.extend(path);
+    }
+}
+
+/// Puts a file's meta-data without its attributes, of which the length alone.
+fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
+    out.extend((meta.mode as u16).to_be_bytes());
+    put_mtime(out, meta.mtime);
+    out.extend(meta.attributes_len().to_be_bytes());
 }
 
 pub(super) fn put_mtime(out: &mut Vec<u8>, t: Mtime) {
@@ -517,7 +585,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn mode(&mut self) -> Result<u32, DecodeError> {
         let mode = self.u16()?;
-        if mode <= 0o777 {
+        if mode <= 0o7777 {
             Ok(u32::from(mode))
         } else {
             Err(DecodeError::Value("mode"))
@@ -527,29 +595,34 @@ impl<'a> Reader<'a> {
     /// What a FILE says of its file.
     fn spec(&mut self) -> Result<FileSpec, DecodeError> {
         let flags = FileFlags::from_u16(self.flags(0b1111)?);
-        let mode = self.mode()?;
-        let mtime = self.mtime()?;
-        self.zero(4)?;
-        let size = self.u64()?;
-        if i64::try_from(size).is_err() {
-            return Err(DecodeError::Value("size"));
-        }
+        let (mut meta, attributes) = self.meta()?;
+        self.zero(2)?;
+        let size = self.size()?;
         let room = self.u64()?;
         if room > size {
             return Err(DecodeError::Value("room"));
         }
+        let source = self.array()?;
+        meta.attributes = attributes::read(self, attributes)?;
         Ok(FileSpec {
             flags,
-            mode,
-            mtime,
+            meta,
             size,
             room,
-            source: self.array()?,
+            source,
             path: self.path()?,
         })
     }
 
     /// Fewer than 4 receives could not carry data, answers and credits at once.
+    pub(super) fn size(&mut self) -> Result<u64, DecodeError> {
+        let size = self.u64()?;
+        if i64::try_from(size).is_err() {
+            return Err(DecodeError::Value("size"));
+        }
+        Ok(size)
+    }
+
     pub(super) fn receives(&mut self) -> Result<u16, DecodeError> {
         let n = self.u16()?;
         if (4..=4096).contains(&n) {
@@ -576,6 +649,79 @@ impl<'a> Reader<'a> {
         } else {
             Err(DecodeError::Value("mtime"))
         }
+    }
+
+    /// A ring, or one without slots, which is zero.
+    fn ring(&mut self) -> Result<RingAdvert, DecodeError> {
+        let slots = self.u16()?;
+        let slot_len = self.u32()?;
+        let addr = self.u64()?;
+        let rkey = self.u32()?;
+        let ring = RingAdvert {
+            slots,
+            slot_len,
+            rkey,
+            addr,
+        };
+        if ring == RingAdvert::default() {
+            return Ok(ring);
+        }
+        if !SLOTS.contains(&slots) {
+            return Err(DecodeError::Value("slots"));
+        }
+        if !SLOT_LEN.contains(&slot_len) {
+            return Err(DecodeError::Value("slot length"));
+        }
+        let len = u64::from(slots) * u64::from(slot_len);
+        if addr.checked_add(len).is_none() {
+            return Err(DecodeError::Value("address"));
+        }
+        Ok(ring)
+    }
+
+    fn fetch(&mut self) -> Result<Fetch, DecodeError> {
+        let flags = FileFlags::from_u16(self.flags(0b1110)?);
+        let bits = self.flags(0b1111)?;
+        let count = usize::from(self.u16()?);
+        if !(1..=FETCH_NAMES).contains(&count) {
+            return Err(DecodeError::Value("names"));
+        }
+        let ring = self.ring()?;
+        if ring.slots == 0 {
+            return Err(DecodeError::Value("slots"));
+        }
+        let limit_rate = self.u64()?;
+        let path = |_| {
+            let len = usize::from(self.u16()?);
+            let path = self.bytes(len)?;
+            (len > 0)
+                .then(|| RelPath::new(path).map_err(DecodeError::Path))
+                .transpose()
+        };
+        let paths = (0..count).map(path).collect::<Result<_, _>>()?;
+        Ok(Fetch {
+            flags,
+            update: bits & 1 != 0,
+            what: What {
+                recursive: bits & 2 != 0,
+                links: bits & 4 != 0,
+                attributes: bits & 8 != 0,
+            },
+            ring,
+            limit_rate,
+            paths,
+        })
+    }
+
+    /// The counterpart of [`put_meta`].
+    fn meta(&mut self) -> Result<(Meta, u16), DecodeError> {
+        let (mode, mtime) = (self.mode()?, self.mtime()?);
+        let meta = Meta {
+            mode,
+            mtime,
+            attributes: None,
+        };
+        Ok((meta, self.u16()?))
     }
 
     pub(super) fn text(&mut self) -> Result<String, DecodeError> {

@@ -1,21 +1,25 @@
 //! Many small things at once: files in a slot, names in an ASK.
 //!
-//! A pack is a slot full of records, one behind the other: 40 bytes, the path and the content. What is read here has been copied out of the
+//! A pack is a slot full of records, one behind the other: 40 bytes, the path, attributes and the content. What is read here has been copied out of the
 //! slot, and its digest is right; the peer that made it may still have meant harm.
 
 use super::{
-    ASK_NAMES, DecodeError, FileFlags, FileSpec, HEADER_LEN, MAX_MESSAGE, Reader, RelPath,
-    put_mtime,
+    ASK_NAMES, Asked, DecodeError, FileFlags, FileSpec, HEADER_LEN, Held, MAX_MESSAGE, Meta,
+    Reader, RelPath, Version, attributes, put_mtime,
 };
 
 /// Bytes of a record before its path.
 const RECORD: usize = 40;
 /// Bytes of an ASK before its first name.
 const ASK_HEADER: usize = HEADER_LEN + 4;
+/// Bytes of a name before its path, and of its version.
+const NAME: usize = 4;
+const VERSION: usize = 20;
 
 /// The space of a file in a pack.
-pub fn record_len(path: &RelPath, size: u64) -> u64 {
-    (RECORD + path.as_bytes().len()) as u64 + size
+pub fn record_len(spec: &FileSpec) -> u64 {
+    let header = RECORD + spec.path.as_bytes().len();
+    header as u64 + u64::from(spec.meta.attributes_len()) + spec.size
 }
 
 /// The bytes before the contents of a file; `None` for a file that is too long for a pack.
@@ -27,13 +31,14 @@ pub fn record(spec: &FileSpec) -> Option<Vec<u8>> {
         ..spec.flags
     };
     out.extend(flags.code().to_be_bytes());
-    out.extend((spec.mode as u16).to_be_bytes());
-    put_mtime(&mut out, spec.mtime);
+    out.extend((spec.meta.mode as u16).to_be_bytes());
+    put_mtime(&mut out, spec.meta.mtime);
     out.extend(u32::try_from(spec.size).ok()?.to_be_bytes());
     out.extend((path.len() as u16).to_be_bytes());
-    out.extend([0; 2]);
+    out.extend(spec.meta.attributes_len().to_be_bytes());
     out.extend(spec.source);
     out.extend(path);
+    spec.meta.put_attributes(&mut out);
     Some(out)
 }
 
@@ -57,14 +62,18 @@ impl<'a> Records<'a> {
         let mtime = r.mtime()?;
         let size = r.u32()?;
         let path = usize::from(r.u16()?);
-        r.zero(2)?;
+        let attributes = r.u16()?;
         let source = r.array()?;
         let path = RelPath::new(r.bytes(path)?).map_err(DecodeError::Path)?;
+        let meta = Meta {
+            mode,
+            mtime,
+            attributes: attributes::read(r, attributes)?,
+        };
         let content = r.bytes(size as usize)?;
         let spec = FileSpec {
             flags,
-            mode,
-            mtime,
+            meta,
             size: size.into(),
             room: size.into(),
             source,
@@ -82,33 +91,39 @@ impl<'a> Records<'a> {
 /// The names of one ASK.
 #[derive(Default)]
 pub struct Names {
-    paths: Vec<RelPath>,
+    names: Vec<Asked>,
     len: usize,
 }
 
 impl Names {
     /// Adds a name, if there is room for it.
-    pub fn add(&mut self, path: &RelPath) -> bool {
-        let len = self.len + 2 + path.as_bytes().len();
-        let fits = self.paths.len() < ASK_NAMES && ASK_HEADER + len <= MAX_MESSAGE;
+    pub fn add(&mut self, path: &RelPath, version: Option<Version>) -> bool {
+        let len = self.len + NAME + version.map_or(0, |_| VERSION) + path.as_bytes().len();
+        let fits = self.names.len() < ASK_NAMES && ASK_HEADER + len <= MAX_MESSAGE;
         if fits {
-            self.paths.push(path.clone());
+            let path = path.clone();
+            self.names.push(Asked { path, version });
             self.len = len;
         }
         fits
     }
 
     /// All of them.
-    pub fn take(self) -> Vec<RelPath> {
-        self.paths
+    pub fn take(self) -> Vec<Asked> {
+        self.names
     }
 }
 
-pub(super) fn put_names(out: &mut Vec<u8>, paths: &[RelPath]) {
-    out.extend((paths.len() as u16).to_be_bytes());
+pub(super) fn put_names(out: &mut Vec<u8>, names: &[Asked]) {
+    out.extend((names.len() as u16).to_be_bytes());
     out.extend([0; 2]);
-    for path in paths {
+    for Asked { path, version } in names {
         out.extend((path.as_bytes().len() as u16).to_be_bytes());
+        out.extend(u16::from(version.is_some()).to_be_bytes());
+        if let Some(version) = version {
+            put_mtime(out, version.mtime);
+            out.extend(version.size.to_be_bytes());
+        }
         out.extend(path.as_bytes());
     }
 }
@@ -123,32 +138,33 @@ fn number_of_names(r: &mut Reader<'_>) -> Result<usize, DecodeError> {
     }
 }
 
-pub(super) fn names(r: &mut Reader<'_>) -> Result<Vec<RelPath>, DecodeError> {
+pub(super) fn names(r: &mut Reader<'_>) -> Result<Vec<Asked>, DecodeError> {
     let count = number_of_names(r)?;
     let name = |_| {
         let len = usize::from(r.u16()?);
-        RelPath::new(r.bytes(len)?).map_err(DecodeError::Path)
+        let version = if r.flags(1)? == 1 {
+            let mtime = r.mtime()?;
+            let size = r.size()?;
+            Some(Version { size, mtime })
+        } else {
+            None
+        };
+        let path = RelPath::new(r.bytes(len)?).map_err(DecodeError::Path)?;
+        Ok(Asked { path, version })
     };
     (0..count).map(name).collect()
 }
 
-pub(super) fn put_held(out: &mut Vec<u8>, held: &[bool]) {
+pub(super) fn put_held(out: &mut Vec<u8>, held: &[Held]) {
     out.extend((held.len() as u16).to_be_bytes());
     out.extend([0; 2]);
-    out.extend(held.chunks(8).map(|bits| {
-        let bits = bits.iter().enumerate();
-        bits.fold(0, |byte, (i, &bit)| byte | u8::from(bit) << i)
-    }));
+    out.extend(held.iter().map(|&held| held as u8));
 }
 
-pub(super) fn held(r: &mut Reader<'_>) -> Result<Vec<bool>, DecodeError> {
+pub(super) fn held(r: &mut Reader<'_>) -> Result<Vec<Held>, DecodeError> {
     let count = number_of_names(r)?;
-    let bits = r.bytes(count.div_ceil(8))?;
-    let bit = |i: usize| bits[i / 8] >> (i % 8) & 1 == 1;
-    if (count..8 * bits.len()).any(bit) {
-        return Err(DecodeError::Reserved);
-    }
-    Ok((0..count).map(bit).collect())
+    let bytes = r.bytes(count)?;
+    bytes.iter().map(|&held| Held::from_u8(held)).collect()
 }
 
 #[cfg(test)]
@@ -163,8 +179,11 @@ mod tests {
                 sync: true,
                 ..FileFlags::default()
             },
-            mode: 0o751,
-            mtime: Mtime { secs: -5, nanos: 7 },
+            meta: Meta {
+                mode: 0o4751,
+                mtime: Mtime { secs: -5, nanos: 7 },
+                attributes: None,
+            },
             size,
             room: size,
             source: [3; 16],
@@ -181,10 +200,7 @@ mod tests {
             let before = bytes.len() as u64;
             bytes.extend(record(&spec).unwrap());
             bytes.extend(content);
-            assert_eq!(
-                bytes.len() as u64 - before,
-                record_len(&spec.path, spec.size)
-            );
+            assert_eq!(bytes.len() as u64 - before, record_len(&spec));
         }
         let mut records = Records::new(&bytes);
         for (path, content) in files {
@@ -215,14 +231,17 @@ mod tests {
     fn names_fill_a_message_and_no_more() {
         let long = RelPath::new("x".repeat(200).as_bytes()).unwrap();
         let short = RelPath::new(b"x").unwrap();
-        for (path, most) in [(long, MAX_MESSAGE / 202), (short, ASK_NAMES)] {
+        for (path, most) in [(long, MAX_MESSAGE / 224), (short, MAX_MESSAGE / 25)] {
+            let (size, mtime) = (7, Mtime { secs: 1, nanos: 2 });
+            let version = Some(Version { size, mtime });
             let mut names = Names::default();
-            let added = std::iter::repeat_with(|| names.add(&path)).take_while(|&fits| fits);
+            let add = || names.add(&path, version);
+            let added = std::iter::repeat_with(add).take_while(|&fits| fits);
             let added = added.count();
             assert!(added.abs_diff(most) <= 1, "{added} of {most}");
             let mut bytes = Vec::new();
             super::super::Message::Ask {
-                paths: names.take(),
+                names: names.take(),
             }
             .encode(0, &mut bytes);
             assert!(bytes.len() <= MAX_MESSAGE);

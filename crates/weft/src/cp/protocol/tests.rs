@@ -10,6 +10,50 @@ fn mtime() -> impl Strategy<Value = Mtime> {
     (any::<i64>(), 0..1_000_000_000u32).prop_map(|(secs, nanos)| Mtime { secs, nanos })
 }
 
+fn asked() -> impl Strategy<Value = Asked> {
+    let version = (0..1u64 << 62, mtime()).prop_map(|(size, mtime)| Version { size, mtime });
+    (path(), prop::option::of(version)).prop_map(|(path, version)| Asked { path, version })
+}
+
+fn meta(xattrs: usize) -> impl Strategy<Value = Meta> {
+    let xattr = (
+        "user[.][a-z]{1,250}",
+        prop::collection::vec(any::<u8>(), 0..99),
+    );
+    let xattr = xattr.prop_map(|(name, value)| Xattr {
+        name: name.into_bytes(),
+        value,
+    });
+    let xattrs = prop::collection::vec(xattr, 0..=xattrs);
+    let attributes = (0..u32::MAX, 0..u32::MAX, xattrs);
+    let attributes = attributes.prop_map(|(uid, gid, xattrs)| Attributes { uid, gid, xattrs });
+    (0..=0o7777u32, mtime(), prop::option::of(attributes)).prop_map(|(mode, mtime, attributes)| {
+        Meta {
+            mode,
+            mtime,
+            attributes,
+        }
+    })
+}
+
+fn fetch(ring: impl Strategy<Value = RingAdvert>) -> impl Strategy<Value = Fetch> {
+    let paths = prop::collection::vec(prop::option::of(path()), 1..40);
+    (0..8u16, 0..16u8, ring, any::<u64>(), paths).prop_map(|(f, bits, ring, limit_rate, paths)| {
+        Fetch {
+            flags: FileFlags::from_u16(f << 1),
+            update: bits & 1 != 0,
+            what: What {
+                recursive: bits & 2 != 0,
+                links: bits & 4 != 0,
+                attributes: bits & 8 != 0,
+            },
+            ring,
+            limit_rate,
+            paths,
+        }
+    })
+}
+
 fn flags() -> impl Strategy<Value = FileFlags> {
     (0..16u16).prop_map(FileFlags::from_u16)
 }
@@ -27,33 +71,35 @@ fn message() -> impl Strategy<Value = Message> {
             addr,
         },
     );
-    let spec = (
-        flags(),
-        0..=0o777u32,
-        mtime(),
-        0..1u64 << 62,
-        any::<Digest>(),
-        path(),
-    )
-        .prop_map(|(flags, mode, mtime, size, source, path)| FileSpec {
+    let spec = (flags(), meta(3), 0..1u64 << 62, any::<Digest>(), path()).prop_map(
+        |(flags, meta, size, source, path)| FileSpec {
             flags,
-            mode,
-            mtime,
+            meta,
             size,
             room: size / 3,
             source,
             path,
-        });
+        },
+    );
     prop_oneof![
-        (4..=4096u16, any::<[u8; 32]>())
-            .prop_map(|(receives, proof)| Message::Start { receives, proof }),
-        (4..=4096u16, ring, any::<[u8; 32]>()).prop_map(|(receives, ring, proof)| {
-            Message::Ready {
+        (4..=4096u16, any::<bool>(), any::<[u8; 32]>()).prop_map(|(receives, fetches, proof)| {
+            Message::Start {
                 receives,
-                ring,
+                fetches,
                 proof,
             }
         }),
+        fetch(ring.clone()).prop_map(Message::Fetch),
+        (any::<bool>(), "[ -~]{0,80}")
+            .prop_map(|(is_error, text)| Message::Skipped { is_error, text }),
+        (4..=4096u16, any::<bool>(), ring, any::<[u8; 32]>()).prop_map(
+            |(receives, attributes, ring, proof)| Message::Ready {
+                receives,
+                attributes,
+                ring,
+                proof,
+            }
+        ),
         (code(), "[ -~]{0,80}").prop_map(|(code, text)| Message::Refuse { code, text }),
         (any::<u32>(), spec).prop_map(|(id, spec)| Message::File { id, spec }),
         (any::<u32>(), any::<u64>(), any::<Digest>())
@@ -113,20 +159,28 @@ fn message() -> impl Strategy<Value = Message> {
             code,
             text
         }),
-        (any::<u32>(), any::<bool>(), 0..=0o777u32, mtime(), path()).prop_map(
-            |(id, leave, mode, mtime, path)| Message::Directory {
+        (any::<u32>(), any::<bool>(), meta(3), path()).prop_map(|(id, leave, meta, path)| {
+            Message::Directory {
                 id,
                 leave,
-                mode,
-                mtime,
-                path
+                meta,
+                path,
             }
-        ),
-        (any::<u32>(), 0..4u16, "[a-z/.]{1,40}", path()).prop_map(|(id, f, target, path)| {
-            Message::Link {
+        }),
+        (any::<u32>(), 0..4u16, meta(0), "[a-z/.]{1,40}", path()).prop_map(
+            |(id, f, meta, target, path)| Message::Link {
                 id,
                 flags: FileFlags::from_u16(f << 1),
+                meta,
                 target: target.into_bytes(),
+                path,
+            }
+        ),
+        (any::<u32>(), 0..4u16, path(), path()).prop_map(|(id, f, existing, path)| {
+            Message::HardLink {
+                id,
+                flags: FileFlags::from_u16(f << 1),
+                existing,
                 path,
             }
         }),
@@ -145,8 +199,9 @@ fn message() -> impl Strategy<Value = Message> {
                 digest
             }),
         (any::<u32>(), 1..=PACK_FILES).prop_map(|(id, count)| Message::Packed { id, count }),
-        prop::collection::vec(path(), 1..40).prop_map(|paths| Message::Ask { paths }),
-        prop::collection::vec(any::<bool>(), 1..40).prop_map(|held| Message::Held { held }),
+        prop::collection::vec(asked(), 1..40).prop_map(|names| Message::Ask { names }),
+        prop::collection::vec((0..4u8).prop_map(|v| Held::from_u8(v).unwrap()), 1..40)
+            .prop_map(|held| Message::Held { held }),
         Just(Message::Credit),
         any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
     ]
@@ -176,7 +231,7 @@ proptest! {
         let at = at % bytes.len();
         bytes[at] = to;
         if let Ok((credits, m)) = Message::decode(&bytes) {
-            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. });
+            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. } | Message::Skipped { .. });
             let mut again = Vec::new();
             m.encode(credits, &mut again);
             prop_assert!(again == bytes || has_text);
@@ -233,7 +288,7 @@ fn literal_bytes() {
         key: true,
         nonce: [9; 32],
     };
-    let mut expected = b"weft-cp\0\x00\x04\x00\x03\x00\x01\x00\x00".to_vec();
+    let mut expected = b"weft-cp\0\x00\x05\x00\x03\x00\x01\x00\x00".to_vec();
     expected.extend([9; 32]);
     assert_eq!(hello.encode()[..], expected);
     assert_eq!(Hello::decode(&expected), Ok(hello));

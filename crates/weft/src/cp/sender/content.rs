@@ -6,24 +6,31 @@ use std::os::unix::fs::FileExt;
 use std::sync::LazyLock;
 
 use super::{FileError, Packing, SendError, Sending};
-use crate::cp::beneath::Opener;
+use crate::cp::attributes;
 use crate::cp::digest::{BlockList, digest, zeros};
 use crate::cp::link::{LinkError, Parcel, for_extents, read_slot, slot_digest};
+use crate::cp::opener::Opener;
 use crate::cp::protocol::{
     Digest, EXTENTS, Extent, FileFlags, FileSpec, HOLE_BLOCKS, Message, PACK_FILES, PACK_LEN,
     WINDOW, pack,
 };
 use crate::cp::source::Source;
-use crate::cp::walk::{Entry, FileId, id_of, mtime};
+use crate::cp::walk::{Entry, FileId, id_of, meta_of};
 
 /// The longest file that is sent in a pack with others.
 const SMALL: u64 = 32 << 10;
 
 impl Sending<'_> {
     /// Adds a small file to the pack. One that cannot be read whole leaves no trace in it.
-    fn pack(&mut self, entry: &Entry, source: &Source, size: u32) -> Result<(), FileError> {
-        let spec = self.spec(entry, source, true);
-        let Some(record) = pack::record(&spec) else {
+    fn pack(
+        &mut self,
+        entry: &Entry,
+        source: &Source,
+        spec: &FileSpec,
+        is_whole: bool,
+    ) -> Result<(), FileError> {
+        let size = spec.size as u32;
+        let Some(record) = pack::record(spec) else {
             return Err(FileError::Here("its name is too long".into()));
         };
         let len = record.len() as u32 + size;
@@ -61,6 +68,7 @@ impl Sending<'_> {
         let id = self.open(entry, true, false);
         if let Some(open) = self.open.get_mut(&id) {
             open.bytes = size.into();
+            open.is_partial |= !is_whole;
         }
         Ok(())
     }
@@ -117,20 +125,28 @@ impl Sending<'_> {
         })
     }
 
-    fn spec(&self, entry: &Entry, source: &Source, no_wait: bool) -> FileSpec {
+    /// The description of a file, and whether it has all of the file's attributes that are to be sent.
+    fn spec(&self, entry: &Entry, source: &Source, no_wait: bool) -> (FileSpec, bool) {
         let stat = &source.stat;
-        FileSpec {
+        let mut meta = self.sent_meta(&meta_of(stat));
+        let mut is_whole = true;
+        if self.gives_attributes {
+            let (attributes, whole) = attributes::of(&source.file, stat);
+            meta.attributes = Some(attributes);
+            is_whole = whole;
+        }
+        let spec = FileSpec {
             flags: FileFlags {
                 no_wait,
                 ..self.options.flags
             },
-            mode: stat.st_mode & 0o777,
-            mtime: mtime(stat),
+            meta,
             size: source.size,
             room: source.room(),
             source: identity(id_of(stat)),
             path: entry.path.clone(),
-        }
+        };
+        (spec, is_whole)
     }
 
     pub(super) fn file(&mut self, entry: &Entry, opener: &mut Opener<'_>) -> Result<(), FileError> {
@@ -141,12 +157,15 @@ impl Sending<'_> {
         let size = source.size;
         let block_len = u64::from(self.ring.slot_len);
         let room = block_len.min(PACK_LEN.into());
-        if size <= SMALL && !source.is_sparse && pack::record_len(&entry.path, size) <= room {
-            return self.pack(entry, &source, size as u32);
-        }
         let no_wait = size <= block_len;
+        let (spec, is_whole) = self.spec(entry, &source, no_wait);
+        if size <= SMALL && !source.is_sparse && pack::record_len(&spec) <= room {
+            return self.pack(entry, &source, &spec, is_whole);
+        }
         let id = self.begin(entry, true)?;
-        let spec = self.spec(entry, &source, no_wait);
+        if let Some(open) = self.open.get_mut(&id) {
+            open.is_partial |= !is_whole;
+        }
         self.post(Message::File { id, spec })?;
         let mut list = BlockList::default();
         let sent = self

@@ -33,6 +33,14 @@ pub(super) fn temp_name(name: &[u8], id: &Digest, suffix: &str) -> Vec<u8> {
     out
 }
 
+/// A temporary name that no other transfer has.
+pub(super) fn new_temp_name(name: &[u8]) -> Result<Vec<u8>, StoreError> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id)
+        .map_err(|_| StoreError::new(Code::Io, "no randomness for a temporary name"))?;
+    Ok(temp_name(name, &id, "part"))
+}
+
 /// A file of this user that no other user can have open for writing, and that has no second name.
 fn is_ours(stat: &fs::Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -241,8 +249,8 @@ impl Incoming {
         h[..8].copy_from_slice(&JOURNAL_MAGIC);
         h[8..12].copy_from_slice(&self.block_len.to_be_bytes());
         h[16..24].copy_from_slice(&self.spec.size.to_be_bytes());
-        h[24..32].copy_from_slice(&self.spec.mtime.secs.to_be_bytes());
-        h[32..36].copy_from_slice(&self.spec.mtime.nanos.to_be_bytes());
+        h[24..32].copy_from_slice(&self.spec.meta.mtime.secs.to_be_bytes());
+        h[32..36].copy_from_slice(&self.spec.meta.mtime.nanos.to_be_bytes());
         h[40..56].copy_from_slice(&self.spec.source);
         h
     }
@@ -404,11 +412,8 @@ impl Incoming {
 
     /// Gives a file without a name a temporary one that no other transfer has.
     pub(super) fn link_as_part(&mut self) -> Result<(), StoreError> {
-        let mut id = [0; 16];
-        getrandom::fill(&mut id)
-            .map_err(|_| StoreError::new(Code::Io, "no randomness for a temporary name"))?;
         let (_, name) = self.spec.path.split();
-        self.part_name = temp_name(name, &id, "part");
+        self.part_name = new_temp_name(name)?;
         self.link_as(&self.part_name)
             .map_err(errno("cannot make a temporary file in the directory"))?;
         // Removed again if it does not get its own name.
