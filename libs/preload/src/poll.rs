@@ -154,6 +154,10 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
             };
             revents = revents & !rest | tcp;
         }
+        if got.fd != list[at].fd {
+            // A Unix socket reports this, and TCP does not.
+            revents &= !libc::POLLWRBAND;
+        }
         list[at].revents |= revents;
     }
     list.iter().filter(|one| one.revents != 0).count() as c_int

@@ -71,6 +71,8 @@ fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
     if events & OUT != 0 {
         *output = Some(output.unwrap_or(flags) | events & OUT);
     }
+    // A Unix socket reports this, and TCP does not.
+    let bell = bell.map(|events| events & !(libc::EPOLLWRBAND as u32));
     (tcp, bell)
 }
 
