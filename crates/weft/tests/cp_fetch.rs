@@ -33,6 +33,14 @@ fn folders(dir: &Path) -> [std::path::PathBuf; 3] {
     for (name, len) in [("f", 10), ("tree/large", 3 << 20), ("tree/sub/small", 100)] {
         fs::write(out.join(name), noise(len, 1)).unwrap();
     }
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        out.join("tree/fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
     fs::hard_link(out.join("tree/large"), out.join("tree/same")).unwrap();
     fs::set_permissions(out.join("f"), fs::Permissions::from_mode(0o640)).unwrap();
     folders
@@ -61,7 +69,9 @@ fn files_and_trees_are_fetched() {
         assert!(one.stdout.contains("2 files, 110 B in "), "{one:?}");
         assert_eq!(names(&to), ["f", "small"]);
         assert_eq!(fs::metadata(to.join("f")).unwrap().mode() & 0o777, 0o640);
-        run(&["-a"], &["tree"]).ok();
+        let archive = run(&["-a"], &["tree"]);
+        archive.ok();
+        assert!(archive.stdout.contains("; 1 left out"), "{archive:?}");
         assert!(fs::read(to.join("tree/same")).unwrap() == noise(3 << 20, 1));
         assert_eq!(fs::metadata(to.join("tree/large")).unwrap().nlink(), 2);
         // Everything, of which most is there.

@@ -592,6 +592,8 @@ fn fetch(
         say(serde_json::json!({
             "files": totals.files,
             "bytes": totals.bytes,
+            "partial": totals.partial,
+            "left_out": totals.left_out,
             "seconds": took.as_secs_f64(),
             "cpu_s": cpu_time().as_secs_f64(),
             "transport": path.transport,
@@ -600,7 +602,8 @@ fn fetch(
     } else if !global.quiet {
         let via = carrier(path.transport);
         let rate = speed(totals.files, totals.bytes, took);
-        say(format_args!("{rate} over {via}"));
+        let missing = missing(totals.partial, totals.left_out);
+        say(format_args!("{rate} over {via}{missing}"));
     }
     match totals.failed {
         0 => Ok(Exit::Ok),
@@ -624,7 +627,7 @@ fn would(report: &Report) -> String {
     line
 }
 
-fn summary(report: &Report, left_out: usize, took: Duration) -> String {
+fn summary(report: &Report, left_out: u64, took: Duration) -> String {
     let via = report.path.as_ref().map_or(String::new(), |path| {
         let cipher = report.cipher.map_or(String::new(), |c| format!(" ({c})"));
         format!(" over {}{cipher}", carrier(path.transport))
@@ -645,13 +648,16 @@ fn summary(report: &Report, left_out: usize, took: Duration) -> String {
     if report.kept > 0 {
         let _ = write!(line, "; {} left alone", report.kept);
     }
-    if report.partial > 0 {
-        let _ = write!(line, "; {} without all attributes", report.partial);
-    }
-    if left_out > 0 {
-        let _ = write!(line, "; {left_out} left out");
-    }
-    line
+    line + &missing(report.partial, left_out)
+}
+
+/// The end of a summary: what a copy does not have.
+fn missing(partial: u64, left_out: u64) -> String {
+    let count = |count, what| match count {
+        0 => String::new(),
+        count => format!("; {count} {what}"),
+    };
+    count(partial, "without all attributes") + &count(left_out, "left out")
 }
 
 /// A bar on a terminal, a line every few seconds elsewhere.

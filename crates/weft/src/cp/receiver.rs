@@ -45,6 +45,10 @@ pub struct Totals {
     pub bytes: u64,
     /// Entries that could not be written.
     pub failed: u64,
+    /// Entries that were written without some of their attributes.
+    pub partial: u64,
+    /// Entries that the other side of a fetch leaves out, without an error.
+    pub left_out: u64,
     /// Whether the sender proved itself and the transfer began.
     pub started: bool,
     /// Whether the sender has completed.
@@ -308,7 +312,10 @@ fn receive(
                 let Some(watch) = fetching else {
                     return violation("a message of a fetch");
                 };
-                shared.count(|t| t.failed += u64::from(*is_error));
+                shared.count(|t| {
+                    t.failed += u64::from(*is_error);
+                    t.left_out += u64::from(!is_error);
+                });
                 watch.skipped(*is_error, text);
                 continue;
             }
@@ -644,7 +651,8 @@ impl Worker<'_> {
                         written += 1;
                     } else {
                         self.packed(from, written);
-                        self.answer(good(id, &left));
+                        let message = self.good(id, &left);
+                        self.answer(message);
                         (from, written) = (id.wrapping_add(1), 0);
                     }
                 }
@@ -769,16 +777,18 @@ impl Worker<'_> {
 
     fn done(&mut self, id: u32, left: &Left) {
         self.shared.open.fetch_sub(1, Ordering::AcqRel);
-        self.answer(good(id, left));
+        let message = self.good(id, left);
+        self.answer(message);
     }
-}
 
-/// The answer for an entry that was written.
-fn good(id: u32, left: &Left) -> Message {
-    let (code, text) = if left.is_empty() {
-        (Code::Written, String::new())
-    } else {
-        (Code::Partly, left.to_string())
-    };
-    Message::Result { id, code, text }
+    /// The answer for an entry that was written.
+    fn good(&self, id: u32, left: &Left) -> Message {
+        let (code, text) = if left.is_empty() {
+            (Code::Written, String::new())
+        } else {
+            self.shared.count(|t| t.partial += 1);
+            (Code::Partly, left.to_string())
+        };
+        Message::Result { id, code, text }
+    }
 }
