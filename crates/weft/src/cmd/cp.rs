@@ -15,7 +15,7 @@ use crate::address::parse_bind;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
 use crate::cp::listener::{Config, Events, Listener};
-use crate::cp::protocol::{Fetch, FileFlags, RelPath, RingAdvert};
+use crate::cp::protocol::{About, Fetch, FileFlags, RelPath, RingAdvert};
 use crate::cp::receiver::{self, Totals, Watch};
 use crate::cp::sender::{self, Progress, Report};
 use crate::cp::session::{self, Who, Wire};
@@ -421,7 +421,7 @@ impl Events for Lines {
 
 fn speed(files: u64, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-6);
-    let count = self::files(files);
+    let count = sender::files(files);
     let rate = match bytes as f64 / seconds {
         // The rate of so few bytes is that of the start.
         _ if bytes < 1 << 20 => String::new(),
@@ -489,7 +489,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         }));
     } else if !global.quiet {
         say(if args.dry_run {
-            would(&report)
+            report.planned()
         } else {
             summary(&report, plan.left_out(), took)
         });
@@ -520,9 +520,12 @@ impl Watch for Fetching {
         tell!("weft: {path}: {error}");
     }
 
-    fn skipped(&self, is_error: bool, text: &str) {
-        if is_error || !self.quiet {
-            tell!("weft: {}", without_numbers(text));
+    fn notice(&self, about: About, text: &str) {
+        match about {
+            About::Plan if !self.quiet => say(text),
+            About::LeftOut if !self.quiet => tell!("weft: {}", without_numbers(text)),
+            About::Error => tell!("weft: {}", without_numbers(text)),
+            About::Plan | About::LeftOut => {}
         }
     }
 }
@@ -534,10 +537,10 @@ fn fetch(
     key: Option<Key>,
     global: Global,
 ) -> Result<Exit, Failure> {
-    if args.dry_run {
+    if args.dry_run && args.json {
         return Err(
-            Failure::usage("--dry-run works only for files that are sent")
-                .hint("leave it away, or run `weft cp --dry-run` on the other machine"),
+            Failure::usage("--dry-run of files to fetch has no form in JSON")
+                .hint("leave --json away"),
         );
     }
     let mut targets = Vec::new();
@@ -561,6 +564,7 @@ fn fetch(
     let request = Fetch {
         flags: args.flags(),
         update: args.update,
+        dry_run: args.dry_run,
         what: args.what(),
         ring: RingAdvert::default(),
         limit_rate: args.limit_rate.unwrap_or(0),
@@ -599,7 +603,7 @@ fn fetch(
             "transport": path.transport,
             "reason": path.reason,
         }));
-    } else if !global.quiet {
+    } else if !global.quiet && !args.dry_run {
         let via = carrier(path.transport);
         let rate = speed(totals.files, totals.bytes, took);
         let missing = missing(totals.partial, totals.left_out);
@@ -610,21 +614,6 @@ fn fetch(
         failed => Err(Failure::failed(format!("{failed} could not be fetched"))
             .hint("see the lines above; the same command again fetches what is missing")),
     }
-}
-
-fn files(count: u64) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} file{plural}")
-}
-
-fn would(report: &Report) -> String {
-    let (count, bytes) = (files(report.written), HumanBytes(report.bytes));
-    let mut line = format!("dry run: {count}, {bytes} would be sent");
-    if report.kept > 0 {
-        // Writing to a string cannot fail.
-        let _ = write!(line, "; {} left alone", report.kept);
-    }
-    line
 }
 
 fn summary(report: &Report, left_out: u64, took: Duration) -> String {
@@ -731,6 +720,8 @@ impl Progress for Show {
             say(format_args!("{what}: {path}"));
         }
     }
+
+    fn planned(&mut self, _report: &Report) {}
 
     fn note(&mut self, line: &str) {
         let line = without_numbers(line);

@@ -16,7 +16,7 @@ use super::digest::digest;
 use super::link::{Link, LinkError, Parcel, write_extents, write_slot};
 use super::protocol::pack::Records;
 use super::protocol::{
-    ASKS, Code, Digest, FileSpec, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
+    ASKS, About, Code, Digest, FileSpec, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
 };
 use super::store::{Incoming, Store, StoreError};
 use super::{LOCAL_SLOT_LEN, START_PATIENCE, cpu_time};
@@ -63,8 +63,8 @@ pub trait Watch: Sync {
     fn proved(&self) -> Result<(), &'static str>;
     /// An entry was not written.
     fn entry_failed(&self, path: &str, error: &StoreError);
-    /// What the other side of a fetch does not send, and why.
-    fn skipped(&self, _is_error: bool, _text: &str) {}
+    /// What the other side of a fetch tells the user.
+    fn notice(&self, _about: About, _text: &str) {}
 }
 
 /// Receives until the sender is done or has disconnected.
@@ -308,15 +308,15 @@ fn receive(
         }
         match &message {
             Message::Credit => continue,
-            Message::Skipped { is_error, text } => {
+            Message::Notice { about, text } => {
                 let Some(watch) = fetching else {
                     return violation("a message of a fetch");
                 };
                 shared.count(|t| {
-                    t.failed += u64::from(*is_error);
-                    t.left_out += u64::from(!is_error);
+                    t.failed += u64::from(*about == About::Error);
+                    t.left_out += u64::from(*about == About::LeftOut);
                 });
-                watch.skipped(*is_error, text);
+                watch.notice(*about, text);
                 continue;
             }
             Message::File { id, .. }

@@ -38,10 +38,11 @@ fn meta(xattrs: usize) -> impl Strategy<Value = Meta> {
 
 fn fetch(ring: impl Strategy<Value = RingAdvert>) -> impl Strategy<Value = Fetch> {
     let paths = prop::collection::vec(prop::option::of(path()), 1..40);
-    (0..8u16, 0..16u8, ring, any::<u64>(), paths).prop_map(|(f, bits, ring, limit_rate, paths)| {
+    (0..8u16, 0..32u8, ring, any::<u64>(), paths).prop_map(|(f, bits, ring, limit_rate, paths)| {
         Fetch {
             flags: FileFlags::from_u16(f << 1),
             update: bits & 1 != 0,
+            dry_run: bits & 16 != 0,
             what: What {
                 recursive: bits & 2 != 0,
                 links: bits & 4 != 0,
@@ -90,8 +91,10 @@ fn message() -> impl Strategy<Value = Message> {
             }
         }),
         fetch(ring.clone()).prop_map(Message::Fetch),
-        (any::<bool>(), "[ -~]{0,80}")
-            .prop_map(|(is_error, text)| Message::Skipped { is_error, text }),
+        (0..3u16, "[ -~]{0,80}").prop_map(|(about, text)| Message::Notice {
+            about: About::from_u16(about).unwrap(),
+            text
+        }),
         (4..=4096u16, any::<bool>(), ring, any::<[u8; 32]>()).prop_map(
             |(receives, attributes, ring, proof)| Message::Ready {
                 receives,
@@ -231,7 +234,7 @@ proptest! {
         let at = at % bytes.len();
         bytes[at] = to;
         if let Ok((credits, m)) = Message::decode(&bytes) {
-            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. } | Message::Skipped { .. });
+            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. } | Message::Notice { .. });
             let mut again = Vec::new();
             m.encode(credits, &mut again);
             prop_assert!(again == bytes || has_text);
