@@ -63,6 +63,57 @@ fn code() -> impl Strategy<Value = Code> {
     (0..Code::ALL.len()).prop_map(|i| Code::ALL[i])
 }
 
+/// Messages of names, packs and the end.
+fn of_names() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<u32>(), any::<bool>(), meta(3), path()).prop_map(|(id, leave, meta, path)| {
+            Message::Directory {
+                id,
+                leave,
+                meta,
+                path,
+            }
+        }),
+        (any::<u32>(), 0..4u16, meta(0), "[a-z/.]{1,40}", path()).prop_map(
+            |(id, f, meta, target, path)| Message::Link {
+                id,
+                flags: FileFlags::from_u16(f << 1),
+                meta,
+                target: target.into_bytes(),
+                path,
+            }
+        ),
+        (any::<u32>(), 0..4u16, path(), path()).prop_map(|(id, f, existing, path)| {
+            Message::HardLink {
+                id,
+                flags: FileFlags::from_u16(f << 1),
+                existing,
+                path,
+            }
+        }),
+        (
+            any::<u32>(),
+            any::<u16>(),
+            1..=PACK_FILES,
+            0..=PACK_LEN,
+            any::<Digest>()
+        )
+            .prop_map(|(id, slot, count, len, digest)| Message::Pack {
+                id,
+                slot,
+                count,
+                len,
+                digest
+            }),
+        (any::<u32>(), 1..=PACK_FILES).prop_map(|(id, count)| Message::Packed { id, count }),
+        prop::collection::vec(asked(), 1..40).prop_map(|names| Message::Ask { names }),
+        prop::collection::vec((0..4u8).prop_map(|v| Held::from_u8(v).unwrap()), 1..40)
+            .prop_map(|held| Message::Held { held }),
+        Just(Message::Credit),
+        any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
+    ]
+}
+
 fn message() -> impl Strategy<Value = Message> {
     let ring = (1..=64u16, 4096..=1u32 << 24, any::<u32>(), 0..1u64 << 40).prop_map(
         |(slots, slot_len, rkey, addr)| RingAdvert {
@@ -162,51 +213,7 @@ fn message() -> impl Strategy<Value = Message> {
             code,
             text
         }),
-        (any::<u32>(), any::<bool>(), meta(3), path()).prop_map(|(id, leave, meta, path)| {
-            Message::Directory {
-                id,
-                leave,
-                meta,
-                path,
-            }
-        }),
-        (any::<u32>(), 0..4u16, meta(0), "[a-z/.]{1,40}", path()).prop_map(
-            |(id, f, meta, target, path)| Message::Link {
-                id,
-                flags: FileFlags::from_u16(f << 1),
-                meta,
-                target: target.into_bytes(),
-                path,
-            }
-        ),
-        (any::<u32>(), 0..4u16, path(), path()).prop_map(|(id, f, existing, path)| {
-            Message::HardLink {
-                id,
-                flags: FileFlags::from_u16(f << 1),
-                existing,
-                path,
-            }
-        }),
-        (
-            any::<u32>(),
-            any::<u16>(),
-            1..=PACK_FILES,
-            0..=PACK_LEN,
-            any::<Digest>()
-        )
-            .prop_map(|(id, slot, count, len, digest)| Message::Pack {
-                id,
-                slot,
-                count,
-                len,
-                digest
-            }),
-        (any::<u32>(), 1..=PACK_FILES).prop_map(|(id, count)| Message::Packed { id, count }),
-        prop::collection::vec(asked(), 1..40).prop_map(|names| Message::Ask { names }),
-        prop::collection::vec((0..4u8).prop_map(|v| Held::from_u8(v).unwrap()), 1..40)
-            .prop_map(|held| Message::Held { held }),
-        Just(Message::Credit),
-        any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
+        of_names(),
     ]
 }
 
