@@ -15,7 +15,7 @@ use crate::address::parse_bind;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
 use crate::cp::listener::{Config, Events, Listener};
-use crate::cp::protocol::{Fetch, FileFlags, RelPath, RingAdvert};
+use crate::cp::protocol::{About, Fetch, FileFlags, RelPath, RingAdvert};
 use crate::cp::receiver::{self, Totals, Watch};
 use crate::cp::sender::{self, Progress, Report};
 use crate::cp::session::{self, Who, Wire};
@@ -421,7 +421,7 @@ impl Events for Lines {
 
 fn speed(files: u64, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-6);
-    let count = self::files(files);
+    let count = sender::files(files);
     let rate = match bytes as f64 / seconds {
         // The rate of so few bytes is that of the start.
         _ if bytes < 1 << 20 => String::new(),
@@ -489,7 +489,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         }));
     } else if !global.quiet {
         say(if args.dry_run {
-            would(&report)
+            report.planned()
         } else {
             summary(&report, plan.left_out(), took)
         });
@@ -520,9 +520,12 @@ impl Watch for Fetching {
         tell!("weft: {path}: {error}");
     }
 
-    fn skipped(&self, is_error: bool, text: &str) {
-        if is_error || !self.quiet {
-            tell!("weft: {}", without_numbers(text));
+    fn notice(&self, about: About, text: &str) {
+        match about {
+            About::Plan if !self.quiet => say(text),
+            About::LeftOut if !self.quiet => tell!("weft: {}", without_numbers(text)),
+            About::Error => tell!("weft: {}", without_numbers(text)),
+            About::Plan | About::LeftOut => {}
         }
     }
 }
@@ -534,10 +537,10 @@ fn fetch(
     key: Option<Key>,
     global: Global,
 ) -> Result<Exit, Failure> {
-    if args.dry_run {
+    if args.dry_run && args.json {
         return Err(
-            Failure::usage("--dry-run works only for files that are sent")
-                .hint("leave it away, or run `weft cp --dry-run` on the other machine"),
+            Failure::usage("--dry-run of files to fetch has no form in JSON")
+                .hint("leave --json away"),
         );
     }
     let mut targets = Vec::new();
@@ -561,6 +564,7 @@ fn fetch(
     let request = Fetch {
         flags: args.flags(),
         update: args.update,
+        dry_run: args.dry_run,
         what: args.what(),
         ring: RingAdvert::default(),
         limit_rate: args.limit_rate.unwrap_or(0),
@@ -592,15 +596,18 @@ fn fetch(
         say(serde_json::json!({
             "files": totals.files,
             "bytes": totals.bytes,
+            "partial": totals.partial,
+            "left_out": totals.left_out,
             "seconds": took.as_secs_f64(),
             "cpu_s": cpu_time().as_secs_f64(),
             "transport": path.transport,
             "reason": path.reason,
         }));
-    } else if !global.quiet {
+    } else if !global.quiet && !args.dry_run {
         let via = carrier(path.transport);
         let rate = speed(totals.files, totals.bytes, took);
-        say(format_args!("{rate} over {via}"));
+        let missing = missing(totals.partial, totals.left_out);
+        say(format_args!("{rate} over {via}{missing}"));
     }
     match totals.failed {
         0 => Ok(Exit::Ok),
@@ -609,22 +616,7 @@ fn fetch(
     }
 }
 
-fn files(count: u64) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} file{plural}")
-}
-
-fn would(report: &Report) -> String {
-    let (count, bytes) = (files(report.written), HumanBytes(report.bytes));
-    let mut line = format!("dry run: {count}, {bytes} would be sent");
-    if report.kept > 0 {
-        // Writing to a string cannot fail.
-        let _ = write!(line, "; {} left alone", report.kept);
-    }
-    line
-}
-
-fn summary(report: &Report, left_out: usize, took: Duration) -> String {
+fn summary(report: &Report, left_out: u64, took: Duration) -> String {
     let via = report.path.as_ref().map_or(String::new(), |path| {
         let cipher = report.cipher.map_or(String::new(), |c| format!(" ({c})"));
         format!(" over {}{cipher}", carrier(path.transport))
@@ -645,13 +637,16 @@ fn summary(report: &Report, left_out: usize, took: Duration) -> String {
     if report.kept > 0 {
         let _ = write!(line, "; {} left alone", report.kept);
     }
-    if report.partial > 0 {
-        let _ = write!(line, "; {} without all attributes", report.partial);
-    }
-    if left_out > 0 {
-        let _ = write!(line, "; {left_out} left out");
-    }
-    line
+    line + &missing(report.partial, left_out)
+}
+
+/// The end of a summary: what a copy does not have.
+fn missing(partial: u64, left_out: u64) -> String {
+    let count = |count, what| match count {
+        0 => String::new(),
+        count => format!("; {count} {what}"),
+    };
+    count(partial, "without all attributes") + &count(left_out, "left out")
 }
 
 /// A bar on a terminal, a line every few seconds elsewhere.
@@ -725,6 +720,8 @@ impl Progress for Show {
             say(format_args!("{what}: {path}"));
         }
     }
+
+    fn planned(&mut self, _report: &Report) {}
 
     fn note(&mut self, line: &str) {
         let line = without_numbers(line);

@@ -7,9 +7,9 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use super::START_PATIENCE;
 use super::link::{Link, LinkError};
 use super::path::printable;
-use super::protocol::{Fetch, Hello, KEEPALIVE, Message, RelPath};
+use super::protocol::{About, Fetch, Hello, KEEPALIVE, Message, RelPath};
 use super::receiver::{self, Totals, Watch};
-use super::sender::{self, Peer, Progress, SendError};
+use super::sender::{self, Peer, Progress, Report, SendError};
 use super::store::Store;
 use super::walk::{Entry, Plan, Skipped};
 
@@ -44,9 +44,15 @@ pub fn fetch(
 struct Tell<'a>(&'a dyn Link);
 
 impl Tell<'_> {
-    fn skipped(&self, is_error: bool, path: &[u8], why: &str) -> Result<(), LinkError> {
+    fn skipped(&self, about: About, path: &[u8], why: &str) -> Result<(), LinkError> {
         let text = format!("{}: {why}", printable(path));
-        self.0.send(&Message::Skipped { is_error, text })
+        self.0.send(&Message::Notice { about, text })
+    }
+
+    fn plan(&self, text: String) {
+        let about = About::Plan;
+        // The next message finds out if this does not arrive.
+        let _ = self.0.send(&Message::Notice { about, text });
     }
 }
 
@@ -60,10 +66,16 @@ impl Progress for Tell<'_> {
 
     fn failed(&mut self, entry: &Entry, why: &str) {
         // The next message finds out if this does not arrive.
-        let _ = self.skipped(true, entry.path.as_bytes(), why);
+        let _ = self.skipped(About::Error, entry.path.as_bytes(), why);
     }
 
-    fn would(&mut self, _what: &str, _path: &RelPath) {}
+    fn would(&mut self, what: &str, path: &RelPath) {
+        self.plan(format!("{what}: {path}"));
+    }
+
+    fn planned(&mut self, report: &Report) {
+        self.plan(report.planned());
+    }
 }
 
 /// Sends what the initiator asks for, below [`receiver::Options::serve`].
@@ -89,7 +101,7 @@ pub(super) fn give(
     (totals, end)
 }
 
-fn given(link: &dyn Link, options: &receiver::Options) -> Result<sender::Report, SendError> {
+fn given(link: &dyn Link, options: &receiver::Options) -> Result<Report, SendError> {
     let violation = |text: &str| LinkError::Violation(text.into());
     let Some(dir) = &options.serve else {
         return Err(violation("nothing is given").into());
@@ -110,7 +122,8 @@ fn given(link: &dyn Link, options: &receiver::Options) -> Result<sender::Report,
         // Where the directory is does not concern the initiator.
         let path = source.strip_prefix(dir).unwrap_or(source);
         let path = path.as_os_str().as_bytes();
-        tell.skipped(*error, if path.is_empty() { b"." } else { path }, why)?;
+        let about = if *error { About::Error } else { About::LeftOut };
+        tell.skipped(about, if path.is_empty() { b"." } else { path }, why)?;
     }
     let peer = Peer {
         ring,
@@ -121,7 +134,7 @@ fn given(link: &dyn Link, options: &receiver::Options) -> Result<sender::Report,
         flags: request.flags,
         update: request.update,
         archive: request.what.attributes,
-        dry_run: false,
+        dry_run: request.dry_run,
         limit_rate: (request.limit_rate > 0).then_some(request.limit_rate),
         patience: options.patience,
     };

@@ -298,6 +298,27 @@ pub struct What {
     pub attributes: bool,
 }
 
+/// The subject of a notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum About {
+    /// Something is left out.
+    LeftOut = 0,
+    /// Something cannot be sent.
+    Error = 1,
+    /// What would be done, in a dry run.
+    Plan = 2,
+}
+
+impl About {
+    fn from_u16(v: u16) -> Result<Self, DecodeError> {
+        let all = [Self::LeftOut, Self::Error, Self::Plan];
+        all.get(usize::from(v))
+            .copied()
+            .ok_or(DecodeError::Value("notice"))
+    }
+}
+
 /// What an initiator fetches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetch {
@@ -305,6 +326,8 @@ pub struct Fetch {
     pub flags: FileFlags,
     /// Leave a file alone that the initiator has in the same version.
     pub update: bool,
+    /// Send nothing, and say what would be sent.
+    pub dry_run: bool,
     /// What of the sources is sent.
     pub what: What,
     /// The initiator's ring.
@@ -513,11 +536,11 @@ pub enum Message {
     },
     /// Which files the initiator wants. From here on the responder is the sender.
     Fetch(Fetch),
-    /// The sender of a fetch leaves something out.
-    Skipped {
-        /// Whether it should have been sent.
-        is_error: bool,
-        /// What, and why.
+    /// The sender of a fetch tells the initiator's user something.
+    Notice {
+        /// What it is about.
+        about: About,
+        /// One sentence for a human.
         text: String,
     },
     /// Only credits, or a sign of life.
@@ -555,7 +578,7 @@ impl Message {
             Self::Hole { .. } => 21,
             Self::HardLink { .. } => 22,
             Self::Fetch(_) => 23,
-            Self::Skipped { .. } => 24,
+            Self::Notice { .. } => 24,
         }
     }
 

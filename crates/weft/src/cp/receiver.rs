@@ -16,7 +16,7 @@ use super::digest::digest;
 use super::link::{Link, LinkError, Parcel, write_extents, write_slot};
 use super::protocol::pack::Records;
 use super::protocol::{
-    ASKS, Code, Digest, FileSpec, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
+    ASKS, About, Code, Digest, FileSpec, Hello, KEEPALIVE, Message, RelPath, RingAdvert, WINDOW,
 };
 use super::store::{Incoming, Store, StoreError};
 use super::{LOCAL_SLOT_LEN, START_PATIENCE, cpu_time};
@@ -45,6 +45,10 @@ pub struct Totals {
     pub bytes: u64,
     /// Entries that could not be written.
     pub failed: u64,
+    /// Entries that were written without some of their attributes.
+    pub partial: u64,
+    /// Entries that the other side of a fetch leaves out, without an error.
+    pub left_out: u64,
     /// Whether the sender proved itself and the transfer began.
     pub started: bool,
     /// Whether the sender has completed.
@@ -59,8 +63,8 @@ pub trait Watch: Sync {
     fn proved(&self) -> Result<(), &'static str>;
     /// An entry was not written.
     fn entry_failed(&self, path: &str, error: &StoreError);
-    /// What the other side of a fetch does not send, and why.
-    fn skipped(&self, _is_error: bool, _text: &str) {}
+    /// What the other side of a fetch tells the user.
+    fn notice(&self, _about: About, _text: &str) {}
 }
 
 /// Receives until the sender is done or has disconnected.
@@ -304,12 +308,15 @@ fn receive(
         }
         match &message {
             Message::Credit => continue,
-            Message::Skipped { is_error, text } => {
+            Message::Notice { about, text } => {
                 let Some(watch) = fetching else {
                     return violation("a message of a fetch");
                 };
-                shared.count(|t| t.failed += u64::from(*is_error));
-                watch.skipped(*is_error, text);
+                shared.count(|t| {
+                    t.failed += u64::from(*about == About::Error);
+                    t.left_out += u64::from(*about == About::LeftOut);
+                });
+                watch.notice(*about, text);
                 continue;
             }
             Message::File { id, .. }
@@ -644,7 +651,8 @@ impl Worker<'_> {
                         written += 1;
                     } else {
                         self.packed(from, written);
-                        self.answer(good(id, &left));
+                        let message = self.good(id, &left);
+                        self.answer(message);
                         (from, written) = (id.wrapping_add(1), 0);
                     }
                 }
@@ -769,16 +777,18 @@ impl Worker<'_> {
 
     fn done(&mut self, id: u32, left: &Left) {
         self.shared.open.fetch_sub(1, Ordering::AcqRel);
-        self.answer(good(id, left));
+        let message = self.good(id, left);
+        self.answer(message);
     }
-}
 
-/// The answer for an entry that was written.
-fn good(id: u32, left: &Left) -> Message {
-    let (code, text) = if left.is_empty() {
-        (Code::Written, String::new())
-    } else {
-        (Code::Partly, left.to_string())
-    };
-    Message::Result { id, code, text }
+    /// The answer for an entry that was written.
+    fn good(&self, id: u32, left: &Left) -> Message {
+        let (code, text) = if left.is_empty() {
+            (Code::Written, String::new())
+        } else {
+            self.shared.count(|t| t.partial += 1);
+            (Code::Partly, left.to_string())
+        };
+        Message::Result { id, code, text }
+    }
 }

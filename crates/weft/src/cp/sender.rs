@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use indicatif::HumanBytes;
 use weft_verbs::Path;
 
 use super::auth::{Challenge, Key, Role};
@@ -56,6 +57,8 @@ pub trait Progress {
     }
     /// What would be done with an entry that goes to `path`.
     fn would(&mut self, what: &str, path: &RelPath);
+    /// The sum of what would be done.
+    fn planned(&mut self, report: &Report);
 }
 
 /// An entry without a RESULT.
@@ -108,6 +111,24 @@ pub struct Report {
     pub path: Option<Path>,
     /// Its cipher, if it was encrypted.
     pub cipher: Option<&'static str>,
+}
+
+impl Report {
+    /// What a dry run has found.
+    pub fn planned(&self) -> String {
+        let kept = match self.kept {
+            0 => String::new(),
+            kept => format!("; {kept} left alone"),
+        };
+        let (count, bytes) = (files(self.written), HumanBytes(self.bytes));
+        format!("dry run: {count}, {bytes} would be sent{kept}")
+    }
+}
+
+/// A number of files in words.
+pub fn files(count: u64) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} file{plural}")
 }
 
 /// Why a transfer ended early.
@@ -383,6 +404,9 @@ impl<'a> Sending<'a> {
             }
         }
         self.end_pack()?;
+        if self.options.dry_run {
+            self.progress.planned(&self.report);
+        }
         self.post(Message::Done {
             cpu_us: cpu_time().as_micros() as u64,
         })?;

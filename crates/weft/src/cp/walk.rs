@@ -266,8 +266,8 @@ impl Plan {
     }
 
     /// Number of entries that are of no kind that is copied.
-    pub fn left_out(&self) -> usize {
-        self.skipped.iter().filter(|skipped| !skipped.error).count()
+    pub fn left_out(&self) -> u64 {
+        self.skipped.iter().filter(|skipped| !skipped.error).count() as u64
     }
 
     fn error(&mut self, source: &Path, e: &io::Error) {

@@ -1,9 +1,9 @@
 //! Messages of `weft cp` to bytes and back, by docs/spec/cp.md.
 
 use super::{
-    Code, DecodeError, EXTENTS, Extent, FETCH_NAMES, Fetch, FileFlags, FileSpec, HOLE_BLOCKS,
-    MAX_MESSAGE, MAX_PATH, MAX_TEXT, Message, Meta, Mtime, PACK_FILES, PACK_LEN, RelPath,
-    RingAdvert, SLOT_LEN, SLOTS, What, attributes, pack, printable,
+    About, Code, DecodeError, EXTENTS, Extent, FETCH_NAMES, Fetch, FileFlags, FileSpec,
+    HOLE_BLOCKS, MAX_MESSAGE, MAX_PATH, MAX_TEXT, Message, Meta, Mtime, PACK_FILES, PACK_LEN,
+    RelPath, RingAdvert, SLOT_LEN, SLOTS, What, attributes, pack, printable,
 };
 
 impl Message {
@@ -44,8 +44,8 @@ impl Message {
             Self::Credit => {}
             Self::Done { cpu_us } => out.extend(cpu_us.to_be_bytes()),
             Self::Fetch(fetch) => put_fetch(out, fetch),
-            Self::Skipped { is_error, text } => {
-                out.extend(u16::from(*is_error).to_be_bytes());
+            Self::Notice { about, text } => {
+                out.extend((*about as u16).to_be_bytes());
                 out.extend([0; 2]);
                 out.extend(clip(text));
             }
@@ -268,10 +268,10 @@ impl Message {
             }
             23 => Self::Fetch(r.fetch()?),
             24 => {
-                let is_error = r.flags(1)? == 1;
+                let about = About::from_u16(r.u16()?)?;
                 r.zero(2)?;
                 let text = r.text()?;
-                Self::Skipped { is_error, text }
+                Self::Notice { about, text }
             }
             14 => Self::Credit,
             15 => Self::Done { cpu_us: r.u64()? },
@@ -505,7 +505,7 @@ fn put_fetch(out: &mut Vec<u8>, fetch: &Fetch) {
         links,
         attributes,
     } = fetch.what;
-    let bits = [fetch.update, recursive, links, attributes];
+    let bits = [fetch.update, recursive, links, attributes, fetch.dry_run];
     let bits = bits
         .iter()
         .rev()
@@ -681,7 +681,7 @@ impl<'a> Reader<'a> {
 
     fn fetch(&mut self) -> Result<Fetch, DecodeError> {
         let flags = FileFlags::from_u16(self.flags(0b1110)?);
-        let bits = self.flags(0b1111)?;
+        let bits = self.flags(0b1_1111)?;
         let count = usize::from(self.u16()?);
         if !(1..=FETCH_NAMES).contains(&count) {
             return Err(DecodeError::Value("names"));
@@ -702,6 +702,7 @@ impl<'a> Reader<'a> {
         Ok(Fetch {
             flags,
             update: bits & 1 != 0,
+            dry_run: bits & 16 != 0,
             what: What {
                 recursive: bits & 2 != 0,
                 links: bits & 4 != 0,

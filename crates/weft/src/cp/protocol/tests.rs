@@ -38,10 +38,11 @@ fn meta(xattrs: usize) -> impl Strategy<Value = Meta> {
 
 fn fetch(ring: impl Strategy<Value = RingAdvert>) -> impl Strategy<Value = Fetch> {
     let paths = prop::collection::vec(prop::option::of(path()), 1..40);
-    (0..8u16, 0..16u8, ring, any::<u64>(), paths).prop_map(|(f, bits, ring, limit_rate, paths)| {
+    (0..8u16, 0..32u8, ring, any::<u64>(), paths).prop_map(|(f, bits, ring, limit_rate, paths)| {
         Fetch {
             flags: FileFlags::from_u16(f << 1),
             update: bits & 1 != 0,
+            dry_run: bits & 16 != 0,
             what: What {
                 recursive: bits & 2 != 0,
                 links: bits & 4 != 0,
@@ -60,6 +61,57 @@ fn flags() -> impl Strategy<Value = FileFlags> {
 
 fn code() -> impl Strategy<Value = Code> {
     (0..Code::ALL.len()).prop_map(|i| Code::ALL[i])
+}
+
+/// Messages of names, packs and the end.
+fn of_names() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        (any::<u32>(), any::<bool>(), meta(3), path()).prop_map(|(id, leave, meta, path)| {
+            Message::Directory {
+                id,
+                leave,
+                meta,
+                path,
+            }
+        }),
+        (any::<u32>(), 0..4u16, meta(0), "[a-z/.]{1,40}", path()).prop_map(
+            |(id, f, meta, target, path)| Message::Link {
+                id,
+                flags: FileFlags::from_u16(f << 1),
+                meta,
+                target: target.into_bytes(),
+                path,
+            }
+        ),
+        (any::<u32>(), 0..4u16, path(), path()).prop_map(|(id, f, existing, path)| {
+            Message::HardLink {
+                id,
+                flags: FileFlags::from_u16(f << 1),
+                existing,
+                path,
+            }
+        }),
+        (
+            any::<u32>(),
+            any::<u16>(),
+            1..=PACK_FILES,
+            0..=PACK_LEN,
+            any::<Digest>()
+        )
+            .prop_map(|(id, slot, count, len, digest)| Message::Pack {
+                id,
+                slot,
+                count,
+                len,
+                digest
+            }),
+        (any::<u32>(), 1..=PACK_FILES).prop_map(|(id, count)| Message::Packed { id, count }),
+        prop::collection::vec(asked(), 1..40).prop_map(|names| Message::Ask { names }),
+        prop::collection::vec((0..4u8).prop_map(|v| Held::from_u8(v).unwrap()), 1..40)
+            .prop_map(|held| Message::Held { held }),
+        Just(Message::Credit),
+        any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
+    ]
 }
 
 fn message() -> impl Strategy<Value = Message> {
@@ -90,8 +142,10 @@ fn message() -> impl Strategy<Value = Message> {
             }
         }),
         fetch(ring.clone()).prop_map(Message::Fetch),
-        (any::<bool>(), "[ -~]{0,80}")
-            .prop_map(|(is_error, text)| Message::Skipped { is_error, text }),
+        (0..3u16, "[ -~]{0,80}").prop_map(|(about, text)| Message::Notice {
+            about: About::from_u16(about).unwrap(),
+            text
+        }),
         (4..=4096u16, any::<bool>(), ring, any::<[u8; 32]>()).prop_map(
             |(receives, attributes, ring, proof)| Message::Ready {
                 receives,
@@ -159,51 +213,7 @@ fn message() -> impl Strategy<Value = Message> {
             code,
             text
         }),
-        (any::<u32>(), any::<bool>(), meta(3), path()).prop_map(|(id, leave, meta, path)| {
-            Message::Directory {
-                id,
-                leave,
-                meta,
-                path,
-            }
-        }),
-        (any::<u32>(), 0..4u16, meta(0), "[a-z/.]{1,40}", path()).prop_map(
-            |(id, f, meta, target, path)| Message::Link {
-                id,
-                flags: FileFlags::from_u16(f << 1),
-                meta,
-                target: target.into_bytes(),
-                path,
-            }
-        ),
-        (any::<u32>(), 0..4u16, path(), path()).prop_map(|(id, f, existing, path)| {
-            Message::HardLink {
-                id,
-                flags: FileFlags::from_u16(f << 1),
-                existing,
-                path,
-            }
-        }),
-        (
-            any::<u32>(),
-            any::<u16>(),
-            1..=PACK_FILES,
-            0..=PACK_LEN,
-            any::<Digest>()
-        )
-            .prop_map(|(id, slot, count, len, digest)| Message::Pack {
-                id,
-                slot,
-                count,
-                len,
-                digest
-            }),
-        (any::<u32>(), 1..=PACK_FILES).prop_map(|(id, count)| Message::Packed { id, count }),
-        prop::collection::vec(asked(), 1..40).prop_map(|names| Message::Ask { names }),
-        prop::collection::vec((0..4u8).prop_map(|v| Held::from_u8(v).unwrap()), 1..40)
-            .prop_map(|held| Message::Held { held }),
-        Just(Message::Credit),
-        any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
+        of_names(),
     ]
 }
 
@@ -231,7 +241,7 @@ proptest! {
         let at = at % bytes.len();
         bytes[at] = to;
         if let Ok((credits, m)) = Message::decode(&bytes) {
-            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. } | Message::Skipped { .. });
+            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. } | Message::Notice { .. });
             let mut again = Vec::new();
             m.encode(credits, &mut again);
             prop_assert!(again == bytes || has_text);
