@@ -1,12 +1,10 @@
 //! Keys of a client that cannot ask a user: a program under the preload library, which finds its settings in the environment.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
+use weft_service::trust::{self, Guard, Refused};
 use weft_verbs::tls::{Fingerprint, Identity, PublicKey, Tls, TlsError};
 
 use crate::client::Keys;
@@ -19,9 +17,6 @@ pub const KEY: &str = "WEFT_FS_KEY";
 pub const KNOWN: &str = "WEFT_FS_KNOWN";
 /// Fingerprints of servers, with commas between; with them, [`KNOWN`] does not count.
 pub const PEERS: &str = "WEFT_FS_PEERS";
-
-/// Most bytes of a file of keys.
-const MAX_KEYS: u64 = 1 << 20;
 
 /// Keys from files.
 pub struct FileKeys {
@@ -41,7 +36,9 @@ impl FileKeys {
         let local = |e: &dyn std::fmt::Display| Error::Local(e.to_string());
         let own = match std::env::var_os(KEY) {
             Some(path) => {
-                let text = read(Path::new(&path), true).map_err(|e| local(&e))?;
+                let path = Path::new(&path);
+                let text = trust::read(path, Guard::Secret).map_err(|e| refused(path, &e))?;
+                let text = String::from_utf8_lossy(&text);
                 Some(Identity::from_pkcs8_pem(&text).map_err(|e| local(&e))?)
             }
             None => None,
@@ -62,66 +59,45 @@ impl FileKeys {
         })
     }
 
-    /// The keys of a server that will do.
-    fn good(&self, endpoint: &Endpoint) -> Vec<Fingerprint> {
+    /// The keys of a server that will do. A file that others may change, or with a line that cannot be read, is an error.
+    fn good(&self, endpoint: &Endpoint) -> Result<Vec<Fingerprint>, Error> {
         if !self.only.is_empty() {
-            return self.only.clone();
+            return Ok(self.only.clone());
         }
-        // A file that others may change names no server that will do.
-        let text = self.known.as_ref().map(|path| read(path, false));
-        let text = text.and_then(Result::ok).unwrap_or_default();
-        let name = endpoint.to_string();
-        let mut good: Vec<_> = text
-            .lines()
-            .filter_map(|line| line.trim().split_once(char::is_whitespace))
-            .filter(|(of, _)| *of == name)
-            .filter_map(|(_, key)| key.trim().parse::<PublicKey>().ok())
-            .map(|key| key.fingerprint())
-            .collect();
+        let mut good = Vec::new();
+        if let Some(path) = &self.known {
+            let text = match trust::read(path, Guard::Public) {
+                Err(Refused::Io(e)) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+                text => text.map_err(|e| refused(path, &e))?,
+            };
+            let name = endpoint.to_string();
+            for (number, line) in trust::lines(&text).map_err(|e| refused(path, &e))? {
+                let why = |e| Error::Local(format!("{}, line {number}: {e}", path.display()));
+                let (of, key) = PublicKey::of_line(line).map_err(why)?;
+                if of == name {
+                    good.push(key.fingerprint());
+                }
+            }
+        }
         if self.lasting {
             // A server of this user has the same key pair, and nobody else has it.
             good.push(self.identity.public_key().fingerprint());
         }
-        good
+        Ok(good)
     }
+}
+
+fn refused(path: &Path, why: &Refused) -> Error {
+    Error::Local(format!("{} {why}", path.display()))
 }
 
 impl Keys for FileKeys {
     fn tls(&self, endpoint: &Endpoint) -> Result<Tls, Error> {
-        let good = self.good(endpoint);
+        let good = self.good(endpoint)?;
         Tls::new(self.identity.clone())
             .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
             .map_err(|e| Error::Local(e.to_string()))
     }
-}
-
-/// Reads a file of keys, by the same rules as `weft`: it belongs to this user (or root, if it is no secret), only they may change it, and only they may read
-/// a secret.
-fn read(path: &Path, secret: bool) -> io::Result<String> {
-    let refused = |why| io::Error::other(format!("{}: {why}", path.display()));
-    // A FIFO would block.
-    let file = File::options()
-        .read(true)
-        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
-        .open(path)?;
-    let about = file.metadata()?;
-    if !about.is_file() {
-        return Err(refused("it is no regular file"));
-    }
-    let us = rustix::process::geteuid().as_raw();
-    if about.uid() != us && (secret || about.uid() != 0) {
-        return Err(refused("it belongs to another user"));
-    }
-    let others = if secret { 0o077 } else { 0o022 };
-    if about.mode() & others != 0 {
-        return Err(refused("other users can use it (`chmod 600` helps)"));
-    }
-    let mut text = String::new();
-    file.take(MAX_KEYS + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_KEYS {
-        return Err(refused("it is longer than 1 MiB"));
-    }
-    Ok(text)
 }
 
 /// For tests and measurements: the same settings for every server.
@@ -142,41 +118,25 @@ pub fn from_env() -> Result<Arc<dyn Keys>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::Mode;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn keys_that_others_may_use_and_endless_ones_are_refused() {
+    fn a_bad_line_of_known_servers_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("key");
-        std::fs::write(&path, "text").unwrap();
-        for (mode, secret, known) in [
-            (0o600, true, true),
-            (0o644, false, true),
-            (0o640, false, true),
-            (0o620, false, false),
-            (0o602, false, false),
-        ] {
-            let mode = std::fs::Permissions::from_mode(mode);
-            std::fs::set_permissions(&path, mode).unwrap();
-            assert_eq!(
-                (read(&path, true).is_ok(), read(&path, false).is_ok()),
-                (secret, known)
-            );
-        }
-        let mode = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(&path, mode).unwrap();
-        for (len, fits) in [(MAX_KEYS, true), (MAX_KEYS + 1, false)] {
-            std::fs::write(&path, vec![b'x'; len as usize]).unwrap();
-            assert_eq!(read(&path, true).is_ok(), fits);
-        }
-        rustix::fs::mkfifoat(
-            rustix::fs::CWD,
-            dir.path().join("fifo"),
-            Mode::from_raw_mode(0o600),
-        )
-        .unwrap();
-        read(&dir.path().join("fifo"), true).unwrap_err();
-        read(dir.path(), false).unwrap_err();
+        let path = dir.path().join("known");
+        let server = Identity::generate().unwrap().public_key();
+        let keys = FileKeys {
+            identity: Identity::generate().unwrap(),
+            lasting: false,
+            known: Some(path.clone()),
+            only: Vec::new(),
+        };
+        let endpoint = Endpoint::parse("a:1").unwrap();
+        assert_eq!(keys.good(&endpoint).unwrap(), []);
+        let good = format!("# ours\na:1 {server}\nb:1 {server}\n");
+        std::fs::write(&path, &good).unwrap();
+        assert_eq!(keys.good(&endpoint).unwrap(), [server.fingerprint()]);
+        std::fs::write(&path, good + "c:1\n").unwrap();
+        let why = keys.good(&endpoint).unwrap_err().to_string();
+        assert!(why.contains("line 4"), "{why}");
     }
 }

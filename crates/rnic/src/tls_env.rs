@@ -8,17 +8,13 @@
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use weft_service::trust::{self, Guard};
 use weft_sys::settings;
 use weft_tls::{Fingerprint, Identity, PublicKey, Tls};
 
 use crate::types::Error;
-
-/// Longest file of keys that is read.
-const LONGEST: u64 = 1 << 20;
 
 fn set(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
@@ -62,7 +58,8 @@ fn from(
     }
     let tls = match key {
         Some(path) => {
-            let identity = Identity::from_pkcs8_pem(&read("WEFT_TLS_KEY", Path::new(path), true)?)
+            let text = read("WEFT_TLS_KEY", Path::new(path), Guard::Secret)?;
+            let identity = Identity::from_pkcs8_pem(&String::from_utf8_lossy(&text))
                 .map_err(|e| format!("WEFT_TLS_KEY: {}: {e}", Path::new(path).display()))?;
             Tls::new(identity).map_err(|e| e.to_string())?
         }
@@ -71,50 +68,24 @@ fn from(
     let Some(path) = peers else {
         return Ok(Some(tls));
     };
-    let known = fingerprints(&read("WEFT_TLS_PEERS", Path::new(path), false)?)
+    let known = fingerprints(&read("WEFT_TLS_PEERS", Path::new(path), Guard::Public)?)
         .map_err(|e| format!("WEFT_TLS_PEERS: {}: {e}", Path::new(path).display()))?;
     let allow = move |key: &PublicKey| known.contains(&key.fingerprint());
     tls.allow(allow).map(Some).map_err(|e| e.to_string())
 }
 
-/// The text of a file that no other user can change, or even read if it is secret.
-fn read(variable: &str, path: &Path, secret: bool) -> Result<String, String> {
-    let name = path.display();
-    let file = std::fs::File::open(path).map_err(|e| format!("{variable}: {name}: {e}"))?;
-    let about = file
-        .metadata()
-        .map_err(|e| format!("{variable}: {name}: {e}"))?;
-    let user = rustix::process::geteuid().as_raw();
-    let others = if secret { 0o077 } else { 0o022 };
-    if !about.is_file() {
-        return Err(format!("{variable}: {name} is no file"));
-    }
-    if (about.uid() != user && about.uid() != 0) || about.mode() & others != 0 {
-        let what = if secret { "read or change" } else { "change" };
-        return Err(format!(
-            "{variable}: others can {what} {name}: give it to the user and `chmod go-rwx` it"
-        ));
-    }
-    let mut text = String::new();
-    let mut file = file.take(LONGEST);
-    file.read_to_string(&mut text)
-        .map_err(|e| format!("{variable}: {name}: {e}"))?;
-    Ok(text)
+/// A file that no other user can change, or even read if it is secret.
+fn read(variable: &str, path: &Path, guard: Guard) -> Result<Vec<u8>, String> {
+    let shown = path.display();
+    trust::read(path, guard).map_err(|e| format!("{variable}: {shown} {e}: {}", e.remedy(path)))
 }
 
 /// The keys in a list: public keys or fingerprints, one a line; `#` begins a comment.
-fn fingerprints(text: &str) -> Result<HashSet<Fingerprint>, String> {
+fn fingerprints(text: &[u8]) -> Result<HashSet<Fingerprint>, String> {
     let mut known = HashSet::new();
-    for (number, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let key = match line.split_whitespace().next() {
-            Some(first) if first.starts_with("SHA256:") => first.parse(),
-            _ => line.parse::<PublicKey>().map(|key| key.fingerprint()),
-        };
-        known.insert(key.map_err(|e| format!("line {}: {e}", number + 1))?);
+    for (number, line) in trust::lines(text).map_err(|e| e.to_string())? {
+        let key = Fingerprint::of_line(line);
+        known.insert(key.map_err(|e| format!("line {number}: {e}"))?);
     }
     if known.is_empty() {
         return Err("it holds no key: nobody could connect".into());
@@ -184,9 +155,9 @@ mod tests {
 
         let print = Identity::generate().unwrap().public_key().fingerprint();
         let list = format!("# peers\n\n{} alice\n{print} bob\n", identity.public_key());
-        assert_eq!(fingerprints(&list).unwrap().len(), 2);
-        assert!(fingerprints("# nobody\n").is_err());
-        assert!(fingerprints("alice\n").unwrap_err().contains("line 1"));
+        assert_eq!(fingerprints(list.as_bytes()).unwrap().len(), 2);
+        assert!(fingerprints(b"# nobody\n").is_err());
+        assert!(fingerprints(b"alice\n").unwrap_err().contains("line 1"));
         let writable = File::new(&list, 0o666);
         assert!(from(on(), None, Some(writable.name())).is_err());
         let peers = File::new(&list, 0o644);

@@ -3,9 +3,10 @@
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use crate::lend::{Copied, Mode};
 use crate::meet::Why;
@@ -333,6 +334,18 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
     })
 }
 
+/// The beginning of a file; nothing of what is no file. A process can give something else the name of a ledger: to open a FIFO would wait.
+fn bytes_of(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if fs::metadata(path)?.is_file() {
+        let mut options = File::options();
+        let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let file = options.read(true).custom_flags(nonblock).open(path)?;
+        file.take(LEN as u64).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
+}
+
 /// Reads the ledger of one process. `None` if it has none.
 ///
 /// # Errors
@@ -343,11 +356,9 @@ pub fn of_process(pid: u32) -> io::Result<Option<Ledger>> {
         let Ok(entry) = entry else { continue };
         let path = entry.path();
         if fs::read_link(&path).is_ok_and(|to| to.as_os_str() == wanted.as_str()) {
-            let file = File::open(&path)?;
-            let mut bytes = vec![0; LEN];
-            let n = file.read_at(&mut bytes, 0)?;
+            let bytes = bytes_of(&path)?;
             // A child after a fork has its parent's too, until it makes its own.
-            if let Some(ledger) = parse(&bytes[..n]).filter(|ledger| ledger.pid == pid) {
+            if let Some(ledger) = parse(&bytes).filter(|ledger| ledger.pid == pid) {
                 return Ok(Some(ledger));
             }
         }
@@ -424,6 +435,15 @@ mod tests {
             "{}",
             lent.text()
         );
+    }
+
+    #[test]
+    fn a_pipe_with_the_name_of_a_ledger_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("ledger");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        assert_eq!(bytes_of(&pipe).unwrap(), b"");
     }
 
     #[test]

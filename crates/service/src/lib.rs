@@ -1,7 +1,9 @@
-//! What the servers of the tree and their clients share: who may keep a server busy before anything is proved, and how text of peers is shown.
+//! What the servers of the tree and their clients share: who may keep a server busy before anything is proved, how text of peers is shown,
+//! and which files of keys are believed.
 #![forbid(unsafe_code)]
 
 pub mod text;
+pub mod trust;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

@@ -105,6 +105,17 @@ impl fmt::Debug for Identity {
 pub struct PublicKey([u8; 44]);
 
 impl PublicKey {
+    /// Of a line of a list of known peers: a name and its key.
+    ///
+    /// # Errors
+    /// [`TlsError::BadKey`].
+    pub fn of_line(line: &str) -> Result<(&str, Self), TlsError> {
+        let (name, key) = line
+            .split_once(char::is_whitespace)
+            .ok_or_else(|| bad("a name without a key"))?;
+        Ok((name, key.trim().parse()?))
+    }
+
     /// From the DER of a `SubjectPublicKeyInfo`.
     ///
     /// # Errors
@@ -165,6 +176,17 @@ impl FromStr for PublicKey {
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
+    /// Of a line of a list of keys: a public key or a fingerprint; a comment may follow.
+    ///
+    /// # Errors
+    /// [`TlsError::BadKey`].
+    pub fn of_line(line: &str) -> Result<Self, TlsError> {
+        match line.split_whitespace().next() {
+            Some(first) if first.starts_with("SHA256:") => first.parse(),
+            _ => line.parse::<PublicKey>().map(|key| key.fingerprint()),
+        }
+    }
+
     /// Its bytes.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0

@@ -127,7 +127,7 @@ unsafe fn write_parts(entry: &Entry, parts: &[iovec], off: Option<u64>) -> Resul
 /// As [`read_parts`].
 pub(crate) unsafe fn read_at_offset(fd: c_int, parts: &[iovec]) -> Result<usize, Error> {
     let entry = table().entry(fd)?;
-    let _offset = lock(&entry.offset);
+    let _offset = entry.offset(fd)?;
     let off = u64::try_from(tell(fd)).map_err(|_| Errno::BADF)?;
     // SAFETY: the caller's promise.
     let n = unsafe { read_parts(&entry, parts, off) }?;
@@ -140,10 +140,13 @@ pub(crate) unsafe fn read_at_offset(fd: c_int, parts: &[iovec]) -> Result<usize,
 pub(crate) unsafe fn write_at_offset(fd: c_int, parts: &[iovec]) -> Result<usize, Error> {
     let entry = table().entry(fd)?;
     if entry.flags.has(Flags::APPEND) {
+        let mut offset = lock(&entry.offset);
         // SAFETY: the caller's promise.
-        return unsafe { write_parts(&entry, parts, None) };
+        let n = unsafe { write_parts(&entry, parts, None) }?;
+        *offset |= n > 0;
+        return Ok(n);
     }
-    let _offset = lock(&entry.offset);
+    let _offset = entry.offset(fd)?;
     let off = u64::try_from(tell(fd)).map_err(|_| Errno::BADF)?;
     // SAFETY: the caller's promise.
     let n = unsafe { write_parts(&entry, parts, Some(off)) }?;
@@ -176,7 +179,7 @@ fn one(buf: *const c_void, len: size_t) -> [iovec; 1] {
 /// The offset after `lseek(2)`.
 fn move_to(fd: c_int, off: off_t, whence: c_int) -> Result<off_t, Error> {
     let entry = table().entry(fd)?;
-    let _offset = lock(&entry.offset);
+    let _offset = entry.offset(fd)?;
     let size = || entry.file.stat().map(|attr| attr.size as off_t);
     let to = match whence {
         libc::SEEK_SET => off,

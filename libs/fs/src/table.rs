@@ -75,8 +75,23 @@ fn set_kind(fd: c_int, kind: Kind) {
 pub(crate) struct Entry {
     pub(crate) file: File,
     pub(crate) flags: Flags,
-    /// Held while the offset is read, used and set.
-    pub(crate) offset: Mutex<()>,
+    /// Held while the offset is read, used and set. True if it is to be behind what was appended last, whose place is not known before it is sent.
+    pub(crate) offset: Mutex<bool>,
+}
+
+impl Entry {
+    /// Holds the offset of a descriptor of it, which is as it is with any file from here on.
+    pub(crate) fn offset(&self, fd: c_int) -> Result<MutexGuard<'_, bool>, Error> {
+        let mut offset = lock(&self.offset);
+        if std::mem::take(&mut *offset) {
+            let end = self.file.stat()?.size as libc::off_t;
+            // SAFETY: numbers.
+            unsafe {
+                real!(lseek64(c_int, libc::off_t, c_int) -> libc::off_t)(fd, end, libc::SEEK_SET)
+            };
+        }
+        Ok(offset)
+    }
 }
 
 /// The path of an open buffer or folder.
@@ -218,7 +233,7 @@ impl Table {
         Ok(Entry {
             file: client.open(&path.name, options)?,
             flags,
-            offset: Mutex::new(()),
+            offset: Mutex::default(),
         })
     }
 
@@ -342,10 +357,15 @@ impl Table {
         if is_guest() {
             return;
         }
-        let entries: Vec<_> = lock(&self.remote).values().cloned().collect();
-        for entry in entries {
+        let entries: Vec<_> = lock(&self.remote)
+            .iter()
+            .map(|(&fd, entry)| (fd, Arc::clone(entry)))
+            .collect();
+        for (fd, entry) in entries {
             if entry.flags.has(Flags::WRITE) {
                 entry.file.sync_in_background();
+                // The kernel has it, for the child too.
+                drop(entry.offset(fd));
             }
         }
     }

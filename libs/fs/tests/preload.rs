@@ -458,6 +458,13 @@ assert os.pread(a, 10, 0) == b"zzxxx"
 os.close(os.open(R + "o", os.O_WRONLY | os.O_TRUNC))
 os.pwrite(b, b"new", 0)
 assert os.pread(a, 10, 0) == b"new"
+e = os.open(R + "e", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+os.write(e, b"one"); assert os.lseek(e, 0, os.SEEK_CUR) == 3
+os.write(e, b"two"); assert os.read(e, 9) == b""
+os.lseek(e, 1, os.SEEK_SET); os.write(e, b"!")
+if os.fork() == 0: os._exit(os.lseek(e, 0, os.SEEK_CUR))
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+os.lseek(e, 1, os.SEEK_SET); assert os.read(e, 9) == b"netwo!"
 c = os.open(R + "l", os.O_WRONLY | os.O_CREAT | os.O_APPEND); d = os.open(R + "l", os.O_WRONLY | os.O_APPEND)
 for i in range(4): os.write((c, d)[i % 2], b"%d" % i)
 assert open(R + "l").read() == "0123", open(R + "l").read()
@@ -467,7 +474,7 @@ print("done")
     .unwrap();
     for place in BOTH {
         assert_eq!(
-            world.sh(place, "python3 order.py; rm ${R}o ${R}l"),
+            world.sh(place, "python3 order.py; rm ${R}o ${R}l ${R}e"),
             "done\n",
             "{place:?}"
         );

@@ -304,6 +304,14 @@ impl Current {
         let done = (slot.key && long)
             .then(|| self.finish(Some(slot.time)))
             .flatten();
+        if self.bytes.len() + bytes.len() > WINDOW_BYTES {
+            // There may be no further key frame: the segment is given up, and the next one begins with the next key frame.
+            *self = Self {
+                last: self.last,
+                ..Self::new(self.epoch)
+            };
+            return done;
+        }
         self.begun.get_or_insert(slot.time);
         self.sum += u64::from(slot.duration);
         self.bytes.extend_from_slice(bytes);
@@ -407,4 +415,31 @@ pub(super) fn file_playlist(viewer: &mut Viewer, uri: &str) -> Result<String, In
     }
     text.push_str("#EXT-X-ENDLIST\n");
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_without_key_frames_has_a_bound() {
+        let slot = |key, time| Slot {
+            generation: 1,
+            offset: 0,
+            len: 0,
+            key,
+            time,
+            duration: 0,
+        };
+        let mut current = Current::new(1);
+        let piece = vec![0; WINDOW_BYTES / 4];
+        for time in 0..9 {
+            assert!(current.add(&slot(time == 0, time), &piece).is_none());
+            assert!(current.bytes.len() <= WINDOW_BYTES);
+        }
+        // It goes on with the next key frame.
+        assert!(current.add(&slot(true, 10), b"key").is_none());
+        let done = current.add(&slot(true, 10 + SEGMENT), b"next").unwrap();
+        assert_eq!((&done.bytes[..], done.broken), (&b"key"[..], true));
+    }
 }

@@ -3,6 +3,7 @@
 //! Files are served unchanged, with ranges; live streams and fragmented files as HLS; and a page lists, plays and seeks. Each streaming
 //! request has a thread of the runtime's blocking pool, which fetches no faster than the player reads.
 
+mod door;
 mod feed;
 mod pool;
 mod range;
@@ -24,11 +25,12 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use bytes::Bytes;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 pub use self::pool::{Open, Server};
 
+use self::door::Doorman;
 use self::feed::{Feed, Item};
 use self::pool::Pool;
 use self::range::{Wanted, wanted};
@@ -127,10 +129,7 @@ impl Proxy {
             .route("/hls/{server}/{*item}", get(hls))
             .layer(middleware::from_fn(guard))
             .with_state(Arc::clone(&self.app));
-        let doorman = Doorman {
-            listener: self.listener,
-            open: self.open,
-        };
+        let doorman = Doorman::new(self.listener, self.open);
         let app = self.app;
         self.runtime.block_on(async move {
             tokio::spawn(async move {
@@ -143,48 +142,6 @@ impl Proxy {
             axum::serve(doorman, routes).await
         })
     }
-}
-
-/// Takes connections of this user, unless it is open to all.
-struct Doorman {
-    listener: TcpListener,
-    open: bool,
-}
-
-impl axum::serve::Listener for Doorman {
-    type Io = TcpStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
-        loop {
-            match self.listener.accept().await {
-                Ok((stream, peer)) if self.open || is_ours(&stream) => {
-                    // Small answers go out at once. Without it they are late, but correct.
-                    let _ = stream.set_nodelay(true);
-                    return (stream, peer);
-                }
-                Ok((_, peer)) => {
-                    tracing::info!(
-                        "{peer}: turned away: the kernel does not say that it is of this user"
-                    );
-                }
-                Err(e) => {
-                    // Without descriptors accept fails at once and again.
-                    tracing::warn!("accept: {e}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-fn is_ours(stream: &TcpStream) -> bool {
-    let us = rustix::process::geteuid().as_raw();
-    weft_verbs::tcp_peer_uid(stream).is_ok_and(|uid| uid == Some(us))
 }
 
 /// Refuses requests by DNS rebinding: a page of another site whose name has been made to resolve to this address. No other site may

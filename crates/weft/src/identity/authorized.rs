@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use weft_verbs::tls::{Fingerprint, PublicKey};
+use weft_verbs::tls::Fingerprint;
 
 use super::file::{self, Guard};
 use crate::failure::Failure;
@@ -31,9 +31,7 @@ impl Authorized {
         };
         file::lines(&text, &self.0, WHAT)?
             .map(|(number, line)| {
-                let key = line.parse().map(|key: PublicKey| key.fingerprint());
-                let first = line.split_whitespace().next().unwrap_or_default();
-                key.or_else(|e| first.parse().map_err(|_| e)).map_err(|e| {
+                Fingerprint::of_line(line).map_err(|e| {
                     Failure::usage(format!("{}, line {number}: {e}", self.0.display())).hint(
                         "a line is a public key as `weft key` prints it, or a fingerprint; a comment begins with #",
                     )

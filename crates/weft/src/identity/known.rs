@@ -40,17 +40,6 @@ pub fn name_of(host: &str, port: u16) -> String {
     }
 }
 
-fn parse(line: &str) -> Result<(&str, PublicKey), String> {
-    let (name, key) = line
-        .split_once(char::is_whitespace)
-        .ok_or("a name without a key")?;
-    let key = key.trim().parse();
-    Ok((
-        name,
-        key.map_err(|e: weft_verbs::tls::TlsError| e.to_string())?,
-    ))
-}
-
 impl Known {
     /// In this file, which need not exist.
     pub fn at(path: &Path) -> Self {
@@ -74,7 +63,7 @@ impl Known {
         let mut found = Vec::new();
         for (number, line) in file::lines(text, &self.0, WHAT)? {
             // Of a line that cannot be read nobody knows whom it is about.
-            let (of, key) = parse(line).map_err(|e| {
+            let (of, key) = PublicKey::of_line(line).map_err(|e| {
                 Failure::usage(format!("{}, line {number}: {e}", self.0.display()))
                     .hint("repair the line or take it out: a line is HOST:PORT and a public key")
             })?;
