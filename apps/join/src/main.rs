@@ -143,7 +143,13 @@ fn resolve(text: &str) -> Result<SocketAddr, Trouble> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let level = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
+    let level = match weft_sys::settings::LOG.parse() {
+        Ok(level) => level,
+        Err(wrong) => {
+            eprintln!("weft join: {wrong}");
+            return ExitCode::from(2);
+        }
+    };
     tracing_subscriber::fmt()
         .with_max_level(level.unwrap_or(tracing_subscriber::filter::LevelFilter::WARN))
         .with_writer(std::io::stderr)

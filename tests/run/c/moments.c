@@ -473,6 +473,56 @@ static int looks_for_all(void)
 	return n == 4000 ? 0 : fail("seen before the end", n);
 }
 
+// Many connections end while their server handles events: each answer of epoll_wait names a socket once.
+static int answers_name_a_socket_once(void)
+{
+	enum { MANY = 100 };
+	struct sockaddr_in a;
+	struct epoll_event e = {.events = EPOLLIN}, got[2 * MANY];
+	int l = listener(&a), set = epoll_create1(0), open = 0, accepted = 0, twice = 0;
+	char b[64];
+
+	child = fork();
+	if (child == 0) {
+		static int s[MANY];
+
+		for (int i = 0; i < MANY; i++) {
+			s[i] = dial(&a);
+			for (int k = 0; k < 8; k++)
+				if (write(s[i], "ping", 4) != 4 || read(s[i], b, 4) <= 0)
+					exit(1);
+		}
+		nap(50);
+		for (int i = 0; i < MANY; i++)
+			close(s[i]);
+		exit(0);
+	}
+	e.data.fd = l;
+	epoll_ctl(set, EPOLL_CTL_ADD, l, &e);
+	while (accepted < MANY || open) {
+		int n = epoll_wait(set, got, 2 * MANY, 10000);
+		if (n <= 0)
+			return fail("events", n);
+		for (int i = 0; i < n; i++) {
+			int s = got[i].data.fd;
+			for (int j = 0; j < i; j++)
+				twice += got[j].data.fd == s;
+			if (s == l) {
+				e.data.fd = accept(l, 0, 0);
+				accepted++, open++;
+				epoll_ctl(set, EPOLL_CTL_ADD, e.data.fd, &e);
+				continue;
+			}
+			ssize_t got_n = recv(s, b, 64, MSG_DONTWAIT);
+			if (got_n > 0)
+				write(s, b, got_n);
+			else if (got_n == 0)
+				close(s), open--;
+		}
+	}
+	return twice ? fail("named twice", twice) : child_failed();
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -490,6 +540,7 @@ static const struct {
 	{"retries_without_poll", retries_without_poll},
 	{"exec_closes_sockets", exec_closes_sockets},
 	{"looks_for_all", looks_for_all},
+	{"answers_name_a_socket_once", answers_name_a_socket_once},
 };
 
 int main(int argc, char **argv)

@@ -35,4 +35,5 @@ tests! {
     retries_without_poll
     exec_closes_sockets
     looks_for_all
+    answers_name_a_socket_once
 }
