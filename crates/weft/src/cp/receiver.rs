@@ -1,6 +1,6 @@
 //! The receiving side of one connection, over any [`Link`].
 //!
-//! Two threads: the one that calls [`serve`] receives control messages and checks them, a worker writes
+//! Two threads: the one that calls `receive_all` receives control messages and checks them, a worker writes
 //! slots to files and answers. Disk and wire overlap, and the work that can be queued is bounded by the
 //! ring and by [`WINDOW`], which a peer cannot exceed.
 
