@@ -543,7 +543,13 @@ fn ask_kernel(fd: c_int, chan: &Chan) -> Kernel {
     const END: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
     match kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, 0) {
         0 => Kernel::Quiet,
-        bits if bits & END == 0 && !chan.stream.is_closed(chan.peer()) => Kernel::Stray,
+        // While a FIN is being received, a poll can find it as a byte, before the kernel says what it is.
+        bits if bits & END == 0
+            && !chan.stream.is_closed(chan.peer())
+            && kernel::unread(fd) > 0 =>
+        {
+            Kernel::Stray
+        }
         _ => Kernel::End,
     }
 }
