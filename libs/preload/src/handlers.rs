@@ -79,22 +79,6 @@ fn set_mask(how: c_int, bits: u64) {
     unsafe { next::pthread_sigmask(how, &raw const set, null_mut()) };
 }
 
-/// A handler of ours that the program is not told of: it ends the process as the default action does. See termination.rs.
-static FOR_DEFAULT: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
-
-pub(crate) fn stands_for_default(handler: sighandler_t) {
-    FOR_DEFAULT.store(handler, SeqCst);
-}
-
-/// What the program is told of a handler.
-fn seen(handler: sighandler_t) -> sighandler_t {
-    if handler == FOR_DEFAULT.load(SeqCst) {
-        libc::SIG_DFL
-    } else {
-        handler
-    }
-}
-
 /// What is kept of signals that bring more than their number.
 const KEPT: usize = 4;
 
@@ -179,16 +163,12 @@ pub(crate) unsafe fn change(
         action.mask.store(mask, SeqCst);
         action.handler.store(handler, SeqCst);
     // SAFETY: the kernel has written there.
-    } else if let Some(old) = unsafe { old.as_mut() } {
-        if old.sa_sigaction == function() {
-            old.sa_sigaction = handler;
-            old.sa_mask = set_of(mask);
-            old.sa_flags = old.sa_flags & !OWN_FLAGS | flags & OWN_FLAGS;
-        }
-        if seen(old.sa_sigaction) != old.sa_sigaction {
-            // SAFETY: all zeros are the default action.
-            *old = unsafe { zeroed() };
-        }
+    } else if let Some(old) = unsafe { old.as_mut() }
+        && old.sa_sigaction == function()
+    {
+        old.sa_sigaction = handler;
+        old.sa_mask = set_of(mask);
+        old.sa_flags = old.sa_flags & !OWN_FLAGS | flags & OWN_FLAGS;
     }
     rc
 }
@@ -240,7 +220,7 @@ pub(crate) fn restarts(signal: c_int, does: bool) {
 pub(crate) fn told(signal: c_int, handler: sighandler_t) -> sighandler_t {
     match action(signal) {
         Some(action) if handler == function() => action.handler.load(SeqCst),
-        _ => seen(handler),
+        _ => handler,
     }
 }
 
@@ -262,7 +242,7 @@ pub(crate) fn interrupts(signal: c_int) -> bool {
     let mut now: libc::sigaction = unsafe { zeroed() };
     // SAFETY: asks.
     let rc = unsafe { next::sigaction(signal, null(), &raw mut now) };
-    rc == 0 && is_handler(seen(now.sa_sigaction)) && now.sa_flags & libc::SA_RESTART == 0
+    rc == 0 && is_handler(now.sa_sigaction) && now.sa_flags & libc::SA_RESTART == 0
 }
 
 extern "C-unwind" fn arrives(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {

@@ -10,7 +10,7 @@
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
 //! - `next`, `kernel`, `counts`, `clock`, `spin`, `lock`, `work`, `iov`, `handlers`, `signal`, `settings`: the functions behind ours, and small tools
-//! - `table`, `hidden`, `ledger`, `termination`: the kind of each descriptor; reports to users
+//! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
 //! - `direction`, `lend`, `fetch`, `full`: each direction onto its ring and back; large sends from the program's memory
@@ -67,7 +67,6 @@ mod signal;
 mod sock;
 mod spin;
 mod table;
-mod termination;
 mod tx;
 mod work;
 
@@ -86,9 +85,6 @@ extern "C" fn at_start() {
         ));
     } else if environment::RUN.is("off") == Ok(true) {
         settings::turn_off();
-    }
-    if environment::RUN_EXPLAIN.is("1") == Ok(true) {
-        termination::watch();
     }
     if let Ok(Some(n)) = environment::RUN_LOOK.parse() {
         settings::look_after(n);

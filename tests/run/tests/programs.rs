@@ -50,22 +50,6 @@ fn a_setting_that_is_not_accepted_is_named_and_leaves_plain_tcp() {
 }
 
 #[test]
-fn a_server_that_a_signal_ends_reports_too() {
-    if !have(&[PYTHON]) {
-        return;
-    }
-    let port = free_port();
-    let server = weft().start(&format!("{} server {port}", python("echo.py")));
-    let server = server.listens(port);
-    weft()
-        .run(&format!("{} client {port}", python("echo.py")))
-        .good();
-    let done = server.terminate();
-    assert!(switched(&done.text) > 0, "{}", done.show());
-    assert_eq!(done.code(), 128 + 15, "{}", done.show());
-}
-
-#[test]
 fn asyncio_echoes_each_byte() {
     if !have(&[PYTHON]) {
         return;
