@@ -144,7 +144,8 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
     }
     for (got, &at) in asked.fds.iter().zip(&asked.of) {
         let mut revents = got.revents;
-        if got.fd != list[at].fd && revents & END != 0 {
+        let is_bell = got.fd != list[at].fd;
+        if is_bell && revents & END != 0 {
             // The peer's end of the bell is closed, or its direction has ended: what TCP says of it counts, beside bytes in the ring.
             let tcp = kernel::poll_one(list[at].fd, list[at].events, 0);
             let rest = if has_bytes(list[at].fd) {
@@ -154,7 +155,7 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
             };
             revents = revents & !rest | tcp;
         }
-        if got.fd != list[at].fd {
+        if is_bell {
             // A Unix socket reports this, and TCP does not.
             revents &= !libc::POLLWRBAND;
         }

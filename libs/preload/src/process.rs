@@ -182,10 +182,17 @@ pub(crate) fn before_exec() -> Exec {
     for conn in before_spawn() {
         back::end_with_unread_of_all(conn);
     }
+    let mut staying: Vec<*const Conn> = Vec::new();
+    table::each_socket(|number, conn: &'static Conn| {
+        if !kernel::closes_on_exec(number) {
+            staying.push(conn);
+        }
+    });
     let mut counted_out = Vec::new();
     conn::each(|_, conn| {
         let inside = conn.enter();
-        if is_closed_by_exec(conn) && fd::count_out_by_exec(conn, conn.chan(&inside)) {
+        let stays = staying.contains(&std::ptr::from_ref(conn));
+        if !stays && fd::count_out_by_exec(conn, conn.chan(&inside)) {
             counted_out.push(conn);
         }
     });
@@ -198,15 +205,6 @@ pub(crate) fn before_exec() -> Exec {
 /// The same for a call that is jumped to: if the exec fails, what was counted out stays so.
 pub(crate) fn before_exec_for_good() {
     before_exec().counted_out.clear();
-}
-
-/// Returns true if each of its descriptors closes on exec.
-fn is_closed_by_exec(conn: &'static Conn) -> bool {
-    let mut closes = true;
-    table::each_socket(|number, other: &'static Conn| {
-        closes &= !std::ptr::eq(conn, other) || kernel::closes_on_exec(number);
-    });
-    closes
 }
 
 /// Another program may get our sockets: those that it would inherit go back to TCP, and are returned. What we lend stays where it is.

@@ -90,14 +90,14 @@ impl Reg {
     }
 }
 
-fn keep_eager(d: &'static Dgram, slow: &Slow) {
+fn keep_eager(d: &Dgram, slow: &Slow) {
     d.eager.store(!slow.regs.is_empty(), SeqCst);
     let edge = slow.regs.iter().any(|reg| reg.events & EDGE != 0);
     d.edge.store(edge, SeqCst);
 }
 
 /// The socket has a ring: all sets get the bell.
-pub(crate) fn ring_all(d: &'static Dgram, slow: &mut Slow) {
+pub(crate) fn ring_all(d: &Dgram, slow: &mut Slow) {
     let bell = d.bell.load(SeqCst);
     for reg in &mut slow.regs {
         if reg.is_in() && reg.bell.is_none() {
@@ -118,7 +118,7 @@ pub(crate) fn leave(d: &'static Dgram, fd: c_int) {
     keep_eager(d, &slow);
 }
 
-pub(crate) fn leave_all(d: &'static Dgram, slow: &mut Slow) {
+pub(crate) fn leave_all(d: &Dgram, slow: &mut Slow) {
     let bell = d.bell.load(SeqCst);
     for reg in &mut slow.regs {
         reg.leave(bell);
@@ -126,7 +126,7 @@ pub(crate) fn leave_all(d: &'static Dgram, slow: &mut Slow) {
     slow.regs.clear();
 }
 
-pub(crate) fn bell_moves(d: &'static Dgram, slow: &Slow, to: c_int) {
+pub(crate) fn bell_moves(d: &Dgram, slow: &Slow, to: c_int) {
     let from = d.bell.swap(to, SeqCst);
     for reg in &slow.regs {
         if let Some((fd, events)) = reg.bell

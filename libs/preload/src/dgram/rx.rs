@@ -190,7 +190,7 @@ fn from_kernel(fd: c_int, d: &'static Dgram, n: ssize_t, flags: c_int) -> ssize_
 }
 
 /// After a receive of a socket that is in an epoll set.
-fn after(rx: &mut Rx, d: &'static Dgram, bell: c_int) {
+fn after(rx: &mut Rx, d: &Dgram, bell: c_int) {
     if rx.settle(bell) && d.edge.load(Relaxed) {
         // The kernel reports each datagram anew.
         rx.light();
@@ -198,7 +198,7 @@ fn after(rx: &mut Rx, d: &'static Dgram, bell: c_int) {
 }
 
 /// The last ring has gone: receives are the kernel's alone again.
-fn leave_rings(d: &'static Dgram, rx: &Rx) {
+fn leave_rings(d: &Dgram, rx: &Rx) {
     if rx.is_empty() {
         d.inbound.store(false, SeqCst);
     }
