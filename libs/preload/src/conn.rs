@@ -24,7 +24,7 @@ use crate::ledger::Row;
 use crate::signal::{self, Busy};
 use crate::table::{self, Socket};
 use crate::work::{LIBRARY, Work};
-use crate::{hidden, kernel, next};
+use crate::{fd, hidden, kernel, next};
 
 /// Not connected, as far as we know.
 pub(crate) const FRESH: u32 = 0;
@@ -179,6 +179,8 @@ pub(crate) struct Conn {
     /// The socket and its bell, hidden, from its close until the last thread inside has left; 0: none.
     kept: AtomicI32,
     kept_bell: AtomicI32,
+    /// The channel is left when the last thread inside has left.
+    leaves: AtomicBool,
     /// Closed: the last to leave frees it.
     dead: AtomicBool,
     /// The process that has left it at its end.
@@ -357,6 +359,14 @@ impl Conn {
         }
     }
 
+    /// The last descriptor of the last process is gone. Returns true if the last thread inside leaves the channel: as in the kernel, a call that waits keeps the
+    /// socket open.
+    pub(crate) fn leaves_later(&self) -> bool {
+        let is_used = self.kept.load(SeqCst) > 0;
+        self.leaves.store(is_used, SeqCst);
+        is_used
+    }
+
     /// The last descriptor is gone: closes the bell, or leaves it to the last thread inside.
     pub(crate) fn leave_bell(&self, bell: c_int) {
         if self.kept.load(SeqCst) > 0 {
@@ -392,7 +402,10 @@ impl Conn {
         let old = self.old.swap(null_mut(), AcqRel);
         if !old.is_null() {
             // SAFETY: no thread is inside, and none can find it any more.
-            drop(unsafe { Box::from_raw(old) });
+            let chan = unsafe { Box::from_raw(old) };
+            if self.leaves.swap(false, AcqRel) {
+                fd::leave(self.kept.load(SeqCst), &chan);
+            }
         }
         for kept in [&self.kept, &self.kept_bell] {
             let kept = kept.swap(0, AcqRel);

@@ -14,7 +14,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
-use crate::{back, fetch, hidden, kernel, late, lend, lock, next, ready, signal};
+use crate::{back, fetch, hidden, kernel, late, lend, lock, next, ready, rx, signal};
 
 /// Kind of a descriptor.
 enum Kind {
@@ -69,7 +69,7 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
         return;
     }
     if let Some(chan) = chan {
-        if count_out(conn, Some(chan)) {
+        if count_out(conn, Some(chan)) && !conn.leaves_later() {
             leave(fd, chan);
         }
         conn.leave_bell(chan.bell());
@@ -128,8 +128,8 @@ pub(crate) fn leave_all() {
     });
 }
 
-/// Leaves the channel of a socket whose last descriptor is closed.
-fn leave(fd: c_int, chan: &Chan) {
+/// Leaves the channel of a socket whose last descriptor is closed, and that no call uses any more.
+pub(crate) fn leave(fd: c_int, chan: &Chan) {
     reset_if_unread(fd, chan);
     chan.stream.leave(chan.role);
 }
@@ -382,14 +382,16 @@ pub(crate) unsafe fn ioctl(
         return rc;
     }
     if let Some(chan) = conn.chan(&inside) {
-        if op == libc::FIONREAD && chan.side().rx_state.load(SeqCst) == RING {
+        let asks = op == libc::FIONREAD || op == rx::SIOCATMARK;
+        if asks && chan.side().rx_state.load(SeqCst) == RING {
             let n = fetch::ring_bytes(chan).unwrap_or(0);
             if n > 0 {
-                // Bytes in TCP are behind those of the ring.
+                // Bytes in TCP, and the mark of urgent data, are behind those of the ring.
                 // SAFETY: the kernel has just written there.
-                let n = n.saturating_add(unsafe { out.read_unaligned() }.max(0) as usize);
+                let all = n.saturating_add(unsafe { out.read_unaligned() }.max(0) as usize);
+                let told = if op == libc::FIONREAD { all } else { 0 };
                 // SAFETY: as above.
-                unsafe { out.write_unaligned(c_int::try_from(n).unwrap_or(c_int::MAX)) };
+                unsafe { out.write_unaligned(c_int::try_from(told).unwrap_or(c_int::MAX)) };
             }
         } else if op == libc::FIONBIO {
             // SAFETY: the kernel has just read it.

@@ -271,7 +271,9 @@ fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     }
     if flags & libc::SA_RESETHAND != 0 {
         // SAFETY: all zeros are the default action.
-        let default: libc::sigaction = unsafe { zeroed() };
+        let mut default: libc::sigaction = unsafe { zeroed() };
+        default.sa_flags = flags;
+        default.sa_mask = set_of(action.mask.load(SeqCst));
         // SAFETY: what the kernel does for this flag.
         unsafe { next::sigaction(signal, &raw const default, null_mut()) };
     }

@@ -13,7 +13,9 @@ use weft_run::ledger::{Carrier, RING};
 use crate::chan::Chan;
 use crate::conn::{Conn, Inside, Reg, big};
 use crate::iov::is_bad;
-use crate::regs::{ONESHOT, apply, catch_up, forget, has_fired, is_both, is_taken, remove};
+use crate::regs::{
+    EXCLUSIVE, ONESHOT, apply, catch_up, forget, has_fired, is_both, is_taken, remove,
+};
 use crate::sets::{self, OUT, control, number, parts};
 use crate::{bell, edges, late, next, table};
 
@@ -269,6 +271,15 @@ pub(crate) unsafe fn needs_tcp(chan: &Chan, op: c_int, event: *const epoll_event
     events & ONESHOT != 0 && is_both(events) && matches!(chan.mode(), (RING, rx) if rx != RING)
 }
 
+/// Whether the kernel refuses these events beside `EPOLLEXCLUSIVE`, or a change of such a registration, which had the events `before`.
+fn is_refused(op: c_int, events: u32, before: u32) -> bool {
+    const WITH: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLERR | libc::EPOLLHUP) as u32
+        | (libc::EPOLLWAKEUP | libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
+    let is_add = op == libc::EPOLL_CTL_ADD;
+    let is_exclusive = events & EXCLUSIVE != 0;
+    is_exclusive && (!is_add || events & !WITH != 0) || !is_add && before & EXCLUSIVE != 0
+}
+
 /// Registers a connection.
 ///
 /// # Safety
@@ -330,7 +341,11 @@ pub(crate) unsafe fn epoll_ctl(
     let Some(chan) = chan else { return -1 };
     // SAFETY: the caller's promise.
     let (events, data) = unsafe { parts(event) };
+    let before = at.map_or(0, |at| slow.regs[at].events);
     let done = match (op, at) {
+        (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _) if is_refused(op, events, before) => {
+            Err(libc::EINVAL)
+        }
         (libc::EPOLL_CTL_ADD, Some(_)) => Err(libc::EEXIST),
         (libc::EPOLL_CTL_ADD, None) => {
             let mut reg = Reg::new(set, number, fd, events, data);

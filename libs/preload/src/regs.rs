@@ -15,7 +15,7 @@ use crate::sets::{IN, OUT, control, count_mixed, number};
 use crate::{edges, hidden};
 
 pub(crate) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
-const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+pub(crate) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
 /// Event bits that remain in a registration that has fired.
 const PRIVATE: u32 = ONESHOT | EXCLUSIVE | (libc::EPOLLET | libc::EPOLLWAKEUP) as u32;

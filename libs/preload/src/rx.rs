@@ -4,7 +4,7 @@
 //!
 //! The program's buffers are as its call says: every function here that takes them is as safe as `recvmsg(2)`.
 
-use libc::{c_int, iovec, ssize_t};
+use libc::{c_int, c_ulong, iovec, ssize_t};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -26,6 +26,9 @@ enum Step {
     /// The receive continues over TCP, with this many bytes received already.
     Tcp(usize),
 }
+
+/// Is the next byte to be read the one at the mark of urgent data?
+pub(crate) const SIOCATMARK: c_ulong = 0x8905;
 
 fn failed(errno: c_int) -> ssize_t {
     set_errno(errno);
@@ -205,6 +208,10 @@ fn over_tcp(
 
 /// Receives the rest of a vector from TCP, behind the last bytes of the ring. Only a call that asked for all waits for it.
 unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
+    if kernel::asked(fd, SIOCATMARK) == Some(1) {
+        // A receive that has bytes ends at the mark of urgent data; one that begins there skips the urgent byte.
+        return got as ssize_t;
+    }
     if kernel::poll_one(fd, libc::POLLIN, 0) & libc::POLLERR != 0 && kernel::unread(fd) <= 0 {
         // The next call reports the error; this one would take it away.
         return got as ssize_t;

@@ -10,10 +10,12 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -194,9 +196,11 @@ static int large_send_after_shut_rd(void)
 }
 
 static char large[4 << 20];
+static atomic_int begun;
 
 static void *send_all(void *arg)
 {
+	begun = 1;
 	send(*(int *)arg, large, sizeof large, MSG_NOSIGNAL);
 	return 0;
 }
@@ -205,6 +209,7 @@ static void *receive_some(void *arg)
 {
 	char b[64];
 
+	begun = 1;
 	return (void *)(long)read(*(int *)arg, b, sizeof b);
 }
 
@@ -226,7 +231,10 @@ static int number_is_reused(void *(*call)(void *))
 		int other = dial(&a);
 		if (write(other, "NEW", 3) != 3)
 			return fail("write", 0);
+		begun = 0;
 		pthread_create(&t, 0, call, &number);
+		while (!begun || (call == send_all && recv(c, b, 1, MSG_PEEK) != 1))
+			nap(1);
 		nap(20);
 		shutdown(d, SHUT_RDWR);
 		close(d);
@@ -523,6 +531,88 @@ static int answers_name_a_socket_once(void)
 	return twice ? fail("named twice", twice) : child_failed();
 }
 
+// A receive ends at the mark of urgent data, also where the bytes before it and those behind it are carried differently.
+static int ends_at_the_mark(void)
+{
+	for (int inlined = 0; inlined < 2; inlined++) {
+		int s = halves(), mark = 9;
+		char b[64];
+
+		if (!child) {
+			write(s, "0123456789", 10);
+			send(s, "!", 1, MSG_OOB);
+			write(s, "after", 5);
+			exit(read(s, b, 1) < 0);
+		}
+		setsockopt(s, SOL_SOCKET, SO_OOBINLINE, &inlined, sizeof inlined);
+		nap(200);
+		if (recv(s, b, 3, 0) != 3 || ioctl(s, SIOCATMARK, &mark) || mark)
+			return fail("at the mark too early", mark);
+		if (recv(s, b, 64, 0) != 7 || memcmp(b, "3456789", 7))
+			return fail("before the mark", inlined);
+		if (ioctl(s, SIOCATMARK, &mark) || mark != 1)
+			return fail("not at the mark", mark);
+		if (!inlined && (recv(s, b, 1, MSG_OOB) != 1 || *b != '!'))
+			return fail("urgent byte", *b);
+		ssize_t n = recv(s, b, 64, 0);
+		if (n != 5 + inlined || memcmp(b, inlined ? "!after" : "after", n))
+			return fail("behind the mark", n);
+		close(s);
+		if (child_failed())
+			return 1;
+	}
+	return 0;
+}
+
+static void *sends_and_closes(void *arg)
+{
+	nap(100);
+	write(*(int *)arg, "from here", 9);
+	close(*(int *)arg);
+	return 0;
+}
+
+// A call that waits keeps the socket, which another thread has closed by its only descriptor: it gets what comes, and the connection ends afterwards.
+static int closed_beside_a_receiver(void)
+{
+	int s = halves();
+	char b[64];
+	pthread_t thread;
+
+	if (!child) {
+		nap(300);
+		if (recv(s, b, 64, 0) != 9 || send(s, "answer", 6, MSG_NOSIGNAL) != 6)
+			exit(1);
+		exit(recv(s, b, 64, 0) != 0);
+	}
+	pthread_create(&thread, 0, sends_and_closes, &s);
+	ssize_t n = recv(s, b, 64, 0);
+	pthread_join(thread, 0);
+	return n != 6 || memcmp(b, "answer", 6) ? fail("receive", n) : child_failed();
+}
+
+// Bits that the kernel refuses beside EPOLLEXCLUSIVE, and changes of such a registration.
+static int exclusive_as_in_the_kernel(void)
+{
+	int s = halves(), set = epoll_create1(0);
+	struct epoll_event once = {.events = EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT}, only = {.events = EPOLLIN | EPOLLEXCLUSIVE};
+
+	if (!child)
+		exit(read(s, &once, 1) < 0);
+	if (!epoll_ctl(set, EPOLL_CTL_ADD, s, &once) || errno != EINVAL)
+		return fail("once", 0);
+	if (epoll_ctl(set, EPOLL_CTL_ADD, s, &only))
+		return fail("exclusive", 0);
+	if (!epoll_ctl(set, EPOLL_CTL_ADD, s, &once) || errno != EINVAL || !epoll_ctl(set, EPOLL_CTL_ADD, s, &only) || errno != EEXIST)
+		return fail("twice", 0);
+	if (!epoll_ctl(set, EPOLL_CTL_MOD, s, &only) || errno != EINVAL)
+		return fail("changed", 0);
+	only.events = EPOLLIN;
+	if (!epoll_ctl(set, EPOLL_CTL_MOD, s, &only) || errno != EINVAL)
+		return fail("changed to another kind", 0);
+	return epoll_ctl(set, EPOLL_CTL_DEL, s, 0);
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -541,6 +631,9 @@ static const struct {
 	{"exec_closes_sockets", exec_closes_sockets},
 	{"looks_for_all", looks_for_all},
 	{"answers_name_a_socket_once", answers_name_a_socket_once},
+	{"ends_at_the_mark", ends_at_the_mark},
+	{"closed_beside_a_receiver", closed_beside_a_receiver},
+	{"exclusive_as_in_the_kernel", exclusive_as_in_the_kernel},
 };
 
 int main(int argc, char **argv)

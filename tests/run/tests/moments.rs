@@ -36,4 +36,7 @@ tests! {
     exec_closes_sockets
     looks_for_all
     answers_name_a_socket_once
+    ends_at_the_mark
+    closed_beside_a_receiver
+    exclusive_as_in_the_kernel
 }
