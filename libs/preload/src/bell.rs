@@ -6,10 +6,11 @@
 use libc::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
 use weft_ring::stream::{FILL, Stream, Wish};
+use weft_run::ledger::Carrier;
 use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};
@@ -127,6 +128,26 @@ pub(crate) fn probe(bell: c_int) -> Heard {
 /// Returns true if the peer's end is closed for good, not only for sending: nothing reads it any more.
 pub(crate) fn is_cut(bell: c_int) -> bool {
     kernel::poll_one(bell, 0, 0) != 0
+}
+
+/// The peer's bell has ended. If its process was killed with our bytes unread in the ring, the kernel does not know of them, and has sent an orderly end where TCP's
+/// is a reset: the socket gets the state after one. Bytes for us that are in the ring can still be read, as from TCP.
+pub(crate) fn follow_death(fd: c_int, chan: &Chan) {
+    let (stream, side) = (&chan.stream, chan.side());
+    let is_unread = chan.carrier == Carrier::Here
+        && stream.progress(chan.role) != stream.published(chan.role)
+        && !stream.has_left(chan.peer())
+        && !stream.is_closed(chan.peer());
+    if !is_unread || !is_cut(chan.bell()) || side.is_reset.load(SeqCst) != 0 {
+        return;
+    }
+    let has_ended = kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP != 0;
+    if has_ended && kernel::unread(fd) <= 0 && side.is_reset.swap(1, SeqCst) == 0 {
+        kernel::abort(fd);
+        // SAFETY: what a reset does to the socket.
+        unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
+        stream.close(chan.role);
+    }
 }
 
 /// Returns true if the peer has stopped sending, even if bytes are left in the bell.

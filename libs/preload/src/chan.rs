@@ -46,6 +46,8 @@ pub(crate) struct Side {
     pub(crate) fill_seen: AtomicU64,
     /// 1: the peer's end of the bell is closed, and the TCP socket alone tells epoll sets what is there.
     pub(crate) ended: AtomicU32,
+    /// 1: the peer was killed with our bytes unread, and the TCP socket is in the state of a reset.
+    pub(crate) is_reset: AtomicU32,
     pub(crate) head: AtomicU64,
     pub(crate) tail: AtomicU64,
     /// 0, or one more than the peer's position when a send that must not wait found the ring full.

@@ -96,6 +96,9 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         }
         let is_over =
             chan.carrier == Carrier::Here && bell::is_cut(chan.bell()) && !fetch::has_bytes(chan);
+        if is_over {
+            bell::follow_death(one.fd, chan);
+        }
         let carrier = |mode| match mode {
             RING if !is_over => chan.bell(),
             _ => one.fd,
@@ -137,6 +140,15 @@ fn has_bytes(fd: c_int) -> bool {
     })
 }
 
+/// See [`bell::follow_death`].
+fn follow_death(fd: c_int) {
+    if let Some((conn, inside)) = conn::enter(fd)
+        && let Some(chan) = conn.chan(&inside)
+    {
+        bell::follow_death(fd, chan);
+    }
+}
+
 /// Puts the answers where the program looks for them. Returns how many entries have one.
 fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
     for one in &mut *list {
@@ -147,6 +159,7 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
         let is_bell = got.fd != list[at].fd;
         if is_bell && revents & END != 0 {
             // The peer's end of the bell is closed, or its direction has ended: what TCP says of it counts, beside bytes in the ring.
+            follow_death(list[at].fd);
             let tcp = kernel::poll_one(list[at].fd, list[at].events, 0);
             let rest = if has_bytes(list[at].fd) {
                 END

@@ -189,6 +189,7 @@ fn move_ended(set: c_int, ends: &[u64], big: &MutexGuard<'_, ()>) -> Vec<u64> {
             return;
         }
         late::leave(conn, Some(chan), big);
+        bell::follow_death(conn.descriptor(), chan);
         chan.side().ended.store(1, SeqCst);
         for reg in &mut conn.slow(big).regs {
             // It has fired, and its event is not told to the program: the kernel reports it anew.

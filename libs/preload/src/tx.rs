@@ -358,6 +358,7 @@ fn at_end(conn: &'static Conn, chan: &Chan, sent: usize) -> Step {
     if hosts::is_lost(chan, chan.role) {
         return Step::Done(conn.reset(chan, Why::SideLost));
     }
+    bell::follow_death(conn.descriptor(), chan);
     direction::tx_after(conn, chan, Why::None);
     if sent > 0 {
         Step::Done(sent as ssize_t)

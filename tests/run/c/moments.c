@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -613,6 +614,42 @@ static int exclusive_as_in_the_kernel(void)
 	return epoll_ctl(set, EPOLL_CTL_DEL, s, 0);
 }
 
+// A process that is killed with bytes unread ends its connection by a reset, as on TCP: not by an orderly end.
+static int killed_with_bytes_unread(void)
+{
+	for (int how = 0; how < 3; how++) {
+		int s = halves(), set = epoll_create1(0);
+		struct epoll_event e = {.events = EPOLLIN | (how == 1 ? EPOLLET : 0)};
+		struct pollfd p = {.fd = s, .events = POLLIN | POLLRDHUP};
+		char b[16];
+
+		if (child == 0) {
+			write(s, "last", 4);
+			pause();
+		}
+		if (how < 2)
+			epoll_ctl(set, EPOLL_CTL_ADD, s, &e);
+		if (recv(s, b, 4, MSG_PEEK) != 4)
+			return fail("peek", how);
+		write(s, "unread", 6);
+		kill(child, SIGKILL);
+		waitpid(child, 0, 0);
+		if (recv(s, b, 16, 0) != 4 || memcmp(b, "last", 4))
+			return fail("bytes before the reset", how);
+		while (how < 2 ? epoll_wait(set, &e, 1, 5000) == 1 && !(e.events & EPOLLERR) : poll(&p, 1, 5000) == 1 && !(p.revents & POLLERR))
+			;
+		if (how < 2 ? !(e.events & EPOLLERR) || !(e.events & EPOLLHUP) : !(p.revents & POLLERR) || !(p.revents & POLLHUP))
+			return fail("events", how < 2 ? (long)e.events : p.revents);
+		if (recv(s, b, 16, 0) != -1 || errno != ECONNRESET)
+			return fail("error", how);
+		if (recv(s, b, 16, 0) != 0 || send(s, "x", 1, MSG_NOSIGNAL) != -1 || errno != EPIPE)
+			return fail("after the error", how);
+		close(s);
+		close(set);
+	}
+	return 0;
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -634,6 +671,7 @@ static const struct {
 	{"ends_at_the_mark", ends_at_the_mark},
 	{"closed_beside_a_receiver", closed_beside_a_receiver},
 	{"exclusive_as_in_the_kernel", exclusive_as_in_the_kernel},
+	{"killed_with_bytes_unread", killed_with_bytes_unread},
 };
 
 int main(int argc, char **argv)

@@ -39,4 +39,5 @@ tests! {
     ends_at_the_mark
     closed_beside_a_receiver
     exclusive_as_in_the_kernel
+    killed_with_bytes_unread
 }
