@@ -24,7 +24,7 @@ use crate::ledger::Row;
 use crate::signal::{self, Busy};
 use crate::table::{self, Socket};
 use crate::work::{LIBRARY, Work};
-use crate::{fd, hidden, kernel, next};
+use crate::{fd, hidden, kernel, next, regs};
 
 /// Not connected, as far as we know.
 pub(crate) const FRESH: u32 = 0;
@@ -88,7 +88,10 @@ pub(crate) struct Reg {
     pub(crate) bell: Option<u32>,
     /// A duplicate of the bell, where the set has the bell itself already.
     pub(crate) own_bell: c_int,
-    /// The program has closed the descriptor, and the kernel still has it: the socket is open by another one. The program cannot change it.
+    /// A duplicate of the socket, by which the set has it when the program has closed the descriptor.
+    pub(crate) own_tcp: c_int,
+    /// The program has closed the descriptor, and the socket is open by another one: the registration stays, and can be changed only when the number is the
+    /// socket's again.
     pub(crate) is_orphan: bool,
     /// It is among those that stand for two descriptors.
     pub(crate) mixed: bool,
@@ -116,6 +119,7 @@ impl Reg {
             tcp: None,
             bell: None,
             own_bell: -1,
+            own_tcp: -1,
             is_orphan: false,
             mixed: false,
             fired: false,
@@ -335,10 +339,8 @@ impl Conn {
         for fd in [slow.listener, slow.wire].into_iter().flatten() {
             hidden::close(fd);
         }
-        for reg in &slow.regs {
-            if reg.own_bell >= 0 {
-                hidden::close(reg.own_bell);
-            }
+        for mut reg in slow.regs {
+            regs::close_own(&mut reg);
         }
         let inside = self.enter();
         self.phase.store(PLAIN, SeqCst);

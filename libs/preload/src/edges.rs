@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::conn::{Conn, Reg};
-use crate::kernel;
 use crate::sets::{self, IN, OUT};
+use crate::{kernel, regs};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
@@ -122,12 +122,11 @@ pub(crate) fn told(
     }
     let fulls = conn.fulls.load(SeqCst);
     let is_by_bell = reg.bell.is_some_and(|events| events & OUT != 0);
-    let bell = if reg.own_bell >= 0 {
-        reg.own_bell
+    let carrier = if is_by_bell {
+        regs::bell_of(reg, chan)
     } else {
-        chan.bell()
+        regs::tcp_of(reg)
     };
-    let carrier = if is_by_bell { bell } else { reg.fd };
     let asks_carrier = is_by_bell || events & OUT == 0;
     let has_room =
         !asks_carrier || kernel::poll_one(carrier, libc::POLLOUT, 0) & libc::POLLOUT != 0;

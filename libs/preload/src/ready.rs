@@ -14,7 +14,8 @@ use crate::chan::Chan;
 use crate::conn::{Conn, Inside, Reg, big};
 use crate::iov::is_bad;
 use crate::regs::{
-    EXCLUSIVE, ONESHOT, apply, catch_up, forget, has_fired, is_both, is_taken, remove,
+    EXCLUSIVE, ONESHOT, adopt, apply, catch_up, forget, has_fired, is_both, is_taken,
+    leave_to_kernel, remove,
 };
 use crate::sets::{self, OUT, control, number, parts};
 use crate::{bell, edges, late, next, table};
@@ -215,10 +216,14 @@ unsafe fn in_kernel(
     event: *mut epoll_event,
     big: &MutexGuard<'_, ()>,
 ) -> c_int {
-    // A registration that has fired is not in the set.
+    // A registration that has fired is not in the kernel's set.
     let is_gone = at.is_some_and(|at| regs[at].fired);
     let rc = match op {
         libc::EPOLL_CTL_DEL if is_gone => 0,
+        libc::EPOLL_CTL_ADD if is_gone => {
+            crate::set_errno(libc::EEXIST);
+            -1
+        }
         // SAFETY: the caller's promise.
         libc::EPOLL_CTL_MOD if is_gone => unsafe {
             next::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, event)
@@ -320,7 +325,10 @@ pub(crate) unsafe fn epoll_ctl(
     let at = slow
         .regs
         .iter()
-        .position(|reg| reg.set == set && reg.fd == fd && reg.number == number && !reg.is_orphan);
+        .position(|reg| reg.set == set && reg.fd == fd && reg.number == number);
+    if let Some(at) = at.filter(|&at| slow.regs[at].is_orphan) {
+        adopt(&mut slow.regs[at]);
+    }
     let moves = chan.is_some_and(Chan::is_on_ring);
     if !moves
         || (op != libc::EPOLL_CTL_ADD && at.is_none())
@@ -399,14 +407,12 @@ pub(crate) fn closing(
     big: &MutexGuard<'_, ()>,
 ) {
     late::leave(conn, chan, big);
-    let other = if last { -1 } else { conn.descriptor() };
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
         if !last {
-            // The kernel's registration stays, of the socket or of the bell.
-            reg.is_orphan = true;
-            reg.fd = other;
-            reg.tcp = None;
+            if !reg.is_orphan {
+                leave_to_kernel(reg);
+            }
             continue;
         }
         if number(reg.set) == reg.number
@@ -417,8 +423,9 @@ pub(crate) fn closing(
         }
         forget(reg);
     }
-    slow.regs
-        .retain(|reg| !last && (reg.fd != fd || reg.is_orphan));
+    if last {
+        slow.regs.clear();
+    }
     late::follow(conn, chan.filter(|_| !last), &slow.regs);
 }
 

@@ -25,13 +25,17 @@ pub(crate) fn has_fired(reg: &Reg, chan: &Chan) -> Option<bool> {
     if reg.fired {
         return Some(true);
     }
-    let own = |own: c_int| if own >= 0 { own } else { chan.bell() };
     let fd = if reg.tcp.is_some() {
-        reg.fd
+        tcp_of(reg)
     } else {
-        own(reg.own_bell)
+        bell_of(reg, chan)
     };
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", reg.set)).ok()?;
+    is_idle(reg.set, fd)
+}
+
+/// Reports whether a set has no events for a descriptor.
+fn is_idle(set: c_int, fd: c_int) -> Option<bool> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{set}")).ok()?;
     text.lines().find_map(|line| {
         let mut words = line.split_whitespace();
         let is_it = words.next() == Some("tfd:") && words.next()?.parse() == Ok(fd);
@@ -92,6 +96,53 @@ pub(crate) fn forget(reg: &mut Reg) {
     edges::forget(reg);
     (reg.tcp, reg.bell) = (None, None);
     keep_mixed(reg);
+    close_own(reg);
+}
+
+/// Closes the descriptors that only the registration has.
+pub(crate) fn close_own(reg: &mut Reg) {
+    for own in [&mut reg.own_bell, &mut reg.own_tcp] {
+        if *own >= 0 {
+            hidden::close(*own);
+            *own = -1;
+        }
+    }
+}
+
+/// The program closes the descriptor, and has others of the socket: the kernel keeps the registration. It is reached by a duplicate from here on.
+pub(crate) fn leave_to_kernel(reg: &mut Reg) {
+    reg.is_orphan = true;
+    let tcp = reg.tcp.take();
+    if number(reg.set) != reg.number {
+        return;
+    }
+    if let Some(own) = hidden::duplicate(reg.fd) {
+        reg.own_tcp = own;
+        let is_once = tcp.is_some_and(|events| events & ONESHOT != 0);
+        if is_once && is_idle(reg.set, reg.fd) == Some(true) {
+            reg.fired = true;
+        } else if let Some(events) = tcp {
+            control(reg.set, libc::EPOLL_CTL_ADD, own, events, reg.data);
+            reg.tcp = tcp;
+        }
+    }
+    if tcp.is_some() {
+        control(reg.set, libc::EPOLL_CTL_DEL, reg.fd, 0, 0);
+    }
+    keep_mixed(reg);
+}
+
+/// The number is the socket's again: the program can change the registration.
+pub(crate) fn adopt(reg: &mut Reg) {
+    reg.is_orphan = false;
+    if reg.own_tcp >= 0 {
+        if let Some(events) = reg.tcp {
+            control(reg.set, libc::EPOLL_CTL_DEL, reg.own_tcp, 0, 0);
+            control(reg.set, libc::EPOLL_CTL_ADD, reg.fd, events, reg.data);
+        }
+        hidden::close(reg.own_tcp);
+        reg.own_tcp = -1;
+    }
 }
 
 /// One descriptor of a registration.
@@ -136,11 +187,21 @@ pub(crate) fn is_taken(regs: &[Reg], set: c_int, fd: c_int) -> bool {
     })
 }
 
-fn bell_of(reg: &mut Reg, chan: &Chan) -> c_int {
+/// The descriptor by which the set has the bell.
+pub(crate) fn bell_of(reg: &Reg, chan: &Chan) -> c_int {
     if reg.own_bell >= 0 {
         reg.own_bell
     } else {
         chan.bell()
+    }
+}
+
+/// The descriptor by which the set has the TCP socket.
+pub(crate) fn tcp_of(reg: &Reg) -> c_int {
+    if reg.own_tcp >= 0 {
+        reg.own_tcp
+    } else {
+        reg.fd
     }
 }
 
@@ -156,7 +217,7 @@ pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Res
         // It does not fire again until the program rearms it: the set holds nothing for it meanwhile.
         let fd = bell_of(reg, chan);
         let _ = change(reg.set, fd, reg.bell.take(), None, 0, false);
-        let _ = change(reg.set, reg.fd, reg.tcp.take(), None, 0, false);
+        let _ = change(reg.set, tcp_of(reg), reg.tcp.take(), None, 0, false);
         reg.fired = true;
     }
     if reg.fired {
@@ -185,9 +246,14 @@ fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(
         other => other?,
     }
     reg.bell = bell;
-    match change(reg.set, reg.fd, reg.tcp, tcp, reg.data, again) {
+    if reg.is_orphan && reg.own_tcp < 0 {
+        // Nothing reaches it.
+        return Ok(());
+    }
+    let fd = tcp_of(reg);
+    match change(reg.set, fd, reg.tcp, tcp, reg.data, again) {
         // Another process that shares the set has put it in.
-        Err(libc::EEXIST) => change(reg.set, reg.fd, tcp, tcp, reg.data, true)?,
+        Err(libc::EEXIST) => change(reg.set, fd, tcp, tcp, reg.data, true)?,
         other => other?,
     }
     reg.tcp = tcp;
@@ -220,11 +286,7 @@ pub(crate) fn remove(reg: &mut Reg, chan: &Chan) {
         control(reg.set, libc::EPOLL_CTL_DEL, bell_of(reg, chan), 0, 0);
     }
     if reg.tcp.take().is_some() {
-        control(reg.set, libc::EPOLL_CTL_DEL, reg.fd, 0, 0);
-    }
-    if reg.own_bell >= 0 {
-        hidden::close(reg.own_bell);
-        reg.own_bell = -1;
+        control(reg.set, libc::EPOLL_CTL_DEL, tcp_of(reg), 0, 0);
     }
     forget(reg);
 }

@@ -650,6 +650,91 @@ static int killed_with_bytes_unread(void)
 	return 0;
 }
 
+// Sends a byte to `s` by the child, and returns the sum of the `data` that the set reports for it.
+static long told_by(int set, int s)
+{
+	struct epoll_event e[8];
+	char b;
+	long sum = 0;
+
+	write(s, "?", 1);
+	if (recv(s, &b, 1, MSG_PEEK) != 1)
+		return -1;
+	int n = epoll_wait(set, e, 8, 0);
+	for (int i = 0; i < n; i++)
+		sum += e[i].data.u64;
+	return recv(s, &b, 1, 0) == 1 ? sum : -1;
+}
+
+// A registration by a duplicate outlives that descriptor, and can be changed when its number is the socket's again. Others are not touched by it.
+static int registrations_of_duplicates(void)
+{
+	for (int edge = 0; edge < 2; edge++) {
+		int s = halves(), set = epoll_create1(0), d = dup(s);
+		struct epoll_event e = {.events = EPOLLIN | (edge ? EPOLLET : 0), .data.u64 = 1};
+		char b;
+
+		if (!child) {
+			while (read(s, &b, 1) == 1)
+				write(s, "!", 1);
+			exit(0);
+		}
+		if (epoll_ctl(set, EPOLL_CTL_ADD, d, &e) || told_by(set, s) != 1)
+			return fail("a duplicate", edge);
+		close(d);
+		if (told_by(set, s) != 1)
+			return fail("closed", edge);
+		e.data.u64 = 10;
+		if (epoll_ctl(set, EPOLL_CTL_ADD, s, &e) || told_by(set, s) != 11)
+			return fail("beside another", edge);
+		if (dup(s) != d || epoll_ctl(set, EPOLL_CTL_ADD, d, &e) == 0 || errno != EEXIST)
+			return fail("added twice", edge);
+		e.data.u64 = 100;
+		if (epoll_ctl(set, EPOLL_CTL_MOD, d, &e) || told_by(set, s) != 110)
+			return fail("changed", edge);
+		if (epoll_ctl(set, EPOLL_CTL_DEL, s, 0) || told_by(set, s) != 100)
+			return fail("the other one removed", edge);
+		close(s);
+		if (told_by(set, d) != 100)
+			return fail("the other one closed", edge);
+		if (epoll_ctl(set, EPOLL_CTL_DEL, d, 0) || epoll_ctl(set, EPOLL_CTL_DEL, d, 0) == 0 || errno != ENOENT || told_by(set, d))
+			return fail("removed", edge);
+		close(d);
+		if (child_failed())
+			return fail("child", edge);
+		close(set);
+	}
+	return 0;
+}
+
+// A registration that has fired its only time is in the set still, also after its connection has gone back to TCP.
+static int fired_is_registered(void)
+{
+	int s = halves(), set = epoll_create1(0), on = 1;
+	struct epoll_event e = {.events = EPOLLIN | EPOLLONESHOT}, got;
+	char b;
+
+	if (!child) {
+		write(s, "1", 1);
+		if (read(s, &b, 1) != 1 || ioctl(s, FIOASYNC, &on))
+			exit(1);
+		write(s, "23", 2);
+		exit(read(s, &b, 1) != 0);
+	}
+	if (epoll_ctl(set, EPOLL_CTL_ADD, s, &e) || epoll_wait(set, &got, 1, 5000) != 1)
+		return fail("event", 0);
+	if (ioctl(s, FIOASYNC, &on) || write(s, "?", 1) != 1 || recv(s, &b, 1, 0) != 1 || recv(s, &b, 1, 0) != 1)
+		return fail("back to TCP", 0);
+	if (epoll_ctl(set, EPOLL_CTL_ADD, s, &e) == 0 || errno != EEXIST)
+		return fail("added twice", 0);
+	if (epoll_wait(set, &got, 1, 0) || epoll_ctl(set, EPOLL_CTL_MOD, s, &e))
+		return fail("changed", 0);
+	if (recv(s, &b, 1, 0) != 1 || epoll_ctl(set, EPOLL_CTL_DEL, s, 0) || epoll_ctl(set, EPOLL_CTL_DEL, s, 0) == 0)
+		return fail("removed", 0);
+	close(s);
+	return child_failed();
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -672,6 +757,8 @@ static const struct {
 	{"closed_beside_a_receiver", closed_beside_a_receiver},
 	{"exclusive_as_in_the_kernel", exclusive_as_in_the_kernel},
 	{"killed_with_bytes_unread", killed_with_bytes_unread},
+	{"registrations_of_duplicates", registrations_of_duplicates},
+	{"fired_is_registered", fired_is_registered},
 };
 
 int main(int argc, char **argv)

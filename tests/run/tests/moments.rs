@@ -40,4 +40,6 @@ tests! {
     closed_beside_a_receiver
     exclusive_as_in_the_kernel
     killed_with_bytes_unread
+    registrations_of_duplicates
+    fired_is_registered
 }
