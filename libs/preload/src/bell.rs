@@ -136,7 +136,7 @@ pub(crate) fn follow_death(fd: c_int, chan: &Chan) {
     let (stream, side) = (&chan.stream, chan.side());
     let is_unread = chan.carrier == Carrier::Here
         && stream.progress(chan.role) != stream.published(chan.role)
-        && !stream.has_left(chan.peer())
+        && !stream.has_finished(chan.peer())
         && !stream.is_closed(chan.peer());
     if !is_unread || !is_cut(chan.bell()) || side.is_reset.load(SeqCst) != 0 {
         return;

@@ -370,7 +370,10 @@ unsafe fn tell_left(fd: c_int, message: &mut msghdr, room: size_t) {
     if chan.side().inq.load(Relaxed) == 0 || is_bad(message.msg_control) {
         return;
     }
-    let left = fetch::ring_bytes(chan).unwrap_or(0);
+    let in_ring = fetch::ring_bytes(chan);
+    let is_in_tcp = in_ring.is_none() || chan.stream.is_closed(chan.peer());
+    let in_tcp = if is_in_tcp { kernel::unread(fd) } else { 0 };
+    let left = in_ring.unwrap_or(0) + in_tcp.max(0) as usize;
     // The kernel counts the FIN.
     let left = left.saturating_add(usize::from(chan.stream.has_finished(chan.peer())));
     // SAFETY: macros of sizes.

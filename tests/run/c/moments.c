@@ -735,6 +735,37 @@ static int fired_is_registered(void)
 	return child_failed();
 }
 
+// TCP_INQ counts what is left, also after a receive of bytes that have come in two ways.
+static int tells_what_is_left(void)
+{
+	int s = halves(), on = 1, inq = -1;
+	char b[100], control[CMSG_SPACE(sizeof(int))];
+	struct iovec v = {b, 60};
+	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+
+	if (!child) {
+		write(s, "12", 2);
+		ioctl(s, FIOASYNC, &on);
+		write(s, b, 98);
+		exit(read(s, b, 1) != 0);
+	}
+	nap(200);
+	if (setsockopt(s, IPPROTO_TCP, TCP_INQ, &on, sizeof on))
+		return fail("option", 0);
+	for (int left = 100; left; left -= v.iov_len) {
+		if (left < 60)
+			v.iov_len = left;
+		m.msg_controllen = sizeof control;
+		if (recvmsg(s, &m, 0) != (ssize_t)v.iov_len || !CMSG_FIRSTHDR(&m))
+			return fail("receive", left);
+		memcpy(&inq, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof inq);
+		if (inq != left - (int)v.iov_len)
+			return fail("left", inq);
+	}
+	close(s);
+	return child_failed();
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -759,6 +790,7 @@ static const struct {
 	{"killed_with_bytes_unread", killed_with_bytes_unread},
 	{"registrations_of_duplicates", registrations_of_duplicates},
 	{"fired_is_registered", fired_is_registered},
+	{"tells_what_is_left", tells_what_is_left},
 };
 
 int main(int argc, char **argv)

@@ -42,4 +42,5 @@ tests! {
     killed_with_bytes_unread
     registrations_of_duplicates
     fired_is_registered
+    tells_what_is_left
 }
