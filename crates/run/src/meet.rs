@@ -28,7 +28,7 @@ pub enum Why {
     Short = 1,
     /// The peer's address is not of this host and namespace, or is this socket itself.
     Elsewhere = 2,
-    /// The peer runs without weft, or never looked.
+    /// The peer runs without weft: it has not looked for us, however often we looked for it.
     NoPeer = 3,
     /// The peer belongs to another user.
     OtherUser = 4,
@@ -80,12 +80,14 @@ pub enum Why {
     Unread = 27,
     /// The process limits its own system calls.
     Sandbox = 28,
+    /// The peer has not looked for us yet.
+    NotYet = 29,
 }
 
 impl Why {
     /// Converts a number of a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 29] = [
+        const ALL: [Why; 30] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -115,6 +117,7 @@ impl Why {
             Why::Unseen,
             Why::Unread,
             Why::Sandbox,
+            Why::NotYet,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -127,15 +130,18 @@ impl Why {
             Why::Elsewhere => {
                 "the peer is not on this host and network namespace (`weft run --hosts` goes further)"
             }
-            Why::NoPeer => {
-                "the peer runs without weft, or has moved too little data to look for us"
+            Why::NoPeer => "the peer runs without `weft run`: start it with it too",
+            Why::NotYet => {
+                "the peer has not looked for us: it has made few calls so far, or runs without `weft run`"
             }
             Why::OtherUser => {
                 "the peer belongs to another user: run both as one user (a packaged service often has its own)"
             }
             Why::Impostor => "what answered in the peer's place is not the connection's other end",
             Why::System => "a system call that is needed to meet the peer failed",
-            Why::IoUring => "the process uses io_uring, whose requests are not seen",
+            Why::IoUring => {
+                "the process uses io_uring, whose requests are not seen: let it use epoll"
+            }
             Why::Stdio => "a standard I/O stream was opened on the socket",
             Why::Passed => "the socket was handed to another process",
             Why::Exec => "another program was started with the socket",

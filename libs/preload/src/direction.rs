@@ -43,10 +43,15 @@ fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
         if side.rx_state.load(SeqCst) != TCP {
             return false;
         }
-        if counts::received(conn.descriptor()) != Some(conn.rx_count.load(SeqCst)) {
-            drop(rx);
-            drop(big);
-            return never_switch(conn, chan);
+        match counts::received(conn.descriptor()) {
+            Some(all) if all == conn.rx_count.load(SeqCst) => {}
+            Some(_) => {
+                drop(rx);
+                drop(big);
+                return never_switch(conn, chan);
+            }
+            // The peer has ended its direction, or bytes move at this moment.
+            None => return false,
         }
         // A thread that enters the kernel after this store sees it.
         side.rx_state.store(RING, SeqCst);

@@ -95,11 +95,15 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
             join(conn, inside);
         }
         Ok(None) if n >= pace::LAST_LOOK => give_up(conn, Why::NoPeer, &big),
-        Ok(None) if is_local => conn.note(Why::NoPeer),
+        Ok(None) if is_local && n >= LATE_LOOK => conn.note(Why::NoPeer),
+        Ok(None) if is_local => conn.note(Why::NotYet),
         Ok(None) => {}
         Err(why) => give_up(conn, why, &big),
     }
 }
+
+/// After as many calls of ours a peer under `weft run` would have looked for us, unless it reads nothing.
+const LATE_LOOK: u64 = 256;
 
 pub(crate) fn give_up(conn: &'static Conn, why: Why, big: &MutexGuard<'_, ()>) {
     let slow = conn.slow(big);
