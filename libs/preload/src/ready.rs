@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::ledger::{Carrier, RING};
 
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, Reg, big};
+use crate::conn::{Conn, Inside, PLAIN, Reg, big};
 use crate::iov::is_bad;
 use crate::regs::{
     EXCLUSIVE, ONESHOT, adopt, apply, catch_up, forget, has_fired, is_both, is_taken,
@@ -410,7 +410,9 @@ pub(crate) fn closing(
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
         if !last {
-            if !reg.is_orphan {
+            if conn.phase.load(Relaxed) == PLAIN {
+                reg.is_orphan = true;
+            } else if !reg.is_orphan {
                 leave_to_kernel(reg);
             }
             continue;
