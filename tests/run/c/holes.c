@@ -302,8 +302,16 @@ static const struct {
 	const char *name;
 	void (*run)(void);
 } cases[] = {
-	{"closed_unseen", closed_unseen}, {"fclose", fclose_writes}, {"big_select", big_select}, {"failing_dup", failing_dup}, {"clone_vm", clone_vm},
-	{"async", async}, {"low_water", low_water}, {"not_a_file", not_a_file}, {"sandbox", sandbox}, {"two_names", two_names},
+	{"a_number_that_was_closed_unseen_is_used_anew", closed_unseen},
+	{"fclose_sends_what_the_stream_still_has", fclose_writes},
+	{"select_looks_at_rings_of_high_descriptors", big_select},
+	{"a_dup2_or_dup3_that_fails_leaves_its_target", failing_dup},
+	{"a_child_in_the_same_memory_ends_alone", clone_vm},
+	{"signals_announce_bytes_of_a_socket_that_asks_for_them", async},
+	{"options_from_before_the_connection_hold", low_water},
+	{"sendfile_from_what_is_no_file_is_the_kernels", not_a_file},
+	{"a_thread_that_allows_itself_reads_and_writes_only_goes_on", sandbox},
+	{"an_epoll_set_with_two_names_keeps_its_connections", two_names},
 };
 
 int main(int n, char **words)

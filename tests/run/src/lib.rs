@@ -102,6 +102,24 @@ pub fn as_on_tcp(program: Option<&Path>, case: &str) {
     same_lines(&expected.text, &done.text, case);
 }
 
+/// A test for each of these cases of a program of `c/`, which is compiled once: see [`as_on_tcp`].
+#[macro_export]
+macro_rules! as_on_tcp {
+    ($program:literal: $($case:ident)*) => {
+        fn program() -> Option<&'static std::path::Path> {
+            static PROGRAM: std::sync::OnceLock<Option<std::path::PathBuf>> =
+                std::sync::OnceLock::new();
+            PROGRAM
+                .get_or_init(|| $crate::compiled($program, env!("CARGO_TARGET_TMPDIR")))
+                .as_deref()
+        }
+        $(#[test]
+        fn $case() {
+            $crate::as_on_tcp(program(), stringify!($case));
+        })*
+    };
+}
+
 /// Returns true if the tests run as root.
 pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|about| about.uid() == 0)

@@ -1,27 +1,7 @@
 //! What happens to a connection at a moment when something else happens to it: another thread closes it, a process that shares it is killed, the program starts
 //! another program, the peer has stopped reading. Each test is one of `c/moments.c`, and holds on plain TCP too.
 
-use std::path::PathBuf;
-use std::sync::OnceLock;
-
-use weft_run_tests::compiled;
-
-fn as_on_tcp(test: &str) {
-    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let program = PROGRAM.get_or_init(|| compiled("moments", env!("CARGO_TARGET_TMPDIR")));
-    weft_run_tests::as_on_tcp(program.as_deref(), test);
-}
-
-macro_rules! tests {
-    ($($name:ident)*) => {
-        $(#[test]
-        fn $name() {
-            as_on_tcp(stringify!($name));
-        })*
-    };
-}
-
-tests! {
+weft_run_tests::as_on_tcp! { "moments":
     given_back
     given_back_beside_a_reader
     large_send_after_shut_rd

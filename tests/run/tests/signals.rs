@@ -1,26 +1,6 @@
 //! Signals, jumps out of their handlers, and cancellation of threads. Each test is one of `c/signals.c`, and holds on plain TCP too.
 
-use std::path::PathBuf;
-use std::sync::OnceLock;
-
-use weft_run_tests::compiled;
-
-fn as_on_tcp(test: &str) {
-    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let program = PROGRAM.get_or_init(|| compiled("signals", env!("CARGO_TARGET_TMPDIR")));
-    weft_run_tests::as_on_tcp(program.as_deref(), test);
-}
-
-macro_rules! tests {
-    ($($name:ident)*) => {
-        $(#[test]
-        fn $name() {
-            as_on_tcp(stringify!($name));
-        })*
-    };
-}
-
-tests! {
+weft_run_tests::as_on_tcp! { "signals":
     handlers_jump_out_of_calls
     cancelled_calls_leave_the_connection_whole
     ready_calls_are_cancellation_points
