@@ -276,6 +276,12 @@ impl Stream {
         rings(word.fetch_and(!RUNG, SeqCst))
     }
 
+    /// The same, without taking the count.
+    #[inline]
+    pub fn rung(&self, sender: Role) -> u64 {
+        rings(self.word(sender, Lane::WantData).load(Relaxed))
+    }
+
     /// Takes the wish back. Returns whether it stood; if not, the sender has rung or will at once.
     #[inline]
     pub fn disarm(&self, sender: Role) -> bool {

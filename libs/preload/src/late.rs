@@ -384,6 +384,10 @@ pub(crate) fn put_off(conn: &'static Conn, chan: &Chan) -> bool {
 }
 
 fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
+    if chan.side().owed.load(Relaxed) + chan.stream.rung(chan.peer()) > 2 {
+        // A few more in the bell would make it unwritable for the sender.
+        return false;
+    }
     // Bytes that have come since the ring was found empty have to be reported.
     let told = chan.side().head.load(Relaxed) & !CLOSED;
     let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {

@@ -766,6 +766,35 @@ static int tells_what_is_left(void)
 	return child_failed();
 }
 
+// A socket with much room is writable, however often it has announced bytes that the peer has not read at once.
+static int writable_while_there_is_room(void)
+{
+	int s = halves(), set = epoll_create1(0);
+	struct epoll_event e = {.events = child ? EPOLLOUT : EPOLLIN};
+	char b[64];
+
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &e);
+	if (child) {
+		for (int i = 0; i < 9; i++) {
+			if (i == 1 || i == 5)
+				nap(100);
+			if (write(s, "?", 1) != 1)
+				return fail("write", i);
+			if (epoll_wait(set, &e, 1, 0) != 1 || e.events != EPOLLOUT)
+				return fail("not writable", i);
+		}
+		shutdown(s, SHUT_WR);
+		return child_failed();
+	}
+	nap(50);
+	e.events = EPOLLOUT | EPOLLET;
+	epoll_ctl(set, EPOLL_CTL_MOD, s, &e);
+	nap(100);
+	ssize_t n = recv(s, b, 64, 0);
+	nap(100);
+	exit(n != 5 || recv(s, b, 64, MSG_WAITALL) != 4);
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -791,6 +820,7 @@ static const struct {
 	{"registrations_of_duplicates", registrations_of_duplicates},
 	{"fired_is_registered", fired_is_registered},
 	{"tells_what_is_left", tells_what_is_left},
+	{"writable_while_there_is_room", writable_while_there_is_room},
 };
 
 int main(int argc, char **argv)

@@ -23,4 +23,5 @@ weft_run_tests::as_on_tcp! { "moments":
     registrations_of_duplicates
     fired_is_registered
     tells_what_is_left
+    writable_while_there_is_room
 }
