@@ -61,8 +61,10 @@ pub struct Config {
     pub tls: Tls,
     /// The keys that are admitted.
     pub admit: Admit,
-    /// Everybody is let in.
+    /// Everybody is let in. Only with Landlock.
     pub open: bool,
+    /// Also without Landlock masters of other users are let in: their sources can include any file that the worker's user can read.
+    pub files_unprotected: bool,
     /// Compilers of masters are run here too. Not with `open`.
     pub accept: Option<Accept>,
     /// For measurements: a program that is run instead of each compiler, and can read the files in its folder.
@@ -84,10 +86,58 @@ impl Config {
             tls,
             admit: Arc::new(|_| false),
             open: false,
+            files_unprotected: false,
             accept: None,
             stand_in: None,
         }
     }
+
+    /// Whether strangers could do harm, where compilers have these restrictions.
+    fn check(&self, level: sandbox::Level) -> Result<(), Unsafe> {
+        if self.accept.is_some() && self.open {
+            return Err(Unsafe::CompilersOfStrangers);
+        }
+        if self.accept.is_some() && !level.is_complete() {
+            return Err(Unsafe::Sandbox(level));
+        }
+        if level.files != sandbox::Files::Free {
+            return Ok(());
+        }
+        if self.open {
+            return Err(Unsafe::FilesOfStrangers);
+        }
+        if !self.files_unprotected && !self.bind.ip().is_loopback() {
+            return Err(Unsafe::Files);
+        }
+        Ok(())
+    }
+
+    /// Whether a master with this key is let in, where compilers have these restrictions.
+    fn admits(&self, key: &PublicKey, level: sandbox::Level) -> bool {
+        let protected = level.files != sandbox::Files::Free || self.files_unprotected;
+        protected && (self.admit)(key)
+    }
+}
+
+/// Why a worker is not started with its configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum Unsafe {
+    /// Both were asked for.
+    #[error("compilers are taken only of masters that are known")]
+    CompilersOfStrangers,
+    /// What the kernel has.
+    #[error(
+        "compilers of masters run only in a complete sandbox: Landlock as of Linux 6.12 (files, truncation, signals) and seccomp; this kernel has {0}"
+    )]
+    Sandbox(sandbox::Level),
+    /// Everybody would be let in.
+    #[error("without Landlock a source can include any file that this user can read")]
+    FilesOfStrangers,
+    /// Masters of other hosts would be.
+    #[error(
+        "without Landlock the sources of masters of other hosts can include any file that this user can read"
+    )]
+    Files,
 }
 
 /// The default folder of the jobs' directories: in memory if there is room, else the folder of temporary files.
@@ -189,21 +239,20 @@ impl Worker {
     /// Listens, and works from threads of its own.
     ///
     /// # Errors
-    /// Those of listening and of starting threads.
+    /// [`Unsafe`], and those of listening and of starting threads.
     pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
-        let level = sandbox::level();
-        let accept = config.accept.as_ref();
-        if accept.is_some() && config.open {
-            return Err(io::Error::other(
-                "compilers are taken only of masters that are known",
-            ));
-        }
-        if accept.is_some() && !level.is_complete() {
-            return Err(io::Error::other(format!(
-                "compilers of masters run only in a complete sandbox: Landlock as of Linux 6.12 (files, truncation, signals) and seccomp; this kernel has {level}"
-            )));
-        }
-        let compilers = accept
+        Self::start_with(config, events, sandbox::level())
+    }
+
+    fn start_with(
+        config: Config,
+        events: Arc<dyn Events>,
+        level: sandbox::Level,
+    ) -> io::Result<Self> {
+        config.check(level).map_err(io::Error::other)?;
+        let compilers = config
+            .accept
+            .as_ref()
             .map(|accept| {
                 Cache::open(&accept.folder, accept.most).map_err(|e| {
                     io::Error::new(e.kind(), format!("{}: {e}", accept.folder.display()))
@@ -355,7 +404,7 @@ impl Shared {
                 format!("it speaks version {}", hello.version),
             ));
         }
-        let known = |tls: weft_verbs::tls::TlsInfo| (self.config.admit)(&tls.peer);
+        let known = |tls: weft_verbs::tls::TlsInfo| self.config.admits(&tls.peer, self.level);
         if self.config.open || request.tls().is_some_and(known) {
             return Ok(Some(()));
         }
@@ -433,5 +482,76 @@ impl Shared {
             sent: None,
             tools: stand_in.and_then(|path| path.parent().map(Path::to_owned)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sandbox::{Files, Level};
+    use weft_verbs::tls::Identity;
+
+    fn config() -> Config {
+        let tls = Tls::new(Identity::generate().unwrap()).unwrap();
+        Config::new("127.0.0.1:0".parse().unwrap(), tls)
+    }
+
+    /// With all but this version of Landlock.
+    fn level(abi: u32) -> Level {
+        Level {
+            files: Files::of(abi),
+            calls: true,
+            spaces: true,
+        }
+    }
+
+    fn start(config: Config, level: Level) -> Result<(), String> {
+        let worker = Worker::start_with(config, Arc::new(()), level);
+        worker.map(drop).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn compilers_are_accepted_only_with_the_sixth_landlock() {
+        let folder = tempfile::tempdir().unwrap();
+        for abi in 0..9 {
+            let config = Config {
+                accept: Some(Accept {
+                    folder: folder.path().into(),
+                    most: 1 << 30,
+                }),
+                ..config()
+            };
+            let started = start(config, level(abi));
+            assert_eq!(started.is_ok(), abi >= 6, "{abi}: {started:?}");
+            let of_the_sandbox = |why: &String| why.contains("complete sandbox");
+            assert!(started.as_ref().err().is_none_or(of_the_sandbox));
+        }
+    }
+
+    #[test]
+    fn without_landlock_only_the_own_user_is_served_unless_told_otherwise() {
+        let key = Identity::generate().unwrap().public_key();
+        let ways = |abi, files_unprotected| {
+            let known = Config {
+                admit: Arc::new(|_| true),
+                files_unprotected,
+                ..config()
+            };
+            let admitted = known.admits(&key, level(abi));
+            let far = Config {
+                bind: "0.0.0.0:0".parse().unwrap(),
+                ..known.clone()
+            };
+            let open = Config {
+                open: true,
+                ..config()
+            };
+            let far = start(far, level(abi)).is_ok();
+            (admitted, far, start(open, level(abi)).is_ok())
+        };
+        assert_eq!(ways(1, false), (true, true, true));
+        assert_eq!(ways(0, false), (false, false, false));
+        assert_eq!(ways(0, true), (true, true, false));
+        start(config(), level(0)).unwrap();
     }
 }
