@@ -1,7 +1,7 @@
 //! The jobs of one connection, one after the other: the source is fetched, or preprocessed here, and its outputs are sent.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -229,7 +229,7 @@ impl Session<'_> {
             match mr.write_to_file(&file, None, at, len - at) {
                 Ok(0) => return stop(Verdict::Trouble, "no space for the source"),
                 Ok(n) => at += n,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(trouble(&e)),
             }
         }
@@ -249,7 +249,10 @@ impl Session<'_> {
         if let Some(path) = shop.split(job) {
             files.push((Output::Split, open_output(&path).map_err(left)?));
         }
-        let notes = shop.notes(job).map_err(left)?;
+        let notes = match shop.notes(job, &mut self.shared.room()) {
+            Err(e) if e.kind() != ErrorKind::FileTooLarge => return Err(left(e)),
+            notes => notes?,
+        };
         let (text, text_len) = open_output(&shop.diagnostics())?;
         // The preprocessor's messages come first.
         let (mut said, dependencies) = preprocessed
@@ -281,7 +284,7 @@ impl Session<'_> {
                 match mr.read_from_file(file, None, at, until - at) {
                     Ok(0) => return stop(Verdict::Trouble, "an output became shorter"),
                     Ok(n) => at += n,
-                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
                     Err(e) => return Err(e.into()),
                 }
             }

@@ -356,6 +356,12 @@ impl Shared {
         }
     }
 
+    /// Bytes of a job's files that are read into memory here. A few copies of them exist at a time, which together are to be no more than
+    /// a process of the job may have.
+    fn room(&self) -> u64 {
+        self.config.size_limit.min(self.config.memory / 4)
+    }
+
     fn free(&self) -> u16 {
         let running = self.running.load(Ordering::SeqCst);
         usize::from(self.config.slots).saturating_sub(running) as u16

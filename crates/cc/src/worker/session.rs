@@ -46,10 +46,15 @@ impl From<Gone> for Stop {
     }
 }
 
-/// A missing resource of the worker.
+/// A missing resource of the worker, or an output for which it has no room.
 impl From<std::io::Error> for Stop {
     fn from(e: std::io::Error) -> Self {
-        trouble(&e)
+        match e.kind() {
+            std::io::ErrorKind::FileTooLarge => {
+                Self::End(Verdict::Limit, "outputs that are too long".into())
+            }
+            _ => trouble(&e),
+        }
     }
 }
 
