@@ -1,7 +1,7 @@
 //! A connection to a server, which is opened again after a loss.
 
 use std::collections::HashSet;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -299,10 +299,7 @@ impl Inner {
     }
 
     fn dial(&self, device: &Device, epoch: u64) -> Result<Conn, Error> {
-        let Endpoint { host, port } = &self.endpoint;
-        let addrs = (host.as_str(), *port)
-            .to_socket_addrs()
-            .map_err(Error::Resolve)?;
+        let addrs = self.endpoint.resolve().map_err(Error::Resolve)?;
         let mut last = None;
         for addr in addrs {
             match self.dial_one(device, addr, epoch) {

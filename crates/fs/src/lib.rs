@@ -26,8 +26,7 @@ pub use error::Error;
 pub use file::{File, OpenOptions};
 pub use rustix::io::Errno;
 
-/// The port of a server where none is named.
-pub const DEFAULT_PORT: u16 = 7474;
+pub use weft_service::endpoint::port::FS as DEFAULT_PORT;
 
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex

@@ -1,7 +1,8 @@
 //! What the servers of the tree and their clients share: who may keep a server busy before anything is proved, how text of peers is shown,
-//! and which files of keys are believed.
+//! which files of keys are believed, and how servers are named.
 #![forbid(unsafe_code)]
 
+pub mod endpoint;
 pub mod text;
 pub mod trust;
 
