@@ -1,8 +1,6 @@
-//! Control messages over a queue pair, for both sides, and the addresses of workers.
+//! Control messages over a queue pair, for both sides.
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use weft_sys::{Interest, poll_fds};
@@ -26,89 +24,6 @@ pub(crate) const SENDS: u32 = 64;
 pub(crate) const DEPTH: u16 = 16;
 const RECEIVE: u64 = 1 << 63;
 const MESSAGE: u64 = 1 << 62;
-
-/// A worker as users write it: `HOST`, `HOST:PORT`, `[IPV6]:PORT`.
-#[derive(
-    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
-)]
-pub struct Endpoint {
-    /// A name or address, without brackets.
-    pub host: String,
-    /// Its port.
-    pub port: u16,
-}
-
-impl Endpoint {
-    /// Parses a list, separated by commas or blanks.
-    ///
-    /// # Errors
-    /// An invalid worker.
-    pub fn list(text: &str) -> Result<Vec<Self>, String> {
-        let mut all: Vec<Self> = Vec::new();
-        for word in text
-            .split([',', ' ', '\t', '\n'])
-            .filter(|word| !word.is_empty())
-        {
-            let endpoint = word.parse()?;
-            if !all.contains(&endpoint) {
-                all.push(endpoint);
-            }
-        }
-        Ok(all)
-    }
-}
-
-impl FromStr for Endpoint {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || format!("`{text}` is no worker: write HOST, HOST:PORT or [IPV6]:PORT");
-        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-            let (host, after) = rest.split_once(']').ok_or_else(bad)?;
-            host.parse::<std::net::Ipv6Addr>().map_err(|_| bad())?;
-            (
-                host,
-                after
-                    .strip_prefix(':')
-                    .or(after.is_empty().then_some(""))
-                    .ok_or_else(bad)?,
-            )
-        } else {
-            match text.split_once(':') {
-                Some((host, port)) if !port.is_empty() => (host, port),
-                Some(_) => return Err(bad()),
-                None => (text, ""),
-            }
-        };
-        let name = |c: char| c.is_ascii_alphanumeric() || "-_.:%".contains(c);
-        if host.is_empty() || !host.chars().all(name) {
-            return Err(bad());
-        }
-        let port = if port.is_empty() {
-            crate::DEFAULT_PORT
-        } else {
-            port.parse().map_err(|_| bad())?
-        };
-        if port == 0 {
-            Err(bad())
-        } else {
-            Ok(Self {
-                host: host.into(),
-                port,
-            })
-        }
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
-    }
-}
 
 /// The parameters of one side of a connection.
 pub(crate) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
@@ -285,30 +200,4 @@ impl Link {
 
 fn receive(buffers: &Mr, index: u64) -> RecvWr {
     RecvWr::new(RECEIVE | index).sge(buffers.sge(index as usize * MAX_MESSAGE, MAX_MESSAGE))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn workers_as_users_write_them() {
-        let at = |host: &str, port| Endpoint {
-            host: host.into(),
-            port,
-        };
-        assert_eq!("h".parse(), Ok(at("h", 7477)));
-        assert_eq!("h:1".parse(), Ok(at("h", 1)));
-        assert_eq!("[::1]".parse(), Ok(at("::1", 7477)));
-        assert_eq!("[::1]:9".parse(), Ok(at("::1", 9)));
-        assert_eq!(at("::1", 9).to_string(), "[::1]:9");
-        for bad in [
-            "", ":1", "h:", "h:x", "h:0", "h:70000", "[::1", "[x]:1", "a b", "::1", "[::1]9",
-        ] {
-            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
-        }
-        let all = Endpoint::list("a, b:1,[::1]:2 a").unwrap();
-        assert_eq!(all, [at("a", 7477), at("b", 1), at("::1", 2)]);
-        assert!(Endpoint::list("a,b:x").is_err() && Endpoint::list("").unwrap().is_empty());
-    }
 }

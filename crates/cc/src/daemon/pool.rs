@@ -1,7 +1,6 @@
 //! Workers, their connections, and the choice of a worker for a job.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
 use weft_verbs::Device;
@@ -9,9 +8,10 @@ use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::{PublicKey, TlsError};
 
 use super::Keys;
+use crate::Endpoint;
 use crate::digest::Digest;
 use crate::ipc::WorkerStatus;
-use crate::link::{Endpoint, Link, param};
+use crate::link::{Link, param};
 use crate::wire::{End, Hello, Status, VERSION};
 
 /// How long a failed worker gets no jobs: at first, and at most.
@@ -228,10 +228,10 @@ impl From<String> for Refusal {
 
 /// Connects to a worker.
 pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Result<Conn, Refusal> {
-    let addrs = (endpoint.host.as_str(), endpoint.port)
-        .to_socket_addrs()
+    let addrs = endpoint
+        .resolve()
         .map_err(|e| format!("cannot resolve the host: {e}"))?;
-    let mut last = String::from("the host has no address");
+    let mut last = String::new();
     for addr in addrs {
         let tls = keys.tls(endpoint)?;
         let mut link = Link::new(device).map_err(|e| e.to_string())?;

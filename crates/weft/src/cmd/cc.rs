@@ -17,15 +17,15 @@ use weft_cc::ipc::{self, Answer, Ask, Line, Status, WorkerStatus};
 use weft_cc::wire::{End, Verdict};
 use weft_cc::worker::{self, Events, Unsafe, Worker};
 use weft_cc::{DEFAULT_PORT, Endpoint, options};
+use weft_service::endpoint::parse_bind;
 use weft_verbs::tls::{Fingerprint, Identity, Tls};
 
 use super::cc_summary::SummaryArgs;
 use super::{say, size};
-use crate::address::parse_bind;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::identity::authorized::Authorized;
-use crate::identity::known::{Known, name_of};
+use crate::identity::known::Known;
 use crate::identity::trust::{Trust, Verdict as Judged};
 use crate::identity::{Folder, keypair};
 use crate::terminal;
@@ -331,7 +331,7 @@ impl KnownKeys {
 
     fn trust(&self, worker: &Endpoint) -> Trust {
         let known = self.known.as_deref().map(Known::at);
-        Trust::new(name_of(&worker.host, worker.port), known, self.only.clone())
+        Trust::new(worker.to_string(), known, self.only.clone())
     }
 }
 
@@ -374,7 +374,7 @@ pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
 
 fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
     let form = "export WEFT_CC_HOSTS=HOST:PORT,... or give --hosts";
-    let all = Endpoint::list(args.hosts.as_deref().unwrap_or_default())
+    let all = weft_cc::workers(args.hosts.as_deref().unwrap_or_default())
         .map_err(|e| Failure::usage(e).hint(form))?;
     if all.is_empty() {
         return Err(Failure::usage("no worker is named").hint(form));
