@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use weft_hosts::{Broker, Config};
 use weft_run::hosts::{self, PORT};
+use weft_service::endpoint::parse_bind;
 use weft_verbs::tls::Tls;
 use weft_verbs::{Device, LocalMode};
 
 use super::say;
-use crate::address::parse_bind;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::identity::authorized::Authorized;

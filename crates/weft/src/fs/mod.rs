@@ -17,7 +17,7 @@ use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
 
 use crate::failure::Failure;
 use crate::identity::authorized::Authorized;
-use crate::identity::known::{Known, name_of};
+use crate::identity::known::Known;
 use crate::identity::trust::{Trust, Verdict};
 use crate::identity::{Folder, keypair};
 
@@ -91,7 +91,7 @@ pub fn connect(endpoint: &Endpoint, who: &Who, patience: Duration) -> Result<Cli
     let lasting = own.is_some();
     let identity = own.map_or_else(keypair::generate, Ok)?;
     let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
-    let name = name_of(&endpoint.host, endpoint.port);
+    let name = endpoint.to_string();
     let trust = Trust::new(name, known.ok(), who.peers.clone());
     // The second time the key is known.
     for _ in 0..2 {
