@@ -438,8 +438,7 @@ impl Shared {
         let conn = request.accept(link.qp, &param).map_err(|e| e.to_string())?;
         link.qp = conn.qp;
         let transport = link.qp.path().map_or("tcp", |path| path.transport);
-        // Only processes of one user meet in shared memory.
-        if matches!(entry, Entry::Stranger(_)) && transport != "local" {
+        if matches!(entry, Entry::Stranger(_)) && !link.qp.attests_same_user() {
             let why =
                 "its key is not authorised, and the kernel does not say that it is of this user";
             let told = link.send(&Report::End(End::new(0, Verdict::Refused, "stranger")).encode());

@@ -263,8 +263,7 @@ impl Shared {
         let param = param(self.config.tls.clone(), hello.to_vec());
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
-        // Only processes of one user meet in shared memory.
-        if matches!(entry, Entry::Stranger(_)) && transport != "local" {
+        if matches!(entry, Entry::Stranger(_)) && !conn.qp.attests_same_user() {
             let mut link = Link::new(prepared, conn.qp);
             // It waits for a reply, and gets one that it has not asked for.
             let told = link.send(&Reply::failed(0, Errno::ACCESS).encode());
