@@ -28,10 +28,10 @@ pub mod worker;
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use weft_service::endpoint::Endpoint;
 pub use weft_service::endpoint::port::CC as DEFAULT_PORT;
+use weft_service::lock;
 
 /// Workers as users list them, separated by commas or blanks.
 ///
@@ -52,10 +52,6 @@ pub fn workers(text: &str) -> Result<Vec<Endpoint>, String> {
 
 /// The search path of a worker's compilers, and the default elsewhere.
 pub const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The first program of this name in `PATH`.
 pub fn find_program(name: &str) -> Option<PathBuf> {

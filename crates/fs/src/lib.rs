@@ -27,9 +27,4 @@ pub use file::{File, OpenOptions};
 pub use rustix::io::Errno;
 
 pub use weft_service::endpoint::port::FS as DEFAULT_PORT;
-
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+use weft_service::lock;
