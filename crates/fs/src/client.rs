@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use weft_session::{Event, Link, Prepared};
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::Tls;
 use weft_verbs::{Access, Device, Mr, RemoteAddr, SendWr};
 
 use crate::error::Error;
-use crate::link::{Event, Link, Prepared, param};
+use crate::link::SHAPE;
 use crate::lock;
 use crate::name::{Endpoint, Name};
 use crate::wire::{Attr, Entry, Flags, Hello, Op, Reply, Request, Status, VERSION};
@@ -319,13 +320,13 @@ impl Inner {
     fn dial_one(&self, device: &Device, addr: SocketAddr, epoch: u64) -> Result<Conn, Error> {
         let local = |e: weft_verbs::Error| Error::Local(e.to_string());
         let tls = self.settings.keys.tls(&self.endpoint)?;
-        let (prepared, qp) = Prepared::new(device).map_err(local)?;
+        let (prepared, qp) = Prepared::new(device, SHAPE).map_err(local)?;
         let staging = prepared
             .pd
             .alloc_mr(CHUNK, Access::LOCAL_WRITE)
             .map_err(local)?;
         let hello = Hello::new(Status::Ok, false).encode().to_vec();
-        let conn = match cm::connect_qp(addr, qp, device, &param(tls, hello)) {
+        let conn = match cm::connect_qp(addr, qp, device, &SHAPE.param(tls, hello)) {
             Ok(conn) => conn,
             Err(ConnectError::Rejected { private_data }) => {
                 let theirs = Hello::decode(&private_data).map_err(|e| Error::Foreign(e.0))?;
@@ -342,7 +343,7 @@ impl Inner {
         }
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
         Ok(Conn {
-            link: Link::new(prepared, conn.qp),
+            link: prepared.connected(conn.qp),
             epoch,
             keeps: theirs.keeps,
             transport,
@@ -383,7 +384,7 @@ impl Conn {
 
     /// Waits for something to happen: a message, or a work request that is done, which is noted.
     fn event(&mut self) -> Result<Option<Vec<u8>>, Error> {
-        match self.link.next(self.patience)? {
+        match self.link.next(self.patience, None)? {
             Some(Event::Message(bytes)) => Ok(Some(bytes)),
             Some(Event::Done(id)) => {
                 self.under_way = self.under_way.saturating_sub(1);
@@ -403,11 +404,7 @@ impl Conn {
         }
         self.next = (self.next + 1) & (u64::MAX >> 2);
         wr.id = self.next;
-        wr.signaled = true;
-        self.link
-            .qp
-            .post_send_one(wr)
-            .map_err(|_| Error::Gone("cannot post"))?;
+        self.link.post(wr)?;
         self.under_way += 1;
         Ok(self.next)
     }

@@ -1,0 +1,7 @@
+//! What servers over verbs and their clients share: messages over a queue pair, and a door that lets peers in.
+#![forbid(unsafe_code)]
+
+pub mod door;
+mod link;
+
+pub use link::{Broken, Event, Link, Prepared, Shape};
