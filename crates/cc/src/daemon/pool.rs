@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
+use weft_session::{Link, Prepared};
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::{PublicKey, TlsError};
@@ -11,7 +12,7 @@ use super::Keys;
 use crate::Endpoint;
 use crate::digest::Digest;
 use crate::ipc::WorkerStatus;
-use crate::link::{Link, param};
+use crate::link::SHAPE;
 use crate::wire::{End, Hello, Status, VERSION};
 
 /// How long a failed worker gets no jobs: at first, and at most.
@@ -234,9 +235,9 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
     let mut last = String::new();
     for addr in addrs {
         let tls = keys.tls(endpoint)?;
-        let mut link = Link::new(device).map_err(|e| e.to_string())?;
+        let (prepared, qp) = Prepared::new(device, SHAPE).map_err(|e| e.to_string())?;
         let hello = Hello::new(Status::Ok, 0).encode().to_vec();
-        let conn = match cm::connect_qp(addr, link.qp, device, &param(tls, hello)) {
+        let conn = match cm::connect_qp(addr, qp, device, &SHAPE.param(tls, hello)) {
             Ok(conn) => conn,
             Err(ConnectError::Rejected { private_data }) => {
                 let why = match Hello::decode(&private_data) {
@@ -265,7 +266,7 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
         if theirs.version != VERSION || theirs.status != Status::Ok {
             return Err(String::from("the worker speaks another version").into());
         }
-        link.qp = conn.qp;
+        let link = prepared.connected(conn.qp);
         let transport = link.qp.path().map_or("tcp", |path| path.transport);
         return Ok(Conn {
             link,

@@ -7,13 +7,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use weft_service::Place;
+use weft_session::Event;
 use weft_verbs::{Access, Mr, SendWr};
 
 use super::compile::{Ended, Unfit, Workshop, open_output};
 use super::pull::Preprocessed;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::{Environment, LOOK, pressure};
-use crate::link::{Event, Gone};
+use crate::link::Gone;
 use crate::options::{Language, check_job, is_beside, is_source_name};
 use crate::travel::{Found, MAX_PACKED};
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
@@ -188,7 +189,7 @@ impl Session<'_> {
         }
         let mr = self
             .link
-            .pd
+            .pd()
             .alloc_mr(region.len as usize, Access::LOCAL_WRITE)?;
         transfer(&mut self.link, &mr, &region, region.len, SendWr::read)?;
         match claim.install(Contents { mr: &mr, at: 0 }) {
@@ -210,7 +211,10 @@ impl Session<'_> {
         };
         if self.source.as_ref().is_none_or(|mr| mr.len() < len) {
             self.source = None;
-            let mr = self.link.pd.alloc_mr(len.max(KEPT), Access::LOCAL_WRITE)?;
+            let mr = self
+                .link
+                .pd()
+                .alloc_mr(len.max(KEPT), Access::LOCAL_WRITE)?;
             self.source = Some(mr);
         }
         let Some(mr) = &self.source else {
@@ -274,7 +278,7 @@ impl Session<'_> {
         };
         let total = usize::try_from(need).unwrap_or(usize::MAX);
         // `OBJ TX`: registered for each object.
-        let pd = &self.link.pd;
+        let pd = self.link.pd();
         let mr = pd.alloc_mr(total.max(1), Access::LOCAL_WRITE)?;
         let mut at = 0;
         for (what, (file, len)) in &files {

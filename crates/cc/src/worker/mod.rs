@@ -15,27 +15,24 @@ use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use weft_service::{Admission, Entry};
+use weft_service::Entry;
+use weft_session::Prepared;
+use weft_session::door::{self, Door, LOOK};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::digest::{Digest, Digests};
-use crate::link::{Link, param};
+use crate::link::SHAPE;
 use crate::lock;
 use crate::options::Language;
 use crate::travel::{Cache, Installed};
 use crate::wire::{End, Hello, Report, Status, VERSION, Verdict};
-
-/// How often threads check whether they have to end.
-const LOOK: Duration = Duration::from_millis(250);
-/// How long a refused peer has to read the answer.
-const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The keys that are admitted, in addition to processes of the worker's own user on its host.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
@@ -221,11 +218,9 @@ struct Shared {
     /// The restrictions that the kernel supported at the start. A job with fewer does not run.
     level: sandbox::Level,
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
-    stop: AtomicBool,
     running: Arc<AtomicUsize>,
-    admission: Admission,
+    door: Door,
     jobs: AtomicU64,
-    sessions: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// A running worker. Dropping it ends its connections and jobs.
@@ -266,10 +261,10 @@ impl Worker {
             &device,
             config.bind,
             64,
-            &param(config.tls.clone(), Vec::new()),
+            &SHAPE.param(config.tls.clone(), Vec::new()),
         )?;
         let addr = listener.local_addr();
-        let admission = Admission::new(config.max_connections, "too many connections");
+        let door = Door::new(config.max_connections, "too many connections");
         let shared = Arc::new(Shared {
             config,
             folder,
@@ -280,16 +275,12 @@ impl Worker {
             store: Mutex::default(),
             level,
             drivers: Mutex::default(),
-            stop: AtomicBool::new(false),
             running: Arc::default(),
-            admission,
+            door,
             jobs: AtomicU64::new(0),
-            sessions: Mutex::default(),
         });
-        let listening = Arc::clone(&shared);
-        let thread = thread::Builder::new()
-            .name("weft-cc-listen".into())
-            .spawn(move || listening.listen(&listener))?;
+        // One cycle of the thread of a connection is one job.
+        let thread = Door::listen(&shared, listener, "weft-cc")?;
         Ok(Self {
             shared,
             addr,
@@ -322,14 +313,11 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.door.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let sessions = std::mem::take(&mut *lock(&self.shared.sessions));
-        for session in sessions {
-            let _ = session.join();
-        }
+        self.shared.door.join();
     }
 }
 
@@ -342,9 +330,52 @@ pub(crate) fn pressure() -> u16 {
     (value.unwrap_or(0.0) * 100.0).clamp(0.0, 10_000.0) as u16
 }
 
+impl door::Server for Shared {
+    fn door(&self) -> &Door {
+        &self.door
+    }
+
+    fn judge(&self, request: &cm::Request) -> Result<bool, (Vec<u8>, String)> {
+        let refusal = |status| Hello::new(status, 0).encode().to_vec();
+        let version = |why| (refusal(Status::Version), why);
+        let hello = Hello::decode(request.private_data()).map_err(|e| version(e.to_string()))?;
+        if hello.version != VERSION {
+            return Err(version(format!("it speaks version {}", hello.version)));
+        }
+        if self.config.open {
+            return Ok(true);
+        }
+        let known = door::judge(request, |key| self.config.admits(key, self.level));
+        known.map_err(|why| (refusal(Status::Stranger), why))
+    }
+
+    fn busy(&self) -> Vec<u8> {
+        Hello::new(Status::Busy, 0).encode().to_vec()
+    }
+
+    fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
+        let (prepared, qp) = Prepared::new(&self.device, SHAPE).map_err(|e| e.to_string())?;
+        let hello = Hello::new(Status::Ok, self.config.slots).encode();
+        let param = SHAPE.param(self.config.tls.clone(), hello.to_vec());
+        let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
+        let transport = conn.qp.path().map_or("tcp", |path| path.transport);
+        let mut link = prepared.connected(conn.qp);
+        let refusal = Report::End(End::new(0, Verdict::Refused, "stranger")).encode();
+        let _place = self.door.seat(entry, &mut link, &refusal)?;
+        self.events.connected(peer, transport);
+        let why = session::Session::new(self, link, peer).run();
+        self.events.finished(peer, &why);
+        Ok(())
+    }
+
+    fn refused(&self, peer: SocketAddr, why: &str) {
+        self.events.refused(peer, why);
+    }
+}
+
 impl Shared {
     fn over(&self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+        self.door.is_closed()
     }
 
     /// The kernel's limits for the processes of a job.
@@ -365,96 +396,6 @@ impl Shared {
     fn free(&self) -> u16 {
         let running = self.running.load(Ordering::SeqCst);
         usize::from(self.config.slots).saturating_sub(running) as u16
-    }
-
-    fn listen(self: &Arc<Self>, listener: &cm::Listener) {
-        while !self.over() {
-            let request = listener.next_request(Some(LOOK));
-            lock(&self.sessions).retain(|session| !session.is_finished());
-            let Some(request) = request else {
-                continue;
-            };
-            let peer = request.peer_addr();
-            // Before there is a thread: strangers use up neither threads nor places.
-            let entry = match self.admit(&request, peer) {
-                Ok(entry) => entry,
-                Err((status, why)) => {
-                    let _ = request.reject(&Hello::new(status, 0).encode());
-                    self.events.refused(peer, &why);
-                    continue;
-                }
-            };
-            // A thread for each connection: one cycle of it is one job.
-            let shared = Arc::clone(self);
-            let session = thread::Builder::new()
-                .name("weft-cc".into())
-                .spawn(move || {
-                    if let Err(why) = shared.accept(request, entry, peer) {
-                        shared.events.refused(peer, &why);
-                    }
-                });
-            match session {
-                Ok(session) => lock(&self.sessions).push(session),
-                Err(e) => self.events.refused(peer, &format!("no thread: {e}")),
-            }
-        }
-    }
-
-    /// Whether the master is admitted: by its key, or because the kernel attests our user. `None`: only its transport can show that.
-    fn judge(&self, request: &cm::Request) -> Result<Option<()>, (Status, String)> {
-        let hello =
-            Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;
-        if hello.version != VERSION {
-            return Err((
-                Status::Version,
-                format!("it speaks version {}", hello.version),
-            ));
-        }
-        let known = |tls: weft_verbs::tls::TlsInfo| self.config.admits(&tls.peer, self.level);
-        if self.config.open || request.tls().is_some_and(known) {
-            return Ok(Some(()));
-        }
-        match request.peer_uid() {
-            Some(uid) if uid == rustix::process::geteuid().as_raw() => Ok(Some(())),
-            Some(uid) => Err((
-                Status::Stranger,
-                format!("it belongs to user {uid}, and its key is not authorised"),
-            )),
-            None => Ok(None),
-        }
-    }
-
-    /// A place for a master that has shown who it is, or one among the strangers.
-    fn admit(&self, request: &cm::Request, peer: SocketAddr) -> Result<Entry, (Status, String)> {
-        let is_known = self.judge(request)?.is_some();
-        let entry = self.admission.admit(is_known, peer.ip());
-        entry.map_err(|why| (Status::Busy, why.to_owned()))
-    }
-
-    fn accept(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
-        let mut link = Link::new(&self.device).map_err(|e| e.to_string())?;
-        let hello = Hello::new(Status::Ok, self.config.slots).encode();
-        let param = param(self.config.tls.clone(), hello.to_vec());
-        let conn = request.accept(link.qp, &param).map_err(|e| e.to_string())?;
-        link.qp = conn.qp;
-        let transport = link.qp.path().map_or("tcp", |path| path.transport);
-        if matches!(entry, Entry::Stranger(_)) && !link.qp.attests_same_user() {
-            let why =
-                "its key is not authorised, and the kernel does not say that it is of this user";
-            let told = link.send(&Report::End(End::new(0, Verdict::Refused, "stranger")).encode());
-            let end = Instant::now() + STRANGER_PATIENCE;
-            while told.is_ok() && link.is_alive() && Instant::now() < end && !self.over() {
-                if link.next(LOOK, None).is_err() {
-                    break;
-                }
-            }
-            return Err(why.into());
-        }
-        let _place = self.admission.seat(entry)?;
-        self.events.connected(peer, transport);
-        let why = session::Session::new(self, link, peer).run();
-        self.events.finished(peer, &why);
-        Ok(())
     }
 
     /// Our own compiler of this name, and its digest.

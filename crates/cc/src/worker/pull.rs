@@ -550,7 +550,7 @@ impl Session<'_> {
             return Ok(known);
         }
         let len = region.len as usize;
-        let mr = self.link.pd.alloc_mr(len.max(1), Access::LOCAL_WRITE)?;
+        let mr = self.link.pd().alloc_mr(len.max(1), Access::LOCAL_WRITE)?;
         transfer(&mut self.link, &mr, region, region.len, SendWr::read)?;
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {

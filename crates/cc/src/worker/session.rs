@@ -5,13 +5,14 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use weft_session::{Broken, Event, Link};
 use weft_verbs::{MemError, Mr, RemoteAddr, SendWr};
 
 use super::compile::{Compiler, Ended, Leader};
 use super::view::View;
 use super::watch::Watch;
 use super::{LOOK, Shared, sandbox};
-use crate::link::{DEPTH, Event, Gone, Link};
+use crate::link::{DEPTH, Gone};
 use crate::wire::{Region, Report, Request, Verdict};
 
 /// Bytes that one RDMA operation moves at most.
@@ -43,6 +44,12 @@ pub(super) enum Stop {
 impl From<Gone> for Stop {
     fn from(gone: Gone) -> Self {
         Self::Gone(gone)
+    }
+}
+
+impl From<Broken> for Stop {
+    fn from(broken: Broken) -> Self {
+        Self::Gone(broken.into())
     }
 }
 
@@ -180,7 +187,7 @@ pub(super) fn transfer(
             return Ok(());
         }
         match link.next(end.saturating_duration_since(Instant::now()), None)? {
-            Some(Event::Done) => under_way -= 1,
+            Some(Event::Done(_)) => under_way -= 1,
             Some(Event::Message(_)) => return Err(gone("a message out of turn")),
             None => return Err(gone("the master's memory does not answer")),
         }
