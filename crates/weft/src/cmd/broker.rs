@@ -174,12 +174,9 @@ fn tls(args: &Args) -> Result<Tls, Failure> {
     tls.allow(move |key| {
         let key = key.fingerprint();
         key == own
-            || authorized.as_ref().is_some_and(|authorized| {
-                authorized
-                    .keys()
-                    .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
-                    .is_ok_and(|keys| keys.contains(&key))
-            })
+            || authorized
+                .as_ref()
+                .is_some_and(|authorized| authorized.admits(&key))
     })
     .map_err(unusable)
 }

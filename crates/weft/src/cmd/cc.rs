@@ -642,12 +642,9 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         })
         .transpose()?;
     config.admit = Arc::new(move |key| {
-        authorized.as_ref().is_some_and(|authorized| {
-            authorized
-                .keys()
-                .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
-                .is_ok_and(|keys| keys.contains(&key.fingerprint()))
-        })
+        authorized
+            .as_ref()
+            .is_some_and(|authorized| authorized.admits(&key.fingerprint()))
     });
     if let Some(dir) = &args.dir {
         let unable = |e: &dyn std::fmt::Display| {

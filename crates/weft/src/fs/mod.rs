@@ -269,12 +269,9 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
     let (identity, made) = keypair::read_or_make(&path)?;
     let fingerprint = identity.public_key().fingerprint();
     let admit: Admit = Arc::new(move |key| {
-        authorized.as_ref().is_some_and(|authorized| {
-            authorized
-                .keys()
-                .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
-                .is_ok_and(|keys| keys.contains(&key.fingerprint()))
-        })
+        authorized
+            .as_ref()
+            .is_some_and(|authorized| authorized.admits(&key.fingerprint()))
     });
     let tls = Tls::new(identity).map_err(|e| {
         Failure::failed(format!("cannot use the key pair: {e}"))

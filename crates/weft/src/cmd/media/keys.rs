@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use weft_media::client::{Dial, OpenError, Viewer};
 use weft_media::door::Gate;
 use weft_media::wire::{Refusal, Request};
+use weft_session::door;
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
@@ -128,23 +129,14 @@ impl Gate for UserGate {
         if self.open {
             return Ok(());
         }
-        if let (Some(tls), Some(authorized)) = (request.tls(), &self.authorized) {
-            let keys = authorized
-                .keys()
-                .inspect_err(|e| tracing::error!("nobody's key counts: {e}"));
-            if keys.is_ok_and(|keys| keys.contains(&tls.peer.fingerprint())) {
-                return Ok(());
-            }
-        }
-        match request.peer_uid() {
-            Some(user) if user == rustix::process::geteuid().as_raw() => Ok(()),
-            Some(user) => Err(format!(
-                "it belongs to user {user}, and its key is not authorised"
-            )),
-            None => Err(
-                "its key is not authorised, and the kernel does not say that it is of this user"
-                    .into(),
-            ),
+        let authorized = self.authorized.as_ref();
+        let is_known = door::judge(request, |key| {
+            authorized.is_some_and(|authorized| authorized.admits(&key.fingerprint()))
+        })?;
+        if is_known {
+            Ok(())
+        } else {
+            Err(door::STRANGER.into())
         }
     }
 }
