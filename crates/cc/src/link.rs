@@ -1,20 +1,7 @@
-//! The limits of connections between masters and workers.
+//! The end of a connection between a master and a worker.
 
-use weft_session::{Broken, Shape};
+use weft_session::Broken;
 use weft_verbs::MemError;
-
-use crate::wire::MAX_MESSAGE;
-
-/// RDMA Reads outstanding at once.
-pub(crate) const DEPTH: u16 = 16;
-
-/// Compilers run long.
-pub(crate) const SHAPE: Shape = Shape {
-    longest: MAX_MESSAGE,
-    inline: 0,
-    depth: DEPTH,
-    is_quiet: true,
-};
 
 /// The reason why a connection is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

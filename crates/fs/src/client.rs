@@ -12,10 +12,9 @@ use weft_verbs::tls::Tls;
 use weft_verbs::{Access, Device, Mr, RemoteAddr, SendWr};
 
 use crate::error::Error;
-use crate::link::SHAPE;
 use crate::lock;
 use crate::name::{Endpoint, Name};
-use crate::wire::{Attr, Entry, Flags, Hello, Op, Reply, Request, Status, VERSION};
+use crate::wire::{Attr, Entry, Flags, Op, PROTOCOL, Reply, Request, Status};
 
 /// Bytes that one RDMA operation moves at most, and the length of a connection's staging memory.
 pub(crate) const CHUNK: usize = 1 << 20;
@@ -320,22 +319,26 @@ impl Inner {
     fn dial_one(&self, device: &Device, addr: SocketAddr, epoch: u64) -> Result<Conn, Error> {
         let local = |e: weft_verbs::Error| Error::Local(e.to_string());
         let tls = self.settings.keys.tls(&self.endpoint)?;
-        let (prepared, qp) = Prepared::new(device, SHAPE).map_err(local)?;
+        let (prepared, qp) = Prepared::new(device, PROTOCOL).map_err(local)?;
         let staging = prepared
             .pd
             .alloc_mr(CHUNK, Access::LOCAL_WRITE)
             .map_err(local)?;
-        let hello = Hello::new(Status::Ok, false).encode().to_vec();
-        let conn = match cm::connect_qp(addr, qp, device, &SHAPE.param(tls, hello)) {
+        let hello = PROTOCOL.hello(Status::Ok, 0);
+        let conn = match cm::connect_qp(addr, qp, device, &PROTOCOL.param(tls, hello)) {
             Ok(conn) => conn,
             Err(ConnectError::Rejected { private_data }) => {
-                let theirs = Hello::decode(&private_data).map_err(|e| Error::Foreign(e.0))?;
+                let theirs = PROTOCOL
+                    .read_hello(&private_data)
+                    .map_err(|e| Error::Foreign(e.0))?;
                 return Err(Error::Rejected(theirs.status));
             }
             Err(e) => return Err(Error::Connect(e)),
         };
-        let theirs = Hello::decode(&conn.private_data).map_err(|e| Error::Foreign(e.0))?;
-        if theirs.version != VERSION {
+        let theirs = PROTOCOL
+            .read_hello(&conn.private_data)
+            .map_err(|e| Error::Foreign(e.0))?;
+        if theirs.version != PROTOCOL.version {
             return Err(Error::Rejected(Status::Version));
         }
         if theirs.status != Status::Ok {
@@ -345,7 +348,7 @@ impl Inner {
         Ok(Conn {
             link: prepared.connected(conn.qp),
             epoch,
-            keeps: theirs.keeps,
+            keeps: theirs.value != 0,
             transport,
             patience: self.settings.patience,
             next: 0,

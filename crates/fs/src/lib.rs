@@ -16,7 +16,6 @@ pub mod file;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod keys;
-mod link;
 pub mod name;
 pub mod server;
 pub mod wire;

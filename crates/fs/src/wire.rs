@@ -3,18 +3,12 @@
 //! All integers are big-endian; fields that a kind of message does not use are zero, and a decoder refuses anything else in reserved ones. The decoders take
 //! arbitrary bytes of a hostile peer: they never panic, and allocate no more than they were given.
 
-use std::fmt;
-
 use rustix::io::Errno;
+use weft_session::Protocol;
+pub use weft_session::{Malformed, Status};
 
 use crate::name::{MAX_COMPONENT, Name};
 
-/// The protocol version that this crate speaks.
-pub const VERSION: u16 = 1;
-/// The beginning of the private data of both MPA start-up frames.
-pub const MAGIC: [u8; 8] = *b"weft-fs\0";
-/// Length of a [`Hello`] in bytes.
-pub const HELLO_LEN: usize = 16;
 /// Length of a request's fixed part.
 pub const REQUEST_LEN: usize = 24;
 /// Length of a reply's fixed part.
@@ -22,99 +16,15 @@ pub const REPLY_LEN: usize = 80;
 /// The longest message in bytes.
 pub const MAX_MESSAGE: usize = 16 << 10;
 
-/// Why bytes are not a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("malformed: {0}")]
-pub struct Malformed(pub &'static str);
-
-/// A server's answer to a hello.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// Go on.
-    Ok,
-    /// This version is not spoken here.
-    Version,
-    /// As many clients are served as may be.
-    Busy,
-    /// The client's key is not authorised, and the kernel does not say that it is of the server's user.
-    Stranger,
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ok => "go on",
-            Self::Version => "it speaks another version of the protocol",
-            Self::Busy => "it serves as many clients as it may",
-            Self::Stranger => "our key is not authorised there",
-        })
-    }
-}
-
-/// The private data in both MPA start-up frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hello {
-    /// The sender's protocol version.
-    pub version: u16,
-    /// The server's verdict; `Ok` in a client's hello.
-    pub status: Status,
-    /// Whether the server keeps buffers that no client has open; false in a client's hello.
-    pub keeps: bool,
-}
-
-impl Hello {
-    /// Ours.
-    pub fn new(status: Status, keeps: bool) -> Self {
-        Self {
-            version: VERSION,
-            status,
-            keeps,
-        }
-    }
-
-    /// The bytes of the hello.
-    pub fn encode(&self) -> [u8; HELLO_LEN] {
-        let mut out = [0; HELLO_LEN];
-        out[..8].copy_from_slice(&MAGIC);
-        out[8..10].copy_from_slice(&self.version.to_be_bytes());
-        let status: u16 = match self.status {
-            Status::Ok => 0,
-            Status::Version => 1,
-            Status::Busy => 2,
-            Status::Stranger => 3,
-        };
-        out[10..12].copy_from_slice(&status.to_be_bytes());
-        out[13] = u8::from(self.keeps);
-        out
-    }
-
-    /// Parses a hello; trailing bytes (padding of a kernel's peer) are ignored.
-    ///
-    /// # Errors
-    /// [`Malformed`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let bytes: &[u8; HELLO_LEN] = bytes.first_chunk().ok_or(Malformed("short hello"))?;
-        if bytes[..8] != MAGIC {
-            return Err(Malformed("another protocol"));
-        }
-        let version = be16(bytes, 8);
-        let status = match be16(bytes, 10) {
-            0 => Status::Ok,
-            1 => Status::Version,
-            2 => Status::Busy,
-            3 => Status::Stranger,
-            _ => return Err(Malformed("status")),
-        };
-        if version == VERSION && (bytes[12] != 0 || bytes[13] > 1 || bytes[14..] != [0, 0]) {
-            return Err(Malformed("reserved"));
-        }
-        Ok(Self {
-            version,
-            status,
-            keeps: bytes[13] == 1,
-        })
-    }
-}
+/// The protocol; the value of a server's hello is 1 if it keeps buffers that no client has open.
+pub const PROTOCOL: Protocol = Protocol {
+    magic: *b"weft-fs\0",
+    version: 1,
+    longest: MAX_MESSAGE,
+    inline: 256,
+    depth: 32,
+    is_quiet: false,
+};
 
 fn be16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
@@ -577,10 +487,6 @@ mod tests {
         let mut escaping = request.encode();
         escaping[REQUEST_LEN..REQUEST_LEN + 3].copy_from_slice(b"../");
         assert_eq!(Request::decode(&escaping).unwrap(), (5, Err(Errno::INVAL)));
-        for keeps in [false, true] {
-            let hello = Hello::new(Status::Busy, keeps);
-            assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
-        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use weft_service::{Admission, Entry, Place, lock};
 use weft_verbs::cm;
 use weft_verbs::tls::PublicKey;
 
-use crate::Link;
+use crate::{Link, Protocol, Status};
 
 /// How often threads check whether they have to end.
 pub const LOOK: Duration = Duration::from_millis(250);
@@ -51,11 +51,8 @@ pub trait Server: Send + Sync + 'static {
     /// Looks at a request: whether its peer has shown who it is, see [`judge`].
     ///
     /// # Errors
-    /// The private data of a rejection, and the reason.
-    fn judge(&self, request: &cm::Request) -> Result<bool, (Vec<u8>, String)>;
-
-    /// The private data of a rejection when all places are taken.
-    fn busy(&self) -> Vec<u8>;
+    /// Why it is refused.
+    fn judge(&self, request: &cm::Request) -> Result<bool, String>;
 
     /// Serves a connection until it ends, or the door is closed.
     ///
@@ -73,15 +70,17 @@ pub trait Server: Send + Sync + 'static {
 /// The door of a server.
 #[derive(Debug)]
 pub struct Door {
+    protocol: Protocol,
     admission: Admission,
     is_closed: AtomicBool,
     sessions: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Door {
-    /// For this many connections; `full` is said when all places are taken.
-    pub fn new(most: usize, full: &'static str) -> Self {
+    /// For this many connections of the protocol; `full` is said when all places are taken.
+    pub fn new(protocol: Protocol, most: usize, full: &'static str) -> Self {
         Self {
+            protocol,
             admission: Admission::new(most, full),
             is_closed: AtomicBool::new(false),
             sessions: Mutex::default(),
@@ -160,6 +159,24 @@ impl Door {
         })
     }
 
+    fn admit(
+        &self,
+        server: &impl Server,
+        request: &cm::Request,
+        peer: SocketAddr,
+    ) -> Result<Entry, (Status, String)> {
+        let version = |why| (Status::Version, why);
+        let hello = self.protocol.read_hello(request.private_data());
+        let hello = hello.map_err(|e| version(e.to_string()))?;
+        if hello.version != self.protocol.version {
+            return Err(version(format!("it speaks version {}", hello.version)));
+        }
+        let is_known = server.judge(request);
+        let is_known = is_known.map_err(|why| (Status::Stranger, why))?;
+        let entry = self.admission.admit(is_known, peer.ip());
+        entry.map_err(|why| (Status::Busy, why.to_owned()))
+    }
+
     /// A thread for each connection: the start of one does not hold up the others.
     fn let_in<S: Server>(
         server: &Arc<S>,
@@ -168,15 +185,11 @@ impl Door {
         name: &str,
     ) -> Result<(), String> {
         let door = server.door();
-        let admitted = server.judge(&request).and_then(|is_known| {
-            let entry = door.admission.admit(is_known, peer.ip());
-            entry.map_err(|why| (server.busy(), why.to_owned()))
-        });
         // Before there is a thread: strangers use up neither threads nor places.
-        let entry = match admitted {
+        let entry = match door.admit(&**server, &request, peer) {
             Ok(entry) => entry,
-            Err((refusal, why)) => {
-                let _ = request.reject(&refusal);
+            Err((status, why)) => {
+                let _ = request.reject(&door.protocol.hello(status, 0));
                 return Err(why);
             }
         };

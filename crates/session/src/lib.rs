@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod door;
+mod hello;
 mod link;
 
-pub use link::{Broken, Event, Link, Prepared, Shape};
+pub use hello::{HELLO_LEN, Hello, Malformed, Status};
+pub use link::{Broken, Event, Link, Prepared, Protocol};

@@ -24,9 +24,13 @@ const RECEIVE: u64 = 1 << 63;
 const MESSAGE: u64 = 1 << 62;
 const STAGED: u64 = MESSAGE | 1;
 
-/// The limits of a protocol, and how its threads wait.
+/// A protocol of messages: how it is known, its limits, and how its threads wait.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub struct Protocol {
+    /// The beginning of the private data of both MPA start-up frames.
+    pub magic: [u8; 8],
+    /// The version that is spoken here.
+    pub version: u16,
     /// Bytes of a message.
     pub longest: usize,
     /// Bytes up to which a message travels inline.
@@ -38,7 +42,7 @@ pub struct Shape {
     pub is_quiet: bool,
 }
 
-impl Shape {
+impl Protocol {
     /// The parameters of one side of a connection.
     pub fn param(&self, tls: Tls, private_data: Vec<u8>) -> ConnParam {
         ConnParam {
@@ -81,7 +85,7 @@ impl From<MemError> for Broken {
 pub struct Prepared {
     /// The protection domain.
     pub pd: Pd,
-    shape: Shape,
+    protocol: Protocol,
     cq: Cq,
     channel: Option<CompChannel>,
     buffers: Mr,
@@ -92,24 +96,27 @@ impl Prepared {
     ///
     /// # Errors
     /// Missing resources.
-    pub fn new(device: &Device, shape: Shape) -> Result<(Self, Qp), Error> {
+    pub fn new(device: &Device, protocol: Protocol) -> Result<(Self, Qp), Error> {
         let pd = device.alloc_pd()?;
-        let channel = shape
+        let channel = protocol
             .is_quiet
             .then(|| device.create_comp_channel())
             .transpose()?;
         let cq = device.create_cq(SENDS + 2 * RECEIVES as u32, channel.as_ref())?;
-        let buffers = pd.alloc_mr((RECEIVES as usize + 1) * shape.longest, Access::LOCAL_WRITE)?;
+        let buffers = pd.alloc_mr(
+            (RECEIVES as usize + 1) * protocol.longest,
+            Access::LOCAL_WRITE,
+        )?;
         let qp = pd.create_qp(&QpInit {
             max_send_wr: SENDS,
             max_recv_wr: RECEIVES as u32,
             max_sge: 1,
-            max_inline: shape.inline as u32,
+            max_inline: protocol.inline as u32,
             ..QpInit::new(&cq, &cq)
         })?;
         let prepared = Self {
             pd,
-            shape,
+            protocol,
             cq,
             channel,
             buffers,
@@ -130,8 +137,8 @@ impl Prepared {
     }
 
     fn receive(&self, index: u64) -> RecvWr {
-        let at = index as usize * self.shape.longest;
-        RecvWr::new(RECEIVE | index).sge(self.buffers.sge(at, self.shape.longest))
+        let at = index as usize * self.protocol.longest;
+        RecvWr::new(RECEIVE | index).sge(self.buffers.sge(at, self.protocol.longest))
     }
 }
 
@@ -171,9 +178,9 @@ impl Link {
     /// # Errors
     /// [`Broken`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        let Shape {
+        let Protocol {
             longest, inline, ..
-        } = self.base.shape;
+        } = self.base.protocol;
         if bytes.len() <= inline {
             return self.post(SendWr::send(MESSAGE).inline(bytes));
         }
@@ -207,7 +214,7 @@ impl Link {
         posted.map_err(|_| Broken::Closed)
     }
 
-    /// The next event; waits up to `timeout`, or, if the shape says so, until `other` can be read. `None`: nothing happened here.
+    /// The next event; waits up to `timeout`, or, if the protocol says so, until `other` can be read. `None`: nothing happened here.
     ///
     /// # Errors
     /// [`Broken`].
@@ -271,7 +278,7 @@ impl Link {
         }
         if wc.opcode == WcOpcode::Recv && wc.wr_id & RECEIVE != 0 {
             let index = wc.wr_id & !RECEIVE;
-            let longest = self.base.shape.longest;
+            let longest = self.base.protocol.longest;
             let len = (wc.byte_len as usize).min(longest);
             let bytes = self.base.buffers.to_vec(index as usize * longest, len)?;
             self.qp

@@ -12,8 +12,7 @@ use super::Keys;
 use crate::Endpoint;
 use crate::digest::Digest;
 use crate::ipc::WorkerStatus;
-use crate::link::SHAPE;
-use crate::wire::{End, Hello, Status, VERSION};
+use crate::wire::{End, PROTOCOL, Status};
 
 /// How long a failed worker gets no jobs: at first, and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -235,12 +234,12 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
     let mut last = String::new();
     for addr in addrs {
         let tls = keys.tls(endpoint)?;
-        let (prepared, qp) = Prepared::new(device, SHAPE).map_err(|e| e.to_string())?;
-        let hello = Hello::new(Status::Ok, 0).encode().to_vec();
-        let conn = match cm::connect_qp(addr, qp, device, &SHAPE.param(tls, hello)) {
+        let (prepared, qp) = Prepared::new(device, PROTOCOL).map_err(|e| e.to_string())?;
+        let hello = PROTOCOL.hello(Status::Ok, 0);
+        let conn = match cm::connect_qp(addr, qp, device, &PROTOCOL.param(tls, hello)) {
             Ok(conn) => conn,
             Err(ConnectError::Rejected { private_data }) => {
-                let why = match Hello::decode(&private_data) {
+                let why = match PROTOCOL.read_hello(&private_data) {
                     Ok(theirs) => {
                         format!("the worker turned the connection away: {}", theirs.status)
                     }
@@ -261,9 +260,10 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
                 continue;
             }
         };
-        let theirs = Hello::decode(&conn.private_data)
+        let theirs = PROTOCOL
+            .read_hello(&conn.private_data)
             .map_err(|e| format!("what answers is no worker: {e}"))?;
-        if theirs.version != VERSION || theirs.status != Status::Ok {
+        if theirs.version != PROTOCOL.version || theirs.status != Status::Ok {
             return Err(String::from("the worker speaks another version").into());
         }
         let link = prepared.connected(conn.qp);
@@ -271,7 +271,7 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
         return Ok(Conn {
             link,
             served: super::files::Served::default(),
-            slots: theirs.slots,
+            slots: theirs.value,
             transport,
         });
     }

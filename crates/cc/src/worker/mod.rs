@@ -28,11 +28,10 @@ use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::digest::{Digest, Digests};
-use crate::link::SHAPE;
 use crate::lock;
 use crate::options::Language;
 use crate::travel::{Cache, Installed};
-use crate::wire::{End, Hello, Report, Status, VERSION, Verdict};
+use crate::wire::{End, PROTOCOL, Report, Status, Verdict};
 
 /// The keys that are admitted, in addition to processes of the worker's own user on its host.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
@@ -261,10 +260,10 @@ impl Worker {
             &device,
             config.bind,
             64,
-            &SHAPE.param(config.tls.clone(), Vec::new()),
+            &PROTOCOL.param(config.tls.clone(), Vec::new()),
         )?;
         let addr = listener.local_addr();
-        let door = Door::new(config.max_connections, "too many connections");
+        let door = Door::new(PROTOCOL, config.max_connections, "too many connections");
         let shared = Arc::new(Shared {
             config,
             folder,
@@ -335,28 +334,17 @@ impl door::Server for Shared {
         &self.door
     }
 
-    fn judge(&self, request: &cm::Request) -> Result<bool, (Vec<u8>, String)> {
-        let refusal = |status| Hello::new(status, 0).encode().to_vec();
-        let version = |why| (refusal(Status::Version), why);
-        let hello = Hello::decode(request.private_data()).map_err(|e| version(e.to_string()))?;
-        if hello.version != VERSION {
-            return Err(version(format!("it speaks version {}", hello.version)));
-        }
+    fn judge(&self, request: &cm::Request) -> Result<bool, String> {
         if self.config.open {
             return Ok(true);
         }
-        let known = door::judge(request, |key| self.config.admits(key, self.level));
-        known.map_err(|why| (refusal(Status::Stranger), why))
-    }
-
-    fn busy(&self) -> Vec<u8> {
-        Hello::new(Status::Busy, 0).encode().to_vec()
+        door::judge(request, |key| self.config.admits(key, self.level))
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
-        let (prepared, qp) = Prepared::new(&self.device, SHAPE).map_err(|e| e.to_string())?;
-        let hello = Hello::new(Status::Ok, self.config.slots).encode();
-        let param = SHAPE.param(self.config.tls.clone(), hello.to_vec());
+        let (prepared, qp) = Prepared::new(&self.device, PROTOCOL).map_err(|e| e.to_string())?;
+        let hello = PROTOCOL.hello(Status::Ok, self.config.slots);
+        let param = PROTOCOL.param(self.config.tls.clone(), hello);
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
         let mut link = prepared.connected(conn.qp);

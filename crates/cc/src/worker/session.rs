@@ -12,8 +12,8 @@ use super::compile::{Compiler, Ended, Leader};
 use super::view::View;
 use super::watch::Watch;
 use super::{LOOK, Shared, sandbox};
-use crate::link::{DEPTH, Gone};
-use crate::wire::{Region, Report, Request, Verdict};
+use crate::link::Gone;
+use crate::wire::{DEPTH, Region, Report, Request, Verdict};
 
 /// Bytes that one RDMA operation moves at most.
 const CHUNK: u64 = 1 << 20;

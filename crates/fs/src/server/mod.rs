@@ -24,8 +24,7 @@ use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::door as host;
-use crate::link::SHAPE;
-use crate::wire::{Flags, Hello, Op, Reply, Request, Status, VERSION};
+use crate::wire::{Flags, Op, PROTOCOL, Reply, Request, Status};
 use session::Handles;
 use store::{Opened, Store};
 
@@ -105,7 +104,7 @@ impl Server {
             &device,
             config.bind,
             64,
-            &SHAPE.param(config.tls.clone(), Vec::new()),
+            &PROTOCOL.param(config.tls.clone(), Vec::new()),
         )?;
         let addr = listener.local_addr();
         // Another process of this host can take the name: then programs of this host use RDMA.
@@ -117,7 +116,7 @@ impl Server {
                 );
             })
             .ok();
-        let clients = Door::new(config.max_clients, "too many clients");
+        let clients = Door::new(PROTOCOL, config.max_clients, "too many clients");
         let shared = Arc::new(Shared {
             config,
             store,
@@ -175,28 +174,17 @@ impl door::Server for Shared {
         &self.door
     }
 
-    fn judge(&self, request: &cm::Request) -> Result<bool, (Vec<u8>, String)> {
-        let refusal = |status| Hello::new(status, false).encode().to_vec();
-        let version = |why| (refusal(Status::Version), why);
-        let hello = Hello::decode(request.private_data()).map_err(|e| version(e.to_string()))?;
-        if hello.version != VERSION {
-            return Err(version(format!("it speaks version {}", hello.version)));
-        }
+    fn judge(&self, request: &cm::Request) -> Result<bool, String> {
         if self.config.open {
             return Ok(true);
         }
-        let known = door::judge(request, |key| (self.config.admit)(key));
-        known.map_err(|why| (refusal(Status::Stranger), why))
-    }
-
-    fn busy(&self) -> Vec<u8> {
-        Hello::new(Status::Busy, false).encode().to_vec()
+        door::judge(request, |key| (self.config.admit)(key))
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
-        let (prepared, qp) = Prepared::new(&self.device, SHAPE).map_err(|e| e.to_string())?;
-        let hello = Hello::new(Status::Ok, self.config.keeps).encode();
-        let param = SHAPE.param(self.config.tls.clone(), hello.to_vec());
+        let (prepared, qp) = Prepared::new(&self.device, PROTOCOL).map_err(|e| e.to_string())?;
+        let hello = PROTOCOL.hello(Status::Ok, self.config.keeps.into());
+        let param = PROTOCOL.param(self.config.tls.clone(), hello);
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
         let mut link = prepared.connected(conn.qp);
