@@ -364,9 +364,11 @@ impl Conn {
     pub(crate) fn call(&mut self, request: &Request) -> Result<Reply, Error> {
         self.next = (self.next + 1) & (u64::MAX >> 2);
         let id = self.next as u32 | 1 << 31;
-        let mut bytes = request.encode();
-        bytes[4..8].copy_from_slice(&id.to_be_bytes());
-        self.link.send(&bytes)?;
+        let request = Request {
+            id,
+            ..request.clone()
+        };
+        self.link.send(&request.encode())?;
         loop {
             if let Some(bytes) = self.event()? {
                 let reply = Reply::decode(&bytes).map_err(|e| Error::Foreign(e.0))?;

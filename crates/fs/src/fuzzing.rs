@@ -17,7 +17,7 @@ pub fn fs_wire(data: &[u8]) {
                 .iter()
                 .all(|entry| Name::new(&entry.name).is_ok())
         );
-        assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
+        assert_eq!(Reply::decode(&reply.clone().encode()), Ok(reply));
     }
     if let Ok(hello) = PROTOCOL.read_hello(data)
         && hello.version == PROTOCOL.version
