@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{IsTerminal, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,6 +15,7 @@ use weft_join::print::{self, Printer};
 use weft_join::shell::{Event, Question, Trouble, stream};
 use weft_join::talk::{Outcome, PORT, Table};
 use weft_join::worker::{Settings, Worker};
+use weft_service::endpoint::{Endpoint, parse_bind};
 
 const LONG: &str = "\
 Each worker holds a part of every table. A join keeps the part of its build side where it is, and the rows of its probe side
@@ -49,7 +50,7 @@ enum Command {
 #[derive(clap::Args)]
 struct WorkerArgs {
     /// Where to listen [default: 127.0.0.1:7478]
-    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_bind)]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = |text: &str| parse_bind(text, PORT))]
     bind: Option<SocketAddr>,
     /// Read files below this folder alone
     #[arg(long, value_name = "DIR")]
@@ -106,15 +107,6 @@ enum Format {
     Json,
 }
 
-fn parse_bind(text: &str) -> Result<SocketAddr, String> {
-    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
-    bare.unwrap_or(text)
-        .parse::<IpAddr>()
-        .map(|ip| SocketAddr::new(ip, PORT))
-        .or_else(|_| text.parse())
-        .map_err(|_| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
-}
-
 fn parse_table(text: &str) -> Result<Table, String> {
     match text.split_once('=') {
         Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok(Table {
@@ -129,16 +121,10 @@ fn parse_table(text: &str) -> Result<Table, String> {
 }
 
 fn resolve(text: &str) -> Result<SocketAddr, Trouble> {
-    let with_port = match text.parse::<IpAddr>() {
-        Ok(ip) => return Ok(SocketAddr::new(ip, PORT)),
-        Err(_) if text.contains(':') => text.to_owned(),
-        Err(_) => format!("{text}:{PORT}"),
-    };
-    let found = with_port
-        .to_socket_addrs()
-        .map_err(|e| Trouble::Peer(format!("cannot resolve `{text}`: {e}")))?
-        .next();
-    found.ok_or_else(|| Trouble::Peer(format!("`{text}` has no address")))
+    let worker = Endpoint::parse(text, PORT).map_err(|e| Trouble::Peer(e.to_string()))?;
+    let found = worker.resolve();
+    let found = found.map_err(|e| Trouble::Peer(format!("cannot resolve `{text}`: {e}")))?;
+    Ok(found[0])
 }
 
 fn main() -> ExitCode {

@@ -10,8 +10,7 @@ use weft_roundabout::{Next, Node, Own};
 
 use crate::batches::Cut;
 
-/// The default port of a worker.
-pub const PORT: u16 = 7478;
+pub use weft_service::endpoint::port::JOIN as PORT;
 /// Version of these messages.
 pub const VERSION: u32 = 2;
 /// Bytes of an element between shell and worker.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use weft_sys::unix::{self, Name};
 use weft_sys::{Interest, poll_fds};
 
-use crate::link::Endpoint;
+use crate::Endpoint;
 use crate::options::Language;
 use crate::wire::Output;
 

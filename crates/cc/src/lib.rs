@@ -28,19 +28,30 @@ pub mod worker;
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use link::Endpoint;
+pub use weft_service::endpoint::Endpoint;
+pub use weft_service::endpoint::port::CC as DEFAULT_PORT;
+use weft_service::lock;
 
-/// The port of a worker where none is named.
-pub const DEFAULT_PORT: u16 = 7477;
+/// Workers as users list them, separated by commas or blanks.
+///
+/// # Errors
+/// An invalid one.
+pub fn workers(text: &str) -> Result<Vec<Endpoint>, String> {
+    let mut all: Vec<Endpoint> = Vec::new();
+    let words = text.split([',', ' ', '\t', '\n']);
+    for word in words.filter(|word| !word.is_empty()) {
+        let endpoint = Endpoint::parse(word, DEFAULT_PORT)
+            .map_err(|e| format!("{e}: write HOST, HOST:PORT or [IPV6]:PORT"))?;
+        if !all.contains(&endpoint) {
+            all.push(endpoint);
+        }
+    }
+    Ok(all)
+}
 
 /// The search path of a worker's compilers, and the default elsewhere.
 pub const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The first program of this name in `PATH`.
 pub fn find_program(name: &str) -> Option<PathBuf> {
@@ -90,4 +101,17 @@ fn find_in_dir(
     std::env::split_paths(&path)
         .map(|dir| dir.join(name))
         .find(good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_as_users_list_them() {
+        let all = workers("a, b:1,[::1]:2 a").unwrap();
+        let shown: Vec<_> = all.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["a:7477", "b:1", "[::1]:2"]);
+        assert!(workers("a,b:x").is_err() && workers("").unwrap().is_empty());
+    }
 }

@@ -3,109 +3,30 @@
 //! A hello has a fixed form, which every version reads; the later messages are encoded by postcard. The decoders take arbitrary bytes of a hostile peer: they never
 //! panic, and the values that they return are valid as documented here.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
+use weft_session::Protocol;
+pub use weft_session::{Malformed, Status};
 
-/// The protocol version that this crate speaks.
-pub const VERSION: u16 = 4;
-/// The beginning of the private data of both MPA start-up frames.
-pub const MAGIC: [u8; 8] = *b"weft-cc\0";
-/// Length of a [`Hello`] in bytes.
-pub const HELLO_LEN: usize = 16;
 /// The longest message in bytes.
 pub const MAX_MESSAGE: usize = 32 << 10;
+/// RDMA Reads outstanding at once.
+pub(crate) const DEPTH: u16 = 16;
+
+/// The protocol; the value of a worker's hello is the number of jobs that it takes at once. Compilers run long.
+pub const PROTOCOL: Protocol = Protocol {
+    magic: *b"weft-cc\0",
+    version: 4,
+    longest: MAX_MESSAGE,
+    inline: 0,
+    depth: DEPTH,
+    is_quiet: true,
+};
 /// Bytes of a digest.
 pub const DIGEST_LEN: usize = 32;
 /// Diagnostics that are delivered, in bytes.
 pub const MAX_DIAGNOSTICS: u64 = 256 << 10;
 /// The longest text of a reason, in bytes.
 pub const MAX_REASON: usize = 512;
-
-/// Why bytes are not a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("malformed: {0}")]
-pub struct Malformed(pub &'static str);
-
-/// A worker's answer to a hello.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// Go on.
-    Ok,
-    /// This version is not spoken here.
-    Version,
-    /// As many connections are served as may be.
-    Busy,
-    /// The master's key is not authorised, and the kernel does not say that it is of the worker's user.
-    Stranger,
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ok => "go on",
-            Self::Version => "it speaks another version of the protocol",
-            Self::Busy => "it serves as many connections as it may",
-            Self::Stranger => "our key is not authorised there",
-        })
-    }
-}
-
-/// The private data in both MPA start-up frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hello {
-    /// The sender's protocol version.
-    pub version: u16,
-    /// The worker's verdict; `Ok` in a master's hello.
-    pub status: Status,
-    /// Jobs that the worker takes at once; 0 in a master's hello.
-    pub slots: u16,
-}
-
-impl Hello {
-    /// Ours.
-    pub fn new(status: Status, slots: u16) -> Self {
-        Self {
-            version: VERSION,
-            status,
-            slots,
-        }
-    }
-
-    /// The bytes of the hello.
-    pub fn encode(&self) -> [u8; HELLO_LEN] {
-        let mut out = [0; HELLO_LEN];
-        out[..8].copy_from_slice(&MAGIC);
-        out[8..10].copy_from_slice(&self.version.to_be_bytes());
-        out[10..12].copy_from_slice(&(self.status as u16).to_be_bytes());
-        out[12..14].copy_from_slice(&self.slots.to_be_bytes());
-        out
-    }
-
-    /// Parses a hello; trailing bytes (padding of a kernel's peer) are ignored.
-    ///
-    /// # Errors
-    /// [`Malformed`].
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let bytes: &[u8; HELLO_LEN] = bytes.first_chunk().ok_or(Malformed("short hello"))?;
-        if !bytes.starts_with(&MAGIC) {
-            return Err(Malformed("another protocol"));
-        }
-        let number = |at| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-        let (version, slots) = (number(8), number(12));
-        const ALL: [Status; 4] = [Status::Ok, Status::Version, Status::Busy, Status::Stranger];
-        let status = ALL.get(usize::from(number(10))).copied();
-        let status = status.ok_or(Malformed("status"))?;
-        if version == VERSION && number(14) != 0 {
-            return Err(Malformed("reserved"));
-        }
-        Ok(Self {
-            version,
-            status,
-            slots,
-        })
-    }
-}
 
 /// A range of the master's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -457,10 +378,11 @@ pub(crate) fn check_any(bytes: &[u8]) {
     if let Ok(report) = Report::decode(bytes) {
         assert_eq!(Report::decode(&report.encode()), Ok(report));
     }
-    if let Ok(hello) = Hello::decode(bytes)
-        && hello.version == VERSION
+    if let Ok(hello) = PROTOCOL.read_hello(bytes)
+        && hello.version == PROTOCOL.version
     {
-        assert_eq!(hello.encode(), bytes[..HELLO_LEN]);
+        let again = PROTOCOL.hello(hello.status, hello.value);
+        assert_eq!(again, bytes[..weft_session::HELLO_LEN]);
     }
 }
 
@@ -577,8 +499,6 @@ mod tests {
         ] {
             assert_eq!(Report::decode(&report.encode()).unwrap(), report);
         }
-        let hello = Hello::new(Status::Stranger, 14);
-        assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
     }
 
     #[test]

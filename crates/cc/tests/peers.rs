@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use common::{Bed, config, has_gcc, long_text, tls, until, worker};
 use weft_cc::ipc::Answer;
 use weft_cc::options::Language;
-use weft_cc::wire::{End, Entry, Hello, Job, Node, Output, Pull, Region, Report, Request, Verdict};
+use weft_cc::wire::{
+    End, Entry, Job, Node, Output, PROTOCOL, Pull, Region, Report, Request, Status, Verdict,
+};
 use weft_cc::worker::{Config, sandbox};
 use weft_cc::{Endpoint, find_program};
 use weft_verbs::cm::{self, ConnParam};
@@ -39,9 +41,9 @@ impl Peer {
         (qp, cq, mr)
     }
 
-    fn param(hello: Hello) -> ConnParam {
+    fn param(slots: u16) -> ConnParam {
         ConnParam {
-            private_data: hello.encode().to_vec(),
+            private_data: PROTOCOL.hello(Status::Ok, slots),
             tls: Some(tls()),
             ..ConnParam::default()
         }
@@ -49,7 +51,7 @@ impl Peer {
 
     fn connect(device: &Device, to: SocketAddr) -> Self {
         let (qp, cq, mr) = Self::objects(device);
-        let param = Self::param(Hello::new(weft_cc::wire::Status::Ok, 0));
+        let param = Self::param(0);
         let qp = cm::connect_qp(to, qp, device, &param).unwrap().qp;
         Self { qp, cq, mr }
     }
@@ -311,13 +313,8 @@ fn hostile_workers_cost_no_object() {
         return;
     }
     let device = Device::open().unwrap();
-    let listener = cm::Listener::bind(
-        &device,
-        "127.0.0.1:0".parse().unwrap(),
-        16,
-        &Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1)),
-    )
-    .unwrap();
+    let listener =
+        cm::Listener::bind(&device, "127.0.0.1:0".parse().unwrap(), 16, &Peer::param(1)).unwrap();
     let at = Endpoint {
         host: "127.0.0.1".into(),
         port: listener.local_addr().port(),
@@ -344,9 +341,7 @@ fn hostile_workers_cost_no_object() {
         for answer in answers {
             let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
             let (qp, cq, mr) = Peer::objects(&device);
-            let conn = request
-                .accept(qp, &Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1)))
-                .unwrap();
+            let conn = request.accept(qp, &Peer::param(1)).unwrap();
             let peer = Peer {
                 qp: conn.qp,
                 cq,
@@ -375,7 +370,7 @@ fn a_worker_that_stays_busy_does_not_hold_a_build() {
         return;
     }
     let device = Device::open().unwrap();
-    let hello = || Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1));
+    let hello = || Peer::param(1);
     let listener =
         cm::Listener::bind(&device, "127.0.0.1:0".parse().unwrap(), 16, &hello()).unwrap();
     let at = Endpoint {

@@ -1,20 +1,20 @@
 //! A connection to a server, which is opened again after a loss.
 
 use std::collections::HashSet;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use weft_session::{Event, Link, Prepared};
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::Tls;
 use weft_verbs::{Access, Device, Mr, RemoteAddr, SendWr};
 
 use crate::error::Error;
-use crate::link::{Event, Link, Prepared, param};
 use crate::lock;
 use crate::name::{Endpoint, Name};
-use crate::wire::{Attr, Entry, Flags, Hello, Op, Reply, Request, Status, VERSION};
+use crate::wire::{Attr, Entry, Flags, Op, PROTOCOL, Reply, Request, Status};
 
 /// Bytes that one RDMA operation moves at most, and the length of a connection's staging memory.
 pub(crate) const CHUNK: usize = 1 << 20;
@@ -299,10 +299,7 @@ impl Inner {
     }
 
     fn dial(&self, device: &Device, epoch: u64) -> Result<Conn, Error> {
-        let Endpoint { host, port } = &self.endpoint;
-        let addrs = (host.as_str(), *port)
-            .to_socket_addrs()
-            .map_err(Error::Resolve)?;
+        let addrs = self.endpoint.resolve().map_err(Error::Resolve)?;
         let mut last = None;
         for addr in addrs {
             match self.dial_one(device, addr, epoch) {
@@ -322,22 +319,26 @@ impl Inner {
     fn dial_one(&self, device: &Device, addr: SocketAddr, epoch: u64) -> Result<Conn, Error> {
         let local = |e: weft_verbs::Error| Error::Local(e.to_string());
         let tls = self.settings.keys.tls(&self.endpoint)?;
-        let (prepared, qp) = Prepared::new(device).map_err(local)?;
+        let (prepared, qp) = Prepared::new(device, PROTOCOL).map_err(local)?;
         let staging = prepared
             .pd
             .alloc_mr(CHUNK, Access::LOCAL_WRITE)
             .map_err(local)?;
-        let hello = Hello::new(Status::Ok, false).encode().to_vec();
-        let conn = match cm::connect_qp(addr, qp, device, &param(tls, hello)) {
+        let hello = PROTOCOL.hello(Status::Ok, 0);
+        let conn = match cm::connect_qp(addr, qp, device, &PROTOCOL.param(tls, hello)) {
             Ok(conn) => conn,
             Err(ConnectError::Rejected { private_data }) => {
-                let theirs = Hello::decode(&private_data).map_err(|e| Error::Foreign(e.0))?;
+                let theirs = PROTOCOL
+                    .read_hello(&private_data)
+                    .map_err(|e| Error::Foreign(e.0))?;
                 return Err(Error::Rejected(theirs.status));
             }
             Err(e) => return Err(Error::Connect(e)),
         };
-        let theirs = Hello::decode(&conn.private_data).map_err(|e| Error::Foreign(e.0))?;
-        if theirs.version != VERSION {
+        let theirs = PROTOCOL
+            .read_hello(&conn.private_data)
+            .map_err(|e| Error::Foreign(e.0))?;
+        if theirs.version != PROTOCOL.version {
             return Err(Error::Rejected(Status::Version));
         }
         if theirs.status != Status::Ok {
@@ -345,9 +346,9 @@ impl Inner {
         }
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
         Ok(Conn {
-            link: Link::new(prepared, conn.qp),
+            link: prepared.connected(conn.qp),
             epoch,
-            keeps: theirs.keeps,
+            keeps: theirs.value != 0,
             transport,
             patience: self.settings.patience,
             next: 0,
@@ -363,9 +364,11 @@ impl Conn {
     pub(crate) fn call(&mut self, request: &Request) -> Result<Reply, Error> {
         self.next = (self.next + 1) & (u64::MAX >> 2);
         let id = self.next as u32 | 1 << 31;
-        let mut bytes = request.encode();
-        bytes[4..8].copy_from_slice(&id.to_be_bytes());
-        self.link.send(&bytes)?;
+        let request = Request {
+            id,
+            ..request.clone()
+        };
+        self.link.send(&request.encode())?;
         loop {
             if let Some(bytes) = self.event()? {
                 let reply = Reply::decode(&bytes).map_err(|e| Error::Foreign(e.0))?;
@@ -386,7 +389,7 @@ impl Conn {
 
     /// Waits for something to happen: a message, or a work request that is done, which is noted.
     fn event(&mut self) -> Result<Option<Vec<u8>>, Error> {
-        match self.link.next(self.patience)? {
+        match self.link.next(self.patience, None)? {
             Some(Event::Message(bytes)) => Ok(Some(bytes)),
             Some(Event::Done(id)) => {
                 self.under_way = self.under_way.saturating_sub(1);
@@ -406,11 +409,7 @@ impl Conn {
         }
         self.next = (self.next + 1) & (u64::MAX >> 2);
         wr.id = self.next;
-        wr.signaled = true;
-        self.link
-            .qp
-            .post_send_one(wr)
-            .map_err(|_| Error::Gone("cannot post"))?;
+        self.link.post(wr)?;
         self.under_way += 1;
         Ok(self.next)
     }

@@ -1,6 +1,7 @@
 //! Errors between a client and its server.
 
 use rustix::io::Errno;
+use weft_session::Broken;
 use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::TlsError;
 
@@ -54,6 +55,17 @@ impl Error {
         match self {
             Self::Errno(Errno::NOENT | Errno::NOTDIR | Errno::ISDIR) => Errno::STALE.into(),
             other => other,
+        }
+    }
+}
+
+impl From<Broken> for Error {
+    fn from(broken: Broken) -> Self {
+        match broken {
+            Broken::Denied => Self::Gone("the server has taken the memory back"),
+            Broken::Closed => Self::Gone("the peer closed it or went away"),
+            Broken::Protocol(why) => Self::Gone(why),
+            Broken::Local(why) => Self::Local(why),
         }
     }
 }

@@ -668,7 +668,7 @@ impl State {
         access: Access,
         request: fn(u64, RemoteAddr) -> SendWr,
     ) -> Result<(), Error> {
-        let mr = conn.link.base.pd.reg_raw(memory, access);
+        let mr = conn.link.pd().reg_raw(memory, access);
         let mr = mr.map_err(|e| Error::Local(e.to_string()))?;
         let mut ids = Vec::new();
         let done = (0..memory.len()).step_by(CHUNK).try_for_each(|at| {
@@ -721,7 +721,7 @@ impl State {
     /// Begins to read a window.
     fn fetch(&mut self, conn: &mut Conn, which: usize, off: u64) -> Result<usize, Error> {
         while self.ahead.len() <= which {
-            let mr = conn.link.base.pd.alloc_mr(CHUNK, Access::LOCAL_WRITE);
+            let mr = conn.link.pd().alloc_mr(CHUNK, Access::LOCAL_WRITE);
             self.ahead.push(Window {
                 mr: mr.map_err(|e| Error::Local(e.to_string()))?,
                 off: 0,
@@ -803,7 +803,7 @@ impl State {
             }
         }
         while self.behind.len() <= self.filling {
-            let mr = conn.link.base.pd.alloc_mr(CHUNK, Access::LOCAL_WRITE);
+            let mr = conn.link.pd().alloc_mr(CHUNK, Access::LOCAL_WRITE);
             self.behind.push(Window {
                 mr: mr.map_err(|e| Error::Local(e.to_string()))?,
                 off: 0,

@@ -1,7 +1,7 @@
 //! The functions that the fuzz targets call.
 
 use crate::name::{Name, RemotePath};
-use crate::wire::{Hello, MAX_MESSAGE, Reply, Request, VERSION};
+use crate::wire::{MAX_MESSAGE, PROTOCOL, Reply, Request};
 
 /// Arbitrary bytes as each message of the protocol, and as the paths that programs open.
 pub fn fs_wire(data: &[u8]) {
@@ -17,12 +17,13 @@ pub fn fs_wire(data: &[u8]) {
                 .iter()
                 .all(|entry| Name::new(&entry.name).is_ok())
         );
-        assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
+        assert_eq!(Reply::decode(&reply.clone().encode()), Ok(reply));
     }
-    if let Ok(hello) = Hello::decode(data)
-        && hello.version == VERSION
+    if let Ok(hello) = PROTOCOL.read_hello(data)
+        && hello.version == PROTOCOL.version
     {
-        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        let again = PROTOCOL.hello(hello.status, hello.value);
+        assert_eq!(PROTOCOL.read_hello(&again), Ok(hello));
     }
     if let Ok(path) = RemotePath::parse(data) {
         // No name leads out of its server.

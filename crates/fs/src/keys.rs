@@ -130,7 +130,7 @@ mod tests {
             known: Some(path.clone()),
             only: Vec::new(),
         };
-        let endpoint = Endpoint::parse("a:1").unwrap();
+        let endpoint = Endpoint::parse("a:1", 1).unwrap();
         assert_eq!(keys.good(&endpoint).unwrap(), []);
         let good = format!("# ours\na:1 {server}\nb:1 {server}\n");
         std::fs::write(&path, &good).unwrap();

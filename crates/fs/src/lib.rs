@@ -16,7 +16,6 @@ pub mod file;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod keys;
-mod link;
 pub mod name;
 pub mod server;
 pub mod wire;
@@ -26,11 +25,5 @@ pub use error::Error;
 pub use file::{File, OpenOptions};
 pub use rustix::io::Errno;
 
-/// The port of a server where none is named.
-pub const DEFAULT_PORT: u16 = 7474;
-
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub use weft_service::endpoint::port::FS as DEFAULT_PORT;
+use weft_service::lock;

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use rustix::io::Errno;
+pub use weft_service::endpoint::Endpoint;
 
 /// The beginning of remote paths.
 pub const PREFIX: &[u8] = b"/rdma/";
@@ -125,59 +126,6 @@ impl fmt::Debug for Name {
     }
 }
 
-/// A server, as users name it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Endpoint {
-    /// Host name or address, IPv6 without brackets.
-    pub host: String,
-    /// Port.
-    pub port: u16,
-}
-
-impl Endpoint {
-    /// Parses `HOST[:PORT]`, IPv6 addresses in brackets; without a port it is [`crate::DEFAULT_PORT`].
-    ///
-    /// # Errors
-    /// `EINVAL`.
-    pub fn parse(text: &str) -> Result<Self, Errno> {
-        let (host, rest) = match text.strip_prefix('[') {
-            Some(inner) => {
-                let (host, rest) = inner.split_once(']').ok_or(Errno::INVAL)?;
-                host.parse::<std::net::Ipv6Addr>()
-                    .map_err(|_| Errno::INVAL)?;
-                (host, rest)
-            }
-            None => text.split_at(text.find(':').unwrap_or(text.len())),
-        };
-        let port = match rest.strip_prefix(':') {
-            None if rest.is_empty() => crate::DEFAULT_PORT,
-            Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
-                digits.parse().map_err(|_| Errno::INVAL)?
-            }
-            _ => return Err(Errno::INVAL),
-        };
-        let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b':');
-        if host.is_empty() || host.len() > 253 || port == 0 || !host.bytes().all(good) {
-            return Err(Errno::INVAL);
-        }
-        Ok(Self {
-            host: host.into(),
-            port,
-        })
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let host = self.host.to_ascii_lowercase();
-        if host.contains(':') {
-            write!(f, "[{host}]:{}", self.port)
-        } else {
-            write!(f, "{host}:{}", self.port)
-        }
-    }
-}
-
 /// `/rdma/<host>:<port>/<name>[:<size>]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemotePath {
@@ -213,7 +161,7 @@ impl RemotePath {
         let rest = path.strip_prefix(PREFIX).ok_or(Errno::NOENT)?;
         let slash = rest.iter().position(|&b| b == b'/').unwrap_or(rest.len());
         let endpoint = std::str::from_utf8(&rest[..slash]).map_err(|_| Errno::INVAL)?;
-        let endpoint = Endpoint::parse(endpoint)?;
+        let endpoint = Endpoint::parse(endpoint, crate::DEFAULT_PORT).map_err(|_| Errno::INVAL)?;
         let name = &rest[slash..];
         let last = name.iter().rposition(|&b| b == b'/').map_or(0, |at| at + 1);
         let (name, size) = match name[last..].iter().rposition(|&b| b == b':') {
@@ -298,6 +246,8 @@ mod tests {
         let v6 = parse("/rdma/[2001:db8::7]:4711/a/b").unwrap();
         assert_eq!(v6.endpoint.to_string(), "[2001:db8::7]:4711");
         assert_eq!((v6.name.as_bytes(), v6.size), (&b"a/b"[..], 0));
+        let zoned = parse("/rdma/[fe80::1%eth0]:7474/a").unwrap();
+        assert_eq!(zoned.endpoint.host, "fe80::1%eth0");
         assert_eq!(
             parse("/rdma/h/x").unwrap().endpoint.port,
             crate::DEFAULT_PORT

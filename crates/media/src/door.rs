@@ -6,10 +6,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use weft_service::Place;
+use weft_service::{Place, lock};
 use weft_verbs::cm::{self, ConnParam, LinkOptions};
 use weft_verbs::tls::Tls;
 use weft_verbs::{Access, Cq, Device, Pd, Qp, QpInit, Wc};
@@ -96,10 +96,6 @@ struct There {
     _qp: Arc<Qp>,
     _keep: Arc<dyn Any + Send + Sync>,
     _place: Place,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Door {

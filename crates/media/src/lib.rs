@@ -25,9 +25,4 @@ pub mod ts;
 pub mod watch;
 pub mod wire;
 
-/// The default port of `weft media serve`.
-pub const SERVE_PORT: u16 = 7475;
-/// The default port of `weft media live`.
-pub const LIVE_PORT: u16 = 7476;
-/// The default port of `weft media proxy`.
-pub const HTTP_PORT: u16 = 8473;
+pub use weft_service::endpoint::port::{HTTP as HTTP_PORT, LIVE as LIVE_PORT, MEDIA as SERVE_PORT};

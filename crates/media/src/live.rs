@@ -7,9 +7,10 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use weft_service::lock;
 use weft_verbs::{Access, Cq, Device, Error, MemError, Mr, Pd, Qp, SendWr};
 
 use crate::door::{Caller, Host, SENDS, drain};
@@ -25,10 +26,6 @@ pub const SLOTS: u32 = 1024;
 pub const RING: u64 = 64 << 20;
 /// How often the server retries notifications of viewers that had no receive.
 const AGAIN: Duration = Duration::from_millis(20);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Microseconds since the epoch.
 pub fn now() -> u64 {

@@ -1,11 +1,12 @@
 //! The server of files: it answers requests, and does nothing afterwards.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::door::{Caller, Host};
 use crate::shelf::{Movie, Shelf};
 use crate::wire::{Refusal, Request};
+use weft_service::lock;
 
 /// Files that are read into memory at the same time.
 const LOADERS: usize = 2;
@@ -25,10 +26,6 @@ struct Loading {
     /// Titles that no loader has begun.
     queue: VecDeque<String>,
     loaders: usize,
-}
-
-fn lock(mutex: &Mutex<Loading>) -> MutexGuard<'_, Loading> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn answer(caller: Caller, movie: &Result<Arc<Movie>, Refusal>) {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use weft_service::{Admission, Entry, Place};
+use weft_session::door::{STRANGER, judge};
 use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Device, LocalMode};
@@ -35,9 +36,6 @@ const WAITING: usize = 256;
 const GREETING: Duration = Duration::from_secs(5);
 /// Plain connections that are greeting at once; those over verbs are bounded by the device.
 const GREETERS: usize = 64;
-
-const STRANGER: &str =
-    "its key is not authorised, and the kernel does not say that it is of this user";
 
 /// The keys that are admitted.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
@@ -492,21 +490,16 @@ fn greet(request: cm::Request, security: &Security, waiting: &Waiting) {
             &format!("versions differ: {} there, {VERSION} here", hello.version),
         );
     }
-    let known = match security {
+    let known = judge(&request, |key| match security {
         Security::SameUser => false,
         // Without a file of peers any key would be accepted, and that was not requested.
-        Security::Environment => request.tls().is_some() && named_peers(),
-        Security::Keys(_, admit) => request.tls().is_some_and(|tls| admit(&tls.peer)),
-    };
-    let known = match (known, request.peer_uid()) {
-        (true, _) => true,
-        (false, Some(uid)) if uid == our_user() => true,
-        (false, Some(uid)) => {
-            return refuse(request, &format!("user {uid} is not let in"));
-        }
-        // On this host its transport can still say that it is of our user.
-        (false, None) if peer.ip().to_canonical().is_loopback() => false,
-        (false, None) => return refuse(request, "its key is not authorised"),
+        Security::Environment => named_peers(),
+        Security::Keys(_, admit) => admit(key),
+    });
+    let known = match known {
+        Ok(known) if known || peer.ip().to_canonical().is_loopback() => known,
+        Ok(_) => return refuse(request, STRANGER),
+        Err(why) => return refuse(request, &why),
     };
     let guest = Guest::Rdma(request, known);
     if let Err((guest, why)) = waiting.put(hello, guest, known, peer.ip())
@@ -528,7 +521,7 @@ fn accept(
     let conn = request
         .accept(qp, &settings)
         .map_err(|e| refused(&e.to_string()))?;
-    if !known && !is_local(&conn.qp) {
+    if !known && !conn.qp.attests_same_user() {
         return Err(refused(STRANGER));
     }
     Ok(conn.qp)
@@ -543,11 +536,6 @@ fn is_ours(stream: &TcpStream, end: Instant) -> bool {
             _ => return false,
         }
     }
-}
-
-/// Whether the neighbour uses shared memory, which only processes of one user share.
-fn is_local(qp: &weft_verbs::Qp) -> bool {
-    qp.path().is_some_and(|path| path.transport == "local")
 }
 
 fn dial(
@@ -576,7 +564,7 @@ fn dial(
         Security::Environment => conn.qp.tls().is_some() && named_peers(),
         Security::Keys(..) => conn.qp.tls().is_some(),
     };
-    if !known && !is_local(&conn.qp) && conn.qp.peer_uid() != Some(our_user()) {
+    if !known && !conn.qp.attests_same_user() && conn.qp.peer_uid() != Some(our_user()) {
         return Err(form(ring, next, STRANGER));
     }
     Ok(conn.qp)

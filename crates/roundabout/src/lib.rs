@@ -24,7 +24,7 @@ pub use link::Ring;
 pub use node::{Canceller, Element, Load, Next, Node, Own, Room, Waker, Watch};
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use weft_service::lock;
 
 /// The default length of an element: the thesis's critical size (figure 7.7).
 pub const ELEMENT: usize = 4 << 20;
@@ -66,8 +66,4 @@ pub enum Error {
     /// A missing resource of this process.
     #[error("{0}")]
     Local(String),
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

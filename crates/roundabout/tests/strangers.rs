@@ -158,7 +158,7 @@ fn a_key_that_is_not_named_is_kept_out() {
     if let Some((ours, theirs)) = meet("key", false) {
         assert!(matches!(ours, Err(Error::Form { node: 0, .. })), "{ours:?}");
         // It is refused, or, when the kernel cannot say whose it is before it is accepted, closed before anything is said.
-        let refused = ["is not let in", "the connection has ended"];
+        let refused = ["it belongs to user", "the connection has ended"];
         assert!(refused.iter().any(|why| theirs.contains(why)), "{theirs}");
     }
 }

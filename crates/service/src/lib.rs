@@ -1,7 +1,8 @@
 //! What the servers of the tree and their clients share: who may keep a server busy before anything is proved, how text of peers is shown,
-//! and which files of keys are believed.
+//! which files of keys are believed, and how servers are named.
 #![forbid(unsafe_code)]
 
+pub mod endpoint;
 pub mod text;
 pub mod trust;
 
@@ -9,6 +10,11 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Locks; a thread that panicked with the lock has left whole values behind.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Strangers at the same time, in all and from one address.
 const MOST: usize = 64;
@@ -55,15 +61,11 @@ fn origin(ip: IpAddr) -> IpAddr {
 }
 
 impl Strangers {
-    fn lock(&self) -> MutexGuard<'_, Inside> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Lets one in. If there are too many, of its address or in all, the oldest of them that can be shown out makes room for one that
     /// can be shown out itself; any other one is not let in.
     fn enter(&self, from: IpAddr, leave: Option<Leave>) -> Option<Stranger> {
         let from = origin(from);
-        let mut inside = self.lock();
+        let mut inside = lock(&self.0);
         let all = &mut inside.all;
         let of_one = all.iter().filter(|other| other.from == from).count() >= MOST_OF_ONE;
         let gone = if of_one || all.len() >= MOST {
@@ -94,7 +96,7 @@ impl Strangers {
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        let mut inside = self.all.lock();
+        let mut inside = lock(&self.all.0);
         let mine = |other: &Waiting| other.number == self.number;
         let gone = inside
             .all

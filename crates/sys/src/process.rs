@@ -18,7 +18,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// A descriptor that refers to this process permanently, even if its number is reused.
@@ -62,6 +62,15 @@ pub fn end_with_us(command: &mut Command) -> &mut Command {
             }
         })
     }
+}
+
+/// The version of the kernel's Landlock; 0 without it.
+pub fn landlock_abi() -> u32 {
+    const VERSION: libc::c_uint = 1;
+    let (call, nothing) = (libc::SYS_landlock_create_ruleset, ptr::null::<u8>());
+    // SAFETY: with this flag the kernel reads no attributes.
+    let abi = unsafe { libc::syscall(call, nothing, 0_usize, VERSION) };
+    u32::try_from(abi).unwrap_or(0)
 }
 
 /// What a program that is started may not do. Both parts are permanent, and hold for what it starts too.

@@ -1,6 +1,5 @@
 //! Ways to reach a server: by its door on this host, or by RDMA.
 
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 
 use weft_fs::name::{Endpoint, Name, RemotePath};
@@ -18,12 +17,7 @@ pub(crate) fn here(
     if weft_sys::settings::LOCAL.is("off") == Ok(true) {
         return Ok(None);
     }
-    let endpoint = &path.endpoint;
-    let addrs: Vec<SocketAddr> = (endpoint.host.as_str(), endpoint.port)
-        .to_socket_addrs()
-        .map_err(Error::Resolve)?
-        .collect();
-    for addr in addrs {
+    for addr in path.endpoint.resolve().map_err(Error::Resolve)? {
         if let Some((reply, file)) = door::ask(addr, request)? {
             return match reply.error {
                 Some(errno) => Err(errno.into()),

@@ -19,10 +19,10 @@ use weft_sys::{Interest, memfd, poll_fds};
 
 use super::past::Trail;
 use super::{Leave, Shared, job};
+use crate::Endpoint;
 use crate::client::{ACTIVE, HOSTS, not_compilers};
 use crate::ipc::{JobAsk, Line, PullAsk, with_scratch};
 use crate::launch::{FROM, Launch, NAME, Next};
-use crate::link::Endpoint;
 use crate::lock;
 use crate::options::{self, Plan};
 use crate::wire::Output;
@@ -198,7 +198,7 @@ impl Running<'_> {
         }
         let hosts = launch.var(HOSTS).and_then(OsStr::to_str);
         // A wrong list must not break a build.
-        let workers = Endpoint::list(hosts.unwrap_or_default()).unwrap_or_else(|e| {
+        let workers = crate::workers(hosts.unwrap_or_default()).unwrap_or_else(|e| {
             let _ = writeln!(self.stderr, "weft cc: WEFT_CC_HOSTS: {e}; compiling here");
             Vec::new()
         });

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use weft_session::{Broken, Event};
 use weft_sys::memfd;
 use weft_verbs::{Access, Mr};
 
@@ -14,9 +15,10 @@ use super::files::Roots;
 use super::past::Trail;
 use super::pool::{Conn, Pick, dial};
 use super::{LOOK, Running, Shared};
+use crate::Endpoint;
 use crate::digest::{Digest, Parts};
 use crate::ipc::{JobAsk, Line, PullAsk};
-use crate::link::{Endpoint, Event, Gone};
+use crate::link::Gone;
 use crate::lock;
 use crate::options::Language;
 use crate::travel;
@@ -54,6 +56,12 @@ enum Lost {
     Gone(String),
     /// The compilation has ended.
     Cancelled,
+}
+
+impl From<Broken> for Lost {
+    fn from(broken: Broken) -> Self {
+        Self::Gone(broken.to_string())
+    }
 }
 
 impl From<Gone> for Lost {
@@ -97,7 +105,7 @@ struct Task<'a> {
 /// A region that the worker can read, with a copy: the files may change, and become shorter, at any time.
 fn export(conn: &Conn, contents: &[u8]) -> Result<Mr, Lost> {
     let access = Access::REMOTE_READ | Access::LOCAL_WRITE;
-    let mr = conn.link.pd.alloc_mr(contents.len(), access);
+    let mr = conn.link.pd().alloc_mr(contents.len(), access);
     let mr = mr.map_err(lacks)?;
     mr.write(0, contents).map_err(lacks)?;
     Ok(mr)
@@ -348,13 +356,13 @@ impl Shared {
     fn drive(&self, conn: &mut Conn, task: &Task<'_>) -> Result<(End, OwnedFd), Lost> {
         let Task { id, ask, .. } = *task;
         let len = usize::try_from(ask.at.saturating_add(ask.len)).map_err(lacks)?;
-        let register = |source| conn.link.pd.reg_memfd(source, len, Access::REMOTE_READ);
+        let register = |source| conn.link.pd().reg_memfd(source, len, Access::REMOTE_READ);
         let source = task.source.map(register).transpose().map_err(lacks)?;
         let room_file = memfd::create_growing("weft-cc-room").map_err(lacks)?;
         let access = Access::REMOTE_WRITE | Access::LOCAL_WRITE;
         let make_room = |conn: &Conn, len: u64| {
             memfd::grow(&room_file, len).map_err(lacks)?;
-            let mr = conn.link.pd.reg_memfd(&room_file, len as usize, access);
+            let mr = conn.link.pd().reg_memfd(&room_file, len as usize, access);
             mr.map_err(lacks)
         };
         let mut room = make_room(conn, self.config.room)?;
@@ -480,7 +488,7 @@ impl Shared {
                     match self.packed.of(task.ask, task.digest) {
                         Ok(packed) => {
                             let len = packed.metadata().map_err(lacks)?.len();
-                            let pd = &conn.link.pd;
+                            let pd = conn.link.pd();
                             let mr = pd.reg_memfd(&*packed, len as usize, Access::REMOTE_READ);
                             let mr = mr.map_err(lacks)?;
                             from = region(&mr, 0, len);

@@ -24,10 +24,10 @@ use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
 use weft_verbs::tls::Tls;
 
+use crate::Endpoint;
 use crate::digest::Digests;
 use crate::ipc::{Answer, Ask, JobStatus, Line, Status};
 use crate::launch::Launch;
-use crate::link::Endpoint;
 use crate::lock;
 use pool::Pool;
 pub use pool::{About, Refusal, probe};

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::Shared;
+use crate::Endpoint;
 use crate::ipc::{MAX_PAST, Past};
-use crate::link::Endpoint;
 use crate::lock;
 use crate::wire::End;
 

@@ -1,18 +1,18 @@
 //! Workers, their connections, and the choice of a worker for a job.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
+use weft_session::{Link, Prepared};
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::{PublicKey, TlsError};
 
 use super::Keys;
+use crate::Endpoint;
 use crate::digest::Digest;
 use crate::ipc::WorkerStatus;
-use crate::link::{Endpoint, Link, param};
-use crate::wire::{End, Hello, Status, VERSION};
+use crate::wire::{End, PROTOCOL, Status};
 
 /// How long a failed worker gets no jobs: at first, and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -228,18 +228,18 @@ impl From<String> for Refusal {
 
 /// Connects to a worker.
 pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Result<Conn, Refusal> {
-    let addrs = (endpoint.host.as_str(), endpoint.port)
-        .to_socket_addrs()
+    let addrs = endpoint
+        .resolve()
         .map_err(|e| format!("cannot resolve the host: {e}"))?;
-    let mut last = String::from("the host has no address");
+    let mut last = String::new();
     for addr in addrs {
         let tls = keys.tls(endpoint)?;
-        let mut link = Link::new(device).map_err(|e| e.to_string())?;
-        let hello = Hello::new(Status::Ok, 0).encode().to_vec();
-        let conn = match cm::connect_qp(addr, link.qp, device, &param(tls, hello)) {
+        let (prepared, qp) = Prepared::new(device, PROTOCOL).map_err(|e| e.to_string())?;
+        let hello = PROTOCOL.hello(Status::Ok, 0);
+        let conn = match cm::connect_qp(addr, qp, device, &PROTOCOL.param(tls, hello)) {
             Ok(conn) => conn,
             Err(ConnectError::Rejected { private_data }) => {
-                let why = match Hello::decode(&private_data) {
+                let why = match PROTOCOL.read_hello(&private_data) {
                     Ok(theirs) => {
                         format!("the worker turned the connection away: {}", theirs.status)
                     }
@@ -260,17 +260,18 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
                 continue;
             }
         };
-        let theirs = Hello::decode(&conn.private_data)
+        let theirs = PROTOCOL
+            .read_hello(&conn.private_data)
             .map_err(|e| format!("what answers is no worker: {e}"))?;
-        if theirs.version != VERSION || theirs.status != Status::Ok {
+        if theirs.version != PROTOCOL.version || theirs.status != Status::Ok {
             return Err(String::from("the worker speaks another version").into());
         }
-        link.qp = conn.qp;
+        let link = prepared.connected(conn.qp);
         let transport = link.qp.path().map_or("tcp", |path| path.transport);
         return Ok(Conn {
             link,
             served: super::files::Served::default(),
-            slots: theirs.slots,
+            slots: theirs.value,
             transport,
         });
     }

@@ -249,13 +249,11 @@ impl Workshop {
     }
 
     /// The coverage notes, with the master's working directory; empty if they were not requested.
-    pub(super) fn notes(&self, job: &Job) -> io::Result<Vec<u8>> {
+    pub(super) fn notes(&self, job: &Job, room: &mut u64) -> io::Result<Vec<u8>> {
         if !asks_for(&job.args, Output::Notes) {
             return Ok(Vec::new());
         }
-        let (file, len) = open_output(&self.dir.path().join(NOTES))?;
-        let mut bytes = Vec::new();
-        file.take(len).read_to_end(&mut bytes)?;
+        let bytes = read_whole(&self.dir.path().join(NOTES), room)?;
         // After four numbers comes the directory: its length, and it with a zero byte. A compiler that maps prefixes there too has written the master's.
         let text = |dir: &[u8]| [&(dir.len() as u32 + 1).to_le_bytes(), dir, b"\0"].concat();
         let own = text(self.cwd.as_os_str().as_bytes());
@@ -332,6 +330,15 @@ pub(super) fn read_output(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let (file, _) = open_output(path)?;
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A compiler's output, for which there is so much room; it takes its own.
+pub(super) fn read_whole(path: &Path, room: &mut u64) -> io::Result<Vec<u8>> {
+    let bytes = read_output(path, room.saturating_add(1))?;
+    *room = room
+        .checked_sub(bytes.len() as u64)
+        .ok_or(io::ErrorKind::FileTooLarge)?;
     Ok(bytes)
 }
 
@@ -703,6 +710,20 @@ mod tests {
             let refused = matches!(how, Ended::Status(status) if status.code() == Some(5));
             assert!(refused, "{call}");
         }
+    }
+
+    #[test]
+    fn outputs_in_memory_are_bounded_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        std::fs::write(&path, [b'x'; 60]).unwrap();
+        let mut room = 120;
+        for left in [60, 0] {
+            assert_eq!(read_whole(&path, &mut room).unwrap().len(), 60);
+            assert_eq!(room, left);
+        }
+        let e = read_whole(&path, &mut room).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::FileTooLarge);
     }
 
     #[test]

@@ -1,19 +1,20 @@
 //! The jobs of one connection, one after the other: the source is fetched, or preprocessed here, and its outputs are sent.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use weft_service::Place;
+use weft_session::Event;
 use weft_verbs::{Access, Mr, SendWr};
 
 use super::compile::{Ended, Unfit, Workshop, open_output};
 use super::pull::Preprocessed;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::{Environment, LOOK, pressure};
-use crate::link::{Event, Gone};
+use crate::link::Gone;
 use crate::options::{Language, check_job, is_beside, is_source_name};
 use crate::travel::{Found, MAX_PACKED};
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
@@ -188,7 +189,7 @@ impl Session<'_> {
         }
         let mr = self
             .link
-            .pd
+            .pd()
             .alloc_mr(region.len as usize, Access::LOCAL_WRITE)?;
         transfer(&mut self.link, &mr, &region, region.len, SendWr::read)?;
         match claim.install(Contents { mr: &mr, at: 0 }) {
@@ -210,7 +211,10 @@ impl Session<'_> {
         };
         if self.source.as_ref().is_none_or(|mr| mr.len() < len) {
             self.source = None;
-            let mr = self.link.pd.alloc_mr(len.max(KEPT), Access::LOCAL_WRITE)?;
+            let mr = self
+                .link
+                .pd()
+                .alloc_mr(len.max(KEPT), Access::LOCAL_WRITE)?;
             self.source = Some(mr);
         }
         let Some(mr) = &self.source else {
@@ -229,7 +233,7 @@ impl Session<'_> {
             match mr.write_to_file(&file, None, at, len - at) {
                 Ok(0) => return stop(Verdict::Trouble, "no space for the source"),
                 Ok(n) => at += n,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(trouble(&e)),
             }
         }
@@ -249,7 +253,10 @@ impl Session<'_> {
         if let Some(path) = shop.split(job) {
             files.push((Output::Split, open_output(&path).map_err(left)?));
         }
-        let notes = shop.notes(job).map_err(left)?;
+        let notes = match shop.notes(job, &mut self.shared.room()) {
+            Err(e) if e.kind() != ErrorKind::FileTooLarge => return Err(left(e)),
+            notes => notes?,
+        };
         let (text, text_len) = open_output(&shop.diagnostics())?;
         // The preprocessor's messages come first.
         let (mut said, dependencies) = preprocessed
@@ -271,7 +278,7 @@ impl Session<'_> {
         };
         let total = usize::try_from(need).unwrap_or(usize::MAX);
         // `OBJ TX`: registered for each object.
-        let pd = &self.link.pd;
+        let pd = self.link.pd();
         let mr = pd.alloc_mr(total.max(1), Access::LOCAL_WRITE)?;
         let mut at = 0;
         for (what, (file, len)) in &files {
@@ -281,7 +288,7 @@ impl Session<'_> {
                 match mr.read_from_file(file, None, at, until - at) {
                     Ok(0) => return stop(Verdict::Trouble, "an output became shorter"),
                     Ok(n) => at += n,
-                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
                     Err(e) => return Err(e.into()),
                 }
             }

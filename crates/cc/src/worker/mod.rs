@@ -15,27 +15,23 @@ use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use weft_service::{Admission, Entry};
+use weft_service::Entry;
+use weft_session::Prepared;
+use weft_session::door::{self, Door, LOOK};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::digest::{Digest, Digests};
-use crate::link::{Link, param};
 use crate::lock;
 use crate::options::Language;
 use crate::travel::{Cache, Installed};
-use crate::wire::{End, Hello, Report, Status, VERSION, Verdict};
-
-/// How often threads check whether they have to end.
-const LOOK: Duration = Duration::from_millis(250);
-/// How long a refused peer has to read the answer.
-const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
+use crate::wire::{End, PROTOCOL, Report, Status, Verdict};
 
 /// The keys that are admitted, in addition to processes of the worker's own user on its host.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
@@ -61,8 +57,10 @@ pub struct Config {
     pub tls: Tls,
     /// The keys that are admitted.
     pub admit: Admit,
-    /// Everybody is let in.
+    /// Everybody is let in. Only with Landlock.
     pub open: bool,
+    /// Also without Landlock masters of other users are let in: their sources can include any file that the worker's user can read.
+    pub files_unprotected: bool,
     /// Compilers of masters are run here too. Not with `open`.
     pub accept: Option<Accept>,
     /// For measurements: a program that is run instead of each compiler, and can read the files in its folder.
@@ -84,10 +82,58 @@ impl Config {
             tls,
             admit: Arc::new(|_| false),
             open: false,
+            files_unprotected: false,
             accept: None,
             stand_in: None,
         }
     }
+
+    /// Whether strangers could do harm, where compilers have these restrictions.
+    fn check(&self, level: sandbox::Level) -> Result<(), Unsafe> {
+        if self.accept.is_some() && self.open {
+            return Err(Unsafe::CompilersOfStrangers);
+        }
+        if self.accept.is_some() && !level.is_complete() {
+            return Err(Unsafe::Sandbox(level));
+        }
+        if level.files != sandbox::Files::Free {
+            return Ok(());
+        }
+        if self.open {
+            return Err(Unsafe::FilesOfStrangers);
+        }
+        if !self.files_unprotected && !self.bind.ip().is_loopback() {
+            return Err(Unsafe::Files);
+        }
+        Ok(())
+    }
+
+    /// Whether a master with this key is let in, where compilers have these restrictions.
+    fn admits(&self, key: &PublicKey, level: sandbox::Level) -> bool {
+        let protected = level.files != sandbox::Files::Free || self.files_unprotected;
+        protected && (self.admit)(key)
+    }
+}
+
+/// Why a worker is not started with its configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum Unsafe {
+    /// Both were asked for.
+    #[error("compilers are taken only of masters that are known")]
+    CompilersOfStrangers,
+    /// What the kernel has.
+    #[error(
+        "compilers of masters run only in a complete sandbox: Landlock as of Linux 6.12 (files, truncation, signals) and seccomp; this kernel has {0}"
+    )]
+    Sandbox(sandbox::Level),
+    /// Everybody would be let in.
+    #[error("without Landlock a source can include any file that this user can read")]
+    FilesOfStrangers,
+    /// Masters of other hosts would be.
+    #[error(
+        "without Landlock the sources of masters of other hosts can include any file that this user can read"
+    )]
+    Files,
 }
 
 /// The default folder of the jobs' directories: in memory if there is room, else the folder of temporary files.
@@ -171,11 +217,9 @@ struct Shared {
     /// The restrictions that the kernel supported at the start. A job with fewer does not run.
     level: sandbox::Level,
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
-    stop: AtomicBool,
     running: Arc<AtomicUsize>,
-    admission: Admission,
+    door: Door,
     jobs: AtomicU64,
-    sessions: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// A running worker. Dropping it ends its connections and jobs.
@@ -189,21 +233,20 @@ impl Worker {
     /// Listens, and works from threads of its own.
     ///
     /// # Errors
-    /// Those of listening and of starting threads.
+    /// [`Unsafe`], and those of listening and of starting threads.
     pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
-        let level = sandbox::level();
-        let accept = config.accept.as_ref();
-        if accept.is_some() && config.open {
-            return Err(io::Error::other(
-                "compilers are taken only of masters that are known",
-            ));
-        }
-        if accept.is_some() && !level.is_complete() {
-            return Err(io::Error::other(format!(
-                "compilers of masters run only in a complete sandbox: Landlock as of Linux 6.12 (files, truncation, signals) and seccomp; this kernel has {level}"
-            )));
-        }
-        let compilers = accept
+        Self::start_with(config, events, sandbox::level())
+    }
+
+    fn start_with(
+        config: Config,
+        events: Arc<dyn Events>,
+        level: sandbox::Level,
+    ) -> io::Result<Self> {
+        config.check(level).map_err(io::Error::other)?;
+        let compilers = config
+            .accept
+            .as_ref()
             .map(|accept| {
                 Cache::open(&accept.folder, accept.most).map_err(|e| {
                     io::Error::new(e.kind(), format!("{}: {e}", accept.folder.display()))
@@ -217,10 +260,10 @@ impl Worker {
             &device,
             config.bind,
             64,
-            &param(config.tls.clone(), Vec::new()),
+            &PROTOCOL.param(config.tls.clone(), Vec::new()),
         )?;
         let addr = listener.local_addr();
-        let admission = Admission::new(config.max_connections, "too many connections");
+        let door = Door::new(PROTOCOL, config.max_connections, "too many connections");
         let shared = Arc::new(Shared {
             config,
             folder,
@@ -231,16 +274,12 @@ impl Worker {
             store: Mutex::default(),
             level,
             drivers: Mutex::default(),
-            stop: AtomicBool::new(false),
             running: Arc::default(),
-            admission,
+            door,
             jobs: AtomicU64::new(0),
-            sessions: Mutex::default(),
         });
-        let listening = Arc::clone(&shared);
-        let thread = thread::Builder::new()
-            .name("weft-cc-listen".into())
-            .spawn(move || listening.listen(&listener))?;
+        // One cycle of the thread of a connection is one job.
+        let thread = Door::listen(&shared, listener, "weft-cc")?;
         Ok(Self {
             shared,
             addr,
@@ -273,14 +312,11 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.door.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let sessions = std::mem::take(&mut *lock(&self.shared.sessions));
-        for session in sessions {
-            let _ = session.join();
-        }
+        self.shared.door.join();
     }
 }
 
@@ -293,9 +329,41 @@ pub(crate) fn pressure() -> u16 {
     (value.unwrap_or(0.0) * 100.0).clamp(0.0, 10_000.0) as u16
 }
 
+impl door::Server for Shared {
+    fn door(&self) -> &Door {
+        &self.door
+    }
+
+    fn judge(&self, request: &cm::Request) -> Result<bool, String> {
+        if self.config.open {
+            return Ok(true);
+        }
+        door::judge(request, |key| self.config.admits(key, self.level))
+    }
+
+    fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
+        let (prepared, qp) = Prepared::new(&self.device, PROTOCOL).map_err(|e| e.to_string())?;
+        let hello = PROTOCOL.hello(Status::Ok, self.config.slots);
+        let param = PROTOCOL.param(self.config.tls.clone(), hello);
+        let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
+        let transport = conn.qp.path().map_or("tcp", |path| path.transport);
+        let mut link = prepared.connected(conn.qp);
+        let refusal = Report::End(End::new(0, Verdict::Refused, "stranger")).encode();
+        let _place = self.door.seat(entry, &mut link, &refusal)?;
+        self.events.connected(peer, transport);
+        let why = session::Session::new(self, link, peer).run();
+        self.events.finished(peer, &why);
+        Ok(())
+    }
+
+    fn refused(&self, peer: SocketAddr, why: &str) {
+        self.events.refused(peer, why);
+    }
+}
+
 impl Shared {
     fn over(&self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+        self.door.is_closed()
     }
 
     /// The kernel's limits for the processes of a job.
@@ -307,100 +375,15 @@ impl Shared {
         }
     }
 
+    /// Bytes of a job's files that are read into memory here. A few copies of them exist at a time, which together are to be no more than
+    /// a process of the job may have.
+    fn room(&self) -> u64 {
+        self.config.size_limit.min(self.config.memory / 4)
+    }
+
     fn free(&self) -> u16 {
         let running = self.running.load(Ordering::SeqCst);
         usize::from(self.config.slots).saturating_sub(running) as u16
-    }
-
-    fn listen(self: &Arc<Self>, listener: &cm::Listener) {
-        while !self.over() {
-            let request = listener.next_request(Some(LOOK));
-            lock(&self.sessions).retain(|session| !session.is_finished());
-            let Some(request) = request else {
-                continue;
-            };
-            let peer = request.peer_addr();
-            // Before there is a thread: strangers use up neither threads nor places.
-            let entry = match self.admit(&request, peer) {
-                Ok(entry) => entry,
-                Err((status, why)) => {
-                    let _ = request.reject(&Hello::new(status, 0).encode());
-                    self.events.refused(peer, &why);
-                    continue;
-                }
-            };
-            // A thread for each connection: one cycle of it is one job.
-            let shared = Arc::clone(self);
-            let session = thread::Builder::new()
-                .name("weft-cc".into())
-                .spawn(move || {
-                    if let Err(why) = shared.accept(request, entry, peer) {
-                        shared.events.refused(peer, &why);
-                    }
-                });
-            match session {
-                Ok(session) => lock(&self.sessions).push(session),
-                Err(e) => self.events.refused(peer, &format!("no thread: {e}")),
-            }
-        }
-    }
-
-    /// Whether the master is admitted: by its key, or because the kernel attests our user. `None`: only its transport can show that.
-    fn judge(&self, request: &cm::Request) -> Result<Option<()>, (Status, String)> {
-        let hello =
-            Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;
-        if hello.version != VERSION {
-            return Err((
-                Status::Version,
-                format!("it speaks version {}", hello.version),
-            ));
-        }
-        let known = |tls: weft_verbs::tls::TlsInfo| (self.config.admit)(&tls.peer);
-        if self.config.open || request.tls().is_some_and(known) {
-            return Ok(Some(()));
-        }
-        match request.peer_uid() {
-            Some(uid) if uid == rustix::process::geteuid().as_raw() => Ok(Some(())),
-            Some(uid) => Err((
-                Status::Stranger,
-                format!("it belongs to user {uid}, and its key is not authorised"),
-            )),
-            None => Ok(None),
-        }
-    }
-
-    /// A place for a master that has shown who it is, or one among the strangers.
-    fn admit(&self, request: &cm::Request, peer: SocketAddr) -> Result<Entry, (Status, String)> {
-        let is_known = self.judge(request)?.is_some();
-        let entry = self.admission.admit(is_known, peer.ip());
-        entry.map_err(|why| (Status::Busy, why.to_owned()))
-    }
-
-    fn accept(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
-        let mut link = Link::new(&self.device).map_err(|e| e.to_string())?;
-        let hello = Hello::new(Status::Ok, self.config.slots).encode();
-        let param = param(self.config.tls.clone(), hello.to_vec());
-        let conn = request.accept(link.qp, &param).map_err(|e| e.to_string())?;
-        link.qp = conn.qp;
-        let transport = link.qp.path().map_or("tcp", |path| path.transport);
-        // Only processes of one user meet in shared memory.
-        if matches!(entry, Entry::Stranger(_)) && transport != "local" {
-            let why =
-                "its key is not authorised, and the kernel does not say that it is of this user";
-            let told = link.send(&Report::End(End::new(0, Verdict::Refused, "stranger")).encode());
-            let end = Instant::now() + STRANGER_PATIENCE;
-            while told.is_ok() && link.is_alive() && Instant::now() < end && !self.over() {
-                if link.next(LOOK, None).is_err() {
-                    break;
-                }
-            }
-            return Err(why.into());
-        }
-        let _place = self.admission.seat(entry)?;
-        self.events.connected(peer, transport);
-        let why = session::Session::new(self, link, peer).run();
-        self.events.finished(peer, &why);
-        Ok(())
     }
 
     /// Our own compiler of this name, and its digest.
@@ -433,5 +416,76 @@ impl Shared {
             sent: None,
             tools: stand_in.and_then(|path| path.parent().map(Path::to_owned)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sandbox::{Files, Level};
+    use weft_verbs::tls::Identity;
+
+    fn config() -> Config {
+        let tls = Tls::new(Identity::generate().unwrap()).unwrap();
+        Config::new("127.0.0.1:0".parse().unwrap(), tls)
+    }
+
+    /// With all but this version of Landlock.
+    fn level(abi: u32) -> Level {
+        Level {
+            files: Files::of(abi),
+            calls: true,
+            spaces: true,
+        }
+    }
+
+    fn start(config: Config, level: Level) -> Result<(), String> {
+        let worker = Worker::start_with(config, Arc::new(()), level);
+        worker.map(drop).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn compilers_are_accepted_only_with_the_sixth_landlock() {
+        let folder = tempfile::tempdir().unwrap();
+        for abi in 0..9 {
+            let config = Config {
+                accept: Some(Accept {
+                    folder: folder.path().into(),
+                    most: 1 << 30,
+                }),
+                ..config()
+            };
+            let started = start(config, level(abi));
+            assert_eq!(started.is_ok(), abi >= 6, "{abi}: {started:?}");
+            let of_the_sandbox = |why: &String| why.contains("complete sandbox");
+            assert!(started.as_ref().err().is_none_or(of_the_sandbox));
+        }
+    }
+
+    #[test]
+    fn without_landlock_only_the_own_user_is_served_unless_told_otherwise() {
+        let key = Identity::generate().unwrap().public_key();
+        let ways = |abi, files_unprotected| {
+            let known = Config {
+                admit: Arc::new(|_| true),
+                files_unprotected,
+                ..config()
+            };
+            let admitted = known.admits(&key, level(abi));
+            let far = Config {
+                bind: "0.0.0.0:0".parse().unwrap(),
+                ..known.clone()
+            };
+            let open = Config {
+                open: true,
+                ..config()
+            };
+            let far = start(far, level(abi)).is_ok();
+            (admitted, far, start(open, level(abi)).is_ok())
+        };
+        assert_eq!(ways(1, false), (true, true, true));
+        assert_eq!(ways(0, false), (false, false, false));
+        assert_eq!(ways(0, true), (true, true, false));
+        start(config(), level(0)).unwrap();
     }
 }

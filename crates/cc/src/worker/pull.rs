@@ -8,7 +8,7 @@ use std::time::Instant;
 use weft_verbs::{Access, SendWr};
 
 use super::Environment;
-use super::compile::{Ended, Workshop, read_output};
+use super::compile::{Ended, Workshop, read_output, read_whole};
 use super::sandbox::Files;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::view::{State, View};
@@ -239,10 +239,8 @@ impl Session<'_> {
                 }
                 return stop(Verdict::Failed, "preprocessing failed");
             }
-            let text = read_output(&shop.text(), self.shared.config.size_limit + 1)?;
-            if text.len() as u64 > self.shared.config.size_limit {
-                return stop(Verdict::Limit, "a text that is too long");
-            }
+            let mut room = self.shared.room();
+            let text = read_whole(&shop.text(), &mut room)?;
             let (text, names) = rewrite(&text, view.root().to_str().unwrap_or_default(), job.cxx);
             let (mut used, mut own) = (HashSet::new(), Vec::new());
             for name in &names {
@@ -278,7 +276,7 @@ impl Session<'_> {
             if let Some(why) = stays_in_code(&text) {
                 return refuse(why);
             }
-            return finish(task, view, shop, &text, &stderr);
+            return finish(task, view, shop, &text, &stderr, room);
         }
         stop(Verdict::Trouble, "its headers change all the time")
     }
@@ -552,7 +550,7 @@ impl Session<'_> {
             return Ok(known);
         }
         let len = region.len as usize;
-        let mr = self.link.pd.alloc_mr(len.max(1), Access::LOCAL_WRITE)?;
+        let mr = self.link.pd().alloc_mr(len.max(1), Access::LOCAL_WRITE)?;
         transfer(&mut self.link, &mr, region, region.len, SendWr::read)?;
         let mut all = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -586,13 +584,14 @@ fn fit(entries: &[Entry], len: u64) -> bool {
         .is_some_and(|sum| sum <= len)
 }
 
-/// The source for the compiler, and the other results.
+/// The source for the compiler, and the other results, for which there is `room`.
 fn finish(
     task: &Task<'_>,
     view: &View,
     shop: &Workshop,
     text: &[u8],
     stderr: &[u8],
+    mut room: u64,
 ) -> Result<Preprocessed, Stop> {
     let cut = built_in(text);
     let whole = [&text[..cut.start], &text[cut.end..]].concat();
@@ -601,7 +600,7 @@ fn finish(
     let dependencies = match task.cpp.dependencies {
         None => Vec::new(),
         Some(without_system) => {
-            let bytes = std::fs::read(shop.dependencies())?;
+            let bytes = read_whole(&shop.dependencies(), &mut room)?;
             dependencies(&String::from_utf8_lossy(&bytes), root, without_system)
         }
     };

@@ -18,7 +18,9 @@ use rustix::process::Pid;
 use seccompiler::{
     SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
-use weft_sys::process::{Restrictions, end_with_us, in_own_spaces, keep_files, restrict};
+use weft_sys::process::{
+    Restrictions, end_with_us, in_own_spaces, keep_files, landlock_abi, restrict,
+};
 
 /// The folders that compilers may read and run.
 const READ: &[&str] = words! {
@@ -91,6 +93,17 @@ pub enum Files {
     Partly,
     /// All that this sandbox asks for.
     Kept,
+}
+
+impl Files {
+    /// With this version of Landlock: truncation came with the third one, device requests with the fifth, signals with the sixth.
+    pub(crate) fn of(abi: u32) -> Self {
+        match abi {
+            0 => Self::Free,
+            1..6 => Self::Partly,
+            _ => Self::Kept,
+        }
+    }
 }
 
 /// The restrictions of compilers that the kernel supports.
@@ -253,11 +266,14 @@ fn ruleset(place: &Place, how: CompatLevel) -> Result<Option<OwnedFd>, RulesetEr
 }
 
 fn files(place: &Place) -> (Files, Option<OwnedFd>) {
-    if let Ok(Some(all)) = ruleset(place, CompatLevel::HardRequirement) {
-        return (Files::Kept, Some(all));
-    }
-    match ruleset(place, CompatLevel::BestEffort) {
-        Ok(Some(part)) => (Files::Partly, Some(part)),
+    let possible = Files::of(landlock_abi());
+    let how = if possible == Files::Kept {
+        CompatLevel::HardRequirement
+    } else {
+        CompatLevel::BestEffort
+    };
+    match ruleset(place, how) {
+        Ok(Some(rules)) => (possible, Some(rules)),
         Ok(None) => (Files::Free, None),
         Err(e) => {
             tracing::warn!("no Landlock: {e}");

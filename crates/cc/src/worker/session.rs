@@ -5,14 +5,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use weft_session::{Broken, Event, Link};
 use weft_verbs::{MemError, Mr, RemoteAddr, SendWr};
 
 use super::compile::{Compiler, Ended, Leader};
 use super::view::View;
 use super::watch::Watch;
 use super::{LOOK, Shared, sandbox};
-use crate::link::{DEPTH, Event, Gone, Link};
-use crate::wire::{Region, Report, Request, Verdict};
+use crate::link::Gone;
+use crate::wire::{DEPTH, Region, Report, Request, Verdict};
 
 /// Bytes that one RDMA operation moves at most.
 const CHUNK: u64 = 1 << 20;
@@ -46,10 +47,21 @@ impl From<Gone> for Stop {
     }
 }
 
-/// A missing resource of the worker.
+impl From<Broken> for Stop {
+    fn from(broken: Broken) -> Self {
+        Self::Gone(broken.into())
+    }
+}
+
+/// A missing resource of the worker, or an output for which it has no room.
 impl From<std::io::Error> for Stop {
     fn from(e: std::io::Error) -> Self {
-        trouble(&e)
+        match e.kind() {
+            std::io::ErrorKind::FileTooLarge => {
+                Self::End(Verdict::Limit, "outputs that are too long".into())
+            }
+            _ => trouble(&e),
+        }
     }
 }
 
@@ -175,7 +187,7 @@ pub(super) fn transfer(
             return Ok(());
         }
         match link.next(end.saturating_duration_since(Instant::now()), None)? {
-            Some(Event::Done) => under_way -= 1,
+            Some(Event::Done(_)) => under_way -= 1,
             Some(Event::Message(_)) => return Err(gone("a message out of turn")),
             None => return Err(gone("the master's memory does not answer")),
         }

@@ -8,30 +8,26 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use weft_service::{Admission, Entry, Place};
+use weft_service::{Entry, Place};
+use weft_session::door::{self, Door, LOOK};
+use weft_session::{Event, Link, Prepared};
 use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
-use crate::door;
-use crate::link::{Event, Link, Prepared, param};
-use crate::lock;
-use crate::wire::{Flags, Hello, Op, Reply, Request, Status, VERSION};
+use crate::door as host;
+use crate::wire::{Flags, Op, PROTOCOL, Reply, Request, Status};
 use session::Handles;
 use store::{Opened, Store};
 
-/// How often threads check whether they have to end, and free idle buffers.
-const LOOK: Duration = Duration::from_millis(250);
-/// How long a refused peer has to read the answer.
-const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
 /// Connections of programs of this host that are served at once.
 const MAX_LOCAL: usize = 64;
 
@@ -77,10 +73,8 @@ struct Shared {
     store: Arc<Store>,
     device: Device,
     events: Arc<dyn Events>,
-    stop: AtomicBool,
-    admission: Admission,
+    door: Door,
     locals: Arc<AtomicUsize>,
-    sessions: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// A running server. Dropping it ends its connections.
@@ -110,11 +104,11 @@ impl Server {
             &device,
             config.bind,
             64,
-            &param(config.tls.clone(), Vec::new()),
+            &PROTOCOL.param(config.tls.clone(), Vec::new()),
         )?;
         let addr = listener.local_addr();
         // Another process of this host can take the name: then programs of this host use RDMA.
-        let local = door::listen(addr.port())
+        let local = host::listen(addr.port())
             .inspect_err(|e| {
                 tracing::warn!(
                     "no door for programs of this host beside port {}: {e}",
@@ -122,34 +116,28 @@ impl Server {
                 );
             })
             .ok();
-        let admission = Admission::new(config.max_clients, "too many clients");
+        let clients = Door::new(PROTOCOL, config.max_clients, "too many clients");
         let shared = Arc::new(Shared {
             config,
             store,
             device,
             events,
-            stop: AtomicBool::new(false),
-            admission,
+            door: clients,
             locals: Arc::default(),
-            sessions: Mutex::default(),
         });
         let mut server = Self {
             shared: Arc::clone(&shared),
             addr,
             threads: Vec::new(),
         };
-        let (a, b) = (Arc::clone(&shared), shared);
-        server.spawn("weft-fs-listen", move || a.listen(&listener))?;
+        let listening = Door::listen(&shared, listener, "weft-fs")?;
+        server.threads.push(listening);
         if let Some(local) = local {
-            server.spawn("weft-fs-door", move || b.serve_host(&local))?;
+            let thread = thread::Builder::new().name("weft-fs-door".into());
+            let serving = thread.spawn(move || shared.serve_host(&local))?;
+            server.threads.push(serving);
         }
         Ok(server)
-    }
-
-    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let thread = thread::Builder::new().name(name.into()).spawn(run)?;
-        self.threads.push(thread);
-        Ok(())
     }
 
     /// The address, with the port that was chosen.
@@ -173,118 +161,40 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.door.close();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        let sessions = std::mem::take(&mut *lock(&self.shared.sessions));
-        for session in sessions {
-            let _ = session.join();
-        }
+        self.shared.door.join();
     }
 }
 
-impl Shared {
-    fn over(&self) -> bool {
-        self.stop.load(Ordering::SeqCst)
+impl door::Server for Shared {
+    fn door(&self) -> &Door {
+        &self.door
     }
 
-    fn listen(self: &Arc<Self>, listener: &cm::Listener) {
-        let mut swept = Instant::now();
-        while !self.over() {
-            let request = listener.next_request(Some(LOOK));
-            // Before each new thread: an ended one keeps its stack until it is dropped.
-            lock(&self.sessions).retain(|session| !session.is_finished());
-            if swept.elapsed() >= LOOK {
-                self.store.sweep();
-                swept = Instant::now();
-            }
-            let Some(request) = request else {
-                continue;
-            };
-            let peer = request.peer_addr();
-            // Before there is a thread: strangers use up neither threads nor places.
-            let entry = match self.admit(&request, peer) {
-                Ok(entry) => entry,
-                Err((status, why)) => {
-                    let _ = request.reject(&Hello::new(status, false).encode());
-                    self.events.refused(peer, &why);
-                    continue;
-                }
-            };
-            let shared = Arc::clone(self);
-            // A thread for each connection: the start of one does not hold up the others.
-            let session = thread::Builder::new()
-                .name("weft-fs".into())
-                .spawn(move || {
-                    if let Err(why) = shared.session(request, entry, peer) {
-                        shared.events.refused(peer, &why);
-                    }
-                });
-            match session {
-                Ok(session) => lock(&self.sessions).push(session),
-                Err(e) => self.events.refused(peer, &format!("no thread: {e}")),
-            }
+    fn judge(&self, request: &cm::Request) -> Result<bool, String> {
+        if self.config.open {
+            return Ok(true);
         }
-    }
-
-    /// Whether the client is admitted: by its key, or because the kernel attests our user. `None`: only its transport can show that.
-    fn judge(&self, request: &cm::Request) -> Result<Option<()>, (Status, String)> {
-        let hello =
-            Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;
-        if hello.version != VERSION {
-            let why = format!("it speaks version {}", hello.version);
-            return Err((Status::Version, why));
-        }
-        let known = |tls: weft_verbs::tls::TlsInfo| (self.config.admit)(&tls.peer);
-        if self.config.open || request.tls().is_some_and(known) {
-            return Ok(Some(()));
-        }
-        match request.peer_uid() {
-            Some(uid) if uid == rustix::process::geteuid().as_raw() => Ok(Some(())),
-            Some(uid) => Err((
-                Status::Stranger,
-                format!("it belongs to user {uid}, and its key is not authorised"),
-            )),
-            None => Ok(None),
-        }
-    }
-
-    /// A place for a client that has shown who it is, or one among the strangers.
-    fn admit(&self, request: &cm::Request, peer: SocketAddr) -> Result<Entry, (Status, String)> {
-        let is_known = self.judge(request)?.is_some();
-        let entry = self.admission.admit(is_known, peer.ip());
-        entry.map_err(|why| (Status::Busy, why.to_owned()))
+        door::judge(request, |key| (self.config.admit)(key))
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
-        let (prepared, qp) = Prepared::new(&self.device).map_err(|e| e.to_string())?;
-        let hello = Hello::new(Status::Ok, self.config.keeps).encode();
-        let param = param(self.config.tls.clone(), hello.to_vec());
+        let (prepared, qp) = Prepared::new(&self.device, PROTOCOL).map_err(|e| e.to_string())?;
+        let hello = PROTOCOL.hello(Status::Ok, self.config.keeps.into());
+        let param = PROTOCOL.param(self.config.tls.clone(), hello);
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let transport = conn.qp.path().map_or("tcp", |path| path.transport);
-        // Only processes of one user meet in shared memory.
-        if matches!(entry, Entry::Stranger(_)) && transport != "local" {
-            let mut link = Link::new(prepared, conn.qp);
-            // It waits for a reply, and gets one that it has not asked for.
-            let told = link.send(&Reply::failed(0, Errno::ACCESS).encode());
-            let end = Instant::now() + STRANGER_PATIENCE;
-            while told.is_ok() && link.is_alive() && Instant::now() < end && !self.over() {
-                if link.next(LOOK).is_err() {
-                    break;
-                }
-            }
-            return Err(
-                "its key is not authorised, and the kernel does not say that it is of this user"
-                    .into(),
-            );
-        }
-        let mut link = Link::new(prepared, conn.qp);
-        let _place = self.admission.seat(entry)?;
+        let mut link = prepared.connected(conn.qp);
+        // A stranger waits for a reply, and gets one that it has not asked for.
+        let refusal = Reply::failed(0, Errno::ACCESS).encode();
+        let _place = self.door.seat(entry, &mut link, &refusal)?;
         self.events.connected(peer, transport);
         let began = Instant::now();
-        let mut handles = Handles::new(&self.store, &link.base.pd);
-        while !self.over() && Self::turn(&mut link, &mut handles) {}
+        let mut handles = Handles::new(&self.store, link.pd());
+        while !self.door.is_closed() && Self::turn(&mut link, &mut handles) {}
         // The connection uses the memory, so it ends first.
         link.qp.disconnect();
         drop(link);
@@ -293,9 +203,19 @@ impl Shared {
         Ok(())
     }
 
+    fn refused(&self, peer: SocketAddr, why: &str) {
+        self.events.refused(peer, why);
+    }
+
+    fn tick(&self) {
+        self.store.sweep();
+    }
+}
+
+impl Shared {
     /// Serves the next request; false at the end.
     fn turn(link: &mut Link, handles: &mut Handles) -> bool {
-        let bytes = match link.next(4 * LOOK) {
+        let bytes = match link.next(4 * LOOK, None) {
             Ok(Some(Event::Message(bytes))) => bytes,
             Ok(_) => return link.is_alive(),
             Err(_) => return false,
@@ -317,7 +237,7 @@ impl Shared {
     /// Serves programs of this host, and frees buffers that they have closed.
     fn serve_host(self: &Arc<Self>, door: &OwnedFd) {
         let mut swept = Instant::now();
-        while !self.over() {
+        while !self.door.is_closed() {
             let ready = poll_fds(&[(door.as_fd(), Interest::READ)], Some(LOOK));
             if swept.elapsed() >= LOOK {
                 self.store.sweep();
@@ -326,7 +246,7 @@ impl Shared {
             if !ready.is_ok_and(|ready| ready != 0) {
                 continue;
             }
-            match door::accept(door) {
+            match host::accept(door) {
                 Ok(Some(conn)) => {
                     let shared = Arc::clone(self);
                     let spawned =
@@ -349,7 +269,7 @@ impl Shared {
     }
 
     fn answer_host(&self, conn: &OwnedFd) {
-        let Ok((bytes, _)) = door::receive(conn, 0) else {
+        let Ok((bytes, _)) = host::receive(conn, 0) else {
             return;
         };
         let (reply, file) = match Request::decode(&bytes) {
@@ -360,7 +280,7 @@ impl Shared {
             Err(_) => return,
         };
         let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-        let _ = door::send(conn, &reply.encode(), &fds);
+        let _ = host::send(conn, &reply.encode(), &fds);
     }
 
     fn for_host(&self, request: &Request) -> Result<(Reply, Option<OwnedFd>), Errno> {
@@ -428,7 +348,7 @@ mod tests {
             port: server.local_addr().port(),
         };
         let connect = || drop(Client::connect(&endpoint, Settings::new(Arc::new(tls()))));
-        let kept = || lock(&server.shared.sessions).len();
+        let kept = || server.shared.door.sessions();
         for _ in 0..20 {
             connect();
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use crate::client::{OpenError, ViewError, Viewer};
 use crate::live;
 use crate::watch::{Event, From, Watch};
 use crate::wire::{Content, Format, Refusal, Slot};
+use weft_service::lock;
 
 /// A segment lasts so long at least, in microseconds, unless key frames are further apart.
 const SEGMENT: u64 = 1_000_000;
@@ -29,10 +30,6 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Fragments of a file, and length of a `moof` box.
 const MOST_FRAGMENTS: usize = 200_000;
 const MAX_MOOF: u64 = 4 << 20;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A segment of a live stream.
 struct Segment {

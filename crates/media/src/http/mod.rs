@@ -13,7 +13,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -37,6 +37,7 @@ use self::range::{Wanted, wanted};
 use crate::client::{OpenError, Viewer};
 use crate::names;
 use crate::wire::{Content, Refusal};
+use weft_service::lock;
 
 /// Requests that stream at the same time.
 const STREAMS: usize = 256;
@@ -72,10 +73,6 @@ struct App {
     pools: Vec<Arc<Pool>>,
     feeds: Mutex<HashMap<(usize, String), Arc<Feed>>>,
     streams: Arc<Semaphore>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Proxy {

@@ -1,13 +1,14 @@
 //! Connections to servers, kept for a while for the next request of the same title, because a player that seeks sends many requests.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::client::{OpenError, Viewer};
 use crate::names::Title;
 use crate::wire::{Content, Request};
+use weft_service::lock;
 
 /// How long a connection is kept after it was opened; for at most this long players get the old content of a replaced file.
 const KEEP: Duration = Duration::from_secs(5);
@@ -40,10 +41,6 @@ pub(super) struct Pool {
     server: Server,
     kept: Mutex<HashMap<String, Vec<Viewer>>>,
     pub(super) counters: Counters,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {

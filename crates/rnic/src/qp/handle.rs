@@ -347,6 +347,12 @@ impl Qp {
         })
     }
 
+    /// Whether its set-up has shown that the peer is of our user: only processes of one user meet in shared memory.
+    pub fn attests_same_user(&self) -> bool {
+        let connected = self.0.connected.get();
+        connected.is_some_and(|c| c.link.attests_same_user())
+    }
+
     /// The key that the peer has proved to have, and the cipher, where the connection was made by TLS. In shared memory
     /// ([`Path::transport`] `local`) nothing is encrypted after that.
     pub fn tls(&self) -> Option<TlsInfo> {

@@ -196,6 +196,11 @@ impl Link {
         }
     }
 
+    /// Whether its set-up has shown that the peer is of our user.
+    pub(crate) fn attests_same_user(&self) -> bool {
+        matches!(self, Link::Local(_))
+    }
+
     /// The cipher, if the data is encrypted.
     pub(crate) fn cipher(&self) -> Option<&'static str> {
         match self {

@@ -21,8 +21,7 @@ use crate::failure::{Exit, Failure, check_writable, write_file};
 use crate::global::Global;
 use crate::terminal;
 
-/// The default port of `weft blast`.
-pub const DEFAULT_PORT: u16 = 7473;
+pub use weft_service::endpoint::port::BLAST as DEFAULT_PORT;
 /// The time limit for starting a server.
 const START: Duration = Duration::from_secs(1);
 /// The pause between two attempts.

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use weft_hosts::{Broker, Config};
 use weft_run::hosts::{self, PORT};
+use weft_service::endpoint::parse_bind;
 use weft_verbs::tls::Tls;
 use weft_verbs::{Device, LocalMode};
 
 use super::say;
-use crate::address::parse_bind;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::identity::authorized::Authorized;
@@ -174,12 +174,9 @@ fn tls(args: &Args) -> Result<Tls, Failure> {
     tls.allow(move |key| {
         let key = key.fingerprint();
         key == own
-            || authorized.as_ref().is_some_and(|authorized| {
-                authorized
-                    .keys()
-                    .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
-                    .is_ok_and(|keys| keys.contains(&key))
-            })
+            || authorized
+                .as_ref()
+                .is_some_and(|authorized| authorized.admits(&key))
     })
     .map_err(unusable)
 }

@@ -15,17 +15,17 @@ use weft_cc::client::{compile, write_launcher};
 use weft_cc::daemon::{self, Keys};
 use weft_cc::ipc::{self, Answer, Ask, Line, Status, WorkerStatus};
 use weft_cc::wire::{End, Verdict};
-use weft_cc::worker::{self, Events, Worker};
+use weft_cc::worker::{self, Events, Unsafe, Worker};
 use weft_cc::{DEFAULT_PORT, Endpoint, options};
+use weft_service::endpoint::parse_bind;
 use weft_verbs::tls::{Fingerprint, Identity, Tls};
 
 use super::cc_summary::SummaryArgs;
 use super::{say, size};
-use crate::address::parse_bind;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 use crate::identity::authorized::Authorized;
-use crate::identity::known::{Known, name_of};
+use crate::identity::known::Known;
 use crate::identity::trust::{Trust, Verdict as Judged};
 use crate::identity::{Folder, keypair};
 use crate::terminal;
@@ -121,6 +121,9 @@ struct WorkerArgs {
     /// Admit everybody who can reach the address
     #[arg(long)]
     open: bool,
+    /// Admit masters of other hosts also where the kernel has no Landlock: their sources can include any file that you can read
+    #[arg(long, conflicts_with = "open")]
+    without_landlock: bool,
     /// Accept compilers of masters that differ from this machine's, keep up to SIZE of them in ~/.cache/weft/compilers, and run them in the sandbox [SIZE: 2G]
     #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "2G", value_parser = memory, conflicts_with = "open")]
     accept_compilers: Option<u64>,
@@ -328,7 +331,7 @@ impl KnownKeys {
 
     fn trust(&self, worker: &Endpoint) -> Trust {
         let known = self.known.as_deref().map(Known::at);
-        Trust::new(name_of(&worker.host, worker.port), known, self.only.clone())
+        Trust::new(worker.to_string(), known, self.only.clone())
     }
 }
 
@@ -371,7 +374,7 @@ pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
 
 fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
     let form = "export WEFT_CC_HOSTS=HOST:PORT,... or give --hosts";
-    let all = Endpoint::list(args.hosts.as_deref().unwrap_or_default())
+    let all = weft_cc::workers(args.hosts.as_deref().unwrap_or_default())
         .map_err(|e| Failure::usage(e).hint(form))?;
     if all.is_empty() {
         return Err(Failure::usage("no worker is named").hint(form));
@@ -624,6 +627,7 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     config.slots = args.slots.unwrap_or(config.slots);
     config.time_limit = Duration::from_secs(args.time);
     config.open = args.open;
+    config.files_unprotected = args.without_landlock;
     config.accept = args
         .accept_compilers
         .map(|most| {
@@ -638,12 +642,9 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         })
         .transpose()?;
     config.admit = Arc::new(move |key| {
-        authorized.as_ref().is_some_and(|authorized| {
-            authorized
-                .keys()
-                .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
-                .is_ok_and(|keys| keys.contains(&key.fingerprint()))
-        })
+        authorized
+            .as_ref()
+            .is_some_and(|authorized| authorized.admits(&key.fingerprint()))
     });
     if let Some(dir) = &args.dir {
         let unable = |e: &dyn std::fmt::Display| {
@@ -669,11 +670,14 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         .map_err(|e| Failure::failed(format!("cannot forbid core files: {e}")))?;
     let (slots, place) = (config.slots, config.place.clone());
     let worker = Worker::start(config, Arc::new(Lines)).map_err(|e| {
-        Failure::listen(
-            &bind,
-            &e,
-            "--bind ADDR:PORT chooses, port 0 takes a free one",
-        )
+        match e.get_ref().and_then(|e| e.downcast_ref()) {
+            Some(why) => Failure::failed(format!("{bind}: {why}")).hint(mend(why)),
+            None => Failure::listen(
+                &bind,
+                &e,
+                "--bind ADDR:PORT chooses, port 0 takes a free one",
+            ),
+        }
     })?;
     if !global.quiet {
         say(format_args!(
@@ -694,6 +698,20 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     }
     worker.wait();
     Err(Failure::failed("the listening thread has ended"))
+}
+
+/// What can be done about it.
+fn mend(why: &Unsafe) -> &'static str {
+    match why {
+        Unsafe::CompilersOfStrangers => "leave out --open",
+        Unsafe::Sandbox(_) => "leave out --accept-compilers, or use such a kernel",
+        Unsafe::FilesOfStrangers => {
+            "use a kernel with Landlock (Linux 5.13, `landlock` in the parameter lsm=), or instead of --open authorise the masters' keys and add --without-landlock"
+        }
+        Unsafe::Files => {
+            "use a kernel with Landlock (Linux 5.13, `landlock` in the parameter lsm=); if the masters may read your files, add --without-landlock"
+        }
+    }
 }
 
 #[cfg(test)]

@@ -368,11 +368,12 @@ fn page(build: &[Past]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weft_cc::Endpoint;
 
     fn past(source: &str, at: f64, worker: bool) -> Past {
         Past {
             source: source.into(),
-            worker: worker.then(|| "[::1]:9".parse().unwrap()),
+            worker: worker.then(|| Endpoint::parse("[::1]:9", 1).unwrap()),
             preprocessed: worker.then_some((at, at + 0.1)),
             asked: at + 0.1,
             began: at + 0.2,

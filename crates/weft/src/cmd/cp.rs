@@ -11,7 +11,6 @@ use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use weft_verbs::tls::{Fingerprint, Identity};
 
 use super::{carrier, say};
-use crate::address::parse_bind;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
 use crate::cp::listener::{Config, Events, Listener};
@@ -26,9 +25,10 @@ use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
 use crate::failure::{Exit, Failure, without_numbers};
 use crate::global::Global;
 use crate::identity::authorized::Authorized;
-use crate::identity::known::{Known, name_of};
+use crate::identity::known::Known;
 use crate::identity::trust::Trust;
 use crate::identity::{Folder, keypair};
+use weft_service::endpoint::parse_bind;
 use weft_service::text::printable;
 
 pub(crate) const LONG: &str = "\
@@ -300,7 +300,7 @@ impl Args {
         };
         let trust = self.key.is_none().then(|| {
             let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
-            let name = name_of(&target.host, target.port);
+            let name = target.server.to_string();
             Trust::new(name, known.ok(), self.peers.clone())
         });
         let lasting = own.is_some();
@@ -551,13 +551,10 @@ fn fetch(
         targets.push(Target::parse(text)?);
     }
     let first = &targets[0];
-    if let Some(other) = targets
-        .iter()
-        .find(|other| (&other.host, other.port) != (&first.host, first.port))
-    {
+    if let Some(other) = targets.iter().find(|other| other.server != first.server) {
         return Err(Failure::usage(format!(
             "files of {} and of {} cannot be fetched together",
-            first.host, other.host
+            first.server.host, other.server.host
         ))
         .hint("run one command for each host"));
     }

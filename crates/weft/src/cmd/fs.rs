@@ -15,10 +15,10 @@ use weft_fs::name::RemotePath;
 use weft_fs::server::Events;
 use weft_fs::wire::{Attr, Flags};
 use weft_fs::{Client, DEFAULT_PORT, Errno, Error, File, OpenOptions};
+use weft_service::endpoint::parse_bind;
 use weft_service::text::printable;
 
 use super::{say, size, verbs};
-use crate::address::parse_bind;
 use crate::elf::{self, Kind};
 use crate::failure::{Exit, Failure};
 use crate::fs::{self, Who, connect, explain};

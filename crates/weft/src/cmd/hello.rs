@@ -4,15 +4,15 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
 
 use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Options, Wc};
+use weft_service::endpoint::parse_bind;
 use weft_verbs::Device;
 use weft_verbs::cm::ConnectError;
 
 use super::{carrier, say};
-use crate::address::{parse_bind, resolve_peer};
+use crate::address::resolve_peer;
 use crate::failure::{Exit, Failure};
 
-/// The default port of `weft hello`.
-pub const DEFAULT_PORT: u16 = 7472;
+pub use weft_service::endpoint::port::HELLO as DEFAULT_PORT;
 const TEXT: &[u8] = b"Hello iWARP!";
 /// Length of the buffer that the responder advertises.
 const BUFFER: usize = 4096;

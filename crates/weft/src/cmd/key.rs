@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use weft_service::endpoint::Endpoint;
+
 use super::say;
-use crate::cp::DEFAULT_PORT;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
-use crate::identity::known::{Known, name_of};
+use crate::identity::known::Known;
 use crate::identity::{Folder, keypair};
 
 pub(crate) const LONG: &str = "\
@@ -133,29 +134,19 @@ fn names(peer: &str) -> Result<Wanted, Failure> {
         Failure::usage(format!("`{peer}` is not HOST[:PORT]"))
             .hint("IPv6 addresses stand in brackets if a port follows")
     };
-    let all = |host: &str| {
-        let name = name_of(host, DEFAULT_PORT);
-        let host = name.rsplit_once(':').map_or("", |(host, _)| host);
-        Wanted::Host(host.to_owned())
+    let named = |port| {
+        // The port may be left out behind its colon.
+        Endpoint::parse(peer, port)
+            .or_else(|e| Endpoint::parse(peer.strip_suffix(':').ok_or(e)?, port))
+            .map(|endpoint| endpoint.to_string())
+            .map_err(|_| wrong())
     };
-    let one = |host: &str, port: &str| {
-        let port = port.parse().map_err(|_| wrong())?;
-        Ok(Wanted::One(name_of(host, port)))
-    };
-    if let Some(inner) = peer.strip_prefix('[') {
-        return match inner.split_once(']').ok_or_else(wrong)? {
-            (host, "") => Ok(all(host)),
-            (host, rest) => one(host, rest.strip_prefix(':').ok_or_else(wrong)?),
-        };
-    }
-    match peer.split_once(':') {
-        None | Some((_, "")) if peer.trim_end_matches(':').is_empty() => Err(wrong()),
-        None => Ok(all(peer)),
-        Some((host, "")) => Ok(all(host)),
-        // More than one colon: an IPv6 address.
-        Some((_, rest)) if rest.contains(':') => Ok(all(peer)),
-        Some((host, port)) => one(host, port),
-    }
+    let (name, other) = (named(1)?, named(2)?);
+    // Of two default ports each shows where the text has none.
+    Ok(match name.rsplit_once(':') {
+        Some((host, _)) if name != other => Wanted::Host(host.to_owned()),
+        _ => Wanted::One(name),
+    })
 }
 
 #[cfg(test)]

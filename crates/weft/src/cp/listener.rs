@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_service::{Admission, Entry};
+use weft_session::door;
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tcp_peer_uid;
@@ -192,13 +193,8 @@ impl Inner {
 
     /// Whether this key may send.
     fn is_authorized(&self, key: &PublicKey) -> bool {
-        let Some(authorized) = &self.config.authorized else {
-            return false;
-        };
-        authorized
-            .keys()
-            .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
-            .is_ok_and(|keys| keys.contains(&key.fingerprint()))
+        let authorized = self.config.authorized.as_ref();
+        authorized.is_some_and(|authorized| authorized.admits(&key.fingerprint()))
     }
 
     /// Names a key that is refused, and how to admit it. At most once a second, so that strangers do not fill a log.
@@ -295,17 +291,15 @@ impl Inner {
         let data = request.private_data();
         let has_key = self.config.serve.key.is_some();
         let key = request.tls().map(|tls| tls.peer);
-        let known = self.anybody() || key.as_ref().is_some_and(|key| self.is_authorized(key));
-        let user = (!known).then(|| request.peer_uid());
-        let verdict =
-            judge(&data[..data.len().min(HELLO_LEN)], has_key).and_then(|met| match user {
-                Some(Some(other)) if !is_us(other) => Err((
-                    Status::Stranger,
-                    format!("it belongs to user {other}, and its key is not authorised"),
-                )),
-                _ => Ok(met),
-            });
-        let met = match verdict {
+        let verdict = judge(&data[..data.len().min(HELLO_LEN)], has_key).and_then(|met| {
+            let known = if self.anybody() {
+                Ok(true)
+            } else {
+                door::judge(&request, |key| self.is_authorized(key))
+            };
+            Ok((met, known.map_err(|why| (Status::Stranger, why))?))
+        });
+        let (met, is_known) = match verdict {
             Ok(met) => met,
             Err((status, why)) => {
                 if status == Status::Stranger {
@@ -327,9 +321,8 @@ impl Inner {
         let param = param(tls.clone(), met.ours.encode().to_vec());
         let peer = request.peer_addr();
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
+        let stranger = !is_known && !conn.qp.attests_same_user();
         let link = RdmaLink::new(prepared, conn.qp, self.config.serve.patience);
-        // Only processes of one user meet in shared memory.
-        let stranger = user == Some(None) && link.path().transport != "local";
         if stranger {
             self.name_refused(peer, key.as_ref());
         }
@@ -428,9 +421,8 @@ impl Session {
         if !met.stranger {
             return Ok(met);
         }
-        let text = "its key is not authorised, and the kernel does not say that it is of this user";
-        let _ = receiver::refuse(&*self.link, Code::Stranger, text);
-        Err(text.into())
+        let _ = receiver::refuse(&*self.link, Code::Stranger, door::STRANGER);
+        Err(door::STRANGER.into())
     }
 
     /// Reads the hello of a connection over plain TCP, and answers it.

@@ -28,8 +28,7 @@ pub mod target;
 pub mod tcp;
 pub mod walk;
 
-/// The default port of `weft cp`.
-pub const DEFAULT_PORT: u16 = 7471;
+pub use weft_service::endpoint::port::CP as DEFAULT_PORT;
 /// The default number of slots in a ring.
 pub const DEFAULT_SLOTS: u16 = 16;
 /// The default length of a slot in bytes.

@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use weft_service::lock;
 use weft_verbs::tls::TlsError;
 use weft_verbs::{
     Access, Cq, Device, EndReason, Mr, Path, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc,
@@ -121,10 +122,6 @@ struct Inbox {
 
 fn refused(e: &dyn std::fmt::Display) -> LinkError {
     LinkError::Gone(format!("cannot send: {e}"))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl RdmaLink {

@@ -19,6 +19,7 @@ use super::store::Store;
 use super::target::Target;
 use super::tcp::TcpLink;
 use super::walk::Plan;
+use crate::address::resolve;
 use crate::failure::Failure;
 use crate::identity::keypair;
 use crate::identity::trust::{Trust, Verdict};
@@ -129,7 +130,7 @@ pub fn connect(
 ) -> Result<Receiver, Failure> {
     let has_key = options.key.is_some();
     let mut last = None;
-    for addr in target.resolve()? {
+    for addr in resolve(&target.server)? {
         wire.allow(addr)?;
         let ours = hello(has_key, Status::Ok)?;
         let dialled = match wire {

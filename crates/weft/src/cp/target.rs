@@ -1,6 +1,6 @@
 //! `HOST[:PORT]:DIR`: where files are sent to.
 
-use std::net::SocketAddr;
+use weft_service::endpoint::{Endpoint, host_of};
 
 use super::DEFAULT_PORT;
 use super::protocol::RelPath;
@@ -9,10 +9,8 @@ use crate::failure::Failure;
 /// A host, a port and a directory on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Name or address, without brackets.
-    pub host: String,
-    /// TCP port.
-    pub port: u16,
+    /// The listener.
+    pub server: Endpoint,
     /// Directory below the one that the listener gave; `None` is that one itself.
     pub dir: Option<RelPath>,
 }
@@ -24,27 +22,12 @@ impl Target {
     /// Reads a target.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         let wrong = |what: String| Failure::usage(what).hint(FORM);
-        let (host, rest) = match text.strip_prefix('[') {
-            Some(inner) => {
-                let (host, rest) = inner
-                    .split_once(']')
-                    .ok_or_else(|| wrong(format!("`{text}` has `[` without `]`")))?;
-                let rest = rest
-                    .strip_prefix(':')
-                    .ok_or_else(|| wrong(format!("`{text}` names no directory")))?;
-                (host, rest)
-            }
-            None => text
-                .split_once(':')
-                .ok_or_else(|| {
-                    Failure::usage(format!("`{text}` is not HOST[:PORT]:DIR")).hint(format!(
-                        "the last argument is where the files go; {FORM}. To fetch files: HOST:FILE... DIR, from a listener with --serve"
-                    ))
-                })?,
-        };
-        if host.is_empty() {
-            return Err(wrong(format!("`{text}` names no host")));
-        }
+        let (host, rest) = host_of(text).map_err(|e| wrong(e.to_string()))?;
+        let rest = rest.strip_prefix(':').ok_or_else(|| {
+            Failure::usage(format!("`{text}` is not HOST[:PORT]:DIR")).hint(format!(
+                "the last argument is where the files go; {FORM}. To fetch files: HOST:FILE... DIR, from a listener with --serve"
+            ))
+        })?;
         let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
         let (port, dir) = match rest.split_once(':') {
             Some((port, dir)) if digits(port) => {
@@ -82,15 +65,12 @@ impl Target {
             })?),
         };
         Ok(Self {
-            host: host.into(),
-            port,
+            server: Endpoint {
+                host: host.into(),
+                port,
+            },
             dir,
         })
-    }
-
-    /// The addresses that the host has.
-    pub fn resolve(&self) -> Result<Vec<SocketAddr>, Failure> {
-        crate::address::resolve(&self.host, self.port)
     }
 }
 
@@ -101,8 +81,10 @@ mod tests {
     #[test]
     fn forms() {
         let t = |host: &str, port, dir: &str| Target {
-            host: host.into(),
-            port,
+            server: Endpoint {
+                host: host.into(),
+                port,
+            },
             dir: (!dir.is_empty()).then(|| RelPath::new(dir.as_bytes()).unwrap()),
         };
         for (text, target) in [

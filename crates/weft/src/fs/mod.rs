@@ -17,7 +17,7 @@ use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
 
 use crate::failure::Failure;
 use crate::identity::authorized::Authorized;
-use crate::identity::known::{Known, name_of};
+use crate::identity::known::Known;
 use crate::identity::trust::{Trust, Verdict};
 use crate::identity::{Folder, keypair};
 
@@ -91,7 +91,7 @@ pub fn connect(endpoint: &Endpoint, who: &Who, patience: Duration) -> Result<Cli
     let lasting = own.is_some();
     let identity = own.map_or_else(keypair::generate, Ok)?;
     let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
-    let name = name_of(&endpoint.host, endpoint.port);
+    let name = endpoint.to_string();
     let trust = Trust::new(name, known.ok(), who.peers.clone());
     // The second time the key is known.
     for _ in 0..2 {
@@ -269,12 +269,9 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
     let (identity, made) = keypair::read_or_make(&path)?;
     let fingerprint = identity.public_key().fingerprint();
     let admit: Admit = Arc::new(move |key| {
-        authorized.as_ref().is_some_and(|authorized| {
-            authorized
-                .keys()
-                .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
-                .is_ok_and(|keys| keys.contains(&key.fingerprint()))
-        })
+        authorized
+            .as_ref()
+            .is_some_and(|authorized| authorized.admits(&key.fingerprint()))
     });
     let tls = Tls::new(identity).map_err(|e| {
         Failure::failed(format!("cannot use the key pair: {e}"))

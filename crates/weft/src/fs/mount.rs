@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -21,6 +21,7 @@ use fuser::{
 use weft_fs::name::Name;
 use weft_fs::wire::{Attr, Flags};
 use weft_fs::{Client, Error, File, OpenOptions};
+use weft_service::lock;
 
 /// How long the kernel believes names and attributes.
 const TTL: Duration = Duration::from_millis(100);
@@ -30,10 +31,6 @@ const MAX_WRITE: u32 = 1 << 20;
 const THREADS: usize = 2;
 /// The number of the root.
 const ROOT: u64 = 1;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn errno(e: &Error) -> Errno {
     Errno::from_i32(e.errno().raw_os_error())

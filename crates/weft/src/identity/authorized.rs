@@ -24,6 +24,13 @@ impl Authorized {
         &self.0
     }
 
+    /// Whether this key stands in the file now. A file that cannot be used admits nobody.
+    pub fn admits(&self, key: &Fingerprint) -> bool {
+        self.keys()
+            .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
+            .is_ok_and(|keys| keys.contains(key))
+    }
+
     /// The fingerprints of the keys that stand in the file now; none without a file.
     pub fn keys(&self) -> Result<Vec<Fingerprint>, Failure> {
         let Some(text) = file::read(&self.0, WHAT, Guard::Public)? else {

@@ -30,16 +30,6 @@ pub enum Entry {
     Other(usize),
 }
 
-/// The name of a listener in the file.
-pub fn name_of(host: &str, port: u16) -> String {
-    let host = host.to_ascii_lowercase();
-    if host.contains(':') {
-        format!("[{host}]:{port}")
-    } else {
-        format!("{host}:{port}")
-    }
-}
-
 impl Known {
     /// In this file, which need not exist.
     pub fn at(path: &Path) -> Self {
@@ -185,9 +175,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let known = Known::at(&dir.path().join("weft/known_peers"));
         let keys = [(), ()].map(|()| keypair::generate().unwrap().public_key());
-        let name = name_of("Host", 7471);
-        assert_eq!(name, "host:7471");
-        assert_eq!(name_of("::1", 1), "[::1]:1");
+        let name = "host:7471".to_owned();
         assert_eq!(known.look_up(&name, &keys[0]).unwrap(), Entry::Unknown);
         assert_eq!(known.remove(|_| true).unwrap(), 0);
         assert_eq!(known.add(&name, &keys[0]).unwrap(), Entry::Unknown);

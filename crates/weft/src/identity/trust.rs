@@ -34,7 +34,7 @@ pub enum Verdict {
 }
 
 impl Trust {
-    /// In the listener of this name (see [`super::known::name_of`]). With fingerprints in `only`, no other key will do, and what is known does not
+    /// In the listener of this name (an endpoint as text). With fingerprints in `only`, no other key will do, and what is known does not
     /// count. Without a file of known peers nothing is remembered.
     pub fn new(name: String, known: Option<Known>, only: Vec<Fingerprint>) -> Self {
         Self { name, known, only }

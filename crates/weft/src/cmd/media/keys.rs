@@ -6,16 +6,18 @@ use std::path::PathBuf;
 use weft_media::client::{Dial, OpenError, Viewer};
 use weft_media::door::Gate;
 use weft_media::wire::{Refusal, Request};
+use weft_session::door;
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
 
 use super::url::Url;
 use super::{DoorArgs, PATIENCE};
+use crate::address::resolve;
 use crate::cmd::say;
 use crate::failure::Failure;
 use crate::identity::authorized::Authorized;
-use crate::identity::known::{Known, name_of};
+use crate::identity::known::Known;
 use crate::identity::trust::{Trust, Verdict};
 use crate::identity::{Folder, keypair};
 
@@ -127,23 +129,14 @@ impl Gate for UserGate {
         if self.open {
             return Ok(());
         }
-        if let (Some(tls), Some(authorized)) = (request.tls(), &self.authorized) {
-            let keys = authorized
-                .keys()
-                .inspect_err(|e| tracing::error!("nobody's key counts: {e}"));
-            if keys.is_ok_and(|keys| keys.contains(&tls.peer.fingerprint())) {
-                return Ok(());
-            }
-        }
-        match request.peer_uid() {
-            Some(user) if user == rustix::process::geteuid().as_raw() => Ok(()),
-            Some(user) => Err(format!(
-                "it belongs to user {user}, and its key is not authorised"
-            )),
-            None => Err(
-                "its key is not authorised, and the kernel does not say that it is of this user"
-                    .into(),
-            ),
+        let authorized = self.authorized.as_ref();
+        let is_known = door::judge(request, |key| {
+            authorized.is_some_and(|authorized| authorized.admits(&key.fingerprint()))
+        })?;
+        if is_known {
+            Ok(())
+        } else {
+            Err(door::STRANGER.into())
         }
     }
 }
@@ -182,7 +175,7 @@ impl Caller {
     pub(super) fn new(args: &DialArgs, url: &Url) -> Result<Self, Failure> {
         let own = keypair::own(args.identity.as_deref())?;
         let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
-        let name = name_of(&url.host, url.port);
+        let name = url.server.to_string();
         let lasting = own.is_some();
         Ok(Self {
             url: url.clone(),
@@ -224,7 +217,7 @@ impl Caller {
     /// Connects, and asks the user about an unknown key.
     pub(super) fn open(&self, device: &Device, request: &Request) -> Result<Viewer, Failure> {
         let mut last = None;
-        for addr in self.url.resolve()? {
+        for addr in resolve(&self.url.server)? {
             // The second time the key is known.
             for _ in 0..2 {
                 let key = match Viewer::open(device, &self.dial(addr)?, request) {
@@ -255,8 +248,11 @@ impl Caller {
             }
         }
         Err(last.unwrap_or_else(|| {
-            Failure::refused(format!("{} shows another key each time", self.url.host))
-                .hint("ask on that machine for `weft key --show`, and compare")
+            Failure::refused(format!(
+                "{} shows another key each time",
+                self.url.server.host
+            ))
+            .hint("ask on that machine for `weft key --show`, and compare")
         }))
     }
 
@@ -269,7 +265,7 @@ impl Caller {
                     return Failure::refused(format!("{addr} has no catalogue")).hint(port);
                 };
                 Failure::failed(format!("{addr} has no title `{name}`"))
-                    .hint(format!("`weft media list {}` lists them", self.url.authority()))
+                    .hint(format!("`weft media list {}` lists them", self.url.server))
             }
             OpenError::Refused(Refusal::Stranger) if self.lasting => {
                 Failure::refused(format!("{addr}: {e}")).hint(format!(

@@ -8,9 +8,9 @@ use std::time::Duration;
 use weft_media::LIVE_PORT;
 use weft_media::cut::{Cutter, Part};
 use weft_media::live::Live;
+use weft_service::endpoint::parse_bind;
 
 use super::{DoorArgs, open_device};
-use crate::address::parse_bind;
 use crate::cmd::say;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;

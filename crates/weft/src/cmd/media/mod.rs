@@ -10,10 +10,10 @@ use weft_media::SERVE_PORT;
 use weft_media::door::{Config, Door};
 use weft_media::server::Server;
 use weft_media::shelf::Shelf;
+use weft_service::endpoint::parse_bind;
 use weft_verbs::Device;
 
 use super::say;
-use crate::address::parse_bind;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
 

@@ -20,10 +20,10 @@ use weft_verbs::Device;
 use super::keys::{Caller, DialArgs};
 use super::open_device;
 use super::url::Url;
-use crate::address::parse_bind;
 use crate::cmd::{bytes, carrier, say};
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use weft_service::endpoint::parse_bind;
 use weft_service::text::printable;
 
 /// The usual port of RTP.
@@ -262,7 +262,7 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     let url = Url::parse(&args.url, SERVE_PORT)?;
     if weft_media::names::check(&url.name).is_err() {
         return Err(Failure::usage(format!("`{}` names no title", args.url))
-            .hint(format!("`weft media list {}` lists them", url.authority())));
+            .hint(format!("`weft media list {}` lists them", url.server)));
     }
     let mut show = Show {
         caller: Caller::new(&args.dial, &url)?,

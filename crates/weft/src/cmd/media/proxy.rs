@@ -6,13 +6,14 @@ use weft_media::client::{OpenError, Viewer};
 use weft_media::http::{Config, Proxy, Server};
 use weft_media::wire::Request;
 use weft_media::{HTTP_PORT, SERVE_PORT};
+use weft_service::endpoint::parse_bind;
 use weft_verbs::Device;
 use weft_verbs::cm::ConnectError;
 
 use super::keys::{Caller, DialArgs};
 use super::open_device;
 use super::url::Url;
-use crate::address::parse_bind;
+use crate::address::resolve;
 use crate::cmd::say;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
@@ -74,11 +75,11 @@ fn behind(args: &Args, server: &str, device: &Device) -> Result<Server, Failure>
     if !url.name.is_empty() {
         return Err(
             Failure::usage(format!("`{server}` names a title, not a server"))
-                .hint(format!("write {}", url.authority())),
+                .hint(format!("write {}", url.server)),
         );
     }
     let caller = Caller::new(&args.dial, &url)?;
-    let label = url.authority();
+    let label = url.server.to_string();
     if let Err(failure) = caller.open(device, &Request::Catalogue) {
         // A server that is not there may come; one that is not trusted may not.
         if failure.exit() != crate::failure::Exit::Peer {
@@ -90,7 +91,7 @@ fn behind(args: &Args, server: &str, device: &Device) -> Result<Server, Failure>
     let open = move |request: &Request| {
         let local = |e: &Failure| OpenError::Local(e.what().into());
         let mut last = OpenError::Connect(ConnectError::Unreachable);
-        for addr in url.resolve().map_err(|e| local(&e))? {
+        for addr in resolve(&url.server).map_err(|e| local(&e))? {
             let dial = caller.dial(addr).map_err(|e| local(&e))?;
             match Viewer::open(&device, &dial, request) {
                 Err(e @ OpenError::Connect(_)) => last = e,

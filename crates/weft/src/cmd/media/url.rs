@@ -1,16 +1,14 @@
 //! `[weft://]HOST[:PORT][/NAME]`: a server, and a title on it.
 
-use std::net::SocketAddr;
+use weft_service::endpoint::Endpoint;
 
 use crate::failure::Failure;
 
 /// A server, and a title on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
-    /// Name or address, without brackets.
-    pub(super) host: String,
-    /// TCP port.
-    pub(super) port: u16,
+    /// The server.
+    pub(super) server: Endpoint,
     /// The title; empty: none.
     pub(super) name: String,
 }
@@ -24,55 +22,13 @@ impl Url {
         let wrong = |what: String| Failure::usage(what).hint(FORM);
         let rest = text.strip_prefix("weft://").unwrap_or(text);
         let (authority, name) = rest.split_once('/').unwrap_or((rest, ""));
-        let (host, port_text) = match authority.strip_prefix('[') {
-            Some(inner) => {
-                let (host, after) = inner
-                    .split_once(']')
-                    .ok_or_else(|| wrong(format!("`{text}` has `[` without `]`")))?;
-                let port =
-                    match after {
-                        "" => None,
-                        _ => Some(after.strip_prefix(':').ok_or_else(|| {
-                            wrong(format!("`{text}`: what follows `]` is no port"))
-                        })?),
-                    };
-                (host, port)
-            }
-            None => match authority.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (authority, None),
-            },
-        };
-        if host.is_empty() || text.contains("://") && !text.starts_with("weft://") {
+        if text.contains("://") && !text.starts_with("weft://") {
             return Err(wrong(format!("`{text}` names no host")));
         }
-        let port = match port_text {
-            None => port,
-            Some(digits) => digits
-                .parse()
-                .ok()
-                .filter(|&p| p != 0)
-                .ok_or_else(|| wrong(format!("`{text}` has no valid port")))?,
-        };
         Ok(Self {
-            host: host.into(),
-            port,
+            server: Endpoint::parse(authority, port).map_err(|e| wrong(e.to_string()))?,
             name: name.into(),
         })
-    }
-
-    /// The server alone, as [`Url::parse`] reads it.
-    pub(super) fn authority(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
-    }
-
-    /// The addresses of the host.
-    pub(super) fn resolve(&self) -> Result<Vec<SocketAddr>, Failure> {
-        crate::address::resolve(&self.host, self.port)
     }
 }
 
@@ -83,8 +39,10 @@ mod tests {
     #[test]
     fn forms() {
         let url = |host: &str, port, name: &str| Url {
-            host: host.into(),
-            port,
+            server: Endpoint {
+                host: host.into(),
+                port,
+            },
             name: name.into(),
         };
         for (text, good) in [
