@@ -24,7 +24,6 @@ use weft_verbs::{Access, Cq, Device, LocalMode, Mr, RawMemory, RemoteAddr, SendW
 use crate::aims::Limit::{self, AtLeast, AtMost};
 use crate::aims::verdict;
 use crate::children::{Running, this_program};
-use crate::driver;
 use crate::error::{BenchError, Result, failed, stack};
 use crate::output::{self, KEPT, OutputArgs};
 use crate::report::{Report, Section, Table, machine};
@@ -291,7 +290,8 @@ impl Raw {
             tls: Some(world.tls.clone()),
             ..ConnParam::default()
         };
-        let ends = driver::pair((&near, &near_pd), (&far, &far_pd), &param)?;
+        let ends = weft_costs::pair((&near, &near_pd), (&far, &far_pd), &param)
+            .map_err(stack("connect two queue pairs"))?;
         let [(conn, cq), (far, far_cq)] = ends;
         // The far side waits for messages, as a server does: its thread carries the connection.
         let over = Arc::new(AtomicBool::new(false));

@@ -4,10 +4,10 @@
 //! measured in turn within each run, so that a disturbance of the machine affects all of them, and ratios are computed run by run. Each side
 //! is a separate process, so that CPU time belongs to one side. Other libraries are measured through their own benchmark programs.
 //!
-//! [`run`] is the command; [`report`] makes tables, plots and self-contained pages for others too.
+//! [`run`] is the command.
 #![forbid(unsafe_code)]
 
-pub mod advise;
+mod advise;
 mod aims;
 mod args;
 mod cc;
@@ -22,21 +22,15 @@ mod join;
 mod link;
 pub mod media;
 mod mpi;
-mod named;
 mod output;
 mod patience;
 mod peer;
 mod process;
 mod progress;
-pub mod record;
-pub mod report;
 mod run;
 mod scenario;
 pub mod sdp;
-pub mod size;
 mod sshfs;
-pub mod stats;
-pub mod terminal;
 mod usage;
 mod verbs;
 
@@ -61,6 +55,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use weft_report::{self as report, named, record, size, stats, terminal};
 
 /// Measures weft beside plain TCP in the same run.
 #[derive(Args, Clone, Debug)]

@@ -4,8 +4,8 @@
 use clap::Parser;
 use std::path::Path;
 use std::process::ExitCode;
-use weft_bench::record::{Metric, Record, Side, read_lines};
 use weft_bench::{BenchArgs, PEER_ARGS};
+use weft_report::record::{Metric, Record, Side, read_lines};
 
 #[derive(Parser)]
 struct Program {

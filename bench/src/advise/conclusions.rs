@@ -1,12 +1,12 @@
 //! The conclusions of the thesis's chapter 4: whether each holds on this machine, with the number.
 
-use super::show::words;
 use crate::aims::Limit;
 use crate::conclusions::{Conclusions, Range, Verdict, claims};
 use crate::record::{Metric, Record, Side};
 use crate::report::number;
 use crate::size::human;
 use weft_advise::machine::{Case, Critical, Machine};
+use weft_costs::words;
 
 /// The parts of the chapter that this suite does not reproduce.
 pub(super) const NOT_REMADE: [&str; 3] = [

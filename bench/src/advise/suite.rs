@@ -1,10 +1,8 @@
 //! The suite `weft bench advise`.
 
 use super::conclusions::{NOT_REMADE, conclusions};
-use super::measure::{Effort, STEPS, measure};
-use super::show::{advice, sections};
 use crate::args::{AdviseArgs, VerbsArgs};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, Result, stack};
 use crate::progress::Progress;
 use crate::record::{Metric, Record, of_suite};
 use crate::report::{Report, Section, machine as about_machine};
@@ -13,6 +11,7 @@ use crate::verbs::measured;
 use clap::Parser;
 use std::process::ExitCode;
 use weft_advise::machine::Machine;
+use weft_costs::{Effort, STEPS, advice, measure, sections};
 
 /// The options of the part that `weft bench verbs` measures.
 #[derive(Parser)]
@@ -58,7 +57,8 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<ExitCode> {
     let machine = measure(&effort, |what| {
         progress.at(what);
         progress.step();
-    })?;
+    })
+    .map_err(stack("measure the machine"))?;
     progress.at("set-up and buffer schemes");
     let (mut records, more) = verbs(args)?;
     drop(progress);

@@ -21,7 +21,7 @@ pub(crate) use exs::SocketContexts;
 pub(crate) use memory::Copy;
 pub(crate) use tcp::{prepare_stream as tcp_prepare, transfer_whole as tcp_transfer_whole};
 pub(crate) use ud::{dest as ud_dest, open as open_ud};
-pub(crate) use weft::{Context, accept_one, deregister, open_device, pair, param};
+pub(crate) use weft::{Context, accept_one, deregister, open_device, param};
 
 named! {
     /// The software that carries the bytes.

@@ -166,37 +166,10 @@ pub(super) fn accept(
 
 /// Accepts the next connection on `qp`.
 pub(crate) fn accept_one(listener: &Listener, qp: Qp, crc: bool) -> Result<Connection> {
-    accept_with(listener, qp, &param(crc))
-}
-
-fn accept_with(listener: &Listener, qp: Qp, param: &ConnParam) -> Result<Connection> {
     let request = listener
         .next_request(Some(PATIENCE))
         .ok_or(BenchError::Stuck(PATIENCE.as_secs(), "a connection"))?;
-    request.accept(qp, param).map_err(stack("accept"))
-}
-
-/// Two connected queue pairs of this process, the near one first, each with its completion queue.
-pub(crate) fn pair(
-    near: (&Device, &Pd),
-    far: (&Device, &Pd),
-    param: &ConnParam,
-) -> Result<[(Connection, Cq); 2]> {
-    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let listener = Listener::bind(far.0, anywhere, 1, param).map_err(stack("listen"))?;
-    let addr = listener.local_addr();
-    let cq = |device: &Device| device.create_cq(64, None).map_err(stack("create a CQ"));
-    let (near_cq, far_cq) = (cq(near.0)?, cq(far.0)?);
-    let qp = far.1.create_qp(&QpInit::new(&far_cq, &far_cq));
-    let qp = qp.map_err(stack("create a QP"))?;
-    let (accepted, connected) = std::thread::scope(|scope| {
-        let accepting = scope.spawn(|| accept_with(&listener, qp, param));
-        let init = QpInit::new(&near_cq, &near_cq);
-        let connected = cm::connect(addr, near.1, &init, param).map_err(stack("connect"));
-        let panicked = |_| Err(failed("accept", "a thread panicked"));
-        (accepting.join().unwrap_or_else(panicked), connected)
-    });
-    Ok([(connected?, near_cq), (accepted?, far_cq)])
+    request.accept(qp, &param(crc)).map_err(stack("accept"))
 }
 
 /// The result of a round of completions.

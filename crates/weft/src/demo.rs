@@ -10,12 +10,10 @@ use std::time::Instant;
 use clap::Parser;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use weft_bench::record::{Metric, Record, read_lines};
-use weft_bench::report::{
-    Axis, Bars, Plot, Report, Section, Series, Stroke, Table, machine, number,
-};
-use weft_bench::size::human;
-use weft_bench::stats::{Summary, paired_ratio};
+use weft_report::record::{Metric, Record, read_lines};
+use weft_report::size::human;
+use weft_report::stats::{Summary, paired_ratio};
+use weft_report::{Axis, Bars, Plot, Report, Section, Series, Stroke, Table, machine, number};
 
 use crate::cp::auth::hex;
 use crate::failure::{Failure, check_writable, write_file};

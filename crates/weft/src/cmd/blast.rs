@@ -11,9 +11,9 @@ use weft_bench::exs::{
     Amount, Client, Design, Kind, Lengths, Mode, Plan, Run, Server, Wait, describe, json_lines,
     report,
 };
-use weft_bench::size::parse_size;
-use weft_bench::terminal::in_locale;
 use weft_bench::{BenchError, Transport};
+use weft_report::size::parse_size;
+use weft_report::terminal::in_locale;
 
 use super::say;
 use crate::address::resolve_peer;
@@ -350,7 +350,7 @@ fn connect(addr: SocketAddr) -> Result<Client, Failure> {
 }
 
 fn progress(global: Global) -> ProgressBar {
-    if global.quiet || !weft_bench::terminal::redraws(&std::io::stderr()) {
+    if global.quiet || !weft_report::terminal::redraws(&std::io::stderr()) {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(STEPS as u64).with_finish(ProgressFinish::AndClear);

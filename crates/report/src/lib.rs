@@ -1,11 +1,18 @@
 //! Reports: sections of text, tables and plots, printed on a terminal or written as one self-contained HTML page.
 //!
-//! The page needs no network and no JavaScript, and follows the reader's light or dark background.
+//! The page needs no network and no JavaScript, and follows the reader's light or dark background. Beside them: [`size`]s as users write
+//! them, [`stats`] of runs, results that are kept as a [`record`], and what the user's [`terminal`] can show.
+#![forbid(unsafe_code)]
 
 mod bars;
 mod html;
+pub mod named;
 mod plot;
+pub mod record;
+pub mod size;
+pub mod stats;
 mod table;
+pub mod terminal;
 
 pub use bars::{Bars, Mark};
 pub use plot::{Axis, Plot, Series, Stroke};

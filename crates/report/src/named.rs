@@ -1,6 +1,7 @@
 //! Enumerations with a word for each case.
 
 /// An enumeration whose cases have the same word on the command line, in JSON and from `name`.
+#[macro_export]
 macro_rules! named {
     ($(#[$meta:meta])* $vis:vis enum $name:ident {
         $($(#[$case_meta:meta])* $case:ident = $word:literal),* $(,)?
@@ -27,4 +28,4 @@ macro_rules! named {
         }
     };
 }
-pub(crate) use named;
+pub use named;

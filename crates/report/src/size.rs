@@ -71,7 +71,7 @@ impl FromStr for Sizes {
 }
 
 /// The sizes that a suite has where its options name none, in the language of the options.
-pub(crate) fn sizes(text: &str) -> Vec<u64> {
+pub fn sizes(text: &str) -> Vec<u64> {
     let sizes = text.parse::<Sizes>();
     sizes.unwrap_or_else(|error| unreachable!("{error}")).0
 }

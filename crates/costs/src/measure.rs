@@ -1,14 +1,15 @@
 //! The measurements: this machine's copies, registrations, pins and transfers.
 
-use crate::driver::pair;
-use crate::error::{BenchError, Result, failed, stack};
-use crate::stats::Summary;
+use crate::error::{Error, Result, error, failed};
+use crate::pair::pair;
 use std::hint::black_box;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 use weft_advise::machine::{Case, Machine, Point};
+use weft_report::size::human;
+use weft_report::stats::Summary;
 use weft_sys::pages::Pages;
 use weft_verbs::cm;
 use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, RawMemory, RecvWr, SendWr, Wc, WcStatus};
@@ -93,8 +94,8 @@ fn micros(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e6
 }
 
-fn memory(what: std::io::Error) -> BenchError {
-    BenchError::system("map memory")(what)
+fn memory(what: std::io::Error) -> Error {
+    error("map memory")(what)
 }
 
 /// The time of one of `times` calls.
@@ -108,14 +109,14 @@ fn each(times: usize, mut call: impl FnMut(usize)) -> f64 {
 
 fn device(local: LocalMode) -> Result<(Device, Pd)> {
     let device = Device::builder().local(local).open();
-    let device = device.map_err(stack("open the device"))?;
-    let pd = device.alloc_pd().map_err(stack("allocate a domain"))?;
+    let device = device.map_err(error("open the device"))?;
+    let pd = device.alloc_pd().map_err(error("allocate a domain"))?;
     Ok((device, pd))
 }
 
 fn large(sizes: &[u64]) -> Result<usize> {
     let most = sizes.iter().copied().max().unwrap_or(4096);
-    usize::try_from(most).map_err(|_| BenchError::Usage("the size is too large".to_owned()))
+    usize::try_from(most).map_err(|_| failed("measure", "the size is too large"))
 }
 
 impl Bench<'_> {
@@ -208,10 +209,10 @@ impl Bench<'_> {
         let all = RawMemory::leak(vec![1; large(sizes)?]);
         for &bytes in sizes {
             let len = bytes as usize;
-            let raw = all.slice(0, len).map_err(stack("take memory"))?;
+            let raw = all.slice(0, len).map_err(error("take memory"))?;
             let register = || {
                 pd.reg_raw(&raw, Access::REMOTE_READ)
-                    .map_err(stack("register memory"))
+                    .map_err(error("register memory"))
             };
             self.point(Case::Register, bytes, || {
                 let start = Instant::now();
@@ -255,20 +256,16 @@ impl Bench<'_> {
                 if let Err(error) = pages.lock(len) {
                     self.machine.missing.push(format!(
                         "pins of {} and more: {error} (see `ulimit -l`)",
-                        crate::size::human(bytes)
+                        human(bytes)
                     ));
                     break;
                 }
-                pages
-                    .unlock(len)
-                    .map_err(BenchError::system("unpin pages"))?;
+                pages.unlock(len).map_err(error("unpin pages"))?;
                 let pin = |pages: &mut Pages| {
                     let start = Instant::now();
-                    pages.lock(len).map_err(BenchError::system("pin pages"))?;
+                    pages.lock(len).map_err(error("pin pages"))?;
                     let pinned = micros(start);
-                    pages
-                        .unlock(len)
-                        .map_err(BenchError::system("unpin pages"))?;
+                    pages.unlock(len).map_err(error("unpin pages"))?;
                     Ok((micros(start), pinned))
                 };
                 pages.touch();
@@ -300,7 +297,7 @@ impl Bench<'_> {
                 // The cost of weft's registration does not depend on the size; a page for each thread is enough.
                 drop(
                     pd.reg_raw(&raws[at], Access::REMOTE_READ)
-                        .map_err(stack("register memory"))?,
+                        .map_err(error("register memory"))?,
                 );
                 Ok(())
             };
@@ -327,11 +324,9 @@ impl Bench<'_> {
                     cases,
                     bytes,
                     &mut memories,
-                    |_, pages| pages.lock(len).map_err(BenchError::system("pin pages")),
+                    |_, pages| pages.lock(len).map_err(error("pin pages")),
                     |pages| {
-                        pages
-                            .unlock(len)
-                            .map_err(BenchError::system("unpin pages"))?;
+                        pages.unlock(len).map_err(error("unpin pages"))?;
                         if absent {
                             pages.release().map_err(memory)?;
                         } else {
@@ -343,7 +338,7 @@ impl Bench<'_> {
                 if pinned.is_err() {
                     self.machine.missing.push(format!(
                         "{threads} pins of {}: more than may be pinned (see `ulimit -l`)",
-                        crate::size::human(bytes)
+                        human(bytes)
                     ));
                     return Ok(());
                 }
@@ -388,7 +383,7 @@ impl Bench<'_> {
                     })
                     .collect();
                 let ended = threads.into_iter().map(|thread| {
-                    let gone = || Err(BenchError::Usage("a thread panicked".to_owned()));
+                    let gone = || Err(failed("measure", "a thread panicked"));
                     thread.join().unwrap_or_else(|_| gone())
                 });
                 ended.collect::<Result<Vec<_>>>()
@@ -402,7 +397,7 @@ impl Bench<'_> {
     }
 
     fn tcp(&mut self, sizes: &[u64]) -> Result<()> {
-        let io = |error| BenchError::system("measure loopback TCP")(error);
+        let io = |why: std::io::Error| error("measure loopback TCP")(why);
         let listener = TcpListener::bind("127.0.0.1:0").map_err(io)?;
         let near = TcpStream::connect(listener.local_addr().map_err(io)?).map_err(io)?;
         let (far, _) = listener.accept().map_err(io)?;
@@ -473,11 +468,11 @@ impl Bench<'_> {
                 let start = Instant::now();
                 for _ in 0..times {
                     let receive = RecvWr::new(1).sge(ends.to.sge(0, len as usize));
-                    ends.far.qp.post_recv(&[receive]).map_err(stack("post"))?;
+                    ends.far.qp.post_recv(&[receive]).map_err(error("post"))?;
                     let send = SendWr::send(1)
                         .sge(ends.from.sge(0, len as usize))
                         .signaled();
-                    ends.near.qp.post_send_one(send).map_err(stack("post"))?;
+                    ends.near.qp.post_send_one(send).map_err(error("post"))?;
                     done(&ends.near_cq)?;
                     done(&ends.far_cq)?;
                 }
@@ -524,7 +519,7 @@ impl Bench<'_> {
             let post = || {
                 let read = SendWr::read(1, ends.to.remote(0)).sge(ends.from.sge(0, bytes as usize));
                 let posted = ends.near.qp.post_send_one(read.signaled());
-                posted.map_err(stack("post a Read"))
+                posted.map_err(error("post a Read"))
             };
             self.point(Case::Transfer, bytes, || {
                 let start = Instant::now();
@@ -621,7 +616,7 @@ impl Ends {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let region = || {
             pd.reg_mr(vec![1; len], access)
-                .map_err(stack("register memory"))
+                .map_err(error("register memory"))
         };
         Ok(Self {
             near,
@@ -638,9 +633,9 @@ impl Ends {
 fn done(cq: &Cq) -> Result<()> {
     let mut wc = [Wc::default()];
     let mut start = None;
-    while cq.poll(&mut wc).map_err(stack("poll"))? == 0 {
+    while cq.poll(&mut wc).map_err(error("poll"))? == 0 {
         if start.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-            return Err(BenchError::Stuck(PATIENCE.as_secs(), "a transfer"));
+            return Err(failed("transfer", "nothing moved"));
         }
     }
     if wc[0].status == WcStatus::Success {

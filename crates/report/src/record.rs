@@ -116,7 +116,7 @@ impl Record {
     }
 
     /// A record of samples; `None` where there are none.
-    pub(crate) fn of(
+    pub fn of(
         op: &str,
         transport: &str,
         stack: &str,
@@ -130,7 +130,7 @@ impl Record {
 
     /// Adds the variant within the operation.
     #[must_use]
-    pub(crate) fn with_case(mut self, case: impl Into<String>) -> Self {
+    pub fn with_case(mut self, case: impl Into<String>) -> Self {
         self.case = Some(case.into());
         self
     }
@@ -155,7 +155,7 @@ impl Record {
 }
 
 /// Marks records as those of another suite than the verbs'.
-pub(crate) fn of_suite(suite: &str, mut records: Vec<Record>) -> Vec<Record> {
+pub fn of_suite(suite: &str, mut records: Vec<Record>) -> Vec<Record> {
     for record in &mut records {
         suite.clone_into(&mut record.bench);
     }

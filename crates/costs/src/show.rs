@@ -1,11 +1,11 @@
 //! The machine's numbers as sections of a report, and what they advise.
 
-use crate::report::{Axis, Plot, Section, Series, Stroke, Table, number};
-use crate::size::human;
 use weft_advise::machine::{Case, Critical, Machine};
+use weft_report::size::human;
+use weft_report::{Axis, Plot, Section, Series, Stroke, Table, number};
 
 /// A critical size in words.
-pub(super) fn words(critical: Critical) -> String {
+pub fn words(critical: Critical) -> String {
     match critical {
         Critical::Always => "every measured size".to_owned(),
         Critical::From(bytes) => format!("{} and more", human(bytes)),
