@@ -314,15 +314,9 @@ mod tests {
     use crate::{BenchArgs, Suite};
     use clap::Parser;
 
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        bench: BenchArgs,
-    }
-
     fn verbs(line: &str) -> Result<VerbsArgs, clap::Error> {
         let words = std::iter::once("bench").chain(line.split_whitespace());
-        match Program::try_parse_from(words)?.bench.suite {
+        match BenchArgs::try_parse_from(words)?.suite {
             Suite::Verbs(args) => Ok(*args),
             _ => panic!("{line} is not the verbs suite"),
         }

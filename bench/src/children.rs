@@ -127,6 +127,13 @@ pub(crate) fn this_program() -> Result<PathBuf> {
     std::env::current_exe().map_err(BenchError::system("find this program's file"))
 }
 
+/// The program `weft`, which brings its libraries, servers and subcommands.
+pub(crate) fn weft() -> Result<PathBuf> {
+    weft_report::programs::find("weft").ok_or_else(|| {
+        BenchError::Usage("weft is neither beside this program nor on PATH".to_owned())
+    })
+}
+
 /// The file of a program: on the path, or where Debian keeps servers.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

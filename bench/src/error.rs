@@ -9,7 +9,7 @@ pub enum BenchError {
     #[error("{0}")]
     Usage(String),
     /// A file of results could not be written.
-    #[error("{path}: {source}")]
+    #[error("cannot write {path}: {source}")]
     Output {
         /// The file.
         path: String,

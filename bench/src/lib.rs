@@ -4,7 +4,7 @@
 //! measured in turn within each run, so that a disturbance of the machine affects all of them, and ratios are computed run by run. Each side
 //! is a separate process, so that CPU time belongs to one side. Other libraries are measured through their own benchmark programs.
 //!
-//! [`run`] is the command.
+//! [`run`] is the command, and [`program`] the body of a program of suites.
 #![forbid(unsafe_code)]
 
 mod advise;
@@ -51,14 +51,15 @@ pub use process::PEER_ARGS;
 pub use run::{PartArgs, Program, RunArgs};
 pub use sdp::SdpArgs;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use weft_report::{self as report, named, record, size, stats, terminal};
 
 /// Measures weft beside plain TCP in the same run.
-#[derive(Args, Clone, Debug)]
+#[derive(Parser, Clone, Debug)]
+#[command(name = "weft-bench", bin_name = "weft bench", version)]
 pub struct BenchArgs {
     /// What to measure.
     #[command(subcommand)]
@@ -107,10 +108,16 @@ pub enum Suite {
     /// The far end of a benchmark; started by the benchmark itself
     #[command(hide = true)]
     Peer,
+    /// Writes the manual pages into a directory, for packages
+    #[command(hide = true)]
+    Man {
+        /// Where to
+        dir: PathBuf,
+    },
 }
 
-/// Runs a suite. The program that calls it must run itself as the peer when its arguments begin
-/// with [`PEER_ARGS`]: that is, give them to this function too, parsed as [`BenchArgs`].
+/// Runs a suite. The program that calls it must run itself as the peer when its arguments are
+/// [`PEER_ARGS`]: that is, give them to this function too, parsed as [`BenchArgs`].
 ///
 /// # Errors
 /// [`BenchError`] when the options do not fit together, a result file cannot be written or the
@@ -134,5 +141,53 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Advise(args) => advise::run_suite(&args),
         Suite::Link(args) => link::run(&args),
         Suite::Peer => peer::serve().map(|()| ExitCode::SUCCESS),
+        Suite::Man { dir } => pages(BenchArgs::command(), &dir),
     }
+}
+
+/// Writes the manual pages of a command line.
+fn pages(command: clap::Command, dir: &Path) -> Result<ExitCode, BenchError> {
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    let written = weft_report::manual::write(&command, dir);
+    written.map_err(|error| output::cannot_write(dir, error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The body of a program of suites: reads the command line, runs what it asks for, and reports an error.
+pub fn program<P: Parser>(
+    name: &str,
+    run: impl FnOnce(P) -> Result<ExitCode, BenchError>,
+) -> ExitCode {
+    let args = P::parse();
+    start_log()
+        .and_then(|()| run(args))
+        .unwrap_or_else(|error| {
+            let (code, remedy) = match &error {
+                BenchError::Usage(_) => (2, format!("`{name} SUITE --help` lists the options")),
+                BenchError::Output { .. } => (
+                    1,
+                    "name a file in a directory that you can write to".to_owned(),
+                ),
+                _ => (
+                    1,
+                    "`weft doctor` says what this machine does not support".to_owned(),
+                ),
+            };
+            eprintln!("{name}: {error}\n  try: {remedy}");
+            ExitCode::from(code)
+        })
+}
+
+/// Sends log lines to standard error, at the level of `WEFT_LOG`.
+fn start_log() -> Result<(), BenchError> {
+    let level = weft_verbs::settings::LOG.parse();
+    let level = level.map_err(|wrong| BenchError::Usage(wrong.to_string()))?;
+    tracing_subscriber::fmt()
+        .with_max_level(level.unwrap_or(tracing_subscriber::filter::LevelFilter::WARN))
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .with_target(false)
+        .init();
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The peer process and the pipe to it.
 //!
 //! Each side of a benchmark is a separate process, so that its CPU time is counted separately. The
-//! parent runs its own program again with the hidden argument `bench peer`, and exchanges JSON
+//! parent runs its own program again with the hidden argument `peer`, and exchanges JSON
 //! lines over the child's standard input and output. These pipes end with either process, need no
 //! port, and are unreachable for other processes. The data connections are the stacks' own.
 
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::process::{Child, Command};
 
 /// The arguments after which the program becomes the peer.
-pub const PEER_ARGS: [&str; 2] = ["bench", "peer"];
+pub const PEER_ARGS: [&str; 1] = ["peer"];
 
 /// The requests of suites to their peer, other than operations.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

@@ -5,15 +5,9 @@ use std::process::{Command, ExitCode};
 use clap::Parser;
 use weft_bench::BenchArgs;
 
-#[derive(Parser)]
-enum Program {
-    Bench(BenchArgs),
-}
-
 fn main() -> ExitCode {
-    if std::env::args().nth(1).is_some_and(|arg| arg == "bench") {
-        let Program::Bench(args) = Program::parse();
-        return match weft_bench::run(args) {
+    if std::env::args().nth(1).is_some_and(|arg| arg == "join") {
+        return match weft_bench::run(BenchArgs::parse()) {
             Ok(exit) => exit,
             Err(error) => {
                 eprintln!("{error}");
@@ -23,7 +17,7 @@ fn main() -> ExitCode {
     }
     let file = std::env::temp_dir().join(format!("weft-bench-join-{}", std::process::id()));
     let out = Command::new(std::env::current_exe().unwrap())
-        .args(["bench", "join", "--rows", "20", "--nodes", "3"])
+        .args(["join", "--rows", "20", "--nodes", "3"])
         .args(["--volume", "16", "--repetitions", "1", "--json"])
         .arg(&file)
         .output()

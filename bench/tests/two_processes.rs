@@ -7,12 +7,6 @@ use std::process::ExitCode;
 use weft_bench::{BenchArgs, PEER_ARGS};
 use weft_report::record::{Metric, Record, Side, read_lines};
 
-#[derive(Parser)]
-struct Program {
-    #[command(flatten)]
-    bench: BenchArgs,
-}
-
 /// Runs `bench WORDS`, and returns what it writes as JSON and as a page.
 fn suite(directory: &Path, words: &str) -> (String, String) {
     let (json, html) = (directory.join("out.jsonl"), directory.join("out.html"));
@@ -21,7 +15,7 @@ fn suite(directory: &Path, words: &str) -> (String, String) {
         format!("--json={}", json.display()),
         format!("--html={}", html.display()),
     ]);
-    let code = weft_bench::run(Program::parse_from(args).bench).expect(&words);
+    let code = weft_bench::run(BenchArgs::parse_from(args)).expect(&words);
     assert_eq!(code, ExitCode::SUCCESS, "{words}");
     let read = |file| std::fs::read_to_string(file).expect("a file");
     (read(json), read(html))
@@ -424,9 +418,9 @@ fn kept_results(directory: &Path) {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).take(2).collect();
+    let words: Vec<String> = std::env::args().skip(1).collect();
     if words == PEER_ARGS {
-        let args = Program::parse_from(std::env::args().skip(1)).bench;
+        let args = BenchArgs::parse();
         return weft_bench::run(args).unwrap_or(ExitCode::FAILURE);
     }
     let directory = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));

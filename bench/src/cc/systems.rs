@@ -193,7 +193,7 @@ impl Running {
         let program = this_program()?;
         let mut workers = Command::new(&program);
         workers
-            .args(["bench", "cc-part", "workers", "--count"])
+            .args(["cc-part", "workers", "--count"])
             .arg(plan.count.to_string())
             .env("WEFT_LOCAL", "off")
             .stdin(Stdio::piped())
@@ -222,7 +222,7 @@ impl Running {
         let _ = fs::remove_file(&socket);
         let mut daemon = Command::new(&program);
         daemon
-            .args(["bench", "cc-part", "daemon", "--socket"])
+            .args(["cc-part", "daemon", "--socket"])
             .arg(&socket)
             .env("WEFT_LOCAL", "off")
             .stdin(Stdio::null());

@@ -5,7 +5,7 @@
 //! stack's name. The programs measure the time themselves, without their start. Neither their processes nor ours are pinned.
 
 use super::{Kind, Op, Spec, Stack};
-use crate::children::{Running, find, free_port, listening, this_program};
+use crate::children::{Running, find, free_port, listening, weft};
 use crate::error::{BenchError, Result};
 use crate::patience::PATIENCE;
 use std::io::Read;
@@ -205,8 +205,8 @@ fn command(
 ) -> Result<Command> {
     let mut command = match program {
         Program::Ucx | Program::Fabric => Command::new(program.file()),
-        // The program that runs now is `weft`, and finds its libraries itself.
-        Program::Perftest => Command::new(this_program()?),
+        // `weft verbs` finds the libraries.
+        Program::Perftest => Command::new(weft()?),
     };
     let mut arguments: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);

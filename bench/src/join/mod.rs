@@ -107,7 +107,7 @@ struct Process {
 impl Process {
     fn start() -> Result<Self> {
         let mut command = Command::new(this_program()?);
-        command.args(["bench", "join", "--node"]);
+        command.args(["join", "--node"]);
         let mut talk = Talk::start(&mut command, Command::spawn)?;
         let doors = talk.hear()?;
         Ok(Self { talk, doors })

@@ -14,7 +14,7 @@ use weft_sys::process::end_with_us;
 use weft_verbs::Device;
 
 use super::server::listens_at;
-use crate::children::{Running, this_program};
+use crate::children::{Running, weft};
 use crate::error::{BenchError, Result, failed, stack};
 
 /// Fragments: 25 a second of 5.3 Mb/s.
@@ -49,7 +49,7 @@ fn fragment(n: u32) -> Vec<u8> {
 
 /// Milliseconds at the median and the 99th percentile, and how many fetches those are of.
 pub(super) fn measure(readers: usize, seconds: f64) -> Result<(f64, f64, usize)> {
-    let mut command = Command::new(this_program()?);
+    let mut command = Command::new(weft()?);
     let options = "media live --plain --open --bind 127.0.0.1:0 --linger 0 bench";
     end_with_us(&mut command)
         .args(options.split(' '))

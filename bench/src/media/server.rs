@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use weft_sys::process::end_with_us;
 
 use super::rtp;
-use crate::children::{Running, find, free_port, this_program};
+use crate::children::{Running, find, free_port, this_program, weft};
 use crate::error::{BenchError, Result};
 use crate::named::named;
 use crate::usage::{self, Whose};
@@ -114,9 +114,10 @@ impl Served {
         if !kind.is_weft() && kind != Kind::Plain {
             return Self::start_nginx(kind, dir);
         }
-        let mut command = Command::new(this_program()?);
-        if kind == Kind::Plain {
-            command.args(["bench", "media-http"]).arg(dir.join(NAME));
+        let is_plain = kind == Kind::Plain;
+        let mut command = Command::new(if is_plain { this_program()? } else { weft()? });
+        if is_plain {
+            command.arg("media-http").arg(dir.join(NAME));
         } else {
             command.args(["media", "serve", "--open", "--bind", "127.0.0.1:0"]);
             if kind != Kind::Tls {

@@ -35,7 +35,7 @@ pub(super) struct Programs {
 
 /// The requested MPIs, or those of Debian that are installed.
 pub(super) fn find(asked: &[String]) -> Result<Vec<Mpi>> {
-    let weft = children::this_program()?;
+    let weft = children::weft()?;
     let either = ["openmpi".to_owned(), "mpich".to_owned()];
     let asked = if asked.is_empty() { &either } else { asked };
     let mut found = Vec::new();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::children::{listening, this_program};
+use crate::children::{listening, this_program, weft};
 use crate::error::{BenchError, Result, failed};
 use crate::usage::process_cpu;
 
@@ -72,6 +72,8 @@ pub(crate) struct User {
 pub(crate) struct World {
     dir: tempfile::TempDir,
     weft: PathBuf,
+    /// This program, whose parts are peers.
+    this: PathBuf,
     lib: Option<PathBuf>,
     pub(crate) seconds: u32,
 }
@@ -103,7 +105,8 @@ impl World {
             .map_err(|e| BenchError::system("open the folder to other users")(e.into()))?;
         let world = Self {
             dir,
-            weft: this_program()?,
+            weft: weft()?,
+            this: this_program()?,
             lib: lib.map(Path::to_owned),
             seconds,
         };
@@ -123,9 +126,9 @@ impl World {
         Ok(dir)
     }
 
-    /// The command line of one of our peers: `weft bench run-part WORDS`.
+    /// The command line of one of our peers: `weft-bench run-part WORDS`.
     pub(crate) fn part(&self, words: &str) -> String {
-        format!("{} bench run-part {words}", self.weft.display())
+        format!("{} run-part {words}", self.this.display())
     }
 
     fn command(&self, has_weft: bool, words: &[&str]) -> Vec<std::ffi::OsString> {

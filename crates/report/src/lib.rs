@@ -1,13 +1,16 @@
 //! Reports: sections of text, tables and plots, printed on a terminal or written as one self-contained HTML page.
 //!
 //! The page needs no network and no JavaScript, and follows the reader's light or dark background. Beside them: [`size`]s as users write
-//! them, [`stats`] of runs, results that are kept as a [`record`], and what the user's [`terminal`] can show.
+//! them, [`stats`] of runs, results that are kept as a [`record`], what the user's [`terminal`] can show, [`manual`] pages, and where the other
+//! [`programs`] of the tree are.
 #![forbid(unsafe_code)]
 
 mod bars;
 mod html;
+pub mod manual;
 pub mod named;
 mod plot;
+pub mod programs;
 pub mod record;
 pub mod size;
 pub mod stats;
