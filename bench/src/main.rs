@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    weft_bench::program("weft bench", weft_bench::run)
+    weft_bench::program("weft bench", Some(weft_bench::PAPERS), weft_bench::run)
 }

@@ -75,9 +75,6 @@ pub enum Command {
     /// Measure RDMA operations, unmodified programs and remote files compared with plain TCP
     #[command(long_about = BENCH.long)]
     Bench(cmd::dispatch::Args),
-    /// Measure a stream over extended sockets: throughput and CPU time
-    #[command(long_about = cmd::blast::LONG)]
-    Blast(Box<cmd::blast::Args>),
     /// Show the connections of this host's weft processes
     #[command(long_about = cmd::stat::LONG)]
     Stat(cmd::stat::Args),
@@ -144,7 +141,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ),
     ("Applications", &["cp", "fs", "cc", "media", "join"]),
     ("Keys and connections", &["key", "stat", "doctor"]),
-    ("Try and measure", &["hello", "demo", "bench", "blast"]),
+    ("Try and measure", &["hello", "demo", "bench"]),
     (
         "Help for tools",
         &["man", "completion", "dissector", "help"],
@@ -205,7 +202,6 @@ impl Cli {
             Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
             Command::Bench(args) => BENCH.run(&args),
-            Command::Blast(args) => cmd::blast::run(&args, self.global).map(Into::into),
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
             Command::Verbs(args) => cmd::verbs::run(&args),

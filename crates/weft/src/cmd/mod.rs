@@ -8,7 +8,6 @@ macro_rules! tell {
 }
 
 pub mod advise;
-pub mod blast;
 pub mod broker;
 pub mod cc;
 mod cc_summary;

@@ -1,6 +1,0 @@
-//! The suite `weft bench advise`: chapter 4 of the thesis.
-
-mod conclusions;
-mod suite;
-
-pub(crate) use suite::run as run_suite;
