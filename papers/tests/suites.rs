@@ -296,6 +296,23 @@ fn virtual_workers_replay_a_make() {
     }
 }
 
+/// Messages and a kernel between two ranks, on the MPI's own TCP: the drop-in libraries that the other transports need may not be built.
+#[test]
+fn messages_between_ranks() {
+    if !has("weft") || !has("mpirun.openmpi") || !has("mpicc.openmpi") {
+        return;
+    }
+    let words = "mpi --mpi openmpi --transport tcp --size 8 --ranks 2 --kernel is --rounds 10";
+    let (text, page) = suite(&format!("{words} --runs 1"));
+    for what in ["time one way, µs", "is S, s"] {
+        let lines = lines(&text);
+        let line = lines.iter().find(|line| line["what"] == what);
+        let line = line.unwrap_or_else(|| panic!("{what}: {text}"));
+        assert!(line["median"].as_f64() > Some(0.0), "{line}");
+    }
+    assert!(page.contains("What was measured"));
+}
+
 /// The pages of results that are kept are made without a measurement, and the same from what they write.
 #[test]
 fn kept_results() {
