@@ -4,7 +4,7 @@
 //! measured in turn within each run, so that a disturbance of the machine affects all of them, and ratios are computed run by run. Each side
 //! is a separate process, so that CPU time belongs to one side. Other libraries are measured through their own benchmark programs.
 //!
-//! [`run`] is the command, and [`program`] the body of a program of suites. The modules are public for the suites of the papers, which are in
+//! [`run()`] is the command, and [`program()`] the body of a program of suites. The modules are public for the suites of the papers, which are in
 //! a workspace of their own (papers/) and have the same loop, drivers, peer process and output.
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "a library of this tree only")]

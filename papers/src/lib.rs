@@ -78,7 +78,7 @@ pub enum Suite {
 /// Runs a suite.
 ///
 /// # Errors
-/// As of [`weft_bench::run`].
+/// As of [`weft_bench::run()`].
 pub fn run(args: PapersArgs) -> Result<ExitCode, BenchError> {
     match args.suite {
         Suite::Exs(args) => exs::run_suite(&args),

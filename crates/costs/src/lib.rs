@@ -1,4 +1,4 @@
-//! What copies, registrations, pins and transfers cost on this machine ([`measure`]), and what follows from it for a program's buffers
+//! What copies, registrations, pins and transfers cost on this machine ([`measure()`]), and what follows from it for a program's buffers
 //! ([`advice`]).
 #![forbid(unsafe_code)]
 
