@@ -8,7 +8,7 @@ use crate::report::{Section, Table};
 
 /// A number's target.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Limit {
+pub enum Limit {
     AtLeast(f64),
     AtMost(f64),
     Above(f64),
@@ -20,7 +20,7 @@ pub(crate) enum Limit {
 
 impl Limit {
     /// Whether the number is within the limit; `None`: there is no limit.
-    pub(crate) fn holds(self, number: f64) -> Option<bool> {
+    pub fn holds(self, number: f64) -> Option<bool> {
         match self {
             Limit::AtLeast(least) => Some(number >= least),
             Limit::AtMost(most) => Some(number <= most),
@@ -32,7 +32,7 @@ impl Limit {
     }
 
     /// The number itself, where there is one.
-    pub(crate) fn bound(self) -> Option<f64> {
+    pub fn bound(self) -> Option<f64> {
         match self {
             Limit::AtLeast(bound)
             | Limit::AtMost(bound)
@@ -58,14 +58,14 @@ impl fmt::Display for Limit {
 
 /// A number that was measured, and its target. Not a number: it could not be measured.
 #[derive(Clone, Debug)]
-pub(crate) struct Aim {
-    pub(crate) what: String,
-    pub(crate) limit: Limit,
-    pub(crate) measured: f64,
+pub struct Aim {
+    pub what: String,
+    pub limit: Limit,
+    pub measured: f64,
 }
 
 impl Aim {
-    pub(crate) fn new(what: impl Into<String>, limit: Limit, measured: f64) -> Self {
+    pub fn new(what: impl Into<String>, limit: Limit, measured: f64) -> Self {
         Self {
             what: what.into(),
             limit,
@@ -74,17 +74,17 @@ impl Aim {
     }
 
     /// An aim with a number; `None` where it was not measured.
-    pub(crate) fn of(what: impl Into<String>, limit: Limit, measured: Option<f64>) -> Option<Self> {
+    pub fn of(what: impl Into<String>, limit: Limit, measured: Option<f64>) -> Option<Self> {
         measured.map(|measured| Self::new(what, limit, measured))
     }
 
     /// Whether it reaches its target; `None`: it has no target, or was not measured.
-    pub(crate) fn holds(&self) -> Option<bool> {
+    pub fn holds(&self) -> Option<bool> {
         let holds = self.limit.holds(self.measured);
         holds.filter(|_| !self.measured.is_nan())
     }
 
-    pub(crate) fn json(&self, bench: &str) -> Value {
+    pub fn json(&self, bench: &str) -> Value {
         let Aim {
             what,
             limit,
@@ -97,16 +97,17 @@ impl Aim {
 }
 
 /// A table of aims: what each is about, its target, and its number, if it was measured.
+#[macro_export]
 macro_rules! aims {
     ($($what:expr, $limit:expr => $measured:expr;)*) => {{
         let all = [$($crate::aims::Aim::of($what, $limit, $measured)),*];
         all.into_iter().flatten().collect::<Vec<_>>()
     }};
 }
-pub(crate) use aims;
+pub use aims;
 
 /// The verdict as text; empty if there is no target.
-pub(crate) fn verdict(holds: Option<bool>) -> &'static str {
+pub fn verdict(holds: Option<bool>) -> &'static str {
     match holds {
         Some(true) => "yes",
         Some(false) => "no",
@@ -115,7 +116,7 @@ pub(crate) fn verdict(holds: Option<bool>) -> &'static str {
 }
 
 /// The aims as a table; `None` if nothing was measured.
-pub(crate) fn section(title: &str, aims: &[Aim]) -> Option<Section> {
+pub fn section(title: &str, aims: &[Aim]) -> Option<Section> {
     let measured = |aim: &Aim| match aim.measured {
         none if none.is_nan() => "not measured".to_owned(),
         some => format!("{some:.3}"),

@@ -57,81 +57,6 @@ pub struct LoadArgs {
     pub loops_nice: i32,
 }
 
-const DGRAM_EXAMPLES: &str = "\
-Examples:
-  # latency and bandwidth, in some minutes
-  weft bench dgram --html dgram.html
-  # latency of two sizes
-  weft bench dgram --figure 5 --size 64,1K
-  # over a link that loses packets (needs root)
-  weft bench dgram --figure 9
-  # without being root
-  unshare -Ur weft bench dgram --figure 9";
-
-/// Options of `weft bench dgram`.
-#[derive(Args, Clone, Debug)]
-#[command(after_long_help = DGRAM_EXAMPLES)]
-pub struct DgramArgs {
-    /// Which figures of the paper [default: 5,6; none with --from]
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub figure: Vec<DgramFigure>,
-    /// Results of earlier runs (of --json), which the tables, conclusions and files are to have as well
-    #[arg(long, value_name = "FILES", value_delimiter = ',')]
-    pub from: Vec<PathBuf>,
-    /// How long and how often.
-    #[command(flatten)]
-    pub effort: EffortArgs,
-    /// Where the results go.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
-named! {
-    /// The figures of `weft bench dgram`.
-    pub enum DgramFigure {
-        /// Latency of Send and Write-Record beside RC
-        Five = "5",
-        /// Their bandwidth
-        Six = "6",
-        /// One sender and one to three receivers: a group beside a message to each
-        Seven = "7",
-        /// What arrives of messages over a link that loses packets, with Send and Write-Record (also 8; needs root)
-        #[value(alias = "8")]
-        Nine = "9",
-        /// How long VLC buffers, by UDP and by HTTP, plain and under weft run (needs vlc and ffmpeg)
-        Ten = "10",
-        /// Calls of sipp over UDP and TCP, plain and under weft run (needs sip-tester)
-        Eleven = "11",
-        /// Memory of a server of 10,000 clients: datagrams beside connections
-        Twelve = "12",
-    }
-}
-
-const ADVISE_EXAMPLES: &str = "\
-Examples:
-  # all tables and figures of the chapter that can be remade, in a minute or two
-  weft bench advise --html advise.html
-  # fewer sizes and runs
-  weft bench advise --quick";
-
-/// Options of `weft bench advise`.
-#[derive(Args, Clone, Debug)]
-#[command(after_long_help = ADVISE_EXAMPLES)]
-pub struct AdviseArgs {
-    /// Sizes of buffers: a list, or ranges by powers: 4K,1M or 1K..64M*4 [default: 1K..64M*4, quick: 4K..16M*4]
-    #[arg(long, value_name = "LIST|RANGE")]
-    pub size: Option<Sizes>,
-    /// Runs of each point [default: 15, quick: 5]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub runs: Option<u32>,
-    /// Fewer sizes and short runs
-    #[arg(long)]
-    pub quick: bool,
-    /// Where the results go.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
 /// Options that every suite has.
 #[derive(Args, Clone, Debug)]
 pub struct CommonArgs {
@@ -172,7 +97,7 @@ pub struct CommonArgs {
 
 impl CommonArgs {
     /// The chosen stacks.
-    pub(crate) fn stacks(&self) -> &[Stack] {
+    pub fn stacks(&self) -> &[Stack] {
         if self.stack.is_empty() {
             &[Stack::Weft, Stack::Tcp]
         } else {
@@ -199,16 +124,16 @@ pub struct EffortArgs {
 }
 
 impl EffortArgs {
-    pub(crate) fn runs(&self) -> u32 {
+    pub fn runs(&self) -> u32 {
         self.runs.unwrap_or(if self.quick { 3 } else { 10 })
     }
 
-    pub(crate) fn seconds(&self) -> f64 {
+    pub fn seconds(&self) -> f64 {
         self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.15 })
     }
 
     /// The chosen sizes, or `full` (`quick` with `--quick`).
-    pub(crate) fn sizes(&self, full: &str, quick: &str) -> Vec<u64> {
+    pub fn sizes(&self, full: &str, quick: &str) -> Vec<u64> {
         match &self.size {
             Some(sizes) => sizes.0.clone(),
             None => sizes(if self.quick { quick } else { full }),
@@ -216,7 +141,7 @@ impl EffortArgs {
     }
 }
 
-pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 3600.0 => Ok(value),
         _ => Err("write a number of seconds from 0 to 3600".to_owned()),
@@ -278,7 +203,7 @@ named! {
 }
 
 impl Switch {
-    pub(crate) fn values(self) -> &'static [bool] {
+    pub fn values(self) -> &'static [bool] {
         match self {
             Self::On => &[true],
             Self::Off => &[false],
@@ -299,7 +224,7 @@ named! {
 
 impl Poll {
     /// Whether to spin: the values to measure.
-    pub(crate) fn values(self) -> &'static [bool] {
+    pub fn values(self) -> &'static [bool] {
         match self {
             Self::Busy => &[true],
             Self::Block => &[false],
@@ -314,15 +239,9 @@ mod tests {
     use crate::{BenchArgs, Suite};
     use clap::Parser;
 
-    #[derive(Parser)]
-    struct Program {
-        #[command(flatten)]
-        bench: BenchArgs,
-    }
-
     fn verbs(line: &str) -> Result<VerbsArgs, clap::Error> {
         let words = std::iter::once("bench").chain(line.split_whitespace());
-        match Program::try_parse_from(words)?.bench.suite {
+        match BenchArgs::try_parse_from(words)?.suite {
             Suite::Verbs(args) => Ok(*args),
             _ => panic!("{line} is not the verbs suite"),
         }

@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// A process that does not outlive its handle.
-pub(crate) struct Running(pub(crate) Child);
+pub struct Running(pub Child);
 
 impl Running {
-    pub(crate) fn start(command: &mut Command, what: &'static str) -> Result<Self> {
+    pub fn start(command: &mut Command, what: &'static str) -> Result<Self> {
         let child = command.spawn();
         child.map(Self).map_err(BenchError::system(what))
     }
 
     /// The first line of its output, or an empty string. The rest of the output is read and discarded.
-    pub(crate) fn first_line(&mut self) -> String {
+    pub fn first_line(&mut self) -> String {
         let mut line = String::new();
         if let Some(out) = self.0.stdout.take() {
             let mut out = BufReader::new(out);
@@ -32,14 +32,14 @@ impl Running {
 }
 
 /// The machine's load, with the loops that run beside a measurement as long as this lives.
-pub(crate) struct Load {
+pub struct Load {
     _loops: Vec<Running>,
     /// In words, for reports.
-    pub(crate) text: String,
+    pub text: String,
 }
 
 impl Load {
-    pub(crate) fn start(loops: u32, nice: i32) -> Result<Self> {
+    pub fn start(loops: u32, nice: i32) -> Result<Self> {
         let before = usage::load_average();
         let start = |_| {
             let mut command = Command::new("nice");
@@ -69,7 +69,7 @@ impl Drop for Running {
 }
 
 /// A process that is spoken to in JSON lines over its standard input and output.
-pub(crate) struct Talk {
+pub struct Talk {
     to: BufWriter<ChildStdin>,
     from: BufReader<ChildStdout>,
     _child: Running,
@@ -77,7 +77,7 @@ pub(crate) struct Talk {
 
 impl Talk {
     /// Starts it through `spawn`, for example in another namespace.
-    pub(crate) fn start(
+    pub fn start(
         command: &mut Command,
         spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
     ) -> Result<Self> {
@@ -94,17 +94,17 @@ impl Talk {
         })
     }
 
-    pub(crate) fn say(&mut self, message: &impl Serialize) -> Result<()> {
+    pub fn say(&mut self, message: &impl Serialize) -> Result<()> {
         write_line(&mut self.to, message)
     }
 
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+    pub fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
         let line = read_line(&mut self.from)?;
         line.ok_or_else(|| BenchError::PeerGone("it ended".to_owned()))
     }
 }
 
-pub(crate) fn write_line(to: &mut impl Write, message: &impl Serialize) -> Result<()> {
+pub fn write_line(to: &mut impl Write, message: &impl Serialize) -> Result<()> {
     serde_json::to_writer(&mut *to, message)
         .map_err(io::Error::from)
         .and_then(|()| to.write_all(b"\n"))
@@ -113,7 +113,7 @@ pub(crate) fn write_line(to: &mut impl Write, message: &impl Serialize) -> Resul
 }
 
 /// The message in the next line; `None` at the end.
-pub(crate) fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>> {
+pub fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<Option<T>> {
     let gone = |error: io::Error| BenchError::PeerGone(error.to_string());
     let mut line = String::new();
     if from.read_line(&mut line).map_err(gone)? == 0 {
@@ -123,12 +123,19 @@ pub(crate) fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<
 }
 
 /// The file of this program.
-pub(crate) fn this_program() -> Result<PathBuf> {
+pub fn this_program() -> Result<PathBuf> {
     std::env::current_exe().map_err(BenchError::system("find this program's file"))
 }
 
+/// The program `weft`, which brings its libraries, servers and subcommands.
+pub fn weft() -> Result<PathBuf> {
+    weft_report::programs::find("weft").ok_or_else(|| {
+        BenchError::Usage("weft is neither beside this program nor on PATH".to_owned())
+    })
+}
+
 /// The file of a program: on the path, or where Debian keeps servers.
-pub(crate) fn find(name: &str) -> Option<PathBuf> {
+pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path);
     let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
@@ -137,7 +144,7 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// A port without a listener at the moment. It will most likely still be free when the program that gets it binds it.
-pub(crate) fn free_port() -> Result<u16> {
+pub fn free_port() -> Result<u16> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr());
     port.map(|addr| addr.port())
         .map_err(BenchError::system("find a free port"))
@@ -145,7 +152,7 @@ pub(crate) fn free_port() -> Result<u16> {
 
 /// Whether a process listens on the port, or has a UDP socket there. The check does not connect: some servers serve one client and
 /// exit.
-pub(crate) fn listening(port: u16) -> bool {
+pub fn listening(port: u16) -> bool {
     let local = format!(":{port:04X}");
     // 0A: the state LISTEN; 07: that of a UDP socket that is not connected.
     let tables = [("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")];

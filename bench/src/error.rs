@@ -9,7 +9,7 @@ pub enum BenchError {
     #[error("{0}")]
     Usage(String),
     /// A file of results could not be written.
-    #[error("{path}: {source}")]
+    #[error("cannot write {path}: {source}")]
     Output {
         /// The file.
         path: String,
@@ -61,20 +61,20 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { what, source }
     }
 }
 
 /// An error from the failed action and its reason.
-pub(crate) fn failed(what: &'static str, why: impl std::fmt::Display) -> BenchError {
+pub fn failed(what: &'static str, why: impl std::fmt::Display) -> BenchError {
     let why = why.to_string();
     BenchError::Stack { what, why }
 }
 
 /// Converts an error of one of the stacks: `what` is the failed action.
-pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> BenchError {
+pub fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> BenchError {
     move |error| failed(what, error)
 }
 
-pub(crate) type Result<T> = std::result::Result<T, BenchError>;
+pub type Result<T> = std::result::Result<T, BenchError>;

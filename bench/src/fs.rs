@@ -23,8 +23,7 @@ use weft_verbs::{Access, Cq, Device, LocalMode, Mr, RawMemory, RemoteAddr, SendW
 
 use crate::aims::Limit::{self, AtLeast, AtMost};
 use crate::aims::verdict;
-use crate::children::{Running, this_program};
-use crate::driver;
+use crate::children::{Running, this_program, weft};
 use crate::error::{BenchError, Result, failed, stack};
 use crate::output::{self, KEPT, OutputArgs};
 use crate::report::{Report, Section, Table, machine};
@@ -291,7 +290,8 @@ impl Raw {
             tls: Some(world.tls.clone()),
             ..ConnParam::default()
         };
-        let ends = driver::pair((&near, &near_pd), (&far, &far_pd), &param)?;
+        let ends = weft_costs::pair((&near, &near_pd), (&far, &far_pd), &param)
+            .map_err(stack("connect two queue pairs"))?;
         let [(conn, cq), (far, far_cq)] = ends;
         // The far side waits for messages, as a server does: its thread carries the connection.
         let over = Arc::new(AtomicBool::new(false));
@@ -412,7 +412,7 @@ fn read_file(file: &File, part: &mut [u8]) -> Result<()> {
 fn mounted(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     let dir = world.scratch.join("mnt");
     fs::create_dir_all(&dir).map_err(BenchError::system("a folder"))?;
-    let mut command = Command::new(this_program()?);
+    let mut command = Command::new(weft()?);
     command
         .args(["fs", "mount", "--peer", &world.fingerprint])
         .arg(format!("/rdma/{}", world.server.local_addr()))
@@ -490,7 +490,7 @@ fn ordinary(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
     fs::write(&path, vec![1; MIB]).map_err(BenchError::system("a file"))?;
     let one = |preload: bool| -> Result<f64> {
         let mut command = Command::new(&program);
-        command.args(["bench", "fs", "--child"]).arg(&path);
+        command.args(["fs", "--child"]).arg(&path);
         if preload {
             command.env("LD_PRELOAD", &library);
         }

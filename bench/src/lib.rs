@@ -4,66 +4,48 @@
 //! measured in turn within each run, so that a disturbance of the machine affects all of them, and ratios are computed run by run. Each side
 //! is a separate process, so that CPU time belongs to one side. Other libraries are measured through their own benchmark programs.
 //!
-//! [`run`] is the command; [`report`] makes tables, plots and self-contained pages for others too.
+//! [`run()`] is the command, and [`program()`] the body of a program of suites. The modules are public for the suites of the papers, which are in
+//! a workspace of their own (papers/) and have the same loop, drivers, peer process and output.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a library of this tree only")]
 
-pub mod advise;
-mod aims;
-mod args;
-mod cc;
-mod children;
-mod conclusions;
-mod dgram;
-mod driver;
-mod error;
-pub mod exs;
+pub mod aims;
+pub mod args;
+pub mod children;
+pub mod driver;
+pub mod error;
 mod fs;
-mod join;
-mod link;
-pub mod media;
-mod mpi;
-mod named;
-mod output;
-mod patience;
-mod peer;
-mod process;
-mod progress;
-pub mod record;
-pub mod report;
-mod run;
-mod scenario;
-pub mod sdp;
-pub mod size;
+pub mod output;
+pub mod patience;
+pub mod peer;
+pub mod process;
+pub mod progress;
+pub mod run;
+pub mod scenario;
 mod sshfs;
-pub mod stats;
-pub mod terminal;
-mod usage;
-mod verbs;
+pub mod usage;
+pub mod verbs;
 
-pub use args::{
-    AdviseArgs, CommonArgs, DgramArgs, DgramFigure, EffortArgs, Figure, Poll, Switch, VerbsArgs,
-    VerbsOp,
-};
-pub use cc::{CcArgs, CcPartArgs};
-pub use driver::{Memory, Stack, Transport};
+pub use args::VerbsArgs;
 pub use error::BenchError;
-pub use exs::ExsArgs;
 pub use fs::FsArgs;
-pub use join::JoinArgs;
-pub use link::{LinkArgs, ShapeArgs, parse_time};
-pub use mpi::MpiArgs;
-pub use output::OutputArgs;
 pub use process::PEER_ARGS;
-pub use run::{PartArgs, Program, RunArgs};
-pub use sdp::SdpArgs;
+pub use run::{PartArgs, RunArgs};
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use weft_report::{self as report, named, record, size, stats, terminal};
+
+/// Where the suites are that are no longer here.
+pub const PAPERS: &str = "The experiments of the papers (exs, sdp, dgram, advise, media, cc, join, mpi, link, \
+blast) are in weft's sources: `./x papers SUITE`";
 
 /// Measures weft beside plain TCP in the same run.
-#[derive(Args, Clone, Debug)]
+#[derive(Parser, Clone, Debug)]
+#[command(name = "weft-bench", bin_name = "weft bench", version, after_help = PAPERS)]
 pub struct BenchArgs {
     /// What to measure.
     #[command(subcommand)]
@@ -75,47 +57,26 @@ pub struct BenchArgs {
 pub enum Suite {
     /// The verbs beside plain TCP: throughput, CPU of both sides, latency, message rate, registration, set-up and memory
     Verbs(Box<VerbsArgs>),
-    /// Extended sockets: the papers' experiments with blast, over distance too, and what they are to reach
-    Exs(Box<ExsArgs>),
-    /// Datagrams beside reliable connections and bare UDP: the datagram paper's figures 5, 6, 8 and 9, and what they are to reach
-    Dgram(Box<DgramArgs>),
     /// Programs from Debian under `weft run` beside plain TCP: iperf3, redis, nginx, memcached, postgres and more, and what they are to reach
     Run(RunArgs),
     /// The peers of our own in that comparison; started by the benchmark itself
     #[command(hide = true)]
     RunPart(PartArgs),
-    /// BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper
-    Sdp(Box<SdpArgs>),
-    /// Chapter 4 of the thesis on this machine: set-up, registration, copies, pins, overlap, and whether its conclusions hold
-    Advise(AdviseArgs),
-    /// Movies: what a server pays for its viewers, weft media beside nginx and plain HTTP; seeks, live streams, idle viewers
-    Media(Box<media::MediaArgs>),
-    /// The plain HTTP server of that comparison; started by the benchmark itself
-    #[command(hide = true)]
-    MediaHttp {
-        /// What it serves
-        file: PathBuf,
-    },
-    /// A distributed compiler: the thesis's chapter 5, weft cc beside distcc and distcc-pump, with virtual workers and a real build
-    Cc(Box<CcArgs>),
-    /// Workers and daemon of that comparison; started by the benchmark itself
-    #[command(hide = true)]
-    CcPart(CcPartArgs),
     /// Remote memory as files: beside tmpfs, raw RDMA and itself through FUSE
     Fs(FsArgs),
-    /// Data Roundabout: the figures of the thesis's chapter 7, on rings of processes, and its TCP twin
-    Join(JoinArgs),
-    /// MPI over connections, datagrams and weft's provider, beside the MPI's own TCP: the datagram paper's figures 13 to 15
-    Mpi(MpiArgs),
-    /// Run a command at the end of a long link: two network namespaces with delay, jitter, rate and queue between them
-    Link(Box<LinkArgs>),
     /// The far end of a benchmark; started by the benchmark itself
     #[command(hide = true)]
     Peer,
+    /// Writes the manual pages into a directory, for packages
+    #[command(hide = true)]
+    Man {
+        /// Where to
+        dir: PathBuf,
+    },
 }
 
-/// Runs a suite. The program that calls it must run itself as the peer when its arguments begin
-/// with [`PEER_ARGS`]: that is, give them to this function too, parsed as [`BenchArgs`].
+/// Runs a suite. The program that calls it must run itself as the peer when its arguments are
+/// [`PEER_ARGS`]: that is, give them to this function too, parsed as [`BenchArgs`].
 ///
 /// # Errors
 /// [`BenchError`] when the options do not fit together, a result file cannot be written or the
@@ -124,20 +85,66 @@ pub enum Suite {
 pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
     match args.suite {
         Suite::Verbs(args) => verbs::run(&args),
-        Suite::Dgram(args) => dgram::run(&args),
-        Suite::Exs(args) => exs::run_suite(&args),
-        Suite::Cc(args) => cc::run(&args),
-        Suite::CcPart(args) => cc::part(&args).map(|()| ExitCode::SUCCESS),
         Suite::Fs(args) => fs::run(&args),
-        Suite::Join(args) => join::run(&args),
-        Suite::Media(args) => media::run(&args),
-        Suite::Mpi(args) => mpi::run(&args),
-        Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),
         Suite::Run(args) => run::run_suite(&args),
         Suite::RunPart(args) => run::part(&args).map(|()| ExitCode::SUCCESS),
-        Suite::Sdp(args) => sdp::run_suite(&args),
-        Suite::Advise(args) => advise::run_suite(&args),
-        Suite::Link(args) => link::run(&args),
-        Suite::Peer => peer::serve().map(|()| ExitCode::SUCCESS),
+        Suite::Peer => peer::serve(&mut peer::OfVerbs).map(|()| ExitCode::SUCCESS),
+        Suite::Man { dir } => pages(BenchArgs::command(), &dir),
     }
+}
+
+/// Writes the manual pages of a command line.
+fn pages(command: clap::Command, dir: &Path) -> Result<ExitCode, BenchError> {
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    let written = weft_report::manual::write(&command, dir);
+    written.map_err(|error| output::cannot_write(dir, error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The body of a program of suites: reads the command line, runs what it asks for, and reports an error; `elsewhere` says where suites are that
+/// it does not have.
+pub fn program<P: Parser>(
+    name: &str,
+    elsewhere: Option<&str>,
+    run: impl FnOnce(P) -> Result<ExitCode, BenchError>,
+) -> ExitCode {
+    let args = P::try_parse().unwrap_or_else(|error| {
+        let _ = error.print();
+        if let Some(elsewhere) = elsewhere.filter(|_| error.kind() == ErrorKind::InvalidSubcommand)
+        {
+            eprintln!("\n{elsewhere}");
+        }
+        std::process::exit(error.exit_code())
+    });
+    start_log()
+        .and_then(|()| run(args))
+        .unwrap_or_else(|error| {
+            let (code, remedy) = match &error {
+                BenchError::Usage(_) => (2, format!("`{name} SUITE --help` lists the options")),
+                BenchError::Output { .. } => (
+                    1,
+                    "name a file in a directory that you can write to".to_owned(),
+                ),
+                _ => (
+                    1,
+                    "`weft doctor` says what this machine does not support".to_owned(),
+                ),
+            };
+            eprintln!("{name}: {error}\n  try: {remedy}");
+            ExitCode::from(code)
+        })
+}
+
+/// Sends log lines to standard error, at the level of `WEFT_LOG`.
+fn start_log() -> Result<(), BenchError> {
+    let level = weft_verbs::settings::LOG.parse();
+    let level = level.map_err(|wrong| BenchError::Usage(wrong.to_string()))?;
+    tracing_subscriber::fmt()
+        .with_max_level(level.unwrap_or(tracing_subscriber::filter::LevelFilter::WARN))
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .with_target(false)
+        .init();
+    Ok(())
 }

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// The source of results of earlier runs.
-pub(crate) const KEPT: &str =
+pub const KEPT: &str =
     "Results of earlier runs, which are kept as JSON; each number's runs are counted there.";
 
 /// The JSON results of earlier runs.
-pub(crate) fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Vec<T>> {
+pub fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for file in files {
         let unreadable =
@@ -43,7 +43,7 @@ pub struct OutputArgs {
 
 impl OutputArgs {
     /// Opens the files, so that an unwritable file fails before the measurements.
-    pub(crate) fn open(&self) -> Result<Output> {
+    pub fn open(&self) -> Result<Output> {
         Ok(Output {
             json: self.json.as_deref().map(Out::create).transpose()?,
             html: self.html.as_deref().map(Out::create).transpose()?,
@@ -69,7 +69,7 @@ impl Out {
 }
 
 /// The error of a file that cannot be written.
-pub(crate) fn cannot_write(path: &Path, source: io::Error) -> BenchError {
+pub fn cannot_write(path: &Path, source: io::Error) -> BenchError {
     BenchError::Output {
         path: path.display().to_string(),
         source,
@@ -77,7 +77,7 @@ pub(crate) fn cannot_write(path: &Path, source: io::Error) -> BenchError {
 }
 
 /// A suite's results while it runs.
-pub(crate) struct Output {
+pub struct Output {
     json: Option<Out>,
     html: Option<Out>,
     failures: u32,
@@ -85,7 +85,7 @@ pub(crate) struct Output {
 
 impl Output {
     /// Writes results as JSON, one object a line.
-    pub(crate) fn lines<T: Serialize>(&mut self, lines: impl IntoIterator<Item = T>) -> Result<()> {
+    pub fn lines<T: Serialize>(&mut self, lines: impl IntoIterator<Item = T>) -> Result<()> {
         let Some(json) = &mut self.json else {
             return Ok(());
         };
@@ -100,17 +100,13 @@ impl Output {
 
     /// Reports that a point could not be measured. It is left out of the results, and the exit status
     /// reports a failure.
-    pub(crate) fn failed(&mut self, what: &str, why: &dyn Display) {
+    pub fn failed(&mut self, what: &str, why: &dyn Display) {
         self.failures += 1;
         eprintln!("{what}: {why}");
     }
 
     /// The results of a point, written; none where it has failed.
-    pub(crate) fn keep<T: Serialize>(
-        &mut self,
-        what: &str,
-        measured: Result<Vec<T>>,
-    ) -> Result<Vec<T>> {
+    pub fn keep<T: Serialize>(&mut self, what: &str, measured: Result<Vec<T>>) -> Result<Vec<T>> {
         match measured {
             Ok(results) => {
                 self.lines(&results)?;
@@ -124,7 +120,7 @@ impl Output {
     }
 
     /// Prints the report and writes the page.
-    pub(crate) fn finish(mut self, report: &Report) -> Result<ExitCode> {
+    pub fn finish(mut self, report: &Report) -> Result<ExitCode> {
         print(report)?;
         if let Some(html) = &mut self.html {
             let written = html.write(|file| file.write_all(report.to_html().as_bytes()));

@@ -4,10 +4,10 @@ use crate::error::{BenchError, Result};
 use std::time::{Duration, Instant};
 
 /// The time that either side waits for the other before it gives up.
-pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Waits until a condition on a started program holds.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) -> Result<()> {
     let end = Instant::now() + PATIENCE;
     while !holds() {
         if Instant::now() > end {

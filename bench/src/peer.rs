@@ -1,20 +1,32 @@
 //! The peer process: it carries out what the suites of its parent ask ([`crate::process`]).
 
 use crate::children::{read_line, write_line};
-use crate::dgram::{clients, group, lossy};
 use crate::driver::{Acceptor, Context, Responder};
 use crate::error::{BenchError, Result};
-use crate::process::{Reply, Request, Task, read_plan};
+use crate::process::{Reply, Request, Task, read_plan, value};
+use crate::usage;
 use crate::verbs::{memory, register, setup};
-use crate::{exs, sdp, usage};
-use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+
+/// How a peer replies.
+pub type Replies<'a> = &'a mut dyn FnMut(Reply) -> Result<()>;
+
+/// The tasks of suites for their peer, beside operations.
+pub trait Tasks {
+    /// Carries out a task.
+    fn task(
+        &mut self,
+        context: &mut Context,
+        task: Value,
+        plan: Value,
+        reply: Replies<'_>,
+    ) -> Result<()>;
+}
 
 /// The peer's side: answers requests on standard input until it ends.
-pub(crate) fn serve() -> Result<()> {
+pub fn serve(tasks: &mut dyn Tasks) -> Result<()> {
     let mut from = io::stdin().lock();
     let mut to = io::stdout().lock();
     let mut served = Served::default();
@@ -23,7 +35,7 @@ pub(crate) fn serve() -> Result<()> {
             return Ok(());
         };
         let mut reply = |reply: Reply| write_line(&mut to, &reply);
-        match served.answer(request, &mut reply) {
+        match served.answer(request, tasks, &mut reply) {
             Err(BenchError::PeerGone(why)) => return Err(BenchError::PeerGone(why)),
             Err(error) => reply(Reply::Failed {
                 why: error.to_string(),
@@ -37,16 +49,14 @@ pub(crate) fn serve() -> Result<()> {
 struct Served {
     sessions: HashMap<u32, Box<dyn Responder>>,
     context: Context,
-    blast: Option<exs::Client>,
-    sdp: HashMap<u32, sdp::Session>,
-    devices: sdp::Devices,
 }
 
 impl Served {
     fn answer(
         &mut self,
         request: Request,
-        reply: &mut dyn FnMut(Reply) -> Result<()>,
+        tasks: &mut dyn Tasks,
+        reply: Replies<'_>,
     ) -> Result<()> {
         match request {
             Request::Open { id, spec } => {
@@ -83,75 +93,29 @@ impl Served {
                 self.sessions.remove(&id);
                 reply(Reply::Closed)
             }
-            Request::Task { task, plan } => self.task(task, plan, reply),
-        }
-    }
-
-    /// The requests of suites other than operations.
-    fn task(
-        &mut self,
-        task: Task,
-        plan: Value,
-        reply: &mut dyn FnMut(Reply) -> Result<()>,
-    ) -> Result<()> {
-        match task {
-            Task::Register => {
-                let rows = read_plan::<register::Plan>(plan)?.run(&mut self.context)?;
-                reply(measured(&rows)?)
-            }
-            Task::Setup => read_plan::<setup::Plan>(plan)?.serve(&mut self.context, reply),
-            Task::Hold => read_plan::<memory::Plan>(plan)?.serve(&mut self.context, reply),
-            Task::Lossy => read_plan::<lossy::Plan>(plan)?.serve(reply),
-            Task::Group => read_plan::<group::Plan>(plan)?.serve(reply),
-            Task::Clients => read_plan::<clients::Plan>(plan)?.serve(reply),
-            Task::Sdp => {
-                let (id, plan): (u32, sdp::Plan) = read_plan(plan)?;
-                let tell = |addr| reply(Reply::Listening { addr });
-                let session = sdp::Session::accept(&mut self.devices, &plan, tell)?;
-                self.sdp.insert(id, session);
-                reply(Reply::Ready)
-            }
-            Task::SdpGo => {
-                let (id, count): (u32, u64) = read_plan(plan)?;
-                let Some(session) = self.sdp.get(&id) else {
-                    return Err(BenchError::Peer(format!("there is no session {id}")));
-                };
-                let before = usage::cpu_seconds();
-                reply(Reply::Ready)?;
-                session.serve(count)?;
-                reply(Reply::Done {
-                    cpu: usage::cpu_seconds() - before,
-                })
-            }
-            Task::SdpClose => {
-                if let Some(session) = self.sdp.remove(&read_plan(plan)?) {
-                    session.close(&mut self.devices);
-                }
-                reply(Reply::Closed)
-            }
-            Task::BlastServe => {
-                let mut server = exs::Server::listen(SocketAddr::new(read_plan(plan)?, 0))?;
-                reply(Reply::Listening {
-                    addr: server.local_addr()?,
-                })?;
-                server.serve(None, |_, _| ())?;
-                reply(Reply::Closed)
-            }
-            Task::BlastConnect => {
-                self.blast = Some(exs::Client::connect(read_plan(plan)?)?);
-                reply(Reply::Ready)
-            }
-            Task::Blast => {
-                let client = self.blast.as_mut();
-                let client = client.ok_or_else(|| BenchError::Peer("not connected".to_owned()))?;
-                let run = client.run(&read_plan(plan)?, &mut |_, _, _| ())?;
-                reply(measured(&run)?)
-            }
+            Request::Task { task, plan } => tasks.task(&mut self.context, task, plan, reply),
         }
     }
 }
 
-fn measured(what: &impl Serialize) -> Result<Reply> {
-    let value = serde_json::to_value(what).map_err(|e| BenchError::PeerGone(e.to_string()))?;
-    Ok(Reply::Measured(value))
+/// The tasks of the suite of verbs.
+pub struct OfVerbs;
+
+impl Tasks for OfVerbs {
+    fn task(
+        &mut self,
+        context: &mut Context,
+        task: Value,
+        plan: Value,
+        reply: Replies<'_>,
+    ) -> Result<()> {
+        match read_plan(task)? {
+            Task::Register => {
+                let rows = read_plan::<register::Plan>(plan)?.run(context)?;
+                reply(Reply::Measured(value(rows)?))
+            }
+            Task::Setup => read_plan::<setup::Plan>(plan)?.serve(context, reply),
+            Task::Hold => read_plan::<memory::Plan>(plan)?.serve(context, reply),
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The peer process and the pipe to it.
 //!
 //! Each side of a benchmark is a separate process, so that its CPU time is counted separately. The
-//! parent runs its own program again with the hidden argument `bench peer`, and exchanges JSON
+//! parent runs its own program again with the hidden argument `peer`, and exchanges JSON
 //! lines over the child's standard input and output. These pipes end with either process, need no
 //! port, and are unreachable for other processes. The data connections are the stacks' own.
 
@@ -16,40 +16,22 @@ use std::net::SocketAddr;
 use std::process::{Child, Command};
 
 /// The arguments after which the program becomes the peer.
-pub const PEER_ARGS: [&str; 2] = ["bench", "peer"];
+pub const PEER_ARGS: [&str; 1] = ["peer"];
 
-/// The requests of suites to their peer, other than operations.
+/// The tasks that the suite of verbs has for its peer, beside operations.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) enum Task {
+pub enum Task {
     /// Time registrations.
     Register,
     /// Accept connections one after the other.
     Setup,
     /// Accept connections and keep them idle.
     Hold,
-    /// Be a server of blast at this address for one client, until it disconnects.
-    BlastServe,
-    /// Be a client of blast from now on.
-    BlastConnect,
-    /// As that client, do one run.
-    Blast,
-    /// Accept the connections of a plan as a session with this number.
-    Sdp,
-    /// Do the peer's part of this many sends of that session.
-    SdpGo,
-    /// Close that session.
-    SdpClose,
-    /// Receive over a link that loses packets.
-    Lossy,
-    /// Receive together with others.
-    Group,
-    /// Be a server of many clients, or these.
-    Clients,
 }
 
 /// The requests of the parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
+pub enum Request {
     /// Listen, accept one connection of this kind and keep it as session `id`.
     Open { id: u32, spec: Spec },
     /// Serve `count` operations of session `id`; `remote` is the parent's target buffer.
@@ -61,46 +43,46 @@ pub(crate) enum Request {
     /// Forget session `id`.
     Close { id: u32 },
     /// Another task of a suite for its peer, with its parameters.
-    Task { task: Task, plan: Value },
+    Task { task: Value, plan: Value },
 }
 
 /// The answers of the peer.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Reply {
-    /// To `Open`, `Setup`, `Hold` and `BlastServe`: connect here.
+pub enum Reply {
+    /// To `Open`, and to tasks whose peer listens: connect here.
     Listening { addr: SocketAddr },
     /// The connection is established. `remote` is the peer's target buffer, if it has one.
     Opened { remote: Option<Remote> },
-    /// To `Go` and `BlastConnect`: ready for the run.
+    /// To `Go`, and to tasks with several steps: ready for the run.
     Ready,
     /// All operations are done; CPU seconds that the peer spent on them.
     Done { cpu: f64 },
-    /// To `Close`; to `BlastServe`, when its client has disconnected.
+    /// To `Close`, and to tasks that end with a connection.
     Closed,
     /// To `Hold`: bytes of private memory that all connections together took.
     Held { bytes: u64 },
-    /// To `Lossy`, after the run: the valid bytes that arrived.
+    /// To a task that receives: the valid bytes that arrived.
     Valid { bytes: u64 },
-    /// To `Register` and `Blast`: the measurements.
+    /// To tasks that measure: the measurements.
     Measured(Value),
     /// Any request can fail.
     Failed { why: String },
 }
 
 /// The parent's handle of the peer process; dropping it ends the process.
-pub(crate) struct Peer {
+pub struct Peer {
     talk: Talk,
     next_id: u32,
 }
 
 impl Peer {
     /// Starts this program again as the peer, with extra environment variables.
-    pub(crate) fn spawn(environment: &[(&str, &str)]) -> Result<Self> {
+    pub fn spawn(environment: &[(&str, &str)]) -> Result<Self> {
         Self::start(environment, Command::spawn)
     }
 
     /// Starts it through `spawn`, for example in another namespace.
-    pub(crate) fn start(
+    pub fn start(
         environment: &[(&str, &str)],
         spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
     ) -> Result<Self> {
@@ -113,30 +95,30 @@ impl Peer {
     }
 
     /// A number for a new session.
-    pub(crate) fn new_id(&mut self) -> u32 {
+    pub fn new_id(&mut self) -> u32 {
         self.next_id += 1;
         self.next_id
     }
 
-    pub(crate) fn send(&mut self, request: &Request) -> Result<()> {
+    pub fn send(&mut self, request: &Request) -> Result<()> {
         self.talk.say(request)
     }
 
     /// Requests a task that only its suite knows.
-    pub(crate) fn task(&mut self, task: Task, plan: &impl Serialize) -> Result<()> {
-        let plan = serde_json::to_value(plan).map_err(|e| BenchError::PeerGone(e.to_string()))?;
+    pub fn task(&mut self, task: impl Serialize, plan: &impl Serialize) -> Result<()> {
+        let (task, plan) = (value(task)?, value(plan)?);
         self.send(&Request::Task { task, plan })
     }
 
     /// Receives what a suite's task has measured.
-    pub(crate) fn measured<T: DeserializeOwned>(&mut self) -> Result<T> {
+    pub fn measured<T: DeserializeOwned>(&mut self) -> Result<T> {
         match self.receive()? {
             Reply::Measured(value) => read_plan(value),
             other => Err(unexpected(&other)),
         }
     }
 
-    pub(crate) fn receive(&mut self) -> Result<Reply> {
+    pub fn receive(&mut self) -> Result<Reply> {
         match self.talk.hear()? {
             Reply::Failed { why } => Err(BenchError::Peer(why)),
             reply => Ok(reply),
@@ -144,7 +126,7 @@ impl Peer {
     }
 
     /// Receives the peer's `Ready`.
-    pub(crate) fn ready(&mut self) -> Result<()> {
+    pub fn ready(&mut self) -> Result<()> {
         match self.receive()? {
             Reply::Ready => Ok(()),
             other => Err(unexpected(&other)),
@@ -152,7 +134,7 @@ impl Peer {
     }
 
     /// Receives the peer's `Closed`.
-    pub(crate) fn closed(&mut self) -> Result<()> {
+    pub fn closed(&mut self) -> Result<()> {
         match self.receive()? {
             Reply::Closed => Ok(()),
             other => Err(unexpected(&other)),
@@ -160,7 +142,7 @@ impl Peer {
     }
 
     /// Receives a number of bytes, used or transferred.
-    pub(crate) fn bytes(&mut self) -> Result<u64> {
+    pub fn bytes(&mut self) -> Result<u64> {
         match self.receive()? {
             Reply::Held { bytes } | Reply::Valid { bytes } => Ok(bytes),
             other => Err(unexpected(&other)),
@@ -168,7 +150,7 @@ impl Peer {
     }
 
     /// Receives the address to connect to.
-    pub(crate) fn listening(&mut self) -> Result<SocketAddr> {
+    pub fn listening(&mut self) -> Result<SocketAddr> {
         match self.receive()? {
             Reply::Listening { addr } => Ok(addr),
             other => Err(unexpected(&other)),
@@ -176,11 +158,16 @@ impl Peer {
     }
 }
 
-pub(crate) fn unexpected(reply: &Reply) -> BenchError {
+pub fn unexpected(reply: &Reply) -> BenchError {
     BenchError::PeerGone(format!("it answered {reply:?}"))
 }
 
+/// Encodes a task, its plan or its result.
+pub fn value(of: impl Serialize) -> Result<Value> {
+    serde_json::to_value(of).map_err(|e| BenchError::PeerGone(e.to_string()))
+}
+
 /// Decodes the plan or the result of a task.
-pub(crate) fn read_plan<T: DeserializeOwned>(value: Value) -> Result<T> {
+pub fn read_plan<T: DeserializeOwned>(value: Value) -> Result<T> {
     serde_json::from_value(value).map_err(|e| BenchError::PeerGone(e.to_string()))
 }

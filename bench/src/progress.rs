@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// The interval of progress lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-pub(crate) struct Progress {
+pub struct Progress {
     bar: Option<ProgressBar>,
     total: u64,
     done: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(total: u64) -> Self {
+    pub fn new(total: u64) -> Self {
         let bar = crate::terminal::redraws(&std::io::stderr()).then(|| {
             let bar = ProgressBar::new(total);
             if let Ok(style) = ProgressStyle::with_template(
@@ -35,7 +35,7 @@ impl Progress {
     }
 
     /// Shows the current measurement.
-    pub(crate) fn at(&mut self, what: &str) {
+    pub fn at(&mut self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());
         } else if self.done == 0 || self.last_line.elapsed() > LINE_EVERY {
@@ -50,7 +50,7 @@ impl Progress {
     }
 
     /// One more point is done.
-    pub(crate) fn step(&mut self) {
+    pub fn step(&mut self) {
         self.done += 1;
         if let Some(bar) = &self.bar {
             bar.set_position(self.done);

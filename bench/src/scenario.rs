@@ -19,16 +19,16 @@ const FEWEST_LARGE_LAPS: u64 = 5;
 const LARGE: u64 = 1 << 20;
 
 /// Connections that are measured in turn: one point of a figure.
-pub(crate) struct Group {
+pub struct Group {
     /// The operation as the results name it.
-    pub(crate) op: &'static str,
+    pub op: &'static str,
     /// One connection per stack and variant.
-    pub(crate) contenders: Vec<Contender>,
+    pub contenders: Vec<Contender>,
 }
 
 impl Group {
     /// A description for the progress line.
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         let Some(first) = self.contenders.first() else {
             return self.op.to_owned();
         };
@@ -42,19 +42,19 @@ impl Group {
 }
 
 /// One stack in a [`Group`].
-pub(crate) struct Contender {
-    pub(crate) spec: Spec,
+pub struct Contender {
+    pub spec: Spec,
     /// The variant's name in the results, if the specification alone does not determine it.
-    pub(crate) case: Option<&'static str>,
+    pub case: Option<&'static str>,
 }
 
 /// The duration and the number of runs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Effort {
-    pub(crate) runs: u32,
-    pub(crate) target: Duration,
+pub struct Effort {
+    pub runs: u32,
+    pub target: Duration,
     /// Bytes per run instead of a time.
-    pub(crate) bytes: Option<u64>,
+    pub bytes: Option<u64>,
 }
 
 /// One run of one contender.
@@ -242,15 +242,15 @@ fn share(spec: &Spec) -> f64 {
 }
 
 /// The results of a group's runs.
-pub(crate) struct Outcome {
-    pub(crate) records: Vec<Record>,
+pub struct Outcome {
+    pub records: Vec<Record>,
     /// Why other libraries' columns do not have this point.
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 /// Measures a group: opens and warms up all contenders, then makes run after run, each with all of them in
 /// turn.
-pub(crate) fn run_group(
+pub fn run_group(
     context: &mut Context,
     peer: &mut Peer,
     group: &Group,
@@ -299,12 +299,12 @@ pub(crate) fn run_group(
 }
 
 /// Measures a group with a separate peer, so that a failure affects this point only.
-pub(crate) fn run_alone(context: &mut Context, group: &Group, effort: &Effort) -> Result<Outcome> {
+pub fn run_alone(context: &mut Context, group: &Group, effort: &Effort) -> Result<Outcome> {
     run_group(context, &mut Peer::spawn(&[])?, group, effort)
 }
 
 /// Measures groups, each with a separate peer, as records of a suite; failed groups are left out.
-pub(crate) fn run_groups(
+pub fn run_groups(
     suite: &str,
     groups: &[Group],
     effort: &Effort,
@@ -432,7 +432,7 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
 }
 
 /// The number of operations of this size in flight: enough to keep the stream full, and not more.
-pub(crate) fn window(op: Op, bytes: u64) -> u32 {
+pub fn window(op: Op, bytes: u64) -> u32 {
     let most = if op.pulls() { 64 } else { 128 };
     ((1 << 20) / bytes.max(1)).clamp(4, most) as u32
 }

@@ -5,19 +5,19 @@ use std::fs;
 use std::path::Path;
 
 /// Seconds of CPU that all threads of this process have used so far, user and system.
-pub(crate) fn cpu_seconds() -> f64 {
+pub fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// The first field of a thread's schedstat: nanoseconds on a processor.
-pub(crate) fn on_processor(thread: &Path) -> Option<u64> {
+pub fn on_processor(thread: &Path) -> Option<u64> {
     let text = fs::read_to_string(thread.join("schedstat")).ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
 
 /// Seconds of CPU of all threads of another process, those that have ended not counted.
-pub(crate) fn process_cpu(pid: u32) -> f64 {
+pub fn process_cpu(pid: u32) -> f64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task"));
     let threads = threads.into_iter().flatten().flatten();
     let each = threads.filter_map(|thread| on_processor(&thread.path()));
@@ -26,7 +26,7 @@ pub(crate) fn process_cpu(pid: u32) -> f64 {
 
 /// The processes whose CPU time is counted.
 #[derive(Clone, Copy)]
-pub(crate) enum Whose {
+pub enum Whose {
     /// The process, including threads that have ended.
     Its,
     /// The children that it has waited for, including their children.
@@ -34,7 +34,7 @@ pub(crate) enum Whose {
 }
 
 /// Seconds of CPU from the stat file of a process, with a resolution of hundredths of a second.
-pub(crate) fn told_cpu(pid: u32, whose: Whose) -> f64 {
+pub fn told_cpu(pid: u32, whose: Whose) -> f64 {
     let told = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name may contain any character. After it: utime, stime, cutime and cstime, the 14th to 17th of all
     // fields.
@@ -49,14 +49,14 @@ pub(crate) fn told_cpu(pid: u32, whose: Whose) -> f64 {
 }
 
 /// The machine's load of the last minute, as the kernel prints it.
-pub(crate) fn load_average() -> String {
+pub fn load_average() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split_whitespace().next();
     first.unwrap_or("unknown").to_owned()
 }
 
 /// Bytes of private anonymous memory that are resident in this process, page tables not counted.
-pub(crate) fn private_bytes() -> std::io::Result<u64> {
+pub fn private_bytes() -> std::io::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
     anonymous(&text).ok_or_else(|| std::io::Error::other("no Anonymous line in smaps_rollup"))
 }

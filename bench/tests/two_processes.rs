@@ -3,15 +3,9 @@
 
 use clap::Parser;
 use std::path::Path;
-use std::process::ExitCode;
-use weft_bench::record::{Metric, Record, Side, read_lines};
+use std::process::{Command, ExitCode};
 use weft_bench::{BenchArgs, PEER_ARGS};
-
-#[derive(Parser)]
-struct Program {
-    #[command(flatten)]
-    bench: BenchArgs,
-}
+use weft_report::record::{Metric, Record, Side, read_lines};
 
 /// Runs `bench WORDS`, and returns what it writes as JSON and as a page.
 fn suite(directory: &Path, words: &str) -> (String, String) {
@@ -21,7 +15,7 @@ fn suite(directory: &Path, words: &str) -> (String, String) {
         format!("--json={}", json.display()),
         format!("--html={}", html.display()),
     ]);
-    let code = weft_bench::run(Program::parse_from(args).bench).expect(&words);
+    let code = weft_bench::run(BenchArgs::parse_from(args)).expect(&words);
     assert_eq!(code, ExitCode::SUCCESS, "{words}");
     let read = |file| std::fs::read_to_string(file).expect("a file");
     (read(json), read(html))
@@ -226,85 +220,6 @@ fn same_host(directory: &Path) {
     assert!(page.contains("weft local ordinary of vm"));
 }
 
-/// Extended sockets: a point of each experiment and each target, with its conclusion.
-fn extended_sockets(directory: &Path) {
-    let words = "exs --quick --repetitions 2 --seconds 0.005 --figure table3,12a,if2,stream,sync";
-    let (text, page) = suite(directory, words);
-    let lines = text.lines();
-    let lines: Vec<serde_json::Value> = lines
-        .map(|line| serde_json::from_str(line).expect(line))
-        .collect();
-    for transport in ["local", "tcp"] {
-        for experiment in ["equal", "half", "sizes", "small"] {
-            let speeds = lines.iter().filter(|line| {
-                line["experiment"] == experiment
-                    && line["transport"] == transport
-                    && line["metric"] == "throughput_Gbps"
-            });
-            let speeds: Vec<f64> = speeds.filter_map(|line| line["min"].as_f64()).collect();
-            assert!(speeds.len() >= 6, "{experiment} {transport}");
-            assert!(
-                speeds.iter().all(|speed| *speed > 0.0),
-                "{experiment} {transport}"
-            );
-        }
-    }
-    // What each mode is for: the statistics say that it did that.
-    let ratios = |variant: &str| {
-        let of = lines
-            .iter()
-            .filter(|line| line["variant"] == variant && line["metric"] == "direct_ratio");
-        of.filter_map(|line| line["max"].as_f64())
-            .collect::<Vec<_>>()
-    };
-    assert!(ratios("direct").iter().all(|ratio| *ratio > 0.999));
-    assert!(ratios("indirect").iter().all(|ratio| *ratio == 0.0));
-    for words in [
-        "Fig. 9a",
-        "Fig. 12b",
-        "Interface fig. 3",
-        "1 MiB stream",
-        "hold",
-    ] {
-        assert!(page.contains(words), "{words}");
-    }
-}
-
-/// Every figure of the AZ-SDP paper, at few places.
-fn sockets_direct(directory: &Path) {
-    let (text, page) = suite(directory, "sdp --quick --runs 1 --seconds 0.001");
-    let records = read_lines(&text).expect("JSON lines");
-    for op in [
-        "ping_pong",
-        "throughput",
-        "overlap_64k",
-        "overlap_1m",
-        "faults_64k",
-        "faults_1m",
-        "hot_spot",
-        "multi_stream",
-        "fan_in",
-        "fan_out",
-    ] {
-        for stack in ["bsdp", "zsdp", "azsdp-block", "azsdp-copy", "tcp"] {
-            for beside in ["local:", "tcp:"] {
-                let found = records.iter().any(|record| {
-                    let case = record.case.as_deref().unwrap_or_default();
-                    record.op == op
-                        && record.stack == stack
-                        && case.starts_with(beside)
-                        && record.summary.min > 0.0
-                        && record.ratio_tcp.is_some() == (stack != "tcp")
-                });
-                assert!(found, "{op} {stack} {beside}");
-            }
-        }
-    }
-    let costs = records.iter().filter(|record| record.op == "costs");
-    assert_eq!(costs.count(), 22);
-    assert!(page.contains("The paper's conclusions") && page.contains("<svg"));
-}
-
 /// The other libraries' programs need not be there, or not work here: then the page says so.
 fn peers(directory: &Path) {
     let (records, page) = bench(
@@ -344,54 +259,22 @@ fn several_sizes_and_one_stack(directory: &Path) {
     assert!(records.iter().all(|record| record.stack == "weft"));
 }
 
+/// Who asks for a suite of the papers is told where it is.
+fn suites_of_the_papers_are_elsewhere(_: &Path) {
+    for suite in ["exs", "link"] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_weft-bench"));
+        let out = program.arg(suite).output().expect("weft-bench");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("./x papers SUITE") && said.contains(suite),
+            "{said}"
+        );
+    }
+}
+
 /// A name and what to do, given a directory for results.
 type Test = (&'static str, fn(&Path));
-
-/// Datagrams: both figures, of a message that is one datagram and of one that is several.
-fn datagrams(directory: &Path) {
-    let words = "dgram --runs 2 --seconds 0.002 --size 100,200000";
-    let (text, page) = suite(directory, words);
-    assert!(page.contains("<svg") && page.contains("Write-Record"));
-    let records = read_lines(&text).expect("JSON");
-    assert!(records.iter().all(|record| record.bench == "dgram"));
-    for bytes in [100, 200_000] {
-        for (op, transport, stack) in [
-            ("send", "udp", "weft-ud"),
-            ("write_record", "udp", "weft-ud"),
-            ("send", "tcp", "weft"),
-            ("write", "tcp", "weft"),
-            ("write", "local", "weft"),
-            ("send", "udp", "udp"),
-        ] {
-            for metric in [Metric::latency_us_p50, Metric::bandwidth_GBps] {
-                let found = records.iter().find(|record| {
-                    (record.bytes, record.metric) == (bytes, metric)
-                        && (record.op.as_str(), record.transport.as_str()) == (op, transport)
-                        && record.stack == stack
-                });
-                let found = found.unwrap_or_else(|| panic!("{op} {transport} {stack} {metric:?}"));
-                assert!(found.summary.median > 0.0, "{found:?}");
-            }
-        }
-    }
-}
-
-/// What arrives over a link that loses packets.
-fn lossy_datagrams(directory: &Path) {
-    if let Err(error) = weft_link::Link::new(weft_link::Shape::default(), 1500) {
-        println!("skipped: {error}");
-        return;
-    }
-    let (text, _) = suite(directory, "dgram --figure 9 --quick --runs 1 --size 16K");
-    let records = read_lines(&text).expect("JSON");
-    let shares = records.iter().filter(|r| r.metric == Metric::valid_share);
-    let shares: Vec<f64> = shares.map(|record| record.summary.median).collect();
-    assert_eq!(shares.len(), 6);
-    assert!(
-        shares.iter().all(|share| (0.0..=1.0).contains(share)),
-        "{shares:?}"
-    );
-}
 
 /// The page of results that are kept is made without a measurement.
 fn kept_results(directory: &Path) {
@@ -408,9 +291,7 @@ fn kept_results(directory: &Path) {
         assert!(page.contains("earlier runs"), "{file}");
     }
     for (name, title) in [
-        ("cc", "Figure 5.10: jobs a second"),
         ("fs", "remote, read 1 MiB (sshfs)"),
-        ("join", "What the chapter concludes"),
         ("run", "redis-benchmark -P 1, 1 client"),
     ] {
         let from = kept.join(name).with_extension("jsonl");
@@ -424,14 +305,14 @@ fn kept_results(directory: &Path) {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).take(2).collect();
+    let words: Vec<String> = std::env::args().skip(1).collect();
     if words == PEER_ARGS {
-        let args = Program::parse_from(std::env::args().skip(1)).bench;
+        let args = BenchArgs::parse();
         return weft_bench::run(args).unwrap_or(ExitCode::FAILURE);
     }
     let directory = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory for results");
-    let tests: [Test; 18] = [
+    let tests: [Test; 15] = [
         ("transfers", transfers),
         ("atomics", atomics),
         ("rate", rate),
@@ -444,11 +325,11 @@ fn main() -> ExitCode {
         ("limits", limits),
         ("same_host", same_host),
         ("peers", peers),
-        ("extended_sockets", extended_sockets),
-        ("datagrams", datagrams),
-        ("sockets_direct", sockets_direct),
-        ("lossy_datagrams", lossy_datagrams),
         ("kept_results", kept_results),
+        (
+            "suites_of_the_papers_are_elsewhere",
+            suites_of_the_papers_are_elsewhere,
+        ),
         ("several_sizes_and_one_stack", several_sizes_and_one_stack),
     ];
     // `cargo test NAME` and its lists work as with any other test; one at a time, as benchmarks should run.

@@ -241,6 +241,9 @@ fn assembly(symbols: &[Symbol], forwards: bool, arch: &str) -> Result<String, St
     Ok(text)
 }
 
+/// The profile of what packages hold, and its folder in the target folder.
+const PACKAGED: &str = "packaged";
+
 /// Builds the static library of a package (`lib{name}.a`) with cargo. Returns its path and its version.
 pub(crate) fn build(
     root: &Path,
@@ -254,7 +257,7 @@ pub(crate) fn build(
         .current_dir(root)
         .args(["build", "--quiet", "--locked", "-p", package]);
     if release {
-        command.arg("--release");
+        command.args(["--profile", PACKAGED]);
     }
     run(&mut command)?;
     let metadata = output(Command::new(&cargo).current_dir(root).args([
@@ -275,7 +278,7 @@ pub(crate) fn build(
     ) else {
         return Err("cargo metadata has an unexpected form".into());
     };
-    let profile = if release { "release" } else { "debug" };
+    let profile = if release { PACKAGED } else { "debug" };
     let archive = Path::new(target).join(profile).join(format!("lib{name}.a"));
     Ok((archive, version.to_owned()))
 }

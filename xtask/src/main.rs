@@ -128,11 +128,11 @@ fn check_deps() -> Result<String, Vec<String>> {
     let mut packages =
         deps::parse_metadata(&metadata(&root.join("Cargo.toml")).map_err(fatal)?, root)
             .map_err(fatal)?;
-    // fuzz/ is a workspace by itself, as cargo-fuzz requires, but the table covers it too
-    let fuzz = root.join("fuzz/Cargo.toml");
-    if fuzz.exists() {
-        packages
-            .extend(deps::parse_metadata(&metadata(&fuzz).map_err(fatal)?, root).map_err(fatal)?);
+    // These are workspaces by themselves, and the table covers them too.
+    for workspace in ["fuzz", "papers"] {
+        let manifest = root.join(workspace).join("Cargo.toml");
+        let more = metadata(&manifest).and_then(|tree| deps::parse_metadata(&tree, root));
+        packages.extend(more.map_err(fatal)?);
     }
 
     let mut problems = deps::check(&table, &packages);

@@ -17,11 +17,11 @@ const BATCH: usize = 64;
 /// Length of the acknowledgement at the end of a stream.
 const ACK: usize = 1;
 
-pub(crate) struct Listening(Socket);
+pub struct Listening(Socket);
 
 /// The sockets' devices, one for each transport, opened when first used.
 #[derive(Default)]
-pub(crate) struct SocketContexts {
+pub struct SocketContexts {
     /// The server's address, if connections beyond this host need TLS.
     server: Option<IpAddr>,
     open: Vec<(Option<Transport>, Context)>,
@@ -30,7 +30,7 @@ pub(crate) struct SocketContexts {
 impl SocketContexts {
     /// Sets the server's address. Both ends know it, so both use TLS if it is beyond this host. Returns true if the address has changed;
     /// connections made until now are then useless.
-    pub(crate) fn reached_at(&mut self, server: IpAddr) -> bool {
+    pub fn reached_at(&mut self, server: IpAddr) -> bool {
         let server = Some(server.to_canonical());
         let other = self.server != server;
         if other {
@@ -40,7 +40,7 @@ impl SocketContexts {
         other
     }
 
-    pub(crate) fn get(&mut self, transport: Option<Transport>) -> Result<Context> {
+    pub fn get(&mut self, transport: Option<Transport>) -> Result<Context> {
         if let Some((_, context)) = self.open.iter().find(|(of, _)| *of == transport) {
             return Ok(context.clone());
         }

@@ -10,13 +10,13 @@ use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 /// `memcpy` in one process.
-pub(crate) struct Copy {
+pub struct Copy {
     from: Vec<u8>,
     to: Vec<u8>,
 }
 
 impl Copy {
-    pub(crate) fn new(spec: &Spec) -> Result<Self> {
+    pub fn new(spec: &Spec) -> Result<Self> {
         let len = spec.len()?;
         Ok(Self {
             from: vec![1; len],
@@ -24,7 +24,7 @@ impl Copy {
         })
     }
 
-    pub(crate) fn drive(&mut self, count: u64) {
+    pub fn drive(&mut self, count: u64) {
         for _ in 0..count {
             // The compiler must not remove the copy or its repetition.
             black_box(&mut self.to[..]).copy_from_slice(black_box(&self.from));

@@ -3,7 +3,7 @@
 mod exs;
 mod iw;
 mod memory;
-pub(crate) mod outside;
+pub mod outside;
 mod tcp;
 mod tls;
 mod ud;
@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Instant;
 
-pub(crate) use exs::SocketContexts;
-pub(crate) use memory::Copy;
-pub(crate) use tcp::{prepare_stream as tcp_prepare, transfer_whole as tcp_transfer_whole};
-pub(crate) use ud::{dest as ud_dest, open as open_ud};
-pub(crate) use weft::{Context, accept_one, deregister, open_device, pair, param};
+pub use exs::SocketContexts;
+pub use memory::Copy;
+pub use tcp::{prepare_stream as tcp_prepare, transfer_whole as tcp_transfer_whole};
+pub use ud::{dest as ud_dest, open as open_ud};
+pub use weft::{Context, accept_one, deregister, open_device, param};
 
 named! {
     /// The software that carries the bytes.
@@ -71,17 +71,17 @@ named! {
 
 impl Stack {
     /// Whether it can use shared memory, if the transport may be chosen.
-    pub(crate) fn has_local(self) -> bool {
+    pub fn has_local(self) -> bool {
         self.is_weft() || matches!(self, Self::WeftUd | Self::WeftRd)
     }
 
     /// Whether the benchmark chooses the transport, the CRC and the kind of memory.
-    pub(crate) fn is_weft(self) -> bool {
+    pub fn is_weft(self) -> bool {
         matches!(self, Self::Weft | Self::WeftIw | Self::Exs | Self::ExsSync)
     }
 
     /// The name in the results of a transport that cannot be chosen.
-    pub(crate) fn carrier(self) -> &'static str {
+    pub fn carrier(self) -> &'static str {
         match self {
             Self::WeftUd | Self::WeftRd | Self::Udp | Self::UdpSingle => "udp",
             Self::Memcpy
@@ -118,7 +118,7 @@ named! {
 named! {
     /// One operation. The plain TCP run for comparison has the same direction of the data: for `Read` and
     /// the atomics the peer answers a request, for the others the initiator pushes.
-    pub(crate) enum Op {
+    pub enum Op {
         /// Send into a posted receive.
         Send = "send",
         /// RDMA Write.
@@ -138,7 +138,7 @@ named! {
 
 impl Op {
     /// Whether the data (or the old value) flows to the initiator.
-    pub(crate) fn pulls(self) -> bool {
+    pub fn pulls(self) -> bool {
         matches!(
             self,
             Self::Read | Self::FetchAdd | Self::CompareSwap | Self::Swap
@@ -148,7 +148,7 @@ impl Op {
 
 named! {
     /// The initiator's use of its buffer between two transfers (thesis fig. 4.11).
-    pub(crate) enum Scheme {
+    pub enum Scheme {
         /// One registered buffer for all operations in flight.
         Single = "single",
         /// A registered buffer per operation in flight, used again and again.
@@ -163,7 +163,7 @@ named! {
 /// The timed quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Many operations in flight, one direction, until the last byte is known to be at its far end.
     Stream,
     /// One operation at a time, back and forth.
@@ -172,34 +172,34 @@ pub(crate) enum Kind {
 
 /// The parameters of one connection of a scenario, for both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Spec {
+pub struct Spec {
     /// The stack that carries it.
-    pub(crate) stack: Stack,
+    pub stack: Stack,
     /// Over what (weft's stacks).
-    pub(crate) transport: Transport,
+    pub transport: Transport,
     /// The operation.
-    pub(crate) op: Op,
+    pub op: Op,
     /// The timed quantity.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
     /// Message size in bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// The allocation of the buffers (weft's stacks).
-    pub(crate) memory: Memory,
+    pub memory: Memory,
     /// FPDUs carry a CRC (weft's stacks, over TCP).
-    pub(crate) crc: bool,
+    pub crc: bool,
     /// Both ends spin instead of sleeping.
-    pub(crate) busy: bool,
+    pub busy: bool,
     /// Operations in flight at most ([`Kind::Stream`]).
-    pub(crate) window: u32,
+    pub window: u32,
     /// Every operation has a separate doorbell, as in the library ([`Kind::Stream`]).
-    pub(crate) one_by_one: bool,
+    pub one_by_one: bool,
     /// The initiator's buffer ([`Kind::Stream`] writes).
-    pub(crate) scheme: Scheme,
+    pub scheme: Scheme,
 }
 
 impl Spec {
     /// A send of one byte by weft over TCP, to be changed.
-    pub(crate) const BASE: Self = Self {
+    pub const BASE: Self = Self {
         stack: Stack::Weft,
         transport: Transport::Tcp,
         op: Op::Send,
@@ -214,7 +214,7 @@ impl Spec {
     };
 
     /// Whether the stack supports the operation. weft and TCP support all of them.
-    pub(crate) fn is_possible(&self) -> bool {
+    pub fn is_possible(&self) -> bool {
         match self.stack {
             Stack::Weft | Stack::WeftTls | Stack::WeftIw | Stack::Tcp | Stack::TcpTls => true,
             Stack::Exs | Stack::ExsSync => self.op == Op::Send,
@@ -227,7 +227,11 @@ impl Spec {
     }
 
     /// The message size as a length in memory.
-    pub(crate) fn len(&self) -> Result<usize> {
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "a message of no bytes is one too"
+    )]
+    pub fn len(&self) -> Result<usize> {
         usize::try_from(self.bytes)
             .map_err(|_| BenchError::Usage("the size is too large".to_owned()))
     }
@@ -235,13 +239,13 @@ impl Spec {
 
 /// A buffer at the other end that one-sided operations name; for `process_vm_writev` the key is a process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Remote {
-    pub(crate) addr: u64,
-    pub(crate) rkey: u32,
+pub struct Remote {
+    pub addr: u64,
+    pub rkey: u32,
 }
 
 /// The end that posts the operations and measures the time.
-pub(crate) trait Initiator {
+pub trait Initiator {
     /// Learns the peer's target buffer.
     fn set_remote(&mut self, _remote: Option<Remote>) {}
 
@@ -257,7 +261,7 @@ pub(crate) trait Initiator {
 }
 
 /// The end that answers.
-pub(crate) trait Responder {
+pub trait Responder {
     /// This end's target buffer.
     fn remote(&self) -> Option<Remote> {
         None
@@ -273,11 +277,7 @@ pub(crate) trait Responder {
 }
 
 /// Connects to an [`Acceptor`] in the peer process.
-pub(crate) fn connect(
-    context: &mut Context,
-    spec: &Spec,
-    addr: SocketAddr,
-) -> Result<Box<dyn Initiator>> {
+pub fn connect(context: &mut Context, spec: &Spec, addr: SocketAddr) -> Result<Box<dyn Initiator>> {
     match spec.stack {
         Stack::Tcp => tcp::connect(spec, addr),
         Stack::TcpTls => tls::connect(context.tls()?, spec, addr),
@@ -296,7 +296,7 @@ fn unconnected(stack: Stack) -> BenchError {
 }
 
 /// A listening end for one connection.
-pub(crate) enum Acceptor {
+pub enum Acceptor {
     Tcp(std::net::TcpListener),
     Weft(weft::Listening),
     Exs(exs::Listening),
@@ -305,7 +305,7 @@ pub(crate) enum Acceptor {
 }
 
 impl Acceptor {
-    pub(crate) fn listen(context: &mut Context, spec: &Spec) -> Result<Self> {
+    pub fn listen(context: &mut Context, spec: &Spec) -> Result<Self> {
         match spec.stack {
             Stack::Tcp | Stack::TcpTls | Stack::Vm => Ok(Self::Tcp(tcp::listen()?)),
             Stack::Weft | Stack::WeftTls | Stack::WeftIw => {
@@ -318,7 +318,7 @@ impl Acceptor {
         }
     }
 
-    pub(crate) fn addr(&self) -> Result<SocketAddr> {
+    pub fn addr(&self) -> Result<SocketAddr> {
         match self {
             Self::Tcp(listener) => listener
                 .local_addr()
@@ -330,7 +330,7 @@ impl Acceptor {
         }
     }
 
-    pub(crate) fn accept(self, context: &mut Context, spec: &Spec) -> Result<Box<dyn Responder>> {
+    pub fn accept(self, context: &mut Context, spec: &Spec) -> Result<Box<dyn Responder>> {
         match self {
             Self::Tcp(listener) if spec.stack == Stack::Vm => memory::accept(&listener, spec),
             Self::Tcp(listener) if spec.stack == Stack::TcpTls => {
@@ -355,20 +355,26 @@ fn lap(start: &mut Instant) -> f64 {
 
 /// Ends a spin that lasts longer than [`PATIENCE`]. It reads the clock only now and then, and never in a
 /// short spin: a read takes as long as a small message.
-pub(crate) struct Patience {
+pub struct Patience {
     until: Option<Instant>,
     spins: u32,
 }
 
+impl Default for Patience {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Patience {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             until: None,
             spins: 0,
         }
     }
 
-    pub(crate) fn spin(&mut self, waiting_for: &'static str) -> Result<()> {
+    pub fn spin(&mut self, waiting_for: &'static str) -> Result<()> {
         std::hint::spin_loop();
         self.spins = self.spins.wrapping_add(1);
         if self.spins.is_multiple_of(1 << 16) {

@@ -5,7 +5,7 @@
 //! stack's name. The programs measure the time themselves, without their start. Neither their processes nor ours are pinned.
 
 use super::{Kind, Op, Spec, Stack};
-use crate::children::{Running, find, free_port, listening, this_program};
+use crate::children::{Running, find, free_port, listening, weft};
 use crate::error::{BenchError, Result};
 use crate::patience::PATIENCE;
 use std::io::Read;
@@ -16,17 +16,17 @@ use std::time::{Duration, Instant};
 
 /// The output of one run of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Said {
+pub struct Said {
     /// Microseconds for an operation: for a ping-pong one way, for a stream the whole time divided by the number of
     /// operations.
-    pub(crate) mean_us: f64,
+    pub mean_us: f64,
     /// The median of a ping-pong, one way, if the program reports it.
-    pub(crate) median_us: Option<f64>,
+    pub median_us: Option<f64>,
 }
 
 /// A program that measures another library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Program {
+pub enum Program {
     Ucx,
     Fabric,
     /// perftest (`ib_write_bw` and the others), started by `weft verbs`.
@@ -80,12 +80,12 @@ impl Program {
 }
 
 /// Whether another library's program measures the stack.
-pub(crate) fn has(stack: Stack) -> bool {
+pub fn has(stack: Stack) -> bool {
     Program::of(stack).is_some()
 }
 
 /// Whether another library's program can measure this. They have no sleeping mode.
-pub(crate) fn measures(spec: &Spec) -> bool {
+pub fn measures(spec: &Spec) -> bool {
     let spins = spec.kind == Kind::Stream || spec.busy;
     match (Program::of(spec.stack), spec.op, spec.kind) {
         (Some((Program::Ucx | Program::Perftest, _)), Op::Send | Op::Write, _)
@@ -95,7 +95,7 @@ pub(crate) fn measures(spec: &Spec) -> bool {
 }
 
 /// The stacks whose programs are not installed, and a note for each missing program and for the version of each other one.
-pub(crate) fn inventory(stacks: &[Stack]) -> (Vec<Stack>, Vec<String>) {
+pub fn inventory(stacks: &[Stack]) -> (Vec<Stack>, Vec<String>) {
     let mut missing = Vec::new();
     let mut notes = Vec::new();
     for program in [Program::Ucx, Program::Fabric, Program::Perftest] {
@@ -177,7 +177,7 @@ fn nonsense(what: &'static str, text: &str) -> BenchError {
 }
 
 /// Runs `count` operations of `spec` between a server and a client of the other library.
-pub(crate) fn run(spec: &Spec, count: u64) -> Result<Said> {
+pub fn run(spec: &Spec, count: u64) -> Result<Said> {
     let (program, transport) = Program::of(spec.stack)
         .ok_or_else(|| BenchError::Usage("not another library".to_owned()))?;
     let port = free_port()?;
@@ -205,8 +205,8 @@ fn command(
 ) -> Result<Command> {
     let mut command = match program {
         Program::Ucx | Program::Fabric => Command::new(program.file()),
-        // The program that runs now is `weft`, and finds its libraries itself.
-        Program::Perftest => Command::new(this_program()?),
+        // `weft verbs` finds the libraries.
+        Program::Perftest => Command::new(weft()?),
     };
     let mut arguments: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);

@@ -196,7 +196,7 @@ impl<S: Read + Write> Responder for End<S> {
 }
 
 /// One transfer of a connection's short life: all of `buffer` one way, one byte back.
-pub(crate) fn transfer_whole(mut stream: &TcpStream, buffer: &mut [u8], push: bool) -> Result<()> {
+pub fn transfer_whole(mut stream: &TcpStream, buffer: &mut [u8], push: bool) -> Result<()> {
     prepare_stream(stream)?;
     let done = if push {
         stream
@@ -210,7 +210,7 @@ pub(crate) fn transfer_whole(mut stream: &TcpStream, buffer: &mut [u8], push: bo
     done.map_err(BenchError::system("transfer over a socket"))
 }
 
-pub(crate) fn prepare_stream(stream: &TcpStream) -> Result<()> {
+pub fn prepare_stream(stream: &TcpStream) -> Result<()> {
     stream
         .set_nodelay(true)
         .and_then(|()| stream.set_read_timeout(Some(PATIENCE)))

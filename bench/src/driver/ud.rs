@@ -29,7 +29,7 @@ const END: u64 = 2;
 const COUNT: u64 = 3;
 
 /// One queue pair, before its peer is known.
-pub(crate) struct Listening {
+pub struct Listening {
     pd: Pd,
     cq: Cq,
     qp: UdQp,
@@ -92,7 +92,7 @@ pub(super) fn listen(spec: &Spec) -> Result<Listening> {
 }
 
 /// A datagram queue pair at a port for itself, which identifies it to its peer; `with` adjusts its settings.
-pub(crate) fn open(
+pub fn open(
     device: &Device,
     addr: SocketAddr,
     depth: u32,
@@ -178,7 +178,7 @@ pub(super) fn connect(spec: &Spec, addr: SocketAddr) -> Result<Box<dyn Initiator
 }
 
 /// The queue pair behind a port, which has the port's number.
-pub(crate) fn dest(addr: SocketAddr) -> UdDest {
+pub fn dest(addr: SocketAddr) -> UdDest {
     UdDest {
         addr,
         qp_num: addr.port().into(),

@@ -28,7 +28,7 @@ const END: u8 = 2;
 const COUNT: u8 = 3;
 const TAKEN: u8 = 4;
 
-pub(crate) struct Listening {
+pub struct Listening {
     socket: UdpSocket,
     spec: Spec,
 }

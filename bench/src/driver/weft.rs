@@ -37,7 +37,7 @@ const SMALLEST: usize = 16;
 
 /// The devices of this process, one for each transport, each with a protection domain; opened when first used.
 #[derive(Default)]
-pub(crate) struct Context {
+pub struct Context {
     open: Vec<(Transport, (Device, Pd))>,
     held: Vec<Connection>,
     /// The key pair for the stacks with TLS.
@@ -48,7 +48,7 @@ pub(crate) struct Context {
 
 impl Context {
     /// Keeps connections until the process ends.
-    pub(crate) fn hold(&mut self, connections: Vec<Connection>) {
+    pub fn hold(&mut self, connections: Vec<Connection>) {
         self.held.extend(connections);
     }
 
@@ -71,7 +71,7 @@ impl Context {
         Ok(param)
     }
 
-    pub(crate) fn device(&mut self, transport: Transport) -> Result<&(Device, Pd)> {
+    pub fn device(&mut self, transport: Transport) -> Result<&(Device, Pd)> {
         let open = self.open.iter().position(|(of, _)| *of == transport);
         let index = if let Some(index) = open {
             index
@@ -86,7 +86,7 @@ impl Context {
 }
 
 /// A device that uses this transport and no other.
-pub(crate) fn open_device(transport: Transport) -> Result<Device> {
+pub fn open_device(transport: Transport) -> Result<Device> {
     let mode = match transport {
         Transport::Tcp => LocalMode::Off,
         Transport::Local => LocalMode::Require,
@@ -95,7 +95,7 @@ pub(crate) fn open_device(transport: Transport) -> Result<Device> {
     device.map_err(stack("open the device"))
 }
 
-pub(crate) struct Listening(pub(crate) Listener);
+pub struct Listening(pub Listener);
 
 pub(super) fn listen(context: &mut Context, spec: &Spec) -> Result<Listening> {
     let param = context.param(spec)?;
@@ -112,7 +112,7 @@ impl Listening {
     }
 }
 
-pub(crate) fn param(crc: bool) -> ConnParam {
+pub fn param(crc: bool) -> ConnParam {
     ConnParam {
         options: LinkOptions {
             crc,
@@ -165,38 +165,11 @@ pub(super) fn accept(
 }
 
 /// Accepts the next connection on `qp`.
-pub(crate) fn accept_one(listener: &Listener, qp: Qp, crc: bool) -> Result<Connection> {
-    accept_with(listener, qp, &param(crc))
-}
-
-fn accept_with(listener: &Listener, qp: Qp, param: &ConnParam) -> Result<Connection> {
+pub fn accept_one(listener: &Listener, qp: Qp, crc: bool) -> Result<Connection> {
     let request = listener
         .next_request(Some(PATIENCE))
         .ok_or(BenchError::Stuck(PATIENCE.as_secs(), "a connection"))?;
-    request.accept(qp, param).map_err(stack("accept"))
-}
-
-/// Two connected queue pairs of this process, the near one first, each with its completion queue.
-pub(crate) fn pair(
-    near: (&Device, &Pd),
-    far: (&Device, &Pd),
-    param: &ConnParam,
-) -> Result<[(Connection, Cq); 2]> {
-    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let listener = Listener::bind(far.0, anywhere, 1, param).map_err(stack("listen"))?;
-    let addr = listener.local_addr();
-    let cq = |device: &Device| device.create_cq(64, None).map_err(stack("create a CQ"));
-    let (near_cq, far_cq) = (cq(near.0)?, cq(far.0)?);
-    let qp = far.1.create_qp(&QpInit::new(&far_cq, &far_cq));
-    let qp = qp.map_err(stack("create a QP"))?;
-    let (accepted, connected) = std::thread::scope(|scope| {
-        let accepting = scope.spawn(|| accept_with(&listener, qp, param));
-        let init = QpInit::new(&near_cq, &near_cq);
-        let connected = cm::connect(addr, near.1, &init, param).map_err(stack("connect"));
-        let panicked = |_| Err(failed("accept", "a thread panicked"));
-        (accepting.join().unwrap_or_else(panicked), connected)
-    });
-    Ok([(connected?, near_cq), (accepted?, far_cq)])
+    request.accept(qp, &param(crc)).map_err(stack("accept"))
 }
 
 /// The result of a round of completions.
@@ -250,7 +223,7 @@ struct Slot {
 }
 
 /// Deregisters a buffer that was passed to [`Pd::reg_mr`].
-pub(crate) fn deregister(mr: Mr) -> Result<Vec<u8>> {
+pub fn deregister(mr: Mr) -> Result<Vec<u8>> {
     mr.deregister()
         .map_err(|(_, error)| stack("deregister memory")(error))?
         .ok_or_else(|| BenchError::Usage("the buffer did not come back".to_owned()))

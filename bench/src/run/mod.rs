@@ -5,7 +5,7 @@
 
 mod parts;
 mod programs;
-pub(crate) mod world;
+pub mod world;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::children::{listening, this_program};
+use crate::children::{listening, this_program, weft};
 use crate::error::{BenchError, Result, failed};
 use crate::usage::process_cpu;
 
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The transport of a measured connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stack {
+pub enum Stack {
     /// Both sides without weft.
     Plain,
     /// Both sides under `weft run`.
@@ -33,7 +33,7 @@ pub(crate) enum Stack {
 }
 
 impl Stack {
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain TCP",
             Self::Weft => "weft run",
@@ -43,7 +43,7 @@ impl Stack {
     }
 
     /// The name in records.
-    pub(crate) fn short(self) -> &'static str {
+    pub fn short(self) -> &'static str {
         match self {
             Self::Plain => "plain",
             Self::Weft => "weft-run",
@@ -63,26 +63,28 @@ impl Stack {
 
 /// Another user than root, for servers that refuse to be root's.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct User {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
 }
 
 /// The folder and this program.
-pub(crate) struct World {
+pub struct World {
     dir: tempfile::TempDir,
     weft: PathBuf,
+    /// This program, whose parts are peers.
+    this: PathBuf,
     lib: Option<PathBuf>,
-    pub(crate) seconds: u32,
+    pub seconds: u32,
 }
 
 /// The output of a client, and the number of its connections that went over to shared memory.
-pub(crate) struct Said {
-    pub(crate) text: String,
-    pub(crate) over: u32,
+pub struct Said {
+    pub text: String,
+    pub over: u32,
 }
 
-pub(crate) fn is_root() -> bool {
+pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -96,14 +98,15 @@ fn switched(text: &str) -> u32 {
 }
 
 impl World {
-    pub(crate) fn new(lib: Option<&Path>, seconds: u32) -> Result<Self> {
+    pub fn new(lib: Option<&Path>, seconds: u32) -> Result<Self> {
         let dir = tempfile::tempdir().map_err(BenchError::system("make a folder"))?;
         // Servers that run as another user go through it.
         rustix::fs::chmod(dir.path(), rustix::fs::Mode::from_raw_mode(0o755))
             .map_err(|e| BenchError::system("open the folder to other users")(e.into()))?;
         let world = Self {
             dir,
-            weft: this_program()?,
+            weft: weft()?,
+            this: this_program()?,
             lib: lib.map(Path::to_owned),
             seconds,
         };
@@ -112,20 +115,20 @@ impl World {
         Ok(world)
     }
 
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
     /// A new folder inside.
-    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
+    pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let dir = self.dir.path().join(name);
         fs::create_dir_all(&dir).map_err(BenchError::system("make a folder"))?;
         Ok(dir)
     }
 
-    /// The command line of one of our peers: `weft bench run-part WORDS`.
-    pub(crate) fn part(&self, words: &str) -> String {
-        format!("{} bench run-part {words}", self.weft.display())
+    /// The command line of one of our peers: `weft-bench run-part WORDS`.
+    pub fn part(&self, words: &str) -> String {
+        format!("{} run-part {words}", self.this.display())
     }
 
     fn command(&self, has_weft: bool, words: &[&str]) -> Vec<std::ffi::OsString> {
@@ -169,13 +172,13 @@ impl World {
     }
 
     /// Runs a client to its end. Words are separated by spaces.
-    pub(crate) fn client(&self, stack: Stack, words: &str, user: Option<User>) -> Result<Said> {
+    pub fn client(&self, stack: Stack, words: &str, user: Option<User>) -> Result<Said> {
         let words: Vec<&str> = words.split_whitespace().collect();
         self.finish(self.command(stack.client_has_weft(), &words), user)
     }
 
     /// Runs a client to its end, and passes on each line of its output at once.
-    pub(crate) fn watch(
+    pub fn watch(
         &self,
         stack: Stack,
         words: &str,
@@ -210,7 +213,7 @@ impl World {
     }
 
     /// Runs a helper without weft to its end.
-    pub(crate) fn plainly(&self, words: &str, user: Option<User>) -> Result<Said> {
+    pub fn plainly(&self, words: &str, user: Option<User>) -> Result<Said> {
         self.client(Stack::Plain, words, user)
     }
 
@@ -248,7 +251,7 @@ impl World {
     }
 
     /// Starts a server, and waits until it listens.
-    pub(crate) fn server(
+    pub fn server(
         &self,
         stack: Stack,
         words: &str,
@@ -279,7 +282,7 @@ impl World {
 }
 
 /// A server; it ends with this.
-pub(crate) struct Server {
+pub struct Server {
     child: Child,
 }
 
@@ -288,13 +291,13 @@ impl Server {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 }
 
 /// Seconds of CPU that a process and its children have used so far, those that have ended not counted.
-pub(crate) fn tree_cpu(pid: u32) -> f64 {
+pub fn tree_cpu(pid: u32) -> f64 {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();
     let all = children

@@ -23,13 +23,13 @@ const OTHER_DESCRIPTORS: u64 = 64;
 
 /// The end, and the number of connections to hold.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Plan {
-    pub(crate) count: u32,
+pub struct Plan {
+    pub count: u32,
     /// The address to connect to; `None`: accept.
-    pub(crate) to: Option<SocketAddr>,
+    pub to: Option<SocketAddr>,
 }
 
-pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
+pub fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
     let count = if common.effort.quick { QUICK_QPS } else { QPS };
     // A process's memory hardly varies: a few runs show that it does not.
     let runs = common.effort.runs().min(3);
@@ -71,7 +71,7 @@ fn allow_descriptors(count: u32) -> Result<()> {
 
 impl Plan {
     /// Holds the connections until the process ends.
-    pub(crate) fn serve(
+    pub fn serve(
         &self,
         context: &mut Context,
         reply: &mut dyn FnMut(Reply) -> Result<()>,

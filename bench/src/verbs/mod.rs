@@ -2,7 +2,7 @@
 
 mod figures;
 mod goals;
-pub(crate) mod memory;
+pub mod memory;
 mod peers;
 pub(crate) mod register;
 pub(crate) mod setup;
@@ -38,7 +38,7 @@ const RATE_BYTES: u64 = 64;
 const RATE_WINDOW: u32 = 128;
 
 /// Runs the suite: prints tables, and writes what the options ask for.
-pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
+pub fn run(args: &VerbsArgs) -> Result<ExitCode> {
     let mut args = with_tls(with_peers(args));
     let (missing, mut notes) = outside::inventory(args.common.stacks());
     args.common.stack = args.common.stacks().to_vec();
@@ -133,7 +133,7 @@ fn effort(common: &CommonArgs) -> Effort {
 }
 
 /// Measures transfers and set-up for another suite, without output.
-pub(crate) fn measured(args: &VerbsArgs) -> Result<(Vec<Record>, Vec<Section>)> {
+pub fn measured(args: &VerbsArgs) -> Result<(Vec<Record>, Vec<Section>)> {
     let common = &args.common;
     let effort = effort(common);
     let mut records = Vec::new();

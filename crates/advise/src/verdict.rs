@@ -215,7 +215,7 @@ fn door(p: &Process, gain: Option<&Gain>) -> (Door, Vec<String>) {
                 vec![
                     why,
                     "half of its bytes move in transfers of 64 KiB and more: extended sockets send and receive these without a copy of weft's own; the \
-                     gain over TCP between hosts without an RNIC is small: measure with `weft bench exs --transport tcp`"
+                     gain over TCP between hosts without an RNIC is small: measure with `weft bench verbs --op send --stack exs,tcp`"
                         .to_owned(),
                 ],
             )

@@ -4,8 +4,8 @@ use serde::Serialize;
 use weft_advise::machine::Machine;
 use weft_advise::record::{Count, Flow, GAP_ENDS, Process, Record, Way};
 use weft_advise::verdict::{self, MODEL, Verdict};
-use weft_bench::report::{Axis, Plot, Section, Series, Stroke, Table, number};
-use weft_bench::size::human;
+use weft_report::size::human;
+use weft_report::{Axis, Plot, Section, Series, Stroke, Table, number};
 
 /// The product's own measurements, for comparison with the model.
 const FIGURES: &str = "Measured before with both ends under `weft run`, of plain TCP (docs/figures): iperf3 128 KiB 2.3, 1 MiB 1.4; redis-benchmark 50 \
@@ -123,7 +123,7 @@ impl Findings {
     pub(crate) fn new(record: &Record, machine: Option<&Machine>) -> Self {
         Self {
             machine: machine.cloned(),
-            advice: machine.map(weft_bench::advise::advice).unwrap_or_default(),
+            advice: machine.map(weft_costs::advice).unwrap_or_default(),
             model: MODEL,
             programs_started: record.images,
             forks: record.forks,

@@ -6,6 +6,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::cmd;
+use crate::cmd::dispatch::{BENCH, JOIN};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::global::Global;
 use crate::terminal;
@@ -58,8 +59,8 @@ pub enum Command {
     #[command(long_about = cmd::fs::LONG)]
     Fs(cmd::fs::Args),
     /// Run SQL joins on a ring of workers
-    #[command(long_about = cmd::join::LONG)]
-    Join(cmd::join::Args),
+    #[command(long_about = JOIN.long)]
+    Join(cmd::dispatch::Args),
     /// Compile C and C++ on other machines, or for them
     #[command(long_about = cmd::cc::LONG)]
     Cc(cmd::cc::Args),
@@ -71,11 +72,9 @@ pub enum Command {
     /// The first RDMA program: write to a peer's memory and read it back
     #[command(long_about = cmd::hello::LONG)]
     Hello(cmd::hello::Args),
-    /// Measure RDMA operations and extended sockets compared with plain TCP, also over a distance
-    Bench(weft_bench::BenchArgs),
-    /// Measure a stream over extended sockets: throughput and CPU time
-    #[command(long_about = cmd::blast::LONG)]
-    Blast(Box<cmd::blast::Args>),
+    /// Measure RDMA operations, unmodified programs and remote files compared with plain TCP
+    #[command(long_about = BENCH.long)]
+    Bench(cmd::dispatch::Args),
     /// Show the connections of this host's weft processes
     #[command(long_about = cmd::stat::LONG)]
     Stat(cmd::stat::Args),
@@ -142,7 +141,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ),
     ("Applications", &["cp", "fs", "cc", "media", "join"]),
     ("Keys and connections", &["key", "stat", "doctor"]),
-    ("Try and measure", &["hello", "demo", "bench", "blast"]),
+    ("Try and measure", &["hello", "demo", "bench"]),
     (
         "Help for tools",
         &["man", "completion", "dissector", "help"],
@@ -197,13 +196,12 @@ impl Cli {
             Command::Cp(args) => cmd::cp::run(&args, self.global).map(Into::into),
             Command::Media(args) => cmd::media::run(&args, self.global).map(Into::into),
             Command::Fs(args) => cmd::fs::run(&args, self.global),
-            Command::Join(args) => cmd::join::run(&args),
+            Command::Join(args) => JOIN.run(&args),
             Command::Cc(args) => cmd::cc::run(&args, self.global),
             Command::Ccd(args) => cmd::cc::daemon(&args).map(Into::into),
             Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
-            Command::Bench(args) => Ok(weft_bench::run(args)?),
-            Command::Blast(args) => cmd::blast::run(&args, self.global).map(Into::into),
+            Command::Bench(args) => BENCH.run(&args),
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
             Command::Verbs(args) => cmd::verbs::run(&args),

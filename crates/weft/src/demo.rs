@@ -7,15 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use clap::Parser;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use weft_bench::record::{Metric, Record, read_lines};
-use weft_bench::report::{
-    Axis, Bars, Plot, Report, Section, Series, Stroke, Table, machine, number,
-};
-use weft_bench::size::human;
-use weft_bench::stats::{Summary, paired_ratio};
+use weft_report::programs::find;
+use weft_report::record::{Metric, Record, read_lines};
+use weft_report::size::human;
+use weft_report::stats::{Summary, paired_ratio};
+use weft_report::{Axis, Bars, Plot, Report, Section, Series, Stroke, Table, machine, number};
 
 use crate::cp::auth::hex;
 use crate::failure::{Failure, check_writable, write_file};
@@ -65,13 +63,6 @@ const WAYS: [Way; 3] = [
     },
 ];
 const TCP: usize = WAYS.len() - 1;
-
-/// The command line of the bench.
-#[derive(Parser)]
-struct Bench {
-    #[command(flatten)]
-    args: weft_bench::BenchArgs,
-}
 
 /// The measurements of one way's runs.
 #[derive(Default)]
@@ -132,11 +123,17 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
         say(line);
     }
 
-    let records = if options.verbs {
-        say("measuring the verbs beside plain TCP ...");
-        bench(&work.0)?
-    } else {
-        Vec::new()
+    let program = options.verbs.then(|| find("weft-bench"));
+    let records = match program {
+        Some(Some(program)) => {
+            say("measuring the verbs beside plain TCP ...");
+            bench(&program, &work.0)?
+        }
+        Some(None) => {
+            say("the verbs are not measured: weft-bench is neither beside weft nor on PATH");
+            Vec::new()
+        }
+        None => Vec::new(),
     };
     let mut report = Report::new("weft demo");
     report.intro = vec![
@@ -488,12 +485,11 @@ fn file_section(options: &Options, measured: &[Measured; WAYS.len()]) -> (Sectio
     (section, lines)
 }
 
-/// A short `weft bench verbs` in this process; its peer is this program again.
-fn bench(work: &Path) -> Result<Vec<Record>, Failure> {
+/// A short `weft bench verbs`.
+fn bench(program: &Path, work: &Path) -> Result<Vec<Record>, Failure> {
     let json = work.join("bench.json");
     let file = json.display().to_string();
     let args = [
-        "bench",
         "verbs",
         "--quick",
         "--op",
@@ -511,9 +507,12 @@ fn bench(work: &Path) -> Result<Vec<Record>, Failure> {
         "--json",
         &file,
     ];
-    let Bench { args } = Bench::try_parse_from(args)
-        .map_err(|e| Failure::failed(format!("the bench does not take its options: {e}")))?;
-    weft_bench::run(args)?;
+    let mut command = Command::new(program);
+    let done = command.args(args).stdin(Stdio::null()).status();
+    if !done.map_err(broken("cannot start weft-bench"))?.success() {
+        let what = "the verbs were not measured: weft-bench failed";
+        return Err(Failure::failed(what).hint("see its message above"));
+    }
     let text = fs::read_to_string(&json).map_err(broken("cannot read the bench's results"))?;
     read_lines(&text).map_err(|e| Failure::failed(format!("cannot read the bench's results: {e}")))
 }

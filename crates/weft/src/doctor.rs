@@ -138,7 +138,7 @@ pub fn table(checks: &[Check]) -> String {
         }
         table.add_row([check.name, check.verdict.name(), &finding]);
     }
-    weft_bench::terminal::in_locale(&table.to_string()).into_owned()
+    weft_report::terminal::in_locale(&table.to_string()).into_owned()
 }
 
 /// Descriptors that both ends of a connection and their devices take, with some to spare.

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::{fmt, fs, io};
 
 use rustix::io::Errno;
-use weft_bench::BenchError;
 use weft_verbs::settings::Wrong;
 
 use weft_service::text::printable_lines;
@@ -126,20 +125,6 @@ impl Failure {
 impl From<Wrong> for Failure {
     fn from(wrong: Wrong) -> Self {
         Failure::usage(wrong.to_string()).hint(MEND)
-    }
-}
-
-impl From<BenchError> for Failure {
-    fn from(e: BenchError) -> Self {
-        match e {
-            BenchError::Usage(_) => {
-                Failure::usage(e.to_string()).hint("`weft bench SUITE --help` lists the options")
-            }
-            BenchError::Output { .. } => Failure::failed(format!("cannot write {e}"))
-                .hint("name a file in a directory that you can write to"),
-            _ => Failure::failed(e.to_string())
-                .hint("`weft doctor` says what this machine does not support"),
-        }
     }
 }
 

@@ -9,11 +9,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
-use weft_bench::terminal::in_locale;
+use weft_report::terminal::in_locale;
 
 /// Columns of standard output; `None` for a file or a pipe, whose lines may have any length.
 pub(crate) fn width() -> Option<u16> {
-    weft_bench::terminal::width(&stdout())
+    weft_report::terminal::width(&stdout())
 }
 
 /// A line on standard error. That nobody takes it is no reason to end.

@@ -422,37 +422,3 @@ fn a_full_disk_costs_no_object() {
         "{status}"
     );
 }
-
-#[test]
-fn virtual_workers_replay_a_make() {
-    if !has(&["gcc", "make"]) {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    project(dir.path());
-    let json = dir.path().join("cc.jsonl");
-    let mut command: Command = weft();
-    command
-        .args(["bench", "cc", "--workers", "2", "--seconds", "0.5"])
-        .args(["--system", "rdma,pull", "--source"])
-        .arg(dir.path())
-        .arg("--json")
-        .arg(&json);
-    let out = Output::of(&mut command);
-    out.ok();
-    let text = fs::read_to_string(&json).unwrap();
-    let points: Vec<serde_json::Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .filter(|line: &serde_json::Value| line["figure"] == "5.10")
-        .collect();
-    assert_eq!(points.len(), 2, "{text}");
-    for point in points {
-        // Neither compiled nor preprocessed here against its plan.
-        assert_eq!(point["other_way"], 0, "{point}");
-        assert!(point["jobs"].as_u64().unwrap() >= 1, "{point}");
-        assert!(point["client_cpu_ms"].as_f64().unwrap() > 0.0, "{point}");
-        let preprocesses = point["preprocess_cpu_ms"].as_f64().unwrap() > 1.0;
-        assert_eq!(preprocesses, point["system"] == "weft cc", "{point}");
-    }
-}

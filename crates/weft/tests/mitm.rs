@@ -425,7 +425,7 @@ fn nobody_meddles(stage: &Stage) {
     }
 }
 
-/// `weft hello` and `weft blast` between hosts are protected as well, unless both sides say that they need not be.
+/// `weft hello` between hosts is protected as well, unless both sides say that it need not be.
 fn programs_for_trying_out(stage: &Stage) {
     for (tls, text) in [(None, false), (Some("off"), true)] {
         let set = |command: &mut Command| {
@@ -455,15 +455,6 @@ fn programs_for_trying_out(stage: &Stage) {
         assert_eq!(seen.windows(secret.len()).any(|w| w == secret), text);
         assert!(responder.0.wait().unwrap().success());
     }
-    let mut command = stage.receiver.weft(&stage.dir);
-    command.args(["blast", "--once", &format!("--listen={RECEIVER}:0")]);
-    let (_server, at) = announced(&mut command, "listening on ");
-    let mut command = stage.sender.weft(&stage.dir);
-    command.args(["blast", &at.to_string(), "--messages", "10", "--verify"]);
-    command.args(["--repetitions", "1"]);
-    let out = Output::of(&mut command);
-    out.ok();
-    assert!(out.stdout.contains("tls"), "{out:?}");
 }
 
 /// A program that ends with the test.

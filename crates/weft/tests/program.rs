@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use common::{Output, names, weft};
@@ -117,6 +118,30 @@ fn what_a_newcomer_types() {
     let out = Output::of(weft().args(["stat", "abc"]));
     assert_eq!(out.code, 2);
     assert!(out.stderr.contains("number of a process"), "{}", out.stderr);
+}
+
+/// `weft bench` and `weft join` are programs of their own: found beside weft, given all arguments as they are, and asked for when missing.
+#[test]
+fn programs_of_their_own_are_found_beside_weft() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("weft");
+    std::fs::copy(env!("CARGO_BIN_EXE_weft"), &copy).unwrap();
+    let run = |args: &[&str]| Output::of(Command::new(&copy).args(args).env("PATH", "/nowhere"));
+    for (name, build) in [("bench", "./x build"), ("join", "apps/join")] {
+        let out = run(&[name, "verbs"]);
+        assert_eq!(out.code, 1, "{out:?}");
+        let lack = format!("weft-{name} is neither beside weft nor on PATH");
+        assert!(out.stderr.contains(&lack), "{}", out.stderr);
+        assert!(out.stderr.contains(build), "{}", out.stderr);
+
+        let program = dir.path().join(format!("weft-{name}"));
+        let script = "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n";
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let out = run(&[name, "verbs", "--help", "-q", "a b"]);
+        assert_eq!(out.code, 7, "{out:?}");
+        assert_eq!(out.stdout, "<verbs><--help><-q><a b>");
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! `weft join` compared with other engines, in turn, in one run: batches on weft's channel and on the other engine's own gRPC, a join of
-//! TPC-H, and band joins. Results are JSON, one line for each way; `weft bench join` starts this program and makes tables of them.
+//! TPC-H, and band joins. Results are JSON, one line for each way; `./x papers join` starts this program and makes tables of them.
 #![forbid(unsafe_code)]
 
 mod band;

@@ -14,9 +14,9 @@ use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use weft_advise::machine::Machine;
 use weft_advise::record::{self, Count, Record};
-use weft_bench::advise as bench;
-use weft_bench::report::{Report, Section, machine as about_machine};
-use weft_bench::terminal;
+use weft_costs::{Effort, STEPS, advice, sections as costs};
+use weft_report::terminal;
+use weft_report::{Report, Section, machine as about_machine};
 
 use super::run::plain;
 use super::verbs::{fail, find, refuse};
@@ -141,9 +141,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn measure() -> Result<Machine, Failure> {
-    let bar = weft_bench::terminal::redraws(&std::io::stderr())
-        .then(|| indicatif::ProgressBar::new(bench::STEPS));
-    let measured = bench::measure(&bench::Effort::brief(), |what| {
+    let bar = weft_report::terminal::redraws(&std::io::stderr())
+        .then(|| indicatif::ProgressBar::new(STEPS));
+    let measured = weft_costs::measure(&Effort::brief(), |what| {
         if let Some(bar) = &bar {
             bar.set_message(what.to_owned());
             bar.inc(1);
@@ -171,10 +171,10 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
         report.sections.extend(sections(record, machine));
     }
     if let Some(machine) = machine {
-        report.intro.extend(bench::advice(machine));
+        report.intro.extend(advice(machine));
         // With a program, the machine is in the page and in the JSON; on the terminal it would hide the advice.
         let mut page = report.clone();
-        page.sections.extend(bench::sections(machine));
+        page.sections.extend(costs(machine));
         if !watched {
             report = page.clone();
         }
@@ -211,7 +211,7 @@ fn nothing_seen(record: &Record) -> Section {
     } else {
         "The program made no socket calls through the C library while it was watched. Advice: nothing: leave it as it is."
     };
-    let table = weft_bench::report::Table::new(&["programs started", "forks"])
+    let table = weft_report::Table::new(&["programs started", "forks"])
         .row([record.images.to_string(), record.forks.to_string()]);
     Section::new("No socket calls").text(why).table(table)
 }

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
-use weft_bench::terminal::in_locale;
 use weft_cc::client::{compile, write_launcher};
 use weft_cc::daemon::{self, Keys};
 use weft_cc::ipc::{self, Answer, Ask, Line, Status, WorkerStatus};
 use weft_cc::wire::{End, Verdict};
 use weft_cc::worker::{self, Events, Unsafe, Worker};
 use weft_cc::{DEFAULT_PORT, Endpoint, options};
+use weft_report::terminal::in_locale;
 use weft_service::endpoint::parse_bind;
 use weft_verbs::tls::{Fingerprint, Identity, Tls};
 

@@ -660,7 +660,7 @@ struct Show {
 
 impl Show {
     fn new(total: u64, silent: bool) -> Self {
-        let terminal = weft_bench::terminal::redraws(&std::io::stderr());
+        let terminal = weft_report::terminal::redraws(&std::io::stderr());
         let bar = (terminal && !silent).then(|| {
             let style =
                 "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";

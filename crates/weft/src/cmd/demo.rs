@@ -30,7 +30,7 @@ pub struct Args {
 const SMALLEST: u64 = 1 << 20;
 
 fn file_size(text: &str) -> Result<u64, String> {
-    let size = weft_bench::size::parse_size(text).map_err(|e| e.to_string())?;
+    let size = weft_report::size::parse_size(text).map_err(|e| e.to_string())?;
     if size < SMALLEST {
         return Err("the smallest file that can be timed has 1M".to_owned());
     }

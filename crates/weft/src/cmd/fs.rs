@@ -535,7 +535,7 @@ fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
 }
 
 fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
-    if hidden || !weft_bench::terminal::redraws(&io::stderr()) {
+    if hidden || !weft_report::terminal::redraws(&io::stderr()) {
         return ProgressBar::hidden();
     }
     let (bar, form) = match len {

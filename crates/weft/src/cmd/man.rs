@@ -1,8 +1,10 @@
 //! `weft man`.
 
 use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
+
+use weft_report::manual::{page, write};
 
 use crate::failure::{Exit, Failure};
 
@@ -31,7 +33,7 @@ pub fn run(args: &Args, command: clap::Command) -> Result<Exit, Failure> {
         })?;
     } else {
         let mut command = command;
-        let mut page = Vec::new();
+        let mut text = Vec::new();
         command.build();
         for of in &args.of {
             let above = command.get_bin_name().unwrap_or("weft").to_owned();
@@ -42,12 +44,12 @@ pub fn run(args: &Args, command: clap::Command) -> Result<Exit, Failure> {
             })?;
         }
         let plain = command.clone().term_width(80).render_long_help();
-        page_of(command)
-            .render(&mut page)
+        page(command)
+            .render(&mut text)
             .map_err(|e| Failure::failed(format!("cannot make the manual page: {e}")))?;
         if !io::stdout().is_terminal() {
-            super::print(&page);
-        } else if !FORMATTERS.iter().any(|words| show(words, &page)) {
+            super::print(&text);
+        } else if !FORMATTERS.iter().any(|words| show(words, &text)) {
             // Without a program that formats pages, the help has the same texts.
             super::print(plain.to_string().as_bytes());
         }
@@ -70,22 +72,6 @@ fn show(words: &[&str], page: &[u8]) -> bool {
     // A reader may leave before the end.
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(page));
     child.wait().is_ok_and(|status| status.success())
-}
-
-/// All pages say which program's they are.
-fn page_of(command: clap::Command) -> clap_mangen::Man {
-    clap_mangen::Man::new(command).source(concat!("weft ", env!("CARGO_PKG_VERSION")))
-}
-
-/// Writes the page of a command and those of its subcommands.
-fn write(command: &clap::Command, dir: &Path) -> io::Result<()> {
-    for below in command
-        .get_subcommands()
-        .filter(|below| !below.is_hide_set())
-    {
-        write(below, dir)?;
-    }
-    page_of(command.clone()).generate_to(dir).map(drop)
 }
 
 #[cfg(test)]

@@ -8,18 +8,17 @@ macro_rules! tell {
 }
 
 pub mod advise;
-pub mod blast;
 pub mod broker;
 pub mod cc;
 mod cc_summary;
 pub mod completion;
 pub mod cp;
 pub mod demo;
+pub mod dispatch;
 pub mod dissector;
 pub mod doctor;
 pub mod fs;
 pub mod hello;
-pub mod join;
 pub mod key;
 pub mod man;
 pub mod media;

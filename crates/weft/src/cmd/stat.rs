@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         // The output to a program or a file is not cleared.
         if args.watch.is_some() && !args.json {
             let out = std::io::stdout();
-            if weft_bench::terminal::redraws(&out) {
+            if weft_report::terminal::redraws(&out) {
                 text = terminal::first_screen(&text);
                 text.insert_str(0, "\x1b[H\x1b[2J");
             } else if !first {

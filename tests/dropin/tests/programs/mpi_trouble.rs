@@ -1,4 +1,4 @@
-//! MPI on weft's provider under failures: of the network, of a rank, and at the limits of the host. The kernels of `weft bench mpi` compare their results with
+//! MPI on weft's provider under failures: of the network, of a rank, and at the limits of the host. The kernels of `./x papers mpi` compare their results with
 //! the published ones.
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ const MPIRUN: &str = "mpirun.openmpi --oversubscribe --mca pml cm --mca mtl ofi 
 
 /// The NAS kernels and the radix sort.
 fn kernels(dir: &Path) -> String {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/src/mpi/programs");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../papers/src/mpi/programs");
     let program = dir.join("kernels");
     let names = ["main", "ep", "is", "cg", "mg", "lu", "radix"];
     let output = Command::new("mpicc.openmpi")
