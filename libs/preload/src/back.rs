@@ -16,7 +16,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, FRESH, PROBING, big};
 use crate::direction::{close_sending, rx_after};
 use crate::link::give_up;
-use crate::{bell, direction, fetch, hosts, kernel, next, rx};
+use crate::{bell, direction, hosts, kernel, next, rx};
 
 /// Moves both directions back to TCP for good. Bytes in the rings are still read from them.
 pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
@@ -94,7 +94,7 @@ pub(crate) fn end_with_unread(conn: &'static Conn) {
     let Some(chan) = conn.chan(&inside) else {
         return;
     };
-    if chan.carrier == Carrier::Here && fetch::has_bytes(chan) {
+    if chan.carrier == Carrier::Here && chan.has_bytes() {
         conn.reset(chan, Why::Unread);
     }
 }

@@ -182,6 +182,51 @@ impl Chan {
         let was_full = side.full.load(Relaxed) != 0;
         Some(room >= if was_full { stream.capacity() / 2 } else { 1 })
     }
+
+    /// Bytes of the stream that `ready` bytes of the ring stand for.
+    fn bytes(&self, ready: usize) -> usize {
+        let (stream, peer, side) = (&self.stream, self.peer(), self.side());
+        let head = side.head.load(Relaxed);
+        let mut number = side.sources.load(Relaxed);
+        let mut bytes = ready as u64;
+        while let Ok(Some(ahead)) = stream.next_source(peer, number, head) {
+            if ahead >= ready as u64 {
+                break;
+            }
+            bytes = bytes
+                .saturating_add(stream.source_left(peer, number))
+                .saturating_sub(1);
+            number += 1;
+        }
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes that can be read from the ring; `None` where the stream comes over TCP.
+    pub(crate) fn ring_bytes(&self) -> Option<usize> {
+        let side = self.side();
+        if side.rx_state.load(SeqCst) != RING {
+            return None;
+        }
+        let ready = self.stream.ready(self.peer(), side.head.load(Relaxed));
+        Some(ready.map_or(0, |(n, _)| self.bytes(n)))
+    }
+
+    /// Returns true if bytes can be read from the ring.
+    pub(crate) fn has_bytes(&self) -> bool {
+        self.ring_bytes().is_some_and(|n| n > 0)
+    }
+
+    /// The last descriptor of the socket is closed, and no call uses it any more. With bytes unread its connection is reset; the kernel does not know of ours.
+    pub(crate) fn leave(&self, fd: c_int) {
+        if self.has_bytes() {
+            let reset = libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            };
+            kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &reset);
+        }
+        self.stream.leave(self.role);
+    }
 }
 
 /// State that the channel keeps of the memory that it has lent.

@@ -24,7 +24,7 @@ use crate::ledger::Row;
 use crate::signal::{self, Busy};
 use crate::table::{self, Socket};
 use crate::work::{LIBRARY, Work};
-use crate::{fd, hidden, kernel, next, regs};
+use crate::{hidden, kernel, next};
 
 /// Not connected, as far as we know.
 pub(crate) const FRESH: u32 = 0;
@@ -127,6 +127,34 @@ impl Reg {
             told: data,
             room_due: false,
             fulls: 0,
+        }
+    }
+
+    /// The descriptor by which the set has the bell.
+    pub(crate) fn bell_fd(&self, chan: &Chan) -> c_int {
+        if self.own_bell >= 0 {
+            self.own_bell
+        } else {
+            chan.bell()
+        }
+    }
+
+    /// The descriptor by which the set has the TCP socket.
+    pub(crate) fn tcp_fd(&self) -> c_int {
+        if self.own_tcp >= 0 {
+            self.own_tcp
+        } else {
+            self.fd
+        }
+    }
+
+    /// Closes the descriptors that only the registration has.
+    pub(crate) fn close_own(&mut self) {
+        for own in [&mut self.own_bell, &mut self.own_tcp] {
+            if *own >= 0 {
+                hidden::close(*own);
+                *own = -1;
+            }
         }
     }
 }
@@ -340,7 +368,7 @@ impl Conn {
             hidden::close(fd);
         }
         for mut reg in slow.regs {
-            regs::close_own(&mut reg);
+            reg.close_own();
         }
         let inside = self.enter();
         self.phase.store(PLAIN, SeqCst);
@@ -406,7 +434,7 @@ impl Conn {
             // SAFETY: no thread is inside, and none can find it any more.
             let chan = unsafe { Box::from_raw(old) };
             if self.leaves.swap(false, AcqRel) {
-                fd::leave(self.kept.load(SeqCst), &chan);
+                chan.leave(self.kept.load(SeqCst));
             }
         }
         for kept in [&self.kept, &self.kept_bell] {

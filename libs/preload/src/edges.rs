@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::conn::{Conn, Reg};
+use crate::kernel;
 use crate::sets::{self, IN, OUT};
-use crate::{kernel, regs};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
@@ -123,9 +123,9 @@ pub(crate) fn told(
     let fulls = conn.fulls.load(SeqCst);
     let is_by_bell = reg.bell.is_some_and(|events| events & OUT != 0);
     let carrier = if is_by_bell {
-        regs::bell_of(reg, chan)
+        reg.bell_fd(chan)
     } else {
-        regs::tcp_of(reg)
+        reg.tcp_fd()
     };
     let asks_carrier = is_by_bell || events & OUT == 0;
     let has_room =

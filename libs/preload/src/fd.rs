@@ -14,7 +14,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
-use crate::{back, fetch, hidden, kernel, late, lend, lock, next, ready, rx, signal};
+use crate::{back, hidden, kernel, late, lend, lock, next, ready, rx, signal};
 
 /// Kind of a descriptor.
 enum Kind {
@@ -70,7 +70,7 @@ fn forget_conn(fd: c_int, conn: &'static Conn) {
     }
     if let Some(chan) = chan {
         if count_out(conn, Some(chan)) && !conn.leaves_later() {
-            leave(fd, chan);
+            chan.leave(fd);
         }
         conn.leave_bell(chan.bell());
     } else {
@@ -123,26 +123,9 @@ pub(crate) fn leave_all() {
             && let Some(chan) = chan
             && chan.carrier == Carrier::Here
         {
-            leave(fd, chan);
+            chan.leave(fd);
         }
     });
-}
-
-/// Leaves the channel of a socket whose last descriptor is closed, and that no call uses any more.
-pub(crate) fn leave(fd: c_int, chan: &Chan) {
-    reset_if_unread(fd, chan);
-    chan.stream.leave(chan.role);
-}
-
-/// A socket that is closed with bytes unread resets its connection; the kernel does not know of ours.
-fn reset_if_unread(fd: c_int, chan: &Chan) {
-    if fetch::has_bytes(chan) {
-        let reset = libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        };
-        kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &reset);
-    }
 }
 
 /// # Safety
@@ -384,7 +367,7 @@ pub(crate) unsafe fn ioctl(
     if let Some(chan) = conn.chan(&inside) {
         let asks = op == libc::FIONREAD || op == rx::SIOCATMARK;
         if asks && chan.side().rx_state.load(SeqCst) == RING {
-            let n = fetch::ring_bytes(chan).unwrap_or(0);
+            let n = chan.ring_bytes().unwrap_or(0);
             if n > 0 {
                 // Bytes in TCP, and the mark of urgent data, are behind those of the ring.
                 // SAFETY: the kernel has just written there.

@@ -7,10 +7,10 @@
 //! met us; each fetch reads the proof of that process too, so a process that has taken its number, or another program in it, is found out.
 
 use libc::{c_int, c_void, iovec};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
 use weft_ring::source::{Fetch, SOURCES, Terms};
-use weft_run::ledger::{Carrier, RING, Word};
+use weft_run::ledger::{Carrier, Word};
 use weft_sys::process::vm_readv;
 
 use crate::chan::Chan;
@@ -296,39 +296,6 @@ pub(crate) unsafe fn take(
         Some(bad) if ring + fetched == 0 => bad,
         _ => Took::Bytes(ring + fetched),
     }
-}
-
-/// Bytes of the stream that `ready` bytes of the ring stand for.
-fn bytes(chan: &Chan, ready: usize) -> usize {
-    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    let head = side.head.load(Relaxed);
-    let mut number = side.sources.load(Relaxed);
-    let mut bytes = ready as u64;
-    while let Ok(Some(ahead)) = stream.next_source(peer, number, head) {
-        if ahead >= ready as u64 {
-            break;
-        }
-        bytes = bytes
-            .saturating_add(stream.source_left(peer, number))
-            .saturating_sub(1);
-        number += 1;
-    }
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-/// Bytes that can be read from the ring; `None` where the stream comes over TCP.
-pub(crate) fn ring_bytes(chan: &Chan) -> Option<usize> {
-    let side = chan.side();
-    if side.rx_state.load(SeqCst) != RING {
-        return None;
-    }
-    let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
-    Some(ready.map_or(0, |(n, _)| bytes(chan, n)))
-}
-
-/// Returns true if bytes can be read from the ring.
-pub(crate) fn has_bytes(chan: &Chan) -> bool {
-    ring_bytes(chan).is_some_and(|n| n > 0)
 }
 
 /// Pauses while the peer moves the next source.

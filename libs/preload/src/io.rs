@@ -17,7 +17,7 @@ use crate::iov::{MAX_RW, Source, is_bad, is_optional, one, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
-use crate::{back, conn, dgram, fetch, kernel, next};
+use crate::{back, conn, dgram, kernel, next};
 
 weft_sys::doors! {
     "C-unwind"
@@ -370,7 +370,7 @@ unsafe fn tell_left(fd: c_int, message: &mut msghdr, room: size_t) {
     if chan.side().inq.load(Relaxed) == 0 || is_bad(message.msg_control) {
         return;
     }
-    let in_ring = fetch::ring_bytes(chan);
+    let in_ring = chan.ring_bytes();
     let is_in_tcp = in_ring.is_none() || chan.stream.is_closed(chan.peer());
     let in_tcp = if is_in_tcp { kernel::unread(fd) } else { 0 };
     let left = in_ring.unwrap_or(0) + in_tcp.max(0) as usize;

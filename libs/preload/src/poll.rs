@@ -16,7 +16,7 @@ use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
 use crate::iov::{is_bad, is_optional};
-use crate::{bell, clock, dgram, fetch, hosts, kernel, late, next, rx, signal, spin};
+use crate::{bell, clock, dgram, hosts, kernel, late, next, rx, signal, spin};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -95,7 +95,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
             rx::take_bell_for_poll(chan);
         }
         let is_over =
-            chan.carrier == Carrier::Here && bell::is_cut(chan.bell()) && !fetch::has_bytes(chan);
+            chan.carrier == Carrier::Here && bell::is_cut(chan.bell()) && !chan.has_bytes();
         if is_over {
             bell::follow_death(one.fd, chan);
         }
@@ -136,7 +136,7 @@ const END: c_short = libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP;
 fn has_bytes(fd: c_int) -> bool {
     conn::enter(fd).is_some_and(|(conn, inside)| {
         let chan = conn.chan(&inside);
-        chan.is_some_and(fetch::has_bytes)
+        chan.is_some_and(crate::chan::Chan::has_bytes)
     })
 }
 

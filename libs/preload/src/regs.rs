@@ -26,9 +26,9 @@ pub(crate) fn has_fired(reg: &Reg, chan: &Chan) -> Option<bool> {
         return Some(true);
     }
     let fd = if reg.tcp.is_some() {
-        tcp_of(reg)
+        reg.tcp_fd()
     } else {
-        bell_of(reg, chan)
+        reg.bell_fd(chan)
     };
     is_idle(reg.set, fd)
 }
@@ -96,17 +96,7 @@ pub(crate) fn forget(reg: &mut Reg) {
     edges::forget(reg);
     (reg.tcp, reg.bell) = (None, None);
     keep_mixed(reg);
-    close_own(reg);
-}
-
-/// Closes the descriptors that only the registration has.
-pub(crate) fn close_own(reg: &mut Reg) {
-    for own in [&mut reg.own_bell, &mut reg.own_tcp] {
-        if *own >= 0 {
-            hidden::close(*own);
-            *own = -1;
-        }
-    }
+    reg.close_own();
 }
 
 /// The program closes the descriptor, and has others of the socket: the kernel keeps the registration. It is reached by a duplicate from here on.
@@ -187,24 +177,6 @@ pub(crate) fn is_taken(regs: &[Reg], set: c_int, fd: c_int) -> bool {
     })
 }
 
-/// The descriptor by which the set has the bell.
-pub(crate) fn bell_of(reg: &Reg, chan: &Chan) -> c_int {
-    if reg.own_bell >= 0 {
-        reg.own_bell
-    } else {
-        chan.bell()
-    }
-}
-
-/// The descriptor by which the set has the TCP socket.
-pub(crate) fn tcp_of(reg: &Reg) -> c_int {
-    if reg.own_tcp >= 0 {
-        reg.own_tcp
-    } else {
-        reg.fd
-    }
-}
-
 /// Adapts a registration to the current directions. `again`: also if nothing changes, because a `MOD` reports readiness anew. `taken`:
 /// another registration of the set has the bell.
 pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
@@ -215,9 +187,9 @@ pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Res
         && has_fired(reg, chan) == Some(true)
     {
         // It does not fire again until the program rearms it: the set holds nothing for it meanwhile.
-        let fd = bell_of(reg, chan);
+        let fd = reg.bell_fd(chan);
         let _ = change(reg.set, fd, reg.bell.take(), None, 0, false);
-        let _ = change(reg.set, tcp_of(reg), reg.tcp.take(), None, 0, false);
+        let _ = change(reg.set, reg.tcp_fd(), reg.tcp.take(), None, 0, false);
         reg.fired = true;
     }
     if reg.fired {
@@ -232,7 +204,7 @@ pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Res
 fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
     let (tcp, bell) = wanted(chan, reg.events);
     // Additions come first, so that at every moment one descriptor is watched.
-    let fd = bell_of(reg, chan);
+    let fd = reg.bell_fd(chan);
     match change(reg.set, fd, reg.bell, bell, reg.data, again) {
         // Another process that shares the set has put it in.
         Err(libc::EEXIST) if !taken => change(reg.set, fd, bell, bell, reg.data, true)?,
@@ -250,7 +222,7 @@ fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(
         // Nothing reaches it.
         return Ok(());
     }
-    let fd = tcp_of(reg);
+    let fd = reg.tcp_fd();
     match change(reg.set, fd, reg.tcp, tcp, reg.data, again) {
         // Another process that shares the set has put it in.
         Err(libc::EEXIST) => change(reg.set, fd, tcp, tcp, reg.data, true)?,
@@ -283,10 +255,10 @@ pub(crate) fn catch_up(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()
 
 pub(crate) fn remove(reg: &mut Reg, chan: &Chan) {
     if reg.bell.take().is_some() {
-        control(reg.set, libc::EPOLL_CTL_DEL, bell_of(reg, chan), 0, 0);
+        control(reg.set, libc::EPOLL_CTL_DEL, reg.bell_fd(chan), 0, 0);
     }
     if reg.tcp.take().is_some() {
-        control(reg.set, libc::EPOLL_CTL_DEL, tcp_of(reg), 0, 0);
+        control(reg.set, libc::EPOLL_CTL_DEL, reg.tcp_fd(), 0, 0);
     }
     forget(reg);
 }
