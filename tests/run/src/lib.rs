@@ -102,7 +102,7 @@ pub fn as_on_tcp(program: Option<&Path>, case: &str) {
     same_lines(&expected.text, &done.text, case);
 }
 
-/// A test for each of these cases of a program of `c/`, which is compiled once: see [`as_on_tcp`].
+/// A test for each of these cases of a program of `c/`, which is compiled once: see [`as_on_tcp()`].
 #[macro_export]
 macro_rules! as_on_tcp {
     ($program:literal: $($case:ident)*) => {
