@@ -8,10 +8,10 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use weft_service::{Admission, Entry, Place, lock};
-use weft_verbs::cm;
-use weft_verbs::tls::PublicKey;
+use weft_verbs::tls::{PublicKey, Tls};
+use weft_verbs::{Device, cm};
 
-use crate::{Link, Protocol, Status};
+use crate::{Link, Prepared, Protocol, Status};
 
 /// How often threads check whether they have to end.
 pub const LOOK: Duration = Duration::from_millis(250);
@@ -110,11 +110,30 @@ impl Door {
         lock(&self.sessions).len()
     }
 
-    /// The place of a connected peer. A stranger that its transport does not show to be of our user gets `refusal` instead.
+    /// Accepts a request, with `value` in our hello, and gives its peer a place. A stranger that its transport does not show to be of our user gets `refusal`
+    /// instead. Returns the name of the transport too.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn seat(&self, entry: Entry, link: &mut Link, refusal: &[u8]) -> Result<Place, String> {
+    /// Why it is not served.
+    pub fn accept(
+        &self,
+        device: &Device,
+        tls: &Tls,
+        (request, entry): (cm::Request, Entry),
+        value: u16,
+        refusal: &[u8],
+    ) -> Result<(Link, Place, &'static str), String> {
+        let (prepared, qp) = Prepared::new(device, self.protocol).map_err(|e| e.to_string())?;
+        let hello = self.protocol.hello(Status::Ok, value);
+        let param = self.protocol.param(tls.clone(), hello);
+        let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
+        let transport = conn.qp.path().map_or("tcp", |path| path.transport);
+        let mut link = prepared.connected(conn.qp);
+        let place = self.seat(entry, &mut link, refusal)?;
+        Ok((link, place, transport))
+    }
+
+    fn seat(&self, entry: Entry, link: &mut Link, refusal: &[u8]) -> Result<Place, String> {
         if matches!(entry, Entry::Stranger(_)) && !link.qp.attests_same_user() {
             let told = link.send(refusal);
             let end = Instant::now() + STRANGER_PATIENCE;

@@ -132,21 +132,14 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
 /// What a bell reports at its end.
 const END: c_short = libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP;
 
-/// Returns true if there are bytes in the ring of a socket.
-fn has_bytes(fd: c_int) -> bool {
+/// The bell of a socket has ended. Returns true if there are bytes in its ring.
+fn has_bytes_after_end(fd: c_int) -> bool {
     conn::enter(fd).is_some_and(|(conn, inside)| {
-        let chan = conn.chan(&inside);
-        chan.is_some_and(crate::chan::Chan::has_bytes)
+        conn.chan(&inside).is_some_and(|chan| {
+            bell::follow_death(fd, chan);
+            chan.has_bytes()
+        })
     })
-}
-
-/// See [`bell::follow_death`].
-fn follow_death(fd: c_int) {
-    if let Some((conn, inside)) = conn::enter(fd)
-        && let Some(chan) = conn.chan(&inside)
-    {
-        bell::follow_death(fd, chan);
-    }
 }
 
 /// Puts the answers where the program looks for them. Returns how many entries have one.
@@ -159,13 +152,9 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
         let is_bell = got.fd != list[at].fd;
         if is_bell && revents & END != 0 {
             // The peer's end of the bell is closed, or its direction has ended: what TCP says of it counts, beside bytes in the ring.
-            follow_death(list[at].fd);
+            let is_readable = has_bytes_after_end(list[at].fd);
             let tcp = kernel::poll_one(list[at].fd, list[at].events, 0);
-            let rest = if has_bytes(list[at].fd) {
-                END
-            } else {
-                END | IN
-            };
+            let rest = if is_readable { END } else { END | IN };
             revents = revents & !rest | tcp;
         }
         if is_bell {

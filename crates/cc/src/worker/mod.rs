@@ -21,7 +21,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use weft_service::Entry;
-use weft_session::Prepared;
 use weft_session::door::{self, Door, LOOK};
 use weft_verbs::Device;
 use weft_verbs::cm;
@@ -31,7 +30,7 @@ use crate::digest::{Digest, Digests};
 use crate::lock;
 use crate::options::Language;
 use crate::travel::{Cache, Installed};
-use crate::wire::{End, PROTOCOL, Report, Status, Verdict};
+use crate::wire::{End, PROTOCOL, Report, Verdict};
 
 /// The keys that are admitted, in addition to processes of the worker's own user on its host.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
@@ -342,14 +341,12 @@ impl door::Server for Shared {
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
-        let (prepared, qp) = Prepared::new(&self.device, PROTOCOL).map_err(|e| e.to_string())?;
-        let hello = PROTOCOL.hello(Status::Ok, self.config.slots);
-        let param = PROTOCOL.param(self.config.tls.clone(), hello);
-        let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
-        let transport = conn.qp.path().map_or("tcp", |path| path.transport);
-        let mut link = prepared.connected(conn.qp);
         let refusal = Report::End(End::new(0, Verdict::Refused, "stranger")).encode();
-        let _place = self.door.seat(entry, &mut link, &refusal)?;
+        let (tls, slots) = (&self.config.tls, self.config.slots);
+        let accepted = self
+            .door
+            .accept(&self.device, tls, (request, entry), slots, &refusal);
+        let (link, _place, transport) = accepted?;
         self.events.connected(peer, transport);
         let why = session::Session::new(self, link, peer).run();
         self.events.finished(peer, &why);

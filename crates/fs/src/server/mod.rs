@@ -17,14 +17,14 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use weft_service::{Entry, Place};
 use weft_session::door::{self, Door, LOOK};
-use weft_session::{Event, Link, Prepared};
+use weft_session::{Event, Link};
 use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
 use crate::door as host;
-use crate::wire::{Flags, Op, PROTOCOL, Reply, Request, Status};
+use crate::wire::{Flags, Op, PROTOCOL, Reply, Request};
 use session::Handles;
 use store::{Opened, Store};
 
@@ -182,15 +182,13 @@ impl door::Server for Shared {
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
-        let (prepared, qp) = Prepared::new(&self.device, PROTOCOL).map_err(|e| e.to_string())?;
-        let hello = PROTOCOL.hello(Status::Ok, self.config.keeps.into());
-        let param = PROTOCOL.param(self.config.tls.clone(), hello);
-        let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
-        let transport = conn.qp.path().map_or("tcp", |path| path.transport);
-        let mut link = prepared.connected(conn.qp);
         // A stranger waits for a reply, and gets one that it has not asked for.
         let refusal = Reply::failed(0, Errno::ACCESS).encode();
-        let _place = self.door.seat(entry, &mut link, &refusal)?;
+        let (tls, keeps) = (&self.config.tls, self.config.keeps.into());
+        let accepted = self
+            .door
+            .accept(&self.device, tls, (request, entry), keeps, &refusal);
+        let (mut link, _place, transport) = accepted?;
         self.events.connected(peer, transport);
         let began = Instant::now();
         let mut handles = Handles::new(&self.store, link.pd());
