@@ -45,7 +45,7 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         }
     }
     write(&lib.join("pkgconfig/exs.pc"), &pkg_config(&version))?;
-    let pages = manual(&root.join("libs/exs/man"), &dir.join("share/man"))?;
+    let pages = manual(&root.join("doors/libexs/man"), &dir.join("share/man"))?;
     Ok(format!(
         "{}: {} calls, {pages} manual pages",
         lib.join(full).display(),

@@ -18,7 +18,7 @@ pub(crate) struct Symbol {
     pub function: Option<String>,
 }
 
-/// Reads lines `VERSION NAME`, `VERSION NAME = FUNCTION`, `VERSION NAME@ = FUNCTION`, `VERSION + OTHER - NAME...`; see libs/ibverbs/symbols/ibverbs.
+/// Reads lines `VERSION NAME`, `VERSION NAME = FUNCTION`, `VERSION NAME@ = FUNCTION`, `VERSION + OTHER - NAME...`; see doors/libibverbs/symbols/ibverbs.
 pub(crate) fn parse(text: &str) -> Result<Vec<Symbol>, String> {
     let mut symbols: Vec<Symbol> = Vec::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {

@@ -29,7 +29,7 @@ const STANDS_FOR: [(&str, &str, &str); 2] = [
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     let root = library::root()?;
     let symbols = |of: &str| {
-        let path = root.join("libs/ibverbs/symbols").join(of);
+        let path = root.join("doors/libibverbs/symbols").join(of);
         library::parse(&read(&path)?).map_err(|error| format!("{}: {error}", path.display()))
     };
     let mut verbs = symbols("ibverbs")?;

@@ -56,7 +56,7 @@ fn the_page_has_the_settings_that_there_are() {
     let page = fs::read_to_string(tree().join("docs/verbs.md")).expect("the page");
     let (_, table) = page.split_once("\n## Settings\n").expect("the settings");
     let (table, _) = table.split_once("\n## ").expect("their end");
-    let verbs = fs::read_to_string(tree().join("crates/weft/src/cmd/verbs.rs"));
+    let verbs = fs::read_to_string(tree().join("weft/src/cmd/verbs.rs"));
     let verbs = verbs.expect("the command");
 
     let options = options(&verbs);
@@ -80,9 +80,9 @@ fn the_page_has_the_settings_that_there_are() {
     }
 
     let (mut libraries, mut all) = (verbs, String::new());
-    sources(&tree().join("abi/src/verbs"), &mut libraries);
-    sources(&tree().join("libs/sysfs/src"), &mut libraries);
-    for folder in ["abi", "crates", "libs"] {
+    sources(&tree().join("doors/abi/src/verbs"), &mut libraries);
+    sources(&tree().join("doors/libsysfs/src"), &mut libraries);
+    for folder in ["core", "doors", "servers", "apps", "weft"] {
         sources(&tree().join(folder), &mut all);
     }
     let named = between(table, '`', variable);

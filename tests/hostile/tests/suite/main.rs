@@ -1,4 +1,4 @@
-//! Hostile peers against programs on verbs, EXS and rsockets. (`weft cp --listen`, which begins with TLS, meets them in crates/weft/tests.)
+//! Hostile peers against programs on verbs, EXS and rsockets. (`weft cp --listen`, which begins with TLS, meets them in weft/tests.)
 //!
 //! For each attack: no byte changes but where the victim opened its memory, nothing waits longer than it is documented to, memory and descriptors stay
 //! bounded, honest peers of the same victim go on, and the victim lives.

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-const SCRIPT: &str = include_str!("../../../../crates/weft/src/dissector/weft.lua");
+const SCRIPT: &str = include_str!("../../../../weft/src/dissector/weft.lua");
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 const SYN: u8 = 2;
