@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use weft_report::size::parse_size;
-use weft_report::terminal::{in_locale, redraws, width};
+use weft_report::terminal::{in_locale, reading_width, redraws};
 use weft_service::endpoint::port::BLAST as DEFAULT_PORT;
 
 use crate::children::{Running, this_program};
@@ -276,7 +276,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn print(plan: &Plan, runs: &[Run]) {
-    let text = report(plan, runs).to_text(width(&io::stdout()));
+    let text = report(plan, runs).to_text(Some(reading_width(&io::stdout())));
     println!("{}", in_locale(&text));
 }
 

@@ -140,7 +140,7 @@ impl Output {
 
 /// Prints on standard output; a closed reader is not an error.
 fn print(report: &Report) -> Result<()> {
-    let text = report.to_text(terminal::width(&io::stdout()));
+    let text = report.to_text(Some(terminal::reading_width(&io::stdout())));
     match writeln!(io::stdout(), "{}", terminal::in_locale(&text)) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(BenchError::system("print")(error))

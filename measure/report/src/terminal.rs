@@ -14,6 +14,11 @@ pub fn width(out: &(impl AsFd + IsTerminal)) -> Option<u16> {
     Some(told).filter(|n| *n > 0).or_else(named).or(Some(80))
 }
 
+/// Columns for tables that people read: those of the terminal, and 120 in a file or a pipe. What programs read is JSON.
+pub fn reading_width(out: &(impl AsFd + IsTerminal)) -> u16 {
+    width(out).unwrap_or(120)
+}
+
 /// Whether written text can be overwritten: not in a file, and not on a terminal without escape sequences.
 pub fn redraws(out: &impl IsTerminal) -> bool {
     out.is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")

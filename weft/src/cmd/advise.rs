@@ -186,10 +186,10 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
         report.sections.push(nothing_seen(record));
     }
     if watched || args.json.as_deref() == Some(Path::new("-")) {
-        let text = report.to_text(terminal::width(&std::io::stderr()));
+        let text = report.to_text(Some(terminal::reading_width(&std::io::stderr())));
         let _ = writeln!(std::io::stderr(), "\n{}", terminal::in_locale(&text));
     } else {
-        let text = report.to_text(terminal::width(&std::io::stdout()));
+        let text = report.to_text(Some(terminal::reading_width(&std::io::stdout())));
         super::say(terminal::in_locale(&text));
     }
     if let Some(path) = &args.json {

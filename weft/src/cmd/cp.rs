@@ -69,6 +69,11 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = EXAMPLES,
+    // `requires` alone is not asked where the required option conflicts with what is there.
+    group(clap::ArgGroup::new("receiver")
+        .args(["bind", "open", "serve", "any_links", "attributes", "once", "max_senders", "authorized", "slots", "slot_len"])
+        .multiple(true)
+        .conflicts_with("paths")),
     override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] HOST[:PORT]:FILE... DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]]\n       weft cp --gen-key FILE"
 )]
 pub struct Args {
@@ -96,7 +101,6 @@ pub struct Args {
         long,
         value_name = "DIR",
         requires = "listen",
-        conflicts_with = "paths",
         help_heading = "Receiving"
     )]
     serve: Option<PathBuf>,
@@ -105,12 +109,7 @@ pub struct Args {
     any_links: bool,
     /// Give files the owners, special mode bits, ACLs and extended attributes that senders with --archive name. A sender can then leave
     /// programs here that run as others, as far as the listener's rights go
-    #[arg(
-        long,
-        requires = "listen",
-        conflicts_with = "paths",
-        help_heading = "Receiving"
-    )]
+    #[arg(long, requires = "listen", help_heading = "Receiving")]
     attributes: bool,
     /// Stop after the first sender, with its result as exit status
     #[arg(long, requires = "listen", help_heading = "Receiving")]
@@ -725,6 +724,46 @@ impl Progress for Show {
         match &self.bar {
             Some(bar) => bar.suspend(|| tell!("weft: {line}")),
             None => tell!("weft: {line}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::Args;
+
+    #[derive(Debug, Parser)]
+    struct Cp {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(args: &str) -> Result<Cp, clap::Error> {
+        Cp::try_parse_from(["cp"].into_iter().chain(args.split_whitespace()))
+    }
+
+    #[test]
+    fn options_of_a_receiver_are_refused_to_a_sender() {
+        for option in [
+            "--bind 127.0.0.1",
+            "--open",
+            "--serve /srv",
+            "--any-links",
+            "--attributes",
+            "--once",
+            "--max-senders 3",
+            "--authorized keys",
+            "--slots 4",
+            "--slot-len 4096",
+        ] {
+            assert!(
+                parse(&format!("--listen /tmp {option}")).is_ok(),
+                "{option}"
+            );
+            let error = parse(&format!("{option} file host:")).expect_err(option);
+            assert_eq!(error.exit_code(), 2, "{option}: {error}");
         }
     }
 }
