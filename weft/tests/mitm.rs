@@ -594,9 +594,7 @@ fn flips(stage: &Stage) {
     let sender = [
         0, 1, 3, 5, 9, 20, 60, 100, 200, 300, 400, 500, 700, 1_500, 9_000, 17_000, 300_000,
     ];
-    let receiver = [
-        0, 1, 5, 11, 44, 60, 100, 130, 140, 200, 300, 400, 500, 600, 700,
-    ];
+    let receiver = [0, 1, 5, 11, 44, 60, 100, 130, 140, 200, 300, 400, 500, 600];
     let all = sender.map(|at| (true, at)).into_iter();
     for (side, offset) in all.chain(receiver.map(|at| (false, at))) {
         let hit = Arc::new(AtomicBool::new(false));

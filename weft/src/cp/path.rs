@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 pub use weft_service::text::printable;
 
 /// The longest relative path in bytes (`PATH_MAX` less its NUL).
@@ -31,8 +33,17 @@ pub enum PathError {
 }
 
 /// A relative path that cannot express an escape: one or more components, none of them empty, `.` or `..`.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "&[u8]")]
 pub struct RelPath(Vec<u8>);
+
+impl TryFrom<&[u8]> for RelPath {
+    type Error = PathError;
+
+    fn try_from(bytes: &[u8]) -> Result<Self, PathError> {
+        Self::new(bytes)
+    }
+}
 
 impl RelPath {
     /// Checks `bytes` and takes them as a path.

@@ -1,10 +1,11 @@
 //! The control messages of `weft cp`: a pure codec, no I/O.
 //!
-//! `docs/spec/cp.md` draws every message. All integers are big-endian; reserved fields are zero and a
-//! decoder refuses anything else, so that a later version can give them a meaning. [`Message::decode`]
-//! takes arbitrary bytes from a hostile peer: it never panics and allocates no more than it was given.
+//! `docs/spec/cp.md` draws every message. A hello has a fixed form, which every version reads; the later messages are encoded by postcard.
+//! [`Message::decode`] takes arbitrary bytes from a hostile peer: it never panics, and the values that it returns are valid as documented here.
 
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 pub use super::path::{MAX_PATH, PathError, RelPath, printable};
 
@@ -14,11 +15,10 @@ mod hello;
 pub mod pack;
 
 pub use attributes::{Attributes, MAX_ATTRIBUTES, Meta, Xattr};
-use codec::{Reader, put_mtime};
 pub use hello::{Hello, Status};
 
 /// The protocol version that this program speaks.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// The beginning of the private data of both MPA start-up frames.
 pub const MAGIC: [u8; 8] = *b"weft-cp\0";
 /// Length of a [`Hello`] in bytes.
@@ -28,7 +28,7 @@ pub const HEADER_LEN: usize = 8;
 /// The longest explanation that travels with an error, in bytes.
 pub const MAX_TEXT: usize = 512;
 /// The longest message in bytes: a LINK with the longest path and target. A FILE with the longest attributes is shorter.
-pub const MAX_MESSAGE: usize = HEADER_LEN + 32 + 2 * MAX_PATH;
+pub const MAX_MESSAGE: usize = HEADER_LEN + 64 + 2 * MAX_PATH;
 /// Most entries (files, directories, links) and packs that may be without an answer.
 pub const WINDOW: usize = 64;
 /// Most files in a PACK.
@@ -60,19 +60,19 @@ pub type Digest = [u8; 16];
 /// Why bytes are not a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The message is shorter than its kind demands.
+    /// The hello or the header is cut short.
     #[error("the message is cut short")]
     Short,
     /// The message is longer than its fields.
     #[error("bytes follow the message")]
     Trailing,
+    /// No message of this protocol; also one with a path that could lead out of the directory.
+    #[error("no message of this protocol")]
+    Malformed,
     /// The length in the header is not the length received, or above [`MAX_MESSAGE`].
     #[error("the length field is wrong")]
     Length,
-    /// No such kind of message.
-    #[error("unknown kind of message {0}")]
-    Kind(u8),
-    /// A reserved field or flag is not zero.
+    /// A reserved field is not zero.
     #[error("a reserved field is not zero")]
     Reserved,
     /// The hello does not begin with [`MAGIC`].
@@ -81,94 +81,57 @@ pub enum DecodeError {
     /// A field's value is out of its bounds.
     #[error("the value of `{0}` is out of bounds")]
     Value(&'static str),
-    /// A path could lead out of the directory.
-    #[error("unsafe path: {0}")]
-    Path(PathError),
 }
 
 /// The result for an entry, or the reason why a connection is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u16)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Code {
     /// The entry has its final name.
-    Written = 0,
+    Written,
     /// The entry was there already and was to be left alone.
-    Kept = 1,
+    Kept,
     /// No space, or over quota.
-    NoSpace = 2,
+    NoSpace,
     /// No permission.
-    Permission = 3,
+    Permission,
     /// A file without write permission is there; `--force` replaces it.
-    ReadOnly = 4,
+    ReadOnly,
     /// A directory is in the way.
-    IsDirectory = 5,
+    IsDirectory,
     /// Something that is not a directory is in the way, or a symbolic link is on the path.
-    NotDirectory = 6,
+    NotDirectory,
     /// The name or path is not possible here.
-    BadPath = 7,
+    BadPath,
     /// A checksum did not match.
-    Corrupt = 8,
+    Corrupt,
     /// Another transfer of the same file is under way.
-    Busy = 9,
+    Busy,
     /// Another error of the file system.
-    Io = 10,
+    Io,
     /// The sender gave the entry up.
-    Abandoned = 11,
+    Abandoned,
     /// A symbolic link leads out of the receiver's directory, which it does not allow.
-    LinkOut = 12,
+    LinkOut,
     /// As [`Self::Written`], without some of the attributes.
-    Partly = 13,
+    Partly,
     /// The peer's proof of the key was wrong.
-    KeyWrong = 64,
+    KeyWrong,
     /// The peer broke the protocol.
-    Violation = 65,
+    Violation,
     /// The peer is going away.
-    Going = 66,
+    Going,
     /// The peer ran out of memory or descriptors for this connection.
-    Resources = 67,
+    Resources,
     /// As [`Status::Stranger`], found out later.
-    Stranger = 68,
+    Stranger,
     /// As many senders are served as may be.
-    Full = 69,
+    Full,
     /// The responder gives no files.
-    NotServed = 70,
-}
-
-impl Code {
-    const ALL: [Self; 21] = [
-        Self::Written,
-        Self::Kept,
-        Self::NoSpace,
-        Self::Permission,
-        Self::ReadOnly,
-        Self::IsDirectory,
-        Self::NotDirectory,
-        Self::BadPath,
-        Self::Corrupt,
-        Self::Busy,
-        Self::Io,
-        Self::Abandoned,
-        Self::LinkOut,
-        Self::Partly,
-        Self::KeyWrong,
-        Self::Violation,
-        Self::Going,
-        Self::Resources,
-        Self::Stranger,
-        Self::Full,
-        Self::NotServed,
-    ];
-
-    fn from_u16(v: u16) -> Result<Self, DecodeError> {
-        Self::ALL
-            .into_iter()
-            .find(|c| *c as u16 == v)
-            .ok_or(DecodeError::Value("code"))
-    }
+    NotServed,
 }
 
 /// Flags of a FILE or LINK message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct FileFlags {
     /// The file fits one slot and the sender continues without waiting for an OFFER.
     pub no_wait: bool,
@@ -180,26 +143,8 @@ pub struct FileFlags {
     pub sync: bool,
 }
 
-impl FileFlags {
-    fn code(self) -> u16 {
-        u16::from(self.no_wait)
-            | u16::from(self.no_clobber) << 1
-            | u16::from(self.force) << 2
-            | u16::from(self.sync) << 3
-    }
-
-    fn from_u16(v: u16) -> Self {
-        Self {
-            no_wait: v & 1 != 0,
-            no_clobber: v & 2 != 0,
-            force: v & 4 != 0,
-            sync: v & 8 != 0,
-        }
-    }
-}
-
 /// A modification time: seconds since 1970 and nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Mtime {
     /// Seconds since 1970-01-01 00:00 UTC.
     pub secs: i64,
@@ -208,7 +153,7 @@ pub struct Mtime {
 }
 
 /// A file about to be sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileSpec {
     /// How to treat it.
     pub flags: FileFlags,
@@ -225,7 +170,7 @@ pub struct FileSpec {
 }
 
 /// A piece of a block that is no hole.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Where it begins in the block.
     pub at: u32,
@@ -234,7 +179,7 @@ pub struct Extent {
 }
 
 /// A file's length and time: which version of it this is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// Length in bytes.
     pub size: u64,
@@ -243,7 +188,7 @@ pub struct Version {
 }
 
 /// A name in an ASK.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
     /// The name.
     pub path: RelPath,
@@ -252,30 +197,20 @@ pub struct Asked {
 }
 
 /// What the receiver has of a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Held {
     /// Nothing.
-    Nothing = 0,
+    Nothing,
     /// A file, a link or something else.
-    Other = 1,
+    Other,
     /// A file of the version that the ASK has.
-    Same = 2,
+    Same,
     /// A directory.
-    Directory = 3,
-}
-
-impl Held {
-    fn from_u8(v: u8) -> Result<Self, DecodeError> {
-        let all = [Self::Nothing, Self::Other, Self::Same, Self::Directory];
-        all.get(usize::from(v))
-            .copied()
-            .ok_or(DecodeError::Value("held"))
-    }
+    Directory,
 }
 
 /// The region of a receiver's ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RingAdvert {
     /// Number of slots.
     pub slots: u16,
@@ -288,7 +223,7 @@ pub struct RingAdvert {
 }
 
 /// What of the sources is sent.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct What {
     /// The content of directories.
     pub recursive: bool,
@@ -299,28 +234,18 @@ pub struct What {
 }
 
 /// The subject of a notice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u16)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum About {
     /// Something is left out.
-    LeftOut = 0,
+    LeftOut,
     /// Something cannot be sent.
-    Error = 1,
+    Error,
     /// What would be done, in a dry run.
-    Plan = 2,
-}
-
-impl About {
-    fn from_u16(v: u16) -> Result<Self, DecodeError> {
-        let all = [Self::LeftOut, Self::Error, Self::Plan];
-        all.get(usize::from(v))
-            .copied()
-            .ok_or(DecodeError::Value("notice"))
-    }
+    Plan,
 }
 
 /// What an initiator fetches.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fetch {
     /// Treatment of files that the initiator has; `no_wait` is zero.
     pub flags: FileFlags,
@@ -346,13 +271,13 @@ impl Fetch {
             .iter()
             .flatten()
             .map(|path| path.as_bytes().len());
-        let bytes: usize = lengths.sum::<usize>() + 2 * self.paths.len();
-        (1..=FETCH_NAMES).contains(&self.paths.len()) && HEADER_LEN + 40 + bytes <= MAX_MESSAGE
+        let bytes: usize = lengths.sum::<usize>() + 3 * self.paths.len();
+        (1..=FETCH_NAMES).contains(&self.paths.len()) && HEADER_LEN + 48 + bytes <= MAX_MESSAGE
     }
 }
 
 /// One control message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// Initiator's first message: its receives and its proof (zero without a key).
     Start {
@@ -379,6 +304,7 @@ pub enum Message {
         /// Why.
         code: Code,
         /// One sentence for a human.
+        #[serde(with = "codec::text")]
         text: String,
     },
     /// A file begins.
@@ -467,6 +393,7 @@ pub enum Message {
         /// Outcome.
         code: Code,
         /// One sentence for a human, empty with [`Code::Written`].
+        #[serde(with = "codec::text")]
         text: String,
     },
     /// Make a directory (`leave` false), or set its mode and time once its content is there (`leave` true).
@@ -541,6 +468,7 @@ pub enum Message {
         /// What it is about.
         about: About,
         /// One sentence for a human.
+        #[serde(with = "codec::text")]
         text: String,
     },
     /// Only credits, or a sign of life.
@@ -553,35 +481,6 @@ pub enum Message {
 }
 
 impl Message {
-    fn kind(&self) -> u8 {
-        match self {
-            Self::Start { .. } => 1,
-            Self::Ready { .. } => 2,
-            Self::Refuse { .. } => 3,
-            Self::File { .. } => 4,
-            Self::Offer { .. } => 5,
-            Self::From { .. } => 6,
-            Self::Block { .. } => 7,
-            Self::Free { .. } => 8,
-            Self::End { .. } => 9,
-            Self::Abandon { .. } => 10,
-            Self::Result { .. } => 11,
-            Self::Directory { .. } => 12,
-            Self::Link { .. } => 13,
-            Self::Credit => 14,
-            Self::Done { .. } => 15,
-            Self::Pack { .. } => 16,
-            Self::Packed { .. } => 17,
-            Self::Ask { .. } => 18,
-            Self::Held { .. } => 19,
-            Self::Sparse { .. } => 20,
-            Self::Hole { .. } => 21,
-            Self::HardLink { .. } => 22,
-            Self::Fetch(_) => 23,
-            Self::Notice { .. } => 24,
-        }
-    }
-
     /// The slot that comes with it, and the number of bytes in it.
     pub fn filled(&self) -> Option<(u16, u32)> {
         match self {
@@ -591,16 +490,6 @@ impl Message {
             }
             Self::Hole { slot, .. } => Some((*slot, 0)),
             _ => None,
-        }
-    }
-
-    /// The whole length of a message, from the first [`HEADER_LEN`] bytes of it.
-    pub fn length(header: [u8; HEADER_LEN]) -> Result<usize, DecodeError> {
-        let len = u32::from_be_bytes([header[4], header[5], header[6], header[7]]) as usize;
-        if (HEADER_LEN..=MAX_MESSAGE).contains(&len) {
-            Ok(len)
-        } else {
-            Err(DecodeError::Length)
         }
     }
 }

@@ -1,14 +1,16 @@
 //! What an archive keeps of a file beside its content, its permission bits and its time.
 
-use super::{DecodeError, Mtime, Reader};
+use serde::{Deserialize, Serialize};
 
-/// The longest [`Attributes`] in bytes, encoded.
+use super::{DecodeError, Mtime};
+
+/// The longest [`Attributes`] in bytes, encoded, where each length and number takes as many as it can.
 pub const MAX_ATTRIBUTES: usize = 4000;
-/// Bytes of owner and group.
-const OWNER: usize = 8;
+/// Bytes of owner, group and the number of extended attributes.
+const OWNER: usize = 12;
 
 /// An extended attribute.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Xattr {
     /// Its name, 1 to 255 bytes without a NUL.
     pub name: Vec<u8>,
@@ -17,7 +19,7 @@ pub struct Xattr {
 }
 
 /// Owner and extended attributes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
     /// The owner's number, not `u32::MAX`.
     pub uid: u32,
@@ -41,14 +43,31 @@ impl Attributes {
     fn len(&self) -> usize {
         OWNER + self.xattrs.iter().map(xattr_len).sum::<usize>()
     }
+
+    /// Whether its values can be.
+    pub(super) fn check(&self) -> Result<(), DecodeError> {
+        // For the kernel `u32::MAX` is "leave it as it is".
+        if self.uid == u32::MAX || self.gid == u32::MAX {
+            return Err(DecodeError::Value("owner"));
+        }
+        if self.len() > MAX_ATTRIBUTES {
+            return Err(DecodeError::Value("attributes"));
+        }
+        let is_name = |name: &[u8]| (1..=255).contains(&name.len()) && !name.contains(&0);
+        if self.xattrs.iter().all(|xattr| is_name(&xattr.name)) {
+            Ok(())
+        } else {
+            Err(DecodeError::Value("attribute's name"))
+        }
+    }
 }
 
 fn xattr_len(xattr: &Xattr) -> usize {
-    3 + xattr.name.len() + xattr.value.len()
+    4 + xattr.name.len() + xattr.value.len()
 }
 
 /// What a file, a directory or a link has beside its content.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Meta {
     /// Permission bits with set-user-ID, set-group-ID and sticky, 0 to 0o7777.
     pub mode: u32,
@@ -59,49 +78,8 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Length of the attributes in bytes, 0 without.
-    pub(super) fn attributes_len(&self) -> u16 {
-        self.attributes.as_ref().map_or(0, |a| a.len() as u16)
+    /// Length of the attributes in bytes, at most; 0 without.
+    pub(super) fn attributes_len(&self) -> usize {
+        self.attributes.as_ref().map_or(0, Attributes::len)
     }
-
-    pub(super) fn put_attributes(&self, out: &mut Vec<u8>) {
-        let Some(attributes) = &self.attributes else {
-            return;
-        };
-        out.extend(attributes.uid.to_be_bytes());
-        out.extend(attributes.gid.to_be_bytes());
-        for Xattr { name, value } in &attributes.xattrs {
-            out.push(name.len() as u8);
-            out.extend((value.len() as u16).to_be_bytes());
-            out.extend(name);
-            out.extend(value);
-        }
-    }
-}
-
-/// Reads `len` bytes of attributes.
-pub(super) fn read(r: &mut Reader<'_>, len: u16) -> Result<Option<Attributes>, DecodeError> {
-    let len = usize::from(len);
-    if len > MAX_ATTRIBUTES {
-        return Err(DecodeError::Value("attributes"));
-    }
-    if len == 0 {
-        return Ok(None);
-    }
-    let mut r = Reader(r.bytes(len)?);
-    let (uid, gid) = (r.u32()?, r.u32()?);
-    // For the kernel this is "leave it as it is".
-    if uid == u32::MAX || gid == u32::MAX {
-        return Err(DecodeError::Value("owner"));
-    }
-    let mut xattrs = Vec::new();
-    while r.end().is_err() {
-        let (name, value) = (usize::from(r.u8()?), usize::from(r.u16()?));
-        let (name, value) = (r.bytes(name)?.to_vec(), r.bytes(value)?.to_vec());
-        if name.is_empty() || name.contains(&0) {
-            return Err(DecodeError::Value("attribute's name"));
-        }
-        xattrs.push(Xattr { name, value });
-    }
-    Ok(Some(Attributes { uid, gid, xattrs }))
 }

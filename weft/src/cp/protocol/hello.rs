@@ -1,6 +1,6 @@
 //! The hellos: the private data of the MPA start-up frames.
 
-use super::{DecodeError, HELLO_LEN, MAGIC, PROOF_LEN, Reader, VERSION};
+use super::{DecodeError, HELLO_LEN, MAGIC, PROOF_LEN, VERSION};
 
 /// A responder's answer to a hello, in the reply's private data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,12 +59,19 @@ impl Hello {
 
     /// Reads a hello. One of another version is read as far as every version agrees: magic, version, status.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = Reader(bytes);
-        if r.bytes(8).ok() != Some(&MAGIC[..]) {
+        let Some((fields, rest)) = bytes.split_first_chunk::<12>() else {
+            return Err(if bytes.starts_with(&MAGIC) {
+                DecodeError::Short
+            } else {
+                DecodeError::Magic
+            });
+        };
+        if !fields.starts_with(&MAGIC) {
             return Err(DecodeError::Magic);
         }
-        let version = r.u16()?;
-        let status = match r.u16()? {
+        let number = |at| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let version = number(8);
+        let status = match number(10) {
             0 => Status::Ok,
             1 => Status::Version,
             2 => Status::Busy,
@@ -81,10 +88,16 @@ impl Hello {
                 nonce: [0; PROOF_LEN],
             });
         }
-        let key = r.flags(1)? == 1;
-        r.zero(2)?;
-        let nonce = r.array()?;
-        r.end()?;
+        let (flags, nonce) = rest.split_first_chunk().ok_or(DecodeError::Short)?;
+        let key = match *flags {
+            [0, 0, 0, 0] => false,
+            [0, 1, 0, 0] => true,
+            _ => return Err(DecodeError::Reserved),
+        };
+        let nonce = nonce.try_into().map_err(|_| match nonce.len() {
+            ..PROOF_LEN => DecodeError::Short,
+            _ => DecodeError::Trailing,
+        })?;
         Ok(Self {
             version,
             status,

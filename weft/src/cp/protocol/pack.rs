@@ -1,90 +1,96 @@
 //! Many small things at once: files in a slot, names in an ASK.
 //!
-//! A pack is a slot full of records, one behind the other: 40 bytes, the path, attributes and the content. What is read here has been copied out of the
+//! A pack is a slot full of records, one behind the other: what is said of a file, and its content. What is read here has been copied out of the
 //! slot, and its digest is right; the peer that made it may still have meant harm.
 
+use serde::{Deserialize, Serialize};
+
 use super::{
-    ASK_NAMES, Asked, DecodeError, FileFlags, FileSpec, HEADER_LEN, Held, MAX_MESSAGE, Meta,
-    Reader, RelPath, Version, attributes, put_mtime,
+    ASK_NAMES, Asked, DecodeError, Digest, FileFlags, FileSpec, HEADER_LEN, MAX_MESSAGE, Meta,
+    RelPath, Version,
 };
 
-/// Bytes of a record before its path.
-const RECORD: usize = 40;
-/// Bytes of an ASK before its first name.
+/// Bytes of a record without its path, attributes and content, at most.
+const RECORD: usize = 48;
+/// Bytes of an ASK without its names, at most.
 const ASK_HEADER: usize = HEADER_LEN + 4;
-/// Bytes of a name before its path, and of its version.
-const NAME: usize = 4;
-const VERSION: usize = 20;
+/// Bytes of a name without its path, and of its version, at most.
+const NAME: usize = 3;
+const VERSION: usize = 25;
 
-/// The space of a file in a pack.
+/// What comes before the content of a file.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    flags: FileFlags,
+    meta: Meta,
+    size: u32,
+    source: Digest,
+    path: RelPath,
+}
+
+/// The space of a file in a pack, at most.
 pub fn record_len(spec: &FileSpec) -> u64 {
-    let header = RECORD + spec.path.as_bytes().len();
-    header as u64 + u64::from(spec.meta.attributes_len()) + spec.size
+    let header = RECORD + spec.path.as_bytes().len() + spec.meta.attributes_len();
+    header as u64 + spec.size
 }
 
 /// The bytes before the contents of a file; `None` for a file that is too long for a pack.
 pub fn record(spec: &FileSpec) -> Option<Vec<u8>> {
-    let path = spec.path.as_bytes();
-    let mut out = Vec::with_capacity(RECORD + path.len());
-    let flags = FileFlags {
-        no_wait: false,
-        ..spec.flags
+    let record = Record {
+        flags: FileFlags {
+            no_wait: false,
+            ..spec.flags
+        },
+        meta: spec.meta.clone(),
+        size: u32::try_from(spec.size).ok()?,
+        source: spec.source,
+        path: spec.path.clone(),
     };
-    out.extend(flags.code().to_be_bytes());
-    out.extend((spec.meta.mode as u16).to_be_bytes());
-    put_mtime(&mut out, spec.meta.mtime);
-    out.extend(u32::try_from(spec.size).ok()?.to_be_bytes());
-    out.extend((path.len() as u16).to_be_bytes());
-    out.extend(spec.meta.attributes_len().to_be_bytes());
-    out.extend(spec.source);
-    out.extend(path);
-    spec.meta.put_attributes(&mut out);
-    Some(out)
+    postcard::to_allocvec(&record).ok()
 }
 
 /// Reads the files of a pack.
-pub struct Records<'a>(Reader<'a>);
+pub struct Records<'a>(&'a [u8]);
 
 impl<'a> Records<'a> {
     /// Of the bytes of a slot.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self(Reader(bytes))
+        Self(bytes)
     }
 
     /// The next file, and its content.
     pub fn read(&mut self) -> Result<(FileSpec, &'a [u8]), DecodeError> {
-        let r = &mut self.0;
-        let flags = FileFlags {
-            no_wait: true,
-            ..FileFlags::from_u16(r.flags(0b1110)?)
-        };
-        let mode = r.mode()?;
-        let mtime = r.mtime()?;
-        let size = r.u32()?;
-        let path = usize::from(r.u16()?);
-        let attributes = r.u16()?;
-        let source = r.array()?;
-        let path = RelPath::new(r.bytes(path)?).map_err(DecodeError::Path)?;
-        let meta = Meta {
-            mode,
-            mtime,
-            attributes: attributes::read(r, attributes)?,
-        };
-        let content = r.bytes(size as usize)?;
+        let read = postcard::take_from_bytes::<Record>(self.0);
+        let (record, rest) = read.map_err(|_| DecodeError::Malformed)?;
+        let content = rest.split_at_checked(record.size as usize);
+        let (content, rest) = content.ok_or(DecodeError::Short)?;
+        if record.flags.no_wait {
+            return Err(DecodeError::Value("flags"));
+        }
+        let size = u64::from(record.size);
         let spec = FileSpec {
-            flags,
-            meta,
-            size: size.into(),
-            room: size.into(),
-            source,
-            path,
+            flags: FileFlags {
+                no_wait: true,
+                ..record.flags
+            },
+            meta: record.meta,
+            size,
+            room: size,
+            source: record.source,
+            path: record.path,
         };
+        spec.check()?;
+        self.0 = rest;
         Ok((spec, content))
     }
 
     /// Nothing may follow.
     pub fn end(&self) -> Result<(), DecodeError> {
-        self.0.end()
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(DecodeError::Trailing)
+        }
     }
 }
 
@@ -112,59 +118,6 @@ impl Names {
     pub fn take(self) -> Vec<Asked> {
         self.names
     }
-}
-
-pub(super) fn put_names(out: &mut Vec<u8>, names: &[Asked]) {
-    out.extend((names.len() as u16).to_be_bytes());
-    out.extend([0; 2]);
-    for Asked { path, version } in names {
-        out.extend((path.as_bytes().len() as u16).to_be_bytes());
-        out.extend(u16::from(version.is_some()).to_be_bytes());
-        if let Some(version) = version {
-            put_mtime(out, version.mtime);
-            out.extend(version.size.to_be_bytes());
-        }
-        out.extend(path.as_bytes());
-    }
-}
-
-fn number_of_names(r: &mut Reader<'_>) -> Result<usize, DecodeError> {
-    let count = usize::from(r.u16()?);
-    r.zero(2)?;
-    if (1..=ASK_NAMES).contains(&count) {
-        Ok(count)
-    } else {
-        Err(DecodeError::Value("names"))
-    }
-}
-
-pub(super) fn names(r: &mut Reader<'_>) -> Result<Vec<Asked>, DecodeError> {
-    let count = number_of_names(r)?;
-    let name = |_| {
-        let len = usize::from(r.u16()?);
-        let version = if r.flags(1)? == 1 {
-            let mtime = r.mtime()?;
-            let size = r.size()?;
-            Some(Version { size, mtime })
-        } else {
-            None
-        };
-        let path = RelPath::new(r.bytes(len)?).map_err(DecodeError::Path)?;
-        Ok(Asked { path, version })
-    };
-    (0..count).map(name).collect()
-}
-
-pub(super) fn put_held(out: &mut Vec<u8>, held: &[Held]) {
-    out.extend((held.len() as u16).to_be_bytes());
-    out.extend([0; 2]);
-    out.extend(held.iter().map(|&held| held as u8));
-}
-
-pub(super) fn held(r: &mut Reader<'_>) -> Result<Vec<Held>, DecodeError> {
-    let count = number_of_names(r)?;
-    let bytes = r.bytes(count)?;
-    bytes.iter().map(|&held| Held::from_u8(held)).collect()
 }
 
 #[cfg(test)]
@@ -200,7 +153,7 @@ mod tests {
             let before = bytes.len() as u64;
             bytes.extend(record(&spec).unwrap());
             bytes.extend(content);
-            assert_eq!(bytes.len() as u64 - before, record_len(&spec));
+            assert!(bytes.len() as u64 - before <= record_len(&spec));
         }
         let mut records = Records::new(&bytes);
         for (path, content) in files {
@@ -209,7 +162,7 @@ mod tests {
         }
         assert_eq!(records.end(), Ok(()));
         // Cut anywhere, the last one is missing.
-        for cut in 1..=RECORD + 6 {
+        for cut in 1..=record(&spec("d/e/f", 1)).unwrap().len() {
             let mut records = Records::new(&bytes[..bytes.len() - cut]);
             assert!(records.read().is_ok() && records.read().is_ok());
             assert!(records.read().is_err());
@@ -219,11 +172,11 @@ mod tests {
     #[test]
     fn a_path_in_a_pack_is_checked_as_any_other() {
         let mut bytes = record(&spec("xx/f", 0)).unwrap();
-        bytes[RECORD..RECORD + 2].copy_from_slice(b"..");
-        assert!(matches!(
-            Records::new(&bytes).read(),
-            Err(DecodeError::Path(_))
-        ));
+        assert!(Records::new(&bytes).read().is_ok());
+        let path = bytes.len() - 4;
+        bytes[path..path + 2].copy_from_slice(b"..");
+        let read = Records::new(&bytes).read();
+        assert_eq!(read, Err(DecodeError::Malformed));
         assert_eq!(record(&spec("f", 1 << 32)), None);
     }
 
@@ -231,7 +184,7 @@ mod tests {
     fn names_fill_a_message_and_no_more() {
         let long = RelPath::new("x".repeat(200).as_bytes()).unwrap();
         let short = RelPath::new(b"x").unwrap();
-        for (path, most) in [(long, MAX_MESSAGE / 224), (short, MAX_MESSAGE / 25)] {
+        for (path, most) in [(long, MAX_MESSAGE / 228), (short, MAX_MESSAGE / 29)] {
             let (size, mtime) = (7, Mtime { secs: 1, nanos: 2 });
             let version = Some(Version { size, mtime });
             let mut names = Names::default();
