@@ -1,4 +1,4 @@
-//! Decision pages have one form, and the index in ARCHITECTURE.md lists them all.
+//! Decision pages have one form, and the index in docs/adr/README.md lists them all.
 
 /// The sections that a page may have, in this order. The second one is mandatory.
 const SECTIONS: [&str; 6] = [
@@ -30,8 +30,8 @@ pub(crate) fn check(name: &str, text: &str, index: &str) -> Vec<String> {
             "the sections {sections:?} have to be of {SECTIONS:?}, in this order, with 'Decision'"
         ));
     }
-    if !index.contains(&format!("(docs/adr/{name})")) {
-        problems.push("ARCHITECTURE.md does not list it".into());
+    if !index.contains(&format!("({name})")) {
+        problems.push("README.md does not list it".into());
     }
     let named = |problem| format!("docs/adr/{name}: {problem}");
     problems.into_iter().map(named).collect()
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn the_form_of_a_page() {
-        let index = "| [0001](docs/adr/0001-a.md) | why a |";
+        let index = "| [0001](0001-a.md) | why a |";
         let page = "# 0001: A\n\nStatus: accepted.\n\n## Question\n\n## Decision\n\n### Why\n\n## Alternatives\n";
         assert!(check("0001-a.md", page, index).is_empty());
         for (bad, said) in [

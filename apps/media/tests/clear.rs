@@ -1,4 +1,4 @@
-//! Movies over TCP in the clear, where the socket takes the pages of frozen memory (docs/adr/0034), beside those by shared memory.
+//! Movies over TCP in the clear, where the socket takes the pages of frozen memory, beside those by shared memory.
 
 use std::fs::File;
 use std::net::SocketAddr;

@@ -10,7 +10,7 @@ const SPINS: u32 = 128;
 const YIELDS: u32 = 32;
 /// Pauses before [`Word::try_begin_soon`] tries again, first and maximum: one to five microseconds. Meanwhile the word, and the data that the
 /// lock guards, stay in the cache of the other processor, which makes many short holds in that time. If each hold moved them from one processor
-/// to the other, it would take several times as long (docs/figures/floor.md).
+/// to the other, it would take several times as long (papers/results/floor.md).
 const FIRST_BACKOFF: u32 = 32;
 const MOST_BACKOFF: u32 = 128;
 /// The number of attempts.

@@ -1,4 +1,4 @@
-//! How long a connection between two processes of one host takes to make (docs/figures/floor.md): with a device and a protection domain of
+//! How long a connection between two processes of one host takes to make (papers/results/floor.md): with a device and a protection domain of
 //! its own each time, or with those of the connections before it.
 //!
 //! `connects fresh|kept [COUNT]`: prints the medians, in microseconds, of opening the objects and of connecting.

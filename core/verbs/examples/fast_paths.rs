@@ -1,5 +1,5 @@
 //! One operation of shared memory, again and again, both ends in this thread: for counting what it costs in instructions, which does not
-//! depend on what else the machine does (docs/figures/floor.md says how).
+//! depend on what else the machine does (papers/results/floor.md says how).
 //!
 //! `fast_paths write|one|list|send|empty COUNT [REPEAT]` (`one`: an unsignaled Write; `list`: 16 Writes posted at once): the operations are between two calls of `getppid`.
 

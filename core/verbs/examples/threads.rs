@@ -1,4 +1,4 @@
-//! Signaled 64 B Writes over shared memory by several threads, both ends in this process (docs/figures/floor.md): each thread with a queue
+//! Signaled 64 B Writes over shared memory by several threads, both ends in this process (papers/results/floor.md): each thread with a queue
 //! pair and a completion queue of its own, or all of them on one queue pair.
 //!
 //! `threads own|shared THREADS [SECONDS]`: prints million Writes a second.

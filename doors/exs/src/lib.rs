@@ -35,6 +35,10 @@
 //! ```
 #![forbid(unsafe_code)]
 
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/exs.md")]
+struct Page;
+
 mod bell;
 mod context;
 mod driver;

@@ -200,7 +200,7 @@ fn the_calls_do_what_the_pages_say() {
     good(command(&program).env("WEFT_LOCAL", "off")); // and over TCP
 }
 
-/// The program that docs/figures/floor.md measures: the same source for plain sockets and for EXS; only the names of the calls differ.
+/// The program that papers/results/floor.md measures: the same source for plain sockets and for EXS; only the names of the calls differ.
 #[test]
 fn a_poll_server_is_ported_by_the_names_of_its_calls() {
     let source = root().join("doors/libexs/tests/poll_server.c");

@@ -1,6 +1,6 @@
 /*
  * Measures a poll server: the server waits for its clients in poll(), and one client blocks; 64 B each way. The same source is built
- * twice: with -DPLAIN on plain sockets, otherwise on EXS. Only the names of the calls differ (docs/figures/floor.md).
+ * twice: with -DPLAIN on plain sockets, otherwise on EXS. Only the names of the calls differ (papers/results/floor.md).
  *
  *     poll_server [ROUNDS] [IDLE]     prints the median round trip in microseconds; IDLE more clients stay silent
  */

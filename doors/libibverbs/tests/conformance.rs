@@ -94,7 +94,7 @@ fn function(file: &str, name: &str) -> Option<String> {
 /// Each row of the table of limits names the tests that meet them, and the errors in the row occur in those tests.
 #[test]
 fn each_limit_of_the_page_is_met_by_a_test() {
-    let page = std::fs::read_to_string(root().join("docs/verbs.md")).unwrap();
+    let page = std::fs::read_to_string(root().join("docs/verbs-reference.md")).unwrap();
     let table = page.split_once("| | error | met by |\n|---|---|---|\n");
     let (table, _) = table
         .and_then(|(_, rest)| rest.split_once("\n\n"))
@@ -130,13 +130,13 @@ fn the_page_says_what_each_device_can_do() {
     };
     let rows = text(&good(&mut run(dist.path(), &program)));
     let table = format!("| | `weft0` | `weft_ib0` |\n|---|---|---|\n{rows}");
-    let page = root().join("docs/verbs.md");
+    let page = root().join("docs/verbs-reference.md");
     let said = std::fs::read_to_string(&page).unwrap();
     let (before, rest) = said.split_once(BEGIN).expect("the table of calls");
     let (old, after) = rest.split_once(END).expect("its end");
     if std::env::var_os("WEFT_BLESS").is_some() {
         std::fs::write(&page, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
     } else {
-        assert_eq!(table, old, "docs/verbs.md: WEFT_BLESS=1 writes it");
+        assert_eq!(table, old, "docs/verbs-reference.md: WEFT_BLESS=1 writes it");
     }
 }

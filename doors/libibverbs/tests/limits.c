@@ -1,5 +1,5 @@
 /*
- * Rows of docs/verbs.md's table of limits that no other test here meets. Arguments: names of cases to run; none: all. The exit status is the
+ * Rows of docs/verbs-reference.md's table of limits that no other test here meets. Arguments: names of cases to run; none: all. The exit status is the
  * number of failures.
  */
 #define _GNU_SOURCE

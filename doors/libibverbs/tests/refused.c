@@ -1,4 +1,4 @@
-/* What the devices can do and cannot: for each call a line `CALL | weft0 | weft_ib0` of docs/verbs.md, with the errno or "yes". */
+/* What the devices can do and cannot: for each call a line `CALL | weft0 | weft_ib0` of docs/verbs-reference.md, with the errno or "yes". */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -342,7 +342,7 @@ impl Drop for Running {
 /// A program that has ended.
 #[derive(Debug, Clone)]
 pub struct Done {
-    /// Its entry in the table of docs/verbs.md.
+    /// Its entry in the table of docs/verbs-reference.md.
     ran: Option<Ran>,
     shown: String,
     status: ExitStatus,
@@ -373,7 +373,7 @@ impl Done {
         self.works()
     }
 
-    /// Marks its work as done, whatever its exit status is: the table in docs/verbs.md must say so.
+    /// Marks its work as done, whatever its exit status is: the table in docs/verbs-reference.md must say so.
     ///
     /// # Panics
     /// When it does not.

@@ -1,4 +1,4 @@
-//! The table of programs in docs/verbs.md, which the tests write. A program that a test has seen do its work must have a mark there for the device and the
+//! The table of programs in docs/verbs-reference.md, which the tests write. A program that a test has seen do its work must have a mark there for the device and the
 //! carrier, or the test fails. With `WEFT_BLESS=1` the tests set the marks instead. To make the table anew, remove the marks first.
 
 use std::fmt::Write as _;
@@ -168,7 +168,7 @@ impl Ran {
         let name = PROGRAMS[self.program].name;
         assert!(
             blesses(),
-            "docs/verbs.md does not say that {name} works on {:?} (WEFT_BLESS=1 writes it)",
+            "docs/verbs-reference.md does not say that {name} works on {:?} (WEFT_BLESS=1 writes it)",
             self.marks
         );
         let _lock = lock();
@@ -183,7 +183,7 @@ fn blesses() -> bool {
 }
 
 fn document() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verbs.md")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verbs-reference.md")
 }
 
 /// Tests run side by side, also in several processes: only one writes at a time.
@@ -205,7 +205,7 @@ struct Table {
 
 impl Table {
     fn read() -> Table {
-        let text = fs::read_to_string(document()).expect("docs/verbs.md");
+        let text = fs::read_to_string(document()).expect("docs/verbs-reference.md");
         let (before, rest) = text.split_once(BEGIN).expect("the table of programs");
         let (old, after) = rest.split_once(END).expect("its end");
         let marks = |program: &Program| {
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(
             table.show(),
             table.text,
-            "docs/verbs.md: WEFT_BLESS=1 writes it"
+            "docs/verbs-reference.md: WEFT_BLESS=1 writes it"
         );
         let never: Vec<&str> = PROGRAMS
             .iter()

@@ -1,4 +1,4 @@
-//! The files about the devices as a tree in a folder, for programs that read `/sys/class/infiniband` and `/dev/infiniband` themselves (docs/adr/0024). The
+//! The files about the devices as a tree in a folder, for programs that read `/sys/class/infiniband` and `/dev/infiniband` themselves. The
 //! layout is the kernel's for a PCI device: the folders below `/sys/class` hold links to the device's folder below its parent.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};

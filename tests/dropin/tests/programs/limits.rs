@@ -1,10 +1,10 @@
-//! Rows of docs/verbs.md's table of limits that Debian's programs can show: the row names the error, and the program meets it.
+//! Rows of docs/verbs-reference.md's table of limits that Debian's programs can show: the row names the error, and the program meets it.
 
 use weft_dropin::{Weft, have};
 
 /// The row of the table that begins with this.
 fn row(begin: &str) -> String {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/verbs.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/verbs-reference.md");
     let page = std::fs::read_to_string(page).unwrap();
     let start = format!("| {begin}");
     let row = page.lines().find(|line| line.starts_with(&start));

@@ -1,6 +1,6 @@
 //! pyverbs: rdma-core's own tests of the verbs, from Python, on both devices.
 //!
-//! `docs/verbs.md` has the table of passing tests, and the list of tests that may fail, with the reasons. This test fails when an unlisted test fails, when a
+//! `docs/verbs-reference.md` has the table of passing tests, and the list of tests that may fail, with the reasons. This test fails when an unlisted test fails, when a
 //! listed test passes, and when fewer tests pass than the table says. `WEFT_BLESS=1` writes the table anew.
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ const END: &str = "<!-- pyverbs: end -->";
 const LIMIT: Duration = Duration::from_mins(1);
 
 fn document() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verbs.md")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verbs-reference.md")
 }
 
 /// The tests, unpacked.
@@ -161,7 +161,7 @@ fn pyverbs() {
                     "ok" if allowed.names(device, &test) => {
                         let _ = writeln!(
                             problems,
-                            "{device}: {test} passes, and docs/verbs.md lists it as failing"
+                            "{device}: {test} passes, and docs/verbs-reference.md lists it as failing"
                         );
                     }
                     "skip" => *reasons.entry((device, reason)).or_default() += 1,
@@ -187,7 +187,7 @@ fn pyverbs() {
             })
             .unwrap_or_default();
         if then.len() == 6 && (counts[0] < then[0] || counts[3] < then[3]) {
-            let _ = writeln!(problems, "fewer tests pass than docs/verbs.md says: {now}");
+            let _ = writeln!(problems, "fewer tests pass than docs/verbs-reference.md says: {now}");
         }
         table += &now;
         sums.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);

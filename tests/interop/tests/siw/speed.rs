@@ -1,5 +1,5 @@
 //! Debian's perftest within the guest: on our libraries against itself, beside the kernel's siw on the same address. Speeds are told, not judged: see
-//! docs/figures/README.md.
+//! papers/results/stack.md.
 
 use std::fmt;
 
