@@ -12,7 +12,6 @@ use std::time::Duration;
 use common::{Listener, Output, names, noise, weft};
 use weft_hostile::network::connections::{Say, flood};
 use weft_hostile::report::Report;
-use weft_hostile::target::{Kind, Target};
 
 /// How much the listener may grow by an attack: the allocator gives little back of what it kept for some hundred peers.
 const GROWTH: u64 = 96 << 20;
@@ -63,14 +62,6 @@ impl Stage {
         stage
     }
 
-    fn target(&self) -> Target {
-        Target {
-            kind: Kind::Cp,
-            addr: self.listener.addr(),
-            shared: false,
-        }
-    }
-
     /// Sends a file, in shared memory and over TCP in turn.
     fn honest_sender(&mut self) {
         self.honest += 1;
@@ -116,10 +107,10 @@ impl Stage {
 #[test]
 fn ten_thousand_connections_that_say_nothing_of_use() {
     let mut stage = Stage::new();
-    let target = stage.target();
+    let victim = stage.listener.addr();
     for say in [Say::Nothing, Say::Half] {
         stage.attack("flood", |report| {
-            flood(&target, 10_000, say, Duration::from_secs(2), report);
+            flood(victim, 10_000, say, Duration::from_secs(2), report);
         });
     }
 }

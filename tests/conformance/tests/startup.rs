@@ -1,6 +1,5 @@
 //! Peers that misbehave before the first FPDU, or at it.
 
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
@@ -57,57 +56,6 @@ fn good_peer(device: &Device, listener: &Listener) {
     });
 }
 
-fn bad_requests() -> Vec<(&'static str, Vec<u8>)> {
-    let good = start_frame(FrameKind::Request, true, 4).emit();
-    let changed = |at: usize, to: &[u8]| {
-        let mut frame = good.clone();
-        frame[at..at + to.len()].copy_from_slice(to);
-        frame
-    };
-    let mut cut = start_frame(FrameKind::Request, true, 4);
-    cut.enhanced = None;
-    let mut enhanced_without_data = cut.emit();
-    enhanced_without_data[16] |= 0x10;
-    vec![
-        (
-            "another protocol",
-            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
-        ),
-        ("wrong in its last byte", changed(15, b"x")),
-        (
-            "the key of a reply",
-            start_frame(FrameKind::Reply, true, 4).emit(),
-        ),
-        ("revision 0", changed(17, &[0])),
-        ("revision 3", changed(17, &[3])),
-        ("revision 255", changed(17, &[255])),
-        (
-            "private data of 513 bytes",
-            [&changed(18, &513u16.to_be_bytes())[..], &[0; 600]].concat(),
-        ),
-        (
-            "private data of 65,535 bytes",
-            [&changed(18, &[255; 2])[..], &[0; 65_531]].concat(),
-        ),
-        ("enhanced without its data", enhanced_without_data),
-    ]
-}
-
-#[test]
-fn bad_requests_are_turned_away() {
-    let (device, listener, bystander) = stage(PATIENCE);
-    for (what, bytes) in bad_requests() {
-        println!("{what}");
-        let mut raw = Raw::connect(listener.local_addr());
-        raw.send(&bytes);
-        // At once, not after the time-out; without bytes that look like a reply.
-        raw.expect_end();
-        assert!(listener.next_request(Some(Duration::ZERO)).is_none());
-        bystander.ping();
-    }
-    good_peer(&device, &listener);
-}
-
 #[test]
 fn a_request_in_single_bytes_is_a_request() {
     let (device, listener, _) = stage(PATIENCE);
@@ -147,27 +95,6 @@ fn half_open_peers_are_closed_in_time() {
 }
 
 #[test]
-fn a_trickle_does_not_extend_the_time() {
-    let (_device, listener, _) = stage(Duration::from_millis(500));
-    let mut raw = Raw::connect(listener.local_addr());
-    let frame = start_frame(FrameKind::Request, true, 4).emit();
-    let start = Instant::now();
-    // The limit is for the whole frame: single bytes must not extend it.
-    for byte in frame.iter().cycle() {
-        if raw.stream.write_all(&[*byte]).is_err() || start.elapsed() > PATIENCE {
-            break;
-        }
-        if frame.len() as u128 * 50 < start.elapsed().as_millis() {
-            break;
-        }
-        // The pace of the trickle, not a synchronisation.
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert!(start.elapsed() < Duration::from_millis(50 * frame.len() as u64));
-    assert!(listener.next_request(Some(Duration::ZERO)).is_none());
-}
-
-#[test]
 fn early_messages_are_received() {
     for count in [1usize, 3, 40, 500] {
         let (device, listener, _) = stage(PATIENCE);
@@ -203,26 +130,6 @@ fn early_messages_are_received() {
         assert_eq!(take(&cq, 1)[0].status, WcStatus::Success);
         assert_bytes(&mr, count * 32, &[0xbb; 32], "the one that was cut");
     }
-}
-
-#[test]
-fn a_peer_that_leaves_after_its_request() {
-    let (device, listener, bystander) = stage(PATIENCE);
-    // It closes at once: nothing hangs, with or without the request.
-    for _ in 0..20 {
-        let raw = Raw::request(listener.local_addr(), true, 4);
-        drop(raw);
-        if let Some(request) = listener.next_request(Some(Duration::from_millis(50))) {
-            let (qp, cq) = qp(&device);
-            qp.post_recv(&[RecvWr::new(1)]).expect("post");
-            if let Ok(conn) = request.accept(qp, &param(PATIENCE)) {
-                assert_eq!(take(&cq, 1)[0].status, WcStatus::WrFlushErr);
-                assert_eq!(conn.qp.state(), QpState::Error);
-            }
-        }
-    }
-    bystander.ping();
-    good_peer(&device, &listener);
 }
 
 #[test]

@@ -23,7 +23,7 @@ ATTACK  headers | layers | startup   [SEED [ROUNDS]]
         dialled                      [SEED]             listens (ADDR means nothing), and lies to who dials
         squat                                           the same as another user, with a door
         holes                                           shared memory that is not there
-KIND    verbs | exs | packets | rsockets | cp
+KIND    verbs | exs | packets | rsockets
 HOSTILE_ONLY=TEXT in the environment: only the cases with TEXT in their names";
 
 fn main() -> ExitCode {
@@ -79,13 +79,7 @@ fn attack(words: &[String]) -> Option<Report> {
                 _ => return None,
             };
             let refill = Duration::from_secs(number(2, 0)?);
-            connections::flood(
-                &target,
-                number(0, 10_000)? as usize,
-                say,
-                refill,
-                &mut report,
-            );
+            connections::flood(addr, number(0, 10_000)? as usize, say, refill, &mut report);
         }
         "shared" => {
             let target = Target {

@@ -134,7 +134,12 @@ impl Peer {
 
     /// The start-up frame that comes next.
     pub fn startup_frame(&mut self) -> io::Result<Startup> {
-        let deadline = Instant::now() + PATIENCE;
+        self.startup_frame_within(PATIENCE)
+    }
+
+    /// The same, if it comes in time.
+    pub fn startup_frame_within(&mut self, patience: Duration) -> io::Result<Startup> {
+        let deadline = Instant::now() + patience;
         let head = self.bytes(20, deadline)?;
         let claimed = u16::from_be_bytes([head[18], head[19]]);
         let private = self.bytes(usize::from(claimed), deadline)?;

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use crate::frames::{REJECT, Startup};
-use crate::peer::{PATIENCE, Peer};
+use crate::peer::Peer;
 use crate::shared::files::Files;
 
 /// What stands on the verbs of a victim.
@@ -18,8 +18,6 @@ pub enum Kind {
     Packets,
     /// An rsocket.
     Rsockets,
-    /// `weft cp --listen`.
-    Cp,
 }
 
 impl Kind {
@@ -30,7 +28,6 @@ impl Kind {
             "exs" => Kind::Exs,
             "packets" => Kind::Packets,
             "rsockets" => Kind::Rsockets,
-            "cp" => Kind::Cp,
             _ => return None,
         })
     }
@@ -116,31 +113,6 @@ pub fn rsockets_greeting() -> Vec<u8> {
     out
 }
 
-/// The hello of `weft cp`.
-pub fn cp_hello() -> Vec<u8> {
-    let mut out = b"weft-cp\0".to_vec();
-    out.extend(1_u16.to_be_bytes());
-    out.extend([0; 6]);
-    out.extend([7; 32]);
-    out
-}
-
-/// A message of `weft cp` with the length that it has.
-pub fn cp_message(kind: u8, credits: u16, body: &[u8]) -> Vec<u8> {
-    let mut out = vec![kind, 0];
-    out.extend(credits.to_be_bytes());
-    out.extend((body.len() as u32 + 8).to_be_bytes());
-    out.extend(body);
-    out
-}
-
-/// START of `weft cp`, without a key.
-pub fn cp_start(receives: u16) -> Vec<u8> {
-    let mut body = receives.to_be_bytes().to_vec();
-    body.extend([0; 6 + 32]);
-    cp_message(1, 0, &body)
-}
-
 /// The place in these sixteen bytes: address, STag, length.
 fn place(bytes: &[u8]) -> Place {
     Place {
@@ -158,12 +130,11 @@ impl Target {
             Kind::Exs => exs_greeting(false, 64, 256),
             Kind::Packets => exs_greeting(true, 64, 256),
             Kind::Rsockets => rsockets_greeting(),
-            Kind::Cp => cp_hello(),
         }
     }
 
     /// The rest of [`Target::join`], from the reply on.
-    pub fn joined(&self, mut peer: Peer, reply: &Startup) -> io::Result<Session> {
+    pub fn joined(&self, peer: Peer, reply: &Startup) -> io::Result<Session> {
         if reply.flags & REJECT != 0 || reply.private.len() < 4 {
             return Err(io::Error::other(format!("rejected: {reply:?}")));
         }
@@ -181,20 +152,6 @@ impl Target {
                 // Both halves are one region.
                 let len = 2 * half.len;
                 Place { len, ..half }
-            }
-            Kind::Cp => {
-                peer.send(&cp_start(64))?;
-                let ready = peer.receive(PATIENCE)?;
-                if ready.len() < 28 || ready[0] != 2 {
-                    return Err(io::Error::other(format!("no READY: {ready:02x?}")));
-                }
-                let slots = u16::from_be_bytes([ready[10], ready[11]]);
-                let slot = u32::from_be_bytes(ready[12..16].try_into().expect("four"));
-                Place {
-                    addr: u64::from_be_bytes(ready[16..24].try_into().expect("eight")),
-                    stag: u32::from_be_bytes(ready[24..28].try_into().expect("four")),
-                    len: slot * u32::from(slots),
-                }
             }
         };
         Ok(Session {

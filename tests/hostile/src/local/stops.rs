@@ -150,7 +150,6 @@ fn provoke(kind: Kind, session: &mut Session) -> io::Result<()> {
             // 8 KiB of the receive buffer, of which the echo goes to ours.
             peer.message(opcode::SEND, 0, &8192_u32.to_le_bytes())
         }
-        Kind::Cp => peer.send(&crate::target::cp_message(14, 0, &[])),
     }
 }
 

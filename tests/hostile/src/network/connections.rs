@@ -9,7 +9,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::report::Report;
-use crate::target::Target;
 
 /// What the connections of a flood say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +32,7 @@ fn descriptors() -> usize {
 
 /// `wanted` connections at once from several addresses of the loopback network; those that the victim ends are made anew for as long as `refill`.
 /// The rest stays.
-pub fn flood(target: &Target, wanted: usize, say: Say, refill: Duration, report: &mut Report) {
+pub fn flood(victim: SocketAddr, wanted: usize, say: Say, refill: Duration, report: &mut Report) {
     let room = descriptors().saturating_sub(64);
     let wanted = wanted.min(room);
     let mut open: Vec<(TcpStream, Instant)> = Vec::with_capacity(wanted);
@@ -42,7 +41,7 @@ pub fn flood(target: &Target, wanted: usize, say: Say, refill: Duration, report:
     while made < wanted || start.elapsed() < refill {
         while open.len() < wanted {
             let from = Ipv4Addr::new(127, 0, 0, 2 + (made % 50) as u8);
-            let Some(stream) = begin(target.addr, from) else {
+            let Some(stream) = begin(victim, from) else {
                 break;
             };
             open.push((stream, Instant::now()));

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::frames::{CRC, ENHANCED, MARKERS, REPLY, REQUEST, Startup, Tagged, Untagged, opcode};
-use crate::network::{SLACK, ended, is_cut, within};
+use crate::network::{REACTION, SLACK, ended, is_cut, within};
 use crate::peer::{Peer, request};
 use crate::report::Report;
 use crate::rng::Rng;
@@ -25,6 +25,9 @@ pub fn run(target: &Target, seed: u64, report: &mut Report) {
     for (name, lie) in half_open() {
         let target = *target;
         waiting.push(thread::spawn(move || (name, lie(&target))));
+    }
+    for (name, frame) in no_requests(target) {
+        report.case(&name, turned_away(target, &frame));
     }
     for (name, frame) in frames(target, seed) {
         report.case(&name, answered_or_ended(target, &frame));
@@ -52,21 +55,30 @@ fn answered_or_ended(target: &Target, bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Start-up frames, whole, and each with something wrong, or nearly.
-fn frames(target: &Target, seed: u64) -> Vec<(String, Vec<u8>)> {
-    let hello = target.hello();
-    let good = request(&hello);
+/// Sends these bytes, which are no request; the victim ends the connection at once, without a reply.
+fn turned_away(target: &Target, bytes: &[u8]) -> Outcome {
+    let mut peer = connected(target)?;
+    let answer = peer
+        .raw(bytes)
+        .and_then(|()| peer.startup_frame_within(REACTION));
+    match answer {
+        Ok(reply) => Err(format!("a reply: {reply:?}")),
+        Err(e) if is_cut(&e) => Ok(()),
+        Err(e) => Err(format!("not ended at once: {e}")),
+    }
+}
+
+/// What a victim must not take for a request.
+fn no_requests(target: &Target) -> Vec<(String, Vec<u8>)> {
+    let good = request(&target.hello());
     let mut all: Vec<(String, Vec<u8>)> = Vec::new();
-    let mut rng = Rng::new(seed);
     for bit in [0_usize, 7, 64, 100, 127] {
         let mut frame = good.clone();
         frame.key[bit / 8] ^= 1 << (bit % 8);
         all.push((format!("key, bit {bit}"), frame.bytes()));
     }
-    all.push((
-        "a reply for a request".into(),
-        Startup::new(REPLY, &hello).bytes(),
-    ));
+    let reply = Startup::new(REPLY, &target.hello());
+    all.push(("a reply for a request".into(), reply.bytes()));
     for (name, text) in [
         ("HTTP", &b"GET / HTTP/1.1\r\nHost: weft\r\n\r\n"[..]),
         (
@@ -79,13 +91,41 @@ fn frames(target: &Target, seed: u64) -> Vec<(String, Vec<u8>)> {
     ] {
         all.push((name.into(), text.to_vec()));
     }
-    for revision in [0, 1, 3, 127, 255] {
+    for revision in [0, 3, 127, 255] {
         let frame = Startup {
             revision,
             ..good.clone()
         };
         all.push((format!("revision {revision}"), frame.bytes()));
     }
+    for len in [513, 520, 600, 0xffff] {
+        let frame = Startup {
+            claimed: len,
+            private: vec![0; usize::from(len)],
+            ..good.clone()
+        };
+        all.push((format!("{len} bytes of private data"), frame.bytes()));
+    }
+    let bare = Startup {
+        claimed: 0,
+        private: Vec::new(),
+        ..good
+    };
+    all.push(("enhanced without its data".into(), bare.bytes()));
+    all
+}
+
+/// Start-up frames, whole, and each with something wrong, or nearly.
+fn frames(target: &Target, seed: u64) -> Vec<(String, Vec<u8>)> {
+    let hello = target.hello();
+    let good = request(&hello);
+    let mut all: Vec<(String, Vec<u8>)> = Vec::new();
+    let mut rng = Rng::new(seed);
+    let older = Startup {
+        revision: 1,
+        ..good.clone()
+    };
+    all.push(("revision 1".into(), older.bytes()));
     for flags in 0..=255_u8 {
         if flags.is_multiple_of(16) || flags.is_multiple_of(19) {
             let frame = Startup {
@@ -95,10 +135,7 @@ fn frames(target: &Target, seed: u64) -> Vec<(String, Vec<u8>)> {
             all.push((format!("flags {flags:#x}"), frame.bytes()));
         }
     }
-    let lengths = (0..50)
-        .chain([100, 255, 256, 400])
-        .chain(505..520)
-        .chain([599, 600]);
+    let lengths = (0..50).chain([100, 255, 256, 400]).chain(505..513);
     for len in lengths {
         for (enhanced, revision) in [(true, 2), (false, 2), (false, 1)] {
             let mut private = if len % 2 == 0 {
