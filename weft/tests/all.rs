@@ -19,6 +19,7 @@ mod media_live;
 mod media_players;
 mod mitm;
 mod mpi;
+mod pages;
 mod program;
 mod run;
 mod stat;
