@@ -91,16 +91,13 @@ fn script(block: &Block) -> String {
 fn missing(needs: &[String], weft: &Path, path: &str) -> Option<String> {
     let beside = weft.parent()?;
     let libraries = beside.parent()?.join("dist/lib");
-    let drop_in = std::env::var_os("WEFT_VERBS_LIB").map(PathBuf::from);
     let is_there = |need: &String| {
         if need.starts_with("lib") {
             // As cargo leaves the preload libraries.
             let built = need.replace('-', "_").replace(".so", "_preload.so");
             libraries.join(need).exists()
                 || beside.join(built).exists()
-                || drop_in
-                    .as_ref()
-                    .is_some_and(|folder| folder.join(need).exists())
+                || weft_dropin::libraries().join(need).exists()
         } else {
             path.split(':')
                 .any(|folder| Path::new(folder).join(need).exists())
@@ -161,6 +158,7 @@ fn commands_of_the_pages_run_as_they_are_typed() {
             .args(["-c", &script(block)])
             .current_dir(&home)
             .env("PATH", &path)
+            .env("WEFT_VERBS_LIB", weft_dropin::libraries())
             .envs(["HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"].map(|name| (name, &home)))
             .output()
             .expect("a shell");
