@@ -19,7 +19,7 @@ const MAGIC: [u8; 8] = *b"weftrun1";
 const OFFER: usize = 8 + 8 + 8;
 
 /// Why two ends do not meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Why {
     /// No reason.
