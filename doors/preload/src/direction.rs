@@ -14,7 +14,7 @@ use weft_run::meet::Why;
 use crate::bell::Heard;
 use crate::chan::Chan;
 use crate::conn::{Conn, Inside, big};
-use crate::{bell, counts, kernel, ledger, ready, settings};
+use crate::{bell, counts, kernel, ledger, ready, settings, signal};
 
 /// Switches the incoming direction to the ring if all bytes sent over TCP have been received, and no other thread of this process waits in the
 /// kernel for more.
@@ -130,6 +130,17 @@ pub(crate) fn tx_after(conn: &'static Conn, chan: &Chan, why: Why) {
         gone_back(conn, why);
     }
     moved(conn, chan, &big);
+}
+
+/// Shuts the socket down for sending by `call`. A send of another thread either is published before the FIN, or is TCP's to refuse.
+pub(crate) fn shut_sending(chan: &Chan, call: impl FnOnce() -> c_int) -> c_int {
+    let _busy = signal::begin();
+    let _tx = chan.side().tx_lock.lock();
+    let rc = call();
+    if rc == 0 {
+        chan.side().tx_state.store(Route::After, SeqCst);
+    }
+    rc
 }
 
 /// Moves the incoming direction back to TCP: the ring is empty and closed.

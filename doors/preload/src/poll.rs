@@ -135,6 +135,19 @@ fn has_bytes_after_end(fd: c_int) -> bool {
     })
 }
 
+/// A bell has rung. Returns true if it announced only that the rest of the stream comes over TCP.
+fn has_left_ring(fd: c_int) -> bool {
+    conn::enter(fd).is_some_and(|(conn, inside)| {
+        conn.chan(&inside).is_some_and(|chan| {
+            if !chan.stream.is_closed(chan.peer()) {
+                return false;
+            }
+            rx::follow_back(conn, chan);
+            !chan.mode().1.uses_ring()
+        })
+    })
+}
+
 /// Puts the answers where the program looks for them. Returns how many entries have one.
 fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
     for one in &mut *list {
@@ -149,6 +162,9 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
             let tcp = kernel::poll_one(list[at].fd, list[at].events, 0);
             let rest = if is_readable { END } else { END | IN };
             revents = revents & !rest | tcp;
+        } else if is_bell && revents & IN != 0 && has_left_ring(list[at].fd) {
+            let tcp = kernel::poll_one(list[at].fd, list[at].events & !OUT, 0);
+            revents = revents & !IN | tcp;
         }
         if is_bell {
             // A Unix socket reports this, and TCP does not.
@@ -303,7 +319,7 @@ unsafe fn ask(
             }
             return 0;
         }
-        // A bell has ended, and TCP not yet: the next translation has TCP in its place.
+        // A bell has ended or its ring is closed, and TCP has nothing yet: the next translation has TCP in its place.
         let ready = answer(list, &asked);
         if ready > 0 || !may_wait {
             return ready;

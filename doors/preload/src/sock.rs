@@ -224,7 +224,10 @@ weft_sys::doors! {
         let Some((conn, inside)) = conn::enter(fd) else { return next::shutdown(fd, how) };
         if how != libc::SHUT_WR { back::downgrade(conn, Why::ShutRead); }
         edges::found_full(conn);
-        let rc = next::shutdown(fd, how);
+        let rc = match conn.chan(&inside) {
+            Some(chan) if how != libc::SHUT_RD => direction::shut_sending(chan, || next::shutdown(fd, how)),
+            _ => next::shutdown(fd, how),
+        };
         if rc == 0 && how != libc::SHUT_WR && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here) {
             // It ends the waits of other threads, as it does in the kernel.
             next::shutdown(chan.bell(), libc::SHUT_RD);

@@ -14,12 +14,12 @@ pub fn rings_first(len: usize) -> bool {
 }
 
 /// Whether a sender that closes its direction rings: the receiver looks at TCP when there is something, and our next send over TCP rings. What others send is not
-/// seen.
+/// seen. A ring without bytes may wake a program for nothing.
 #[must_use]
 pub fn rings_at_close(why: Why, carrier: Carrier) -> bool {
     let is_seen = matches!(
         why,
-        Why::ShutRead | Why::SlowReader | Why::Epoll | Why::Peer
+        Why::ShutRead | Why::SlowReader | Why::Epoll | Why::Peer | Why::Option | Why::Urgent
     );
     !is_seen || carrier != Carrier::Here
 }
