@@ -4,8 +4,8 @@ use libc::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use weft_run::connection::Carrier;
 use weft_run::connection::back::{Give, Going, Step, stays_incoming};
-use weft_run::ledger::Carrier;
 use weft_run::meet::Why;
 use weft_sys::{diag, process};
 

@@ -12,8 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_ring::Role;
 use weft_ring::source::{Fetch, SOURCES};
 use weft_ring::stream::Stream;
-use weft_run::connection::Route;
-use weft_run::ledger::Carrier;
+use weft_run::connection::{Carrier, Route};
 use weft_run::lend::Policy;
 use weft_sys::memfd::Mapping;
 

@@ -5,10 +5,10 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::stream::Wish;
-use weft_run::connection::Route;
 use weft_run::connection::over::{self, Answer, Next, Step};
 use weft_run::connection::send;
-use weft_run::ledger::{Carrier, Word};
+use weft_run::connection::{Carrier, Route};
+use weft_run::ledger::Word;
 use weft_run::meet::Why;
 
 use crate::bell::Heard;
@@ -50,6 +50,8 @@ pub(crate) fn go_over(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool
                 Answer::Yes
             }
             Step::NobodyWaits => (conn.in_rx.load(SeqCst) == 0).into(),
+            // All that was sent has been received: a byte that is left is of a call that is not seen.
+            Step::Count if is_here => over::compare(count, counts::arrived(conn.descriptor())),
             Step::Count => over::compare(count, counts::received(conn.descriptor())),
             Step::Arm => {
                 stream.arm(peer, side.head.load(Relaxed), Wish::Once);

@@ -7,8 +7,7 @@
 use libc::{c_int, c_uint, c_ulong};
 use std::sync::atomic::Ordering::SeqCst;
 
-use weft_run::connection::{Route, without_one};
-use weft_run::ledger::Carrier;
+use weft_run::connection::{Carrier, Route, without_one};
 use weft_run::meet::Why;
 
 use crate::chan::Chan;

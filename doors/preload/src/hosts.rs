@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
-use weft_run::connection::{Route, back};
+use weft_run::connection::{Carrier, Route, back};
 use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
-use weft_run::ledger::{Carrier, Word};
+use weft_run::ledger::Word;
 use weft_run::meet::{Ends, Why};
 use weft_run::pace;
 

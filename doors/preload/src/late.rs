@@ -19,8 +19,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use weft_run::connection::Route;
-use weft_run::ledger::Carrier;
+use weft_run::connection::{Carrier, Route};
 
 use crate::chan::Chan;
 use crate::conn::{self, Conn, Reg};

@@ -9,8 +9,7 @@ use std::cell::Cell;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::connection::{Route, ready};
-use weft_run::ledger::Carrier;
+use weft_run::connection::{Carrier, Route, ready};
 
 use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;

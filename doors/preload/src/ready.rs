@@ -8,8 +8,7 @@ use libc::{c_int, epoll_event};
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::connection::{Phase, Route};
-use weft_run::ledger::Carrier;
+use weft_run::connection::{Carrier, Phase, Route};
 
 use crate::chan::Chan;
 use crate::conn::{Conn, Inside, Reg, big};

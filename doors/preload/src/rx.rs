@@ -9,8 +9,8 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::connection::receive::{self, Asked, Empty, First, Kernel};
-use weft_run::connection::{Route, back, ready as readiness};
-use weft_run::ledger::{Carrier, Word};
+use weft_run::connection::{Carrier, Route, back, ready as readiness};
+use weft_run::ledger::Word;
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};

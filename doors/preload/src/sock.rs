@@ -10,8 +10,7 @@ use libc::{
 };
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::connection::Phase;
-use weft_run::ledger::Carrier;
+use weft_run::connection::{Carrier, Phase};
 use weft_run::meet::Why;
 
 use crate::conn::{self, Conn};

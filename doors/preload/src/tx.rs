@@ -8,9 +8,9 @@ use libc::{c_int, ssize_t};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::stream::Published;
-use weft_run::connection::Route;
 use weft_run::connection::send::{self, Asked, NoRoom};
-use weft_run::ledger::{Carrier, Word};
+use weft_run::connection::{Carrier, Route};
+use weft_run::ledger::Word;
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use crate::connection::Route;
+use crate::connection::{Carrier, Route};
 use crate::lend::{Copied, Mode};
 use crate::meet::Why;
 
@@ -105,26 +105,6 @@ pub enum Word {
     Faults,
     /// Bytes under way that were copied to let a thread continue, or because the receiver was slow.
     Moved,
-}
-
-/// Transport of the bytes behind the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Carrier {
-    /// The peer is on this host.
-    Here = 0,
-    /// SDP with copies.
-    Bsdp = 1,
-}
-
-impl Carrier {
-    /// Of its number.
-    pub fn of(number: u64) -> Carrier {
-        match number {
-            1 => Carrier::Bsdp,
-            _ => Carrier::Here,
-        }
-    }
 }
 
 /// A connection as reported by its process.

@@ -4,8 +4,7 @@
 //! reads TCP, and would miss the bytes that lie in the ring. So the receiver holds its sender back, takes the bytes out of the ring, and sends them on the
 //! peer's own socket: they are in TCP, in order, before the sender continues there.
 
-use super::Route;
-use crate::ledger::Carrier;
+use super::{Carrier, Route};
 use crate::meet::Why;
 
 /// From now on calls that are not seen, or other programs, read the socket.

@@ -125,6 +125,26 @@ impl From<Route> for u32 {
     }
 }
 
+/// Transport of the bytes behind the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Carrier {
+    /// The peer is on this host.
+    Here = 0,
+    /// SDP with copies.
+    Bsdp = 1,
+}
+
+impl Carrier {
+    /// Of its number.
+    pub fn of(number: u64) -> Carrier {
+        match number {
+            1 => Carrier::Bsdp,
+            _ => Carrier::Here,
+        }
+    }
+}
+
 /// Processes that have the socket, after the end of one: by its last descriptor, its own end, or an exec that closes it. `None`: the count stays, and the
 /// end shows as that of a process that was killed.
 #[must_use]

@@ -1,7 +1,6 @@
 //! How a direction goes over to its ring. The receiver decides, when it has read all bytes that were sent over TCP.
 
-use super::Route;
-use crate::ledger::Carrier;
+use super::{Carrier, Route};
 use crate::meet::Why;
 
 /// A step of the receiver, in this order. The caller does what a step says and answers it; see [`Step::next`].
@@ -21,7 +20,8 @@ pub enum Step {
     Mark,
     /// Does no thread wait in the kernel for TCP? Behind [`Step::Mark`], because such a thread does the reverse.
     NobodyWaits,
-    /// Does the kernel have our count? Answered by [`compare`].
+    /// Does the kernel have our count? Answered by [`compare`]. On this host all bytes that have arrived count: the sender has counted no more than we have
+    /// received, so one that is left is of a call that is not seen, and others would overtake those behind it.
     Count,
     /// Asks for the bell: the request stands before the sender may send anything in the ring.
     Arm,

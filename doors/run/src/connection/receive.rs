@@ -1,6 +1,6 @@
 //! What a receive does that finds its ring empty, and what the kernel's view of the TCP socket means meanwhile.
 
-use crate::ledger::Carrier;
+use super::Carrier;
 
 /// What a receiver knows that has found its ring empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

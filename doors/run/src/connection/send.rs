@@ -1,6 +1,6 @@
 //! What a send does.
 
-use crate::ledger::Carrier;
+use super::Carrier;
 use crate::meet::Why;
 
 /// TCP takes so many bytes at once, whatever its buffer.
