@@ -18,8 +18,8 @@ use crate::full::{patient, patient_until};
 use crate::iov::{is_bad, is_optional};
 use crate::table::{self, Entry};
 use crate::{
-    back, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, late, ledger, next,
-    poll as readiness, ready, sets, settings,
+    back, bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, late, ledger,
+    next, poll as readiness, ready, sets, settings, signal,
 };
 
 /// Forgets the previous state of a new descriptor's number.
@@ -237,6 +237,18 @@ weft_sys::doors! {
             if chan.carrier == Carrier::Here { chan.stream.shut(chan.role); next::shutdown(chan.bell(), how); } else { hosts::shut_write(chan); }
         }
         rc
+    }
+
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR)
+            && let Some((conn, inside)) = conn::enter(fd)
+            && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here)
+        {
+            let _busy = signal::begin();
+            // The kernel does not know of the bytes that a killed peer had not read.
+            bell::follow_death(fd, chan);
+        }
+        next::getsockopt(fd, level, name, value, len)
     }
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {

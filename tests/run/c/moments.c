@@ -653,6 +653,31 @@ static int killed_with_bytes_unread(void)
 	return 0;
 }
 
+// A program that asks the socket, and nothing else, learns once that its killed peer had bytes unread.
+static int error_after_a_kill(void)
+{
+	int s = halves(), err = 0;
+	socklen_t n = sizeof err;
+	char b[4];
+
+	if (child == 0)
+		pause();
+	write(s, "unread", 6);
+	kill(child, SIGKILL);
+	waitpid(child, 0, 0);
+	for (int tries = 0; tries < 500 && !err; tries++) {
+		getsockopt(s, SOL_SOCKET, SO_ERROR, &err, &n);
+		nap(err ? 0 : 10);
+	}
+	if (err != ECONNRESET)
+		return fail("no reset", err);
+	if (getsockopt(s, SOL_SOCKET, SO_ERROR, &err, &n) || err)
+		return fail("again", err);
+	if (recv(s, b, 4, 0) != 0)
+		return fail("after the error", 0);
+	return 0;
+}
+
 // Lets the child send a byte, and returns the `data` that the set reports for it, as one set of bits: those of `expected` are waited for. A bell rings after its byte can be read.
 static long told_by(int set, int s, unsigned long expected)
 {
@@ -923,6 +948,7 @@ static const struct {
 	{"writable_while_there_is_room", writable_while_there_is_room},
 	{"shut_beside_a_sender", shut_beside_a_sender},
 	{"readable_means_bytes", readable_means_bytes},
+	{"error_after_a_kill", error_after_a_kill},
 };
 
 int main(int argc, char **argv)

@@ -26,4 +26,5 @@ weft_run_tests::as_on_tcp! { "moments":
     writable_while_there_is_room
     shut_beside_a_sender
     readable_means_bytes
+    error_after_a_kill
 }
