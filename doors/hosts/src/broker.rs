@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_ring::stream::Stream as Rings;
+use weft_run::connection::Carrier;
 use weft_run::hosts::{self, Answer, Registration};
-use weft_run::ledger::Carrier;
 use weft_run::meet::Why;
 use weft_sdp::{Listener, Options, Stream};
 use weft_sys::process::is_gone;

@@ -179,8 +179,8 @@ impl Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weft_run::connection::Carrier;
     use weft_run::hosts::Beginning;
-    use weft_run::ledger::Carrier;
     use weft_run::meet::Ends;
 
     fn open() -> Open {

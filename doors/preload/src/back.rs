@@ -1,19 +1,16 @@
-//! How a connection goes back to TCP.
-//!
-//! Both directions are closed; the bytes in the rings are still read from them. But whoever gets the socket (by `SCM_RIGHTS`, an exec, the C library's streams)
-//! reads TCP, and would miss the bytes that lie in the ring. So the receiver holds its sender back, takes the bytes out of the ring, and sends them on the
-//! peer's own socket, a duplicate of which it gets by `pidfd_getfd`: they are in TCP, in order, before the sender continues there.
+//! How a connection goes back to TCP, by the steps of [`weft_run::connection::back`]. The peer's own socket is a duplicate by `pidfd_getfd`.
 
 use libc::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::{Carrier, RING, TCP};
+use weft_run::connection::Carrier;
+use weft_run::connection::back::{Give, Going, Step, stays_incoming};
 use weft_run::meet::Why;
 use weft_sys::{diag, process};
 
 use crate::chan::Chan;
-use crate::conn::{self, Conn, FRESH, PROBING, big};
+use crate::conn::{self, Conn, big};
 use crate::direction::{close_sending, rx_after};
 use crate::link::give_up;
 use crate::{bell, direction, hosts, kernel, next, rx};
@@ -23,43 +20,40 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     let inside = conn.enter();
     let Some(chan) = conn.chan(&inside) else {
         let big = big();
-        if matches!(conn.phase.load(SeqCst), FRESH | PROBING) {
+        if conn.phase.load(SeqCst).may_meet() {
             give_up(conn, why, &big);
         }
         return;
     };
-    let (stream, side) = (&chan.stream, chan.side());
     conn.note(why);
-    close_sending(conn, chan, why);
-    if chan.carrier != Carrier::Here {
-        let out_of_sight = is_out_of_sight(why) || why == Why::Splice;
-        return hosts::want_tcp(conn, chan, out_of_sight, why);
-    }
-    let held = is_out_of_sight(why);
-    if held {
-        stream.hold(chan.peer());
-    }
-    let empty = {
-        let _rx = side.rx_lock.lock();
-        stream.close(chan.peer());
-        bell::make_room(chan);
-        let head = side.head.load(Relaxed);
-        stream.ready(chan.peer(), head).is_ok_and(|(n, _)| n == 0)
-    };
-    if side.rx_state.load(SeqCst) == RING {
-        if empty {
-            rx_after(conn, chan, why);
-        } else if held {
-            give_back(conn.descriptor(), conn, chan);
-        }
-        if side.rx_state.load(SeqCst) != RING {
-            // Threads that wait for the ring look again, at the TCP socket.
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let (mut is_empty, mut last) = (false, None);
+    loop {
+        let going = Going {
+            why,
+            carrier: chan.carrier,
+            into: side.rx_state.load(SeqCst),
+            is_empty,
+        };
+        last = going.next(last);
+        match last {
+            None => return,
+            Some(Step::CloseOut) => close_sending(conn, chan, why),
+            Some(Step::AskHost) => hosts::want_tcp(conn, chan, why),
+            Some(Step::Hold) => stream.hold(peer),
+            Some(Step::CloseIn) => {
+                let _rx = side.rx_lock.lock();
+                stream.close(peer);
+                bell::make_room(chan);
+                let head = side.head.load(Relaxed);
+                is_empty = stream.ready(peer, head).is_ok_and(|(n, _)| n == 0);
+            }
+            Some(Step::ReadTcp) => rx_after(conn, chan, why),
+            Some(Step::GiveBack) => give_back(conn.descriptor(), conn, chan),
             // SAFETY: our bell.
-            unsafe { next::shutdown(chan.bell(), libc::SHUT_RD) };
+            Some(Step::Wake) => _ = unsafe { next::shutdown(chan.bell(), libc::SHUT_RD) },
+            Some(Step::Release) => stream.release(peer),
         }
-    }
-    if held {
-        stream.release(chan.peer());
     }
 }
 
@@ -72,19 +66,11 @@ pub(crate) fn sends_unseen(fd: c_int, why: Why) {
         // What is sent by calls that are not seen would be missing from the count.
         return downgrade(conn, why);
     };
-    if chan.carrier != Carrier::Here || chan.side().tx_state.load(SeqCst) == TCP {
+    if !stays_incoming(chan.side().tx_state.load(SeqCst), chan.carrier) {
         return downgrade(conn, why);
     }
     conn.note(why);
     direction::stop_sending(conn, why);
-}
-
-/// From now on calls that are not seen, or other programs, read the socket.
-fn is_out_of_sight(why: Why) -> bool {
-    matches!(
-        why,
-        Why::Exec | Why::Passed | Why::Stdio | Why::Descriptors | Why::Sandbox
-    )
 }
 
 /// Handles bytes that could not be given back, when nothing reads the ring any more: the connection ends, because the next reader would continue behind a gap
@@ -109,19 +95,30 @@ pub(crate) fn end_with_unread_of_all(conn: &'static Conn) {
 /// Takes the unread bytes out of the ring, whose direction is held, and puts them into TCP. Where that cannot be, they are still in the ring. A connection whose
 /// bytes do not all fit into TCP is reset.
 fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) {
-    let Some(peer) = peers_socket(fd, chan) else {
-        return;
-    };
-    if !is_quiet(chan) {
-        return;
+    let (mut peer, mut giving) = (None, None);
+    let mut step = Some(Give::FIRST);
+    while let Some(give) = step {
+        let goes_on = match give {
+            Give::PeersSocket => {
+                peer = peers_socket(fd, chan);
+                peer.is_some()
+            }
+            Give::Quiet => is_quiet(chan),
+            Give::Begin => {
+                giving = rx::Giving::begin(chan.side());
+                giving.is_some()
+            }
+            Give::Move => {
+                let bytes = rx::drain(fd, conn, chan);
+                if !peer.as_ref().is_some_and(|peer| put(peer, &bytes)) {
+                    conn.reset(chan, Why::Unread);
+                }
+                true
+            }
+        };
+        step = give.next().filter(|_| goes_on);
     }
-    let Some(_giving) = rx::Giving::begin(chan.side()) else {
-        return;
-    };
-    let bytes = rx::drain(fd, conn, chan);
-    if !put(&peer, &bytes) {
-        conn.reset(chan, Why::Unread);
-    }
+    drop(giving);
 }
 
 /// Sends all bytes on a peer's socket, whose buffer is made larger where they do not fit. `false`: some are not sent.

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
 use weft_ring::stream::{FILL, Stream, Wish};
-use weft_run::ledger::Carrier;
+use weft_run::connection::Carrier;
 use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};

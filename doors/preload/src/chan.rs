@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weft_ring::Role;
 use weft_ring::source::{Fetch, SOURCES};
 use weft_ring::stream::Stream;
-use weft_run::ledger::{AFTER, Carrier, RING, TCP};
+use weft_run::connection::{Carrier, Route};
 use weft_run::lend::Policy;
 use weft_sys::memfd::Mapping;
 
@@ -20,9 +20,7 @@ use crate::iov::each_piece;
 use crate::kernel;
 use crate::lock::{self, SharedLock};
 use crate::spin::Spun;
-
-/// A receive state in addition to [`TCP`], [`RING`] and [`AFTER`]: bytes still come from TCP, and the peer on another host may switch at any time.
-pub(crate) const BOTH: u32 = 3;
+use crate::state::SharedRoute;
 
 /// State of one side of a channel, shared by the processes that share the socket. One page.
 #[repr(C)]
@@ -33,8 +31,8 @@ pub(crate) struct Side {
     pub(crate) giver: AtomicU32,
     /// Processes that have the socket.
     pub(crate) holders: AtomicU32,
-    pub(crate) rx_state: AtomicU32,
-    pub(crate) tx_state: AtomicU32,
+    pub(crate) rx_state: SharedRoute,
+    pub(crate) tx_state: SharedRoute,
     /// `O_NONBLOCK` of the open file description.
     pub(crate) nonblock: AtomicU32,
     /// Not 0: it is in an epoll set, and the bell is kept in step at the end of each call. [`EDGE`](crate::bell::EDGE): in an edge-triggered way.
@@ -130,25 +128,22 @@ impl Chan {
         self.role.peer()
     }
 
-    /// How bytes go out and come in: [`TCP`], [`RING`] or [`AFTER`]; in also [`BOTH`].
-    pub(crate) fn mode(&self) -> (u32, u32) {
+    /// How bytes go out and come in.
+    pub(crate) fn mode(&self) -> (Route, Route) {
         let side = self.side();
-        (
-            side.tx_state.load(SeqCst).clamp(TCP, AFTER),
-            side.rx_state.load(SeqCst).clamp(TCP, BOTH),
-        )
+        (side.tx_state.load(SeqCst), side.rx_state.load(SeqCst))
     }
 
     /// What registrations in epoll sets depend on, as a number.
     pub(crate) fn follow_key(&self) -> u32 {
         let (tx, rx) = self.mode();
         let closed = u32::from(self.stream.is_closed(self.peer()));
-        self.side().ended.load(SeqCst) << 17 | closed << 16 | tx << 8 | rx
+        self.side().ended.load(SeqCst) << 17 | closed << 16 | (tx as u32) << 8 | rx as u32
     }
 
     pub(crate) fn is_on_ring(&self) -> bool {
         let (tx, rx) = self.mode();
-        tx == RING || matches!(rx, RING | BOTH)
+        tx.uses_ring() || rx.uses_ring()
     }
 
     /// Waits until the receiver of our closed direction does not hold us back any more.
@@ -204,7 +199,7 @@ impl Chan {
     /// Bytes that can be read from the ring; `None` where the stream comes over TCP.
     pub(crate) fn ring_bytes(&self) -> Option<usize> {
         let side = self.side();
-        if side.rx_state.load(SeqCst) != RING {
+        if side.rx_state.load(SeqCst) != Route::Ring {
             return None;
         }
         let ready = self.stream.ready(self.peer(), side.head.load(Relaxed));

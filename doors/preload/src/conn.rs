@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use weft_run::connection::Phase;
 use weft_run::gate::Gate;
 use weft_run::hosts::Beginning;
 use weft_run::ledger::Word;
@@ -22,18 +23,10 @@ use weft_run::meet::{Ends, Why};
 use crate::chan::Chan;
 use crate::ledger::Row;
 use crate::signal::{self, Busy};
+use crate::state::SharedPhase;
 use crate::table::{self, Socket};
 use crate::work::{LIBRARY, Work};
 use crate::{hidden, kernel, next};
-
-/// Not connected, as far as we know.
-pub(crate) const FRESH: u32 = 0;
-/// Connected, over TCP; may look for its peer.
-pub(crate) const PROBING: u32 = 1;
-/// There is a channel.
-pub(crate) const LINKED: u32 = 2;
-/// TCP for good.
-pub(crate) const PLAIN: u32 = 3;
 
 /// Guards slow and rare operations: making and closing channels, registrations in epoll sets. Held over a fork.
 static BIG: Mutex<()> = Mutex::new(());
@@ -175,7 +168,7 @@ pub(crate) struct Slow {
 #[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct Conn {
-    pub(crate) phase: AtomicU32,
+    pub(crate) phase: SharedPhase,
     /// Descriptors of this process that are it.
     pub(crate) refs: AtomicU32,
     /// Threads inside; a channel is freed when none is.
@@ -242,7 +235,7 @@ pub(crate) fn with_free(big: Big) -> Locks {
 
 impl Conn {
     /// For a new socket.
-    pub(crate) fn new(phase: u32) -> &'static Conn {
+    pub(crate) fn new(phase: Phase) -> &'static Conn {
         let used = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let conn = used.unwrap_or_else(|| Box::leak(Box::default()));
         conn.refs.store(1, Relaxed);
@@ -296,7 +289,7 @@ impl Conn {
             shared.store(0, SeqCst);
         }
         self.chan.store(Box::into_raw(Box::new(chan)), SeqCst);
-        self.phase.store(LINKED, SeqCst);
+        self.phase.store(Phase::Linked, SeqCst);
     }
 
     /// The number of processes that have the socket. `None`: it has never been shared.
@@ -355,7 +348,7 @@ impl Conn {
 
     /// TCP for good; only without a channel.
     pub(crate) fn plain(&self, why: Why) {
-        self.phase.store(PLAIN, SeqCst);
+        self.phase.store(Phase::Plain, SeqCst);
         self.note(why);
     }
 
@@ -371,7 +364,7 @@ impl Conn {
             reg.close_own();
         }
         let inside = self.enter();
-        self.phase.store(PLAIN, SeqCst);
+        self.phase.store(Phase::Plain, SeqCst);
         let chan = self.chan.swap(null_mut(), SeqCst);
         self.old.store(chan, SeqCst);
         self.dead.store(true, SeqCst);

@@ -24,12 +24,22 @@ pub(crate) fn sent(fd: c_int, dialled: bool) -> Option<u64> {
 
 /// Bytes that have been received from the socket, in the same way.
 pub(crate) fn received(fd: c_int) -> Option<u64> {
-    steady(fd, |state, _, received| {
+    steady(fd, |state, _, arrived| {
         let unread = asked(fd, libc::FIONREAD)?;
-        received
+        arrived
             .checked_sub(u64::try_from(unread).ok()?)
-            .filter(|_| matches!(state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2))
+            .filter(|_| is_receiving(state))
     })
+}
+
+/// Bytes that have arrived at the socket, received or not.
+pub(crate) fn arrived(fd: c_int) -> Option<u64> {
+    let (state, _, arrived) = tcp_info(fd)?;
+    is_receiving(state).then_some(arrived)
+}
+
+fn is_receiving(state: u8) -> bool {
+    matches!(state, ESTABLISHED | FIN_WAIT1 | FIN_WAIT2)
 }
 
 /// The value that `of` makes of the kernel's counts when they stay the same meanwhile; of a few tries.

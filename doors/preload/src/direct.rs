@@ -98,6 +98,9 @@ unsafe fn by_number(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_pwritev2 => {
                 io::pwritev64v2(fd, pointer(b), c as c_int, d, f as c_int) as c_long
             }
+            libc::SYS_getsockopt => {
+                sock::getsockopt(fd, b as c_int, c as c_int, pointer(d), pointer(e)).into()
+            }
             libc::SYS_setsockopt => {
                 sock::setsockopt(fd, b as c_int, c as c_int, pointer(d), e as u32).into()
             }

@@ -5,89 +5,105 @@ use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::stream::Wish;
-use weft_run::ledger::{AFTER, Carrier, RING, TCP, Word};
+use weft_run::connection::over::{self, Answer, Next, Step};
+use weft_run::connection::send;
+use weft_run::connection::{Carrier, Route};
+use weft_run::ledger::Word;
 use weft_run::meet::Why;
 
-use crate::chan::{BOTH, Chan};
+use crate::bell::Heard;
+use crate::chan::Chan;
 use crate::conn::{Conn, Inside, big};
-use crate::{bell, counts, kernel, ledger, ready, settings};
+use crate::{bell, counts, kernel, ledger, ready, settings, signal};
 
 /// Switches the incoming direction to the ring if all bytes sent over TCP have been received, and no other thread of this process waits in the
 /// kernel for more.
 #[inline]
 pub(crate) fn try_switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
-    let (stream, peer) = (&chan.stream, chan.peer());
-    if !stream.may_switch(peer, conn.rx_count.load(SeqCst)) {
-        return false;
-    }
-    switch_rx(conn, chan, inside)
+    let may = chan
+        .stream
+        .may_switch(chan.peer(), conn.rx_count.load(SeqCst));
+    may && go_over(conn, chan, inside)
 }
 
+/// Takes the incoming direction over, step by step. If the peer is on another host, the receiver looks at both from then on.
 #[cold]
-fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
+pub(crate) fn go_over(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let is_here = chan.carrier == Carrier::Here;
     let big = big();
-    if settings::is_off() || stream.is_closed(peer) {
-        return false;
-    }
-    if conn.holders(inside) != 1 {
-        conn.note(Why::Forked);
-        return false;
-    }
-    if !ready::can_move(conn, chan, &big) {
-        conn.note(Why::Epoll);
-        return false;
-    }
-    {
-        let rx = side.rx_lock.lock();
-        if side.rx_state.load(SeqCst) != TCP {
-            return false;
-        }
-        match counts::received(conn.descriptor()) {
-            Some(all) if all == conn.rx_count.load(SeqCst) => {}
-            Some(_) => {
-                drop(rx);
-                drop(big);
-                return never_switch(conn, chan);
+    let mut rx = None;
+    let mut step = Step::FIRST;
+    let end = loop {
+        let count = conn.rx_count.load(SeqCst);
+        let answer: Answer = match step {
+            Step::IsOpen => (!settings::is_off() && !stream.is_closed(peer)).into(),
+            Step::IsAlone => (conn.holders(inside) == 1).into(),
+            Step::CanMove => ready::can_move(conn, chan, &big).into(),
+            Step::IsOnTcp => {
+                rx = Some(side.rx_lock.lock());
+                (side.rx_state.load(SeqCst) == Route::Tcp).into()
             }
-            // The peer has ended its direction, or bytes move at this moment.
-            None => return false,
+            Step::IsCarried => (is_here || bell::probe(chan.bell()) != Heard::End).into(),
+            Step::Mark => {
+                side.rx_state.store(over::marked(chan.carrier), SeqCst);
+                Answer::Yes
+            }
+            Step::NobodyWaits => (conn.in_rx.load(SeqCst) == 0).into(),
+            // All that was sent has been received: a byte that is left is of a call that is not seen.
+            Step::Count if is_here => over::compare(count, counts::arrived(conn.descriptor())),
+            Step::Count => over::compare(count, counts::received(conn.descriptor())),
+            Step::Arm => {
+                stream.arm(peer, side.head.load(Relaxed), Wish::Once);
+                Answer::Yes
+            }
+            Step::Tell if is_here => stream.switch(peer, count).into(),
+            Step::Tell => {
+                stream.consent(peer, count);
+                Answer::Yes
+            }
+        };
+        match step.next(answer) {
+            Next::Do(next) => step = next,
+            end => break end,
         }
-        // A thread that enters the kernel after this store sees it.
-        side.rx_state.store(RING, SeqCst);
-        // The sender's first bytes in the ring are rung for: the request stands before it may send any.
-        stream.arm(peer, side.head.load(Relaxed), Wish::Once);
-        if conn.in_rx.load(SeqCst) != 0 || !stream.switch(peer, conn.rx_count.load(SeqCst)) {
-            side.rx_state.store(TCP, SeqCst);
-            return false;
+    };
+    if let Next::Not { unmark: true, .. } | Next::Never { unmark: true, .. } = end {
+        side.rx_state.store(Route::Tcp, SeqCst);
+    }
+    drop(rx);
+    match end {
+        Next::Not { why, .. } => {
+            if why != Why::None {
+                conn.note(why);
+            }
+            false
+        }
+        Next::Never { why, .. } => {
+            drop(big);
+            conn.note(why);
+            if is_here {
+                stream.close(peer);
+            }
+            rx_after(conn, chan, why);
+            false
+        }
+        Next::Over | Next::Do(_) => {
+            if is_here && side.tx_state.load(SeqCst) != Route::Ring {
+                ledger::switched();
+            }
+            moved(conn, chan, &big);
+            true
         }
     }
-    if side.tx_state.load(SeqCst) != RING {
-        ledger::switched();
-    }
-    moved(conn, chan, &big);
-    true
-}
-
-/// Bytes have been received by a call that is not seen: the rest of the stream comes over TCP.
-#[cold]
-fn never_switch(conn: &'static Conn, chan: &Chan) -> bool {
-    conn.note(Why::Unseen);
-    chan.stream.close(chan.peer());
-    rx_after(conn, chan, Why::Unseen);
-    false
 }
 
 /// Switches the outgoing direction to the ring: the receiver has switched.
 pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
     let big = big();
     let side = chan.side();
-    if side
-        .tx_state
-        .compare_exchange(TCP, RING, SeqCst, SeqCst)
-        .is_ok()
-    {
-        if side.rx_state.load(SeqCst) != RING {
+    if side.tx_state.change(Route::Tcp, Route::Ring, SeqCst) {
+        if side.rx_state.load(SeqCst) != Route::Ring {
             ledger::switched();
         }
         if ready::once_keeps_tcp(conn, chan, &big) {
@@ -112,17 +128,28 @@ pub(crate) fn tx_after(conn: &'static Conn, chan: &Chan, why: Why) {
     chan.await_release();
     let big = big();
     let side = chan.side();
-    if side.tx_state.swap(AFTER, SeqCst) == RING {
+    if side.tx_state.swap(Route::After, SeqCst) == Route::Ring {
         gone_back(conn, why);
     }
     moved(conn, chan, &big);
+}
+
+/// Shuts the socket down for sending by `call`. A send of another thread either is published before the FIN, or is TCP's to refuse.
+pub(crate) fn shut_sending(chan: &Chan, call: impl FnOnce() -> c_int) -> c_int {
+    let _busy = signal::begin();
+    let _tx = chan.side().tx_lock.lock();
+    let rc = call();
+    if rc == 0 {
+        chan.side().tx_state.store(Route::After, SeqCst);
+    }
+    rc
 }
 
 /// Moves the incoming direction back to TCP: the ring is empty and closed.
 pub(crate) fn rx_after(conn: &'static Conn, chan: &Chan, why: Why) {
     let big = big();
     let side = chan.side();
-    if side.rx_state.swap(AFTER, SeqCst) == RING {
+    if side.rx_state.swap(Route::After, SeqCst) == Route::Ring {
         gone_back(conn, why);
     }
     moved(conn, chan, &big);
@@ -140,8 +167,8 @@ fn gone_back(conn: &Conn, why: Why) {
 /// Updates the registrations in epoll sets.
 pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
     let (tx, rx) = chan.mode();
-    let rx = if rx == BOTH { TCP } else { rx };
-    conn.row.put(Word::Mode, u64::from(tx << 8 | rx));
+    conn.row
+        .put(Word::Mode, u64::from((tx as u32) << 8 | rx.told() as u32));
     conn.tell_tcp();
     ready::follow(conn, chan, big);
 }
@@ -152,7 +179,7 @@ pub(crate) fn stop_sending(conn: &'static Conn, why: Why) {
     let Some(chan) = conn.chan(&inside) else {
         return;
     };
-    if chan.side().tx_state.load(SeqCst) == RING {
+    if chan.side().tx_state.load(SeqCst) == Route::Ring {
         conn.note(why);
     }
     close_sending(conn, chan, why);
@@ -173,15 +200,10 @@ pub(crate) fn close_sending(conn: &'static Conn, chan: &Chan, why: Why) {
         let _tx = side.tx_lock.lock();
         chan.stream.close(chan.role);
     }
-    // The receiver looks at TCP when there is something: our next send over TCP rings. What others send is not seen.
-    let is_seen = matches!(
-        why,
-        Why::ShutRead | Why::SlowReader | Why::Epoll | Why::Peer
-    );
-    if !is_seen || chan.carrier != Carrier::Here {
+    if send::rings_at_close(why, chan.carrier) {
         ring_for_tcp(chan);
     }
-    if side.tx_state.load(SeqCst) == RING {
+    if side.tx_state.load(SeqCst) == Route::Ring {
         tx_after(conn, chan, why);
     }
 }

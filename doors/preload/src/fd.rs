@@ -7,7 +7,7 @@
 use libc::{c_int, c_uint, c_ulong};
 use std::sync::atomic::Ordering::SeqCst;
 
-use weft_run::ledger::{Carrier, RING};
+use weft_run::connection::{Carrier, Route, without_one};
 use weft_run::meet::Why;
 
 use crate::chan::Chan;
@@ -86,9 +86,10 @@ fn count_out(conn: &Conn, chan: Option<&Chan>) -> bool {
     if conn.left.swap(own, SeqCst) == own {
         return false;
     }
-    let is_last = conn
-        .counter(chan)
-        .is_some_and(|count| count.fetch_sub(1, SeqCst) == 1);
+    let is_last = conn.counter(chan).is_some_and(|count| {
+        let left = count.fetch_update(SeqCst, SeqCst, |n| without_one(n, false));
+        left == Ok(1)
+    });
     is_last && chan.is_some()
 }
 
@@ -98,8 +99,9 @@ pub(crate) fn count_out_by_exec(conn: &Conn, chan: Option<&Chan>) -> bool {
     let Some(count) = conn.counter(chan) else {
         return false;
     };
-    let others = |n: u32| (n > 1).then(|| n - 1);
-    let counted = count.fetch_update(SeqCst, SeqCst, others).is_ok();
+    let counted = count
+        .fetch_update(SeqCst, SeqCst, |n| without_one(n, true))
+        .is_ok();
     if counted {
         conn.left.store(lock::own(), SeqCst);
     }
@@ -366,7 +368,7 @@ pub(crate) unsafe fn ioctl(
     }
     if let Some(chan) = conn.chan(&inside) {
         let asks = op == libc::FIONREAD || op == rx::SIOCATMARK;
-        if asks && chan.side().rx_state.load(SeqCst) == RING {
+        if asks && chan.side().rx_state.load(SeqCst) == Route::Ring {
             let n = chan.ring_bytes().unwrap_or(0);
             if n > 0 {
                 // Bytes in TCP, and the mark of urgent data, are behind those of the ring.

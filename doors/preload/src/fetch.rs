@@ -10,7 +10,8 @@ use libc::{c_int, c_void, iovec};
 use std::sync::atomic::Ordering::Relaxed;
 
 use weft_ring::source::{Fetch, SOURCES, Terms};
-use weft_run::ledger::{Carrier, Word};
+use weft_run::connection::Carrier;
+use weft_run::ledger::Word;
 use weft_sys::process::vm_readv;
 
 use crate::chan::Chan;

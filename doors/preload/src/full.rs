@@ -8,7 +8,7 @@ use libc::{c_int, timespec};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::RING;
+use weft_run::connection::Route;
 use weft_run::meet::Why;
 
 use crate::bell::PATIENCE_MS;
@@ -58,7 +58,7 @@ fn look() -> bool {
         if before == 0 {
             return;
         }
-        if side.tx_state.load(SeqCst) != RING {
+        if side.tx_state.load(SeqCst) != Route::Ring {
             side.full.store(0, SeqCst);
             return;
         }

@@ -1,7 +1,7 @@
 //! Connections whose peer is on another host: the channel leads to our user's broker, which forwards the bytes.
 //!
 //! In contrast to a peer on this host, the receiver cannot see when all bytes sent over TCP have arrived. So it *consents* first: from
-//! then on it looks at TCP and the bell ([`BOTH`]). The sender switches by itself, between two sends, and the broker hands its count over: the
+//! then on it looks at TCP and the bell ([`Route::Both`]). The sender switches by itself, between two sends, and the broker hands its count over: the
 //! receiver switches when it has read as many bytes from TCP. The broker publishes nothing before that, so the bell announces nothing that a
 //! receive could not keep. The formats and the order of steps are in `docs/spec/run.md`.
 //!
@@ -17,18 +17,19 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 use weft_ring::Role;
-use weft_ring::stream::{Stream, Wish};
+use weft_ring::stream::Stream;
+use weft_run::connection::{Carrier, Route, back};
 use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
-use weft_run::ledger::{AFTER, Carrier, RING, TCP, Word};
+use weft_run::ledger::Word;
 use weft_run::meet::{Ends, Why};
 use weft_run::pace;
 
 use crate::bell::{self, Heard};
-use crate::chan::{BOTH, Chan};
+use crate::chan::Chan;
 use crate::conn::{Conn, Inside, big};
 use crate::iov::{self, Source};
 use crate::kernel::{self, borrowed, entry};
-use crate::{counts, direction, hidden, ledger, ready, settings, signal};
+use crate::{counts, direction, hidden, ledger, signal};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 1 << 20;
@@ -141,55 +142,18 @@ pub(crate) fn look(
     }
 }
 
-/// Makes the receiver look at both from now on, if no thread of the process waits in the kernel for TCP alone.
-pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &Inside) {
-    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    let tries = u64::from(side.pauses.fetch_add(1, Relaxed)) + 1;
-    if !pace::is_due(tries) || !conn.gate.is_joined() {
-        return;
-    }
-    let big = big();
-    if settings::is_off() || conn.holders(inside) != 1 {
-        return;
-    }
-    if !ready::can_move(conn, chan, &big) {
-        conn.note(Why::Epoll);
-        return;
-    }
-    {
-        let _rx = side.rx_lock.lock();
-        if side.rx_state.load(SeqCst) != TCP {
-            return;
+/// Makes the receiver look at both from now on, at the pace of looks.
+pub(crate) fn try_consent(conn: &'static Conn, chan: &Chan, inside: &Inside) {
+    let tries = u64::from(chan.side().pauses.fetch_add(1, Relaxed)) + 1;
+    if pace::is_due(tries) && conn.gate.is_joined() && direction::go_over(conn, chan, inside) {
+        if conn.why.load(Relaxed) == Why::Epoll as u32 {
+            conn.note(Why::None);
         }
-        if bell::probe(chan.bell()) == Heard::End {
-            // Nothing forwards bytes. The peer never learned that it may switch, so all of the stream comes over TCP.
-            side.rx_state.store(AFTER, SeqCst);
-            conn.note(Why::SideLost);
-            return direction::moved(conn, chan, &big);
-        }
-        // A thread that enters the kernel after this store sees it.
-        side.rx_state.store(BOTH, SeqCst);
-        if conn.in_rx.load(SeqCst) != 0 {
-            side.rx_state.store(TCP, SeqCst);
-            return;
-        }
-        let count = conn.rx_count.load(SeqCst);
-        if counts::received(fd) != Some(count) {
-            side.rx_state.store(TCP, SeqCst);
-            return;
-        }
-        stream.arm(peer, side.head.load(Relaxed), Wish::Once);
-        stream.consent(peer, count);
+        bell::ring(chan.bell());
     }
-    if conn.why.load(Relaxed) == Why::Epoll as u32 {
-        conn.note(Why::None);
-    }
-    direction::moved(conn, chan, &big);
-    drop(big);
-    bell::ring(chan.bell());
 }
 
-/// Leaves [`BOTH`] when it is clear how the stream goes on. Returns whether it has.
+/// Leaves [`Route::Both`] when it is clear how the stream goes on. Returns whether it has.
 pub(crate) fn leave_both(conn: &'static Conn, chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     // In this order: a broker publishes the count before it closes.
@@ -198,15 +162,15 @@ pub(crate) fn leave_both(conn: &'static Conn, chan: &Chan) -> bool {
         let big = big();
         {
             let _rx = side.rx_lock.lock();
-            if side.rx_state.load(SeqCst) != BOTH {
+            if side.rx_state.load(SeqCst) != Route::Both {
                 return true;
             }
             if !stream.switch(peer, stream.seen(peer)) {
                 return false;
             }
-            side.rx_state.store(RING, SeqCst);
+            side.rx_state.store(Route::Ring, SeqCst);
         }
-        if side.tx_state.load(SeqCst) != RING {
+        if side.tx_state.load(SeqCst) != Route::Ring {
             ledger::switched();
         }
         conn.note(Why::None);
@@ -216,15 +180,11 @@ pub(crate) fn leave_both(conn: &'static Conn, chan: &Chan) -> bool {
         return true;
     }
     if closed && !stream.has_joined(peer) {
-        let why = if is_at_end(conn, chan) {
-            Why::None
-        } else {
-            Why::Peer
-        };
+        let why = back::reason(closed, is_at_end(conn, chan));
         direction::rx_after(conn, chan, why);
         return true;
     }
-    side.rx_state.load(SeqCst) != BOTH
+    side.rx_state.load(SeqCst) != Route::Both
 }
 
 /// The time-out of the program's receives, in milliseconds.
@@ -259,7 +219,7 @@ pub(crate) unsafe fn receive(
         if !stream.has_consented(peer) {
             // Another thread is about to consent, with the count so far. Bytes received before it has done so would be missing from the count. It holds the lock.
             drop(side.rx_lock.lock());
-            if side.rx_state.load(SeqCst) != BOTH {
+            if side.rx_state.load(SeqCst) != Route::Both {
                 return None;
             }
         }
@@ -384,17 +344,17 @@ pub(crate) fn shut_write(chan: &Chan) {
     bell::ring(chan.bell());
 }
 
-/// Asks the peer's host to send the rest over TCP. `out_of_sight`: from the return on others read the socket, so it is waited for; what cannot
+/// Asks the peer's host to send the rest over TCP. Where others read the socket from the return on, it is waited for; what cannot
 /// be had in order ends the connection.
-pub(crate) fn want_tcp(conn: &'static Conn, chan: &Chan, out_of_sight: bool, why: Why) {
+pub(crate) fn want_tcp(conn: &'static Conn, chan: &Chan, why: Why) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    let is_over = || !matches!(side.rx_state.load(SeqCst), BOTH | RING);
+    let is_over = || !side.rx_state.load(SeqCst).uses_ring();
     if is_over() {
         return;
     }
     stream.want_tcp(peer);
     bell::ring(chan.bell());
-    if !out_of_sight {
+    if !back::waits_for_host(why) {
         return;
     }
     let slice = 10;

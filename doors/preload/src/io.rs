@@ -10,7 +10,7 @@ use libc::{
 };
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::RING;
+use weft_run::connection::Route;
 use weft_run::meet::Why;
 
 use crate::iov::{MAX_RW, Source, is_bad, is_optional, one, vector};
@@ -307,7 +307,7 @@ unsafe fn by_aio(block: *mut c_void) {
 fn is_ring_in(fd: c_int) -> bool {
     conn::enter(fd).is_some_and(|(conn, inside)| {
         let chan = conn.chan(&inside);
-        chan.is_some_and(|chan| chan.side().rx_state.load(SeqCst) == RING)
+        chan.is_some_and(|chan| chan.side().rx_state.load(SeqCst) == Route::Ring)
     })
 }
 

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use weft_run::ledger::{Carrier, RING};
+use weft_run::connection::{Carrier, Route};
 
 use crate::chan::Chan;
 use crate::conn::{self, Conn, Reg};
@@ -147,14 +147,14 @@ fn ask(one: &Late, chan: &Chan) -> Says {
         return Says::Nothing;
     }
     let (tx, rx) = chan.mode();
-    let Some((end, ready)) = mark(chan).filter(|_| rx == RING) else {
+    let Some((end, ready)) = mark(chan).filter(|_| rx == Route::Ring) else {
         return Says::Ask;
     };
     let is_finished = chan.stream.has_finished(chan.peer());
     if events & EDGE != 0 {
         return match end != one.told {
             true => {
-                let has_room = tx == RING && chan.is_writable() == Some(true);
+                let has_room = tx == Route::Ring && chan.is_writable() == Some(true);
                 let room = if has_room { WRITABLE } else { 0 };
                 Says::Ready(events & (READABLE | room), end)
             }
@@ -170,7 +170,7 @@ fn ask(one: &Late, chan: &Chan) -> Says {
         bits |= events & READABLE;
     }
     if events & WRITABLE != 0 {
-        match chan.is_writable().filter(|_| tx == RING) {
+        match chan.is_writable().filter(|_| tx == Route::Ring) {
             Some(true) => bits |= events & WRITABLE,
             Some(false) => {}
             None => return Says::Ask,
@@ -245,7 +245,7 @@ fn ask_for(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
     let side = chan.side();
     let is_edge = one.conn.late_events.load(Relaxed) & EDGE != 0;
     let _rx = side.rx_lock.lock();
-    if side.rx_state.load(SeqCst) == RING
+    if side.rx_state.load(SeqCst) == Route::Ring
         && let Some((end, ready)) = mark(chan)
     {
         if is_edge && end != one.told {
@@ -429,7 +429,7 @@ pub(crate) fn put_off_change(
         return false;
     };
     let fits = number == reg.number
-        && chan.mode() == (RING, RING)
+        && chan.mode() == (Route::Ring, Route::Ring)
         && reg.is_gone == (op == libc::EPOLL_CTL_ADD)
         && (reg.events | events) & (NEVER | EDGE) == 0
         && (is_gone || events & (READABLE | WRITABLE) != 0);
@@ -468,11 +468,11 @@ pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
         let [reg] = regs else { return None };
         let (tx, rx) = chan.mode();
         let fits = chan.carrier == Carrier::Here
-            && rx == RING
+            && rx == Route::Ring
             && reg.events & NEVER == 0
             && reg.events & (READABLE | WRITABLE) != 0
             && reg.bell.is_some()
-            && (tx == RING || reg.events & EDGE != 0 || reg.events & sets::OUT == 0)
+            && (tx == Route::Ring || reg.events & EDGE != 0 || reg.events & sets::OUT == 0)
             && !sets::is_foreign(reg.number);
         (fits && claim(reg.number).is_some()).then_some((reg, chan))
     });

@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use weft_run::ledger::{Head, LEN, MAGIC, NAME, RING, ROW_WORDS, ROWS, VERSION, Word, words};
+use weft_run::connection::Route;
+use weft_run::ledger::{Head, LEN, MAGIC, NAME, ROW_WORDS, ROWS, VERSION, Word, words};
 use weft_run::meet::{Ends, Why};
 use weft_sys::memfd::{self, Mapping};
 
@@ -266,8 +267,9 @@ pub(crate) struct RowOf(Row);
 
 impl RowOf {
     pub(crate) fn begin(fd: i32, own: SocketAddr, peer: SocketAddr, out: bool) -> RowOf {
-        let mode = if out { RING << 8 } else { RING };
-        let more = [(Word::Udp, 1), (Word::Mode, u64::from(mode))];
+        let ring = Route::Ring as u64;
+        let mode = if out { ring << 8 } else { ring };
+        let more = [(Word::Udp, 1), (Word::Mode, mode)];
         let row = take_row(fd, &Ends { own, peer }, &more);
         add(head(Head::Paths), 1);
         RowOf(Row(AtomicU32::new(row)))
@@ -319,7 +321,7 @@ pub(crate) fn explain_datagrams() {
     );
     let rows: Vec<_> = rows.iter().filter(|row| row.udp).collect();
     for row in rows.iter().take(32) {
-        let out = row.tx_mode == RING;
+        let out = row.tx_mode == Route::Ring;
         let _ = writeln!(
             text,
             "  UDP {} {} {}: {} datagrams, {} B, {} dropped as the receiver was slow",

@@ -66,6 +66,7 @@ mod settings;
 mod signal;
 mod sock;
 mod spin;
+mod state;
 mod table;
 mod tx;
 mod work;

@@ -7,14 +7,15 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
+use weft_run::connection::Phase;
+use weft_run::connection::over::{self, Answer};
 use weft_run::gate::Join;
-use weft_run::ledger::TCP;
 use weft_run::meet::{self, Ends, Why};
 use weft_run::pace;
 
 use crate::bell::{self, channel};
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, PROBING, Slow, big};
+use crate::conn::{Conn, Inside, Slow, big};
 use crate::direction::{close_sending, tx_after};
 use crate::kernel::borrowed;
 use crate::{counts, hidden, hosts, kernel, settings};
@@ -25,7 +26,7 @@ const RING_BYTES: u32 = 256 << 10;
 /// Counts a send or receive, and looks for the peer when that is due.
 #[inline]
 pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
-    if conn.phase.load(Relaxed) != PROBING {
+    if conn.phase.load(Relaxed) != Phase::Probing {
         return;
     }
     let n = conn.ops.fetch_add(1, Relaxed) + 1;
@@ -42,7 +43,7 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
 /// Takes back the count of a call that neither sent nor received.
 pub(crate) fn untick(conn: &Conn) {
     let phase = conn.phase.load(Relaxed);
-    if phase == PROBING && crate::errno() == libc::EAGAIN && conn.ops.load(Relaxed) > 0 {
+    if phase == Phase::Probing && crate::errno() == libc::EAGAIN && conn.ops.load(Relaxed) > 0 {
         conn.ops.fetch_sub(1, Relaxed);
     }
 }
@@ -50,7 +51,7 @@ pub(crate) fn untick(conn: &Conn) {
 #[cold]
 fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     let big = big();
-    if conn.phase.load(SeqCst) != PROBING {
+    if conn.phase.load(SeqCst) != Phase::Probing {
         return;
     }
     if settings::is_off() {
@@ -177,12 +178,13 @@ fn try_join(conn: &'static Conn, inside: &Inside) -> bool {
         return false;
     };
     let big = big();
-    if conn.holders(inside) != 1 || chan.side().tx_state.load(SeqCst) != TCP {
+    if !over::may_join(conn.holders(inside), chan.side().tx_state.load(SeqCst)) {
         return conn.gate.is_joined();
     }
     let dialled = conn.dialled.load(Relaxed);
     let joined = conn.gate.join(|count| {
-        let agrees = counts::sent(conn.descriptor(), dialled) == Some(count);
+        let kernel = counts::sent(conn.descriptor(), dialled);
+        let agrees = over::compare(count, kernel) == Answer::Yes;
         if agrees {
             chan.stream.join(chan.role, count);
         }

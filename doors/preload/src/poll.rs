@@ -9,9 +9,8 @@ use std::cell::Cell;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::{Carrier, RING};
+use weft_run::connection::{Carrier, Route, ready};
 
-use crate::chan::BOTH;
 use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
@@ -37,8 +36,7 @@ fn wait_tcp(conn: &'static Conn, inside: Inside) -> Waiting {
 
 fn is_ours(fd: c_int) -> bool {
     dgram::ready::is_ours(fd)
-        || conn::of(fd)
-            .is_some_and(|conn| matches!(conn.phase.load(SeqCst), conn::PROBING | conn::LINKED))
+        || conn::of(fd).is_some_and(|conn| conn.phase.load(SeqCst).is_followed())
 }
 
 /// The list passed to the kernel in place of the program's.
@@ -86,12 +84,12 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
             out.waiting.push(waiting);
             continue;
         };
-        if chan.side().rx_state.load(SeqCst) == BOTH {
+        if chan.side().rx_state.load(SeqCst) == Route::Both {
             hosts::leave_both(conn, chan);
         }
         rx::follow_back(conn, chan);
         let (tx, rx) = chan.mode();
-        if rx == RING {
+        if rx == Route::Ring {
             rx::take_bell_for_poll(chan);
         }
         let is_over =
@@ -99,30 +97,24 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         if is_over {
             bell::follow_death(one.fd, chan);
         }
-        let carrier = |mode| match mode {
-            RING if !is_over => chan.bell(),
-            _ => one.fd,
-        };
-        let (input, output) = (carrier(rx), carrier(tx));
-        if input == output {
-            put(at, input, one.events);
-        } else {
-            put(at, input, one.events & !OUT);
-            if one.events & OUT != 0 {
-                put(at, output, one.events & OUT);
+        // Bytes of a closed ring keep the bell readable.
+        let (input, output) = (ready::input(rx, is_over, false), ready::output(tx, is_over));
+        for (fd, takes_in, takes_out) in [
+            (one.fd, input.tcp, output.tcp),
+            (chan.bell(), input.bell, output.bell),
+        ] {
+            let mut events = if takes_in { one.events & !OUT } else { 0 };
+            events |= if takes_out { one.events & OUT } else { 0 };
+            if !takes_in && fd == one.fd {
+                // Urgent data comes over TCP.
+                events |= one.events & libc::POLLPRI;
+            }
+            // An entry for nothing still reports errors.
+            if events != 0 || takes_in && (fd == one.fd || !input.tcp) {
+                put(at, fd, events);
             }
         }
-        if rx == BOTH && one.events & !OUT != 0 {
-            put(at, chan.bell(), one.events & !OUT);
-        }
-        if rx == RING && one.events & libc::POLLPRI != 0 {
-            // Urgent data comes over TCP.
-            put(at, one.fd, libc::POLLPRI);
-        }
-        if matches!(rx, RING | BOTH) {
-            // It blocks nothing: the direction has switched.
-            drop(waiting);
-        } else {
+        if ready::keeps_tcp(rx) {
             out.waiting.push(waiting);
         }
     }
@@ -142,6 +134,19 @@ fn has_bytes_after_end(fd: c_int) -> bool {
     })
 }
 
+/// A bell has rung. Returns true if it announced only that the rest of the stream comes over TCP.
+fn has_left_ring(fd: c_int) -> bool {
+    conn::enter(fd).is_some_and(|(conn, inside)| {
+        conn.chan(&inside).is_some_and(|chan| {
+            if !chan.stream.is_closed(chan.peer()) {
+                return false;
+            }
+            rx::follow_back(conn, chan);
+            !chan.mode().1.uses_ring()
+        })
+    })
+}
+
 /// Puts the answers where the program looks for them. Returns how many entries have one.
 fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
     for one in &mut *list {
@@ -156,6 +161,9 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
             let tcp = kernel::poll_one(list[at].fd, list[at].events, 0);
             let rest = if is_readable { END } else { END | IN };
             revents = revents & !rest | tcp;
+        } else if is_bell && revents & IN != 0 && has_left_ring(list[at].fd) {
+            let tcp = kernel::poll_one(list[at].fd, list[at].events & !OUT, 0);
+            revents = revents & !IN | tcp;
         }
         if is_bell {
             // A Unix socket reports this, and TCP does not.
@@ -184,21 +192,28 @@ fn by_ring(one: pollfd) -> Option<c_short> {
     let (conn, inside) = conn::enter(one.fd)?;
     let chan = conn.chan(&inside)?;
     let (stream, side) = (&chan.stream, chan.side());
-    let (tx_mode, rx_mode) = chan.mode();
+    let (out, into) = chan.mode();
     let (wants_in, wants_out) = (one.events & !OUT != 0, one.events & OUT != 0);
-    if rx_mode != RING || wants_out && tx_mode != RING || one.events & libc::POLLPRI != 0 {
+    if one.events & libc::POLLPRI != 0 {
         return None;
     }
-    if stream.has_finished(chan.peer()) {
+    let ready = stream
+        .ready(chan.peer(), side.head.load(Relaxed))
+        .ok()
+        .filter(|_| wants_in);
+    let has_finished = stream.has_finished(chan.peer());
+    let rings = ready::Rings {
+        out,
+        into,
+        has_finished,
+        ready,
+    };
+    if !ready::is_told_by_rings(rings, (wants_in, wants_out)) {
         return None;
     }
     let mut answer = 0;
-    if wants_in {
-        match stream.ready(chan.peer(), side.head.load(Relaxed)) {
-            Ok((n, false)) if n > 0 => answer |= one.events & IN,
-            Ok((_, false)) => {}
-            _ => return None,
-        }
+    if ready.is_some_and(|(n, _)| n > 0) {
+        answer |= one.events & IN;
     }
     if wants_out && chan.is_writable()? {
         answer |= one.events & (libc::POLLOUT | libc::POLLWRNORM);
@@ -303,7 +318,7 @@ unsafe fn ask(
             }
             return 0;
         }
-        // A bell has ended, and TCP not yet: the next translation has TCP in its place.
+        // A bell has ended or its ring is closed, and TCP has nothing yet: the next translation has TCP in its place.
         let ready = answer(list, &asked);
         if ready > 0 || !may_wait {
             return ready;

@@ -9,7 +9,7 @@
 
 use libc::{c_int, c_long, c_ulong, c_void, gid_t, uid_t};
 
-use weft_run::ledger::Carrier;
+use weft_run::connection::Carrier;
 use weft_run::meet::Why;
 
 use crate::chan::Chan;

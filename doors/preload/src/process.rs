@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 use weft_run::meet::Why;
 
-use crate::conn::{self, Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
+use crate::conn::{self, Conn, Locks, big, with_free};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
 use crate::{back, dgram, fd, kernel, late, ledger, lend, lock, next, sets, table};
@@ -72,7 +72,7 @@ extern "C" fn before_fork() {
         if let Some(chan) = conn.chan_slow(&guard) {
             chan.side().holders.fetch_add(1, SeqCst);
             sets::shared_by_fork();
-        } else if matches!(conn.phase.load(SeqCst), FRESH | PROBING) {
+        } else if conn.phase.load(SeqCst).may_meet() {
             let mut shared = conn.shared.load(SeqCst);
             if shared.is_null() {
                 shared = counter();
@@ -212,7 +212,7 @@ fn before_spawn() -> Vec<&'static Conn> {
     dgram::fork::before_exec();
     let mut inherited = Vec::new();
     table::each_socket(|number, conn: &'static Conn| {
-        if matches!(conn.phase.load(SeqCst), LINKED | PROBING) && !kernel::closes_on_exec(number) {
+        if conn.phase.load(SeqCst).is_followed() && !kernel::closes_on_exec(number) {
             inherited.push(conn);
         }
     });

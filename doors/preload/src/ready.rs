@@ -8,10 +8,10 @@ use libc::{c_int, epoll_event};
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::{Carrier, RING};
+use weft_run::connection::{Carrier, Phase, Route};
 
 use crate::chan::Chan;
-use crate::conn::{Conn, Inside, PLAIN, Reg, big};
+use crate::conn::{Conn, Inside, Reg, big};
 use crate::iov::is_bad;
 use crate::regs::{
     EXCLUSIVE, ONESHOT, adopt, apply, catch_up, forget, has_fired, is_both, is_taken,
@@ -48,13 +48,13 @@ pub(crate) fn can_move(conn: &Conn, chan: &Chan, big: &MutexGuard<'_, ()>) -> bo
 fn once_can_move(reg: &Reg, chan: &Chan) -> bool {
     let is_out = reg.events & OUT != 0;
     let is_here = chan.carrier == Carrier::Here;
-    is_here && (!is_out || chan.mode().0 == RING) && has_fired(reg, chan).is_some()
+    is_here && (!is_out || chan.mode().0 == Route::Ring) && has_fired(reg, chan).is_some()
 }
 
 /// Returns true if a registration that fires once would have to cover two descriptors if our sends were on the ring and our receives were not.
 pub(crate) fn once_keeps_tcp(conn: &Conn, chan: &Chan, big: &MutexGuard<'_, ()>) -> bool {
     let keeps = |reg: &Reg| reg.events & ONESHOT != 0 && is_both(reg.events);
-    chan.mode().1 != RING && conn.slow(big).regs.iter().any(keeps)
+    chan.mode().1 != Route::Ring && conn.slow(big).regs.iter().any(keeps)
 }
 
 /// After a direction has changed: all registrations follow.
@@ -89,7 +89,7 @@ fn set_eager(chan: &Chan, regs: &[Reg]) {
         (false, false) => 1,
     };
     side.eager.store(eager, SeqCst);
-    if eager != 0 && side.rx_state.load(SeqCst) == RING {
+    if eager != 0 && side.rx_state.load(SeqCst) == Route::Ring {
         let _rx = side.rx_lock.lock();
         match chan.stream.ready(chan.peer(), side.head.load(Relaxed)) {
             Ok((0, false)) => _ = bell::ask(chan),
@@ -274,7 +274,9 @@ pub(crate) unsafe fn needs_tcp(chan: &Chan, op: c_int, event: *const epoll_event
     }
     // SAFETY: the caller's promise.
     let (events, _) = unsafe { parts(event) };
-    events & ONESHOT != 0 && is_both(events) && matches!(chan.mode(), (RING, rx) if rx != RING)
+    events & ONESHOT != 0
+        && is_both(events)
+        && matches!(chan.mode(), (Route::Ring, rx) if rx != Route::Ring)
 }
 
 /// Whether the kernel refuses these events beside `EPOLLEXCLUSIVE`, or a change of such a registration, which had the events `before`.
@@ -410,7 +412,7 @@ pub(crate) fn closing(
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
         if !last {
-            if conn.phase.load(Relaxed) == PLAIN {
+            if conn.phase.load(Relaxed) == Phase::Plain {
                 reg.is_orphan = true;
             } else if !reg.is_orphan {
                 leave_to_kernel(reg);

@@ -7,9 +7,9 @@ use libc::c_int;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::SeqCst;
 
-use weft_run::ledger::RING;
+use weft_run::connection::ready;
 
-use crate::chan::{BOTH, Chan};
+use crate::chan::Chan;
 use crate::conn::{Conn, Reg};
 use crate::sets::{IN, OUT, control, count_mixed, number};
 use crate::{edges, hidden};
@@ -51,28 +51,25 @@ pub(crate) fn is_both(events: u32) -> bool {
 
 /// Returns the events to register for the TCP socket and for the bell.
 fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
-    if chan.side().ended.load(SeqCst) != 0 {
+    let has_ended = chan.side().ended.load(SeqCst) != 0;
+    if has_ended {
         return (Some(events), None);
     }
     let (tx, rx) = chan.mode();
     let flags = events & !(IN | OUT);
     let (mut tcp, mut bell) = (None, None);
     // A registration for neither still reports errors, from the descriptor that carries incoming bytes.
-    let input = if rx == RING { &mut bell } else { &mut tcp };
     if events & IN != 0 || events & OUT == 0 {
-        let flags_in = flags | events & IN;
-        *input = Some(flags_in);
-        match rx {
-            BOTH => bell = Some(flags_in),
-            // Bytes that the peer sends over TCP are behind those of the ring.
-            RING if chan.stream.is_closed(chan.peer()) && events & ONESHOT == 0 => {
-                tcp = Some(tcp.unwrap_or(flags) | flags_in);
-            }
-            _ => {}
-        }
+        // One that fires once cannot stand for two descriptors.
+        let is_closed = events & ONESHOT == 0 && chan.stream.is_closed(chan.peer());
+        let watch = ready::input(rx, has_ended, is_closed);
+        let wanted = flags | events & IN;
+        tcp = watch.tcp.then_some(wanted);
+        bell = watch.bell.then_some(wanted);
     }
-    let output = if tx == RING { &mut bell } else { &mut tcp };
     if events & OUT != 0 {
+        let watch = ready::output(tx, has_ended);
+        let output = if watch.bell { &mut bell } else { &mut tcp };
         *output = Some(output.unwrap_or(flags) | events & OUT);
     }
     // A Unix socket reports this, and TCP does not.

@@ -8,12 +8,14 @@ use libc::{c_int, c_ulong, iovec, ssize_t};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::{Carrier, RING, TCP, Word};
+use weft_run::connection::receive::{self, Asked, Empty, First, Kernel};
+use weft_run::connection::{Carrier, Route, back, ready as readiness};
+use weft_run::ledger::Word;
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
-use crate::chan::{BOTH, Chan, Side};
-use crate::conn::{self, Conn, LINKED, PROBING};
+use crate::chan::{Chan, Side};
+use crate::conn::{self, Conn};
 use crate::fetch::{self, Took};
 use crate::iov::{cut, good, one, total};
 use crate::lend::memory;
@@ -52,7 +54,7 @@ pub(crate) unsafe fn receive(
     let Some(conn) = conn::of(fd) else {
         return real();
     };
-    if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
+    if !conn.phase.load(Relaxed).is_followed() {
         return real();
     }
     let Some(_busy) = signal::enter(conn) else {
@@ -90,7 +92,7 @@ unsafe fn receive_looking(
         let side = chan.side();
         ready::keep_up(conn, chan);
         match side.rx_state.load(SeqCst) {
-            RING => {
+            Route::Ring => {
                 if may_not_block(chan, flags) && is_still_empty(chan) {
                     return failed(libc::EAGAIN);
                 }
@@ -111,14 +113,14 @@ unsafe fn receive_looking(
                     Step::Tcp(got) => return unsafe { rest(conn.socket(fd), iov, flags, got) },
                 }
             }
-            TCP => {
+            Route::Tcp => {
                 side.run.store(0, Relaxed);
                 let is_here = chan.carrier == Carrier::Here;
                 if is_here && direction::try_switch_rx(conn, chan, &inside) {
                     continue;
                 }
                 if !is_here {
-                    hosts::try_consent(fd, conn, chan, &inside);
+                    hosts::try_consent(conn, chan, &inside);
                 }
                 if let Some(n) = over_tcp(conn, Some(chan), iov, flags, real) {
                     acknowledge(fd, side, n);
@@ -128,7 +130,7 @@ unsafe fn receive_looking(
                     return n;
                 }
             }
-            BOTH => {
+            Route::Both => {
                 // SAFETY: the caller's promise.
                 if let Some(n) = unsafe { hosts::receive(fd, conn, chan, iov, flags) } {
                     let is_part = n > 0
@@ -143,7 +145,7 @@ unsafe fn receive_looking(
                     return n + unsafe { remainder(fd, iov, flags, n as usize) };
                 }
             }
-            _ => {
+            Route::After => {
                 // What is given back comes before what TCP has by then.
                 await_giver(side);
                 let n = real();
@@ -163,7 +165,7 @@ const SHORT: ssize_t = 4096;
 
 /// Acknowledges a receive over TCP: if the outgoing direction is on the ring, no segment of ours does so.
 fn acknowledge(fd: c_int, side: &Side, n: ssize_t) {
-    if (1..=SHORT).contains(&n) && side.tx_state.load(Relaxed) == RING {
+    if (1..=SHORT).contains(&n) && side.tx_state.load(Relaxed) == Route::Ring {
         direction::acknowledge(fd);
     }
 }
@@ -186,7 +188,7 @@ fn over_tcp(
     real: &dyn Fn() -> ssize_t,
 ) -> Option<ssize_t> {
     conn.in_rx.fetch_add(1, SeqCst);
-    if chan.is_some_and(|chan| chan.side().rx_state.load(SeqCst) != TCP) {
+    if chan.is_some_and(|chan| chan.side().rx_state.load(SeqCst) != Route::Tcp) {
         conn.in_rx.fetch_sub(1, SeqCst);
         return None;
     }
@@ -344,7 +346,7 @@ fn await_all(fd: c_int, chan: &Chan, flags: c_int, rx: Held<'_>, looks: &mut i64
     drop(rx);
     if flags & libc::MSG_WAITALL == 0
         || may_not_block(chan, flags)
-        || is_over(fd, chan) != Some(false)
+        || ask_kernel(fd, chan, false) != Kernel::Quiet
     {
         return false;
     }
@@ -363,7 +365,6 @@ unsafe fn from_ring(
 ) -> Step {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let want = total(iov);
-    let is_here = chan.carrier == Carrier::Here;
     let mut got = 0;
     let (mut spun, mut ended, mut busy, mut looks) = (false, false, 0, 0);
     fetch::answer(chan);
@@ -371,7 +372,7 @@ unsafe fn from_ring(
     loop {
         // Another thread may close the socket meanwhile, and its number may be another's.
         let fd = conn.socket(fd);
-        let closed;
+        let (empty, first);
         let mut is_busy = false;
         {
             let rx = side.rx_lock.lock();
@@ -383,7 +384,7 @@ unsafe fn from_ring(
                 }
                 continue;
             }
-            if side.rx_state.load(SeqCst) != RING {
+            if side.rx_state.load(SeqCst) != Route::Ring {
                 return Step::Tcp(got);
             }
             let head = side.head.load(Relaxed);
@@ -412,8 +413,9 @@ unsafe fn from_ring(
                             told_of_rest(conn, chan);
                         }
                         // Behind the last bytes of a closed ring come those of TCP.
+                        let wants_all = flags & libc::MSG_WAITALL != 0;
                         let is_more =
-                            flags & libc::MSG_WAITALL != 0 || is_empty && is_closed && is_here;
+                            receive::goes_on(wants_all, is_empty, is_closed, chan.carrier);
                         if got == want || !is_more {
                             return Step::Done(got as ssize_t);
                         }
@@ -426,19 +428,22 @@ unsafe fn from_ring(
                     Took::Lost => return Step::Done(conn.reset(chan, Why::SourceLost)),
                 }
             }
-            closed = is_closed && !is_busy;
-            if !closed && !is_busy {
-                let may_block = !may_not_block(chan, flags);
-                if may_block && !spun && !ended {
-                    // Below.
-                } else if !may_block
+            let may_wait = !may_not_block(chan, flags);
+            empty = Empty {
+                is_closed,
+                has_ended: ended,
+                may_wait,
+                has_spun: spun,
+                is_left: !may_wait
                     && !ended
-                    && (late::is_put_off(conn, chan) || was_just_probed(chan))
-                {
-                    return so_far(got, libc::EAGAIN);
-                } else if bell::ask(chan) {
-                    continue;
-                }
+                    && (late::is_put_off(conn, chan) || was_just_probed(chan)),
+            };
+            first = receive::on_empty(empty);
+            match first {
+                _ if is_busy => {}
+                First::Return => return so_far(got, libc::EAGAIN),
+                First::Ask if bell::ask(chan) => continue,
+                First::Ask | First::GoOn | First::Spin => {}
             }
         }
         if is_busy {
@@ -448,30 +453,24 @@ unsafe fn from_ring(
             }
             continue;
         }
-        if closed || ended {
-            return go_on_over_tcp((fd, conn), chan, closed, got);
+        if first == First::GoOn {
+            return go_on_over_tcp((fd, conn), chan, true, got);
         }
-        if may_not_block(chan, flags) {
-            match is_over(fd, chan) {
-                None => return Step::Done(conn.reset(chan, Why::Unseen)),
-                Some(false) => return so_far(got, libc::EAGAIN),
-                // The ring is checked once more for bytes published before the end.
-                Some(true) => ended = true,
-            }
-            continue;
-        }
-        if !spun {
+        if first == First::Spin {
             spun = true;
             spin(chan);
             continue;
         }
         spun = false;
-        if is_here && ask_kernel(fd, chan) == Kernel::Stray {
-            return Step::Done(conn.reset(chan, Why::Unseen));
-        }
-        match sleep(conn, chan, got) {
-            Ok(is_end) => ended = is_end,
-            Err(step) => return step,
+        match receive::asked(empty, || ask_kernel(fd, chan, empty.may_wait)) {
+            Asked::GoOn => return go_on_over_tcp((fd, conn), chan, false, got),
+            Asked::Reset => return Step::Done(conn.reset(chan, Why::Unseen)),
+            Asked::Return => return so_far(got, libc::EAGAIN),
+            Asked::Ended => ended = true,
+            Asked::Sleep => match sleep(conn, chan, got) {
+                Ok(is_end) => ended = is_end,
+                Err(step) => return step,
+            },
         }
     }
 }
@@ -504,30 +503,26 @@ fn go_on_over_tcp(
             return Step::Done(conn.reset(chan, Why::Unseen));
         }
     }
-    let why = if closed && !hosts::is_at_end(conn, chan) {
-        Why::Peer
-    } else {
-        Why::None
-    };
+    let why = back::reason(closed, hosts::is_at_end(conn, chan));
     direction::rx_after(conn, chan, why);
     Step::Tcp(got)
 }
 
-/// Returns true if the peer of an empty ring has ended. `None`: TCP has bytes that were sent by a call that is not seen.
-fn is_over(fd: c_int, chan: &Chan) -> Option<bool> {
+/// What the kernel says of an empty ring's peer. A receiver that is about to sleep is told of the end by its bell.
+fn ask_kernel(fd: c_int, chan: &Chan, may_wait: bool) -> Kernel {
+    let mut says = Kernel::Quiet;
     if chan.carrier == Carrier::Here {
-        return match ask_kernel(fd, chan) {
-            Kernel::Stray => None,
-            Kernel::End => Some(true),
-            // The bell can end before a FIN that the kernel has to send again.
-            Kernel::Quiet => {
-                let has_finished = chan.stream.has_finished(chan.peer());
-                let is_ended = has_finished && bell::probe(chan.bell()) == Heard::End;
-                Some(is_ended || bell::is_cut_in_fill(chan))
-            }
-        };
+        says = socket_says(fd, chan);
     }
-    Some(bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan))
+    if says == Kernel::Quiet && !may_wait {
+        // The bell can end before a FIN that the kernel has to send again.
+        let may_have_ended = chan.carrier != Carrier::Here || chan.stream.has_finished(chan.peer());
+        let has_ended = may_have_ended && bell::probe(chan.bell()) == Heard::End;
+        if has_ended || bell::is_cut_in_fill(chan) {
+            says = Kernel::End;
+        }
+    }
+    says
 }
 
 /// An edge-triggered program has left bytes in the ring (under `rx_lock`).
@@ -538,27 +533,15 @@ fn told_of_rest(conn: &Conn, chan: &Chan) {
 }
 
 /// What the kernel says of the TCP socket while its bytes come through the ring.
-#[derive(PartialEq, Eq)]
-enum Kernel {
-    Quiet,
-    /// The peer has ended the connection, or its process has ended.
-    End,
-    /// There are bytes, which a call sent past this library.
-    Stray,
-}
-
-fn ask_kernel(fd: c_int, chan: &Chan) -> Kernel {
+fn socket_says(fd: c_int, chan: &Chan) -> Kernel {
     const END: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
     match kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, 0) {
         0 => Kernel::Quiet,
-        // While a FIN is being received, a poll can find it as a byte, before the kernel says what it is.
-        bits if bits & END == 0
-            && !chan.stream.is_closed(chan.peer())
-            && kernel::unread(fd) > 0 =>
-        {
-            Kernel::Stray
-        }
-        _ => Kernel::End,
+        bits => receive::readable(
+            bits & END != 0,
+            || chan.stream.is_closed(chan.peer()),
+            || kernel::unread(fd) > 0,
+        ),
     }
 }
 
@@ -620,10 +603,11 @@ fn await_end(fd: c_int) {
 /// Follows a peer that has gone back to TCP, once its last bytes in the ring are read: from then on the readiness of the TCP socket counts.
 pub(crate) fn follow_back(conn: &'static Conn, chan: &Chan) {
     let side = chan.side();
-    let is_over = chan.carrier == Carrier::Here && side.rx_state.load(SeqCst) == RING && {
+    let may_be_over = chan.carrier == Carrier::Here && side.rx_state.load(SeqCst) == Route::Ring;
+    let is_over = may_be_over && {
         let _rx = side.rx_lock.lock();
-        let head = side.head.load(Relaxed);
-        matches!(chan.stream.ready(chan.peer(), head), Ok((0, true)))
+        let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
+        readiness::is_over(side.rx_state.load(SeqCst), ready.ok())
     };
     if is_over {
         direction::rx_after(conn, chan, Why::Peer);
@@ -633,7 +617,7 @@ pub(crate) fn follow_back(conn: &'static Conn, chan: &Chan) {
 /// Reads a bell that was left, before the program waits for the socket by `poll` or `select`, so that readiness is the ring's.
 pub(crate) fn take_bell_for_poll(chan: &Chan) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    if side.rx_state.load(SeqCst) != RING {
+    if side.rx_state.load(SeqCst) != Route::Ring {
         return;
     }
     let _rx = side.rx_lock.lock();

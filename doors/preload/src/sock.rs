@@ -10,16 +10,16 @@ use libc::{
 };
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::Carrier;
+use weft_run::connection::{Carrier, Phase};
 use weft_run::meet::Why;
 
-use crate::conn::{self, Conn, FRESH, PROBING};
+use crate::conn::{self, Conn};
 use crate::full::{patient, patient_until};
 use crate::iov::{is_bad, is_optional};
 use crate::table::{self, Entry};
 use crate::{
-    back, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, late, ledger, next,
-    poll as readiness, ready, sets, settings,
+    back, bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, late, ledger,
+    next, poll as readiness, ready, sets, settings, signal,
 };
 
 /// Forgets the previous state of a new descriptor's number.
@@ -30,7 +30,7 @@ fn fresh(fd: c_int) {
     }
 }
 
-fn follow(fd: c_int, phase: u32) {
+fn follow(fd: c_int, phase: Phase) {
     // The C library's streams stand on the first three, and read and write by themselves.
     if fd > libc::STDERR_FILENO && table::holds(fd) && !settings::is_off() {
         table::put(fd, Entry::socket(Conn::new(phase)));
@@ -59,7 +59,7 @@ fn accepted(listener: c_int, fd: c_int) {
                 Some(libc::AF_INET | libc::AF_INET6)
             ));
     if tcp {
-        follow(fd, PROBING);
+        follow(fd, Phase::Probing);
         ledger::seen();
     }
 }
@@ -71,7 +71,7 @@ unsafe fn connected_anew(fd: c_int, addr: *const sockaddr, len: socklen_t) {
     let leaves = has_family && c_int::from(unsafe { (*addr).sa_family }) == libc::AF_UNSPEC;
     if leaves {
         descriptor::forget(fd);
-        follow(fd, FRESH);
+        follow(fd, Phase::Fresh);
     }
 }
 
@@ -172,7 +172,7 @@ weft_sys::doors! {
         if fd >= 0 {
             fresh(fd);
             no_listener(fd);
-            if is_tcp(domain, kind, protocol) { follow(fd, FRESH); }
+            if is_tcp(domain, kind, protocol) { follow(fd, Phase::Fresh); }
             dgram::follow(fd, domain, kind, protocol);
         }
         fd
@@ -180,13 +180,13 @@ weft_sys::doors! {
 
     fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
         let rc = next::connect(fd, addr, len);
-        if rc == 0 && conn::of(fd).is_some_and(|conn| conn.phase.load(SeqCst) != FRESH) {
+        if rc == 0 && conn::of(fd).is_some_and(|conn| conn.phase.load(SeqCst) != Phase::Fresh) {
             // The kernel took the end of one connection, or the beginning of another. `EISCONN` and a connect that goes on do not come here.
             connected_anew(fd, addr, len);
         }
         if let Some(conn) = conn::of(fd)
             && (rc == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR)
-            && conn.phase.compare_exchange(FRESH, PROBING, SeqCst, Relaxed).is_ok()
+            && conn.phase.change(Phase::Fresh, Phase::Probing, SeqCst)
         {
             conn.dialled.store(true, Relaxed);
             ledger::seen();
@@ -223,7 +223,10 @@ weft_sys::doors! {
         let Some((conn, inside)) = conn::enter(fd) else { return next::shutdown(fd, how) };
         if how != libc::SHUT_WR { back::downgrade(conn, Why::ShutRead); }
         edges::found_full(conn);
-        let rc = next::shutdown(fd, how);
+        let rc = match conn.chan(&inside) {
+            Some(chan) if how != libc::SHUT_RD => direction::shut_sending(chan, || next::shutdown(fd, how)),
+            _ => next::shutdown(fd, how),
+        };
         if rc == 0 && how != libc::SHUT_WR && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here) {
             // It ends the waits of other threads, as it does in the kernel.
             next::shutdown(chan.bell(), libc::SHUT_RD);
@@ -234,6 +237,18 @@ weft_sys::doors! {
             if chan.carrier == Carrier::Here { chan.stream.shut(chan.role); next::shutdown(chan.bell(), how); } else { hosts::shut_write(chan); }
         }
         rc
+    }
+
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int {
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR)
+            && let Some((conn, inside)) = conn::enter(fd)
+            && let Some(chan) = conn.chan(&inside).filter(|chan| chan.carrier == Carrier::Here)
+        {
+            let _busy = signal::begin();
+            // The kernel does not know of the bytes that a killed peer had not read.
+            bell::follow_death(fd, chan);
+        }
+        next::getsockopt(fd, level, name, value, len)
     }
 
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {

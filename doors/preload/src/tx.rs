@@ -8,12 +8,14 @@ use libc::{c_int, ssize_t};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::stream::Published;
-use weft_run::ledger::{Carrier, RING, TCP, Word};
+use weft_run::connection::send::{self, Asked, NoRoom};
+use weft_run::connection::{Carrier, Route};
+use weft_run::ledger::Word;
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
 use crate::chan::Chan;
-use crate::conn::{self, Conn, Inside, LINKED, PROBING};
+use crate::conn::{self, Conn, Inside};
 use crate::iov::{Source, cut, each_piece, good};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
@@ -45,7 +47,7 @@ pub(crate) unsafe fn transmit(
     let Some(conn) = conn::of(fd) else {
         return real();
     };
-    if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
+    if !conn.phase.load(Relaxed).is_followed() {
         return real();
     }
     let Some(_busy) = signal::enter(conn) else {
@@ -90,7 +92,7 @@ unsafe fn transmit_looking(
         };
         ready::keep_up(conn, chan);
         match chan.side().tx_state.load(SeqCst) {
-            RING => {
+            Route::Ring => {
                 // SAFETY: the caller's promise.
                 let fit = match source {
                     Source::Memory(iov) => Source::Memory(good(iov)),
@@ -114,12 +116,12 @@ unsafe fn transmit_looking(
                     }
                 }
             }
-            TCP => {
+            Route::Tcp => {
                 if let Some(n) = following(fd, conn, chan, source, flags, &inside, real) {
                     return n;
                 }
             }
-            _ => {
+            Route::After | Route::Both => {
                 let n = after(chan, source.len(), real);
                 if n > 0 {
                     conn.gate.add(n as u64);
@@ -157,9 +159,6 @@ fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> Opt
     Some(n)
 }
 
-/// TCP takes so many bytes at once, whatever its buffer.
-const AT_ONCE: usize = 2048;
-
 /// Sends `len` bytes over TCP after the direction was closed, unless the receiver holds us back.
 fn after(chan: &Chan, len: usize, real: &dyn Fn() -> ssize_t) -> ssize_t {
     if chan.carrier != Carrier::Here {
@@ -168,8 +167,7 @@ fn after(chan: &Chan, len: usize, real: &dyn Fn() -> ssize_t) -> ssize_t {
     while !chan.stream.begin_after(chan.role) {
         chan.await_release();
     }
-    if len > AT_ONCE {
-        // The send may wait for the receiver, who may still wait for the ring.
+    if send::rings_first(len) {
         direction::ring_for_tcp(chan);
     }
     let n = real();
@@ -443,7 +441,7 @@ unsafe fn step(
     let (stream, role, side) = (&chan.stream, chan.role, chan.side());
     let want = source.len();
     let held = side.tx_lock.lock();
-    if side.tx_state.load(SeqCst) != RING {
+    if side.tx_state.load(SeqCst) != Route::Ring {
         return Next::Over(Step::Tcp(sent));
     }
     if side.tx_lock.was_stolen() {
@@ -490,13 +488,14 @@ unsafe fn step(
             }
         };
     }
-    if stream.is_closed(role) {
-        drop(held);
-        direction::tx_after(conn, chan, Why::Peer);
-        return Next::Over(Step::Tcp(sent));
-    }
-    if !must_ring {
-        return Next::Full(Heard::Alive);
+    match send::on_full(stream.is_closed(role), must_ring) {
+        NoRoom::GoBack => {
+            drop(held);
+            direction::tx_after(conn, chan, Why::Peer);
+            return Next::Over(Step::Tcp(sent));
+        }
+        NoRoom::Spin => return Next::Full(Heard::Alive),
+        NoRoom::Ask => {}
     }
     let has_room = || stream.room(role, tail).is_ok_and(|room| room > 0);
     stream.want_room(role);
@@ -549,12 +548,13 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             spin(chan);
             continue;
         }
-        if must_not_wait() {
-            if full::found_full(chan) {
+        match send::asked(!must_not_wait(), || full::found_full(chan)) {
+            Asked::Return => return partial(sent, libc::EAGAIN),
+            Asked::Close => {
                 direction::stop_sending(conn, Why::SlowReader);
                 continue;
             }
-            return partial(sent, libc::EAGAIN);
+            Asked::Sleep => {}
         }
         spun = false;
         conn.row.count(Word::Sleeps, 1);

@@ -12,7 +12,7 @@ use weft_sys::process;
 use weft_sys::unix::{self, Name};
 
 use crate::addr::{ADDR, get_addr, put_addr};
-use crate::ledger::Carrier;
+use crate::connection::Carrier;
 use crate::meet::{Ends, Why};
 
 /// The default port that brokers listen on.

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use crate::connection::{Carrier, Route};
 use crate::lend::{Copied, Mode};
 use crate::meet::Why;
 
@@ -62,7 +63,7 @@ pub enum Word {
     PeerLow,
     /// Ports.
     Ports,
-    /// Path of each direction: [`TCP`], [`RING`], [`AFTER`]; sent << 8 | received.
+    /// [`Route`] of each direction; sent << 8 | received.
     Mode,
     /// Why it is not on the rings, a [`Why`].
     Why,
@@ -106,33 +107,6 @@ pub enum Word {
     Moved,
 }
 
-/// Transport of the bytes behind the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Carrier {
-    /// The peer is on this host.
-    Here = 0,
-    /// SDP with copies.
-    Bsdp = 1,
-}
-
-impl Carrier {
-    /// Of its number.
-    pub fn of(number: u64) -> Carrier {
-        match number {
-            1 => Carrier::Bsdp,
-            _ => Carrier::Here,
-        }
-    }
-}
-
-/// Over TCP.
-pub const TCP: u32 = 0;
-/// Through the ring.
-pub const RING: u32 = 1;
-/// Over TCP again.
-pub const AFTER: u32 = 2;
-
 /// A connection as reported by its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
@@ -142,10 +116,10 @@ pub struct Row {
     pub own: SocketAddr,
     /// The peer's.
     pub peer: SocketAddr,
-    /// Path of sent bytes: [`TCP`], [`RING`], [`AFTER`].
-    pub tx_mode: u32,
-    /// Path of received bytes.
-    pub rx_mode: u32,
+    /// Route of sent bytes.
+    pub tx_mode: Route,
+    /// Route of received bytes.
+    pub rx_mode: Route,
     /// Why it is not, or not any more, on the rings.
     pub why: Why,
     /// Bytes sent and received through rings.
@@ -234,7 +208,7 @@ impl Row {
     pub fn via(&self) -> &'static str {
         if self.udp {
             return match self.tx_mode {
-                RING => "udp out",
+                Route::Ring => "udp out",
                 _ => "udp in",
             };
         }
@@ -243,10 +217,10 @@ impl Row {
             Carrier::Bsdp => ["bsdp", "bsdp out", "bsdp in"],
         };
         match (self.tx_mode, self.rx_mode) {
-            (RING, RING) => both,
-            (RING, _) => out,
-            (_, RING) => inward,
-            (AFTER, _) | (_, AFTER) => "tcp again",
+            (Route::Ring, Route::Ring) => both,
+            (Route::Ring, _) => out,
+            (_, Route::Ring) => inward,
+            (Route::After, _) | (_, Route::After) => "tcp again",
             _ => "tcp",
         }
     }
@@ -303,8 +277,8 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
             fd: get(Word::Fd)? as i32,
             own: addr(get(Word::Own)?, get(Word::OwnLow)?, (ports >> 16) as u16),
             peer: addr(get(Word::Peer)?, get(Word::PeerLow)?, ports as u16),
-            tx_mode: (mode >> 8) as u32 & 0xff,
-            rx_mode: mode as u32 & 0xff,
+            tx_mode: Route::from((mode >> 8) as u32 & 0xff),
+            rx_mode: Route::from(mode as u32 & 0xff),
             why: Why::of(get(Word::Why)? as u32),
             ring: (get(Word::TxRing)?, get(Word::RxRing)?),
             tcp: (get(Word::TxTcp)?, get(Word::RxTcp)?),
@@ -406,7 +380,7 @@ mod tests {
         put(row + Word::Peer as usize, high);
         put(row + Word::PeerLow as usize, low);
         put(row + Word::Ports as usize, (80 << 16) + 4711);
-        put(row + Word::Mode as usize, u64::from(RING << 8 | RING));
+        put(row + Word::Mode as usize, 0x101);
         put(row + Word::TxRing as usize, 1000);
         put(row + Word::Lending as usize, Mode::AzCopy as u64);
         put(row + Word::TxSource as usize, 7000);

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod connection;
 pub mod dgram;
 pub mod gate;
 pub mod hosts;

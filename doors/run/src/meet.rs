@@ -19,7 +19,7 @@ const MAGIC: [u8; 8] = *b"weftrun1";
 const OFFER: usize = 8 + 8 + 8;
 
 /// Why two ends do not meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Why {
     /// No reason.
@@ -332,7 +332,8 @@ pub fn take(
     let mut bytes = [0; OFFER + 1];
     let (n, fds) = match unix::recv_with_fds(&wire, &mut bytes, 2) {
         Ok(Some(got)) => got,
-        Ok(None) => return Err(Why::Impostor),
+        // It has ended, or could not make its offer this time.
+        Ok(None) => return Ok(None),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
             *pending = Some(wire);
             return Ok(None);
@@ -344,8 +345,11 @@ pub fn take(
     if n != OFFER || bytes[..8] != MAGIC || ours != own_cookie(&fd)? {
         return Err(Why::Impostor);
     }
-    if peer_cookie(&fd)? != Some(theirs) {
-        return Err(Why::Impostor);
+    match peer_cookie(&fd)? {
+        Some(cookie) if cookie == theirs => {}
+        Some(_) => return Err(Why::Impostor),
+        // It has closed the connection meanwhile.
+        None => return Err(Why::Short),
     }
     let Ok([segment, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(Why::Impostor);
@@ -420,12 +424,27 @@ mod tests {
             offer(&wire, own, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
             assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
         }
-        // Something that is no socket for a bell, and nothing at all.
+        // Something that is no socket for a bell.
         let wire = dial(&ends).unwrap().unwrap();
         offer(&wire, &a, cookie, fd.as_fd(), fd.as_fd()).unwrap();
         assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
+    }
+
+    #[test]
+    fn a_peer_that_ends_while_meeting_is_no_impostor() {
+        let (a, b) = pair();
+        let listener = listen(&Ends::of(&b).unwrap()).unwrap();
+        let (_segment, fd) = Stream::create(1 << 16).unwrap();
+        let (_bell, theirs) = UnixStream::pair().unwrap();
+        let cookie = peer_cookie(&a).unwrap().unwrap();
+        let ends = Ends::of(&a).unwrap();
         drop(dial(&ends).unwrap().unwrap());
-        assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
+        let taken = take(&listener, &mut None, &b);
+        assert!(matches!(taken, Ok(None)), "it may dial again: {taken:?}");
+        let wire = dial(&ends).unwrap().unwrap();
+        offer(&wire, &a, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
+        drop(a);
+        assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Short));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -17,7 +18,9 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -650,6 +653,31 @@ static int killed_with_bytes_unread(void)
 	return 0;
 }
 
+// A program that asks the socket, and nothing else, learns once that its killed peer had bytes unread.
+static int error_after_a_kill(void)
+{
+	int s = halves(), err = 0;
+	socklen_t n = sizeof err;
+	char b[4];
+
+	if (child == 0)
+		pause();
+	write(s, "unread", 6);
+	kill(child, SIGKILL);
+	waitpid(child, 0, 0);
+	for (int tries = 0; tries < 500 && !err; tries++) {
+		getsockopt(s, SOL_SOCKET, SO_ERROR, &err, &n);
+		nap(err ? 0 : 10);
+	}
+	if (err != ECONNRESET)
+		return fail("no reset", err);
+	if (getsockopt(s, SOL_SOCKET, SO_ERROR, &err, &n) || err)
+		return fail("again", err);
+	if (recv(s, b, 4, 0) != 0)
+		return fail("after the error", 0);
+	return 0;
+}
+
 // Lets the child send a byte, and returns the `data` that the set reports for it, as one set of bits: those of `expected` are waited for. A bell rings after its byte can be read.
 static long told_by(int set, int s, unsigned long expected)
 {
@@ -797,6 +825,101 @@ static int writable_while_there_is_room(void)
 	exit(n != 5 || recv(s, b, 64, MSG_WAITALL) != 4);
 }
 
+static struct {
+	int s;
+	char *page;
+	long sent;
+} beside;
+
+static void *sends_a_page(void *unused)
+{
+	beside.sent = write(beside.s, beside.page, 4096);
+	return unused;
+}
+
+static void *shuts(void *unused)
+{
+	shutdown(beside.s, SHUT_WR);
+	return unused;
+}
+
+// A send of one thread is within its copy when another thread shuts the socket down: what the send returns arrives before the end.
+static int shut_beside_a_sender(void)
+{
+	static char zeros[4096];
+	struct uffdio_api api = {.api = UFFD_API};
+	struct uffd_msg fault;
+	pthread_t sender, shutter;
+	struct timespec t;
+	long n, got = 0;
+	int p[2], u;
+
+	if (pipe(p))
+		return fail("pipe", 0);
+	beside.s = halves();
+	if (child == 0) {
+		while ((n = recv(beside.s, zeros, sizeof zeros, 0)) > 0)
+			got += n;
+		exit(write(p[1], &got, sizeof got) != sizeof got);
+	}
+	u = syscall(SYS_userfaultfd, O_CLOEXEC);
+	if (u < 0 || ioctl(u, UFFDIO_API, &api)) {
+		// Not permitted here.
+		shutdown(beside.s, SHUT_WR);
+		return child_failed();
+	}
+	beside.page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_register area = {.range = {(unsigned long)beside.page, 4096}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+	if (ioctl(u, UFFDIO_REGISTER, &area))
+		return fail("register", 0);
+	pthread_create(&sender, 0, sends_a_page, 0);
+	if (read(u, &fault, sizeof fault) != sizeof fault)
+		return fail("fault", 0);
+	pthread_create(&shutter, 0, shuts, 0);
+	// TCP waits for the send.
+	clock_gettime(CLOCK_REALTIME, &t);
+	t.tv_nsec += 300000000;
+	t.tv_sec += t.tv_nsec / 1000000000;
+	t.tv_nsec %= 1000000000;
+	int shut = pthread_timedjoin_np(shutter, 0, &t) == 0;
+	struct uffdio_copy copy = {.dst = (unsigned long)beside.page, .src = (unsigned long)zeros, .len = 4096};
+	ioctl(u, UFFDIO_COPY, &copy);
+	pthread_join(sender, 0);
+	if (!shut)
+		pthread_join(shutter, 0);
+	if (read(p[0], &got, sizeof got) != sizeof got || got != (beside.sent > 0 ? beside.sent : 0))
+		return fail("of the sent bytes arrived", got);
+	return child_failed();
+}
+
+// The peer sets an option that only TCP has, and hands its socket on: nothing is readable by that.
+static int readable_means_bytes(void)
+{
+	int s = halves(), on = 1;
+	char b[4];
+
+	if (child) {
+		nap(100);
+		setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on);
+		if (recv(s, b, 4, 0) != 4)
+			return fail("receive", 0);
+		nap(100);
+		fclose(fdopen(dup(s), "r"));
+		if (recv(s, b, 4, 0) != 4 || write(s, "ping", 4) != 4)
+			return fail("receive", 1);
+		return child_failed();
+	}
+	struct pollfd p = {.fd = s, .events = POLLIN};
+	struct epoll_event e = {.events = EPOLLIN};
+	int set = epoll_create1(0);
+	if (epoll_ctl(set, EPOLL_CTL_ADD, s, &e) || epoll_wait(set, &e, 1, 300) != 0)
+		exit(fail("epoll: readable", e.events));
+	close(set);
+	if (write(s, "pong", 4) != 4 || poll(&p, 1, 300) != 0)
+		exit(fail("poll: readable", p.revents));
+	exit(write(s, "pong", 4) != 4 || poll(&p, 1, -1) != 1 || recv(s, b, 4, MSG_DONTWAIT) != 4);
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -823,6 +946,9 @@ static const struct {
 	{"fired_is_registered", fired_is_registered},
 	{"tells_what_is_left", tells_what_is_left},
 	{"writable_while_there_is_room", writable_while_there_is_room},
+	{"shut_beside_a_sender", shut_beside_a_sender},
+	{"readable_means_bytes", readable_means_bytes},
+	{"error_after_a_kill", error_after_a_kill},
 };
 
 int main(int argc, char **argv)

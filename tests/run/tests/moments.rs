@@ -24,4 +24,7 @@ weft_run_tests::as_on_tcp! { "moments":
     fired_is_registered
     tells_what_is_left
     writable_while_there_is_room
+    shut_beside_a_sender
+    readable_means_bytes
+    error_after_a_kill
 }

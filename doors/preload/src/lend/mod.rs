@@ -17,7 +17,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use weft_ring::source::{MAX_SOURCE, SOURCES, Terms};
-use weft_run::ledger::{Carrier, Word};
+use weft_run::connection::Carrier;
+use weft_run::ledger::Word;
 use weft_run::lend::{Copied, FROM, FROM_BYTES, MODE, Mode, ON_WRITE};
 use weft_sys::protect::{self, Refused};
 
