@@ -7,7 +7,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use weft_sys::Interest;
 
@@ -28,7 +28,26 @@ const HINT_AFTER_TICK: u32 = 64;
 /// The same after posts have waited for a tick: the tick may just have come in the middle of them.
 const HINT_AFTER_POSTS: u32 = 8;
 
+/// What the owner of a queue pair has done lately, from which the engine concludes whether it will come back. Hints: no order is needed.
+#[derive(Default)]
+pub(super) struct Owner {
+    /// How much the engine is needed although a thread polls.
+    engine_hint: AtomicU32,
+    /// A thread of the program has received something while it drove.
+    pub(super) app_received: AtomicBool,
+    /// Counts the drives of the owner, and the value that the engine saw last.
+    drive_seq: AtomicU32,
+    seen_seq: AtomicU32,
+}
+
 impl QpInner {
+    /// A poll that found completions: sends deferred requests.
+    pub(crate) fn flush_deferred(self: &Arc<Self>) {
+        if self.deferred.swap(0, Ordering::SeqCst) > 1 {
+            self.drive(false);
+        }
+    }
+
     /// A poll that found nothing, after `n` others: checks the socket. A thread that continues to poll, or that received the last data,
     /// takes the lease: the engine need not watch as well.
     pub(crate) fn drive_polled(
@@ -36,15 +55,15 @@ impl QpInner {
         empty_polls: u32,
         poller: Option<&mut Poller<'_>>,
     ) {
-        if self.dead.load(Ordering::Relaxed) || self.connected.get().is_none() {
+        if self.dead.load(Ordering::Relaxed) || self.peer.connected.get().is_none() {
             return;
         }
-        let app_received = self.app_received.load(Ordering::Relaxed);
-        let mut hint = self.engine_hint.load(Ordering::Relaxed);
+        let app_received = self.owner.app_received.load(Ordering::Relaxed);
+        let mut hint = self.owner.engine_hint.load(Ordering::Relaxed);
         if app_received {
-            self.app_received.store(false, Ordering::Relaxed);
+            self.owner.app_received.store(false, Ordering::Relaxed);
             hint /= 2;
-            self.engine_hint.store(hint, Ordering::Relaxed);
+            self.owner.engine_hint.store(hint, Ordering::Relaxed);
         }
         let spins = if hint == 0 {
             app_received || empty_polls >= LEASE_AFTER
@@ -53,8 +72,10 @@ impl QpInner {
         };
         // A thread that polls while sending is blocked polls until it is done. The engine would only send in its place, on another core.
         if spins || self.tx_blocked.load(Ordering::Relaxed) {
-            let seq = self.drive_seq.load(Ordering::Relaxed);
-            self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
+            let seq = self.owner.drive_seq.load(Ordering::Relaxed);
+            self.owner
+                .drive_seq
+                .store(seq.wrapping_add(1), Ordering::Relaxed);
             self.take_lease();
         }
         if self.deferred.load(Ordering::SeqCst) != 0 {
@@ -65,9 +86,11 @@ impl QpInner {
 
     /// Its owner has asked for an event, and drives while it waits for that.
     pub(crate) fn drive_awaited(self: &Arc<Self>) {
-        if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
-            let seq = self.drive_seq.load(Ordering::Relaxed);
-            self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
+        if !self.dead.load(Ordering::Relaxed) && self.peer.connected.get().is_some() {
+            let seq = self.owner.drive_seq.load(Ordering::Relaxed);
+            self.owner
+                .drive_seq
+                .store(seq.wrapping_add(1), Ordering::Relaxed);
             self.take_lease();
             self.drive(true);
         }
@@ -75,7 +98,7 @@ impl QpInner {
 
     /// A poll by an owner that has requested an event: checks the socket, and leaves it to the engine.
     pub(crate) fn drive_unleased(self: &Arc<Self>) {
-        if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
+        if !self.dead.load(Ordering::Relaxed) && self.peer.connected.get().is_some() {
             self.deferred.store(0, Ordering::SeqCst);
             self.drive(true);
             self.release_lease();
@@ -91,8 +114,8 @@ impl QpInner {
     /// The owner sleeps elsewhere: the engine takes over at once.
     pub(crate) fn release_lease(self: &Arc<Self>) {
         // It has polled until now, but does not go on: see `lease_state`.
-        let seq = self.drive_seq.load(Ordering::SeqCst);
-        self.seen_seq.store(seq, Ordering::SeqCst);
+        let seq = self.owner.drive_seq.load(Ordering::SeqCst);
+        self.owner.seen_seq.store(seq, Ordering::SeqCst);
         if !self.armed.load(Ordering::Relaxed) {
             self.rearm_and_flush();
         }
@@ -100,7 +123,7 @@ impl QpInner {
 
     /// The owner is about to sleep on what [`QpInner::wait_on`] says, unless this is false: there is nothing to wait for.
     pub(crate) fn begin_wait(self: &Arc<Self>) -> bool {
-        if self.connected.get().is_none() || self.dead.load(Ordering::Relaxed) {
+        if self.peer.connected.get().is_none() || self.dead.load(Ordering::Relaxed) {
             return false;
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
@@ -112,12 +135,12 @@ impl QpInner {
 
     /// The descriptor to sleep on after [`QpInner::begin_wait`]; `None` in place of an interest: the owner should look again first.
     pub(crate) fn wait_on(&self) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
-        let connected = self.connected.get()?;
+        let connected = self.peer.connected.get()?;
         Some((connected.link.fd(), connected.link.watch(self.interest())))
     }
 
     pub(crate) fn end_wait(&self) {
-        self.drive_seq.fetch_add(1, Ordering::Relaxed);
+        self.owner.drive_seq.fetch_add(1, Ordering::Relaxed);
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         self.engine().keep_ticking();
     }
@@ -137,7 +160,7 @@ impl QpInner {
 
     /// Let the engine's epoll fire for this queue pair again.
     pub(crate) fn rearm(&self) {
-        let Some(connected) = self.connected.get() else {
+        let Some(connected) = self.peer.connected.get() else {
             return;
         };
         if !self.dead.load(Ordering::SeqCst) {
@@ -158,8 +181,8 @@ impl QpInner {
 
     /// For the engine's tick. `Idle` takes the queue pair off the lent list.
     pub(crate) fn lease_state(&self) -> Lease {
-        let seq = self.drive_seq.load(Ordering::SeqCst);
-        let polled = self.seen_seq.swap(seq, Ordering::SeqCst) != seq;
+        let seq = self.owner.drive_seq.load(Ordering::SeqCst);
+        let polled = self.owner.seen_seq.swap(seq, Ordering::SeqCst) != seq;
         if polled {
             Lease::Polled
         } else if self.waiters.load(Ordering::SeqCst) > 0 && !self.tx_blocked.load(Ordering::SeqCst)
@@ -192,7 +215,8 @@ impl QpInner {
         if self.armed.load(Ordering::SeqCst) {
             // Posts were put off, and no poll came.
             if self.has_deferred() {
-                self.engine_hint
+                self.owner
+                    .engine_hint
                     .fetch_max(HINT_AFTER_POSTS, Ordering::Relaxed);
                 self.flush_deferred();
             }
@@ -200,7 +224,10 @@ impl QpInner {
             match self.drive(true) {
                 Drive::Busy => return self.engine().lend(self),
                 // It waited for this tick.
-                Drive::Moved => self.engine_hint.store(HINT_AFTER_TICK, Ordering::Relaxed),
+                Drive::Moved => self
+                    .owner
+                    .engine_hint
+                    .store(HINT_AFTER_TICK, Ordering::Relaxed),
                 Drive::Still => {}
             }
             self.rearm_and_flush();
@@ -216,14 +243,15 @@ impl QpInner {
     /// No thread polls yet, but a program that posts so many requests in a row will poll for their completions. If not, the tick sends
     /// them.
     pub(super) fn posts_in_a_row(self: &Arc<Self>, before: u32) -> bool {
-        let hint = self.engine_hint.load(Ordering::Relaxed);
+        let hint = self.owner.engine_hint.load(Ordering::Relaxed);
         // A program that has requested an event is about to sleep, not to poll.
         if self.send_cq.is_armed() || self.recv_cq.is_armed() {
             return false;
         }
         if before < IN_A_ROW || hint > 0 {
             if before == IN_A_ROW {
-                self.engine_hint
+                self.owner
+                    .engine_hint
                     .store(hint.saturating_sub(1), Ordering::Relaxed);
             }
             return false;
@@ -233,16 +261,16 @@ impl QpInner {
     }
 
     pub(super) fn has_engine_hint(&self) -> bool {
-        self.engine_hint.load(Ordering::Relaxed) > 0
+        self.owner.engine_hint.load(Ordering::Relaxed) > 0
     }
 
     /// The engine leaves; another thread was driving at its last check.
     pub(crate) fn leave_driven(self: &Arc<Self>) {
-        let hint = self.engine_hint.load(Ordering::Relaxed);
+        let hint = self.owner.engine_hint.load(Ordering::Relaxed);
         if hint == 0 {
             self.engine().lend(self);
         } else {
-            self.engine_hint.store(hint - 1, Ordering::Relaxed);
+            self.owner.engine_hint.store(hint - 1, Ordering::Relaxed);
             self.arm_wanted.store(true, Ordering::SeqCst);
             self.drive(true);
         }
@@ -252,7 +280,9 @@ impl QpInner {
     pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {
         let drove = self.drive(true);
         if drove == Drive::Moved && self.has_engine_hint() {
-            self.engine_hint.store(HINT_AFTER_TICK, Ordering::Relaxed);
+            self.owner
+                .engine_hint
+                .store(HINT_AFTER_TICK, Ordering::Relaxed);
         }
         drove
     }

@@ -117,7 +117,7 @@ impl QpInner {
     /// This message waits from now on.
     fn time_wait(&self, core: &mut Core, header: Header, len: usize) {
         let due = core.rx.patience.begin(header, len);
-        if let (Some(due), Some(connected)) = (due, self.connected.get()) {
+        if let (Some(due), Some(connected)) = (due, self.peer.connected.get()) {
             connected.registration.set_timer(due);
         }
     }
@@ -131,7 +131,7 @@ impl QpInner {
                 return false;
             }
             patience.timed = patience.due.filter(|due| *due > now);
-            if let (Some(timed), Some(connected)) = (patience.timed, self.connected.get()) {
+            if let (Some(timed), Some(connected)) = (patience.timed, self.peer.connected.get()) {
                 connected.registration.set_timer(timed);
             }
             let Some((header, len)) = patience.first.filter(|_| patience.due.is_some()) else {
@@ -161,7 +161,7 @@ impl QpInner {
     pub(super) fn set_rnr_retry(self: &Arc<Self>, retry: u8) {
         let retry = retry.min(RNR_FOR_EVER);
         let told = self.with_core(|core| {
-            let news = self.rnr_retry.swap(retry, Ordering::Relaxed) != retry;
+            let news = self.peer.rnr_retry.swap(retry, Ordering::Relaxed) != retry;
             news && self.tell_rnr_retry(core)
         });
         if told {
@@ -171,7 +171,7 @@ impl QpInner {
 
     /// Sends the peer, if there is one, the retry limit.
     pub(super) fn tell_rnr_retry(&self, core: &mut Core) -> bool {
-        let retry = self.rnr_retry.load(Ordering::Relaxed);
+        let retry = self.peer.rnr_retry.load(Ordering::Relaxed);
         let Some(stream) = core.stream.as_mut().filter(|_| core.ended.is_none()) else {
             return false;
         };
@@ -203,7 +203,7 @@ impl QpInner {
 
     /// Sets whether a peer in shared memory sees what we take out of the ring.
     fn tell_peer(&self, on: bool) {
-        if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
+        if let Some(local) = self.peer.local() {
             local.tell(on);
         }
     }

@@ -229,7 +229,7 @@ impl QpInner {
             stream.fail(fault);
         }
         // The Terminate is added to the flight before the stream is flushed.
-        if let Some(connected) = self.connected.get() {
+        if let Some(connected) = self.peer.connected.get() {
             self.build(core, &connected.link);
         }
         let code = core.tx.terminate;
