@@ -25,6 +25,7 @@ pub(super) struct Completions {
 
 impl QpInner {
     /// Move finished sends to the completion batch.
+    #[inline]
     pub(super) fn reap(&self, core: &mut Core) {
         let Core {
             stream: Some(stream),
@@ -111,27 +112,29 @@ impl QpInner {
     #[inline]
     pub(super) fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
         if let Some(tally) = &self.tally
-            && !self.orphan.load(Ordering::Relaxed)
+            && !self.life.is_orphan()
         {
             tally.note(opcode, status, len);
         }
     }
 
     /// Passes completions to the polling thread that drives, as far as they belong to that queue.
+    #[inline]
     pub(super) fn hand_over(&self, core: &mut Core, poller: &mut Poller<'_>) {
-        if core.withheld.is_none() && !self.orphan.load(Ordering::Relaxed) {
+        if core.withheld.is_none() && !self.life.is_orphan() {
             let done = &mut core.done;
             poller.take(&self.send_cq, &mut done.send);
             let _ = self.with_recv_cq(|cq| poller.take(cq, &mut done.recv));
         }
     }
 
+    #[inline]
     pub(super) fn deliver(self: &Arc<Self>, core: &mut Core) {
         if core.withheld.is_some() {
             return;
         }
         let done = &mut core.done;
-        if self.orphan.load(Ordering::Relaxed) {
+        if self.life.is_orphan() {
             *done = Completions::default();
             return;
         }

@@ -70,10 +70,10 @@ impl QpInner {
             if let Some(stream) = core.stream.as_mut().filter(|_| shared) {
                 stream.believe_written();
             }
-            let _ = self.peer.depths.set(self.peer.visible_depths(
-                (params.ird, params.ord),
-                self.expected.load(Ordering::Relaxed),
-            ));
+            let _ = self.peer.depths.set(
+                self.peer
+                    .visible_depths((params.ird, params.ord), self.life.is_expected()),
+            );
             if self.limits.remote_completion {
                 core.start_confirming(&link, params.ord);
             }
@@ -93,7 +93,7 @@ impl QpInner {
             if self.peer.rnr_retry.load(Ordering::Relaxed) < RNR_FOR_EVER {
                 self.tell_rnr_retry(&mut core);
             }
-            self.armed.store(true, Ordering::SeqCst);
+            self.wake.arm();
             let registration = Registration::new(self.engine());
             let source = Arc::clone(self) as Arc<dyn Source>;
             registration.start(source, link.fd(), Interest::READ)?;
@@ -108,7 +108,7 @@ impl QpInner {
                     "the queue pair has been connected before",
                 ));
             }
-            self.state.store(QpState::Rts as u8, Ordering::Release);
+            self.life.connect();
             if let Some(local) = self.peer.local() {
                 let watch = Arc::downgrade(self);
                 local.belongs_to(watch);
@@ -124,12 +124,12 @@ impl QpInner {
         };
         if let Err(error) = enter() {
             fence(Ordering::SeqCst);
-            if self.pending.load(Ordering::SeqCst) {
+            if self.wake.seen().is_left() {
                 self.drive(true);
             }
             return Err(error);
         }
-        if self.peer.refuses_reads() && self.expected.load(Ordering::Relaxed) {
+        if self.peer.refuses_reads() && self.life.is_expected() {
             self.refuse_reads();
         }
         self.drive(true);
@@ -200,15 +200,9 @@ impl QpInner {
         });
     }
 
-    /// Nothing moves for now.
-    #[inline]
-    pub(super) fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Relaxed)
-    }
-
     /// The operations that a peer on shared memory may carry out itself.
     pub(super) fn open_rights(&self) -> Access {
-        if self.is_paused() {
+        if self.life.is_paused() {
             Access::empty()
         } else {
             self.peer.access()
@@ -217,7 +211,7 @@ impl QpInner {
 
     pub(super) fn set_paused(self: &Arc<Self>, paused: bool) {
         self.with_core(|core| {
-            let changed = self.paused.swap(paused, Ordering::Relaxed) != paused;
+            let changed = self.life.set_paused(paused);
             let local = self.peer.local();
             if let Some(local) = local.filter(|_| changed && core.ended.is_none()) {
                 // The doors are shut to a paused peer: its requests wait in the ring.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use weft_lock::Transport;
 use weft_mem::KeyGuard;
 
 use super::confirm::Confirming;
@@ -28,27 +29,16 @@ impl QpInner {
         let mut moved = false;
         let mut receive = receive;
         loop {
-            let core = self.core.try_lock().or_else(|| {
-                // The holder checks this after it releases the lock; it may have released it just before.
-                self.pending.store(true, Ordering::Relaxed);
-                fence(Ordering::SeqCst);
-                self.core.try_lock()
-            });
-            let Some(core) = core else {
+            let Some(core) = self.wake.take_or_leave(|| self.core.try_lock()) else {
                 return if moved { Drive::Moved } else { Drive::Busy };
             };
-            if self.pending.load(Ordering::SeqCst) {
-                self.pending.store(false, Ordering::SeqCst);
-                // Other threads rely on us for what they came for.
-                receive = true;
-            }
+            // Other threads rely on us for what they came for.
+            receive |= self.wake.take_left();
             moved |= self.hold(core, |core| {
                 self.progress(core, receive, poller.as_deref_mut())
             });
-            if !self.pending.load(Ordering::SeqCst) {
-                if self.arm_wanted.load(Ordering::SeqCst)
-                    && self.arm_wanted.swap(false, Ordering::SeqCst)
-                {
+            if !self.wake.seen().is_left() {
+                if self.wake.take_arm_wanted() {
                     self.rearm_and_flush();
                 }
                 return if moved { Drive::Moved } else { Drive::Still };
@@ -59,7 +49,8 @@ impl QpInner {
 
     /// Sending was blocked: the engine watches, unless an awake owner will (it checks before it sleeps).
     pub(super) fn watch_for_room(&self) {
-        if self.armed.load(Ordering::SeqCst) || self.waiters.load(Ordering::SeqCst) > 0 {
+        let seen = self.wake.seen();
+        if seen.is_armed() || seen.has_sleepers() {
             self.rearm();
         }
     }
@@ -80,31 +71,19 @@ impl QpInner {
         let told_before = core.told_end().is_some();
         let out = f(&mut core);
         let ended = core.told_end().filter(|_| !told_before);
-        let blocked = core.tx.blocked;
-        // Written under the lock alone.
-        let was_blocked = self.tx_blocked.load(Ordering::SeqCst);
-        if blocked != was_blocked {
-            self.tx_blocked.store(blocked, Ordering::SeqCst);
-        }
-        let stopped = core.rx.held.stopped;
-        let was_stopped = self.rx_stopped.load(Ordering::SeqCst);
-        if stopped != was_stopped {
-            self.rx_stopped.store(stopped, Ordering::SeqCst);
-        }
-        let closed = core.rx.held.closed;
-        if closed != self.rx_closed.load(Ordering::SeqCst) {
-            self.rx_closed.store(closed, Ordering::SeqCst);
-        }
+        let transport = Transport {
+            blocked: core.tx.blocked,
+            stopped: core.rx.held.stopped,
+            closed: core.rx.held.closed,
+        };
+        let before = self.wake.publish(transport);
         self.note_still(&core);
         let gave_back = std::mem::take(&mut core.gave_back);
-        drop(core);
-        // A thread that does not get the lock marks work as pending, and tries once more: either that succeeds, or we see `pending` from
-        // here on.
-        fence(Ordering::SeqCst);
-        if blocked && !was_blocked {
+        self.wake.let_go(core);
+        if transport.blocked && !before.blocked {
             self.watch_for_room();
         }
-        if was_stopped && !stopped {
+        if before.stopped && !transport.stopped {
             self.watch_for_data();
         }
         if gave_back {
@@ -141,16 +120,17 @@ impl QpInner {
             && core.confirming.as_ref().is_none_or(|c| !c.is_late())
             && self.peer.local().is_some_and(|local| !local.lends())
             && self.state() == QpState::Rts
-            && self.deferred.load(Ordering::Relaxed) == 0
+            && self.wake.seen().posts() == 0
             && !self.posting.has_inbox.load(Ordering::Relaxed)
-            && !self.is_paused()
+            && !self.life.is_paused()
     }
 
     /// Reads something, unless another thread holds the lock.
     pub(super) fn peek<R>(self: &Arc<Self>, f: impl FnOnce(&Core) -> R) -> Option<R> {
-        let seen = f(&*self.core.try_lock()?);
-        fence(Ordering::SeqCst);
-        if self.pending.load(Ordering::SeqCst) {
+        let core = self.core.try_lock()?;
+        let seen = f(&core);
+        self.wake.let_go(core);
+        if self.wake.seen().is_left() {
             self.drive(true);
         }
         Some(seen)
@@ -159,7 +139,7 @@ impl QpInner {
     /// Hold the lock for something else than progress, and then make the progress that others left to the holder.
     pub(super) fn with_core<R>(self: &Arc<Self>, f: impl FnOnce(&mut Core) -> R) -> R {
         let out = self.hold(self.core.lock(), f);
-        if self.pending.load(Ordering::SeqCst) {
+        if self.wake.seen().is_left() {
             self.drive(true);
         }
         out
@@ -191,7 +171,7 @@ impl QpInner {
             self.deliver(core);
             return self.drain(core, link);
         }
-        if self.is_paused() {
+        if self.life.is_paused() {
             // In any case: a wake-up that is not consumed would fire again and again.
             link.pause();
             return false;
@@ -256,8 +236,8 @@ impl QpInner {
             // Either we see the sleeping thread, or it sees what we have taken, and notifies the peer.
             fence(Ordering::SeqCst);
         }
-        let armed = self.armed.load(Ordering::SeqCst);
-        let sleepers = self.waiters.load(Ordering::SeqCst) > 0;
+        let seen = self.wake.seen();
+        let (armed, sleepers) = (seen.is_armed(), seen.has_sleepers());
         if (!armed && !sleepers) || link.watch(self.interest()).is_some() {
             return;
         }
@@ -273,7 +253,7 @@ impl QpInner {
     /// Checks whether the peer is alive; the engine calls this while a thread polls.
     pub(crate) fn check_peer(self: &Arc<Self>) {
         if let Some(local) = self.peer.local()
-            && !self.dead.load(Ordering::Relaxed)
+            && !self.life.is_dead()
         {
             local.check();
             self.drive(true);

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -73,10 +72,10 @@ impl QpInner {
         }
         let unheard = self.limits.quiet_end
             && self.state() == QpState::Rts
-            && !self.orphan.load(Ordering::SeqCst)
+            && !self.life.is_orphan()
             && (is_silent(reason) || core.rx.patience.over);
         if !unheard {
-            self.state.store(QpState::Error as u8, Ordering::Release);
+            self.life.fail();
         }
         let mut inside = false;
         if let Some(connected) = self.peer.connected.get()
@@ -179,7 +178,7 @@ impl QpInner {
             local.cut_off();
         }
         let event = core.withheld.take().and_then(|withheld| withheld.event);
-        if let Some(event) = event.filter(|_| !self.orphan.load(Ordering::SeqCst)) {
+        if let Some(event) = event.filter(|_| !self.life.is_orphan()) {
             self.device.raise(event);
         }
         if self.state() == QpState::Error {
@@ -213,7 +212,7 @@ impl QpInner {
         if self.state() == QpState::Error {
             return;
         }
-        self.state.store(QpState::Error as u8, Ordering::Release);
+        self.life.fail();
         self.take_inbox(core);
         if let Some(slot) = core.first_posted() {
             slot.fault = slot.fault.or(first);
@@ -263,7 +262,7 @@ impl QpInner {
 
     /// After the end: sends what is owed (the Terminate), closes our direction, and waits for the peer's end.
     pub(super) fn drain(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
-        if self.dead.load(Ordering::Relaxed) {
+        if self.life.is_dead() {
             return false;
         }
         if !core.shut {
@@ -313,7 +312,7 @@ impl QpInner {
             let due = core
                 .linger_until
                 .is_some_and(|until| Instant::now() >= until);
-            if !due || self.dead.load(Ordering::SeqCst) {
+            if !due || self.life.is_dead() {
                 return;
             }
             let patience = core.give_up.is_none_or(|end| Instant::now() < end);
@@ -330,7 +329,7 @@ impl QpInner {
 
     /// Nothing more will happen on the socket.
     pub(super) fn bury(&self, core: &mut Core) {
-        if !self.dead.swap(true, Ordering::SeqCst) {
+        if self.life.bury() {
             if let Some(connected) = self.peer.connected.get() {
                 connected.link.abort();
                 connected.registration.release(connected.link.fd());
@@ -354,13 +353,7 @@ impl QpInner {
 /// Closing by the program: in order, at once, or by dropping the queue pair.
 impl QpInner {
     pub(super) fn disconnect(self: &Arc<Self>) {
-        let rts = QpState::Rts as u8;
-        let closing = QpState::Closing as u8;
-        if self
-            .state
-            .compare_exchange(rts, closing, Ordering::SeqCst, Ordering::SeqCst)
-            .is_err()
-        {
+        if !self.life.close() {
             return;
         }
         self.with_core(|core| {
@@ -399,7 +392,7 @@ impl QpInner {
 
     fn break_off(self: &Arc<Self>, core: &mut Core, first: Option<WcStatus>) {
         let Some(connected) = self.peer.connected.get() else {
-            self.state.store(QpState::Error as u8, Ordering::Release);
+            self.life.fail();
             self.call_off_dial();
             self.flush_recvs(core);
             self.flush_unconnected(core, first);
@@ -440,12 +433,12 @@ impl QpInner {
     /// The owner has dropped its handle.
     pub(super) fn destroy(self: &Arc<Self>) {
         lock(&self.on_end).take();
-        self.orphan.store(true, Ordering::SeqCst);
+        self.life.orphan();
         self.drive(false);
         self.with_core(|core| {
             if self.peer.connected.get().is_none() {
                 // A start-up in progress finds the queue pair ended.
-                self.state.store(QpState::Error as u8, Ordering::Release);
+                self.life.fail();
                 self.call_off_dial();
             } else if core.ended.is_none() && self.state() != QpState::Closing {
                 // Requests may have been posted while another thread held the lock, which then left them to us.

@@ -38,7 +38,7 @@ impl QpInner {
             return 0;
         };
         let done = self.hold(core, |core| self.carry_out(core, local, wrs));
-        if self.pending.load(Ordering::SeqCst) {
+        if self.wake.seen().is_left() {
             self.drive(true);
         }
         done
@@ -57,8 +57,7 @@ impl QpInner {
             return 0;
         };
         // Another thread may have posted since, or closed or ended the connection.
-        if self.state() != QpState::Rts
-            || self.is_paused()
+        if !self.life.is_open()
             || !stream.is_idle()
             || !tx.is_empty()
             || self.posting.sq_used.load(Ordering::SeqCst) > 0
@@ -135,7 +134,7 @@ impl QpInner {
         }
         drop(marked);
         local.flush();
-        let wanted = !wcs.is_empty() && !self.orphan.load(Ordering::Relaxed);
+        let wanted = !wcs.is_empty() && !self.life.is_orphan();
         if wanted && !self.send_cq.push(&wcs, false) {
             self.fault(core, Fault::LocalCatastrophic);
         }

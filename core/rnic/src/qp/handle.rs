@@ -1,17 +1,19 @@
 //! The program's handle of a queue pair.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use weft_lock::Wake;
 use weft_mem::{Access, KeyLock, Keys};
 use weft_sys::diag::tcp_peer_uid;
 use weft_tls::{TlsError, TlsInfo};
 
 use super::flight::Tx;
 use super::lease::Owner;
+use super::life::Life;
 use super::limits::Limits;
 use super::peer::Peer;
 use super::place::Rx;
@@ -157,22 +159,8 @@ impl Qp {
             glance: Arc::default(),
             posting: Posting::default(),
             owner: Owner::default(),
-            state: AtomicU8::new(QpState::Init as u8),
-            expected: AtomicBool::new(false),
-            rnr_wait: AtomicBool::new(init.rnr == Rnr::Wait),
-            paused: AtomicBool::new(false),
-            dead: AtomicBool::new(false),
-            orphan: AtomicBool::new(false),
-            pending: AtomicBool::new(false),
-            arm_wanted: AtomicBool::new(false),
-            deferred: AtomicU32::new(0),
-            armed: AtomicBool::new(false),
-            in_leased: AtomicBool::new(false),
-            tx_blocked: AtomicBool::new(false),
-            rx_stopped: AtomicBool::new(false),
-            rx_closed: AtomicBool::new(false),
-            starved: AtomicBool::new(false),
-            waiters: AtomicU32::new(0),
+            life: Life::new(init.rnr == Rnr::Wait),
+            wake: Wake::default(),
             core: KeyLock::new(Core {
                 keys: Keys::new(&device.table),
                 stream: None,
@@ -405,7 +393,7 @@ impl QpAbove for Qp {
     }
 
     fn allow_early_posts(&self) {
-        self.0.expected.store(true, Ordering::Relaxed);
+        self.0.life.expect();
     }
 
     fn wait_for_receives(&self, retry: u8) {
@@ -433,7 +421,7 @@ impl QpAbove for Qp {
             max_send_wr: 0,
             max_recv_wr: 0,
             max_sge: first.limits.max_sge,
-            rnr: if first.rnr_wait.load(Ordering::Relaxed) {
+            rnr: if first.life.waits_for_receives() {
                 Rnr::Wait
             } else {
                 Rnr::Terminate

@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use weft_lock::Transport;
 use weft_sys::Interest;
 
 use super::QpInner;
@@ -43,7 +44,7 @@ pub(super) struct Owner {
 impl QpInner {
     /// A poll that found completions: sends deferred requests.
     pub(crate) fn flush_deferred(self: &Arc<Self>) {
-        if self.deferred.swap(0, Ordering::SeqCst) > 1 {
+        if self.wake.take_deferred() {
             self.drive(false);
         }
     }
@@ -55,7 +56,7 @@ impl QpInner {
         empty_polls: u32,
         poller: Option<&mut Poller<'_>>,
     ) {
-        if self.dead.load(Ordering::Relaxed) || self.peer.connected.get().is_none() {
+        if self.life.is_dead() || self.peer.connected.get().is_none() {
             return;
         }
         let app_received = self.owner.app_received.load(Ordering::Relaxed);
@@ -71,22 +72,20 @@ impl QpInner {
             empty_polls >= LEASE_LATE
         };
         // A thread that polls while sending is blocked polls until it is done. The engine would only send in its place, on another core.
-        if spins || self.tx_blocked.load(Ordering::Relaxed) {
+        if spins || self.wake.seen().transport().blocked {
             let seq = self.owner.drive_seq.load(Ordering::Relaxed);
             self.owner
                 .drive_seq
                 .store(seq.wrapping_add(1), Ordering::Relaxed);
             self.take_lease();
         }
-        if self.deferred.load(Ordering::SeqCst) != 0 {
-            self.deferred.store(0, Ordering::SeqCst);
-        }
+        self.wake.take_deferred();
         self.drive_for(true, poller);
     }
 
     /// Its owner has asked for an event, and drives while it waits for that.
     pub(crate) fn drive_awaited(self: &Arc<Self>) {
-        if !self.dead.load(Ordering::Relaxed) && self.peer.connected.get().is_some() {
+        if !self.life.is_dead() && self.peer.connected.get().is_some() {
             let seq = self.owner.drive_seq.load(Ordering::Relaxed);
             self.owner
                 .drive_seq
@@ -98,15 +97,15 @@ impl QpInner {
 
     /// A poll by an owner that has requested an event: checks the socket, and leaves it to the engine.
     pub(crate) fn drive_unleased(self: &Arc<Self>) {
-        if !self.dead.load(Ordering::Relaxed) && self.peer.connected.get().is_some() {
-            self.deferred.store(0, Ordering::SeqCst);
+        if !self.life.is_dead() && self.peer.connected.get().is_some() {
+            self.wake.take_deferred();
             self.drive(true);
             self.release_lease();
         }
     }
 
     pub(super) fn take_lease(self: &Arc<Self>) {
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
+        if self.wake.disarm() {
             self.engine().lend(self);
         }
     }
@@ -116,20 +115,23 @@ impl QpInner {
         // It has polled until now, but does not go on: see `lease_state`.
         let seq = self.owner.drive_seq.load(Ordering::SeqCst);
         self.owner.seen_seq.store(seq, Ordering::SeqCst);
-        if !self.armed.load(Ordering::Relaxed) {
+        if !self.wake.seen().is_armed() {
             self.rearm_and_flush();
         }
     }
 
     /// The owner is about to sleep on what [`QpInner::wait_on`] says, unless this is false: there is nothing to wait for.
     pub(crate) fn begin_wait(self: &Arc<Self>) -> bool {
-        if self.peer.connected.get().is_none() || self.dead.load(Ordering::Relaxed) {
+        if self.peer.connected.get().is_none() || self.life.is_dead() {
             return false;
         }
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        // A post before it saw this waiter may have been put off.
-        self.flush_deferred();
-        self.take_lease();
+        let before = self.wake.fall_asleep();
+        if before.has_deferred() {
+            self.drive(false);
+        }
+        if before.is_armed() {
+            self.engine().lend(self);
+        }
         true
     }
 
@@ -141,20 +143,23 @@ impl QpInner {
 
     pub(crate) fn end_wait(&self) {
         self.owner.drive_seq.fetch_add(1, Ordering::Relaxed);
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        self.wake.wake_up();
         self.engine().keep_ticking();
     }
 
     pub(super) fn interest(&self) -> Interest {
         let mut interest = Interest::empty();
-        if self.is_paused() {
+        if self.life.is_paused() {
             return interest;
         }
-        interest.set(Interest::WRITE, self.tx_blocked.load(Ordering::SeqCst));
-        let stopped = self.rx_stopped.load(Ordering::SeqCst);
+        let Transport {
+            blocked,
+            stopped,
+            closed,
+        } = self.wake.seen().transport();
+        interest.set(Interest::WRITE, blocked);
         interest.set(Interest::READ, !stopped);
-        let open = !self.rx_closed.load(Ordering::SeqCst);
-        interest.set(Interest::PEER_CLOSED, stopped && open);
+        interest.set(Interest::PEER_CLOSED, stopped && !closed);
         interest
     }
 
@@ -163,15 +168,15 @@ impl QpInner {
         let Some(connected) = self.peer.connected.get() else {
             return;
         };
-        if !self.dead.load(Ordering::SeqCst) {
-            self.armed.store(true, Ordering::SeqCst);
+        if !self.life.is_dead() {
+            self.wake.arm();
             loop {
                 let interest = self.interest();
                 match connected.link.watch(interest) {
                     Some(what) => connected.registration.arm(connected.link.fd(), what),
                     None => connected.registration.poke(),
                 }
-                // Another thread may have been blocked meanwhile, and have armed before us.
+                // Another thread may have been blocked meanwhile, and have armed before us: the lock of the epoll set is between its call and this look.
                 if self.interest() == interest {
                     break;
                 }
@@ -183,10 +188,10 @@ impl QpInner {
     pub(crate) fn lease_state(&self) -> Lease {
         let seq = self.owner.drive_seq.load(Ordering::SeqCst);
         let polled = self.owner.seen_seq.swap(seq, Ordering::SeqCst) != seq;
+        let seen = self.wake.seen();
         if polled {
             Lease::Polled
-        } else if self.waiters.load(Ordering::SeqCst) > 0 && !self.tx_blocked.load(Ordering::SeqCst)
-        {
+        } else if seen.has_sleepers() && !seen.transport().blocked {
             // An owner that fell asleep before sending was blocked does not watch for room; then the engine does.
             Lease::Asleep
         } else {
@@ -196,23 +201,23 @@ impl QpInner {
 
     /// Work was put off until the next poll.
     pub(crate) fn has_deferred(&self) -> bool {
-        self.deferred.load(Ordering::SeqCst) > 1
+        self.wake.seen().has_deferred()
     }
 
     /// No owner sleeps on the socket.
     pub(crate) fn is_awake(&self) -> bool {
-        self.waiters.load(Ordering::SeqCst) == 0
+        !self.wake.seen().has_sleepers()
     }
 
     /// Whether it has to be added to the engine's list of leased queue pairs.
     pub(crate) fn enter_leased(&self) -> bool {
-        !self.in_leased.swap(true, Ordering::SeqCst)
+        self.wake.enter_list()
     }
 
     /// The engine takes a lent queue pair back.
     pub(crate) fn take_back(self: &Arc<Self>) {
-        self.in_leased.store(false, Ordering::SeqCst);
-        if self.armed.load(Ordering::SeqCst) {
+        self.wake.leave_list();
+        if self.wake.seen().is_armed() {
             // Posts were put off, and no poll came.
             if self.has_deferred() {
                 self.owner
@@ -271,7 +276,7 @@ impl QpInner {
             self.engine().lend(self);
         } else {
             self.owner.engine_hint.store(hint - 1, Ordering::Relaxed);
-            self.arm_wanted.store(true, Ordering::SeqCst);
+            self.wake.want_arm();
             self.drive(true);
         }
     }

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Two locks: `inbox` takes posted requests, `core` holds the protocol machine and is only ever *tried*. A thread that fails to take `core`
-//! sets `pending`, and the holder checks `pending` after it has released the lock. So no thread waits for a system call of another one.
+//! leaves its work to the holder, which looks for that after it has released the lock. So no thread waits for a system call of another one. Which
+//! thread drives, watches or sleeps is agreed in one word, [`weft_lock::Wake`]; the state of the queue pair is another one, `life`.
 //!
 //! From the bottom up: `frame` and `convert`; what a queue pair is made of (`limits`, `peer`, and the data of its streams: `flight`, `held`, `confirm`);
 //! `completions` and the `end`; the effects of segments and requests (`receives`, `place`, `rnr`, `direct`); `tx` and `rx`; who makes progress (`drive`,
@@ -26,6 +27,7 @@ mod frame;
 mod handle;
 mod held;
 mod lease;
+mod life;
 mod limits;
 mod peer;
 mod place;
@@ -36,11 +38,11 @@ mod roles;
 mod rx;
 mod tx;
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use smallvec::SmallVec;
+use weft_lock::Wake;
 use weft_mem::{KeyLock, Keys};
 use weft_proto::rdmap::{self, State as StreamState};
 
@@ -57,6 +59,7 @@ use end::Withheld;
 use flight::Tx;
 pub use handle::{Ender, Qp, QpInit};
 use lease::Owner;
+use life::Life;
 use limits::Limits;
 use peer::Peer;
 use place::Rx;
@@ -140,39 +143,15 @@ pub(crate) struct QpInner {
     glance: Arc<Glance>,
     posting: Posting,
     owner: Owner,
-    state: AtomicU8,
-    /// Sends are taken before the connection is there, see [`Qp::allow_early_posts`].
-    expected: AtomicBool,
-    /// Messages without a receive wait for one.
-    rnr_wait: AtomicBool,
-    /// See [`Qp::pause`].
-    paused: AtomicBool,
-    /// Nothing more will happen on the socket.
-    dead: AtomicBool,
-    /// The owner's handle was dropped: no more completions.
-    orphan: AtomicBool,
-    pending: AtomicBool,
-    /// The driving thread has to arm the socket when it is done.
-    arm_wanted: AtomicBool,
-    /// Posts since the last poll.
-    deferred: AtomicU32,
-    armed: AtomicBool,
-    in_leased: AtomicBool,
-    tx_blocked: AtomicBool,
-    /// A message waits in the transport: nothing is received for now.
-    rx_stopped: AtomicBool,
-    /// The peer's end has been seen behind that.
-    rx_closed: AtomicBool,
-    /// A message waits: a thread that posts a receive has to clear this, and to drive.
-    starved: AtomicBool,
-    waiters: AtomicU32,
+    life: Life,
+    wake: Wake,
     core: KeyLock<Core>,
     on_end: Mutex<Option<EndHook>>,
 }
 
 impl QpInner {
     fn state(&self) -> QpState {
-        QpState::from_u8(self.state.load(Ordering::Acquire))
+        self.life.state()
     }
 
     fn engine(&self) -> &Arc<Engine> {

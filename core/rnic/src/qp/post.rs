@@ -42,7 +42,7 @@ impl QpInner {
             // Under the lock, so that a closing connection that finds the inbox empty has seen the last of it.
             let takes = match self.state() {
                 QpState::Rts | QpState::Error => true,
-                QpState::Init => self.expected.load(Ordering::Relaxed),
+                QpState::Init => self.life.is_expected(),
                 QpState::Closing => false,
             };
             if !takes {
@@ -100,16 +100,17 @@ impl QpInner {
         let taken = self.taken();
         if self.posting.seen_taken.load(Ordering::Relaxed) != taken {
             self.posting.seen_taken.store(taken, Ordering::Relaxed);
-            self.deferred.store(0, Ordering::SeqCst);
+            self.wake.take_deferred();
         }
-        let before = self.deferred.fetch_add(count, Ordering::SeqCst);
+        let seen = self.wake.defer(count);
+        let before = seen.posts();
         // A thread must be sure to drive later: a polling thread, or the engine's tick. A sleeping owner counts for neither.
         if before > 0
             && before % DEFER_MAX + count < DEFER_MAX
             && bytes / count <= DEFER_BYTES
-            && self.waiters.load(Ordering::SeqCst) == 0
+            && !seen.has_sleepers()
             && self.state() == QpState::Rts
-            && (!self.armed.load(Ordering::SeqCst) || self.posts_in_a_row(before))
+            && (!seen.is_armed() || self.posts_in_a_row(before))
         {
             self.send_cq.deferred.store(true, Ordering::Relaxed);
             self.recv_cq.deferred.store(true, Ordering::Relaxed);
@@ -126,6 +127,7 @@ impl QpInner {
             .wrapping_add(recv.load(Ordering::Relaxed))
     }
 
+    #[inline]
     pub(super) fn take_inbox(&self, core: &mut Core) {
         // The posting thread drives after its post, or leaves that to us; we check once more then.
         if !self.posting.has_inbox.load(Ordering::Acquire) {

@@ -68,7 +68,7 @@ impl QpInner {
     #[cold]
     pub(super) fn go_on(self: &Arc<Self>, core: &mut Core) -> Result<(), Stop> {
         // A thread that posts a receive clears this.
-        if core.rx.held.response_open || self.starved.load(Ordering::SeqCst) {
+        if core.rx.held.response_open || self.wake.seen().is_starved() {
             return Ok(());
         }
         let mut went_on = false;
@@ -138,11 +138,11 @@ impl QpInner {
                 return false;
             };
             // A thread that has posted a receive is about to drive.
-            if patience.timed.is_some() || !self.starved.load(Ordering::SeqCst) {
+            if patience.timed.is_some() || !self.wake.seen().is_starved() {
                 return false;
             }
             if core.rx.recv.is_some() || self.fetch_recv(core) {
-                self.starved.store(false, Ordering::SeqCst);
+                self.wake.feed();
                 return true;
             }
             core.rx.patience.over = true;
@@ -189,7 +189,7 @@ impl QpInner {
 
     /// See [`Qp::wait_for_receives`](super::Qp::wait_for_receives).
     pub(super) fn wait_for_receives(self: &Arc<Self>, retry: u8) {
-        self.rnr_wait.store(true, Ordering::Relaxed);
+        self.life.wait_for_receives();
         self.with_core(|core| core.rx.patience.retry = retry);
     }
 
@@ -213,17 +213,17 @@ impl QpInner {
         core.rx.recv = self.take_recv().or_else(|| {
             match &self.recv {
                 RecvSource::Own(_) | RecvSource::Twin(_) => {
-                    self.starved.store(true, Ordering::SeqCst);
+                    self.wake.starve();
                 }
                 RecvSource::Xrc(target) => {
-                    if !self.starved.swap(true, Ordering::SeqCst)
+                    if self.wake.starve()
                         && let Some(srq) = target.current()
                     {
                         srq.await_recv(Arc::downgrade(self) as _);
                     }
                 }
                 RecvSource::Shared(srq) => {
-                    if !self.starved.swap(true, Ordering::SeqCst) {
+                    if self.wake.starve() {
                         srq.await_recv(Arc::downgrade(self) as _);
                     }
                 }
@@ -236,7 +236,7 @@ impl QpInner {
 
     /// Receives were posted: continues with the messages that waited for them.
     pub(crate) fn feed(self: &Arc<Self>) {
-        if self.starved.load(Ordering::Relaxed) && self.starved.swap(false, Ordering::SeqCst) {
+        if self.wake.feed() {
             self.drive(true);
         }
     }

@@ -2,7 +2,6 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use weft_sys::{Event, Interest};
 
@@ -12,7 +11,6 @@ use crate::engine::{Drive, Driven, Engine, Lease, Next, Source};
 use crate::neighbours::PeerWatch;
 use crate::report::Connection;
 use crate::srq::Taker;
-use crate::types::QpState;
 
 impl Source for QpInner {
     fn stat(self: Arc<Self>) -> Option<Connection> {
@@ -31,7 +29,7 @@ impl Source for QpInner {
     }
 
     fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
-        if !self.armed.swap(false, Ordering::SeqCst) {
+        if !self.wake.disarm() {
             return Next::Done;
         }
         match self.lease_state() {
@@ -51,7 +49,7 @@ impl Source for QpInner {
 
     fn panicked(self: Arc<Self>) {
         // Its progress is unknown: program and peer are notified of the end.
-        self.state.store(QpState::Error as u8, Ordering::Release);
+        self.life.fail();
         self.cut();
     }
 }
