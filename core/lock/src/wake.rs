@@ -124,7 +124,7 @@ impl Wake {
     #[inline]
     pub fn take_or_leave<G>(&self, try_lock: impl Fn() -> Option<G>) -> Option<G> {
         try_lock().or_else(|| {
-            // Release: the holder that finds the mark finds the work.
+            // Release: the holder that finds the mark finds the work. (Loom does not need it: its failed attempt has a fence.)
             self.0.fetch_or(LEFT, Ordering::AcqRel);
             // The lock is let go by a plain store. With the fence of `let_go`: either the holder sees the mark after that store, or this thread sees
             // the store.

@@ -36,6 +36,8 @@ pub(super) struct Confirming {
     outstanding: u16,
     /// Something was posted since, and is waited for.
     wanted: bool,
+    /// The confirmation is requested before anything is sent, not after the direct operations.
+    due: bool,
     /// The number of received messages reported to the peer.
     told: u32,
 }
@@ -68,6 +70,7 @@ impl Core {
                 local: link.local().is_some(),
                 outstanding: 0,
                 wanted: false,
+                due: false,
                 told: 0,
             });
         }
@@ -120,9 +123,17 @@ impl Core {
     pub(super) fn want_confirmation(&mut self, wanted: bool, told: bool) {
         if let Some(confirming) = &mut self.confirming {
             confirming.wanted |= wanted;
-            if !confirming.local || told {
-                self.ask_for_confirmation();
-            }
+            confirming.due |= !confirming.local || told;
+        }
+    }
+
+    /// Before sending: requests the confirmation of what was posted.
+    #[inline]
+    pub(super) fn confirm_if_due(&mut self) {
+        if let Some(confirming) = &mut self.confirming
+            && std::mem::take(&mut confirming.due)
+        {
+            self.ask_for_confirmation();
         }
     }
 }

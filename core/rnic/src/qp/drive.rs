@@ -179,6 +179,7 @@ impl QpInner {
         // Before receiving: requests of the peer behind the last message that the program has are answered before our end.
         let closing = receive && self.state() == QpState::Closing;
         self.take_inbox(core);
+        core.confirm_if_due();
         let mut moved = self.pump_tx(core, link);
         if core.confirming.as_ref().is_some_and(Confirming::is_late) {
             self.reap(core);

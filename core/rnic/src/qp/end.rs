@@ -364,6 +364,7 @@ impl QpInner {
                 // It ends when all that was posted is known to be done.
                 self.take_inbox(core);
                 core.want_confirmation(true, true);
+                core.confirm_if_due();
             }
         });
         self.drive(true);
