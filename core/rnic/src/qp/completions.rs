@@ -23,10 +23,23 @@ pub(super) struct Completions {
     pub(super) recv_urgent: bool,
 }
 
+impl Completions {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.send.is_empty() && self.recv.is_empty()
+    }
+}
+
 impl QpInner {
     /// Move finished sends to the completion batch.
     #[inline]
     pub(super) fn reap(&self, core: &mut Core) {
+        if !core.nothing_posted() {
+            self.reap_posted(core);
+        }
+    }
+
+    fn reap_posted(&self, core: &mut Core) {
         let Core {
             stream: Some(stream),
             silent,
@@ -130,6 +143,12 @@ impl QpInner {
 
     #[inline]
     pub(super) fn deliver(self: &Arc<Self>, core: &mut Core) {
+        if !core.done.is_empty() {
+            self.deliver_some(core);
+        }
+    }
+
+    fn deliver_some(self: &Arc<Self>, core: &mut Core) {
         if core.withheld.is_some() {
             return;
         }

@@ -119,10 +119,9 @@ impl QpInner {
             && core.stream.as_ref().is_some_and(|s| !s.has_work())
             && core.confirming.as_ref().is_none_or(|c| !c.is_late())
             && self.peer.local().is_some_and(|local| !local.lends())
-            && self.state() == QpState::Rts
+            && self.life.is_open()
             && self.wake.seen().posts() == 0
             && !self.posting.has_inbox.load(Ordering::Relaxed)
-            && !self.life.is_paused()
     }
 
     /// Reads something, unless another thread holds the lock.

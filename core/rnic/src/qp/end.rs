@@ -503,6 +503,7 @@ fn is_silent(reason: EndReason) -> bool {
 
 impl Core {
     /// Nothing is in the send queue.
+    #[inline]
     pub(super) fn nothing_posted(&self) -> bool {
         self.stream.as_ref().is_none_or(|s| s.posted() == 0)
     }

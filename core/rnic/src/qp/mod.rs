@@ -6,7 +6,7 @@
 //!                     +--- any error -------+---------------------------------> Error
 //! ```
 //!
-//! Two locks: `inbox` takes posted requests, `core` holds the protocol machine and is only ever *tried*. A thread that fails to take `core`
+//! Two locks: `core` holds the protocol machine and is only ever *tried*; `inbox` takes requests of threads that find it taken. A thread that fails to take `core`
 //! leaves its work to the holder, which looks for that after it has released the lock. So no thread waits for a system call of another one. Which
 //! thread drives, watches or sleeps is agreed in one word, [`weft_lock::Wake`]; the state of the queue pair is another one, `life`.
 //!
