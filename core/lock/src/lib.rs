@@ -6,6 +6,8 @@
 //! [`Holder`] and [`Generation`] let the holder of such a lock use cached objects without counting references: a thread that removes an
 //! object ends the generation, and waits for the holds that have begun before that.
 //!
+//! [`Wake`] is for locks that are only tried: a thread leaves its work to the holder, and threads agree which of them watches, sleeps or drives.
+//!
 //! # Safety
 //!
 //! The one unsafe part is the value of a [`Brief`]: a [`BriefGuard`] exists only between the two stores to the lock's word, which make
@@ -13,10 +15,12 @@
 
 mod brief;
 mod generation;
+mod wake;
 mod word;
 
 pub use brief::{Brief, BriefGuard};
 pub use generation::{Generation, Holder, Holds, TAGS};
+pub use wake::{Seen, Transport, Wake};
 pub use word::Word;
 
 /// The `Arc` of a [`Holder`]: loom's under loom.
@@ -26,7 +30,7 @@ pub use sync::Arc;
 mod sync {
     pub use std::sync::Arc;
     pub(crate) use std::sync::Mutex;
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
     /// The accesses before and after it are `SeqCst` themselves.
     #[inline]
@@ -37,10 +41,10 @@ mod sync {
 mod sync {
     pub use loom::sync::Arc;
     pub(crate) use loom::sync::Mutex;
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
     /// Loom treats `SeqCst` accesses as `AcqRel`, but models fences exactly.
     pub(crate) fn in_order() {
-        loom::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 }

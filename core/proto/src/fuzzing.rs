@@ -229,7 +229,7 @@ impl Caller {
         if let Payload::Wr { seq, offset, len } = tx.payload {
             assert!(len > 0 && offset + len <= self.posted[seq as usize].len);
         }
-        self.terminates += usize::from(tx.terminate);
+        self.terminates += usize::from(tx.is_terminate());
         assert!(self.terminates <= 1);
         if let Payload::Local { .. } = tx.payload {
             assert_eq!(tx.header_len, 0);

@@ -18,7 +18,7 @@ fn answers(b: &mut Stream, body: &str) {
     assert_eq!(b.state(), State::Terminating);
     assert!(b.has_work());
     let (ulpdu, last) = must_tx(b);
-    assert!(last.terminate && last.completes.is_none() && last.payload.is_empty());
+    assert!(last.is_terminate() && last.completes.is_none() && last.payload.is_empty());
     assert_eq!(ulpdu, hex(&format!("{TERMINATE} {body}")));
     assert_eq!(tx(b), None);
     assert!(!b.has_work());
@@ -670,7 +670,7 @@ fn a_failed_stream_completes_nothing_more() {
     carry(&mut a, &mut b).unwrap();
     b.accept_read();
     a.fail(Fault::LocalCatastrophic);
-    assert!(must_tx(&mut a).1.terminate);
+    assert!(must_tx(&mut a).1.is_terminate());
     let (header, _) = must_tx(&mut b);
     assert_eq!(announce(&mut a, &header, 4), Err(Fault::Closed));
     assert_eq!(a.rx_placed(), None);

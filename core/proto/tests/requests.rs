@@ -505,7 +505,7 @@ fn a_vanished_source_is_reported_with_its_request() {
     b.fail_source(Fault::InvalidStag);
     assert_eq!(b.state(), State::Terminating);
     let (ulpdu, last) = must_tx(&mut b);
-    assert!(last.terminate);
+    assert!(last.is_terminate());
     assert_eq!(
         ulpdu[..18],
         hex("41 47 00000000 00000002 00000001 00000000")

@@ -21,7 +21,7 @@ fn a_send_is_cut_at_the_ulpdu_limit() {
             len: 110
         }
     );
-    assert_eq!((first.completes, first.terminate), (None, false));
+    assert_eq!((first.completes, first.is_terminate()), (None, false));
     assert_eq!(
         announce(&mut b, &header, 110),
         Ok(Rx::PlaceRecv {

@@ -1,7 +1,7 @@
-//! One operation of shared memory, again and again, both ends in this thread: for counting what it costs in instructions, which does not
+//! One operation of shared memory, or of TCP, again and again, both ends in this thread: for counting what it costs in instructions, which does not
 //! depend on what else the machine does (papers/results/floor.md says how).
 //!
-//! `fast_paths write|one|list|send|empty COUNT [REPEAT]` (`one`: an unsignaled Write; `list`: 16 Writes posted at once): the operations are between two calls of `getppid`.
+//! `fast_paths write|one|list|send|empty COUNT [REPEAT [tcp]]` (`one`: an unsignaled Write; `list`: 16 Writes posted at once): the operations are between two calls of `getppid`.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let what = args.next().unwrap_or_else(|| "write".to_owned());
     let count: u32 = args.next().map_or(Ok(100), |count| count.parse())?;
     let repeat: u32 = args.next().map_or(Ok(20_000), |count| count.parse())?;
-    let device = Device::builder().local(LocalMode::Require).open()?;
+    let local = match args.next().as_deref() {
+        Some("tcp") => LocalMode::Off,
+        _ => LocalMode::Require,
+    };
+    let device = Device::builder().local(local).open()?;
     let pd = device.alloc_pd()?;
     let mut param = cm::ConnParam::default();
     param.options.peer_to_peer = false;

@@ -85,7 +85,7 @@ impl<W> Stream<W> {
             header_len: emit(&header, hdr),
             payload: Payload::None,
             completes: None,
-            terminate: false,
+            opcode: Some(Opcode::Write),
         }
     }
 
@@ -232,7 +232,7 @@ impl<W> Stream<W> {
                     header_len: 0,
                     payload,
                     completes: Some(seq),
-                    terminate: false,
+                    opcode: None,
                 });
             }
             Op::Read { .. } | Op::Atomic { .. } => {
@@ -308,14 +308,14 @@ impl<W> Stream<W> {
                 }
             },
             completes: completes.then_some(seq),
-            terminate: false,
+            opcode: Some(header.opcode()),
         })
     }
 
     /// A request that the peer answers: for a Read or an atomic operation.
     fn cut_request(&mut self, op: Op, len: u32, msn: u32, hdr: &mut [u8; MAX_HEADER]) -> Tx {
         let seq = self.next;
-        let header_len = match op {
+        let (opcode, header_len) = match op {
             Op::Read { src_stag, src_to } => {
                 let sink_stag = self.ask(seq, len, false);
                 let request = ReadRequest {
@@ -325,8 +325,9 @@ impl<W> Stream<W> {
                     src_stag,
                     src_to,
                 };
-                let header = request_header(Opcode::ReadRequest, msn);
-                emit_control(&header, hdr, |b| request.emit(b))
+                let opcode = Opcode::ReadRequest;
+                let header = request_header(opcode, msn);
+                (opcode, emit_control(&header, hdr, |b| request.emit(b)))
             }
             Op::Atomic {
                 op,
@@ -348,8 +349,9 @@ impl<W> Stream<W> {
                     compare,
                     compare_mask,
                 };
-                let header = request_header(Opcode::AtomicRequest, msn);
-                emit_control(&header, hdr, |b| request.emit(b))
+                let opcode = Opcode::AtomicRequest;
+                let header = request_header(opcode, msn);
+                (opcode, emit_control(&header, hdr, |b| request.emit(b)))
             }
             _ => unreachable!("other operations are not answered"),
         };
@@ -357,7 +359,7 @@ impl<W> Stream<W> {
             header_len,
             payload: Payload::None,
             completes: Some(seq),
-            terminate: false,
+            opcode: Some(opcode),
         }
     }
 
@@ -411,7 +413,7 @@ impl<W> Stream<W> {
             header_len,
             payload,
             completes: last.then_some(seq),
-            terminate: false,
+            opcode: Some(opcode),
         }
     }
 
@@ -425,7 +427,7 @@ impl<W> Stream<W> {
             header_len,
             payload: Payload::None,
             completes: Some(seq),
-            terminate: false,
+            opcode: Some(immediate_opcode(solicited)),
         }
     }
 
@@ -451,7 +453,7 @@ impl<W> Stream<W> {
     }
 
     fn cut_response(&mut self, offset: u32, hdr: &mut [u8; MAX_HEADER]) -> Option<Tx> {
-        let (header_len, payload, last) = match *self.responses.front()? {
+        let (opcode, header_len, payload, last) = match *self.responses.front()? {
             Response::Read { request, msn } => {
                 let ReadRequest {
                     sink_stag: stag,
@@ -480,6 +482,7 @@ impl<W> Stream<W> {
                 };
                 self.cut = Cut::Response { offset: offset + n };
                 (
+                    Opcode::ReadResponse,
                     emit(&header, hdr),
                     if n == 0 { Payload::None } else { source },
                     last,
@@ -504,6 +507,7 @@ impl<W> Stream<W> {
                     original,
                 };
                 (
+                    Opcode::AtomicResponse,
                     emit_control(&header, hdr, |body| response.emit(body)),
                     Payload::None,
                     true,
@@ -519,7 +523,7 @@ impl<W> Stream<W> {
             header_len,
             payload,
             completes: None,
-            terminate: false,
+            opcode: Some(opcode),
         })
     }
 
@@ -595,7 +599,7 @@ fn emit_terminate(terminate: &Terminate, hdr: &mut [u8; MAX_HEADER]) -> Tx {
         header_len,
         payload: Payload::None,
         completes: None,
-        terminate: true,
+        opcode: Some(Opcode::Terminate),
     }
 }
 

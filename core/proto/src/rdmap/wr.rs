@@ -1,6 +1,6 @@
 //! Work requests, and their completions.
 
-use weft_wire::rdmap::{AtomicOp, TermError};
+use weft_wire::rdmap::{AtomicOp, Opcode, TermError};
 
 /// A work request for the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,8 +109,15 @@ pub struct Tx {
     pub payload: Payload,
     /// The work request whose last segment this is: call [`transmitted`](super::Stream::transmitted) once it is sent.
     pub completes: Option<u64>,
+    /// The opcode of the segment; `None` for [`Payload::Local`].
+    pub opcode: Option<Opcode>,
+}
+
+impl Tx {
     /// This is a Terminate message: nothing follows it, close the stream after it.
-    pub terminate: bool,
+    pub fn is_terminate(&self) -> bool {
+        self.opcode == Some(Opcode::Terminate)
+    }
 }
 
 /// The source of a segment's payload.

@@ -181,7 +181,7 @@ impl World {
                 end.stream.outbound_requests() <= end.params.ord as usize,
                 "beyond ORD"
             );
-            if tx.terminate {
+            if tx.is_terminate() {
                 end.terminates_sent += 1;
                 assert!(
                     end.failed.is_some() && end.terminates_sent == 1,

@@ -467,7 +467,7 @@ impl Dial {
             return Err(ConnectError::NotLocal(why));
         }
         tracing::debug!(qp = self.qp.num(), why, "the connection stays on TCP");
-        let _ = self.qp.reason.set(why);
+        self.qp.set_reason(why);
         Ok(())
     }
 

@@ -121,7 +121,7 @@ impl Incoming {
                     return Err(ConnectError::NotLocal(why));
                 }
                 if self.device.local == LocalMode::Auto && self.device.is_tcp() {
-                    let _ = qp.0.reason.set(why);
+                    qp.0.set_reason(why);
                 }
                 let link = Link::Stream(tcp);
                 qp.0.attach(link, &params, &param.options, &reply, &self.early)?;

@@ -8,24 +8,21 @@
 //! A peer that ends the connection after it has received everything may be gone before it answers. Therefore it reports what it has
 //! received before it closes (docs/spec/rdmap-extensions.md).
 
-use std::sync::atomic::Ordering;
-
 use weft_proto::rdmap::{notice, noticed};
 
 use super::convert::zero_read;
-use super::{Core, QpInner, post_internal};
-use crate::lock::lock;
+use super::{Core, post_internal};
 use crate::transport::Link;
 use crate::types::SendOp;
 
 /// Our own Reads that may be outstanding. Their ORD is negotiated in addition to the program's.
-const CONFIRMS: u16 = 16;
+pub(super) const CONFIRMS: u16 = 16;
 /// The kind of notice that says how many messages were received.
 const RECEIVED: [u8; 4] = *b"wRCV";
 
 /// The program's part of a depth that was negotiated, of which it had asked for `asked`: all of it but ours. A peer that was not prepared for ours
 /// leaves no more than those: they are shared.
-fn visible(depth: u16, asked: u16) -> u16 {
+pub(super) fn visible(depth: u16, asked: u16) -> u16 {
     match depth.saturating_sub(CONFIRMS) {
         0 => depth.min(asked).min(1),
         rest => rest,
@@ -39,6 +36,8 @@ pub(super) struct Confirming {
     outstanding: u16,
     /// Something was posted since, and is waited for.
     wanted: bool,
+    /// The confirmation is requested before anything is sent, not after the direct operations.
+    due: bool,
     /// The number of received messages reported to the peer.
     told: u32,
 }
@@ -71,6 +70,7 @@ impl Core {
                 local: link.local().is_some(),
                 outstanding: 0,
                 wanted: false,
+                due: false,
                 told: 0,
             });
         }
@@ -116,43 +116,24 @@ impl Core {
             stream.peer_received(count);
         }
     }
-}
 
-impl QpInner {
-    /// Depths are about to be negotiated, and the program's are these: what to add to them, for Reads of our own.
-    pub(crate) fn ask_for_own_reads(&self, ird: u16, ord: u16) -> u16 {
-        if !self.remote_completion {
-            return 0;
-        }
-        *lock(&self.asked_depths) = Some((ird, ord));
-        CONFIRMS
-    }
-
-    /// The program's part of the negotiated depths.
-    pub(super) fn visible_depths(&self, (ird, ord): (u16, u16)) -> (u16, u16) {
-        match *lock(&self.asked_depths) {
-            None => (ird, ord),
-            // A peer that joins by number is prepared: what it leaves is what its program accepts.
-            Some(_) if self.expected.load(Ordering::Relaxed) => {
-                let ours = |depth: u16| depth.checked_sub(CONFIRMS).unwrap_or(depth.min(1));
-                (ours(ird), ours(ord))
-            }
-            Some(asked) => (visible(ird, asked.0), visible(ord, asked.1)),
-        }
-    }
-
-    /// A request was posted; with `signaled` the program waits for it. If the peer's program sees the request (`told`), the confirmation is
+    /// A request was posted; with `wanted` its outcome is waited for. If the peer's program sees the request (`told`), the confirmation is
     /// requested with it: that program may answer at once, and its answer must not arrive before the confirmation. Programs rely on that order,
     /// because every InfiniBand device keeps it.
-    pub(super) fn want_confirmation(&self, core: &mut Core, signaled: bool, told: bool) {
-        let used = self.sq_used.load(Ordering::Relaxed);
-        // Those that make no completion take room in the queue until they are known to be done.
-        let short_of_room = used >= self.max_send_wr / 2;
-        if let Some(confirming) = &mut core.confirming {
-            confirming.wanted |= signaled || self.sq_sig_all || short_of_room;
-            if !confirming.local || told {
-                core.ask_for_confirmation();
-            }
+    pub(super) fn want_confirmation(&mut self, wanted: bool, told: bool) {
+        if let Some(confirming) = &mut self.confirming {
+            confirming.wanted |= wanted;
+            confirming.due |= !confirming.local || told;
+        }
+    }
+
+    /// Before sending: requests the confirmation of what was posted.
+    #[inline]
+    pub(super) fn confirm_if_due(&mut self) {
+        if let Some(confirming) = &mut self.confirming
+            && std::mem::take(&mut confirming.due)
+        {
+            self.ask_for_confirmation();
         }
     }
 }

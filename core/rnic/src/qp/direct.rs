@@ -182,7 +182,7 @@ impl QpInner {
     /// run: that pays if more requests follow.
     fn is_alone(&self) -> bool {
         let taken = self.taken();
-        self.alone_since.swap(taken, Ordering::Relaxed) != taken
+        self.posting.alone_since.swap(taken, Ordering::Relaxed) != taken
     }
 
     fn read_directly(
@@ -351,14 +351,17 @@ mod tests {
         let from = near_pd.alloc_mr(LEN as usize, access).unwrap();
         let to = far_pd.alloc_mr(LEN as usize, access).unwrap();
         pretend_engine();
-        let connected = near.0.connected.get().unwrap();
+        let connected = near.0.peer.connected.get().unwrap();
         let core = near.0.core.lock();
         near.0.hold(core, |core| {
             let before = core.ledger.one_sided;
-            lock(&near.0.inbox)
+            lock(&near.0.posting.inbox)
                 .extend((0..WRITES).map(|id| SendWr::write(id, to.remote(0)).sge(from.whole())));
-            near.0.has_inbox.store(true, Ordering::Relaxed);
-            near.0.sq_used.fetch_add(WRITES as u32, Ordering::Relaxed);
+            near.0.posting.has_inbox.store(true, Ordering::Relaxed);
+            near.0
+                .posting
+                .sq_used
+                .fetch_add(WRITES as u32, Ordering::Relaxed);
             near.0.take_inbox(core);
             assert!(near.0.pump_tx(core, &connected.link));
             let done = core.ledger.one_sided - before;

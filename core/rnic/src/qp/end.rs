@@ -2,18 +2,18 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{PEER_LIMIT, Reader};
+use weft_proto::rdmap::Fault;
 use weft_wire::rdmap::TermError;
 
 use super::convert::{is_access_code, term_code};
 use super::flight::note_transmitted;
 use super::held::Held;
 use super::receives::RecvSource;
-use super::{Core, QpInner, Slot};
+use super::{CallOff, Core, EndHook, QpInner, Slot};
 use crate::engine::guarded;
 use crate::lock::lock;
 use crate::timer;
@@ -70,15 +70,15 @@ impl QpInner {
         if core.ended.is_some() {
             return;
         }
-        let unheard = self.quiet_end
+        let unheard = self.limits.quiet_end
             && self.state() == QpState::Rts
-            && !self.orphan.load(Ordering::SeqCst)
+            && !self.life.is_orphan()
             && (is_silent(reason) || core.rx.patience.over);
         if !unheard {
-            self.state.store(QpState::Error as u8, Ordering::Release);
+            self.life.fail();
         }
         let mut inside = false;
-        if let Some(connected) = self.connected.get()
+        if let Some(connected) = self.peer.connected.get()
             && let Some(local) = connected.link.local()
         {
             // Flushed requests return their memory to the owner: the peer may not touch it from here on.
@@ -120,7 +120,7 @@ impl QpInner {
             }
         }
         self.deliver(core);
-        if let Some(connected) = self.connected.get() {
+        if let Some(connected) = self.peer.connected.get() {
             core.give_up = Instant::now().checked_add(LONGEST_END);
             self.linger(core);
             if reason == EndReason::Lost {
@@ -166,7 +166,7 @@ impl QpInner {
         let Some(withheld) = &core.withheld else {
             return true;
         };
-        let local = self.local().filter(|local| {
+        let local = self.peer.local().filter(|local| {
             // No other thread checks the wire.
             local.check();
             local.is_inside()
@@ -178,7 +178,7 @@ impl QpInner {
             local.cut_off();
         }
         let event = core.withheld.take().and_then(|withheld| withheld.event);
-        if let Some(event) = event.filter(|_| !self.orphan.load(Ordering::SeqCst)) {
+        if let Some(event) = event.filter(|_| !self.life.is_orphan()) {
             self.device.raise(event);
         }
         if self.state() == QpState::Error {
@@ -212,7 +212,7 @@ impl QpInner {
         if self.state() == QpState::Error {
             return;
         }
-        self.state.store(QpState::Error as u8, Ordering::Release);
+        self.life.fail();
         self.take_inbox(core);
         if let Some(slot) = core.first_posted() {
             slot.fault = slot.fault.or(first);
@@ -262,7 +262,7 @@ impl QpInner {
 
     /// After the end: sends what is owed (the Terminate), closes our direction, and waits for the peer's end.
     pub(super) fn drain(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
-        if self.dead.load(Ordering::Relaxed) {
+        if self.life.is_dead() {
             return false;
         }
         if !core.shut {
@@ -291,7 +291,7 @@ impl QpInner {
 
     /// Start the time that the connection has from here on.
     pub(super) fn linger(&self, core: &mut Core) {
-        if let Some(connected) = self.connected.get() {
+        if let Some(connected) = self.peer.connected.get() {
             let until = Instant::now() + LINGER;
             core.linger_until = Some(until);
             core.linger_mark = core.moved();
@@ -312,7 +312,7 @@ impl QpInner {
             let due = core
                 .linger_until
                 .is_some_and(|until| Instant::now() >= until);
-            if !due || self.dead.load(Ordering::SeqCst) {
+            if !due || self.life.is_dead() {
                 return;
             }
             let patience = core.give_up.is_none_or(|end| Instant::now() < end);
@@ -329,8 +329,8 @@ impl QpInner {
 
     /// Nothing more will happen on the socket.
     pub(super) fn bury(&self, core: &mut Core) {
-        if !self.dead.swap(true, Ordering::SeqCst) {
-            if let Some(connected) = self.connected.get() {
+        if self.life.bury() {
+            if let Some(connected) = self.peer.connected.get() {
                 connected.link.abort();
                 connected.registration.release(connected.link.fd());
             }
@@ -350,6 +350,148 @@ impl QpInner {
     }
 }
 
+/// Closing by the program: in order, at once, or by dropping the queue pair.
+impl QpInner {
+    pub(super) fn disconnect(self: &Arc<Self>) {
+        if !self.life.close() {
+            return;
+        }
+        self.with_core(|core| {
+            if core.ended.is_some() {
+                self.end_quiet(core, None);
+            } else {
+                self.linger(core);
+                // It ends when all that was posted is known to be done.
+                self.take_inbox(core);
+                core.want_confirmation(true, true);
+                core.confirm_if_due();
+            }
+        });
+        self.drive(true);
+        self.release_lease();
+    }
+
+    /// End at once, with a Terminate when connected.
+    pub(super) fn to_error(self: &Arc<Self>) {
+        self.with_core(|core| self.break_off(core, None));
+    }
+
+    /// The same, with this status for the first outstanding request.
+    pub(super) fn fail(self: &Arc<Self>, status: WcStatus) {
+        self.with_core(|core| self.break_off(core, Some(status)));
+    }
+
+    /// The wire is cut.
+    pub(super) fn cut(self: &Arc<Self>) {
+        self.with_core(|core| {
+            if let Some(connected) = self.peer.connected.get() {
+                connected.link.cut();
+                self.end(core, EndReason::Lost);
+            }
+        });
+    }
+
+    fn break_off(self: &Arc<Self>, core: &mut Core, first: Option<WcStatus>) {
+        let Some(connected) = self.peer.connected.get() else {
+            self.life.fail();
+            self.call_off_dial();
+            self.flush_recvs(core);
+            self.flush_unconnected(core, first);
+            return;
+        };
+        if core.ended.is_some() {
+            self.end_quiet(core, first);
+            return;
+        }
+        if core.owes_nothing() && core.tell_received() {
+            self.pump_tx(core, &connected.link);
+        }
+        self.take_inbox(core);
+        // Requests that are done already do not fail.
+        note_transmitted(core, &connected.link);
+        self.reap(core);
+        if let Some(slot) = core.first_posted() {
+            slot.fault = slot.fault.or(first);
+        }
+        self.fault(core, Fault::LocalCatastrophic);
+    }
+
+    /// The connection has come about, and allows no Reads and atomics: if one was posted before it, it fails.
+    pub(super) fn refuse_reads(self: &Arc<Self>) {
+        self.with_core(|core| {
+            self.take_inbox(core);
+            if core.ended.is_some() {
+                return;
+            }
+            let refused = core.posted().find(|slot| slot.wr.op.is_sink());
+            if let Some(slot) = refused {
+                slot.fault = Some(WcStatus::LocQpOpErr);
+                self.fault(core, Fault::LocalCatastrophic);
+            }
+        });
+    }
+
+    /// The owner has dropped its handle.
+    pub(super) fn destroy(self: &Arc<Self>) {
+        lock(&self.on_end).take();
+        self.life.orphan();
+        self.drive(false);
+        self.with_core(|core| {
+            if self.peer.connected.get().is_none() {
+                // A start-up in progress finds the queue pair ended.
+                self.life.fail();
+                self.call_off_dial();
+            } else if core.ended.is_none() && self.state() != QpState::Closing {
+                // Requests may have been posted while another thread held the lock, which then left them to us.
+                if let Some(connected) = self.peer.connected.get() {
+                    self.take_inbox(core);
+                    core.tell_received();
+                    self.pump_tx(core, &connected.link);
+                }
+                // The bytes of the flight are still sent, nothing more is accepted. A queue pair that is closing in order continues.
+                self.end(core, EndReason::Disconnected);
+            }
+        });
+        if let RecvSource::Shared(srq) = &self.recv {
+            srq.forget(&**self);
+        }
+        self.leave_xrc();
+        self.send_cq.detach(&**self);
+        self.recv_cq.detach(&**self);
+        self.release_lease();
+    }
+
+    /// Wait until no peer is in our memory because of a connection that has ended.
+    pub(super) fn wait_until_left(self: &Arc<Self>) {
+        if let Some(local) = self.peer.local()
+            && self.with_core(|core| core.withheld.is_some())
+        {
+            local.wait_until_outside();
+        }
+    }
+
+    /// This connects it, from now on.
+    pub(crate) fn dials_by(&self, dial: Weak<dyn CallOff>) {
+        *lock(&self.peer.dial) = Some(dial);
+    }
+
+    /// Cancels the dial.
+    fn call_off_dial(&self) {
+        let dial = lock(&self.peer.dial).take();
+        if let Some(dial) = dial.and_then(|dial| dial.upgrade()) {
+            dial.call_off();
+        }
+    }
+
+    pub(crate) fn set_end_hook(self: &Arc<Self>, hook: EndHook) {
+        *lock(&self.on_end) = Some(hook);
+        let ended = self.with_core(|core| core.told_end());
+        if let Some(reason) = ended {
+            self.announce_end(reason);
+        }
+    }
+}
+
 /// The peer has ended the connection of its own accord, or it was lost: InfiniBand would not notice.
 fn is_silent(reason: EndReason) -> bool {
     match reason {
@@ -361,6 +503,7 @@ fn is_silent(reason: EndReason) -> bool {
 
 impl Core {
     /// Nothing is in the send queue.
+    #[inline]
     pub(super) fn nothing_posted(&self) -> bool {
         self.stream.as_ref().is_none_or(|s| s.posted() == 0)
     }

@@ -23,14 +23,14 @@ use crate::types::{QpState, SendOp, SendWr, Wc, WcStatus};
 impl QpInner {
     /// Carry out as many of the requests as can be on the spot; says how many.
     pub(super) fn post_fast(self: &Arc<Self>, wrs: &[SendWr]) -> usize {
-        let Some(connected) = self.connected.get() else {
+        let Some(connected) = self.peer.connected.get() else {
             return 0;
         };
         let Some(local) = connected.link.local() else {
             return 0;
         };
         // Nothing posted before is waiting, so the order stays.
-        if self.state() != QpState::Rts || self.sq_used.load(Ordering::SeqCst) > 0 {
+        if self.state() != QpState::Rts || self.posting.sq_used.load(Ordering::SeqCst) > 0 {
             return 0;
         }
         // Threads that share the queue pair are in holds of some ten nanoseconds; the way over the inbox takes several times that.
@@ -38,7 +38,7 @@ impl QpInner {
             return 0;
         };
         let done = self.hold(core, |core| self.carry_out(core, local, wrs));
-        if self.pending.load(Ordering::SeqCst) {
+        if self.wake.seen().is_left() {
             self.drive(true);
         }
         done
@@ -57,11 +57,10 @@ impl QpInner {
             return 0;
         };
         // Another thread may have posted since, or closed or ended the connection.
-        if self.state() != QpState::Rts
-            || self.is_paused()
+        if !self.life.is_open()
             || !stream.is_idle()
             || !tx.is_empty()
-            || self.sq_used.load(Ordering::SeqCst) > 0
+            || self.posting.sq_used.load(Ordering::SeqCst) > 0
         {
             return 0;
         }
@@ -92,10 +91,10 @@ impl QpInner {
             };
             let carried = match wr.op {
                 _ if wr.srq.is_some() && wr.op.is_two_sided() => false,
-                SendOp::Send if (len as usize) < REF_MAPPED && !self.remote_completion => {
+                SendOp::Send if (len as usize) < REF_MAPPED && !self.limits.remote_completion => {
                     self.send_frame(stream, tx, keys, local, wr, len)
                 }
-                SendOp::WriteImm { imm, .. } if !self.remote_completion => {
+                SendOp::WriteImm { imm, .. } if !self.limits.remote_completion => {
                     // Room for the immediate data first: the write cannot be taken back.
                     local.has_room(MAX_HEADER + 8)
                         && matches!(one_sided(tx), Outcome::DataDone)
@@ -135,7 +134,7 @@ impl QpInner {
         }
         drop(marked);
         local.flush();
-        let wanted = !wcs.is_empty() && !self.orphan.load(Ordering::Relaxed);
+        let wanted = !wcs.is_empty() && !self.life.is_orphan();
         if wanted && !self.send_cq.push(&wcs, false) {
             self.fault(core, Fault::LocalCatastrophic);
         }
@@ -145,7 +144,7 @@ impl QpInner {
     #[inline]
     fn note_done(&self, wr: &SendWr, len: u32, silent: &mut u32, wcs: &mut SmallVec<[Wc; 16]>) {
         self.note(wr.op.opcode(), WcStatus::Success, len);
-        if !wr.signaled && !self.sq_sig_all {
+        if !wr.signaled && !self.limits.sq_sig_all {
             Tally::done_silently(self.tally.as_ref(), wr.op.opcode(), silent);
             return;
         }

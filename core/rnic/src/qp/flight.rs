@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, LastStretch, MemError, SendList, Span};
+use weft_mem::{Access, LastStretch, SendList, Span};
 use weft_wire::crc::crc32c;
 use weft_wire::mpa::MarkerInserter;
 
@@ -313,27 +313,6 @@ impl Tx {
         }
         self.blocked = false;
         Ok(true)
-    }
-}
-
-impl QpInner {
-    pub(super) fn local_span(&self, sge: Sge, need: Access) -> Result<Span, MemError> {
-        self.device
-            .table
-            .local(self.pd.id, sge.lkey, sge.addr, sge.len, need)
-    }
-
-    pub(super) fn remote_span(
-        &self,
-        stag: u32,
-        to: u64,
-        len: u32,
-        need: Access,
-    ) -> Result<Span, MemError> {
-        if !self.access().contains(need) {
-            return Err(MemError::Access);
-        }
-        self.reach(stag, to, len, need)
     }
 }
 

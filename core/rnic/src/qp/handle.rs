@@ -1,18 +1,23 @@
 //! The program's handle of a queue pair.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use smallvec::SmallVec;
+use weft_lock::Wake;
 use weft_mem::{Access, KeyLock, Keys};
 use weft_sys::diag::tcp_peer_uid;
 use weft_tls::{TlsError, TlsInfo};
 
 use super::flight::Tx;
-use super::held::RNR_FOR_EVER;
+use super::lease::Owner;
+use super::life::Life;
+use super::limits::Limits;
+use super::peer::Peer;
 use super::place::Rx;
+use super::post::Posting;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::above::QpAbove;
 use crate::cq::{Cq, Member};
@@ -141,45 +146,21 @@ impl Qp {
             send_cq: Arc::clone(&init.send_cq.0),
             recv_cq: Arc::clone(&init.recv_cq.0),
             recv,
-            max_send_wr: init.max_send_wr,
-            max_sge: init.max_sge,
-            max_inline: init.max_inline,
-            sq_sig_all: init.sq_sig_all,
-            remote_completion: init.remote_completion,
-            asked_depths: Mutex::default(),
-            rnr_wait: AtomicBool::new(init.rnr == Rnr::Wait),
-            rnr_retry: AtomicU8::new(RNR_FOR_EVER),
-            quiet_end: init.quiet_end,
             tally: init.tally.clone(),
-            access: AtomicU32::new(Access::all().bits()),
-            depths: OnceLock::new(),
-            state: AtomicU8::new(QpState::Init as u8),
-            expected: AtomicBool::new(false),
-            sq_used: AtomicU32::new(0),
-            inbox: Mutex::default(),
-            has_inbox: AtomicBool::new(false),
-            pending: AtomicBool::new(false),
-            arm_wanted: AtomicBool::new(false),
-            engine_hint: AtomicU32::new(0),
-            app_received: AtomicBool::new(false),
-            deferred: AtomicU32::new(0),
-            seen_taken: AtomicU32::new(0),
-            alone_since: AtomicU32::new(0),
-            connected: OnceLock::new(),
-            reason: OnceLock::new(),
+            limits: Limits {
+                max_send_wr: init.max_send_wr,
+                max_sge: init.max_sge,
+                max_inline: init.max_inline,
+                sq_sig_all: init.sq_sig_all,
+                remote_completion: init.remote_completion,
+                quiet_end: init.quiet_end,
+            },
+            peer: Peer::default(),
             glance: Arc::default(),
-            paused: AtomicBool::new(false),
-            dead: AtomicBool::new(false),
-            orphan: AtomicBool::new(false),
-            armed: AtomicBool::new(false),
-            in_leased: AtomicBool::new(false),
-            tx_blocked: AtomicBool::new(false),
-            rx_stopped: AtomicBool::new(false),
-            rx_closed: AtomicBool::new(false),
-            starved: AtomicBool::new(false),
-            drive_seq: AtomicU32::new(0),
-            seen_seq: AtomicU32::new(0),
-            waiters: AtomicU32::new(0),
+            posting: Posting::default(),
+            owner: Owner::default(),
+            life: Life::new(init.rnr == Rnr::Wait),
+            wake: Wake::default(),
             core: KeyLock::new(Core {
                 keys: Keys::new(&device.table),
                 stream: None,
@@ -202,7 +183,6 @@ impl Qp {
                 give_up: None,
             }),
             on_end: Mutex::new(None),
-            dial: Mutex::default(),
         });
         let member = || Arc::downgrade(&inner) as Weak<dyn Member>;
         inner.send_cq.attach(member());
@@ -326,7 +306,7 @@ impl Qp {
 
     /// Sends that were posted and are not complete.
     pub fn outstanding(&self) -> u32 {
-        self.0.sq_used.load(Ordering::Relaxed)
+        self.0.posting.sq_used.load(Ordering::Relaxed)
     }
 
     /// The cost of the connection's bytes so far.
@@ -336,48 +316,48 @@ impl Qp {
 
     /// RDMA Reads and atomics that the connection may have at once: (inbound, outbound), as agreed at start-up.
     pub fn depths(&self) -> Option<(u16, u16)> {
-        self.0.depths.get().copied()
+        self.0.peer.depths.get().copied()
     }
 
     /// The transport of the connection, once connected.
     pub fn path(&self) -> Option<Path> {
-        self.0.connected.get().map(|c| Path {
+        self.0.peer.connected.get().map(|c| Path {
             transport: c.link.name(),
-            reason: self.0.reason.get().cloned(),
+            reason: self.0.peer.reason.get().cloned(),
         })
     }
 
     /// Whether its set-up has shown that the peer is of our user: only processes of one user meet in shared memory.
     pub fn attests_same_user(&self) -> bool {
-        let connected = self.0.connected.get();
+        let connected = self.0.peer.connected.get();
         connected.is_some_and(|c| c.link.attests_same_user())
     }
 
     /// The key that the peer has proved to have, and the cipher, where the connection was made by TLS. In shared memory
     /// ([`Path::transport`] `local`) nothing is encrypted after that.
     pub fn tls(&self) -> Option<TlsInfo> {
-        self.0.connected.get()?.link.tls().cloned()
+        self.0.peer.connected.get()?.link.tls().cloned()
     }
 
     /// The error that broke the TLS connection, if it ended that way: damage, forgery, or a cut.
     pub fn tls_error(&self) -> Option<TlsError> {
-        self.0.connected.get()?.link.tls_error()
+        self.0.peer.connected.get()?.link.tls_error()
     }
 
     /// Our address, once connected.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.0.connected.get().map(|c| c.link.local_addr())
+        self.0.peer.connected.get().map(|c| c.link.local_addr())
     }
 
     /// The peer's address, once connected.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.0.connected.get().map(|c| c.link.peer_addr())
+        self.0.peer.connected.get().map(|c| c.link.peer_addr())
     }
 
     /// The user whose process made the other end of the connection, as the kernel attests: `None` if it is not on this host, or not known. In
     /// shared memory ([`Path::transport`] `local`) it is always our own user, and `None` here.
     pub fn peer_uid(&self) -> Option<u32> {
-        tcp_peer_uid(self.0.connected.get()?.link.fd()).unwrap_or_else(|error| {
+        tcp_peer_uid(self.0.peer.connected.get()?.link.fd()).unwrap_or_else(|error| {
             tracing::debug!(%error, "the kernel does not say whose connection this is");
             None
         })
@@ -413,7 +393,7 @@ impl QpAbove for Qp {
     }
 
     fn allow_early_posts(&self) {
-        self.0.expected.store(true, Ordering::Relaxed);
+        self.0.life.expect();
     }
 
     fn wait_for_receives(&self, retry: u8) {
@@ -440,14 +420,14 @@ impl QpAbove for Qp {
         let init = QpInit {
             max_send_wr: 0,
             max_recv_wr: 0,
-            max_sge: first.max_sge,
-            rnr: if first.rnr_wait.load(Ordering::Relaxed) {
+            max_sge: first.limits.max_sge,
+            rnr: if first.life.waits_for_receives() {
                 Rnr::Wait
             } else {
                 Rnr::Terminate
             },
-            remote_completion: first.remote_completion,
-            quiet_end: first.quiet_end,
+            remote_completion: first.limits.remote_completion,
+            quiet_end: first.limits.quiet_end,
             tally: first.tally.clone(),
             ..QpInit::new(
                 &Cq(Arc::clone(&first.send_cq)),
@@ -460,7 +440,7 @@ impl QpAbove for Qp {
             RecvSource::Twin(_) | RecvSource::Xrc(_) => return None,
         };
         let twin = Self::make(&first.pd, first.num, &init, recv, true);
-        twin.set_access(first.access());
+        twin.set_access(first.peer.access());
         twin.set_min_rnr_timer(first.min_rnr_timer());
         let qp = Qp(twin, None);
         first.twin.set(Arc::downgrade(&qp.0)).ok()?;

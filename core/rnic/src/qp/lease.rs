@@ -7,8 +7,9 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use weft_lock::Transport;
 use weft_sys::Interest;
 
 use super::QpInner;
@@ -28,7 +29,26 @@ const HINT_AFTER_TICK: u32 = 64;
 /// The same after posts have waited for a tick: the tick may just have come in the middle of them.
 const HINT_AFTER_POSTS: u32 = 8;
 
+/// What the owner of a queue pair has done lately, from which the engine concludes whether it will come back. Hints: no order is needed.
+#[derive(Default)]
+pub(super) struct Owner {
+    /// How much the engine is needed although a thread polls.
+    engine_hint: AtomicU32,
+    /// A thread of the program has received something while it drove.
+    pub(super) app_received: AtomicBool,
+    /// Counts the drives of the owner, and the value that the engine saw last.
+    drive_seq: AtomicU32,
+    seen_seq: AtomicU32,
+}
+
 impl QpInner {
+    /// A poll that found completions: sends deferred requests.
+    pub(crate) fn flush_deferred(self: &Arc<Self>) {
+        if self.wake.take_deferred() {
+            self.drive(false);
+        }
+    }
+
     /// A poll that found nothing, after `n` others: checks the socket. A thread that continues to poll, or that received the last data,
     /// takes the lease: the engine need not watch as well.
     pub(crate) fn drive_polled(
@@ -36,15 +56,15 @@ impl QpInner {
         empty_polls: u32,
         poller: Option<&mut Poller<'_>>,
     ) {
-        if self.dead.load(Ordering::Relaxed) || self.connected.get().is_none() {
+        if self.life.is_dead() || self.peer.connected.get().is_none() {
             return;
         }
-        let app_received = self.app_received.load(Ordering::Relaxed);
-        let mut hint = self.engine_hint.load(Ordering::Relaxed);
+        let app_received = self.owner.app_received.load(Ordering::Relaxed);
+        let mut hint = self.owner.engine_hint.load(Ordering::Relaxed);
         if app_received {
-            self.app_received.store(false, Ordering::Relaxed);
+            self.owner.app_received.store(false, Ordering::Relaxed);
             hint /= 2;
-            self.engine_hint.store(hint, Ordering::Relaxed);
+            self.owner.engine_hint.store(hint, Ordering::Relaxed);
         }
         let spins = if hint == 0 {
             app_received || empty_polls >= LEASE_AFTER
@@ -52,22 +72,24 @@ impl QpInner {
             empty_polls >= LEASE_LATE
         };
         // A thread that polls while sending is blocked polls until it is done. The engine would only send in its place, on another core.
-        if spins || self.tx_blocked.load(Ordering::Relaxed) {
-            let seq = self.drive_seq.load(Ordering::Relaxed);
-            self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
+        if spins || self.wake.seen().transport().blocked {
+            let seq = self.owner.drive_seq.load(Ordering::Relaxed);
+            self.owner
+                .drive_seq
+                .store(seq.wrapping_add(1), Ordering::Relaxed);
             self.take_lease();
         }
-        if self.deferred.load(Ordering::SeqCst) != 0 {
-            self.deferred.store(0, Ordering::SeqCst);
-        }
+        self.wake.take_deferred();
         self.drive_for(true, poller);
     }
 
     /// Its owner has asked for an event, and drives while it waits for that.
     pub(crate) fn drive_awaited(self: &Arc<Self>) {
-        if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
-            let seq = self.drive_seq.load(Ordering::Relaxed);
-            self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
+        if !self.life.is_dead() && self.peer.connected.get().is_some() {
+            let seq = self.owner.drive_seq.load(Ordering::Relaxed);
+            self.owner
+                .drive_seq
+                .store(seq.wrapping_add(1), Ordering::Relaxed);
             self.take_lease();
             self.drive(true);
         }
@@ -75,15 +97,15 @@ impl QpInner {
 
     /// A poll by an owner that has requested an event: checks the socket, and leaves it to the engine.
     pub(crate) fn drive_unleased(self: &Arc<Self>) {
-        if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
-            self.deferred.store(0, Ordering::SeqCst);
+        if !self.life.is_dead() && self.peer.connected.get().is_some() {
+            self.wake.take_deferred();
             self.drive(true);
             self.release_lease();
         }
     }
 
     pub(super) fn take_lease(self: &Arc<Self>) {
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
+        if self.wake.disarm() {
             self.engine().lend(self);
         }
     }
@@ -91,64 +113,70 @@ impl QpInner {
     /// The owner sleeps elsewhere: the engine takes over at once.
     pub(crate) fn release_lease(self: &Arc<Self>) {
         // It has polled until now, but does not go on: see `lease_state`.
-        let seq = self.drive_seq.load(Ordering::SeqCst);
-        self.seen_seq.store(seq, Ordering::SeqCst);
-        if !self.armed.load(Ordering::Relaxed) {
+        let seq = self.owner.drive_seq.load(Ordering::SeqCst);
+        self.owner.seen_seq.store(seq, Ordering::SeqCst);
+        if !self.wake.seen().is_armed() {
             self.rearm_and_flush();
         }
     }
 
     /// The owner is about to sleep on what [`QpInner::wait_on`] says, unless this is false: there is nothing to wait for.
     pub(crate) fn begin_wait(self: &Arc<Self>) -> bool {
-        if self.connected.get().is_none() || self.dead.load(Ordering::Relaxed) {
+        if self.peer.connected.get().is_none() || self.life.is_dead() {
             return false;
         }
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        // A post before it saw this waiter may have been put off.
-        self.flush_deferred();
-        self.take_lease();
+        let before = self.wake.fall_asleep();
+        if before.has_deferred() {
+            self.drive(false);
+        }
+        if before.is_armed() {
+            self.engine().lend(self);
+        }
         true
     }
 
     /// The descriptor to sleep on after [`QpInner::begin_wait`]; `None` in place of an interest: the owner should look again first.
     pub(crate) fn wait_on(&self) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
-        let connected = self.connected.get()?;
+        let connected = self.peer.connected.get()?;
         Some((connected.link.fd(), connected.link.watch(self.interest())))
     }
 
     pub(crate) fn end_wait(&self) {
-        self.drive_seq.fetch_add(1, Ordering::Relaxed);
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        self.owner.drive_seq.fetch_add(1, Ordering::Relaxed);
+        self.wake.wake_up();
         self.engine().keep_ticking();
     }
 
     pub(super) fn interest(&self) -> Interest {
         let mut interest = Interest::empty();
-        if self.is_paused() {
+        if self.life.is_paused() {
             return interest;
         }
-        interest.set(Interest::WRITE, self.tx_blocked.load(Ordering::SeqCst));
-        let stopped = self.rx_stopped.load(Ordering::SeqCst);
+        let Transport {
+            blocked,
+            stopped,
+            closed,
+        } = self.wake.seen().transport();
+        interest.set(Interest::WRITE, blocked);
         interest.set(Interest::READ, !stopped);
-        let open = !self.rx_closed.load(Ordering::SeqCst);
-        interest.set(Interest::PEER_CLOSED, stopped && open);
+        interest.set(Interest::PEER_CLOSED, stopped && !closed);
         interest
     }
 
     /// Let the engine's epoll fire for this queue pair again.
     pub(crate) fn rearm(&self) {
-        let Some(connected) = self.connected.get() else {
+        let Some(connected) = self.peer.connected.get() else {
             return;
         };
-        if !self.dead.load(Ordering::SeqCst) {
-            self.armed.store(true, Ordering::SeqCst);
+        if !self.life.is_dead() {
+            self.wake.arm();
             loop {
                 let interest = self.interest();
                 match connected.link.watch(interest) {
                     Some(what) => connected.registration.arm(connected.link.fd(), what),
                     None => connected.registration.poke(),
                 }
-                // Another thread may have been blocked meanwhile, and have armed before us.
+                // Another thread may have been blocked meanwhile, and have armed before us: the lock of the epoll set is between its call and this look.
                 if self.interest() == interest {
                     break;
                 }
@@ -158,12 +186,12 @@ impl QpInner {
 
     /// For the engine's tick. `Idle` takes the queue pair off the lent list.
     pub(crate) fn lease_state(&self) -> Lease {
-        let seq = self.drive_seq.load(Ordering::SeqCst);
-        let polled = self.seen_seq.swap(seq, Ordering::SeqCst) != seq;
+        let seq = self.owner.drive_seq.load(Ordering::SeqCst);
+        let polled = self.owner.seen_seq.swap(seq, Ordering::SeqCst) != seq;
+        let seen = self.wake.seen();
         if polled {
             Lease::Polled
-        } else if self.waiters.load(Ordering::SeqCst) > 0 && !self.tx_blocked.load(Ordering::SeqCst)
-        {
+        } else if seen.has_sleepers() && !seen.transport().blocked {
             // An owner that fell asleep before sending was blocked does not watch for room; then the engine does.
             Lease::Asleep
         } else {
@@ -173,26 +201,27 @@ impl QpInner {
 
     /// Work was put off until the next poll.
     pub(crate) fn has_deferred(&self) -> bool {
-        self.deferred.load(Ordering::SeqCst) > 1
+        self.wake.seen().has_deferred()
     }
 
     /// No owner sleeps on the socket.
     pub(crate) fn is_awake(&self) -> bool {
-        self.waiters.load(Ordering::SeqCst) == 0
+        !self.wake.seen().has_sleepers()
     }
 
     /// Whether it has to be added to the engine's list of leased queue pairs.
     pub(crate) fn enter_leased(&self) -> bool {
-        !self.in_leased.swap(true, Ordering::SeqCst)
+        self.wake.enter_list()
     }
 
     /// The engine takes a lent queue pair back.
     pub(crate) fn take_back(self: &Arc<Self>) {
-        self.in_leased.store(false, Ordering::SeqCst);
-        if self.armed.load(Ordering::SeqCst) {
+        self.wake.leave_list();
+        if self.wake.seen().is_armed() {
             // Posts were put off, and no poll came.
             if self.has_deferred() {
-                self.engine_hint
+                self.owner
+                    .engine_hint
                     .fetch_max(HINT_AFTER_POSTS, Ordering::Relaxed);
                 self.flush_deferred();
             }
@@ -200,7 +229,10 @@ impl QpInner {
             match self.drive(true) {
                 Drive::Busy => return self.engine().lend(self),
                 // It waited for this tick.
-                Drive::Moved => self.engine_hint.store(HINT_AFTER_TICK, Ordering::Relaxed),
+                Drive::Moved => self
+                    .owner
+                    .engine_hint
+                    .store(HINT_AFTER_TICK, Ordering::Relaxed),
                 Drive::Still => {}
             }
             self.rearm_and_flush();
@@ -216,14 +248,15 @@ impl QpInner {
     /// No thread polls yet, but a program that posts so many requests in a row will poll for their completions. If not, the tick sends
     /// them.
     pub(super) fn posts_in_a_row(self: &Arc<Self>, before: u32) -> bool {
-        let hint = self.engine_hint.load(Ordering::Relaxed);
+        let hint = self.owner.engine_hint.load(Ordering::Relaxed);
         // A program that has requested an event is about to sleep, not to poll.
         if self.send_cq.is_armed() || self.recv_cq.is_armed() {
             return false;
         }
         if before < IN_A_ROW || hint > 0 {
             if before == IN_A_ROW {
-                self.engine_hint
+                self.owner
+                    .engine_hint
                     .store(hint.saturating_sub(1), Ordering::Relaxed);
             }
             return false;
@@ -233,17 +266,17 @@ impl QpInner {
     }
 
     pub(super) fn has_engine_hint(&self) -> bool {
-        self.engine_hint.load(Ordering::Relaxed) > 0
+        self.owner.engine_hint.load(Ordering::Relaxed) > 0
     }
 
     /// The engine leaves; another thread was driving at its last check.
     pub(crate) fn leave_driven(self: &Arc<Self>) {
-        let hint = self.engine_hint.load(Ordering::Relaxed);
+        let hint = self.owner.engine_hint.load(Ordering::Relaxed);
         if hint == 0 {
             self.engine().lend(self);
         } else {
-            self.engine_hint.store(hint - 1, Ordering::Relaxed);
-            self.arm_wanted.store(true, Ordering::SeqCst);
+            self.owner.engine_hint.store(hint - 1, Ordering::Relaxed);
+            self.wake.want_arm();
             self.drive(true);
         }
     }
@@ -252,7 +285,9 @@ impl QpInner {
     pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {
         let drove = self.drive(true);
         if drove == Drive::Moved && self.has_engine_hint() {
-            self.engine_hint.store(HINT_AFTER_TICK, Ordering::Relaxed);
+            self.owner
+                .engine_hint
+                .store(HINT_AFTER_TICK, Ordering::Relaxed);
         }
         drove
     }

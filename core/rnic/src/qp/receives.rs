@@ -1,11 +1,17 @@
-//! The source of a queue pair's receives.
+//! The source of a queue pair's receives, and the memory that belongs to them.
 
 use std::sync::{Arc, Weak};
 
-use super::QpInner;
+use weft_mem::{Access, MemError, PdId, Span};
+use weft_proto::rdmap::{Fault, notice, noticed};
+
+use super::convert::zero_write;
+use super::{Core, QpInner, Slot, Stream, to_proto};
+use crate::cq::{CqInner, Member};
+use crate::lock::lock;
 use crate::srq::{RecvQueue, SrqInner};
-use crate::types::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
-use crate::xrc::XrcTarget;
+use crate::types::{QpState, RecvWr, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
+use crate::xrc::{NAMED, XrcTarget};
 
 pub(crate) enum RecvSource {
     Own(RecvQueue),
@@ -82,4 +88,160 @@ impl QpInner {
             ..Wc::default()
         }
     }
+}
+
+/// The special rules of XRC queue pairs ([`crate::xrc`]).
+impl QpInner {
+    fn xrc(&self) -> Option<&XrcTarget> {
+        match &self.recv {
+            RecvSource::Xrc(target) => Some(target),
+            _ => None,
+        }
+    }
+
+    /// The domain of the memory that receives name.
+    #[inline]
+    pub(super) fn recv_pd(&self) -> PdId {
+        match &self.recv {
+            RecvSource::Xrc(target) => target.current().map_or(self.pd.id, |srq| srq.pd.id),
+            RecvSource::Shared(srq) => srq.pd.id,
+            RecvSource::Own(_) | RecvSource::Twin(_) => self.pd.id,
+        }
+    }
+
+    /// The domain whose windows the peer may invalidate.
+    pub(super) fn own_pd(&self) -> PdId {
+        self.xrc().map_or(self.pd.id, |_| self.recv_pd())
+    }
+
+    /// Memory that the peer names.
+    pub(super) fn reach(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<Span, MemError> {
+        let table = &self.device.table;
+        let Some(target) = self.xrc() else {
+            return table.remote(self.pd.id, self.num, stag, to, len, need);
+        };
+        // The answer to a Read is fetched when a later message may have named another queue: any of them will do.
+        let mut refused = MemError::Pd;
+        for pd in target.domain.pds() {
+            match table.remote(pd.id, self.num, stag, to, len, need) {
+                Err(MemError::Pd) => {}
+                Err(error) => refused = error,
+                found => return found,
+            }
+        }
+        Err(refused)
+    }
+
+    pub(super) fn local_span(&self, sge: Sge, need: Access) -> Result<Span, MemError> {
+        self.device
+            .table
+            .local(self.pd.id, sge.lkey, sge.addr, sge.len, need)
+    }
+
+    pub(super) fn remote_span(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<Span, MemError> {
+        if !self.peer.access().contains(need) {
+            return Err(MemError::Access);
+        }
+        self.reach(stag, to, len, need)
+    }
+
+    /// Messages are for a queue that is not there.
+    pub(super) fn lacks_srq(&self) -> bool {
+        self.xrc().is_some_and(|target| target.current().is_none())
+    }
+
+    /// Why there is no receive for a message.
+    pub(super) fn no_receive(&self) -> Fault {
+        if self.lacks_srq() {
+            // Of those that copy the header, so that the sender knows which message it was.
+            Fault::ReceiveTooSmall
+        } else {
+            Fault::NoReceive
+        }
+    }
+
+    /// The peer has sent an empty Write to this tagged offset: perhaps it names the queue of the messages that follow.
+    pub(super) fn hear_srq(self: &Arc<Self>, core: &mut Core, to: u64) -> Result<(), Fault> {
+        let (Some(target), Some(num)) = (self.xrc(), noticed(NAMED, to)) else {
+            return Ok(());
+        };
+        if core.rx.recv.is_some() {
+            return Err(Fault::UnexpectedOpcode);
+        }
+        // The completions so far belong to the previous queue.
+        self.deliver(core);
+        let Some(srq) = target.domain.find(num) else {
+            // The message that follows is at fault, and the Terminate names that one.
+            tracing::debug!(qp = self.num, srq = num, "no such queue in the XRC domain");
+            target.choose_none();
+            return Ok(());
+        };
+        target.choose(&srq);
+        if let Some(cq) = &srq.cq {
+            let mut cqs = lock(&target.cqs);
+            if !cqs.iter().any(|known| Arc::ptr_eq(known, cq)) {
+                cqs.push(Arc::clone(cq));
+                cq.attach(Arc::downgrade(self) as Weak<dyn Member>);
+            }
+        }
+        Ok(())
+    }
+
+    /// The queue that received messages complete in; `None`: it went with the shared receive queue that was named last.
+    pub(super) fn with_recv_cq<R>(&self, f: impl FnOnce(&CqInner) -> R) -> Option<R> {
+        let Some(target) = self.xrc() else {
+            return Some(f(&self.recv_cq));
+        };
+        Some(f(target.current()?.cq.as_deref()?))
+    }
+
+    /// Further completion queues in which it may have completions.
+    pub(super) fn other_cqs(&self) -> Vec<Arc<CqInner>> {
+        self.xrc().map_or_else(Vec::new, XrcTarget::cqs)
+    }
+
+    /// The queue pair is destroyed.
+    pub(super) fn leave_xrc(self: &Arc<Self>) {
+        if let Some(target) = self.xrc() {
+            if let Some(srq) = target.current() {
+                srq.forget(&**self);
+            }
+            for cq in target.cqs() {
+                cq.detach(&**self);
+            }
+        }
+    }
+}
+
+/// Before a request that is for another queue than the one before it: name its queue.
+pub(super) fn name_srq(stream: &mut Stream, named: &mut Option<u32>, wr: &SendWr) {
+    let Some(srq) = wr.srq.filter(|srq| Some(*srq) != *named) else {
+        return;
+    };
+    if !wr.op.is_two_sided() {
+        return;
+    }
+    *named = Some(srq);
+    let mut wr = zero_write();
+    if let SendOp::Write { remote } = &mut wr.op {
+        remote.addr = notice(NAMED, srq);
+    }
+    let slot = Slot {
+        wr,
+        internal: true,
+        fault: None,
+    };
+    stream.post_with(to_proto(&slot.wr), slot);
 }

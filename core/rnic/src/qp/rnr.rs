@@ -68,7 +68,7 @@ impl QpInner {
     #[cold]
     pub(super) fn go_on(self: &Arc<Self>, core: &mut Core) -> Result<(), Stop> {
         // A thread that posts a receive clears this.
-        if core.rx.held.response_open || self.starved.load(Ordering::SeqCst) {
+        if core.rx.held.response_open || self.wake.seen().is_starved() {
             return Ok(());
         }
         let mut went_on = false;
@@ -117,7 +117,7 @@ impl QpInner {
     /// This message waits from now on.
     fn time_wait(&self, core: &mut Core, header: Header, len: usize) {
         let due = core.rx.patience.begin(header, len);
-        if let (Some(due), Some(connected)) = (due, self.connected.get()) {
+        if let (Some(due), Some(connected)) = (due, self.peer.connected.get()) {
             connected.registration.set_timer(due);
         }
     }
@@ -131,18 +131,18 @@ impl QpInner {
                 return false;
             }
             patience.timed = patience.due.filter(|due| *due > now);
-            if let (Some(timed), Some(connected)) = (patience.timed, self.connected.get()) {
+            if let (Some(timed), Some(connected)) = (patience.timed, self.peer.connected.get()) {
                 connected.registration.set_timer(timed);
             }
             let Some((header, len)) = patience.first.filter(|_| patience.due.is_some()) else {
                 return false;
             };
             // A thread that has posted a receive is about to drive.
-            if patience.timed.is_some() || !self.starved.load(Ordering::SeqCst) {
+            if patience.timed.is_some() || !self.wake.seen().is_starved() {
                 return false;
             }
             if core.rx.recv.is_some() || self.fetch_recv(core) {
-                self.starved.store(false, Ordering::SeqCst);
+                self.wake.feed();
                 return true;
             }
             core.rx.patience.over = true;
@@ -161,7 +161,7 @@ impl QpInner {
     pub(super) fn set_rnr_retry(self: &Arc<Self>, retry: u8) {
         let retry = retry.min(RNR_FOR_EVER);
         let told = self.with_core(|core| {
-            let news = self.rnr_retry.swap(retry, Ordering::Relaxed) != retry;
+            let news = self.peer.rnr_retry.swap(retry, Ordering::Relaxed) != retry;
             news && self.tell_rnr_retry(core)
         });
         if told {
@@ -171,7 +171,7 @@ impl QpInner {
 
     /// Sends the peer, if there is one, the retry limit.
     pub(super) fn tell_rnr_retry(&self, core: &mut Core) -> bool {
-        let retry = self.rnr_retry.load(Ordering::Relaxed);
+        let retry = self.peer.rnr_retry.load(Ordering::Relaxed);
         let Some(stream) = core.stream.as_mut().filter(|_| core.ended.is_none()) else {
             return false;
         };
@@ -189,7 +189,7 @@ impl QpInner {
 
     /// See [`Qp::wait_for_receives`](super::Qp::wait_for_receives).
     pub(super) fn wait_for_receives(self: &Arc<Self>, retry: u8) {
-        self.rnr_wait.store(true, Ordering::Relaxed);
+        self.life.wait_for_receives();
         self.with_core(|core| core.rx.patience.retry = retry);
     }
 
@@ -203,7 +203,7 @@ impl QpInner {
 
     /// Sets whether a peer in shared memory sees what we take out of the ring.
     fn tell_peer(&self, on: bool) {
-        if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
+        if let Some(local) = self.peer.local() {
             local.tell(on);
         }
     }
@@ -213,17 +213,17 @@ impl QpInner {
         core.rx.recv = self.take_recv().or_else(|| {
             match &self.recv {
                 RecvSource::Own(_) | RecvSource::Twin(_) => {
-                    self.starved.store(true, Ordering::SeqCst);
+                    self.wake.starve();
                 }
                 RecvSource::Xrc(target) => {
-                    if !self.starved.swap(true, Ordering::SeqCst)
+                    if self.wake.starve()
                         && let Some(srq) = target.current()
                     {
                         srq.await_recv(Arc::downgrade(self) as _);
                     }
                 }
                 RecvSource::Shared(srq) => {
-                    if !self.starved.swap(true, Ordering::SeqCst) {
+                    if self.wake.starve() {
                         srq.await_recv(Arc::downgrade(self) as _);
                     }
                 }
@@ -236,7 +236,7 @@ impl QpInner {
 
     /// Receives were posted: continues with the messages that waited for them.
     pub(crate) fn feed(self: &Arc<Self>) {
-        if self.starved.load(Ordering::Relaxed) && self.starved.swap(false, Ordering::SeqCst) {
+        if self.wake.feed() {
             self.drive(true);
         }
     }

@@ -3,13 +3,56 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use weft_sys::Interest;
+use weft_sys::{Event, Interest};
 
 use super::QpInner;
 use crate::cq::{Glance, Member, Poller};
-use crate::engine::{Drive, Driven, Lease};
+use crate::engine::{Drive, Driven, Engine, Lease, Next, Source};
 use crate::neighbours::PeerWatch;
+use crate::report::Connection;
 use crate::srq::Taker;
+
+impl Source for QpInner {
+    fn stat(self: Arc<Self>) -> Option<Connection> {
+        let connected = self.peer.connected.get()?;
+        Some(Connection {
+            qp: self.num,
+            state: self.state(),
+            local: connected.link.local_addr(),
+            peer: connected.link.peer_addr(),
+            transport: connected.link.name().to_owned(),
+            cipher: connected.link.cipher().map(str::to_owned),
+            reason: self.peer.reason.get().cloned(),
+            age: connected.since.elapsed(),
+            ledger: self.with_core(|core| core.ledger),
+        })
+    }
+
+    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
+        if !self.wake.disarm() {
+            return Next::Done;
+        }
+        match self.lease_state() {
+            Lease::Polled | Lease::Asleep => Next::Lent(self),
+            Lease::Idle => {
+                QpInner::drive_engine(&self);
+                Next::Hot(self)
+            }
+        }
+    }
+
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.nudge();
+        self.rnr_expired();
+        self.linger_expired();
+    }
+
+    fn panicked(self: Arc<Self>) {
+        // Its progress is unknown: program and peer are notified of the end.
+        self.life.fail();
+        self.cut();
+    }
+}
 
 impl Driven for QpInner {
     fn lease_state(&self) -> Lease {

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 use weft_mem::RecvList;
@@ -153,7 +152,7 @@ impl QpInner {
                 list.push_buf(&mut partial[at..]);
             }
             // Bulk: little more than the trailer; the following data has its own place.
-            let tail = if self.rnr_wait.load(Ordering::Relaxed) && rx.frame == Frame::Local {
+            let tail = if self.life.waits_for_receives() && rx.frame == Frame::Local {
                 // The peer has to be notified of this payload, independent of the next message.
                 0
             } else if direct.bulk {
@@ -279,7 +278,7 @@ impl QpInner {
             whole,
             room: buf.len(),
         };
-        if self.rnr_wait.load(Ordering::Relaxed) {
+        if self.life.waits_for_receives() {
             match self.must_wait(core, &segment) {
                 Wait::No => {}
                 Wait::Kept => return Ok(true),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use weft_mem::{Access, MemError};
 use weft_proto::rdmap::{Fault, MAX_HEADER, Payload};
-use weft_wire::ddp::{Header, UNTAGGED_LEN};
-use weft_wire::rdmap::TermError;
+use weft_wire::ddp::UNTAGGED_LEN;
+use weft_wire::rdmap::{Opcode, TermError};
 
 use super::convert::{fault_of, term_code};
 use super::end::EndReason;
@@ -136,7 +136,7 @@ impl QpInner {
             let Some(segment) = stream.next_tx(&mut hdr) else {
                 break;
             };
-            if segment.terminate {
+            if segment.is_terminate() {
                 tx.terminate = reason_in(&hdr);
             }
             if tx.scratch.capacity() == 0 {
@@ -206,7 +206,7 @@ impl QpInner {
             let question = confirming.is_some()
                 && (segment.completes.and_then(|seq| stream.request(seq)))
                     .is_some_and(|slot| slot.internal);
-            if tx.frame == Frame::Local && touches_memory(&hdr) && !question {
+            if tx.frame == Frame::Local && touches_memory(segment.opcode) && !question {
                 tx.barrier = Barrier::Built;
             }
             if bytes >= limit || tx.pieces.len() >= FLIGHT_PIECES {
@@ -229,7 +229,7 @@ impl QpInner {
             stream.fail(fault);
         }
         // The Terminate is added to the flight before the stream is flushed.
-        if let Some(connected) = self.connected.get() {
+        if let Some(connected) = self.peer.connected.get() {
             self.build(core, &connected.link);
         }
         let code = core.tx.terminate;
@@ -364,18 +364,16 @@ impl QpInner {
 }
 
 /// Whether one of our segments changes or reads the peer's memory other than its receives, or withdraws rights.
-fn touches_memory(hdr: &[u8; MAX_HEADER]) -> bool {
-    use weft_wire::rdmap::Opcode;
-    let Ok(header) = Header::parse(hdr) else {
-        return true;
-    };
+fn touches_memory(opcode: Option<Opcode>) -> bool {
     matches!(
-        header.opcode(),
-        Opcode::Write
-            | Opcode::ReadRequest
-            | Opcode::AtomicRequest
-            | Opcode::SendInvalidate
-            | Opcode::SendSeInvalidate
+        opcode,
+        Some(
+            Opcode::Write
+                | Opcode::ReadRequest
+                | Opcode::AtomicRequest
+                | Opcode::SendInvalidate
+                | Opcode::SendSeInvalidate
+        )
     )
 }
 
