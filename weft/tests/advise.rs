@@ -1,11 +1,9 @@
 //! `weft advise`: the machine's numbers, what it refuses, and how it ends. What the observer records is tested in tests/run.
 
-mod common;
-
 use std::fs;
 use std::process::{Command, Output};
 
-use common::weft;
+use crate::common::weft;
 
 fn advise() -> Command {
     let mut command = weft();

@@ -1,7 +1,5 @@
 //! `weft cc` as a user runs it: a worker, compilations, the summary; and its benchmark with virtual workers.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use common::{Output, weft};
+use crate::common::{Output, weft};
 
 /// Says why a test cannot run.
 fn has(programs: &[&str]) -> bool {

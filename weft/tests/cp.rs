@@ -1,6 +1,6 @@
 //! `weft cp` from outside: the real binary, two processes, real files.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
-use common::{Listener, Output, names, noise, send, weft};
+use crate::common::{Listener, Output, names, noise, send, weft};
 
 const BOTH: [&[&str]; 2] = [&[], &["--plain-tcp"]];
 

@@ -1,13 +1,13 @@
 //! `weft cp --archive`: owners, special mode bits, extended attributes and hard links.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use common::{Listener, Output, RawSender, noise, send};
+use crate::common::{Listener, Output, RawSender, noise, send};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use weft::cp::digest::BlockList;
 use weft::cp::link::Link;

@@ -1,6 +1,6 @@
 //! `weft cp HOST:FILE DIR`: files fetched from a listener with `--serve`.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Listener, Output, RawSender, names, noise, weft};
+use crate::common::{Listener, Output, RawSender, names, noise, weft};
 use weft::cp::digest::BlockList;
 use weft::cp::link::Link;
 use weft::cp::protocol::{

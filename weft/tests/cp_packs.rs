@@ -1,11 +1,11 @@
 //! `weft cp` of many small files: packs of them, and names that are asked for in batches.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 
-use common::{Listener, RawSender, names, send};
+use crate::common::{Listener, RawSender, names, send};
 use weft::cp::digest::digest;
 use weft::cp::link::Link;
 use weft::cp::protocol::{

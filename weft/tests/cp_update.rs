@@ -1,12 +1,12 @@
 //! `weft cp` where much is there already: updates, dry runs, and a limit of the rate.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use common::{Listener, names, noise, send};
+use crate::common::{Listener, names, noise, send};
 
 #[test]
 fn an_update_sends_only_files_of_another_size_or_time() {

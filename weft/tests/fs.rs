@@ -1,6 +1,6 @@
 //! `weft fs` as its users have it: scripts, keys, and a mounted server.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use common::{Output, as_user, names, noise, until, weft};
+use crate::common::{Output, as_user, names, noise, until, weft};
 
 /// A running `weft fs serve`.
 struct Server {

@@ -1,6 +1,6 @@
 //! Senders that do not play by the rules, against the real receiver.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Listener, Output, RawSender, names, send, weft};
+use crate::common::{Listener, Output, RawSender, names, send, weft};
 use weft::cp::digest::{BlockList, digest};
 use weft::cp::link::Link;
 use weft::cp::protocol::{

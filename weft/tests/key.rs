@@ -1,12 +1,10 @@
 //! `weft key`: key pairs and the keys of peers, as files.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{Output, weft};
+use crate::common::{Output, weft};
 
 fn key(config: &Path, args: &[&str]) -> Output {
     Output::of(weft().env("XDG_CONFIG_HOME", config).arg("key").args(args))

@@ -1,6 +1,6 @@
 //! `weft media serve` and `play` from outside: the real binary, real files, hostile initiators.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::media::{Server, framemd5, make_movie, play, wire_of};
-use common::{Output, noise, until, weft};
+use crate::common::media::{Server, framemd5, make_movie, play, wire_of};
+use crate::common::{Output, noise, until, weft};
 use weft_media::client::{Dial, OpenError, Viewer};
 use weft_media::wire::{self, Grant, Refusal, Request};
 use weft_verbs::cm::{self, ConnParam, ConnectError};

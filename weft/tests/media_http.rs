@@ -1,16 +1,14 @@
 //! `weft media proxy`: HTTP as players speak it, HLS, and the page in Chromium.
 
-mod common;
-
 use std::fs;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use common::http::{Browser, get, request};
-use common::media::{Server, framemd5, have, make_movie};
-use common::{Output, noise, until, weft};
+use crate::common::http::{Browser, get, request};
+use crate::common::media::{Server, framemd5, have, make_movie};
+use crate::common::{Output, noise, until, weft};
 use serde_json::Value;
 
 const FRAGMENTED: &[&str] = &[

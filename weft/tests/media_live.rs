@@ -1,6 +1,6 @@
 //! `weft media live`: streams made by ffmpeg, late and slow viewers, a writer that is killed.
 
-mod common;
+use crate::common;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use common::media::{Server, framemd5, have, make_movie, play};
-use common::{until, weft};
+use crate::common::media::{Server, framemd5, have, make_movie, play};
+use crate::common::{until, weft};
 use weft_media::client::{Dial, OpenError, Viewer};
 use weft_media::watch::{Event, From, Watch};
 use weft_media::wire::{Refusal, Request, Slot};

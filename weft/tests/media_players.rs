@@ -1,14 +1,14 @@
 //! `weft media` with players as people have them: mpv, ffplay, VLC, ffmpeg, on a film of 1080 lines.
 
-mod common;
+use crate::common;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::http::{Browser, get};
-use common::media::{Server, framemd5, have, make_film};
-use common::weft;
+use crate::common::http::{Browser, get};
+use crate::common::media::{Server, framemd5, have, make_film};
+use crate::common::weft;
 use serde_json::Value;
 
 const VLC: &str = "cvlc -I dummy --vout dummy --aout dummy --no-video-title-show --play-and-exit";

@@ -3,7 +3,7 @@
 //! The test runs itself again in a third namespace, which has a cable to each of the two: what it does there with the bytes of a
 //! connection is what somebody on the way can do.
 
-mod common;
+use crate::common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use common::{Listener, Output, names, noise};
+use crate::common::{Listener, Output, names, noise};
 use weft::cp::protocol::{Hello, Status, VERSION};
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnParam, ConnectError};
@@ -362,7 +362,7 @@ fn man_in_the_middle() {
     let out = Command::new("unshare")
         .args(&unshare)
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "inside", "--ignored", "--nocapture"])
+        .args(["--exact", "mitm::inside", "--ignored", "--nocapture"])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&out.stdout);

@@ -1,13 +1,11 @@
 //! `weft mpi`: what it sets for which MPI. Jobs on the libraries themselves are tested in tests/dropin.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Output, weft};
+use crate::common::{Output, weft};
 
 /// A folder with files that have the mark of our libraries, and an `mpirun` that says what it is and else prints its environment.
 struct Place(tempfile::TempDir);

@@ -1,11 +1,9 @@
 //! The program around its subcommands: help, manual pages, completion, hello, doctor.
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use common::{Output, names, weft};
+use crate::common::{Output, names, weft};
 
 #[test]
 fn help_names_every_subcommand_and_the_exit_codes() {

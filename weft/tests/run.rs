@@ -1,13 +1,11 @@
 //! `weft run`: what it sets, what it runs plain, and how it ends. The library itself is tested in tests/run.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use common::weft;
+use crate::common::weft;
 
 /// A folder with a file that has the mark of our library, and nothing else of it.
 fn library() -> tempfile::TempDir {

@@ -1,13 +1,11 @@
 //! `weft stat`: what processes say of their connections, to whom, and what becomes of those that do not.
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Listener, Output, dial, unprivileged, weft};
+use crate::common::{Listener, Output, dial, unprivileged, weft};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use weft::cp::rdma::RdmaLink;
 

@@ -1,13 +1,11 @@
 //! `weft verbs`: what it sets, what it warns of, and how it ends. The libraries themselves are tested in tests/dropin.
 
-mod common;
-
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Output, weft};
+use crate::common::{Output, weft};
 
 /// A folder with two files that have the mark of our libraries, and nothing else of them.
 struct Libraries(tempfile::TempDir);

@@ -1,13 +1,11 @@
 //! Workers, a daemon and real compilers on one machine: what comes back is what the compiler here makes, whatever happens on the way.
 
-mod common;
-
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Bed, config, has_gcc, long_text, until, worker};
+use crate::common::{Bed, config, has_gcc, long_text, until, worker};
 use weft_cc::ipc::{Answer, Ask, Line};
 use weft_cc::worker::sandbox::Files;
 use weft_cc::worker::{Config, Worker};

@@ -1,7 +1,5 @@
 //! Workers that have another compiler than the master, or none, and take the master's.
 
-mod common;
-
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Bed, tls};
+use crate::common::{Bed, tls};
 use weft_cc::ipc::{Answer, JobAsk};
 use weft_cc::wire::Output;
 use weft_cc::worker::{Accept, Config, Events, Worker, sandbox};

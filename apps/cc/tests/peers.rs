@@ -1,11 +1,9 @@
 //! Masters and workers without manners: nobody else notices.
 
-mod common;
-
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use common::{Bed, config, has_gcc, long_text, tls, until, worker};
+use crate::common::{Bed, config, has_gcc, long_text, tls, until, worker};
 use weft_cc::ipc::Answer;
 use weft_cc::options::Language;
 use weft_cc::wire::{

@@ -354,7 +354,7 @@ fn a_node_that_is_killed_is_named_by_all() {
     drop(doors.remove(1));
     let list: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_node", "--nocapture"])
+        .args(["--exact", "ring::child_node", "--nocapture"])
         .env("RING_TEST_NODES", list.join(","))
         .env("RING_TEST_ME", "1")
         .stdout(Stdio::piped())
@@ -433,7 +433,7 @@ fn a_successor_of_another_user_gets_nothing() {
     std::fs::create_dir(&folder).unwrap();
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let child = Command::new(&program)
-        .args(["--exact", "child_stranger", "--nocapture"])
+        .args(["--exact", "ring::child_stranger", "--nocapture"])
         .env("RING_TEST_STRANGER", "1")
         .current_dir("/")
         .uid(NOBODY)

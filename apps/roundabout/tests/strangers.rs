@@ -98,7 +98,7 @@ impl Stranger {
         std::fs::create_dir(&folder).unwrap();
         std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
         let child = Command::new(&program)
-            .args(["--exact", "child_of_another_user", "--nocapture"])
+            .args(["--exact", "strangers::child_of_another_user", "--nocapture"])
             .env("RING_TEST_KEYS", kind)
             .current_dir("/")
             .uid(NOBODY)

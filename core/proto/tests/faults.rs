@@ -1,8 +1,10 @@
 //! Every fault by a literal bad segment, and the exact Terminate that answers it.
 
-mod common;
+use crate::common;
 
-use common::{CONFIG, FETCH_ADD, READ, announce, carry, hex, must_tx, receive, stream, tx, wr};
+use crate::common::{
+    CONFIG, FETCH_ADD, READ, announce, carry, hex, must_tx, receive, stream, tx, wr,
+};
 use weft_proto::rdmap::{Config, Event, Fault, Op, State, Stream};
 use weft_wire::ddp::{Header, Tagged, Untagged};
 use weft_wire::rdmap::Opcode;

@@ -1,8 +1,6 @@
 //! The order of work requests: what waits for what, who takes turns with whom, and which one an ended connection blames.
 
-mod common;
-
-use common::{
+use crate::common::{
     CONFIG, FETCH_ADD, READ, SEND, SMALL, announce, carry, fenced, flushed, hex, must_tx, ok,
     receive, received, stream, tx, wr,
 };

@@ -1,8 +1,6 @@
 //! MPA start-up, byte by byte (RFC 5044 section 7.1, RFC 6581).
 
-mod common;
-
-use common::hex;
+use crate::common::hex;
 use weft_proto::mpa::{
     AcceptError, Config, InitStep, Initiator, MAX_FRAME, Params, RespStep, Responder, Revision,
     Rtr, RtrSet, StartError, TooLong,

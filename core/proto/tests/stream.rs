@@ -1,8 +1,6 @@
 //! Each operation, segment by segment.
 
-mod common;
-
-use common::{
+use crate::common::{
     CONFIG, FETCH_ADD, READ, SEND, SMALL, announce, carry, hex, must_tx, ok, receive, received,
     stream, tx, wr,
 };

@@ -5,9 +5,6 @@
     reason = "each call is given pointers to its own locals"
 )]
 
-#[path = "common/sockets.rs"]
-mod sockets;
-
 use std::ffi::{c_int, c_void};
 use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, IntoRawFd as _};
@@ -15,7 +12,7 @@ use std::time::Duration;
 
 use libc::{MSG_WAITALL, POLLIN, SOCK_STREAM, pollfd, socklen_t, timeval};
 use rustix::io::Errno;
-use sockets::{
+use crate::sockets::{
     NONE, PATIENCE, accepted, again, aside, connected, listening, next_event, pair, recv,
     recv_message, send, start_recv, start_send, stopped,
 };

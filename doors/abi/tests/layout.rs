@@ -2,7 +2,7 @@
 //! other does not have.
 #![cfg(feature = "exs")]
 
-mod common;
+use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -3,14 +3,14 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
 #![allow(clippy::cast_possible_wrap)]
 
-mod cm;
+use crate::cm;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use cm::{
+use crate::cm::{
     Channel, Event, Id, LONG, Own, Param, completion, errno, failed, loopback, post_recv,
     post_send, qp_attr, refused, sockaddr, worked,
 };

@@ -3,14 +3,14 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
 #![allow(clippy::cast_possible_wrap)]
 
-mod cm;
+use crate::cm;
 
 use std::ffi::c_int;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::ptr::{null, null_mut};
 
-use cm::{Channel, errno, failed, loopback, refused, sockaddr, worked};
+use crate::cm::{Channel, errno, failed, loopback, refused, sockaddr, worked};
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;

@@ -3,13 +3,15 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
 #![allow(clippy::cast_possible_wrap)]
 
-mod cm;
+use crate::cm;
 
 use std::ffi::{c_int, c_void};
 use std::net::{SocketAddr, UdpSocket};
 use std::ptr::{null, null_mut};
 
-use cm::{Channel, Event, Id, Param, failed, loopback, padded, qp_attr, refused, sockaddr, worked};
+use crate::cm::{
+    Channel, Event, Id, Param, failed, loopback, padded, qp_attr, refused, sockaddr, worked,
+};
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;

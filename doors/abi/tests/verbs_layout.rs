@@ -2,7 +2,7 @@
 //! has a declaration that the other does not have.
 #![cfg(feature = "verbs")]
 
-mod common;
+use crate::common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

@@ -1,8 +1,7 @@
 //! Edge cases: operations behind file sends, time limits, unequal ends, threads that race for events, dropped sockets.
 
-mod common;
-#[path = "common/raw.rs"]
-mod raw;
+use crate::common;
+use crate::raw;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

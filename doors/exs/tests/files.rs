@@ -1,12 +1,11 @@
 //! File sends that are cancelled or exceed their time limit, and the operations behind them.
 
-mod common;
-
-use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::{context, events, file_of, next_event, pair, pair_of, send_limit, whole};
+use crate::common::{
+    alone, context, events, file_of, next_event, pair, pair_of, send_limit, whole,
+};
 
 use weft_exs::{Errno, Kind, Memory, Mode, Queue, RecvFlags, Region, Sink, Socket};
 use weft_verbs::LocalMode;
@@ -180,13 +179,7 @@ fn resident() -> usize {
 
 #[test]
 fn a_long_time_limit_of_files_keeps_nothing() {
-    if std::env::var_os("ALONE").is_none() {
-        // Alone in a process, so that the memory of other tests does not count.
-        let ended = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_long_time_limit_of_files_keeps_nothing"])
-            .env("ALONE", "1")
-            .status();
-        assert!(ended.unwrap().success());
+    if !alone("files::a_long_time_limit_of_files_keeps_nothing") {
         return;
     }
     let (context, a, b) = pair(LocalMode::Off);

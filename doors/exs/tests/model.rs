@@ -3,15 +3,13 @@
 //!
 //! `WEFT_MODEL_DEEP=1` searches further.
 
-mod world;
-
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Instant;
 
+use crate::world::{Call, Fault, Settings, World};
 use stateright::{Checker, Model, Property};
 use weft_exs::machine::{Design, Kind, Mode, OpId, RecvFlags, Rules};
-use world::{Call, Fault, Settings, World};
 
 /// The actions that the programs of both ends may take, in every order.
 #[derive(Clone, Debug)]

@@ -1,11 +1,9 @@
 //! Long random runs of both kinds of sockets, with real bytes and an oracle: every byte and message arrives once, in
 //! order, in the receive that it belongs to, whatever the order of calls, arrivals and completions.
 
-mod world;
-
+use crate::world::{Call, Fault, Settings, World};
 use proptest::prelude::*;
 use weft_exs::machine::{Design, Kind, Mode, RecvFlags, Rules};
-use world::{Call, Fault, Settings, World};
 
 /// xorshift64*; the seed determines the run.
 struct Random(u64);

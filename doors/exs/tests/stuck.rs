@@ -1,20 +1,17 @@
 //! Peers in shared memory that stay in memory opened to them, or stop there: the operation still ends in time, its memory belongs to the program
 //! again, and other connections continue meanwhile.
 
-mod common;
 #[allow(unreachable_pub, dead_code)] // not all of it is needed here
 #[path = "../../../tests/conformance/src/marks.rs"]
 mod marks;
-#[path = "common/raw.rs"]
-mod raw;
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, context, listener};
-use raw::{greet, heard, hello, say};
+use crate::common::{PATIENCE, context, listener};
+use crate::raw::{greet, heard, hello, say};
 use rustix::process::Pid;
 use weft_exs::{
     Context, Design, Errno, Event, Kind, Memory, Mode, Queue, RawMemory, Ready, RecvFlags, Region,
@@ -261,7 +258,7 @@ impl Sender {
     fn start(kind: Kind, design: Design, to: &Socket) -> Sender {
         let addr = to.local_addr().unwrap().to_string();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "sender", "--ignored", "--nocapture", "-q"])
+            .args(["--exact", "stuck::sender", "--ignored", "--nocapture", "-q"])
             .env("WEFT_SENDS_TO", addr)
             .env("WEFT_SENDS", format!("{kind:?} {design:?}"))
             .stdin(Stdio::piped())

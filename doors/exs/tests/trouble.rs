@@ -1,14 +1,12 @@
 //! Failures: hostile and dead peers, wrong states, cancelled and late operations, deleted queues.
 
-mod common;
-#[path = "common/raw.rs"]
-mod raw;
+use crate::raw;
 
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, aside, context, events, listener, next_event, pair, recv_limit};
+use crate::common::{PATIENCE, aside, context, events, listener, next_event, pair, recv_limit};
 
-use raw::{greet, hello};
+use crate::raw::{greet, hello};
 use weft_exs::{
     Design, Errno, EventKind, Kind, Memory, Queue, Ready, RecvFlags, Region, Sink, Socket,
 };

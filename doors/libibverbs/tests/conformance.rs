@@ -1,12 +1,11 @@
 //! C programs against Debian's header and our library: the behaviour of the manual pages, in shared memory and over TCP, and the capabilities of the devices.
 
-#[path = "../../libexs/tests/common/mod.rs"]
-mod common;
+use crate::common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{good, root, text};
+use crate::common::{good, root, text};
 
 /// Our library, and one of the programs of this folder, linked with it.
 fn built(name: &str) -> Option<(tempfile::TempDir, PathBuf)> {

@@ -1,13 +1,12 @@
 //! A C program against our extension header: checks the layout of its structs, and that its calls do what it says.
 
-#[path = "../../libexs/tests/common/mod.rs"]
-mod common;
+use crate::common;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use common::{exported, good, root};
+use crate::common::{exported, good, root};
 use weft_abi::verbs::dgram::{
     weft_dgram_attr, weft_dgram_range, weft_dgram_record, weft_dgram_reliable, weft_dgram_write,
 };

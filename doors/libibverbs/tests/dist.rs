@@ -1,7 +1,7 @@
 //! libibverbs and librdmacm as programs get them: names, versions, the loader's information; and programs that load with them.
 
-#[path = "../../libexs/tests/common/mod.rs"]
-mod common;
+use crate::common;
+#[path = "releases/mod.rs"]
 mod releases;
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use common::{dynamic, exported, good, is_of_the_system, root, text};
+use crate::common::{dynamic, exported, good, is_of_the_system, root, text};
 
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 /// The version of the private interface between our two libraries.

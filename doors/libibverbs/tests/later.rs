@@ -1,12 +1,11 @@
 //! A C program with the calls that rdma-core has added since Debian 12.
 
-#[path = "../../libexs/tests/common/mod.rs"]
-mod common;
+use crate::common;
 
 use std::path::Path;
 use std::process::Command;
 
-use common::{good, root};
+use crate::common::{good, root};
 
 #[test]
 fn a_c_program_of_a_later_release_runs() {

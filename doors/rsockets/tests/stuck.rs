@@ -127,7 +127,7 @@ fn a_peer_that_stops_does_not_keep_a_map() {
         let before = marks::segments();
         let mut other = Command::new(std::env::current_exe().unwrap());
         let other = other
-            .args(["--exact", "writer", "--ignored", "--nocapture", "-q"])
+            .args(["--exact", "stuck::writer", "--ignored", "--nocapture", "-q"])
             .env("WEFT_WRITES_TO", listener.local_addr().unwrap().to_string())
             .stdout(Stdio::piped())
             .spawn();

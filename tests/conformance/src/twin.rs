@@ -1,6 +1,6 @@
 //! Peers in separate processes: the test binary starts itself again.
 //!
-//! A test file with twins has one ignored test that calls [`role`], and names it in [`Twin::start`]. The twin takes
+//! The test program has one ignored test that calls [`role`], and names it in [`Twin::start`]. The twin takes
 //! commands, one a line, and answers each with a line that begins with `@`.
 
 use std::io::{BufRead, BufReader, Write};
@@ -44,6 +44,26 @@ pub fn again(wrapper: &[&str], test: &str) -> std::io::Result<Command> {
     };
     command.args(["--exact", test, "--ignored", "--nocapture", "-q"]);
     Ok(command)
+}
+
+/// Runs this test again in a process of its own, where this returns true: for a test that measures or limits its process. In the first process it returns
+/// false, once the other one has ended well.
+///
+/// # Panics
+/// If the test fails there.
+pub fn alone(test: &str) -> bool {
+    const ALONE: &str = "WEFT_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let program = std::env::current_exe().expect("this program");
+    let mut command = Command::new(program);
+    command.args(["--exact", test, "--nocapture"]);
+    let out = command.env(ALONE, "1").output().expect("a process");
+    let said = String::from_utf8_lossy(&out.stdout);
+    print!("{said}{}", String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success() && said.contains("1 passed"), "{test}");
+    false
 }
 
 /// Stops a process, and waits until it has stopped.

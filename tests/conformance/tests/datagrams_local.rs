@@ -169,7 +169,7 @@ struct Twin {
 
 impl Twin {
     fn start() -> Twin {
-        let mut command = again(&[], "twin").expect("this program");
+        let mut command = again(&[], "datagrams_local::twin").expect("this program");
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.env("WEFT_ECHO", "1").spawn().expect("a process");
         let mut output = BufReader::new(child.stdout.take().expect("piped"));

@@ -1,9 +1,10 @@
-//! Failed dials release all their resources. One test, because it counts those of the whole process.
+//! Failed dials release all their resources. In a process of its own, because it counts all of that.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
+use weft_conformance::twin::alone;
 use weft_verbs::cm::{ConnectError, Listener};
 use weft_verbs::{Device, Limits, LocalMode};
 
@@ -23,6 +24,9 @@ fn dial(bed: &Bed, addr: SocketAddr) -> ConnectError {
 
 #[test]
 fn a_failed_dial_leaves_nothing() {
+    if !alone("dials::a_failed_dial_leaves_nothing") {
+        return;
+    }
     // Connected, but without the required shared memory.
     let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
     let doorless = Device::builder().local(LocalMode::Off).open();

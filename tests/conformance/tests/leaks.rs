@@ -1,7 +1,8 @@
-//! The resources of many connections in shared memory, and their release. One test, because it counts those of the whole process.
+//! The resources of many connections in shared memory, and their release. In a process of its own, because it counts all of that.
 
 use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
 use weft_conformance::gauge::{descriptors, given_back};
+use weft_conformance::twin::alone;
 use weft_verbs::{Device, RecvWr, SendWr};
 
 fn maps() -> usize {
@@ -43,6 +44,9 @@ fn round(bed: &Bed, count: usize, shared: bool) {
 
 #[test]
 fn everything_is_given_back() {
+    if !alone("leaks::everything_is_given_back") {
+        return;
+    }
     let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
     round(&bed, 2, false);
     until("the first ones are gone", || maps() == 0);

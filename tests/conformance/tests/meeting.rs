@@ -16,12 +16,6 @@ use weft_wire::mpa::FrameKind;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-#[test]
-#[ignore = "a twin's life"]
-fn twin() {
-    weft_conformance::twin::role();
-}
-
 fn device(mode: LocalMode) -> Device {
     Device::builder().local(mode).open().expect("a device")
 }

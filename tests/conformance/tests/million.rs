@@ -1,11 +1,12 @@
 //! A million sources, each with its own address, send one datagram each to a port with an unreliable and a reliable queue pair. The state kept about them is
-//! bounded, an honest peer is served all the time, and no source gets an answer that is longer than its datagram. In a separate file, because it measures the
-//! memory of the process.
+//! bounded, an honest peer is served all the time, and no source gets an answer that is longer than its datagram. In a process of its own,
+//! because it measures the memory of that.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use weft_conformance::twin::alone;
 use weft_sys::Interest;
 use weft_sys::udp::UdpSocket;
 use weft_verbs::{
@@ -202,6 +203,9 @@ fn completion(cq: &Cq, limit: Duration) -> Option<Wc> {
 
 #[test]
 fn a_million_sources_are_survived() {
+    if !alone("million::a_million_sources_are_survived") {
+        return;
+    }
     let here = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     let device = Device::open().expect("a device");
     let pd = device.alloc_pd().expect("a domain");

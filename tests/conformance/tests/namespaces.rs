@@ -17,12 +17,6 @@ const FAR: &str = "WEFT_FAR";
 const FAR_ADDR: &str = "10.77.0.2";
 const DIR: &str = "WEFT_LOCAL_DIR";
 
-#[test]
-#[ignore = "a twin's life"]
-fn twin() {
-    weft_conformance::twin::role();
-}
-
 /// Runs it; the error is a text for people.
 fn run(command: &mut Command) -> Result<String, String> {
     let what = format!("{command:?}");
@@ -116,7 +110,7 @@ impl Net {
     /// Runs a case of [`near`] on this side, with this directory in the environment.
     fn case(&self, case: &str, dir: Option<&Path>) {
         let mut command = self.near.enter();
-        let inside = again(&[], "near").expect("this program");
+        let inside = again(&[], "namespaces::near").expect("this program");
         command.arg(inside.get_program()).args(inside.get_args());
         command
             .env_remove(DIR)
@@ -291,7 +285,7 @@ fn a_number_used_again() {
     // that nothing closes (docs/spec/local.md): it may be hit once, not as a rule.
     let mut hits = Vec::new();
     for _ in 0..5 {
-        let inside = again(&[], "survivor").expect("this program");
+        let inside = again(&[], "namespaces::survivor").expect("this program");
         let mut command = alone();
         // The namespace's first process cannot be stopped from inside, so it must not be the survivor.
         let first = ["sh", "-c", "\"$@\"; exit $?", "sh"];
@@ -315,7 +309,7 @@ fn survivor() {
     }
     let me = getpid().as_raw_nonzero().to_string();
     let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
-    let twin = Twin::start("keeper", |twin| {
+    let twin = Twin::start("namespaces::keeper", |twin| {
         twin.env(CONTINUES, &me);
     });
     let end = bed.end(&bed.a, &Half::default());

@@ -1,16 +1,16 @@
 //! Floods and stalls: many silent connections, peers that stop reading, peers that send requests without end. Memory stays bounded, good peers can connect, and
 //! other connections continue.
 //!
-//! The tests of this file measure the memory of their process, so they take turns.
+//! The tests of this file measure the memory and the descriptors of their process, so each has one of its own.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_conformance::bed::{ALL, PATIENCE, assert_bytes, pattern, take, tcp_device, until};
 use weft_conformance::gauge::{descriptors, given_back, resident};
 use weft_conformance::raw::{Raw, read_request, send, start_frame, write};
+use weft_conformance::twin::alone;
 use weft_conformance::victim::{Bystander, Role, Victim, Wire};
 use weft_verbs::cm::{ConnParam, Listener, connect};
 use weft_verbs::{Device, Limits, LinkOptions, LocalMode, QpInit, QpState, SendWr, WcStatus};
@@ -19,11 +19,6 @@ use weft_wire::rdmap::ReadRequest;
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const MIB: usize = 1 << 20;
-
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn param(timeout: Duration) -> ConnParam {
     ConnParam {
@@ -87,7 +82,9 @@ fn good_peer_gets_in(device: &Device, listener: &Listener) {
 
 #[test]
 fn two_thousand_connections_that_say_nothing() {
-    let _turn = turn();
+    if !alone("pressure::two_thousand_connections_that_say_nothing") {
+        return;
+    }
     let wanted = 2000;
     let flood = wanted.min(spare_descriptors().saturating_sub(200) / 2);
     if flood < wanted {
@@ -132,7 +129,9 @@ fn two_thousand_connections_that_say_nothing() {
 
 #[test]
 fn floods_beyond_a_small_limit() {
-    let _turn = turn();
+    if !alone("pressure::floods_beyond_a_small_limit") {
+        return;
+    }
     let limits = Limits {
         max_pending: 16,
         ..Limits::default()
@@ -154,7 +153,9 @@ fn floods_beyond_a_small_limit() {
 
 #[test]
 fn requests_that_nobody_answers() {
-    let _turn = turn();
+    if !alone("pressure::requests_that_nobody_answers") {
+        return;
+    }
     let device = tcp_device();
     let bystander = Bystander::new(&device);
     let listener = Listener::bind(&device, ANY, 8, &param(PATIENCE)).expect("a listener");
@@ -183,7 +184,9 @@ fn requests_that_nobody_answers() {
 
 #[test]
 fn a_peer_that_stops_reading() {
-    let _turn = turn();
+    if !alone("pressure::a_peer_that_stops_reading") {
+        return;
+    }
     const LEN: usize = 16 * MIB;
     for (role, wire) in [
         (Role::Initiator, Wire::Tcp { crc: true }),
@@ -244,7 +247,9 @@ fn a_peer_that_stops_reading() {
 
 #[test]
 fn a_peer_that_reads_without_taking_the_answers() {
-    let _turn = turn();
+    if !alone("pressure::a_peer_that_reads_without_taking_the_answers") {
+        return;
+    }
     const LEN: usize = 64 * MIB;
     for (role, wire) in [
         (Role::Initiator, Wire::Tcp { crc: true }),
@@ -290,7 +295,9 @@ fn a_peer_that_reads_without_taking_the_answers() {
 
 #[test]
 fn a_peer_that_never_closes() {
-    let _turn = turn();
+    if !alone("pressure::a_peer_that_never_closes") {
+        return;
+    }
     let limits = Limits {
         max_qp: 8,
         ..Limits::default()
@@ -320,7 +327,9 @@ fn a_peer_that_never_closes() {
 
 #[test]
 fn connections_come_and_go() {
-    let _turn = turn();
+    if !alone("pressure::connections_come_and_go") {
+        return;
+    }
     let device = tcp_device();
     let bystander = Bystander::new(&device);
     let round = || {
@@ -345,7 +354,9 @@ fn connections_come_and_go() {
 
 #[test]
 fn a_slow_peer_gets_all_before_the_end() {
-    let _turn = turn();
+    if !alone("pressure::a_slow_peer_gets_all_before_the_end") {
+        return;
+    }
     std::thread::scope(|scope| {
         for wire in [Wire::Tcp { crc: false }, Wire::Local] {
             for role in [Role::Initiator, Role::Responder] {

@@ -9,12 +9,6 @@ use weft_conformance::twin::{ADDS, DIAL, Pair, RECV, REGION, Twin, forks};
 use weft_conformance::victim::Bystander;
 use weft_verbs::{AsyncEvent, EndReason, RecvWr, RemoteAddr, SendWr, WcStatus};
 
-#[test]
-#[ignore = "a twin's life"]
-fn twin() {
-    weft_conformance::twin::role();
-}
-
 fn pair() -> Pair {
     Pair::new("twin", &Half::default())
 }

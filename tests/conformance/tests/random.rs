@@ -14,6 +14,7 @@ use weft_conformance::raw::{
     Raw, atomic_request, atomic_response, read_request, send, send_invalidate, start_frame, tagged,
     untagged, write,
 };
+use weft_conformance::twin::alone;
 use weft_conformance::victim::{Bystander, Wire};
 use weft_verbs::cm::{ConnParam, Listener};
 use weft_verbs::{
@@ -525,10 +526,16 @@ fn mutated_traffic_harms_nobody(wires: &[Wire], connections: u64) {
 
 #[test]
 fn over_tcp() {
+    if !alone("random::over_tcp") {
+        return;
+    }
     mutated_traffic_harms_nobody(&[Wire::Tcp { crc: true }, Wire::Tcp { crc: false }], 4000);
 }
 
 #[test]
 fn in_shared_memory() {
+    if !alone("random::in_shared_memory") {
+        return;
+    }
     mutated_traffic_harms_nobody(&[Wire::Local], 1000);
 }

@@ -6,24 +6,16 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use weft_conformance::bed::{Bed, Half, Memory, Setup, take};
 use weft_conformance::gauge::{descriptors, given_back};
-use weft_conformance::twin::{Pair, Twin, again};
+use weft_conformance::twin::{Pair, Twin, alone};
 use weft_conformance::victim::Bystander;
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::{Cq, Device, LinkOptions, LocalMode, Qp, QpInit, RecvWr, SendWr, WcStatus};
 
 const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-/// Marks this process as one that may be starved.
-const VARIABLE: &str = "WEFT_STARVED";
 /// The time limit of connecting: more than the wait at a door.
 const TIME: Duration = Duration::from_millis(700);
 /// The same on a busy machine.
 const LONG: Duration = Duration::from_secs(4);
-
-#[test]
-#[ignore = "a twin's life"]
-fn twin() {
-    weft_conformance::twin::role();
-}
 
 fn param(tag: u8) -> ConnParam {
     ConnParam {
@@ -144,9 +136,8 @@ fn explains(reason: &str) {
 }
 
 #[test]
-#[ignore = "in a process of its own"]
-fn starved() {
-    if std::env::var_os(VARIABLE).is_none() {
+fn no_descriptors_left() {
+    if !alone("starvation::no_descriptors_left") {
         return;
     }
     let open = || Device::builder().local(LocalMode::Auto).open();
@@ -187,17 +178,6 @@ fn starved() {
     assert_eq!(seen[0], None);
     assert!(seen.contains(&Some("tcp")), "{seen:?}");
     assert!(seen.contains(&Some("local")), "{seen:?}");
-    println!("@done");
-}
-
-#[test]
-fn no_descriptors_left() {
-    let mut command = again(&[], "starved").expect("this program");
-    let out = command.env(VARIABLE, "1").output().expect("a process");
-    let said = String::from_utf8_lossy(&out.stdout);
-    let err = String::from_utf8_lossy(&out.stderr);
-    assert!(said.contains("@done"), "{said}\n{err}");
-    println!("{said}");
 }
 
 /// Only the responder is starved.

@@ -13,12 +13,6 @@ use weft_verbs::{
     Access, Cq, Device, EndReason, Mr, Mw, Qp, QpInit, QpState, RawMemory, RecvWr, SendWr, WcStatus,
 };
 
-#[test]
-#[ignore = "a twin's life"]
-fn twin() {
-    weft_conformance::twin::role();
-}
-
 /// Longer than any of the waits, but finite.
 const BOUND: Duration = Duration::from_secs(10);
 /// Shorter than they are.

@@ -26,12 +26,6 @@ const POWERLESS: &[&str] = &["setpriv", "--inh-caps=-all", "--bounding-set=-all"
 /// Starts a program as root of a separate user namespace: to the kernel it is the same user.
 const CONTAINED: &[&str] = &["unshare", "--user", "--map-root-user"];
 
-#[test]
-#[ignore = "a twin's life"]
-fn twin() {
-    weft_conformance::twin::role();
-}
-
 /// True if programs can be started in this way.
 fn works(wrapper: &[&str]) -> bool {
     let (program, args) = wrapper.split_first().expect("a program");
@@ -169,7 +163,7 @@ fn a_place_is_not_taken_from_another_user_namespace() {
         if first {
             knock(&mut raw);
         }
-        let usurper = Twin::inside(CONTAINED, "usurper", |twin| {
+        let usurper = Twin::inside(CONTAINED, "trust::usurper", |twin| {
             twin.env(VISITS, listener.local_addr().to_string());
             twin.env(CLAIMS, from.to_string());
         });
@@ -211,7 +205,7 @@ fn a_listener_that_is_root_no_more() {
     if !is_root() {
         return;
     }
-    let mut daemon = Twin::start("dropped", |_| ()).expect("a process");
+    let mut daemon = Twin::start("trust::dropped", |_| ()).expect("a process");
     let bed = bed();
     let end = bed.end(&bed.a, &Half::default());
     // It speaks no MPA.
@@ -229,7 +223,7 @@ fn a_visitor_that_is_root_no_more() {
     let bed = bed();
     let listener = bed.listener(4);
     let addr = listener.local_addr();
-    let mut visitor = Twin::start("dropped", |twin| {
+    let mut visitor = Twin::start("trust::dropped", |twin| {
         twin.env(VISITS, addr.to_string());
     })
     .expect("a process");

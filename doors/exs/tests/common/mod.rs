@@ -99,3 +99,16 @@ pub(crate) fn whole(file: &Arc<OwnedFd>) -> Vec<Piece> {
         len: None,
     })]
 }
+
+/// Runs this test again in a process of its own, where this returns true, so that the memory of other tests does not count. In the first process it returns
+/// false, once the other one has ended well.
+pub(crate) fn alone(test: &str) -> bool {
+    if std::env::var_os("ALONE").is_some() {
+        return true;
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let ended = command.args(["--exact", test]).env("ALONE", "1").output();
+    let said = String::from_utf8(ended.unwrap().stdout).unwrap();
+    assert!(said.contains("1 passed"), "{said}");
+    false
+}

@@ -1,0 +1,5 @@
+//! The tests of this crate.
+
+mod joins;
+mod ring;
+mod strangers;

@@ -1,0 +1,10 @@
+//! The tests of this crate but for the one that measures the memory of its process (million.rs) and the simulation (sim).
+
+mod common;
+
+mod datagrams;
+mod faults;
+mod reliable;
+mod requests;
+mod startup;
+mod stream;

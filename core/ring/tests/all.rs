@@ -1,0 +1,4 @@
+//! The tests of this crate but for those under loom.
+
+mod ring;
+mod threads;

@@ -1,0 +1,4 @@
+//! The tests of this crate but for those that fork or handle signals.
+
+mod memfd;
+mod sys;

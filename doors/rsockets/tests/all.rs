@@ -1,0 +1,5 @@
+//! The tests of this crate.
+
+mod datagrams;
+mod sockets;
+mod stuck;

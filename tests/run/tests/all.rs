@@ -1,0 +1,11 @@
+//! Programs under `weft run` and `weft advise`, but for the random ones (differ.rs).
+
+mod advise;
+mod cpython;
+mod holes_of_calls;
+mod lend;
+mod moments;
+mod programs;
+mod servers;
+mod signals;
+mod udp;
