@@ -1,5 +1,5 @@
-//! The tests of the program, but for the flood of connections, which takes all descriptors of its process (hostile_peers.rs), and the one that wants
-//! its process to have one device (stat_many.rs).
+//! The tests of the program, but for the flood of connections, which takes all descriptors of its process (`hostile_peers.rs`), and the one that wants
+//! its process to have one device (`stat_many.rs`).
 
 mod common;
 

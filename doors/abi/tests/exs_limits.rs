@@ -21,7 +21,7 @@ use libc::{
 };
 use rustix::io::Errno;
 use sockets::{
-    NONE, PATIENCE, again, aside, next_event, pair, recv, recv_message, send, start_recv,
+    NONE, PATIENCE, again, aside, asleep, next_event, pair, recv, recv_message, send, start_recv,
     start_send, stopped,
 };
 use weft_abi::exs::types::{
@@ -286,8 +286,7 @@ fn one_signal_ends_a_receive_from_a_stopped_peer() {
 #[test]
 fn a_shutdown_ends_a_recvmsg_of_messages() {
     let (a, b) = pair(SOCK_SEQPACKET);
-    let told = aside(move || recv_message(b));
-    std::thread::sleep(Duration::from_millis(300));
+    let told = asleep(move || recv_message(b));
     sync::shutdown(b, libc::SHUT_RD).unwrap();
     assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(0)));
     sync::close(a).unwrap();

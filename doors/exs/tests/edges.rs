@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, aside, context, events, file_of, listener, pair, pair_of, send_limit};
+use crate::common::{
+    PATIENCE, aside, asleep, context, events, file_of, listener, pair, pair_of, send_limit, until,
+};
 use weft_exs::{
     Context, Design, EventKind, Kind, Memory, Mode, Options, Piece, Queue, RecvFlags, Region, Sink,
     Socket,
@@ -90,16 +92,13 @@ fn a_short_blocking_send_behind_a_file_wakes_up() {
         let queue = Queue::new(&context, 8).unwrap();
         a.send_file(whole(len), queue.sink(1)).unwrap();
         let sender = a.clone();
-        let told = aside(move || sender.send_wait(Memory::from(vec![9; 8])));
-        // By then the thread sleeps behind the file.
-        std::thread::sleep(Duration::from_millis(500));
+        let told = asleep(move || sender.send_wait(Memory::from(vec![9; 8])));
         let to = Region::alloc(&context, 1 << 20).unwrap();
         // Just enough for the rest of the file.
         let got = b.recv_wait(&to.slice(0, 256 << 10).unwrap(), RecvFlags::WAITALL);
         assert_eq!(got, Ok(256 << 10));
         // The sender's own thread must notice the end of the file, too, so this thread must not drive the connection.
-        std::thread::sleep(Duration::from_secs(1));
-        assert_eq!(queue.waiting(), 1, "the file has been sent ({local:?})");
+        until("the file has been sent", || queue.waiting() == 1);
         let sent = told.recv_timeout(PATIENCE);
         assert_eq!(
             sent,
@@ -360,9 +359,11 @@ fn a_hostile_peer_does_not_stop_the_engine() {
     // The peer's engine reads nothing after the first completion.
     let stuck = Arc::new(AtomicUsize::new(0));
     let in_hook = Arc::clone(&stuck);
+    let (end_of_test, goes_on) = channel::<()>();
+    let goes_on = std::sync::Mutex::new(goes_on);
     cq.set_hook(move || {
         in_hook.store(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_secs(25));
+        let _ = goes_on.lock().unwrap().recv();
     });
     let ring = pd
         .alloc_mr(256 << 20, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
@@ -384,11 +385,7 @@ fn a_hostile_peer_does_not_stop_the_engine() {
     let a = listener.accept_wait(Some(PATIENCE)).unwrap();
     let queue = Queue::new(&context, 8).unwrap();
     a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
-    let end = Instant::now() + PATIENCE;
-    while stuck.load(Ordering::SeqCst) == 0 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!(stuck.load(Ordering::SeqCst), 1);
+    until("it is stuck", || stuck.load(Ordering::SeqCst) == 1);
     let len = 200 << 20;
     let (tell, told) = channel();
     a.send(
@@ -412,7 +409,7 @@ fn a_hostile_peer_does_not_stop_the_engine() {
         others.is_ok(),
         "the engine stands still: nobody can connect"
     );
-    drop((a, queue));
+    drop((a, queue, end_of_test));
     std::mem::forget((conn, ring, sink, cq));
 }
 

@@ -1,7 +1,6 @@
 //! Time limits, closes and deletions during operations, with peers that make them difficult.
 
 use crate::common;
-use crate::raw;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,10 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use common::{
-    PATIENCE, aside, context, events, file_of, listener, pair, recv_limit, send_limit, whole,
+use crate::common::{
+    PATIENCE, aside, asleep, context, events, file_of, listener, pair, recv_limit, send_limit,
+    until, whole,
 };
-use raw::{greet, heard, hello, say};
+use crate::raw::{greet, heard, hello, say};
 use weft_exs::{
     Context, Design, Errno, EventKind, Kind, Memory, Queue, Ready, RecvFlags, Region, Sink, Socket,
 };
@@ -276,8 +276,7 @@ fn a_time_limit_holds_while_a_message_is_read() {
         len: 100_000,
     };
     say(&conn.qp, 0, Body::Source(source));
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(b.ready().contains(Ready::IN), "{:?}", b.take_error());
+    until("there is a message", || b.ready().contains(Ready::IN));
     recv_limit(&b, 200);
     let queue = Queue::new(&context, 8).unwrap();
     let to = Region::alloc(&context, 100_000).unwrap();
@@ -312,8 +311,7 @@ fn a_shutdown_ends_a_blocking_receive_from_a_silent_peer() {
     let (context, b, _peer) = meets(&pd, &cq, &hello());
     let to = Region::alloc(&context, 1 << 16).unwrap();
     let receiver = b.clone();
-    let told = aside(move || receiver.recv_wait(&to.whole(), RecvFlags::empty()));
-    std::thread::sleep(Duration::from_millis(300));
+    let told = asleep(move || receiver.recv_wait(&to.whole(), RecvFlags::empty()));
     b.stop_waiting().unwrap();
     assert!(told.recv_timeout(2 * PATIENCE).is_ok(), "it waits on");
 }

@@ -136,6 +136,9 @@ fn the_page_says_what_each_device_can_do() {
     if std::env::var_os("WEFT_BLESS").is_some() {
         std::fs::write(&page, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
     } else {
-        assert_eq!(table, old, "docs/verbs-reference.md: WEFT_BLESS=1 writes it");
+        assert_eq!(
+            table, old,
+            "docs/verbs-reference.md: WEFT_BLESS=1 writes it"
+        );
     }
 }

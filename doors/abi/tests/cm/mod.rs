@@ -1,6 +1,7 @@
 //! The calls of librdmacm with conveniences, for tests.
 #![allow(dead_code, unreachable_pub)] // each test program uses its part
 #![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says
+#![allow(clippy::cast_possible_wrap)]
 
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

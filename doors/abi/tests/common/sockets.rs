@@ -1,11 +1,15 @@
 //! Connected sockets, their peers and their calls for the tests of libexs.
 #![allow(dead_code, reason = "each test program uses its part")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each call is given pointers to its own locals"
+)]
 
 use std::ffi::c_int;
 use std::process::{Child, Command};
 use std::ptr::null_mut;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{AF_INET, sockaddr, sockaddr_in, socklen_t, timeval};
 use rustix::io::Errno;
@@ -89,7 +93,9 @@ pub(crate) fn stopped(kind: c_int, test: &str) -> (c_int, Child) {
     let port = u16::from_be(addr.sin_port);
     let child = again(test, PORT, port).spawn().unwrap();
     let b = accepted(listener);
-    std::thread::sleep(Duration::from_secs(1));
+    until("it has stopped", || {
+        state(&child.id().to_string()) == Some('T')
+    });
     (b, child)
 }
 
@@ -145,4 +151,32 @@ pub(crate) fn next_event(qh: c_int, seconds: i64) -> Option<Event> {
     let mut event: Event = unsafe { std::mem::zeroed() };
     let got = unsafe { queue::qdequeue(qh, &raw mut event, 1, &raw const limit) };
     (got == Ok(1)).then_some(event)
+}
+
+/// Waits until this holds.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The state of a process or thread: `S` sleeps, `T` is stopped.
+fn state(task: &str) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{task}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim().chars().next()
+}
+
+/// [`aside`], which returns once the thread sleeps in its call.
+pub(crate) fn asleep<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (tell, told) = channel();
+    let result = aside(move || {
+        tell.send(rustix::thread::gettid().as_raw_nonzero())
+            .unwrap();
+        f()
+    });
+    let thread = format!("self/task/{}", told.recv().unwrap());
+    until("it sleeps", || state(&thread) == Some('S'));
+    result
 }

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_exs::{Context, Event, FilePiece, Kind, Options, Piece, Queue, Socket};
 use weft_verbs::{Device, LocalMode};
@@ -111,4 +111,30 @@ pub(crate) fn alone(test: &str) -> bool {
     let said = String::from_utf8(ended.unwrap().stdout).unwrap();
     assert!(said.contains("1 passed"), "{said}");
     false
+}
+
+/// Waits until this holds.
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// [`aside`], which returns once the thread sleeps in its call.
+pub(crate) fn asleep<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (tell, told) = channel();
+    let result = aside(move || {
+        tell.send(rustix::thread::gettid()).unwrap();
+        f()
+    });
+    let stat = format!(
+        "/proc/self/task/{}/stat",
+        told.recv().unwrap().as_raw_nonzero()
+    );
+    until("it sleeps", || {
+        std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "))
+    });
+    result
 }

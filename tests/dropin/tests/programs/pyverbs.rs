@@ -187,7 +187,10 @@ fn pyverbs() {
             })
             .unwrap_or_default();
         if then.len() == 6 && (counts[0] < then[0] || counts[3] < then[3]) {
-            let _ = writeln!(problems, "fewer tests pass than docs/verbs-reference.md says: {now}");
+            let _ = writeln!(
+                problems,
+                "fewer tests pass than docs/verbs-reference.md says: {now}"
+            );
         }
         table += &now;
         sums.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
