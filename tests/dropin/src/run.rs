@@ -20,7 +20,7 @@ use crate::table::Ran;
 /// The time limit of a program; a busy machine is slow.
 const LIMIT: Duration = Duration::from_secs(90);
 /// The number of attempts with servers that may not be ready for a client in time.
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: u32 = 6;
 /// The status of timeout(1) when it had to end the program.
 const TIMED_OUT: i32 = 124;
 /// The polling interval for changes that are not announced.

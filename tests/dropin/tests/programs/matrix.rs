@@ -80,7 +80,7 @@ fn refuses(weft: &Weft, line: &str) -> bool {
 fn run(weft: &Weft, line: &str, rows: usize) -> Outcome {
     let mut outcome = String::new();
     // With -R the server closes its first listener before it opens the second: a faster client finds none.
-    for _ in 0..3 {
+    for _ in 0..6 {
         let port = free_port();
         let server = weft.start(&format!("{line} -p {port}")).listens(port);
         let client = weft.run(&format!("{line} -p {port} 127.0.0.1"));
