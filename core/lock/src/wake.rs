@@ -37,7 +37,7 @@ const SLEEPERS: u64 = DEFERRED - SLEEPER;
 /// One deferred request; the upper half counts them, and wraps.
 const DEFERRED: u64 = 1 << 32;
 
-/// The word. See the [module](self).
+/// The word. The head of this file says who makes which transition.
 #[derive(Debug)]
 pub struct Wake(AtomicU64);
 
