@@ -11,13 +11,12 @@ use super::{
 impl Message {
     /// Appends the message to `out`, granting `credits` more receives to the peer.
     pub fn encode(&self, credits: u16, out: &mut Vec<u8>) {
-        // It fails only where memory is short of room, which a vector is not.
-        let body = postcard::to_allocvec(self).unwrap_or_default();
-        let len = (HEADER_LEN + body.len()) as u32;
+        let start = out.len();
         out.extend(credits.to_be_bytes());
-        out.extend([0; 2]);
-        out.extend(len.to_be_bytes());
-        out.extend(body);
+        out.extend([0; 6]);
+        *out = postcard::to_extend(self, std::mem::take(out)).expect("a vector has room");
+        let len = (out.len() - start) as u32;
+        out[start + 4..start + 8].copy_from_slice(&len.to_be_bytes());
     }
 
     /// The whole length of a message, from the first [`HEADER_LEN`] bytes of it.

@@ -3,8 +3,6 @@
 //! A pack is a slot full of records, one behind the other: what is said of a file, and its content. What is read here has been copied out of the
 //! slot, and its digest is right; the peer that made it may still have meant harm.
 
-use serde::{Deserialize, Serialize};
-
 use super::{
     ASK_NAMES, Asked, DecodeError, Digest, FileFlags, FileSpec, HEADER_LEN, MAX_MESSAGE, Meta,
     RelPath, Version,
@@ -18,15 +16,8 @@ const ASK_HEADER: usize = HEADER_LEN + 4;
 const NAME: usize = 3;
 const VERSION: usize = 25;
 
-/// What comes before the content of a file.
-#[derive(Serialize, Deserialize)]
-struct Record {
-    flags: FileFlags,
-    meta: Meta,
-    size: u32,
-    source: Digest,
-    path: RelPath,
-}
+/// What comes before the content of a file: flags, meta-data, size, source and path.
+type Record = (FileFlags, Meta, u32, Digest, RelPath);
 
 /// The space of a file in a pack, at most.
 pub fn record_len(spec: &FileSpec) -> u64 {
@@ -36,17 +27,12 @@ pub fn record_len(spec: &FileSpec) -> u64 {
 
 /// The bytes before the contents of a file; `None` for a file that is too long for a pack.
 pub fn record(spec: &FileSpec) -> Option<Vec<u8>> {
-    let record = Record {
-        flags: FileFlags {
-            no_wait: false,
-            ..spec.flags
-        },
-        meta: spec.meta.clone(),
-        size: u32::try_from(spec.size).ok()?,
-        source: spec.source,
-        path: spec.path.clone(),
+    let flags = FileFlags {
+        no_wait: false,
+        ..spec.flags
     };
-    postcard::to_allocvec(&record).ok()
+    let size = u32::try_from(spec.size).ok()?;
+    postcard::to_allocvec(&(flags, &spec.meta, size, &spec.source, &spec.path)).ok()
 }
 
 /// Reads the files of a pack.
@@ -61,23 +47,23 @@ impl<'a> Records<'a> {
     /// The next file, and its content.
     pub fn read(&mut self) -> Result<(FileSpec, &'a [u8]), DecodeError> {
         let read = postcard::take_from_bytes::<Record>(self.0);
-        let (record, rest) = read.map_err(|_| DecodeError::Malformed)?;
-        let content = rest.split_at_checked(record.size as usize);
+        let ((flags, meta, size, source, path), rest) = read.map_err(|_| DecodeError::Malformed)?;
+        let content = rest.split_at_checked(size as usize);
         let (content, rest) = content.ok_or(DecodeError::Short)?;
-        if record.flags.no_wait {
+        if flags.no_wait {
             return Err(DecodeError::Value("flags"));
         }
-        let size = u64::from(record.size);
+        let size = u64::from(size);
         let spec = FileSpec {
             flags: FileFlags {
                 no_wait: true,
-                ..record.flags
+                ..flags
             },
-            meta: record.meta,
+            meta,
             size,
             room: size,
-            source: record.source,
-            path: record.path,
+            source,
+            path,
         };
         spec.check()?;
         self.0 = rest;
