@@ -2,14 +2,15 @@
 
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use weft_cli::args;
+use weft_cli::failure::{EXIT_CODES, Failure};
+use weft_cli::global::Global;
+use weft_cli::program::read;
+use weft_cli::{say, terminal};
 
 use crate::cmd;
-use crate::cmd::dispatch::{BENCH, JOIN};
-use crate::failure::{EXIT_CODES, Failure};
-use crate::global::Global;
-use crate::terminal;
+use crate::cmd::dispatch::{BENCH, CC, FS, JOIN, MEDIA};
 
 const ENVIRONMENT: &str = "\
 Environment (these variables apply to every program that uses the weft
@@ -53,19 +54,19 @@ pub enum Command {
     #[command(long_about = cmd::cp::LONG)]
     Cp(cmd::cp::Args),
     /// Serve movies and live streams by RDMA Reads, and watch them
-    #[command(long_about = cmd::media::LONG)]
-    Media(Box<cmd::media::Args>),
+    #[command(long_about = args::media::LONG)]
+    Media(Box<args::media::Args>),
     /// Use the memory of other machines as files, or offer this machine's memory
-    #[command(long_about = cmd::fs::LONG)]
-    Fs(cmd::fs::Args),
+    #[command(long_about = args::fs::LONG)]
+    Fs(args::fs::Args),
     /// Run SQL joins on a ring of workers
     #[command(long_about = JOIN.long)]
     Join(cmd::dispatch::Args),
     /// Compile C and C++ on other machines, or for them
-    #[command(long_about = cmd::cc::LONG)]
-    Cc(cmd::cc::Args),
+    #[command(long_about = args::cc::LONG)]
+    Cc(args::cc::Args),
     /// The daemon of `weft cc` with the connections to the workers (started automatically)
-    Ccd(cmd::cc::DaemonArgs),
+    Ccd(args::cc::DaemonArgs),
     /// Make the key pair by which peers recognise this user, and manage known peers
     #[command(long_about = cmd::key::LONG)]
     Key(cmd::key::Args),
@@ -108,29 +109,6 @@ pub enum Command {
     /// The same as --version
     #[command(hide = true)]
     Version,
-}
-
-/// What the standard library says of text that is no number, and what a user can make of it.
-const NUMBERS: [(&str, &str); 5] = [
-    ("invalid digit found in string", "write a whole number"),
-    (
-        "cannot parse integer from empty string",
-        "write a whole number",
-    ),
-    (
-        "number too large to fit in target type",
-        "the number is too large",
-    ),
-    (
-        "number too small to fit in target type",
-        "the number is too small",
-    ),
-    ("invalid float literal", "write a number"),
-];
-
-fn in_words(text: String) -> String {
-    let plain = |text: String, (theirs, ours): &(&str, &str)| text.replace(theirs, ours);
-    NUMBERS.iter().fold(text, plain)
 }
 
 /// The subcommands as the help shows them; those that others start come last.
@@ -180,25 +158,18 @@ impl Cli {
     /// Reads the command line; ends the program where it cannot be used.
     #[must_use]
     pub fn of_program() -> Self {
-        let matches = grouped(Self::command()).try_get_matches();
-        let error = match matches.and_then(|matches| Self::from_arg_matches(&matches)) {
-            Ok(cli) => return cli,
-            Err(error) if error.kind() == ErrorKind::ValueValidation => error,
-            Err(error) => error.exit(),
-        };
-        terminal::tell(in_words(error.render().to_string()).trim_end());
-        std::process::exit(error.exit_code())
+        let matches = read(grouped(Self::command()));
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
     /// Runs the subcommand.
     pub fn run(self) -> Result<ExitCode, Failure> {
         match self.command {
             Command::Cp(args) => cmd::cp::run(&args, self.global).map(Into::into),
-            Command::Media(args) => cmd::media::run(&args, self.global).map(Into::into),
-            Command::Fs(args) => cmd::fs::run(&args, self.global),
+            Command::Media(_) => MEDIA.missing(),
+            Command::Fs(_) => FS.missing(),
             Command::Join(args) => JOIN.run(&args),
-            Command::Cc(args) => cmd::cc::run(&args, self.global),
-            Command::Ccd(args) => cmd::cc::daemon(&args).map(Into::into),
+            Command::Cc(_) | Command::Ccd(_) => CC.missing(),
             Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
             Command::Bench(args) => BENCH.run(&args),
@@ -216,7 +187,7 @@ impl Cli {
                 cmd::completion::run(&args, &mut Cli::command()).map(Into::into)
             }
             Command::Version => {
-                cmd::say(Cli::command().render_version().trim_end());
+                say(Cli::command().render_version().trim_end());
                 Ok(ExitCode::SUCCESS)
             }
         }

@@ -16,7 +16,7 @@ use weft_report::stats::{Summary, paired_ratio};
 use weft_report::{Axis, Bars, Plot, Report, Section, Series, Stroke, Table, machine, number};
 
 use crate::cp::auth::hex;
-use crate::failure::{Failure, check_writable, write_file};
+use weft_cli::failure::{Failure, check_writable, write_file};
 
 /// The options.
 #[derive(Debug, Clone)]
@@ -130,7 +130,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
             bench(&program, &work.0)?
         }
         Some(None) => {
-            say("the verbs are not measured: weft-bench is neither beside weft nor on PATH");
+            say(
+                "the verbs are not measured: weft-bench, which `./x build` builds, is neither beside weft nor on PATH",
+            );
             Vec::new()
         }
         None => Vec::new(),
@@ -193,7 +195,7 @@ impl WorkDir {
         let dir = base.join(format!("{WORK}{}", std::process::id()));
         fs::create_dir(&dir).map_err(broken("cannot make a directory to work in"))?;
         let gone = dir.clone();
-        crate::interrupt::tidy_up(move || {
+        weft_cli::tidy_up(move || {
             let _ = fs::remove_dir_all(gone);
         });
         Ok(Self(dir))

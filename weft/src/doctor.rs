@@ -13,8 +13,8 @@ use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, LocalMode, QpInit, SendWr, Wc, WcStatus};
 
 use crate::cp;
-use crate::failure::{self, MORE_DESCRIPTORS};
-use crate::terminal;
+use weft_cli::failure::{self, MORE_DESCRIPTORS};
+use weft_cli::terminal;
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use indicatif::HumanBytes;
 use weft_verbs::stat::{Connection, Survey};
 use weft_verbs::{Ledger, QpState};
 
-use crate::terminal::{self, Pairs};
+use weft_cli::terminal::{self, Pairs};
 use weft_service::text::printable;
 
 /// What stays the same of a connection as long as it lasts.

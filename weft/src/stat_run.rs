@@ -5,7 +5,7 @@ use weft_run::ledger::{self, Ledger};
 use weft_run::lend::Copied;
 use weft_run::meet::Why;
 
-use crate::terminal;
+use weft_cli::terminal;
 
 /// The ledgers of these processes, or of all that this user may look into.
 pub fn ledgers(pids: &[u32]) -> Vec<Ledger> {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod endpoint;
+pub mod size;
 pub mod text;
 pub mod trust;
 

@@ -19,10 +19,10 @@ use weft_report::terminal;
 use weft_report::{Report, Section, machine as about_machine};
 
 use super::run::plain;
-use super::verbs::{fail, find, refuse};
 use crate::advise::{Findings, sections};
-use crate::failure::{Failure, check_writable, write_file};
-use crate::places;
+use weft_cli::failure::{Failure, check_writable, write_file};
+use weft_cli::places;
+use weft_cli::start::{fail, find, refuse};
 
 pub(crate) const LONG: &str = "\
 Without a program: measure on this machine the cost of copies, registrations and pinned pages (resident or not, small and huge pages), of \
@@ -190,14 +190,14 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
         let _ = writeln!(std::io::stderr(), "\n{}", terminal::in_locale(&text));
     } else {
         let text = report.to_text(Some(terminal::reading_width(&std::io::stdout())));
-        super::say(terminal::in_locale(&text));
+        weft_cli::say(terminal::in_locale(&text));
     }
     if let Some(path) = &args.json {
         let findings = Findings::new(record, machine);
         let text = serde_json::to_string_pretty(&findings)
             .map_err(|e| Failure::failed(format!("cannot write JSON: {e}")))?;
         if path == Path::new("-") {
-            super::say(text);
+            weft_cli::say(text);
         } else {
             write_file(path, &(text + "\n"))?;
         }
@@ -287,7 +287,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
             let others = still_running(path, child.id().into());
             if stopped.is_some() || others.is_empty() || left.is_none_or(|left| left.is_zero()) {
                 for pid in others {
-                    tell!(
+                    weft_cli::tell!(
                         "weft: notice: process {pid} of the program still runs, and is not watched any more"
                     );
                 }
@@ -305,7 +305,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
         let too_long = limit.is_some_and(|limit| began.elapsed() > limit + GRACE);
         if status.is_none() && too_long && !killed {
             killed = true;
-            tell!(
+            weft_cli::tell!(
                 "weft: notice: the program has not ended {} s after SIGTERM, and is killed",
                 GRACE.as_secs()
             );

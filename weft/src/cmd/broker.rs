@@ -13,11 +13,11 @@ use weft_service::endpoint::parse_bind;
 use weft_verbs::tls::Tls;
 use weft_verbs::{Device, LocalMode};
 
-use super::say;
-use crate::failure::{Exit, Failure};
-use crate::global::Global;
-use crate::identity::authorized::Authorized;
-use crate::identity::{Folder, keypair};
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::global::Global;
+use weft_cli::identity::authorized::Authorized;
+use weft_cli::identity::{Folder, keypair};
+use weft_cli::say;
 
 pub(crate) const LONG: &str = "\
 Carry TCP connections of programs under `weft run --hosts` to other hosts, by SDP over iWARP. One broker serves the programs of one user in one network \
@@ -89,7 +89,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
         detach(&env::args_os().skip(1).collect::<Vec<_>>())?;
         return Ok(Exit::Ok.into());
     }
-    super::raise_nofile();
+    weft_cli::values::raise_nofile();
     let mut builder = Device::builder().local(LocalMode::Off);
     if !args.no_tls {
         builder = builder.tls(tls(args)?);
@@ -162,11 +162,7 @@ fn tls(args: &Args) -> Result<Tls, Failure> {
     if args.open {
         return Ok(tls);
     }
-    let authorized = match (&args.authorized, folder) {
-        (Some(path), _) => Some(Authorized::at(path)),
-        (None, Ok(folder)) => Some(Authorized::at(&folder.authorized_keys())),
-        (None, Err(_)) => None,
-    };
+    let authorized = Authorized::named_or_usual(args.authorized.as_deref());
     // Read here, so that errors are reported at once.
     if let Some(authorized) = &authorized {
         authorized.keys()?;

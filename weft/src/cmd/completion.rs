@@ -2,7 +2,7 @@
 
 use clap_complete::Shell;
 
-use crate::failure::{Exit, Failure};
+use weft_cli::failure::{Exit, Failure};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,6 +22,6 @@ pub struct Args {
 pub fn run(args: &Args, command: &mut clap::Command) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, command, "weft", &mut script);
-    super::print(&script);
+    weft_cli::print(&script);
     Ok(Exit::Ok)
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use weft_verbs::tls::{Fingerprint, Identity};
 
-use super::{carrier, say};
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
 use crate::cp::listener::{Config, Events, Listener};
@@ -22,12 +21,14 @@ use crate::cp::store::{Policy, Store, StoreError};
 use crate::cp::target::Target;
 use crate::cp::walk::{Plan, What};
 use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
-use crate::failure::{Exit, Failure, without_numbers};
-use crate::global::Global;
-use crate::identity::authorized::Authorized;
-use crate::identity::known::Known;
-use crate::identity::trust::Trust;
-use crate::identity::{Folder, keypair};
+use weft_cli::failure::{Exit, Failure, without_numbers};
+use weft_cli::global::Global;
+use weft_cli::identity::authorized::Authorized;
+use weft_cli::identity::known::Known;
+use weft_cli::identity::trust::Trust;
+use weft_cli::identity::{Folder, keypair};
+use weft_cli::say;
+use weft_cli::values::carrier;
 use weft_service::endpoint::parse_bind;
 use weft_service::text::printable;
 
@@ -120,7 +121,7 @@ pub struct Args {
         value_name = "N",
         requires = "listen",
         default_value_t = 32,
-        value_parser = super::at_least_one(),
+        value_parser = weft_cli::values::at_least_one(),
         help_heading = "Receiving"
     )]
     max_senders: usize,
@@ -170,7 +171,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     dry_run: bool,
     /// Send at most this many bytes of content a second; K, M and G are powers of 1024
-    #[arg(long, value_name = "RATE", value_parser = super::size, conflicts_with_all = ["listen", "plain_tcp"], help_heading = "Sending")]
+    #[arg(long, value_name = "RATE", value_parser = weft_cli::values::size, conflicts_with_all = ["listen", "plain_tcp"], help_heading = "Sending")]
     limit_rate: Option<u64>,
     /// Print the summary as a JSON object: `dry_run`, files, bytes, kept, partial, `left_out`, held, holes, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
@@ -326,16 +327,11 @@ impl Args {
 }
 
 fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
-    super::raise_nofile();
+    weft_cli::values::raise_nofile();
     let (identity, made) = args.listener_identity()?;
     let fingerprint = identity.public_key().fingerprint();
     let shows_key = key.is_none() && !args.plain_tcp;
-    let authorized = match &args.authorized {
-        Some(path) => Some(Authorized::at(path)),
-        None => Folder::of_user()
-            .ok()
-            .map(|folder| Authorized::at(&folder.authorized_keys())),
-    };
+    let authorized = Authorized::named_or_usual(args.authorized.as_deref());
     let listener = Listener::bind(Config {
         dir: dir.into(),
         bind: args
@@ -385,7 +381,7 @@ impl Events for Lines {
     }
 
     fn entry_failed(&self, peer: SocketAddr, path: &str, error: &StoreError) {
-        tell!("weft: {peer}: {path}: {error}");
+        weft_cli::tell!("weft: {peer}: {path}: {error}");
     }
 
     fn finished(
@@ -402,7 +398,7 @@ impl Events for Lines {
             } else {
                 ""
             };
-            tell!("weft: {peer}: {e}{hint}");
+            weft_cli::tell!("weft: {peer}: {e}{hint}");
         }
         if !self.quiet && totals.started {
             let fetched = if totals.fetched { "fetched " } else { "" };
@@ -451,7 +447,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         failed += u64::from(skipped.error);
         if skipped.error || !global.quiet {
             let source = printable(skipped.source.as_os_str().as_bytes());
-            tell!("weft: {source}: {}", without_numbers(&skipped.why));
+            weft_cli::tell!("weft: {source}: {}", without_numbers(&skipped.why));
         }
     }
     if plan.entries.is_empty() {
@@ -516,14 +512,14 @@ impl Watch for Fetching {
     }
 
     fn entry_failed(&self, path: &str, error: &StoreError) {
-        tell!("weft: {path}: {error}");
+        weft_cli::tell!("weft: {path}: {error}");
     }
 
     fn notice(&self, about: About, text: &str) {
         match about {
             About::Plan if !self.quiet => say(text),
-            About::LeftOut if !self.quiet => tell!("weft: {}", without_numbers(text)),
-            About::Error => tell!("weft: {}", without_numbers(text)),
+            About::LeftOut if !self.quiet => weft_cli::tell!("weft: {}", without_numbers(text)),
+            About::Error => weft_cli::tell!("weft: {}", without_numbers(text)),
             About::Plan | About::LeftOut => {}
         }
     }
@@ -702,7 +698,7 @@ impl Progress for Show {
                 self.told = Instant::now();
                 let percent = self.done * 100 / self.total.max(1);
                 let seconds = self.began.elapsed().as_secs();
-                tell!(
+                weft_cli::tell!(
                     "{percent} % of {} after {seconds} s",
                     HumanBytes(self.total)
                 );
@@ -722,8 +718,8 @@ impl Progress for Show {
     fn note(&mut self, line: &str) {
         let line = without_numbers(line);
         match &self.bar {
-            Some(bar) => bar.suspend(|| tell!("weft: {line}")),
-            None => tell!("weft: {line}"),
+            Some(bar) => bar.suspend(|| weft_cli::tell!("weft: {line}")),
+            None => weft_cli::tell!("weft: {line}"),
         }
     }
 }

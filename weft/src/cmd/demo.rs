@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::say;
 use crate::demo::{self, Options};
-use crate::failure::{Exit, Failure};
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::say;
 
 /// Options of `weft demo`.
 #[derive(Debug, clap::Args)]

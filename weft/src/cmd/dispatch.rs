@@ -4,9 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
+use weft_cli::failure::Failure;
 use weft_report::programs::find;
-
-use crate::failure::Failure;
 
 /// A program of its own.
 pub struct Program {
@@ -40,6 +39,22 @@ Measures RDMA operations, unmodified programs under `weft run`, and remote files
     build: "./x build, or cargo build --release -p weft-bench, then copy target/release/weft-bench beside weft",
 };
 
+/// An application whose options `weft` has in its own help, manual and completion.
+const fn application(name: &'static str) -> Program {
+    Program {
+        name,
+        long: "",
+        build: "./x build builds all programs of weft",
+    }
+}
+
+/// `weft cc` and its daemon.
+pub const CC: Program = application("weft-ccd");
+/// `weft fs`.
+pub const FS: Program = application("weft-fs");
+/// `weft media`.
+pub const MEDIA: Program = application("weft-media");
+
 /// The arguments of such a program.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
@@ -53,25 +68,59 @@ pub struct Args {
     args: Vec<OsString>,
 }
 
+/// Executes the application that the command line names. Comes back where it names none, and with an error where the program
+/// cannot be started; where it is missing, the parser of the whole command line still has its help.
+pub fn application_of(mut args: Vec<OsString>) -> Option<Failure> {
+    // Options of every subcommand have no values.
+    let at = args
+        .iter()
+        .position(|arg| !arg.as_encoded_bytes().starts_with(b"-"))?;
+    let (program, first) = match args[at].to_str()? {
+        "cc" => (&CC, None),
+        "ccd" => (&CC, Some("daemon")),
+        "fs" => (&FS, None),
+        "media" => (&MEDIA, None),
+        _ => return None,
+    };
+    find(program.name)?;
+    match first {
+        Some(first) => args[at] = first.into(),
+        None => drop(args.remove(at)),
+    }
+    program.exec(&args).err()
+}
+
 impl Program {
     /// Executes the program.
     ///
     /// # Errors
     /// It is missing, or cannot be started.
     pub fn run(&self, args: &Args) -> Result<ExitCode, Failure> {
-        let name = self.name;
-        let found = find(name);
+        let found = find(self.name);
         if found.is_none() && args.args.iter().any(|arg| arg == "--help" || arg == "-h") {
-            super::say(self.long);
+            weft_cli::say(self.long);
         }
-        let program = found.ok_or_else(|| {
-            Failure::failed(format!(
-                "{name} is neither beside weft nor on PATH: it is a program of its own"
-            ))
-            .hint(format!("in weft's sources: {}", self.build))
-        })?;
+        self.exec(&args.args)
+    }
+
+    /// Says that the program is missing.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn missing(&self) -> Result<ExitCode, Failure> {
+        let name = self.name;
+        Err(Failure::failed(format!(
+            "{name} is neither beside weft nor on PATH: it is a program of its own"
+        ))
+        .hint(format!("in weft's sources: {}", self.build)))
+    }
+
+    fn exec(&self, args: &[OsString]) -> Result<ExitCode, Failure> {
+        let Some(program) = find(self.name) else {
+            return self.missing();
+        };
         // Takes the place of this process: signals and the exit status are its own.
-        let error = Command::new(&program).args(&args.args).exec();
+        let error = Command::new(&program).args(args).exec();
         Err(Failure::failed(format!(
             "cannot run {}: {error}",
             program.display()

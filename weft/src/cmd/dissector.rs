@@ -1,6 +1,6 @@
 //! `weft dissector`.
 
-use crate::failure::{Exit, Failure};
+use weft_cli::failure::{Exit, Failure};
 
 /// The text of `weft dissector --help`.
 pub const LONG: &str = "\
@@ -31,6 +31,6 @@ pub struct Args {}
 
 /// Prints the dissector.
 pub fn run(_args: &Args) -> Result<Exit, Failure> {
-    super::print(SCRIPT.as_bytes());
+    weft_cli::print(SCRIPT.as_bytes());
     Ok(Exit::Ok)
 }

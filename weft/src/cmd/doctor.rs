@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::cp;
 use crate::doctor::{self, same_host};
-use crate::failure::{Exit, Failure};
+use weft_cli::failure::{Exit, Failure};
 
 /// Options of `weft doctor`.
 #[derive(Debug, clap::Args)]
@@ -21,7 +21,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(addr) = args.peer {
         let probe = same_host::probe(addr).map_err(|e| Failure::failed(e.to_string()))?;
-        super::say(probe);
+        weft_cli::say(probe);
         return Ok(Exit::Ok);
     }
     let program = std::env::current_exe().map_err(|e| {
@@ -36,10 +36,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     );
     if args.json {
         for check in &checks {
-            super::say(check.json());
+            weft_cli::say(check.json());
         }
     } else {
-        super::say(doctor::table(&checks));
+        weft_cli::say(doctor::table(&checks));
     }
     let missing = checks.iter().any(|c| c.verdict == doctor::Verdict::Missing);
     Ok(if missing { Exit::Failed } else { Exit::Ok })

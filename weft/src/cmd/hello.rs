@@ -8,9 +8,10 @@ use weft_service::endpoint::parse_bind;
 use weft_verbs::Device;
 use weft_verbs::cm::ConnectError;
 
-use super::{carrier, say};
-use crate::address::resolve_peer;
-use crate::failure::{Exit, Failure};
+use weft_cli::address::resolve_peer;
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::say;
+use weft_cli::values::carrier;
 
 pub use weft_service::endpoint::port::HELLO as DEFAULT_PORT;
 const TEXT: &[u8] = b"Hello iWARP!";

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use weft_service::endpoint::Endpoint;
 
-use super::say;
-use crate::failure::{Exit, Failure};
-use crate::global::Global;
-use crate::identity::known::Known;
-use crate::identity::{Folder, keypair};
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::global::Global;
+use weft_cli::identity::known::Known;
+use weft_cli::identity::{Folder, keypair};
+use weft_cli::say;
 
 pub(crate) const LONG: &str = "\
 Make the key pair by which peers recognise this user, show it, or forget the key of a peer.
@@ -84,7 +84,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
             keypair::read_or_make(&path)?
         };
         if is_new && !global.quiet {
-            tell!("weft: a new key pair in {}", path.display());
+            weft_cli::tell!("weft: a new key pair in {}", path.display());
         }
         identity
     };

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use weft_report::manual::{page, write};
 
-use crate::failure::{Exit, Failure};
+use weft_cli::failure::{Exit, Failure};
 
 /// Options of `weft man`.
 #[derive(Debug, clap::Args)]
@@ -48,10 +48,10 @@ pub fn run(args: &Args, command: clap::Command) -> Result<Exit, Failure> {
             .render(&mut text)
             .map_err(|e| Failure::failed(format!("cannot make the manual page: {e}")))?;
         if !io::stdout().is_terminal() {
-            super::print(&text);
+            weft_cli::print(&text);
         } else if !FORMATTERS.iter().any(|words| show(words, &text)) {
             // Without a program that formats pages, the help has the same texts.
-            super::print(plain.to_string().as_bytes());
+            weft_cli::print(plain.to_string().as_bytes());
         }
     }
     Ok(Exit::Ok)

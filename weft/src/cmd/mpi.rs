@@ -11,8 +11,10 @@ use std::process::{Command, ExitCode, Stdio};
 
 use clap::ValueEnum;
 
-use super::verbs::{self, EXIT_OWN};
-use crate::failure::Failure;
+use weft_cli::start::{self, EXIT_OWN};
+
+use super::verbs;
+use weft_cli::failure::Failure;
 
 pub(crate) const LONG: &str = "\
 Run an MPI job on weft: set the environment by which Open MPI or MPICH finds weft, and execute mpirun. The MPI and the program stay unmodified.
@@ -235,7 +237,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let Some((name, rest)) = args.command.split_first() else {
         return Err(Failure::usage("no mpirun is named"));
     };
-    let program = match verbs::find(name) {
+    let program = match start::find(name) {
         Ok(program) => program,
         Err(e)
             if e.kind() == io::ErrorKind::NotFound
@@ -243,13 +245,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         {
             let failure = Failure::failed(format!("cannot run {}: no such program", name.display()))
                 .hint("install an MPI (Debian: openmpi-bin or mpich), or name the file of its mpirun after `--`");
-            return Ok(verbs::fail(verbs::EXIT_NOT_FOUND, &failure));
+            return Ok(start::fail(start::EXIT_NOT_FOUND, &failure));
         }
-        Err(e) => return Ok(verbs::refuse(name, &e)),
+        Err(e) => return Ok(start::refuse(name, &e)),
     };
     let mpi = match found(&program) {
         Ok(mpi) => mpi,
-        Err(failure) => return Ok(verbs::fail(EXIT_OWN, &failure)),
+        Err(failure) => return Ok(start::fail(EXIT_OWN, &failure)),
     };
     let list = |name| fs::read_to_string(Path::new("/proc/self/net").join(name)).ok();
     // Without /proc nothing is known.
@@ -259,9 +261,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     if alone && matches!(mpi, Mpi::Open | Mpi::MpichOfi) {
         let only = "only the loopback interface has addresses, and libfabric's verbs provider leaves it out";
         match (args.transport, transport) {
-            (Transport::Auto, _) => tell!("weft: notice: {only}: transport weft"),
+            (Transport::Auto, _) => weft_cli::tell!("weft: notice: {only}: transport weft"),
             (_, Transport::Rc) => {
-                tell!("weft: warning: {only}: use --transport weft, or bring another interface up");
+                weft_cli::tell!(
+                    "weft: warning: {only}: use --transport weft, or bring another interface up"
+                );
             }
             _ => {}
         }
@@ -271,7 +275,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         && ALLOW_ROOT.iter().any(|name| env::var_os(name).is_none())
         && !rest.iter().any(|word| word == "--allow-run-as-root")
     {
-        tell!(
+        weft_cli::tell!(
             "weft: notice: Open MPI does not run as root unless {}=1 and {}=1 are set, or --allow-run-as-root follows mpirun",
             ALLOW_ROOT[0],
             ALLOW_ROOT[1]
@@ -279,16 +283,16 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let settings = match settings(args, mpi, transport, alone) {
         Ok(settings) => settings,
-        Err(failure) => return Ok(verbs::fail(EXIT_OWN, &failure)),
+        Err(failure) => return Ok(start::fail(EXIT_OWN, &failure)),
     };
     if mpi == Mpi::MpichBoth && matches!(transport, Transport::Rc | Transport::Ud) {
-        tell!(
+        weft_cli::tell!(
             "weft: warning: MPICH 5.0.2 on UCX, its own TCP too, waits for ever in receives from MPI_ANY_SOURCE; the transport weft is not on UCX"
         );
     }
     let (set, kept) = settle(settings, |name| env::var_os(name));
     for (name, ours, theirs) in &kept {
-        tell!(
+        weft_cli::tell!(
             "weft: warning: {name} stays {}; the transport {} has {}",
             theirs.display(),
             transport.name(),
@@ -305,7 +309,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         .args(rest)
         .envs(set)
         .exec();
-    Ok(verbs::refuse(name, &error))
+    Ok(start::refuse(name, &error))
 }
 
 /// Asks an mpirun for its version.

@@ -10,10 +10,10 @@ use std::process::{Command, ExitCode};
 
 use weft_run::lend;
 
-use super::verbs::{fail, find, refuse};
-use crate::elf::{self, Kind};
-use crate::failure::Failure;
-use crate::places;
+use weft_cli::elf::{self, Kind};
+use weft_cli::failure::Failure;
+use weft_cli::places;
+use weft_cli::start::{fail, find, refuse};
 
 pub(crate) const LONG: &str = "\
 Run an unmodified program for TCP or UDP sockets. Its TCP connections to other programs under `weft run`, on the same \
@@ -54,7 +54,7 @@ const EXIT_OWN: u8 = 125;
 /// The smallest send that can be lent is a page.
 fn at_least_a_page(text: &str) -> Result<u64, String> {
     let page = rustix::param::page_size() as u64;
-    match super::size(text)? {
+    match weft_cli::values::size(text)? {
         size if size < page => Err(format!("write at least a page, {page}")),
         size => Ok(size),
     }
@@ -112,7 +112,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let mut command = Command::new(&program);
     command.arg0(name).args(rest);
     if let Some(why) = plain(&program) {
-        tell!(
+        weft_cli::tell!(
             "weft: notice: {}: {why}; it runs on plain TCP",
             program.display()
         );

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use weft_verbs::stat::{Survey, survey};
 
-use crate::failure::{Exit, Failure};
 use crate::stat::{Watch, table};
 use crate::stat_run;
-use crate::terminal::{self, Keys};
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::terminal::{self, Keys};
 
 pub(crate) const LONG: &str = "\
 Show the connections of this host's weft processes: all programs that use the weft libraries, of this user, or for root of all \
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         }
         if first {
             for note in notes(&found, &args.pids) {
-                tell!("weft: {note}");
+                weft_cli::tell!("weft: {note}");
             }
         }
         let rows = watch.rows(found, &args.pids);
@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 text.insert(0, '\n');
             }
         }
-        if !super::print(text.as_bytes()) {
+        if !weft_cli::print(text.as_bytes()) {
             return Ok(Exit::Ok);
         }
         let Some(interval) = args.watch else {

@@ -1,10 +1,9 @@
 //! `weft verbs`: programs written for libibverbs and librdmacm, on the drop-in libraries.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -14,10 +13,12 @@ use std::process::{Command, ExitCode};
 use weft_verbs::faults::Script;
 use weft_verbs::settings::{LOG, OF_VERBS};
 
+use weft_cli::start::{EXIT_OWN, fail, find, refuse};
+
 use super::view::{self, View};
-use crate::elf::{self, Kind};
-use crate::failure::Failure;
-use crate::places;
+use weft_cli::elf::{self, Kind};
+use weft_cli::failure::Failure;
+use weft_cli::places;
 
 pub(crate) const LONG: &str = "\
 Run an unmodified program for RDMA hardware: it loads weft's libibverbs and librdmacm. It sees two \
@@ -49,10 +50,6 @@ const LIBRARY: &str = "libibverbs.so.1";
 const CM_LIBRARY: &str = "librdmacm.so.1";
 /// weft's library has this version node, no other library does.
 const MARK: &[u8] = b"WEFT_PRIVATE_1";
-
-pub(super) const EXIT_OWN: u8 = 125;
-const EXIT_NOT_EXECUTABLE: u8 = 126;
-pub(super) const EXIT_NOT_FOUND: u8 = 127;
 
 /// Options of `weft verbs`.
 #[derive(Debug, clap::Args)]
@@ -119,7 +116,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             let value = value.to_string_lossy().replace('\'', r"'\''");
             let _ = writeln!(text, "export {name}='{value}'");
         }
-        super::say(text.trim_end());
+        weft_cli::say(text.trim_end());
         return Ok(ExitCode::SUCCESS);
     }
     let Some((name, rest)) = args.command.split_first() else {
@@ -130,7 +127,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         settings.push((LOG.name, "warn".into()));
     }
     for warning in warnings(&program) {
-        tell!("weft: warning: {}: {warning}", program.display());
+        weft_cli::tell!("weft: warning: {}: {warning}", program.display());
     }
     match args.sysfs {
         View::Preload => settings.extend(view::folder().map(|dir| (view::SETTING, dir.into()))),
@@ -148,39 +145,6 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         .envs(settings)
         .exec();
     Ok(refuse(name, &error))
-}
-
-pub(super) fn fail(code: u8, failure: &Failure) -> ExitCode {
-    tell!("weft: {failure}");
-    ExitCode::from(code)
-}
-
-/// Prints why the program does not run, with the exit status of env(1).
-pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
-    if name.as_bytes().starts_with(b"-") {
-        let failure = Failure::usage(format!("there is no option {}", name.display()))
-            .hint("options stand before the program, and `--` before a program whose name begins with `-`; --help lists them");
-        return fail(failure.exit() as u8, &failure);
-    }
-    let missing = error.kind() == io::ErrorKind::NotFound;
-    let code = if missing {
-        EXIT_NOT_FOUND
-    } else {
-        EXIT_NOT_EXECUTABLE
-    };
-    let failure = if missing {
-        Failure::failed(format!("cannot run {}: no such program", name.display()))
-            .hint("name a program of PATH, or its file, after `--`")
-    } else {
-        let failure = Failure::failed(format!("cannot run {}: {error}", name.display()));
-        match error.kind() {
-            io::ErrorKind::PermissionDenied => {
-                failure.hint("it is no program, or not executable by this user: see `ls -l`")
-            }
-            _ => failure,
-        }
-    };
-    fail(code, &failure)
 }
 
 /// The folder with weft's libraries.
@@ -301,31 +265,6 @@ fn script(file: &Path) -> Result<PathBuf, Failure> {
         wrong(mistake.to_string()).hint("docs/verbs.md says what a script of faults may say")
     })?;
     file.canonicalize().map_err(|e| wrong(e.to_string()))
-}
-
-/// The file of a program, as execvp(3) looks for it.
-pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
-    let executable = |file: PathBuf| {
-        let about = fs::metadata(&file)?;
-        if about.is_file() && about.mode() & 0o111 != 0 {
-            Ok(file)
-        } else {
-            Err(io::ErrorKind::PermissionDenied.into())
-        }
-    };
-    if name.as_bytes().contains(&b'/') {
-        return executable(name.into());
-    }
-    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let mut error = io::Error::from(io::ErrorKind::NotFound);
-    for dir in env::split_paths(&path).filter(|_| !name.is_empty()) {
-        match executable(dir.join(name)) {
-            Ok(file) => return Ok(file),
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => error = e,
-            Err(_) => {}
-        }
-    }
-    Err(error)
 }
 
 /// The reason why the program does not use weft's libraries, or may not.

@@ -15,7 +15,7 @@ use rustix::mount::{
 };
 use rustix::process::{getegid, geteuid};
 
-use crate::failure::Failure;
+use weft_cli::failure::Failure;
 
 /// The preload library, and the folder of its files.
 pub(super) const LIBRARY: &str = "libweft-sysfs.so";

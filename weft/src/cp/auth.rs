@@ -11,8 +11,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use super::protocol::{PROOF_LEN, VERSION};
-use crate::failure::Failure;
-use crate::identity::file::{self, Guard};
+use weft_cli::failure::Failure;
+use weft_cli::identity::file::{self, Guard};
 
 /// A shared key of 32 bytes or more.
 #[derive(Clone)]

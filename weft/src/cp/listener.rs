@@ -22,8 +22,9 @@ use super::receiver::{self, Totals, Watch};
 use super::session::{Wire, hello, is_us, no_device, no_tls, param};
 use super::store::{Policy, Store, StoreError};
 use super::tcp::TcpLink;
-use crate::failure::Failure;
-use crate::identity::authorized::Authorized;
+use weft_cli::failure::Failure;
+use weft_cli::identity::authorized::Authorized;
+use weft_cli::identity::reach::{self, Words};
 
 /// The configuration.
 #[derive(Debug, Clone)]
@@ -93,26 +94,13 @@ impl Listener {
     /// Opens the directory and listens. On an address other than loopback the admitted senders have to be named.
     pub fn bind(config: Config) -> Result<Self, Failure> {
         config.wire.allow(config.bind)?;
-        let authorized = match &config.authorized {
-            Some(authorized) => authorized.keys()?.len(),
-            None => 0,
+        let words = Words {
+            peers: "senders",
+            may: &format!("write into {}", config.dir.display()),
+            or: " or give both sides a shared key with --key FILE;",
         };
-        let known = config.serve.key.is_some() || authorized > 0;
-        if !config.bind.ip().is_loopback() && !known && !config.open {
-            return Err(Failure::usage(format!(
-                "{} can be reached from other machines, and no key there may write into {} yet",
-                config.bind,
-                config.dir.display()
-            ))
-            .hint(format!(
-                "put the senders' public keys (`weft key` prints them) into {}; or give both sides a shared key with --key FILE; --open lets \
-                 everybody in",
-                config.authorized.as_ref().map_or_else(
-                    || "a file for --authorized".into(),
-                    |authorized| authorized.path().display().to_string()
-                )
-            )));
-        }
+        let is_open = config.open || config.serve.key.is_some();
+        reach::check(config.bind, config.authorized.as_ref(), is_open, words)?;
         let dir_error = |e: std::io::Error| cannot_listen(&config.dir, &e);
         let store = Store::open(&config.dir, config.policy).map_err(dir_error)?;
         rustix::fs::access(

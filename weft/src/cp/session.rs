@@ -19,10 +19,10 @@ use super::store::Store;
 use super::target::Target;
 use super::tcp::TcpLink;
 use super::walk::Plan;
-use crate::address::resolve;
-use crate::failure::Failure;
-use crate::identity::keypair;
-use crate::identity::trust::{Trust, Verdict};
+use weft_cli::address::resolve;
+use weft_cli::failure::Failure;
+use weft_cli::identity::keypair;
+use weft_cli::identity::trust::{Trust, Verdict};
 
 /// The transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,7 +37,7 @@ pub enum Wire {
 impl Wire {
     /// A plain stream is for comparisons: nothing protects it on a network.
     pub(super) fn allow(self, addr: SocketAddr) -> Result<(), Failure> {
-        if self == Self::PlainTcp && !addr.ip().is_loopback() {
+        if self == Self::PlainTcp && !weft_cli::identity::reach::is_of_this_machine(addr) {
             return Err(Failure::usage(format!(
                 "--plain-tcp is neither encrypted nor authenticated, and {addr} is not a loopback address"
             ))

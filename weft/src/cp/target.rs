@@ -4,7 +4,7 @@ use weft_service::endpoint::{Endpoint, host_of};
 
 use super::DEFAULT_PORT;
 use super::protocol::RelPath;
-use crate::failure::Failure;
+use weft_cli::failure::Failure;
 
 /// A host, a port and a directory on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +105,7 @@ mod tests {
             "h:a/../b",
         ] {
             let failure = Target::parse(text).unwrap_err();
-            assert_eq!(failure.exit(), crate::failure::Exit::Usage, "{text}");
+            assert_eq!(failure.exit(), weft_cli::failure::Exit::Usage, "{text}");
         }
     }
 }

@@ -13,7 +13,7 @@ use super::attributes;
 use super::beneath::open_beneath;
 pub use super::protocol::What;
 use super::protocol::{Attributes, Meta, Mtime, RelPath, Version};
-use crate::failure::Failure;
+use weft_cli::failure::Failure;
 
 /// The identity of a file, independent of its name: device and inode.
 pub type FileId = (u64, u64);

@@ -14,6 +14,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use weft::cp::link::Link;
@@ -23,9 +24,44 @@ use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::tls::{Identity, Tls};
 
+/// The programs that `weft` starts for its subcommands.
+const APPLICATIONS: [&str; 3] = ["weft-ccd", "weft-fs", "weft-media"];
+
+/// The applications beside `weft`. They are of other packages: a test would not notice that one is missing or older than its source.
+fn applications() -> &'static [PathBuf] {
+    static FOUND: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let beside = Path::new(env!("CARGO_BIN_EXE_weft"));
+        APPLICATIONS
+            .iter()
+            .map(|name| beside.with_file_name(name))
+            .inspect(|file| assert_built(file))
+            .collect()
+    })
+}
+
+#[track_caller]
+fn assert_built(file: &Path) {
+    let age = |path: &Path| path.metadata().and_then(|about| about.modified()).ok();
+    // What cargo says of the sources that the program is made of.
+    let sources = fs::read_to_string(file.with_extension("d")).unwrap_or_default();
+    let sources = sources.split_once(": ").map_or("", |(_, sources)| sources);
+    let built = age(file).filter(|_| !sources.is_empty());
+    let is_new = built.is_some_and(|built| {
+        let younger = |source: &str| age(Path::new(source)).is_some_and(|age| age > built);
+        !sources.split_whitespace().any(younger)
+    });
+    assert!(
+        is_new,
+        "{} is missing or older than its source: cargo build -p weft-cc -p weft-fs -p weft-media",
+        file.display()
+    );
+}
+
 /// The program.
 pub fn weft() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+    applications();
     command.stdin(Stdio::null());
     // Keys of the tests, not of who runs them.
     command.env("XDG_CONFIG_HOME", config());
@@ -65,6 +101,9 @@ pub fn as_user(dir: &Path, user: u32) -> Option<Command> {
     let copy = dir.join("weft");
     if !copy.exists() {
         fs::copy(env!("CARGO_BIN_EXE_weft"), &copy).unwrap();
+        for file in applications() {
+            fs::copy(file, dir.join(file.file_name().unwrap())).unwrap();
+        }
     }
     let mut command = Command::new(copy);
     std::os::unix::process::CommandExt::uid(&mut command, user);

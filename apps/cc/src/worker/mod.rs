@@ -101,7 +101,7 @@ impl Config {
         if self.open {
             return Err(Unsafe::FilesOfStrangers);
         }
-        if !self.files_unprotected && !self.bind.ip().is_loopback() {
+        if !self.files_unprotected && !self.bind.ip().to_canonical().is_loopback() {
             return Err(Unsafe::Files);
         }
         Ok(())

@@ -17,58 +17,18 @@ use weft_media::wire::{Content, Request};
 
 use weft_verbs::Device;
 
-use super::keys::{Caller, DialArgs};
+use super::keys::Caller;
 use super::open_device;
 use super::url::Url;
-use crate::cmd::{bytes, carrier, say};
-use crate::failure::{Exit, Failure};
-use crate::global::Global;
-use weft_service::endpoint::parse_bind;
+use weft_cli::args::media::{ListArgs, PlayArgs};
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::global::Global;
+use weft_cli::values::carrier;
+use weft_cli::{say, tell};
 use weft_service::text::printable;
 
-/// The usual port of RTP.
-const RTP_PORT: u16 = 5004;
 /// Longest catalogue in bytes.
 const MAX_CATALOGUE: u64 = 64 << 20;
-
-/// Options of `weft media play`.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// The title: HOST[:PORT]/NAME, optionally with weft:// before it
-    url: String,
-    /// Start this shell command with the title on its standard input; after a bare program name, such as mpv, vlc or ffplay, `-` is added
-    #[arg(long, value_name = "COMMAND")]
-    player: Option<String>,
-    /// Begin at this byte
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = bytes)]
-    from: u64,
-    /// Fetch this many bytes
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    length: Option<u64>,
-    /// Begin a live stream with the oldest fragment in the ring, not with the newest key frame
-    #[arg(long)]
-    oldest: bool,
-    /// Retry for this many seconds while a live stream's server cannot be reached
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    retry: u64,
-    /// Send the title, an MPEG transport stream, by RTP to this address, paced by the stream's clock
-    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "player", value_parser = |text: &str| parse_bind(text, RTP_PORT))]
-    rtp: Option<SocketAddr>,
-    #[command(flatten)]
-    dial: DialArgs,
-}
-
-/// Options of `weft media list`.
-#[derive(Debug, clap::Args)]
-pub(super) struct ListArgs {
-    /// The server: HOST[:PORT]
-    server: String,
-    /// Print the list as a JSON array: name, size, modified, picture, live
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    dial: DialArgs,
-}
 
 /// The catalogue of a server.
 pub(super) fn catalogue(viewer: &mut Viewer) -> Result<Vec<Title>, Failure> {
@@ -125,7 +85,7 @@ fn player_command(command: &str) -> String {
 }
 
 impl Sink {
-    fn open(args: &Args) -> Result<Self, Failure> {
+    fn open(args: &PlayArgs) -> Result<Self, Failure> {
         if let Some(to) = args.rtp {
             return Self::rtp(to).map_err(|e| {
                 Failure::failed(format!("cannot send to {to}: {e}"))
@@ -258,7 +218,7 @@ fn view_failure(e: &ViewError) -> Failure {
     }
 }
 
-pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
+pub(super) fn run(args: &PlayArgs, global: Global) -> Result<Exit, Failure> {
     let url = Url::parse(&args.url, SERVE_PORT)?;
     if weft_media::names::check(&url.name).is_err() {
         return Err(Failure::usage(format!("`{}` names no title", args.url))
@@ -316,7 +276,7 @@ struct Show {
 }
 
 impl Show {
-    fn play(&mut self, args: &Args) -> Result<(), Stop> {
+    fn play(&mut self, args: &PlayArgs) -> Result<(), Stop> {
         let patience = Duration::from_secs(args.retry);
         let mut tries = Tries::new(patience);
         loop {
@@ -342,7 +302,7 @@ impl Show {
         }
     }
 
-    fn movie(&mut self, args: &Args, viewer: &mut Viewer) -> Result<(), Stop> {
+    fn movie(&mut self, args: &PlayArgs, viewer: &mut Viewer) -> Result<(), Stop> {
         let len = viewer.grant().len;
         if args.from > len {
             let text = format!("the title has {len} bytes: --from is past its end");
@@ -364,7 +324,7 @@ impl Show {
         }
     }
 
-    fn live(&mut self, args: &Args, viewer: Viewer) -> Result<(), Stop> {
+    fn live(&mut self, args: &PlayArgs, viewer: Viewer) -> Result<(), Stop> {
         let failed = |e: ViewError| Stop::Failed(view_failure(&e));
         let from = if args.oldest {
             From::Oldest

@@ -16,7 +16,7 @@ pub fn let_signal_end() {
 }
 
 /// Runs `tidy` when a signal is to end the program, which then ends by that signal. Call it before there are other threads: they would take the signal.
-pub(crate) fn tidy_up(tidy: impl FnOnce() + Send + 'static) {
+pub fn tidy_up(tidy: impl FnOnce() + Send + 'static) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {

@@ -2,7 +2,7 @@
 
 use weft_service::endpoint::Endpoint;
 
-use crate::failure::Failure;
+use weft_cli::failure::Failure;
 
 /// A server, and a title on it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,7 @@
 //! `weft cc`: a distributed compiler.
+#![forbid(unsafe_code)]
+
+mod summary;
 
 use std::ffi::OsString;
 use std::io;
@@ -17,182 +20,34 @@ use weft_cc::wire::{End, Verdict};
 use weft_cc::worker::{self, Events, Unsafe, Worker};
 use weft_cc::{DEFAULT_PORT, Endpoint, options};
 use weft_report::terminal::in_locale;
-use weft_service::endpoint::parse_bind;
 use weft_verbs::tls::{Fingerprint, Identity, Tls};
 
-use super::cc_summary::SummaryArgs;
-use super::{say, size};
-use crate::failure::{Exit, Failure};
-use crate::global::Global;
-use crate::identity::authorized::Authorized;
-use crate::identity::known::Known;
-use crate::identity::trust::{Trust, Verdict as Judged};
-use crate::identity::{Folder, keypair};
-use crate::terminal;
+use weft_cli::args::cc::{
+    Args, CheckArgs, Command, DaemonArgs, LONG, LauncherArgs, StatusArgs, WorkerArgs,
+};
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::global::Global;
+use weft_cli::identity::authorized::Authorized;
+use weft_cli::identity::known::Known;
+use weft_cli::identity::reach::{self, Words};
+use weft_cli::identity::trust::{Trust, Verdict as Judged};
+use weft_cli::identity::{Folder, keypair};
+use weft_cli::values::{carrier, raise_nofile};
+use weft_cli::{say, tell, terminal};
 
-pub(crate) const LONG: &str = "\
-Compile C and C++ with gcc on other machines. `weft cc gcc ...` preprocesses here; a worker reads the text by RDMA Read, compiles it, and writes the object into \
-this machine's memory by RDMA Write. The object equals that of the compiler here, byte for byte: a worker with another compiler is not used. \
-Sources that cannot be sent (linking, assembler, -march=native, plugins, ...), and those that fail on workers, are compiled here; `weft cc status` counts the reasons.
-
-A daemon (`weft ccd`), which is started automatically, keeps the connections. TLS 1.3 with the keys of `weft key` encrypts and authenticates what leaves the machine, \
-as for `weft cp`. A worker runs compilers in a sandbox (Landlock, seccomp). A worker should admit only masters that it trusts, and a master should use only workers that \
-it trusts: a wrong object is not detected, unless --verify compares it.";
-
-const EXAMPLES: &str = "\
-Examples:
-  # on each worker
-  weft cc worker --bind 0.0.0.0
-
-  # here: name the workers, check them, and confirm their keys
-  export WEFT_CC_HOSTS=a,b:7477,[fd00::3]
-  weft cc check
-  make -j32 CC='weft cc gcc' CXX='weft cc g++'
-  # the jobs of each worker and of this machine, and a picture of the last build
-  weft cc status
-  weft cc summary --html build.html
-
-  # workers preprocess too, and read the headers from here
-  WEFT_CC_PULL=1 make -j32 CC='weft cc gcc'
-  # the same in a smaller program, which starts faster
-  make -j32 CC='weft-cc gcc'
-  CCACHE_PREFIX=weft-cc make -j32 CC='ccache gcc'
-  # a link with a compiler's name is `weft cc` with that compiler
-  ln -s $(which weft-cc) ~/bin/gcc";
-
-/// Options of `weft cc`.
-#[derive(Debug, clap::Args)]
-#[command(
-    after_long_help = EXAMPLES,
-    subcommand_value_name = "COMPILER ARGUMENTS... | COMMAND",
-    subcommand_help_heading = "Commands"
-)]
-pub struct Args {
-    /// Workers: HOST, HOST:PORT or [IPV6]:PORT, separated by commas
-    #[arg(long, global = true, value_name = "WORKERS", env = "WEFT_CC_HOSTS")]
-    hosts: Option<String>,
-    /// Compile this percentage of the objects here too, and compare
-    #[arg(long, value_name = "PERCENT", env = "WEFT_CC_VERIFY", default_value = "0", value_parser = percent)]
-    verify: u8,
-    /// Let workers preprocess too: they read headers by RDMA Read and cache them
-    #[arg(long, env = "WEFT_CC_PULL", action = clap::ArgAction::SetTrue, value_parser = clap::builder::FalseyValueParser::new())]
-    pull: bool,
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Command {
-    /// Compile for other machines
-    Worker(WorkerArgs),
-    /// Show workers, jobs, and the reasons for compilations here
-    Status(StatusArgs),
-    /// Describe the last build: the work of each worker, the times, the waits; optionally as a picture
-    Summary(SummaryArgs),
-    /// Connect to each worker, and ask whether an unknown key is right
-    Check(CheckArgs),
-    /// End the daemon
-    Stop,
-    /// Write `weft-cc` into a directory: it does the same as `weft cc`, and starts in a fraction of the time
-    Launcher(LauncherArgs),
-    /// `gcc`, `g++`, `cc`, `c++`, with their arguments
-    #[command(external_subcommand)]
-    Compile(Vec<OsString>),
-}
-
-#[derive(Debug, clap::Args)]
-struct WorkerArgs {
-    /// Listen on this address; on an address other than loopback only known keys are admitted, except with --open [default: 127.0.0.1:7477]
-    #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
-    bind: Option<SocketAddr>,
-    /// Maximum number of compilers at a time [default: the number of processors]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    slots: Option<u16>,
-    /// Memory limit of each process of a compiler, and of all processes of a sent one together, in bytes or with K, M, G [default: this
-    /// machine's memory divided by the slots, at least 1G]
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
-    memory: Option<u64>,
-    /// Time limit of a compiler
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    time: u64,
-    /// Directory of the jobs' files [default: /dev/shm, or the directory of temporary files]
-    #[arg(long, value_name = "DIR")]
-    dir: Option<PathBuf>,
-    /// Admit everybody who can reach the address
-    #[arg(long)]
-    open: bool,
-    /// Admit masters of other hosts also where the kernel has no Landlock: their sources can include any file that you can read
-    #[arg(long, conflicts_with = "open")]
-    without_landlock: bool,
-    /// Accept compilers of masters that differ from this machine's, keep up to SIZE of them in ~/.cache/weft/compilers, and run them in the sandbox [SIZE: 2G]
-    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "2G", value_parser = memory, conflicts_with = "open")]
-    accept_compilers: Option<u64>,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
-    #[arg(long, value_name = "FILE", help_heading = "Keys")]
-    identity: Option<PathBuf>,
-    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "open",
-        help_heading = "Keys"
-    )]
-    authorized: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-struct LauncherArgs {
-    /// A directory that contains `weft` too, or from which `weft` is found in PATH
-    dir: PathBuf,
-}
-
-#[derive(Debug, clap::Args)]
-struct StatusArgs {
-    /// One JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-struct CheckArgs {
-    /// Accept only a worker key with this fingerprint, and ask nothing (can be given several times)
-    #[arg(long = "peer", value_name = "FINGERPRINT", help_heading = "Keys")]
-    peers: Vec<Fingerprint>,
-}
-
-/// Options of `weft ccd`.
-#[derive(Debug, clap::Args)]
-pub struct DaemonArgs {
-    /// End after this many seconds without a compilation
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    idle: u64,
-}
-
-fn percent(text: &str) -> Result<u8, String> {
-    let number = text.strip_suffix('%').unwrap_or(text);
-    number
-        .parse()
-        .ok()
-        .filter(|&n| n <= 100)
-        .ok_or_else(|| "write a number from 0 to 100".into())
-}
-
-fn memory(text: &str) -> Result<u64, String> {
-    let size = size(text)?;
-    if size < 64 << 20 {
-        return Err("at least 64M are needed".to_owned());
-    }
-    Ok(size)
+fn main() -> ExitCode {
+    compiler().unwrap_or_else(|| weft_cli::program::application("cc", LONG, run))
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
+fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Worker(args) => work(args, global).map(Into::into),
         Command::Status(args) => status(args).map(Into::into),
-        Command::Summary(args) => super::cc_summary::run(args, &running()?).map(Into::into),
+        Command::Summary(args) => summary::run(args, &running()?).map(Into::into),
         Command::Check(check) => check_workers(args, check).map(Into::into),
         Command::Stop => stop().map(Into::into),
+        Command::Daemon(args) => daemon(args).map(Into::into),
         Command::Launcher(args) => launcher(args).map(Into::into),
         Command::Compile(command) => {
             let pull = if args.pull { "1" } else { "0" };
@@ -210,22 +65,21 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     }
 }
 
-/// If this program was started by a link with a compiler's name, or as `weft cc COMPILER`: compiles. Building the parser of the whole command line would take a fifth
-/// of the time that a compilation has here.
-pub fn masquerade() -> Option<ExitCode> {
+/// Compiles, if this program was started as `weft cc COMPILER` or by a link with a compiler's name. Building the parser of the command line
+/// would take a fifth of the time that a compilation has here.
+fn compiler() -> Option<ExitCode> {
     let mut args: Vec<OsString> = std::env::args_os().collect();
     let is_driver = |name: &OsString| name.to_str().is_some_and(options::is_driver);
     let name = Path::new(args.first()?).file_name()?.to_owned();
     if is_driver(&name) {
         args[0] = name;
-    } else if args.get(1)? == "cc"
-        && args.get(2).is_some_and(is_driver)
+    } else if args.get(1).is_some_and(is_driver)
         // Variables that the parser checks, or that need the following arguments.
         && ["WEFT_CC_VERIFY", "WEFT_LOG"]
             .iter()
             .all(|name| std::env::var_os(name).is_none())
     {
-        args.drain(..2);
+        args.remove(0);
     } else {
         return None;
     }
@@ -274,7 +128,7 @@ fn line() -> io::Result<Line> {
     // Of several that are started at once, one gets the socket, and the others end.
     let mut command = std::process::Command::new(std::env::current_exe()?);
     command
-        .arg("ccd")
+        .arg("daemon")
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -350,7 +204,7 @@ impl Keys for KnownKeys {
 }
 
 /// `weft ccd`.
-pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
+fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
     let socket = ipc::socket()
         .map_err(|e| Failure::failed(format!("no place for the daemon's socket: {e}")))?;
     let keys = Arc::new(KnownKeys::new(Vec::new())?);
@@ -359,7 +213,7 @@ pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
         ..daemon::Config::new(socket.clone(), keys)
     };
     // Each job takes a few descriptors.
-    super::raise_nofile();
+    raise_nofile();
     match daemon::run(config) {
         Ok(()) => Ok(Exit::Ok),
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(Failure::failed(format!(
@@ -386,7 +240,7 @@ fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
             Ok(about) => say(format_args!(
                 "{worker}: {} slots, over {}",
                 about.slots,
-                super::carrier(about.transport)
+                carrier(about.transport)
             )),
             Err(failure) => {
                 if let Some(earlier) = bad.replace(failure) {
@@ -571,7 +425,7 @@ struct Lines;
 
 impl Events for Lines {
     fn connected(&self, peer: SocketAddr, transport: &str) {
-        tracing::info!("{peer}: connected over {}", super::carrier(transport));
+        tracing::info!("{peer}: connected over {}", carrier(transport));
     }
 
     fn refused(&self, peer: SocketAddr, why: &str) {
@@ -604,19 +458,13 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         Some(path) => path.clone(),
         None => Folder::of_user()?.key(),
     };
-    let authorized = match &args.authorized {
-        Some(path) => Some(Authorized::at(path)),
-        None => Folder::of_user()
-            .ok()
-            .map(|folder| Authorized::at(&folder.authorized_keys())),
+    let authorized = Authorized::named_or_usual(args.authorized.as_deref());
+    let words = Words {
+        peers: "masters",
+        may: "compile here",
+        or: "",
     };
-    let known = authorized
-        .as_ref()
-        .map_or(Ok(0), |authorized| authorized.keys().map(|keys| keys.len()))?;
-    if !bind.ip().is_loopback() && known == 0 && !args.open {
-        return Err(Failure::usage(format!("{bind} can be reached from other machines, and no key there may compile here yet"))
-            .hint("put the masters' public keys (`weft key` prints them) into ~/.config/weft/authorized_keys; --open lets everybody in"));
-    }
+    reach::check(bind, authorized.as_ref(), args.open, words)?;
     let (identity, made) = keypair::read_or_make(&path)?;
     let fingerprint = identity.public_key().fingerprint();
     let tls = Tls::new(identity).map_err(|e| {
@@ -717,12 +565,6 @@ fn mend(why: &Unsafe) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_of_options() {
-        assert_eq!((percent("10%"), percent("0")), (Ok(10), Ok(0)));
-        assert!(percent("101").is_err() && memory("1M").is_err());
-    }
 
     #[test]
     fn the_status_fits_80_columns() {

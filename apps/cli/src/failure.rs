@@ -9,7 +9,7 @@ use weft_verbs::settings::Wrong;
 use weft_service::text::printable_lines;
 
 /// What to do where descriptors are short.
-pub(crate) const MORE_DESCRIPTORS: &str = "raise the limit: `ulimit -n 4096` in the shell, LimitNOFILE= of a service, --ulimit nofile= of a container";
+pub const MORE_DESCRIPTORS: &str = "raise the limit: `ulimit -n 4096` in the shell, LimitNOFILE= of a service, --ulimit nofile= of a container";
 
 const MEND: &str = "unset the variable of the environment that is named, or mend its value";
 
@@ -84,7 +84,7 @@ impl Failure {
     }
 
     /// An address that cannot be listened on; `how` says which option chooses another one.
-    pub(crate) fn listen(on: &dyn fmt::Display, e: &dyn fmt::Display, how: &str) -> Self {
+    pub fn listen(on: &dyn fmt::Display, e: &dyn fmt::Display, how: &str) -> Self {
         let what = format!("cannot listen on {on}: {e}");
         let hint = match errno_in(&what) {
             Some(Errno::ADDRINUSE) => format!(
@@ -99,7 +99,7 @@ impl Failure {
     }
 
     /// A file that cannot be written.
-    pub(crate) fn write(path: &Path, e: &io::Error) -> Self {
+    pub fn write(path: &Path, e: &io::Error) -> Self {
         Self::failed(format!("cannot write {}: {e}", path.display()))
             .hint("name a file in a directory that you can write to")
     }
@@ -129,7 +129,7 @@ impl From<Wrong> for Failure {
 }
 
 /// Whether a file can be written, which is better known before measurements than after. One that is there keeps its content until there is another one.
-pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
+pub fn check_writable(path: &Path) -> Result<(), Failure> {
     let is_new = !path.exists();
     fs::File::options()
         .append(true)
@@ -143,7 +143,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
 }
 
 /// Writes a file of results. Nothing half-done is left under a name that was free.
-pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     let is_new = !path.exists();
     fs::write(path, text).map_err(|e| {
         if is_new {
@@ -161,7 +161,7 @@ fn errno_in(what: &str) -> Option<Errno> {
 }
 
 /// What to do where the system lacks something, or a variable of the environment is wrong: that says more than what was tried.
-pub(crate) fn shortage(what: &str) -> Option<&'static str> {
+pub fn shortage(what: &str) -> Option<&'static str> {
     if what.ends_with("the address cannot be reached") {
         return Some(NO_WAY);
     }
@@ -213,7 +213,7 @@ fn remedy(what: &str) -> Option<&'static str> {
 }
 
 /// Text without the numbers that `std` appends to errors of the system.
-pub(crate) fn without_numbers(text: &str) -> String {
+pub fn without_numbers(text: &str) -> String {
     let mut pieces = text.split(" (os error ");
     let mut plain = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {

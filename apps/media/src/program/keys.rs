@@ -9,17 +9,19 @@ use weft_media::wire::{Refusal, Request};
 use weft_session::door;
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnectError};
-use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
+use weft_verbs::tls::{Identity, Tls, TlsError};
 
+use super::PATIENCE;
 use super::url::Url;
-use super::{DoorArgs, PATIENCE};
-use crate::address::resolve;
-use crate::cmd::say;
-use crate::failure::Failure;
-use crate::identity::authorized::Authorized;
-use crate::identity::known::Known;
-use crate::identity::trust::{Trust, Verdict};
-use crate::identity::{Folder, keypair};
+use weft_cli::address::resolve;
+use weft_cli::args::media::{DialArgs, DoorArgs};
+use weft_cli::failure::Failure;
+use weft_cli::identity::authorized::Authorized;
+use weft_cli::identity::known::Known;
+use weft_cli::identity::reach::{self, Words};
+use weft_cli::identity::trust::{Trust, Verdict};
+use weft_cli::identity::{Folder, keypair};
+use weft_cli::say;
 
 fn no_tls(e: &TlsError) -> Failure {
     Failure::failed(format!("cannot use the key pair: {e}"))
@@ -27,7 +29,7 @@ fn no_tls(e: &TlsError) -> Failure {
 }
 
 fn plain_only_on_loopback(addr: SocketAddr) -> Result<(), Failure> {
-    if addr.ip().is_loopback() {
+    if reach::is_of_this_machine(addr) {
         return Ok(());
     }
     Err(Failure::usage(format!(
@@ -49,29 +51,14 @@ impl Listening {
         if args.plain {
             plain_only_on_loopback(bind)?;
         }
-        let authorized = match &args.authorized {
-            Some(path) => Some(Authorized::at(path)),
-            None => Folder::of_user()
-                .ok()
-                .map(|folder| Authorized::at(&folder.authorized_keys())),
+        let authorized = Authorized::named_or_usual(args.authorized.as_deref())
+            .filter(|_| !args.open && !args.plain);
+        let words = Words {
+            peers: "viewers",
+            may: "watch",
+            or: "",
         };
-        let authorized = authorized.filter(|_| !args.open && !args.plain);
-        let known = match &authorized {
-            Some(authorized) => authorized.keys()?.len(),
-            None => 0,
-        };
-        if !bind.ip().is_loopback() && known == 0 && !args.open {
-            return Err(Failure::usage(format!(
-                "{bind} can be reached from other machines, and no key there may watch yet"
-            ))
-            .hint(format!(
-                "put the viewers' public keys (`weft key` prints them) into {}; --open lets everybody in",
-                authorized.as_ref().map_or_else(
-                    || "a file for --authorized".into(),
-                    |authorized| authorized.path().display().to_string()
-                )
-            )));
-        }
+        reach::check(bind, authorized.as_ref(), args.open, words)?;
         let (identity, made) = if args.plain {
             (None, None)
         } else {
@@ -139,26 +126,6 @@ impl Gate for UserGate {
             Err(door::STRANGER.into())
         }
     }
-}
-
-/// Options of a client.
-#[derive(Debug, Clone, clap::Args)]
-pub(super) struct DialArgs {
-    /// A key pair of `weft key` [default: ~/.config/weft/key, if it exists]
-    #[arg(long, value_name = "FILE")]
-    identity: Option<PathBuf>,
-    /// Accept only a server key with this fingerprint, and ask nothing (can be given several times)
-    #[arg(long = "peer", value_name = "FINGERPRINT")]
-    peers: Vec<Fingerprint>,
-    /// Use neither encryption nor keys, on a loopback address, for comparison
-    #[arg(long, hide = true)]
-    plain: bool,
-    /// Bytes of each Read
-    #[arg(long, value_name = "BYTES", default_value_t = weft_media::client::READ, value_parser = clap::value_parser!(u32).range(8192..=4 << 20), hide_short_help = true)]
-    read: u32,
-    /// Reads outstanding at once
-    #[arg(long, value_name = "N", default_value_t = weft_media::client::DEPTH, value_parser = clap::value_parser!(u16).range(1..=16), hide_short_help = true)]
-    depth: u16,
 }
 
 /// The parameters of repeated connections to one server.

@@ -1,6 +1,4 @@
-//! What `weft fs` does: clients with keys as `weft cp` has them, and a server with the same.
-
-pub mod mount;
+//! Clients with keys as `weft cp` has them, and a server with the same.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,44 +13,33 @@ use weft_fs::{Client, Errno, Error, Settings};
 use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
 
-use crate::failure::Failure;
-use crate::identity::authorized::Authorized;
-use crate::identity::known::Known;
-use crate::identity::trust::{Trust, Verdict};
-use crate::identity::{Folder, keypair};
+use weft_cli::args::fs::Who;
+use weft_cli::failure::Failure;
+use weft_cli::identity::authorized::Authorized;
+use weft_cli::identity::known::Known;
+use weft_cli::identity::reach::{self, Words};
+use weft_cli::identity::trust::{Trust, Verdict};
+use weft_cli::identity::{Folder, keypair};
 
-/// Whom to be and whom to believe: options of every client.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct Who {
-    /// A key pair of `weft key` [default: ~/.config/weft/key, if there is one]
-    #[arg(long, value_name = "FILE", help_heading = "Keys")]
-    pub identity: Option<PathBuf>,
-    /// Accept only a server key with this fingerprint, and ask nothing (can be given several times)
-    #[arg(long = "peer", value_name = "FINGERPRINT", help_heading = "Keys")]
-    pub peers: Vec<Fingerprint>,
-}
-
-impl Who {
-    /// What the preload library finds in a program's environment.
-    pub fn environment(&self) -> Result<Vec<(&'static str, std::ffi::OsString)>, Failure> {
-        let mut settings = Vec::new();
-        let folder = Folder::of_user().ok();
-        // Read here: what is wrong with it is said before the program runs.
-        if keypair::own(self.identity.as_deref())?.is_some() {
-            let usual = folder.as_ref().map(Folder::key);
-            if let Some(path) = self.identity.clone().or(usual) {
-                settings.push((weft_fs::keys::KEY, path.into_os_string()));
-            }
+/// What the preload library finds in a program's environment.
+pub(crate) fn environment(who: &Who) -> Result<Vec<(&'static str, std::ffi::OsString)>, Failure> {
+    let mut settings = Vec::new();
+    let folder = Folder::of_user().ok();
+    // Read here: what is wrong with it is said before the program runs.
+    if keypair::own(who.identity.as_deref())?.is_some() {
+        let usual = folder.as_ref().map(Folder::key);
+        if let Some(path) = who.identity.clone().or(usual) {
+            settings.push((weft_fs::keys::KEY, path.into_os_string()));
         }
-        if let Some(folder) = &folder {
-            settings.push((weft_fs::keys::KNOWN, folder.known_peers().into_os_string()));
-        }
-        if !self.peers.is_empty() {
-            let peers: Vec<_> = self.peers.iter().map(ToString::to_string).collect();
-            settings.push((weft_fs::keys::PEERS, peers.join(",").into()));
-        }
-        Ok(settings)
     }
+    if let Some(folder) = &folder {
+        settings.push((weft_fs::keys::KNOWN, folder.known_peers().into_os_string()));
+    }
+    if !who.peers.is_empty() {
+        let peers: Vec<_> = who.peers.iter().map(ToString::to_string).collect();
+        settings.push((weft_fs::keys::PEERS, peers.join(",").into()));
+    }
+    Ok(settings)
 }
 
 /// One identity, and the keys that were found good.
@@ -71,7 +58,7 @@ impl Keys for Fixed {
 }
 
 /// Reads `/rdma/HOST:PORT/NAME`.
-pub fn parse(path: &Path) -> Result<RemotePath, Failure> {
+pub(crate) fn parse(path: &Path) -> Result<RemotePath, Failure> {
     use std::os::unix::ffi::OsStrExt;
     RemotePath::parse(path.as_os_str().as_bytes()).map_err(|e| {
         let what = match e {
@@ -86,7 +73,11 @@ pub fn parse(path: &Path) -> Result<RemotePath, Failure> {
 }
 
 /// Connects, once it is clear that it is the server that is meant: its key is known, or our own, or the user says so.
-pub fn connect(endpoint: &Endpoint, who: &Who, patience: Duration) -> Result<Client, Failure> {
+pub(crate) fn connect(
+    endpoint: &Endpoint,
+    who: &Who,
+    patience: Duration,
+) -> Result<Client, Failure> {
     let own = keypair::own(who.identity.as_deref())?;
     let lasting = own.is_some();
     let identity = own.map_or_else(keypair::generate, Ok)?;
@@ -171,7 +162,7 @@ fn refused(endpoint: &Endpoint, e: &Error, lasting: bool, identity: &Identity) -
 }
 
 /// What failed with a name, for the user.
-pub fn explain(path: &RemotePath, e: &Error) -> Failure {
+pub(crate) fn explain(path: &RemotePath, e: &Error) -> Failure {
     let shown = format!("/rdma/{}/{}", path.endpoint, path.name);
     match e {
         Error::Errno(Errno::NOSPC) => {
@@ -200,37 +191,37 @@ pub fn explain(path: &RemotePath, e: &Error) -> Failure {
 }
 
 /// How `weft fs serve` listens.
-pub struct Serve<'a> {
+pub(crate) struct Serve<'a> {
     /// Address and port.
-    pub bind: SocketAddr,
+    pub(crate) bind: SocketAddr,
     /// Files below it can be read.
-    pub dir: Option<&'a Path>,
+    pub(crate) dir: Option<&'a Path>,
     /// In bytes.
-    pub quota: u64,
+    pub(crate) quota: u64,
     /// Whether buffers stay.
-    pub keeps: bool,
+    pub(crate) keeps: bool,
     /// At once.
-    pub max_clients: usize,
+    pub(crate) max_clients: usize,
     /// The key pair; made if there is none.
-    pub identity: Option<&'a Path>,
+    pub(crate) identity: Option<&'a Path>,
     /// Whose keys are let in.
-    pub authorized: Option<&'a Path>,
+    pub(crate) authorized: Option<&'a Path>,
     /// Everybody is let in.
-    pub open: bool,
+    pub(crate) open: bool,
 }
 
 /// A server that runs, and what its user is told.
-pub struct Serving {
+pub(crate) struct Serving {
     /// It.
-    pub server: Server,
+    pub(crate) server: Server,
     /// The file that its key pair was made in just now.
-    pub made: Option<PathBuf>,
+    pub(crate) made: Option<PathBuf>,
     /// What clients elsewhere compare.
-    pub fingerprint: Fingerprint,
+    pub(crate) fingerprint: Fingerprint,
 }
 
 /// Starts a server. On any but a loopback address it has to be said who is let in.
-pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failure> {
+pub(crate) fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failure> {
     if let Some(dir) = how.dir
         && let Err(e) = std::fs::read_dir(dir)
     {
@@ -243,29 +234,13 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
         Some(path) => path.to_owned(),
         None => Folder::of_user()?.key(),
     };
-    let authorized = match how.authorized {
-        Some(path) => Some(Authorized::at(path)),
-        None => Folder::of_user()
-            .ok()
-            .map(|folder| Authorized::at(&folder.authorized_keys())),
+    let authorized = Authorized::named_or_usual(how.authorized);
+    let words = Words {
+        peers: "clients",
+        may: "use this one's memory",
+        or: "",
     };
-    let known = match &authorized {
-        Some(authorized) => authorized.keys()?.len(),
-        None => 0,
-    };
-    if !how.bind.ip().is_loopback() && known == 0 && !how.open {
-        return Err(Failure::usage(format!(
-            "{} can be reached from other machines, and no key there may use this one's memory yet",
-            how.bind
-        ))
-        .hint(format!(
-            "put the clients' public keys (`weft key` prints them) into {}; --open lets everybody in",
-            authorized.as_ref().map_or_else(
-                || "a file for --authorized".into(),
-                |authorized| authorized.path().display().to_string()
-            )
-        )));
-    }
+    reach::check(how.bind, authorized.as_ref(), how.open, words)?;
     let (identity, made) = keypair::read_or_make(&path)?;
     let fingerprint = identity.public_key().fingerprint();
     let admit: Admit = Arc::new(move |key| {
@@ -302,12 +277,12 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
 }
 
 /// Whether a path is a folder of the server.
-pub fn is_dir(client: &Client, path: &RemotePath) -> bool {
+pub(crate) fn is_dir(client: &Client, path: &RemotePath) -> bool {
     path.name.is_root() || client.stat(&path.name).is_ok_and(|attr| attr.dir)
 }
 
 /// The name below a folder for a local file: the folder's own entry where the target is a folder or ends with a slash.
-pub fn target(client: &Client, path: &RemotePath, source: &Path) -> Result<Name, Failure> {
+pub(crate) fn target(client: &Client, path: &RemotePath, source: &Path) -> Result<Name, Failure> {
     use std::os::unix::ffi::OsStrExt;
     if !is_dir(client, path) {
         return Ok(path.name.clone());

@@ -7,14 +7,14 @@ use weft_service::endpoint::Endpoint;
 use crate::failure::Failure;
 
 /// The first address of `HOST[:PORT]`.
-pub(crate) fn resolve_peer(peer: &str, port: u16) -> Result<SocketAddr, Failure> {
+pub fn resolve_peer(peer: &str, port: u16) -> Result<SocketAddr, Failure> {
     let endpoint = Endpoint::parse(peer, port)
         .map_err(|e| Failure::usage(e.to_string()).hint("write HOST, HOST:PORT or [IPV6]:PORT"))?;
     resolve(&endpoint).map(|addrs| addrs[0])
 }
 
 /// The addresses that a server's host has, at least one.
-pub(crate) fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, Failure> {
+pub fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, Failure> {
     let host = &endpoint.host;
     let hint = if host.contains('@') {
         "write the host alone: keys say who is there, not user names"

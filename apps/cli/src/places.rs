@@ -13,7 +13,7 @@ const LIBRARIES: [&str; 3] = ["lib/weft", "lib", "dist/lib"];
 ///
 /// # Errors
 /// The file of this program cannot be found, which takes `/proc`.
-pub(crate) fn libraries() -> Result<Vec<PathBuf>, Failure> {
+pub fn libraries() -> Result<Vec<PathBuf>, Failure> {
     let program = std::env::current_exe().map_err(|e| {
         Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
     })?;
@@ -24,7 +24,7 @@ pub(crate) fn libraries() -> Result<Vec<PathBuf>, Failure> {
 ///
 /// # Errors
 /// As of [`libraries`].
-pub(crate) fn preload_libraries() -> Result<Vec<PathBuf>, Failure> {
+pub fn preload_libraries() -> Result<Vec<PathBuf>, Failure> {
     let mut places = libraries()?;
     let program = std::env::current_exe().ok();
     places.extend(
@@ -43,7 +43,7 @@ fn seen_from(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// A file, if `LD_PRELOAD` can name it.
-pub(crate) fn preloadable(file: PathBuf) -> Result<PathBuf, Failure> {
+pub fn preloadable(file: PathBuf) -> Result<PathBuf, Failure> {
     let ends = |byte: &u8| b" :\t\n".contains(byte);
     if file.as_os_str().as_bytes().iter().any(ends) {
         let what = format!(
@@ -57,7 +57,7 @@ pub(crate) fn preloadable(file: PathBuf) -> Result<PathBuf, Failure> {
 }
 
 /// The folders in words, for an error that says where nothing was found.
-pub(crate) fn named(places: &[PathBuf]) -> String {
+pub fn named(places: &[PathBuf]) -> String {
     let names: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
     names.join(", ")
 }

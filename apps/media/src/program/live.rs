@@ -1,47 +1,29 @@
 //! `weft media live`.
 
 use std::io::{self, Read};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use weft_media::LIVE_PORT;
 use weft_media::cut::{Cutter, Part};
 use weft_media::live::Live;
-use weft_service::endpoint::parse_bind;
 
-use super::{DoorArgs, open_device};
-use crate::cmd::say;
-use crate::failure::{Exit, Failure};
-use crate::global::Global;
+use super::{open, open_device};
+use weft_cli::args::media::LiveArgs;
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::global::Global;
+use weft_cli::say;
 
 /// Bytes that are read from the pipe at a time.
 const PIECE: usize = 256 << 10;
-
-/// Options of `weft media live`.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// The name of the stream
-    name: String,
-    /// Listen on this address; beyond loopback, viewers need a known key, except with --open [default: 127.0.0.1:7476]
-    #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, LIVE_PORT))]
-    bind: Option<SocketAddr>,
-    /// Memory for fragments, in bytes or with K, M, G; a viewer that falls further behind skips fragments
-    #[arg(long, value_name = "SIZE", value_parser = crate::cmd::size, default_value = "64M")]
-    ring: u64,
-    /// At the end of the input, wait this many seconds for viewers to fetch the rest
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
-    linger: u64,
-    #[command(flatten)]
-    door: DoorArgs,
-}
 
 fn too_long(name: &str) -> Failure {
     Failure::failed(format!("a fragment of {name} does not fit into the ring"))
         .hint("make fragments shorter, or the ring larger with --ring")
 }
 
-pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
+pub(super) fn run(args: &LiveArgs, global: Global) -> Result<Exit, Failure> {
     if weft_media::names::check(&args.name).is_err() {
         return Err(
             Failure::usage(format!("`{}` cannot be the name of a stream", args.name))
@@ -55,7 +37,8 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     }
     let bind = args.bind.unwrap_or((Ipv4Addr::LOCALHOST, LIVE_PORT).into());
     let device = open_device()?;
-    let door = args.door.open(
+    let door = open(
+        &args.door,
         &device,
         bind,
         &format!("the stream is {}", args.name),
@@ -89,7 +72,7 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
 const EXAMPLE: &str = "for example: ffmpeg ... -f mp4 -movflags frag_keyframe+empty_moov+default_base_moof - | weft media live NAME";
 
 /// Reads the input to its end; fragments and their bytes.
-fn feed(args: &Args, stream: &Live) -> Result<(u64, u64), Failure> {
+fn feed(args: &LiveArgs, stream: &Live) -> Result<(u64, u64), Failure> {
     // A quarter of the ring: viewers need time for the fragments before.
     let mut cutter = Cutter::new((args.ring / 4) as usize);
     let mut input = io::stdin().lock();

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use weft_verbs::tls::Fingerprint;
 
+use super::Folder;
 use super::file::{self, Guard};
 use crate::failure::Failure;
 
@@ -17,6 +18,14 @@ impl Authorized {
     /// In this file, which need not exist.
     pub fn at(path: &Path) -> Self {
         Self(path.into())
+    }
+
+    /// In the file that the user names, or in the usual one. `None` without a home directory.
+    pub fn named_or_usual(named: Option<&Path>) -> Option<Self> {
+        match named {
+            Some(path) => Some(Self::at(path)),
+            None => Some(Self::at(&Folder::of_user().ok()?.authorized_keys())),
+        }
     }
 
     /// The file.

@@ -553,7 +553,7 @@ fn settle(file: &File) -> Result<(), Error> {
 }
 
 /// A mounted server.
-pub struct Mount {
+pub(crate) struct Mount {
     session: Session<Mounted>,
     unmounter: SessionUnmounter,
 }
@@ -562,7 +562,7 @@ pub struct Mount {
 ///
 /// # Errors
 /// Those of opening `/dev/fuse` and of `mount(2)` or `fusermount3`.
-pub fn mount(client: Client, dir: &Path, others: bool) -> io::Result<Mount> {
+pub(crate) fn mount(client: Client, dir: &Path, others: bool) -> io::Result<Mount> {
     let mut config = fuser::Config::default();
     config.mount_options = vec![
         MountOption::FSName(format!("/rdma/{}", client.endpoint())),
@@ -596,7 +596,7 @@ pub fn mount(client: Client, dir: &Path, others: bool) -> io::Result<Mount> {
 ///
 /// # Errors
 /// Those of `umount2(2)`.
-pub fn detach(dir: &Path) -> io::Result<()> {
+pub(crate) fn detach(dir: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(
         dir,
         rustix::mount::UnmountFlags::DETACH,
@@ -604,7 +604,7 @@ pub fn detach(dir: &Path) -> io::Result<()> {
 }
 
 /// Has the kernel read further ahead than its 128 KiB, where we may say so (as root). The file system has to be served already.
-pub fn tune(dir: &Path) {
+pub(crate) fn tune(dir: &Path) {
     let Ok(stat) = rustix::fs::stat(dir) else {
         return;
     };
@@ -620,7 +620,7 @@ pub fn tune(dir: &Path) {
 
 impl Mount {
     /// What ends it, also from another thread.
-    pub fn split(self) -> (impl FnOnce() -> io::Result<()>, SessionUnmounter) {
+    pub(crate) fn split(self) -> (impl FnOnce() -> io::Result<()>, SessionUnmounter) {
         let session = self.session;
         (move || session.run(), self.unmounter)
     }

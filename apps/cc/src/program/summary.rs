@@ -2,27 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use comfy_table::{ColumnConstraint, ContentArrangement, Table, presets};
 use weft_cc::ipc::{Answer, Ask, Line, Past};
 
-use super::say;
-use crate::failure::{Exit, Failure, write_file};
-use crate::terminal;
-
-#[derive(Debug, clap::Args)]
-pub(super) struct SummaryArgs {
-    /// Write a picture, on a page of its own
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
-    /// Everything that the daemon remembers, including earlier builds
-    #[arg(long)]
-    all: bool,
-    /// One JSON object a line for each compilation
-    #[arg(long)]
-    json: bool,
-}
+use weft_cli::args::cc::SummaryArgs;
+use weft_cli::failure::{Exit, Failure, write_file};
+use weft_cli::{say, terminal};
 
 /// Seconds without a compilation that separate two builds.
 const PAUSE: f64 = 30.0;
@@ -108,7 +94,7 @@ fn sums(build: &[Past]) -> BTreeMap<String, Sum> {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &SummaryArgs, line: &Line) -> Result<Exit, Failure> {
+pub(crate) fn run(args: &SummaryArgs, line: &Line) -> Result<Exit, Failure> {
     let mut build = fetch(line)?;
     if !args.all {
         build = last_build(build);

@@ -1,7 +1,7 @@
 //! Who one is, and whom one knows, in the manner of SSH: a key pair, known peers, authorised keys.
 //!
 //! [`keypair`] makes and reads our key pair, [`known`] remembers the keys of listeners, [`authorized`] says whose files a listener
-//! takes, [`trust`] decides about a listener's key and asks the user. All of them are files in [`Folder`], which nobody else may
+//! takes, [`trust`] decides about a listener's key and asks the user, [`reach`] says whether a listener may be reached from elsewhere. All of them are files in [`Folder`], which nobody else may
 //! change; [`mod@file`] checks that. There are no connections here.
 
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ pub mod authorized;
 pub mod file;
 pub mod keypair;
 pub mod known;
+pub mod reach;
 pub mod trust;
 
 use crate::failure::Failure;

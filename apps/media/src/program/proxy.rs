@@ -1,48 +1,32 @@
 //! `weft media proxy`.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 
 use weft_media::client::{OpenError, Viewer};
 use weft_media::http::{Config, Proxy, Server};
 use weft_media::wire::Request;
 use weft_media::{HTTP_PORT, SERVE_PORT};
-use weft_service::endpoint::parse_bind;
 use weft_verbs::Device;
 use weft_verbs::cm::ConnectError;
 
-use super::keys::{Caller, DialArgs};
+use super::keys::Caller;
 use super::open_device;
 use super::url::Url;
-use crate::address::resolve;
-use crate::cmd::say;
-use crate::failure::{Exit, Failure};
-use crate::global::Global;
+use weft_cli::address::resolve;
+use weft_cli::args::media::ProxyArgs;
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::global::Global;
+use weft_cli::say;
 
-/// Options of `weft media proxy`.
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// The servers: HOST[:PORT], of files and of live streams
-    #[arg(required = true, value_name = "SERVER[:PORT]")]
-    servers: Vec<String>,
-    /// Listen for browsers and players on this address [default: 127.0.0.1:8473]
-    #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, HTTP_PORT))]
-    http: Option<SocketAddr>,
-    /// Admit every user that can reach the address: HTTP has no keys
-    #[arg(long)]
-    open: bool,
-    #[command(flatten)]
-    dial: DialArgs,
-}
-
-pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
+pub(super) fn run(args: &ProxyArgs, global: Global) -> Result<Exit, Failure> {
     let http = args.http.unwrap_or((Ipv4Addr::LOCALHOST, HTTP_PORT).into());
-    if !http.ip().is_loopback() && !args.open {
+    if !weft_cli::identity::reach::is_of_this_machine(http) && !args.open {
         return Err(Failure::usage(format!(
             "{http} can be reached from other machines, and HTTP neither encrypts nor asks who is there"
         ))
         .hint("run the proxy beside the player, or say --open"));
     }
-    crate::cmd::raise_nofile();
+    weft_cli::values::raise_nofile();
     let device = open_device()?;
     let servers = args
         .servers
@@ -70,7 +54,7 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
 }
 
 /// A server. Its key is known, or asked for now, because a request later has no terminal to ask.
-fn behind(args: &Args, server: &str, device: &Device) -> Result<Server, Failure> {
+fn behind(args: &ProxyArgs, server: &str, device: &Device) -> Result<Server, Failure> {
     let url = Url::parse(server, SERVE_PORT)?;
     if !url.name.is_empty() {
         return Err(
@@ -82,7 +66,7 @@ fn behind(args: &Args, server: &str, device: &Device) -> Result<Server, Failure>
     let label = url.server.to_string();
     if let Err(failure) = caller.open(device, &Request::Catalogue) {
         // A server that is not there may come; one that is not trusted may not.
-        if failure.exit() != crate::failure::Exit::Peer {
+        if failure.exit() != weft_cli::failure::Exit::Peer {
             return Err(failure);
         }
         tracing::warn!("{label}: {}", failure.what());

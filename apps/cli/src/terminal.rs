@@ -12,7 +12,7 @@ use rustix::termios::{
 use weft_report::terminal::in_locale;
 
 /// Columns of standard output; `None` for a file or a pipe, whose lines may have any length.
-pub(crate) fn width() -> Option<u16> {
+pub fn width() -> Option<u16> {
     weft_report::terminal::width(&stdout())
 }
 
@@ -22,7 +22,7 @@ pub fn tell(line: impl Display) {
 }
 
 /// The lines of a text that is drawn again and again, as many as the terminal has: the first ones would scroll away.
-pub(crate) fn first_screen(text: &str) -> String {
+pub fn first_screen(text: &str) -> String {
     let rows = tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));
     cut_to(text, rows)
 }
@@ -38,11 +38,11 @@ fn cut_to(text: &str, rows: usize) -> String {
 }
 
 /// Column titles or values, two that share a column where the terminal is narrow.
-pub(crate) type Pairs<const N: usize> = [[String; 2]; N];
+pub type Pairs<const N: usize> = [[String; 2]; N];
 
 /// A table of pairs: a line for each row where that fits, else the second of each pair below the first.
 /// From the column pair `numbers` on, cells are aligned to the right.
-pub(crate) fn table<const N: usize>(
+pub fn table<const N: usize>(
     header: &Pairs<N>,
     rows: &[Pairs<N>],
     numbers: usize,
@@ -88,14 +88,14 @@ fn laid_out<Row: AsRef<[String]>>(
 }
 
 /// Keys one by one, while it lives: without Enter, not shown.
-pub(crate) struct Keys {
+pub struct Keys {
     before: Termios,
     input: Stdin,
 }
 
 impl Keys {
     /// `None` without a terminal to read from and one to write to.
-    pub(crate) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         if !stdin().is_terminal() || !stdout().is_terminal() {
             return None;
         }
@@ -113,7 +113,7 @@ impl Keys {
     }
 
     /// Wait so long; `true` as soon as `q`, Ctrl-C or Ctrl-D is pressed or the terminal is gone.
-    pub(crate) fn quits_within(&self, time: Duration) -> bool {
+    pub fn quits_within(&self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -142,7 +142,7 @@ impl Drop for Keys {
 }
 
 /// A text in lines of `columns`; all but the first are indented.
-pub(crate) fn wrapped(columns: usize, indent: usize, text: &str) -> String {
+pub fn wrapped(columns: usize, indent: usize, text: &str) -> String {
     let (mut out, mut column) = (String::new(), 0);
     for word in text.split_inclusive(' ') {
         let len = word.trim_end().chars().count();

@@ -1,6 +1,9 @@
 //! `weft fs`: remote memory as files.
+#![forbid(unsafe_code)]
 
-use std::ffi::OsString;
+mod keys;
+mod mount;
+
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
@@ -11,210 +14,29 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressFinish, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
+use weft_cli::args::fs::{
+    Args, Command, Common, GetArgs, LONG, MountArgs, PutArgs, RunArgs, ServeArgs,
+};
+use weft_cli::elf::{self, Kind};
+use weft_cli::failure::{Exit, Failure};
+use weft_cli::global::Global;
+use weft_cli::start::{EXIT_OWN, fail, find, refuse};
+use weft_cli::values::{carrier, raise_nofile};
+use weft_cli::{places, say, tell, tidy_up};
 use weft_fs::name::RemotePath;
 use weft_fs::server::Events;
 use weft_fs::wire::{Attr, Flags};
 use weft_fs::{Client, DEFAULT_PORT, Errno, Error, File, OpenOptions};
-use weft_service::endpoint::parse_bind;
 use weft_service::text::printable;
 
-use super::{say, size, verbs};
-use crate::elf::{self, Kind};
-use crate::failure::{Exit, Failure};
-use crate::fs::{self, Who, connect, explain};
-use crate::global::Global;
-use crate::interrupt::tidy_up;
-use crate::places;
+use keys::{connect, explain};
 
-pub(crate) const LONG: &str = "\
-Use the memory of other machines as files. A server has named buffers (and offers the files of a folder), and programs open them as
-
-  /rdma/<host>:<port>/<name>[:<size>]
-
-Reads become RDMA Reads, writes become RDMA Writes. On the server's own machine, programs of its user access the memory directly. There are three \
-ways to use it: `weft fs run` for unmodified programs, `weft fs mount` for static programs, Go and mmap, and `ls`, `cat`, `put`, `get`, `rm`, `stat` for scripts.
-
-A buffer takes memory at its first write. It is freed when the last program closes it; with `serve --keep` it stays until it is removed. TLS 1.3 with the keys of \
-`weft key` encrypts and authenticates what leaves the machine, as for `weft cp`.";
-
-const EXAMPLES: &str = "\
-Examples:
-  # offer memory and a folder to this user's programs on this machine
-  weft fs serve --keep /srv/films
-  # to other machines with keys in ~/.config/weft/authorized_keys
-  weft fs serve --keep --bind 0.0.0.0 --quota 8G
-
-  weft fs put data.bin /rdma/localhost:7474/data
-  weft fs run -- cp /rdma/host:7474/data .
-  weft fs mount /rdma/host:7474 /mnt";
-
-/// Options of `weft fs`.
-#[derive(Debug, clap::Args)]
-#[command(after_long_help = EXAMPLES)]
-pub struct Args {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Command {
-    /// Offer this machine's memory, and the files of a folder
-    Serve(ServeArgs),
-    /// Run an unmodified program that finds servers below /rdma
-    Run(RunArgs),
-    /// Mount a server as a file system, for programs that do not work with the preload library
-    Mount(MountArgs),
-    /// List a folder of a server
-    #[command(visible_alias = "list")]
-    Ls(ListArgs),
-    /// Write buffers or files to standard output
-    Cat(ManyArgs),
-    /// Copy local files (`-`: standard input) to a server
-    Put(PutArgs),
-    /// Copy a buffer or file from a server (to `-`: standard output)
-    Get(GetArgs),
-    /// Remove buffers; programs that have them open can continue to use them
-    Rm(ManyArgs),
-    /// Show the attributes of a name
-    Stat(ListArgs),
-    /// Make folders
-    Mkdir(ManyArgs),
-}
-
-#[derive(Debug, clap::Args)]
-struct ServeArgs {
-    /// Folder whose files clients can read, but not change
-    #[arg(value_name = "DIR")]
-    dir: Option<PathBuf>,
-    /// Listen on this address; beyond loopback, clients need a known key, or give --open [default: 127.0.0.1:7474]
-    #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
-    bind: Option<SocketAddr>,
-    /// Memory for all buffers together, in bytes or with K, M, G [default: a quarter of this machine's]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    quota: Option<u64>,
-    /// Keep buffers that no program has open, until they are removed
-    #[arg(long)]
-    keep: bool,
-    /// Admit everybody who can reach the address
-    #[arg(long)]
-    open: bool,
-    /// Clients at the same time
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = super::at_least_one())]
-    max_clients: usize,
-    /// A key pair of `weft key` [default: ~/.config/weft/key, created if missing]
-    #[arg(long, value_name = "FILE", help_heading = "Keys")]
-    identity: Option<PathBuf>,
-    /// Admit the owners of the public keys in FILE, one a line [default: `~/.config/weft/authorized_keys`]
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with = "open",
-        help_heading = "Keys"
-    )]
-    authorized: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-struct RunArgs {
-    /// The preload library [default: that of the packages or of `./x dist`]
-    #[arg(long, value_name = "FILE", env = "WEFT_FS_LIB")]
-    lib: Option<PathBuf>,
-    #[command(flatten)]
-    who: Who,
-    /// The program and its arguments
-    #[arg(
-        value_name = "PROGRAM",
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        required = true
-    )]
-    command: Vec<OsString>,
-}
-
-#[derive(Debug, clap::Args)]
-struct MountArgs {
-    /// `/rdma/HOST:PORT`
-    #[arg(value_name = "SOURCE")]
-    source: PathBuf,
-    /// An empty directory
-    #[arg(value_name = "DIR")]
-    dir: PathBuf,
-    /// Allow access for all users of this machine (needs root, or `user_allow_other` in /etc/fuse.conf)
-    #[arg(long)]
-    others: bool,
-    #[command(flatten)]
-    common: Common,
-}
-
-/// Options of every client.
-#[derive(Debug, clap::Args)]
-struct Common {
-    #[command(flatten)]
-    who: Who,
-    /// Give up after this many seconds of silence of the server
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
-}
-
-#[derive(Debug, clap::Args)]
-struct ListArgs {
-    /// `/rdma/HOST:PORT[/NAME]`, also without `/rdma/`
-    #[arg(value_name = "PATH", required = true)]
-    paths: Vec<PathBuf>,
-    /// Lists are always long: for those who are used to `ls -l`
-    #[arg(short = 'l', hide = true)]
-    _long: bool,
-    /// Print one JSON object a line: name, kind, size, mtime, writable
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    common: Common,
-}
-
-#[derive(Debug, clap::Args)]
-struct ManyArgs {
-    /// `/rdma/HOST:PORT/NAME`
-    #[arg(value_name = "PATH", required = true)]
-    paths: Vec<PathBuf>,
-    #[command(flatten)]
-    common: Common,
-}
-
-#[derive(Debug, clap::Args)]
-struct PutArgs {
-    /// Local files, or `-`
-    #[arg(value_name = "FILE", required = true)]
-    sources: Vec<PathBuf>,
-    /// `/rdma/HOST:PORT/NAME`, or a folder of the server
-    #[arg(value_name = "PATH")]
-    target: PathBuf,
-    /// Append to the existing contents
-    #[arg(long)]
-    append: bool,
-    /// No progress bar
-    #[arg(long)]
-    no_progress: bool,
-    #[command(flatten)]
-    common: Common,
-}
-
-#[derive(Debug, clap::Args)]
-struct GetArgs {
-    /// `/rdma/HOST:PORT/NAME`
-    #[arg(value_name = "PATH")]
-    source: PathBuf,
-    /// A local file or directory, or `-`
-    #[arg(value_name = "FILE", default_value = ".")]
-    target: PathBuf,
-    /// No progress bar
-    #[arg(long)]
-    no_progress: bool,
-    #[command(flatten)]
-    common: Common,
+fn main() -> ExitCode {
+    weft_cli::program::application("fs", LONG, run)
 }
 
 /// Runs the subcommand.
-pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
+fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Serve(args) => serve(args, global),
         Command::Run(args) => return Ok(start(args)),
@@ -259,7 +81,7 @@ fn each(
 ) -> Result<Exit, Failure> {
     let mut parsed = Vec::new();
     for path in paths {
-        parsed.push(fs::parse(path)?);
+        parsed.push(keys::parse(path)?);
     }
     let mut clients: Vec<Client> = Vec::new();
     let mut failed = None;
@@ -268,7 +90,7 @@ fn each(
         let client = if let Some(client) = known {
             client.clone()
         } else {
-            let client = common.connect(path)?;
+            let client = connect_as(common, path)?;
             clients.push(client.clone());
             client
         };
@@ -281,17 +103,12 @@ fn each(
     failed.map_or(Ok(Exit::Ok), Err)
 }
 
-impl ListArgs {
-    fn below_rdma(&self) -> Vec<PathBuf> {
-        let below = |path| Path::new("/rdma").join(path);
-        self.paths.iter().map(below).collect()
-    }
-}
-
-impl Common {
-    fn connect(&self, path: &RemotePath) -> Result<Client, Failure> {
-        connect(&path.endpoint, &self.who, Duration::from_secs(self.timeout))
-    }
+fn connect_as(common: &Common, path: &RemotePath) -> Result<Client, Failure> {
+    connect(
+        &path.endpoint,
+        &common.who,
+        Duration::from_secs(common.timeout),
+    )
 }
 
 fn list(client: &Client, path: &RemotePath, json: bool) -> Result<(), Failure> {
@@ -362,9 +179,9 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
     let bind = args
         .bind
         .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
-    super::raise_nofile();
-    let serving = fs::serve(
-        &fs::Serve {
+    raise_nofile();
+    let serving = keys::serve(
+        &keys::Serve {
             bind,
             dir: args.dir.as_deref(),
             quota: args.quota.unwrap_or_else(quarter),
@@ -402,7 +219,7 @@ struct Lines;
 
 impl Events for Lines {
     fn connected(&self, peer: SocketAddr, transport: &str) {
-        tracing::info!("{peer}: connected over {}", super::carrier(transport));
+        tracing::info!("{peer}: connected over {}", carrier(transport));
     }
 
     fn refused(&self, peer: SocketAddr, why: &str) {
@@ -416,7 +233,7 @@ impl Events for Lines {
 
 /// Mounts, and serves the kernel until it is unmounted or a signal arrives.
 fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
-    let path = fs::parse(&args.source)?;
+    let path = keys::parse(&args.source)?;
     if !path.name.is_root() {
         return Err(Failure::usage(format!(
             "{} names a buffer, and a whole server is mounted",
@@ -438,8 +255,8 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
     }
     let unable = |what: &str| Failure::failed(format!("{}: {what}", args.dir.display()));
     signals.thread_block().map_err(|e| unable(&e.to_string()))?;
-    let client = args.common.connect(&path)?;
-    let mounted = fs::mount::mount(client, &args.dir, args.others).map_err(|e| {
+    let client = connect_as(&args.common, &path)?;
+    let mounted = mount::mount(client, &args.dir, args.others).map_err(|e| {
         unable(&format!("cannot mount: {e}")).hint(
             "name an empty directory; /dev/fuse has to be there, and you have to be root or have fusermount3 (Debian's package fuse3)",
         )
@@ -457,10 +274,10 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
     std::thread::Builder::new()
         .name("weft-fs-signal".into())
         .spawn(move || {
-            fs::mount::tune(&dir);
+            mount::tune(&dir);
             if signals.wait().is_ok() && unmounter.unmount().is_err() {
                 // A file is open: its name is removed at once, and the rest when it is closed.
-                if let Err(e) = fs::mount::detach(&dir) {
+                if let Err(e) = mount::detach(&dir) {
                     tell!("weft: cannot unmount {}: {e}", dir.display());
                 }
             }
@@ -472,17 +289,17 @@ fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
 /// Executes the program, with the preload library.
 fn start(args: &RunArgs) -> ExitCode {
     let Some((name, rest)) = args.command.split_first() else {
-        return verbs::fail(verbs::EXIT_OWN, &Failure::usage("no program is named"));
+        return fail(EXIT_OWN, &Failure::usage("no program is named"));
     };
-    let program = match verbs::find(name) {
+    let program = match find(name) {
         Ok(program) => program,
-        Err(e) => return verbs::refuse(name, &e),
+        Err(e) => return refuse(name, &e),
     };
-    let prepared =
-        library(args.lib.as_deref()).and_then(|library| Ok((library, args.who.environment()?)));
+    let prepared = library(args.lib.as_deref())
+        .and_then(|library| Ok((library, keys::environment(&args.who)?)));
     let (library, settings) = match prepared {
         Ok(prepared) => prepared,
-        Err(failure) => return verbs::fail(verbs::EXIT_OWN, &failure),
+        Err(failure) => return fail(EXIT_OWN, &failure),
     };
     let kind = std::fs::File::open(&program).and_then(|file| elf::kind(&file));
     if let Ok(Kind::Static) = kind {
@@ -503,7 +320,7 @@ fn start(args: &RunArgs) -> ExitCode {
         .envs(settings)
         .env("LD_PRELOAD", preload)
         .exec();
-    verbs::refuse(name, &error)
+    refuse(name, &error)
 }
 
 /// The preload library.
@@ -554,7 +371,7 @@ fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
 }
 
 fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
-    let path = fs::parse(&args.target)?;
+    let path = keys::parse(&args.target)?;
     // Before connecting, because a misspelt name is a local error.
     for source in args.sources.iter().filter(|s| *s != Path::new("-")) {
         let about = std::fs::metadata(source).map_err(|e| {
@@ -568,9 +385,9 @@ fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
             );
         }
     }
-    let client = args.common.connect(&path)?;
+    let client = connect_as(&args.common, &path)?;
     // Each would take the place of the one before.
-    if args.sources.len() > 1 && !fs::is_dir(&client, &path) {
+    if args.sources.len() > 1 && !keys::is_dir(&client, &path) {
         return Err(Failure::usage(format!(
             "{} is no folder, and several files are to go there",
             args.target.display()
@@ -586,7 +403,7 @@ fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
         let name = if stdin {
             path.name.clone()
         } else {
-            fs::target(&client, &path, source)?
+            keys::target(&client, &path, source)?
         };
         let path = RemotePath {
             name,
@@ -677,7 +494,7 @@ fn download(
 
 fn get(args: &GetArgs, global: Global) -> Result<Exit, Failure> {
     use std::os::unix::ffi::OsStrExt;
-    let path = fs::parse(&args.source)?;
+    let path = keys::parse(&args.source)?;
     let to_stdout = args.target == Path::new("-");
     let target = if args.target.is_dir() {
         args.target
@@ -693,7 +510,7 @@ fn get(args: &GetArgs, global: Global) -> Result<Exit, Failure> {
     tidy_up(move || {
         unfinished.map(std::fs::remove_file);
     });
-    let client = args.common.connect(&path)?;
+    let client = connect_as(&args.common, &path)?;
     let told = |e: Error| explain(&path, &e);
     let file = client.open(&path.name, OpenOptions::read()).map_err(told)?;
     let attr = file.stat().map_err(told)?;
