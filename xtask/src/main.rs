@@ -8,6 +8,7 @@ mod libexs;
 mod library;
 mod licences;
 mod modules;
+mod pages;
 mod publish;
 mod run;
 mod source;
@@ -129,7 +130,7 @@ fn check_deps() -> Result<String, Vec<String>> {
         deps::parse_metadata(&metadata(&root.join("Cargo.toml")).map_err(fatal)?, root)
             .map_err(fatal)?;
     // These are workspaces by themselves, and the table covers them too.
-    for workspace in ["fuzz", "papers"] {
+    for workspace in ["fuzz", "papers", "apps/join"] {
         let manifest = root.join(workspace).join("Cargo.toml");
         let more = metadata(&manifest).and_then(|tree| deps::parse_metadata(&tree, root));
         packages.extend(more.map_err(fatal)?);
@@ -172,6 +173,7 @@ fn check_deps() -> Result<String, Vec<String>> {
             problems.extend(decisions::check(&name, &body, &index));
         }
     }
+    problems.extend(pages::check(root).map_err(fatal)?);
     if problems.is_empty() {
         let edges: usize = packages.iter().map(|p| p.uses.len()).sum();
         Ok(format!(

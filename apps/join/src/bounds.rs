@@ -1,4 +1,4 @@
-//! An optimizer rule: it finds the nested loops that are band joins.
+//! The bands in the filters of joins.
 //!
 //! A band is one comparison `s <= r` or `s >= r` of a join's filter, or one of each. `s` is an expression over columns of the build side, `r` one
 //! over the probe side. `s.x BETWEEN r.y - 5 AND r.y + 5` is such a pair, and so is `s.x - 5 <= r.y AND r.y <= s.x + 5`. Each expression is
@@ -9,22 +9,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::Schema;
-use datafusion::common::config::ConfigOptions;
+use datafusion::common::JoinSide;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::common::{JoinSide, JoinType};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
 use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_expr::{PhysicalExpr, conjunction_opt, split_conjunction};
 use datafusion::physical_expr_common::physical_expr::is_volatile;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::joins::NestedLoopJoinExec;
 use datafusion::physical_plan::joins::utils::JoinFilter;
-use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 
-use crate::band::BandJoinExec;
 use crate::keys::{Width, width};
 
 type Expr = Arc<dyn PhysicalExpr>;
@@ -210,86 +204,4 @@ fn of_input(expr: &Expr, filter: &JoinFilter) -> Result<Expr> {
             Ok(Transformed::yes(column))
         })
         .data()
-}
-
-/// Makes band joins of nested loops.
-#[derive(Debug)]
-pub struct Bands;
-
-impl PhysicalOptimizerRule for Bands {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|plan| {
-            Ok(match band(&plan)? {
-                Some(band) => Transformed::yes(band),
-                None => Transformed::no(plan),
-            })
-        })
-        .data()
-    }
-
-    fn name(&self) -> &'static str {
-        "band_join"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
-
-fn band(plan: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
-    let Some(join) = plan.downcast_ref::<NestedLoopJoinExec>() else {
-        return Ok(None);
-    };
-    let Some(filter) = join.filter() else {
-        return Ok(None);
-    };
-    let (left, right) = (join.left(), join.right());
-    if matches!(
-        join.join_type(),
-        JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark
-    ) {
-        // S is the side whose rows are kept. A swap can add a projection above the join.
-        if Bounds::of(&filter.swap(), &right.schema(), &left.schema())?.is_none() {
-            return Ok(None);
-        }
-        let swapped = join.swap_inputs()?;
-        let swapped = swapped.transform_up(|plan| {
-            // The joins below are done already.
-            let ours = plan.downcast_ref::<NestedLoopJoinExec>();
-            if !ours.is_some_and(|new| Arc::ptr_eq(new.left(), right)) {
-                return Ok(Transformed::no(plan));
-            }
-            Ok(match band(&plan)? {
-                Some(band) => Transformed::yes(band),
-                None => Transformed::no(plan),
-            })
-        });
-        return swapped.data().map(Some);
-    }
-    if *join.join_type() == JoinType::Full {
-        return Ok(None);
-    }
-    let Some(bounds) = Bounds::of(filter, &left.schema(), &right.schema())? else {
-        return Ok(None);
-    };
-    let single = |input: &Arc<dyn ExecutionPlan>| -> Arc<dyn ExecutionPlan> {
-        if input.output_partitioning().partition_count() > 1 {
-            Arc::new(CoalescePartitionsExec::new(Arc::clone(input)))
-        } else {
-            Arc::clone(input)
-        }
-    };
-    let projection = join.projection().as_ref().map(|columns| columns.to_vec());
-    let band = BandJoinExec::new(
-        single(left),
-        single(right),
-        bounds,
-        *join.join_type(),
-        projection,
-    )?;
-    Ok(Some(Arc::new(band)))
 }

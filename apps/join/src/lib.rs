@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod band;
+mod band_rule;
 pub mod batches;
 pub mod bounds;
 pub mod csv;

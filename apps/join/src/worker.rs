@@ -14,8 +14,8 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use tokio::sync::mpsc;
 use weft_roundabout::{Door, Next, Node, Own, Ring, Security};
 
+use crate::band_rule::Bands;
 use crate::batches::{Part, Whole, external};
-use crate::bounds::Bands;
 use crate::engine::{Tasks, is_call};
 use crate::exec::{Query, pull};
 use crate::rule::Distribute;
