@@ -214,7 +214,7 @@ static const struct {
     {"`ibv_create_comp_cntr`", comp_cntr},
     {"`ibv_query_port_speed`", port_speed},
     {"`ibv_import_device`", imported},
-    {"of a descriptor that is no context's", imported_from_elsewhere},
+    {"`ibv_import_device` with a descriptor that is not a context's", imported_from_elsewhere},
     {"`ibv_create_flow`", flow},
     {"`ibv_create_counters`", counters},
     {"`ibv_create_wq`", work_queue},

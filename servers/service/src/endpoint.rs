@@ -10,7 +10,7 @@ pub mod port {
     pub const CP: u16 = 7471;
     /// `weft hello --listen`.
     pub const HELLO: u16 = 7472;
-    /// `weft blast --listen`.
+    /// `./x papers blast --listen`.
     pub const BLAST: u16 = 7473;
     /// `weft fs serve`.
     pub const FS: u16 = 7474;
