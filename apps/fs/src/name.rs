@@ -54,7 +54,6 @@ impl Name {
         Self::new(&parts.join(&b'/'))
     }
 
-    /// Its bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -71,7 +70,6 @@ impl Name {
         Self(self.0[..slash].into())
     }
 
-    /// Its last component.
     pub fn last(&self) -> &[u8] {
         self.0.rsplit(|&b| b == b'/').next().unwrap_or_default()
     }
@@ -129,7 +127,6 @@ impl fmt::Debug for Name {
 /// `/rdma/<host>:<port>/<name>[:<size>]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemotePath {
-    /// The server.
     pub endpoint: Endpoint,
     /// The buffer, or the root.
     pub name: Name,

@@ -101,7 +101,6 @@ fn after_magic(bytes: &[u8]) -> Result<&[u8], WireError> {
 pub enum Refusal {
     /// The request is not one of this version of the protocol, or malformed.
     Malformed = 1,
-    /// There is no such title.
     NoSuchTitle = 2,
     /// The viewer's key is not authorised.
     Stranger = 3,
@@ -157,7 +156,6 @@ impl Refusal {
 /// The layout of a live region, in bytes from its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// The format of the fragments.
     pub format: Format,
     /// Slots of the index, each of [`SLOT_LEN`] bytes, from the region's start on.
     pub slots: u32,
@@ -195,7 +193,6 @@ pub enum Content {
 /// The buffer descriptor of a reply: what may be read, and where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// The kind.
     pub content: Content,
     /// Address and `STag` of its first byte.
     pub at: RemoteAddr,
@@ -375,7 +372,6 @@ pub struct Notice {
 }
 
 impl Notice {
-    /// Its bytes.
     pub fn encode(&self) -> [u8; NOTICE_LEN] {
         let mut out = [0; NOTICE_LEN];
         out[..8].copy_from_slice(&self.newest.to_be_bytes());

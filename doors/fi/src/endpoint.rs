@@ -207,7 +207,6 @@ impl Endpoint {
         Ok(Endpoint(inner))
     }
 
-    /// Its address.
     pub fn address(&self) -> Address {
         self.0.address
     }

@@ -71,7 +71,6 @@ struct Inner {
     threads: AtomicUsize,
 }
 
-/// A running broker.
 pub struct Broker {
     inner: Arc<Inner>,
     programs: OwnedFd,

@@ -1,6 +1,7 @@
 //! Code that the kinds of sockets over verbs share: the program's memory in pieces, waiting and wake-ups, connections and backlogs, locks, and
 //! error numbers. For the sockets crates, not for programs.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod backlog;
 pub mod bell;

@@ -41,7 +41,6 @@ pub enum Memory {
 /// How connections are made: one column of the suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The transport.
     pub carrier: Carrier,
     /// The mode of shared memory.
     pub local: LocalMode,
@@ -285,7 +284,6 @@ impl Bed {
         .filter(|size| *size <= self.setup.largest)
     }
 
-    /// An unconnected end.
     pub fn end(&self, device: &Device, half: &Half) -> End {
         let pd = match &half.pd {
             Some(pd) => pd.clone(),
@@ -387,7 +385,6 @@ impl Bed {
 
 /// One side of a connection, with all its objects.
 pub struct End {
-    /// Its device.
     pub device: Device,
     /// Its protection domain.
     pub pd: Pd,
@@ -463,12 +460,10 @@ impl End {
         mr
     }
 
-    /// Posts one send.
     pub fn post(&self, wr: SendWr) {
         self.qp.post_send_one(wr).expect("post");
     }
 
-    /// Posts one receive.
     pub fn post_recv(&self, wr: RecvWr) {
         self.qp.post_recv(&[wr]).expect("post");
     }
@@ -577,7 +572,6 @@ impl Rng {
     pub fn new(seed: u64) -> Self {
         Rng(seed)
     }
-    /// Any number.
     pub fn number(&mut self) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -594,11 +588,9 @@ impl Rng {
     pub fn chance(&mut self, one_in: usize) -> bool {
         self.below(one_in) == 0
     }
-    /// One of these.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
-    /// Bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         pattern(self.number(), len)
     }

@@ -130,12 +130,10 @@ impl Twin {
         Ok(())
     }
 
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("our own child");
@@ -152,18 +150,15 @@ impl Twin {
         marks::stop_inside(pid, &marks::segments(), Some(stag));
     }
 
-    /// Continues it.
     pub fn go_on(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Sends it a command.
     pub fn tell(&mut self, command: &str) {
         let input = self.input.as_mut().expect("it listens");
         writeln!(input, "{command}").expect("the twin lives");
     }
 
-    /// Its next answer.
     pub fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -175,7 +170,6 @@ impl Twin {
         }
     }
 
-    /// A command and its answer.
     pub fn ask(&mut self, command: &str) -> String {
         self.tell(command);
         self.answer()
@@ -253,7 +247,6 @@ impl Pair {
         }
     }
 
-    /// Our device.
     pub fn device(&self) -> &Device {
         &self.end.device
     }

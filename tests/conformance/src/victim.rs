@@ -27,9 +27,7 @@ pub enum Role {
 /// The transport between the hostile peer and its victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
-    /// TCP.
     Tcp {
-        /// With CRC.
         crc: bool,
     },
     /// Shared memory; the victim's device must allow that.
@@ -281,7 +279,6 @@ pub struct Bystander {
 }
 
 impl Bystander {
-    /// Connects it.
     pub fn new(device: &Device) -> Bystander {
         let pd = device.alloc_pd().expect("a PD");
         let make = || {

@@ -19,14 +19,12 @@ pub enum End {
     Open,
     /// In order.
     Closed,
-    /// By a reset.
     Reset,
 }
 
 /// How a connection ended, seen from here.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending {
-    /// How.
     pub end: End,
     /// What the Terminate said, if there was one: layer, type and code.
     pub terminate: Option<u16>,
@@ -36,10 +34,8 @@ pub struct Ending {
     pub segments: usize,
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct Peer {
-    /// The stream.
     pub tcp: TcpStream,
     /// Shared memory, once the connection has moved there.
     pub ring: Option<Ring>,
@@ -263,7 +259,6 @@ impl Peer {
         }
     }
 
-    /// Ends by a reset.
     pub fn reset(self) {
         let _ = sockopt::set_socket_linger(&self.tcp, Some(Duration::ZERO));
     }

@@ -57,12 +57,10 @@ impl Keys for Tls {
     }
 }
 
-/// The configuration.
 #[derive(Clone)]
 pub struct Config {
     /// The socket for compilations.
     pub socket: PathBuf,
-    /// Keys.
     pub keys: Arc<dyn Keys>,
     /// It ends after so long without a compilation.
     pub idle: Duration,

@@ -31,7 +31,6 @@ pub(crate) struct Polling {
     pub(super) at: Mutex<Completion>,
 }
 
-/// The current completion.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Completion {
     pub(super) wc: Wc,

@@ -111,7 +111,6 @@ fn index(device: *mut ibv_device) -> Result<usize, Errno> {
         .ok_or(Errno::INVAL)
 }
 
-/// The device at an address.
 pub(crate) fn which(device: *mut ibv_device) -> Result<Which, Errno> {
     Ok(shown()[index(device)?].1)
 }
@@ -428,7 +427,6 @@ pub unsafe fn ibv_query_port_speed(
     })
 }
 
-/// The GID table.
 pub(super) fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
     let entry = |raw, gid_type, ndev_ifindex| ibv_gid_entry {
         gid: ibv_gid { raw },
@@ -622,7 +620,6 @@ pub fn ibv_fork_init() -> c_int {
     0
 }
 
-/// `ibv_is_fork_initialized`
 pub fn ibv_is_fork_initialized() -> ibv_fork_status {
     IBV_FORK_UNNEEDED
 }

@@ -63,7 +63,6 @@ macro_rules! kind {
 
 pub(crate) use kind;
 
-/// The object is dead.
 const DEAD: u64 = 1;
 /// A thread has exclusive use of the object for a moment.
 const SHUT: u64 = 2;

@@ -13,7 +13,6 @@ use weft_verbs::{Wc, WcOpcode};
 
 use crate::made::Made;
 
-/// The places of one queue.
 #[derive(Default)]
 pub(crate) struct Places(AtomicI32);
 

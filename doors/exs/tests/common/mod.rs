@@ -53,7 +53,6 @@ pub(crate) fn events(queue: &Queue, n: usize) -> Vec<Event> {
     out
 }
 
-/// The next event.
 pub(crate) fn next_event(queue: &Queue) -> Event {
     events(queue, 1).remove(0)
 }

@@ -143,7 +143,6 @@ fn exs(kind: u8, flags: u8, credits: u16, len: u32, rest: &[u8]) -> Vec<u8> {
     out
 }
 
-/// An advert of a stream.
 fn advert(len: u32, seq: u64, phase: u64, addr: u64) -> Vec<u8> {
     let mut rest = seq.to_be_bytes().to_vec();
     rest.extend(phase.to_be_bytes());

@@ -16,9 +16,7 @@ use rustix::net::{
 use crate::frames::crc32c;
 use crate::rng::Rng;
 
-/// Kinds of messages.
 pub mod kind {
-    #![expect(missing_docs, reason = "the page's names")]
     pub const HELLO: u16 = 1;
     pub const WELCOME: u16 = 2;
     pub const ATTACH: u16 = 3;
@@ -26,7 +24,6 @@ pub mod kind {
     pub const JOIN: u16 = 5;
 }
 
-/// The version of the messages.
 pub const VERSION: u16 = 2;
 
 /// A message: its head and its body.
@@ -41,7 +38,6 @@ pub fn message(version: u16, kind: u16, body: &[u8]) -> Vec<u8> {
 /// A message that came.
 #[derive(Debug)]
 pub struct Came {
-    /// Its kind.
     pub kind: u16,
     /// What follows the head.
     pub body: Vec<u8>,
