@@ -1,7 +1,7 @@
 //! The environment of a scenario: two devices of one transport, and connected pairs of queue pairs between them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::tls::{Identity, Tls};
@@ -11,8 +11,7 @@ use weft_verbs::{
     WcStatus,
 };
 
-/// The limit of every wait: far more than any wait takes, also on a slow and busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub use crate::waits::{PATIENCE, until};
 
 /// The transport of the connections.
 #[derive(Clone, Copy, Debug)]
@@ -552,15 +551,6 @@ pub fn assert_bytes(mr: &Mr, off: usize, want: &[u8], what: &str) {
             got[at],
             want[at]
         );
-    }
-}
-
-/// Waits until this holds: for states that no completion announces.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::yield_now();
     }
 }
 

@@ -10,22 +10,13 @@ use crate::target::{Kind, Session};
 
 /// Those for this victim.
 pub fn cases(kind: Kind, seed: u64, rounds: usize) -> Vec<Case> {
-    match kind {
-        Kind::Verbs => answers(),
-        Kind::Exs => [exs_messages(), exs_streams(), exs_noise(seed, rounds)].concat_all(),
-        Kind::Packets => [exs_messages(), exs_packets(), exs_noise(seed, rounds)].concat_all(),
-        Kind::Rsockets => [rsockets_messages(), rsockets_noise(seed, rounds)].concat_all(),
-    }
-}
-
-trait ConcatAll {
-    fn concat_all(self) -> Vec<Case>;
-}
-
-impl<const N: usize> ConcatAll for [Vec<Case>; N] {
-    fn concat_all(self) -> Vec<Case> {
-        self.into_iter().flatten().collect()
-    }
+    let groups = match kind {
+        Kind::Verbs => vec![answers()],
+        Kind::Exs => vec![exs_messages(), exs_streams(), exs_noise(seed, rounds)],
+        Kind::Packets => vec![exs_messages(), exs_packets(), exs_noise(seed, rounds)],
+        Kind::Rsockets => vec![rsockets_messages(), rsockets_noise(seed, rounds)],
+    };
+    groups.into_iter().flatten().collect()
 }
 
 // ---- verbs: lies in answers ----
