@@ -313,7 +313,7 @@ fn a_peer_that_never_closes() {
     let before = descriptors();
     for (wire, device, bystander) in &devices {
         for round in 0..20 {
-            let (victim, mut raw) = Victim::on(device, Role::Responder, *wire, 1);
+            let (victim, mut raw) = Victim::impatient(device, Role::Responder, *wire, 1);
             raw.send_ulpdus(&[send(7, &[round])]);
             until("the victim's end", || victim.qp.state() == QpState::Error);
             raws.push(raw);

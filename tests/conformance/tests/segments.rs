@@ -12,7 +12,7 @@ use weft_wire::dgram::{Segment, Target, seal};
 
 const LONG: Duration = Duration::from_secs(30);
 /// The time limit of messages that are to be given up: more than their segments take to arrive.
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_millis(500);
 const QKEY: u32 = 0x1111_1111;
 const MIB: usize = 1 << 20;
 
