@@ -180,22 +180,9 @@ impl RemotePath {
     }
 }
 
-/// A number of bytes: decimal digits and, perhaps, K, M, G or T (also KB, KiB and so on) for powers of 1024.
+/// A number of bytes, as [`weft_service::size`] reads it.
 pub fn parse_size(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit: u64 = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kb" | "kib" => 1 << 10,
-        "m" | "mb" | "mib" => 1 << 20,
-        "g" | "gb" | "gib" => 1 << 30,
-        "t" | "tb" | "tib" => 1 << 40,
-        _ => return None,
-    };
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let size = digits.parse::<u64>().ok()?.checked_mul(unit)?;
-    i64::try_from(size).is_ok().then_some(size)
+    weft_service::size::parse(text).ok()
 }
 
 #[cfg(test)]
@@ -238,8 +225,6 @@ mod tests {
         let full = parse("/rdma/host2:4711/buf0:64K").unwrap();
         assert_eq!(full.endpoint.to_string(), "host2:4711");
         assert_eq!((full.name.as_bytes(), full.size), (&b"buf0"[..], 65_536));
-        let sizes = ["0", "64b", "4kB", "2MiB", "1T"].map(|text| parse_size(text).unwrap());
-        assert_eq!(sizes, [0, 64, 4096, 2 << 20, 1 << 40]);
         let v6 = parse("/rdma/[2001:db8::7]:4711/a/b").unwrap();
         assert_eq!(v6.endpoint.to_string(), "[2001:db8::7]:4711");
         assert_eq!((v6.name.as_bytes(), v6.size), (&b"a/b"[..], 0));

@@ -15,12 +15,13 @@ use std::fs::File as StdFile;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use libc::c_int;
 use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::wire::Flags;
 use weft_fs::{Client, Errno, Error, File, OpenOptions, Settings};
+pub(crate) use weft_verbs::above::lock;
 
 use weft_sys::{
     next::{errno, set_errno},
@@ -166,10 +167,6 @@ pub(crate) extern "C" fn after_fork() {
         ..Table::default()
     };
     TABLE.store(Box::into_raw(Box::new(fresh)), Ordering::Release);
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn open_fds() -> Vec<c_int> {

@@ -6,7 +6,10 @@
 pub mod backlog;
 pub mod bell;
 pub mod error;
-pub mod lock;
+/// Locks that a panicking thread does not spoil.
+pub mod lock {
+    pub use weft_verbs::above::{lock, try_lock};
+}
 pub mod memory;
 pub mod stream;
 pub mod wait;
