@@ -220,7 +220,7 @@ pub fn atomic_request(code: u32, id: u32, stag: u32, to: u64, values: [u64; 4]) 
 
 /// What an attacker wants to know of a segment that came.
 #[derive(Clone, Debug)]
-pub struct Came {
+pub struct Received {
     /// RDMAP's opcode.
     pub opcode: u8,
     /// Tagged: STag and offset.
@@ -231,16 +231,16 @@ pub struct Came {
     pub payload: Vec<u8>,
 }
 
-impl Came {
+impl Received {
     /// Of a ULPDU; `None` when it is too short to be one.
-    pub fn parse(ulpdu: &[u8]) -> Option<Came> {
+    pub fn parse(ulpdu: &[u8]) -> Option<Received> {
         let control = *ulpdu.first()?;
         let tagged = control & 0x80 != 0;
         let header = if tagged { 14 } else { 18 };
         let payload = ulpdu.get(header..)?.to_vec();
         let stag = u32::from_be_bytes(ulpdu[2..6].try_into().ok()?);
         let to = u64::from_be_bytes(ulpdu[6..14].try_into().ok()?);
-        Some(Came {
+        Some(Received {
             opcode: ulpdu[1] & 15,
             tagged: tagged.then_some((stag, to)),
             last: control & 0x40 != 0,

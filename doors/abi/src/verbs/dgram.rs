@@ -7,9 +7,9 @@ use rustix::io::Errno;
 use weft_verbs::{QpState, RemoteAddr, SendOp, SendWr, UD_MAX_SEGMENT, UD_MTU, UdInit, UdReliable};
 
 use super::ah;
-use super::given::given;
 use super::null;
 use super::object::{Turn, enter, turn};
+use super::params::read_param;
 use super::qp::QpObj;
 use super::types::*;
 use super::work::{imm, set_flags, sges};
@@ -75,7 +75,7 @@ pub struct weft_dgram_reliable {
 pub unsafe fn weft_dgram_setup(qp: *mut ibv_qp, attr: *const weft_dgram_attr) -> c_int {
     status(|| {
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         let or = |value: u32, usual: u32| if value == 0 { usual } else { value };
         let segment = or(attr.segment, UD_MAX_SEGMENT);
         if segment > UD_MAX_SEGMENT {

@@ -37,7 +37,7 @@ pub fn message(version: u16, kind: u16, body: &[u8]) -> Vec<u8> {
 
 /// A message that came.
 #[derive(Debug)]
-pub struct Came {
+pub struct Received {
     pub kind: u16,
     /// What follows the head.
     pub body: Vec<u8>,
@@ -134,13 +134,13 @@ impl Door {
     }
 
     /// The message that comes next; wake-ups (packets of one byte) are skipped.
-    pub fn message(&self, patience: Duration) -> io::Result<Came> {
+    pub fn message(&self, patience: Duration) -> io::Result<Received> {
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let (bytes, fds) = self.packet(left)?.ok_or(ErrorKind::UnexpectedEof)?;
             if bytes.len() >= 8 && bytes.starts_with(b"weft") {
-                return Ok(Came {
+                return Ok(Received {
                     kind: u16::from_le_bytes([bytes[6], bytes[7]]),
                     body: bytes[8..].to_vec(),
                     fds,
