@@ -2,7 +2,6 @@
 //!
 //! Scenarios, drivers, the peer process and the output are those of `weft bench`; each suite adds its own experiments.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "a library of this workspace only")]
 
 mod advise;
 mod args;

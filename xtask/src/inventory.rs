@@ -140,7 +140,6 @@ fn parts(graph: &Graph, metadata: &Value, lock: &str) -> Result<Vec<Part>, Strin
     graph.edges.keys().map(part).collect()
 }
 
-/// The checksums in Cargo.lock.
 fn checksums(lock: &str) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let (mut name, mut version) = ("", "");

@@ -65,7 +65,6 @@ fn as_under(symbols: &[Symbol], version: &str, other: &str, but: &[&str]) -> Vec
     same.collect()
 }
 
-/// A library to link.
 pub(crate) struct Library<'a> {
     pub path: &'a Path,
     pub soname: &'a str,

@@ -10,7 +10,6 @@ use std::process::Command;
 use crate::ipc::Line;
 use crate::launch::{FROM, Launch, Next};
 
-/// The workers.
 pub(crate) const HOSTS: &str = "WEFT_CC_HOSTS";
 /// Set for the compilers that are started from here: one that is a script which calls `weft cc` again would wait for a place that it has itself.
 pub(crate) const ACTIVE: &str = "WEFT_CC_ACTIVE";

@@ -41,7 +41,6 @@ pub struct JobAsk {
     pub workers: Vec<Endpoint>,
     /// The compiler here.
     pub driver: PathBuf,
-    /// Its name.
     pub name: String,
     /// The search path of programs: `PATH`.
     pub path: String,
@@ -76,21 +75,17 @@ pub struct PullAsk {
     pub roots: Vec<String>,
 }
 
-/// The answers of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Go on.
     Go,
     /// The outputs are in the passed memory file.
     Done {
         /// What, where, how long.
         outputs: Vec<(Output, u64, u64)>,
-        /// The worker.
         worker: Endpoint,
     },
     /// No worker does it; why.
     Here(String),
-    /// The status.
     Status(Box<Status>),
     /// The first ones of those that were asked for; none: there are no more.
     Past {
@@ -132,7 +127,6 @@ pub(crate) const MAX_PAST: usize = 60;
 pub struct Status {
     /// Seconds since it was started.
     pub uptime: f64,
-    /// Workers.
     pub workers: Vec<WorkerStatus>,
     /// Jobs that are not over.
     pub jobs: Vec<JobStatus>,
@@ -166,10 +160,8 @@ impl Status {
     }
 }
 
-/// One worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct WorkerStatus {
-    /// Its address.
     pub endpoint: Endpoint,
     /// `local`, `tls`, `tcp`; empty before the first connection.
     pub transport: String,
@@ -191,10 +183,8 @@ pub struct WorkerStatus {
     pub trouble: String,
 }
 
-/// One job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobStatus {
-    /// Its source.
     pub source: String,
     /// Its worker; `None`: it waits.
     pub worker: Option<Endpoint>,

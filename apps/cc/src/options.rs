@@ -19,9 +19,7 @@ const MAX_DEPTH: u32 = 8;
 /// A language that workers compile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Language {
-    /// C.
     C,
-    /// C++.
     Cxx,
 }
 
@@ -70,7 +68,6 @@ pub struct Plan {
     pub source: PathBuf,
     /// The object, or the assembler text after `-S`.
     pub output: PathBuf,
-    /// Its language.
     pub language: Language,
     /// The prefix of the names of further outputs, which the object contains; empty without any.
     pub beside: String,
@@ -88,7 +85,6 @@ pub(crate) fn further(arg: &str) -> Option<Output> {
 /// Why a command runs here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Here {
-    /// In words.
     pub reason: String,
     /// Whether it compiles (rather than links, or prints something).
     pub compiles: bool,

@@ -31,7 +31,6 @@ pub const MAX_REASON: usize = 512;
 /// A range of the master's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Region {
-    /// Its `STag`.
     pub rkey: u32,
     /// Tagged offset of the first byte.
     pub addr: u64,
@@ -44,18 +43,15 @@ pub struct Region {
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Compile.
     Job(Job),
     /// The room that was asked for; without bytes, it is refused.
     Room {
-        /// Of the job.
         id: u32,
         /// Takes the place of the job's room.
         room: Region,
     },
     /// The contents of the paths of a [`Report::Need`], in their order.
     Files {
-        /// Of the job.
         id: u32,
         /// The region of the contents, to be read.
         region: Region,
@@ -64,14 +60,12 @@ pub enum Request {
     },
     /// The compiler that was asked for; without bytes, it is not sent.
     Compiler {
-        /// Of the job.
         id: u32,
         /// The region of the package, to be read until the worker's next message.
         region: Region,
     },
     /// The nodes of a [`Report::Check`] that have changed.
     Stale {
-        /// Of the job.
         id: u32,
         /// Their numbers.
         nodes: Vec<u32>,
@@ -86,7 +80,6 @@ pub const MAX_CHECK: usize = 4096;
 /// The kind of a path of the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Node {
-    /// Nothing.
     Absent,
     /// A file; its contents.
     File,
@@ -126,7 +119,6 @@ pub struct Pull {
     pub system: Vec<String>,
 }
 
-/// One job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// Comes back in all that concerns the job.
@@ -139,7 +131,6 @@ pub struct Job {
     pub room: Region,
     /// Of the master's compiler.
     pub digest: [u8; DIGEST_LEN],
-    /// The name of the driver.
     pub driver: String,
     /// The locale of diagnostics.
     pub locale: String,
@@ -147,7 +138,6 @@ pub struct Job {
     pub cwd: String,
     /// The source as it was named.
     pub name: String,
-    /// Options.
     pub args: Vec<String>,
     /// The prefix of the names of further outputs; empty without any.
     pub beside: String,
@@ -174,7 +164,6 @@ pub enum Verdict {
     Trouble,
 }
 
-/// The kind of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Output {
     /// The object, or assembler text.
@@ -189,45 +178,36 @@ pub enum Output {
     Notes,
 }
 
-/// The reports of a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
     /// The outputs of the job need so many bytes.
     More {
-        /// Of the job.
         id: u32,
         /// In bytes.
         need: u64,
     },
     /// The worker needs these paths of the master: absolute, without `.` and `..`.
     Need {
-        /// Of the job.
         id: u32,
         /// At most [`MAX_NEED`].
         paths: Vec<String>,
     },
     /// The worker does not have the compiler of the job's digest, and would accept it.
     Compiler {
-        /// Of the job.
         id: u32,
     },
     /// Asks whether these nodes are unchanged.
     Check {
-        /// Of the job.
         id: u32,
         /// At most [`MAX_CHECK`].
         nodes: Vec<u32>,
     },
-    /// The job has ended.
     End(End),
 }
 
-/// The end of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// Of the job.
     pub id: u32,
-    /// How.
     pub verdict: Verdict,
     /// Pressure on the worker's processors: hundredths of a percent of time that something waited for one (PSI).
     pub pressure: u16,

@@ -3,7 +3,6 @@
 //! [`args`] has the options of the applications that are programs of their own: `weft` shows them in its help, manual and
 //! completion, and the program itself parses them. [`failure`] has the exit codes, [`identity`] the keys of a user.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "a library of this tree only")]
 
 pub mod address;
 pub mod args;

@@ -21,9 +21,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 
 /// Parses a number of bytes, which may be 0.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    weft_service::size::parse(text).ok_or_else(|| {
-        "write a number of bytes, or one with K, M, G or T (powers of 1024)".to_owned()
-    })
+    weft_service::size::parse(text).map_err(|e| e.to_string())
 }
 
 /// A count of 1 to 65,536.

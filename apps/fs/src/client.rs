@@ -35,7 +35,6 @@ pub trait Keys: Send + Sync {
 /// The parameters of a connection.
 #[derive(Clone)]
 pub struct Settings {
-    /// Keys.
     pub keys: Arc<dyn Keys>,
     /// The time limit for a silent server.
     pub patience: Duration,
@@ -44,7 +43,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// With these keys.
     pub fn new(keys: Arc<dyn Keys>) -> Self {
         Self {
             keys,
@@ -136,7 +134,6 @@ impl Client {
         }
     }
 
-    /// The server.
     pub fn endpoint(&self) -> &Endpoint {
         &self.0.endpoint
     }
@@ -432,7 +429,6 @@ impl Conn {
         self.staging.load_u64(0).map_err(local)
     }
 
-    /// Opens a name.
     pub(crate) fn open(&mut self, name: &Name, flags: Flags, size: u64) -> Result<Reply, Error> {
         let reply = self.call(&Request {
             flags,

@@ -24,17 +24,14 @@ const FIRST_WINDOW: usize = 128 << 10;
 /// How long data that was read ahead is used.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Options for opening.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OpenOptions {
-    /// Flags of the protocol.
     pub flags: Flags,
     /// Length that the first write gives a new buffer; 0: as much as is written.
     pub size: u64,
 }
 
 impl OpenOptions {
-    /// For reading.
     pub fn read() -> Self {
         Self {
             flags: Flags::READ,
@@ -97,7 +94,6 @@ struct State {
     attr: Attr,
     region: Region,
     word: Region,
-    /// The background error.
     error: Option<Errno>,
     /// Written, and not known to have been placed.
     unplaced: bool,
@@ -120,7 +116,6 @@ enum Sink<'a> {
     Raw(&'a RawMemory),
 }
 
-/// The source of bytes.
 enum Source<'a> {
     Slice(&'a [u8]),
     Raw(&'a RawMemory),
@@ -239,7 +234,6 @@ impl Settle for Mutex<State> {
 }
 
 impl File {
-    /// Its flags.
     pub fn flags(&self) -> Flags {
         self.flags
     }
@@ -249,7 +243,6 @@ impl File {
         self.ino
     }
 
-    /// The server.
     pub fn endpoint(&self) -> &Endpoint {
         self.client.endpoint()
     }

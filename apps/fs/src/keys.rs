@@ -18,7 +18,6 @@ pub const KNOWN: &str = "WEFT_FS_KNOWN";
 /// Fingerprints of servers, with commas between; with them, [`KNOWN`] does not count.
 pub const PEERS: &str = "WEFT_FS_PEERS";
 
-/// Keys from files.
 pub struct FileKeys {
     identity: Identity,
     lasting: bool,

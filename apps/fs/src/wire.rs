@@ -54,14 +54,11 @@ pub enum Op {
     Usage,
 }
 
-/// The flags of open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Flags(pub u16);
 
 impl Flags {
-    /// For reading.
     pub const READ: Self = Self(1);
-    /// For writing.
     pub const WRITE: Self = Self(2);
     /// Make it if it is not there.
     pub const CREATE: Self = Self(4);
@@ -90,10 +87,8 @@ impl Flags {
     }
 }
 
-/// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What.
     pub op: Op,
     /// Only for `Open`.
     pub flags: Flags,
@@ -103,7 +98,6 @@ pub struct Request {
     pub handle: u32,
     /// In bytes.
     pub size: u64,
-    /// Which.
     pub name: Name,
     /// The second name.
     pub other: Name,
@@ -131,7 +125,6 @@ impl Request {
         }
     }
 
-    /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode(&RequestBytes {
             id: self.id,
@@ -250,7 +243,6 @@ pub struct Attr {
 /// A range of the server's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Region {
-    /// Its `STag`.
     pub rkey: u32,
     /// Tagged offset of the first byte.
     pub addr: u64,
@@ -258,12 +250,9 @@ pub struct Region {
     pub len: u64,
 }
 
-/// One entry of a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Its name in the folder.
     pub name: Vec<u8>,
-    /// Its attributes.
     pub attr: Attr,
 }
 
@@ -271,7 +260,6 @@ pub struct Entry {
 const REPLY_MOST: usize = 128;
 const ENTRY_MOST: usize = 40;
 
-/// One reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
     /// The request's.
@@ -281,7 +269,6 @@ pub struct Reply {
     pub error: Option<Errno>,
     /// The handle that was opened.
     pub handle: u32,
-    /// Its attributes.
     pub attr: Attr,
     /// The region of its bytes.
     pub region: Region,

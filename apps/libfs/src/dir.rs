@@ -20,7 +20,6 @@ use weft_sys::{doors, next::set_errno, real};
 use crate::table::{Kind, kind, lock, table};
 use crate::{fail, link, resolve};
 
-/// A folder that is read.
 struct Folder {
     fd: c_int,
     /// Its parent cannot be named.
@@ -99,7 +98,6 @@ fn begin(fd: c_int) -> *mut DIR {
     key.cast_mut().cast()
 }
 
-/// Opens a remote folder.
 pub(crate) fn open(path: Result<RemotePath, Errno>) -> *mut DIR {
     let how = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let fd = crate::open::open_path(path, how);

@@ -58,7 +58,6 @@ pub(crate) fn attr(path: &RemotePath) -> Result<Attr, Error> {
     }
 }
 
-/// Changes a name.
 pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
     if here(path, &Request::named(op, &path.name))?.is_some() {
         return Ok(());
@@ -72,7 +71,6 @@ pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
     }
 }
 
-/// Renames a buffer.
 pub(crate) fn rename(from: &RemotePath, to: &RemotePath) -> Result<(), Error> {
     if from.endpoint != to.endpoint {
         return Err(Errno::XDEV.into());

@@ -40,7 +40,6 @@ fn flags_of(how: c_int) -> Flags {
     flags
 }
 
-/// Opens a remote path.
 pub(crate) fn open_path(path: Result<RemotePath, Errno>, how: c_int) -> c_int {
     match path
         .map_err(Error::from)

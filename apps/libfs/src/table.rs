@@ -15,12 +15,13 @@ use std::fs::File as StdFile;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use libc::c_int;
 use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::wire::Flags;
 use weft_fs::{Client, Errno, Error, File, OpenOptions, Settings};
+pub(crate) use weft_verbs::above::lock;
 
 use weft_sys::{
     next::{errno, set_errno},
@@ -42,7 +43,6 @@ pub(crate) enum Kind {
     Remote = 1,
     /// The memory file of a buffer of this host.
     Local = 2,
-    /// A placeholder of a folder.
     Folder = 3,
     /// The library's own.
     Own = 4,
@@ -115,7 +115,6 @@ pub(crate) struct Table {
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The table of this process.
 pub(crate) fn table() -> &'static Table {
     let mut now = TABLE.load(Ordering::Acquire);
     if now.is_null() {
@@ -170,11 +169,6 @@ pub(crate) extern "C" fn after_fork() {
     TABLE.store(Box::into_raw(Box::new(fresh)), Ordering::Release);
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Descriptors that are open.
 fn open_fds() -> Vec<c_int> {
     let Ok(dir) = std::fs::read_dir("/proc/self/fd") else {
         return Vec::new();
@@ -252,7 +246,6 @@ impl Table {
         Ok(fd)
     }
 
-    /// Opens a folder.
     pub(crate) fn open_folder(&self, path: &RemotePath, how: c_int) -> Result<c_int, Error> {
         let fd = make_placeholder(path, Flags(0), 0, how)?;
         self.note(fd, path, 0, Kind::Folder);
@@ -451,7 +444,6 @@ fn make_placeholder(path: &RemotePath, flags: Flags, ino: u64, how: c_int) -> Re
     Ok(fd)
 }
 
-/// The contents of a placeholder.
 struct Placeholder {
     /// As it was opened.
     place: Place,

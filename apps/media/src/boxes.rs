@@ -28,10 +28,8 @@ pub enum BoxError {
     NotFragmented,
 }
 
-/// The head of a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// Its type.
     pub kind: [u8; 4],
     /// Bytes of the head itself, 8 or 16.
     pub head: u64,

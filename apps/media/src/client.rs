@@ -193,7 +193,6 @@ impl Viewer {
         })
     }
 
-    /// The grant.
     pub fn grant(&self) -> &Grant {
         &self.grant
     }

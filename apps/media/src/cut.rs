@@ -7,7 +7,6 @@ use crate::wire::{Format, MAX_INIT};
 /// A fragment of a transport stream is cut at the next frame once it has so many bytes.
 const TS_FRAGMENT: usize = 16 << 10;
 
-/// The error of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
     /// Neither fragmented MP4 nor MPEG-TS.
@@ -26,14 +25,12 @@ pub enum CutError {
     TooLong(usize),
 }
 
-/// A part of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
     /// The init segment, which a decoder needs first.
     Init(Format, Vec<u8>),
     /// The next bytes.
     Fragment {
-        /// The bytes.
         bytes: Vec<u8>,
         /// Whether a decoder can begin with them.
         key: bool,

@@ -39,7 +39,6 @@ pub trait Host: Send + Sync + 'static {
     fn answer(self: Arc<Self>, caller: Caller, request: Request);
 }
 
-/// The configuration.
 pub struct Config {
     /// Address and port; port 0 takes a free one.
     pub bind: SocketAddr,
@@ -139,7 +138,6 @@ impl Door {
         self.listener.local_addr()
     }
 
-    /// Viewers that are connected.
     pub fn viewers(&self) -> Arc<dyn Fn() -> usize + Send + Sync> {
         let shared = Arc::clone(&self.shared);
         Arc::new(move || lock(&shared.viewers).there.len())

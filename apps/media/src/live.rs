@@ -135,7 +135,6 @@ struct State {
     closed: bool,
 }
 
-/// One live stream.
 pub struct Live {
     title: String,
     pd: Pd,
@@ -228,7 +227,6 @@ impl Live {
         self.news.notify_all();
     }
 
-    /// Viewers that are there.
     pub fn viewers(&self) -> usize {
         let state = lock(&self.state);
         let there = state.listeners.values();

@@ -36,7 +36,6 @@ fn answer(caller: Caller, movie: &Result<Arc<Movie>, Refusal>) {
 }
 
 impl Server {
-    /// For the titles of this shelf.
     pub fn new(shelf: Shelf) -> Arc<Self> {
         Arc::new(Self {
             shelf,

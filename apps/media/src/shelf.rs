@@ -41,7 +41,6 @@ impl Movie {
         &self.pd
     }
 
-    /// The grant for a viewer.
     pub fn grant(&self) -> Grant {
         *lock(&self.used) = Instant::now();
         Grant {

@@ -19,11 +19,9 @@ pub enum From {
 /// An event of a live stream.
 #[derive(Debug)]
 pub enum Event {
-    /// A fragment, whole.
     Fragment {
         /// Its slot in the index.
         slot: Slot,
-        /// Its bytes.
         bytes: Vec<u8>,
         /// The server's clock when it was complete, in microseconds since the epoch, if this is the announced fragment.
         told: Option<u64>,
@@ -36,7 +34,6 @@ pub enum Event {
         /// The first that is not.
         to: u64,
     },
-    /// The stream has ended.
     End,
 }
 
@@ -77,7 +74,6 @@ impl Watch {
         &self.layout
     }
 
-    /// The connection.
     pub fn viewer(&self) -> &Viewer {
         &self.viewer
     }

@@ -1,12 +1,13 @@
 //! The private data of requests and replies, and the messages of a live server (docs/spec/media.md).
 //!
-//! All integers are big-endian. A decoder takes any bytes: lengths are checked before they are used, and the ranges that it returns are
-//! within the advertised region.
+//! Requests and replies are encoded by postcard. What lies in the region of a live stream, and its notices, have integers in big-endian order at fixed
+//! places. A decoder takes any bytes: lengths are checked before they are used, and the ranges that it returns are within the advertised region.
 
+use serde::{Deserialize, Serialize};
 use weft_verbs::RemoteAddr;
 
 /// Begins every request and reply; its last byte is the version.
-pub const MAGIC: [u8; 8] = *b"weftmed\x01";
+pub const MAGIC: [u8; 8] = *b"weftmed\x02";
 /// Length of a [`Notice`] in bytes.
 pub const NOTICE_LEN: usize = 24;
 /// Length of a slot of a live index in bytes.
@@ -16,10 +17,6 @@ pub const MAX_SLOTS: u32 = 1 << 16;
 /// Longest init segment of a live stream in bytes.
 pub const MAX_INIT: u32 = 1 << 20;
 
-const HEAD: usize = 12;
-const GRANT: usize = 48;
-const LIVE: usize = GRANT + 40;
-
 /// Why private data or a message cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
@@ -27,18 +24,18 @@ pub enum WireError {
     #[error("not the protocol of weft media")]
     Magic,
     /// Another version of the protocol.
-    #[error("version {0} of the protocol, and this is version 1")]
+    #[error("version {0} of the protocol, and this is version 2")]
     Version(u8),
-    /// It ends too early.
-    #[error("too short")]
-    Short,
+    /// It ends too early, or is of no kind that there is.
+    #[error("malformed")]
+    Malformed,
     /// A field has a value that it cannot have.
     #[error("a wrong {0}")]
     Field(&'static str),
 }
 
 /// A viewer's request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// The list of titles.
     Catalogue,
@@ -49,41 +46,31 @@ pub enum Request {
 impl Request {
     /// Its private data, at most 412 bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let (kind, name) = match self {
-            Self::Catalogue => (1, ""),
-            Self::Title(name) => (2, name.as_str()),
-        };
-        let mut out = MAGIC.to_vec();
-        out.extend([kind, 0]);
-        out.extend((name.len() as u16).to_be_bytes());
-        out.extend(name.as_bytes());
-        out
+        encode(self)
     }
 
-    /// Reads private data. What follows the name is not looked at: kernel peers append zero bytes.
+    /// Reads private data.
     ///
     /// # Errors
     /// [`WireError`]; names are judged by [`crate::names::check`].
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let body = after_magic(bytes)?;
-        let &[kind, reserved, hi, lo, ref rest @ ..] = body else {
-            return Err(WireError::Short);
-        };
-        if reserved != 0 {
-            return Err(WireError::Field("reserved byte"));
+        let request = decode(bytes)?;
+        if let Self::Title(name) = &request {
+            crate::names::check(name).map_err(|_| WireError::Field("name"))?;
         }
-        let len = usize::from(u16::from_be_bytes([hi, lo]));
-        match kind {
-            1 if len == 0 => Ok(Self::Catalogue),
-            2 => {
-                let name = rest.get(..len).ok_or(WireError::Short)?;
-                let name = std::str::from_utf8(name).map_err(|_| WireError::Field("name"))?;
-                crate::names::check(name).map_err(|_| WireError::Field("name"))?;
-                Ok(Self::Title(name.into()))
-            }
-            _ => Err(WireError::Field("kind")),
-        }
+        Ok(request)
     }
+}
+
+fn encode(message: &impl Serialize) -> Vec<u8> {
+    // It fails only where memory is short of room, which a vector is not.
+    postcard::to_extend(message, MAGIC.to_vec()).unwrap_or_default()
+}
+
+/// What follows the message is not looked at: kernel peers append zero bytes.
+fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, WireError> {
+    let taken = postcard::take_from_bytes(after_magic(bytes)?);
+    taken.map_or(Err(WireError::Malformed), |(message, _)| Ok(message))
 }
 
 fn after_magic(bytes: &[u8]) -> Result<&[u8], WireError> {
@@ -96,23 +83,21 @@ fn after_magic(bytes: &[u8]) -> Result<&[u8], WireError> {
 }
 
 /// Why a request is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// The request is not one of this version of the protocol, or malformed.
-    Malformed = 1,
-    /// There is no such title.
-    NoSuchTitle = 2,
+    Malformed,
+    NoSuchTitle,
     /// The viewer's key is not authorised.
-    Stranger = 3,
+    Stranger,
     /// The server's memory for movies is full with movies that are being watched.
-    NoRoom = 4,
+    NoRoom,
     /// As many viewers as there may be.
-    Full = 5,
+    Full,
     /// The file cannot be read, or is being written.
-    Unreadable = 6,
+    Unreadable,
     /// The live stream has not begun.
-    NotYet = 7,
+    NotYet,
 }
 
 impl Refusal {
@@ -133,31 +118,15 @@ impl Refusal {
         }
     }
 
-    fn of(code: u8) -> Option<Self> {
-        Some(match code {
-            1 => Self::Malformed,
-            2 => Self::NoSuchTitle,
-            3 => Self::Stranger,
-            4 => Self::NoRoom,
-            5 => Self::Full,
-            6 => Self::Unreadable,
-            7 => Self::NotYet,
-            _ => return None,
-        })
-    }
-
     /// The private data of a reply that refuses.
     pub fn encode(self) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        out.extend([self as u8, 0, 0, 0]);
-        out
+        encode(&Err::<Grant, _>(self))
     }
 }
 
 /// The layout of a live region, in bytes from its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// The format of the fragments.
     pub format: Format,
     /// Slots of the index, each of [`SLOT_LEN`] bytes, from the region's start on.
     pub slots: u32,
@@ -171,18 +140,35 @@ pub struct Layout {
     pub data_len: u64,
 }
 
+impl Layout {
+    /// Whether it fits into a region of this length.
+    fn check(&self, len: u64) -> Result<(), WireError> {
+        let inside = |at: u64, n: u64| at.checked_add(n).is_some_and(|end| end <= len);
+        if self.slots == 0
+            || self.slots > MAX_SLOTS
+            || self.init_len > MAX_INIT
+            || !inside(0, u64::from(self.slots) * SLOT_LEN as u64)
+            || !inside(self.init_at, self.init_len.into())
+            || !inside(self.data_at, self.data_len)
+            || self.data_len > u64::from(u32::MAX)
+        {
+            return Err(WireError::Field("layout"));
+        }
+        Ok(())
+    }
+}
+
 /// The format of a live stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Format {
     /// Fragmented MP4 (ISO/IEC 14496-12 8.8).
-    Mp4 = 1,
+    Mp4,
     /// MPEG-2 transport stream (ISO/IEC 13818-1).
-    Ts = 2,
+    Ts,
 }
 
 /// The kind of a granted region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Content {
     /// A JSON text: [`crate::names::Title`]s.
     Catalogue,
@@ -193,11 +179,11 @@ pub enum Content {
 }
 
 /// The buffer descriptor of a reply: what may be read, and where.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// The kind.
     pub content: Content,
     /// Address and `STag` of its first byte.
+    #[serde(with = "At")]
     pub at: RemoteAddr,
     /// Its length in bytes.
     pub len: u64,
@@ -205,30 +191,27 @@ pub struct Grant {
     pub version: [u8; 16],
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "RemoteAddr")]
+struct At {
+    addr: u64,
+    rkey: u32,
+}
+
 impl Grant {
     /// The private data of a reply that grants.
     pub fn encode(&self) -> Vec<u8> {
-        let kind = match self.content {
-            Content::Catalogue => 1,
-            Content::Movie => 2,
-            Content::Live(_) => 3,
-        };
-        let mut out = MAGIC.to_vec();
-        out.extend([0, kind, 0, 0]);
-        out.extend(self.at.rkey.to_be_bytes());
-        out.extend(self.at.addr.to_be_bytes());
-        out.extend(self.len.to_be_bytes());
-        out.extend(self.version);
-        if let Content::Live(l) = &self.content {
-            out.extend([l.format as u8, 0, 0, 0]);
-            out.extend(l.slots.to_be_bytes());
-            out.extend(l.init_len.to_be_bytes());
-            out.extend([0; 4]);
-            out.extend(l.init_at.to_be_bytes());
-            out.extend(l.data_at.to_be_bytes());
-            out.extend(l.data_len.to_be_bytes());
+        encode(&Ok::<_, Refusal>(self))
+    }
+
+    fn check(&self) -> Result<(), WireError> {
+        if self.at.addr.checked_add(self.len).is_none() {
+            return Err(WireError::Field("length"));
         }
-        out
+        match &self.content {
+            Content::Live(layout) => layout.check(self.len),
+            Content::Catalogue | Content::Movie => Ok(()),
+        }
     }
 }
 
@@ -237,68 +220,11 @@ impl Grant {
 /// # Errors
 /// [`WireError`], also for a region that does not fit into the address space and for a layout that does not fit into its region.
 pub fn decode_reply(bytes: &[u8]) -> Result<Result<Grant, Refusal>, WireError> {
-    let body = after_magic(bytes)?;
-    let &[status, kind, ..] = body else {
-        return Err(WireError::Short);
-    };
-    if status != 0 {
-        return Refusal::of(status)
-            .map(Err)
-            .ok_or(WireError::Field("status"));
+    let reply: Result<Grant, Refusal> = decode(bytes)?;
+    if let Ok(grant) = &reply {
+        grant.check()?;
     }
-    let fixed: &[u8; GRANT] = bytes.first_chunk().ok_or(WireError::Short)?;
-    let at = RemoteAddr {
-        rkey: u32_at(fixed, HEAD),
-        addr: u64_at(fixed, 16),
-    };
-    let len = u64_at(fixed, 24);
-    let mut version = [0; 16];
-    version.copy_from_slice(&fixed[32..48]);
-    if at.addr.checked_add(len).is_none() {
-        return Err(WireError::Field("length"));
-    }
-    let content = match kind {
-        1 => Content::Catalogue,
-        2 => Content::Movie,
-        3 => {
-            let live: &[u8; LIVE] = bytes.first_chunk().ok_or(WireError::Short)?;
-            Content::Live(layout(live, len)?)
-        }
-        _ => return Err(WireError::Field("kind")),
-    };
-    Ok(Ok(Grant {
-        content,
-        at,
-        len,
-        version,
-    }))
-}
-
-fn layout(bytes: &[u8; LIVE], len: u64) -> Result<Layout, WireError> {
-    let layout = Layout {
-        format: match bytes[48] {
-            1 => Format::Mp4,
-            2 => Format::Ts,
-            _ => return Err(WireError::Field("format")),
-        },
-        slots: u32_at(bytes, 52),
-        init_len: u32_at(bytes, 56),
-        init_at: u64_at(bytes, 64),
-        data_at: u64_at(bytes, 72),
-        data_len: u64_at(bytes, 80),
-    };
-    let inside = |at: u64, n: u64| at.checked_add(n).is_some_and(|end| end <= len);
-    if layout.slots == 0
-        || layout.slots > MAX_SLOTS
-        || layout.init_len > MAX_INIT
-        || !inside(0, u64::from(layout.slots) * SLOT_LEN as u64)
-        || !inside(layout.init_at, layout.init_len.into())
-        || !inside(layout.data_at, layout.data_len)
-        || layout.data_len > u64::from(u32::MAX)
-    {
-        return Err(WireError::Field("layout"));
-    }
-    Ok(layout)
+    Ok(reply)
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -375,7 +301,6 @@ pub struct Notice {
 }
 
 impl Notice {
-    /// Its bytes.
     pub fn encode(&self) -> [u8; NOTICE_LEN] {
         let mut out = [0; NOTICE_LEN];
         out[..8].copy_from_slice(&self.newest.to_be_bytes());
@@ -387,10 +312,10 @@ impl Notice {
     /// Reads a message.
     ///
     /// # Errors
-    /// [`WireError::Short`].
+    /// [`WireError::Malformed`].
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         if bytes.len() < NOTICE_LEN {
-            return Err(WireError::Short);
+            return Err(WireError::Malformed);
         }
         Ok(Self {
             newest: u64_at(bytes, 0),
@@ -438,11 +363,11 @@ mod tests {
         for grant in grants {
             assert_eq!(decode_reply(&grant.encode()), Ok(Ok(grant)));
         }
-        for code in 1..=7 {
-            let refusal = Refusal::of(code).unwrap();
-            assert_eq!(refusal as u8, code);
-            assert_eq!(decode_reply(&refusal.encode()), Ok(Err(refusal)));
-        }
+        let mut refusal = Refusal::NotYet.encode();
+        assert_eq!(decode_reply(&refusal), Ok(Err(Refusal::NotYet)));
+        // Of a later version, perhaps.
+        *refusal.last_mut().unwrap() += 1;
+        assert_eq!(decode_reply(&refusal), Err(WireError::Malformed));
     }
 
     #[test]
@@ -467,11 +392,11 @@ mod tests {
         );
         assert_eq!(Request::decode(b"GET / HTTP/1.1"), Err(WireError::Magic));
         let mut later = Request::Catalogue.encode();
-        later[7] = 2;
-        assert_eq!(Request::decode(&later), Err(WireError::Version(2)));
+        later[7] = 3;
+        assert_eq!(Request::decode(&later), Err(WireError::Version(3)));
         let mut long = Request::Title("abc".into()).encode();
-        long[11] = 200;
-        assert_eq!(Request::decode(&long), Err(WireError::Short));
+        long[9] = 200;
+        assert_eq!(Request::decode(&long), Err(WireError::Malformed));
 
         let Content::Live(good) = live().content else {
             unreachable!()

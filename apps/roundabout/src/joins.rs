@@ -37,7 +37,6 @@ pub fn radix_bits(rows: usize) -> u32 {
 pub struct Partitioned {
     /// Keys, partition by partition.
     pub keys: Vec<u64>,
-    /// Their rows.
     pub rows: Vec<u64>,
     /// The start of each partition; one more than there are partitions.
     pub starts: Vec<usize>,
@@ -75,7 +74,6 @@ impl Partitioned {
         }
     }
 
-    /// The number of partitions.
     pub fn partitions(&self) -> usize {
         1 << self.bits
     }
@@ -185,7 +183,6 @@ fn slot_of(key: u64, bits: u32, slots: usize) -> usize {
 pub struct Sorted {
     /// Keys, ascending.
     pub keys: Vec<u64>,
-    /// Their rows.
     pub rows: Vec<u64>,
 }
 
@@ -291,7 +288,6 @@ impl<K: Ord + Copy> Intervals<K> {
         self.high.as_ref().is_none_or(|high| high[position] >= low)
     }
 
-    /// The row at a position.
     pub fn row(&self, position: usize) -> u64 {
         self.rows[position]
     }

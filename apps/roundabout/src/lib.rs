@@ -50,7 +50,6 @@ pub enum Error {
         node: usize,
         /// Its address.
         name: SocketAddr,
-        /// The cause.
         why: String,
     },
     /// A node has died or given up.
@@ -60,7 +59,6 @@ pub enum Error {
         node: usize,
         /// Its address.
         name: SocketAddr,
-        /// The cause.
         why: String,
     },
     /// A missing resource of this process.

@@ -507,7 +507,6 @@ impl Node {
         Ok(())
     }
 
-    /// The settings.
     pub fn ring(&self) -> &Ring {
         &self.shared.ring
     }

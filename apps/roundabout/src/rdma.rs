@@ -110,7 +110,6 @@ fn receive(small: &Mr, index: usize) -> RecvWr {
     RecvWr::new(index as u64).sge(small.sge(index * SMALL, SMALL))
 }
 
-/// An event of the link.
 enum Event {
     Small(Header),
     /// An element's receive holds this many bytes.

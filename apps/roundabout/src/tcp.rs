@@ -37,7 +37,6 @@ fn read_all(from: &mut TcpStream, out: &mut [u8], stop: &dyn Fn() -> bool) -> Re
     Ok(())
 }
 
-/// One direction of a link.
 pub(crate) struct TcpLink {
     stream: TcpStream,
     /// The bytes of the next header that have come.

@@ -1,6 +1,5 @@
 //! The messages between neighbours: the greeting of a connection, and the 64 bytes at the start of every message (`docs/spec/roundabout.md`).
 
-/// Version of the protocol.
 pub const VERSION: u16 = 1;
 /// Bytes of a [`Header`].
 pub const HEADER: usize = 64;
@@ -11,7 +10,6 @@ pub const HELLO: usize = 64;
 const MAGIC: [u8; 4] = *b"WRB1";
 const HELLO_MAGIC: [u8; 4] = *b"WRBH";
 
-/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -49,7 +47,6 @@ impl Kind {
 /// Control data of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The kind.
     pub kind: Kind,
     /// Bits of the kind, or of the user for a payload.
     pub flags: u8,
@@ -79,7 +76,6 @@ impl Header {
         }
     }
 
-    /// Its bytes.
     pub fn encode(&self) -> [u8; HEADER] {
         let mut out = [0; HEADER];
         out[..4].copy_from_slice(&MAGIC);
@@ -174,7 +170,6 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Its bytes.
     pub fn encode(&self) -> [u8; HELLO] {
         let mut out = [0; HELLO];
         out[..4].copy_from_slice(&HELLO_MAGIC);

@@ -12,6 +12,7 @@
 //!
 //! The one unsafe part is the value of a [`Brief`]: a [`BriefGuard`] exists only between the two stores to the lock's word, which make
 //! one holder's accesses happen before the next one's.
+#![warn(missing_docs)]
 
 mod brief;
 mod generation;

@@ -37,6 +37,7 @@
 //! Peers of the same host are bound by the access rules of the host's users, not by this crate: a peer that may trace this process, or has
 //! the descriptors of a [`Domain`], can write at any time to all memory that it can reach. This crate guarantees that its own process stays
 //! sound whatever they write ([`Peer`]), and that a correct peer has left the memory before its owner gets it back.
+#![warn(missing_docs)]
 
 mod copy;
 mod domain;

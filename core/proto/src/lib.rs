@@ -8,6 +8,7 @@
 //! * [`dgram`]: messages in datagrams: segmentation and pacing.
 //! * [`rdmap`]: one DDP/RDMAP stream, both directions (RFC 5040, RFC 5041, RFC 7306).
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod dgram;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -316,7 +316,6 @@ struct Two {
     machine: Machine,
     now: Now,
     done: Vec<usize>,
-    /// Segments that were sent.
     sent: Vec<(Segment, Vec<u8>)>,
 }
 

@@ -16,14 +16,12 @@ pub(crate) const CONTROL: usize = 4096;
 const MIN_RING: u32 = 16 << 10;
 const MAX_RING: u32 = 16 << 20;
 
-/// A kind of segment.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     pub(crate) magic: u64,
     pub(crate) version: u32,
 }
 
-/// A mapped file.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) map: Mapping,

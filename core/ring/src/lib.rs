@@ -42,6 +42,7 @@
 //! atomics and racing copies (`docs/adr/0001-racing-copies.md`), at offsets that are masked to the
 //! mapping; what steers the code (positions, lengths, kinds) is loaded once, checked, and kept in private
 //! memory. Unsafe code is in the modules of the memory, which under loom are replaced by safe models.
+#![warn(missing_docs)]
 
 #[cfg(all(not(loom), any(test, feature = "fuzzing")))]
 pub mod fuzzing;

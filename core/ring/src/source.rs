@@ -22,7 +22,6 @@ pub const MAX_SOURCE: u64 = 64 << 20;
 const BASE: usize = 128 * 17;
 const SPAN: usize = 128 * 7;
 
-/// A word of one direction.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 enum Word {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::errors::CqOverrun;
+pub use crate::lock::{lock, try_lock};
 use crate::types::{PostError, SendWr, Wc, WcStatus};
 
 /// Calls for an owner that takes a completion queue's completions under a lock of its own.

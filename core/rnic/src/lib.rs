@@ -15,6 +15,7 @@
 //! * `meet`, `neighbours`: the handshake of two processes of one host for shared memory, and the state that a device shares with the other
 //!   process.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod above;
 mod cq;

@@ -11,7 +11,6 @@ use crate::{ConnParam, Cq, Device, Qp, QpInit};
 /// Bound of every wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One end of a connection.
 pub(crate) struct End {
     pub(crate) cq: Cq,
     pub(crate) qp: Qp,

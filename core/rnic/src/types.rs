@@ -670,6 +670,8 @@ pub struct LinkOptions {
     pub timeout: Duration,
     /// Offer or take the peer-to-peer mode of RFC 6581, in which the responder may send first. Default on.
     pub peer_to_peer: bool,
+    /// How long a closing connection may make no progress with sending, and then wait for the peer's end. Default 5 s.
+    pub linger: Duration,
     /// Keeps the TCP connection of a connection that has moved to shared memory, so that its addresses stay occupied. Default on; off saves a
     /// descriptor.
     pub keep_tcp: bool,
@@ -684,6 +686,7 @@ impl Default for LinkOptions {
             max_ulpdu: 65_532,
             timeout: Duration::from_secs(10),
             peer_to_peer: true,
+            linger: Duration::from_secs(5),
             keep_tcp: true,
         }
     }

@@ -13,6 +13,7 @@
 //!
 //! The functions of [`raw`], the copying ones of [`process`] and the unmapping ones of [`map`] take raw memory
 //! from their caller and are `unsafe`; all else is safe to call.
+#![warn(missing_docs)]
 
 pub mod cpu;
 pub mod diag;

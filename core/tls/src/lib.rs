@@ -8,6 +8,7 @@
 //!
 //! Both ends prove their keys. Resumption and early data are off, so nothing can be replayed.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

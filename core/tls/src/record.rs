@@ -24,7 +24,6 @@ const APPLICATION_DATA: u8 = 23;
 /// Records under one key. AES-GCM's limit is 2^24.5 (RFC 8446 5.5).
 pub(crate) const KEY_LIFE: u64 = 1 << 23;
 
-/// The contents of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Alert,

@@ -47,6 +47,7 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/rust.md")]

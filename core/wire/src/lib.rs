@@ -26,6 +26,7 @@
 //! assert_eq!(header.to_string(), "Write, stag 0x00001234, to 0x40, last");
 //! ```
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 #![allow(
     clippy::doc_markdown,
     reason = "STag, FetchAdd, SOCK_STREAM and the like are words of the field here"

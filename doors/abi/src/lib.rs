@@ -15,7 +15,7 @@ pub mod call;
 #[cfg(feature = "exs")]
 pub mod exs;
 #[cfg(feature = "verbs")]
-mod made;
+mod once;
 #[cfg(any(feature = "exs", feature = "verbs"))]
 mod option;
 mod pages;

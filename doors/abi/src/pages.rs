@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use weft_sys::map;
 
 #[cfg(feature = "verbs")]
-use crate::made::Made;
+use crate::once::ForkOnce;
 
 /// Checks that the whole range is mapped.
 ///
@@ -62,8 +62,8 @@ pub(crate) fn allows(addr: usize, len: usize, write: bool) -> Result<(), Errno> 
 #[cfg(feature = "verbs")]
 /// True if the page at `addr` can be faulted in for this access. Kernels before 5.14 cannot report that; then the result is true.
 fn populate(addr: usize, write: bool) -> bool {
-    static KNOWN: Made<bool> = Made::new();
-    let known = *KNOWN.get_or_make(|| {
+    static KNOWN: ForkOnce<bool> = ForkOnce::new();
+    let known = *KNOWN.get_or_init(|| {
         let mut here = 0_u8;
         map::populate(&raw mut here as usize, 1, true).is_ok()
     });

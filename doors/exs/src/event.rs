@@ -139,7 +139,6 @@ impl Event {
 }
 
 impl EventKind {
-    /// The kind for a send of this memory.
     pub(crate) fn of_send(memory: &Memory) -> EventKind {
         match memory {
             Memory::List(_) => EventKind::SendMsg,

@@ -34,6 +34,7 @@
 //! # }
 //! ```
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/exs.md")]

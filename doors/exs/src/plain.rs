@@ -139,7 +139,6 @@ const WAITS: u8 = 1;
 /// The head waits for something other than the socket.
 const HELD: u8 = 2;
 
-/// One direction.
 #[derive(Default)]
 struct Lane {
     queue: VecDeque<Job>,

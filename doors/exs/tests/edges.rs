@@ -307,7 +307,6 @@ fn a_closed_socket_is_silent_in_epoll() {
     drop((context, b));
 }
 
-/// The future of a close behind a file.
 #[test]
 fn the_future_of_a_close_behind_a_file_ends() {
     use std::future::Future;
@@ -436,7 +435,6 @@ fn ends_in_time(start: impl FnOnce(&Socket, Sink)) {
     drop(b);
 }
 
-/// The time limit of a file send.
 #[test]
 fn a_time_limit_ends_a_file_send() {
     ends_in_time(|a, sink| a.send_file(whole(8 << 20), sink).unwrap());

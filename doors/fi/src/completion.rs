@@ -22,16 +22,12 @@ pub struct Completion {
     pub at: usize,
     /// The receive takes many, and this was the last: its memory is the program's again.
     pub released: bool,
-    /// Its sender.
     pub from: Option<Address>,
-    /// Its status.
     pub status: Status,
 }
 
-/// The status of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Well.
     Done,
     /// The peer has ended.
     Failed,
@@ -83,7 +79,6 @@ impl Counter {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Operations that failed.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Acquire)
     }

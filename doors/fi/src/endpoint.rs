@@ -15,10 +15,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use weft_verbs::above::CqAbove;
+use weft_verbs::above::{CqAbove, lock};
 use weft_verbs::{
     Access, Cq, Device, Error, Mr, RawMemory, RecvWr, SendWr, UdDest, UdInit, UdQp, UdSource, Wc,
     WcOpcode, WcStatus,
@@ -113,10 +113,6 @@ pub struct Setup {
 /// See the [module](self). Dropping it waits until all sends are acknowledged, for five seconds at most.
 pub struct Endpoint(Arc<Inner>);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn other(error: &Error) -> io::Error {
     io::Error::other(error.to_string())
 }
@@ -207,7 +203,6 @@ impl Endpoint {
         Ok(Endpoint(inner))
     }
 
-    /// Its address.
     pub fn address(&self) -> Address {
         self.0.address
     }

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use crate::wire::{Meta, Target};
 
-/// A peer of a machine.
 pub type PeerId = usize;
 
 /// The calls that a machine needs.
@@ -15,7 +14,6 @@ pub trait Host {
     fn place(&mut self, recv: u64, at: u64, bytes: &[u8]);
     /// Opens the first `len` bytes of a receive's memory to RDMA Write-Record. `None`: it cannot be.
     fn open(&mut self, recv: u64, len: u64) -> Option<Target>;
-    /// Closes it.
     fn close(&mut self, recv: u64);
     /// Writes a range of a send's memory to a peer's, whose first byte is at `target`, with `id` as immediate data. `whole`: the range is the whole
     /// message, and nothing of it was written before. Returns true if it is written reliably, and the peer is notified at its end (`Machine::placed`),
@@ -40,7 +38,6 @@ pub trait Host {
 /// A packet to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outbound {
-    /// To this peer.
     pub peer: PeerId,
     /// It was sent before, and may be lost.
     pub again: bool,
@@ -57,9 +54,7 @@ pub struct Part {
     pub last: bool,
 }
 
-/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Event {
     /// A send's memory is the program's again: the peer has the message (large ones), or is going to have it (small ones).
     Sent(u64),
@@ -87,7 +82,6 @@ pub enum Refused {
 pub struct Want {
     /// Messages with tags, or those without.
     pub tagged: bool,
-    /// The tag.
     pub tag: u64,
     /// The bits of the tag that do not matter.
     pub ignore: u64,

@@ -66,7 +66,6 @@ impl Link {
         }
     }
 
-    /// Queues a packet.
     pub fn push(&mut self, packet: Vec<u8>) {
         self.pending_bytes += packet.len();
         self.pending.push_back(packet);

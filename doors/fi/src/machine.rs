@@ -196,7 +196,6 @@ impl Machine {
         }
     }
 
-    /// Offers a peer a connection.
     pub fn offer(&mut self, peer: PeerId, port: u16, token: u64) {
         self.push(peer, &Body::Offer { port, token });
     }

@@ -31,7 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Marks the number of a request of a connection; the peer and the slot are in it.
 pub(crate) const RC: u64 = 1 << 62;
 
-/// A connection.
 pub(crate) struct Rc {
     pub(crate) qp: Qp,
     /// Memory of the packets that come, then of those that go.
@@ -58,7 +57,6 @@ pub(crate) enum News {
 
 pub(crate) type Inbox = Arc<Mutex<Vec<News>>>;
 
-/// The connections of an endpoint.
 #[derive(Default)]
 pub(crate) struct Connections {
     /// The maximum number.
@@ -212,7 +210,6 @@ impl Connections {
         }
     }
 
-    /// The outcome of dialling.
     pub(crate) fn dialled(&mut self, peer: PeerId, done: bool) -> bool {
         match self.of.remove(&peer) {
             Some(Standing::Dialling(rc)) if done => {
@@ -258,7 +255,6 @@ impl Connections {
         Some(peer)
     }
 
-    /// The connection to a peer.
     pub(crate) fn open(&mut self, peer: PeerId) -> Option<&mut Rc> {
         match self.of.get_mut(&peer) {
             Some(Standing::Open(rc)) => Some(rc),

@@ -55,7 +55,6 @@ pub struct Target {
 
 /// The contents of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Body<'a> {
     /// Nothing: it acknowledges.
     Ack,

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use weft_sdp::{Listener, Options, Stream};
 use weft_sys::process::is_gone;
 use weft_sys::{Interest, poll_fds, unix};
 use weft_verbs::Device;
+use weft_verbs::above::lock;
 
 use crate::meet::{self, Waiting};
 use crate::pump::{End, Pump};
@@ -71,16 +72,11 @@ struct Inner {
     threads: AtomicUsize,
 }
 
-/// A running broker.
 pub struct Broker {
     inner: Arc<Inner>,
     programs: OwnedFd,
     listeners: Vec<Listener>,
     idle: Option<Duration>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Broker {

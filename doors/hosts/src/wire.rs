@@ -57,7 +57,6 @@ impl Open {
         out
     }
 
-    /// From bytes.
     pub fn parse(bytes: &[u8; OPEN]) -> Result<Open, WireError> {
         let array = |at: usize| std::array::from_fn::<u8, ADDR, _>(|i| bytes[at + i]);
         let version = u16::from_be_bytes([bytes[8], bytes[9]]);
@@ -158,7 +157,6 @@ impl Frame {
         head
     }
 
-    /// From its head.
     pub fn parse(head: [u8; HEAD]) -> Result<Frame, WireError> {
         let len = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
         if head[1..4] != [0; 3] {

@@ -11,9 +11,10 @@
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+pub(crate) use weft_verbs::above::lock;
 use weft_verbs::cm::{self, ConnParam, Request};
 use weft_verbs::{Access, Cq, Device, EndReason, Pd, Qp, QpInit, Wc, WcStatus};
 
@@ -90,10 +91,6 @@ impl Options {
 
 /// How a connection ended, and the condition variable for threads that wait for the end.
 type End = Arc<(Mutex<Option<EndReason>>, Condvar)>;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One connection and everything that belongs to it.
 pub struct Context {

@@ -61,6 +61,7 @@
 //!   [`Options::max_send_wr`] places.
 //! * The verbs underneath are open to the caller ([`Context::qp`], [`Context::pd`], ...): both can be mixed.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod context;
 mod datagram;

@@ -1,8 +1,4 @@
 //! Types and numbers of libfabric's headers (`rdma/fabric.h` and its siblings), version 1.17, with C's layout. tests/layout.rs compares them.
-#![allow(
-    missing_docs,
-    reason = "they are libfabric's, and its manual pages describe them"
-)]
 
 use std::ffi::{c_char, c_int, c_void};
 

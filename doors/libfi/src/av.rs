@@ -19,7 +19,6 @@ struct Table {
     index: HashMap<Address, u64>,
 }
 
-/// The addresses of a vector.
 #[derive(Default)]
 pub(crate) struct Addresses(Mutex<Table>);
 

@@ -22,7 +22,6 @@ pub(crate) struct Cq {
     fid: CqFid,
     /// Locked after `endpoints` by a thread that needs both: endpoints that make progress put completions here.
     pub queue: Queue,
-    /// Bytes of an entry.
     entry: usize,
     /// With the address vector that each is bound to, once it is.
     endpoints: Mutex<Vec<(Weak<Endpoint>, Vector)>>,

@@ -10,7 +10,6 @@ use weft_sys::next::set_errno;
 
 use crate::root;
 
-/// The places, by their components.
 const PLACES: [&[&[u8]]; 4] = [
     &[b"sys", b"class", b"infiniband"],
     &[b"sys", b"class", b"infiniband_verbs"],

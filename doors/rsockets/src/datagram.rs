@@ -51,14 +51,12 @@ struct Message {
     from: SocketAddr,
 }
 
-/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// Bytes that were copied.
     pub len: usize,
     /// Bytes of the message: more where there was no room for all.
     pub full: usize,
-    /// The sender.
     pub from: SocketAddr,
 }
 
@@ -243,7 +241,6 @@ impl DatagramSocket {
         })
     }
 
-    /// The options that were set.
     pub fn options(&self) -> Options {
         *lock(&self.common.options)
     }
@@ -535,7 +532,6 @@ impl DatagramSocket {
         Ok(self.shown(peer))
     }
 
-    /// Takes the pending error.
     pub fn take_error(&self) -> Option<Errno> {
         lock(&self.state).error.take()
     }

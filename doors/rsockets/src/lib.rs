@@ -48,7 +48,6 @@ pub use weft_sockets::memory::{Sink, Source};
 pub use weft_sockets::stream::Shutdown;
 
 bitflags::bitflags! {
-    /// Flags of a receive.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct RecvFlags: u32 {
         /// Do not wait.

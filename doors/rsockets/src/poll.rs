@@ -40,9 +40,7 @@ pub enum What<'a> {
 
 /// One of those that are waited for.
 pub struct Entry<'a> {
-    /// What.
     pub what: What<'a>,
-    /// For what.
     pub wanted: PollFlags,
     /// Its present readiness.
     pub ready: PollFlags,

@@ -124,7 +124,6 @@ impl Socket {
         matches!(*lock(&self.0.state), State::Connecting | State::Connected)
     }
 
-    /// Whether it listens.
     pub fn is_listening(&self) -> bool {
         matches!(*lock(&self.0.state), State::Listening(_))
     }

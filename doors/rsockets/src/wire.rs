@@ -23,7 +23,6 @@ const KIN_IMMEDIATE: u8 = 1;
 pub struct Buffer {
     /// Its first byte.
     pub addr: u64,
-    /// Its key.
     pub key: u32,
     /// Bytes, or entries where it is a table.
     pub len: u32,
@@ -125,7 +124,6 @@ pub enum BadGreeting {
 }
 
 impl Greeting {
-    /// As bytes.
     pub fn emit(&self) -> [u8; GREETING_LEN] {
         let mut out = [0; GREETING_LEN];
         out[0] = VERSION;
@@ -237,7 +235,6 @@ pub enum Message {
 pub struct Unknown(pub u32);
 
 impl Message {
-    /// As a number.
     pub fn encode(self) -> u32 {
         let (kind, value) = match self {
             Message::Data(bytes) => (DATA, bytes),

@@ -11,15 +11,12 @@ pub struct Ledger {
     pub mode: Mode,
     /// Bytes sent through the send buffer (BSDP), and the sends.
     pub buffered_bytes: u64,
-    /// Sends.
     pub buffered_sends: u64,
     /// Bytes sent from the program's memory while it waited (ZSDP), and the sends.
     pub sync_bytes: u64,
-    /// Sends.
     pub sync_sends: u64,
     /// Bytes sent from protected memory (AZ-SDP), and the sends. The unaligned ends are buffered bytes.
     pub async_bytes: u64,
-    /// Sends.
     pub async_sends: u64,
     /// Of those sends: the memory was protected still, from the time before.
     pub still_protected: u64,
@@ -37,7 +34,6 @@ pub struct Ledger {
     pub refused: Reasons,
     /// Bytes received through receives, fetched by RDMA Read, and written by the peer to a sink.
     pub received_bytes: u64,
-    /// Fetched.
     pub fetched_bytes: u64,
     /// Written to a sink.
     pub sunk_bytes: u64,
@@ -45,7 +41,6 @@ pub struct Ledger {
     pub messages: u64,
     /// Only credits.
     pub credit_messages: u64,
-    /// With data.
     pub data_messages: u64,
     /// Of several sends (reverse packetisation).
     pub coalesced: u64,
@@ -60,7 +55,6 @@ pub struct Reasons {
     pub read_only: u64,
     /// A shared mapping.
     pub shared: u64,
-    /// On a stack.
     pub stack: u64,
     /// It overlaps other memory in flight, or a thread waits for it.
     pub busy: u64,

@@ -31,7 +31,6 @@ pub struct Hello {
     pub atomics: bool,
     /// Address of the first lock.
     pub lock_addr: u64,
-    /// Their key.
     pub lock_key: u32,
 }
 
@@ -50,7 +49,6 @@ pub enum BadHello {
 }
 
 impl Hello {
-    /// As bytes.
     pub fn emit(&self) -> [u8; HELLO_LEN] {
         let mut out = [0; HELLO_LEN];
         out[..4].copy_from_slice(&MAGIC);
@@ -123,7 +121,6 @@ impl Input<'_> {
 pub struct Buffer {
     /// Its first byte.
     pub addr: u64,
-    /// Its key.
     pub key: u32,
     /// Bytes.
     pub len: u32,
@@ -143,7 +140,6 @@ pub enum Body {
     SrcAvail {
         /// Counts the sources of this direction, from 0.
         index: u32,
-        /// Where.
         at: Buffer,
     },
     /// UPDATED SOURCE AVAIL: the bytes of a source are elsewhere now, and its lock is free again. Not of SDP's own.
@@ -155,7 +151,6 @@ pub enum Body {
     },
     /// GET COMPLETE: all bytes of the oldest source have been fetched.
     RdmaRdCompl {
-        /// Its index.
         index: u32,
         /// Its length in bytes.
         len: u32,
@@ -164,7 +159,6 @@ pub enum Body {
     SinkAvail {
         /// The number of stream bytes that the receiver knows of.
         position: u64,
-        /// Where.
         at: Buffer,
     },
     /// Bytes of the stream were written to the start of the sink, which is used up.
@@ -191,7 +185,6 @@ pub struct Message {
     pub seq: u32,
     /// Number of the last message that the sender has received (`mseq_ack`).
     pub ack: u32,
-    /// The contents.
     pub body: Body,
 }
 
@@ -201,7 +194,6 @@ pub enum BadMessage {
     /// It is shorter or longer than it says.
     #[error("a length that does not fit")]
     Length,
-    /// An unknown kind.
     #[error("message identifier {0:#04x}")]
     Kind(u8),
     /// An unknown flag, or one that does not belong there.

@@ -90,7 +90,6 @@ pub struct Point {
 /// Everything measured of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The times.
     pub points: Vec<Point>,
     /// Threads of the parallel cases.
     pub threads: usize,

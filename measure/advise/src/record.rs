@@ -85,7 +85,6 @@ numbered! {
     Ready,
     /// Calls of sendfile and splice that reached a socket.
     FileCalls,
-    /// Their bytes.
     FileBytes,
     /// The time in them, ns.
     FileNs,
@@ -110,7 +109,6 @@ numbered! {
 numbered! {
     /// Counters of one way: sending or receiving, over TCP unless said.
     Flow, FLOWS:
-    /// Calls.
     Calls,
     /// Bytes that moved.
     Bytes,
@@ -168,7 +166,6 @@ numbered! {
 pub struct LiveClass {
     /// Calls.
     pub count: AtomicU64,
-    /// Their bytes.
     pub bytes: AtomicU64,
     /// The complement of the smallest; 0 when there is none.
     pub not_least: AtomicU64,
@@ -189,13 +186,11 @@ pub struct LiveWay {
 }
 
 impl LiveWay {
-    /// Adds to a counter.
     #[inline]
     pub fn add(&self, flow: Flow, n: u64) {
         self.flows[flow as usize].fetch_add(n, Relaxed);
     }
 
-    /// Enters a size.
     #[inline]
     pub fn size(&self, n: u64) {
         let class = &self.sizes[class(n)];
@@ -211,7 +206,6 @@ impl LiveWay {
     }
 }
 
-/// The class of a size.
 #[inline]
 pub fn class(n: u64) -> usize {
     ((64 - n.leading_zeros()) as usize).min(CLASSES - 1)
@@ -230,13 +224,11 @@ pub struct LiveProcess {
 }
 
 impl LiveProcess {
-    /// Adds to a counter.
     #[inline]
     pub fn add(&self, count: Count, n: u64) {
         self.counts[count as usize].fetch_add(n, Relaxed);
     }
 
-    /// Sets a counter.
     #[inline]
     pub fn set(&self, count: Count, n: u64) {
         self.counts[count as usize].store(n, Relaxed);
@@ -267,19 +259,16 @@ pub struct Header {
     pub lost: AtomicU64,
     /// Programs that began with the observer loaded.
     pub images: AtomicU64,
-    /// Forks.
     pub forks: AtomicU64,
     /// Room.
     pub spare: [AtomicU64; 2],
 }
 
-/// The record.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Table {
     /// The words before the processes.
     pub header: Header,
-    /// The processes.
     pub processes: [LiveProcess; PROCESSES],
 }
 
@@ -302,7 +291,6 @@ pub fn beginning() -> Vec<u8> {
 pub struct Class {
     /// Calls.
     pub count: u64,
-    /// Their bytes.
     pub bytes: u64,
     /// The smallest.
     pub least: u64,
@@ -316,12 +304,10 @@ pub struct Way {
     flows: [u64; FLOWS],
     /// Uses of a buffer again, by the time since the last.
     pub gaps: [u64; GAPS],
-    /// Sizes by class.
     pub sizes: [Class; CLASSES],
 }
 
 impl Way {
-    /// A counter.
     pub fn get(&self, flow: Flow) -> u64 {
         self.flows[flow as usize]
     }
@@ -374,20 +360,16 @@ pub fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| (part as f64 / whole as f64).min(1.0))
 }
 
-/// A process, read.
 #[derive(Clone, Debug)]
 pub struct Process {
     /// Its program's file; characters that do not print are replaced.
     pub name: String,
     counts: [u64; COUNTS],
-    /// Sending.
     pub sends: Way,
-    /// Receiving.
     pub receives: Way,
 }
 
 impl Process {
-    /// A counter.
     pub fn get(&self, count: Count) -> u64 {
         self.counts[count as usize]
     }
@@ -417,7 +399,6 @@ impl Process {
     }
 }
 
-/// A record, read.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     /// Those that made socket calls, in the order of their first.
@@ -426,7 +407,6 @@ pub struct Record {
     pub lost: u64,
     /// Programs that began with the observer loaded.
     pub images: u64,
-    /// Forks.
     pub forks: u64,
 }
 

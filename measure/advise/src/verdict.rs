@@ -57,7 +57,6 @@ over a send and its receive on loopback TCP. All else stays (Amdahl). Wake-ups o
 pub struct Characteristic {
     /// As in the tables.
     pub name: &'static str,
-    /// The observation.
     pub seen: String,
     /// True if that speaks for RDMA; `None` if it is undecided.
     pub speaks_for: Option<bool>,
@@ -66,9 +65,7 @@ pub struct Characteristic {
 /// The advice for one process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// The recommended door.
     pub door: Door,
-    /// Why.
     pub why: Vec<String>,
     /// The predicted gain, if the model applies.
     pub gain: Option<Gain>,

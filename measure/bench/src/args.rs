@@ -96,7 +96,6 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
-    /// The chosen stacks.
     pub fn stacks(&self) -> &[Stack] {
         if self.stack.is_empty() {
             &[Stack::Weft, Stack::Tcp]
@@ -194,7 +193,6 @@ named! {
 
 named! {
     /// On, off or one after the other.
-    #[allow(missing_docs)]
     pub enum Switch {
         On = "on",
         Off = "off",
@@ -214,7 +212,6 @@ impl Switch {
 
 named! {
     /// How a side waits for completions.
-    #[allow(missing_docs)]
     pub enum Poll {
         Busy = "busy",
         Block = "block",

@@ -11,7 +11,6 @@ pub enum BenchError {
     /// A file of results could not be written.
     #[error("cannot write {path}: {source}")]
     Output {
-        /// The file.
         path: String,
         /// Why not.
         source: io::Error,

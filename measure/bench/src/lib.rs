@@ -7,7 +7,6 @@
 //! [`run()`] is the command, and [`program()`] the body of a program of suites. The modules are public for the suites of the papers, which are in
 //! a workspace of their own (papers/) and have the same loop, drivers, peer process and output.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "a library of this tree only")]
 
 pub mod aims;
 pub mod args;

@@ -29,7 +29,6 @@ pub enum Task {
     Hold,
 }
 
-/// The requests of the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Listen, accept one connection of this kind and keep it as session `id`.

@@ -10,7 +10,6 @@ pub struct Error {
     why: String,
 }
 
-/// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 pub(crate) fn failed(what: &'static str, why: impl Display) -> Error {

@@ -15,7 +15,6 @@ use crate::slot;
 /// Descriptors beyond are asked about at each use.
 const MANY: usize = 1 << 16;
 
-/// Kind of a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// TCP.
@@ -37,7 +36,6 @@ const OTHER_HOST: u64 = 16;
 /// The last call was a receive.
 const RECEIVED: u64 = 32;
 
-/// One descriptor.
 pub(crate) struct Fd {
     state: AtomicU64,
     opened: AtomicU64,

@@ -11,7 +11,6 @@ const RIGHT: f64 = 840.0;
 const ROW: f64 = 26.0;
 const TOP: f64 = 34.0;
 
-/// One bar.
 #[derive(Clone, Debug)]
 pub struct Mark {
     /// The name of the ratio.

@@ -24,9 +24,7 @@ pub use table::{Column, Table};
 /// A piece of a [`Section`].
 #[derive(Clone, Debug)]
 pub enum Block {
-    /// A paragraph.
     Text(String),
-    /// A table.
     Table(Table),
     /// A plot; terminals do not show it.
     Plot(Plot),
@@ -37,7 +35,6 @@ pub enum Block {
 /// A titled part of a [`Report`].
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Heading.
     pub title: String,
     /// The content of the section, in order.
     pub blocks: Vec<Block>,
@@ -65,7 +62,6 @@ impl Section {
         blocks.any(|block| matches!(block, Block::Table(table) if !table.is_empty()))
     }
 
-    /// Appends a table.
     #[must_use]
     pub fn table(mut self, table: Table) -> Self {
         self.blocks.push(Block::Table(table));
@@ -96,7 +92,6 @@ pub struct Report {
     pub title: String,
     /// The subject, the machine and the method of the measurements; one paragraph each.
     pub intro: Vec<String>,
-    /// The parts.
     pub sections: Vec<Section>,
 }
 
@@ -121,7 +116,6 @@ impl Report {
             .collect()
     }
 
-    /// The page.
     pub fn to_html(&self) -> String {
         html::page(self)
     }

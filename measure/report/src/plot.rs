@@ -144,7 +144,6 @@ impl Stroke {
     }
 }
 
-/// One line.
 #[derive(Clone, Debug)]
 pub struct Series {
     label: String,
@@ -211,7 +210,6 @@ impl Plot {
         self
     }
 
-    /// The title.
     pub fn title(&self) -> &str {
         &self.title
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 named! {
     /// The quantity of a record's numbers. The name contains the unit (GB is 10^9 bytes).
-    #[allow(non_camel_case_types, missing_docs)]
+    #[allow(non_camel_case_types)]
     pub enum Metric {
         bandwidth_GBps = "bandwidth_GBps",
         latency_us_p50 = "latency_us_p50",

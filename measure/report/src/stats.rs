@@ -15,7 +15,6 @@ pub struct Summary {
     pub q1: f64,
     /// Upper quartile.
     pub q3: f64,
-    /// The number of runs.
     pub runs: usize,
 }
 

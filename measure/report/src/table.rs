@@ -46,7 +46,6 @@ impl Table {
         table
     }
 
-    /// Appends a row.
     #[must_use]
     pub fn row<T: Into<String>>(mut self, cells: impl IntoIterator<Item = T>) -> Self {
         self.push(cells);

@@ -1,6 +1,7 @@
 //! What the servers of the tree and their clients share: who may keep a server busy before anything is proved, how text of peers is shown,
-//! which files of keys are believed, and how servers are named.
+//! which files of keys are believed, how servers are named, and how sizes are written.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod endpoint;
 pub mod size;

@@ -45,7 +45,6 @@ pub fn judge(
 
 /// A server with a thread for each connection.
 pub trait Server: Send + Sync + 'static {
-    /// Its door.
     fn door(&self) -> &Door;
 
     /// Looks at a request: whether its peer has shown who it is, see [`judge`].
@@ -60,14 +59,12 @@ pub trait Server: Send + Sync + 'static {
     /// Why it was not served.
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String>;
 
-    /// A peer was refused.
     fn refused(&self, peer: SocketAddr, why: &str);
 
     /// Called again and again, a few times a second.
     fn tick(&self) {}
 }
 
-/// The door of a server.
 #[derive(Debug)]
 pub struct Door {
     protocol: Protocol,

@@ -13,7 +13,6 @@ pub struct Malformed(pub &'static str);
 /// A server's answer to a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Status {
-    /// Go on.
     #[error("go on")]
     Ok,
     /// This version is not spoken here.

@@ -145,13 +145,11 @@ impl Prepared {
 /// Something that has completed.
 #[derive(Debug)]
 pub enum Event {
-    /// A message.
     Message(Vec<u8>),
     /// The work request with this number.
     Done(u64),
 }
 
-/// A connection.
 pub struct Link {
     // Dropped first, because the connection uses the memory.
     /// Its queue pair.

@@ -1,7 +1,7 @@
 //! The environment of a scenario: two devices of one transport, and connected pairs of queue pairs between them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::tls::{Identity, Tls};
@@ -11,8 +11,7 @@ use weft_verbs::{
     WcStatus,
 };
 
-/// The limit of every wait: far more than any wait takes, also on a slow and busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub use crate::waits::{PATIENCE, until};
 
 /// The transport of the connections.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +40,6 @@ pub enum Memory {
 /// How connections are made: one column of the suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The transport.
     pub carrier: Carrier,
     /// The mode of shared memory.
     pub local: LocalMode,
@@ -285,7 +283,6 @@ impl Bed {
         .filter(|size| *size <= self.setup.largest)
     }
 
-    /// An unconnected end.
     pub fn end(&self, device: &Device, half: &Half) -> End {
         let pd = match &half.pd {
             Some(pd) => pd.clone(),
@@ -387,7 +384,6 @@ impl Bed {
 
 /// One side of a connection, with all its objects.
 pub struct End {
-    /// Its device.
     pub device: Device,
     /// Its protection domain.
     pub pd: Pd,
@@ -463,12 +459,10 @@ impl End {
         mr
     }
 
-    /// Posts one send.
     pub fn post(&self, wr: SendWr) {
         self.qp.post_send_one(wr).expect("post");
     }
 
-    /// Posts one receive.
     pub fn post_recv(&self, wr: RecvWr) {
         self.qp.post_recv(&[wr]).expect("post");
     }
@@ -560,15 +554,6 @@ pub fn assert_bytes(mr: &Mr, off: usize, want: &[u8], what: &str) {
     }
 }
 
-/// Waits until this holds: for states that no completion announces.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::yield_now();
-    }
-}
-
 /// A seeded random generator.
 pub struct Rng(u64);
 
@@ -577,7 +562,6 @@ impl Rng {
     pub fn new(seed: u64) -> Self {
         Rng(seed)
     }
-    /// Any number.
     pub fn number(&mut self) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -594,11 +578,9 @@ impl Rng {
     pub fn chance(&mut self, one_in: usize) -> bool {
         self.below(one_in) == 0
     }
-    /// One of these.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
-    /// Bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         pattern(self.number(), len)
     }

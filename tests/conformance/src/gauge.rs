@@ -12,7 +12,6 @@ pub fn resident() -> usize {
     kib.and_then(|k| k.parse::<usize>().ok()).expect("RssAnon") * 1024
 }
 
-/// Open descriptors.
 pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("procfs").count()
 }

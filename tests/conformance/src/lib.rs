@@ -20,6 +20,7 @@ pub mod raw;
 pub mod scenarios;
 pub mod twin;
 pub mod victim;
+pub mod waits;
 
 /// Skips the scenario and prints the reason, unless the device has this capability.
 #[macro_export]

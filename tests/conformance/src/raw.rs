@@ -15,9 +15,7 @@ use weft_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest, Termi
 use crate::bed::PATIENCE;
 use crate::local::{Local, frame};
 
-/// A raw peer.
 pub struct Raw {
-    /// The socket.
     pub stream: TcpStream,
     /// FPDUs carry CRCs.
     pub crc: bool,
@@ -249,7 +247,6 @@ impl Raw {
     }
 }
 
-/// The FPDU around a ULPDU.
 pub fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
     let len = u16::try_from(ulpdu.len()).expect("a ULPDU has at most 65,535 bytes");
     let mut out = Vec::with_capacity(fpdu_len(ulpdu.len()));
@@ -273,7 +270,6 @@ pub fn write(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
     tagged(Opcode::Write, true, stag, to, payload)
 }
 
-/// A tagged segment.
 pub fn tagged(opcode: Opcode, last: bool, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
     let header = Tagged {
         opcode,
@@ -315,21 +311,18 @@ pub fn send_invalidate(msn: u32, stag: u32, payload: &[u8]) -> Vec<u8> {
     segment(&Header::Untagged(header), payload)
 }
 
-/// A Read Request.
 pub fn read_request(msn: u32, request: &ReadRequest) -> Vec<u8> {
     let mut body = [0; ReadRequest::LEN];
     request.emit(&mut body);
     untagged(Opcode::ReadRequest, true, msn, 0, &body)
 }
 
-/// An Atomic Request.
 pub fn atomic_request(msn: u32, request: &AtomicRequest) -> Vec<u8> {
     let mut body = [0; AtomicRequest::LEN];
     request.emit(&mut body);
     untagged(Opcode::AtomicRequest, true, msn, 0, &body)
 }
 
-/// An Atomic Response.
 pub fn atomic_response(msn: u32, response: &AtomicResponse) -> Vec<u8> {
     let mut body = [0; AtomicResponse::LEN];
     response.emit(&mut body);

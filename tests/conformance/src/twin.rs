@@ -16,6 +16,7 @@ use weft_verbs::{Device, Mr, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
 use crate::bed::{Bed, End, Half, Memory, PATIENCE, Setup, take, until};
 pub use crate::flood::{RECV, RECVS, REGION};
 use crate::marks;
+use crate::waits::state;
 
 /// The number of increments that a twin makes when it is asked to add.
 pub const ADDS: u64 = 20_000;
@@ -46,33 +47,11 @@ pub fn again(wrapper: &[&str], test: &str) -> std::io::Result<Command> {
     Ok(command)
 }
 
-/// Runs this test again in a process of its own, where this returns true: for a test that measures or limits its process. In the first process it returns
-/// false, once the other one has ended well.
-///
-/// # Panics
-/// If the test fails there.
-pub fn alone(test: &str) -> bool {
-    const ALONE: &str = "WEFT_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let program = std::env::current_exe().expect("this program");
-    let mut command = Command::new(program);
-    command.args(["--exact", test, "--nocapture"]);
-    let out = command.env(ALONE, "1").output().expect("a process");
-    let said = String::from_utf8_lossy(&out.stdout);
-    print!("{said}{}", String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success() && said.contains("1 passed"), "{test}");
-    false
-}
-
 /// Stops a process, and waits until it has stopped.
 fn stop(pid: Pid) {
     kill_process(pid, Signal::STOP).expect("a process of ours");
-    until("the process stops", || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-        stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|s| s.starts_with(" T")))
-    });
+    let process = pid.as_raw_nonzero().to_string();
+    until("the process stops", || state(&process) == Some('T'));
 }
 
 /// Another process.
@@ -130,12 +109,10 @@ impl Twin {
         Ok(())
     }
 
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("our own child");
@@ -152,18 +129,15 @@ impl Twin {
         marks::stop_inside(pid, &marks::segments(), Some(stag));
     }
 
-    /// Continues it.
     pub fn go_on(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Sends it a command.
     pub fn tell(&mut self, command: &str) {
         let input = self.input.as_mut().expect("it listens");
         writeln!(input, "{command}").expect("the twin lives");
     }
 
-    /// Its next answer.
     pub fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -175,7 +149,6 @@ impl Twin {
         }
     }
 
-    /// A command and its answer.
     pub fn ask(&mut self, command: &str) -> String {
         self.tell(command);
         self.answer()
@@ -253,7 +226,6 @@ impl Pair {
         }
     }
 
-    /// Our device.
     pub fn device(&self) -> &Device {
         &self.end.device
     }

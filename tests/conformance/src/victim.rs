@@ -27,9 +27,7 @@ pub enum Role {
 /// The transport between the hostile peer and its victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
-    /// TCP.
     Tcp {
-        /// With CRC.
         crc: bool,
     },
     /// Shared memory; the victim's device must allow that.
@@ -125,6 +123,23 @@ impl Victim {
 
     /// The same on any wire.
     pub fn on(device: &Device, role: Role, wire: Wire, recvs: u64) -> (Victim, Raw) {
+        Self::with(device, role, wire, recvs, &param(wire.crc()))
+    }
+
+    /// The same for peers that never close: it waits a second for them.
+    pub fn impatient(device: &Device, role: Role, wire: Wire, recvs: u64) -> (Victim, Raw) {
+        let mut param = param(wire.crc());
+        param.options.linger = Duration::from_secs(1);
+        Self::with(device, role, wire, recvs, &param)
+    }
+
+    fn with(
+        device: &Device,
+        role: Role,
+        wire: Wire,
+        recvs: u64,
+        param: &ConnParam,
+    ) -> (Victim, Raw) {
         let pd = device.alloc_pd().expect("a PD");
         let other = device.alloc_pd().expect("a PD");
         let scq = device.create_cq(64, None).expect("a CQ");
@@ -142,7 +157,7 @@ impl Victim {
         let gone = mr(&pd, 9, ALL);
         let stale = gone.rkey();
         drop(gone);
-        let (qp, mut raw) = connected(device, qp, role, wire);
+        let (qp, mut raw) = connected_by(device, qp, role, wire, param);
         if role == Role::Responder {
             // The first FPDU must be the initiator's.
             raw.send_ulpdus(&[write(0, 0, &[])]);
@@ -222,17 +237,21 @@ impl Victim {
 
 /// Connects a queue pair with a raw peer.
 pub fn connected(device: &Device, qp: Qp, role: Role, wire: Wire) -> (Qp, Raw) {
+    connected_by(device, qp, role, wire, &param(wire.crc()))
+}
+
+fn connected_by(device: &Device, qp: Qp, role: Role, wire: Wire, param: &ConnParam) -> (Qp, Raw) {
     match role {
         Role::Responder => {
             let any = (Ipv4Addr::LOCALHOST, 0).into();
-            let listener = Listener::bind(device, any, 16, &param(wire.crc())).expect("a listener");
+            let listener = Listener::bind(device, any, 16, param).expect("a listener");
             let addr = listener.local_addr();
             let mut raw = match wire {
                 Wire::Tcp { crc } => Raw::request(addr, crc, DEPTH),
                 Wire::Local => Raw::local_request(addr, DEPTH),
             };
             let request = listener.next_request(Some(PATIENCE)).expect("a request");
-            let conn = request.accept(qp, &param(wire.crc())).expect("accept");
+            let conn = request.accept(qp, param).expect("accept");
             assert!(raw.reply());
             (conn.qp, raw)
         }
@@ -245,7 +264,7 @@ pub fn connected(device: &Device, qp: Qp, role: Role, wire: Wire) -> (Qp, Raw) {
                     (_, Some(door)) => Raw::accept_local(&listener, door, DEPTH),
                     (_, None) => Raw::accept(&listener, wire.crc(), DEPTH),
                 });
-                let conn = connect_qp(addr, qp, device, &param(wire.crc())).expect("connect");
+                let conn = connect_qp(addr, qp, device, param).expect("connect");
                 (conn.qp, raw.join().expect("no panic"))
             })
         }
@@ -281,7 +300,6 @@ pub struct Bystander {
 }
 
 impl Bystander {
-    /// Connects it.
     pub fn new(device: &Device) -> Bystander {
         let pd = device.alloc_pd().expect("a PD");
         let make = || {

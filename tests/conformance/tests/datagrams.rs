@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
+use weft_conformance::waits::{PATIENCE, until};
 use weft_verbs::above::CqAbove;
 use weft_verbs::cm::Broker;
 use weft_verbs::{
@@ -14,7 +15,6 @@ use weft_verbs::{
 };
 use weft_wire::dgram::{Grh, Header, seal};
 
-const LONG: Duration = Duration::from_secs(20);
 const QKEY: u32 = 0x1111_1111;
 
 /// One process of two.
@@ -51,7 +51,7 @@ impl Side {
 
     fn next(&self) -> Wc {
         let mut wc = [Wc::default()];
-        let n = self.cq.wait(&mut wc, Some(LONG)).expect("no overrun");
+        let n = self.cq.wait(&mut wc, Some(PATIENCE)).expect("no overrun");
         assert_eq!(n, 1, "nothing within the time");
         wc[0]
     }
@@ -61,7 +61,7 @@ impl Side {
         let start = Instant::now();
         let mut wc = [Wc::default()];
         while self.cq.poll(&mut wc).expect("no overrun") == 0 {
-            assert!(start.elapsed() < LONG, "nothing within the time");
+            assert!(start.elapsed() < PATIENCE, "nothing within the time");
         }
         wc[0]
     }
@@ -79,15 +79,6 @@ fn to(qp: &UdQp) -> UdDest {
         qkey: QKEY,
         from: None,
         traffic_class: 0,
-    }
-}
-
-/// Waits until the effect of the other threads is visible.
-fn until(what: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !what() {
-        assert!(start.elapsed() < LONG, "not within the time");
-        std::thread::yield_now();
     }
 }
 
@@ -159,7 +150,7 @@ fn the_engine_receives_for_a_channel() {
         } else {
             qa.post_send(&wr, &to(&qb)).expect("posted");
         }
-        assert_eq!(channel.get_event(Some(LONG)), Some(cq.num()));
+        assert_eq!(channel.get_event(Some(PATIENCE)), Some(cq.num()));
         let mut wc = [Wc::default(); 2];
         let n = cq.poll(&mut wc).expect("no overrun");
         assert_eq!(n, 1 + usize::from(solicited));
@@ -198,7 +189,7 @@ fn a_hook_may_use_its_queue_pair() {
     }
     let expect = |wanted: &[(u64, WcStatus)]| {
         for wanted in wanted {
-            assert_eq!(told.recv_timeout(LONG).as_ref(), Ok(wanted));
+            assert_eq!(told.recv_timeout(PATIENCE).as_ref(), Ok(wanted));
         }
     };
     let ask = || {
@@ -307,8 +298,8 @@ fn what_is_wrong_is_dropped_and_the_queue_pair_goes_on() {
     hostile(&datagram[..datagram.len() - 1]);
     hostile(&vec![0x57; 9000]);
     hostile(&[]);
-    until(|| b.port.counters().malformed == 4);
-    until(|| b.port.counters().unknown == 1);
+    until("the counter malformed", || b.port.counters().malformed == 4);
+    until("the counter unknown", || b.port.counters().unknown == 1);
     assert_eq!(qb.counters().no_recv, 1);
     assert_eq!(qb.counters().wrong_qkey, 1);
 
@@ -317,7 +308,7 @@ fn what_is_wrong_is_dropped_and_the_queue_pair_goes_on() {
     b.recv(&qb, 2, 1 << 20, 64);
     b.recv(&qb, 3, 0, 64);
     hostile(&datagram);
-    until(|| qb.counters().too_long == 1);
+    until("the counter too_long", || qb.counters().too_long == 1);
     let mut shorter = Vec::new();
     header.emit(&mut shorter);
     shorter.extend_from_slice(b"fits.");
@@ -392,7 +383,7 @@ fn keys_may_come_late_and_may_be_ones_own() {
     };
     let wr = SendWr::send(1).inline(b"x");
     qa.post_send(&wr, &own).expect("posted");
-    until(|| qb.counters().wrong_qkey == 1);
+    until("the counter wrong_qkey", || qb.counters().wrong_qkey == 1);
     qb.set_qkey(QKEY);
     qa.post_send(&wr, &own).expect("posted");
     assert_eq!(b.poll().status, WcStatus::Success);

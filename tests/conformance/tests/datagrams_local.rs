@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use weft_conformance::bed::Rng;
 use weft_conformance::twin::again;
+use weft_conformance::waits::{PATIENCE, until};
 use weft_mem::SendList;
 use weft_ring::{End, Front, Role, Segment};
 use weft_sys::memfd::{self, Mapping};
@@ -24,7 +25,6 @@ use weft_verbs::{
 use weft_wire::dgram::{Header, seal};
 use weft_wire::local::{MAX_LEN, Message};
 
-const LONG: Duration = Duration::from_secs(30);
 const QKEY: u32 = 0x1111_1111;
 const HERE: &str = "127.0.0.1:0";
 const ROOM: usize = 256;
@@ -94,12 +94,12 @@ impl Side {
             let n = if spin {
                 self.cq.poll(&mut wc)
             } else {
-                self.cq.wait(&mut wc, Some(LONG))
+                self.cq.wait(&mut wc, Some(PATIENCE))
             };
             if n.expect("no overrun") == 1 {
                 return wc[0];
             }
-            assert!(start.elapsed() < LONG, "nothing within the time");
+            assert!(start.elapsed() < PATIENCE, "nothing within the time");
         }
     }
 
@@ -119,7 +119,7 @@ impl Side {
     fn meet(&self, to: &UdDest) {
         let start = Instant::now();
         while self.shared().0 < 4 || self.shared().1 < 4 {
-            assert!(start.elapsed() < LONG, "{:?}", self.port.local_peers());
+            assert!(start.elapsed() < PATIENCE, "{:?}", self.port.local_peers());
             self.recv(0);
             self.send(b"?", to);
             assert_eq!(self.next(false).status, WcStatus::Success);
@@ -134,14 +134,6 @@ fn dest(addr: SocketAddr, qp_num: u32) -> UdDest {
         qkey: QKEY,
         from: None,
         traffic_class: 0,
-    }
-}
-
-fn until(what: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !what() {
-        assert!(start.elapsed() < LONG, "not within the time");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -240,7 +232,9 @@ fn two_processes_share_memory() {
     }
     assert_eq!(side.shared().0 - before.0, 2000);
     // An earlier answer may come late, and the latest count after its completion.
-    until(|| side.shared().1 - before.1 >= 2000);
+    until("the messages in shared memory", || {
+        side.shared().1 - before.1 >= 2000
+    });
     assert_eq!(side.qp.counters().dropped + side.qp.counters().no_recv, 0);
 }
 
@@ -270,7 +264,7 @@ fn what_finds_no_receive_is_dropped_and_counted() {
     for _ in 0..50 {
         side.send(b"x", &twin.to);
     }
-    until(|| side.qp.counters().no_recv == 50);
+    until("the counter no_recv", || side.qp.counters().no_recv == 50);
     side.recv(3);
     side.send(b"y", &twin.to);
     assert_eq!(side.next(false).wr_id, 3);
@@ -282,11 +276,11 @@ fn a_peer_that_is_killed_is_sent_to_by_the_kernel_and_one_in_its_place_is_met() 
     side.meet(&twin.to);
     let to = twin.to;
     drop(twin);
-    until(|| side.port.local_peers().is_empty());
+    until("no peer is left", || side.port.local_peers().is_empty());
     for _ in 0..100 {
         side.send(b"x", &to);
     }
-    until(|| {
+    until("all sends are done", || {
         let _ = side.cq.poll(&mut [Wc::default()]);
         side.qp.outstanding() == 0
     });
@@ -305,7 +299,7 @@ fn a_peer_that_is_stopped_holds_nobody_up() {
     for _ in 0..8000 {
         while side.qp.outstanding() >= 1000 {
             let _ = side.cq.poll(&mut [Wc::default()]);
-            assert!(start.elapsed() < LONG, "it waits");
+            assert!(start.elapsed() < PATIENCE, "it waits");
         }
         side.send(&[7; 200], &twin.to);
     }
@@ -313,14 +307,16 @@ fn a_peer_that_is_stopped_holds_nobody_up() {
         let peers = side.port.local_peers();
         peers.iter().map(|peer| peer.lost).sum::<u64>()
     };
-    until(|| side.qp.outstanding() == 0 && lost() > 3000);
+    until("3000 are lost", || {
+        side.qp.outstanding() == 0 && lost() > 3000
+    });
     side.recv(5);
     side.send(b"on we go", &other.to);
     let wc = side.next(false);
     assert_eq!((wc.wr_id, side.bytes(&wc)), (5, b"on we go".to_vec()));
     // There are more echoes than receives here, and they arrive.
     twin.signal(Signal::CONT);
-    until(|| side.qp.counters().no_recv > 0);
+    until("the counter no_recv", || side.qp.counters().no_recv > 0);
 }
 
 #[test]
@@ -340,7 +336,7 @@ fn the_reliable_mode_keeps_its_promises() {
                     let mut wc = [Wc::default()];
                     let wait = Some(Duration::from_millis(100));
                     let _ = a.cq.wait(&mut wc, wait);
-                    assert!(start.elapsed() < LONG, "no acknowledgement");
+                    assert!(start.elapsed() < PATIENCE, "no acknowledgement");
                 }
                 let wr = SendWr::new(id, SendOp::Send).inline(&id.to_le_bytes());
                 a.qp.post_send(&wr.signaled(), &to).expect("posted");
@@ -389,7 +385,7 @@ impl Raw {
         let mut bytes = Vec::new();
         message.emit(&mut bytes);
         unix::send_signed(&wire, &bytes, &[]).expect("sent");
-        poll_fds(&[(wire.as_fd(), Interest::READ)], Some(LONG)).expect("an answer");
+        poll_fds(&[(wire.as_fd(), Interest::READ)], Some(PATIENCE)).expect("an answer");
         let mut answer = [0; MAX_LEN];
         let (len, mut fds) = unix::recv_with_fds(&wire, &mut answer, 1).ok()??;
         assert_eq!(Message::parse(&answer[..len]), Some(Message::Accept));
@@ -492,7 +488,7 @@ fn nobody_comes_under_an_address_that_is_not_his() {
         Segment::open(fd).expect("a segment").into(),
         Role::Responder,
     );
-    until(|| victim.port.local_peers().len() == 1);
+    until("the peer is known", || victim.port.local_peers().len() == 1);
     victim.recv(2);
     push(&end, &datagram(&victim.dest(), b"from memory"));
     let wc = victim.next(true);
@@ -524,7 +520,9 @@ fn nonsense_in_the_memory_ends_that_pipe_and_no_other() {
         let len = memfd::check(&fd).expect("a sealed file") as usize;
         assert!(memfd::grow(&fd, 2 * len as u64).is_err());
         let there = |peer: &weft_verbs::UdLocalPeer| peer.addr == raw.addr;
-        until(|| victim.port.local_peers().iter().any(there));
+        until("the peer is known", || {
+            victim.port.local_peers().iter().any(there)
+        });
         match round % 4 {
             // All of the ring, again and again while the victim reads.
             0 | 1 => {
@@ -545,7 +543,7 @@ fn nonsense_in_the_memory_ends_that_pipe_and_no_other() {
                     Role::Responder,
                 );
                 push(&end, &vec![0x57; 80_000]);
-                until(|| {
+                until("the peer is forgotten", || {
                     let _ = victim.cq.poll(&mut [Wc::default()]);
                     !victim.port.local_peers().iter().any(there)
                 });
@@ -561,7 +559,7 @@ fn nonsense_in_the_memory_ends_that_pipe_and_no_other() {
                     let bytes = rng.bytes(len);
                     push(&end, &bytes);
                 }
-                until(|| {
+                until("malformed records are counted", || {
                     let _ = victim.cq.poll(&mut [Wc::default()]);
                     victim.port.counters().malformed >= before + 99
                 });
@@ -584,16 +582,16 @@ fn a_receiver_that_takes_nothing_holds_nobody_up() {
     let fd = raw
         .offer(victim.port.local_addr(), |_| {})
         .expect("accepted");
-    until(|| victim.port.local_peers().len() == 1);
+    until("the peer is known", || victim.port.local_peers().len() == 1);
     let start = Instant::now();
     for _ in 0..2000 {
         while victim.qp.outstanding() >= 1000 {
             let _ = victim.cq.poll(&mut [Wc::default()]);
-            assert!(start.elapsed() < LONG, "it waits");
+            assert!(start.elapsed() < PATIENCE, "it waits");
         }
         victim.send(&[1; 2048], &dest(raw.addr, 1));
     }
-    until(|| victim.qp.outstanding() == 0);
+    until("all sends are done", || victim.qp.outstanding() == 0);
     victim.meet(&other.to);
     drop(fd);
 }

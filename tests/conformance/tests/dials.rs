@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
-use weft_conformance::twin::alone;
+use weft_conformance::waits::alone;
 use weft_verbs::cm::{ConnectError, Listener};
 use weft_verbs::{Device, Limits, LocalMode};
 

@@ -2,7 +2,7 @@
 
 use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
 use weft_conformance::gauge::{descriptors, given_back};
-use weft_conformance::twin::alone;
+use weft_conformance::waits::alone;
 use weft_verbs::{Device, RecvWr, SendWr};
 
 fn maps() -> usize {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use weft_conformance::twin::alone;
+use weft_conformance::waits::alone;
 use weft_sys::Interest;
 use weft_sys::udp::UdpSocket;
 use weft_verbs::{

@@ -125,12 +125,12 @@ fn a_peer_is_told_long_after_the_other() {
             ((&other, &q2, e2), (&one, &q1, e1))
         };
         let mut impatient = ConnParam::default();
-        impatient.options.timeout = Duration::from_millis(300);
+        impatient.options.timeout = Duration::from_millis(100);
         x.broker.join(qx, ex, ey, 0, &impatient).expect("a peer");
         qy.post_recv(&[RecvWr::new(1).sge(y.mr.whole())])
             .expect("room");
         // Long enough for some requests to be given up.
-        std::thread::sleep(Duration::from_secs(1));
+        std::thread::sleep(Duration::from_millis(350));
         join(y, qy, ey, ex);
         qx.post_send_one(SendWr::send(2).inline(b"at last"))
             .expect("kept");

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use weft_conformance::bed::{ALL, PATIENCE, assert_bytes, pattern, take, tcp_device, until};
 use weft_conformance::gauge::{descriptors, given_back, resident};
 use weft_conformance::raw::{Raw, read_request, send, start_frame, write};
-use weft_conformance::twin::alone;
 use weft_conformance::victim::{Bystander, Role, Victim, Wire};
+use weft_conformance::waits::alone;
 use weft_verbs::cm::{ConnParam, Listener, connect};
 use weft_verbs::{Device, Limits, LinkOptions, LocalMode, QpInit, QpState, SendWr, WcStatus};
 use weft_wire::mpa::FrameKind;
@@ -313,7 +313,7 @@ fn a_peer_that_never_closes() {
     let before = descriptors();
     for (wire, device, bystander) in &devices {
         for round in 0..20 {
-            let (victim, mut raw) = Victim::on(device, Role::Responder, *wire, 1);
+            let (victim, mut raw) = Victim::impatient(device, Role::Responder, *wire, 1);
             raw.send_ulpdus(&[send(7, &[round])]);
             until("the victim's end", || victim.qp.state() == QpState::Error);
             raws.push(raw);

@@ -14,8 +14,8 @@ use weft_conformance::raw::{
     Raw, atomic_request, atomic_response, read_request, send, send_invalidate, start_frame, tagged,
     untagged, write,
 };
-use weft_conformance::twin::alone;
 use weft_conformance::victim::{Bystander, Wire};
+use weft_conformance::waits::alone;
 use weft_verbs::cm::{ConnParam, Listener};
 use weft_verbs::{
     Access, Cq, Device, LinkOptions, Mr, Pd, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,

@@ -1,8 +1,9 @@
 //! Datagram queue pairs with messages of several segments, and RDMA Write-Record: docs/spec/dgram.md.
 
 use std::net::UdpSocket;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use weft_conformance::waits::until;
 use weft_verbs::{
     Access, Cq, Device, Mr, Pd, PostReason, RecvWr, RemoteAddr, SendWr, UD_MTU, UdDest,
     UdErrorKind, UdInit, UdPort, UdQp, Wc, WcOpcode, WcStatus,
@@ -11,7 +12,7 @@ use weft_wire::dgram::{Segment, Target, seal};
 
 const LONG: Duration = Duration::from_secs(30);
 /// The time limit of messages that are to be given up: more than their segments take to arrive.
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_millis(500);
 const QKEY: u32 = 0x1111_1111;
 const MIB: usize = 1 << 20;
 
@@ -80,15 +81,6 @@ fn to(qp: &UdQp) -> UdDest {
 
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| ((i + seed) * 7 + i / 251) as u8).collect()
-}
-
-/// Waits until the effect of the engine is visible.
-fn until(what: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !what() {
-        assert!(start.elapsed() < LONG, "not within the time");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// A third party that forges datagrams.
@@ -199,7 +191,7 @@ fn a_fast_sender_does_not_overrun_a_receiver() {
         let wc = b.next();
         assert_eq!((wc.wr_id, wc.status), (id, WcStatus::Success));
     }
-    until(|| qa.outstanding() == 0);
+    until("all sends are done", || qa.outstanding() == 0);
     assert!(b.mr.to_vec(0, MIB).expect("in bounds") == bytes);
 }
 
@@ -312,7 +304,7 @@ fn of_a_write_record_that_loses_segments_the_rest_is_usable() {
         forger.send(&part(8), b"iend");
         forger.send(&part(2), b"cdef");
         forger.send(&part(2), b"XXXX");
-        until(|| qp.counters().dropped == 1);
+        until("the counter dropped", || qp.counters().dropped == 1);
         if partial {
             let wc = b.next();
             assert_eq!((wc.opcode, wc.byte_len), (WcOpcode::WriteRecord, 8));
@@ -321,7 +313,7 @@ fn of_a_write_record_that_loses_segments_the_rest_is_usable() {
             assert_eq!(record.valid, [2..6, 8..12]);
             assert_eq!(record.missing(), [0..2, 6..8]);
         }
-        until(|| qp.counters().incomplete == 1);
+        until("the counter incomplete", || qp.counters().incomplete == 1);
         b.none();
         let map = qp.validity_map(b.mr.rkey());
         assert_eq!(map.ranges().collect::<Vec<_>>(), [102..106, 108..112]);
@@ -330,7 +322,7 @@ fn of_a_write_record_that_loses_segments_the_rest_is_usable() {
         assert_eq!(error.kind, UdErrorKind::Incomplete);
         // Segments after that are late.
         forger.send(&part(0), b"ab");
-        until(|| qp.counters().dropped == 2);
+        until("the counter dropped", || qp.counters().dropped == 2);
         assert_eq!(b.mr.to_vec(100, 2).expect("in bounds"), [0, 0]);
     }
 }
@@ -372,7 +364,9 @@ fn hostile_segments_change_nothing() {
             ..forger.base
         };
         forger.send(&segment, b"hostile byte");
-        until(|| qb.counters().no_access == count as u64 + 1);
+        until("the counter no_access", || {
+            qb.counters().no_access == count as u64 + 1
+        });
         let error = qb.take_error().expect("told");
         assert_eq!((error.kind, error.msn), (UdErrorKind::NoAccess, msn));
     }
@@ -417,14 +411,16 @@ fn hostile_segments_change_nothing() {
     ];
     for (count, segment) in wrong.iter().enumerate() {
         forger.send(segment, b"5678");
-        until(|| qb.counters().dropped == count as u64 + 1);
+        until("the counter dropped", || {
+            qb.counters().dropped == count as u64 + 1
+        });
     }
     let rest = Segment { offset: 4, ..first };
     forger.send(&rest, b"5678last");
     let record = qb.take_record(b.next().wr_id).expect("a record");
     assert!(record.is_complete());
     forger.send(&rest, b"replayed");
-    until(|| qb.counters().dropped == 7);
+    until("the counter dropped", || qb.counters().dropped == 7);
     let mut expected = vec![0; b.mr.len()];
     expected[..12].copy_from_slice(b"12345678last");
     assert!(b.mr.to_vec(0, b.mr.len()).expect("in bounds") == expected);
@@ -441,7 +437,7 @@ fn hostile_segments_change_nothing() {
         ..first
     };
     forger.send(&segment, b"refused");
-    until(|| closed.counters().no_record == 1);
+    until("the counter no_record", || closed.counters().no_record == 1);
     let wr = SendWr::write(1, RemoteAddr { addr: 0, rkey: 1 });
     let refused = closed.post_send(&wr, &to(&qb)).expect_err("refused");
     assert_eq!(refused.reason, PostReason::Opcode);
@@ -495,7 +491,7 @@ fn records_that_nobody_takes_have_a_limit() {
         let wr = SendWr::write(id, b.mr.remote(id as usize)).inline(b"x");
         qa.post_send(&wr, &to(&qb)).expect("posted");
     }
-    until(|| qb.counters().no_record == 16);
+    until("the counter no_record", || qb.counters().no_record == 16);
     assert_eq!(qb.counters().records, 64);
     assert_eq!(b.mr.to_vec(64, 16).expect("in bounds"), [0; 16]);
     for _ in 0..64 {
@@ -529,19 +525,21 @@ fn a_flood_of_beginnings_keeps_nobody_out() {
         let segment = Segment { msn, ..forger.base };
         forger.send(&segment, b"begun");
     }
-    until(|| qb.counters().incomplete + qb.counters().no_recv >= 46);
+    until("the counter incomplete", || {
+        qb.counters().incomplete + qb.counters().no_recv >= 46
+    });
     let wr = SendWr::send(1).inline(b"honest");
     qa.post_send(&wr, &to(&qb)).expect("posted");
     let wc = b.next();
     assert_eq!((wc.status, wc.byte_len), (WcStatus::Success, 6));
     // The others return their receives when their time is up, and no receive is lost.
-    until(|| qb.counters().incomplete == 50);
+    until("the counter incomplete", || qb.counters().incomplete == 50);
     for left in (0..3).rev() {
         qa.post_send(&wr, &to(&qb)).expect("posted");
         assert_eq!(b.next().byte_len, 6, "{left} receives are left");
     }
     qa.post_send(&wr, &to(&qb)).expect("posted");
-    until(|| qb.counters().no_recv == 1);
+    until("the counter no_recv", || qb.counters().no_recv == 1);
 }
 
 #[test]

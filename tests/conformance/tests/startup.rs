@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use weft_conformance::bed::{PATIENCE, assert_bytes, take, tcp_device, until};
 use weft_conformance::raw::{Raw, fpdu, send, start_frame, write};
-use weft_conformance::victim::{Bystander, Role, Victim};
+use weft_conformance::victim::{Bystander, Role, Victim, Wire};
 use weft_verbs::cm::{ConnParam, ConnectError, Listener, connect};
 use weft_verbs::{
     Access, AsyncEvent, Cq, Device, LinkOptions, Qp, QpInit, QpState, RecvWr, SendWr, WcStatus,
@@ -137,7 +137,7 @@ fn a_peer_that_is_silent_after_startup() {
     let device = tcp_device();
     let bystander = Bystander::new(&device);
     for role in [Role::Initiator, Role::Responder] {
-        let (victim, raw) = Victim::new(&device, role, true, 2);
+        let (victim, raw) = Victim::impatient(&device, role, Wire::Tcp { crc: true }, 2);
         bystander.ping();
         // A connection has no time limit: it is up, its read outstanding.
         assert_eq!(victim.qp.state(), QpState::Rts);

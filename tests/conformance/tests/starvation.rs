@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use weft_conformance::bed::{Bed, Half, Memory, Setup, take};
 use weft_conformance::gauge::{descriptors, given_back};
-use weft_conformance::twin::{Pair, Twin, alone};
+use weft_conformance::twin::{Pair, Twin};
 use weft_conformance::victim::Bystander;
+use weft_conformance::waits::alone;
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::{Cq, Device, LinkOptions, LocalMode, Qp, QpInit, RecvWr, SendWr, WcStatus};
 

@@ -16,7 +16,7 @@ use crate::network::startup::LIMIT;
 use crate::peer::{PATIENCE, Peer};
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::shared::door::{Came, Cell, Door, VERSION, kind, message};
+use crate::shared::door::{Cell, Door, Received, VERSION, kind, message};
 use crate::shared::files::Files;
 use crate::shared::ring::{Ring, word};
 use crate::target::{Kind, Target};
@@ -56,14 +56,14 @@ impl Listener {
     }
 
     /// The visitor's door and its Hello.
-    fn hello(&self) -> io::Result<(Door, Came)> {
+    fn hello(&self) -> io::Result<(Door, Received)> {
         let visitor = self.door.as_ref().expect("a door").visitor()?;
         let hello = visitor.message(PATIENCE)?;
         Ok((visitor, hello))
     }
 
     /// A meeting up to its Welcome, and what joins.
-    fn joined(&self, rng: &mut Rng) -> io::Result<(Door, Came)> {
+    fn joined(&self, rng: &mut Rng) -> io::Result<(Door, Received)> {
         let (visitor, hello) = self.hello()?;
         let cell = Cell::new(rng);
         welcome(&visitor, &cell, &hello)?;
@@ -73,7 +73,7 @@ impl Listener {
 }
 
 /// An honest Welcome. (The secret of who says Hello is not read: a proof of zeros says so.)
-fn welcome(visitor: &Door, cell: &Cell, hello: &Came) -> io::Result<()> {
+fn welcome(visitor: &Door, cell: &Cell, hello: &Received) -> io::Result<()> {
     cell.show(hello.body.get(8..24).unwrap_or(&[0; 16]));
     let mut body = cell.bytes();
     body.extend([0; 16]);
@@ -346,7 +346,7 @@ fn welcomes(seed: u64) -> Vec<Lie> {
             visitor.send(&message(VERSION, kind::DECLINE, b"\x1b[31mno\0\n"), &[])
         }),
     ];
-    type Make = fn(&Came, &mut Rng) -> Vec<u8>;
+    type Make = fn(&Received, &mut Rng) -> Vec<u8>;
     let packets: [(&str, Make); 14] = [
         ("an empty packet", |_, _| Vec::new()),
         ("one byte", |_, _| vec![1]),
@@ -405,7 +405,7 @@ fn welcomes(seed: u64) -> Vec<Lie> {
 fn attach(
     name: impl Into<String>,
     seed: u64,
-    part: impl FnOnce(&Door, &Files, Came) -> io::Result<()> + Send + 'static,
+    part: impl FnOnce(&Door, &Files, Received) -> io::Result<()> + Send + 'static,
 ) -> Lie {
     door(name, LIMIT, move |listener| {
         let (visitor, join) = listener.joined(&mut Rng::new(seed))?;

@@ -73,7 +73,6 @@ impl Startup {
         }
     }
 
-    /// Its bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = self.key.to_vec();
         out.push(self.flags);
@@ -103,7 +102,6 @@ pub fn fpdu_with(length: u16, ulpdu: &[u8], pad: u8, crc_error: u32) -> Vec<u8> 
 
 /// RDMAP's opcodes.
 pub mod opcode {
-    #![expect(missing_docs, reason = "the RFC's names")]
     pub const WRITE: u8 = 0;
     pub const READ_REQUEST: u8 = 1;
     pub const READ_RESPONSE: u8 = 2;
@@ -130,16 +128,12 @@ pub struct Tagged {
     pub opcode: u8,
     /// The last of its message.
     pub last: bool,
-    /// Whose memory.
     pub stag: u32,
-    /// Where.
     pub to: u64,
-    /// What.
     pub payload: Vec<u8>,
 }
 
 impl Tagged {
-    /// A Write of one segment.
     pub fn write(stag: u32, to: u64, payload: &[u8]) -> Tagged {
         Tagged {
             opcode: opcode::WRITE,
@@ -169,13 +163,11 @@ pub struct Untagged {
     pub last: bool,
     /// What RDMAP has of the header: the STag to invalidate.
     pub word: u32,
-    /// Queue number.
     pub queue: u32,
     /// Message sequence number.
     pub msn: u32,
     /// Message offset.
     pub mo: u32,
-    /// What.
     pub payload: Vec<u8>,
 }
 
@@ -228,7 +220,7 @@ pub fn atomic_request(code: u32, id: u32, stag: u32, to: u64, values: [u64; 4]) 
 
 /// What an attacker wants to know of a segment that came.
 #[derive(Clone, Debug)]
-pub struct Came {
+pub struct Received {
     /// RDMAP's opcode.
     pub opcode: u8,
     /// Tagged: STag and offset.
@@ -239,16 +231,16 @@ pub struct Came {
     pub payload: Vec<u8>,
 }
 
-impl Came {
+impl Received {
     /// Of a ULPDU; `None` when it is too short to be one.
-    pub fn parse(ulpdu: &[u8]) -> Option<Came> {
+    pub fn parse(ulpdu: &[u8]) -> Option<Received> {
         let control = *ulpdu.first()?;
         let tagged = control & 0x80 != 0;
         let header = if tagged { 14 } else { 18 };
         let payload = ulpdu.get(header..)?.to_vec();
         let stag = u32::from_be_bytes(ulpdu[2..6].try_into().ok()?);
         let to = u64::from_be_bytes(ulpdu[6..14].try_into().ok()?);
-        Some(Came {
+        Some(Received {
             opcode: ulpdu[1] & 15,
             tagged: tagged.then_some((stag, to)),
             last: control & 0x40 != 0,

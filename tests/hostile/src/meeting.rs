@@ -25,9 +25,7 @@ pub struct Meeting {
     pub target: Target,
     /// The TCP connection.
     pub peer: Peer,
-    /// The socket.
     pub door: Door,
-    /// Our cell.
     pub cell: Cell,
     /// The other side's process.
     pub process: u32,
@@ -59,7 +57,6 @@ impl Meeting {
         })
     }
 
-    /// Says Hello.
     pub fn hello(&self) -> io::Result<()> {
         let body = self.cell.hello(self.peer.tcp.local_addr()?);
         self.door.send(&message(VERSION, kind::HELLO, &body), &[])

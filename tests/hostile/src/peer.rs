@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use crate::frames::{self, Came, Startup, Tagged, Untagged, fpdu, opcode};
+use crate::frames::{self, Received, Startup, Tagged, Untagged, fpdu, opcode};
 use crate::shared::ring::{Ring, word};
 
 /// A limit that only turns a hang into an error: no victim takes so long over anything that has no limit of its own.
@@ -19,14 +19,12 @@ pub enum End {
     Open,
     /// In order.
     Closed,
-    /// By a reset.
     Reset,
 }
 
 /// How a connection ended, seen from here.
 #[derive(Clone, Copy, Debug)]
 pub struct Ending {
-    /// How.
     pub end: End,
     /// What the Terminate said, if there was one: layer, type and code.
     pub terminate: Option<u16>,
@@ -36,10 +34,8 @@ pub struct Ending {
     pub segments: usize,
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct Peer {
-    /// The stream.
     pub tcp: TcpStream,
     /// Shared memory, once the connection has moved there.
     pub ring: Option<Ring>,
@@ -153,18 +149,18 @@ impl Peer {
     }
 
     /// The segment that comes next.
-    pub fn segment(&mut self, patience: Duration) -> io::Result<Came> {
+    pub fn segment(&mut self, patience: Duration) -> io::Result<Received> {
         let deadline = Instant::now() + patience;
         if self.ring.is_some() {
             let length = self.bytes(4, deadline)?;
             let length = u32::from_le_bytes(length.try_into().expect("four"));
             let ulpdu = self.bytes(length as usize, deadline)?;
-            return Came::parse(&ulpdu).ok_or_else(|| ErrorKind::InvalidData.into());
+            return Received::parse(&ulpdu).ok_or_else(|| ErrorKind::InvalidData.into());
         }
         let length = self.bytes(2, deadline)?;
         let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
         let rest = self.bytes(length + (4 - (length + 2) % 4) % 4 + 4, deadline)?;
-        Came::parse(&rest[..length]).ok_or_else(|| ErrorKind::InvalidData.into())
+        Received::parse(&rest[..length]).ok_or_else(|| ErrorKind::InvalidData.into())
     }
 
     /// The message of queue 0 that comes next, whole; other segments are skipped.
@@ -263,7 +259,6 @@ impl Peer {
         }
     }
 
-    /// Ends by a reset.
     pub fn reset(self) {
         let _ = sockopt::set_socket_linger(&self.tcp, Some(Duration::ZERO));
     }

@@ -5,7 +5,6 @@
 pub struct Rng(u64);
 
 impl Rng {
-    /// The one of this seed.
     pub fn new(seed: u64) -> Rng {
         let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         for _ in 0..8 {
@@ -14,7 +13,6 @@ impl Rng {
         rng
     }
 
-    /// The next number.
     #[expect(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;

@@ -12,16 +12,13 @@ use crate::shared::files::Files;
 pub enum Kind {
     /// Nothing: the victim program of the suite.
     Verbs,
-    /// An EXS stream.
     Exs,
     /// An EXS socket of sequenced packets.
     Packets,
-    /// An rsocket.
     Rsockets,
 }
 
 impl Kind {
-    /// By its name.
     pub fn parse(name: &str) -> Option<Kind> {
         Some(match name {
             "verbs" => Kind::Verbs,
@@ -36,7 +33,6 @@ impl Kind {
 /// A place in a victim's memory, as it was told.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Its STag.
     pub stag: u32,
     /// The tagged offset of its first byte.
     pub addr: u64,
@@ -44,12 +40,10 @@ pub struct Place {
     pub len: u32,
 }
 
-/// A victim.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// What it is.
     pub kind: Kind,
-    /// Where.
     pub addr: SocketAddr,
     /// Whether connections with it go to shared memory.
     pub shared: bool,
@@ -58,7 +52,6 @@ pub struct Target {
 /// A connection with which nothing is wrong yet.
 #[derive(Debug)]
 pub struct Session {
-    /// The connection.
     pub peer: Peer,
     /// Our files, in shared memory.
     pub files: Option<Files>,

@@ -72,13 +72,11 @@ fn hindrance() -> Option<String> {
 /// What a command did.
 #[derive(Debug)]
 pub struct Output {
-    /// Its exit status.
     pub status: i32,
     /// What it printed, and the commands in the background meanwhile.
     pub text: String,
 }
 
-/// A running guest.
 pub struct Guest {
     child: Child,
     control: TcpStream,

@@ -36,7 +36,6 @@ pub struct Served {
     pub exchanged: u32,
     /// Messages that the test sent.
     pub messages: u32,
-    /// Their bytes.
     pub bytes: u64,
     /// What went over the test's connection, Reads and Writes too.
     pub ledger: Ledger,

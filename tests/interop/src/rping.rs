@@ -70,7 +70,6 @@ impl Default for Options {
     }
 }
 
-/// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Rounds completed.

@@ -111,7 +111,6 @@ fn tshark(file: &Path, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// One end of a conversation.
 struct End {
     pd: Pd,
     cq: Cq,

@@ -17,7 +17,7 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use weft_service::text::coloured_lines;
 use weft_sys::{Interest, memfd, poll_fds};
 
-use super::past::Trail;
+use super::history::Trail;
 use super::{Leave, Shared, job};
 use crate::Endpoint;
 use crate::client::{ACTIVE, HOSTS, not_compilers};

@@ -12,7 +12,7 @@ use weft_sys::memfd;
 use weft_verbs::{Access, Mr};
 
 use super::files::Roots;
-use super::past::Trail;
+use super::history::Trail;
 use super::pool::{Conn, Pick, dial};
 use super::{LOOK, Running, Shared};
 use crate::Endpoint;

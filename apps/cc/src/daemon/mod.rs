@@ -5,8 +5,8 @@
 
 mod command;
 mod files;
+mod history;
 mod job;
-mod past;
 mod pool;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -57,12 +57,10 @@ impl Keys for Tls {
     }
 }
 
-/// The configuration.
 #[derive(Clone)]
 pub struct Config {
     /// The socket for compilations.
     pub socket: PathBuf,
-    /// Keys.
     pub keys: Arc<dyn Keys>,
     /// It ends after so long without a compilation.
     pub idle: Duration,
@@ -109,7 +107,7 @@ struct State {
     again: u64,
     verified: (u64, u64),
     reasons: BTreeMap<String, u64>,
-    past: past::List,
+    history: history::List,
 }
 
 /// Compilations that threads are to do which have nothing to do.
@@ -300,13 +298,13 @@ impl Shared {
     }
 
     fn serve(&self, line: &Line) -> io::Result<()> {
-        let mut trail = past::Trail::new(self);
+        let mut trail = history::Trail::new(self);
         let done = self.answer(line, &mut trail);
         trail.left();
         done
     }
 
-    fn answer<'a>(&'a self, line: &Line, trail: &mut past::Trail<'a>) -> io::Result<()> {
+    fn answer<'a>(&'a self, line: &Line, trail: &mut history::Trail<'a>) -> io::Result<()> {
         // The leave of a command that becomes a compiler, until it ends.
         let mut held = None;
         while let Some((bytes, fd)) = line.receive_bytes()? {
@@ -342,7 +340,7 @@ impl Shared {
                 },
                 Ask::Status => line.send(&Answer::Status(Box::new(self.status())), &[])?,
                 Ask::Past(from) => {
-                    let (from, past) = lock(&self.state).past.page(from);
+                    let (from, past) = lock(&self.state).history.page(from);
                     line.send(&Answer::Past { from, past }, &[])?;
                 }
                 Ask::Stop => {

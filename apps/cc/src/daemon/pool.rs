@@ -50,7 +50,6 @@ struct Worker {
     compiling: f64,
 }
 
-/// All workers.
 #[derive(Default)]
 pub(super) struct Pool(BTreeMap<Endpoint, Worker>);
 

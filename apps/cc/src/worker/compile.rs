@@ -37,7 +37,6 @@ pub(crate) struct Workshop {
     dir: Scratch,
     /// The working directory of the compiler.
     cwd: PathBuf,
-    /// The path of the source.
     pub(crate) source: PathBuf,
     /// The name that the compiler is given for it.
     name: PathBuf,
@@ -139,7 +138,6 @@ impl Workshop {
         self.dir.path().join("err")
     }
 
-    /// The directory.
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
@@ -401,9 +399,7 @@ fn named(program: &str, e: io::Error) -> io::Error {
     e
 }
 
-/// The end of a compiler.
 pub(crate) enum Ended {
-    /// With this status.
     Status(std::process::ExitStatus),
     /// It could not be started.
     NotStarted(io::Error),

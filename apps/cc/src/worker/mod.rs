@@ -35,14 +35,12 @@ use crate::wire::{End, PROTOCOL, Report, Verdict};
 /// The keys that are admitted, in addition to processes of the worker's own user on its host.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 
-/// The configuration.
 #[derive(Clone)]
 pub struct Config {
     /// Address and port; port 0 takes a free one.
     pub bind: SocketAddr,
     /// Compilers at once.
     pub slots: u16,
-    /// Connections at once.
     pub max_connections: usize,
     /// A compiler that takes longer is killed.
     pub time_limit: Duration,
@@ -147,11 +145,9 @@ pub fn place() -> PathBuf {
     }
 }
 
-/// The events of a worker.
 pub trait Events: Send + Sync {
     /// A master connected; over which transport.
     fn connected(&self, _peer: SocketAddr, _transport: &str) {}
-    /// A master was refused.
     fn refused(&self, _peer: SocketAddr, _why: &str) {}
     /// A master's compiler came, in so many bytes.
     fn compiler(&self, _peer: SocketAddr, _len: u64) {}

@@ -51,12 +51,10 @@ struct Held {
     len: u64,
 }
 
-/// The state of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// A file; where it is without links.
     File(PathBuf),
-    /// A directory.
     Directory(PathBuf),
     /// There is nothing.
     Absent,

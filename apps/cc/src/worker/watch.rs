@@ -174,7 +174,6 @@ fn memory_of(thread: &Path) -> u64 {
     text.lines().filter_map(kib).sum::<u64>() * 1024
 }
 
-/// The threads of a process of this group.
 fn threads_in(process: &Path, group: Pid) -> Option<u64> {
     let text = fs::read_to_string(process.join("stat")).ok()?;
     // After the name, which may have any characters: state, parent, group; and as the 18th of these the threads.

@@ -34,7 +34,6 @@ const MAX_LOCAL: usize = 64;
 /// The keys that are admitted, in addition to processes of the server's own user on its host.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 
-/// The configuration.
 #[derive(Clone)]
 pub struct Config {
     /// Address and port; port 0 takes a free one.
@@ -55,11 +54,9 @@ pub struct Config {
     pub open: bool,
 }
 
-/// The events of a server.
 pub trait Events: Send + Sync {
     /// A client connected; over which transport.
     fn connected(&self, _peer: SocketAddr, _transport: &str) {}
-    /// A client was refused.
     fn refused(&self, _peer: SocketAddr, _why: &str) {}
     /// A client has disconnected, after this time.
     fn finished(&self, _peer: SocketAddr, _after: Duration) {}

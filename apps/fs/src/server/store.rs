@@ -210,7 +210,6 @@ pub(crate) struct Store {
     loaded: Mutex<HashMap<FileState, Arc<Loaded>>>,
 }
 
-/// The result of opening.
 pub(crate) enum Opened {
     Buffer(Arc<Buffer>),
     /// For a program of this host.

@@ -51,13 +51,11 @@ const SCRIPT: &str = include_str!("../../assets/page.js");
 const STYLE: &str = include_str!("../../assets/page.css");
 const HLS: &[u8] = include_bytes!("../../assets/hls.light.min.js");
 
-/// The configuration.
 pub struct Config {
     /// Address and port; port 0 takes a free one.
     pub http: SocketAddr,
     /// Whether any user may connect who can reach the address; otherwise only this user, on this host.
     pub open: bool,
-    /// The servers behind it.
     pub servers: Vec<Server>,
 }
 

@@ -188,7 +188,6 @@ pub struct Flows<B, K> {
     strays: Vec<Answer>,
     /// Messages of flows that are over.
     released: Vec<Carried<B>>,
-    /// Messages that are open.
     open: usize,
     /// The earliest time of the next check for stalled flows.
     next_look: Now,

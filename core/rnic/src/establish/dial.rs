@@ -283,7 +283,6 @@ impl Dial {
         }
     }
 
-    /// It has failed.
     fn fail(&self, stage: &mut DialStage, error: ConnectError) {
         match &*stage {
             DialStage::Securing(link) => link.abort(),

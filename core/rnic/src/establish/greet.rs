@@ -292,7 +292,6 @@ impl Reception {
     }
 }
 
-/// A connection that was accepted.
 pub(super) enum Accepted {
     Tcp(TcpLink),
     Sim(Arc<dyn ByteStream>),

@@ -101,6 +101,7 @@ impl QpInner {
                 link,
                 registration,
                 since: Instant::now(),
+                linger: options.linger,
             };
             if self.peer.connected.set(connected).is_err() {
                 return Err(io::Error::new(

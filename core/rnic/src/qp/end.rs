@@ -20,8 +20,6 @@ use crate::timer;
 use crate::transport::Link;
 use crate::types::{AsyncEvent, QpState, TerminateCode, WcStatus};
 
-/// How long a closing connection may make no progress with sending, and then wait for the peer's end.
-const LINGER: Duration = Duration::from_secs(5);
 /// InfiniBand's transport timer with its retries: how long sends to a vanished peer appear to be in flight.
 const TRANSPORT_TIMER: Duration = Duration::from_millis(500);
 /// The limit on how long a peer can delay the end of a failed connection by reading slowly.
@@ -292,7 +290,7 @@ impl QpInner {
     /// Start the time that the connection has from here on.
     pub(super) fn linger(&self, core: &mut Core) {
         if let Some(connected) = self.peer.connected.get() {
-            let until = Instant::now() + LINGER;
+            let until = Instant::now() + connected.linger;
             core.linger_until = Some(until);
             core.linger_mark = core.moved();
             connected.registration.set_timer(until);

@@ -2,7 +2,6 @@
 
 use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, fpdu_len, fpdu_pad};
 
-/// The framing of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Frame {
     /// FPDUs (RFC 5044): two bytes of length, the ULPDU, padding and CRC.

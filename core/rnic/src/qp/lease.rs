@@ -281,7 +281,6 @@ impl QpInner {
         }
     }
 
-    /// The engine drives.
     pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {
         let drove = self.drive(true);
         if drove == Drive::Moved && self.has_engine_hint() {

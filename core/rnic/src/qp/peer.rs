@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_mem::Access;
 
@@ -35,6 +35,8 @@ pub(super) struct Connected {
     pub(super) link: Link,
     pub(super) registration: Registration,
     pub(super) since: Instant,
+    /// See [`LinkOptions::linger`](crate::types::LinkOptions::linger).
+    pub(super) linger: Duration,
 }
 
 impl Default for Peer {

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use weft_sys::Event;
 use weft_sys::udp::RecvBatch;
 
+use super::inbound::ArrivalTime;
 use super::intake::{Answering, Feed, Intake, Train};
 use super::local::{Pipe, Taken};
 use super::port::{HEADROOM, Last, PortInner, Rx, member_id};
-use super::taking::Came;
 use crate::cq::Port;
 use crate::engine::{Engine, Next, Source};
 use crate::lock::lock;
@@ -116,7 +116,7 @@ impl PortInner {
                 return true;
             }
         }
-        let now = Came::default();
+        let now = ArrivalTime::default();
         let (mut answering, mut known) = (Answering::new(), None);
         for at in 0..batch.len() {
             let Some((train, buffer)) = batch.get(at) else {
@@ -178,7 +178,7 @@ impl PortInner {
         last: &mut Last,
         answering: &mut Answering,
     ) -> bool {
-        let (now, mut known) = (Came::default(), None);
+        let (now, mut known) = (ArrivalTime::default(), None);
         let mut intake = Intake {
             port: self,
             feed: PipeFeed {

@@ -9,8 +9,8 @@ use std::time::Instant;
 use weft_proto::dgram::{Admit, Carried, Finished, Ranges, Resumed, Source, Spot};
 use weft_wire::dgram::{Control, FaultCode, Flow, Grh, Segment, Target};
 
+use super::inbound::{ArrivalTime, Buffer, Early, Inbound, Incoming, count, write_grh};
 use super::reliable::Reliable;
-use super::taking::{Arrived, Buffer, Came, Early, Taking, count, write_grh};
 use super::{UdDest, UdError, UdErrorKind, UdInner};
 use crate::srq::Lack;
 use crate::types::{QpState, RecvWr, UdSource};
@@ -30,41 +30,41 @@ impl UdInner {
     pub(super) fn take_reliable(
         &self,
         reliable: &Reliable,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         segment: &Segment,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) -> bool {
         let now = reliable.since(arrived.now.time());
         let payload = arrived.bytes.len() - Grh::LEN;
-        let admit = taking
+        let admit = inbound
             .flows
             .admit(now, arrived.from, arrived.to, segment, payload, || {
                 Early::of(arrived)
             });
         match admit {
-            Admit::Next(spot) => self.take_spot(taking, &spot, arrived),
+            Admit::Next(spot) => self.take_spot(inbound, &spot, arrived),
             Admit::Done => {}
         }
-        self.give_back(taking);
-        taking.flows.has_answers()
+        self.give_back(inbound);
+        inbound.flows.has_answers()
     }
 
     /// The expected segment of a flow, and those behind it that are here already.
-    fn take_spot(&self, taking: &mut Taking, spot: &Spot, arrived: &mut Arrived<'_>) {
-        if !self.place_spot(taking, spot, arrived) {
+    fn take_spot(&self, inbound: &mut Inbound, spot: &Spot, arrived: &mut Incoming<'_>) {
+        if !self.place_spot(inbound, spot, arrived) {
             return;
         }
-        let mut next = taking.flows.next_kept(spot);
+        let mut next = inbound.flows.next_kept(spot);
         while let Some((spot, mut early)) = next {
-            let mut arrived = Arrived {
+            let mut arrived = Incoming {
                 bytes: &mut early.bytes,
                 from: spot.from(),
                 to: early.to,
                 traffic_class: early.traffic_class,
                 now: arrived.now,
             };
-            next = if self.place_spot(taking, &spot, &mut arrived) {
-                taking.flows.next_kept(&spot)
+            next = if self.place_spot(inbound, &spot, &mut arrived) {
+                inbound.flows.next_kept(&spot)
             } else {
                 None
             };
@@ -72,26 +72,26 @@ impl UdInner {
     }
 
     /// Whether it was placed, so that the flow continues.
-    fn place_spot(&self, taking: &mut Taking, spot: &Spot, arrived: &mut Arrived<'_>) -> bool {
+    fn place_spot(&self, inbound: &mut Inbound, spot: &Spot, arrived: &mut Incoming<'_>) -> bool {
         let segment = *spot.segment();
         let placed = match segment.target {
-            None => self.place_send(taking, spot, arrived),
-            Some(target) => self.place_record(taking, spot, target, arrived),
+            None => self.place_send(inbound, spot, arrived),
+            Some(target) => self.place_record(inbound, spot, target, arrived),
         };
         match placed {
             Ok(buffer) => {
-                if let Some(whole) = taking.flows.placed(spot, buffer) {
-                    self.carried(taking, whole);
+                if let Some(whole) = inbound.flows.placed(spot, buffer) {
+                    self.carried(inbound, whole);
                 }
                 true
             }
             Err(Stop::Starved) => {
-                taking.flows.starve(spot, || Early::of(arrived));
+                inbound.flows.starve(spot, || Early::of(arrived));
                 false
             }
             Err(Stop::Refused(code)) => {
-                if let Some(open) = taking.flows.refuse(spot, code) {
-                    self.carried(taking, open);
+                if let Some(open) = inbound.flows.refuse(spot, code) {
+                    self.carried(inbound, open);
                 }
                 false
             }
@@ -100,48 +100,48 @@ impl UdInner {
 
     fn place_send(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         spot: &Spot,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) -> Result<Option<Buffer>, Stop> {
         let segment = spot.segment();
         let front = self.front();
         let source = source_of(spot);
         let wr = if spot.opens() {
-            match self.receive_for(taking, segment.len + front, arrived.now.time()) {
+            match self.receive_for(inbound, segment.len + front, arrived.now.time()) {
                 Ok(wr) => Some(wr),
                 Err(Lack::Empty) => return Err(Stop::Starved),
                 Err(lack) => {
-                    self.lacks(taking, lack, source, segment.msn);
+                    self.lacks(inbound, lack, source, segment.msn);
                     return Err(Stop::Refused(FaultCode::TooLong));
                 }
             }
         } else {
             None
         };
-        let placed = match (&wr, taking.flows.buffer(spot)) {
+        let placed = match (&wr, inbound.flows.buffer(spot)) {
             (Some(wr), _) => {
                 if self.grh {
                     write_grh(segment.len as usize, arrived);
                 }
                 let bytes = &arrived.bytes[Grh::LEN - front as usize..];
-                self.place(&taking.keys, wr, 0, bytes)
+                self.place(&inbound.keys, wr, 0, bytes)
             }
             (None, Some(Buffer::Recv(wr))) => {
                 let bytes = &arrived.bytes[Grh::LEN..];
-                self.place(&taking.keys, wr, front + segment.offset, bytes)
+                self.place(&inbound.keys, wr, front + segment.offset, bytes)
             }
             (None, _) => return Err(Stop::Refused(FaultCode::Operation)),
         };
         if placed.is_err() {
             // The memory of the receive is invalid: the flow ends, and the sender is notified.
-            let open = taking.flows.refuse(spot, FaultCode::Operation);
+            let open = inbound.flows.refuse(spot, FaultCode::Operation);
             let open = open.map(|open| open.buffer);
             let taken = wr.map(Buffer::Recv).or(open);
             if let Some(Buffer::Recv(wr)) = taken {
                 let len = segment.len + front;
                 let (imm, solicited) = (segment.imm, segment.solicited);
-                self.received(taking, &wr, placed, len, imm, source, solicited);
+                self.received(inbound, &wr, placed, len, imm, source, solicited);
             }
             return Err(Stop::Refused(FaultCode::Operation));
         }
@@ -149,36 +149,36 @@ impl UdInner {
     }
 
     /// Takes a receive for a reliable message, from a stalled message if there is no other.
-    fn receive_for(&self, taking: &mut Taking, len: u32, now: Instant) -> Result<RecvWr, Lack> {
-        let first = self.take_recv(taking, len);
+    fn receive_for(&self, inbound: &mut Inbound, len: u32, now: Instant) -> Result<RecvWr, Lack> {
+        let first = self.take_recv(inbound, len);
         if !matches!(first, Err(Lack::Empty)) {
             return first;
         }
         if let Some(reliable) = &self.reliable {
             let now = reliable.since(now);
-            let still = taking.flows.evict(now, |b| matches!(b, Buffer::Recv(_)));
+            let still = inbound.flows.evict(now, |b| matches!(b, Buffer::Recv(_)));
             if let Some(still) = still {
-                self.carried(taking, still);
+                self.carried(inbound, still);
             }
         }
         // A thread that posts a receive from now on serves starving flows. One may have been posted just before.
         self.starving.store(true, Ordering::SeqCst);
-        self.take_recv(taking, len)
+        self.take_recv(inbound, len)
     }
 
     fn place_record(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         spot: &Spot,
         target: Target,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) -> Result<Option<Buffer>, Stop> {
         let segment = spot.segment();
         let opens = spot.opens();
         if opens && self.record_depth == 0 {
             return Err(Stop::Refused(FaultCode::Operation));
         }
-        if opens && taking.records_held() >= self.record_depth as usize {
+        if opens && inbound.records_held() >= self.record_depth as usize {
             self.starving.store(true, Ordering::SeqCst);
             return Err(Stop::Starved);
         }
@@ -191,25 +191,25 @@ impl UdInner {
         };
         let to = target.to.wrapping_add(at.into());
         let skip = (segment.offset - at) as usize;
-        match self.write_remote(&taking.keys, target.stag, to, len, skip, payload) {
+        match self.write_remote(&inbound.keys, target.stag, to, len, skip, payload) {
             Ok(()) => {}
             Err(error) => {
                 tracing::debug!(%error, from = %arrived.from, stag = target.stag, "a reliable Write-Record is refused");
                 count(&self.counters.no_access);
                 let kind = UdErrorKind::NoAccess;
-                taking.report(UdError::from(kind, source_of(spot), segment.msn));
+                inbound.report(UdError::from(kind, source_of(spot), segment.msn));
                 return Err(Stop::Refused(FaultCode::Access));
             }
         }
         if opens {
-            taking.recording += 1;
+            inbound.recording += 1;
             return Ok(Some(Buffer::Region));
         }
         Ok(None)
     }
 
     /// A message is over: whole, or its flow has ended.
-    fn carried(&self, taking: &mut Taking, message: Carried<Buffer>) {
+    fn carried(&self, inbound: &mut Inbound, message: Carried<Buffer>) {
         let finished = Finished {
             source: Source {
                 addr: message.from,
@@ -220,13 +220,13 @@ impl UdInner {
             header: message.header,
             buffer: message.buffer,
         };
-        self.over(taking, finished);
+        self.over(inbound, finished);
     }
 
     /// Receives of messages that will never be whole are the oldest again.
-    pub(super) fn give_back(&self, taking: &mut Taking) {
-        for open in taking.flows.released() {
-            self.carried(taking, open);
+    pub(super) fn give_back(&self, inbound: &mut Inbound) {
+        for open in inbound.flows.released() {
+            self.carried(inbound, open);
         }
     }
 
@@ -258,41 +258,41 @@ impl UdInner {
         if !self.starving.load(Ordering::SeqCst) || !self.starving.swap(false, Ordering::SeqCst) {
             return;
         }
-        let mut taking = self.hold();
-        if !taking.live || self.state() == QpState::Error {
+        let mut inbound = self.hold();
+        if !inbound.live || self.state() == QpState::Error {
             return;
         }
         for records in [false, true] {
-            self.feed_one_kind(&mut taking, records);
+            self.feed_one_kind(&mut inbound, records);
         }
-        if taking.flows.is_starving() {
+        if inbound.flows.is_starving() {
             self.starving.store(true, Ordering::SeqCst);
         }
-        self.give_back(&mut taking);
-        self.set_flow_alarm(reliable, &mut taking);
-        drop(taking);
+        self.give_back(&mut inbound);
+        self.set_flow_alarm(reliable, &mut inbound);
+        drop(inbound);
         self.answer();
         self.call_hooks();
     }
 
     /// Flows that need receives, or room for records, continue one after the other until one finds none.
-    fn feed_one_kind(&self, taking: &mut Taking, records: bool) {
-        let now = Came::default();
+    fn feed_one_kind(&self, inbound: &mut Inbound, records: bool) {
+        let now = ArrivalTime::default();
         let mut told = 0;
         while told < TOLD {
-            match taking.flows.resume(records) {
+            match inbound.flows.resume(records) {
                 Resumed::Nobody => return,
                 Resumed::Told => told += 1,
                 Resumed::Segment(spot, mut early) => {
-                    let mut arrived = Arrived {
+                    let mut arrived = Incoming {
                         bytes: &mut early.bytes,
                         from: spot.from(),
                         to: early.to,
                         traffic_class: early.traffic_class,
                         now: &now,
                     };
-                    self.take_spot(taking, &spot, &mut arrived);
-                    if !taking.flows.resumed(records, &spot) {
+                    self.take_spot(inbound, &spot, &mut arrived);
+                    if !inbound.flows.resumed(records, &spot) {
                         return;
                     }
                 }
@@ -301,16 +301,16 @@ impl UdInner {
     }
 
     /// A queue pair asks for a cookie.
-    pub(crate) fn hello(&self, flow: &Flow, qkey: u32, arrived: &Arrived<'_>) {
+    pub(crate) fn hello(&self, flow: &Flow, qkey: u32, arrived: &Incoming<'_>) {
         let control = {
-            let taking = self.hold();
-            if !self.hears(&taking, qkey) {
+            let inbound = self.hold();
+            if !self.hears(&inbound, qkey) {
                 return;
             }
             match &self.reliable {
                 Some(reliable) => {
                     let now = reliable.since(arrived.now.time());
-                    taking.flows.welcome(now, arrived.from, flow)
+                    inbound.flows.welcome(now, arrived.from, flow)
                 }
                 None => not_reliable(flow.src_qp, flow.dst_qp, flow.incarnation, 0, 0),
             }
@@ -319,7 +319,7 @@ impl UdInner {
     }
 
     /// A reliable segment for a queue pair that is not reliable.
-    pub(super) fn refuse_reliable(&self, segment: &Segment, arrived: &Arrived<'_>) {
+    pub(super) fn refuse_reliable(&self, segment: &Segment, arrived: &Incoming<'_>) {
         let psn = segment.reliable.map_or(0, |packet| packet.psn);
         let Segment {
             src_qp,
@@ -333,9 +333,9 @@ impl UdInner {
     }
 
     /// Sets the engine's timer for flows that have to be forgotten.
-    pub(super) fn set_flow_alarm(self: &Arc<Self>, reliable: &Reliable, taking: &mut Taking) {
-        if let Some(at) = taking.flows.next_time()
-            && !std::mem::replace(&mut taking.flows_timed, true)
+    pub(super) fn set_flow_alarm(self: &Arc<Self>, reliable: &Reliable, inbound: &mut Inbound) {
+        if let Some(at) = inbound.flows.next_time()
+            && !std::mem::replace(&mut inbound.flows_timed, true)
         {
             let this = Arc::downgrade(self);
             self.port.set_alarm(reliable.at(at), this);

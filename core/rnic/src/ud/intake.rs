@@ -11,8 +11,8 @@ use smallvec::SmallVec;
 use weft_wire::dgram::{self, Control, Datagram, Grh, Segment};
 
 use super::UdInner;
+use super::inbound::{ArrivalTime, Inbound, Incoming, count};
 use super::port::{HEADROOM, Last, MemberId, Paced, PortInner};
-use super::taking::{Arrived, Came, Taking, count};
 use crate::lock::lock;
 
 /// Datagrams that lie here, or can be had at once.
@@ -78,7 +78,7 @@ pub(super) struct Intake<'a, F> {
     pub(super) from: SocketAddr,
     pub(super) to: IpAddr,
     pub(super) traffic_class: u8,
-    pub(super) now: &'a Came,
+    pub(super) now: &'a ArrivalTime,
 }
 
 impl<F: Feed> Intake<'_, F> {
@@ -97,9 +97,9 @@ impl<F: Feed> Intake<'_, F> {
     }
 
     /// The payload of the last one, which begins at `start` of it.
-    fn arrived(&mut self, start: usize, end: usize) -> Arrived<'_> {
+    fn arrived(&mut self, start: usize, end: usize) -> Incoming<'_> {
         let start = HEADROOM + start - Grh::LEN;
-        Arrived {
+        Incoming {
             bytes: &mut self.feed.bytes()[start..HEADROOM + end],
             from: self.from,
             to: self.to,
@@ -119,7 +119,7 @@ impl<F: Feed> Intake<'_, F> {
         while let Some(datagram) = next {
             let Some(number) = addressed(&datagram) else {
                 if let Datagram::Control(control) = datagram {
-                    let arrived = Arrived {
+                    let arrived = Incoming {
                         bytes: &mut [],
                         from: self.from,
                         to: self.to,
@@ -158,7 +158,7 @@ fn addressed(datagram: &Datagram) -> Option<u32> {
 }
 
 impl PortInner {
-    fn control(&self, control: Control, arrived: &Arrived<'_>) {
+    fn control(&self, control: Control, arrived: &Incoming<'_>) {
         match control {
             Control::Probe { cookie, sent } => {
                 // A group's members do not all answer for the group.
@@ -224,7 +224,7 @@ impl UdInner {
         first: Datagram,
         intake: &mut Intake<'_, F>,
     ) -> (Option<Datagram>, bool) {
-        let mut taking = self.hold();
+        let mut inbound = self.hold();
         let mut datagram = first;
         let mut answers = false;
         let next = loop {
@@ -232,13 +232,13 @@ impl UdInner {
                 Datagram::Message(header, payload) => {
                     if !self.is_echo(header.dst_qp, header.src_qp, intake.from) {
                         let mut arrived = intake.arrived(payload.start, payload.end);
-                        self.message_arrived(&mut taking, header, &mut arrived);
+                        self.message_arrived(&mut inbound, header, &mut arrived);
                     }
                 }
                 Datagram::Segment(segment, payload) => {
                     if !self.is_echo(segment.dst_qp, segment.src_qp, intake.from) {
                         let mut arrived = intake.arrived(payload.start, payload.end);
-                        answers |= self.segment_arrived(&mut taking, segment, &mut arrived);
+                        answers |= self.segment_arrived(&mut inbound, segment, &mut arrived);
                     }
                 }
                 Datagram::Control(_) => {}
@@ -248,7 +248,7 @@ impl UdInner {
                 other => break other,
             }
         };
-        drop(taking);
+        drop(inbound);
         self.call_hooks();
         (next, answers)
     }
@@ -256,11 +256,11 @@ impl UdInner {
     /// A message of version 1 has come in for this queue pair.
     fn message_arrived(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         header: &dgram::Header,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) {
-        if !self.hears(taking, header.qkey) {
+        if !self.hears(inbound, header.qkey) {
             return;
         }
         if self.reliable.is_some() {
@@ -268,28 +268,28 @@ impl UdInner {
             count(&self.counters.dropped);
             return;
         }
-        self.take_message(taking, header, arrived);
+        self.take_message(inbound, header, arrived);
     }
 
     /// A segment has arrived for this queue pair. `true`: call [`UdInner::answer`] after the last available datagram.
     fn segment_arrived(
         self: &Arc<Self>,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         segment: &Segment,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) -> bool {
-        if !self.hears(taking, segment.qkey) {
+        if !self.hears(inbound, segment.qkey) {
             return false;
         }
         match (&self.reliable, segment.reliable) {
             (Some(reliable), Some(_)) if segment.dst_qp == self.num => {
-                let answers = self.take_reliable(reliable, taking, segment, arrived);
-                self.set_flow_alarm(reliable, taking);
+                let answers = self.take_reliable(reliable, inbound, segment, arrived);
+                self.set_flow_alarm(reliable, inbound);
                 return answers;
             }
             (None, None) => {
-                self.take_segment(taking, segment, arrived);
-                self.set_alarm(taking);
+                self.take_segment(inbound, segment, arrived);
+                self.set_alarm(inbound);
             }
             (None, Some(_)) if segment.dst_qp == self.num => {
                 count(&self.counters.dropped);

@@ -7,7 +7,7 @@
 //! In the reliable mode ([`UdInit::reliable`]) messages are acknowledged and retransmitted: each arrives once, in the order of its pair of queue
 //! pairs. An error affects that pair, and not the whole queue pair.
 //!
-//! From the bottom up: `local` (rings) and `port` (the socket); `taking` and `record`; the halves of a queue pair, `send` and `recv`, with `reliable`
+//! From the bottom up: `local` (rings) and `port` (the socket); `inbound` and `record`; the halves of a queue pair, `send` and `recv`, with `reliable`
 //! and `flow` for the reliable mode; `intake`, which distributes received datagrams, and `drive`, which calls it.
 
 use std::collections::HashMap;
@@ -25,6 +25,7 @@ use weft_wire::dgram;
 mod drive;
 mod echo;
 mod flow;
+mod inbound;
 mod intake;
 mod local;
 mod port;
@@ -33,9 +34,9 @@ mod recv;
 mod reliable;
 mod room;
 mod send;
-mod taking;
 
 use echo::Echo;
+use inbound::{Counters, Inbound};
 pub use local::UdLocalPeer;
 use port::PortInner;
 pub use port::{UdPort, UdPortCounters};
@@ -43,7 +44,6 @@ pub use record::{ValidityMap, WriteRecord};
 use reliable::Reliable;
 pub use reliable::UdReliable;
 use send::Sends;
-use taking::{Counters, Taking};
 /// Why a receiver refuses a reliable message.
 pub use weft_wire::dgram::FaultCode as UdFault;
 
@@ -275,7 +275,7 @@ pub(crate) struct UdInner {
     sq_used: AtomicU32,
     sends: KeyLock<Sends>,
     /// Held by a thread that takes a receive until its completion is made.
-    taking: KeyLock<Taking>,
+    inbound: KeyLock<Inbound>,
     counters: Counters,
 }
 
@@ -307,23 +307,23 @@ impl UdInner {
 
     /// The time that the port was given has come.
     fn alarm(self: &Arc<Self>, now: Instant) {
-        let mut taking = self.hold();
-        taking.timed = false;
-        taking.flows_timed = false;
-        if taking.live
+        let mut inbound = self.hold();
+        inbound.timed = false;
+        inbound.flows_timed = false;
+        if inbound.live
             && let Some(reliable) = &self.reliable
         {
-            taking.flows.expire(reliable.since(now));
-            self.give_back(&mut taking);
-            self.set_flow_alarm(reliable, &mut taking);
+            inbound.flows.expire(reliable.since(now));
+            self.give_back(&mut inbound);
+            self.set_flow_alarm(reliable, &mut inbound);
         }
-        if taking.live {
-            while let Some(message) = taking.reassembler.expire(now) {
-                self.over(&mut taking, message);
+        if inbound.live {
+            while let Some(message) = inbound.reassembler.expire(now) {
+                self.over(&mut inbound, message);
             }
-            self.set_alarm(&mut taking);
+            self.set_alarm(&mut inbound);
         }
-        drop(taking);
+        drop(inbound);
         if let Some(reliable) = &self.reliable {
             self.reliable_on(reliable);
         }
@@ -635,7 +635,7 @@ impl Pd {
             tally: init.tally.clone(),
             starving: AtomicBool::new(false),
             sends: KeyLock::new(Sends::new(device.random_u32(), &device.table)),
-            taking: KeyLock::new(Taking::new(config, &device.table)),
+            inbound: KeyLock::new(Inbound::new(config, &device.table)),
             counters: Counters::default(),
         });
         for cq in inner.queues() {

@@ -9,8 +9,8 @@ use weft_mem::{Access, KeySpan, Keys, MemError};
 use weft_proto::dgram::{Finished, Ranges, Refusal, Source, Ticket, Whole};
 use weft_wire::dgram::{self, Grh, Segment, Target};
 
+use super::inbound::{Buffer, Inbound, Incoming, count, write_grh};
 use super::record::Written;
-use super::taking::{Arrived, Buffer, Taking, count, write_grh};
 use super::{UdError, UdErrorKind, UdInner};
 use crate::lock::add_alone;
 use crate::qp::RecvSource;
@@ -18,8 +18,8 @@ use crate::srq::Lack;
 use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len, sub_list};
 
 impl UdInner {
-    pub(super) fn hears(&self, taking: &Taking, qkey: u32) -> bool {
-        if !taking.live || self.state() == QpState::Error || self.is_down() {
+    pub(super) fn hears(&self, inbound: &Inbound, qkey: u32) -> bool {
+        if !inbound.live || self.state() == QpState::Error || self.is_down() {
             return false;
         }
         let right = u64::from(qkey) == self.qkey.load(Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl UdInner {
     }
 
     /// Takes a receive for a message of this many bytes, plus the header space.
-    pub(super) fn take_recv(&self, taking: &mut Taking, len: u32) -> Result<RecvWr, Lack> {
+    pub(super) fn take_recv(&self, inbound: &mut Inbound, len: u32) -> Result<RecvWr, Lack> {
         let fits = |wr: &RecvWr| sg_len(&wr.sges).is_some_and(|room| room >= len);
         let take = || match &self.recv {
             RecvSource::Own(queue) => queue.take_if(fits).map(|(wr, _)| wr),
@@ -44,30 +44,30 @@ impl UdInner {
         };
         let taken = take();
         if matches!(taken, Err(Lack::Empty))
-            && let Some(other) = taking.reassembler.evict(|b| matches!(b, Buffer::Recv(_)))
+            && let Some(other) = inbound.reassembler.evict(|b| matches!(b, Buffer::Recv(_)))
         {
             // Messages that may never be whole hold receives: the one that was not heard of for the longest makes way.
-            self.over(taking, other);
+            self.over(inbound, other);
             return take();
         }
         taken
     }
 
-    pub(super) fn lacks(&self, taking: &mut Taking, lack: Lack, source: UdSource, msn: u32) {
+    pub(super) fn lacks(&self, inbound: &mut Inbound, lack: Lack, source: UdSource, msn: u32) {
         let (counter, kind) = match lack {
             Lack::Empty => (&self.counters.no_recv, UdErrorKind::NoReceive),
             Lack::Unsuited => (&self.counters.too_long, UdErrorKind::TooLong),
         };
         count(counter);
-        taking.report(UdError::from(kind, source, msn));
+        inbound.report(UdError::from(kind, source, msn));
     }
 
     /// A message of version 1, which is one datagram.
     pub(super) fn take_message(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         header: &dgram::Header,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) {
         let front = self.front();
         let payload = arrived.bytes.len() - Grh::LEN;
@@ -76,23 +76,23 @@ impl UdInner {
             addr: arrived.from,
             qp_num: header.src_qp,
         };
-        let wr = match self.take_recv(taking, len) {
+        let wr = match self.take_recv(inbound, len) {
             Ok(wr) => wr,
-            Err(lack) => return self.lacks(taking, lack, source, header.msn),
+            Err(lack) => return self.lacks(inbound, lack, source, header.msn),
         };
         if self.grh {
             write_grh(payload, arrived);
         }
         let bytes = &arrived.bytes[Grh::LEN - front as usize..];
-        let placed = self.place(&taking.keys, &wr, 0, bytes);
+        let placed = self.place(&inbound.keys, &wr, 0, bytes);
         let (imm, solicited) = (header.imm, header.solicited);
-        self.received(taking, &wr, placed, len, imm, source, solicited);
+        self.received(inbound, &wr, placed, len, imm, source, solicited);
     }
 
     #[expect(clippy::too_many_arguments, reason = "what a completion says")]
     pub(super) fn received(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         wr: &RecvWr,
         placed: Result<(), MemError>,
         len: u32,
@@ -106,8 +106,8 @@ impl UdInner {
             Err(_) => WcStatus::LocProtErr,
         };
         self.note(WcOpcode::Recv, status, len);
-        taking.urgent |= solicited || status != WcStatus::Success;
-        taking.made.push(Wc {
+        inbound.urgent |= solicited || status != WcStatus::Success;
+        inbound.made.push(Wc {
             wr_id: wr.id,
             status,
             opcode: WcOpcode::Recv,
@@ -122,9 +122,9 @@ impl UdInner {
 
     pub(super) fn take_segment(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         segment: &Segment,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) {
         let source = Source {
             addr: arrived.from,
@@ -133,11 +133,11 @@ impl UdInner {
         };
         let payload = arrived.bytes.len() - Grh::LEN;
         if let Some(target) = segment.target
-            && let Some(whole) = taking.reassembler.admit_whole(&source, segment, payload)
+            && let Some(whole) = inbound.reassembler.admit_whole(&source, segment, payload)
         {
-            return self.take_whole_record(taking, segment, target, whole, arrived);
+            return self.take_whole_record(inbound, segment, target, whole, arrived);
         }
-        let ticket = match taking.reassembler.admit(&source, segment, payload) {
+        let ticket = match inbound.reassembler.admit(&source, segment, payload) {
             Ok(ticket) => ticket,
             Err(refusal) => {
                 count(&self.counters.dropped);
@@ -148,17 +148,17 @@ impl UdInner {
             }
         };
         match segment.target {
-            None => self.take_send_segment(taking, segment, ticket, arrived),
-            Some(target) => self.take_record_segment(taking, segment, target, ticket, arrived),
+            None => self.take_send_segment(inbound, segment, ticket, arrived),
+            Some(target) => self.take_record_segment(inbound, segment, target, ticket, arrived),
         }
     }
 
     fn take_send_segment(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         segment: &Segment,
         ticket: Ticket,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) {
         let source = UdSource {
             addr: arrived.from,
@@ -168,11 +168,11 @@ impl UdInner {
         // No sum wraps: messages are at most a gibibyte long.
         let len = segment.len + front;
         let opened = if ticket.opens() {
-            match self.take_recv(taking, len) {
+            match self.take_recv(inbound, len) {
                 Ok(wr) => Some(wr),
                 Err(lack) => {
-                    taking.reassembler.abandon(&ticket);
-                    return self.lacks(taking, lack, source, segment.msn);
+                    inbound.reassembler.abandon(&ticket);
+                    return self.lacks(inbound, lack, source, segment.msn);
                 }
             }
         } else {
@@ -181,79 +181,79 @@ impl UdInner {
         if self.grh && opened.is_some() {
             write_grh(segment.len as usize, arrived);
         }
-        let placed = match (&opened, taking.reassembler.buffer(&ticket)) {
+        let placed = match (&opened, inbound.reassembler.buffer(&ticket)) {
             (Some(wr), _) => {
                 // The header space is filled with the first segment to arrive.
                 let payload = &arrived.bytes[Grh::LEN..];
                 let grh = &arrived.bytes[Grh::LEN - front as usize..Grh::LEN];
-                self.place(&taking.keys, wr, 0, grh)
-                    .and_then(|()| self.place(&taking.keys, wr, front + segment.offset, payload))
+                self.place(&inbound.keys, wr, 0, grh)
+                    .and_then(|()| self.place(&inbound.keys, wr, front + segment.offset, payload))
             }
             (None, Some(Buffer::Recv(wr))) => {
                 let payload = &arrived.bytes[Grh::LEN..];
-                self.place(&taking.keys, wr, front + segment.offset, payload)
+                self.place(&inbound.keys, wr, front + segment.offset, payload)
             }
             (None, _) => return,
         };
         if placed.is_err() {
-            let open = taking.reassembler.abandon(&ticket).map(|over| over.buffer);
+            let open = inbound.reassembler.abandon(&ticket).map(|over| over.buffer);
             let wr = opened.or(match open {
                 Some(Buffer::Recv(wr)) => Some(wr),
                 _ => None,
             });
             if let Some(wr) = wr {
                 let (imm, solicited) = (segment.imm, segment.solicited);
-                self.received(taking, &wr, placed, len, imm, source, solicited);
+                self.received(inbound, &wr, placed, len, imm, source, solicited);
             }
             return;
         }
         let buffer = || opened.map_or(Buffer::Region, Buffer::Recv);
-        let (whole, evicted) = taking
+        let (whole, evicted) = inbound
             .reassembler
             .placed(arrived.now.time(), ticket, buffer);
         for finished in [whole, evicted].into_iter().flatten() {
-            self.over(taking, finished);
+            self.over(inbound, finished);
         }
     }
 
     /// A Write-Record that is one segment, as short ones are.
     fn take_whole_record(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         segment: &Segment,
         target: Target,
         whole: Whole,
-        arrived: &Arrived<'_>,
+        arrived: &Incoming<'_>,
     ) {
         // In any case, further segments of it are late.
-        taking.reassembler.came(whole);
+        inbound.reassembler.came(whole);
         let source = UdSource {
             addr: arrived.from,
             qp_num: segment.src_qp,
         };
-        if taking.records_held() >= self.record_depth as usize {
-            return self.lacks_record(taking, source, segment.msn);
+        if inbound.records_held() >= self.record_depth as usize {
+            return self.lacks_record(inbound, source, segment.msn);
         }
         let payload = &arrived.bytes[Grh::LEN..];
-        let keys = &taking.keys;
+        let keys = &inbound.keys;
         let placed = self.write_remote(keys, target.stag, target.to, segment.len, 0, payload);
         if let Err(error) = placed {
-            return self.no_access(taking, error, target.stag, source, segment.msn);
+            return self.no_access(inbound, error, target.stag, source, segment.msn);
         }
         let valid = Ranges::up_to(segment.len);
         let written = Written::new(source, segment, target, valid);
-        taking.maps.add_message(&written, true);
-        self.recorded(taking, written, segment.len, segment.solicited);
+        inbound.maps.add_message(&written, true);
+        self.recorded(inbound, written, segment.len, segment.solicited);
     }
 
-    fn lacks_record(&self, taking: &mut Taking, source: UdSource, msn: u32) {
+    fn lacks_record(&self, inbound: &mut Inbound, source: UdSource, msn: u32) {
         count(&self.counters.no_record);
-        taking.report(UdError::from(UdErrorKind::NoRecord, source, msn));
+        inbound.report(UdError::from(UdErrorKind::NoRecord, source, msn));
     }
 
     fn no_access(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         error: MemError,
         stag: u32,
         source: UdSource,
@@ -261,24 +261,24 @@ impl UdInner {
     ) {
         tracing::debug!(%error, from = %source.addr, stag, "a Write-Record is refused");
         count(&self.counters.no_access);
-        taking.report(UdError::from(UdErrorKind::NoAccess, source, msn));
+        inbound.report(UdError::from(UdErrorKind::NoAccess, source, msn));
     }
 
     fn take_record_segment(
         &self,
-        taking: &mut Taking,
+        inbound: &mut Inbound,
         segment: &Segment,
         target: Target,
         ticket: Ticket,
-        arrived: &mut Arrived<'_>,
+        arrived: &mut Incoming<'_>,
     ) {
         let source = UdSource {
             addr: arrived.from,
             qp_num: segment.src_qp,
         };
-        if ticket.opens() && taking.records_held() >= self.record_depth as usize {
-            taking.reassembler.abandon(&ticket);
-            return self.lacks_record(taking, source, segment.msn);
+        if ticket.opens() && inbound.records_held() >= self.record_depth as usize {
+            inbound.reassembler.abandon(&ticket);
+            return self.lacks_record(inbound, source, segment.msn);
         }
         let payload = &arrived.bytes[Grh::LEN..];
         // All of the message has to be within the region, before its first byte is placed; the rights are looked at for each segment.
@@ -289,26 +289,26 @@ impl UdInner {
         };
         let to = target.to.wrapping_add(at.into());
         let skip = (segment.offset - at) as usize;
-        let placed = self.write_remote(&taking.keys, target.stag, to, len, skip, payload);
+        let placed = self.write_remote(&inbound.keys, target.stag, to, len, skip, payload);
         if let Err(error) = placed {
-            self.no_access(taking, error, target.stag, source, segment.msn);
-            if let Some(open) = taking.reassembler.abandon(&ticket) {
-                self.over(taking, open);
+            self.no_access(inbound, error, target.stag, source, segment.msn);
+            if let Some(open) = inbound.reassembler.abandon(&ticket) {
+                self.over(inbound, open);
             }
             return;
         }
         let opens = ticket.opens();
-        let (whole, evicted) = taking
+        let (whole, evicted) = inbound
             .reassembler
             .placed(arrived.now.time(), ticket, || Buffer::Region);
-        taking.recording += usize::from(opens);
+        inbound.recording += usize::from(opens);
         for finished in [whole, evicted].into_iter().flatten() {
-            self.over(taking, finished);
+            self.over(inbound, finished);
         }
     }
 
     /// A message is over: whole, or given up.
-    pub(super) fn over(&self, taking: &mut Taking, message: Finished<Buffer>) {
+    pub(super) fn over(&self, inbound: &mut Inbound, message: Finished<Buffer>) {
         let complete = message.is_complete();
         let header = message.header;
         let source = UdSource {
@@ -317,26 +317,26 @@ impl UdInner {
         };
         if !complete {
             count(&self.counters.incomplete);
-            taking.report(UdError::from(UdErrorKind::Incomplete, source, header.msn));
+            inbound.report(UdError::from(UdErrorKind::Incomplete, source, header.msn));
         }
         match message.buffer {
             Buffer::Recv(wr) if complete => {
                 let len = header.len + self.front();
                 let (imm, solicited) = (header.imm, header.solicited);
-                self.received(taking, &wr, Ok(()), len, imm, source, solicited);
+                self.received(inbound, &wr, Ok(()), len, imm, source, solicited);
             }
             // The next message may have it.
             Buffer::Recv(wr) => self.put_back(wr),
             Buffer::Region => {
-                taking.recording = taking.recording.saturating_sub(1);
+                inbound.recording = inbound.recording.saturating_sub(1);
                 let Some(target) = header.target else {
                     return;
                 };
                 let bytes = message.valid.bytes();
                 let written = Written::new(source, &header, target, message.valid);
-                taking.maps.add_message(&written, complete);
+                inbound.maps.add_message(&written, complete);
                 if complete || self.partial_records {
-                    self.recorded(taking, written, bytes, header.solicited);
+                    self.recorded(inbound, written, bytes, header.solicited);
                 }
             }
         }
@@ -353,12 +353,12 @@ impl UdInner {
         }
     }
 
-    fn recorded(&self, taking: &mut Taking, written: Written, bytes: u32, solicited: bool) {
+    fn recorded(&self, inbound: &mut Inbound, written: Written, bytes: u32, solicited: bool) {
         add_alone(&self.counters.records, 1);
-        let number = taking.next_record;
-        taking.next_record += 1;
-        taking.urgent |= solicited;
-        taking.made.push(Wc {
+        let number = inbound.next_record;
+        inbound.next_record += 1;
+        inbound.urgent |= solicited;
+        inbound.made.push(Wc {
             wr_id: number,
             opcode: WcOpcode::WriteRecord,
             byte_len: bytes,
@@ -367,7 +367,7 @@ impl UdInner {
             source: Some(written.source),
             ..Wc::default()
         });
-        taking.records.push_back((number, written));
+        inbound.records.push_back((number, written));
     }
 
     /// Bytes of a message to their place in a receive that has room for them.
@@ -433,21 +433,21 @@ impl UdInner {
     }
 
     /// The engine is to look again when the first of the open messages is too old.
-    pub(super) fn set_alarm(self: &Arc<Self>, taking: &mut Taking) {
-        if !taking.timed
-            && let Some(at) = taking.reassembler.next_timeout()
+    pub(super) fn set_alarm(self: &Arc<Self>, inbound: &mut Inbound) {
+        if !inbound.timed
+            && let Some(at) = inbound.reassembler.next_timeout()
         {
-            taking.timed = true;
+            inbound.timed = true;
             self.port.set_alarm(at, Arc::downgrade(self));
         }
     }
 
     /// Ends all waiting receives. `tell`: with completions.
     pub(super) fn flush_recvs(&self, tell: bool) {
-        let mut taking = self.hold();
-        let open = taking.reassembler.clear();
+        let mut inbound = self.hold();
+        let open = inbound.reassembler.clear();
         let open = open.into_iter().map(|message| message.buffer);
-        let flows = taking.flows.clear();
+        let flows = inbound.flows.clear();
         let flows = flows.into_iter().map(|message| message.buffer);
         let mut flushed: Vec<RecvWr> = Vec::new();
         for buffer in open.chain(flows) {
@@ -457,11 +457,11 @@ impl UdInner {
                 (Buffer::Region, _) => {}
             }
         }
-        taking.recording = 0;
+        inbound.recording = 0;
         if let RecvSource::Own(queue) = &self.recv {
             flushed.extend(queue.drain());
         }
-        if !tell || !taking.live {
+        if !tell || !inbound.live {
             return;
         }
         for wr in flushed {

@@ -28,7 +28,6 @@ pub(super) struct Part {
     to: u64,
 }
 
-/// One mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mapping {
     start: usize,

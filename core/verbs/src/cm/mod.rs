@@ -9,12 +9,13 @@ mod events;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub use broker::{Broker, Number, QpName, gid_of, ip_of};
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
 use weft_rnic::Signal;
+use weft_rnic::above::lock;
 use weft_rnic::tls::TlsInfo;
 pub use weft_rnic::{
     BindOptions, Bound, ConnParam, ConnectError, Dialed, Found, Incoming, LinkOptions, Listening,
@@ -22,10 +23,6 @@ pub use weft_rnic::{
 };
 
 use crate::{Device, Pd, Qp, QpInit};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A connected queue pair, and the private data of the peer's program.
 pub struct Connection {

@@ -88,7 +88,6 @@ impl<T> Handles<T> {
         Ok(object)
     }
 
-    /// All objects.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         let inner = self.0.read().unwrap_or_else(PoisonError::into_inner);
         inner

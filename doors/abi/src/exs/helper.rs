@@ -43,7 +43,6 @@ impl Helped {
             .take()
     }
 
-    /// The result of the connect.
     pub(super) fn connected(&self) -> Result<(), Errno> {
         match self.take() {
             Some(Found::Connected(result)) => result,

@@ -34,7 +34,6 @@ pub(super) enum What {
 
 /// The owner of an operation.
 pub(super) enum Of {
-    /// A socket.
     Socket(Arc<Entry>),
     /// A helper thread, which makes a kernel connection.
     Helper(Helped),

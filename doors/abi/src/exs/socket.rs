@@ -433,7 +433,6 @@ pub unsafe fn poll(
     Ok(0)
 }
 
-/// An optional queue.
 fn maybe_queue(qh: QHandle) -> Result<Option<Arc<QueueEntry>>, Errno> {
     if i64::from(qh) == EXS_QHANDLE_INVALID {
         return Ok(None);

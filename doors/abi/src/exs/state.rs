@@ -107,7 +107,6 @@ fn cannot_begin(error: weft_exs::Error) -> Errno {
     error.into()
 }
 
-/// The state of this process.
 pub(crate) fn state() -> &'static State {
     let current = STATE.load(Ordering::Acquire);
     if !current.is_null() {

@@ -38,7 +38,6 @@ thread_local! {
     static OWN: RefCell<Option<(&'static State, Queue)>> = const { RefCell::new(None) };
 }
 
-/// The queue of this thread.
 pub(super) fn own_queue() -> Result<Queue, Errno> {
     let current = state();
     OWN.with_borrow_mut(|own| match own {

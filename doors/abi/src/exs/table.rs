@@ -265,7 +265,6 @@ enum Slot {
     Inherited,
 }
 
-/// The table.
 pub(crate) struct Sockets(RwLock<Vec<Slot>>);
 
 /// The object of a number.

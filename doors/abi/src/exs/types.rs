@@ -1,5 +1,4 @@
 //! Types and constants of `<sys/exs.h>`, which documents them. A test compares the two, as a C compiler sees them.
-#![allow(missing_docs)] // the header has the words
 
 use std::ffi::{c_int, c_short, c_void};
 

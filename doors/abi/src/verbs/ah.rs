@@ -9,10 +9,10 @@ use weft_verbs::{Grh, UdDest};
 
 use super::context::Context;
 use super::gid::{Gid, gids};
-use super::given::given;
 use super::group::{group_of, port_of};
 use super::limit::{Count, Counted};
 use super::object::{Guard, Kind as _, PerFork, enter, find, kind};
+use super::params::read_param;
 use super::pd::Pd;
 use super::persona;
 use super::types::*;
@@ -112,7 +112,7 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
 pub unsafe fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     pointer(|| {
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         Ok(create(pd, &attr)?.handle())
     })
 }

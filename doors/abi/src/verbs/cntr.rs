@@ -10,9 +10,9 @@ use weft_verbs::{Counter, Tally, Work};
 
 use super::context::{Context, Ctx};
 use super::cq::Cq;
-use super::given::{given, put};
 use super::limit::{Count, Counted};
 use super::object::{Kind as _, Name, PerFork, find, kind, lock, turn};
+use super::params::{put, read_param};
 use super::qp::QpObj;
 use super::types::*;
 use super::users::{Users, end_unused};
@@ -146,7 +146,7 @@ pub unsafe fn ibv_create_comp_cntr(
     pointer(|| {
         let context = find::<Context>(context)?;
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(cc_attr) }?;
+        let attr = unsafe { read_param(cc_attr) }?;
         if attr.comp_mask != 0 || attr.flags != 0 {
             return Err(Errno::INVAL);
         }
@@ -272,7 +272,7 @@ pub unsafe fn ibv_qp_attach_comp_cntr(
         let qp = turn::<QpObj>(qp)?;
         let counter = find::<Cntr>(comp_cntr)?;
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         if attr.comp_mask != 0 || attr.op_mask == 0 || !Arc::ptr_eq(&qp.ctx, &counter.ctx) {
             return Err(Errno::INVAL);
         }

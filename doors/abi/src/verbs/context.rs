@@ -20,7 +20,6 @@ pub(crate) const COMP_VECTORS: c_int = 1;
 /// The part that the objects of a context share.
 pub(crate) struct Ctx {
     pub(crate) which: Which,
-    /// Asynchronous events.
     pub(crate) events: Arc<EventQueue<ibv_event_type>>,
     /// Device and inode of the descriptor that the context can be imported by.
     pub(crate) file: (u64, u64),

@@ -7,8 +7,8 @@ use rustix::io::Errno;
 use weft_verbs::Wc;
 use weft_verbs::above::CqAbove;
 
-use super::across::Polling;
 use super::audience::{Audience, Listener, Of};
+use super::batch::Polling;
 use super::channel::{Awaited, Channel};
 use super::context::{COMP_VECTORS, Context};
 use super::events::{EventQueue, Subject};

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use weft_verbs::{Qp, QpInit, Rnr, XrcDomain};
 
-use super::across::Building;
 use super::audience::{Audience, Listener, Of};
+use super::batch::Building;
 use super::context::{Context, Ctx};
 use super::cq::Cq;
 use super::events::Subject;
 use super::ex::{RC_OPS, UC_OPS, UD_OPS, builders};
 use super::faults;
-use super::given::given;
 use super::object::{Guard, Kind, find};
+use super::params::read_param;
 use super::pd::Pd;
 use super::persona;
 use super::places;
@@ -321,7 +321,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     pointer(|| {
         find::<Context>(context)?;
         // SAFETY: the caller's promise.
-        let asked = unsafe { given(attr) }?;
+        let asked = unsafe { read_param(attr) }?;
         let flags = if asked.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
             asked.create_flags
         } else {

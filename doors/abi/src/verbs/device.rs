@@ -13,10 +13,10 @@ use super::ah::MAX_AHS;
 use super::context::Context;
 use super::dm::MAX_DM;
 use super::gid;
-use super::given::{list, put};
 use super::mr;
 use super::native::native;
 use super::object::{PerFork, find, lock};
+use super::params::{list, put};
 use super::pd::MAX_PDS;
 use super::port as ports;
 use super::private::NobodysDevice;
@@ -24,7 +24,7 @@ use super::types::*;
 use super::ud::MAX_MEMBERS;
 use super::which::Which;
 use crate::call::{pointer, run, status};
-use crate::made::Made;
+use crate::once::ForkOnce;
 
 /// Not a number that IEEE has registered.
 const VENDOR: u32 = 0x0077_6574;
@@ -72,8 +72,8 @@ fn copy_str(to: &mut [c_char], from: &str) {
 
 /// The devices that `WEFT_DEVICES` names, in its order. The same for the whole life of the process, and for its children.
 fn shown() -> &'static [Shown] {
-    static SHOWN: Made<Vec<Shown>> = Made::new();
-    SHOWN.get_or_make(|| {
+    static SHOWN: ForkOnce<Vec<Shown>> = ForkOnce::new();
+    SHOWN.get_or_init(|| {
         // With a wrong value there are both, and opening one says what is wrong.
         let names = weft_verbs::settings::DEVICES.read().ok().flatten();
         let names = names.unwrap_or_else(|| "weft0,weft_ib0".into());
@@ -111,7 +111,6 @@ fn index(device: *mut ibv_device) -> Result<usize, Errno> {
         .ok_or(Errno::INVAL)
 }
 
-/// The device at an address.
 pub(crate) fn which(device: *mut ibv_device) -> Result<Which, Errno> {
     Ok(shown()[index(device)?].1)
 }
@@ -428,7 +427,6 @@ pub unsafe fn ibv_query_port_speed(
     })
 }
 
-/// The GID table.
 pub(super) fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
     let entry = |raw, gid_type, ndev_ifindex| ibv_gid_entry {
         gid: ibv_gid { raw },
@@ -622,7 +620,6 @@ pub fn ibv_fork_init() -> c_int {
     0
 }
 
-/// `ibv_is_fork_initialized`
 pub fn ibv_is_fork_initialized() -> ibv_fork_status {
     IBV_FORK_UNNEEDED
 }

@@ -7,18 +7,16 @@ use rustix::io::Errno;
 use weft_verbs::{QpState, RemoteAddr, SendOp, SendWr, UD_MAX_SEGMENT, UD_MTU, UdInit, UdReliable};
 
 use super::ah;
-use super::given::given;
 use super::null;
 use super::object::{Turn, enter, turn};
+use super::params::read_param;
 use super::qp::QpObj;
 use super::types::*;
 use super::work::{imm, set_flags, sges};
 use crate::call::{run, status};
 
-/// `struct weft_dgram_attr`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)] // the header has it
 pub struct weft_dgram_attr {
     pub max_message: u32,
     pub segment: u32,
@@ -27,10 +25,8 @@ pub struct weft_dgram_attr {
     pub whole_only: u32,
 }
 
-/// `struct weft_dgram_write`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)] // the header has it
 pub struct weft_dgram_write {
     pub wr_id: u64,
     pub sg_list: *mut ibv_sge,
@@ -46,19 +42,15 @@ pub struct weft_dgram_write {
     pub reserved: u32,
 }
 
-/// `struct weft_dgram_range`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the header has it
 pub struct weft_dgram_range {
     pub start: u64,
     pub end: u64,
 }
 
-/// `struct weft_dgram_record`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)] // the header has it
 pub struct weft_dgram_record {
     pub addr: u64,
     pub rkey: u32,
@@ -69,10 +61,8 @@ pub struct weft_dgram_record {
     pub reserved: u32,
 }
 
-/// `struct weft_dgram_reliable`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs)] // the header has it
 pub struct weft_dgram_reliable {
     pub give_up_ms: u32,
     pub not_ready_ms: u32,
@@ -85,7 +75,7 @@ pub struct weft_dgram_reliable {
 pub unsafe fn weft_dgram_setup(qp: *mut ibv_qp, attr: *const weft_dgram_attr) -> c_int {
     status(|| {
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         let or = |value: u32, usual: u32| if value == 0 { usual } else { value };
         let segment = or(attr.segment, UD_MAX_SEGMENT);
         if segment > UD_MAX_SEGMENT {

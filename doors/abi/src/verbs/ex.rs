@@ -5,14 +5,14 @@ use std::ffi::{c_int, c_uint, c_void};
 use rustix::io::Errno;
 use weft_verbs::{InlineData, RemoteAddr, SendOp, SendWr, UdDest, Wc};
 
-use super::across::Wrs;
 use super::ah;
+use super::batch::Wrs;
 use super::context::Context;
 use super::cq::{Cq, Wanted, create};
-use super::given::given;
 use super::mw::{Mw, binding, show_bound};
 use super::null;
 use super::object::{Visit, enter, find, lock};
+use super::params::read_param;
 use super::qp::QpObj;
 use super::types::*;
 use super::work::{self, sges};
@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
     pointer(|| {
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         let fields = u64::from(IBV_WC_STANDARD_FLAGS) | CLOCKS;
         if attr.comp_mask & !KNOWN != 0
             || (attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 && attr.flags & !FLAGS != 0)

@@ -13,14 +13,14 @@ use super::object::{PerFork, lock};
 use super::port;
 use super::types::IBV_WC_WR_FLUSH_ERR;
 use super::which::Which;
-use crate::made::Made;
+use crate::once::ForkOnce;
 
 /// The script that the environment names, read once.
 ///
 /// # Errors
 /// The script or its error, which opening a device reports.
 pub(crate) fn script() -> Result<Option<&'static Script>, &'static str> {
-    static SCRIPT: Made<Result<Option<Script>, String>> = Made::new();
+    static SCRIPT: ForkOnce<Result<Option<Script>, String>> = ForkOnce::new();
     let read = || {
         let Some(path) = std::env::var_os("WEFT_FAULTS").filter(|path| !path.is_empty()) else {
             return Ok(None);
@@ -31,7 +31,7 @@ pub(crate) fn script() -> Result<Option<&'static Script>, &'static str> {
             .map(Some)
             .map_err(|what| format!("WEFT_FAULTS={}: {what}", path.display()))
     };
-    match SCRIPT.get_or_make(read) {
+    match SCRIPT.get_or_init(read) {
         Ok(script) => Ok(script.as_ref()),
         Err(what) => Err(what),
     }

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 
 use super::access::rights;
 use super::audience::{Audience, Of};
-use super::given::given;
 use super::object::{Turn, find, lock, turn};
+use super::params::read_param;
 use super::persona;
 use super::port;
 use super::qp::{self, QpObj, end};
@@ -27,7 +27,7 @@ pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: 
         let mut behind = shared::behind(qp)?;
         let qp = &mut behind.qp;
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         let mask = attr_mask as u32;
         let now = qp.state();
         if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != now {

@@ -33,7 +33,6 @@ impl Mw {
         self.kind == IBV_MW_TYPE_2
     }
 
-    /// Its present key.
     pub(crate) fn key(&self) -> u32 {
         self.native.rkey()
     }

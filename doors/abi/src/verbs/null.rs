@@ -15,7 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use weft_verbs::{Access, RawMemory, Sge};
 
 use super::object::{PerFork, lock};
-use crate::made::Made;
+use crate::once::ForkOnce;
 
 /// As long as an element can be.
 const LENGTH: usize = 1 << 32;
@@ -34,7 +34,7 @@ struct Ranges {
 }
 
 fn ranges() -> Result<&'static Ranges, Errno> {
-    static RANGES: Made<Ranges> = Made::new();
+    static RANGES: ForkOnce<Ranges> = ForkOnce::new();
     if let Some(ranges) = RANGES.get() {
         return Ok(ranges);
     }
@@ -61,7 +61,7 @@ fn ranges() -> Result<&'static Ranges, Errno> {
         drain: raw(drain)?,
     };
     // A thread that loses the race has mapped in vain; that costs only addresses.
-    Ok(RANGES.get_or_make(|| made))
+    Ok(RANGES.get_or_init(|| made))
 }
 
 /// Both regions behind a null region.

@@ -21,9 +21,10 @@ use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 use rustix::io::Errno;
+pub(crate) use weft_verbs::above::lock;
 
 use super::types::Zeroed;
 use super::visit::{self, Record};
@@ -63,7 +64,6 @@ macro_rules! kind {
 
 pub(crate) use kind;
 
-/// The object is dead.
 const DEAD: u64 = 1;
 /// A thread has exclusive use of the object for a moment.
 const SHUT: u64 = 2;
@@ -504,10 +504,6 @@ impl<K: Kind> Slot<K> {
 fn place(index: usize) -> (usize, usize) {
     let chunk = (index / FIRST + 1).ilog2() as usize;
     (chunk, index - FIRST * ((1 << chunk) - 1))
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A value that a forked child must not continue to use.

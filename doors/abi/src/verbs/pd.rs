@@ -8,10 +8,10 @@ use rustix::io::Errno;
 
 use super::context::{Context, Ctx};
 use super::export::{Entry, Shown, Sort, show};
-use super::given::given;
 use super::limit::{Count, Counted};
 use super::native::native;
 use super::object::{Guard, Kind as _, PerFork, find, kind};
+use super::params::read_param;
 use super::types::*;
 use super::users::{Held, Users, end_unused};
 use crate::call::pointer;
@@ -194,7 +194,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     pointer(|| {
         let context = find::<Context>(context)?;
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         if attr.comp_mask & !KNOWN != 0 {
             return Err(Errno::INVAL);
         }

@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rustix::io::Errno;
 use weft_verbs::{Wc, WcOpcode};
 
-use crate::made::Made;
+use crate::once::ForkOnce;
 
-/// The places of one queue.
 #[derive(Default)]
 pub(crate) struct Places(AtomicI32);
 
@@ -76,10 +75,10 @@ impl Both {
 /// Queue pair numbers of a page; they have 24 bits.
 const PAGE: usize = 256;
 
-static PAGES: [Made<[Both; PAGE]>; 1 << 16] = [const { Made::new() }; 1 << 16];
+static PAGES: [ForkOnce<[Both; PAGE]>; 1 << 16] = [const { ForkOnce::new() }; 1 << 16];
 
 /// The page of a number and its index in the page.
-fn place(num: u32) -> (&'static Made<[Both; PAGE]>, usize) {
+fn place(num: u32) -> (&'static ForkOnce<[Both; PAGE]>, usize) {
     let num = num as usize & 0x00ff_ffff;
     (&PAGES[num / PAGE], num % PAGE)
 }
@@ -87,7 +86,7 @@ fn place(num: u32) -> (&'static Made<[Both; PAGE]>, usize) {
 /// The counters for a queue pair with this number.
 pub(crate) fn of(num: u32) -> &'static Both {
     let (page, at) = place(num);
-    &page.get_or_make(|| std::array::from_fn(|_| Both::default()))[at]
+    &page.get_or_init(|| std::array::from_fn(|_| Both::default()))[at]
 }
 
 /// The program has polled these completions of one queue.

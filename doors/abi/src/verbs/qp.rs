@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use weft_verbs::above::QpAbove;
 use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr, Tally, UdDest};
 
-use super::across::Building;
+use super::batch::Building;
 use super::context::Ctx;
 use super::cq::{self, Cq};
 use super::events::Subject;

@@ -8,7 +8,7 @@ use weft_verbs::cm::LinkOptions;
 use weft_verbs::settings;
 
 use super::faults;
-use crate::made::Made;
+use crate::once::ForkOnce;
 
 /// Starts the log where that is wanted, and refuses unknown settings: a program that is meant to run with faults must not run without them. Errors go to the
 /// standard error output, once.
@@ -16,9 +16,9 @@ use crate::made::Made;
 /// # Errors
 /// `EINVAL`.
 pub(crate) fn check() -> Result<(), Errno> {
-    static CHECKED: Made<Vec<String>> = Made::new();
+    static CHECKED: ForkOnce<Vec<String>> = ForkOnce::new();
     static SAID: AtomicBool = AtomicBool::new(false);
-    let wrong = CHECKED.get_or_make(|| {
+    let wrong = CHECKED.get_or_init(|| {
         let level: Option<LevelFilter> = settings::LOG.parse().ok().flatten();
         if let Some(level) = level.filter(|level| *level != LevelFilter::OFF) {
             let log = tracing_subscriber::fmt()
@@ -45,15 +45,15 @@ pub(crate) fn check() -> Result<(), Errno> {
 
 /// The options of new connections.
 pub(crate) fn link() -> LinkOptions {
-    static CRC: Made<bool> = Made::new();
+    static CRC: ForkOnce<bool> = ForkOnce::new();
     LinkOptions {
-        crc: *CRC.get_or_make(|| settings::CRC.is("off") != Ok(true)),
+        crc: *CRC.get_or_init(|| settings::CRC.is("off") != Ok(true)),
         ..LinkOptions::default()
     }
 }
 
 /// True if the end of a connection flushes the queue pairs of `weft_ib0`, as it does those of `weft0`.
 pub(crate) fn peer_death_flushes() -> bool {
-    static FLUSHES: Made<bool> = Made::new();
-    *FLUSHES.get_or_make(|| settings::PEER_DEATH.is("flush") == Ok(true))
+    static FLUSHES: ForkOnce<bool> = ForkOnce::new();
+    *FLUSHES.get_or_init(|| settings::PEER_DEATH.is("flush") == Ok(true))
 }

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
-use super::across::Building;
 use super::audience::Audience;
+use super::batch::Building;
 use super::context::Context;
 use super::events::Subject;
-use super::given::given;
 use super::object::{Guard, Kind, Name, PerFork, Turn, find, lock, turn};
+use super::params::read_param;
 use super::places;
 use super::qp::{self, NO_CAP, QpObj};
 use super::types::*;
@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn open_qp(
     pointer(|| {
         let context = find::<Context>(context)?;
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED || !context.ctx.is_persona() {
             return Err(Errno::OPNOTSUPP);
         }

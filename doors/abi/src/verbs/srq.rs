@@ -9,8 +9,8 @@ use super::audience::{Audience, Listener, Of};
 use super::context::Ctx;
 use super::cq::Cq;
 use super::events::Subject;
-use super::given::{given, put};
 use super::object::{Guard, Kind as _, find, kind, turn};
+use super::params::{put, read_param};
 use super::pd::Pd;
 use super::types::*;
 use super::users::{Held, Users};
@@ -88,7 +88,7 @@ pub unsafe fn ibv_create_srq(
 ) -> *mut ibv_srq {
     pointer(|| {
         // SAFETY: the caller's promise.
-        let mut init = unsafe { given(srq_init_attr) }?;
+        let mut init = unsafe { read_param(srq_init_attr) }?;
         let made = create(pd, &mut init, None)?;
         // SAFETY: as above.
         unsafe { (*srq_init_attr).attr = init.attr };
@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     pointer(|| {
         find::<super::context::Context>(context)?;
         // SAFETY: the caller's promise.
-        let asked = unsafe { given(attr) }?;
+        let asked = unsafe { read_param(attr) }?;
         if asked.comp_mask >= IBV_SRQ_INIT_ATTR_RESERVED {
             return Err(Errno::INVAL);
         }

@@ -155,12 +155,10 @@ fn pick(
     name.copied().unwrap_or(other).as_ptr()
 }
 
-/// The type of a node.
 pub fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
     pick(NODE_TYPES, usize::try_from(node_type), c"unknown")
 }
 
-/// The state of a port.
 pub fn ibv_port_state_str(port_state: ibv_port_state) -> *const c_char {
     pick(PORT_STATES, usize::try_from(port_state), c"unknown")
 }

@@ -16,7 +16,7 @@ use super::types::{
     ibv_device_attr, ibv_gid_entry, ibv_port_attr,
 };
 use crate::call;
-use crate::made::Made;
+use crate::once::ForkOnce;
 
 /// A device, as its files describe it.
 pub(crate) struct About {
@@ -206,8 +206,8 @@ fn of_ours(path: &Path) -> Option<Result<String, Errno>> {
 
 /// The mount point of the kernel's sysfs: `SYSFS_PATH`, else `/sys`.
 pub fn ibv_get_sysfs_path() -> *const c_char {
-    static PATH: Made<CString> = Made::new();
-    let path = PATH.get_or_make(|| {
+    static PATH: ForkOnce<CString> = ForkOnce::new();
+    let path = PATH.get_or_init(|| {
         let path = std::env::var_os("SYSFS_PATH").unwrap_or_default();
         let path = path.as_bytes().trim_ascii_end();
         let end = path

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence};
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-use crate::made::Made;
+use crate::once::ForkOnce;
 
 pub(crate) struct Record {
     /// The thread's current object, or NULL.
@@ -50,8 +50,8 @@ pub(crate) fn register() {
 }
 
 fn has_barrier() -> bool {
-    static HAS: Made<bool> = Made::new();
-    *HAS.get_or_make(|| {
+    static HAS: ForkOnce<bool> = ForkOnce::new();
+    *HAS.get_or_init(|| {
         membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     })

@@ -9,9 +9,9 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use weft_verbs::XrcDomain;
 
 use super::context::{Context, Ctx};
-use super::given::given;
 use super::native::native;
 use super::object::{Inherited, Kind as _, PerFork, find, kind, lock};
+use super::params::read_param;
 use super::types::*;
 use super::users::{Users, end_unused};
 use crate::call::pointer;
@@ -89,7 +89,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     pointer(|| {
         let context = find::<Context>(context)?;
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(attr) }?;
+        let attr = unsafe { read_param(attr) }?;
         if attr.comp_mask != NEEDED {
             return Err(Errno::INVAL);
         }

@@ -1,22 +1,29 @@
 //! Connected sockets, their peers and their calls for the tests of libexs.
-#![allow(dead_code, reason = "each test program uses its part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    reason = "each test program uses its part"
+)]
 #![allow(
     clippy::undocumented_unsafe_blocks,
     reason = "each call is given pointers to its own locals"
 )]
 
+#[path = "../../../../tests/conformance/src/waits.rs"]
+mod waits;
+
 use std::ffi::c_int;
 use std::process::{Child, Command};
 use std::ptr::null_mut;
-use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
 
 use libc::{AF_INET, sockaddr, sockaddr_in, socklen_t, timeval};
 use rustix::io::Errno;
 use weft_abi::exs::types::{AHandle, Event};
 use weft_abi::exs::{queue, socket, sync};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+use waits::state;
+pub(crate) use waits::{PATIENCE, aside, asleep, until};
 
 /// An empty handle, for operations whose event needs none.
 pub(crate) const NONE: AHandle = AHandle(null_mut());
@@ -99,15 +106,6 @@ pub(crate) fn stopped(kind: c_int, test: &str) -> (c_int, Child) {
     (b, child)
 }
 
-/// Runs something that may wait for ever in a separate thread; returns the channel of its result.
-pub(crate) fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
-        let _ = tell.send(f());
-    });
-    told
-}
-
 /// `exs_sync_send`
 pub(crate) fn send(fd: c_int, data: &[u8], flags: c_int) -> Result<isize, Errno> {
     unsafe { sync::send_mh(fd, data.as_ptr().cast(), data.len(), flags, 0) }
@@ -151,32 +149,4 @@ pub(crate) fn next_event(qh: c_int, seconds: i64) -> Option<Event> {
     let mut event: Event = unsafe { std::mem::zeroed() };
     let got = unsafe { queue::qdequeue(qh, &raw mut event, 1, &raw const limit) };
     (got == Ok(1)).then_some(event)
-}
-
-/// Waits until this holds.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// The state of a process or thread: `S` sleeps, `T` is stopped.
-fn state(task: &str) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{task}/stat")).ok()?;
-    stat.rsplit(')').next()?.trim().chars().next()
-}
-
-/// [`aside`], which returns once the thread sleeps in its call.
-pub(crate) fn asleep<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (tell, told) = channel();
-    let result = aside(move || {
-        tell.send(rustix::thread::gettid().as_raw_nonzero())
-            .unwrap();
-        f()
-    });
-    let thread = format!("self/task/{}", told.recv().unwrap());
-    until("it sleeps", || state(&thread) == Some('S'));
-    result
 }

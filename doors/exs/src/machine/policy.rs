@@ -39,7 +39,6 @@ const EARNED: f64 = 32.0;
 const FIRST_DETOUR: u32 = 4;
 const LONGEST_DETOUR: u32 = 4096;
 
-/// The two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Go = 0,

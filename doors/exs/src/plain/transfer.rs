@@ -24,7 +24,6 @@ pub(super) struct Cursor {
     within: usize,
 }
 
-/// The result of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
     /// The memory is used up: full, or sent completely.

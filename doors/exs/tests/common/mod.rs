@@ -1,18 +1,20 @@
 //! Helpers shared by the test programs.
-#![allow(dead_code, reason = "each test program uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
+
+#[path = "../../../../tests/conformance/src/waits.rs"]
+mod waits;
 
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use weft_exs::{Context, Event, FilePiece, Kind, Options, Piece, Queue, Socket};
 use weft_verbs::{Device, LocalMode};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) use waits::{PATIENCE, alone, aside, asleep, until};
 
 pub(crate) fn context(local: LocalMode) -> Context {
     Context::new(Device::builder().local(local).open().unwrap()).unwrap()
@@ -53,7 +55,6 @@ pub(crate) fn events(queue: &Queue, n: usize) -> Vec<Event> {
     out
 }
 
-/// The next event.
 pub(crate) fn next_event(queue: &Queue) -> Event {
     events(queue, 1).remove(0)
 }
@@ -68,15 +69,6 @@ pub(crate) fn send_limit(socket: &Socket, millis: u64) {
 pub(crate) fn recv_limit(socket: &Socket, millis: u64) {
     let limit = Some(Duration::from_millis(millis));
     socket.set_options(|o| o.recv_timeout = limit).unwrap();
-}
-
-/// Runs a function that may wait for ever on a separate thread. Returns the receiver of its result.
-pub(crate) fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (tell, told) = channel();
-    std::thread::spawn(move || {
-        let _ = tell.send(f());
-    });
-    told
 }
 
 /// A file that disappears with its last descriptor.
@@ -98,43 +90,4 @@ pub(crate) fn whole(file: &Arc<OwnedFd>) -> Vec<Piece> {
         offset: 0,
         len: None,
     })]
-}
-
-/// Runs this test again in a process of its own, where this returns true, so that the memory of other tests does not count. In the first process it returns
-/// false, once the other one has ended well.
-pub(crate) fn alone(test: &str) -> bool {
-    if std::env::var_os("ALONE").is_some() {
-        return true;
-    }
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let ended = command.args(["--exact", test]).env("ALONE", "1").output();
-    let said = String::from_utf8(ended.unwrap().stdout).unwrap();
-    assert!(said.contains("1 passed"), "{said}");
-    false
-}
-
-/// Waits until this holds.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < end, "in vain: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// [`aside`], which returns once the thread sleeps in its call.
-pub(crate) fn asleep<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
-    let (tell, told) = channel();
-    let result = aside(move || {
-        tell.send(rustix::thread::gettid()).unwrap();
-        f()
-    });
-    let stat = format!(
-        "/proc/self/task/{}/stat",
-        told.recv().unwrap().as_raw_nonzero()
-    );
-    until("it sleeps", || {
-        std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "))
-    });
-    result
 }

@@ -14,7 +14,6 @@ use crate::rc::{self, News};
 use crate::wire::MAX_PACKET;
 
 impl Inner {
-    /// Offers a peer a connection.
     pub(super) fn offer(self: &Arc<Self>, state: &mut State, now: Duration, peer: PeerId) {
         let own = self.address.addr.ip();
         let theirs = state.peers[peer].addr.ip();

@@ -49,7 +49,6 @@ impl Machine {
         Ok(peer)
     }
 
-    /// The program has named a peer.
     pub fn name(&mut self, peer: PeerId) {
         if !self.peers[peer].named {
             self.peers[peer].named = true;

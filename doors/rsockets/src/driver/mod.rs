@@ -51,7 +51,6 @@ const FAREWELL: Duration = Duration::from_millis(500);
 /// A run of writes with one completion, at its end.
 #[derive(Clone, Copy, Default)]
 struct Mark {
-    /// Messages in it.
     messages: u32,
     /// Bytes of the send buffer.
     bytes: usize,

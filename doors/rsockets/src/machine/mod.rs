@@ -60,7 +60,6 @@ pub enum Violation {
 pub struct Grant {
     /// To be written first: an entry of its table.
     pub entry: Option<Entry>,
-    /// The message.
     pub message: Message,
 }
 
@@ -73,7 +72,6 @@ pub struct Entry {
     pub key: u32,
     /// Offset of the half in our receive buffer.
     pub off: u32,
-    /// Its bytes.
     pub len: u32,
 }
 
@@ -82,7 +80,6 @@ pub struct Entry {
 pub struct Write {
     /// Address at the peer.
     pub addr: u64,
-    /// Its key.
     pub key: u32,
     /// Bytes.
     pub len: u32,

@@ -26,7 +26,6 @@ enum Place {
         /// Protected.
         hold: Option<Hold>,
     },
-    /// In a copy.
     Copy(Mr),
 }
 

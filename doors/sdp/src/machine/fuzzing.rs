@@ -197,7 +197,6 @@ fn peer(end: &mut Endpoint, books: &mut Books, input: &mut Input<'_>) -> bool {
     end.on_message(place, &message).is_ok()
 }
 
-/// Carry out the actions.
 fn carry_out(end: &mut Endpoint, books: &mut Books) {
     while let Some(action) = end.poll() {
         match action {

@@ -68,9 +68,7 @@ pub enum Stage {
 pub enum From {
     /// Our send buffer.
     Ring(Run),
-    /// A source.
     Source {
-        /// Which.
         op: Op,
         /// From this offset on.
         off: u32,
@@ -90,25 +88,20 @@ pub struct Run {
     pub len: u32,
 }
 
-/// An action for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Send a message, with this payload. Ring bytes are free again by [`Endpoint::transmitted`].
     Send {
-        /// The message.
         message: Message,
         /// The payload of a [`Body::Data`].
         payload: Option<Run>,
     },
     /// RDMA Write to a sink, followed by the message.
     Write {
-        /// From where.
         from: From,
         /// The sink's first byte.
         addr: u64,
-        /// Its key.
         key: u32,
-        /// The message.
         message: Message,
     },
     /// Post this receive again.
@@ -179,7 +172,6 @@ pub struct Stats {
     pub stalls: u64,
     /// Sources announced, and moved to a copy.
     pub sources: u64,
-    /// Moved.
     pub moved: u64,
     /// Sinks that were written to.
     pub sinks: u64,

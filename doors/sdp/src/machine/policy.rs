@@ -33,7 +33,6 @@ impl Mode {
     }
 }
 
-/// The way of one send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Through the send buffer.

@@ -35,7 +35,6 @@ pub enum Next {
     Mark,
     /// The peer sends no more.
     End,
-    /// Nothing yet.
     Nothing,
 }
 

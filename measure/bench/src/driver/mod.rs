@@ -177,7 +177,6 @@ pub struct Spec {
     pub stack: Stack,
     /// Over what (weft's stacks).
     pub transport: Transport,
-    /// The operation.
     pub op: Op,
     /// The timed quantity.
     pub kind: Kind,

@@ -190,7 +190,6 @@ enum Role {
     Peer,
 }
 
-/// One end of a connection.
 struct End {
     qp: Qp,
     cq: Cq,

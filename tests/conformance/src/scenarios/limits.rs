@@ -143,7 +143,6 @@ pub fn connected_queue_pairs(bed: &Bed) {
     }
 }
 
-/// Shared receive queues.
 pub fn shared_receive_queues(bed: &Bed) {
     crate::need!(bed, srq);
     let device = small(bed);

@@ -88,7 +88,6 @@ fn is_whole(child: &Child, addr: u64) -> io::Result<bool> {
         .all(|b| *b == CANARY))
 }
 
-/// What the heir has.
 struct Heir {
     ring: Ring,
     table: std::fs::File,

@@ -14,7 +14,6 @@ use crate::shared::files::Files;
 use crate::shared::ring::{Ring, word};
 use crate::target::{Kind, Session, Target};
 
-/// The steps, in their order.
 pub const STEPS: [&str; 12] = [
     "connected",
     "at-the-door",

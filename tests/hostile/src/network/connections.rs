@@ -13,7 +13,6 @@ use crate::report::Report;
 /// What the connections of a flood say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Say {
-    /// Nothing.
     Nothing,
     /// The first bytes of a request.
     Half,

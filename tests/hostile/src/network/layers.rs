@@ -10,22 +10,13 @@ use crate::target::{Kind, Session};
 
 /// Those for this victim.
 pub fn cases(kind: Kind, seed: u64, rounds: usize) -> Vec<Case> {
-    match kind {
-        Kind::Verbs => answers(),
-        Kind::Exs => [exs_messages(), exs_streams(), exs_noise(seed, rounds)].concat_all(),
-        Kind::Packets => [exs_messages(), exs_packets(), exs_noise(seed, rounds)].concat_all(),
-        Kind::Rsockets => [rsockets_messages(), rsockets_noise(seed, rounds)].concat_all(),
-    }
-}
-
-trait ConcatAll {
-    fn concat_all(self) -> Vec<Case>;
-}
-
-impl<const N: usize> ConcatAll for [Vec<Case>; N] {
-    fn concat_all(self) -> Vec<Case> {
-        self.into_iter().flatten().collect()
-    }
+    let groups = match kind {
+        Kind::Verbs => vec![answers()],
+        Kind::Exs => vec![exs_messages(), exs_streams(), exs_noise(seed, rounds)],
+        Kind::Packets => vec![exs_messages(), exs_packets(), exs_noise(seed, rounds)],
+        Kind::Rsockets => vec![rsockets_messages(), rsockets_noise(seed, rounds)],
+    };
+    groups.into_iter().flatten().collect()
 }
 
 // ---- verbs: lies in answers ----
@@ -143,7 +134,6 @@ fn exs(kind: u8, flags: u8, credits: u16, len: u32, rest: &[u8]) -> Vec<u8> {
     out
 }
 
-/// An advert of a stream.
 fn advert(len: u32, seq: u64, phase: u64, addr: u64) -> Vec<u8> {
     let mut rest = seq.to_be_bytes().to_vec();
     rest.extend(phase.to_be_bytes());

@@ -115,7 +115,6 @@ fn is_full(e: &io::Error) -> bool {
     )
 }
 
-/// That a connection has ended.
 pub fn ended(ending: Ending) -> Result<(), String> {
     match ending.end {
         End::Open => Err(format!("still open after {:?}: {ending:?}", ending.took)),

@@ -16,9 +16,7 @@ use rustix::net::{
 use crate::frames::crc32c;
 use crate::rng::Rng;
 
-/// Kinds of messages.
 pub mod kind {
-    #![expect(missing_docs, reason = "the page's names")]
     pub const HELLO: u16 = 1;
     pub const WELCOME: u16 = 2;
     pub const ATTACH: u16 = 3;
@@ -26,7 +24,6 @@ pub mod kind {
     pub const JOIN: u16 = 5;
 }
 
-/// The version of the messages.
 pub const VERSION: u16 = 2;
 
 /// A message: its head and its body.
@@ -40,8 +37,7 @@ pub fn message(version: u16, kind: u16, body: &[u8]) -> Vec<u8> {
 
 /// A message that came.
 #[derive(Debug)]
-pub struct Came {
-    /// Its kind.
+pub struct Received {
     pub kind: u16,
     /// What follows the head.
     pub body: Vec<u8>,
@@ -138,13 +134,13 @@ impl Door {
     }
 
     /// The message that comes next; wake-ups (packets of one byte) are skipped.
-    pub fn message(&self, patience: Duration) -> io::Result<Came> {
+    pub fn message(&self, patience: Duration) -> io::Result<Received> {
         let deadline = Instant::now() + patience;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let (bytes, fds) = self.packet(left)?.ok_or(ErrorKind::UnexpectedEof)?;
             if bytes.len() >= 8 && bytes.starts_with(b"weft") {
-                return Ok(Came {
+                return Ok(Received {
                     kind: u16::from_le_bytes([bytes[6], bytes[7]]),
                     body: bytes[8..].to_vec(),
                     fds,

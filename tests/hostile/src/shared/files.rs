@@ -65,24 +65,19 @@ pub fn table_head(domain: &[u8; 16]) -> Vec<u8> {
 pub struct Entry {
     /// Generation; odd while it is being written.
     pub generation: u64,
-    /// STag.
     pub stag: u32,
     /// The one queue pair of ours that it is for; 0: any.
     pub qp: u32,
     /// The address of its first byte.
     pub base: u64,
-    /// Its length.
     pub len: u64,
-    /// Rights.
     pub rights: u32,
-    /// Space.
     pub space: u32,
     /// Where it is in the space.
     pub at: u64,
 }
 
 impl Entry {
-    /// Its bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = self.generation.to_ne_bytes().to_vec();
         out.extend(self.stag.to_ne_bytes());
@@ -107,9 +102,7 @@ impl Entry {
 pub struct Files {
     /// Segment (of a Join).
     pub segment: Option<File>,
-    /// Liveness.
     pub liveness: OwnedFd,
-    /// Exported table.
     pub table: OwnedFd,
     /// Arenas: to write, to read, and perhaps the private one.
     pub arenas: Vec<OwnedFd>,

@@ -10,7 +10,6 @@ use crate::shared::door::Door;
 
 /// Words of a side's part of the control page, as offsets from its beginning.
 pub mod word {
-    #![expect(missing_docs, reason = "the page's names")]
     pub const HEAD: u64 = 0;
     pub const END: u64 = 128;
     pub const WANT_DATA: u64 = 256;
@@ -28,7 +27,6 @@ pub const REFERENCE: u32 = 2;
 /// Our side of a connection in shared memory.
 #[derive(Debug)]
 pub struct Ring {
-    /// The segment.
     pub segment: File,
     /// The socket of the meeting: wake-ups.
     pub door: Door,
@@ -117,7 +115,6 @@ impl Ring {
         Ok(())
     }
 
-    /// Pushes a frame.
     pub fn frame(&mut self, ulpdu: &[u8]) -> io::Result<()> {
         let mut frame = (ulpdu.len() as u32).to_le_bytes().to_vec();
         frame.extend(ulpdu);

@@ -66,7 +66,6 @@ impl Actor {
         }
     }
 
-    /// A role of this program.
     pub(crate) fn role(role: &str, words: &[&str], environment: &[(&str, &str)]) -> Actor {
         let mut command = Command::new(std::env::current_exe().expect("/proc"));
         command
@@ -86,7 +85,6 @@ impl Actor {
         self.child.id()
     }
 
-    /// The next line.
     pub(crate) fn line(&self) -> String {
         self.line_within(PATIENCE)
             .unwrap_or_else(|| panic!("{}: no word for {PATIENCE:?}", self.name))

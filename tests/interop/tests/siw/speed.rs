@@ -60,7 +60,6 @@ const MEASURES: [Measure; 2] = [
     },
 ];
 
-/// What came of a run.
 #[derive(Debug, PartialEq)]
 enum Run {
     Figure(f64),

@@ -120,7 +120,6 @@ impl Locals {
         let _ = self.port.set(port);
     }
 
-    /// The port is closed.
     pub(super) fn close(&self) {
         if let Some(door) = self.door.get() {
             door.close();

@@ -152,7 +152,6 @@ impl Channel {
     }
 }
 
-/// Frees an event.
 pub(super) fn ack(event: *mut rdma_cm_event) -> Result<(), Errno> {
     drop(turn::<Event>(event)?.retire());
     Ok(())

@@ -10,11 +10,11 @@ use weft_verbs::Device;
 use super::types::{RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_UDP, rdma_port_space};
 use crate::call::pointer;
 use crate::verbs::context::is_persona;
-use crate::verbs::given::list;
 use crate::verbs::last_errno;
 use crate::verbs::native::native;
 use crate::verbs::object::{Inherited, PerFork, lock};
 use crate::verbs::open::cm_contexts;
+use crate::verbs::params::list;
 use crate::verbs::pd::ibv_alloc_pd;
 use crate::verbs::types::{
     IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_context, ibv_pd, ibv_xrcd,

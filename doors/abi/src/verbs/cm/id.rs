@@ -75,7 +75,6 @@ pub(super) enum Stage {
     Gone,
 }
 
-/// The kinds of listener.
 #[allow(dead_code)] // until it is dropped
 pub(super) enum Listener {
     Stream(weft_verbs::cm::Listening),
@@ -85,7 +84,6 @@ pub(super) enum Listener {
 #[derive(Default)]
 pub(super) struct Setup {
     pub(super) stage: Stage,
-    /// Its address.
     pub(super) port: Option<Port>,
     pub(super) src: Option<SocketAddr>,
     pub(super) dst: Option<SocketAddr>,

@@ -19,9 +19,9 @@ use super::types::{
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, RDMA_UDP_QKEY, rdma_cm_id, rdma_cm_join_mc_attr_ex,
 };
 use crate::call::run;
-use crate::verbs::given::given;
 use crate::verbs::group::group_of;
 use crate::verbs::mcast;
+use crate::verbs::params::read_param;
 
 /// Linux's family of InfiniBand's addresses, and the offset of the GID in its `sockaddr_ib`: after the family, the partition and the flow label.
 const AF_IB: libc::sa_family_t = 27;
@@ -137,7 +137,7 @@ pub unsafe fn rdma_join_multicast_ex(
     run(|| {
         core(id)?;
         // SAFETY: the caller's promise.
-        let attr = unsafe { given(mc_join_attr) }?;
+        let attr = unsafe { read_param(mc_join_attr) }?;
         if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
             return Err(Errno::OPNOTSUPP);
         }

@@ -13,10 +13,10 @@ use crate::verbs::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::verbs::cq::{ibv_create_cq, ibv_destroy_cq};
 use crate::verbs::create::create_qp_ex;
 use crate::verbs::device::ibv_query_gid;
-use crate::verbs::given::given;
 use crate::verbs::last_errno;
 use crate::verbs::modify::{ibv_destroy_qp, ibv_modify_qp};
 use crate::verbs::object::find;
+use crate::verbs::params::read_param;
 use crate::verbs::qp::QpObj;
 use crate::verbs::srq::{create_srq_ex, ibv_destroy_srq};
 #[allow(clippy::wildcard_imports)] // C's vocabulary
@@ -258,7 +258,7 @@ unsafe fn made_by<T: Copy>(
     run(|| {
         let core = core(id)?;
         // SAFETY: the caller's promise.
-        let mut copy = unsafe { given(attr) }?;
+        let mut copy = unsafe { read_param(attr) }?;
         make(&core, &mut copy)?;
         // SAFETY: as above.
         unsafe { attr.write(copy) };

@@ -1,5 +1,5 @@
 //! The declarations of `<rdma/rdma_cma.h>` and `<rdma/rsocket.h>` (rdma-core 44), as those of verbs in [`crate::verbs::types`].
-#![allow(missing_docs, non_camel_case_types)] // C's names; the manual pages have the words
+#![allow(non_camel_case_types)] // C's names; the manual pages have the words
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -31,7 +31,6 @@ pub use repoll::{repoll_create, repoll_ctl, repoll_wait};
 use table::{Entry, Kind, find};
 pub use wait::{rpoll, rselect};
 
-/// `rsocket`
 pub fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     run(|| {
         let ipv6 = match domain {
@@ -75,7 +74,6 @@ pub unsafe fn rbind(socket: c_int, addr: *const sockaddr, addrlen: socklen_t) ->
     })
 }
 
-/// `rlisten`
 pub fn rlisten(socket: c_int, backlog: c_int) -> c_int {
     run(|| {
         // As the system does: at least one, and bounded.
@@ -124,7 +122,6 @@ pub unsafe fn rconnect(socket: c_int, addr: *const sockaddr, addrlen: socklen_t)
     })
 }
 
-/// `rshutdown`
 pub fn rshutdown(socket: c_int, how: c_int) -> c_int {
     run(|| {
         let how = match how {
@@ -137,7 +134,6 @@ pub fn rshutdown(socket: c_int, how: c_int) -> c_int {
     })
 }
 
-/// `rclose`
 pub fn rclose(socket: c_int) -> c_int {
     run(|| table::close(socket).map(|()| 0))
 }

@@ -10,7 +10,7 @@ use weft_rsockets::{Options, Socket};
 
 use super::table::{Entry, Kind, Settings, find};
 use crate::call::{run, system};
-use crate::made::Made;
+use crate::once::ForkOnce;
 use crate::option::{give, taken, time};
 use crate::verbs::settings;
 
@@ -34,8 +34,8 @@ const MOST_ROUTE: usize = 4096;
 
 /// The administrator's settings for all sockets, from the files of the manual page.
 pub(super) fn defaults(options: &mut Options) {
-    static FILES: Made<Options> = Made::new();
-    *options = *FILES.get_or_make(|| {
+    static FILES: ForkOnce<Options> = ForkOnce::new();
+    *options = *FILES.get_or_init(|| {
         let number = |name: &str| -> Option<u32> {
             let text = std::fs::read_to_string(format!("/etc/rdma/rsocket/{name}")).ok()?;
             text.trim().parse().ok()

@@ -2,7 +2,7 @@
 //! The manual pages of rdma-core say what the types mean. `tests/verbs_layout.rs` compares them with the headers, both ways.
 //!
 //! Enumerations are integers here, because a program may pass any value.
-#![allow(missing_docs, non_camel_case_types, non_snake_case)] // C's names; the manual pages have the words
+#![allow(non_camel_case_types, non_snake_case)] // C's names; the manual pages have the words
 #![allow(clippy::pub_underscore_fields, clippy::wildcard_imports)] // C's names again; one vocabulary in two files
 
 pub mod constants;

@@ -8,9 +8,9 @@ use weft_verbs::{SendWr, UdDest, Wc};
 
 /// A lock that one call of the program takes and another one releases.
 #[derive(Default)]
-pub(super) struct Across(AtomicBool);
+pub(super) struct BatchLock(AtomicBool);
 
-impl Across {
+impl BatchLock {
     #[inline]
     pub(super) fn lock(&self) {
         while self.0.swap(true, Ordering::Acquire) {
@@ -27,11 +27,10 @@ impl Across {
 /// The state of `ibv_start_poll`.
 #[derive(Default)]
 pub(crate) struct Polling {
-    pub(super) busy: Across,
+    pub(super) busy: BatchLock,
     pub(super) at: Mutex<Completion>,
 }
 
-/// The current completion.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Completion {
     pub(super) wc: Wc,
@@ -45,7 +44,7 @@ pub(super) struct Completion {
 /// Requests that are being built.
 #[derive(Default)]
 pub(crate) struct Building {
-    pub(super) busy: Across,
+    pub(super) busy: BatchLock,
     pub(super) list: Mutex<Wrs>,
 }
 

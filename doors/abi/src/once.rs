@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A value made at its first use, and then kept. No thread waits for another that makes it, because a forked child would wait for ever for a
 /// thread that does not exist in it. If several threads make it at once, the first value is kept.
-pub(crate) struct Made<T>(AtomicPtr<T>);
+pub(crate) struct ForkOnce<T>(AtomicPtr<T>);
 
-impl<T: Send + Sync + 'static> Made<T> {
+impl<T: Send + Sync + 'static> ForkOnce<T> {
     pub(crate) const fn new() -> Self {
-        Made(AtomicPtr::new(null_mut()))
+        ForkOnce(AtomicPtr::new(null_mut()))
     }
 
     /// The value, if it has been made.
@@ -21,7 +21,7 @@ impl<T: Send + Sync + 'static> Made<T> {
 
     /// The value. The result of `make` is dropped if another thread was faster.
     #[inline]
-    pub(crate) fn get_or_make(&'static self, make: impl FnOnce() -> T) -> &'static T {
+    pub(crate) fn get_or_init(&'static self, make: impl FnOnce() -> T) -> &'static T {
         match self.get() {
             Some(value) => value,
             None => self.set(make()),
@@ -56,10 +56,10 @@ mod tests {
     /// The state of a child that was forked while another thread of the parent was making the value.
     #[test]
     fn nobody_waits_for_another_one() {
-        static MADE: Made<String> = Made::new();
+        static MADE: ForkOnce<String> = ForkOnce::new();
         static TURNS: Barrier = Barrier::new(2);
         let slow = std::thread::spawn(|| {
-            MADE.get_or_make(|| {
+            MADE.get_or_init(|| {
                 TURNS.wait();
                 TURNS.wait();
                 "slow".to_owned()
@@ -67,7 +67,7 @@ mod tests {
         });
         TURNS.wait();
         assert!(MADE.get().is_none());
-        let mine = MADE.get_or_make(|| "quick".to_owned());
+        let mine = MADE.get_or_init(|| "quick".to_owned());
         TURNS.wait();
         assert_eq!(mine, "quick");
         assert!(std::ptr::eq(slow.join().unwrap(), mine));

@@ -90,7 +90,7 @@ impl<'a> Trail<'a> {
         }
         if let Some(here) = self.here.take() {
             lock(&self.shared.state)
-                .past
+                .history
                 .push(Past { ended: now, ..here });
         }
     }
@@ -116,7 +116,7 @@ impl<'a> Trail<'a> {
             bytes: (len, end.outputs.iter().map(|output| output.2).sum()),
             reason: String::new(),
         };
-        lock(&self.shared.state).past.push(past);
+        lock(&self.shared.state).history.push(past);
     }
 }
 

@@ -20,22 +20,22 @@ use crate::types::{RecvWr, Wc};
 const MAX_ERRORS: usize = 64;
 
 /// The contents of a datagram, and its origin.
-pub(crate) struct Arrived<'a> {
+pub(crate) struct Incoming<'a> {
     /// The payload, behind [`Grh::LEN`] bytes that are free.
     pub(crate) bytes: &'a mut [u8],
     pub(crate) from: SocketAddr,
     pub(crate) to: IpAddr,
     pub(crate) traffic_class: u8,
     /// When it was taken in.
-    pub(crate) now: &'a Came,
+    pub(crate) now: &'a ArrivalTime,
 }
 
 /// The arrival time of datagrams that are processed together. Single-datagram messages do not need it, and reading the clock is a noticeable part of their
 /// cost in shared memory.
 #[derive(Default)]
-pub(crate) struct Came(Cell<Option<Instant>>);
+pub(crate) struct ArrivalTime(Cell<Option<Instant>>);
 
-impl Came {
+impl ArrivalTime {
     pub(super) fn time(&self) -> Instant {
         let time = self.0.get().unwrap_or_else(Instant::now);
         self.0.set(Some(time));
@@ -44,7 +44,7 @@ impl Came {
 }
 
 /// Writes the header space of a message of `payload` bytes.
-pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
+pub(super) fn write_grh(payload: usize, arrived: &mut Incoming<'_>) {
     let grh = Grh {
         source: arrived.from.ip(),
         dest: arrived.to,
@@ -63,7 +63,7 @@ pub(super) struct Early {
 }
 
 impl Early {
-    pub(super) fn of(arrived: &Arrived<'_>) -> (Early, usize) {
+    pub(super) fn of(arrived: &Incoming<'_>) -> (Early, usize) {
         let early = Early {
             bytes: arrived.bytes.to_vec(),
             to: arrived.to,
@@ -81,7 +81,7 @@ pub(super) enum Buffer {
 }
 
 /// The state that a thread holds while it processes datagrams.
-pub(super) struct Taking {
+pub(super) struct Inbound {
     /// Completions are still wanted.
     pub(super) live: bool,
     pub(super) reassembler: Reassembler<Buffer>,
@@ -103,15 +103,15 @@ pub(super) struct Taking {
     pub(super) keys: Keys,
 }
 
-impl AsMut<Keys> for Taking {
+impl AsMut<Keys> for Inbound {
     fn as_mut(&mut self) -> &mut Keys {
         &mut self.keys
     }
 }
 
-impl Taking {
-    pub(super) fn new(config: weft_proto::dgram::Config, table: &Table) -> Taking {
-        Taking {
+impl Inbound {
+    pub(super) fn new(config: weft_proto::dgram::Config, table: &Table) -> Inbound {
+        Inbound {
             live: true,
             reassembler: Reassembler::new(config),
             flows: Flows::new(FlowsConfig::default(), RandomState::new()),
@@ -185,26 +185,26 @@ pub(super) fn count(counter: &AtomicU64) {
 /// A hold of the state that a thread needs to process datagrams. Its completions are added to the queue at its end, all at once.
 pub(super) struct Hold<'a> {
     of: &'a UdInner,
-    taking: KeyGuard<'a, Taking>,
+    inbound: KeyGuard<'a, Inbound>,
 }
 
 impl Deref for Hold<'_> {
-    type Target = Taking;
+    type Target = Inbound;
 
-    fn deref(&self) -> &Taking {
-        &self.taking
+    fn deref(&self) -> &Inbound {
+        &self.inbound
     }
 }
 
 impl DerefMut for Hold<'_> {
-    fn deref_mut(&mut self) -> &mut Taking {
-        &mut self.taking
+    fn deref_mut(&mut self) -> &mut Inbound {
+        &mut self.inbound
     }
 }
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        let Taking { made, urgent, .. } = &mut *self.taking;
+        let Inbound { made, urgent, .. } = &mut *self.inbound;
         if !made.is_empty() {
             // One without room is of no more use, which its device's event says; the queue pair is not touched by it.
             self.of.recv_cq.push(made, std::mem::take(urgent));
@@ -217,7 +217,7 @@ impl UdInner {
     pub(super) fn hold(&self) -> Hold<'_> {
         Hold {
             of: self,
-            taking: self.taking.lock(),
+            inbound: self.inbound.lock(),
         }
     }
 }
@@ -251,21 +251,21 @@ mod tests {
     #[test]
     fn records_are_found_by_their_number() {
         for order in [[0, 1, 2, 3, 4], [3, 0, 4, 1, 2], [4, 3, 2, 1, 0]] {
-            let mut taking = Taking::new(weft_proto::dgram::Config::default(), &Table::new(8));
+            let mut inbound = Inbound::new(weft_proto::dgram::Config::default(), &Table::new(8));
             for number in 0..5 {
-                taking
+                inbound
                     .records
                     .push_back((number + 100, message(number as u32)));
             }
-            assert!(taking.take_record(99).is_none() && taking.take_record(105).is_none());
+            assert!(inbound.take_record(99).is_none() && inbound.take_record(105).is_none());
             for number in order {
-                let record = taking.take_record(number + 100).unwrap();
+                let record = inbound.take_record(number + 100).unwrap();
                 assert_eq!(
                     (record.rkey, record.valid.as_slice()),
                     (number as u32, std::slice::from_ref(&(0..10))),
                     "{order:?}"
                 );
-                assert!(taking.take_record(number + 100).is_none());
+                assert!(inbound.take_record(number + 100).is_none());
             }
         }
     }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 ///
 /// # Safety
 /// NULL, or such a value.
-pub(crate) unsafe fn given<T: Copy>(place: *const T) -> Result<T, Errno> {
+pub(crate) unsafe fn read_param<T: Copy>(place: *const T) -> Result<T, Errno> {
     if place.is_null() {
         return Err(Errno::INVAL);
     }
