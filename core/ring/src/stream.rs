@@ -256,14 +256,14 @@ impl Stream {
 
     /// Requests a bell for bytes after `head`, up to which everything is consumed or known. The caller checks [`Stream::ready`] once more after this. A sender
     /// does not ring if its bytes are consumed before it checks the request. Returns how often the sender has rung, or is about to, since this was last asked,
-    /// and whether a request stood before.
+    /// and whether [`Wish::Once`] stood before: then nothing was published since. A standing [`Wish::Each`] says nothing, because a publish leaves it.
     #[inline]
     pub fn arm(&self, sender: Role, head: u64, wish: Wish) -> (u64, bool) {
         let before = self
             .word(sender, Lane::WantData)
             .swap(wish.at(head), SeqCst);
         fence(SeqCst);
-        (rings(before), before & (ONCE | EACH) != 0)
+        (rings(before), before & ONCE != 0)
     }
 
     /// How often the sender has rung, or is about to, since this was last asked.
