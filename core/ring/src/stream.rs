@@ -256,14 +256,14 @@ impl Stream {
 
     /// Requests a bell for bytes after `head`, up to which everything is consumed or known. The caller checks [`Stream::ready`] once more after this. A sender
     /// does not ring if its bytes are consumed before it checks the request. Returns how often the sender has rung, or is about to, since this was last asked,
-    /// and whether a request stood before.
+    /// and whether [`Wish::Once`] stood before: then nothing was published since. A standing [`Wish::Each`] says nothing, because a publish leaves it.
     #[inline]
     pub fn arm(&self, sender: Role, head: u64, wish: Wish) -> (u64, bool) {
         let before = self
             .word(sender, Lane::WantData)
             .swap(wish.at(head), SeqCst);
         fence(SeqCst);
-        (rings(before), before & (ONCE | EACH) != 0)
+        (rings(before), before & ONCE != 0)
     }
 
     /// How often the sender has rung, or is about to, since this was last asked.
@@ -570,7 +570,7 @@ mod tests {
         assert_eq!(b.take_rung(A), MOST_RUNG);
         assert_eq!(b.take_rung(A), 0);
         assert_eq!(put(&a, 5, b"z"), Published::Ring);
-        assert_eq!(b.arm(A, 7, Wish::Each), (1, true), "the wish stands");
+        assert_eq!(b.arm(A, 7, Wish::Each), (1, false), "a publish leaves the wish");
         b.ask_once(A);
         assert_eq!(put(&a, 6, b"z"), Published::Quietly, "it is known already");
         assert_eq!(put(&a, 7, b"z"), Published::Ring);

@@ -382,6 +382,13 @@ impl Conn {
         }
     }
 
+    /// A descriptor that threads inside go on with gets another number. Returns whether it is one.
+    pub(crate) fn kept_moves(&self, fd: c_int, to: c_int) -> bool {
+        [&self.kept, &self.kept_bell]
+            .into_iter()
+            .any(|kept| kept.compare_exchange(fd, to, SeqCst, SeqCst).is_ok())
+    }
+
     /// The last descriptor of the last process is gone. Returns true if the last thread inside leaves the channel: as in the kernel, a call that waits keeps the
     /// socket open.
     pub(crate) fn leaves_later(&self) -> bool {

@@ -7,17 +7,38 @@ use std::sync::OnceLock;
 use crate::table::{self, Entry};
 use crate::{kernel, next};
 
-/// First number of hidden descriptors: above those of most programs, and low enough to keep the kernel's table small.
+/// From this limit on a program hardly misses the numbers that are hidden among its own.
+const PLENTY: u64 = 4096;
+
+/// First number of hidden descriptors: above those of most programs, and low enough to keep the kernel's table small. Where the program may have few, they are
+/// above its limit, if it could raise that; else the last quarter is all that is taken from it.
 fn base() -> c_int {
     static BASE: OnceLock<c_int> = OnceLock::new();
     *BASE.get_or_init(|| {
-        let most = kernel::most_descriptors();
-        if most >= 4096 {
-            2048
-        } else {
-            (most / 2) as c_int
-        }
+        let (now, most) = kernel::descriptor_limits();
+        let base = match now {
+            PLENTY.. => PLENTY / 2,
+            _ if most >= 2 * now => now,
+            _ => now - now / 4,
+        };
+        base as c_int
     })
+}
+
+/// Calls `take` with the limit of numbers as high as this process may set it, if hidden ones are above it. Another thread's call meanwhile may set the limit:
+/// then that one stays.
+fn above_limit(take: impl Fn() -> c_int) -> c_int {
+    let (now, most) = kernel::descriptor_limits();
+    if now <= base() as u64 && now < most {
+        kernel::limit_descriptors(most, most);
+        let taken = take();
+        let found = kernel::limit_descriptors(now, most);
+        if found != (most, most) && found.0 > base() as u64 {
+            kernel::limit_descriptors(found.0, found.1);
+        }
+        return taken;
+    }
+    take()
 }
 
 /// Moves a descriptor up and hides it. `None`, and it is closed, when there are too many.
@@ -32,7 +53,8 @@ pub(crate) fn hide(fd: OwnedFd) -> Option<c_int> {
 /// A hidden duplicate.
 pub(crate) fn duplicate(fd: c_int) -> Option<c_int> {
     // SAFETY: makes a descriptor.
-    let new = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, base() as libc::c_ulong) };
+    let new =
+        above_limit(|| unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, base() as libc::c_ulong) });
     if new < 0 {
         return None;
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::connection::Route;
 use weft_run::meet::Why;
 
-use crate::iov::{MAX_RW, Source, is_bad, is_optional, one, vector};
+use crate::iov::{MAX_RW, Source, is_bad, is_optional, one, total, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
@@ -24,7 +24,8 @@ weft_sys::doors! {
 
     fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
         settle(buf, n);
-        if n == 0 || conn::of(fd).is_none() {
+        // The kernel refuses a length that no buffer has.
+        if n == 0 || n > isize::MAX as usize || conn::of(fd).is_none() {
             return dgram::io::read(fd, buf, n);
         }
         receive(fd, &one(buf, n), 0, || next::read(fd, buf, n))
@@ -170,13 +171,19 @@ weft_sys::doors! {
             }
             return dgram::io::sendmmsg(fd, messages, n, flags);
         }
-        for at in 0..n as usize {
+        let n = n.min(libc::UIO_MAXIOV as c_uint) as usize;
+        for at in 0..n {
             let one = messages.add(at);
-            let sent = send_message(fd, &raw const (*one).msg_hdr, flags);
+            let header = &raw const (*one).msg_hdr;
+            let sent = send_message(fd, header, flags);
             if sent < 0 {
                 return if at == 0 { -1 } else { at as c_int };
             }
             (*one).msg_len = sent as c_uint;
+            // The next message would come behind a gap.
+            if vector((*header).msg_iov, (*header).msg_iovlen).is_some_and(|iov| (sent as usize) < total(iov)) {
+                return at as c_int + 1;
+            }
         }
         n as c_int
     }
@@ -249,13 +256,15 @@ weft_sys::doors! {
     }
 
     fn splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t {
-        for fd in [from, to] {
-            if let Some(conn) = conn::of(fd) { back::downgrade(conn, Why::Splice); }
-            dgram::make_plain(fd, Why::Splice);
-        }
+        back::sends_unseen(to, Why::Splice);
+        if let Some(conn) = conn::of(from) { back::downgrade(conn, Why::Splice); }
+        for fd in [from, to] { dgram::make_plain(fd, Why::Splice); }
         if is_ring_in(from) {
-            // The bytes left in the ring go first.
-            return drain_to(from, to, n, flags);
+            // They could not be given back to TCP.
+            let is_valid = from_offset.is_null() && to_offset.is_null() && flags & !SPLICE_FLAGS == 0;
+            if is_valid && n > 0 && kernel::is_pipe_to_write(to) {
+                return drain_to(from, to, n, flags);
+            }
         }
         next::splice(from, from_offset, to, to_offset, n, flags)
     }
@@ -403,6 +412,14 @@ unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize
     // SAFETY: the caller's promise.
     unsafe {
         let header = &*message;
+        if header.msg_controllen > 0 || !header.msg_name.is_null() {
+            // The kernel judges them by a message of no bytes.
+            let mut empty = *header;
+            empty.msg_iovlen = 0;
+            if next::sendmsg(fd, &raw const empty, flags) < 0 {
+                return -1;
+            }
+        }
         match vector(header.msg_iov, header.msg_iovlen) {
             Some(list) if list.iter().any(|one| one.iov_len > 0) => {
                 transmit(fd, &Source::Memory(list), flags, || {
@@ -468,6 +485,11 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> s
             by_kernel.set(true);
             next::sendfile64(out, from, offset, n)
         });
+        if sent < 0 && crate::errno() == libc::EINVAL && !by_kernel.get() {
+            // A file that is read past the page cache takes aligned memory only.
+            back::sends_unseen(out, Why::Splice);
+            return next::sendfile64(out, from, offset, n);
+        }
         if sent > 0 && !by_kernel.get() && !offset.is_null() {
             *offset += sent as off_t;
         }
@@ -475,36 +497,44 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> s
     }
 }
 
-/// `splice` from a socket whose ring still has bytes: they are copied.
+/// All flags of splice(2).
+const SPLICE_FLAGS: c_uint =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+
+/// `splice` into a pipe from a socket whose ring still has bytes: they are copied, as many as a pipe takes at once when it is writable.
 unsafe fn drain_to(from: c_int, to: c_int, n: size_t, flags: c_uint) -> ssize_t {
-    let mut bytes = [0_u8; 4096];
-    let flags = if flags & libc::SPLICE_F_NONBLOCK != 0 {
-        libc::MSG_DONTWAIT
-    } else {
+    let mut bytes = [0_u8; libc::PIPE_BUF];
+    let is_waiting = flags & libc::SPLICE_F_NONBLOCK == 0 && !kernel::is_nonblocking(to);
+    // Bytes that are taken out of the ring have to be in the pipe.
+    loop {
+        crate::set_errno(0);
+        let ready = kernel::poll_one(to, libc::POLLOUT, if is_waiting { -1 } else { 0 });
+        if ready & libc::POLLERR != 0 {
+            // Nobody reads it: this fails with the kernel's error and signal.
+            // SAFETY: our buffer.
+            return unsafe { next::write(to, bytes.as_ptr().cast(), 1) };
+        }
+        if ready != 0 {
+            break;
+        }
+        if !is_waiting {
+            crate::set_errno(libc::EAGAIN);
+        }
+        if crate::errno() != 0 {
+            return -1;
+        }
+    }
+    let wait = if flags & libc::SPLICE_F_NONBLOCK == 0 {
         0
+    } else {
+        libc::MSG_DONTWAIT
     };
-    // SAFETY: our buffer. A page fits a pipe that poll says is writable, or the write waits, as splice would.
+    // SAFETY: our buffer.
     unsafe {
-        let got = recv(from, bytes.as_mut_ptr().cast(), n.min(bytes.len()), flags);
+        let got = recv(from, bytes.as_mut_ptr().cast(), n.min(bytes.len()), wait);
         if got <= 0 {
             return got;
         }
-        let mut done = 0;
-        while done < got {
-            let put = next::write(
-                to,
-                bytes.as_ptr().add(done as usize).cast(),
-                (got - done) as usize,
-            );
-            if put < 0 {
-                if !matches!(crate::errno(), libc::EAGAIN | libc::EINTR) {
-                    return -1;
-                }
-                kernel::poll_one(to, libc::POLLOUT, -1);
-                continue;
-            }
-            done += put;
-        }
-        got
+        next::write(to, bytes.as_ptr().cast(), got as usize)
     }
 }

@@ -22,15 +22,45 @@ pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
+/// Whether this process has more than one thread; where that is not known, it has.
+pub(crate) fn has_threads() -> bool {
+    std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.count() > 1)
+}
+
+/// Returns true if a descriptor is a pipe that can be written to.
+pub(crate) fn is_pipe_to_write(fd: c_int) -> bool {
+    let kind = rustix::fs::fstat(borrowed(fd)).map(|about| about.st_mode & libc::S_IFMT);
+    // SAFETY: asks for flags.
+    let flags = unsafe { next::fcntl(fd, libc::F_GETFL, 0) };
+    kind == Ok(libc::S_IFIFO) && flags >= 0 && flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
 /// The limit of the numbers of descriptors.
 pub(crate) fn most_descriptors() -> u64 {
+    descriptor_limits().0
+}
+
+/// That limit, and the highest that this process may set.
+pub(crate) fn descriptor_limits() -> (u64, u64) {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: writes the limit.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    limit.rlim_cur
+    (limit.rlim_cur, limit.rlim_max)
+}
+
+/// Sets both; returns what they were.
+pub(crate) fn limit_descriptors(now: u64, most: u64) -> (u64, u64) {
+    let limit = libc::rlimit {
+        rlim_cur: now,
+        rlim_max: most,
+    };
+    let mut old = limit;
+    // SAFETY: reads a limit and writes one.
+    unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const limit, &raw mut old) };
+    (old.rlim_cur, old.rlim_max)
 }
 
 /// Returns true if a descriptor would be closed by an exec.

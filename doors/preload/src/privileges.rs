@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 use crate::chan::Chan;
 use crate::conn::{self, Conn};
 use crate::lend::{Finishing, finish};
-use crate::{back, dgram, fd, fetch, next, settings, signal, table};
+use crate::{back, dgram, fd, fetch, kernel, next, settings, signal, table};
 
 /// Moves every socket back to the kernel for good, because the library does not see what the process does from now on, or may not do what it does.
 pub(crate) fn everything_back(why: Why) {
@@ -43,6 +43,19 @@ fn sandbox() -> Finishing {
     let finishing = change();
     everything_back(Why::Sandbox);
     finishing
+}
+
+/// A thread is about to have descriptors of its own: what this library knows of numbers holds for the others only, so all sockets are the kernel's alone.
+pub(crate) fn own_descriptors() -> Finishing {
+    sandbox()
+}
+
+/// The same for the flags of `unshare`.
+fn before_unshare(flags: c_int) -> Option<Finishing> {
+    if flags & libc::CLONE_FILES != 0 && kernel::has_threads() {
+        return Some(own_descriptors());
+    }
+    (flags & libc::CLONE_NEWUSER != 0).then(change)
 }
 
 /// To be called before; nothing is lent while what it returns lives.
@@ -84,9 +97,9 @@ pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
     let is_one = match number {
         libc::SYS_prctl => return before_prctl(a as c_int),
         libc::SYS_seccomp => return sets_filter(a).then(sandbox),
+        libc::SYS_unshare => return before_unshare(a as c_int),
         libc::SYS_landlock_restrict_self
         | libc::SYS_capset
-        | libc::SYS_unshare
         | libc::SYS_setns
         | libc::SYS_setuid
         | libc::SYS_setgid
@@ -129,7 +142,7 @@ weft_sys::doors! {
     "C-unwind"
 
     fn unshare(flags: c_int) -> c_int {
-        let _nothing_lent = (flags & libc::CLONE_NEWUSER != 0).then(change);
+        let _nothing_lent = before_unshare(flags);
         next::unshare(flags)
     }
 

@@ -328,4 +328,5 @@ execs! {
     execvp(file: *const c_char, argv: *const *const c_char);
     execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char);
     fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char);
+    execveat(dir: c_int, path: *const c_char, argv: *const *const c_char, envp: *const *const c_char, flags: c_int);
 }

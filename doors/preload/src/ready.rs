@@ -79,7 +79,8 @@ pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>)
     set_eager(chan, &slow.regs);
 }
 
-/// While the socket is in a set, its bell is kept in step with the ring.
+/// While the socket is in a set, its bell is kept in step with the ring. The registrations are this process's: while others have the socket too, they may
+/// need more than it, and the wish is not lowered.
 fn set_eager(chan: &Chan, regs: &[Reg]) {
     let side = chan.side();
     let is_edge = regs.iter().any(|reg| reg.events & EDGE != 0);
@@ -88,7 +89,12 @@ fn set_eager(chan: &Chan, regs: &[Reg]) {
         (false, true) => bell::EDGE,
         (false, false) => 1,
     };
-    side.eager.store(eager, SeqCst);
+    if side.holders.load(SeqCst) == 1 {
+        side.eager.store(eager, SeqCst);
+    } else {
+        side.eager.fetch_max(eager, SeqCst);
+    }
+    let eager = side.eager.load(SeqCst);
     if eager != 0 && side.rx_state.load(SeqCst) == Route::Ring {
         let _rx = side.rx_lock.lock();
         match chan.stream.ready(chan.peer(), side.head.load(Relaxed)) {

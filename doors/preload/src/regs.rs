@@ -132,6 +132,26 @@ pub(crate) fn adopt(reg: &mut Reg) {
     }
 }
 
+/// A descriptor that only a registration has gets another number: the set has it by that. Returns whether it is one.
+pub(crate) fn own_moves(regs: &mut [Reg], fd: c_int, to: c_int) -> bool {
+    for reg in regs {
+        let (own, events) = if reg.own_bell == fd {
+            (&mut reg.own_bell, reg.bell)
+        } else if reg.own_tcp == fd {
+            (&mut reg.own_tcp, reg.tcp)
+        } else {
+            continue;
+        };
+        *own = to;
+        if let Some(events) = events {
+            control(reg.set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            control(reg.set, libc::EPOLL_CTL_ADD, to, events, reg.data);
+        }
+        return true;
+    }
+    false
+}
+
 /// One descriptor of a registration.
 fn change(
     set: c_int,

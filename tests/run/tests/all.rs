@@ -9,3 +9,4 @@ mod programs;
 mod servers;
 mod signals;
 mod udp;
+mod unusual;

@@ -12,14 +12,20 @@ use crate::meet::Why;
 pub fn is_out_of_sight(why: Why) -> bool {
     matches!(
         why,
-        Why::Exec | Why::Passed | Why::Stdio | Why::Descriptors | Why::Sandbox
+        Why::Exec
+            | Why::Passed
+            | Why::Stdio
+            | Why::Descriptors
+            | Why::Sandbox
+            | Why::IoUring
+            | Why::Splice
     )
 }
 
 /// Whether the peer's host has to have sent all that is on the way before the call returns.
 #[must_use]
 pub fn waits_for_host(why: Why) -> bool {
-    is_out_of_sight(why) || why == Why::Splice
+    is_out_of_sight(why)
 }
 
 /// Whether calls that are not seen may send while the incoming direction stays as it is: the outgoing one is on its ring, and closed there. Else both go back,

@@ -1,0 +1,14 @@
+//! Calls that few programs make, on a connection that has gone over. Each test is one of `c/unusual.c`, and holds on plain TCP too.
+
+weft_run_tests::as_on_tcp! { "unusual":
+    set_of_a_fork
+    sendmmsg_stops_at_a_part
+    splice_takes_what_it_gives
+    bytes_before_io_uring
+    execveat_passes_the_socket
+    every_number_is_free
+    many_sockets_of_few_numbers
+    descriptors_of_a_thread
+    control_data_is_checked
+    file_past_the_page_cache
+}
