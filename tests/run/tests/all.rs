@@ -8,4 +8,5 @@ mod moments;
 mod programs;
 mod servers;
 mod signals;
+mod told;
 mod udp;
