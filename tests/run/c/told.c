@@ -173,11 +173,50 @@ static int edges_of_room_again(void)
 	return child_failed();
 }
 
+// A program that wants many bytes at once is told of no fewer, also of those that have come before it says so.
+static int low_water_mark(void)
+{
+	int s = halves_in_turn(), set = epoll_create1(0), mark = 100;
+	struct epoll_event event = {.events = EPOLLIN};
+	struct pollfd p = {.fd = s, .events = POLLIN};
+	static char b[300];
+
+	if (!child) {
+		if (write(s, b, 10) != 10)
+			exit(1);
+		await();
+		if (write(s, b, 95) != 95)
+			exit(1);
+		exit(read(s, b, 1) != 0);
+	}
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+	if (poll(&p, 1, 5000) != 1)
+		return fail("nothing came", 0);
+	setsockopt(s, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark);
+	if (poll(&p, 1, 0) != 0)
+		return fail("poll tells of few bytes", 0);
+	if (events_of(set))
+		return fail("epoll tells of few bytes", 0);
+	if (recv(s, b, sizeof b, MSG_PEEK | MSG_DONTWAIT) != 10)
+		return fail("the bytes are not there", 0);
+	go();
+	if (epoll_wait(set, &event, 1, 5000) != 1)
+		return fail("epoll does not tell of many bytes", 0);
+	if (poll(&p, 1, 0) != 1)
+		return fail("poll does not tell of many bytes", 0);
+	long n = recv(s, b, sizeof b, 0);
+	if (n != 105)
+		return fail("a receive", n);
+	close(s);
+	return child_failed();
+}
+
 static const struct test TESTS[] = {
 	{"edges_of_what_is_looked_at", edges_of_what_is_looked_at},
 	{"edges_of_room", edges_of_room},
 	{"edges_without_a_read", edges_without_a_read},
 	{"edges_of_room_again", edges_of_room_again},
+	{"low_water_mark", low_water_mark},
 };
 
 int main(int argc, char **argv)

@@ -5,4 +5,5 @@ weft_run_tests::as_on_tcp! { "told":
     edges_of_room
     edges_without_a_read
     edges_of_room_again
+    low_water_mark
 }
