@@ -211,12 +211,87 @@ static int low_water_mark(void)
 	return child_failed();
 }
 
+// Two UDP sockets that are connected with each other, on rings.
+static int datagram_halves_in_turn(void)
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof a;
+	int to[2], from[2], s;
+	char b[4];
+
+	if (pipe(to) || pipe(from))
+		exit(fail("pipe", 0));
+	child = fork();
+	turns[0] = child ? from[0] : to[0];
+	turns[1] = child ? to[1] : from[1];
+	s = socket(AF_INET, SOCK_DGRAM, 0);
+	if (child) {
+		if (read(turns[0], &a, sizeof a) != sizeof a || connect(s, (void *)&a, sizeof a))
+			exit(fail("connect", 0));
+	} else if (bind(s, (void *)&a, sizeof a) || getsockname(s, (void *)&a, &n) || write(turns[1], &a, sizeof a) != sizeof a) {
+		exit(fail("bind", 0));
+	}
+	for (int i = 0; i < 40; i++) {
+		if (child && send(s, "ping", 4, 0) != 4)
+			exit(fail("send", i));
+		if (recvfrom(s, b, 4, 0, (void *)&a, &n) != 4)
+			exit(fail("receive", i));
+		if (!child && ((i == 0 && connect(s, (void *)&a, sizeof a)) || send(s, "pong", 4, 0) != 4))
+			exit(fail("send", i));
+	}
+	return s;
+}
+
+// A registration that fires once does so for datagrams that came before it and after it.
+static int datagrams_fire_once(void)
+{
+	int s = datagram_halves_in_turn(), set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT};
+	char b[4];
+
+	if (!child) {
+		for (char c = 'a'; c <= 'h'; c++) {
+			await();
+			if (send(s, &c, 1, 0) != 1)
+				exit(1);
+			go();
+		}
+		exit(0);
+	}
+	for (char c = 'a'; c <= 'h'; c += 2) {
+		go();
+		await();
+		epoll_ctl(set, c == 'a' ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, s, &event);
+		if (epoll_wait(set, &event, 1, 2000) != 1)
+			return fail("no event for a datagram", c);
+		event.events = EPOLLIN | EPOLLONESHOT;
+		go();
+		await();
+		if (events_of(set))
+			return fail("a second event", c);
+		if (recv(s, b, 4, 0) != 1 || b[0] != c)
+			return fail("not this datagram", b[0]);
+		if (events_of(set))
+			return fail("a second event after a receive", c);
+		epoll_ctl(set, EPOLL_CTL_MOD, s, &event);
+		if (events_of(set) != EPOLLIN)
+			return fail("no event for the second datagram", c);
+		if (recv(s, b, 4, 0) != 1 || b[0] != c + 1)
+			return fail("not this datagram", b[0]);
+		epoll_ctl(set, EPOLL_CTL_MOD, s, &event);
+		if (events_of(set))
+			return fail("an event for nothing", c);
+	}
+	return child_failed();
+}
+
 static const struct test TESTS[] = {
 	{"edges_of_what_is_looked_at", edges_of_what_is_looked_at},
 	{"edges_of_room", edges_of_room},
 	{"edges_without_a_read", edges_without_a_read},
 	{"edges_of_room_again", edges_of_room_again},
 	{"low_water_mark", low_water_mark},
+	{"datagrams_fire_once", datagrams_fire_once},
 };
 
 int main(int argc, char **argv)

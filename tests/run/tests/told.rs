@@ -6,4 +6,5 @@ weft_run_tests::as_on_tcp! { "told":
     edges_without_a_read
     edges_of_room_again
     low_water_mark
+    datagrams_fire_once
 }
