@@ -282,6 +282,13 @@ impl Stream {
         rings(self.word(sender, Lane::WantData).load(Relaxed))
     }
 
+    /// Whether a sender that rings for each arrival has stopped, because the receiver has not taken its rings ([`Stream::take_rung`]).
+    #[inline]
+    pub fn is_rung_out(&self, sender: Role) -> bool {
+        let word = self.word(sender, Lane::WantData).load(SeqCst);
+        word & EACH != 0 && rings(word) >= MOST_RUNG
+    }
+
     /// Takes the wish back. Returns whether it stood; if not, the sender has rung or will at once.
     #[inline]
     pub fn disarm(&self, sender: Role) -> bool {
@@ -567,7 +574,9 @@ mod tests {
             assert_eq!(put(&a, at, b"x"), Published::Ring);
         }
         assert_eq!(put(&a, 4, b"y"), Published::Quietly, "enough are under way");
+        assert!(b.is_rung_out(A));
         assert_eq!(b.take_rung(A), MOST_RUNG);
+        assert!(!b.is_rung_out(A));
         assert_eq!(b.take_rung(A), 0);
         assert_eq!(put(&a, 5, b"z"), Published::Ring);
         assert_eq!(b.arm(A, 7, Wish::Each), (1, false), "a publish leaves the wish");

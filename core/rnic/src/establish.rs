@@ -71,6 +71,10 @@ pub enum ConnectError {
     /// The peer closed the connection during start-up.
     #[error("the peer closed the connection during start-up")]
     Closed,
+    /// The peer's system reset the connection before the peer answered. A listener that closes does this to the connections in its queue, whose requests
+    /// its program never sees.
+    #[error("the peer reset the connection before it answered")]
+    Reset,
     /// Private data too long, or a queue pair that cannot be connected.
     #[error("{0}")]
     Invalid(String),
@@ -105,7 +109,7 @@ impl ConnectError {
                 Errno::ACCESS
             }
             ConnectError::Protocol(_) | ConnectError::Tls(_) => Errno::PROTO,
-            ConnectError::Closed => Errno::CONNRESET,
+            ConnectError::Closed | ConnectError::Reset => Errno::CONNRESET,
             ConnectError::Invalid(_) => Errno::INVAL,
             ConnectError::Io(error) => {
                 return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
@@ -129,6 +133,16 @@ impl From<io::Error> for ConnectError {
                 ConnectError::Closed
             }
             _ => ConnectError::Io(error),
+        }
+    }
+}
+
+impl ConnectError {
+    /// An error of the connection on which the peer has sent nothing.
+    fn unanswered(error: io::Error) -> Self {
+        match error.into() {
+            ConnectError::Closed => ConnectError::Reset,
+            error => error,
         }
     }
 }

@@ -285,7 +285,7 @@ fn migrating_takes_unseen_events_along_and_waits_for_seen_ones() {
 }
 
 #[test]
-fn requests_that_nobody_fetches_are_rejected_with_their_listener() {
+fn requests_that_nobody_fetches_end_with_their_listener() {
     let (server, client) = (Channel::new(), Channel::new());
     let listener = server.listen("127.0.0.1:0");
     let ids: Vec<Id> = (0..3)

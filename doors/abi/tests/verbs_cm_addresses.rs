@@ -56,6 +56,35 @@ fn peers_that_are_not_there_or_not_sound() {
 }
 
 #[test]
+fn a_request_between_two_listeners_waits_for_the_second() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let first = server.listen("127.0.0.1:0");
+    let port = first.port();
+    let unseen = client.connecting(port, b"unseen");
+    server.wait();
+    first.destroy();
+    // The next one closes with this connection in its queue.
+    let busy = TcpListener::bind(loopback(port)).unwrap();
+    let queued = client.connecting(port, b"queued");
+    drop(busy);
+    let refused = client.connecting(port, b"refused");
+    let dialing = [unseen, queued, refused];
+    let listener = server.listen(&loopback(port).to_string());
+    let asked = [server.request(), server.request(), server.request()];
+    for asked in &asked {
+        assert!(dialing.iter().any(|id| id.src_port() == asked.dst_port()));
+        asked.accept_with_qp();
+        server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+        client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    }
+    assert!(!server.readable());
+    for id in asked.into_iter().chain(dialing) {
+        id.end();
+    }
+    listener.destroy();
+}
+
+#[test]
 fn a_listener_outlives_hostile_initiators() {
     let server = Channel::new();
     let listener = server.listen("127.0.0.1:0");

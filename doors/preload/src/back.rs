@@ -100,7 +100,7 @@ fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) {
     while let Some(give) = step {
         let goes_on = match give {
             Give::PeersSocket => {
-                peer = peers_socket(fd, chan);
+                peer = takes_more(fd).then(|| peers_socket(fd, chan)).flatten();
                 peer.is_some()
             }
             Give::Quiet => is_quiet(chan),
@@ -162,6 +162,14 @@ fn is_quiet(chan: &Chan) -> bool {
         kernel::nap(100_000);
     }
     false
+}
+
+/// Whether TCP takes bytes from the peer: it has not ended its direction, and this side has not shut down both.
+fn takes_more(fd: c_int) -> bool {
+    const ESTABLISHED: c_int = 1;
+    // The state is the first byte of `tcp_info`.
+    let state = kernel::tcp_number(fd, libc::TCP_INFO).map(|info| info & 0xff);
+    state == Some(ESTABLISHED) || kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP == 0
 }
 
 /// A duplicate of the peer's socket.

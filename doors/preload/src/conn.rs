@@ -96,6 +96,8 @@ pub(crate) struct Reg {
     pub(crate) told: u64,
     /// The program has asked for room, and has not been told since: see edges.rs.
     pub(crate) room_due: bool,
+    /// Its room is TCP's again: the kernel reports that, and it is no edge.
+    pub(crate) room_moved: bool,
     /// The [`Conn::fulls`] at that report.
     pub(crate) fulls: u32,
 }
@@ -119,6 +121,7 @@ impl Reg {
             is_gone: false,
             told: data,
             room_due: false,
+            room_moved: false,
             fulls: 0,
         }
     }

@@ -1,23 +1,28 @@
 //! Edges of `EPOLLOUT`: TCP reports one when a socket is registered, and when there is room after a send that found none. A bell reports one each time
 //! that the peer has read from it, too. Such events of edge-triggered registrations are taken out before the program sees them.
 //!
+//! Edges of `EPOLLIN`: a sender rings for each arrival, a few times until its rings are taken. [`renew`] takes them for a program that reads nothing.
+//!
 //! # Safety
 //!
 //! As `epoll_wait(2)`.
 
-use libc::c_int;
+use libc::{c_int, epoll_event};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use weft_run::connection::Route;
+
 use crate::conn::{Conn, Reg};
-use crate::kernel;
 use crate::sets::{self, IN, OUT};
+use crate::work::LIBRARY;
+use crate::{bell, kernel, signal};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
-/// Connections by set and `data` of their edge-triggered registrations for room; `None`: two have the same. Used under the big lock only.
+/// Connections by set and `data` of their edge-triggered registrations; `None`: two have the same. Changed under the big lock only.
 static BY_DATA: LazyLock<Mutex<ByData>> = LazyLock::new(Mutex::default);
 
 type ByData = HashMap<(usize, u64), Option<&'static Conn>>;
@@ -28,8 +33,13 @@ static KNOWN: AtomicUsize = AtomicUsize::new(0);
 /// Registrations whose first event is due.
 static DUE: AtomicUsize = AtomicUsize::new(0);
 
+fn is_edge(reg: &Reg) -> bool {
+    reg.number != 0 && reg.events & EDGE != 0
+}
+
+/// Its edges of room are looked at.
 fn is_watched(reg: &Reg) -> bool {
-    reg.number != 0 && reg.events & EDGE != 0 && reg.events & OUT != 0
+    is_edge(reg) && reg.events & OUT != 0
 }
 
 /// Under the big lock.
@@ -43,7 +53,7 @@ fn with_map<T>(f: impl FnOnce(&mut ByData) -> T) -> T {
 /// The program has made or changed a registration, or asked for it anew: one event is due.
 pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, _big: &MutexGuard<'_, ()>) {
     leave(reg);
-    if !is_watched(reg) {
+    if !is_edge(reg) {
         return;
     }
     with_map(|map| {
@@ -51,6 +61,9 @@ pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, _big: &MutexGuard<'_,
             .and_modify(|of| *of = of.filter(|of| std::ptr::eq(*of, conn)))
             .or_insert(Some(conn));
     });
+    if !is_watched(reg) {
+        return;
+    }
     conn.has_edges.store(true, SeqCst);
     reg.room_due = true;
     DUE.fetch_add(1, SeqCst);
@@ -58,15 +71,22 @@ pub(crate) fn register(conn: &'static Conn, reg: &mut Reg, _big: &MutexGuard<'_,
 
 /// The registration ends, or changes (under the big lock).
 pub(crate) fn leave(reg: &mut Reg) {
+    reg.room_moved = false;
     if std::mem::take(&mut reg.room_due) {
         DUE.fetch_sub(1, SeqCst);
     }
 }
 
+/// A registration waits for TCP's room in place of the bell's.
+pub(crate) fn moved_to_tcp(reg: &mut Reg) {
+    reg.room_moved =
+        is_watched(reg) && kernel::poll_one(reg.tcp_fd(), libc::POLLOUT, 0) & libc::POLLOUT != 0;
+}
+
 /// Forgets the `data` of a registration that has ended (under the big lock).
 pub(crate) fn forget(reg: &mut Reg) {
     leave(reg);
-    if is_watched(reg) && KNOWN.load(SeqCst) != 0 {
+    if is_edge(reg) && KNOWN.load(SeqCst) != 0 {
         let key = (reg.number, reg.data);
         with_map(|map| {
             if map.get(&key).is_some_and(Option::is_some) {
@@ -99,6 +119,33 @@ pub(crate) fn is_suspect(events: u32) -> bool {
             || !is_out && events & IN != 0 && sets::has_mixed())
 }
 
+/// The kernel has reported these events of a set: senders whose rings it has reported ring again for what comes next.
+pub(crate) fn renew(number: usize, events: &[epoll_event]) {
+    if KNOWN.load(Relaxed) == 0 || number == 0 {
+        return;
+    }
+    let _busy = signal::again(&LIBRARY);
+    for event in events.iter().filter(|event| event.events & IN != 0) {
+        let map = BY_DATA.lock().unwrap_or_else(PoisonError::into_inner);
+        let conn = map.get(&(number, event.u64)).copied().flatten();
+        drop(map);
+        let Some(conn) = conn else { continue };
+        let inside = conn.enter();
+        if let Some(chan) = conn.chan(&inside)
+            && chan.stream.is_rung_out(chan.peer())
+        {
+            let side = chan.side();
+            let _rx = side.rx_lock.lock();
+            let head = side.head.load(Relaxed);
+            if side.rx_state.load(SeqCst) == Route::Ring
+                && matches!(chan.stream.ready(chan.peer(), head), Ok((1.., false)))
+            {
+                bell::ask_for_more(chan);
+            }
+        }
+    }
+}
+
 /// The events that the program is to see; 0: none.
 pub(crate) fn told(
     (set, number): (c_int, usize),
@@ -115,8 +162,9 @@ pub(crate) fn told(
     ) else {
         return events;
     };
+    let has_moved = std::mem::take(&mut reg.room_moved);
     // Another process that shares the socket may have found it full, and an end is an edge of all that is there.
-    let may_be_due = chan.side().holders.load(SeqCst) != 1 || chan.stream.is_closed(chan.peer());
+    let may_be_due = chan.side().holders.load(SeqCst) != 1 || chan.stream.has_finished(chan.peer());
     if !is_watched(reg) || may_be_due {
         return events;
     }
@@ -139,7 +187,7 @@ pub(crate) fn told(
     if all & OUT == 0 {
         return events;
     }
-    let is_due = !is_by_bell || reg.room_due || reg.fulls != fulls;
+    let is_due = !is_by_bell && !has_moved || reg.room_due || reg.fulls != fulls;
     leave(reg);
     reg.fulls = fulls;
     if is_due || events & IN != 0 { all } else { 0 }

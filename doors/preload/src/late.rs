@@ -25,7 +25,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, Reg};
 use crate::iov::is_bad;
 use crate::regs::catch_up;
-use crate::{bell, clock, sets, signal, spin, table};
+use crate::{bell, clock, edges, sets, signal, spin, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -321,7 +321,18 @@ pub(crate) unsafe fn wait(
     may_wait: bool,
     mut call: impl FnMut(*mut epoll_event, c_int, bool) -> c_int,
 ) -> c_int {
-    let Some(slot) = slot_of(sets::number(set)) else {
+    let number = sets::number(set);
+    let mut call = |events, most, must_not_wait| {
+        let n = call(events, most, must_not_wait);
+        if n > 0 {
+            // SAFETY: the kernel has written so many.
+            edges::renew(number, unsafe {
+                std::slice::from_raw_parts(events, n as usize)
+            });
+        }
+        n
+    };
+    let Some(slot) = slot_of(number) else {
         return call(events, most, false);
     };
     if most <= 0 || is_bad(events) || HOLDS.get() {

@@ -34,7 +34,7 @@ pub(crate) fn has_fired(reg: &Reg, chan: &Chan) -> Option<bool> {
 }
 
 /// Reports whether a set has no events for a descriptor.
-fn is_idle(set: c_int, fd: c_int) -> Option<bool> {
+pub(crate) fn is_idle(set: c_int, fd: c_int) -> Option<bool> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{set}")).ok()?;
     text.lines().find_map(|line| {
         let mut words = line.split_whitespace();
@@ -220,6 +220,8 @@ pub(crate) fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Res
 
 fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
     let (tcp, bell) = wanted(chan, reg.events);
+    let has_room = |events: Option<u32>| events.is_some_and(|events| events & OUT != 0);
+    let moves_to_tcp = has_room(reg.bell) && has_room(tcp) && !again;
     // Additions come first, so that at every moment one descriptor is watched.
     let fd = reg.bell_fd(chan);
     match change(reg.set, fd, reg.bell, bell, reg.data, again) {
@@ -247,6 +249,9 @@ fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(
     }
     reg.tcp = tcp;
     reg.told = reg.data;
+    if moves_to_tcp {
+        edges::moved_to_tcp(reg);
+    }
     Ok(())
 }
 

@@ -14,7 +14,7 @@ mod table;
 
 pub use libraries::{built, libraries};
 pub use net::{free_port, hearing, listening};
-pub use run::{Done, Running, Weft, datagram_pair, pair, pair_or_again};
+pub use run::{Done, Running, Weft, datagram_pair, pair};
 
 /// True if all these programs (or files, with a slash) are present; prints the missing one and its Debian package.
 pub fn have(needed: &[(&str, &str)]) -> bool {

@@ -14,13 +14,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::libraries;
-use crate::net::{free_port, hearing, listening};
+use crate::net::{hearing, listening};
 use crate::table::Ran;
 
 /// The time limit of a program; a busy machine is slow.
 const LIMIT: Duration = Duration::from_secs(90);
-/// The number of attempts with servers that may not be ready for a client in time.
-const ATTEMPTS: u32 = 6;
 /// The status of timeout(1) when it had to end the program.
 const TIMED_OUT: i32 = 124;
 /// The polling interval for changes that are not announced.
@@ -430,29 +428,6 @@ impl Done {
 #[track_caller]
 pub fn pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) {
     both_good(meet(weft, weft.start(server).listens(port), client))
-}
-
-/// As [`pair`], and once more where the client prints `again`: for servers with a gap into which a client can fall.
-///
-/// # Panics
-/// When one of them fails in another way, or all attempts do, with the output of both.
-#[track_caller]
-pub fn pair_or_again(
-    weft: &Weft,
-    again: &str,
-    mut lines: impl FnMut(u16) -> (String, String),
-) -> (Done, Done) {
-    for _ in 1..ATTEMPTS {
-        let port = free_port();
-        let (server, client) = lines(port);
-        let ends = meet(weft, weft.start(&server).listens(port), &client);
-        if ends.1.is_good() || !ends.1.text.contains(again) {
-            return both_good(ends);
-        }
-    }
-    let port = free_port();
-    let (server, client) = lines(port);
-    pair(weft, port, &server, &client)
 }
 
 /// As [`pair`], where the server listens for datagrams.

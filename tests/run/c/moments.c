@@ -2,103 +2,17 @@
 //
 // moments TEST: returns 0 if the connection did what TCP does.
 
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
+#include "moments.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
-
-static int fail(const char *what, long n)
-{
-	fprintf(stderr, "%s: %ld (errno %d)\n", what, n, errno);
-	return 1;
-}
-
-static int listener(struct sockaddr_in *a)
-{
-	socklen_t n = sizeof *a;
-	int l = socket(AF_INET, SOCK_STREAM, 0);
-
-	*a = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	if (bind(l, (void *)a, n) || listen(l, 64) || getsockname(l, (void *)a, &n))
-		exit(fail("listen", 0));
-	return l;
-}
-
-static int dial(struct sockaddr_in *a)
-{
-	int s = socket(AF_INET, SOCK_STREAM, 0), on = 1;
-
-	if (connect(s, (void *)a, sizeof *a))
-		exit(fail("connect", 0));
-	setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-	return s;
-}
-
-// A few messages each way, after which the connection is on rings.
-static void speak(int s, int first)
-{
-	char b[4];
-
-	for (int i = 0; i < 20; i++) {
-		if (first && write(s, "ping", 4) != 4)
-			exit(fail("write", i));
-		if (recv(s, b, 4, MSG_WAITALL) != 4)
-			exit(fail("read", i));
-		if (!first && write(s, "pong", 4) != 4)
-			exit(fail("write", i));
-	}
-}
-
-static pid_t child;
-
-// Returns one end in each process; the child has the accepted one.
-static int halves(void)
-{
-	struct sockaddr_in a;
-	int l = listener(&a), s, on = 1;
-
-	child = fork();
-	if (child == 0) {
-		s = accept(l, 0, 0);
-		setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-	} else {
-		s = dial(&a);
-	}
-	close(l);
-	speak(s, child != 0);
-	return s;
-}
-
-static int child_failed(void)
-{
-	int status;
-
-	waitpid(child, &status, 0);
-	return status != 0;
-}
-
-static void nap(int ms)
-{
-	usleep(ms * 1000);
-}
 
 // Words from 0 on.
 static void count(int s, unsigned words)
@@ -318,61 +232,6 @@ static int reset_behind_the_ring(void)
 		return fail("first read", n);
 	n = read(s, b, sizeof b);
 	return n == -1 && errno == ECONNRESET ? 0 : fail("second read", n);
-}
-
-// An edge-triggered program that only looks is told of each arrival.
-static int edges_of_what_is_looked_at(void)
-{
-	int s = halves(), set = epoll_create1(0);
-	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
-	char b[64];
-
-	if (!child) {
-		for (int i = 0; i < 20; i++) {
-			nap(10);
-			if (write(s, "x", 1) != 1)
-				exit(1);
-		}
-		exit(read(s, b, 1) != 0);
-	}
-	fcntl(s, F_SETFL, O_NONBLOCK);
-	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
-	for (;;) {
-		if (epoll_wait(set, &event, 1, 5000) != 1)
-			return fail("no event, with so many bytes", recv(s, b, sizeof b, MSG_PEEK));
-		if (recv(s, b, sizeof b, MSG_PEEK) == 20)
-			break;
-	}
-	recv(s, b, sizeof b, 0);
-	close(s);
-	return child_failed();
-}
-
-// An edge for room comes once, though the peer reads.
-static int edges_of_room(void)
-{
-	int s = halves(), set = epoll_create1(0);
-	struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
-	char b[64];
-
-	if (!child) {
-		while (read(s, b, sizeof b) > 0)
-			if (write(s, "x", 1) != 1)
-				exit(1);
-		exit(0);
-	}
-	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
-	if (epoll_wait(set, &event, 1, 1000) != 1)
-		return fail("no event for a socket with room", 0);
-	for (int i = 0; i < 20; i++) {
-		if (write(s, "y", 1) != 1 || read(s, b, 1) != 1)
-			return fail("speak", i);
-		nap(2);
-		if (epoll_wait(set, &event, 1, 0) != 0)
-			return fail("an event for nothing", i);
-	}
-	close(s);
-	return child_failed();
 }
 
 // The socket leaves its peer and connects to another one.
@@ -920,10 +779,7 @@ static int readable_means_bytes(void)
 	exit(write(s, "pong", 4) != 4 || poll(&p, 1, -1) != 1 || recv(s, b, 4, MSG_DONTWAIT) != 4);
 }
 
-static const struct {
-	const char *name;
-	int (*run)(void);
-} TESTS[] = {
+static const struct test TESTS[] = {
 	{"given_back", given_back},
 	{"given_back_beside_a_reader", given_back_beside_a_reader},
 	{"large_send_after_shut_rd", large_send_after_shut_rd},
@@ -931,8 +787,6 @@ static const struct {
 	{"number_is_reused_by_a_receiver", number_is_reused_by_a_receiver},
 	{"sibling_is_killed", sibling_is_killed},
 	{"reset_behind_the_ring", reset_behind_the_ring},
-	{"edges_of_what_is_looked_at", edges_of_what_is_looked_at},
-	{"edges_of_room", edges_of_room},
 	{"connects_again", connects_again},
 	{"retries_without_poll", retries_without_poll},
 	{"exec_closes_sockets", exec_closes_sockets},
@@ -953,12 +807,5 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	signal(SIGPIPE, SIG_IGN);
-	alarm(60);
-	for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++)
-		if (argc > 1 && !strcmp(argv[1], TESTS[i].name))
-			return TESTS[i].run();
-	for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++)
-		puts(TESTS[i].name);
-	return argc > 1;
+	return run(TESTS, sizeof TESTS / sizeof *TESTS, argc, argv);
 }

@@ -2,56 +2,19 @@
 //
 // unusual TEST: returns 0 if the call did what it does on a TCP socket.
 
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
+#include "moments.h"
+
 #include <fcntl.h>
 #include <linux/io_uring.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-static int fail(const char *what, long n)
-{
-	fprintf(stderr, "%s: %ld (errno %d)\n", what, n, errno);
-	return 1;
-}
-
-static int listener(struct sockaddr_in *a)
-{
-	socklen_t n = sizeof *a;
-	int l = socket(AF_INET, SOCK_STREAM, 0);
-
-	*a = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	if (bind(l, (void *)a, n) || listen(l, 64) || getsockname(l, (void *)a, &n))
-		exit(fail("listen", 0));
-	return l;
-}
-
-static int dial(struct sockaddr_in *a)
-{
-	int s = socket(AF_INET, SOCK_STREAM, 0), on = 1;
-
-	if (connect(s, (void *)a, sizeof *a))
-		exit(fail("connect", 0));
-	setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-	return s;
-}
 
 // Both ends of a connection that is on rings.
 static void ends(int *a, int *b)
@@ -366,10 +329,7 @@ static int file_past_the_page_cache(void)
 	return 0;
 }
 
-static const struct {
-	const char *name;
-	int (*run)(void);
-} TESTS[] = {
+static const struct test TESTS[] = {
 	{"set_of_a_fork", set_of_a_fork},
 	{"sendmmsg_stops_at_a_part", sendmmsg_stops_at_a_part},
 	{"splice_takes_what_it_gives", splice_takes_what_it_gives},
@@ -384,12 +344,5 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	signal(SIGPIPE, SIG_IGN);
-	alarm(60);
-	for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++)
-		if (argc > 1 && !strcmp(argv[1], TESTS[i].name))
-			return TESTS[i].run();
-	for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++)
-		puts(TESTS[i].name);
-	return argc > 1;
+	return run(TESTS, sizeof TESTS / sizeof *TESTS, argc, argv);
 }

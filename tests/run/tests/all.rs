@@ -8,5 +8,6 @@ mod moments;
 mod programs;
 mod servers;
 mod signals;
+mod told;
 mod udp;
 mod unusual;

@@ -9,8 +9,6 @@ weft_run_tests::as_on_tcp! { "moments":
     number_is_reused_by_a_receiver
     sibling_is_killed
     reset_behind_the_ring
-    edges_of_what_is_looked_at
-    edges_of_room
     connects_again
     retries_without_poll
     exec_closes_sockets

@@ -284,7 +284,8 @@ fn refused(addr: SocketAddr, has_key: bool, e: ConnectError, who: &Who) -> Diale
             }
         }
         ConnectError::Tls(TlsError::ClosedInHandshake | TlsError::NotTls)
-        | ConnectError::Closed => Failure::refused(format!(
+        | ConnectError::Closed
+        | ConnectError::Reset => Failure::refused(format!(
             "what listens on {addr} does not speak iWARP by TLS: it is not `weft cp`, or not this version of it"
         ))
         .hint(port),

@@ -145,7 +145,7 @@ fn refused(endpoint: &Endpoint, e: &Error, lasting: bool, identity: &Identity) -
             Failure::refused(format!("{endpoint}: {e}"))
                 .hint("check the port; `weft fs serve` prints the one that it uses, and use the same version on both sides")
         }
-        Error::Connect(ConnectError::Tls(_) | ConnectError::Closed | ConnectError::Protocol(_)) => {
+        Error::Connect(ConnectError::Tls(_) | ConnectError::Closed | ConnectError::Reset | ConnectError::Protocol(_)) => {
             Failure::refused(format!(
                 "what listens on {endpoint} does not speak iWARP by TLS, or turns our key away: {e}"
             ))

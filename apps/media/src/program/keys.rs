@@ -249,7 +249,7 @@ impl Caller {
                 Failure::peer(format!("{addr}: {e}")).hint("try again later")
             }
             OpenError::Protocol(_) => Failure::refused(format!("{addr}: {e}")).hint(port),
-            OpenError::Connect(ConnectError::Tls(TlsError::ClosedInHandshake | TlsError::NotTls) | ConnectError::Closed) => {
+            OpenError::Connect(ConnectError::Tls(TlsError::ClosedInHandshake | TlsError::NotTls) | ConnectError::Closed | ConnectError::Reset) => {
                 Failure::refused(format!("what listens on {addr} does not speak iWARP by TLS")).hint(port)
             }
             OpenError::Connect(ConnectError::Tls(e)) => Failure::refused(format!(

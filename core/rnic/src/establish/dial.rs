@@ -305,14 +305,14 @@ impl Dial {
             return Err(ConnectError::Invalid("the queue pair has gone".into()));
         }
         if let DialStage::Connecting(fd) = stage {
-            if !tcp::connect_result(&*fd)? {
+            if !tcp::connect_result(&*fd).map_err(ConnectError::unanswered)? {
                 self.arm(fd.as_fd(), Interest::WRITE);
                 return Ok(());
             }
             let DialStage::Connecting(fd) = std::mem::replace(stage, DialStage::Over) else {
                 return Ok(());
             };
-            let tcp = TcpLink::new(fd)?;
+            let tcp = TcpLink::new(fd).map_err(ConnectError::unanswered)?;
             *stage = match &self.tls {
                 Some(tls) => DialStage::Securing(Arc::new(TlsLink::new(tcp, tls.initiator()?))),
                 None => self.connect_shm(engine, Arc::new(tcp))?,
@@ -339,7 +339,8 @@ impl Dial {
         let DialStage::Started(link, buf, shm) = stage else {
             return Ok(());
         };
-        let ended = read_some(&**link, buf)?;
+        // An error comes only with an empty buffer.
+        let ended = read_some(&**link, buf).map_err(ConnectError::unanswered)?;
         if buf.first() == Some(&TLS_ALERT) {
             return Err(ConnectError::Protocol(
                 "it takes TLS connections only (WEFT_TLS, ConnParam::tls)".into(),
@@ -476,7 +477,7 @@ impl Dial {
         link: Arc<dyn ByteStream>,
         shm: Option<Box<ShmConnecting>>,
     ) -> Result<DialStage, ConnectError> {
-        send_all(&*link, &self.request)?;
+        send_all(&*link, &self.request).map_err(ConnectError::unanswered)?;
         // The answer takes a while, and a caller of `dial` is not to be answered before that returns.
         self.arm(link.fd(), Interest::READ);
         Ok(DialStage::Started(link, Vec::new(), shm))

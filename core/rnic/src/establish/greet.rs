@@ -145,6 +145,12 @@ impl Incoming {
         Ok(())
     }
 
+    /// Resets the connection, because no program will see the request: its initiator may repeat it ([`ConnectError::Reset`]).
+    pub fn turn_away(mut self) {
+        self.pending = None;
+        self.link.cut();
+    }
+
     fn close_with(&self, frame: &[u8]) {
         if send_all(&*self.link, frame).is_ok() {
             self.link.shutdown_write();

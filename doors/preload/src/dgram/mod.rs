@@ -79,6 +79,8 @@ pub(crate) struct Dgram {
     pub(crate) inbound: AtomicBool,
     /// It is in an epoll set: the bell is kept in step at the end of each receive.
     pub(crate) eager: AtomicBool,
+    /// A registration that fires once waits for the bell.
+    pub(crate) has_once: AtomicBool,
     /// The same, edge-triggered.
     pub(crate) edge: AtomicBool,
     pub(crate) nonblock: AtomicBool,
@@ -224,6 +226,7 @@ impl Dgram {
             &self.deaf,
             &self.inbound,
             &self.eager,
+            &self.has_once,
             &self.edge,
             &self.pktinfo,
         ] {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::{Dgram, Slow};
 use crate::sets::{self, control};
-use crate::{hidden, next, signal, table};
+use crate::{hidden, next, regs, signal, table};
 
 /// A registration in an epoll set.
 #[derive(Debug)]
@@ -31,8 +31,12 @@ const EDGE: u32 = libc::EPOLLET as u32;
 
 /// Events to register the bell for.
 fn wanted(events: u32) -> Option<u32> {
-    (events & IN != 0)
-        .then_some(libc::EPOLLIN as u32 | events & (EDGE | FIXED | libc::EPOLLWAKEUP as u32))
+    let mut flags = EDGE | FIXED | libc::EPOLLWAKEUP as u32;
+    if events & ONESHOT != 0 {
+        // It stands for the socket, which can always be written to.
+        flags |= sets::OUT;
+    }
+    (events & IN != 0).then_some(libc::EPOLLIN as u32 | events & flags)
 }
 
 /// Returns true if all sets that the socket is in can have the bell too.
@@ -147,14 +151,21 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
     };
     let mut slow = d.slow();
     // SAFETY: the caller's promise.
-    let rc = unsafe { next::epoll_ctl(set, op, fd, event) };
+    let (events, data) = unsafe { sets::parts(event) };
+    let is_once = events & ONESHOT != 0 && op != libc::EPOLL_CTL_DEL && d.inbound.load(SeqCst);
+    let by_bell = is_once && fires_by_bell(d) && events & IN != 0;
+    let rc = if by_bell {
+        control(set, op, fd, ONESHOT, data)
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { next::epoll_ctl(set, op, fd, event) }
+    };
     if rc != 0 {
         return rc;
     }
     let bell = d.bell.load(SeqCst);
     let number = sets::number(set);
-    // SAFETY: the kernel has read it, unless the call removes a registration.
-    let (events, data) = unsafe { sets::parts(event) };
+    let follows = by_bell || !is_once;
     let at = slow
         .regs
         .iter()
@@ -177,26 +188,58 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 data,
                 bell: None,
             };
-            reg.follow(bell);
+            if follows {
+                reg.follow(bell);
+            }
             slow.regs.push(reg);
         }
         (libc::EPOLL_CTL_MOD, Some(at)) => {
-            (slow.regs[at].events, slow.regs[at].data) = (events, data);
-            slow.regs[at].follow(bell);
+            let reg = &mut slow.regs[at];
+            (reg.events, reg.data) = (events, data);
+            if follows {
+                reg.follow(bell);
+            } else {
+                reg.leave(bell);
+            }
         }
         (libc::EPOLL_CTL_DEL, Some(at)) => slow.regs.swap_remove(at).leave(bell),
         _ => {}
     }
     keep_eager(d, &slow);
     drop(slow);
-    if events & ONESHOT != 0 && op != libc::EPOLL_CTL_DEL && d.inbound.load(SeqCst) {
-        // Two descriptors cannot fire once together: senders go back to the kernel.
-        d.rx().close_all();
-    }
     if bell >= 0 {
         settle_for_poll(d);
     }
     rc
+}
+
+/// Whether a registration that fires once is to wait for the bell, because the rings have datagrams. Two descriptors cannot fire once together: senders go back
+/// to the kernel, and the socket takes the bell's place when the rings are read.
+fn fires_by_bell(d: &'static Dgram) -> bool {
+    // Before the look: a receive that takes the last datagram does the reverse.
+    d.has_once.store(true, SeqCst);
+    d.eager.store(true, SeqCst);
+    let mut rx = d.rx();
+    rx.close_all();
+    rx.has_data()
+}
+
+/// A receive has taken the last datagram of the rings: what fires once and has not done so waits for the socket.
+pub(crate) fn fire_by_socket(d: &'static Dgram) {
+    let mut slow = d.slow();
+    if d.rx().has_data() || !d.has_once.swap(false, SeqCst) {
+        return;
+    }
+    let bell = d.bell.load(SeqCst);
+    let is_once = |reg: &&mut Reg| reg.events & ONESHOT != 0;
+    for reg in slow.regs.iter_mut().filter(is_once) {
+        let Some((own, _)) = reg.bell else { continue };
+        let has_fired = regs::is_idle(reg.set, own) == Some(true);
+        reg.leave(bell);
+        if !has_fired && reg.is_in() {
+            control(reg.set, libc::EPOLL_CTL_MOD, reg.fd, reg.events, reg.data);
+        }
+    }
 }
 
 /// Before the program waits by `poll` or `select`: the bell is as readable as the rings.

@@ -82,10 +82,15 @@ unsafe fn receive_any(
         // SAFETY: the caller's promise.
         match unsafe { rx.step(fd, d, out, flags) } {
             Step::Got(n) => {
+                let mut is_last = false;
                 if d.eager.load(Relaxed) {
                     after(&mut rx, d, bell);
+                    is_last = d.has_once.load(SeqCst) && !rx.has_data();
                 }
                 drop(rx);
+                if is_last {
+                    ready::fire_by_socket(d);
+                }
                 if flags & libc::MSG_PEEK == 0 {
                     received(fd, d);
                 }

@@ -22,6 +22,12 @@ pub fn is_out_of_sight(why: Why) -> bool {
     )
 }
 
+/// Whether the bytes of the ring go back to TCP. An option of the kernel's can depend on their number (`SO_RCVLOWAT`, `SO_PEEK_OFF`).
+#[must_use]
+pub fn gives_back(why: Why) -> bool {
+    is_out_of_sight(why) || why == Why::Option
+}
+
 /// Whether the peer's host has to have sent all that is on the way before the call returns.
 #[must_use]
 pub fn waits_for_host(why: Why) -> bool {
@@ -73,7 +79,7 @@ impl Going {
     /// The step after `last`; first that after none.
     #[must_use]
     pub fn next(self, last: Option<Step>) -> Option<Step> {
-        let is_held = is_out_of_sight(self.why);
+        let is_held = gives_back(self.why);
         let end = is_held.then_some(Step::Release);
         let wake = if self.into == Route::Ring {
             end

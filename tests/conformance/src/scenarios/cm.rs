@@ -187,7 +187,10 @@ pub fn backlog(bed: &Bed) {
         for outcome in outcomes {
             if let Err(error) = outcome {
                 // Where shared memory is required, a connection that did not fit into the kernel's queue is not found.
-                let away = matches!(error, ConnectError::Closed | ConnectError::NotLocal(_));
+                let away = matches!(
+                    error,
+                    ConnectError::Closed | ConnectError::Reset | ConnectError::NotLocal(_)
+                );
                 assert!(away, "{error:?}");
             }
         }
@@ -438,7 +441,9 @@ pub fn events_of_failure(bed: &Bed) {
         match failed.kind {
             CmEventKind::Unreachable(ConnectError::Refused) => true,
             CmEventKind::ConnectError(
-                ConnectError::Closed | ConnectError::Tls(TlsError::ClosedInHandshake),
+                ConnectError::Closed
+                | ConnectError::Reset
+                | ConnectError::Tls(TlsError::ClosedInHandshake),
             ) => false,
             // It ended while we were at the door.
             CmEventKind::ConnectError(ConnectError::NotLocal(_))

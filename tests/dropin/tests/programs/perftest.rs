@@ -1,6 +1,6 @@
 //! perftest: bandwidth and latency of every operation.
 
-use weft_dropin::{Weft, have, pair_or_again};
+use weft_dropin::{Weft, free_port, have, pair};
 
 use super::carriers;
 
@@ -9,11 +9,9 @@ fn perftest(weft: &Weft, program: &str, options: &str, rows: usize) {
     if !have(&[(program, "perftest")]) {
         return;
     }
-    // With -R the server closes its first listener before it opens the second: a faster client finds none.
-    let (_, client) = pair_or_again(weft, "RDMA_CM_EVENT_REJECTED", |port| {
-        let line = format!("{program} -F -p {port} {options}");
-        (line.clone(), format!("{line} 127.0.0.1"))
-    });
+    let port = free_port();
+    let line = format!("{program} -F -p {port} {options}");
+    let (_, client) = pair(weft, port, &line, &format!("{line} 127.0.0.1"));
     let table = client.table();
     assert_eq!(table.len(), rows, "{}", client.show());
     for row in table {

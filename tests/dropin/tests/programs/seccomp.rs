@@ -151,11 +151,9 @@ fn under(profile: Option<&Path>) {
     for (device, line) in runs {
         // Shared memory is required: with neither or one side under the filter TCP would hide a failure.
         let weft = Weft::on(device).env("WEFT_LOCAL", "require");
-        let client = weft_dropin::pair_or_again(&weft, "RDMA_CM_EVENT_REJECTED", |port| {
-            let line = format!("{forbid} {line} -F -p {port}");
-            (line.clone(), format!("{line} 127.0.0.1"))
-        })
-        .1;
+        let port = free_port();
+        let line = format!("{forbid} {line} -F -p {port}");
+        let (_, client) = weft_dropin::pair(&weft, port, &line, &format!("{line} 127.0.0.1"));
         assert_eq!(client.table().len(), 1, "{}", client.show());
     }
     // The programs check the bytes.

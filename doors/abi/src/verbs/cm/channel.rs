@@ -10,7 +10,7 @@ use super::device::{self, datagrams};
 use super::id::{self, Channel, Core, Place, Stage, Waiting, core, get, set};
 use super::news::News;
 use super::qp;
-use super::request::Request;
+use super::request::{Request, Unseen};
 use super::types::{
     RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE,
     rdma_cm_event, rdma_cm_event_param, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
@@ -76,7 +76,7 @@ impl Channel {
     fn show(Waiting { about, mut news }: Waiting) -> Result<*mut rdma_cm_event, Errno> {
         let fetched = Fetched(about);
         let about = fetched.0.handle();
-        let (id, listen_id) = match news.request.take() {
+        let (id, listen_id) = match news.request.take().and_then(Unseen::fetch) {
             // A request for which no identifier can be made is dropped, which rejects it.
             Some(request) => (requested(&fetched.0, *request)?.handle(), about),
             None => (about, std::ptr::null_mut()),

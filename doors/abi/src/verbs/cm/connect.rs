@@ -1,13 +1,14 @@
 //! Connections: request, answer and end.
 
 use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::Ender;
 use weft_verbs::above::DeviceAbove;
-use weft_verbs::cm::{ConnParam, ConnectError, Dialed, Incoming};
+use weft_verbs::cm::{Bound, ConnParam, ConnectError, Dialed, Incoming};
+use weft_verbs::{Ender, Qp};
 
 use super::datagram;
 use super::device::{self, Nic, datagrams};
@@ -18,7 +19,7 @@ use super::news::News;
 use super::port::Port;
 use super::private_data::{self, IB_REJECT, IB_REPLY, IB_REQUEST, UD_REPLY, delivered};
 use super::qp::{self, ACK_TIMEOUT};
-use super::request::Request;
+use super::request::{Request, Unseen};
 use super::resolve;
 use super::terms::{Retries, Terms};
 use super::types::{
@@ -128,7 +129,7 @@ fn failure(error: ConnectError, persona: bool) -> News {
     match error {
         ConnectError::Rejected { private_data } => rejected(IB_CONSUMER, private_data),
         ConnectError::Refused => rejected(IB_INVALID_SERVICE, Vec::new()),
-        ConnectError::Closed => rejected(IB_NO_RESOURCES, Vec::new()),
+        ConnectError::Closed | ConnectError::Reset => rejected(IB_NO_RESOURCES, Vec::new()),
         ConnectError::TimedOut | ConnectError::Unreachable => {
             News::status(RDMA_CM_EVENT_UNREACHABLE, errno)
         }
@@ -166,7 +167,73 @@ impl Drop for Ending {
     }
 }
 
+/// How long a request is repeated that no listener has taken: as long as TCP waits before it repeats a lost SYN (RFC 6298), and a fraction of `rdma_cm`'s
+/// time-out for an answer, 4.3 s.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The pauses before a repetition: each is twice as long as the last one, up to a maximum.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(32);
+
+/// A request under way. On a network of RNICs a request arrives milliseconds after the peer's last answer, so programs such as perftest close a listener and
+/// open the next one meanwhile. Here it arrives sooner: it is repeated where no program can have seen it, because nobody listened, or the listener closed
+/// with the connection in its queue.
+struct Calling {
+    core: Arc<Core>,
+    nic: Nic,
+    link: Link,
+    ender: Ender,
+    param: ConnParam,
+    src: SocketAddr,
+    dst: SocketAddr,
+    until: Instant,
+    pause: Duration,
+}
+
+impl Calling {
+    fn dial(self, port: Bound, native: &Qp) {
+        let (dst, param) = (self.dst, self.param.clone());
+        port.dial(dst, native, &param, move |outcome| self.dialed(outcome));
+    }
+
+    fn dialed(mut self, outcome: Dialed) {
+        let unseen = matches!(outcome, Err(ConnectError::Refused | ConnectError::Reset));
+        if unseen && Instant::now() < self.until {
+            let pause = self.pause;
+            self.pause = (pause * 2).min(LONGEST_PAUSE);
+            let native = self.nic.native.clone();
+            native.after(pause, move || self.repeat(outcome));
+        } else {
+            let Calling {
+                core, link, ender, ..
+            } = self;
+            core.dialed(&link, &ender, self.nic.persona, outcome);
+        }
+    }
+
+    /// Dials again from the same address, unless the program has given up, or another program has taken the address: then that was the outcome.
+    fn repeat(mut self, outcome: Dialed) {
+        let port = self.core.rejoin(self.src);
+        if let (Some(port), Ok(native)) = (port, self.link.native()) {
+            self.dial(port, &native);
+        } else {
+            self.until = Instant::now();
+            self.dialed(outcome);
+        }
+    }
+}
+
 impl Core {
+    /// The address that its last dial had, while it waits for a connection.
+    fn rejoin(&self, src: SocketAddr) -> Option<Bound> {
+        let setup = self.setup();
+        let waits = matches!(setup.stage, Stage::Joining);
+        let port = waits.then(|| Port::take(self.ps, src, setup.bind_options()))?;
+        match port {
+            Ok(Port::Stream(port)) => Some(port),
+            _ => None,
+        }
+    }
+
     /// The connection is established. False: the identifier does not exist any more.
     fn joined(&self, link: Link) -> bool {
         if let Link::Program(name) = &link
@@ -278,12 +345,18 @@ impl Core {
         if let Link::Carrier(carrier) = &link {
             param.private_data = carrier.say(src.ip(), &param.private_data);
         }
-        let core = Arc::clone(self);
-        let ender = native.ender();
-        let persona = nic.persona;
-        port.dial(dst, &native, &param, move |outcome| {
-            core.dialed(&link, &ender, persona, outcome);
-        });
+        let calling = Calling {
+            core: Arc::clone(self),
+            nic: nic.clone(),
+            link,
+            ender: native.ender(),
+            param,
+            src: port.local_addr(),
+            dst,
+            until: Instant::now() + PATIENCE,
+            pause: FIRST_PAUSE,
+        };
+        calling.dial(port, &native);
         Ok(())
     }
 
@@ -294,7 +367,7 @@ impl Core {
             depths: request.depths(),
             retries: request.retries(),
             qp_num: request.remote().map_or(0, |remote| remote.qp_num),
-            request: Some(Box::new(request)),
+            request: Some(Unseen::new(request)),
             ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
         });
     }
@@ -328,10 +401,9 @@ impl Core {
                     options: settings::link(),
                     ..ConnParam::default()
                 };
-                let on_request = move |incoming| {
-                    if let Some(core) = core.upgrade() {
-                        core.incoming(&nic, incoming);
-                    }
+                let on_request = move |incoming| match core.upgrade() {
+                    Some(core) => core.incoming(&nic, incoming),
+                    None => incoming.turn_away(),
                 };
                 let listening = port.listen(backlog, &param, on_request);
                 listening.map(Listener::Stream)

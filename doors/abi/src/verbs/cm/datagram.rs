@@ -13,7 +13,7 @@ use super::news::{News, Ud};
 use super::port::Port;
 use super::private_data::{self, UD_REPLY, UD_REQUEST, delivered};
 use super::qp;
-use super::request::Request;
+use super::request::{Request, Unseen};
 use super::types::{
     RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_UNREACHABLE,
     RDMA_UDP_QKEY, rdma_conn_param,
@@ -51,7 +51,7 @@ impl Core {
     pub(super) fn asked(self: &Arc<Self>, request: LookupRequest) {
         self.tell(News {
             private_data: delivered(request.private_data().to_vec(), true, UD_REQUEST),
-            request: Some(Box::new(Request::datagram(request))),
+            request: Some(Unseen::new(Request::datagram(request))),
             ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
         });
     }

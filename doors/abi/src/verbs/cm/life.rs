@@ -29,7 +29,7 @@ impl Core {
         let Some(place) = lock(&self.place).take() else {
             return;
         };
-        // Requests that the program can no longer fetch are rejected.
+        // Requests that the program can no longer fetch are turned away.
         match place.channel.events() {
             Ok(events) => self.subject.close(&events),
             Err(_) => self.subject.settle(),

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use weft_verbs::cm::gid_of;
 
-use super::request::Request;
+use super::request::Unseen;
 use super::terms::Retries;
 use super::types::rdma_cm_event_type;
 
@@ -23,7 +23,7 @@ pub(super) struct News {
     pub(super) ud: Option<Ud>,
     /// A multicast group is joined.
     pub(super) join: Option<Join>,
-    pub(super) request: Option<Box<Request>>,
+    pub(super) request: Option<Unseen>,
     /// The argument of the program's own event (`rdma_write_cm_event(3)`).
     pub(super) arg: Option<u64>,
 }

@@ -120,6 +120,29 @@ impl Request {
     }
 }
 
+/// A request that the program has not fetched. Dropping it turns it away.
+pub(super) struct Unseen(Option<Box<Request>>);
+
+impl Unseen {
+    pub(super) fn new(request: Request) -> Unseen {
+        Unseen(Some(Box::new(request)))
+    }
+
+    pub(super) fn fetch(mut self) -> Option<Box<Request>> {
+        self.0.take()
+    }
+}
+
+impl Drop for Unseen {
+    fn drop(&mut self) {
+        if let Some(request) = self.0.take()
+            && let Asker::Stream(incoming) = request.asker
+        {
+            incoming.turn_away();
+        }
+    }
+}
+
 /// Converts an IPv4 peer of an IPv6 listener to IPv4. A link-local address keeps its scope.
 fn canonical(addr: SocketAddr) -> SocketAddr {
     match addr {

@@ -85,7 +85,7 @@ fn destination(dst: SocketAddr) -> SocketAddr {
 }
 
 impl Setup {
-    fn bind_options(&self) -> BindOptions {
+    pub(super) fn bind_options(&self) -> BindOptions {
         BindOptions {
             v6_only: self.only_v6,
             share: self.reuse,

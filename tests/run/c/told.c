@@ -1,0 +1,300 @@
+// What a program is told of a connection that has gone over to rings, and when: each test prints what is wrong and fails.
+//
+// told TEST: returns 0 if the program was told what the kernel tells of TCP and UDP.
+
+#include "moments.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+
+// An edge-triggered program that only looks is told of each arrival.
+static int edges_of_what_is_looked_at(void)
+{
+	int s = halves(), set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+	char b[64];
+
+	if (!child) {
+		for (int i = 0; i < 20; i++) {
+			nap(10);
+			if (write(s, "x", 1) != 1)
+				exit(1);
+		}
+		exit(read(s, b, 1) != 0);
+	}
+	fcntl(s, F_SETFL, O_NONBLOCK);
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+	for (;;) {
+		if (epoll_wait(set, &event, 1, 5000) != 1)
+			return fail("no event, with so many bytes", recv(s, b, sizeof b, MSG_PEEK));
+		if (recv(s, b, sizeof b, MSG_PEEK) == 20)
+			break;
+	}
+	recv(s, b, sizeof b, 0);
+	close(s);
+	return child_failed();
+}
+
+// An edge for room comes once, though the peer reads.
+static int edges_of_room(void)
+{
+	int s = halves(), set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
+	char b[64];
+
+	if (!child) {
+		while (read(s, b, sizeof b) > 0)
+			if (write(s, "x", 1) != 1)
+				exit(1);
+		exit(0);
+	}
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+	if (epoll_wait(set, &event, 1, 1000) != 1)
+		return fail("no event for a socket with room", 0);
+	for (int i = 0; i < 20; i++) {
+		if (write(s, "y", 1) != 1 || read(s, b, 1) != 1)
+			return fail("speak", i);
+		nap(2);
+		if (epoll_wait(set, &event, 1, 0) != 0)
+			return fail("an event for nothing", i);
+	}
+	close(s);
+	return child_failed();
+}
+
+// Pipes by which the two processes take turns.
+static int turns[2];
+
+static void go(void)
+{
+	if (write(turns[1], "", 1) != 1)
+		exit(fail("go", 0));
+}
+
+static void await(void)
+{
+	char b;
+
+	if (read(turns[0], &b, 1) != 1)
+		exit(fail("await", 0));
+}
+
+static int halves_in_turn(void)
+{
+	int to[2], from[2], s;
+
+	if (pipe(to) || pipe(from))
+		exit(fail("pipe", 0));
+	s = halves();
+	turns[0] = child ? from[0] : to[0];
+	turns[1] = child ? to[1] : from[1];
+	return s;
+}
+
+static unsigned events_of(int set)
+{
+	struct epoll_event event = {0};
+
+	return epoll_wait(set, &event, 1, 0) == 1 ? event.events : 0;
+}
+
+// An edge-triggered program that reads nothing is told of each arrival.
+static int edges_without_a_read(void)
+{
+	int s = halves_in_turn(), set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+
+	if (!child) {
+		for (int i = 0; i < 20; i++) {
+			await();
+			if (write(s, "x", 1) != 1)
+				exit(1);
+		}
+		exit(0);
+	}
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+	for (int i = 0; i < 20; i++) {
+		go();
+		if (epoll_wait(set, &event, 1, 2000) != 1)
+			return fail("no event for arrival", i);
+		if (events_of(set))
+			return fail("a second event for arrival", i);
+	}
+	return child_failed();
+}
+
+// Edges for room: one for a registration and for each change of it, one when there is room again, and none for anything else.
+static int edges_of_room_again(void)
+{
+	int s = halves_in_turn(), set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLOUT | EPOLLET};
+	static char b[1 << 16];
+	long put = 0, n;
+	int mark = 2;
+
+	if (!child) {
+		for (int i = 0; i < 20; i++) {
+			await();
+			if (recv(s, b, 1000, MSG_WAITALL) != 1000)
+				exit(1);
+			if (i == 10) // only TCP has it
+				setsockopt(s, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark);
+			go();
+		}
+		while (read(s, b, sizeof b) > 0)
+			;
+		exit(0);
+	}
+	fcntl(s, F_SETFL, O_NONBLOCK);
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+	for (int i = 0; i < 20; i++) {
+		if (events_of(set) != EPOLLOUT)
+			return fail("no event for a registration or its change", i);
+		if (events_of(set))
+			return fail("a second event for a registration", i);
+		if (write(s, b, 1000) != 1000)
+			return fail("write", i);
+		go();
+		await();
+		if (events_of(set))
+			return fail("an event though there was always room", i);
+		epoll_ctl(set, EPOLL_CTL_MOD, s, &event);
+	}
+	while (put < 1 << 24) {
+		n = write(s, b, sizeof b);
+		if (n > 0)
+			put += n;
+		else if (n == 0 || errno != EAGAIN)
+			return fail("write", n);
+		else if (epoll_wait(set, &event, 1, 5000) != 1)
+			return fail("no event for room after", put);
+	}
+	close(s);
+	return child_failed();
+}
+
+// A program that wants many bytes at once is told of no fewer, also of those that have come before it says so.
+static int low_water_mark(void)
+{
+	int s = halves_in_turn(), set = epoll_create1(0), mark = 100;
+	struct epoll_event event = {.events = EPOLLIN};
+	struct pollfd p = {.fd = s, .events = POLLIN};
+	static char b[300];
+
+	if (!child) {
+		if (write(s, b, 10) != 10)
+			exit(1);
+		await();
+		if (write(s, b, 95) != 95)
+			exit(1);
+		exit(read(s, b, 1) != 0);
+	}
+	epoll_ctl(set, EPOLL_CTL_ADD, s, &event);
+	if (poll(&p, 1, 5000) != 1)
+		return fail("nothing came", 0);
+	setsockopt(s, SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark);
+	if (poll(&p, 1, 0) != 0)
+		return fail("poll tells of few bytes", 0);
+	if (events_of(set))
+		return fail("epoll tells of few bytes", 0);
+	if (recv(s, b, sizeof b, MSG_PEEK | MSG_DONTWAIT) != 10)
+		return fail("the bytes are not there", 0);
+	go();
+	if (epoll_wait(set, &event, 1, 5000) != 1)
+		return fail("epoll does not tell of many bytes", 0);
+	if (poll(&p, 1, 0) != 1)
+		return fail("poll does not tell of many bytes", 0);
+	long n = recv(s, b, sizeof b, 0);
+	if (n != 105)
+		return fail("a receive", n);
+	close(s);
+	return child_failed();
+}
+
+// Two UDP sockets that are connected with each other, on rings.
+static int datagram_halves_in_turn(void)
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof a;
+	int to[2], from[2], s;
+	char b[4];
+
+	if (pipe(to) || pipe(from))
+		exit(fail("pipe", 0));
+	child = fork();
+	turns[0] = child ? from[0] : to[0];
+	turns[1] = child ? to[1] : from[1];
+	s = socket(AF_INET, SOCK_DGRAM, 0);
+	if (child) {
+		if (read(turns[0], &a, sizeof a) != sizeof a || connect(s, (void *)&a, sizeof a))
+			exit(fail("connect", 0));
+	} else if (bind(s, (void *)&a, sizeof a) || getsockname(s, (void *)&a, &n) || write(turns[1], &a, sizeof a) != sizeof a) {
+		exit(fail("bind", 0));
+	}
+	for (int i = 0; i < 40; i++) {
+		if (child && send(s, "ping", 4, 0) != 4)
+			exit(fail("send", i));
+		if (recvfrom(s, b, 4, 0, (void *)&a, &n) != 4)
+			exit(fail("receive", i));
+		if (!child && ((i == 0 && connect(s, (void *)&a, sizeof a)) || send(s, "pong", 4, 0) != 4))
+			exit(fail("send", i));
+	}
+	return s;
+}
+
+// A registration that fires once does so for datagrams that came before it and after it.
+static int datagrams_fire_once(void)
+{
+	int s = datagram_halves_in_turn(), set = epoll_create1(0);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT};
+	char b[4];
+
+	if (!child) {
+		for (char c = 'a'; c <= 'h'; c++) {
+			await();
+			if (send(s, &c, 1, 0) != 1)
+				exit(1);
+			go();
+		}
+		exit(0);
+	}
+	for (char c = 'a'; c <= 'h'; c += 2) {
+		go();
+		await();
+		epoll_ctl(set, c == 'a' ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, s, &event);
+		if (epoll_wait(set, &event, 1, 2000) != 1)
+			return fail("no event for a datagram", c);
+		event.events = EPOLLIN | EPOLLONESHOT;
+		go();
+		await();
+		if (events_of(set))
+			return fail("a second event", c);
+		if (recv(s, b, 4, 0) != 1 || b[0] != c)
+			return fail("not this datagram", b[0]);
+		if (events_of(set))
+			return fail("a second event after a receive", c);
+		epoll_ctl(set, EPOLL_CTL_MOD, s, &event);
+		if (events_of(set) != EPOLLIN)
+			return fail("no event for the second datagram", c);
+		if (recv(s, b, 4, 0) != 1 || b[0] != c + 1)
+			return fail("not this datagram", b[0]);
+		epoll_ctl(set, EPOLL_CTL_MOD, s, &event);
+		if (events_of(set))
+			return fail("an event for nothing", c);
+	}
+	return child_failed();
+}
+
+static const struct test TESTS[] = {
+	{"edges_of_what_is_looked_at", edges_of_what_is_looked_at},
+	{"edges_of_room", edges_of_room},
+	{"edges_without_a_read", edges_without_a_read},
+	{"edges_of_room_again", edges_of_room_again},
+	{"low_water_mark", low_water_mark},
+	{"datagrams_fire_once", datagrams_fire_once},
+};
+
+int main(int argc, char **argv)
+{
+	return run(TESTS, sizeof TESTS / sizeof *TESTS, argc, argv);
+}
