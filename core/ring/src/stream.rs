@@ -579,7 +579,11 @@ mod tests {
         assert!(!b.is_rung_out(A));
         assert_eq!(b.take_rung(A), 0);
         assert_eq!(put(&a, 5, b"z"), Published::Ring);
-        assert_eq!(b.arm(A, 7, Wish::Each), (1, false), "a publish leaves the wish");
+        assert_eq!(
+            b.arm(A, 7, Wish::Each),
+            (1, false),
+            "a publish leaves the wish"
+        );
         b.ask_once(A);
         assert_eq!(put(&a, 6, b"z"), Published::Quietly, "it is known already");
         assert_eq!(put(&a, 7, b"z"), Published::Ring);
