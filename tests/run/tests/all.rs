@@ -4,6 +4,7 @@ mod advise;
 mod cpython;
 mod holes_of_calls;
 mod lend;
+mod lies;
 mod moments;
 mod programs;
 mod servers;
