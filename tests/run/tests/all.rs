@@ -10,3 +10,4 @@ mod programs;
 mod servers;
 mod signals;
 mod udp;
+mod waits;
