@@ -1,4 +1,4 @@
-"""Makes calls on a connection, and says the last error and the longest call in milliseconds. Every message that begins the connection is answered, so that
+"""Makes calls on a connection, and says the last error, and the longest call and all together in milliseconds. Every message that begins the connection is answered, so that
 the ends meet; the two last bytes of the beginning are G and what to do."""
 import errno
 import os
@@ -38,7 +38,7 @@ def calls(sock, what):
 sock, _ = listener.accept()
 while (data := sock.recv(1)) != b"G":
     sock.sendall(data)
-longest, end = 0, "none"
+longest, total, end = 0, 0, "none"
 what = sock.recv(1)
 for call in calls(sock, what):
     begun = time.monotonic()
@@ -46,7 +46,8 @@ for call in calls(sock, what):
         call()
     except OSError as error:
         end = errno.errorcode[error.errno]
-    longest = max(longest, time.monotonic() - begun)
+    took = time.monotonic() - begun
+    longest, total = max(longest, took), total + took
     if end == "ECONNRESET" or end != "none" and what == b"S":
         break
-print(end, round(longest * 1000), flush=True)
+print(end, round(longest * 1000), round(total * 1000), flush=True)
