@@ -109,8 +109,9 @@ fn give_back(fd: c_int, conn: &'static Conn, chan: &Chan) {
                 giving.is_some()
             }
             Give::Move => {
-                let bytes = rx::drain(fd, conn, chan);
-                if !peer.as_ref().is_some_and(|peer| put(peer, &bytes)) {
+                if let Some(bytes) = rx::drain(fd, conn, chan)
+                    && !peer.as_ref().is_some_and(|peer| put(peer, &bytes))
+                {
                     conn.reset(chan, Why::Unread);
                 }
                 true

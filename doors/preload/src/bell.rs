@@ -14,6 +14,7 @@ use weft_run::connection::Carrier;
 use weft_run::meet::Why;
 
 use crate::chan::{Chan, Side};
+use crate::patience::millis;
 use crate::{hidden, kernel, next, signal};
 
 /// Two connected ends with small buffers.
@@ -44,22 +45,15 @@ const ROOM: c_int = 8192;
 /// How long a sender waits for a receiver that reads nothing. After that the bytes go over TCP, which has larger buffers.
 pub(crate) const PATIENCE_MS: c_int = 50;
 
-/// Copies the receive time-out of the program's socket to the bell.
-fn copy_timeouts(fd: c_int, bell: c_int) {
-    if let Some(limit) = kernel::time_limit(fd, libc::SO_RCVTIMEO) {
-        kernel::set_option(bell, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &limit);
-    }
-}
-
 /// A channel for a socket, with our end of the bell.
 pub(crate) fn channel(stream: Stream, role: Role, bell: OwnedFd, fd: c_int) -> Result<Chan, Why> {
-    copy_timeouts(fd, bell.as_raw_fd());
     // SAFETY: the bell is ours; waits on it are to block.
     unsafe { next::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) };
     let bell = hidden::hide(bell).ok_or(Why::Descriptors)?;
     let chan = Chan::new(stream, role, bell, kernel::is_nonblocking(fd)).ok_or(Why::System)?;
     let inq = kernel::tcp_number(fd, libc::TCP_INQ).unwrap_or(0);
     chan.side().inq.store(inq.cast_unsigned(), Relaxed);
+    chan.side().note_limits(fd);
     Ok(chan)
 }
 
@@ -94,22 +88,32 @@ fn press(bell: c_int, n: usize) -> isize {
     kernel::send_bytes(bell, &BYTES[..n.min(FILL)], flags)
 }
 
-/// Rings: the peer's end becomes readable.
+/// Rings: the peer's end becomes readable. [`Heard::Late`]: it has asked for more rings than an honest peer leaves unread.
 pub(crate) fn ring(bell: c_int) -> Heard {
+    let mut is_large = false;
     loop {
         match result(press(bell, 1)) {
             Heard::Interrupted => {}
-            // Enough bytes are under way to make it readable. The receiver has to read some first, because it counts each of them.
-            Heard::Late => {
-                kernel::poll_one(bell, libc::POLLOUT, 100);
+            // A receiver that is stopped before it reads a full bell still gets its ring.
+            Heard::Late if !is_large => {
+                is_large = true;
+                kernel::set_option(bell, libc::SOL_SOCKET, libc::SO_SNDBUF, &(4 * ROOM));
             }
             heard => return heard,
         }
     }
 }
 
-/// Waits until the bell is readable; leaves the byte in it.
-pub(crate) fn wait_in(bell: c_int) -> Heard {
+/// Waits until the bell is readable, for `left` nanoseconds at most; leaves the byte in it. `has_some`: a signal ends the wait even if its handler restarts calls.
+pub(crate) fn wait_in(bell: c_int, left: Option<u64>, has_some: bool) -> Heard {
+    if left.is_some() || has_some {
+        let mut list = [kernel::entry(bell, libc::POLLIN)];
+        return match signal::outside(|| kernel::poll(&mut list, millis(left))) {
+            0 => Heard::Late,
+            1.. => probe(bell),
+            _ => Heard::Interrupted,
+        };
+    }
     let mut byte = 0_u8;
     // SAFETY: one byte.
     result(signal::outside(|| unsafe {
@@ -161,57 +165,78 @@ pub(crate) fn is_cut_in_fill(chan: &Chan) -> bool {
 }
 
 /// Reads up to `n` bytes, as far as they are there. A message of [`FILL`] bytes counts for the sender until its last byte is read.
-fn take(bell: c_int, n: u64) -> u64 {
+fn take(bell: c_int, n: i64) -> i64 {
     let mut bytes = [MaybeUninit::uninit(); FILL];
     let mut taken = 0;
-    while taken < n {
-        let want = FILL.min((n - taken) as usize);
-        let got = kernel::take_bytes(bell, &mut bytes[..want], libc::MSG_DONTWAIT);
+    // A peer that writes all the time is left bytes.
+    for _ in 0..16 {
+        let want = FILL.min(usize::try_from(n - taken).unwrap_or(0));
+        let got = if want == 0 {
+            0
+        } else {
+            kernel::take_bytes(bell, &mut bytes[..want], libc::MSG_DONTWAIT)
+        };
         if got <= 0 {
             break;
         }
-        taken += got as u64;
+        taken += got as i64;
     }
     taken
 }
 
-/// Longest time between a sender's write to its ring and its write to the bell.
-const BETWEEN_MS: c_int = 50;
+/// Longest time between a sender's write to its ring and its write to the bell, in nanoseconds.
+const BETWEEN: u64 = 50_000_000;
 
-/// Number of looks at a sender that has written to the bell and not counted the bytes yet, and the time between later looks, in nanoseconds.
-const LOOKS: u32 = 600;
-const NAP: i64 = 50_000;
+/// Number of looks at a sender that has written to the bell and not counted the bytes yet, before the receiver sleeps for it.
+const LOOKS: u32 = 100;
 
 /// Waits for such a sender, for the same reason. Its byte has woken this thread, which may now occupy its processor, so this sleeps soon. The sender may
-/// also be blocked before the bell: then this gives up. Returns whether it has rung, or is about to: for data, or because it has closed its direction.
+/// also be blocked before the bell, or stopped: then this reads the bytes before they are counted. Returns whether it has rung, or is about to: for data, or
+/// because it has closed its direction.
 fn await_count(chan: &Chan, side: &Side) -> bool {
-    for look in 0..LOOKS {
-        if !chan.stream.filled(chan.peer(), 0).2 {
-            break;
-        }
-        if look < LOOKS / 6 {
-            std::hint::spin_loop();
-            continue;
-        }
-        kernel::nap(NAP);
+    let is_counted = || !chan.stream.filled(chan.peer(), 0).2;
+    let is_over = (0..LOOKS).any(|_| {
+        std::hint::spin_loop();
+        is_counted()
+    });
+    let is_over = is_over || side.patience.wait(BETWEEN, is_counted);
+    let has_rung = absorb(chan, side);
+    if !is_over && !has_rung {
+        let taken = take(chan.bell(), i64::MAX);
+        side.owed.store(side.owed.load(Relaxed) - taken, Relaxed);
     }
-    absorb(chan, side)
+    has_rung
 }
 
 /// Reads the owed bytes. The last byte may not be there yet, because its sender is between the ring and the bell. This waits for it, because a byte that comes
 /// later makes the socket readable with nothing to read. It waits only once, because the sender may have been stopped there.
 fn collect(chan: &Chan, side: &Side) {
     let owed = side.owed.load(Relaxed);
-    if owed == 0 {
+    if owed <= 0 {
         return;
     }
     let mut taken = take(chan.bell(), owed);
     let is_fresh = side.fresh.swap(0, Relaxed) != 0;
     if is_fresh && taken < owed {
-        kernel::poll_one(chan.bell(), libc::POLLIN, BETWEEN_MS);
+        side.patience.wait_readable(chan.bell(), BETWEEN);
         taken += take(chan.bell(), owed - taken);
     }
-    side.owed.store(owed - taken.min(owed), Relaxed);
+    side.owed.store(owed - taken, Relaxed);
+}
+
+/// Returns true if the bell, which was just found readable, has bytes that are not counted (under `rx_lock`, and the ring is empty): that is a lie. A sender
+/// counts a ring before it writes its byte, and marks a fill until it is counted.
+pub(crate) fn has_uncounted(chan: &Chan) -> bool {
+    let side = chan.side();
+    if chan.carrier != Carrier::Here || kernel::peek(chan.bell()) <= 0 {
+        return false;
+    }
+    // The mark comes first: its bytes are counted when it is gone.
+    if chan.stream.filled(chan.peer(), 0).2 {
+        return false;
+    }
+    absorb(chan, side);
+    side.owed.load(Relaxed) <= 0
 }
 
 /// Counts the bytes written to our bell since the last look. Returns whether the sender has rung since, or is about to.
@@ -220,10 +245,10 @@ fn absorb(chan: &Chan, side: &Side) -> bool {
         .stream
         .filled(chan.peer(), side.fill_seen.load(Relaxed));
     side.fill_seen.store(seen, Relaxed);
-    // A lying peer can only make us look for missing bytes, at most this many at a time.
+    // A lying peer can only make us look for missing bytes.
     let owed = side.owed.load(Relaxed);
-    let owed = owed.saturating_add(new.min(4 * FILL as u64));
-    side.owed.store(owed, Relaxed);
+    side.owed
+        .store(owed.saturating_add(new.cast_signed()), Relaxed);
     owe_rings(side, chan.stream.take_rung(chan.peer()))
 }
 
@@ -231,18 +256,19 @@ fn absorb(chan: &Chan, side: &Side) -> bool {
 fn owe_rings(side: &Side, rung: u64) -> bool {
     if rung > 0 {
         let owed = side.owed.load(Relaxed);
-        side.owed.store(owed.saturating_add(rung), Relaxed);
+        side.owed
+            .store(owed.saturating_add(rung.cast_signed()), Relaxed);
         side.fresh.store(1, Relaxed);
     }
     rung > 0
 }
 
 /// Reads the owed bytes but `keep`, as far as they are there.
-fn keep(chan: &Chan, side: &Side, keep: u64) {
+fn keep(chan: &Chan, side: &Side, keep: i64) {
     let owed = side.owed.load(Relaxed);
     if owed > keep {
         let taken = take(chan.bell(), owed - keep);
-        side.owed.store(owed - taken.min(owed), Relaxed);
+        side.owed.store(owed - taken, Relaxed);
     }
 }
 
@@ -304,7 +330,7 @@ pub(crate) fn make_room(chan: &Chan) {
     absorb(chan, side);
     let is_empty = matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, _)));
     // Where there is data, or nothing is asked for, one byte has to stay.
-    keep(chan, side, u64::from(!is_empty || !stream.is_armed(peer)));
+    keep(chan, side, i64::from(!is_empty || !stream.is_armed(peer)));
 }
 
 /// Tells the receiver that a byte follows. Marks first and looks second: a thread that empties the ring does the reverse, and waits for the byte to be
@@ -345,15 +371,17 @@ pub(crate) fn fill(chan: &Chan) -> Heard {
     Heard::Alive
 }
 
-/// Waits until our end, which was filled, is writable, [`PATIENCE_MS`] at most.
-pub(crate) fn wait_out(chan: &Chan) -> Heard {
+/// Waits until our end, which was filled, is writable, [`PATIENCE_MS`] and the `left` nanoseconds at most. `has_some`: a signal ends the wait even if its handler
+/// restarts calls.
+pub(crate) fn wait_out(chan: &Chan, left: Option<u64>, has_some: bool) -> Heard {
     let mut list = [kernel::entry(chan.bell(), libc::POLLOUT)];
-    match signal::outside(|| kernel::poll(&mut list, PATIENCE_MS)) {
+    let most = left.map_or(PATIENCE_MS, |_| millis(left).min(PATIENCE_MS));
+    match signal::outside(|| kernel::poll(&mut list, most)) {
         0 => Heard::Late,
         1.. if list[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 => Heard::End,
         1.. => Heard::Alive,
         // With a time limit the kernel does not restart the call by itself.
-        _ if signal::interrupts() => Heard::Interrupted,
+        _ if has_some || left.is_some() || signal::interrupts() => Heard::Interrupted,
         _ => Heard::Alive,
     }
 }

@@ -6,7 +6,7 @@
 
 use libc::{c_int, iovec};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_ring::Role;
@@ -17,10 +17,11 @@ use weft_run::lend::Policy;
 use weft_sys::memfd::Mapping;
 
 use crate::iov::each_piece;
-use crate::kernel;
 use crate::lock::{self, SharedLock};
+use crate::patience::Patience;
 use crate::spin::Spun;
 use crate::state::SharedRoute;
+use crate::{clock, kernel};
 
 /// State of one side of a channel, shared by the processes that share the socket. One page.
 #[repr(C)]
@@ -37,8 +38,9 @@ pub(crate) struct Side {
     pub(crate) nonblock: AtomicU32,
     /// Not 0: it is in an epoll set, and the bell is kept in step at the end of each call. [`EDGE`](crate::bell::EDGE): in an edge-triggered way.
     pub(crate) eager: AtomicU32,
-    /// Bytes known to be in our bell and not read yet (under `rx_lock`).
-    pub(crate) owed: AtomicU64,
+    /// Bytes known to be in our bell and not read yet (under `rx_lock`). Below 0: bytes read that their sender, which is between the bell and the count, has not
+    /// counted yet.
+    pub(crate) owed: AtomicI64,
     /// The receiver has not looked for the last of them.
     pub(crate) fresh: AtomicU32,
     pub(crate) fill_seen: AtomicU64,
@@ -65,10 +67,35 @@ pub(crate) struct Side {
     pub(crate) inq: AtomicU32,
     /// When a receive that must not wait last asked the kernel whether the peer is there (under `rx_lock`), by the machine's clock.
     pub(crate) probed: AtomicU64,
+    /// The time limits of the program's calls (`SO_RCVTIMEO`, `SO_SNDTIMEO`), in nanoseconds; 0: none.
+    pub(crate) receive_limit: AtomicU64,
+    pub(crate) send_limit: AtomicU64,
+    /// For a peer that is between two steps.
+    pub(crate) patience: Patience,
+    /// When a sender was found held back first, in milliseconds; 0: it is not.
+    pub(crate) held_since: AtomicU64,
+}
+
+impl Side {
+    /// Learns the time limits of the program's socket.
+    pub(crate) fn note_limits(&self, fd: c_int) {
+        for (name, limit) in [
+            (libc::SO_RCVTIMEO, &self.receive_limit),
+            (libc::SO_SNDTIMEO, &self.send_limit),
+        ] {
+            let ns = kernel::time_limit(fd, name).map_or(0, |given| {
+                let seconds = given.tv_sec.cast_unsigned().saturating_mul(1_000_000_000);
+                seconds.saturating_add(given.tv_usec.cast_unsigned() * 1000)
+            });
+            limit.store(ns, Relaxed);
+        }
+    }
 }
 
 /// How long a sender waits for a receiver that holds it back, in milliseconds.
-const HELD_MS: u32 = 2000;
+const HELD_MS: u64 = 2000;
+/// The same for a send that must not wait, in nanoseconds.
+const HELD_MOMENT: u64 = 50_000_000;
 
 /// A channel.
 pub(crate) struct Chan {
@@ -146,24 +173,27 @@ impl Chan {
         tx.uses_ring() || rx.uses_ring()
     }
 
-    /// Waits until the receiver of our closed direction does not hold us back any more.
+    /// Waits a moment while the receiver of our closed direction holds us back. Returns whether it does not any more.
     #[inline]
-    pub(crate) fn await_release(&self) {
-        if self.stream.is_held(self.role) {
-            self.wait_for_release();
-        }
+    pub(crate) fn await_release(&self) -> bool {
+        !self.stream.is_held(self.role) || self.wait_for_release()
     }
 
     #[cold]
-    fn wait_for_release(&self) {
-        for _ in 0..HELD_MS * 10 {
-            if !self.stream.is_held(self.role) {
-                return;
+    fn wait_for_release(&self) -> bool {
+        let side = self.side();
+        let is_over = || !self.stream.is_held(self.role);
+        if !side.patience.wait(HELD_MOMENT, is_over) {
+            let now = clock::now_ms();
+            let first = side.held_since.compare_exchange(0, now, Relaxed, Relaxed);
+            if now.saturating_sub(first.err().unwrap_or(now)) < HELD_MS {
+                return false;
             }
-            kernel::nap(100_000);
+            // It has ended in the middle, and reads nothing more.
+            self.stream.release(self.role);
         }
-        // It has ended in the middle, and reads nothing more.
-        self.stream.release(self.role);
+        side.held_since.store(0, Relaxed);
+        true
     }
 
     /// Reports whether a send would find room, in agreement with the bell: a ring that was full counts as full until half of it is free. `None`: ask the kernel.

@@ -21,6 +21,12 @@ pub(crate) fn timespec(ns: u64) -> timespec {
     }
 }
 
+/// The reverse, of a time that is not below 0.
+pub(crate) fn nanoseconds_of(time: timespec) -> u64 {
+    let seconds = time.tv_sec.cast_unsigned().saturating_mul(1_000_000_000);
+    seconds.saturating_add(time.tv_nsec.cast_unsigned())
+}
+
 /// Milliseconds.
 pub(crate) fn now_ms() -> u64 {
     now() / 1_000_000

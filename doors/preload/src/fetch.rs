@@ -33,8 +33,10 @@ pub(crate) enum Took {
     Lost,
 }
 
-/// Pauses for a peer that is moving a source, before the caller learns of it.
+/// Pauses for a peer that is moving a source, before a process loses the right to read it.
 const PATIENCE: u32 = 400;
+/// Such a pause, in nanoseconds.
+const PAUSE: i64 = 50_000;
 /// Pieces of the program's vector that are read at once.
 const PIECES: usize = 64;
 
@@ -76,17 +78,17 @@ pub(crate) fn keep(chan: &Chan) {
     stream.set_terms(peer, false);
     let mut left = UNDER_WAY;
     let (first, head) = (side.sources.load(Relaxed), side.head.load(Relaxed));
+    let mut patience = PATIENCE;
     for number in first..first + SOURCES {
         if !matches!(stream.next_source(peer, number, head), Ok(Some(_))) {
             return;
         }
-        let mut patience = PATIENCE;
         let fetch = loop {
             match stream.begin_fetch(peer, number) {
                 Ok(Some(fetch)) => break fetch,
                 Ok(None) if patience > 0 => {
                     patience -= 1;
-                    pause();
+                    kernel::nap(PAUSE);
                 }
                 _ => return,
             }
@@ -193,7 +195,6 @@ pub(crate) unsafe fn take(
     let (mut head, mut number) = (side.head.load(Relaxed), side.sources.load(Relaxed));
     let end = head.wrapping_add(ready as u64);
     let (mut ring, mut fetched, mut tries) = (0, 0, 0);
-    let mut patience = PATIENCE;
     let mut bad = None;
     while head != end && got + ring + fetched < want {
         let (skip, room) = (got + ring + fetched, want - got - ring - fetched);
@@ -223,11 +224,7 @@ pub(crate) unsafe fn take(
                 break;
             }
             // A call that has to return all available bytes waits for the move, which is one copy.
-            Ok(None) if patience > 0 => {
-                patience -= 1;
-                pause();
-                continue;
-            }
+            Ok(None) if side.patience.nap(PAUSE) => continue,
             Ok(None) => {
                 bad = Some(Took::Busy);
                 break;
@@ -297,9 +294,4 @@ pub(crate) unsafe fn take(
         Some(bad) if ring + fetched == 0 => bad,
         _ => Took::Bytes(ring + fetched),
     }
-}
-
-/// Pauses while the peer moves the next source.
-pub(crate) fn pause() {
-    kernel::nap(50_000);
 }

@@ -69,10 +69,12 @@ weft_sys::doors! {
         if !is_optional(len) { return next::recvfrom(fd, buf, n, flags, addr, len); }
         let asked = if len.is_null() { 0 } else { *len };
         if !len.is_null() && !addr.is_null() { *len = 0; }
-        receive(fd, &one(buf, n), flags, || {
+        let got = receive(fd, &one(buf, n), flags, || {
             if !len.is_null() { *len = asked; }
             next::recvfrom(fd, buf, n, flags, addr, len)
-        })
+        });
+        if got < 0 && !len.is_null() { *len = asked; }
+        got
     }
 
     fn __recvfrom_chk(fd: c_int, buf: *mut c_void, n: size_t, room: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t {
@@ -104,11 +106,8 @@ weft_sys::doors! {
         for at in 0..n as usize {
             let one = messages.add(at);
             let got = receive_message(fd, &raw mut (*one).msg_hdr, flags_now);
-            if got <= 0 {
-                if at == 0 && got < 0 { return -1; }
-                if at == 0 { (*one).msg_len = 0; return 1; }
-                return at as c_int;
-            }
+            // At the end of the stream there are as many messages as are asked for, without bytes.
+            if got < 0 { return if at == 0 { -1 } else { at as c_int }; }
             (*one).msg_len = got as c_uint;
             if flags & libc::MSG_WAITFORONE != 0 { flags_now |= libc::MSG_DONTWAIT; }
         }
@@ -362,6 +361,7 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
             let header = &mut *message;
             if header.msg_namelen == 0 && header.msg_controllen == 0 {
                 (header.msg_namelen, header.msg_controllen) = before;
+                header.msg_flags = asked;
             }
         }
         n

@@ -172,14 +172,20 @@ pub(crate) fn poll(list: &mut [pollfd], ms: c_int) -> c_int {
 /// Returns the events that one descriptor is ready for within `ms` milliseconds; 0: none.
 pub(crate) fn poll_one(fd: c_int, events: c_short, ms: c_int) -> c_short {
     let mut list = [entry(fd, events)];
+    look(&mut list, ms);
+    list[0].revents
+}
+
+/// The same for several descriptors, whose entries say it.
+pub(crate) fn look(list: &mut [pollfd], ms: c_int) {
     let limit = libc::timespec {
         tv_sec: i64::from(ms) / 1000,
         tv_nsec: i64::from(ms) % 1000 * 1_000_000,
     };
     let (list_at, limit) = (list.as_mut_ptr() as c_long, (&raw const limit) as c_long);
     let limit = if ms < 0 { 0 } else { limit };
-    uncancelled(libc::SYS_ppoll, [list_at, 1, limit, 0, 0]);
-    list[0].revents
+    let n = list.len() as c_long;
+    uncancelled(libc::SYS_ppoll, [list_at, n, limit, 0, 0]);
 }
 
 /// Ends a connection by a reset, which the peer sees as `ECONNRESET`.

@@ -395,7 +395,7 @@ pub(crate) fn put_off(conn: &'static Conn, chan: &Chan) -> bool {
 }
 
 fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
-    if chan.side().owed.load(Relaxed) + chan.stream.rung(chan.peer()) > 2 {
+    if chan.side().owed.load(Relaxed) + chan.stream.rung(chan.peer()).cast_signed() > 2 {
         // A few more in the bell would make it unwritable for the sender.
         return false;
     }

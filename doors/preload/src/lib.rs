@@ -9,7 +9,7 @@
 //!
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
-//! - `next`, `kernel`, `counts`, `clock`, `spin`, `lock`, `work`, `iov`, `handlers`, `signal`, `settings`: the functions behind ours, and small tools
+//! - `next`, `kernel`, `counts`, `clock`, `patience`, `spin`, `lock`, `work`, `iov`, `handlers`, `signal`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
@@ -55,6 +55,7 @@ mod lend;
 mod link;
 mod lock;
 mod next;
+mod patience;
 mod poll;
 mod privileges;
 mod process;

@@ -161,6 +161,9 @@ fn take(
         return Ok(None);
     };
     let stream = Stream::open(offer.segment).map_err(|_| Why::Broken)?;
+    if stream.capacity() != RING_BYTES as usize {
+        return Err(Why::Broken);
+    }
     let mut chan = channel(stream, Role::Responder, offer.bell, fd)?;
     chan.peer_process = offer.process;
     Ok(Some(chan))

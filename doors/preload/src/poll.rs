@@ -270,11 +270,9 @@ fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
     if seen.ready == 0 {
         return None;
     }
-    if !seen.is_partial && !seen.is_silent {
-        return Some(seen.ready);
-    }
-    // A caller that does not wait wants everything that is ready now.
-    if may_wait && !is_due() {
+    // A caller that does not wait wants everything that is ready now. The kernel knows more of rings with bytes, too: that a peer was killed.
+    let is_whole = !seen.is_partial && !seen.is_silent;
+    if (is_whole || may_wait) && !is_due() {
         return Some(seen.ready);
     }
     UNASKED.set((0, clock::now()));
@@ -347,6 +345,13 @@ pub(crate) unsafe fn ppoll(
 ) -> c_int {
     if !is_optional(timeout) {
         crate::set_errno(libc::EFAULT);
+        return -1;
+    }
+    // SAFETY: the caller's promise.
+    if let Some(given) = unsafe { timeout.as_ref() }
+        && (given.tv_sec < 0 || !(0..1_000_000_000).contains(&given.tv_nsec))
+    {
+        crate::set_errno(libc::EINVAL);
         return -1;
     }
     // SAFETY: the caller's promise.
@@ -440,23 +445,54 @@ unsafe fn by_poll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: our list.
-    let rc = unsafe { ppoll(asked.as_mut_ptr(), asked.len() as nfds_t, timeout, mask) };
-    if rc < 0 {
-        return rc;
-    }
-    if asked.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
-        crate::set_errno(libc::EBADF);
-        return -1;
-    }
     // The events that select(2) counts as readable, writable and exceptional.
     let means = [
         libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLHUP | libc::POLLERR,
         OUT | libc::POLLERR,
         libc::POLLPRI,
     ];
+    let counts = |one: &pollfd| {
+        let of = sets.iter().zip(means);
+        // SAFETY: the program's set, and a number within its size.
+        of.filter(|&(&set, _)| unsafe { has(set, one.fd) })
+            .any(|(_, means)| one.revents & means != 0)
+    };
+    if !is_optional(timeout) {
+        crate::set_errno(libc::EFAULT);
+        return -1;
+    }
+    let begun = clock::now();
+    // SAFETY: the caller's, or none.
+    let given = unsafe { timeout.as_ref() }.copied();
+    let mut left = given;
+    loop {
+        let timeout = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: our list.
+        let rc = unsafe { ppoll(asked.as_mut_ptr(), asked.len() as nfds_t, timeout, mask) };
+        if rc < 0 {
+            return rc;
+        }
+        if asked.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
+            crate::set_errno(libc::EBADF);
+            return -1;
+        }
+        if rc == 0 || asked.iter().any(|one| one.fd >= 0 && counts(one)) {
+            break;
+        }
+        // poll(2) reports ends and errors that these sets do not ask for: the wait goes on without those.
+        for one in asked.iter_mut().filter(|one| one.revents != 0) {
+            (one.fd, one.revents) = (!one.fd, 0);
+        }
+        left = given.map(|given| {
+            let all = clock::nanoseconds_of(given);
+            clock::timespec(all.saturating_sub(clock::now() - begun))
+        });
+    }
     let mut total = 0;
-    for one in &asked {
+    for one in &mut asked {
+        if one.fd < 0 {
+            one.fd = !one.fd;
+        }
         for (&set, means) in sets.iter().zip(means) {
             // SAFETY: the program's set, and a number within its size.
             if unsafe { has(set, one.fd) } {

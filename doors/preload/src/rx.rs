@@ -18,8 +18,9 @@ use crate::chan::{Chan, Side};
 use crate::conn::{self, Conn};
 use crate::fetch::{self, Took};
 use crate::iov::{cut, good, one, total};
-use crate::lend::memory;
+use crate::lend::{UNDER_WAY, memory};
 use crate::lock::Held;
+use crate::patience::Deadline;
 use crate::{clock, direction, hosts, kernel, late, link, lock, ready, set_errno, signal};
 
 /// Result of a receive from the ring.
@@ -229,9 +230,6 @@ unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     (got as ssize_t) + n.max(0)
 }
 
-/// Pauses of a receive that must not wait, while the peer moves the next source.
-const MOVE_PAUSES: u32 = 2000;
-
 /// Returns the bytes received so far, or the error if there are none.
 fn so_far(got: usize, errno: c_int) -> Step {
     Step::Done(if got > 0 {
@@ -283,11 +281,16 @@ impl Drop for Giving<'_> {
     }
 }
 
-/// Takes all bytes of a closed direction: those of its ring, and those that TCP has behind them.
-pub(crate) fn drain(fd: c_int, conn: &'static Conn, chan: &Chan) -> Vec<u8> {
+/// TCP has fewer bytes under way in a direction.
+const MOST_IN_TCP: usize = 64 << 20;
+
+/// Takes all bytes of a closed direction: those of its ring, and those that TCP has behind them. `None`: there are more than an honest peer has sent, and
+/// the connection is reset.
+pub(crate) fn drain(fd: c_int, conn: &'static Conn, chan: &Chan) -> Option<Vec<u8>> {
     let mut all = Vec::new();
     let mut bytes = vec![0_u8; 64 << 10];
     let mut is_in_ring = true;
+    let mut most = chan.stream.capacity() + UNDER_WAY as usize;
     loop {
         let iov = one(bytes.as_mut_ptr().cast(), bytes.len());
         let flags = libc::MSG_DONTWAIT;
@@ -303,24 +306,50 @@ pub(crate) fn drain(fd: c_int, conn: &'static Conn, chan: &Chan) -> Vec<u8> {
             Step::Done(n) => (n.max(0) as usize, n <= 0),
             Step::Tcp(n) => (n, true),
         };
+        if n > most {
+            conn.reset(chan, Why::Broken);
+            return None;
+        }
+        most -= n;
         all.extend_from_slice(&bytes[..n]);
         if is_last && !is_in_ring {
-            return all;
+            return Some(all);
         }
-        is_in_ring &= !is_last;
+        if is_last {
+            is_in_ring = false;
+            most = MOST_IN_TCP;
+        }
     }
 }
 
-/// A pause while the next source is moved. A move is one copy: a receive that must not wait waits for it all the same, because readiness has promised its bytes.
-fn await_move(conn: &Conn, chan: &Chan, flags: c_int, (got, pauses): (usize, u32)) -> Option<Step> {
+/// What a call has waited for so far.
+#[derive(Default)]
+struct Waits {
+    deadline: Deadline,
+    /// Its last wait was ended by the bell.
+    is_woken: bool,
+    /// The bell was readable when the kernel was asked last.
+    rings: bool,
+}
+
+/// A pause while the next source is moved, for longer than [`fetch::take`] waits for it. A move is one copy, but the peer may be stopped meanwhile.
+fn await_move(
+    conn: &Conn,
+    chan: &Chan,
+    flags: c_int,
+    (got, waits): (usize, &mut Waits),
+) -> Option<Step> {
+    const PAUSE_MS: c_int = 2;
     if bell::is_cut(chan.bell()) {
         return Some(Step::Done(conn.reset(chan, Why::SourceLost)));
     }
-    if may_not_block(chan, flags) && pauses > MOVE_PAUSES {
+    let left = waits.deadline.left(&chan.side().receive_limit);
+    if may_not_block(chan, flags) || left == Some(0) {
         return Some(so_far(got, libc::EAGAIN));
     }
-    fetch::pause();
-    None
+    let rc = signal::outside(|| kernel::poll(&mut [], PAUSE_MS));
+    let is_over = rc < 0 && (got > 0 || left.is_some() || signal::interrupts());
+    is_over.then(|| so_far(got, libc::EINTR))
 }
 
 /// What a look at the ring gives: `n` bytes of it and, if they are the last of a closed one, those of TCP behind them.
@@ -342,19 +371,22 @@ unsafe fn peeked(
 }
 
 /// A look that is to see all bytes (`MSG_WAITALL`) pauses for those that are not there yet. `false`: it returns what there is.
-fn await_all(fd: c_int, chan: &Chan, flags: c_int, rx: Held<'_>, looks: &mut i64) -> bool {
+fn await_all(fd: c_int, chan: &Chan, flags: c_int, rx: Held<'_>, waits: &mut Waits) -> bool {
     drop(rx);
     if flags & libc::MSG_WAITALL == 0
         || may_not_block(chan, flags)
-        || ask_kernel(fd, chan, false) != Kernel::Quiet
+        || ask_kernel(fd, chan, false, waits) != Kernel::Quiet
     {
         return false;
     }
-    *looks += 1;
-    let limit = kernel::time_limit(fd, libc::SO_RCVTIMEO);
-    let is_late = limit.is_some_and(|it| *looks > it.tv_sec * 1000 + it.tv_usec / 1000);
-    let rc = signal::outside(|| kernel::poll(&mut [], 1));
-    !is_late && (rc >= 0 || !signal::interrupts())
+    let left = waits.deadline.left(&chan.side().receive_limit);
+    left != Some(0) && signal::outside(|| kernel::poll(&mut [], 1)) >= 0
+}
+
+/// The peer broke the rules of the ring or of its bell.
+#[cold]
+fn broken(conn: &Conn, chan: &Chan) -> Step {
+    Step::Done(conn.reset(chan, Why::Broken))
 }
 
 unsafe fn from_ring(
@@ -366,7 +398,7 @@ unsafe fn from_ring(
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let want = total(iov);
     let mut got = 0;
-    let (mut spun, mut ended, mut busy, mut looks) = (false, false, 0, 0);
+    let (mut spun, mut ended, mut waits) = (false, false, Waits::default());
     fetch::answer(chan);
     memory::settle_all(iov);
     loop {
@@ -389,7 +421,7 @@ unsafe fn from_ring(
             }
             let head = side.head.load(Relaxed);
             let Ok((ready, is_closed)) = stream.ready(peer, head) else {
-                return Step::Done(conn.reset(chan, Why::Broken));
+                return broken(conn, chan);
             };
             if ready > 0 {
                 // SAFETY: the caller's buffers.
@@ -397,7 +429,7 @@ unsafe fn from_ring(
                     Took::Bytes(n) if flags & libc::MSG_PEEK != 0 => {
                         let is_last = is_closed && n < want;
                         let is_part = !is_last && n < want && ready < stream.capacity();
-                        if is_part && await_all(fd, chan, flags, rx, &mut looks) {
+                        if is_part && await_all(fd, chan, flags, rx, &mut waits) {
                             continue;
                         }
                         // SAFETY: the caller's promise.
@@ -424,7 +456,7 @@ unsafe fn from_ring(
                     Took::Busy => is_busy = true,
                     _ if got > 0 => return Step::Done(got as ssize_t),
                     Took::Fault => return Step::Done(failed(libc::EFAULT)),
-                    Took::Broken => return Step::Done(conn.reset(chan, Why::Broken)),
+                    Took::Broken => return broken(conn, chan),
                     Took::Lost => return Step::Done(conn.reset(chan, Why::SourceLost)),
                 }
             }
@@ -443,12 +475,14 @@ unsafe fn from_ring(
                 _ if is_busy => {}
                 First::Return => return so_far(got, libc::EAGAIN),
                 First::Ask if bell::ask(chan) => continue,
+                First::Ask if waits.is_woken && bell::has_uncounted(chan) => {
+                    return broken(conn, chan);
+                }
                 First::Ask | First::GoOn | First::Spin => {}
             }
         }
         if is_busy {
-            busy += 1;
-            if let Some(step) = await_move(conn, chan, flags, (got, busy)) {
+            if let Some(step) = await_move(conn, chan, flags, (got, &mut waits)) {
                 return step;
             }
             continue;
@@ -462,12 +496,13 @@ unsafe fn from_ring(
             continue;
         }
         spun = false;
-        match receive::asked(empty, || ask_kernel(fd, chan, empty.may_wait)) {
+        match receive::asked(empty, || ask_kernel(fd, chan, empty.may_wait, &mut waits)) {
+            Asked::Return if rings_for_nothing(chan, &waits) => return broken(conn, chan),
             Asked::GoOn => return go_on_over_tcp((fd, conn), chan, false, got),
             Asked::Reset => return Step::Done(conn.reset(chan, Why::Unseen)),
             Asked::Return => return so_far(got, libc::EAGAIN),
             Asked::Ended => ended = true,
-            Asked::Sleep => match sleep(conn, chan, got) {
+            Asked::Sleep => match sleep(conn, chan, (got, want), &mut waits) {
                 Ok(is_end) => ended = is_end,
                 Err(step) => return step,
             },
@@ -476,11 +511,24 @@ unsafe fn from_ring(
 }
 
 /// Sleeps until the bell rings. Returns whether the peer has ended.
-fn sleep(conn: &Conn, chan: &Chan, got: usize) -> Result<bool, Step> {
+fn sleep(
+    conn: &Conn,
+    chan: &Chan,
+    (got, want): (usize, usize),
+    waits: &mut Waits,
+) -> Result<bool, Step> {
+    let left = waits.deadline.left(&chan.side().receive_limit);
+    if left == Some(0) {
+        return Err(so_far(got, libc::EAGAIN));
+    }
     conn.row.count(Word::Sleeps, 1);
-    match bell::wait_in(chan.bell()) {
+    let heard = bell::wait_in(chan.bell(), left, got > 0);
+    waits.is_woken = heard == Heard::Alive;
+    match heard {
         Heard::Alive => Ok(bell::is_cut_in_fill(chan)),
         Heard::End => Ok(true),
+        // In the kernel such a receive waits once, and has no error to report.
+        Heard::Late | Heard::Interrupted if want == 0 => Err(Step::Done(0)),
         Heard::Late => Err(so_far(got, libc::EAGAIN)),
         Heard::Interrupted => Err(so_far(got, libc::EINTR)),
     }
@@ -508,11 +556,23 @@ fn go_on_over_tcp(
     Step::Tcp(got)
 }
 
-/// What the kernel says of an empty ring's peer. A receiver that is about to sleep is told of the end by its bell.
-fn ask_kernel(fd: c_int, chan: &Chan, may_wait: bool) -> Kernel {
+/// A bell is readable that has been read. Returns true if it is so without bytes in its ring, which would wake the program without end.
+fn rings_for_nothing(chan: &Chan, waits: &Waits) -> bool {
+    if !waits.rings {
+        return false;
+    }
+    let side = chan.side();
+    let _rx = side.rx_lock.lock();
+    let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
+    matches!(ready, Ok((0, false))) && bell::has_uncounted(chan)
+}
+
+/// What the kernel says of an empty ring's peer. A receiver that is about to sleep is told of the end by its bell. For one that is not,
+/// `waits` says then whether the bell is readable.
+fn ask_kernel(fd: c_int, chan: &Chan, may_wait: bool, waits: &mut Waits) -> Kernel {
     let mut says = Kernel::Quiet;
     if chan.carrier == Carrier::Here {
-        says = socket_says(fd, chan);
+        says = socket_says(fd, chan, &mut waits.rings);
     }
     if says == Kernel::Quiet && !may_wait {
         // The bell can end before a FIN that the kernel has to send again.
@@ -533,9 +593,15 @@ fn told_of_rest(conn: &Conn, chan: &Chan) {
 }
 
 /// What the kernel says of the TCP socket while its bytes come through the ring.
-fn socket_says(fd: c_int, chan: &Chan) -> Kernel {
+fn socket_says(fd: c_int, chan: &Chan, rings: &mut bool) -> Kernel {
     const END: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-    match kernel::poll_one(fd, libc::POLLIN | libc::POLLRDHUP, 0) {
+    let mut list = [
+        kernel::entry(fd, libc::POLLIN | libc::POLLRDHUP),
+        kernel::entry(chan.bell(), libc::POLLIN),
+    ];
+    kernel::look(&mut list, 0);
+    *rings = list[1].revents & libc::POLLIN != 0;
+    match list[0].revents {
         0 => Kernel::Quiet,
         bits => receive::readable(
             bits & END != 0,

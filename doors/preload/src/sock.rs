@@ -22,6 +22,10 @@ use crate::{
     next, poll as readiness, ready, sets, settings, signal,
 };
 
+/// The options of time limits as programs name them that are built for a `time_t` of 64 bits.
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
+
 /// Forgets the previous state of a new descriptor's number.
 fn fresh(fd: c_int) {
     if fd >= 0 && table::get(fd) != Entry::NONE {
@@ -257,9 +261,8 @@ weft_sys::doors! {
         dgram::options::set(fd, level, name, value, len);
         let Some((conn, inside)) = conn::enter(fd) else { return rc };
         match (level, name) {
-            // A send's limit is TCP's to keep: waits for room in the ring are shorter.
-            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
-                if let Some(chan) = conn.chan(&inside) { next::setsockopt(chan.bell(), level, name, value, len); }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW) => {
+                if let Some(chan) = conn.chan(&inside) { chan.side().note_limits(fd); }
             }
             (libc::IPPROTO_TCP, libc::TCP_INQ) => {
                 if let Some(chan) = conn.chan(&inside) {

@@ -19,6 +19,7 @@ use crate::conn::{self, Conn, Inside};
 use crate::iov::{Source, cut, each_piece, good};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
+use crate::patience::Deadline;
 use crate::{back, direction, edges, full, hosts, kernel, link, next, ready, set_errno, signal};
 
 /// Bytes published at once, so that the receiver begins while the rest is copied.
@@ -122,7 +123,7 @@ unsafe fn transmit_looking(
                 }
             }
             Route::After | Route::Both => {
-                let n = after(chan, source.len(), real);
+                let n = after(chan, source.len(), flags, real);
                 if n > 0 {
                     conn.gate.add(n as u64);
                     conn.tell_tcp();
@@ -159,13 +160,45 @@ fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> Opt
     Some(n)
 }
 
+/// Begins a send over TCP in a closed direction, once its receiver does not hold us back. `false`, with `errno` set: the send is over.
+fn begin_after(chan: &Chan, flags: c_int) -> bool {
+    chan.stream.begin_after(chan.role) || await_release(chan, flags)
+}
+
+#[cold]
+fn await_release(chan: &Chan, flags: c_int) -> bool {
+    const PAUSE_MS: c_int = 2;
+    let mut deadline = Deadline::default();
+    loop {
+        if chan.await_release() && chan.stream.begin_after(chan.role) {
+            return true;
+        }
+        let left = deadline.left(&chan.side().send_limit);
+        if must_not_wait(chan, flags) || left == Some(0) {
+            set_errno(libc::EAGAIN);
+            return false;
+        }
+        let rc = signal::outside(|| kernel::poll(&mut [], PAUSE_MS));
+        if rc < 0 && (left.is_some() || signal::interrupts()) {
+            set_errno(libc::EINTR);
+            return false;
+        }
+    }
+}
+
+/// Returns true if the call must not wait, by its flags or its descriptor.
+#[inline]
+fn must_not_wait(chan: &Chan, flags: c_int) -> bool {
+    flags & libc::MSG_DONTWAIT != 0 || chan.side().nonblock.load(Relaxed) != 0
+}
+
 /// Sends `len` bytes over TCP after the direction was closed, unless the receiver holds us back.
-fn after(chan: &Chan, len: usize, real: &dyn Fn() -> ssize_t) -> ssize_t {
+fn after(chan: &Chan, len: usize, flags: c_int, real: &dyn Fn() -> ssize_t) -> ssize_t {
     if chan.carrier != Carrier::Here {
         return real();
     }
-    while !chan.stream.begin_after(chan.role) {
-        chan.await_release();
+    if !begin_after(chan, flags) {
+        return -1;
     }
     if send::rings_first(len) {
         direction::ring_for_tcp(chan);
@@ -239,7 +272,7 @@ unsafe fn rest(fd: c_int, chan: &Chan, source: &Source<'_>, flags: c_int, sent: 
     // SAFETY: the caller's promise. Without a signal: some bytes have gone, and the next call reports the error.
     let send = || unsafe { kernel::send(fd, &cut(iov, sent), flags | libc::MSG_NOSIGNAL) };
     let len = source.len() - sent;
-    (sent as ssize_t) + after(chan, len, &send).max(0)
+    (sent as ssize_t) + after(chan, len, flags, &send).max(0)
 }
 
 fn partial(sent: usize, errno: c_int) -> Step {
@@ -404,12 +437,16 @@ unsafe fn publish(
     drop(held);
     if how == Published::Ring {
         conn.row.count(Word::Bells, 1);
-        if bell::ring(chan.bell()) == Heard::End {
-            if hosts::is_lost(chan, role) {
+        match bell::ring(chan.bell()) {
+            Heard::End if hosts::is_lost(chan, role) => {
                 return Next::Over(Step::Done(conn.reset(chan, Why::SideLost)));
             }
-            direction::tx_after(conn, chan, Why::None);
-            return Next::Over(Step::Done(sent as ssize_t));
+            Heard::End => {
+                direction::tx_after(conn, chan, Why::None);
+                return Next::Over(Step::Done(sent as ssize_t));
+            }
+            Heard::Late => return Next::Over(Step::Done(conn.reset(chan, Why::Broken))),
+            Heard::Alive | Heard::Interrupted => {}
         }
     }
     if sent == want {
@@ -525,12 +562,12 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
     let (stream, role, side) = (&chan.stream, chan.role, chan.side());
     let mut sent = 0;
     let mut spun = false;
+    let mut deadline = Deadline::default();
     let mut call = lend::Call::new(chan, flags);
     if stream.has_left(chan.peer()) {
         direction::tx_after(conn, chan, Why::None);
         return Step::Tcp(0);
     }
-    let must_not_wait = || flags & libc::MSG_DONTWAIT != 0 || side.nonblock.load(Relaxed) != 0;
     loop {
         // SAFETY: the caller's promise.
         match unsafe { step(conn, chan, source, &mut call, (sent, spun)) } {
@@ -548,7 +585,7 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             spin(chan);
             continue;
         }
-        match send::asked(!must_not_wait(), || full::found_full(chan)) {
+        match send::asked(!must_not_wait(chan, flags), || full::found_full(chan)) {
             Asked::Return => return partial(sent, libc::EAGAIN),
             Asked::Close => {
                 direction::stop_sending(conn, Why::SlowReader);
@@ -557,9 +594,13 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             Asked::Sleep => {}
         }
         spun = false;
+        let left = deadline.left(&side.send_limit);
+        if left == Some(0) {
+            return partial(sent, libc::EAGAIN);
+        }
         conn.row.count(Word::Sleeps, 1);
         let progress = stream.progress(role);
-        match bell::wait_out(chan) {
+        match bell::wait_out(chan, left, sent > 0) {
             Heard::End => return at_end(conn, chan, sent),
             Heard::Late if stream.progress(role) == progress => {
                 direction::stop_sending(conn, Why::SlowReader);

@@ -348,16 +348,18 @@ fn nginx(mode: (&str, &str, &str), dir: &Path) {
 }
 
 /// A peer that knows the formats and lies.
-struct Liar {
-    tcp: TcpStream,
-    stream: Stream,
-    role: Role,
-    bell: UnixStream,
+pub(crate) struct Liar {
+    pub(crate) tcp: TcpStream,
+    pub(crate) stream: Stream,
+    pub(crate) role: Role,
+    pub(crate) bell: UnixStream,
+    /// Bytes that the victim has sent over TCP.
+    pub(crate) count: u64,
 }
 
 impl Liar {
     /// Meets a victim, and goes over to the ring for what it sends.
-    fn meet(port: u16) -> Liar {
+    pub(crate) fn meet(port: u16) -> Liar {
         let mut tcp = TcpStream::connect(("127.0.0.1", port)).unwrap();
         tcp.set_nodelay(true).unwrap();
         let ends = Ends::of(&tcp).unwrap();
@@ -409,10 +411,11 @@ impl Liar {
             stream,
             role,
             bell,
+            count,
         }
     }
 
-    fn until(what: impl Fn() -> bool) {
+    pub(crate) fn until(what: impl Fn() -> bool) {
         let begun = Instant::now();
         while !what() {
             assert!(
@@ -423,7 +426,7 @@ impl Liar {
         }
     }
 
-    fn publish(&self, from: u64, to: u64) {
+    pub(crate) fn publish(&self, from: u64, to: u64) {
         if self.stream.publish(self.role, from, to) == Ok(Published::Ring) {
             (&self.bell).write_all(b"!").unwrap();
         }

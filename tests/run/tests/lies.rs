@@ -1,0 +1,184 @@
+//! A peer that lies in the shared memory keeps no call waiting: a call that must not wait comes back, and one with a time limit keeps it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+
+use weft_ring::Role;
+use weft_ring::stream::{Stream, Wish};
+use weft_run_tests::{PYTHON, have, library, python};
+
+use crate::lend::Liar;
+
+/// Calls that must not wait are shorter, on a machine that is busy with other tests.
+const MOST_MS: u64 = 1000;
+/// And all of them together.
+const MOST_OF_ALL_MS: u64 = 3000;
+
+/// A victim does `what`, and the peer lies: once before, and again and again beside it. Returns how the victim's calls ended.
+fn told(
+    what: u8,
+    once: impl Fn(&Liar),
+    again: impl Fn(&Stream, Role) + Sync,
+) -> (String, u64, u64) {
+    let command = python("waits.py");
+    let (program, script) = command.split_once(' ').unwrap();
+    let mut victim = Command::new(program)
+        .arg(script)
+        .env("LD_PRELOAD", library())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(victim.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let port = line.trim().strip_prefix("port ").unwrap().parse().unwrap();
+    let liar = Liar::meet(port);
+    let theirs = liar.role.peer();
+    Liar::until(|| liar.stream.switch(theirs, liar.count));
+    liar.stream.put_slice(liar.role, 0, &[b'G', what]);
+    liar.publish(0, 1);
+    let is_over = AtomicBool::new(false);
+    line.clear();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(SeqCst) {
+                again(&liar.stream, liar.role);
+                std::thread::yield_now();
+            }
+        });
+        liar.publish(1, 2);
+        // It has come for the next bytes.
+        Liar::until(|| liar.stream.progress(liar.role) >= 2);
+        once(&liar);
+        said.read_line(&mut line).unwrap();
+        is_over.store(true, SeqCst);
+    });
+    assert!(victim.wait().unwrap().success());
+    let mut words = line.split_whitespace();
+    let end = words.next().unwrap().to_owned();
+    let mut number = || words.next().unwrap().parse().unwrap();
+    (end, number(), number())
+}
+
+/// The name of a lie, what the victim does, what the peer does once and again and again, and how the victim's calls end.
+type Lie<'a> = (
+    &'a str,
+    u8,
+    &'a dyn Fn(&Liar),
+    &'a (dyn Fn(&Stream, Role) + Sync),
+    &'a [&'a str],
+);
+
+fn all_come_back(lies: &[Lie<'_>]) {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    for (name, what, once, again, ends) in lies {
+        let (end, longest, total) = told(*what, once, again);
+        assert!(ends.contains(&end.as_str()), "{name}: {end}");
+        assert!(longest < MOST_MS, "{name}: a call of {longest} ms");
+        assert!(total < MOST_OF_ALL_MS, "{name}: calls of {total} ms");
+    }
+}
+
+fn nothing(_: &Stream, _: Role) {}
+
+fn an_uncounted_byte(liar: &Liar) {
+    (&liar.bell).write_all(b"!").unwrap();
+}
+
+#[test]
+fn a_send_does_not_wait_for_a_bell_that_nobody_reads() {
+    let asks: &(dyn Fn(&Stream, Role) + Sync) = &|stream, role| {
+        stream.arm(role.peer(), 1 << 40, Wish::Once);
+    };
+    all_come_back(&[(
+        "asks for each arrival",
+        b'S',
+        &|_| {},
+        asks,
+        &["ECONNRESET"],
+    )]);
+}
+
+#[test]
+fn bytes_in_the_bell_that_nobody_has_counted_end_the_connection() {
+    all_come_back(&[
+        (
+            "a blocking receive",
+            b'L',
+            &an_uncounted_byte,
+            &nothing,
+            &["ECONNRESET"],
+        ),
+        ("epoll", b'E', &an_uncounted_byte, &nothing, &["ECONNRESET"]),
+        (
+            "a receive that must not wait",
+            b'R',
+            &an_uncounted_byte,
+            &nothing,
+            &["ECONNRESET"],
+        ),
+    ]);
+}
+
+#[test]
+fn a_receive_does_not_wait_for_a_source_that_is_moved_for_ever() {
+    let moves: &dyn Fn(&Liar) = &|liar| {
+        liar.stream.prove(liar.role, 4096, 77);
+        liar.stream.offer_source(liar.role, 0, 2, 4096, 100);
+        liar.stream.move_source(liar.role, 0);
+        liar.publish(2, 3);
+    };
+    all_come_back(&[
+        ("must not wait", b'R', moves, &nothing, &["EAGAIN"]),
+        ("with a limit", b'L', moves, &nothing, &["EAGAIN"]),
+    ]);
+}
+
+#[test]
+fn a_send_does_not_wait_for_a_receiver_that_holds_it_back_for_ever() {
+    let holds: &(dyn Fn(&Stream, Role) + Sync) = &|stream, role| stream.hold(role.peer());
+    all_come_back(&[("holds", b'S', &|_| {}, holds, &["EAGAIN"])]);
+}
+
+#[test]
+fn a_fill_that_is_never_counted_does_not_keep_a_receive_waiting() {
+    let begins: &dyn Fn(&Liar) = &|liar| {
+        liar.stream.begin_fill(liar.role);
+        (&liar.bell).write_all(b"!").unwrap();
+    };
+    all_come_back(&[
+        ("must not wait", b'E', begins, &nothing, &["EAGAIN"]),
+        ("with a limit", b'L', begins, &nothing, &["EAGAIN"]),
+    ]);
+}
+
+#[test]
+fn rings_that_are_counted_and_never_written_do_not_keep_receives_waiting() {
+    let counts: &(dyn Fn(&Stream, Role) + Sync) = &|stream, role| {
+        let (at, taken) = (stream.published(role), stream.progress(role));
+        if at == taken && taken >= 2 && stream.take_wish(role) {
+            let _ = stream.publish(role, at, at + 1);
+        }
+    };
+    all_come_back(&[("counts", b'E', &|_| {}, counts, &["EAGAIN", "none"])]);
+}
+
+#[test]
+fn bytes_given_back_to_tcp_are_no_more_than_the_ring_holds() {
+    let runs_ahead: &(dyn Fn(&Stream, Role) + Sync) = &|stream, role| {
+        let to = stream.progress(role) + stream.capacity() as u64;
+        let _ = stream.publish(role, stream.published(role), to);
+    };
+    all_come_back(&[(
+        "runs ahead",
+        b'D',
+        &|_| {},
+        runs_ahead,
+        &["none", "ECONNRESET"],
+    )]);
+}
