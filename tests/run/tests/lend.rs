@@ -357,6 +357,16 @@ pub(crate) struct Liar {
     pub(crate) count: u64,
 }
 
+/// Offers a victim that has opened its listener a ring of so many bytes.
+pub(crate) fn offer(tcp: &TcpStream, ends: &Ends, bytes: u32) -> Option<(Stream, UnixStream)> {
+    let wire = meet::dial(ends).unwrap()?;
+    let cookie = meet::peer_cookie(tcp).unwrap().unwrap();
+    let (stream, segment) = Stream::create(bytes).unwrap();
+    let (bell, theirs) = UnixStream::pair().unwrap();
+    meet::offer(&wire, tcp, cookie, segment.as_fd(), theirs.as_fd()).unwrap();
+    Some((stream, bell))
+}
+
 impl Liar {
     /// Meets a victim, and goes over to the ring for what it sends.
     pub(crate) fn meet(port: u16) -> Liar {
@@ -381,13 +391,7 @@ impl Liar {
                     Some(listener) => meet::take(listener, &mut pending, &tcp)
                         .unwrap()
                         .map(|offer| (Stream::open(offer.segment).unwrap(), offer.bell.into())),
-                    None => meet::dial(&ends).unwrap().map(|wire| {
-                        let cookie = meet::peer_cookie(&tcp).unwrap().unwrap();
-                        let (stream, segment) = Stream::create(1 << 18).unwrap();
-                        let (bell, theirs) = UnixStream::pair().unwrap();
-                        meet::offer(&wire, &tcp, cookie, segment.as_fd(), theirs.as_fd()).unwrap();
-                        (stream, bell)
-                    }),
+                    None => offer(&tcp, &ends, 1 << 18),
                 };
                 std::thread::sleep(Duration::from_millis(1));
             }

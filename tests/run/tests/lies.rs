@@ -1,27 +1,25 @@
 //! A peer that lies in the shared memory keeps no call waiting: a call that must not wait comes back, and one with a time limit keeps it.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
 use weft_ring::Role;
 use weft_ring::stream::{Stream, Wish};
+use weft_run::meet::Ends;
 use weft_run_tests::{PYTHON, have, library, python};
 
-use crate::lend::Liar;
+use crate::lend::{Liar, offer};
 
 /// Calls that must not wait are shorter, on a machine that is busy with other tests.
 const MOST_MS: u64 = 1000;
 /// And all of them together.
 const MOST_OF_ALL_MS: u64 = 3000;
 
-/// A victim does `what`, and the peer lies: once before, and again and again beside it. Returns how the victim's calls ended.
-fn told(
-    what: u8,
-    once: impl Fn(&Liar),
-    again: impl Fn(&Stream, Role) + Sync,
-) -> (String, u64, u64) {
+/// Starts a victim. Returns what it says, and its port.
+fn victim() -> (Child, BufReader<ChildStdout>, u16) {
     let command = python("waits.py");
     let (program, script) = command.split_once(' ').unwrap();
     let mut victim = Command::new(program)
@@ -35,13 +33,23 @@ fn told(
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
     let port = line.trim().strip_prefix("port ").unwrap().parse().unwrap();
+    (victim, said, port)
+}
+
+/// A victim does `what`, and the peer lies: once before, and again and again beside it. Returns how the victim's calls ended.
+fn told(
+    what: u8,
+    once: impl Fn(&Liar),
+    again: impl Fn(&Stream, Role) + Sync,
+) -> (String, u64, u64) {
+    let (mut victim, mut said, port) = victim();
+    let mut line = String::new();
     let liar = Liar::meet(port);
     let theirs = liar.role.peer();
     Liar::until(|| liar.stream.switch(theirs, liar.count));
     liar.stream.put_slice(liar.role, 0, &[b'G', what]);
     liar.publish(0, 1);
     let is_over = AtomicBool::new(false);
-    line.clear();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(SeqCst) {
@@ -181,4 +189,38 @@ fn bytes_given_back_to_tcp_are_no_more_than_the_ring_holds() {
         runs_ahead,
         &["none", "ECONNRESET"],
     )]);
+}
+
+/// A connection to a victim on which this end offers the ring.
+fn initiator() -> (Child, TcpStream, Ends) {
+    loop {
+        let (mut victim, _, port) = victim();
+        let tcp = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let ends = Ends::of(&tcp).unwrap();
+        if ends.role() == Role::Initiator {
+            return (victim, tcp, ends);
+        }
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_ring_of_another_size_than_ours_is_not_taken() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    for (bytes, is_taken) in [(1 << 18, true), (1 << 24, false)] {
+        let (mut victim, mut tcp, ends) = initiator();
+        let mut offered = None;
+        for _ in 0..60 {
+            tcp.write_all(b"x").unwrap();
+            tcp.read_exact(&mut [0]).unwrap();
+            offered = offered.or_else(|| offer(&tcp, &ends, bytes));
+        }
+        let (stream, _bell) = offered.expect("the victim opens its listener");
+        assert_eq!(stream.has_joined(Role::Responder), is_taken, "{bytes}");
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    }
 }
