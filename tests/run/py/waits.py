@@ -1,7 +1,6 @@
 """Makes calls on a connection, and says the last error, and the longest call and all together in milliseconds. Every message that begins the connection is answered, so that
 the ends meet; the two last bytes of the beginning are G and what to do."""
 import errno
-import os
 import select
 import signal
 import socket
@@ -21,9 +20,6 @@ def calls(sock, what):
         yield lambda: sock.recv(10)
         return
     sock.setblocking(False)
-    if what == b"D":
-        yield lambda: os.dup2(sock.fileno(), 0)
-        return
     polled = select.epoll()
     if what == b"E":
         polled.register(sock, select.EPOLLIN)

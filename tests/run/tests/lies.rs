@@ -176,21 +176,6 @@ fn rings_that_are_counted_and_never_written_do_not_keep_receives_waiting() {
     all_come_back(&[("counts", b'E', &|_| {}, counts, &["EAGAIN", "none"])]);
 }
 
-#[test]
-fn bytes_given_back_to_tcp_are_no_more_than_the_ring_holds() {
-    let runs_ahead: &(dyn Fn(&Stream, Role) + Sync) = &|stream, role| {
-        let to = stream.progress(role) + stream.capacity() as u64;
-        let _ = stream.publish(role, stream.published(role), to);
-    };
-    all_come_back(&[(
-        "runs ahead",
-        b'D',
-        &|_| {},
-        runs_ahead,
-        &["none", "ECONNRESET"],
-    )]);
-}
-
 /// A connection to a victim on which this end offers the ring.
 fn initiator() -> (Child, TcpStream, Ends) {
     loop {
