@@ -13,7 +13,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
     let listed = String::from_utf8_lossy(&output.stdout);
     let files: Vec<&str> = listed.lines().collect();
     let mut problems = Vec::new();
-    for page in files.iter().filter(|file| file.ends_with(".md")) {
+    for page in files.iter().filter(|file| ends_as(file, "md")) {
         // One that was removed and is not committed yet.
         let Ok(text) = std::fs::read_to_string(root.join(page)) else {
             continue;
@@ -30,6 +30,12 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>, String> {
         }
     }
     Ok(problems)
+}
+
+fn ends_as(file: &str, extension: &str) -> bool {
+    Path::new(file)
+        .extension()
+        .is_some_and(|found| found == extension)
 }
 
 /// A path without `..`.
@@ -72,7 +78,7 @@ fn unknown(text: &str, files: &[&str]) -> Vec<String> {
     let rows = text.lines().filter(|line| line.starts_with('|'));
     let names = rows
         .flat_map(|row| row.split(|c| !is_part(c)))
-        .filter(|name| name.ends_with(".rs"));
+        .filter(|name| ends_as(name, "rs"));
     let known = |name: &str| {
         files.iter().any(|file| {
             file.strip_suffix(name)
