@@ -14,7 +14,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, big};
 use crate::dgram::{self, Dgram};
 use crate::table::{self, Entry};
-use crate::{back, hidden, kernel, late, lend, lock, next, privileges, ready, regs, rx, signal};
+use crate::{back, hidden, kernel, late, lend, lock, next, ready, regs, rx, signal};
 
 /// Kind of a descriptor.
 enum Kind {
@@ -172,13 +172,7 @@ fn last_bell(fd: c_int) -> Option<c_int> {
 /// # Safety
 /// As `close_range(2)`.
 pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    const UNSHARE: c_int = 2;
     const CLOEXEC: c_int = 4;
-    if flags & UNSHARE != 0 && first <= last && kernel::has_threads() {
-        let _nothing_lent = privileges::own_descriptors();
-        // SAFETY: the caller's promise.
-        return unsafe { next::close_range(first, last, flags) };
-    }
     if first > last || flags & CLOEXEC != 0 {
         // SAFETY: the caller's promise. Ours are closed on exec anyway.
         return unsafe { next::close_range(first, last, flags) };

@@ -19,8 +19,11 @@ use crate::iov::{is_bad, is_optional};
 use crate::table::{self, Entry};
 use crate::{
     back, bell, clock, dgram, direction, edges, fd as descriptor, hosts, kernel, late, ledger,
-    next, poll as readiness, ready, sets, settings, signal,
+    next, poll as readiness, privileges, ready, sets, settings, signal,
 };
+
+/// `CLOSE_RANGE_UNSHARE`.
+const UNSHARE: c_int = 2;
 
 /// The options of time limits as programs name them that are built for a `time_t` of 64 bits.
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -369,7 +372,13 @@ weft_sys::doors! {
         descriptor::close(fd)
     }
 
-    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int { descriptor::close_range(first, last, flags) }
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        if flags & UNSHARE != 0 && first <= last && kernel::has_threads() {
+            let _nothing_lent = privileges::own_descriptors();
+            return next::close_range(first, last, flags);
+        }
+        descriptor::close_range(first, last, flags)
+    }
 
     fn closefrom(first: c_int) -> () {
         descriptor::close_range(first.max(0) as c_uint, c_uint::MAX, 0);
