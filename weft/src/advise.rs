@@ -151,7 +151,7 @@ fn watched(p: &Process, machine: Option<&Machine>) -> Watched {
         connects: p.get(Count::Connects),
         accepts: p.get(Count::Accepts),
         closed: p.get(Count::Closed),
-        brief: p.get(Count::Brief),
+        brief: p.get(Count::ShortLock),
         turns: p.get(Count::Turns),
         waits: p.get(Count::Waits),
         waits_empty: p.get(Count::WaitsEmpty),

@@ -12,6 +12,7 @@ macro_rules! words {
 }
 
 pub mod client;
+mod compiler_package;
 pub mod daemon;
 pub mod digest;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -21,7 +22,6 @@ pub mod launch;
 mod link;
 pub mod options;
 mod pull;
-mod travel;
 pub mod wire;
 pub mod worker;
 

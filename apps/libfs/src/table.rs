@@ -21,7 +21,7 @@ use libc::c_int;
 use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::wire::Flags;
 use weft_fs::{Client, Errno, Error, File, OpenOptions, Settings};
-pub(crate) use weft_verbs::above::lock;
+pub(crate) use weft_verbs::ext::lock;
 
 use weft_sys::{
     next::{errno, set_errno},

@@ -183,7 +183,7 @@ impl Shared {
     }
 
     fn collect(&self, from: &mut dyn In) -> Result<(), Trouble> {
-        let mut journeys = Journeys::new(&self.ring);
+        let mut journeys = OriginProgress::new(&self.ring);
         while !journeys.over() {
             if !from.request(LOOK)? {
                 if self.stop() {
@@ -223,7 +223,7 @@ impl Shared {
 }
 
 /// The elements seen from each origin: they come in order, over the right number of links, and none after the end.
-struct Journeys {
+struct OriginProgress {
     me: usize,
     nodes: usize,
     limit: usize,
@@ -232,7 +232,7 @@ struct Journeys {
     ended: Vec<bool>,
 }
 
-impl Journeys {
+impl OriginProgress {
     fn new(ring: &Ring) -> Self {
         let nodes = ring.nodes.len();
         Self {

@@ -1,6 +1,6 @@
 //! Locks for short holds.
 //!
-//! [`Brief`] is taken by one locked instruction and released by a plain store; [`std::sync::Mutex`] takes two locked instructions. A thread
+//! [`ShortLock`] is taken by one locked instruction and released by a plain store; [`std::sync::Mutex`] takes two locked instructions. A thread
 //! that has to wait spins, yields, and then sleeps for short times. So it suits holds of a few microseconds.
 //!
 //! [`Holder`] and [`Generation`] let the holder of such a lock use cached objects without counting references: a thread that removes an
@@ -10,17 +10,17 @@
 //!
 //! # Safety
 //!
-//! The one unsafe part is the value of a [`Brief`]: a [`BriefGuard`] exists only between the two stores to the lock's word, which make
+//! The one unsafe part is the value of a [`ShortLock`]: a [`BriefGuard`] exists only between the two stores to the lock's word, which make
 //! one holder's accesses happen before the next one's.
 #![warn(missing_docs)]
 
-mod brief;
 mod generation;
+mod short_lock;
 mod wake;
 mod word;
 
-pub use brief::{Brief, BriefGuard};
 pub use generation::{Generation, Holder, Holds, TAGS};
+pub use short_lock::{BriefGuard, ShortLock};
 pub use wake::{Seen, Transport, Wake};
 pub use word::Word;
 

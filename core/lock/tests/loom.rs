@@ -9,7 +9,7 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use weft_lock::{Brief, Generation, Holder, Transport, Wake};
+use weft_lock::{Generation, Holder, ShortLock, Transport, Wake};
 
 fn model(f: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
@@ -20,7 +20,7 @@ fn model(f: impl Fn() + Send + Sync + 'static) {
 #[test]
 fn one_holder_at_a_time() {
     model(|| {
-        let lock = Arc::new(Brief::new(0));
+        let lock = Arc::new(ShortLock::new(0));
         let other = Arc::clone(&lock);
         let second = thread::spawn(move || *other.lock() += 1);
         *lock.lock() += 1;
@@ -98,7 +98,7 @@ fn what_was_done_before_is_seen() {
 /// An object that threads drive under a lock that is only tried, as `weft-rnic` drives its queue pairs.
 struct Driven {
     wake: Wake,
-    core: Brief<u32>,
+    core: ShortLock<u32>,
     /// Posted requests, and whether there are any: the flag alone is read without the lock.
     inbox: Mutex<u32>,
     has_inbox: AtomicBool,
@@ -112,7 +112,7 @@ impl Driven {
     fn new(drives: fn(&Driven)) -> Arc<Driven> {
         Arc::new(Driven {
             wake: Wake::default(),
-            core: Brief::new(0),
+            core: ShortLock::new(0),
             inbox: Mutex::new(0),
             has_inbox: AtomicBool::new(false),
             watched: Mutex::new(false),
@@ -388,7 +388,7 @@ fn no_message_starves_beside_a_receive() {
 #[test]
 fn a_sleeper_is_woken() {
     model(|| {
-        let ring = Arc::new(Brief::new(0));
+        let ring = Arc::new(ShortLock::new(0));
         let waiters = Arc::new(AtomicU64::new(0));
         let woken = Arc::new(AtomicBool::new(false));
         let filler = {

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use weft_sys::memfd::{self, Mapping};
-use weft_sys::process::Birthmark;
+use weft_sys::process::ForkDetector;
 
 /// Bytes of an arena; all but those in use are a hole.
 const ARENA: u64 = 1 << 46;
@@ -71,7 +71,7 @@ struct Overdue {
 pub struct Domain {
     id: [u8; 16],
     /// Children of `fork` share the files, but must not act on them.
-    process: Birthmark,
+    process: ForkDetector,
     table: OwnedFd,
     words: Mapping,
     /// Held while the table is written.
@@ -130,7 +130,7 @@ impl Domain {
         let (table, words) = memfd::create_owned("weft-stags", export::BYTES)?;
         let domain = Domain {
             id,
-            process: Birthmark::new()?,
+            process: ForkDetector::new()?,
             table,
             words,
             writer: Mutex::new(()),

@@ -257,7 +257,7 @@ impl std::fmt::Debug for Keys {
     }
 }
 
-/// A lock for short holds, as [`weft_lock::Brief`], around a value with [`Keys`].
+/// A lock for short holds, as [`weft_lock::ShortLock`], around a value with [`Keys`].
 pub struct KeyLock<T: AsMut<Keys>> {
     holder: Arc<Holder>,
     value: UnsafeCell<T>,

@@ -18,14 +18,14 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use weft_lock::Brief;
+use weft_lock::ShortLock;
 use weft_sys::thread::offer_turn;
 use weft_sys::{EventFd, Interest, poll_fds};
 
-use crate::above::CqAbove;
 use crate::device::{Counted, Device, DeviceInner};
 use crate::engine::guarded;
 use crate::errors::CqOverrun;
+use crate::ext::CqExt;
 use crate::lock::lock;
 use crate::types::{AsyncEvent, Error, LimitReached, Wc};
 use channel::ChannelInner;
@@ -89,7 +89,7 @@ impl Notify {
 pub(crate) struct CqInner {
     num: u32,
     device: Arc<DeviceInner>,
-    ring: Brief<Ring>,
+    ring: ShortLock<Ring>,
     len: AtomicUsize,
     /// Counts the polls that took something.
     pub(crate) taken: AtomicU32,
@@ -190,7 +190,7 @@ impl Cq {
         Cq(Arc::new(CqInner {
             num,
             device: Arc::clone(device),
-            ring: Brief::new(Ring {
+            ring: ShortLock::new(Ring {
                 entries: VecDeque::new(),
                 depth: depth as usize,
                 overrun: false,
@@ -359,7 +359,7 @@ impl Cq {
     }
 }
 
-impl CqAbove for Cq {
+impl CqExt for Cq {
     fn take(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
         self.0.pop(out)
     }
@@ -835,7 +835,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use crate::Device;
-    use crate::above::CqAbove;
+    use crate::ext::CqExt;
 
     /// Of two sleeping threads, the one that runs first sleeps again at once: it must not consume the other's wake-up.
     #[test]

@@ -13,8 +13,8 @@ use weft_sys::settings;
 use weft_sys::{EventFd, Interest, poll_fds};
 use weft_tls::Tls;
 
-use crate::above::DeviceAbove;
 use crate::engine::{Engine, guarded};
+use crate::ext::DeviceExt;
 use crate::lock::lock;
 use crate::neighbours::Neighbours;
 use crate::pool::Pool;
@@ -298,7 +298,7 @@ impl DeviceBuilder {
     }
 }
 
-impl DeviceAbove for Device {
+impl DeviceExt for Device {
     fn after(&self, time: Duration, run: impl FnOnce() + Send + 'static) {
         let mut run = Some(run);
         timer::after(&self.0.engine, time, move || {

@@ -669,7 +669,7 @@ mod tests {
     use tracing::span;
 
     use super::*;
-    use crate::above::CqAbove;
+    use crate::ext::CqExt;
     use crate::testing::{connected, readable};
     use crate::{Device, LocalMode, QpState, RecvWr, RemoteAddr, SendWr, Wc};
 

@@ -17,13 +17,13 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-pub mod above;
 mod cq;
 mod device;
 mod doorbell;
 mod engine;
 mod errors;
 mod establish;
+pub mod ext;
 mod leave;
 mod lock;
 mod meet;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use weft_lock::Brief;
+use weft_lock::ShortLock;
 
 use crate::cq::CqInner;
 use crate::device::{Counted, DeviceInner, Pd, PdInner};
@@ -15,7 +15,7 @@ use crate::types::{AsyncEvent, Error, LimitReached, PostError, PostReason, RecvW
 
 /// Posted receives, oldest first.
 pub(crate) struct RecvQueue {
-    posted: Brief<Posted>,
+    posted: ShortLock<Posted>,
     max_sge: u32,
 }
 
@@ -27,7 +27,7 @@ struct Posted {
 impl RecvQueue {
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
         RecvQueue {
-            posted: Brief::new(Posted {
+            posted: ShortLock::new(Posted {
                 queue: VecDeque::new(),
                 max_wr,
             }),
@@ -100,7 +100,7 @@ pub(crate) enum Lack {
 }
 
 /// A queue pair that takes its receives from a shared receive queue.
-pub(crate) trait Taker: Send + Sync {
+pub(crate) trait SrqConsumer: Send + Sync {
     /// There may be a receive for the message that waits for one.
     fn feed(self: Arc<Self>);
 }
@@ -114,7 +114,7 @@ pub(crate) struct SrqInner {
     queue: RecvQueue,
     limit: AtomicU32,
     /// Queue pairs that have a message and no receive for it, see [`crate::Rnr::Wait`], and whether there are any.
-    hungry: Mutex<VecDeque<Weak<dyn Taker>>>,
+    hungry: Mutex<VecDeque<Weak<dyn SrqConsumer>>>,
     has_hungry: AtomicBool,
     _count: Counted,
 }
@@ -130,14 +130,14 @@ impl SrqInner {
     }
 
     /// Registers a queue pair to be notified of a receive. It checks once more after this call.
-    pub(crate) fn await_recv(&self, qp: Weak<dyn Taker>) {
+    pub(crate) fn await_recv(&self, qp: Weak<dyn SrqConsumer>) {
         let mut hungry = lock(&self.hungry);
         hungry.push_back(qp);
         self.has_hungry.store(true, Ordering::SeqCst);
     }
 
     /// Removes a queue pair.
-    pub(crate) fn forget(&self, qp: &dyn Taker) {
+    pub(crate) fn forget(&self, qp: &dyn SrqConsumer) {
         if self.has_hungry.load(Ordering::SeqCst) {
             let mut hungry = lock(&self.hungry);
             hungry.retain(|other| !std::ptr::addr_eq(other.as_ptr(), qp));

@@ -398,7 +398,7 @@ pub enum WcStatus {
     RemInvReqErr,
     /// The peer could not carry out the request.
     RemOpErr,
-    /// The peer could not be reached, or was lost: the status for [`Qp::fail`](crate::above::QpAbove::fail) from layers that join queue
+    /// The peer could not be reached, or was lost: the status for [`Qp::fail`](crate::ext::QpExt::fail) from layers that join queue
     /// pairs.
     RetryExcErr,
     /// The peer had no receive for too long.

@@ -3,7 +3,7 @@
 //! # Safety
 //!
 //! [`vm_readv`] and [`vm_writev`] take raw memory from their caller and are `unsafe` as the functions of
-//! [`crate::raw`] are. [`Birthmark`] owns the page that it reads. `ioctl` on a process's descriptor makes a new
+//! [`crate::raw`] are. [`ForkDetector`] owns the page that it reads. `ioctl` on a process's descriptor makes a new
 //! descriptor, and reads nothing of ours. [`keep_files`], [`end_with_us`], [`restrict`]
 //! and [`in_own_spaces`] make system calls in a forked child.
 
@@ -412,20 +412,20 @@ fn is_left_over(stat: &[u8]) -> bool {
 
 /// Distinguishes the process that made it from its children by `fork`, without a system call.
 #[derive(Debug)]
-pub struct Birthmark(NonNull<u8>);
+pub struct ForkDetector(NonNull<u8>);
 
 // SAFETY: a page of its own, of which one byte is read through an atomic.
-unsafe impl Send for Birthmark {}
+unsafe impl Send for ForkDetector {}
 // SAFETY: as above.
-unsafe impl Sync for Birthmark {}
+unsafe impl Sync for ForkDetector {}
 
-impl Birthmark {
+impl ForkDetector {
     /// A mark of the calling process: a page that the kernel empties in children.
     ///
     /// # Errors
     /// `OutOfMemory`; `InvalidInput` before Linux 4.14.
-    pub fn new() -> io::Result<Birthmark> {
-        let mark = Birthmark(map_anonymous(1)?);
+    pub fn new() -> io::Result<ForkDetector> {
+        let mark = ForkDetector(map_anonymous(1)?);
         // SAFETY: our own mapping, so far without a content.
         unsafe { madvise(mark.0.as_ptr().cast(), 1, Advice::LinuxWipeOnFork) }?;
         mark.byte().store(1, Ordering::Relaxed);
@@ -444,7 +444,7 @@ impl Birthmark {
     }
 }
 
-impl Drop for Birthmark {
+impl Drop for ForkDetector {
     fn drop(&mut self) {
         // SAFETY: mapped by `new` with this length, and nobody has the address.
         let unmapped = unsafe { unmap(self.0, 1) };

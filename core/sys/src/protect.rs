@@ -35,7 +35,7 @@ pub use shared::{begin_sharing, end_sharing, made_shared, settle_shared, trust_o
 pub use handler::{handler_address, swap_program_action, use_sigaction};
 
 use crate::PerProcess;
-use crate::process::Birthmark;
+use crate::process::ForkDetector;
 use rustix::mm::MprotectFlags;
 use rustix::thread::futex;
 use std::convert::Infallible;
@@ -279,7 +279,7 @@ static ZONES: [Zone; MOST_ZONES] = [const { Zone::new() }; MOST_ZONES];
 /// Slots from here on have never been used.
 static HIGH: AtomicUsize = AtomicUsize::new(0);
 /// Distinguishes the process that guards from its children; leaked.
-static MARK: AtomicPtr<Birthmark> = AtomicPtr::new(null_mut());
+static MARK: AtomicPtr<ForkDetector> = AtomicPtr::new(null_mut());
 /// Faults that the handler has dealt with.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// Zones whose protection was taken away.
@@ -335,7 +335,7 @@ fn in_use() -> &'static [Zone] {
 fn is_here() -> bool {
     let mark = MARK.load(Ordering::Acquire);
     // SAFETY: null, or leaked before it was stored.
-    unsafe { mark.as_ref() }.is_some_and(Birthmark::is_here)
+    unsafe { mark.as_ref() }.is_some_and(ForkDetector::is_here)
 }
 
 fn unprotect(start: usize, end: usize) -> bool {
@@ -366,7 +366,7 @@ impl Table {
             return Ok(());
         }
         in_child();
-        let mark = Birthmark::new().map_err(|_| Refused::System)?;
+        let mark = ForkDetector::new().map_err(|_| Refused::System)?;
         MARK.store(Box::into_raw(Box::new(mark)), Ordering::Release);
         Ok(())
     }

@@ -78,7 +78,7 @@ fn child() {
         return;
     }
     let liveness = Liveness::start().unwrap();
-    let mark = process::Birthmark::new().unwrap();
+    let mark = process::ForkDetector::new().unwrap();
     assert!(mark.is_here());
     unix::send_with_fds(&conn, b"liveness", &[liveness.fd()]).unwrap();
     assert!(receive(&conn, 0).is_some());

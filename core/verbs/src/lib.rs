@@ -56,7 +56,7 @@ struct Page;
 pub mod cm;
 pub mod faults;
 
-pub use weft_rnic::above;
+pub use weft_rnic::ext;
 pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Counter, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder,
     Doorbell, EndReason, Ender, Error, EventWait, Grh, INLINE_DATA, InlineData, Leaving, Ledger,

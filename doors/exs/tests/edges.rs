@@ -15,7 +15,7 @@ use weft_exs::{
     Context, Design, EventKind, Kind, Memory, Mode, Options, Piece, Queue, RecvFlags, Region, Sink,
     Socket,
 };
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{Device, LocalMode};
 
 fn whole(len: usize) -> Vec<Piece> {

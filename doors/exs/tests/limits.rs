@@ -17,8 +17,8 @@ use crate::raw::{greet, heard, hello, say};
 use weft_exs::{
     Context, Design, Errno, EventKind, Kind, Memory, Queue, Ready, RecvFlags, Region, Sink, Socket,
 };
-use weft_verbs::above::CqAbove;
 use weft_verbs::cm::Connection;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, RemoteAddr, SendWr, Wc};
 use weft_wire::exs::{Body, Hello, Imm, Kind as HelloKind, Packet, Remote, Transfer};
 

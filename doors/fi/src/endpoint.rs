@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use weft_verbs::above::{CqAbove, lock};
+use weft_verbs::ext::{CqExt, lock};
 use weft_verbs::{
     Access, Cq, Device, Error, Mr, RawMemory, RecvWr, SendWr, UdDest, UdInit, UdQp, UdSource, Wc,
     WcOpcode, WcStatus,
@@ -27,11 +27,11 @@ use weft_verbs::{
 use self::clock::Clock;
 pub use crate::address::{ADDRESS, Address};
 pub use crate::completion::{Completion, Counter, Queue, Status};
+use crate::faults::FaultInjector;
+pub use crate::faults::FaultRates;
 use crate::machine::{Event, Machine, PeerId, Refused, Want};
 use crate::memory::{Many, Memory, Recv, Send, read_ranges};
 use crate::rc::{self, Connections, Inbox, RC};
-use crate::weather::Sky;
-pub use crate::weather::Weather;
 use crate::wire::{self, HEADER, MAX_PACKET, Meta};
 
 /// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
@@ -67,7 +67,7 @@ struct State {
     packet: Vec<u8>,
     wcs: Vec<Wc>,
     batch: Vec<(SendWr, UdDest)>,
-    sky: Sky,
+    sky: FaultInjector,
     sent_to: Queue,
     received_to: Queue,
     sends_counted: Vec<Arc<Counter>>,
@@ -103,7 +103,7 @@ pub struct Setup {
     /// The same for peers with a connection.
     pub connected_threshold: u64,
     /// Simulated network faults.
-    pub weather: Weather,
+    pub weather: FaultRates,
     /// Connections to the busiest peers there may be.
     pub connections: usize,
     /// Only to peers of this host.
@@ -174,7 +174,7 @@ impl Endpoint {
             packet: Vec::with_capacity(MAX_PACKET),
             wcs: vec![Wc::default(); BATCH],
             batch: Vec::with_capacity(BATCH),
-            sky: Sky::new(setup.weather, seed),
+            sky: FaultInjector::new(setup.weather, seed),
             sent_to: Queue::default(),
             received_to: Queue::default(),
             sends_counted: Vec::new(),
@@ -740,7 +740,7 @@ mod tests {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: THRESHOLD,
             connected_threshold: CONNECTED_THRESHOLD,
-            weather: Weather::default(),
+            weather: FaultRates::default(),
             connections: 0,
             near: false,
         }

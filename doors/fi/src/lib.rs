@@ -12,11 +12,11 @@
 mod address;
 mod completion;
 pub mod endpoint;
+mod faults;
 mod host;
 pub mod link;
 pub mod machine;
 mod memory;
 pub mod ranges;
 mod rc;
-mod weather;
 pub mod wire;

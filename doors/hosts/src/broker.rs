@@ -18,7 +18,7 @@ use weft_sdp::{Listener, Options, Stream};
 use weft_sys::process::is_gone;
 use weft_sys::{Interest, poll_fds, unix};
 use weft_verbs::Device;
-use weft_verbs::above::lock;
+use weft_verbs::ext::lock;
 
 use crate::meet::{self, Waiting};
 use crate::pump::{End, Pump};

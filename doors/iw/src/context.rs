@@ -14,8 +14,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-pub(crate) use weft_verbs::above::lock;
 use weft_verbs::cm::{self, ConnParam, Request};
+pub(crate) use weft_verbs::ext::lock;
 use weft_verbs::{Access, Cq, Device, EndReason, Pd, Qp, QpInit, Wc, WcStatus};
 
 use crate::{ADV_LEN, Error, Lmr, Rmr};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
-use weft_fi::endpoint::{CONNECTED_THRESHOLD, Endpoint, Setup, THRESHOLD, Weather};
+use weft_fi::endpoint::{CONNECTED_THRESHOLD, Endpoint, FaultRates, Setup, THRESHOLD};
 use weft_fi::machine::{PeerId, Refused, Want};
 use weft_fi::wire::Meta;
 use weft_verbs::RawMemory;
@@ -106,12 +106,12 @@ const fn none<const N: usize>() -> NoOps<N> {
 const LEAST: usize = 64;
 
 /// Returns the faults to inject in tests, in percent.
-fn weather() -> Weather {
+fn weather() -> FaultRates {
     let of = |setting: &Setting| {
         let percent = setting.parse::<f64>().ok().flatten();
         (percent.unwrap_or(0.0) * 10_000.0) as u64
     };
-    Weather {
+    FaultRates {
         lost: of(&settings::FI_DROP),
         twice: of(&settings::FI_TWICE),
         late: of(&settings::FI_LATE),

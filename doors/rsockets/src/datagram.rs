@@ -15,7 +15,7 @@ use weft_sockets::error::{errno, io_errno};
 use weft_sockets::lock::lock;
 use weft_sockets::memory::{gather, room, scatter, total};
 use weft_sockets::wait::Wait;
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{
     Access, Cq, Device, Error, Mr, RecvWr, SendWr, UdDest, UdErrorKind, UdInit, UdQp, Wc, WcStatus,
 };

@@ -99,12 +99,12 @@ pub struct Greeting {
     /// Entries of its iomap table, which begins where the SGL table ends.
     pub maps: u16,
     /// It is one of us; and whether it takes immediate data.
-    pub kin: Option<Kin>,
+    pub kin: Option<WeftExtensions>,
 }
 
 /// The part that only weft sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kin {
+pub struct WeftExtensions {
     /// Data may be announced by the immediate data of its Write.
     pub immediate: bool,
 }
@@ -179,7 +179,7 @@ impl Greeting {
             } else {
                 from_scale(bytes[7])
             },
-            kin: (bytes[4..6] == KIN).then_some(Kin {
+            kin: (bytes[4..6] == KIN).then_some(WeftExtensions {
                 immediate: bytes[6] & KIN_IMMEDIATE != 0,
             }),
         })
@@ -307,7 +307,7 @@ mod tests {
     fn kin_know_each_other() {
         for immediate in [false, true] {
             let greeting = Greeting {
-                kin: Some(Kin { immediate }),
+                kin: Some(WeftExtensions { immediate }),
                 order: Order::Big,
                 ..GREETING
             };

@@ -8,7 +8,7 @@ pub mod bell;
 pub mod error;
 /// Locks that a panicking thread does not spoil.
 pub mod lock {
-    pub use weft_verbs::above::{lock, try_lock};
+    pub use weft_verbs::ext::{lock, try_lock};
 }
 pub mod memory;
 pub mod stream;

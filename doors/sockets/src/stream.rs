@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{Cq, EndReason, Path, Qp, RecvWr, Wc};
 
 use crate::bell::Bell;

@@ -70,7 +70,7 @@ numbered! {
     /// The time that these were open, ns.
     Lifetime,
     /// Those of them with fewer than four sends and receives and less than 64 KiB.
-    Brief,
+    ShortLock,
     /// Turns: a send that follows a receive on the same connection.
     Turns,
     /// Calls of poll, select and `epoll_wait`.

@@ -190,7 +190,7 @@ fn door(p: &Process, gain: Option<&Gain>) -> (Door, Vec<String>) {
         }
     }
     let closed = p.get(Count::Closed);
-    let brief = share(p.get(Count::Brief), closed);
+    let brief = share(p.get(Count::ShortLock), closed);
     if closed >= 10
         && let Some(brief) = brief.filter(|brief| *brief > 0.5)
     {
@@ -373,7 +373,7 @@ fn characteristics(p: &Process) -> Vec<Characteristic> {
     );
     let closed = p.get(Count::Closed);
     let life = p.get(Count::Lifetime) / closed.max(1);
-    let brief = share(p.get(Count::Brief), closed);
+    let brief = share(p.get(Count::ShortLock), closed);
     let ends = p
         .get(Count::SameHost)
         .saturating_add(p.get(Count::OtherHost));
@@ -403,7 +403,7 @@ fn manner(p: &Process, bytes: u64) -> Vec<Characteristic> {
             speaks_for,
         });
     };
-    let brief = share(p.get(Count::Brief), p.get(Count::Closed));
+    let brief = share(p.get(Count::ShortLock), p.get(Count::Closed));
     let there = share(
         p.sends
             .get(Flow::Resident)
@@ -572,7 +572,7 @@ mod tests {
         for counts in [
             vec![],
             vec![(Count::Uring, 1)],
-            vec![(Count::Closed, 100), (Count::Brief, 90)],
+            vec![(Count::Closed, 100), (Count::ShortLock, 90)],
         ] {
             let verdict = judge(&process(&counts, &[(Flow::Calls, 3)]), Some(&machine()));
             let expected = if counts.is_empty() {

@@ -210,7 +210,7 @@ fn forget(place: &Fd) {
         process.add(Count::Closed, 1);
         process.add(Count::Lifetime, open);
         if place.calls.load(Relaxed) < 4 && place.bytes.load(Relaxed) < 64 << 10 {
-            process.add(Count::Brief, 1);
+            process.add(Count::ShortLock, 1);
         }
     }
 }

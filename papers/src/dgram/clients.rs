@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{Access, Cq, Device, Mr, RecvWr, SendWr, UdDest, UdQp, UdSource, Wc, WcOpcode};
 
 use super::end::{self, Failed};

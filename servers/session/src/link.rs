@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use weft_sys::{Interest, poll_fds};
-use weft_verbs::above::CqAbove;
 use weft_verbs::cm::{ConnParam, LinkOptions};
+use weft_verbs::ext::CqExt;
 use weft_verbs::tls::Tls;
 use weft_verbs::{
     Access, CompChannel, Cq, Device, Error, MemError, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr,

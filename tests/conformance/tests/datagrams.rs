@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use weft_conformance::waits::{PATIENCE, until};
-use weft_verbs::above::CqAbove;
 use weft_verbs::cm::Broker;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{
     Access, Cq, Device, Mr, Pd, PostReason, QpState, RecvWr, SendOp, SendWr, UD_GROUP, UD_MTU,
     UdDest, UdInit, UdPort, UdQp, Wc, WcOpcode, WcStatus,

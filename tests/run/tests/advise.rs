@@ -169,7 +169,7 @@ fn nginx_and_its_workers_are_told_apart() {
     assert_eq!(worker.get(Count::Accepts), 20);
     assert_eq!(worker.get(Count::Closed), 20);
     // A megabyte each: more than what `weft run` leaves on TCP.
-    assert_eq!(worker.get(Count::Brief), 0);
+    assert_eq!(worker.get(Count::ShortLock), 0);
 }
 
 #[test]

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 pub mod attributes;
 pub mod auth;
-pub mod beneath;
 pub mod digest;
 pub mod fetch;
 pub mod link;
 pub mod listener;
+pub mod open_below;
 pub mod opener;
 pub mod pace;
 pub mod path;

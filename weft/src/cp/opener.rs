@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{self, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::beneath::open_beneath;
+use super::open_below::open_beneath;
 use super::walk::{Entry, Plan, id_of};
 
 /// Opens the files of a plan.

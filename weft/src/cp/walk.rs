@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
 
 use super::attributes;
-use super::beneath::open_beneath;
+use super::open_below::open_beneath;
 pub use super::protocol::What;
 use super::protocol::{Attributes, Meta, Mtime, RelPath, Version};
 use weft_cli::failure::Failure;

@@ -17,7 +17,7 @@ use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use weft_service::text::coloured_lines;
 use weft_sys::{Interest, memfd, poll_fds};
 
-use super::history::Trail;
+use super::history::CompileRecord;
 use super::{Leave, Shared, job};
 use crate::Endpoint;
 use crate::client::{ACTIVE, HOSTS, not_compilers};
@@ -94,7 +94,7 @@ impl Shared {
         launch: &Launch,
         stderr: OwnedFd,
         line: &Line,
-        trail: &mut Trail<'a>,
+        trail: &mut CompileRecord<'a>,
     ) -> Option<(Next, Option<Leave<'a>>)> {
         let mut stderr = File::from(stderr);
         let under_name = Path::new(&launch.args[0]).file_name() == Some(OsStr::new(NAME));
@@ -191,7 +191,7 @@ impl Running<'_> {
     }
 
     /// The status that it ends with.
-    fn run(&mut self, trail: &mut Trail<'_>, told: &mut String) -> Result<u8, Stop> {
+    fn run(&mut self, trail: &mut CompileRecord<'_>, told: &mut String) -> Result<u8, Stop> {
         let launch = self.launch;
         if launch.var(ACTIVE).is_some() {
             return Err(Stop::Alone);
@@ -284,7 +284,7 @@ impl Running<'_> {
         &mut self,
         plan: &Plan,
         mut job: JobAsk,
-        trail: &mut Trail<'_>,
+        trail: &mut CompileRecord<'_>,
     ) -> Result<(job::Outcome, Option<Vec<u8>>), Stop> {
         let shared = self.shared;
         if self.launch.var("WEFT_CC_PULL").is_some_and(is_true) {

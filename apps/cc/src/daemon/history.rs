@@ -47,7 +47,7 @@ impl List {
 }
 
 /// The record of one connection of a compilation.
-pub(super) struct Trail<'a> {
+pub(super) struct CompileRecord<'a> {
     shared: &'a Shared,
     /// Since when it preprocesses.
     preprocesses: Option<f64>,
@@ -55,7 +55,7 @@ pub(super) struct Trail<'a> {
     here: Option<Past>,
 }
 
-impl<'a> Trail<'a> {
+impl<'a> CompileRecord<'a> {
     pub(super) fn new(shared: &'a Shared) -> Self {
         Self {
             shared,

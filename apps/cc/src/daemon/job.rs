@@ -12,16 +12,16 @@ use weft_sys::memfd;
 use weft_verbs::{Access, Mr};
 
 use super::files::Roots;
-use super::history::Trail;
+use super::history::CompileRecord;
 use super::pool::{Conn, Pick, dial};
 use super::{LOOK, Running, Shared};
 use crate::Endpoint;
+use crate::compiler_package;
 use crate::digest::{Digest, Parts};
 use crate::ipc::{JobAsk, Line, PullAsk};
 use crate::link::Gone;
 use crate::lock;
 use crate::options::Language;
-use crate::travel;
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Pull, Region, Report, Request, Verdict};
 
 /// How often, and how long, one worker may answer that it is busy before the job goes to another one.
@@ -129,9 +129,9 @@ impl Packed {
         let pack = || {
             let parts = Parts::find(&ask.driver, ask.language, &ask.path)?;
             let mut bytes = Vec::new();
-            travel::pack(&parts, digest, &mut bytes)?;
+            compiler_package::pack(&parts, digest, &mut bytes)?;
             let len = bytes.len() as u64;
-            if len > travel::MAX_PACKED {
+            if len > compiler_package::MAX_PACKED {
                 return Err(format!("it has {len} bytes"));
             }
             let told = |e: std::io::Error| e.to_string();
@@ -203,7 +203,7 @@ impl Shared {
         ask: &JobAsk,
         source: Option<&OwnedFd>,
         line: &Line,
-        trail: &mut Trail<'_>,
+        trail: &mut CompileRecord<'_>,
     ) -> Outcome {
         let asked = self.now();
         if source.is_none() && ask.pull.is_none() {

@@ -298,13 +298,13 @@ impl Shared {
     }
 
     fn serve(&self, line: &Line) -> io::Result<()> {
-        let mut trail = history::Trail::new(self);
+        let mut trail = history::CompileRecord::new(self);
         let done = self.answer(line, &mut trail);
         trail.left();
         done
     }
 
-    fn answer<'a>(&'a self, line: &Line, trail: &mut history::Trail<'a>) -> io::Result<()> {
+    fn answer<'a>(&'a self, line: &Line, trail: &mut history::CompileRecord<'a>) -> io::Result<()> {
         // The leave of a command that becomes a compiler, until it ends.
         let mut held = None;
         while let Some((bytes, fd)) = line.receive_bytes()? {

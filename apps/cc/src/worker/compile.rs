@@ -33,7 +33,7 @@ const MAX_NAME: usize = 2048;
 const NOTES: &str = "notes";
 
 /// A directory for one job, removed with this.
-pub(crate) struct Workshop {
+pub(crate) struct JobDir {
     dir: Scratch,
     /// The working directory of the compiler.
     cwd: PathBuf,
@@ -57,7 +57,7 @@ impl From<io::Error> for Unfit {
     }
 }
 
-impl Workshop {
+impl JobDir {
     /// Makes the directories that a source of this name needs, so that the compiler sees the name that it would see on the master. No name leads out.
     pub(super) fn new(place: &Path, job: &Job) -> Result<Self, Unfit> {
         let name = &*job.name;

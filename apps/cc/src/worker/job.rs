@@ -10,13 +10,13 @@ use weft_service::Place;
 use weft_session::Event;
 use weft_verbs::{Access, Mr, SendWr};
 
-use super::compile::{Ended, Unfit, Workshop, open_output};
+use super::compile::{Ended, JobDir, Unfit, open_output};
 use super::pull::Preprocessed;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::{Environment, LOOK, pressure};
+use crate::compiler_package::{Found, MAX_PACKED};
 use crate::link::Gone;
 use crate::options::{Language, check_job, is_beside, is_source_name};
-use crate::travel::{Found, MAX_PACKED};
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
 
 /// A connection without a job for so long ends.
@@ -105,7 +105,7 @@ impl Session<'_> {
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };
         let compiler = self.compiler(job, language)?;
-        let shop = match Workshop::new(self.shared.folder.path(), job) {
+        let shop = match JobDir::new(self.shared.folder.path(), job) {
             Ok(shop) => shop,
             Err(Unfit::Name) => {
                 return refuse("a name of a source that cannot be");
@@ -205,7 +205,7 @@ impl Session<'_> {
     }
 
     /// RDMA Reads, as many at once as the connection allows; then the compiler's file.
-    fn read_source(&mut self, job: &Job, shop: &Workshop) -> Result<(), Stop> {
+    fn read_source(&mut self, job: &Job, shop: &JobDir) -> Result<(), Stop> {
         let Ok(len) = usize::try_from(job.source.len) else {
             return stop(Verdict::Limit, "a source that is too long");
         };
@@ -244,7 +244,7 @@ impl Session<'_> {
     fn deliver(
         &mut self,
         job: &Job,
-        shop: &Workshop,
+        shop: &JobDir,
         preprocessed: Option<Preprocessed>,
         end: &mut End,
     ) -> Result<(), Stop> {

@@ -26,10 +26,10 @@ use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
+use crate::compiler_package::{Cache, Installed};
 use crate::digest::{Digest, Digests};
 use crate::lock;
 use crate::options::Language;
-use crate::travel::{Cache, Installed};
 use crate::wire::{End, PROTOCOL, Report, Verdict};
 
 /// The keys that are admitted, in addition to processes of the worker's own user on its host.
@@ -173,7 +173,7 @@ struct Environment {
 
 impl Environment {
     /// The files that it may access in a job.
-    fn place(&self, shop: &compile::Workshop, view: Option<&Path>) -> sandbox::Place {
+    fn place(&self, shop: &compile::JobDir, view: Option<&Path>) -> sandbox::Place {
         sandbox::Place {
             dir: shop.path().to_owned(),
             view: view.map(Path::to_owned),

@@ -8,7 +8,7 @@ use std::time::Instant;
 use weft_verbs::{Access, SendWr};
 
 use super::Environment;
-use super::compile::{Ended, Workshop, read_output, read_whole};
+use super::compile::{Ended, JobDir, read_output, read_whole};
 use super::sandbox::Files;
 use super::session::{Session, Stop, gone, refuse, stop, transfer, trouble};
 use super::view::{State, View};
@@ -150,7 +150,7 @@ impl Session<'_> {
         &mut self,
         job: &Job,
         pull: &Pull,
-        shop: &Workshop,
+        shop: &JobDir,
         compiler: &Environment,
     ) -> Result<Preprocessed, Stop> {
         if self.shared.level.files == Files::Free {
@@ -204,7 +204,7 @@ impl Session<'_> {
         &mut self,
         task: &Task<'_>,
         view: &mut View,
-        shop: &Workshop,
+        shop: &JobDir,
         compiler: &Environment,
     ) -> Result<Preprocessed, Stop> {
         let job = task.job;
@@ -286,7 +286,7 @@ impl Session<'_> {
         &mut self,
         task: &Task<'_>,
         view: &View,
-        shop: &Workshop,
+        shop: &JobDir,
         compiler: &Environment,
     ) -> Result<(bool, Vec<u8>), Stop> {
         let (job, limits) = (task.job, self.shared.limits(compiler));
@@ -588,7 +588,7 @@ fn fit(entries: &[Entry], len: u64) -> bool {
 fn finish(
     task: &Task<'_>,
     view: &View,
-    shop: &Workshop,
+    shop: &JobDir,
     text: &[u8],
     stderr: &[u8],
     mut room: u64,

@@ -18,13 +18,13 @@ const CONNECTIONS: usize = 1024;
 const IDLE: Duration = Duration::from_mins(1);
 
 /// Takes connections of this user, unless it is open to all.
-pub(super) struct Doorman {
+pub(super) struct UserFilter {
     listener: TcpListener,
     open: bool,
     places: Arc<Semaphore>,
 }
 
-impl Doorman {
+impl UserFilter {
     pub(super) fn new(listener: TcpListener, open: bool) -> Self {
         Self {
             listener,
@@ -34,7 +34,7 @@ impl Doorman {
     }
 }
 
-impl axum::serve::Listener for Doorman {
+impl axum::serve::Listener for UserFilter {
     type Io = Connection;
     type Addr = SocketAddr;
 

@@ -30,7 +30,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 pub use self::pool::{Open, Server};
 
-use self::door::Doorman;
+use self::door::UserFilter;
 use self::feed::{Feed, Item};
 use self::pool::Pool;
 use self::range::{Wanted, wanted};
@@ -124,7 +124,7 @@ impl Proxy {
             .route("/hls/{server}/{*item}", get(hls))
             .layer(middleware::from_fn(guard))
             .with_state(Arc::clone(&self.app));
-        let doorman = Doorman::new(self.listener, self.open);
+        let doorman = UserFilter::new(self.listener, self.open);
         let app = self.app;
         self.runtime.block_on(async move {
             tokio::spawn(async move {

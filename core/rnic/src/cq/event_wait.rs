@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Cq;
 use super::spin::SpinBudget;
-use crate::above::CqAbove;
+use crate::ext::CqExt;
 
 /// Threads that wait for events of completion queues: for a moment they drive the members themselves, if that has succeeded lately. A
 /// message that arrives then needs no wake-up of the engine or of the thread.

@@ -19,9 +19,9 @@ use super::peer::Peer;
 use super::place::Rx;
 use super::post::Posting;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
-use crate::above::QpAbove;
 use crate::cq::{Cq, Member};
 use crate::device::{Counted, Pd, PdInner, QpNumber};
+use crate::ext::QpExt;
 use crate::srq::{RecvQueue, Srq};
 use crate::tally::Tally;
 use crate::types::{
@@ -384,7 +384,7 @@ impl Qp {
     }
 }
 
-impl QpAbove for Qp {
+impl QpExt for Qp {
     fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
         match self.0.check_request(wr) {
             Ok(_) => Ok(()),

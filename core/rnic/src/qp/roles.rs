@@ -10,7 +10,7 @@ use crate::cq::{Glance, Member, Poller};
 use crate::engine::{Drive, Driven, Engine, Lease, Next, Source};
 use crate::neighbours::PeerWatch;
 use crate::report::Connection;
-use crate::srq::Taker;
+use crate::srq::SrqConsumer;
 
 impl Source for QpInner {
     fn stat(self: Arc<Self>) -> Option<Connection> {
@@ -114,7 +114,7 @@ impl Member for QpInner {
     }
 }
 
-impl Taker for QpInner {
+impl SrqConsumer for QpInner {
     fn feed(self: Arc<Self>) {
         QpInner::feed(&self);
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_lock::Brief;
+use weft_lock::ShortLock;
 use weft_proto::dgram::{Pacer, PacerConfig};
 use weft_sys::Interest;
 use weft_sys::udp::{RecvBatch, TRAIN, UdpSocket};
@@ -135,7 +135,7 @@ pub(crate) struct PortInner {
     /// Counts changes of `members`.
     member_changes: AtomicU32,
     /// Receiving is one thread's at a time; with the buffer for it.
-    pub(super) rx: Brief<Rx>,
+    pub(super) rx: ShortLock<Rx>,
     /// Pipes have to knock from now on; the receiving thread takes care of that.
     pub(super) dozing: AtomicBool,
     /// The part of [`RECEIVE_BUFFER`] that the kernel grants.
@@ -534,7 +534,7 @@ impl UdPort {
             registration: Registration::new(&device.engine),
             members: RwLock::default(),
             member_changes: AtomicU32::new(1),
-            rx: Brief::new(Rx {
+            rx: ShortLock::new(Rx {
                 batch: RecvBatch::new(places, HEADROOM, ROOM),
                 datagram: Vec::new(),
                 pipes: Vec::new(),

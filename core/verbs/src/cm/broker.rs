@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use weft_rnic::above::QpAbove;
+use weft_rnic::ext::QpExt;
 use weft_rnic::{BindOptions, ConnParam, ConnectError, Incoming, Listening, WcStatus};
 
 use super::lock;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub use broker::{Broker, Number, QpName, gid_of, ip_of};
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
 use weft_rnic::Signal;
-use weft_rnic::above::lock;
+use weft_rnic::ext::lock;
 use weft_rnic::tls::TlsInfo;
 pub use weft_rnic::{
     BindOptions, Bound, ConnParam, ConnectError, Dialed, Found, Incoming, LinkOptions, Listening,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{Counter, Tally, Work};
 
 use super::context::{Context, Ctx};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::Wc;
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 
-use super::audience::{Audience, Listener, Of};
 use super::batch::Polling;
 use super::channel::{Awaited, Channel};
 use super::context::{COMP_VECTORS, Context};
+use super::event_router::{EventRouter, Listener, Of};
 use super::events::{EventQueue, Subject};
 use super::native::native;
 use super::object::{Guard, Kind as _, Name, enter, find, kind, turn};
@@ -128,7 +128,7 @@ pub(crate) fn create(
     // SAFETY: a live object that the program does not have yet.
     unsafe { (*made.c()).handle = num };
     let listener = Listener::new(&context.ctx, &made.subject, false);
-    Audience::get().add(Of::Cq, num, listener);
+    EventRouter::get().add(Of::Cq, num, listener);
     Ok(made)
 }
 
@@ -180,7 +180,7 @@ pub unsafe fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         if cq.users.any() {
             return Err(Errno::BUSY);
         }
-        Audience::get().remove(Of::Cq, cq.native.num());
+        EventRouter::get().remove(Of::Cq, cq.native.num());
         if let Some((queue, awaited, _)) = &cq.channel {
             awaited.remove(&cq.native);
             cq.notified.close(queue);

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use weft_verbs::{Qp, QpInit, Rnr, XrcDomain};
 
-use super::audience::{Audience, Listener, Of};
 use super::batch::Building;
 use super::context::{Context, Ctx};
 use super::cq::Cq;
+use super::event_router::{EventRouter, Listener, Of};
 use super::events::Subject;
 use super::ex::{RC_OPS, UC_OPS, UD_OPS, builders};
 use super::faults;
@@ -257,7 +257,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
         },
     )?;
     let listener = Listener::new(&made.ctx, &made.subject, made.is_srq());
-    Audience::get().add(Of::Qp, num, listener);
+    EventRouter::get().add(Of::Qp, num, listener);
     Ok(made)
 }
 

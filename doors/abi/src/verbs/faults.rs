@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use weft_verbs::above::QpAbove;
+use weft_verbs::ext::QpExt;
 use weft_verbs::faults::{Action, Post, Script};
 use weft_verbs::{Qp, SendWr, Sge};
 

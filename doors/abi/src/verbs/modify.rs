@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use rustix::io::Errno;
 
 use super::access::rights;
-use super::audience::{Audience, Of};
+use super::event_router::{EventRouter, Of};
 use super::object::{Turn, find, lock, turn};
 use super::params::read_param;
 use super::persona;
@@ -189,7 +189,7 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
             qp.places.send.give_back(ud.fail());
         }
         if before != IBV_QPS_ERR {
-            Audience::get().last(qp.num);
+            EventRouter::get().last(qp.num);
         }
         return Ok(());
     }
@@ -198,7 +198,7 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
         persona::reset(qp.num);
     }
     qp.set_state(IBV_QPS_ERR);
-    Audience::get().asked(qp.num);
+    EventRouter::get().asked(qp.num);
     native.to_error();
     for wr in lock(&qp.resting).drain(..) {
         // It is flushed.
@@ -207,7 +207,7 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
         }
     }
     if before != IBV_QPS_ERR {
-        Audience::get().last(qp.num);
+        EventRouter::get().last(qp.num);
     }
     Ok(())
 }
@@ -240,7 +240,7 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
     // Not while other threads wait: it takes locks of the device, whose hooks must not wait for us.
     end(before);
     qp.forget_posted();
-    Audience::get().anew(qp.num);
+    EventRouter::get().anew(qp.num);
     let native = Arc::new(qp.pd.create_qp(&qp.init).map_err(super::errno)?);
     if qp.faults.is_some() {
         port::of(qp.ctx.which).add(&native);
@@ -262,7 +262,7 @@ pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         if qp.ud.as_ref().is_some_and(|ud| ud.is_attached()) {
             return Err(Errno::BUSY);
         }
-        Audience::get().remove(Of::Qp, qp.num);
+        EventRouter::get().remove(Of::Qp, qp.num);
         qp::destroy(qp);
         Ok(())
     })

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use rustix::io::Errno;
 use weft_verbs::Device;
 
-use super::audience::Audience;
+use super::event_router::EventRouter;
 use super::object::{PerFork, lock};
 use super::visit;
 
@@ -19,7 +19,7 @@ pub(crate) fn native() -> Result<Device, Errno> {
     // Before the device starts a thread.
     visit::register();
     let device = Device::open().map_err(super::errno)?;
-    let audience = Audience::get();
+    let audience = EventRouter::get();
     device.on_async_event(|event| audience.hear(event));
     *native = Some(device.clone());
     Ok(device)

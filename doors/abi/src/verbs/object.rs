@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 use rustix::io::Errno;
-pub(crate) use weft_verbs::above::lock;
+pub(crate) use weft_verbs::ext::lock;
 
 use super::types::Zeroed;
 use super::visit::{self, Record};
@@ -527,16 +527,16 @@ impl<K: Kind> Inherited for Pool<K> {
 pub(crate) struct PerFork<T: Inherited>(AtomicPtr<T>);
 
 /// The values that a child has to abandon.
-struct Heirloom {
+struct ForkInherited {
     item: &'static (dyn Abandon + Sync),
-    next: *const Heirloom,
+    next: *const ForkInherited,
 }
 
 trait Abandon {
     fn abandon(&self);
 }
 
-static HEIRLOOMS: AtomicPtr<Heirloom> = AtomicPtr::new(std::ptr::null_mut());
+static HEIRLOOMS: AtomicPtr<ForkInherited> = AtomicPtr::new(std::ptr::null_mut());
 
 impl<T: Inherited> PerFork<T> {
     pub(crate) const fn new() -> Self {
@@ -564,11 +564,11 @@ impl<T: Inherited> PerFork<T> {
             HEARD.store(true, Ordering::Release);
         }
         // Registered before the value exists, so that no child keeps it. An heirloom that is registered twice is empty the second time.
-        let heirloom = Box::into_raw(Box::new(Heirloom {
+        let heirloom = Box::into_raw(Box::new(ForkInherited {
             item: self,
             next: std::ptr::null(),
         }));
-        let shown = |next: *mut Heirloom| {
+        let shown = |next: *mut ForkInherited| {
             // SAFETY: only this thread has it until it is stored, and it is leaked.
             unsafe { (*heirloom).next = next };
             HEIRLOOMS.compare_exchange(next, heirloom, Ordering::AcqRel, Ordering::Acquire)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use weft_verbs::above::QpAbove;
+use weft_verbs::ext::QpExt;
 use weft_verbs::{Qp, WcStatus};
 
 use super::context::Context;

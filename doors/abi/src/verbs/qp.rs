@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::above::QpAbove;
+use weft_verbs::ext::QpExt;
 use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr, Tally, UdDest};
 
 use super::batch::Building;

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
-use super::audience::Audience;
 use super::batch::Building;
 use super::context::Context;
+use super::event_router::EventRouter;
 use super::events::Subject;
 use super::object::{Guard, Kind, Name, PerFork, Turn, find, lock, turn};
 use super::params::read_param;
@@ -111,7 +111,7 @@ pub(crate) unsafe extern "C" fn open_qp(
             of_target.push(first.name());
         }
         of_target.push(made.name());
-        Audience::get().join(first.num(), &context.ctx, &made.subject);
+        EventRouter::get().join(first.num(), &context.ctx, &made.subject);
         Ok(made.handle())
     })
 }
@@ -173,7 +173,7 @@ pub(super) fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
         let handle = find::<QpObj>(qp)?;
         (handle.num(), Arc::clone(&handle.subject))
     };
-    Audience::get().leave(num, &subject);
+    EventRouter::get().leave(num, &subject);
     let mut handles = handles();
     let gone = turn::<QpObj>(qp)?;
     let mut heir = None;

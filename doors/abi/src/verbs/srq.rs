@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::audience::{Audience, Listener, Of};
 use super::context::Ctx;
 use super::cq::Cq;
+use super::event_router::{EventRouter, Listener, Of};
 use super::events::Subject;
 use super::object::{Guard, Kind as _, find, kind, turn};
 use super::params::{put, read_param};
@@ -74,7 +74,7 @@ fn create(
         },
     )?;
     let listener = Listener::new(&made.ctx, &made.subject, false);
-    Audience::get().add(Of::Srq, num, listener);
+    EventRouter::get().add(Of::Srq, num, listener);
     Ok(made)
 }
 
@@ -209,7 +209,7 @@ pub unsafe fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         if srq.users.any() {
             return Err(Errno::BUSY);
         }
-        Audience::get().remove(Of::Srq, srq.native.num());
+        EventRouter::get().remove(Of::Srq, srq.native.num());
         drop(srq.retire());
         Ok(())
     })

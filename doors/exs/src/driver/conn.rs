@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_sockets::lock::{lock, try_lock};
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, SendWr, Signal, Wc};
 use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
 

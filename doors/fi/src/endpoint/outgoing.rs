@@ -123,7 +123,7 @@ mod tests {
     use weft_verbs::{DeviceBuilder, LocalMode, RawMemory};
 
     use super::super::tests::setup;
-    use super::super::{Endpoint, Queue, Sky, Weather};
+    use super::super::{Endpoint, FaultInjector, FaultRates, Queue};
     use crate::machine::Want;
     use crate::wire::Meta;
 
@@ -171,14 +171,14 @@ mod tests {
         let peer = a.0.peer(&b.0.address()).unwrap();
         b.0.peer(&a.0.address()).unwrap();
         for tag in 0..3 {
-            let lost = Weather {
+            let lost = FaultRates {
                 lost: 1_000_000,
-                ..Weather::default()
+                ..FaultRates::default()
             };
-            a.0.0.state().sky = Sky::new(lost, 1);
+            a.0.0.state().sky = FaultInjector::new(lost, 1);
             let bytes = [RawMemory::leak(vec![tag as u8; 8])];
             a.0.send(peer, &bytes, meta(tag), None, false).unwrap();
-            a.0.0.state().sky = Sky::new(Weather::default(), 1);
+            a.0.0.state().sky = FaultInjector::new(FaultRates::default(), 1);
             receive(&b, tag, Instant::now() + Duration::from_secs(20));
         }
     }

@@ -19,7 +19,7 @@ use weft_sockets::bell::Bell;
 use weft_sockets::error::errno;
 use weft_sockets::lock::lock;
 use weft_sockets::stream::{Base, Lingering, State, Stream};
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{
     Access, Device, EndReason, Mr, Pd, PerProcess, PostReason, QpInit, RecvWr, RemoteAddr, SendWr,
     Wc, WcOpcode, WcStatus,
@@ -28,7 +28,7 @@ use weft_verbs::{
 use crate::machine::{Config, Endpoint};
 use crate::options::Options;
 use crate::wire::{
-    Buffer, ENTRY_LEN, Greeting, Kin, MAP_LEN, MESSAGE_LEN, Message, Order, key_and_len,
+    Buffer, ENTRY_LEN, Greeting, MAP_LEN, MESSAGE_LEN, Message, Order, WeftExtensions, key_and_len,
 };
 use maps::Maps;
 
@@ -166,7 +166,7 @@ impl Conn {
                 len: self.options.recv_buffer / 2,
             },
             maps: self.options.maps,
-            kin: Some(Kin {
+            kin: Some(WeftExtensions {
                 immediate: self.pd.device().attr().immediate,
             }),
         }

@@ -1,7 +1,7 @@
 //! Two machines against each other, with messages and memory in between.
 
 use super::*;
-use crate::wire::{Kin, key_and_len};
+use crate::wire::{WeftExtensions, key_and_len};
 use proptest::prelude::*;
 
 /// A side with its memory; addresses are offsets.
@@ -38,7 +38,7 @@ fn greeting(config: Config, kin: bool) -> Greeting {
             len: config.half,
         },
         maps: config.maps,
-        kin: kin.then_some(Kin { immediate: false }),
+        kin: kin.then_some(WeftExtensions { immediate: false }),
     }
 }
 

@@ -8,7 +8,7 @@ use weft_sockets::lock::lock;
 use super::{Conn, Core, Fetch, lingering};
 use crate::machine::Endpoint;
 use weft_sockets::stream::Stream as _;
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 
 /// How long a close waits for a peer that accesses the program's memory.
 const INSIST: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use weft_sockets::lock::{lock, try_lock};
 use weft_sockets::memory::{Source, gather, take, total};
 use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{InlineData, RawMemory, protect};
 
 use super::{Conn, Core, INLINE, LOW};

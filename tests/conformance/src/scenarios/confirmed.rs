@@ -1,6 +1,6 @@
 //! Sends that complete when the peer has received the message, for queue pairs that ask for it.
 
-use weft_verbs::above::CqAbove;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{QpState, RecvWr, Rnr, SendWr, Wc, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, End, Half, assert_bytes, assert_none, assert_ok, take, until};
@@ -127,7 +127,7 @@ pub fn peer_leaves(bed: &Bed) {
             let mut wcs = [Wc::default(); SENDS as usize];
             let mut received = 0;
             until("all receives", || {
-                received += CqAbove::take(&b.rcq, &mut wcs).unwrap();
+                received += CqExt::take(&b.rcq, &mut wcs).unwrap();
                 received == wcs.len()
             });
             b.qp.disconnect();

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_verbs::above::QpAbove;
+use weft_verbs::ext::QpExt;
 use weft_verbs::{EndReason, QpState, RecvWr, Rnr, SendWr, WcOpcode, WcStatus};
 
 use super::states::watch_end;

@@ -1,7 +1,7 @@
 //! The life of a queue pair: allowed posts, flushed requests, and the ends of a connection.
 
-use weft_verbs::above::QpAbove;
 use weft_verbs::cm::ConnectError;
+use weft_verbs::ext::QpExt;
 use weft_verbs::{EndReason, PostReason, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, End, Half, PATIENCE, assert_bytes, assert_none, assert_ok, take, until};

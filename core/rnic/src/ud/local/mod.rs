@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
-use weft_lock::Brief;
+use weft_lock::ShortLock;
 use weft_sys::udp::UdpSocket;
 use weft_wire::dgram::Control;
 use weft_wire::dgram::segment::PROBE_LEN;
@@ -77,7 +77,7 @@ pub(super) struct Locals {
     has_pipes: AtomicBool,
     routes: Mutex<HashMap<Key, Route>>,
     /// The destination that was looked for last: mostly it is the next one, too.
-    recent: Brief<Option<(Key, Arc<Pipe>)>>,
+    recent: ShortLock<Option<(Key, Arc<Pipe>)>>,
     wanted: Mutex<Vec<Key>>,
 }
 
@@ -102,7 +102,7 @@ impl Locals {
             changes: AtomicU32::new(0),
             has_pipes: AtomicBool::new(false),
             routes: Mutex::default(),
-            recent: Brief::new(None),
+            recent: ShortLock::new(None),
             wanted: Mutex::default(),
         });
         if wants && cookie.is_ok() {

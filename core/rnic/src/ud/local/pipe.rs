@@ -6,7 +6,7 @@ use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use weft_lock::Brief;
+use weft_lock::ShortLock;
 use weft_mem::{RecvList, SendList};
 use weft_ring::{End, Front, Role, Segment};
 use weft_wire::dgram::segment;
@@ -57,7 +57,7 @@ pub(in crate::ud) struct Pipe {
     closed: AtomicBool,
     /// Nothing has come through it yet.
     fresh: AtomicBool,
-    tx: Brief<Tx>,
+    tx: ShortLock<Tx>,
     /// A sender waits for room.
     waited: AtomicBool,
     /// A knock could not be sent.
@@ -102,7 +102,7 @@ impl Pipe {
             open: AtomicBool::new(true),
             closed: AtomicBool::new(false),
             fresh: AtomicBool::new(true),
-            tx: Brief::new(Tx::default()),
+            tx: ShortLock::new(Tx::default()),
             waited: AtomicBool::new(false),
             owes_knock: AtomicBool::new(false),
             wire,

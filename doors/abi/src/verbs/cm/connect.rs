@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::above::DeviceAbove;
 use weft_verbs::cm::{Bound, ConnParam, ConnectError, Dialed, Incoming};
+use weft_verbs::ext::DeviceExt;
 use weft_verbs::{Ender, Qp};
 
 use super::datagram;

@@ -15,8 +15,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::io::Errno;
-use weft_verbs::above::CqAbove;
 use weft_verbs::cm::gid_of;
+use weft_verbs::ext::CqExt;
 use weft_verbs::{Cq, Qp, QpInit, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
 use super::device::Nic;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::Qp;
-use weft_verbs::above::QpAbove;
+use weft_verbs::ext::QpExt;
 
 use super::device::Nic;
 use super::exchange::Carrier;

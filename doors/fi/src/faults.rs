@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 /// Of each million packets so many.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Weather {
+pub struct FaultRates {
     /// Are lost; pieces of large messages too.
     pub lost: u64,
     /// Come twice.
@@ -18,15 +18,15 @@ pub struct Weather {
 pub(crate) type Packet = (SocketAddr, u32, Vec<u8>);
 
 /// The faults, and delayed packets.
-pub(crate) struct Sky {
-    weather: Weather,
+pub(crate) struct FaultInjector {
+    weather: FaultRates,
     random: u64,
     late: Option<Packet>,
 }
 
-impl Sky {
-    pub(crate) fn new(weather: Weather, seed: u64) -> Sky {
-        Sky {
+impl FaultInjector {
+    pub(crate) fn new(weather: FaultRates, seed: u64) -> FaultInjector {
+        FaultInjector {
             weather,
             random: seed | 1,
             late: None,
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn packets_come_late_and_twice() {
-        let all = |weather: Weather| {
-            let mut sky = Sky::new(weather, 7);
+        let all = |weather: FaultRates| {
+            let mut sky = FaultInjector::new(weather, 7);
             let (from, mut seen) = ("127.0.0.1:9".parse().unwrap(), Vec::new());
             for number in 0..100u8 {
                 let (times, late) = sky.came(from, 9, &[number]);
@@ -80,16 +80,16 @@ mod tests {
             }
             seen
         };
-        let fair = all(Weather::default());
+        let fair = all(FaultRates::default());
         assert!(fair.iter().copied().eq(0..100));
-        let late = all(Weather {
+        let late = all(FaultRates {
             late: 300_000,
-            ..Weather::default()
+            ..FaultRates::default()
         });
         assert!(late.len() >= 99 && !late.is_sorted());
-        let twice = all(Weather {
+        let twice = all(FaultRates {
             twice: 300_000,
-            ..Weather::default()
+            ..FaultRates::default()
         });
         assert!(twice.len() > 110 && twice.is_sorted());
     }

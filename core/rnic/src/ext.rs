@@ -8,7 +8,7 @@ pub use crate::lock::{lock, try_lock};
 use crate::types::{PostError, SendWr, Wc, WcStatus};
 
 /// Calls for an owner that takes a completion queue's completions under a lock of its own.
-pub trait CqAbove {
+pub trait CqExt {
     /// Take up to `out.len()` completions that are there already; drives nothing.
     ///
     /// # Errors
@@ -18,15 +18,15 @@ pub trait CqAbove {
     /// Drive the members if nothing is there; says whether something is now. Takes nothing.
     fn look(&self) -> bool;
 
-    /// Blocks until completions are available, another thread calls [`CqAbove::interrupt`] after `epoch` was read with [`CqAbove::epoch`],
+    /// Blocks until completions are available, another thread calls [`CqExt::interrupt`] after `epoch` was read with [`CqExt::epoch`],
     /// or the time is up. Takes no completions: for owners that take them under a lock of their own, and wait for work of other threads.
     /// Without `spin` it sleeps at once. It also returns true if a signal handler ran while it slept and nothing else happened.
     fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool;
 
-    /// See [`CqAbove::watch`].
+    /// See [`CqExt::watch`].
     fn epoch(&self) -> u32;
 
-    /// End all waits of [`CqAbove::watch`] that began with an epoch of before.
+    /// End all waits of [`CqExt::watch`] that began with an epoch of before.
     fn interrupt(&self);
 
     /// The owner sleeps elsewhere from now on: the engine drives the members, without a poll before.
@@ -41,13 +41,13 @@ pub trait CqAbove {
 }
 
 /// Calls on a device for a layer that has timers and no thread.
-pub trait DeviceAbove {
+pub trait DeviceExt {
     /// Calls `run` on the engine's thread after this time. It must not block.
     fn after(&self, time: Duration, run: impl FnOnce() + Send + 'static);
 }
 
 /// Calls on a queue pair for a program that expects another kind of device.
-pub trait QpAbove: Sized {
+pub trait QpExt: Sized {
     /// Checks whether [`Qp::post_send`](crate::Qp::post_send) would accept this request, given a connection and room for it.
     ///
     /// # Errors

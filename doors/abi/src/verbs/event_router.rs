@@ -12,7 +12,7 @@ use super::types::*;
 
 /// The receivers of the native device's events, by number.
 #[derive(Default)]
-pub(crate) struct Audience {
+pub(crate) struct EventRouter {
     qps: Listeners,
     cqs: Listeners,
     srqs: Listeners,
@@ -60,11 +60,11 @@ impl Listener {
     }
 }
 
-impl Inherited for Audience {}
+impl Inherited for EventRouter {}
 
-impl Audience {
-    pub(crate) fn get() -> &'static Audience {
-        static AUDIENCE: PerFork<Audience> = PerFork::new();
+impl EventRouter {
+    pub(crate) fn get() -> &'static EventRouter {
+        static AUDIENCE: PerFork<EventRouter> = PerFork::new();
         AUDIENCE.get()
     }
 

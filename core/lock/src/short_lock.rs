@@ -15,27 +15,27 @@ use crate::word::Word;
 /// The release is a plain store. A thread that failed to get the lock, and then reads data that another thread may have written, needs a
 /// fence in between.
 #[derive(Default)]
-pub struct Brief<T: ?Sized> {
+pub struct ShortLock<T: ?Sized> {
     word: Word,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is reached by the holder alone, which may be any thread.
-unsafe impl<T: ?Sized + Send> Send for Brief<T> {}
+unsafe impl<T: ?Sized + Send> Send for ShortLock<T> {}
 // SAFETY: as above.
-unsafe impl<T: ?Sized + Send> Sync for Brief<T> {}
+unsafe impl<T: ?Sized + Send> Sync for ShortLock<T> {}
 
-impl<T> Brief<T> {
+impl<T> ShortLock<T> {
     /// A free lock.
     pub fn new(value: T) -> Self {
-        Brief {
+        ShortLock {
             word: Word::default(),
             value: UnsafeCell::new(value),
         }
     }
 }
 
-impl<T: ?Sized> Brief<T> {
+impl<T: ?Sized> ShortLock<T> {
     /// Takes the lock, and waits until it is free.
     #[inline]
     pub fn lock(&self) -> BriefGuard<'_, T> {
@@ -50,18 +50,18 @@ impl<T: ?Sized> Brief<T> {
     }
 }
 
-impl<T: ?Sized + std::fmt::Debug> std::fmt::Debug for Brief<T> {
+impl<T: ?Sized + std::fmt::Debug> std::fmt::Debug for ShortLock<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.try_lock() {
-            Some(value) => f.debug_tuple("Brief").field(&&*value).finish(),
-            None => f.write_str("Brief(<held>)"),
+            Some(value) => f.debug_tuple("ShortLock").field(&&*value).finish(),
+            None => f.write_str("ShortLock(<held>)"),
         }
     }
 }
 
-/// The hold of a [`Brief`].
+/// The hold of a [`ShortLock`].
 #[must_use = "the lock is let go at once"]
-pub struct BriefGuard<'a, T: ?Sized>(&'a Brief<T>);
+pub struct BriefGuard<'a, T: ?Sized>(&'a ShortLock<T>);
 
 // SAFETY: a shared guard gives shared references to the value only.
 unsafe impl<T: ?Sized + Sync> Sync for BriefGuard<'_, T> {}
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn one_at_a_time() {
-        let lock = Brief::new(0u64);
+        let lock = ShortLock::new(0u64);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_panic_lets_go() {
-        let lock = Brief::new(1);
+        let lock = ShortLock::new(1);
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _held = lock.lock();
             panic!("in the hold");
