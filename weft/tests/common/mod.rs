@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use weft::cp::link::Link;
 use weft::cp::protocol::{Hello, Message, RingAdvert, Status, VERSION};
@@ -24,8 +24,12 @@ use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::tls::{Identity, Tls};
 
-/// The programs that `weft` starts for its subcommands.
-const APPLICATIONS: [&str; 3] = ["weft-ccd", "weft-fs", "weft-media"];
+/// The programs that `weft` starts for its subcommands, and their folders below `apps/`.
+const APPLICATIONS: [(&str, &str); 3] = [
+    ("weft-ccd", "cc"),
+    ("weft-fs", "fs"),
+    ("weft-media", "media"),
+];
 
 /// The applications beside `weft`. They are of other packages: a test would not notice that one is missing or older than its source.
 fn applications() -> &'static [PathBuf] {
@@ -34,28 +38,32 @@ fn applications() -> &'static [PathBuf] {
         let beside = Path::new(env!("CARGO_BIN_EXE_weft"));
         APPLICATIONS
             .iter()
-            .map(|name| beside.with_file_name(name))
-            .inspect(|file| assert_built(file))
+            .map(|(name, folder)| {
+                let file = beside.with_file_name(name);
+                let built = file.metadata().and_then(|about| about.modified()).ok();
+                let is_new = ["cli", folder].iter().all(|folder| {
+                    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../apps");
+                    built >= Some(newest(&source.join(folder).join("src")))
+                });
+                assert!(
+                    is_new,
+                    "{} is missing or older than its source: cargo build -p weft-cc -p weft-fs -p weft-media",
+                    file.display()
+                );
+                file
+            })
             .collect()
     })
 }
 
-#[track_caller]
-fn assert_built(file: &Path) {
-    let age = |path: &Path| path.metadata().and_then(|about| about.modified()).ok();
-    // What cargo says of the sources that the program is made of.
-    let sources = fs::read_to_string(file.with_extension("d")).unwrap_or_default();
-    let sources = sources.split_once(": ").map_or("", |(_, sources)| sources);
-    let built = age(file).filter(|_| !sources.is_empty());
-    let is_new = built.is_some_and(|built| {
-        let younger = |source: &str| age(Path::new(source)).is_some_and(|age| age > built);
-        !sources.split_whitespace().any(younger)
+/// When the last of the files below a folder was written.
+fn newest(folder: &Path) -> SystemTime {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let times = entries.map(|entry| match entry.metadata().unwrap() {
+        about if about.is_dir() => newest(&entry.path()),
+        about => about.modified().unwrap(),
     });
-    assert!(
-        is_new,
-        "{} is missing or older than its source: cargo build -p weft-cc -p weft-fs -p weft-media",
-        file.display()
-    );
+    times.max().unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 /// The program.
