@@ -1,7 +1,7 @@
 //! `weft cp`: files moved with one-sided RDMA Writes.
 //!
 //! The pieces, from pure to busy: [`path`], [`protocol`] (messages), [`auth`] (the key), [`digest`] (checksums),
-//! [`target`], [`beneath`] and [`walk`] (what goes where), [`opener`] (opening what was found), [`source`] (what is read of it), [`attributes`] (what else it has), [`store`] (the receiver's directory), [`link`] with [`rdma`]
+//! [`target`], [`open_below`] and [`walk`] (what goes where), [`opener`] (opening what was found), [`source`] (what is read of it), [`attributes`] (what else it has), [`store`] (the receiver's directory), [`link`] with [`rdma`]
 //! and [`tcp`] (connections), [`pace`] (a limit of the rate), [`sender`] and [`receiver`], [`fetch`] (with their roles exchanged),
 //! [`session`] (the sender's connection) and [`listener`] that join them. The protocol is described in docs/spec/cp.md.
 
