@@ -16,7 +16,7 @@ use weft_verbs::{Device, LocalMode};
 use weft_cli::failure::{Exit, Failure};
 use weft_cli::global::Global;
 use weft_cli::identity::authorized::Authorized;
-use weft_cli::identity::{Folder, keypair};
+use weft_cli::identity::keypair;
 use weft_cli::say;
 
 pub(crate) const LONG: &str = "\
@@ -146,17 +146,9 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
 
 /// The broker's own key, and the keys that it accepts.
 fn tls(args: &Args) -> Result<Tls, Failure> {
-    let folder = Folder::of_user();
-    let path = match (&args.identity, &folder) {
-        (Some(path), _) => path.clone(),
-        (None, Ok(folder)) => folder.key(),
-        (None, Err(failure)) => return Err(failure.clone()),
-    };
+    let path = keypair::file_of(args.identity.as_deref())?;
     let (identity, _) = keypair::read_or_make(&path)?;
-    let unusable = |e: weft_verbs::tls::TlsError| {
-        Failure::failed(format!("cannot use the key pair: {e}"))
-            .hint("make another one with `weft key`")
-    };
+    let unusable = |e: weft_verbs::tls::TlsError| keypair::unusable(&e);
     let own = identity.public_key().fingerprint();
     let tls = Tls::new(identity).map_err(unusable)?;
     if args.open {

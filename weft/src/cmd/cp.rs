@@ -317,10 +317,7 @@ impl Args {
         if self.key.is_some() || self.plain_tcp {
             return Ok((keypair::generate()?, None));
         }
-        let path = match &self.identity {
-            Some(path) => path.clone(),
-            None => Folder::of_user()?.key(),
-        };
+        let path = keypair::file_of(self.identity.as_deref())?;
         let (identity, made) = keypair::read_or_make(&path)?;
         Ok((identity, made.then_some(path)))
     }

@@ -19,11 +19,12 @@ use super::link::{Link, LinkError};
 use super::protocol::{Code, HELLO_LEN, Hello, Status, VERSION};
 use super::rdma::{Prepared, RdmaLink};
 use super::receiver::{self, Totals, Watch};
-use super::session::{Wire, hello, is_us, no_device, no_tls, param};
+use super::session::{Wire, hello, is_us, no_device, param};
 use super::store::{Policy, Store, StoreError};
 use super::tcp::TcpLink;
 use weft_cli::failure::Failure;
 use weft_cli::identity::authorized::Authorized;
+use weft_cli::identity::keypair;
 use weft_cli::identity::reach::{self, Words};
 
 /// The configuration.
@@ -120,7 +121,7 @@ impl Listener {
         } else {
             let device = Device::open().map_err(|e| no_device(&e))?;
             // A sender's key is checked later, when the sender can be told the reason for a refusal.
-            let tls = Tls::new(config.identity.clone()).map_err(|e| no_tls(&e))?;
+            let tls = Tls::new(config.identity.clone()).map_err(|e| keypair::unusable(&e))?;
             let listener =
                 cm::Listener::bind(&device, config.bind, 64, &param(tls.clone(), Vec::new()))
                     .map_err(|e| bind_error(&e.source))?;

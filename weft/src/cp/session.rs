@@ -61,11 +61,6 @@ pub(super) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
     }
 }
 
-pub(super) fn no_tls(e: &TlsError) -> Failure {
-    Failure::failed(format!("cannot use the key pair: {e}"))
-        .hint("make another one with `weft key`")
-}
-
 pub(super) fn hello(key: bool, status: Status) -> Result<Hello, Failure> {
     let mut nonce = [0; 32];
     fill_random(&mut nonce)?;
@@ -103,12 +98,8 @@ impl Who {
         let Some(trust) = &self.trust else {
             return Ok(None);
         };
-        let mut good = trust.good()?;
-        if self.lasting && !trust.is_told() {
-            // A receiver of this user has the same key pair, and no other user has it.
-            good.push(self.identity.public_key().fingerprint());
-        }
-        Ok(Some(good))
+        let own = self.lasting.then_some(&self.identity);
+        trust.good(own).map(Some)
     }
 }
 
@@ -246,7 +237,7 @@ fn dial(
                 Some(good) => tls.allow(move |key| good.contains(&key.fingerprint())),
                 None => Ok(tls),
             })
-            .map_err(|e| no_tls(&e))?;
+            .map_err(|e| keypair::unusable(&e))?;
         let key = match cm::connect_qp(addr, qp, &device, &param(tls, ours.encode().to_vec())) {
             Ok(Connection { qp, private_data }) => {
                 let link = RdmaLink::new(prepared, qp, patience);

@@ -192,11 +192,8 @@ impl KnownKeys {
 impl Keys for KnownKeys {
     fn tls(&self, worker: &Endpoint) -> Result<Tls, String> {
         let trust = self.trust(worker);
-        let mut good = trust.good().map_err(|e| e.what().to_owned())?;
-        if self.lasting && !trust.is_told() {
-            // A worker of this user has the same key pair, and no other user has it.
-            good.push(self.identity.public_key().fingerprint());
-        }
+        let own = self.lasting.then_some(&self.identity);
+        let good = trust.good(own).map_err(|e| e.what().to_owned())?;
         Tls::new(self.identity.clone())
             .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
             .map_err(|e| e.to_string())
@@ -454,10 +451,7 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     let bind = args
         .bind
         .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
-    let path = match &args.identity {
-        Some(path) => path.clone(),
-        None => Folder::of_user()?.key(),
-    };
+    let path = keypair::file_of(args.identity.as_deref())?;
     let authorized = Authorized::named_or_usual(args.authorized.as_deref());
     let words = Words {
         peers: "masters",
@@ -467,10 +461,7 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     reach::check(bind, authorized.as_ref(), args.open, words)?;
     let (identity, made) = keypair::read_or_make(&path)?;
     let fingerprint = identity.public_key().fingerprint();
-    let tls = Tls::new(identity).map_err(|e| {
-        Failure::failed(format!("cannot use the key pair: {e}"))
-            .hint("make another one with `weft key`")
-    })?;
+    let tls = Tls::new(identity).map_err(|e| keypair::unusable(&e))?;
     let mut config = worker::Config::new(bind, tls);
     config.slots = args.slots.unwrap_or(config.slots);
     config.time_limit = Duration::from_secs(args.time);

@@ -1,9 +1,9 @@
 //! Our key pair: a file that only its owner can read.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use weft_verbs::tls::{Identity, PublicKey};
+use weft_verbs::tls::{Identity, PublicKey, TlsError};
 
 use super::Folder;
 use super::file::{self, Guard};
@@ -68,6 +68,20 @@ pub fn generate() -> Result<Identity, Failure> {
         Failure::failed(format!("cannot make a key pair: {e}"))
             .hint("check that getrandom(2) works here")
     })
+}
+
+/// The file that is named, or the usual one.
+pub fn file_of(named: Option<&Path>) -> Result<PathBuf, Failure> {
+    match named {
+        Some(path) => Ok(path.to_owned()),
+        None => Folder::of_user().map(|folder| folder.key()),
+    }
+}
+
+/// TLS does not take the key pair.
+pub fn unusable(e: &TlsError) -> Failure {
+    Failure::failed(format!("cannot use the key pair: {e}"))
+        .hint("make another one with `weft key`")
 }
 
 /// Reads the key pair, or makes one. Whether it was made.

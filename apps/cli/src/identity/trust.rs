@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 
-use weft_verbs::tls::{Fingerprint, PublicKey};
+use weft_verbs::tls::{Fingerprint, Identity, PublicKey};
 
 use super::known::{Entry, Known};
 use crate::failure::Failure;
@@ -45,16 +45,17 @@ impl Trust {
         !self.only.is_empty()
     }
 
-    /// The fingerprints of the keys that will do.
-    pub fn good(&self) -> Result<Vec<Fingerprint>, Failure> {
+    /// The fingerprints of the keys that will do. `own`: our key pair, if it lasts: a listener of this user has the same key pair, and no other user has
+    /// it. It does not count where the user has named the keys.
+    pub fn good(&self, own: Option<&Identity>) -> Result<Vec<Fingerprint>, Failure> {
         if self.is_told() {
             return Ok(self.only.clone());
         }
-        let Some(known) = &self.known else {
-            return Ok(Vec::new());
-        };
-        let keys = known.keys(&self.name)?;
-        Ok(keys.iter().map(|(_, key)| key.fingerprint()).collect())
+        let known = self.known.as_ref().map(|known| known.keys(&self.name));
+        let known = known.transpose()?.unwrap_or_default();
+        let known = known.into_iter().map(|(_, key)| key);
+        let own = own.map(Identity::public_key);
+        Ok(known.chain(own).map(|key| key.fingerprint()).collect())
     }
 
     /// Whether this key will do.
@@ -192,7 +193,7 @@ mod tests {
         assert!(matches!(anybody.judge(&keys[0]), Ok(Verdict::Unknown)));
         ask("maybe\nyes\n".into()).0.unwrap();
         assert!(matches!(anybody.judge(&keys[0]), Ok(Verdict::Known)));
-        assert_eq!(anybody.good().unwrap(), [keys[0].fingerprint()]);
+        assert_eq!(anybody.good(None).unwrap(), [keys[0].fingerprint()]);
 
         // Another key now is no reason to ask.
         let Ok(Verdict::Wrong(failure)) = anybody.judge(&keys[1]) else {

@@ -1,6 +1,6 @@
 //! Clients with keys as `weft cp` has them, and a server with the same.
 
-use std::net::SocketAddr;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use weft_fs::client::Keys;
 use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::server::{Admit, Config, Events, Server};
 use weft_fs::wire::Status;
-use weft_fs::{Client, Errno, Error, Settings};
+use weft_fs::{Client, DEFAULT_PORT, Errno, Error, Settings};
 use weft_verbs::cm::ConnectError;
 use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
 
-use weft_cli::args::fs::Who;
+use weft_cli::args::fs::{ServeArgs, Who};
 use weft_cli::failure::Failure;
 use weft_cli::identity::authorized::Authorized;
 use weft_cli::identity::known::Known;
@@ -86,11 +86,7 @@ pub(crate) fn connect(
     let trust = Trust::new(name, known.ok(), who.peers.clone());
     // The second time the key is known.
     for _ in 0..2 {
-        let mut good = trust.good()?;
-        if lasting && !trust.is_told() {
-            // A server of this user has the same key pair, and nobody else has it.
-            good.push(identity.public_key().fingerprint());
-        }
+        let good = trust.good(lasting.then_some(&identity))?;
         let keys = Fixed {
             identity: identity.clone(),
             good,
@@ -190,24 +186,10 @@ pub(crate) fn explain(path: &RemotePath, e: &Error) -> Failure {
     }
 }
 
-/// How `weft fs serve` listens.
-pub(crate) struct Serve<'a> {
-    /// Address and port.
-    pub(crate) bind: SocketAddr,
-    /// Files below it can be read.
-    pub(crate) dir: Option<&'a Path>,
-    /// In bytes.
-    pub(crate) quota: u64,
-    /// Whether buffers stay.
-    pub(crate) keeps: bool,
-    /// At once.
-    pub(crate) max_clients: usize,
-    /// The key pair; made if there is none.
-    pub(crate) identity: Option<&'a Path>,
-    /// Whose keys are let in.
-    pub(crate) authorized: Option<&'a Path>,
-    /// Everybody is let in.
-    pub(crate) open: bool,
+/// A quarter of the machine's memory.
+fn quarter() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 4
 }
 
 /// A server that runs, and what its user is told.
@@ -221,8 +203,11 @@ pub(crate) struct Serving {
 }
 
 /// Starts a server. On any but a loopback address it has to be said who is let in.
-pub(crate) fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failure> {
-    if let Some(dir) = how.dir
+pub(crate) fn serve(args: &ServeArgs, events: Arc<dyn Events>) -> Result<Serving, Failure> {
+    let bind = args
+        .bind
+        .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
+    if let Some(dir) = &args.dir
         && let Err(e) = std::fs::read_dir(dir)
     {
         return Err(
@@ -230,17 +215,14 @@ pub(crate) fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving,
                 .hint("name a directory that exists and that you can read"),
         );
     }
-    let path = match how.identity {
-        Some(path) => path.to_owned(),
-        None => Folder::of_user()?.key(),
-    };
-    let authorized = Authorized::named_or_usual(how.authorized);
+    let path = keypair::file_of(args.identity.as_deref())?;
+    let authorized = Authorized::named_or_usual(args.authorized.as_deref());
     let words = Words {
         peers: "clients",
         may: "use this one's memory",
         or: "",
     };
-    reach::check(how.bind, authorized.as_ref(), how.open, words)?;
+    reach::check(bind, authorized.as_ref(), args.open, words)?;
     let (identity, made) = keypair::read_or_make(&path)?;
     let fingerprint = identity.public_key().fingerprint();
     let admit: Admit = Arc::new(move |key| {
@@ -248,23 +230,20 @@ pub(crate) fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving,
             .as_ref()
             .is_some_and(|authorized| authorized.admits(&key.fingerprint()))
     });
-    let tls = Tls::new(identity).map_err(|e| {
-        Failure::failed(format!("cannot use the key pair: {e}"))
-            .hint("make another one with `weft key`")
-    })?;
+    let tls = Tls::new(identity).map_err(|e| keypair::unusable(&e))?;
     let config = Config {
-        bind: how.bind,
-        dir: how.dir.map(Into::into),
-        quota: how.quota,
-        keeps: how.keeps,
-        max_clients: how.max_clients,
+        bind,
+        dir: args.dir.clone(),
+        quota: args.quota.unwrap_or_else(quarter),
+        keeps: args.keep,
+        max_clients: args.max_clients,
         tls,
         admit,
-        open: how.open,
+        open: args.open,
     };
     let server = Server::start(config, events).map_err(|e| {
         Failure::listen(
-            &how.bind,
+            &bind,
             &e,
             "--bind ADDR:PORT chooses, port 0 takes a free one",
         )

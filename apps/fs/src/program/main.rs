@@ -5,7 +5,7 @@ mod keys;
 mod mount;
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ use weft_cli::{places, say, tell, tidy_up};
 use weft_fs::name::RemotePath;
 use weft_fs::server::Events;
 use weft_fs::wire::{Attr, Flags};
-use weft_fs::{Client, DEFAULT_PORT, Errno, Error, File, OpenOptions};
+use weft_fs::{Client, Errno, Error, File, OpenOptions};
 use weft_service::text::printable;
 
 use keys::{connect, explain};
@@ -169,30 +169,9 @@ fn show(name: &str, attr: &Attr, json: bool) {
     ));
 }
 
-/// A quarter of the machine's memory.
-fn quarter() -> u64 {
-    let info = rustix::system::sysinfo();
-    (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 4
-}
-
 fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
-    let bind = args
-        .bind
-        .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
     raise_nofile();
-    let serving = keys::serve(
-        &keys::Serve {
-            bind,
-            dir: args.dir.as_deref(),
-            quota: args.quota.unwrap_or_else(quarter),
-            keeps: args.keep,
-            max_clients: args.max_clients,
-            identity: args.identity.as_deref(),
-            authorized: args.authorized.as_deref(),
-            open: args.open,
-        },
-        Arc::new(Lines),
-    )?;
+    let serving = keys::serve(args, Arc::new(Lines))?;
     if !global.quiet {
         let addr = serving.server.local_addr();
         // All addresses are no name for others.

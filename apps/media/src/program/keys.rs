@@ -23,11 +23,6 @@ use weft_cli::identity::trust::{Trust, Verdict};
 use weft_cli::identity::{Folder, keypair};
 use weft_cli::say;
 
-fn no_tls(e: &TlsError) -> Failure {
-    Failure::failed(format!("cannot use the key pair: {e}"))
-        .hint("make another one with `weft key`")
-}
-
 fn plain_only_on_loopback(addr: SocketAddr) -> Result<(), Failure> {
     if reach::is_of_this_machine(addr) {
         return Ok(());
@@ -62,10 +57,7 @@ impl Listening {
         let (identity, made) = if args.plain {
             (None, None)
         } else {
-            let path = match &args.identity {
-                Some(path) => path.clone(),
-                None => Folder::of_user()?.key(),
-            };
+            let path = keypair::file_of(args.identity.as_deref())?;
             let (identity, made) = keypair::read_or_make(&path)?;
             (Some(identity), made.then_some(path))
         };
@@ -82,7 +74,9 @@ impl Listening {
             return Ok(None);
         };
         // A viewer's key is checked later, when the viewer can be told the reason for a refusal.
-        Tls::new(identity.clone()).map(Some).map_err(|e| no_tls(&e))
+        Tls::new(identity.clone())
+            .map(Some)
+            .map_err(|e| keypair::unusable(&e))
     }
 
     pub(super) fn gate(&self) -> UserGate {
@@ -157,15 +151,12 @@ impl Caller {
         if self.args.plain {
             return Ok(None);
         }
-        let mut good = self.trust.good()?;
-        if self.lasting && !self.trust.is_told() {
-            // A server of this user has the same key pair, and no other user has it.
-            good.push(self.identity.public_key().fingerprint());
-        }
+        let own = self.lasting.then_some(&self.identity);
+        let good = self.trust.good(own)?;
         Tls::new(self.identity.clone())
             .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
             .map(Some)
-            .map_err(|e| no_tls(&e))
+            .map_err(|e| keypair::unusable(&e))
     }
 
     /// Connects to one of the host's addresses.
