@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use weft_cli::failure::Failure;
@@ -82,12 +83,12 @@ pub fn application_of(mut args: Vec<OsString>) -> Option<Failure> {
         "media" => (&MEDIA, None),
         _ => return None,
     };
-    find(program.name)?;
+    let file = find(program.name)?;
     match first {
         Some(first) => args[at] = first.into(),
         None => drop(args.remove(at)),
     }
-    program.exec(&args).err()
+    Some(exec(&file, &args))
 }
 
 impl Program {
@@ -96,11 +97,13 @@ impl Program {
     /// # Errors
     /// It is missing, or cannot be started.
     pub fn run(&self, args: &Args) -> Result<ExitCode, Failure> {
-        let found = find(self.name);
-        if found.is_none() && args.args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        if let Some(file) = find(self.name) {
+            return Err(exec(&file, &args.args));
+        }
+        if args.args.iter().any(|arg| arg == "--help" || arg == "-h") {
             weft_cli::say(self.long);
         }
-        self.exec(&args.args)
+        self.missing()
     }
 
     /// Says that the program is missing.
@@ -114,16 +117,10 @@ impl Program {
         ))
         .hint(format!("in weft's sources: {}", self.build)))
     }
+}
 
-    fn exec(&self, args: &[OsString]) -> Result<ExitCode, Failure> {
-        let Some(program) = find(self.name) else {
-            return self.missing();
-        };
-        // Takes the place of this process: signals and the exit status are its own.
-        let error = Command::new(&program).args(args).exec();
-        Err(Failure::failed(format!(
-            "cannot run {}: {error}",
-            program.display()
-        )))
-    }
+/// Executes a file, which takes the place of this process: signals and the exit status are its own. Comes back where that cannot be.
+fn exec(file: &Path, args: &[OsString]) -> Failure {
+    let error = Command::new(file).args(args).exec();
+    Failure::failed(format!("cannot run {}: {error}", file.display()))
 }
