@@ -7,7 +7,7 @@
 //! * `engine`: which thread makes progress, and when.
 //! * `establish`: TCP connections and MPA start-up.
 //! * [`stat`]: the statistics of connections that other programs may query.
-//! * `above`: calls for layers that drive their queues themselves; programs need none of them.
+//! * `ext`: calls for layers that drive their queues themselves; programs need none of them.
 //! * `tls_env`: the TLS settings in the environment.
 //! * `ud`: unreliable datagram queue pairs.
 //! * `sidr`: finding a datagram queue pair by the UDP port on which its program listens.

@@ -172,8 +172,7 @@ fn last_bell(fd: c_int) -> Option<c_int> {
 /// # Safety
 /// As `close_range(2)`.
 pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    const CLOEXEC: c_int = 4;
-    if first > last || flags & CLOEXEC != 0 {
+    if first > last || flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() != 0 {
         // SAFETY: the caller's promise. Ours are closed on exec anyway.
         return unsafe { next::close_range(first, last, flags) };
     }

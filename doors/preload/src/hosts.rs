@@ -354,7 +354,7 @@ pub(crate) fn want_tcp(conn: &'static Conn, chan: &Chan, why: Why) {
     }
     stream.want_tcp(peer);
     bell::ring(chan.bell());
-    if !back::waits_for_host(why) {
+    if !back::is_out_of_sight(why) {
         return;
     }
     let slice = 10;

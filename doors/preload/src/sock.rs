@@ -22,9 +22,6 @@ use crate::{
     next, poll as readiness, privileges, ready, sets, settings, signal,
 };
 
-/// `CLOSE_RANGE_UNSHARE`.
-const UNSHARE: c_int = 2;
-
 /// The options of time limits as programs name them that are built for a `time_t` of 64 bits.
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
@@ -373,7 +370,7 @@ weft_sys::doors! {
     }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-        if flags & UNSHARE != 0 && first <= last && kernel::has_threads() {
+        if flags & libc::CLOSE_RANGE_UNSHARE.cast_signed() != 0 && first <= last && kernel::has_threads() {
             let _nothing_lent = privileges::own_descriptors();
             return next::close_range(first, last, flags);
         }

@@ -7,7 +7,7 @@
 use super::{Carrier, Route};
 use crate::meet::Why;
 
-/// From now on calls that are not seen, or other programs, read the socket.
+/// From now on calls that are not seen, or other programs, read the socket. A peer's host has to have sent all that is on the way before the call returns.
 #[must_use]
 pub fn is_out_of_sight(why: Why) -> bool {
     matches!(
@@ -26,12 +26,6 @@ pub fn is_out_of_sight(why: Why) -> bool {
 #[must_use]
 pub fn gives_back(why: Why) -> bool {
     is_out_of_sight(why) || why == Why::Option
-}
-
-/// Whether the peer's host has to have sent all that is on the way before the call returns.
-#[must_use]
-pub fn waits_for_host(why: Why) -> bool {
-    is_out_of_sight(why)
 }
 
 /// Whether calls that are not seen may send while the incoming direction stays as it is: the outgoing one is on its ring, and closed there. Else both go back,
