@@ -8,7 +8,7 @@ pub mod rsock;
 pub mod strings;
 pub mod sysfs;
 pub mod tree;
-pub mod types;
+pub use weft_cverbs as types;
 
 mod access;
 mod ah;

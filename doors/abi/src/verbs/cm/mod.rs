@@ -3,7 +3,7 @@
 //! On `weft0` connections are iWARP, wire-compatible with the kernel's. When the persona is the first device, the same connections have InfiniBand's terms, and
 //! one more way joins queue pairs that programs move themselves (`exchange`).
 
-pub mod types;
+pub use weft_cverbs::cm as types;
 
 mod addrinfo;
 mod channel;

@@ -1,10 +1,12 @@
-//! The declarations of `<infiniband/verbs.h>` and the headers that it includes (rdma-core 44), with C's names and layout.
-//! The manual pages of rdma-core say what the types mean. `tests/verbs_layout.rs` compares them with the headers, both ways.
+//! The declarations of `<infiniband/verbs.h>` and the headers that it includes (rdma-core 44), with C's names and layout; those of librdmacm are in [`cm`].
+//! `doors/abi` gives them to C programs, `core/nic` calls the system's libraries with them. The manual pages of rdma-core say what the types mean.
+//! `tests/verbs_layout.rs` of `doors/abi` compares them with the headers, both ways.
 //!
-//! Enumerations are integers here, because a program may pass any value.
+//! Enumerations are integers here, because a program or a library may pass any value.
 #![allow(non_camel_case_types, non_snake_case)] // C's names; the manual pages have the words
 #![allow(clippy::pub_underscore_fields, clippy::wildcard_imports)] // C's names again; one vocabulary in two files
 
+pub mod cm;
 pub mod constants;
 pub mod structs;
 
@@ -54,13 +56,13 @@ macro_rules! c_structs {
             #[derive(Clone, Copy)]
             pub $kind $name { $(pub $field: $of),* }
             // SAFETY: numbers and pointers, which may be NULL.
-            unsafe impl $crate::verbs::types::Zeroed for $name {}
+            unsafe impl $crate::Zeroed for $name {}
         )*
-        pub const LAYOUTS: &[$crate::verbs::types::Layout] = &[$($crate::verbs::types::Layout {
+        pub const LAYOUTS: &[$crate::Layout] = &[$($crate::Layout {
             name: stringify!($name),
             size: size_of::<$name>(),
             align: align_of::<$name>(),
-            fields: &[$($crate::verbs::types::Field {
+            fields: &[$($crate::Field {
                 name: stringify!($field),
                 of: stringify!($of),
                 offset: std::mem::offset_of!($name, $field),
@@ -79,7 +81,7 @@ macro_rules! c_enums {
             $(pub type $name = $of;)?
             $(pub const $value: $of = $number;)*
         )*
-        pub const ENUMERATIONS: &[$crate::verbs::types::Enumeration] = &[$($crate::verbs::types::Enumeration {
+        pub const ENUMERATIONS: &[$crate::Enumeration] = &[$($crate::Enumeration {
             name: c_enums!(@name $($name)?),
             size: size_of::<$of>(),
             values: &[$((stringify!($value), $value as i128)),*],

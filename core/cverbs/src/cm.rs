@@ -1,11 +1,10 @@
-//! The declarations of `<rdma/rdma_cma.h>` and `<rdma/rsocket.h>` (rdma-core 44), as those of verbs in [`crate::verbs::types`].
-#![allow(non_camel_case_types)] // C's names; the manual pages have the words
+//! The declarations of `<rdma/rdma_cma.h>` and `<rdma/rsocket.h>` (rdma-core 44), as those of verbs in [`crate`].
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
-use crate::verbs::types::{
+use crate::{
     c_constants, c_enums, c_structs, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid,
     ibv_pd, ibv_qp, ibv_qp_type, ibv_sa_path_rec, ibv_srq,
 };
