@@ -1,7 +1,10 @@
 //! What weft needs of this machine, and what to do where something is missing.
 
+pub mod rnic;
 pub mod same_host;
+pub mod selftest;
 
+use std::borrow::Cow;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -49,7 +52,7 @@ pub struct Check {
     /// What does not work, or is slower, for that reason; empty when all is well.
     pub cost: &'static str,
     /// What to do about it; empty when all is well.
-    pub remedy: &'static str,
+    pub remedy: Cow<'static, str>,
 }
 
 impl Check {
@@ -70,7 +73,7 @@ impl Check {
         Self {
             name,
             verdict: Verdict::Warn,
-            remedy: failure::shortage(&finding).unwrap_or(remedy),
+            remedy: failure::shortage(&finding).unwrap_or(remedy).into(),
             finding: failure::without_numbers(&finding),
             cost,
         }
@@ -116,6 +119,7 @@ pub fn all(peer: same_host::Peer<'_>, ports: &[(&'static str, u16)]) -> Vec<Chec
         io_uring(),
         ipv6(),
     ];
+    checks.extend(rnic::checks());
     checks.extend(same_host::checks(peer));
     checks.extend(ports.iter().map(|(name, number)| port(name, *number)));
     checks.extend(mtus());

@@ -9,5 +9,6 @@ pub mod cmd;
 pub mod cp;
 pub mod demo;
 pub mod doctor;
+pub mod rnics;
 pub mod stat;
 pub mod stat_run;

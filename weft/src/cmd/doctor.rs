@@ -12,6 +12,9 @@ pub struct Args {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
+    /// Report on the machine's RNICs: versions, devices, and a test of every operation over loopback on each
+    #[arg(long, conflicts_with = "json")]
+    report: bool,
     /// Be the second process of the check of the same-host transport
     #[arg(long, value_name = "ADDR:PORT", hide = true, exclusive = true)]
     peer: Option<SocketAddr>,
@@ -23,6 +26,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let probe = same_host::probe(addr).map_err(|e| Failure::failed(e.to_string()))?;
         weft_cli::say(probe);
         return Ok(Exit::Ok);
+    }
+    if args.report {
+        let good = doctor::rnic::report(&mut |line| weft_cli::say(line));
+        return Ok(if good { Exit::Ok } else { Exit::Failed });
     }
     let program = std::env::current_exe().map_err(|e| {
         Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")

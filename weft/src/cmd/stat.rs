@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use weft_verbs::stat::{Survey, survey};
 
+use crate::rnics::{self, Rnic};
 use crate::stat::{Watch, table};
 use crate::stat_run;
 use weft_cli::failure::{Exit, Failure};
@@ -16,7 +17,7 @@ users.
 For each connection: its transport (`local` is shared memory) and the reason if it is not shared memory, its age, payload bytes sent and \
 received, how many of them were copied once more than needed, one-sided operations that the process carried out in its peer's \
 memory itself, FPDUs and system calls, out and in. A second table has the programs under `weft run`: bytes through rings \
-and over TCP, and the reason if a connection is not on the rings. Processes with WEFT_STAT=off and processes of \
+and over TCP, and the reason if a connection is not on the rings. Without PIDs, a last table has the machine's own RNICs. Processes with WEFT_STAT=off and processes of \
 another network namespace are not shown.";
 
 /// The time limit for processes that do not answer.
@@ -55,6 +56,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let mut watch = Watch::default();
     let mut first = true;
     let keys = args.watch.and_then(|_| Keys::new());
+    // Of the machine, not of a process; asked for once, because each question opens the device.
+    let machine = args.pids.is_empty().then(rnics::all);
     loop {
         let began = Instant::now();
         let found = survey(PATIENCE).map_err(|e| {
@@ -95,15 +98,21 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let rows = watch.rows(found, &args.pids);
         let mut text = if args.json {
             let lines = rows.iter().map(|row| row.json() + "\n");
-            lines.collect::<String>() + &stat_run::json(&ledgers)
+            let of_machine = machine.iter().flatten().flatten().flat_map(Rnic::json);
+            let of_machine = of_machine.map(|object| format!("{object}\n"));
+            lines.collect::<String>() + &stat_run::json(&ledgers) + &of_machine.collect::<String>()
         } else {
             let width = terminal::width();
             let run = stat_run::table(&ledgers, width);
-            match (rows.is_empty(), run.is_empty()) {
+            let mut text = match (rows.is_empty(), run.is_empty()) {
                 (true, true) => "no connections\n".to_owned(),
                 (true, false) => run,
                 _ => table(&rows, args.watch.is_some() && !first, width) + "\n" + &run,
+            };
+            if let Some(machine) = &machine {
+                text += &rnics::table(machine, width);
             }
+            text
         };
         // The output to a program or a file is not cleared.
         if args.watch.is_some() && !args.json {

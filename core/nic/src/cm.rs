@@ -1,0 +1,455 @@
+//! Connections by addresses: librdmacm.
+//!
+//! A connection begins with [`Outgoing::resolve`] on one side and [`Listener::bind`] on the other. Either side learns there which device the address belongs
+//! to, makes its queue pair on that device, posts its receives, and then connects or accepts.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weft_cverbs::Zeroed;
+use weft_cverbs::cm::{
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
+    RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_PS_TCP, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    rdma_event_channel,
+};
+
+use crate::context::{Context, Keeper, Pd};
+use crate::error::{Error, last, status};
+use crate::library::{CmCalls, Libraries};
+use crate::qp::{Qp, QpInit};
+use crate::queue::{readable, without_blocking};
+
+/// Where errors without a device come from.
+const CM: &str = "librdmacm";
+
+/// Reads of each side on their way; every device that has them takes one.
+const READS: u8 = 1;
+/// Again and again (7), as long as the peer has no receive.
+const RNR_RETRY: u8 = 7;
+const RETRIES: u8 = 7;
+
+/// An identifier of librdmacm, with an event channel of its own.
+struct Id {
+    libraries: &'static Libraries,
+    calls: &'static CmCalls,
+    id: *mut rdma_cm_id,
+    channel: *mut rdma_event_channel,
+}
+
+// SAFETY: the library's calls may come from any thread.
+unsafe impl Send for Id {}
+// SAFETY: as above.
+unsafe impl Sync for Id {}
+impl Keeper for Id {}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // SAFETY: ours, once; every event was acknowledged, and the queue pair destroyed.
+        unsafe {
+            (self.calls.rdma_destroy_id)(self.id);
+            (self.calls.rdma_destroy_event_channel)(self.channel);
+        }
+    }
+}
+
+/// What an event says.
+struct Event {
+    kind: rdma_cm_event_type,
+    status: c_int,
+    id: *mut rdma_cm_id,
+}
+
+fn channel(calls: &CmCalls) -> Result<*mut rdma_event_channel, Error> {
+    // SAFETY: no arguments.
+    let channel = unsafe { (calls.rdma_create_event_channel)() };
+    if channel.is_null() {
+        let errno = last();
+        let error = Error::call(CM, "rdma_create_event_channel", errno);
+        return Err(match errno {
+            libc::ENOENT | libc::ENODEV | libc::ENXIO => error.remedy(
+                "/dev/infiniband/rdma_cm is missing: `modprobe rdma_ucm`, as root; in a container, start it with --device=/dev/infiniband",
+            ),
+            libc::EACCES | libc::EPERM => {
+                error.remedy("let this user read and write /dev/infiniband/rdma_cm")
+            }
+            _ => error,
+        });
+    }
+    // SAFETY: the descriptor of a channel that lives.
+    let fd = unsafe { BorrowedFd::borrow_raw((*channel).fd) };
+    without_blocking(fd).map_err(|e| {
+        // SAFETY: ours, once.
+        unsafe { (calls.rdma_destroy_event_channel)(channel) };
+        Error::call(CM, "fcntl", e.raw_os_error())
+    })?;
+    Ok(channel)
+}
+
+impl Id {
+    fn new() -> Result<Self, Error> {
+        let libraries = Libraries::get()?;
+        let calls = libraries.cm()?;
+        let (channel, mut id) = (channel(calls)?, ptr::null_mut());
+        // SAFETY: a channel that lives, and a place for the answer.
+        let answer =
+            unsafe { (calls.rdma_create_id)(channel, &raw mut id, ptr::null_mut(), RDMA_PS_TCP) };
+        if let Err(errno) = status(answer) {
+            // SAFETY: ours, once.
+            unsafe { (calls.rdma_destroy_event_channel)(channel) };
+            return Err(Error::call(CM, "rdma_create_id", errno));
+        }
+        Ok(Self {
+            libraries,
+            calls,
+            id,
+            channel,
+        })
+    }
+
+    /// One that came with a connection request; gives it a channel of its own.
+    fn of_request(&self, id: *mut rdma_cm_id) -> Result<Self, Error> {
+        let calls = self.calls;
+        let own = channel(calls);
+        let moved = own.and_then(|own| {
+            // SAFETY: an identifier that is ours, without events that nobody has acknowledged.
+            let answer = unsafe { (calls.rdma_migrate_id)(id, own) };
+            status(answer).map(|()| own).map_err(|errno| {
+                // SAFETY: ours, once.
+                unsafe { (calls.rdma_destroy_event_channel)(own) };
+                self.failed("rdma_migrate_id", errno)
+            })
+        });
+        match moved {
+            Ok(channel) => Ok(Self {
+                libraries: self.libraries,
+                calls,
+                id,
+                channel,
+            }),
+            Err(error) => {
+                // SAFETY: ours, once.
+                unsafe { (calls.rdma_destroy_id)(id) };
+                Err(error)
+            }
+        }
+    }
+
+    /// The name of the device that it is bound to.
+    fn device(&self) -> Option<String> {
+        // SAFETY: an identifier that lives; its context, if it has one, has a device with a name.
+        unsafe {
+            let context = (*self.id).verbs;
+            if context.is_null() {
+                return None;
+            }
+            let name = CStr::from_ptr((*(*context).device).name.as_ptr());
+            Some(name.to_string_lossy().into_owned())
+        }
+    }
+
+    fn failed(&self, call: &str, errno: i32) -> Error {
+        Error::call(self.device().as_deref().unwrap_or(CM), call, errno)
+    }
+
+    fn check(&self, call: &str, answer: c_int) -> Result<(), Error> {
+        status(answer).map_err(|errno| self.failed(call, errno))
+    }
+
+    /// The next event.
+    fn event(&self, call: &str, end: Instant) -> Result<Event, Error> {
+        // SAFETY: the descriptor of a channel that lives.
+        let fd = unsafe { BorrowedFd::borrow_raw((*self.channel).fd) };
+        loop {
+            if !readable(fd, end).map_err(|e| self.failed("poll", e.raw_os_error()))? {
+                return Err(self.failed(call, libc::ETIMEDOUT));
+            }
+            let mut event = ptr::null_mut();
+            // SAFETY: as above, and a place for the answer.
+            let answer = unsafe { (self.calls.rdma_get_cm_event)(self.channel, &raw mut event) };
+            match status(answer) {
+                Err(libc::EAGAIN | libc::EINTR) => continue,
+                other => other.map_err(|errno| self.failed("rdma_get_cm_event", errno))?,
+            }
+            // SAFETY: an event, which lives until it is acknowledged, once.
+            return Ok(unsafe {
+                let (kind, status, id) = ((*event).event, (*event).status, (*event).id);
+                (self.calls.rdma_ack_cm_event)(event);
+                Event { kind, status, id }
+            });
+        }
+    }
+
+    /// Waits for this event.
+    fn expect(&self, call: &str, kind: rdma_cm_event_type, end: Instant) -> Result<Event, Error> {
+        let event = self.event(call, end)?;
+        if event.kind == kind {
+            return Ok(event);
+        }
+        // SAFETY: the library returns a string that stays.
+        let name = unsafe { CStr::from_ptr((self.calls.rdma_event_str)(event.kind)) };
+        let name = name.to_string_lossy();
+        // The status is an error number with a minus, or a reason of the transport.
+        let error = if event.status < 0 {
+            self.failed(&format!("{call} ended with {name}"), -event.status)
+        } else {
+            let what = format!("{call} ended with {name}, status {}", event.status);
+            Error::new(Some(self.device().as_deref().unwrap_or(CM)), what)
+        };
+        Err(error)
+    }
+}
+
+fn bind(id: &Id, address: SocketAddr) -> Result<(), Error> {
+    let mut raw = sockaddr(address);
+    // SAFETY: an identifier that lives, and an address.
+    let answer = unsafe { (id.calls.rdma_bind_addr)(id.id, (&raw mut raw).cast()) };
+    id.check(&format!("rdma_bind_addr to {address}"), answer).map_err(|error| match error.errno() {
+        Some(libc::ENODEV | libc::EADDRNOTAVAIL) => error.remedy(format!(
+            "no RDMA device has a GID for {}: `rdma link` shows the interfaces of devices, `ip addr` their addresses",
+            address.ip()
+        )),
+        _ => error,
+    })
+}
+
+fn context(id: &Arc<Id>) -> Result<Context, Error> {
+    // SAFETY: an identifier that lives.
+    let raw = unsafe { (*id.id).verbs };
+    if raw.is_null() {
+        return Err(Error::new(
+            Some(CM),
+            "the address belongs to no RDMA device",
+        ));
+    }
+    let keeper: Arc<dyn Keeper> = Arc::<Id>::clone(id);
+    // SAFETY: the context of an identifier is open as long as the identifier lives.
+    Ok(unsafe { Context::borrowed(id.libraries, raw, keeper) })
+}
+
+fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
+    let own = context(id)?;
+    init.check(&own)?;
+    if !pd.context().is(&own) {
+        return Err(own.failed("rdma_create_qp in a domain of another device", libc::EINVAL));
+    }
+    let mut attributes = init.attributes();
+    // SAFETY: an identifier that lives; the domain and the queues are of its device.
+    let answer = unsafe { (id.calls.rdma_create_qp)(id.id, pd.raw(), &raw mut attributes) };
+    status(answer).map_err(|errno| own.lacks_memory("rdma_create_qp", errno, init.memory()))?;
+    let owner = Arc::clone(id);
+    // SAFETY: ours, once, and the identifier lives.
+    let destroy = move || unsafe { (owner.calls.rdma_destroy_qp)(owner.id) };
+    let keeper: Arc<dyn Keeper> = Arc::<Id>::clone(id);
+    let inline = attributes.cap.max_inline_data;
+    // SAFETY: the identifier's queue pair, which `destroy` ends.
+    Ok(unsafe { Qp::of_cm((*id.id).qp, inline, init, pd, Box::new(destroy), keeper) })
+}
+
+fn parameters() -> rdma_conn_param {
+    let mut parameters = rdma_conn_param::zeroed();
+    parameters.responder_resources = READS;
+    parameters.initiator_depth = READS;
+    parameters.retry_count = RETRIES;
+    parameters.rnr_retry_count = RNR_RETRY;
+    parameters
+}
+
+/// A connection on its way out: its device is known.
+pub struct Outgoing(Arc<Id>);
+
+impl Outgoing {
+    /// Finds the device and the route to an address, within this time.
+    ///
+    /// # Errors
+    /// As `rdma_resolve_addr` and `rdma_resolve_route`; no device has the local address.
+    pub fn resolve(
+        local: Option<IpAddr>,
+        peer: SocketAddr,
+        patience: Duration,
+    ) -> Result<Self, Error> {
+        let (id, end) = (Id::new()?, Instant::now() + patience);
+        if let Some(local) = local {
+            bind(&id, (local, 0).into())?;
+        }
+        let ms = c_int::try_from(patience.as_millis()).unwrap_or(c_int::MAX);
+        let mut raw = sockaddr(peer);
+        let call = format!("rdma_resolve_addr of {peer}");
+        // SAFETY: an identifier that lives, and an address.
+        let answer = unsafe {
+            (id.calls.rdma_resolve_addr)(id.id, ptr::null_mut(), (&raw mut raw).cast(), ms)
+        };
+        id.check(&call, answer)?;
+        id.expect(&call, RDMA_CM_EVENT_ADDR_RESOLVED, end)?;
+        // SAFETY: an identifier that lives.
+        id.check("rdma_resolve_route", unsafe {
+            (id.calls.rdma_resolve_route)(id.id, ms)
+        })?;
+        id.expect("rdma_resolve_route", RDMA_CM_EVENT_ROUTE_RESOLVED, end)?;
+        Ok(Self(Arc::new(id)))
+    }
+
+    /// The device that it goes through; open as long as an object of it is there.
+    ///
+    /// # Errors
+    /// The address belongs to no device.
+    pub fn context(&self) -> Result<Context, Error> {
+        context(&self.0)
+    }
+
+    /// The queue pair of the connection, on its device.
+    ///
+    /// # Errors
+    /// As `rdma_create_qp`.
+    pub fn create_qp(&self, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
+        create_qp(&self.0, pd, init)
+    }
+
+    /// Connects its queue pair, within this time.
+    ///
+    /// # Errors
+    /// As `rdma_connect`; the peer refuses, or does not answer.
+    pub fn connect(self, qp: Qp, patience: Duration) -> Result<Connection, Error> {
+        let (id, end) = (&self.0, Instant::now() + patience);
+        let mut parameters = parameters();
+        // SAFETY: an identifier that lives, and parameters.
+        let answer = unsafe { (id.calls.rdma_connect)(id.id, &raw mut parameters) };
+        id.check("rdma_connect", answer)?;
+        id.expect("rdma_connect", RDMA_CM_EVENT_ESTABLISHED, end)?;
+        Ok(Connection { qp, id: self.0 })
+    }
+}
+
+/// Takes connections.
+pub struct Listener(Arc<Id>);
+
+impl Listener {
+    /// Listens on an address of a device; port 0 chooses one.
+    ///
+    /// # Errors
+    /// As `rdma_bind_addr` and `rdma_listen`; no device has the address.
+    pub fn bind(address: SocketAddr) -> Result<Self, Error> {
+        const BACKLOG: c_int = 16;
+        let id = Id::new()?;
+        bind(&id, address)?;
+        // SAFETY: an identifier that lives.
+        let answer = unsafe { (id.calls.rdma_listen)(id.id, BACKLOG) };
+        id.check("rdma_listen", answer)?;
+        Ok(Self(Arc::new(id)))
+    }
+
+    /// The name of the device whose address it is; `None`: of all devices.
+    pub fn device(&self) -> Option<String> {
+        self.0.device()
+    }
+
+    /// The port that it listens on.
+    pub fn port(&self) -> u16 {
+        // SAFETY: an identifier that lives.
+        u16::from_be(unsafe { (self.0.calls.rdma_get_src_port)(self.0.id) })
+    }
+
+    /// The next connection request, if one comes within this time.
+    ///
+    /// # Errors
+    /// As `rdma_get_cm_event`; none came.
+    pub fn request(&self, patience: Duration) -> Result<Incoming, Error> {
+        let end = Instant::now() + patience;
+        let call = "waiting for a connection";
+        let event = self.0.expect(call, RDMA_CM_EVENT_CONNECT_REQUEST, end)?;
+        Ok(Incoming(Arc::new(self.0.of_request(event.id)?)))
+    }
+}
+
+/// A connection request.
+pub struct Incoming(Arc<Id>);
+
+impl Incoming {
+    /// The device that it came through; open as long as an object of it is there.
+    ///
+    /// # Errors
+    /// The request has no device.
+    pub fn context(&self) -> Result<Context, Error> {
+        context(&self.0)
+    }
+
+    /// The queue pair of the connection, on its device.
+    ///
+    /// # Errors
+    /// As `rdma_create_qp`.
+    pub fn create_qp(&self, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
+        create_qp(&self.0, pd, init)
+    }
+
+    /// Accepts, and waits until the connection is there.
+    ///
+    /// # Errors
+    /// As `rdma_accept`; the peer has gone.
+    pub fn accept(self, qp: Qp, patience: Duration) -> Result<Connection, Error> {
+        let (id, end) = (&self.0, Instant::now() + patience);
+        let mut parameters = parameters();
+        // SAFETY: an identifier that lives, and parameters.
+        let answer = unsafe { (id.calls.rdma_accept)(id.id, &raw mut parameters) };
+        id.check("rdma_accept", answer)?;
+        id.expect("rdma_accept", RDMA_CM_EVENT_ESTABLISHED, end)?;
+        Ok(Connection { qp, id: self.0 })
+    }
+}
+
+/// A connection; dropping it ends it.
+pub struct Connection {
+    qp: Qp,
+    id: Arc<Id>,
+}
+
+impl Connection {
+    /// Its queue pair.
+    pub fn qp(&self) -> &Qp {
+        &self.qp
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // SAFETY: an identifier that lives.
+        unsafe { (self.id.calls.rdma_disconnect)(self.id.id) };
+    }
+}
+
+/// The address in C's form.
+fn sockaddr(address: SocketAddr) -> libc::sockaddr_storage {
+    // SAFETY: numbers.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let at: *mut c_void = (&raw mut storage).cast();
+    match address {
+        SocketAddr::V4(v4) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr {
+                    s_addr: u32::from(*v4.ip()).to_be(),
+                },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the storage has room for every kind of address.
+            unsafe { at.cast::<libc::sockaddr_in>().write(raw) }
+        }
+        SocketAddr::V6(v6) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo(),
+                sin6_addr: libc::in6_addr {
+                    s6_addr: v6.ip().octets(),
+                },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { at.cast::<libc::sockaddr_in6>().write(raw) }
+        }
+    }
+    storage
+}

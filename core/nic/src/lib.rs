@@ -1,0 +1,33 @@
+//! The machine's own RDMA devices, through the system's `libibverbs.so.1` and `librdmacm.so.1`.
+//!
+//! [`devices`] lists them and [`Device::open`] opens one. The objects of verbs are [`Pd`], [`Mr`], [`Channel`], [`Cq`], [`Srq`], [`Ah`] and [`Qp`]; [`cm`]
+//! connects queue pairs by addresses. Both libraries are loaded at the first call, and nothing is linked. weft's own drop-in libraries have the same
+//! file names: [`Libraries`] refuses them, unless the folder in [`FOLDER`] holds them.
+//!
+//! # Safety
+//!
+//! The libraries are trusted to do what their manual pages say. Each object keeps alive what it was made of, so that the order in which a program drops them
+//! does not matter. Registered memory belongs to its [`Mr`]: programs reach it by copies only, because a peer can change it at any time, and it is freed
+//! only after `ibv_dereg_mr` has succeeded, after which the device refuses its keys. A work request borrows its memory for the call that posts it, in which
+//! the library may read it (inline data).
+#![warn(missing_docs)]
+#![allow(clippy::cast_possible_wrap)] // C counts in `int`
+
+mod address;
+pub mod cm;
+mod context;
+mod device;
+mod error;
+mod library;
+mod memory;
+mod qp;
+mod queue;
+
+pub use address::addresses_of;
+pub use context::{Context, Pd};
+pub use device::{Device, Gid, GidKind, Info, Link, Port, Transport, devices, nameless};
+pub use error::Error;
+pub use library::{FOLDER, Libraries};
+pub use memory::{Access, Mr, Sge};
+pub use qp::{Ah, Op, Path, Qp, QpInit, QpKind, Remote, SendWr};
+pub use queue::{Channel, Cq, Srq, Wc};

@@ -1,0 +1,565 @@
+//! Queue pairs and work requests.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::Arc;
+
+use weft_cverbs::{
+    IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC,
+    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
+    IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE,
+    IBV_QP_TIMEOUT, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_QPT_UD, IBV_SEND_FENCE,
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, Zeroed, ibv_ah, ibv_ah_attr, ibv_qp, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_send_wr, ibv_send_wr_wr, ibv_send_wr_wr_atomic, ibv_send_wr_wr_rdma,
+    ibv_send_wr_wr_ud,
+};
+
+use crate::context::{Context, Keeper, Pd};
+use crate::device::{Gid, GidKind, Link, Port};
+use crate::error::{Error, last, status};
+use crate::memory::{Access, Sge};
+use crate::queue::{Cq, Srq, list, receive};
+
+/// The kind of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpKind {
+    /// Reliable, connected.
+    Rc,
+    /// Datagrams.
+    Ud,
+}
+
+/// What a queue pair is made of.
+#[derive(Clone, Copy)]
+pub struct QpInit<'a> {
+    /// Its kind.
+    pub kind: QpKind,
+    /// Where its sends complete.
+    pub send_cq: &'a Cq,
+    /// Where its receives complete.
+    pub recv_cq: &'a Cq,
+    /// Where it takes its receives from, if not from a queue of its own.
+    pub srq: Option<&'a Srq>,
+    /// Work requests in each queue.
+    pub max_wr: u32,
+    /// Pieces of memory of each.
+    pub max_sge: u32,
+    /// Bytes that can be sent inline.
+    pub max_inline: u32,
+}
+
+impl<'a> QpInit<'a> {
+    /// A reliable one with sixteen work requests of one piece, and both completions in one queue.
+    pub fn new(cq: &'a Cq) -> Self {
+        Self {
+            kind: QpKind::Rc,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            max_wr: 16,
+            max_sge: 1,
+            max_inline: 0,
+        }
+    }
+
+    pub(crate) fn attributes(&self) -> ibv_qp_init_attr {
+        let mut init = ibv_qp_init_attr::zeroed();
+        (init.send_cq, init.recv_cq) = (self.send_cq.raw(), self.recv_cq.raw());
+        init.srq = self.srq.map_or(ptr::null_mut(), Srq::raw);
+        init.qp_type = match self.kind {
+            QpKind::Rc => IBV_QPT_RC,
+            QpKind::Ud => IBV_QPT_UD,
+        };
+        init.cap.max_send_wr = self.max_wr;
+        init.cap.max_send_sge = self.max_sge;
+        init.cap.max_inline_data = self.max_inline;
+        if self.srq.is_none() {
+            (init.cap.max_recv_wr, init.cap.max_recv_sge) = (self.max_wr, self.max_sge);
+        }
+        init
+    }
+
+    /// Bytes of its queues, about.
+    pub(crate) fn memory(&self) -> usize {
+        let wr = size_of::<ibv_send_wr>() + self.max_inline as usize;
+        2 * self.max_wr as usize * (wr + self.max_sge as usize * size_of::<Sge<'_>>())
+    }
+}
+
+/// A queue pair.
+pub struct Qp {
+    qp: *mut ibv_qp,
+    number: u32,
+    kind: QpKind,
+    max_inline: u32,
+    /// Destroys it.
+    end: End,
+    pd: Pd,
+    _queues: (Cq, Cq, Option<Srq>),
+}
+
+/// How a queue pair is destroyed.
+enum End {
+    Verbs,
+    /// By librdmacm, to which it belongs, with its identifier.
+    Cm(
+        Box<dyn FnMut() + Send + Sync>,
+        #[expect(dead_code, reason = "kept alive")] Arc<dyn Keeper>,
+    ),
+}
+
+// SAFETY: as `Context`.
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        match &mut self.end {
+            // SAFETY: ours, once.
+            End::Verbs => unsafe {
+                (self.pd.context().libraries().verbs.ibv_destroy_qp)(self.qp);
+            },
+            End::Cm(destroy, _) => destroy(),
+        }
+    }
+}
+
+impl Pd {
+    /// A new queue pair.
+    ///
+    /// # Errors
+    /// As `ibv_create_qp`.
+    pub fn create_qp(&self, init: &QpInit<'_>) -> Result<Qp, Error> {
+        let context = self.context();
+        init.check(context)?;
+        let mut attributes = init.attributes();
+        // SAFETY: a domain that lives, and attributes with queues that live.
+        let qp =
+            unsafe { (context.libraries().verbs.ibv_create_qp)(self.raw(), &raw mut attributes) };
+        if qp.is_null() {
+            return Err(context.lacks_memory("ibv_create_qp", last(), init.memory()));
+        }
+        Ok(Qp {
+            qp,
+            // SAFETY: a queue pair of the library.
+            number: unsafe { (*qp).qp_num },
+            kind: init.kind,
+            max_inline: attributes.cap.max_inline_data,
+            end: End::Verbs,
+            pd: self.clone(),
+            _queues: init.queues(),
+        })
+    }
+}
+
+impl QpInit<'_> {
+    /// Drivers take each object for one of their own.
+    pub(crate) fn check(&self, context: &Context) -> Result<(), Error> {
+        let queues = [self.send_cq, self.recv_cq].map(Cq::context);
+        let all = queues.into_iter().chain(self.srq.map(Srq::context));
+        if all.into_iter().all(|other| other.is(context)) {
+            return Ok(());
+        }
+        Err(context.failed("ibv_create_qp with a queue of another device", libc::EINVAL))
+    }
+
+    fn queues(&self) -> (Cq, Cq, Option<Srq>) {
+        (
+            self.send_cq.clone(),
+            self.recv_cq.clone(),
+            self.srq.cloned(),
+        )
+    }
+}
+
+/// Where a peer's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The address.
+    pub addr: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+/// The way to a queue pair, for the transports of InfiniBand.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    port: u8,
+    /// `enum ibv_mtu`.
+    mtu: u32,
+    lid: u16,
+    gid: [u8; 16],
+    gid_index: u8,
+    /// The GID is in each packet (always with `RoCE`).
+    global: bool,
+}
+
+impl Path {
+    /// The way from this port to the GID, which may be one of its own.
+    pub fn new(port: &Port, own: &Gid, peer: [u8; 16], peer_lid: u16) -> Self {
+        Self {
+            port: port.number,
+            mtu: port
+                .mtu
+                .checked_ilog2()
+                .map_or(0, |log| log.saturating_sub(7)),
+            lid: peer_lid,
+            gid: peer,
+            gid_index: own.index as u8,
+            global: port.link != Link::InfiniBand || own.kind != GidKind::Ib,
+        }
+    }
+
+    fn address(&self) -> ibv_ah_attr {
+        let mut address = ibv_ah_attr::zeroed();
+        address.dlid = self.lid;
+        address.port_num = self.port;
+        address.is_global = self.global.into();
+        address.grh.dgid.raw = self.gid;
+        address.grh.sgid_index = self.gid_index;
+        address.grh.hop_limit = 64;
+        address
+    }
+}
+
+/// An address handle: where datagrams go.
+pub struct Ah {
+    ah: *mut ibv_ah,
+    pd: Pd,
+}
+
+// SAFETY: as `Context`.
+unsafe impl Send for Ah {}
+// SAFETY: as above.
+unsafe impl Sync for Ah {}
+
+impl Drop for Ah {
+    fn drop(&mut self) {
+        // SAFETY: ours, once.
+        unsafe { (self.pd.context().libraries().verbs.ibv_destroy_ah)(self.ah) };
+    }
+}
+
+impl Pd {
+    /// A new address handle.
+    ///
+    /// # Errors
+    /// As `ibv_create_ah`.
+    pub fn create_ah(&self, path: &Path) -> Result<Ah, Error> {
+        let context = self.context();
+        let mut address = path.address();
+        // SAFETY: a domain that lives, and an address.
+        let ah = unsafe { (context.libraries().verbs.ibv_create_ah)(self.raw(), &raw mut address) };
+        if ah.is_null() {
+            return Err(context.failed("ibv_create_ah", last()));
+        }
+        Ok(Ah {
+            ah,
+            pd: self.clone(),
+        })
+    }
+}
+
+/// What a work request does.
+#[derive(Clone, Copy)]
+pub enum Op<'a> {
+    /// A Send, with immediate data or without.
+    Send(Option<u32>),
+    /// An RDMA Write, with immediate data or without.
+    Write(Remote, Option<u32>),
+    /// An RDMA Read.
+    Read(Remote),
+    /// Swaps the eight bytes if they are as expected; they come back as they were.
+    CompareSwap {
+        /// Where they are.
+        at: Remote,
+        /// What is expected.
+        compare: u64,
+        /// What is stored then.
+        swap: u64,
+    },
+    /// Adds to the eight bytes; they come back as they were.
+    FetchAdd {
+        /// Where they are.
+        at: Remote,
+        /// What is added.
+        add: u64,
+    },
+    /// A datagram, with immediate data or without.
+    Datagram {
+        /// The host.
+        to: &'a Ah,
+        /// The queue pair.
+        qp: u32,
+        /// Its key.
+        qkey: u32,
+        /// Immediate data.
+        imm: Option<u32>,
+    },
+}
+
+/// A work request for the send queue.
+#[derive(Clone, Copy)]
+pub struct SendWr<'a> {
+    /// Its number, for the completion.
+    pub id: u64,
+    /// What it does.
+    pub op: Op<'a>,
+    /// The bytes on this side.
+    pub sges: &'a [Sge<'a>],
+    /// The bytes are copied by the call that posts them.
+    pub inline: bool,
+    /// It makes a completion.
+    pub signaled: bool,
+    /// The peer's completion makes an event.
+    pub solicited: bool,
+    /// It begins after the Reads and atomics before it.
+    pub fence: bool,
+}
+
+impl<'a> SendWr<'a> {
+    /// One that makes a completion.
+    pub fn new(id: u64, op: Op<'a>, sges: &'a [Sge<'a>]) -> Self {
+        Self {
+            id,
+            op,
+            sges,
+            inline: false,
+            signaled: true,
+            solicited: false,
+            fence: false,
+        }
+    }
+
+    fn raw(&self) -> ibv_send_wr {
+        let mut wr = ibv_send_wr::zeroed();
+        (wr.wr_id, wr.sg_list, wr.num_sge) = (self.id, list(self.sges), self.sges.len() as c_int);
+        let flag = |is: bool, flag| if is { flag } else { 0 };
+        wr.send_flags = flag(self.inline, IBV_SEND_INLINE)
+            | flag(self.signaled, IBV_SEND_SIGNALED)
+            | flag(self.solicited, IBV_SEND_SOLICITED)
+            | flag(self.fence, IBV_SEND_FENCE);
+        let rdma = |at: Remote| ibv_send_wr_wr {
+            rdma: ibv_send_wr_wr_rdma {
+                remote_addr: at.addr,
+                rkey: at.rkey,
+            },
+        };
+        let atomic = |at: Remote, compare_add, swap| ibv_send_wr_wr {
+            atomic: ibv_send_wr_wr_atomic {
+                remote_addr: at.addr,
+                compare_add,
+                swap,
+                rkey: at.rkey,
+            },
+        };
+        let with = |imm: Option<u32>, with, without| if imm.is_some() { with } else { without };
+        let imm;
+        (wr.opcode, imm) = match self.op {
+            Op::Send(imm) => (with(imm, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND), imm),
+            Op::Write(at, imm) => {
+                wr.wr = rdma(at);
+                (
+                    with(imm, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_WRITE),
+                    imm,
+                )
+            }
+            Op::Read(at) => {
+                wr.wr = rdma(at);
+                (IBV_WR_RDMA_READ, None)
+            }
+            Op::CompareSwap { at, compare, swap } => {
+                wr.wr = atomic(at, compare, swap);
+                (IBV_WR_ATOMIC_CMP_AND_SWP, None)
+            }
+            Op::FetchAdd { at, add } => {
+                wr.wr = atomic(at, add, 0);
+                (IBV_WR_ATOMIC_FETCH_AND_ADD, None)
+            }
+            Op::Datagram { to, qp, qkey, imm } => {
+                let (ah, remote_qpn, remote_qkey) = (to.ah, qp, qkey);
+                wr.wr.ud = ibv_send_wr_wr_ud {
+                    ah,
+                    remote_qpn,
+                    remote_qkey,
+                };
+                (with(imm, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND), imm)
+            }
+        };
+        wr.imm_data = imm.unwrap_or(0).to_be();
+        wr
+    }
+}
+
+/// Reads and atomics of each side on their way; every device that has them takes one.
+const RD_ATOMIC: u8 = 1;
+/// 0.64 ms, after which a message without a receive is tried again.
+const RNR_TIMER: u8 = 12;
+/// 67 ms: 4.096 us * 2^14.
+const TIMEOUT: u8 = 14;
+/// Always again.
+const RNR_RETRY: u8 = 7;
+const RETRIES: u8 = 7;
+
+impl Qp {
+    /// That of an identifier of librdmacm.
+    ///
+    /// # Safety
+    /// `qp` lives until `destroy` is called, and that as long as `keeper`.
+    pub(crate) unsafe fn of_cm(
+        qp: *mut ibv_qp,
+        max_inline: u32,
+        init: &QpInit<'_>,
+        pd: &Pd,
+        destroy: Box<dyn FnMut() + Send + Sync>,
+        keeper: Arc<dyn Keeper>,
+    ) -> Self {
+        Self {
+            qp,
+            // SAFETY: the caller's promise.
+            number: unsafe { (*qp).qp_num },
+            kind: init.kind,
+            max_inline,
+            end: End::Cm(destroy, keeper),
+            pd: pd.clone(),
+            _queues: init.queues(),
+        }
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Bytes that can be sent inline; the device may allow more than was asked for.
+    pub fn max_inline(&self) -> u32 {
+        self.max_inline
+    }
+
+    fn modify(&self, attributes: &mut ibv_qp_attr, mask: u32, call: &str) -> Result<(), Error> {
+        let context = self.pd.context();
+        // SAFETY: a queue pair that lives, and its attributes.
+        let answer = unsafe {
+            (context.libraries().verbs.ibv_modify_qp)(self.qp, attributes, mask as c_int)
+        };
+        status(answer).map_err(|errno| context.failed(call, errno))
+    }
+
+    /// From RESET to INIT, on this port; peers may do what `access` says, as far as their keys allow it.
+    ///
+    /// # Errors
+    /// As `ibv_modify_qp`.
+    pub fn init(&self, port: &Port, access: Access) -> Result<(), Error> {
+        let mut attributes = ibv_qp_attr::zeroed();
+        attributes.qp_state = IBV_QPS_INIT;
+        attributes.port_num = port.number;
+        attributes.qp_access_flags = access.bits();
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        self.modify(&mut attributes, mask, "ibv_modify_qp to INIT")
+    }
+
+    /// From INIT to RTS, connected to the queue pair `peer`; both count their packets from 0.
+    ///
+    /// # Errors
+    /// As `ibv_modify_qp`.
+    pub fn connect(&self, path: &Path, peer: u32) -> Result<(), Error> {
+        let mut attributes = ibv_qp_attr::zeroed();
+        attributes.qp_state = IBV_QPS_RTR;
+        attributes.ah_attr = path.address();
+        attributes.path_mtu = path.mtu;
+        attributes.dest_qp_num = peer;
+        attributes.max_dest_rd_atomic = RD_ATOMIC;
+        attributes.min_rnr_timer = RNR_TIMER;
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        self.modify(&mut attributes, mask, "ibv_modify_qp to RTR")?;
+        attributes.qp_state = IBV_QPS_RTS;
+        attributes.timeout = TIMEOUT;
+        attributes.retry_cnt = RETRIES;
+        attributes.rnr_retry = RNR_RETRY;
+        attributes.max_rd_atomic = RD_ATOMIC;
+        let mask = IBV_QP_STATE
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut attributes, mask, "ibv_modify_qp to RTS")
+    }
+
+    /// From RESET to RTS, for datagrams with this key.
+    ///
+    /// # Errors
+    /// As `ibv_modify_qp`.
+    pub fn datagrams(&self, port: &Port, qkey: u32) -> Result<(), Error> {
+        let mut attributes = ibv_qp_attr::zeroed();
+        attributes.qp_state = IBV_QPS_INIT;
+        attributes.port_num = port.number;
+        attributes.qkey = qkey;
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+        self.modify(&mut attributes, mask, "ibv_modify_qp to INIT")?;
+        attributes.qp_state = IBV_QPS_RTR;
+        self.modify(&mut attributes, IBV_QP_STATE, "ibv_modify_qp to RTR")?;
+        attributes.qp_state = IBV_QPS_RTS;
+        let mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
+        self.modify(&mut attributes, mask, "ibv_modify_qp to RTS")
+    }
+
+    /// Why the driver must not see the work request: it would take what it finds for an address handle of its own, or copy more than it has room for.
+    fn check(&self, wr: &SendWr<'_>) -> Option<&'static str> {
+        let fits = match (self.kind, wr.op) {
+            (QpKind::Ud, Op::Datagram { to, .. }) => to.pd.context().is(self.pd.context()),
+            (QpKind::Rc, op) => !matches!(op, Op::Datagram { .. }),
+            (QpKind::Ud, _) => false,
+        };
+        let bytes: usize = wr.sges.iter().map(|sge| sge.0.length as usize).sum();
+        if !fits {
+            Some("ibv_post_send of an operation of another kind of queue pair")
+        } else if wr.inline && bytes > self.max_inline as usize {
+            Some("ibv_post_send of more inline data than the queue pair takes")
+        } else {
+            None
+        }
+    }
+
+    /// Posts a work request to the send queue.
+    ///
+    /// # Errors
+    /// As `ibv_post_send`; `EINVAL` for an operation that this kind of queue pair does not have, and for too many inline bytes.
+    pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), Error> {
+        let context = self.pd.context();
+        if let Some(why) = self.check(wr) {
+            return Err(context.failed(why, libc::EINVAL));
+        }
+        let (mut wr, mut bad) = (wr.raw(), ptr::null_mut());
+        let call = context.ops().post_send;
+        // SAFETY: the table's own call, a queue pair that lives, and a work request with its list.
+        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
+            call(self.qp, &raw mut wr, &raw mut bad)
+        });
+        status(answer).map_err(|errno| context.failed("ibv_post_send", errno))
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// As `ibv_post_recv`.
+    pub fn post_recv(&self, id: u64, sges: &[Sge<'_>]) -> Result<(), Error> {
+        let context = self.pd.context();
+        let (mut wr, mut bad) = (receive(id, sges), ptr::null_mut());
+        let call = context.ops().post_recv;
+        // SAFETY: as in `post_send`.
+        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
+            call(self.qp, &raw mut wr, &raw mut bad)
+        });
+        status(answer).map_err(|errno| context.failed("ibv_post_recv", errno))
+    }
+}
