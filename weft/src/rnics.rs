@@ -28,6 +28,14 @@ pub fn all() -> Result<Vec<Rnic>, Error> {
     Ok(devices.into_iter().map(ask).collect())
 }
 
+/// An error, and what to do about it.
+pub fn with_remedy(error: &Error) -> String {
+    match error.hint() {
+        Some(hint) => format!("{error}: {hint}"),
+        None => error.to_string(),
+    }
+}
+
 /// The transport's name; on Ethernet that of InfiniBand is `RoCE`.
 pub fn transport(transport: Transport, link: Link) -> &'static str {
     match (transport, link) {
@@ -76,10 +84,7 @@ impl Rnic {
     /// Why it cannot be used; `None` if one of its ports can.
     pub fn hindrance(&self) -> Option<String> {
         match &self.info {
-            Err(error) => Some(match error.hint() {
-                Some(hint) => format!("{error}: {hint}"),
-                None => error.to_string(),
-            }),
+            Err(error) => Some(with_remedy(error)),
             Ok(info) => {
                 let hindrances: Vec<_> = info.ports.iter().map(hindrance).collect();
                 if info.ports.is_empty() {
@@ -171,38 +176,25 @@ pub fn table(found: &Result<Vec<Rnic>, Error>, width: Option<u16>) -> String {
     table
         .load_style(presets::UTF8_BORDERS_ONLY)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header([
-            "RNIC",
-            "transport",
-            "port",
-            "state",
-            "link",
-            "netdev",
-            "MTU",
-            "GIDs",
-        ]);
+        .set_header(["RNIC", "transport", "port", "link", "GIDs"]);
     if let Some(width) = width {
         table.set_width(width);
     }
-    table.add_row(["weft's own", "iWARP", "", "software", "", "all", "", ""]);
+    table.add_row(["weft's own", "iWARP", "", "all interfaces", ""]);
     for rnic in rnics {
         let name = rnic.device.name();
         let Ok(info) = &rnic.info else {
             let why = rnic.hindrance().unwrap_or_default();
-            table.add_row([name, "", "", "unusable", "", "", "", &why]);
+            table.add_row([name, "", "", "unusable", &why]);
             continue;
         };
         for port in &info.ports {
-            let gids = gids(info, port).join("\n");
             table.add_row([
                 name,
                 transport(info.transport, port.link),
-                &port.number.to_string(),
-                port.state(),
-                link(port.link),
-                &port.netdevs().join(" "),
-                &port.mtu.to_string(),
-                &gids,
+                &format!("{} {}", port.number, port.state()),
+                format!("{} {}", link(port.link), port.netdevs().join(" ")).trim_end(),
+                &gids(info, port).join("\n"),
             ]);
         }
     }

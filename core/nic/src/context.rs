@@ -9,6 +9,16 @@ use crate::device::Device;
 use crate::error::{Error, last};
 use crate::library::Libraries;
 
+impl Device {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As `ibv_open_device`, with a remedy: the special file is missing or may not be opened.
+    pub fn open(&self) -> Result<Context, Error> {
+        Context::open(self)
+    }
+}
+
 /// What a context is kept alive by.
 pub(crate) trait Keeper: Send + Sync {}
 

@@ -234,6 +234,18 @@ impl Libraries {
         self.path.as_deref()
     }
 
+    /// The words of libibverbs for the status of a completion.
+    pub(crate) fn words(&self, status: ibv_wc_status) -> String {
+        // SAFETY: the library returns a string that stays, or NULL.
+        unsafe {
+            let text = (self.verbs.ibv_wc_status_str)(status);
+            if text.is_null() {
+                return format!("status {status}");
+            }
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    }
+
     pub(crate) fn cm(&self) -> Result<&CmCalls, Error> {
         self.cm.as_ref().map_err(Clone::clone)
     }

@@ -9,7 +9,6 @@ use weft_cverbs::{ibv_mr, ibv_sge};
 
 use crate::context::Pd;
 use crate::error::{Error, last};
-use crate::qp::Remote;
 
 bitflags::bitflags! {
     /// The allowed uses of a region. The owner may always read. The numbers are those of `enum ibv_access_flags`.
@@ -161,6 +160,15 @@ impl Drop for Mr {
             }
         }
     }
+}
+
+/// Where a peer's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The address.
+    pub addr: u64,
+    /// The key.
+    pub rkey: u32,
 }
 
 /// Bytes of registered memory, as a work request names them.

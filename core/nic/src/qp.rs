@@ -17,9 +17,9 @@ use weft_cverbs::{
 };
 
 use crate::context::{Context, Keeper, Pd};
-use crate::device::{Gid, GidKind, Link, Port};
 use crate::error::{Error, last, status};
-use crate::memory::{Access, Sge};
+use crate::info::{Gid, GidKind, Link, Port};
+use crate::memory::{Access, Remote, Sge};
 use crate::queue::{Cq, Srq, list, receive};
 
 /// The kind of a queue pair.
@@ -173,15 +173,6 @@ impl QpInit<'_> {
             self.srq.cloned(),
         )
     }
-}
-
-/// Where a peer's memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remote {
-    /// The address.
-    pub addr: u64,
-    /// The key.
-    pub rkey: u32,
 }
 
 /// The way to a queue pair, for the transports of InfiniBand.

@@ -15,7 +15,6 @@ use weft_cverbs::{
 };
 
 use crate::context::{Context, Pd};
-use crate::device::words;
 use crate::error::{Error, last, status};
 use crate::memory::Sge;
 
@@ -276,7 +275,7 @@ impl Cq {
 
     /// The library's words for the status of a completion.
     pub fn words(&self, wc: &Wc) -> String {
-        words(self.0.context.libraries(), wc.status)
+        self.0.context.libraries().words(wc.status)
     }
 }
 

@@ -4,20 +4,15 @@ use std::fmt::Write as _;
 use std::fs;
 
 use rustix::process::{Resource, getrlimit};
-use weft_nic::{Error, Info, Libraries, Port};
+use weft_nic::{Error, Info, Libraries};
 
 use super::selftest::{self, Outcome};
 use super::{Check, Verdict};
-use crate::rnics::{self, Rnic};
+use crate::rnics::{self, Rnic, with_remedy};
 use weft_cli::failure::without_numbers;
 
 const NAME: &str = "RNICs";
 const COST: &str = "it cannot be used; the soft RNIC works without it";
-
-/// True if messages can go through a port.
-pub(super) fn is_usable(port: &Port) -> bool {
-    rnics::hindrance(port).is_none()
-}
 
 /// A check for each device, or one that says that there is none.
 pub(super) fn checks() -> Vec<Check> {
@@ -41,14 +36,7 @@ fn checks_of(found: Result<Vec<Rnic>, Error>) -> Vec<Check> {
     };
     let mut checks: Vec<_> = rnics.iter().map(check).collect();
     let devices: Vec<_> = rnics.into_iter().map(|rnic| rnic.device).collect();
-    for name in weft_nic::nameless(&devices) {
-        checks.push(Check::warn(
-            NAME,
-            format!("{name}: libibverbs has no driver for it"),
-            COST,
-            "install the drivers of rdma-core (ibverbs-providers)",
-        ));
-    }
+    checks.extend(weft_nic::unlisted(&devices).iter().map(check_of));
     if checks.is_empty() {
         checks.push(Check::ok(NAME, "none but weft's own, in software"));
     }
@@ -56,20 +44,26 @@ fn checks_of(found: Result<Vec<Rnic>, Error>) -> Vec<Check> {
 }
 
 fn check(rnic: &Rnic) -> Check {
-    let mut finding = rnic.lines().join("\n");
-    let remedy = match &rnic.info {
-        Err(error) => {
-            finding = without_numbers(&error.to_string());
-            error
-                .hint()
-                .unwrap_or("`weft doctor --report`, and the kernel's log (dmesg)")
-                .to_owned()
+    match &rnic.info {
+        Err(error) => check_of(error),
+        Ok(_) => {
+            let finding = rnic.lines().join("\n");
+            match rnic.hindrance() {
+                None => Check::ok(NAME, finding),
+                Some(remedy) => unusable(finding, remedy),
+            }
         }
-        Ok(_) => match rnic.hindrance() {
-            None => return Check::ok(NAME, finding),
-            Some(remedy) => remedy,
-        },
-    };
+    }
+}
+
+fn check_of(error: &Error) -> Check {
+    let remedy = error
+        .hint()
+        .unwrap_or("look at `weft doctor --report` and at the kernel's log (dmesg)");
+    unusable(without_numbers(&error.to_string()), remedy.to_owned())
+}
+
+fn unusable(finding: String, remedy: String) -> Check {
     Check {
         name: NAME,
         verdict: Verdict::Warn,
@@ -85,21 +79,19 @@ pub fn report(say: &mut dyn FnMut(&str)) -> bool {
     let rnics = match rnics::all() {
         Ok(rnics) => rnics,
         Err(error) => {
-            say(&format!("no RNICs: {error}"));
-            if let Some(hint) = error.hint() {
-                say(&format!("  {hint}"));
-            }
+            say(&format!("no RNICs: {}", with_remedy(&error)));
             return false;
         }
     };
     let devices: Vec<_> = rnics.iter().map(|rnic| rnic.device.clone()).collect();
-    for name in weft_nic::nameless(&devices) {
-        say(&format!("{name}: libibverbs has no driver for it"));
+    let unlisted = weft_nic::unlisted(&devices);
+    for error in &unlisted {
+        say(&format!("\n{}", with_remedy(error)));
     }
-    if rnics.is_empty() {
+    if rnics.is_empty() && unlisted.is_empty() {
         say("no RNICs");
     }
-    let mut good = true;
+    let mut good = unlisted.is_empty();
     for rnic in &rnics {
         say("");
         for line in rnic.lines() {

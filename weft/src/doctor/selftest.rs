@@ -1,5 +1,6 @@
 //! Every operation of verbs over loopback on a device.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use weft_nic::{
     Access, Context, Cq, Device, Error, Gid, Info, Mr, Op, Path, Pd, Port, Qp, QpInit, QpKind,
     SendWr, Srq, Transport, Wc, addresses_of,
 };
+
+use crate::rnics::{hindrance, with_remedy};
 
 /// For one completion, or one step of a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -52,10 +55,7 @@ enum Trouble {
 
 impl From<Error> for Trouble {
     fn from(error: Error) -> Self {
-        Self::Failed(match error.hint() {
-            Some(hint) => format!("{error}: {hint}"),
-            None => error.to_string(),
-        })
+        Self::Failed(with_remedy(&error))
     }
 }
 
@@ -78,7 +78,7 @@ impl From<Tried> for Outcome {
 
 /// Tries every operation on a device, each with queue pairs of its own.
 pub fn run(device: &Device, info: &Info) -> Vec<(&'static str, Outcome)> {
-    let Some(port) = info.ports.iter().find(|port| super::rnic::is_usable(port)) else {
+    let Some(port) = info.ports.iter().find(|port| hindrance(port).is_none()) else {
         let why = "no port of the device can be used".to_owned();
         return vec![("connection", Outcome::NotTried(why))];
     };
@@ -225,7 +225,8 @@ impl Test<'_> {
             addresses.push(Ipv4Addr::LOCALHOST.into());
         }
         let mut others = Vec::new();
-        for ip in addresses {
+        let mut tried = HashSet::new();
+        for ip in addresses.into_iter().filter(|ip| tried.insert(*ip)) {
             match Listener::bind((ip, 0).into()) {
                 Ok(listener) => match listener.device() {
                     Some(name) if name == self.device.name() => return Ok((ip, listener)),
