@@ -21,6 +21,7 @@ mod mitm;
 mod mpi;
 mod pages;
 mod program;
+mod rnic;
 mod run;
 mod stat;
 mod verbs;
