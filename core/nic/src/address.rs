@@ -18,8 +18,8 @@ pub(crate) fn name_of(index: u32) -> Option<String> {
 }
 
 /// The interface with this hardware address.
-pub(crate) fn with_hardware_address(address: &[u8; 6]) -> Option<String> {
-    if *address == [0; 6] {
+pub(crate) fn with_hardware_address(address: [u8; 6]) -> Option<String> {
+    if address == [0; 6] {
         return None;
     }
     let wanted = address.map(|byte| format!("{byte:02x}")).join(":");
@@ -92,6 +92,6 @@ mod tests {
         assert_eq!(name_of(1).as_deref(), Some("lo"));
         assert_eq!(name_of(0), None);
         assert_eq!(addresses_of(Some("lo")), [] as [IpAddr; 0]);
-        assert_eq!(with_hardware_address(&[0; 6]), None);
+        assert_eq!(with_hardware_address([0; 6]), None);
     }
 }

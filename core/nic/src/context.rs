@@ -1,5 +1,6 @@
 //! Open devices, and protection domains.
 
+use std::fs;
 use std::ptr;
 use std::sync::Arc;
 
@@ -169,10 +170,12 @@ impl Context {
     }
 }
 
-/// Why a device could not be opened.
+/// Why a device could not be opened. The library says that the device is missing, whatever the reason was: the special file knows better.
 fn refused(device: &Device, errno: i32) -> Error {
-    let error = Error::call(device.name(), "ibv_open_device", errno);
     let file = device.file();
+    let tried = fs::File::options().read(true).write(true).open(&file);
+    let errno = tried.err().and_then(|e| e.raw_os_error()).unwrap_or(errno);
+    let error = Error::call(device.name(), "ibv_open_device", errno);
     match errno {
         libc::EACCES | libc::EPERM => error.remedy(format!(
             "let this user read and write {file}: `ls -l {file}` shows its group (often `rdma`); in a container, start it with --device={file}"

@@ -154,10 +154,8 @@ impl Device {
     /// The special file by which programs reach it.
     pub(crate) fn file(&self) -> String {
         // SAFETY: as above.
-        format!(
-            "/dev/infiniband/{}",
-            text(unsafe { &(*self.device).dev_name })
-        )
+        let name = text(unsafe { &(*self.device).dev_name });
+        format!("/dev/infiniband/{name}")
     }
 }
 

@@ -293,5 +293,5 @@ fn netdev(gid: &[u8; 16], transport: Transport) -> Option<String> {
     if transport != Transport::Iwarp {
         return None;
     }
-    address::with_hardware_address(gid.first_chunk()?)
+    address::with_hardware_address(*gid.first_chunk()?)
 }

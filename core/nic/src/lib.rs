@@ -12,6 +12,7 @@
 //! the library may read it (inline data).
 #![warn(missing_docs)]
 #![allow(clippy::cast_possible_wrap)] // C counts in `int`
+#![allow(clippy::struct_field_names)] // a handle of C has the name of its kind
 
 mod address;
 pub mod cm;

@@ -3,6 +3,7 @@
 
 mod dropin;
 mod elf;
+mod nic;
 mod rsockets;
 mod speed;
 

@@ -1,0 +1,164 @@
+//! `weft doctor` and its report on the kernel's siw and rxe.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use weft_interop::guest::{GUEST, say};
+
+use super::{STEP, Siw, siw};
+
+/// For every operation on a device, and the copy of the program; the guest is emulated.
+const LONG: Duration = Duration::from_mins(5);
+
+/// The program, without what only debuggers read.
+fn program(dir: &Path) -> PathBuf {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--locked", "-p", "weft"]);
+    assert!(cargo.status().expect("cargo runs").success(), "{cargo:?}");
+    // target/debug/deps/NAME
+    let test = std::env::current_exe().expect("/proc");
+    let built = test
+        .ancestors()
+        .nth(2)
+        .expect("a target folder")
+        .join("weft");
+    let stripped = dir.join("weft");
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(&stripped).arg(built);
+    assert!(strip.status().expect("strip runs").success(), "{strip:?}");
+    stripped
+}
+
+/// The guest with the program in /tmp, and rxe0 on the interface that siw0 is on.
+fn prepared(siw: &mut Siw) {
+    siw.driver(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    siw.guest.put(&program(dir.path()), "/tmp/weft", LONG);
+    let add =
+        "chmod +x /tmp/weft; rdma link | grep -q rxe0 || rdma link add rxe0 type rxe netdev eth0";
+    siw.guest.must(add, STEP);
+}
+
+/// What the report says of an operation of a device.
+fn outcome<'a>(report: &'a str, device: &str, operation: &str) -> &'a str {
+    let device = format!("{device}: ");
+    let mut lines = report.lines().skip_while(|line| !line.starts_with(&device));
+    let line = lines.find_map(|line| {
+        line.trim_start()
+            .strip_prefix(operation)?
+            .strip_prefix("  ")
+    });
+    line.unwrap_or_else(|| panic!("{device}{operation} is not in:\n{report}"))
+        .trim()
+}
+
+#[test]
+fn doctor_and_its_report_know_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    let doctor = siw
+        .guest
+        .run("/tmp/weft doctor --json | grep RNICs", LONG)
+        .text;
+    for words in [
+        "siw0: iWARP, port 1 ACTIVE, Ethernet eth0",
+        "rxe0: RoCE, port 1 ACTIVE, Ethernet eth0",
+    ] {
+        assert!(doctor.contains(words), "{doctor}");
+    }
+    assert!(
+        doctor.contains(GUEST),
+        "rxe0 has the guest's address: {doctor}"
+    );
+
+    let done = siw.guest.run("/tmp/weft doctor --report", LONG);
+    say(&format!(
+        "weft doctor --report in the guest:\n{}",
+        done.text
+    ));
+    assert_eq!(done.status, 0, "{}", done.text);
+    let both = [
+        "Send",
+        "Write",
+        "Read",
+        "inline data",
+        "shared receive queue",
+        "completion events",
+        "a key that is wrong",
+    ];
+    for operation in both {
+        assert_eq!(
+            outcome(&done.text, "siw0", operation),
+            "ok",
+            "siw0, {operation}"
+        );
+        assert_eq!(
+            outcome(&done.text, "rxe0", operation),
+            "ok",
+            "rxe0, {operation}"
+        );
+    }
+    let infiniband = [
+        "Send with immediate",
+        "Write with immediate",
+        "compare and swap",
+        "fetch and add",
+        "datagrams (UD)",
+        "datagrams with immediate",
+    ];
+    for operation in infiniband {
+        assert_eq!(
+            outcome(&done.text, "siw0", operation),
+            "not supported by the device",
+            "siw0, {operation}"
+        );
+        assert_eq!(
+            outcome(&done.text, "rxe0", operation),
+            "ok",
+            "rxe0, {operation}"
+        );
+    }
+    assert_eq!(outcome(&done.text, "siw0", "connection by rdma_cm"), "ok");
+    siw.guest.must("rdma link del rxe0", STEP);
+}
+
+#[test]
+fn what_hinders_a_device_is_named_with_its_remedy() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    siw.guest.must("rdma link del rxe0", STEP);
+    let report = |siw: &mut Siw, line: &str| siw.guest.run(line, LONG);
+
+    let line = "mv /dev/infiniband/uverbs0 /tmp/; /tmp/weft doctor --report; mv /tmp/uverbs0 /dev/infiniband/";
+    let text = report(&mut siw, line).text;
+    assert!(
+        text.contains("siw0: /dev/infiniband/uverbs0: No such file or directory"),
+        "{text}"
+    );
+    assert!(text.contains("--device=/dev/infiniband/uverbs0"), "{text}");
+
+    let user = "echo joe:x:1000:1000::/:/bin/sh >/etc/passwd; chmod 600 /dev/infiniband/uverbs0; \
+                su joe -c '/tmp/weft doctor --report'; chmod 666 /dev/infiniband/uverbs0";
+    let text = report(&mut siw, user).text;
+    assert!(
+        text.contains("siw0: ibv_open_device: Permission denied"),
+        "{text}"
+    );
+    assert!(
+        text.contains("let this user read and write /dev/infiniband/uverbs0"),
+        "{text}"
+    );
+
+    // Root may lock everything (CAP_IPC_LOCK), which is why another user asks.
+    let line = "(ulimit -l 64; su joe -c '/tmp/weft doctor --report')";
+    let text = report(&mut siw, line).text;
+    assert!(
+        text.contains("siw0: ibv_reg_mr: Cannot allocate memory"),
+        "{text}"
+    );
+    assert!(
+        text.contains("64 KiB for this call, and this process may lock 64 KiB in all"),
+        "{text}"
+    );
+}
