@@ -247,19 +247,16 @@ impl Test<'_> {
     fn pair_by_cm(&self, shared: bool) -> Tried<(Side, Side)> {
         let (ip, listener) = self.listener()?;
         let peer = SocketAddr::from((ip, listener.port()));
+        // What fails before anybody connects must not leave the other side waiting.
+        let outgoing = Outgoing::resolve(Some(ip), peer, PATIENCE)?;
+        let parts = Parts::new(&outgoing.context()?, self.info, false)?;
+        let qp = outgoing.create_qp(&parts.pd, &parts.init())?;
         std::thread::scope(|scope| {
             let accepting = scope.spawn(|| self.accept(listener.request(PATIENCE)?, shared));
-            let outgoing = Outgoing::resolve(Some(ip), peer, PATIENCE).map_err(Trouble::from);
-            let one = outgoing.and_then(|outgoing| {
-                let parts = Parts::new(&outgoing.context()?, self.info, false)?;
-                let qp = outgoing.create_qp(&parts.pd, &parts.init())?;
-                let connection = Connected::ByCm(outgoing.connect(qp, PATIENCE)?);
-                Ok(parts.side(connection, self.info))
-            });
-            let other = accepting
-                .join()
-                .unwrap_or_else(|_| failed("the accepting thread panicked"));
-            Ok((one?, other?))
+            let connected = outgoing.connect(qp, PATIENCE).map_err(Trouble::from);
+            let other = accepting.join();
+            let other = other.unwrap_or_else(|_| failed("the accepting thread panicked"))?;
+            Ok((parts.side(Connected::ByCm(connected?), self.info), other))
         })
     }
 
