@@ -151,9 +151,10 @@ impl Rnic {
 pub fn gids(info: &Info, port: &Port) -> Vec<String> {
     let text = |gid: &weft_nic::Gid| {
         let roce = info.transport == Transport::Ib && port.link == Link::Ethernet;
-        let text = match roce {
-            true => gid.ip().to_string(),
-            false => Ipv6Addr::from(gid.raw).to_string(),
+        let text = if roce {
+            gid.ip().to_string()
+        } else {
+            Ipv6Addr::from(gid.raw).to_string()
         };
         text + kind(gid.kind)
     };

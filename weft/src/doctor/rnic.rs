@@ -44,15 +44,13 @@ fn checks_of(found: Result<Vec<Rnic>, Error>) -> Vec<Check> {
 }
 
 fn check(rnic: &Rnic) -> Check {
-    match &rnic.info {
-        Err(error) => check_of(error),
-        Ok(_) => {
-            let finding = rnic.lines().join("\n");
-            match rnic.hindrance() {
-                None => Check::ok(NAME, finding),
-                Some(remedy) => unusable(finding, remedy),
-            }
-        }
+    if let Err(error) = &rnic.info {
+        return check_of(error);
+    }
+    let finding = rnic.lines().join("\n");
+    match rnic.hindrance() {
+        None => Check::ok(NAME, finding),
+        Some(remedy) => unusable(finding, remedy),
     }
 }
 

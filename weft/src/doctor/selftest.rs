@@ -76,6 +76,8 @@ impl From<Tried> for Outcome {
     }
 }
 
+type Operation = fn(&Test<'_>) -> Tried;
+
 /// Tries every operation on a device, each with queue pairs of its own.
 pub fn run(device: &Device, info: &Info) -> Vec<(&'static str, Outcome)> {
     let Some(port) = info.ports.iter().find(|port| hindrance(port).is_none()) else {
@@ -83,7 +85,7 @@ pub fn run(device: &Device, info: &Info) -> Vec<(&'static str, Outcome)> {
         return vec![("connection", Outcome::NotTried(why))];
     };
     let test = Test { device, info, port };
-    let operations: [(&'static str, fn(&Test<'_>) -> Tried); 14] = [
+    let operations: [(&'static str, Operation); 14] = [
         ("connection by rdma_cm", by_addresses),
         ("Send", |test| send(&test.pair(false)?, None)),
         ("Send with immediate", |test| {
@@ -185,7 +187,7 @@ impl Test<'_> {
         }
     }
 
-    /// Two connected queue pairs on the device: by their numbers, with iWARP by rdma_cm.
+    /// Two connected queue pairs on the device: by their numbers, with iWARP by `rdma_cm`.
     fn pair(&self, shared: bool) -> Tried<(Side, Side)> {
         if self.info.transport == Transport::Iwarp {
             return self.pair_by_cm(shared);
@@ -210,7 +212,7 @@ impl Test<'_> {
         Ok((one.side(a, self.info), other.side(b, self.info)))
     }
 
-    /// An address by which rdma_cm finds this device, and a listener there.
+    /// An address by which `rdma_cm` finds this device, and a listener there.
     fn listener(&self) -> Tried<(IpAddr, Listener)> {
         let mut addresses: Vec<IpAddr> = Vec::new();
         if self.info.transport == Transport::Ib {
@@ -482,10 +484,10 @@ fn events((from, to): &(Side, Side)) -> Tried {
     to.post_receive()?;
     post(from, Op::Send(None), 1)?;
     received_without_arming(to)?;
-    match to.cq.event(Duration::ZERO)? {
-        false => Ok(()),
-        true => failed("an event came that nobody had asked for"),
+    if to.cq.event(Duration::ZERO)? {
+        return failed("an event came that nobody had asked for");
     }
+    Ok(())
 }
 
 /// As [`received`], by polling only.
@@ -498,9 +500,10 @@ fn received_without_arming(side: &Side) -> Tried {
         }
         std::thread::yield_now();
     }
-    match wc[0].is_success() {
-        true => Ok(()),
-        false => failed(side.cq.words(&wc[0])),
+    if wc[0].is_success() {
+        Ok(())
+    } else {
+        failed(side.cq.words(&wc[0]))
     }
 }
 
