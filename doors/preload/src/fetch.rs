@@ -16,7 +16,7 @@ use weft_sys::process::vm_readv;
 
 use crate::chan::Chan;
 use crate::conn::Conn;
-use crate::iov::each_piece;
+use crate::iov::{copy_pieces, each_piece};
 use crate::lend::{UNDER_WAY, memory};
 use crate::{bell, kernel};
 
@@ -141,6 +141,7 @@ unsafe fn read(
             pieces += 1;
             total += len;
         }
+        len
     });
     let mut proof = [0_u8; 8];
     local[pieces] = iovec {
@@ -208,14 +209,20 @@ pub(crate) unsafe fn take(
         };
         if ahead > 0 {
             let n = room.min(ahead as usize);
-            if !is_discard {
-                each_piece(iov, skip, n, |to, len, done| {
+            let copied = if is_discard {
+                n
+            } else {
+                copy_pieces(iov, skip, n, |to, len, done| {
                     // SAFETY: the caller's buffers.
-                    unsafe { stream.get(peer, head.wrapping_add(done as u64), to, len) };
-                });
+                    unsafe { stream.get(peer, head.wrapping_add(done as u64), to, len) }
+                })
+            };
+            head = head.wrapping_add(copied as u64);
+            ring += copied;
+            if copied < n {
+                bad = Some(Took::Fault);
+                break;
             }
-            head = head.wrapping_add(n as u64);
-            ring += n;
             continue;
         }
         let fetch = match stream.begin_fetch(peer, number) {
@@ -238,6 +245,7 @@ pub(crate) unsafe fn take(
             // SAFETY: the caller's buffers.
             unsafe {
                 match chan.kept.get(&fetch, iov, skip, n) {
+                    Some(0) => Err(Bad::Local),
                     Some(n) => Ok(n),
                     None => read(chan, &fetch, iov, skip, n),
                 }
