@@ -9,7 +9,7 @@
 //!
 //! The code below has no stack and changes no register that a function has to keep. So it can be left at any instruction.
 
-/// Copies `n` bytes, or those before the first page that cannot be accessed. Returns how many.
+/// Copies `n` bytes. Returns 0 if a fault has ended that, after some of them perhaps, and `n` otherwise.
 ///
 /// # Safety
 /// All of `dst..dst + n` that is mapped and writable may be written. The two ranges do not overlap.
@@ -19,29 +19,8 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, n: usize) -> usize {
     if unsafe { imp::copy(dst, src, n) } {
         n
     } else {
-        // SAFETY: as above.
-        unsafe { copy_pages(dst, src, n) }
+        0
     }
-}
-
-/// # Safety
-/// As [`copy`].
-#[cold]
-unsafe fn copy_pages(dst: *mut u8, src: *const u8, n: usize) -> usize {
-    /// No page is smaller, and each begins at a multiple of it.
-    const PAGE: usize = 4096;
-    let mut done = 0;
-    while done < n {
-        let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
-        let room = (PAGE - to.addr() % PAGE).min(PAGE - from.addr() % PAGE);
-        let now = room.min(n - done);
-        // SAFETY: the caller's promise; these bytes are of one page on each side.
-        if !unsafe { imp::copy(to, from, now) } {
-            break;
-        }
-        done += now;
-    }
-    done
 }
 
 /// Returns true if a value could be read at the address now.

@@ -178,6 +178,20 @@ unsafe fn read(
     Err(Bad::Remote)
 }
 
+/// Copies `n` bytes of the ring into the vector behind its first `skip`. Returns whether the program's memory is there.
+///
+/// # Safety
+/// As `recvmsg(2)`.
+#[inline]
+unsafe fn copy_out(chan: &Chan, head: u64, iov: &[iovec], skip: usize, n: usize) -> bool {
+    let copied = copy_pieces(iov, skip, n, |to, len, done| {
+        let position = head.wrapping_add(done as u64);
+        // SAFETY: the caller's buffers.
+        unsafe { chan.stream.get(chan.peer(), position, to, len) }
+    });
+    copied == n
+}
+
 /// Copies the available bytes, of `ready` ring bytes, into the vector behind its first `got` bytes, up to `want` in all (under the receiver's lock).
 ///
 /// # Safety
@@ -209,20 +223,15 @@ pub(crate) unsafe fn take(
         };
         if ahead > 0 {
             let n = room.min(ahead as usize);
-            let copied = if is_discard {
-                n
-            } else {
-                copy_pieces(iov, skip, n, |to, len, done| {
-                    // SAFETY: the caller's buffers.
-                    unsafe { stream.get(peer, head.wrapping_add(done as u64), to, len) }
-                })
-            };
-            head = head.wrapping_add(copied as u64);
-            ring += copied;
-            if copied < n {
+            // SAFETY: the caller's buffers.
+            let copied = is_discard || unsafe { copy_out(chan, head, iov, skip, n) };
+            // As the kernel: of bytes that do not all go into the buffer, none are taken.
+            if !copied {
                 bad = Some(Took::Fault);
                 break;
             }
+            head = head.wrapping_add(n as u64);
+            ring += n;
             continue;
         }
         let fetch = match stream.begin_fetch(peer, number) {

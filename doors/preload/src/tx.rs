@@ -288,7 +288,8 @@ unsafe fn copy_in(
                 // SAFETY: the caller's buffers.
                 unsafe { stream.put(role, tail + done as u64, from, len) }
             });
-            if copied == 0 && n > 0 {
+            // As the kernel: a piece that is not all there is not sent.
+            if copied < n {
                 return Err(libc::EFAULT);
             }
             Ok(copied)

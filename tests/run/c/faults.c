@@ -213,7 +213,7 @@ static int buffers_that_go(void)
 
 	ends(&a, &b);
 	pthread_create(&thread, 0, maps_and_unmaps, p);
-	for (int i = 0; i < 20000; i++) {
+	for (int i = 0; i < 5000; i++) {
 		ssize_t n = send(a, p, 16 * PAGE, MSG_DONTWAIT);
 		if (n == -1 && errno != EFAULT)
 			return fail("send", n);
