@@ -115,6 +115,10 @@ unsafe fn receive_looking(
                     hosts::try_consent(conn, chan, &inside);
                 }
                 if let Some(n) = over_tcp(conn, Some(chan), iov, flags, real) {
+                    let is_end = n == 0 && side.tx_state.load(Relaxed) == Route::Ring;
+                    if is_end && total(iov) > 0 && bell::follow_death(fd, chan) {
+                        continue;
+                    }
                     acknowledge(fd, side, n);
                     if n > 0 && is_here {
                         direction::try_switch_rx(conn, chan, &inside);
