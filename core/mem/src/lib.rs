@@ -39,6 +39,7 @@
 //! sound whatever they write ([`Peer`]), and that a correct peer has left the memory before its owner gets it back.
 #![warn(missing_docs)]
 
+pub mod checked;
 mod copy;
 mod domain;
 mod export;
@@ -53,7 +54,6 @@ mod registered;
 mod span;
 mod table;
 
-pub use copy::{load as racing_load, store as racing_store};
 pub use domain::{Domain, PEER_LIMIT, Reader};
 pub use keys::{KeyGuard, KeyLock, KeySpan, Keys};
 pub use list::{Piece, RecvList, SendList};

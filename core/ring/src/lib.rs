@@ -59,6 +59,7 @@ pub mod stream;
 
 pub use end::End;
 pub use segment::Segment;
+pub use weft_mem::checked;
 
 /// Which end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -134,24 +134,30 @@ pub(crate) fn is_cut(bell: c_int) -> bool {
     kernel::poll_one(bell, 0, 0) != 0
 }
 
-/// The peer's bell has ended. If its process was killed with our bytes unread in the ring, the kernel does not know of them, and has sent an orderly end where TCP's
-/// is a reset: the socket gets the state after one. Bytes for us that are in the ring can still be read, as from TCP.
-pub(crate) fn follow_death(fd: c_int, chan: &Chan) {
+/// The peer's bell or its TCP socket has ended. If its process was killed with our bytes unread in the ring, the kernel does not know of them, and has sent an orderly
+/// end where TCP's is a reset: the socket gets the state after one. Bytes for us that are in the ring can still be read, as from TCP. Returns whether that was now.
+pub(crate) fn follow_death(fd: c_int, chan: &Chan) -> bool {
     let (stream, side) = (&chan.stream, chan.side());
     let is_unread = chan.carrier == Carrier::Here
         && stream.progress(chan.role) != stream.published(chan.role)
         && !stream.has_finished(chan.peer())
         && !stream.is_closed(chan.peer());
-    if !is_unread || !is_cut(chan.bell()) || side.is_reset.load(SeqCst) != 0 {
-        return;
+    if !is_unread || side.is_reset.load(SeqCst) != 0 {
+        return false;
     }
-    let has_ended = kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP != 0;
-    if has_ended && kernel::unread(fd) <= 0 && side.is_reset.swap(1, SeqCst) == 0 {
-        kernel::abort(fd);
-        // SAFETY: what a reset does to the socket.
-        unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
-        stream.close(chan.role);
+    let is_cut = || is_cut(chan.bell());
+    let has_ended = || kernel::poll_one(fd, libc::POLLRDHUP, 0) & libc::POLLRDHUP != 0;
+    // A process that dies closes both, one a moment after the other.
+    let is_dead =
+        (is_cut() || has_ended()) && side.patience.wait(u64::MAX, || is_cut() && has_ended());
+    if !is_dead || kernel::unread(fd) > 0 || side.is_reset.swap(1, SeqCst) != 0 {
+        return false;
     }
+    kernel::abort(fd);
+    // SAFETY: what a reset does to the socket.
+    unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
+    stream.close(chan.role);
+    true
 }
 
 /// Returns true if the peer has stopped sending, even if bytes are left in the bell.

@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use weft_ring::Role;
 use weft_ring::source::{Fetch, SOURCES};
 use weft_ring::stream::Stream;
+use weft_ring::{Role, checked};
 use weft_run::connection::{Carrier, Route};
 use weft_run::lend::Policy;
 use weft_sys::memfd::Mapping;
 
-use crate::iov::each_piece;
+use crate::iov::copy_pieces;
 use crate::lock::{self, SharedLock};
 use crate::patience::Patience;
 use crate::spin::Spun;
@@ -311,11 +311,10 @@ impl Kept {
         let (_, bytes) = sources.iter().find(|(number, _)| *number == fetch.number)?;
         let first = bytes.len().checked_sub(fetch.left as usize)?;
         let bytes = bytes[first..].get(..n)?;
-        each_piece(iov, skip, n, |to, len, done| {
-            // SAFETY: the caller's buffers; `each_piece` passes pieces of `n` bytes in all, which are there.
-            unsafe { std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), to, len) };
-        });
-        Some(n)
+        Some(copy_pieces(iov, skip, n, |to, len, done| {
+            // SAFETY: the caller's buffers; these are pieces of `n` bytes in all, which are there.
+            unsafe { checked::copy(to, bytes[done..].as_ptr(), len) }
+        }))
     }
 
     /// Keeps the remaining bytes of a source.

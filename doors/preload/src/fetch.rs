@@ -16,7 +16,7 @@ use weft_sys::process::vm_readv;
 
 use crate::chan::Chan;
 use crate::conn::Conn;
-use crate::iov::each_piece;
+use crate::iov::{copy_pieces, each_piece};
 use crate::lend::{UNDER_WAY, memory};
 use crate::{bell, kernel};
 
@@ -141,6 +141,7 @@ unsafe fn read(
             pieces += 1;
             total += len;
         }
+        len
     });
     let mut proof = [0_u8; 8];
     local[pieces] = iovec {
@@ -177,6 +178,20 @@ unsafe fn read(
     Err(Bad::Remote)
 }
 
+/// Copies `n` bytes of the ring into the vector behind its first `skip`. Returns whether the program's memory is there.
+///
+/// # Safety
+/// As `recvmsg(2)`.
+#[inline]
+unsafe fn copy_out(chan: &Chan, head: u64, iov: &[iovec], skip: usize, n: usize) -> bool {
+    let copied = copy_pieces(iov, skip, n, |to, len, done| {
+        let position = head.wrapping_add(done as u64);
+        // SAFETY: the caller's buffers.
+        unsafe { chan.stream.get(chan.peer(), position, to, len) }
+    });
+    copied == n
+}
+
 /// Copies the available bytes, of `ready` ring bytes, into the vector behind its first `got` bytes, up to `want` in all (under the receiver's lock).
 ///
 /// # Safety
@@ -208,11 +223,12 @@ pub(crate) unsafe fn take(
         };
         if ahead > 0 {
             let n = room.min(ahead as usize);
-            if !is_discard {
-                each_piece(iov, skip, n, |to, len, done| {
-                    // SAFETY: the caller's buffers.
-                    unsafe { stream.get(peer, head.wrapping_add(done as u64), to, len) };
-                });
+            // SAFETY: the caller's buffers.
+            let copied = is_discard || unsafe { copy_out(chan, head, iov, skip, n) };
+            // As the kernel: of bytes that do not all go into the buffer, none are taken.
+            if !copied {
+                bad = Some(Took::Fault);
+                break;
             }
             head = head.wrapping_add(n as u64);
             ring += n;
@@ -238,6 +254,7 @@ pub(crate) unsafe fn take(
             // SAFETY: the caller's buffers.
             unsafe {
                 match chan.kept.get(&fetch, iov, skip, n) {
+                    Some(0) => Err(Bad::Local),
                     Some(n) => Ok(n),
                     None => read(chan, &fetch, iov, skip, n),
                 }

@@ -1,7 +1,10 @@
 //! The program's signal handlers, each behind a function of ours that puts it off while the thread works: see signal.rs.
 //!
-//! A signal that is put off is blocked in the thread, and sent to it again when the work is done, so that the handler finds the program's own context. Faults, and
+//! A signal that is put off is blocked in the thread, and sent to it again when the work is done, so that the handler finds the program's own context. Most faults, and
 //! the signals of the C library, are the kernel's as before.
+//!
+//! `SIGSEGV` and `SIGBUS` have a function of ours too, from the start on: a copy from or to memory of the program that is not there ends with `EFAULT`. All
+//! other faults go on to the program's handler, with the mask, the stack and the arguments that the kernel has given them, or end the process as by default.
 //!
 //! # Safety
 //!
@@ -14,6 +17,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize};
 
 use libc::{c_int, c_long, c_void, sighandler_t, siginfo_t, sigset_t};
+use weft_ring::checked;
+use weft_sys::protect;
 
 use crate::iov::is_optional;
 use crate::next;
@@ -45,6 +50,12 @@ const FAULTS: [c_int; 7] = [
     libc::SIGSYS,
     libc::SIGABRT,
 ];
+/// Those of memory, where [`checked`] can tell its own from others.
+const MEMORY: &[c_int] = if checked::IS_CHECKED {
+    &[libc::SIGSEGV, libc::SIGBUS]
+} else {
+    &[]
+};
 /// Of the C library.
 const OWN: [c_int; 2] = [32, 33];
 
@@ -109,9 +120,9 @@ thread_local! {
     };
 }
 
-/// `None`: a fault, which cannot wait, or a signal of the C library.
+/// `None`: a fault, which cannot wait and is not of memory, or a signal of the C library.
 fn action(signal: c_int) -> Option<&'static Action> {
-    let is_ours = !FAULTS.contains(&signal) && !OWN.contains(&signal);
+    let is_ours = MEMORY.contains(&signal) || !FAULTS.contains(&signal) && !OWN.contains(&signal);
     let index = usize::try_from(signal)
         .ok()
         .filter(|n| (1..SIGNALS).contains(n));
@@ -120,13 +131,58 @@ fn action(signal: c_int) -> Option<&'static Action> {
 
 /// Flags that are the program's and not those of our function.
 const OWN_FLAGS: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
+/// The flags of our function where the program has no handler: it may have a stack for faults, and waits go on after a signal without effect.
+const DEFAULT_FLAGS: c_int = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
 
 fn is_handler(handler: sighandler_t) -> bool {
     ![libc::SIG_DFL, libc::SIG_IGN].contains(&handler)
 }
 
-fn function() -> sighandler_t {
-    arrives as *const () as sighandler_t
+/// Our function for the signal.
+fn function(signal: c_int) -> sighandler_t {
+    if MEMORY.contains(&signal) {
+        faults as *const () as sighandler_t
+    } else {
+        arrives as *const () as sighandler_t
+    }
+}
+
+/// Returns true if our function is installed for this action of the program.
+fn is_behind_ours(signal: c_int, handler: sighandler_t) -> bool {
+    is_handler(handler) || handler == libc::SIG_DFL && MEMORY.contains(&signal)
+}
+
+/// Makes of the program's action, which is noted in ours, the one that the kernel gets.
+fn put_before(signal: c_int, action: &Action, it: &mut libc::sigaction) {
+    action.flags.store(it.sa_flags, SeqCst);
+    action.mask.store(bits(&it.sa_mask), SeqCst);
+    action.handler.store(it.sa_sigaction, SeqCst);
+    it.sa_flags = if is_handler(it.sa_sigaction) {
+        (it.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND
+    } else {
+        DEFAULT_FLAGS
+    };
+    if !MEMORY.contains(&signal) {
+        it.sa_mask = every();
+    }
+    it.sa_sigaction = function(signal);
+}
+
+/// `sigaction` behind ours, and behind the handler of protected pages.
+unsafe fn install(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+    // SAFETY: all zeros are an action.
+    let mut before: libc::sigaction = unsafe { zeroed() };
+    // SAFETY: the caller's promise.
+    if signal == libc::SIGSEGV && protect::swap_program_action(unsafe { new.as_ref() }, &mut before)
+    {
+        // SAFETY: as above.
+        if let Some(old) = unsafe { old.as_mut() } {
+            *old = before;
+        }
+        return 0;
+    }
+    // SAFETY: as above.
+    unsafe { next::sigaction(signal, new, old) }
 }
 
 /// `sigaction`.
@@ -147,28 +203,30 @@ pub(crate) unsafe fn change(
     // SAFETY: the caller's promise.
     let given = unsafe { new.as_ref() };
     let mut ours = given.copied();
-    if let Some(ours) = ours.as_mut().filter(|it| is_handler(it.sa_sigaction)) {
-        action.flags.store(ours.sa_flags, SeqCst);
-        action.mask.store(bits(&ours.sa_mask), SeqCst);
-        action.handler.store(ours.sa_sigaction, SeqCst);
-        ours.sa_sigaction = function();
-        ours.sa_mask = every();
-        ours.sa_flags = (ours.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
+    if let Some(ours) = ours
+        .as_mut()
+        .filter(|it| is_behind_ours(signal, it.sa_sigaction))
+    {
+        put_before(signal, action, ours);
     }
     let new = ours.as_ref().map_or(null(), std::ptr::from_ref);
     // SAFETY: the program's action, or ours in its place.
-    let rc = unsafe { next::sigaction(signal, new, old) };
+    let rc = unsafe { install(signal, new, old) };
     if rc != 0 {
         action.flags.store(flags, SeqCst);
         action.mask.store(mask, SeqCst);
         action.handler.store(handler, SeqCst);
     // SAFETY: the kernel has written there.
     } else if let Some(old) = unsafe { old.as_mut() }
-        && old.sa_sigaction == function()
+        && old.sa_sigaction == function(signal)
     {
         old.sa_sigaction = handler;
         old.sa_mask = set_of(mask);
-        old.sa_flags = old.sa_flags & !OWN_FLAGS | flags & OWN_FLAGS;
+        old.sa_flags = if is_handler(handler) {
+            old.sa_flags & !OWN_FLAGS | flags & OWN_FLAGS
+        } else {
+            flags
+        };
     }
     rc
 }
@@ -178,7 +236,8 @@ pub(crate) unsafe fn change(
 /// # Safety
 /// As its manual page says.
 pub(crate) unsafe fn change_by_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    let Some(action) = action(number).filter(|_| is_handler(handler) && handler != libc::SIG_ERR)
+    let Some(action) =
+        action(number).filter(|_| is_behind_ours(number, handler) && handler != libc::SIG_ERR)
     else {
         // SAFETY: the caller's promise.
         let before = unsafe { next::signal(number, handler) };
@@ -194,12 +253,7 @@ pub(crate) unsafe fn change_by_signal(number: c_int, handler: sighandler_t) -> s
     let mut now: libc::sigaction = unsafe { zeroed() };
     // SAFETY: asks.
     unsafe { next::sigaction(number, null(), &raw mut now) };
-    action.flags.store(now.sa_flags, SeqCst);
-    action.mask.store(bits(&now.sa_mask), SeqCst);
-    action.handler.store(handler, SeqCst);
-    now.sa_mask = every();
-    now.sa_sigaction = function();
-    now.sa_flags |= libc::SA_SIGINFO;
+    put_before(number, action, &mut now);
     // SAFETY: the program's action with our function.
     unsafe { next::sigaction(number, &raw const now, null_mut()) };
     before
@@ -219,17 +273,21 @@ pub(crate) fn restarts(signal: c_int, does: bool) {
 /// What the program is told of a handler: its own where the kernel names our function.
 pub(crate) fn told(signal: c_int, handler: sighandler_t) -> sighandler_t {
     match action(signal) {
-        Some(action) if handler == function() => action.handler.load(SeqCst),
+        Some(action) if handler == function(signal) => action.handler.load(SeqCst),
         _ => handler,
     }
 }
 
-/// Finds the functions behind ours, before a handler needs them.
+/// Finds the functions behind ours, before a handler needs them, and takes the faults of memory.
 pub(crate) fn start() {
-    // SAFETY: all of them ask only.
+    // SAFETY: an action that is asked for and set again; the others ask only.
     unsafe {
         let mut now: libc::sigaction = zeroed();
-        next::sigaction(libc::SIGHUP, null(), &raw mut now);
+        for &signal in MEMORY {
+            if change(signal, null(), &raw mut now) == 0 {
+                change(signal, &raw const now, null_mut());
+            }
+        }
         let mut mask: sigset_t = zeroed();
         next::pthread_sigmask(libc::SIG_BLOCK, null(), &raw mut mask);
         next::syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0);
@@ -260,6 +318,53 @@ extern "C-unwind" fn arrives(signal: c_int, info: *mut siginfo_t, context: *mut 
     run(signal, info, context);
 }
 
+/// A fault, or a signal of that number that was sent.
+extern "C-unwind" fn faults(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: what the kernel has passed.
+    if unsafe { has_ended_copy(signal, &*info, context.cast()) } {
+        return;
+    }
+    let Some(action) = action(signal) else { return };
+    if is_handler(action.handler.load(SeqCst)) {
+        return run(signal, info, context);
+    }
+    // SAFETY: all zeros are the default action.
+    let default: libc::sigaction = unsafe { zeroed() };
+    // The signal comes again as soon as this function returns, at the same instruction.
+    // SAFETY: the default action, and what the kernel has passed.
+    unsafe {
+        install(signal, &raw const default, null_mut());
+        send_to_self(signal, info);
+    }
+}
+
+/// Ends the copy that this fault has interrupted, if there is one.
+///
+/// # Safety
+/// The context is the kernel's.
+#[cfg(target_arch = "x86_64")]
+unsafe fn has_ended_copy(signal: c_int, info: &siginfo_t, context: *mut libc::ucontext_t) -> bool {
+    /// Memory has failed that the thread does not use now.
+    const BUS_MCEERR_AO: c_int = 5;
+    let is_sent = info.si_code <= 0;
+    if is_sent || signal == libc::SIGBUS && info.si_code == BUS_MCEERR_AO {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    let registers = unsafe { &mut (*context).uc_mcontext.gregs };
+    let instruction = &mut registers[libc::REG_RIP as usize];
+    let after = checked::resume(*instruction as usize);
+    if let Some(after) = after {
+        *instruction = after as i64;
+    }
+    after.is_some()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn has_ended_copy(_: c_int, _: &siginfo_t, _: *mut libc::ucontext_t) -> bool {
+    false
+}
+
 /// Calls the program's handler.
 fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let Some(action) = action(signal) else {
@@ -275,7 +380,7 @@ fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         default.sa_flags = flags;
         default.sa_mask = set_of(action.mask.load(SeqCst));
         // SAFETY: what the kernel does for this flag.
-        unsafe { next::sigaction(signal, &raw const default, null_mut()) };
+        unsafe { change(signal, &raw const default, null_mut()) };
     }
     // SAFETY: the program's function, by the type that its flags give.
     unsafe {
@@ -375,24 +480,21 @@ fn handle_here(signal: c_int, mut info: MaybeUninit<siginfo_t>) {
 
 /// Sends a signal to this thread.
 fn send_again(signal: c_int, info: Option<&MaybeUninit<siginfo_t>>) {
+    // SAFETY: what the kernel has told of it.
+    unsafe { send_to_self(signal, info.map_or(null(), MaybeUninit::as_ptr)) };
+}
+
+/// The same, with what came with it, or null.
+unsafe fn send_to_self(signal: c_int, info: *const siginfo_t) {
     let (process, number) = (c_long::from(std::process::id()), c_long::from(signal));
-    // SAFETY: a signal of this process to this thread, and what the kernel has told of it.
+    // SAFETY: a signal of this process to this thread.
     unsafe {
         let thread = next::syscall(libc::SYS_gettid, 0, 0, 0, 0, 0, 0);
-        match info {
-            Some(info) => {
-                let info = info.as_ptr() as c_long;
-                next::syscall(
-                    libc::SYS_rt_tgsigqueueinfo,
-                    process,
-                    thread,
-                    number,
-                    info,
-                    0,
-                    0,
-                )
-            }
-            None => next::syscall(libc::SYS_tgkill, process, thread, number, 0, 0, 0),
+        if info.is_null() {
+            next::syscall(libc::SYS_tgkill, process, thread, number, 0, 0, 0);
+        } else {
+            let (call, info) = (libc::SYS_rt_tgsigqueueinfo, info as c_long);
+            next::syscall(call, process, thread, number, info, 0, 0);
         }
     };
 }

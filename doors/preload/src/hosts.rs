@@ -16,8 +16,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-use weft_ring::Role;
 use weft_ring::stream::Stream;
+use weft_ring::{Role, checked};
 use weft_run::connection::{Carrier, Route, back};
 use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
 use weft_run::ledger::Word;
@@ -73,11 +73,9 @@ pub(crate) fn note_received(conn: &Conn, iov: &[iovec], n: u64) {
 fn note(conn: &Conn, iov: &[iovec], position: u64, n: u64, is_sent: bool) {
     let mut bytes = [0_u8; BEGINNING];
     let n = BEGINNING.min(n as usize);
-    let mut len = 0;
-    iov::each_piece(iov, 0, n, |from, piece, done| {
-        // SAFETY: the kernel has just read or written this many bytes of the program's buffers; ours has room for `n`.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr().add(done), piece) };
-        len = done + piece;
+    let len = iov::copy_pieces(iov, 0, n, |from, piece, done| {
+        // SAFETY: the program's buffers; ours has room for `n`.
+        unsafe { checked::copy(bytes.as_mut_ptr().add(done), from, piece) }
     });
     let big = big();
     let (sent, received) = &mut **conn.slow(&big).beginnings.get_or_insert_default();

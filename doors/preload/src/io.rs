@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::connection::Route;
 use weft_run::meet::Why;
 
-use crate::iov::{MAX_RW, Source, is_bad, is_optional, one, total, vector};
+use crate::iov::{MAX_RW, Source, is_bad, is_bad_list, is_optional, one, total, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
@@ -91,7 +91,7 @@ weft_sys::doors! {
     }
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-        if is_bad(messages) { return next::recvmmsg(fd, messages, n, flags, timeout); }
+        if is_bad_list(messages, n as usize) { return next::recvmmsg(fd, messages, n, flags, timeout); }
         for at in 0..n.min(1024) as usize { settle_message(&raw mut (*messages.add(at)).msg_hdr); }
         if conn::of(fd).is_none() || n == 0 {
             return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
@@ -162,7 +162,7 @@ weft_sys::doors! {
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
-        if is_bad(messages) { return next::sendmmsg(fd, messages, n, flags); }
+        if is_bad_list(messages, n as usize) { return next::sendmmsg(fd, messages, n, flags); }
         if conn::of(fd).is_none() || n == 0 {
             for at in 0..n.min(1024) as usize {
                 let header = &raw const (*messages.add(at)).msg_hdr;

@@ -14,7 +14,7 @@ use weft_run::connection::{Carrier, Route, ready};
 use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
-use crate::iov::{is_bad, is_optional};
+use crate::iov::{is_bad_list, is_optional};
 use crate::{bell, clock, dgram, hosts, kernel, late, next, rx, signal, spin};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
@@ -289,7 +289,7 @@ unsafe fn ask(
     may_wait: bool,
     call: impl Fn(*mut pollfd, nfds_t) -> c_int,
 ) -> c_int {
-    if is_bad(fds) || n == 0 || n > 1 << 20 {
+    if n == 0 || n > 1 << 20 || is_bad_list(fds, n as usize) {
         return call(fds, n);
     }
     let _busy = signal::begin();

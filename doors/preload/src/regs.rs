@@ -7,7 +7,7 @@ use libc::c_int;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::SeqCst;
 
-use weft_run::connection::ready;
+use weft_run::connection::{Carrier, Route, ready};
 
 use crate::chan::Chan;
 use crate::conn::{Conn, Reg};
@@ -71,6 +71,11 @@ fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
         let watch = ready::output(tx, has_ended);
         let output = if watch.bell { &mut bell } else { &mut tcp };
         *output = Some(output.unwrap_or(flags) | events & OUT);
+    }
+    // The end of the bell alone says that a killed peer had bytes unread.
+    if bell.is_none() && tx == Route::Ring && chan.carrier == Carrier::Here && events & ONESHOT == 0
+    {
+        bell = Some(flags);
     }
     // A Unix socket reports this, and TCP does not.
     let bell = bell.map(|events| events & !(libc::EPOLLWRBAND as u32));

@@ -17,7 +17,7 @@ use crate::bell::{self, Heard};
 use crate::chan::{Chan, Side};
 use crate::conn::{self, Conn};
 use crate::fetch::{self, Took};
-use crate::iov::{cut, good, one, total};
+use crate::iov::{cut, one, total};
 use crate::lend::{UNDER_WAY, memory};
 use crate::lock::Held;
 use crate::patience::Deadline;
@@ -97,17 +97,8 @@ unsafe fn receive_looking(
                 if may_not_block(chan, flags) && is_still_empty(chan) {
                     return failed(libc::EAGAIN);
                 }
-                // Bytes that are only dropped need no memory.
-                let fit = if flags & libc::MSG_TRUNC == 0 {
-                    good(iov)
-                } else {
-                    iov
-                };
-                if fit.len() < iov.len() && total(fit) == 0 {
-                    return failed(libc::EFAULT);
-                }
                 // SAFETY: the caller's promise.
-                match unsafe { from_ring((fd, conn), chan, fit, flags) } {
+                match unsafe { from_ring((fd, conn), chan, iov, flags) } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => has_waited = true,
                     // SAFETY: the caller's promise.
@@ -124,6 +115,10 @@ unsafe fn receive_looking(
                     hosts::try_consent(conn, chan, &inside);
                 }
                 if let Some(n) = over_tcp(conn, Some(chan), iov, flags, real) {
+                    let is_end = n == 0 && side.tx_state.load(Relaxed) == Route::Ring;
+                    if is_end && total(iov) > 0 && bell::follow_death(fd, chan) {
+                        continue;
+                    }
                     acknowledge(fd, side, n);
                     if n > 0 && is_here {
                         direction::try_switch_rx(conn, chan, &inside);

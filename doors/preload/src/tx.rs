@@ -16,7 +16,7 @@ use weft_run::meet::Why;
 use crate::bell::{self, Heard};
 use crate::chan::Chan;
 use crate::conn::{self, Conn, Inside};
-use crate::iov::{Source, cut, each_piece, good};
+use crate::iov::{Source, copy_pieces, cut};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
 use crate::patience::Deadline;
@@ -95,20 +95,7 @@ unsafe fn transmit_looking(
         match chan.side().tx_state.load(SeqCst) {
             Route::Ring => {
                 // SAFETY: the caller's promise.
-                let fit = match source {
-                    Source::Memory(iov) => Source::Memory(good(iov)),
-                    Source::File { fd, offset, len } => Source::File {
-                        fd: *fd,
-                        offset: *offset,
-                        len: *len,
-                    },
-                };
-                if fit.len() == 0 && source.len() > 0 {
-                    set_errno(libc::EFAULT);
-                    return -1;
-                }
-                // SAFETY: the caller's promise.
-                match unsafe { into_ring(conn, chan, &fit, flags) } {
+                match unsafe { into_ring(conn, chan, source, flags) } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => has_waited = true,
                     Step::Tcp(sent) => {
@@ -297,11 +284,15 @@ unsafe fn copy_in(
     let (stream, role) = (&chan.stream, chan.role);
     match *source {
         Source::Memory(iov) => {
-            each_piece(iov, sent, n, |from, len, done| {
+            let copied = copy_pieces(iov, sent, n, |from, len, done| {
                 // SAFETY: the caller's buffers.
-                unsafe { stream.put(role, tail + done as u64, from, len) };
+                unsafe { stream.put(role, tail + done as u64, from, len) }
             });
-            Ok(n)
+            // As the kernel: a piece that is not all there is not sent.
+            if copied < n {
+                return Err(libc::EFAULT);
+            }
+            Ok(copied)
         }
         Source::File { fd, offset, .. } => {
             let (at, first, _) = stream.piece(role, tail);

@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use weft_conformance::bed::{Bed, Half, Memory, PATIENCE, Setup};
@@ -124,6 +125,36 @@ fn either_side_may_stay_away() {
         assert!(matches!(error, ConnectError::NotLocal(_)), "{error}");
         assert!(error.to_string().contains("WEFT_LOCAL"), "{error}");
     }
+}
+
+/// A program announces its port before it listens.
+#[test]
+fn a_peer_that_comes_before_the_listener_is_met() {
+    let (a, b) = (device(LocalMode::Require), device(LocalMode::Require));
+    let there = b.bind(ANY).expect("a port");
+    there.admit().expect("a port that peers can connect to");
+    let qp = |device: &Device| {
+        let cq = device.create_cq(16, None).expect("a CQ");
+        let pd = device.alloc_pd().expect("a PD");
+        pd.create_qp(&QpInit::new(&cq, &cq)).expect("a QP")
+    };
+    let (ours, theirs) = (qp(&a), qp(&b));
+    let (tell, dialled) = mpsc::channel();
+    // On one host the hello is sent before this returns.
+    let from = a.bind(ANY).expect("a port");
+    from.dial(there.local_addr(), &ours, &param(), move |outcome| {
+        tell.send(outcome).expect("somebody waits");
+    });
+    let (tell, told) = mpsc::channel();
+    let listening = there.listen(4, &param(), move |incoming| {
+        tell.send(incoming).expect("somebody waits");
+    });
+    let _listening = listening.expect("a free port");
+    let incoming = told.recv_timeout(PATIENCE).expect("a request");
+    incoming.accept(&theirs, &param()).expect("its peer waits");
+    let outcome = dialled.recv_timeout(PATIENCE).expect("an outcome");
+    outcome.expect("shared memory");
+    assert_eq!(ours.path().expect("connected").transport, "local");
 }
 
 #[test]

@@ -601,6 +601,19 @@ static void badbuf_rx(int fd) { /* a buffer that is not there: EFAULT, or a shor
     }
     late_rx(fd);
 }
+static void badbuf_tx(int fd) { /* a buffer that is not there, or a part of it: the same */
+    char *b = pages(2 * BIG);
+    CHECK(mprotect(b + BIG, BIG, PROT_NONE) == 0);
+    for (int i = 0; i < 6; i++) {
+        fill_put(fd, b, BIG);
+        ssize_t k = send(fd, b + BIG, BIG, 0);
+        CHECK(k == -1 && errno == EFAULT);
+        fill(b, BIG);
+        k = send(fd, b, 2 * BIG, 0);
+        CHECK((k == -1 && errno == EFAULT) || (k > 0 && k <= BIG));
+        tx += k > 0 ? k : 0;
+    }
+}
 static void faulty_tx(int fd) { char *b = pages(65536); for (int i = 0; i < 120; i++) { fill_put(fd, b, 65536); b[i] ^= 1; } }
 static void crawl_rx(int fd) { static uint8_t b[60000]; for (;;) { nap(1); ssize_t k = recv(fd, b, sizeof b, 0); CHECK(k >= 0); if (!k) return; check(b, k); } }
 static void plain_tx(int fd) { char *b = pages(BIG); for (int i = 0; i < 20; i++) { fill_put(fd, b, BIG); b[1] = 1; } }
@@ -613,7 +626,7 @@ static const struct { const char *name; void (*tx)(int), (*rx)(int); } all[] = {
     {"segv", segv_tx, late_rx}, {"threads", threads_tx, late_rx}, {"calls", calls_tx, calls_rx}, {"kinds", kinds_tx, kinds_rx},
     {"nonblock", nonblock_tx, epoll_rx}, {"epoll", plain_tx, epoll_rx}, {"vector", vector_tx, late_rx}, {"stopped", stopped_tx, late_rx},
     {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx}, {"trim", trim_tx, late_rx},
-    {"droprx", plain_tx, drop_rx}, {"droptx", drop_tx, wait_rx}, {"badbuf", plain_tx, badbuf_rx},
+    {"droprx", plain_tx, drop_rx}, {"droptx", drop_tx, wait_rx}, {"badbuf", plain_tx, badbuf_rx}, {"nobuf", badbuf_tx, late_rx},
     {"anon", anon_tx, late_rx}, {"names", names_tx, late_rx}, {"renamed", renamed_tx, late_rx}, {"heirs", heirs_tx, late_rx}, {"others", others_tx, late_rx},
     {"twins", twins_tx, late_rx}, {"whole", whole_tx, whole_rx},
 };

@@ -2,6 +2,7 @@
 
 mod advise;
 mod cpython;
+mod faults;
 mod holes_of_calls;
 mod lend;
 mod lies;

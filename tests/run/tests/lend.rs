@@ -61,7 +61,7 @@ fn fetched(text: &str) -> u64 {
     sum(text, "B fetched from the peer's memory")
 }
 
-const SCENARIOS: [&str; 37] = [
+const SCENARIOS: [&str; 38] = [
     "stream",
     "again",
     "overwrite",
@@ -92,6 +92,7 @@ const SCENARIOS: [&str; 37] = [
     "busy",
     "droprx",
     "droptx",
+    "nobuf",
     "trim",
     "anon",
     "names",

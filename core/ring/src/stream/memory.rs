@@ -10,6 +10,7 @@ use crate::{OpenError, Role};
 use std::io;
 use std::os::fd::OwnedFd;
 pub(super) use std::sync::atomic::{AtomicU64, fence};
+use weft_mem::checked;
 
 const KIND: Kind = Kind {
     name: "weft-run-ring",
@@ -53,19 +54,23 @@ impl Stream {
         self.0.at(offset)
     }
 
-    /// Copies `n` bytes to the position; they are not visible until [`Stream::publish`]. `n` is cut at the capacity.
+    /// Copies `n` bytes to the position; they are not visible until [`Stream::publish`]. `n` is cut at the capacity. Returns how many could be
+    /// read: see [`weft_mem::checked`].
     ///
     /// # Safety
-    /// `from..from + n` must be readable.
+    /// `from..from + n` must be memory that may be read, where there is any.
     #[inline]
-    pub unsafe fn put(&self, sender: Role, position: u64, from: *const u8, n: usize) {
+    pub unsafe fn put(&self, sender: Role, position: u64, from: *const u8, n: usize) -> usize {
         let (at, first, start) = self.piece(sender, position);
         let n = n.min(self.0.capacity);
         let first = first.min(n);
         // SAFETY: both pieces are inside the ring; the caller's promise for the source.
         unsafe {
-            weft_mem::racing_store(at, from, first);
-            weft_mem::racing_store(start, from.add(first), n - first);
+            let done = checked::copy(at, from, first);
+            if done < first || first == n {
+                return done;
+            }
+            done + checked::copy(start, from.wrapping_add(first), n - first)
         }
     }
 
@@ -82,19 +87,22 @@ impl Stream {
         (at, self.0.capacity - index, start)
     }
 
-    /// Copies `n` bytes of the position out. `n` is cut at the capacity.
+    /// Copies `n` bytes of the position out. `n` is cut at the capacity. Returns how many could be written: see [`weft_mem::checked`].
     ///
     /// # Safety
-    /// `to..to + n` must be writable.
+    /// `to..to + n` must be memory that may be written, where there is any.
     #[inline]
-    pub unsafe fn get(&self, sender: Role, position: u64, to: *mut u8, n: usize) {
+    pub unsafe fn get(&self, sender: Role, position: u64, to: *mut u8, n: usize) -> usize {
         let (at, first, start) = self.piece(sender, position);
         let n = n.min(self.0.capacity);
         let first = first.min(n);
         // SAFETY: both pieces are inside the ring; the caller's promise for the target.
         unsafe {
-            weft_mem::racing_load(to, at, first);
-            weft_mem::racing_load(to.add(first), start, n - first);
+            let done = checked::copy(to, at, first);
+            if done < first || first == n {
+                return done;
+            }
+            done + checked::copy(to.wrapping_add(first), start, n - first)
         }
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use weft_sys::Interest;
 use weft_sys::tcp::{self, BindOptions};
@@ -12,12 +12,12 @@ use super::ConnParam;
 use super::dial::{Dialed, Way};
 use super::greet::{Incoming, Reception};
 use super::listener::{Listener, Socket};
-use super::shm_listener::{self, ShmListener};
+use super::shm_listener::{ShmListener, ShmSockets};
 use crate::device::{Device, Transport};
 use crate::engine::{Registration, Source};
+use crate::lock::lock;
 use crate::qp::Qp;
 use crate::transport::sim::SimPort;
-use crate::types::LocalMode;
 
 /// A listening address. Dropping it stops listening; connections made through it live on.
 pub struct Listening {
@@ -70,6 +70,7 @@ impl Device {
         Ok(Bound {
             device: self.clone(),
             port,
+            shm: Mutex::default(),
             addr,
         })
     }
@@ -84,6 +85,8 @@ enum Port {
 pub struct Bound {
     device: Device,
     port: Port,
+    /// For peers that are admitted.
+    shm: Mutex<Option<ShmSockets>>,
     addr: SocketAddr,
 }
 
@@ -100,7 +103,11 @@ impl Bound {
     /// As `listen(2)`.
     pub fn admit(&self) -> io::Result<()> {
         match &self.port {
-            Port::Tcp(fd) => tcp::listen_bound(fd, 8),
+            Port::Tcp(fd) => {
+                let open = || ShmSockets::open(&self.device.0, self.addr);
+                lock(&self.shm).get_or_insert_with(open);
+                tcp::listen_bound(fd, 8)
+            }
             Port::Sim(_) => Ok(()),
         }
     }
@@ -131,8 +138,15 @@ impl Bound {
         param: &ConnParam,
         on_request: impl Fn(Incoming) + Send + Sync + 'static,
     ) -> io::Result<Listening> {
-        let Bound { device, port, addr } = self;
+        let Bound {
+            device,
+            port,
+            shm,
+            addr,
+        } = self;
         let Device(device) = device;
+        let opened = lock(&shm).take();
+        let shm = opened.unwrap_or_else(|| ShmSockets::open(&device, addr));
         let socket = match port {
             Port::Tcp(fd) => {
                 tcp::listen_bound(&fd, backlog.clamp(1, 4096))?;
@@ -151,10 +165,7 @@ impl Bound {
         listener
             .registration
             .start(source, listener.fd(), Interest::READ)?;
-        let shm_listeners = match device.local {
-            LocalMode::Off => Vec::new(),
-            _ => shm_listener::open(&device, &listener),
-        };
+        let shm_listeners = shm.watch(&device, &listener);
         Ok(Listening {
             listener,
             shm_listeners,

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
 use weft_sys::unix::{self, Name};
 use weft_sys::{Event, Interest};
@@ -15,6 +16,7 @@ use crate::device::{Counted, DeviceInner};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 use crate::meet::{Hello, Names, ShmAccepted};
+use crate::types::LocalMode;
 
 /// The time limit from an initiator's connection to its Hello.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -25,6 +27,71 @@ const LOOK_AGAIN: [Duration; 3] = [
     Duration::from_millis(50),
 ];
 
+/// The Unix sockets of a TCP port, as they are before somebody listens to peers there: what peers send waits.
+#[derive(Default)]
+pub(super) struct ShmSockets(Vec<io::Result<(OwnedFd, Option<PathBuf>)>>);
+
+impl ShmSockets {
+    /// Opens those of an address. A peer looks for them as soon as it has connected, so this is before the port listens.
+    pub(super) fn open(device: &DeviceInner, addr: SocketAddr) -> ShmSockets {
+        if device.local == LocalMode::Off {
+            return ShmSockets::default();
+        }
+        let names = Names::at(addr, device.local_dir.as_deref());
+        let abstracts = names.abstracts.iter().map(|name| Name::Abstract(name));
+        let paths = names.paths.iter().map(|path| Name::Path(path));
+        let open = |name: Name<'_>| {
+            let path = match name {
+                Name::Path(path) => Some(path.to_owned()),
+                Name::Abstract(_) => None,
+            };
+            let fd = unix::listen(name, 128)?;
+            unix::ask_for_senders(&fd, true)?;
+            Ok((fd, path))
+        };
+        ShmSockets(abstracts.chain(paths).map(open).collect())
+    }
+
+    /// Watches them for a listener. Without any, its connections stay on TCP.
+    pub(super) fn watch(
+        mut self,
+        device: &Arc<DeviceInner>,
+        listener: &Arc<Listener>,
+    ) -> Vec<Arc<ShmListener>> {
+        let mut shm_listeners = Vec::new();
+        for socket in mem::take(&mut self.0) {
+            let watched = socket.and_then(|(fd, path)| {
+                let shm_listener = Arc::new(ShmListener {
+                    fd,
+                    path,
+                    device: Arc::downgrade(device),
+                    listener: Arc::downgrade(listener),
+                    registration: Registration::new(&device.engine),
+                });
+                let source = Arc::clone(&shm_listener) as Arc<dyn Source>;
+                let registration = &shm_listener.registration;
+                registration.start(source, shm_listener.fd.as_fd(), Interest::READ)?;
+                Ok(shm_listener)
+            });
+            match watched {
+                Ok(shm_listener) => shm_listeners.push(shm_listener),
+                Err(error) => {
+                    tracing::warn!(addr = %listener.addr, %error, "no socket for peers of this host: they stay on TCP");
+                }
+            }
+        }
+        shm_listeners
+    }
+}
+
+impl Drop for ShmSockets {
+    fn drop(&mut self) {
+        for (_, path) in self.0.iter().flatten() {
+            path.as_deref().map(std::fs::remove_file);
+        }
+    }
+}
+
 /// The Unix socket of a listening TCP port.
 pub(super) struct ShmListener {
     fd: OwnedFd,
@@ -32,43 +99,6 @@ pub(super) struct ShmListener {
     device: Weak<DeviceInner>,
     listener: Weak<Listener>,
     registration: Registration,
-}
-
-/// Opens the Unix sockets of a listener. Without any, its connections stay on TCP.
-pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<Listener>) -> Vec<Arc<ShmListener>> {
-    let names = Names::at(listener.addr, device.local_dir.as_deref());
-    let abstracts = names
-        .abstracts
-        .iter()
-        .map(|name| (Name::Abstract(name), None));
-    let paths = names
-        .paths
-        .iter()
-        .map(|path| (Name::Path(path), Some(path.clone())));
-    let mut shm_listeners = Vec::new();
-    for (name, path) in abstracts.chain(paths) {
-        let opened = unix::listen(name, 128).and_then(|fd| {
-            unix::ask_for_senders(&fd, true)?;
-            let shm_listener = Arc::new(ShmListener {
-                fd,
-                path,
-                device: Arc::downgrade(device),
-                listener: Arc::downgrade(listener),
-                registration: Registration::new(&device.engine),
-            });
-            let source = Arc::clone(&shm_listener) as Arc<dyn Source>;
-            let registration = &shm_listener.registration;
-            registration.start(source, shm_listener.fd.as_fd(), Interest::READ)?;
-            Ok(shm_listener)
-        });
-        match opened {
-            Ok(shm_listener) => shm_listeners.push(shm_listener),
-            Err(error) => {
-                tracing::warn!(addr = %listener.addr, %error, "no socket for peers of this host: they stay on TCP");
-            }
-        }
-    }
-    shm_listeners
 }
 
 impl ShmListener {

@@ -14,13 +14,8 @@ use super::rings::Out;
 use super::rx::{receive, receive_many};
 use super::tx::{To, has_ring, transmit, went_by_kernel};
 use super::{Dgram, addr, of};
-use crate::iov::{good, is_bad, is_optional, one, vector};
+use crate::iov::{is_bad, is_bad_list, is_optional, one, vector};
 use crate::{clock, kernel, next};
-
-/// The vector, if all of its addresses may be good: the kernel judges others, and takes no part of a datagram.
-fn whole(iov: &[iovec]) -> Option<&[iovec]> {
-    (good(iov).len() == iov.len()).then_some(iov)
-}
 
 fn bare(iov: &[iovec]) -> Out<'_> {
     Out {
@@ -37,7 +32,7 @@ pub(crate) unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
         // A read of zero bytes consumes no datagram.
-        let Some(d) = of(fd).filter(|_| n > 0 && !is_bad(buf)) else {
+        let Some(d) = of(fd).filter(|_| n > 0) else {
             return next::read(fd, buf, n);
         };
         let iov = one(buf, n);
@@ -52,7 +47,7 @@ pub(crate) unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
 pub(crate) unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
-        let list = of(fd).and_then(|d| Some((d, whole(vector(iov, n as usize)?)?)));
+        let list = of(fd).and_then(|d| Some((d, vector(iov, n as usize)?)));
         let Some((d, list)) = list.filter(|(_, list)| list.iter().any(|one| one.iov_len > 0))
         else {
             return next::readv(fd, iov, n);
@@ -76,8 +71,7 @@ pub(crate) unsafe fn recvfrom(
     // SAFETY: the caller's promise.
     unsafe {
         // Odd arguments are left to the kernel to judge, and do not touch the rings.
-        let odd = is_bad(buf) && n > 0
-            || !is_optional(name)
+        let odd = !is_optional(name)
             || !is_optional(name_len)
             || !name.is_null() && (name_len.is_null() || *name_len > i32::MAX as u32);
         let Some(d) = of(fd).filter(|_| !odd) else {
@@ -105,7 +99,7 @@ unsafe fn receive_message(
     unsafe {
         let kernel = |more| next::recvmsg(fd, message, flags | more);
         let is_odd = !is_optional((*message).msg_name) || !is_optional((*message).msg_control);
-        let list = vector((*message).msg_iov, (*message).msg_iovlen).and_then(whole);
+        let list = vector((*message).msg_iov, (*message).msg_iovlen);
         let Some(list) = list.filter(|_| !is_odd) else {
             return kernel(0);
         };
@@ -141,7 +135,7 @@ pub(crate) unsafe fn recvmmsg(
     // SAFETY: the caller's promise.
     unsafe {
         let call = || next::recvmmsg(fd, messages, n, flags, timeout);
-        let fits = n > 0 && !is_bad(messages) && is_optional(timeout);
+        let fits = n > 0 && !is_bad_list(messages, n as usize) && is_optional(timeout);
         let Some(d) = of(fd).filter(|_| fits) else {
             return call();
         };
@@ -295,7 +289,9 @@ pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        let Some(d) = of(fd).filter(|d| !d.is_plain() && n > 0 && !is_bad(messages)) else {
+        let Some(d) =
+            of(fd).filter(|d| !d.is_plain() && n > 0 && !is_bad_list(messages, n as usize))
+        else {
             return next::sendmmsg(fd, messages, n, flags);
         };
         if !has_ring(d) {

@@ -17,7 +17,7 @@ use weft_run::dgram::{self as rules, AFTER_KERNEL, HEADER, Route};
 use weft_run::meet::Why;
 
 use super::{Dgram, Own, addr};
-use crate::iov::{each_piece, total};
+use crate::iov::{copy_pieces, total};
 use crate::{kernel, ledger, next};
 
 /// Senders of one socket that can have a ring; others use the kernel.
@@ -102,6 +102,7 @@ pub(crate) struct Out<'a> {
 }
 
 pub(crate) enum Step {
+    /// Its length, or -1 where the program's memory is not there.
     Got(ssize_t),
     /// The kernel's socket comes first.
     Kernel,
@@ -463,10 +464,13 @@ unsafe fn deliver(d: &Dgram, link: &In, len: usize, out: &Out<'_>, flags: c_int)
     let start = link.head + HEADER as u64;
     let room = total(out.iov);
     let n = len.min(room);
-    each_piece(out.iov, 0, n, |to, len, done| {
+    let copied = copy_pieces(out.iov, 0, n, |to, len, done| {
         // SAFETY: the caller's buffers.
-        unsafe { link.stream.get(SENDER, start + done as u64, to, len) };
+        unsafe { link.stream.get(SENDER, start + done as u64, to, len) }
     });
+    if copied < n {
+        return -1;
+    }
     let v6 = d.v6.load(Relaxed);
     // SAFETY: the caller's promise.
     unsafe {

@@ -94,6 +94,9 @@ unsafe fn receive_any(
                 if flags & libc::MSG_PEEK == 0 {
                     received(fd, d);
                 }
+                if n < 0 {
+                    set_errno(libc::EFAULT);
+                }
                 return n;
             }
             Step::Kernel => {

@@ -15,7 +15,7 @@ use weft_run::pace;
 
 use super::rings::{SENDER, ring};
 use super::{Dgram, Own, now_ms};
-use crate::iov::{each_piece, good, total};
+use crate::iov::{copy_pieces, total};
 use crate::kernel::borrowed;
 use crate::spin::spins;
 use crate::{hidden, ledger, set_errno, settings, signal};
@@ -203,7 +203,7 @@ pub(crate) unsafe fn transmit(
     iov: &[iovec],
     flags: c_int,
 ) -> Option<ssize_t> {
-    if d.is_plain() || good(iov).len() != iov.len() {
+    if d.is_plain() {
         return None;
     }
     if flags & (libc::MSG_MORE | libc::MSG_ZEROCOPY) != 0 {
@@ -261,6 +261,10 @@ pub(crate) unsafe fn transmit(
             }
             Some(len as ssize_t)
         }
+        Put::Fault => {
+            set_errno(libc::EFAULT);
+            Some(-1)
+        }
         Put::Closed => {
             dest.state = State::New;
             dest.count = 0;
@@ -293,6 +297,8 @@ enum Put {
     /// Sent, or dropped as a full socket buffer drops it. True: ring the bell.
     Done(bool),
     Closed,
+    /// The program's memory is not there.
+    Fault,
 }
 
 impl Out {
@@ -371,12 +377,13 @@ impl Out {
         let (stream, tail) = (&self.stream, self.tail);
         let marks = if self.detour { AFTER_KERNEL } else { 0 };
         let header = rules::header(len, marks);
-        // SAFETY: eight bytes; the caller's buffers.
-        unsafe {
-            stream.put(SENDER, tail, header.as_ptr(), HEADER);
-            each_piece(iov, 0, len, |from, len, done| {
-                stream.put(SENDER, tail + (HEADER + done) as u64, from, len);
-            });
+        stream.put_slice(SENDER, tail, &header);
+        let copied = copy_pieces(iov, 0, len, |from, len, done| {
+            // SAFETY: the caller's buffers.
+            unsafe { stream.put(SENDER, tail + (HEADER + done) as u64, from, len) }
+        });
+        if copied < len {
+            return Put::Fault;
         }
         match stream.publish(SENDER, tail, tail + need as u64) {
             Ok(Published::Closed) | Err(_) => Put::Closed,

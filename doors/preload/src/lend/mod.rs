@@ -25,7 +25,7 @@ use weft_sys::protect::{self, Refused};
 use crate::bell::{self, Heard, PATIENCE_MS};
 use crate::chan::Chan;
 use crate::conn::Conn;
-use crate::iov::Source;
+use crate::iov::{Source, is_bad_list};
 use crate::{kernel, lock, signal};
 use loans::Origin;
 
@@ -257,6 +257,10 @@ impl Call {
         }
         if mode == Mode::Auto && !measure::is_faster(start, len) {
             return Err(Copied::Slower);
+        }
+        // The receiver cannot tell the program of memory that is not there. A copy can.
+        if !mode.protects() && is_bad_list(start, len.min(LARGEST)) {
+            return Err(Copied::Memory);
         }
         if chan.peer_process == lock::own() {
             return Err(Copied::OneProcess);

@@ -55,16 +55,8 @@ weft_sys::doors! {
     "C-unwind"
 
     fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
-        if !is_active() {
+        if !is_active() || signal == libc::SIGSEGV {
             return handlers::change(signal, new, old);
-        }
-        if signal == libc::SIGSEGV {
-            let mut before: libc::sigaction = zeroed();
-            if protect::swap_program_action(new.as_ref(), &mut before) {
-                if !old.is_null() { *old = before; }
-                return 0;
-            }
-            return next::sigaction(signal, new, old);
         }
         let Some(given) = new.as_ref() else { return handlers::change(signal, new, old) };
         let mut changed = *given;
