@@ -4,9 +4,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use rustix::time::{ClockId, clock_gettime};
-
-use crate::{cpu_count, thread};
+use crate::cpu_count;
+use crate::thread::{note_lost_turn, now};
 
 /// Spin time, in nanoseconds: the cost of putting a thread to sleep and waking it.
 pub const SPIN: u64 = 20_000;
@@ -14,12 +13,6 @@ pub const SPIN: u64 = 20_000;
 const LOST: u32 = 8;
 /// except for one of this many.
 const AGAIN: u32 = 32;
-
-/// Nanoseconds of the monotonic clock.
-pub fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
-}
 
 /// How often something is looked at without a clock. None where there is one processor: the peer cannot run while this thread spins.
 pub fn turns() -> u32 {
@@ -43,7 +36,7 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
         }
         let at = now();
         // Time that passed between two looks was another thread's: the processor is wanted, and the peer may be what wants it.
-        thread::note_lost_turn(last, at);
+        note_lost_turn(last, at);
         if at - began > SPIN {
             break;
         }

@@ -7,10 +7,16 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::spin::now;
+use rustix::time::{ClockId, clock_gettime};
 
 /// The shortest turn that the kernel grants.
 const BRIEF_NS: u64 = 100_000;
+
+/// Nanoseconds of the monotonic clock.
+pub fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
 
 /// Lets another runnable thread have this processor (`sched_yield`).
 pub fn sched_yield() {

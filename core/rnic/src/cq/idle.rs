@@ -7,8 +7,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use weft_sys::spin::{SPIN, Spun, now};
-use weft_sys::thread::{offer_turn, turns_are_lost};
+use weft_sys::spin::{SPIN, Spun};
+use weft_sys::thread::{now, offer_turn, turns_are_lost};
 
 /// Empty polls between two yields of the core.
 const YIELD_EVERY: u32 = 16;
