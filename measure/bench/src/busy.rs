@@ -167,7 +167,7 @@ pub(crate) fn run(args: &BusyArgs) -> Result<ExitCode> {
     if args.from.is_empty() {
         let load = Load::start(0, 0)?;
         intro = vec![format!(
-            "{}; {}. {} pairs of {} s.",
+            "{}; load average {}. {} pairs of {} s.",
             machine(),
             load.text,
             args.runs,
