@@ -89,6 +89,10 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
         work.0.display(),
         machine()
     ));
+    let crowding = weft_report::crowding();
+    if let Some(notice) = &crowding {
+        say(&format!("notice: {notice}"));
+    }
     let source = work.0.join("file");
     let (sum, took) = make_file(&source, options.size)?;
     say(&format!(
@@ -149,6 +153,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
             work.0.display()
         ),
     ];
+    report
+        .intro
+        .extend(crowding.map(|notice| format!("When it began, {notice}.")));
     let gains = gains(options, &measured, &records);
     say(&gains.words());
     report.sections.push(opening(gains));

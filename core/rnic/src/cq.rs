@@ -6,9 +6,9 @@
 mod channel;
 mod event_wait;
 mod glance;
+mod idle;
 mod member;
 mod poller;
-mod spin;
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use weft_lock::ShortLock;
-use weft_sys::thread::offer_turn;
+use weft_sys::spin::Spun;
+use weft_sys::thread::turns_are_lost;
 use weft_sys::{EventFd, Interest, poll_fds};
 
 use crate::device::{Counted, Device, DeviceInner};
@@ -32,10 +33,10 @@ use channel::ChannelInner;
 pub use channel::CompChannel;
 pub use event_wait::EventWait;
 pub(crate) use glance::Glance;
+use idle::EmptyPolls;
 pub(crate) use member::{Member, Port};
 pub(crate) use poller::Poller;
 use poller::{Kept, Only, QUEUES};
-use spin::SpinBudget;
 
 /// Up to this many members a poller tries each member's socket itself; past it, trying costs more than asking the
 /// engine's epoll, and the engine drives them.
@@ -44,14 +45,9 @@ pub(crate) const DIRECT_MEMBERS: usize = 8;
 /// Of empty polls in a row, one in so many drives the members in any case.
 const LOOK_EVERY: u32 = 16;
 
-/// Empty polls between two yields of the core.
-const YIELD_EVERY: u32 = 16;
-/// Empty polls before the first yield: the least if the peer wants this core, the most if the peer has one of its own (some microseconds).
-const LEAST_PATIENCE: u32 = 32;
-const MOST_PATIENCE: u32 = 512;
-
-/// How long a poll sleeps instead of yielding while busy threads share the core: see [`CqInner::make_way`].
-const DOZE: Duration = Duration::from_micros(20);
+/// How long a poll sleeps at most while busy threads share the core: see [`idle`]. Whatever the queue is polled for ends the sleep; the program
+/// may poll for other things as well.
+const DOZE: Duration = Duration::from_micros(100);
 
 /// The maximum sleep without a descriptor that could end it.
 const NAP: Duration = Duration::from_millis(1);
@@ -112,13 +108,11 @@ pub(crate) struct CqInner {
     has_ports: AtomicBool,
     /// A member put off sending: the next poll sends.
     pub(crate) deferred: AtomicBool,
-    spin: SpinBudget,
+    /// Whether spinning before a sleep has succeeded lately.
+    spun: Spun,
     /// Whether a request for an event leaves the members to this program's threads: see [`EventWait`].
     awaited: AtomicU8,
-    /// Polls that found nothing, since one found something.
-    empty_polls: AtomicU32,
-    /// So many of them before the first yield: see [`CqInner::end_empty_polls`].
-    patience: AtomicU32,
+    empty: EmptyPolls,
     /// Counts the calls of [`Cq::interrupt`].
     epoch: AtomicU32,
     hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -210,10 +204,9 @@ impl Cq {
             ports: Mutex::default(),
             has_ports: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
-            spin: SpinBudget::new(),
+            spun: Spun::default(),
             awaited: AtomicU8::new(0),
-            empty_polls: AtomicU32::new(0),
-            patience: AtomicU32::new(LEAST_PATIENCE),
+            empty: EmptyPolls::new(),
             epoch: AtomicU32::new(0),
             hook: OnceLock::new(),
             _count: count,
@@ -259,24 +252,18 @@ impl Cq {
         let n = cq.pop(out)?;
         if n > 0 {
             cq.flush_deferred();
-            cq.end_empty_polls();
+            cq.empty.end();
             return Ok(n);
         }
-        let empty_polls = cq.empty_polls.load(Ordering::Relaxed);
-        if !empty_polls.is_multiple_of(LOOK_EVERY) && cq.is_idle() {
+        if !cq.empty.count().is_multiple_of(LOOK_EVERY) && cq.is_idle() {
             cq.make_way();
             return Ok(0);
         }
-        let mut poller = Poller { cq, out, taken: 0 };
-        cq.drive_members(Some(&mut poller));
-        let n = match poller.taken {
-            0 => cq.pop(out)?,
-            n => n,
-        };
+        let n = cq.drive_and_pop(out)?;
         if n == 0 {
             cq.make_way();
         } else {
-            cq.end_empty_polls();
+            cq.empty.end();
         }
         Ok(n)
     }
@@ -300,10 +287,14 @@ impl Cq {
         // Without a spin the sockets are not tried first: if one has something, the sleep is short.
         let mut seen = Ok(0);
         let look = || {
-            seen = self.poll(out);
-            !matches!(seen, Ok(0))
+            seen = cq.drive_and_pop(out);
+            let found = !matches!(seen, Ok(0));
+            if !found {
+                cq.empty.add();
+            }
+            found
         };
-        if cq.spin.try_for(look) {
+        if cq.may_spin() && cq.spun.wait(look) {
             return seen;
         }
         loop {
@@ -311,13 +302,13 @@ impl Cq {
                 None => None,
                 Some(end) => match end.checked_duration_since(Instant::now()) {
                     // Even without any time to wait, the sockets were tried once.
-                    None => return self.poll(out),
+                    None => return cq.drive_and_pop(out),
                     left => left,
                 },
             };
             cq.sleep(left, &|| false);
             // Notify all waiting threads.
-            let n = self.poll(out).inspect_err(|_| cq.kick())?;
+            let n = cq.drive_and_pop(out).inspect_err(|_| cq.kick())?;
             if n > 0 {
                 // One wake-up may cover completions for several waiters.
                 if cq.len.load(Ordering::SeqCst) > 0 {
@@ -361,7 +352,15 @@ impl Cq {
 
 impl CqExt for Cq {
     fn take(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
-        self.0.pop(out)
+        self.0.pop(out).inspect(|n| {
+            if *n > 0 {
+                self.0.empty.end();
+            }
+        })
+    }
+
+    fn make_way(&self) {
+        self.0.make_way();
     }
 
     fn look(&self) -> bool {
@@ -385,7 +384,7 @@ impl CqExt for Cq {
             cq.drive_members(None);
             over()
         };
-        if spin && cq.spin.try_for(look) {
+        if spin && cq.may_spin() && cq.spun.wait(look) {
             return false;
         }
         loop {
@@ -446,39 +445,10 @@ impl CqInner {
         self.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// A program that polls in a loop keeps a core busy. If cores are scarce, the peer that it waits for may need this core: after the first
-    /// empty polls, a poll yields now and then. Without another thread that needs the core, this costs a quarter of a microsecond in sixteen
-    /// polls. If another thread takes the core and keeps it for milliseconds, a poll sleeps for a moment instead: the peer's doorbell ends the
-    /// sleep, and the kernel prefers a thread that wakes.
+    /// A poll found nothing: the thread may sleep for a moment in place of the next one.
     fn make_way(&self) {
-        let polls = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
-        self.empty_polls.store(polls, Ordering::Relaxed);
-        if polls >= self.patience.load(Ordering::Relaxed)
-            && polls.is_multiple_of(YIELD_EVERY)
-            && !offer_turn()
-        {
-            // Threads that add to the queue need not wake this one: it is awake again before a wake-up would have paid.
-            self.sleep_on_members(None, Some(DOZE));
-        }
-    }
-
-    /// A poll found a completion. A completion that is there directly after a yield was made on this core: yield early. Other completions
-    /// are made on another core, and a yield would only delay them.
-    fn end_empty_polls(&self) {
-        let polls = self.empty_polls.load(Ordering::Relaxed);
-        if polls == 0 {
-            return;
-        }
-        self.empty_polls.store(0, Ordering::Relaxed);
-        let patience = self.patience.load(Ordering::Relaxed);
-        let yielded = polls >= patience;
-        let next = if yielded && polls.is_multiple_of(YIELD_EVERY) {
-            (patience / 2).max(LEAST_PATIENCE)
-        } else {
-            (patience + YIELD_EVERY).min(MOST_PATIENCE)
-        };
-        if next != patience {
-            self.patience.store(next, Ordering::Relaxed);
+        if self.empty.add() && self.empty.is_tired(self.is_in_memory()) {
+            self.sleep(Some(DOZE), &|| false);
         }
     }
 
@@ -514,6 +484,32 @@ impl CqInner {
             ring.entries.shrink_to(256);
         }
         Ok(n)
+    }
+
+    /// Whether to spin before a sleep. Over sockets a message takes nearly as long as a wake-up, and a thread that spins beside busy ones
+    /// uses its time up, while one that sleeps gets the processor as soon as it wakes.
+    fn may_spin(&self) -> bool {
+        !turns_are_lost() || self.is_in_memory()
+    }
+
+    /// Whether its only connection is in shared memory.
+    fn is_in_memory(&self) -> bool {
+        self.with_only(|only| matches!(only, Only::Member(_, glance) if glance.has_ring()))
+            == Some(true)
+    }
+
+    /// Drive the members, and take what that has brought.
+    fn drive_and_pop(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
+        let mut poller = Poller {
+            cq: self,
+            out,
+            taken: 0,
+        };
+        self.drive_members(Some(&mut poller));
+        match poller.taken {
+            0 => self.pop(out),
+            n => Ok(n),
+        }
     }
 
     /// Drive the members for a thread that waits for the queue's event.
@@ -723,7 +719,7 @@ impl CqInner {
         if put_off {
             self.deferred.store(false, Ordering::Relaxed);
         }
-        let empty_polls = self.empty_polls.load(Ordering::Relaxed);
+        let empty_polls = self.empty.count();
         let armed = self.is_armed() && self.awaited.load(Ordering::Relaxed) == 0;
         let sleeps = armed && self.is_last_look();
         let only = (!sleeps).then(|| self.with_only(Only::keep));

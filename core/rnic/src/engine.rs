@@ -520,12 +520,11 @@ impl Engine {
             if hot.is_empty() || !self.spins || now - last_move > HOT_SPIN || now - start > TICK {
                 break;
             }
-            if busy {
-                // The thread that drives it may have lost this core to the engine.
-                weft_sys::thread::sched_yield();
-            } else {
-                std::hint::spin_loop();
+            // The thread that drives it may have lost this core to the engine.
+            if busy && !weft_sys::thread::offer_turn() {
+                break;
             }
+            std::hint::spin_loop();
         }
         for (qp, driven) in hot.drain(..) {
             let leave = || {

@@ -18,6 +18,10 @@ pub trait CqExt {
     /// Drive the members if nothing is there; says whether something is now. Takes nothing.
     fn look(&self) -> bool;
 
+    /// A program that repeats such looks has found nothing: leave the processor to others for a moment, as [`Cq::poll`](crate::Cq::poll) does. It may
+    /// sleep: no lock may be held.
+    fn make_way(&self);
+
     /// Blocks until completions are available, another thread calls [`CqExt::interrupt`] after `epoch` was read with [`CqExt::epoch`],
     /// or the time is up. Takes no completions: for owners that take them under a lock of their own, and wait for work of other threads.
     /// Without `spin` it sleeps at once. It also returns true if a signal handler ran while it slept and nothing else happened.

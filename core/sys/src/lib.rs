@@ -31,6 +31,7 @@ pub mod process;
 pub mod protect;
 pub mod raw;
 pub mod settings;
+pub mod spin;
 pub mod tcp;
 pub mod thread;
 pub mod tun;

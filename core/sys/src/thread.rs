@@ -5,69 +5,80 @@
 //! Two `unsafe` calls, `sched_getattr` and `sched_setattr`, which `rustix` lacks.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// The shortest turn that the kernel grants.
 const BRIEF_NS: u64 = 100_000;
+
+/// Nanoseconds of the monotonic clock.
+pub fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
 
 /// Lets another runnable thread have this processor (`sched_yield`).
 pub fn sched_yield() {
     rustix::thread::sched_yield();
 }
 
-/// A thread that has yielded its processor and does not get it back for this long shares it with a busy thread.
-const LONG: Duration = Duration::from_micros(500);
+/// A thread that has yielded its processor and does not get it back for so many nanoseconds shares it with a busy thread.
+const LONG_NS: u64 = 500_000;
+/// After such a yield none is offered for so many times as long as it took: all of them together cost one part in so many.
+const REST: u64 = 64;
+/// Nor for longer than this.
+const LONGEST_REST_NS: u64 = 1_000_000_000;
 
 /// Yields this processor to another runnable thread, for a thread that waits by polling. Returns false without yielding if a recent yield
 /// took milliseconds. A short sleep is better then, because the kernel returns the processor sooner to a thread that wakes than to one that
 /// has yielded.
 #[must_use]
 pub fn offer_turn() -> bool {
-    static LOST: LostTurns = LostTurns::new();
-    if !LOST.may_yield() {
+    if turns_are_lost() {
         return false;
     }
-    let begun = Instant::now();
+    let begun = now();
     sched_yield();
-    LOST.note(begun.elapsed());
+    LOST.note(begun, now());
     true
 }
 
-/// The recent cost of yields in this process. After a long one, the next yields are refused, twice as many each time; one in so many tests
-/// whether the other thread still runs. Threads race for the counts, which only makes them slightly wrong.
-struct LostTurns {
-    refuse: AtomicU32,
-    next: AtomicU32,
+/// Whether [`offer_turn`] would not yield now.
+pub fn turns_are_lost() -> bool {
+    // Without busy threads the clock is not read.
+    LOST.0.load(Ordering::Relaxed) != 0 && LOST.at(now())
 }
 
+/// A thread that spins has found that its last look was at `last`: if that is long ago, a busy thread has had the processor since.
+pub fn note_lost_turn(last: u64, now: u64) {
+    if now.saturating_sub(last) >= LONG_NS {
+        LOST.note(last, now);
+    }
+}
+
+/// Of this process.
+static LOST: LostTurns = LostTurns(AtomicU64::new(0));
+
+/// Up to when yields are not offered; 0: that time is over. Threads race for it, which only makes it slightly wrong.
+struct LostTurns(AtomicU64);
+
 impl LostTurns {
-    const FIRST: u32 = 64;
-    const MOST: u32 = 8192;
-
-    const fn new() -> Self {
-        LostTurns {
-            refuse: AtomicU32::new(0),
-            next: AtomicU32::new(Self::FIRST),
+    fn at(&self, now: u64) -> bool {
+        let lost = now < self.0.load(Ordering::Relaxed);
+        if !lost {
+            self.0.store(0, Ordering::Relaxed);
         }
+        lost
     }
 
-    fn may_yield(&self) -> bool {
-        let refuse = self.refuse.load(Ordering::Relaxed);
-        if refuse > 0 {
-            self.refuse.store(refuse - 1, Ordering::Relaxed);
-        }
-        refuse == 0
-    }
-
-    fn note(&self, took: Duration) {
-        if took >= LONG {
-            let next = self.next.load(Ordering::Relaxed);
-            self.refuse.store(next, Ordering::Relaxed);
-            let doubled = (next * 2).min(Self::MOST);
-            self.next.store(doubled, Ordering::Relaxed);
-        } else if self.next.load(Ordering::Relaxed) != Self::FIRST {
-            self.next.store(Self::FIRST, Ordering::Relaxed);
+    fn note(&self, begun: u64, ended: u64) {
+        let took = ended.saturating_sub(begun);
+        if took >= LONG_NS {
+            let rest = (took * REST).min(LONGEST_REST_NS);
+            self.0.store(ended + rest, Ordering::Relaxed);
+        } else if self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
         }
     }
 }
@@ -103,25 +114,24 @@ pub fn ask_for_short_turns() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{LONG, LostTurns};
-    use std::time::Duration;
+    use super::{LONG_NS, LONGEST_REST_NS, LostTurns, REST};
+    use std::sync::atomic::AtomicU64;
 
     #[test]
     fn turns_that_were_lost_are_not_offered_again_at_once() {
-        let lost = LostTurns::new();
-        let refused = || (0..100_000).take_while(|_| !lost.may_yield()).count() as u32;
-        assert_eq!(refused(), 0);
-        lost.note(Duration::from_micros(1));
-        assert_eq!(refused(), 0);
-        for wanted in [64, 128, 256, 512, 1024, 2048, 4096, 8192, 8192] {
-            lost.note(LONG);
-            assert_eq!(refused(), wanted);
-        }
+        let lost = LostTurns(AtomicU64::new(0));
+        assert!(!lost.at(1));
+        lost.note(1, 1 + LONG_NS - 1);
+        assert!(!lost.at(LONG_NS));
+        lost.note(10, 10 + LONG_NS);
+        let end = 10 + LONG_NS + REST * LONG_NS;
+        assert!(lost.at(10 + LONG_NS) && lost.at(end - 1) && !lost.at(end));
         // The other thread has stopped.
-        lost.note(Duration::from_micros(1));
-        assert_eq!(refused(), 0);
-        lost.note(LONG);
-        assert_eq!(refused(), 64);
+        lost.note(end, end + 300);
+        assert!(!lost.at(end + 300));
+        lost.note(0, u64::MAX / REST);
+        let end = u64::MAX / REST + LONGEST_REST_NS;
+        assert!(lost.at(end - 1) && !lost.at(end));
     }
 
     #[test]

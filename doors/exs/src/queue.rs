@@ -409,7 +409,7 @@ impl QueueInner {
                 let end = Instant::now() + LOOK;
                 while !there() && Instant::now() < end {
                     self.drive();
-                    std::thread::yield_now();
+                    std::hint::spin_loop();
                 }
                 continue;
             }

@@ -19,9 +19,9 @@ use weft_sys::memfd::Mapping;
 use crate::iov::copy_pieces;
 use crate::lock::{self, SharedLock};
 use crate::patience::Patience;
-use crate::spin::Spun;
 use crate::state::SharedRoute;
 use crate::{clock, kernel};
+use weft_sys::spin::Spun;
 
 /// State of one side of a channel, shared by the processes that share the socket. One page.
 #[repr(C)]

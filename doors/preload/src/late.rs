@@ -25,7 +25,7 @@ use crate::chan::Chan;
 use crate::conn::{self, Conn, Reg};
 use crate::iov::is_bad;
 use crate::regs::catch_up;
-use crate::{bell, clock, edges, sets, signal, spin, table};
+use crate::{bell, clock, edges, sets, signal, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
@@ -346,7 +346,7 @@ pub(crate) unsafe fn wait(
     for _ in 0..4 {
         let mut seen = look(slot, room);
         if seen.events == 0 && seen.late > 0 && may_wait && !seen.must_ask {
-            spin::wait_for_any(|| {
+            weft_sys::spin::wait_for_any(|| {
                 seen = look(slot, room);
                 seen.events > 0 || seen.must_ask
             });

@@ -9,7 +9,7 @@
 //!
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
-//! - `next`, `kernel`, `counts`, `clock`, `patience`, `spin`, `lock`, `work`, `iov`, `handlers`, `signal`, `settings`: the functions behind ours, and small tools
+//! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
@@ -66,7 +66,6 @@ mod sets;
 mod settings;
 mod signal;
 mod sock;
-mod spin;
 mod state;
 mod table;
 mod tx;

@@ -15,7 +15,7 @@ use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
 use crate::iov::{is_bad_list, is_optional};
-use crate::{bell, clock, dgram, hosts, kernel, late, next, rx, signal, spin};
+use crate::{bell, clock, dgram, hosts, kernel, late, next, rx, signal};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -262,7 +262,7 @@ fn is_due() -> bool {
 fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
     let mut seen = look(list);
     if seen.has_rings && seen.ready == 0 && may_wait {
-        spin::wait_for_any(|| {
+        weft_sys::spin::wait_for_any(|| {
             seen = look(list);
             seen.ready > 0 || !seen.has_rings
         });

@@ -40,7 +40,10 @@ pub struct Load {
 
 impl Load {
     pub fn start(loops: u32, nice: i32) -> Result<Self> {
-        let before = usage::load_average();
+        let mut before = usage::load_average();
+        if let Some(notice) = weft_report::crowding() {
+            before = format!("{before} ({notice})");
+        }
         let start = |_| {
             let mut command = Command::new("nice");
             command.args(["-n", &nice.to_string(), "sh", "-c", "while :; do :; done"]);

@@ -10,6 +10,7 @@
 
 pub mod aims;
 pub mod args;
+mod busy;
 pub mod children;
 pub mod driver;
 pub mod error;
@@ -26,6 +27,7 @@ pub mod usage;
 pub mod verbs;
 
 pub use args::VerbsArgs;
+pub use busy::BusyArgs;
 pub use error::BenchError;
 pub use fs::FsArgs;
 pub use process::PEER_ARGS;
@@ -61,6 +63,8 @@ pub enum Suite {
     /// The peers of our own in that comparison; started by the benchmark itself
     #[command(hide = true)]
     RunPart(PartArgs),
+    /// Short messages beside busy loops: verbs, EXS and rsockets, each in turn with plain TCP
+    Busy(BusyArgs),
     /// Remote memory as files: beside tmpfs, raw RDMA and itself through FUSE
     Fs(FsArgs),
     /// The far end of a benchmark; started by the benchmark itself
@@ -84,6 +88,7 @@ pub enum Suite {
 pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
     match args.suite {
         Suite::Verbs(args) => verbs::run(&args),
+        Suite::Busy(args) => busy::run(&args),
         Suite::Fs(args) => fs::run(&args),
         Suite::Run(args) => run::run_suite(&args),
         Suite::RunPart(args) => run::part(&args).map(|()| ExitCode::SUCCESS),

@@ -213,6 +213,28 @@ pub fn number(value: f64) -> String {
     }
 }
 
+/// Percent of the last ten seconds in which something waited for a processor, from which on figures are those of a busy machine.
+const CROWDED: f64 = 10.0;
+
+/// A notice for measurements that begin now, if other work keeps the processors busy; `None` also where the kernel does not say.
+pub fn crowding() -> Option<String> {
+    crowding_of(&std::fs::read_to_string("/proc/pressure/cpu").ok()?)
+}
+
+/// The same, of the text in which the kernel says so.
+fn crowding_of(pressure: &str) -> Option<String> {
+    let word = pressure
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("avg10="))?;
+    let waited: f64 = word.parse().ok()?;
+    (waited >= CROWDED).then(|| {
+        format!(
+            "other work decides the figures: in {waited:.0} % of the last ten seconds something waited for one of the {} processors",
+            weft_sys::cpu_count()
+        )
+    })
+}
+
 /// A description of this machine: CPU, number of CPUs, memory, kernel.
 pub fn machine() -> String {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -248,6 +270,19 @@ pub fn machine() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_crowd_is_reported_where_it_decides() {
+        let text = |avg10: &str| {
+            format!("some avg10={avg10} avg60=66.00 avg300=71.86 total=5\nfull avg10=90.00")
+        };
+        let notice = crowding_of(&text("49.13")).unwrap();
+        assert!(notice.contains("in 49 %"), "{notice}");
+        assert!(crowding_of(&text("10.00")).is_some());
+        for quiet in [text("9.99"), text("x"), String::new()] {
+            assert_eq!(crowding_of(&quiet), None);
+        }
+    }
 
     fn report() -> Report {
         let mut report = Report::new("A <report>");

@@ -141,6 +141,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 fn measure() -> Result<Machine, Failure> {
+    if let Some(notice) = weft_report::crowding() {
+        eprintln!("weft: notice: {notice}");
+    }
     let bar = weft_report::terminal::redraws(&std::io::stderr())
         .then(|| indicatif::ProgressBar::new(STEPS));
     let measured = weft_costs::measure(&Effort::brief(), |what| {

@@ -15,7 +15,6 @@ use weft_run::meet::Why;
 use super::rings::{Out, Rx, SENDER, Step};
 use super::{Dgram, Own, now_ms, ready};
 use crate::kernel::{self, borrowed, entry};
-use crate::spin::spins;
 use crate::{clock, hidden, ledger, set_errno, settings, signal};
 
 /// Senders that have come and not spoken yet; of more the latest are turned away.
@@ -128,7 +127,7 @@ unsafe fn receive_any(
         }
         if !spun {
             spun = true;
-            for _ in 0..spins() {
+            for _ in 0..weft_sys::spin::turns() {
                 if rx.has_data() {
                     break;
                 }

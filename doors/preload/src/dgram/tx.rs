@@ -17,7 +17,6 @@ use super::rings::{SENDER, ring};
 use super::{Dgram, Own, now_ms};
 use crate::iov::{copy_pieces, total};
 use crate::kernel::borrowed;
-use crate::spin::spins;
 use crate::{hidden, ledger, set_errno, settings, signal};
 
 /// Destinations of one socket that are counted.
@@ -333,7 +332,7 @@ impl Out {
             std::thread::yield_now();
             return self.fits(need);
         }
-        for _ in 0..spins() {
+        for _ in 0..weft_sys::spin::turns() {
             if self.fits(need) {
                 self.stuck = None;
                 return true;

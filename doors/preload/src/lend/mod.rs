@@ -427,7 +427,7 @@ const SPINS: u32 = 2000;
 fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
     let (stream, role) = (&chan.stream, chan.role);
     let is_done = || stream.completed_sources(role) > completed;
-    if crate::spin::spins() > 0 {
+    if weft_sys::spin::turns() > 0 {
         for _ in 0..SPINS {
             if is_done() {
                 return Heard::Alive;

@@ -5,6 +5,7 @@ use weft_sockets::lock::{lock, try_lock};
 use weft_sockets::memory::{Sink, room, scatter};
 use weft_sockets::stream::Stream as _;
 use weft_sockets::wait::Wait;
+use weft_verbs::ext::CqExt;
 
 use super::{Conn, Core};
 use crate::RecvFlags;
@@ -54,6 +55,9 @@ impl Conn {
                     self.drive(core);
                     find(core, skip)
                 });
+                if found.is_none() {
+                    self.cq.make_way();
+                }
             }
             match found {
                 None if done == 0 => return Err(Errno::AGAIN),

@@ -66,6 +66,10 @@ named! {
         PerftestLocal = "perftest-local",
         /// The same over TCP.
         PerftestTcp = "perftest-tcp",
+        /// rstream on weft's librdmacm, over shared memory: rsockets.
+        RstreamLocal = "rstream-local",
+        /// The same over TCP.
+        RstreamTcp = "rstream-tcp",
     }
 }
 
@@ -89,7 +93,8 @@ impl Stack {
             | Self::UcxPosix
             | Self::UcxCma
             | Self::FiShm
-            | Self::PerftestLocal => "local",
+            | Self::PerftestLocal
+            | Self::RstreamLocal => "local",
             _ => "tcp",
         }
     }

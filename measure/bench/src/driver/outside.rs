@@ -1,5 +1,5 @@
-//! Other libraries' own benchmarks, as child processes: `ucx_perftest` of UCX and `fi_pingpong` of libfabric; and perftest,
-//! unmodified, on weft's own libibverbs.
+//! Other libraries' own benchmarks, as child processes: `ucx_perftest` of UCX and `fi_pingpong` of libfabric; and perftest and
+//! rstream, unmodified, on weft's own libibverbs and librdmacm.
 //!
 //! Each run is a server and a client on this machine. They find each other over loopback TCP, then use the transport in the
 //! stack's name. The programs measure the time themselves, without their start. Neither their processes nor ours are pinned.
@@ -31,6 +31,8 @@ pub enum Program {
     Fabric,
     /// perftest (`ib_write_bw` and the others), started by `weft verbs`.
     Perftest,
+    /// rstream of rdma-core, started in the same way.
+    Rstream,
 }
 
 impl Program {
@@ -44,6 +46,8 @@ impl Program {
             Stack::FiTcp => (Self::Fabric, "tcp;ofi_rxm"),
             Stack::PerftestLocal => (Self::Perftest, "require"),
             Stack::PerftestTcp => (Self::Perftest, "off"),
+            Stack::RstreamLocal => (Self::Rstream, "require"),
+            Stack::RstreamTcp => (Self::Rstream, "off"),
             _ => return None,
         })
     }
@@ -53,6 +57,7 @@ impl Program {
             Self::Ucx => "ucx_perftest",
             Self::Fabric => "fi_pingpong",
             Self::Perftest => "ib_write_bw",
+            Self::Rstream => "rstream",
         }
     }
 
@@ -62,6 +67,7 @@ impl Program {
             Self::Ucx => "ucx-utils",
             Self::Fabric => "libfabric-bin",
             Self::Perftest => "perftest",
+            Self::Rstream => "rdmacm-utils",
         }
     }
 
@@ -71,6 +77,7 @@ impl Program {
             Self::Ucx => ("ucx_info", "-v", "# Version "),
             Self::Fabric => ("fi_info", "--version", "libfabric: "),
             Self::Perftest => ("ib_write_bw", "--version", "Version: "),
+            Self::Rstream => return None,
         };
         let output = Command::new(file).arg(argument).output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -84,12 +91,17 @@ pub fn has(stack: Stack) -> bool {
     Program::of(stack).is_some()
 }
 
-/// Whether another library's program can measure this. They have no sleeping mode.
+/// Whether another library's program can measure this. UCX and libfabric have no sleeping mode.
 pub fn measures(spec: &Spec) -> bool {
     let spins = spec.kind == Kind::Stream || spec.busy;
     match (Program::of(spec.stack), spec.op, spec.kind) {
         (Some((Program::Ucx | Program::Perftest, _)), Op::Send | Op::Write, _)
-        | (Some((Program::Fabric, _)), Op::Send, Kind::PingPong) => spins,
+        | (Some((Program::Fabric, _)), Op::Send, Kind::PingPong)
+            if spins =>
+        {
+            true
+        }
+        (Some((Program::Perftest | Program::Rstream, _)), Op::Send, Kind::PingPong) => true,
         _ => false,
     }
 }
@@ -98,7 +110,12 @@ pub fn measures(spec: &Spec) -> bool {
 pub fn inventory(stacks: &[Stack]) -> (Vec<Stack>, Vec<String>) {
     let mut missing = Vec::new();
     let mut notes = Vec::new();
-    for program in [Program::Ucx, Program::Fabric, Program::Perftest] {
+    for program in [
+        Program::Ucx,
+        Program::Fabric,
+        Program::Perftest,
+        Program::Rstream,
+    ] {
         let of_program = |stack: &Stack| Program::of(*stack).is_some_and(|(of, _)| of == program);
         let wanted: Vec<Stack> = stacks.iter().copied().filter(of_program).collect();
         if wanted.is_empty() {
@@ -190,6 +207,7 @@ pub fn run(spec: &Spec, count: u64) -> Result<Said> {
         Program::Ucx => parse_ucx(&text),
         Program::Fabric => parse_fabric(&text, spec.bytes),
         Program::Perftest => parse_perftest(&text),
+        Program::Rstream => parse_rstream(&text),
     }
     .ok_or_else(|| nonsense(program.file(), &text))
 }
@@ -206,7 +224,7 @@ fn command(
     let mut command = match program {
         Program::Ucx | Program::Fabric => Command::new(program.file()),
         // `weft verbs` finds the libraries.
-        Program::Perftest => Command::new(weft()?),
+        Program::Perftest | Program::Rstream => Command::new(weft()?),
     };
     let mut arguments: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
@@ -258,6 +276,27 @@ fn command(
             option("-p", port.to_string());
             // The clock's frequency may change.
             arguments.push("-F".to_owned());
+            if spec.kind == Kind::PingPong && !spec.busy {
+                arguments.push("-e".to_owned());
+            }
+            command.env("WEFT_CRC", if spec.crc { "on" } else { "off" });
+        }
+        Program::Rstream => {
+            option("verbs", "--local".to_owned());
+            option(transport, "--".to_owned());
+            option("rstream", "-S".to_owned());
+            arguments.push(spec.bytes.to_string());
+            let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+            // Each iteration is a message there and one back.
+            option("-C", "1".to_owned());
+            option("-I", count.to_string());
+            option("-p", port.to_string());
+            if !spec.busy {
+                option("-T", "blocking".to_owned());
+            }
+            if client {
+                arguments.push("-s".to_owned());
+            }
             command.env("WEFT_CRC", if spec.crc { "on" } else { "off" });
         }
     }
@@ -357,6 +396,21 @@ fn parse_perftest(text: &str) -> Option<Said> {
     (mean_us.is_finite() && mean_us > 0.0).then_some(Said { mean_us, median_us })
 }
 
+/// The line of numbers under the line of names that rstream prints. A transfer is one way.
+fn parse_rstream(text: &str) -> Option<Said> {
+    let mut lines = text.lines();
+    let names = lines.find(|line| line.contains("usec/xfer"))?;
+    let numbers = lines.find(|line| !line.trim().is_empty())?;
+    let at = names
+        .split_whitespace()
+        .position(|name| name == "usec/xfer")?;
+    let mean_us: f64 = numbers.split_whitespace().nth(at)?.parse().ok()?;
+    (mean_us > 0.0).then_some(Said {
+        mean_us,
+        median_us: None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -434,6 +488,17 @@ mod tests {
             &bw("64 100 0.00 0.00 0.000000"),
         ] {
             assert_eq!(parse_perftest(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn rstream_is_read() {
+        let names = "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer";
+        let row = "custom    64      1       10k     1.2m        0.03s      0.36       1.42";
+        let said = parse_rstream(&format!("{names}\n{row}\n")).unwrap();
+        assert_eq!((said.mean_us, said.median_us), (1.42, None));
+        for bad in ["", names, "rconnect: Connection refused"] {
+            assert_eq!(parse_rstream(bad), None, "{bad}");
         }
     }
 
