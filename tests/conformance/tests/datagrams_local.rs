@@ -289,6 +289,24 @@ fn a_peer_that_is_killed_is_sent_to_by_the_kernel_and_one_in_its_place_is_met() 
 }
 
 #[test]
+fn a_peer_that_closes_just_after_a_poll_is_removed_without_another_poll() {
+    let side = Side::new();
+    for _ in 0..20 {
+        let other = Side::new();
+        other.recv_many();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| echo(&other, || !done.load(Ordering::Relaxed)));
+            side.meet(&other.dest());
+            done.store(true, Ordering::Relaxed);
+        });
+        let _ = side.cq.poll(&mut [Wc::default()]);
+        drop(other);
+        until("no peer is left", || side.port.local_peers().is_empty());
+    }
+}
+
+#[test]
 fn a_peer_that_is_stopped_holds_nobody_up() {
     let (side, twin, other) = (Side::new(), Twin::start(), Twin::start());
     side.meet(&twin.to);

@@ -226,7 +226,8 @@ impl PortInner {
         self.refresh(&mut rx);
         let mut asleep = true;
         for pipe in &rx.pipes {
-            asleep &= pipe.sleep();
+            // One whose peer has left while a thread polled is still to be removed.
+            asleep &= pipe.sleep() && pipe.is_open();
         }
         drop(rx);
         if !asleep {
