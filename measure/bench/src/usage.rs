@@ -113,14 +113,14 @@ mod tests {
 
     #[test]
     fn private_memory_grows_when_touched() {
-        let before = private_bytes().unwrap();
-        let block = std::hint::black_box(vec![1u8; 8 << 20]);
-        let after = private_bytes().unwrap();
-        assert!(
-            after - before >= 7 << 20,
-            "{before} {after} {}",
-            block.len()
-        );
+        // Other tests of this process may free as much at the same time.
+        let mut blocks = Vec::new();
+        let grows = (0..20).any(|_| {
+            let before = private_bytes().unwrap();
+            blocks.push(std::hint::black_box(vec![1u8; 8 << 20]));
+            private_bytes().unwrap() >= before + (7 << 20)
+        });
+        assert!(grows, "{} blocks", blocks.len());
         assert_eq!(
             anonymous("Rss:  12 kB\nAnonymous:     8 kB\n"),
             Some(8 << 10)
