@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::HumanBytes;
 use weft_verbs::stat::{Connection, Survey};
-use weft_verbs::{Ledger, QpState};
+use weft_verbs::{ConnCounters, QpState};
 
 use weft_cli::terminal::{self, Pairs};
 use weft_service::text::printable;
@@ -30,7 +30,7 @@ pub struct Row {
     process: String,
     connection: Connection,
     /// Its counters one look earlier, and how long ago that was.
-    before: Option<(Ledger, Duration)>,
+    before: Option<(ConnCounters, Duration)>,
 }
 
 /// Looks in turn, and remembers the last one for rates.
@@ -43,27 +43,27 @@ impl Watch {
         let mut now = HashMap::new();
         let mut rows = Vec::new();
         let asked = |pid: Option<u32>| pids.is_empty() || pid.is_some_and(|p| pids.contains(&p));
-        for desk in survey.desks {
-            if !asked(desk.pid) {
+        for device in survey.devices {
+            if !asked(device.pid) {
                 continue;
             }
-            let process = process_name(desk.pid);
-            for connection in desk.connections {
+            let process = process_name(device.pid);
+            for connection in device.connections {
                 let key = Key {
-                    pid: desk.pid,
-                    device: desk.device,
+                    pid: device.pid,
+                    device: device.device,
                     qp: connection.qp,
                     local: connection.local,
                     peer: connection.peer,
                 };
                 let before = self.0.get(&key).map(|earlier| {
                     let time = connection.age.saturating_sub(earlier.age);
-                    (earlier.ledger, time)
+                    (earlier.counters, time)
                 });
                 now.insert(key, connection.clone());
                 rows.push(Row {
                     key,
-                    uid: desk.uid,
+                    uid: device.uid,
                     process: process.clone(),
                     connection,
                     before,
@@ -94,18 +94,18 @@ fn state(state: QpState) -> &'static str {
 }
 
 /// The counters with their names in JSON.
-fn counters(ledger: &Ledger) -> [(&'static str, u64); 10] {
+fn by_name(counters: &ConnCounters) -> [(&'static str, u64); 10] {
     [
-        ("tx_direct", ledger.tx_direct),
-        ("tx_copied", ledger.tx_copied),
-        ("rx_direct", ledger.rx_direct),
-        ("rx_copied", ledger.rx_copied),
-        ("tx_fpdus", ledger.tx_fpdus),
-        ("rx_fpdus", ledger.rx_fpdus),
-        ("tx_syscalls", ledger.tx_syscalls),
-        ("rx_syscalls", ledger.rx_syscalls),
-        ("one_sided", ledger.one_sided),
-        ("one_sided_bytes", ledger.one_sided_bytes),
+        ("tx_direct", counters.tx_direct),
+        ("tx_copied", counters.tx_copied),
+        ("rx_direct", counters.rx_direct),
+        ("rx_copied", counters.rx_copied),
+        ("tx_fpdus", counters.tx_fpdus),
+        ("rx_fpdus", counters.rx_fpdus),
+        ("tx_syscalls", counters.tx_syscalls),
+        ("rx_syscalls", counters.rx_syscalls),
+        ("one_sided", counters.one_sided),
+        ("one_sided_bytes", counters.one_sided_bytes),
     ]
 }
 
@@ -120,7 +120,7 @@ impl Row {
             cipher,
             reason,
             age,
-            ledger,
+            counters,
             ..
         } = &self.connection;
         let since = SystemTime::now()
@@ -142,7 +142,7 @@ impl Row {
             "since": since,
             "age_s": age.as_secs_f64(),
         });
-        for (name, value) in counters(ledger) {
+        for (name, value) in by_name(counters) {
             object[name] = value.into();
         }
         if self.before.is_some() {
@@ -158,7 +158,7 @@ impl Row {
         let values: Vec<f64> = if rates {
             self.rates().map(|(_, rate)| rate).collect()
         } else {
-            counters(&c.ledger).map(|(_, total)| total as f64).to_vec()
+            by_name(&c.counters).map(|(_, total)| total as f64).to_vec()
         };
         let [
             tx_direct,
@@ -204,9 +204,9 @@ impl Row {
     /// What each counter grew by in a second, since the last look or (a new connection) since its start.
     fn rates(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let now = &self.connection;
-        let (before, time) = self.before.unwrap_or((Ledger::default(), now.age));
+        let (before, time) = self.before.unwrap_or((ConnCounters::default(), now.age));
         let seconds = time.as_secs_f64().max(1e-3);
-        let pairs = counters(&now.ledger).into_iter().zip(counters(&before));
+        let pairs = by_name(&now.counters).into_iter().zip(by_name(&before));
         pairs.map(move |((name, now), (_, before))| {
             (name, now.saturating_sub(before) as f64 / seconds)
         })
@@ -251,7 +251,7 @@ pub fn table(rows: &[Row], rates: bool, width: Option<u16>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weft_verbs::stat::Desk;
+    use weft_verbs::stat::DeviceStat;
 
     fn survey(seconds: u64, sent: u64) -> Survey {
         let connection = Connection {
@@ -263,13 +263,13 @@ mod tests {
             cipher: None,
             reason: Some("the peer is on another host".into()),
             age: Duration::from_secs(seconds),
-            ledger: Ledger {
+            counters: ConnCounters {
                 tx_direct: sent,
-                ..Ledger::default()
+                ..ConnCounters::default()
             },
         };
         Survey {
-            desks: vec![Desk {
+            devices: vec![DeviceStat {
                 pid: None,
                 uid: 0,
                 device: 0,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use weft_session::{Event, Link, Prepared};
+use weft_session::{Event, MessageChannel, Prepared};
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::Tls;
 use weft_verbs::{Access, Device, Mr, RemoteAddr, SendWr};
@@ -88,7 +88,7 @@ pub(crate) struct Slot {
 /// An open connection.
 pub(crate) struct Conn {
     // Dropped first, because the connection uses the memory.
-    pub(crate) link: Link,
+    pub(crate) link: MessageChannel,
     /// Counts connections: handles are of one of them.
     pub(crate) epoch: u64,
     keeps: bool,
@@ -371,7 +371,7 @@ impl Conn {
                 let reply = Reply::decode(&bytes).map_err(|e| Error::Foreign(e.0))?;
                 // The answer of a server to a peer that it could not refuse earlier.
                 if reply.id == 0 && reply.error == Some(Errno::ACCESS) {
-                    return Err(Error::Rejected(Status::Stranger));
+                    return Err(Error::Rejected(Status::UnknownPeer));
                 }
                 if reply.id != id {
                     return Err(Error::Foreign("a reply to another request"));

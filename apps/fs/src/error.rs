@@ -41,7 +41,9 @@ impl Error {
             Self::Resolve(_) => Errno::NOENT,
             // A server that is being killed ends a connection in its handshake, too.
             Self::Connect(ConnectError::Tls(TlsError::ClosedInHandshake)) => Errno::IO,
-            Self::Connect(ConnectError::Tls(_)) | Self::Rejected(Status::Stranger) => Errno::ACCESS,
+            Self::Connect(ConnectError::Tls(_)) | Self::Rejected(Status::UnknownPeer) => {
+                Errno::ACCESS
+            }
             Self::Rejected(Status::Busy) => Errno::USERS,
             Self::Foreign(_) | Self::Rejected(_) => Errno::PROTO,
             Self::Connect(_) | Self::Gone(_) => Errno::IO,

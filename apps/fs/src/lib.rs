@@ -2,7 +2,7 @@
 //!
 //! A [`server::Server`] holds named buffers and offers the files of a folder. A [`Client`] opens them by name; it reads by RDMA Read and writes by RDMA
 //! Write, and control messages travel by Send ([`wire`], `docs/spec/fs.md`). Programs of the server's own host and user get a descriptor of the memory
-//! file through a Unix socket ([`door`]): the kernel handles everything after `open` then.
+//! file through a Unix socket ([`local_server`]): the kernel handles everything after `open` then.
 //!
 //! A name is a [`name::Name`] below a server; users write [`name::RemotePath`], `/rdma/<host>:<port>/<name>[:<size>]`.
 //!
@@ -10,12 +10,12 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
-pub mod door;
 mod error;
 pub mod file;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod keys;
+pub mod local_server;
 pub mod name;
 pub mod server;
 pub mod wire;

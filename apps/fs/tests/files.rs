@@ -450,7 +450,7 @@ fn programs_of_the_host_get_the_memory_itself() {
             flags,
             ..Request::named(Op::Open, &name("a"))
         };
-        weft_fs::door::ask(addr, &request).unwrap().unwrap()
+        weft_fs::local_server::ask(addr, &request).unwrap().unwrap()
     };
     let rw = Flags::READ.with(Flags::WRITE).with(Flags::CREATE);
     let (_, fd) = open(rw);
@@ -469,7 +469,7 @@ fn programs_of_the_host_get_the_memory_itself() {
     assert_eq!(&bytes, b"from there");
     assert!(here.set_len(0).is_err(), "it never shrinks");
     drop(there);
-    let (reply, _) = weft_fs::door::ask(addr, &Request::named(Op::Stat, &name("a")))
+    let (reply, _) = weft_fs::local_server::ask(addr, &Request::named(Op::Stat, &name("a")))
         .unwrap()
         .unwrap();
     assert_eq!(reply.attr.size, 10);

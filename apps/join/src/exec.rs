@@ -17,14 +17,14 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use tokio::sync::mpsc;
-use weft_roundabout::{Canceller, Door, Load, Next, Node, Own, Ring, Waker, Watch};
+use weft_roundabout::{Canceller, Load, Next, Node, Own, Ring, RingListener, Waker, Watch};
 
 use crate::batches::{Assembly, Part, external};
 
 /// The state that the operators of one query share.
 pub struct Query {
     /// Where this node's neighbours connect.
-    pub door: Arc<Door>,
+    pub listener: Arc<RingListener>,
     /// The ring; each exchange has a ring for itself.
     pub ring: Ring,
     /// A digest of the plan for one node, which all nodes must have.
@@ -57,9 +57,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Query {
     /// On this ring.
-    pub fn new(door: Arc<Door>, ring: Ring) -> Self {
+    pub fn new(listener: Arc<RingListener>, ring: Ring) -> Self {
         Self {
-            door,
+            listener,
             ring,
             agreement: AtomicU64::new(0),
             cancellers: Mutex::default(),
@@ -151,7 +151,7 @@ impl Query {
             agreement: self.agreement.load(Ordering::SeqCst),
             ..self.ring.clone()
         };
-        let node = self.door.join(&ring)?;
+        let node = self.listener.join(&ring)?;
         let mut cancellers = lock(&self.cancellers);
         match &cancellers.0 {
             Some(why) => node.canceller().cancel(why),

@@ -9,7 +9,7 @@ use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::buffer::Buffer;
 use datafusion::arrow::ipc::reader::StreamDecoder;
 use datafusion::error::DataFusionError;
-use weft_roundabout::{Door, Error, Next, Ring, Security, VISIT};
+use weft_roundabout::{Error, Next, Ring, RingListener, Security, VISIT};
 
 use crate::batches::Whole;
 use crate::talk::{Ask, ELEMENT, OUTCOME, Outcome, PROGRESS, Table, VERSION};
@@ -88,7 +88,7 @@ pub fn stream(
     if question.workers.is_empty() {
         return Err(Trouble::Query("no workers".into()));
     }
-    let doors = doors(&question.workers).map_err(|e| Trouble::Query(e.to_string()))?;
+    let listeners = listeners(&question.workers).map_err(|e| Trouble::Query(e.to_string()))?;
     let id = random()?;
     let (told, events) = mpsc::sync_channel(16);
     let met = Met {
@@ -98,11 +98,11 @@ pub fn stream(
     std::thread::scope(|scope| {
         for me in 0..question.workers.len() {
             let (told, met) = (told.clone(), &met);
-            let door = door_for(&doors, question.workers[me]);
+            let listener = door_for(&listeners, question.workers[me]);
             scope.spawn(move || {
                 let tell = |event| told.send(Told::Event(event)).is_ok();
-                let Some(door) = door else { return };
-                let done = one(question, door, id, me, met, tell);
+                let Some(listener) = listener else { return };
+                let done = one(question, listener, id, me, met, tell);
                 let _ = told.send(Told::Done(me, done));
             });
         }
@@ -142,7 +142,7 @@ pub fn stream(
 }
 
 /// Where workers connect back to us: an address of each family that they have.
-pub fn doors(workers: &[SocketAddr]) -> Result<Vec<Arc<Door>>, Error> {
+pub fn listeners(workers: &[SocketAddr]) -> Result<Vec<Arc<RingListener>>, Error> {
     let beyond = workers
         .iter()
         .any(|addr| !addr.ip().to_canonical().is_loopback());
@@ -164,16 +164,16 @@ pub fn doors(workers: &[SocketAddr]) -> Result<Vec<Arc<Door>>, Error> {
         .filter(|(is, ..)| workers.iter().any(is))
         .map(|(_, any, own)| {
             let ip = if beyond { any } else { own };
-            Door::open(SocketAddr::new(ip, 0), Security::Environment, None).map(Arc::new)
+            RingListener::open(SocketAddr::new(ip, 0), Security::Environment, None).map(Arc::new)
         })
         .collect()
 }
 
-/// The door for a worker: that of its family.
-pub fn door_for(doors: &[Arc<Door>], worker: SocketAddr) -> Option<&Arc<Door>> {
-    doors
+/// The listener for a worker: that of its family.
+pub fn door_for(listeners: &[Arc<RingListener>], worker: SocketAddr) -> Option<&Arc<RingListener>> {
+    listeners
         .iter()
-        .find(|door| door.local_addr().is_ipv4() == worker.is_ipv4())
+        .find(|listener| listener.local_addr().is_ipv4() == worker.is_ipv4())
 }
 
 /// No worker gets the question before all of them have been reached: they would wait for the missing one.
@@ -184,7 +184,7 @@ struct Met {
 
 fn one(
     question: &Question,
-    door: &Door,
+    listener: &RingListener,
     id: [u8; 16],
     me: usize,
     met: &Met,
@@ -204,9 +204,9 @@ fn one(
         element: ELEMENT,
         elements: 4,
         patience: question.patience,
-        ..Ring::new(random()?, vec![door.local_addr(), worker], 0)
+        ..Ring::new(random()?, vec![listener.local_addr(), worker], 0)
     };
-    let joined = door.join(&ring).map_err(peer);
+    let joined = listener.join(&ring).map_err(peer);
     met.all.fetch_and(joined.is_ok(), Ordering::SeqCst);
     met.barrier.wait();
     let mut node = joined?;

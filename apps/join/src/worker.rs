@@ -12,7 +12,7 @@ use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use tokio::sync::mpsc;
-use weft_roundabout::{Door, Next, Node, Own, Ring, Security};
+use weft_roundabout::{Next, Node, Own, Ring, RingListener, Security};
 
 use crate::band_rule::Bands;
 use crate::batches::{Part, Whole, external};
@@ -52,7 +52,7 @@ pub struct Worker {
 
 /// The state that the threads of a worker share.
 struct Host {
-    door: Arc<Door>,
+    listener: Arc<RingListener>,
     settings: Settings,
     tasks: Tasks,
     visits: AtomicUsize,
@@ -83,15 +83,16 @@ impl Worker {
                 .canonicalize()
                 .map_err(|e| DataFusionError::Execution(format!("{}: {e}", dir.display())))?;
         }
-        let door = Door::open(settings.bind, Security::Environment, None).map_err(external)?;
-        let door = Arc::new(door);
-        let tasks = Tasks::new(&door, settings.dir.clone(), settings.memory)?;
+        let listener =
+            RingListener::open(settings.bind, Security::Environment, None).map_err(external)?;
+        let listener = Arc::new(listener);
+        let tasks = Tasks::new(&listener, settings.dir.clone(), settings.memory)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .thread_stack_size(STACK)
             .build()?;
         let host = Host {
-            door,
+            listener,
             settings,
             tasks,
             visits: AtomicUsize::new(0),
@@ -105,13 +106,13 @@ impl Worker {
 
     /// The address, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
-        self.host.door.local_addr()
+        self.host.listener.local_addr()
     }
 
     /// Serves until `stop` returns true.
     pub fn serve(&self, stop: impl Fn() -> bool) {
         while !stop() {
-            let Some(ring) = self.host.door.visit(Duration::from_millis(200)) else {
+            let Some(ring) = self.host.listener.visit(Duration::from_millis(200)) else {
                 continue;
             };
             let (host, runtime) = (Arc::clone(&self.host), self.runtime.handle().clone());
@@ -136,8 +137,8 @@ impl Worker {
 }
 
 fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<()> {
-    let (door, settings) = (&host.door, &host.settings);
-    let mut node = door.join(ring).map_err(external)?;
+    let (listener, settings) = (&host.listener, &host.settings);
+    let mut node = listener.join(ring).map_err(external)?;
     let canceller = node.canceller();
     // A silent shell must not keep a place.
     let limit = runtime.spawn(async move {
@@ -188,7 +189,7 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
         node.give_up(&why.to_string());
         return Err(why);
     }
-    let query = Arc::new(Query::new(Arc::clone(door), wanted));
+    let query = Arc::new(Query::new(Arc::clone(listener), wanted));
     let run = Run {
         query: Arc::clone(&query),
         settings: settings.clone(),

@@ -18,7 +18,7 @@ use libc::size_t;
 use weft_fs::name::RemotePath;
 use weft_fs::{Errno, Error};
 
-use weft_sys::{doors, next::set_errno, real};
+use weft_sys::{interpose, next::set_errno, real};
 
 use crate::open::remote;
 use crate::table::{Kind, is_guest, kind, lock, table};
@@ -161,7 +161,7 @@ unsafe fn give(path: &RemotePath, buf: *mut c_char, room: size_t) -> *mut c_char
     }
 }
 
-doors! {
+interpose! {
 
     "C"
     fn chdir(path: *const c_char) -> c_int {

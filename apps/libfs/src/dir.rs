@@ -15,7 +15,7 @@ use weft_fs::name::RemotePath;
 use weft_fs::wire::{Entry, Op, Request};
 use weft_fs::{Errno, Error, name::Name};
 
-use weft_sys::{doors, next::set_errno, real};
+use weft_sys::{interpose, next::set_errno, real};
 
 use crate::table::{Kind, kind, lock, table};
 use crate::{fail, link, resolve};
@@ -141,7 +141,7 @@ fn next(folder: &Folder) -> *mut dirent64 {
     out
 }
 
-doors! {
+interpose! {
 
     "C"
     fn opendir(path: *const c_char) -> *mut DIR {

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_long};
 
 use libc::FILE;
 
-use weft_sys::{doors, next::set_errno, real};
+use weft_sys::{interpose, next::set_errno, real};
 
 use crate::open::{self, fresh};
 use crate::table::{Kind, is_guest, kind, table};
@@ -57,7 +57,7 @@ unsafe fn reopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *
     }
 }
 
-doors! {
+interpose! {
 
     "C"
     fn freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE {

@@ -14,7 +14,7 @@ use weft_fs::{Errno, Error};
 use weft_verbs::RawMemory;
 
 use weft_sys::{
-    doors,
+    interpose,
     next::{errno, set_errno},
     real,
 };
@@ -326,7 +326,7 @@ fn map(
 }
 
 macro_rules! positioned {
-    ($($read:ident, $write:ident, $readv:ident, $writev:ident;)*) => { doors! {"C" $(
+    ($($read:ident, $write:ident, $readv:ident, $writev:ident;)*) => { interpose! {"C" $(
         fn $read(fd: c_int, buf: *mut c_void, len: size_t, off: off_t) -> ssize_t {
             if is_remote(fd) { return count(at(fd, &one(buf, len), off, false)); }
             real!($read(c_int, *mut c_void, size_t, off_t) -> ssize_t)(fd, buf, len, off)
@@ -351,7 +351,7 @@ positioned! {
     pread64, pwrite64, preadv64, pwritev64;
 }
 
-doors! {
+interpose! {
 
     "C"
     fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {

@@ -1,10 +1,10 @@
-//! Ways to reach a server: by its door on this host, or by RDMA.
+//! Ways to reach a server: by its local server on this host, or by RDMA.
 
 use std::os::fd::OwnedFd;
 
 use weft_fs::name::{Endpoint, Name, RemotePath};
 use weft_fs::wire::{Attr, Op, Reply, Request};
-use weft_fs::{Errno, Error, door};
+use weft_fs::{Errno, Error, local_server};
 
 use crate::table::table;
 
@@ -13,12 +13,12 @@ pub(crate) fn here(
     path: &RemotePath,
     request: &Request,
 ) -> Result<Option<(Reply, Option<OwnedFd>)>, Error> {
-    // The meaning of names does not depend on the door: it is not asked for a name of another host.
+    // The meaning of names does not depend on the local server: it is not asked for a name of another host.
     if weft_sys::settings::LOCAL.is("off") == Ok(true) {
         return Ok(None);
     }
     for addr in path.endpoint.resolve().map_err(Error::Resolve)? {
-        if let Some((reply, file)) = door::ask(addr, request)? {
+        if let Some((reply, file)) = local_server::ask(addr, request)? {
             return match reply.error {
                 Some(errno) => Err(errno.into()),
                 None => Ok(Some((reply, file))),

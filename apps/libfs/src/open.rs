@@ -12,7 +12,7 @@ use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Errno, Error};
 
 use weft_sys::{
-    doors,
+    interpose,
     next::{errno, set_errno},
     real,
 };
@@ -103,7 +103,7 @@ pub(crate) fn fresh(fd: c_int) -> c_int {
 }
 
 macro_rules! opens {
-    ($($name:ident, $name_at:ident;)*) => { doors! {"C" $(
+    ($($name:ident, $name_at:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, how: c_int, mode: c_uint) -> c_int {
             match resolve(libc::AT_FDCWD, path) {
                 Some(path) => open_path(path, how),
@@ -202,7 +202,7 @@ fn cut(path: Result<RemotePath, Errno>, len: off_t) -> c_int {
 
 pub(crate) use remote;
 
-doors! {
+interpose! {
 
     "C"
     fn creat(path: *const c_char, mode: mode_t) -> c_int {

@@ -12,7 +12,7 @@ use weft_fs::wire::{Op, Request};
 use weft_fs::{Errno, Error};
 
 use weft_sys::{
-    doors,
+    interpose,
     next::{errno, set_errno},
     real,
 };
@@ -74,7 +74,7 @@ unsafe fn temporary_file(template: *mut c_char, suffix: c_int, how: c_int) -> Op
 }
 
 macro_rules! temporary_files {
-    ($($plain:ident, $flags:ident, $suffix:ident, $both:ident;)*) => { doors! {"C" $(
+    ($($plain:ident, $flags:ident, $suffix:ident, $both:ident;)*) => { interpose! {"C" $(
         fn $plain(template: *mut c_char) -> c_int {
             temporary_file(template, 0, 0).unwrap_or_else(|| real!($plain(*mut c_char) -> c_int)(template))
         }
@@ -194,7 +194,7 @@ unsafe fn give_statfs(path: Result<RemotePath, Errno>, to: *mut libc::statfs64) 
 }
 
 macro_rules! sizes {
-    ($($give:ident, $type:ty: $of_path:ident, $of_fd:ident;)*) => { doors! {"C" $(
+    ($($give:ident, $type:ty: $of_path:ident, $of_fd:ident;)*) => { interpose! {"C" $(
         fn $of_path(path: *const c_char, to: *mut $type) -> c_int {
             match remote!(path) {
                 Some(path) => $give(path, to),
@@ -220,7 +220,7 @@ sizes! {
 
 /// Calls that would change owners, modes or times: they succeed if the object exists, and change nothing.
 macro_rules! kept {
-    (paths {$($name:ident($($arg:ident: $type:ty),*);)*} descriptors {$($of_fd:ident($($fd_arg:ident: $fd_type:ty),*);)*}) => { doors! {"C" $(
+    (paths {$($name:ident($($arg:ident: $type:ty),*);)*} descriptors {$($of_fd:ident($($fd_arg:ident: $fd_type:ty),*);)*}) => { interpose! {"C" $(
         fn $name(path: *const c_char $(, $arg: $type)*) -> c_int {
             match remote!(path) {
                 Some(path) => ignored(path),
@@ -253,7 +253,7 @@ kept! {
     }
 }
 
-doors! {
+interpose! {
 
     "C"
     fn mkdtemp(template: *mut c_char) -> *mut c_char {

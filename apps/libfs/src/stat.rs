@@ -14,7 +14,7 @@ use weft_fs::name::{Endpoint, RemotePath};
 use weft_fs::wire::{Attr, Flags, Op, Request};
 use weft_fs::{Errno, Error};
 
-use weft_sys::{doors, real};
+use weft_sys::{interpose, real};
 
 use crate::table::{Kind, kind, table};
 use crate::{fail_name, link, resolve};
@@ -138,7 +138,7 @@ fn at(dir: c_int, path: *const c_char, how: c_int) -> Option<Result<Stat, Error>
 }
 
 macro_rules! stats {
-    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { doors! {"C" $(
+    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { interpose! {"C" $(
         fn $stat(path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
@@ -173,7 +173,7 @@ stats! {
 
 // Programs that were linked before glibc 2.33 call these.
 macro_rules! old_stats {
-    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { doors! {"C" $(
+    ($($stat:ident, $lstat:ident, $fstat:ident, $fstatat:ident;)*) => { interpose! {"C" $(
         fn $stat(version: c_int, path: *const c_char, to: *mut Stat) -> c_int {
             match at(libc::AT_FDCWD, path, 0) {
                 Some(done) => give(done, to),
@@ -206,7 +206,7 @@ old_stats! {
     __xstat64, __lxstat64, __fxstat64, __fxstatat64;
 }
 
-doors! {
+interpose! {
 
     "C"
     fn statx(dir: c_int, path: *const c_char, how: c_int, mask: c_uint, to: *mut Statx) -> c_int {

@@ -12,7 +12,7 @@ use std::sync::{LazyLock, Mutex};
 
 use libc::{FILE, off64_t, size_t, ssize_t};
 
-use weft_sys::{doors, next::set_errno, real};
+use weft_sys::{interpose, next::set_errno, real};
 
 use crate::table::{Kind, kind, lock};
 use crate::{bytes, resolve};
@@ -174,7 +174,7 @@ pub(crate) fn standard(file: *mut FILE) -> Option<c_int> {
     (0..3).find(|&number| stream_of(number) == file)
 }
 
-doors! {
+interpose! {
 
     "C"
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {

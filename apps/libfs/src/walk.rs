@@ -13,7 +13,7 @@ use std::sync::{LazyLock, Mutex};
 use libc::{DIR, dirent64, stat as Stat};
 
 use weft_sys::{
-    doors,
+    interpose,
     next::{errno, set_errno},
     real,
 };
@@ -496,7 +496,7 @@ unsafe fn begin(paths: *const *const c_char, options: c_int, order: Order) -> Op
 }
 
 macro_rules! walks {
-    ($($open:ident, $read:ident, $children:ident, $set:ident, $close:ident;)*) => { doors! {"C" $(
+    ($($open:ident, $read:ident, $children:ident, $set:ident, $close:ident;)*) => { interpose! {"C" $(
         fn $open(paths: *const *const c_char, options: c_int, order: Order) -> *mut c_void {
             begin(paths, options, order).unwrap_or_else(|| {
                 real!($open(*const *const c_char, c_int, Order) -> *mut c_void)(paths, options, order)
@@ -633,7 +633,7 @@ impl Walk {
 }
 
 macro_rules! lists {
-    ($($glob:ident, $scandir:ident, $scandirat:ident, $nftw:ident, $ftw:ident;)*) => { doors! {"C" $(
+    ($($glob:ident, $scandir:ident, $scandirat:ident, $nftw:ident, $ftw:ident;)*) => { interpose! {"C" $(
         fn $glob(pattern: *const c_char, how: c_int, on_error: *const c_void, found: *mut Glob) -> c_int {
             let how = by_ours(pattern, how, found);
             real!($glob(*const c_char, c_int, *const c_void, *mut Glob) -> c_int)(pattern, how, on_error, found)

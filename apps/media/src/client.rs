@@ -12,7 +12,7 @@ use weft_verbs::{
     Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, Rnr, SendWr, Wc, WcOpcode, WcStatus,
 };
 
-use crate::door::{READS, param};
+use crate::viewers::{READS, param};
 use crate::wire::{self, Grant, NOTICE_LEN, Notice, Refusal, Request, WireError};
 
 /// Shortest Read in bytes, but for the end of a title (thesis 6.4.1).

@@ -11,7 +11,6 @@
 pub mod boxes;
 pub mod client;
 pub mod cut;
-pub mod door;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 #[cfg(feature = "http")]
@@ -22,6 +21,7 @@ pub mod rtp;
 pub mod server;
 pub mod shelf;
 pub mod ts;
+pub mod viewers;
 pub mod watch;
 pub mod wire;
 

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use weft_service::lock;
 use weft_verbs::{Access, Cq, Device, Error, MemError, Mr, Pd, Qp, SendWr};
 
-use crate::door::{Caller, Host, SENDS, drain};
 use crate::names::Title;
 use crate::shelf::Movie;
+use crate::viewers::{Caller, Host, SENDS, drain};
 use crate::wire::{
     Content, Format, Grant, Layout, MAX_INIT, Notice, Refusal, Request, SLOT_LEN, Slot,
 };

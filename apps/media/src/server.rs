@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use crate::door::{Caller, Host};
 use crate::shelf::{Movie, Shelf};
+use crate::viewers::{Caller, Host};
 use crate::wire::{Refusal, Request};
 use weft_service::lock;
 

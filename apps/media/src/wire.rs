@@ -89,7 +89,7 @@ pub enum Refusal {
     Malformed,
     NoSuchTitle,
     /// The viewer's key is not authorised.
-    Stranger,
+    UnknownPeer,
     /// The server's memory for movies is full with movies that are being watched.
     NoRoom,
     /// As many viewers as there may be.
@@ -108,7 +108,7 @@ impl Refusal {
                 "the server does not understand the request; use the same version of weft on both sides"
             }
             Self::NoSuchTitle => "the server has no such title",
-            Self::Stranger => "the server does not know this user or key",
+            Self::UnknownPeer => "the server does not know this user or key",
             Self::NoRoom => {
                 "the server has no memory left for this movie: all that it holds are being watched"
             }

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use weft_media::client::{Dial, Viewer};
-use weft_media::door::{Config, Door, Gate};
 use weft_media::server::Server;
 use weft_media::shelf::Shelf;
+use weft_media::viewers::{Config, Gate, ViewerListener};
 use weft_media::wire::Request;
 use weft_verbs::{Device, LocalMode, cm};
 
@@ -43,10 +43,10 @@ fn serve(dir: &std::path::Path) -> SocketAddr {
         gate: Arc::new(Anybody),
         max_viewers: 100,
     };
-    let door = Door::bind(&device, config).unwrap();
-    let addr = door.local_addr();
+    let listener = ViewerListener::bind(&device, config).unwrap();
+    let addr = listener.local_addr();
     let host = Server::new(shelf);
-    std::thread::spawn(move || door.run(&host));
+    std::thread::spawn(move || listener.run(&host));
     addr
 }
 

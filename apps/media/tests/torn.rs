@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use weft_media::client::{Dial, Viewer};
-use weft_media::door::{Config, Door, Gate};
 use weft_media::live::Live;
+use weft_media::viewers::{Config, Gate, ViewerListener};
 use weft_media::watch::{Event, From, Watch};
 use weft_media::wire::{Format, Request};
 use weft_verbs::{Device, LocalMode, cm};
@@ -31,13 +31,13 @@ fn fragments_are_whole_while_the_ring_is_overwritten() {
         gate: Arc::new(Anybody),
         max_viewers: 10,
     };
-    let door = Door::bind(&device, config).unwrap();
-    let addr = door.local_addr();
+    let listener = ViewerListener::bind(&device, config).unwrap();
+    let addr = listener.local_addr();
     // Room for three, so that a viewer is overtaken often.
-    let live = Live::new(&device, "cam", 4 * LEN as u64 - 1, &door.cq()).unwrap();
+    let live = Live::new(&device, "cam", 4 * LEN as u64 - 1, &listener.cq()).unwrap();
     live.begin(Format::Mp4, b"init").unwrap();
     let host = Arc::clone(&live);
-    std::thread::spawn(move || door.run(&host));
+    std::thread::spawn(move || listener.run(&host));
     let put = |n: u64| live.push(&vec![n as u8; LEN], true, n, 1).unwrap();
     put(0);
     let done = AtomicBool::new(false);

@@ -8,7 +8,7 @@ use crate::link::{Ring, Slot};
 use crate::lock;
 use crate::rdma::Memory;
 
-/// The memory that a door keeps from the latest turn.
+/// The memory that a listener keeps from the latest turn.
 #[derive(Default)]
 pub(crate) struct Kept {
     registered: Mutex<Option<Arc<Memory>>>,

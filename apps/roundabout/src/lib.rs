@@ -5,23 +5,23 @@
 //! confirms as soon as an element is free; the control data of an element travels in the same Send, from a buffer of its own
 //! (`docs/spec/roundabout.md`). [`joins`] has the joins of the thesis as functions over columns.
 //!
-//! A [`Door`] listens for predecessors; [`Door::join`] forms a ring for one turn. A node that fails ends the turn of all others with an
-//! [`Error::Failed`] that names it; the same doors can form the next ring at once. Nothing here allocates on behalf of a peer: all memory
+//! A [`RingListener`] listens for predecessors; [`RingListener::join`] forms a ring for one turn. A node that fails ends the turn of all others with an
+//! [`Error::Failed`] that names it; the same listeners can form the next ring at once. Nothing here allocates on behalf of a peer: all memory
 //! is sized by the ring's own settings.
 #![forbid(unsafe_code)]
 
-mod door;
 pub mod joins;
 mod kept;
 mod link;
 mod node;
 mod rdma;
+mod ring_listener;
 mod tcp;
 pub mod wire;
 
-pub use door::{Admit, Door, Security};
 pub use link::Ring;
 pub use node::{Canceller, Element, Load, Next, Node, Own, Room, Waker, Watch};
+pub use ring_listener::{Admit, RingListener, Security};
 
 use std::net::SocketAddr;
 use weft_service::lock;
@@ -30,7 +30,7 @@ use weft_service::lock;
 pub const ELEMENT: usize = 4 << 20;
 /// The default number of elements of a node.
 pub const ELEMENTS: usize = 8;
-/// The exchange number of requests without a turn: a visitor and the node that it asks ([`Door::visit`]).
+/// The exchange number of requests without a turn: a visitor and the node that it asks ([`RingListener::visit`]).
 pub const VISIT: u32 = u32::MAX;
 /// Most bytes of an element that a visitor may ask for.
 pub const VISIT_ELEMENT: usize = 16 << 20;

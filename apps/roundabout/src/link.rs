@@ -17,7 +17,7 @@ pub struct Ring {
     pub exchange: u32,
     /// Further data on which the nodes must agree: a digest of the plan, for example.
     pub agreement: u64,
-    /// The doors of the nodes, in the order of the ring.
+    /// The listeners of the nodes, in the order of the ring.
     pub nodes: Vec<SocketAddr>,
     /// Our position.
     pub me: usize,

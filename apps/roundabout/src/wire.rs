@@ -165,7 +165,7 @@ pub struct Hello {
     pub id: [u8; 16],
     /// Further data on which the nodes must agree: a digest of the plan, for example.
     pub agreement: u64,
-    /// The port of the predecessor's own door.
+    /// The port of the predecessor's own listener.
     pub port: u16,
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use weft_roundabout::wire::{Header, Hello, Kind, VERSION};
-use weft_roundabout::{Door, Error, Next, Node, Ring, Security};
+use weft_roundabout::{Error, Next, Node, Ring, RingListener, Security};
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, LocalMode, QpInit, RecvWr, SendWr};
 
@@ -19,21 +19,25 @@ fn any() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-fn doors(count: usize, carrier: &str) -> Vec<Door> {
+fn listeners(count: usize, carrier: &str) -> Vec<RingListener> {
     let open = || match carrier {
-        "twin" => Door::open_tcp(any()).unwrap(),
-        "tcp" => Door::open(any(), Security::SameUser, Some(LocalMode::Off)).unwrap(),
-        _ => Door::open(any(), Security::SameUser, Some(LocalMode::Auto)).unwrap(),
+        "twin" => RingListener::open_tcp(any()).unwrap(),
+        "tcp" => RingListener::open(any(), Security::SameUser, Some(LocalMode::Off)).unwrap(),
+        _ => RingListener::open(any(), Security::SameUser, Some(LocalMode::Auto)).unwrap(),
     };
     (0..count).map(|_| open()).collect()
 }
 
-fn ring(doors: &[Door], me: usize) -> Ring {
+fn ring(listeners: &[RingListener], me: usize) -> Ring {
     Ring {
         element: 4096,
         elements: 3,
         patience: Duration::from_mins(1),
-        ..Ring::new(ID, doors.iter().map(Door::local_addr).collect(), me)
+        ..Ring::new(
+            ID,
+            listeners.iter().map(RingListener::local_addr).collect(),
+            me,
+        )
     }
 }
 
@@ -73,16 +77,16 @@ fn turn(mut node: Node, count: u64) -> Result<Vec<(usize, u64, usize)>, Error> {
     Ok(seen)
 }
 
-fn all(doors: &[Door], counts: &[u64], home: bool) -> Vec<Vec<(usize, u64, usize)>> {
+fn all(listeners: &[RingListener], counts: &[u64], home: bool) -> Vec<Vec<(usize, u64, usize)>> {
     thread::scope(|scope| {
-        let nodes: Vec<_> = (0..doors.len())
+        let nodes: Vec<_> = (0..listeners.len())
             .map(|me| {
                 scope.spawn(move || {
                     let ring = Ring {
                         home,
-                        ..ring(doors, me)
+                        ..ring(listeners, me)
                     };
-                    turn(doors[me].join(&ring).unwrap(), counts[me]).unwrap()
+                    turn(listeners[me].join(&ring).unwrap(), counts[me]).unwrap()
                 })
             })
             .collect();
@@ -92,13 +96,13 @@ fn all(doors: &[Door], counts: &[u64], home: bool) -> Vec<Vec<(usize, u64, usize
 
 fn goes_round(carrier: &str) {
     for nodes in [1, 2, 3, 6] {
-        let doors = doors(nodes, carrier);
+        let listeners = listeners(nodes, carrier);
         let counts: Vec<u64> = (0..nodes as u64).map(|n| n * 7 % 23).collect();
         let mut expected: Vec<(usize, u64, usize)> = Vec::new();
         for (origin, &count) in counts.iter().enumerate() {
             expected.extend((0..count).map(|n| (origin, n, 8 * (1 + n as usize % 512))));
         }
-        for (me, mut seen) in all(&doors, &counts, false).into_iter().enumerate() {
+        for (me, mut seen) in all(&listeners, &counts, false).into_iter().enumerate() {
             for (origin, &count) in counts.iter().enumerate() {
                 let numbers = seen.iter().filter(|s| s.0 == origin).map(|s| s.1);
                 assert!(numbers.eq(0..count), "order at node {me}");
@@ -126,8 +130,8 @@ fn every_element_passes_every_node_once_on_the_twin() {
 
 #[test]
 fn elements_come_home() {
-    let doors = doors(3, "local");
-    for (me, seen) in all(&doors, &[5, 0, 9], true).into_iter().enumerate() {
+    let listeners = listeners(3, "local");
+    for (me, seen) in all(&listeners, &[5, 0, 9], true).into_iter().enumerate() {
         // Ours twice: when they are given, and when they are home.
         let ours = [5, 0, 9][me];
         assert_eq!(seen.len(), 14 + ours);
@@ -138,16 +142,16 @@ fn elements_come_home() {
 #[test]
 fn a_full_ring_moves_on() {
     // Two elements a node and far more data than they hold, on every node at once; one node is slow.
-    let doors = doors(4, "local");
+    let listeners = listeners(4, "local");
     thread::scope(|scope| {
         for me in 0..4 {
-            let doors = &doors;
+            let listeners = &listeners;
             scope.spawn(move || {
                 let ring = Ring {
                     elements: 2,
-                    ..ring(doors, me)
+                    ..ring(listeners, me)
                 };
-                let mut node = doors[me].join(&ring).unwrap();
+                let mut node = listeners[me].join(&ring).unwrap();
                 let (mut given, mut seen) = (0, 0);
                 loop {
                     match node.next(given < 50).unwrap() {
@@ -175,11 +179,13 @@ fn a_full_ring_moves_on() {
 #[test]
 fn a_node_that_gives_up_is_named_by_all() {
     for carrier in ["local", "tcp", "twin"] {
-        let doors = doors(5, carrier);
+        let listeners = listeners(5, carrier);
         let nodes: Vec<_> = thread::scope(|scope| {
             let joining: Vec<_> = (0..5)
-                .map(|me| (me, &doors))
-                .map(|(me, doors)| scope.spawn(move || doors[me].join(&ring(doors, me)).unwrap()))
+                .map(|me| (me, &listeners))
+                .map(|(me, listeners)| {
+                    scope.spawn(move || listeners[me].join(&ring(listeners, me)).unwrap())
+                })
                 .collect();
             joining.into_iter().map(|n| n.join().unwrap()).collect()
         });
@@ -208,21 +214,21 @@ fn a_node_that_gives_up_is_named_by_all() {
                 other => panic!("{carrier}: {other}"),
             }
         }
-        // The same doors form the next ring.
-        let seen = all(&doors, &[1, 2, 3, 4, 5], false);
+        // The same listeners form the next ring.
+        let seen = all(&listeners, &[1, 2, 3, 4, 5], false);
         assert!(seen.iter().all(|s| s.len() == 15));
     }
 }
 
-/// Connections that say nothing, or one byte now and then, hold no door.
+/// Connections that say nothing, or one byte now and then, hold no listener.
 #[test]
 fn connections_that_trickle_do_not_keep_neighbours_out() {
     for carrier in ["local", "tcp", "twin"] {
-        let doors = doors(3, carrier);
+        let listeners = listeners(3, carrier);
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
-            for door in &doors {
-                let (addr, over) = (door.local_addr(), &over);
+            for listener in &listeners {
+                let (addr, over) = (listener.local_addr(), &over);
                 scope.spawn(move || {
                     let mut silent: Vec<_> =
                         (0..10).map(|_| TcpStream::connect(addr).unwrap()).collect();
@@ -238,7 +244,7 @@ fn connections_that_trickle_do_not_keep_neighbours_out() {
             // They are there before the neighbours are.
             thread::sleep(Duration::from_millis(200));
             let began = Instant::now();
-            let seen = all(&doors, &[3, 2, 1], false);
+            let seen = all(&listeners, &[3, 2, 1], false);
             let took = began.elapsed();
             over.store(true, Ordering::SeqCst);
             assert!(seen.iter().all(|s| s.len() == 6));
@@ -251,17 +257,21 @@ fn connections_that_trickle_do_not_keep_neighbours_out() {
 
 #[test]
 fn nodes_that_do_not_agree_form_no_ring() {
-    let doors = doors(2, "local");
+    let listeners = listeners(2, "local");
     let whys: Vec<String> = thread::scope(|scope| {
         let nodes: Vec<_> = (0..2)
-            .map(|me| (me, &doors))
-            .map(|(me, doors)| {
+            .map(|me| (me, &listeners))
+            .map(|(me, listeners)| {
                 scope.spawn(move || {
                     let ring = Ring {
                         agreement: me as u64,
-                        ..ring(doors, me)
+                        ..ring(listeners, me)
                     };
-                    doors[me].join(&ring).map(|_| ()).unwrap_err().to_string()
+                    listeners[me]
+                        .join(&ring)
+                        .map(|_| ())
+                        .unwrap_err()
+                        .to_string()
                 })
             })
             .collect();
@@ -276,33 +286,36 @@ fn nodes_that_do_not_agree_form_no_ring() {
 
 #[test]
 fn settings_that_cannot_be_are_refused() {
-    let doors = doors(1, "local");
+    let listeners = listeners(1, "local");
     for wrong in [
         Ring {
             element: 100,
-            ..ring(&doors, 0)
+            ..ring(&listeners, 0)
         },
         Ring {
             elements: 1,
-            ..ring(&doors, 0)
+            ..ring(&listeners, 0)
         },
         Ring {
             me: 1,
-            ..ring(&doors, 0)
+            ..ring(&listeners, 0)
         },
         Ring {
             nodes: Vec::new(),
-            ..ring(&doors, 0)
+            ..ring(&listeners, 0)
         },
     ] {
-        assert!(matches!(doors[0].join(&wrong), Err(Error::Invalid(_))));
+        assert!(matches!(listeners[0].join(&wrong), Err(Error::Invalid(_))));
     }
     let beyond = "0.0.0.0:0".parse().unwrap();
     assert!(matches!(
-        Door::open(beyond, Security::SameUser, None),
+        RingListener::open(beyond, Security::SameUser, None),
         Err(Error::Invalid(_))
     ));
-    assert!(matches!(Door::open_tcp(beyond), Err(Error::Invalid(_))));
+    assert!(matches!(
+        RingListener::open_tcp(beyond),
+        Err(Error::Invalid(_))
+    ));
 }
 
 /// A process of the test's own program, killed at the end.
@@ -323,7 +336,7 @@ fn child_node() {
     };
     let me: usize = std::env::var("RING_TEST_ME").unwrap().parse().unwrap();
     let nodes: Vec<SocketAddr> = addresses.split(',').map(|a| a.parse().unwrap()).collect();
-    let door = Door::open(nodes[me], Security::SameUser, None).unwrap();
+    let listener = RingListener::open(nodes[me], Security::SameUser, None).unwrap();
     println!("\nready");
     let ring = Ring {
         element: 4096,
@@ -331,7 +344,7 @@ fn child_node() {
         patience: Duration::from_mins(1),
         ..Ring::new(ID, nodes, me)
     };
-    endless(door.join(&ring).unwrap(), |_| ());
+    endless(listener.join(&ring).unwrap(), |_| ());
 }
 
 /// Gives elements and passes on others', which `saw` gets the origins of, until the turn fails.
@@ -348,10 +361,10 @@ fn endless(mut node: Node, mut saw: impl FnMut(usize)) -> Error {
 
 #[test]
 fn a_node_that_is_killed_is_named_by_all() {
-    let mut doors = doors(4, "local");
-    let nodes: Vec<SocketAddr> = doors.iter().map(Door::local_addr).collect();
-    // Its door is another process's from now on.
-    drop(doors.remove(1));
+    let mut listeners = listeners(4, "local");
+    let nodes: Vec<SocketAddr> = listeners.iter().map(RingListener::local_addr).collect();
+    // Its listener is another process's from now on.
+    drop(listeners.remove(1));
     let list: Vec<String> = nodes.iter().map(ToString::to_string).collect();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "ring::child_node", "--nocapture"])
@@ -368,8 +381,8 @@ fn a_node_that_is_killed_is_named_by_all() {
     let failures: Vec<Error> = thread::scope(|scope| {
         let threads: Vec<_> = [0, 2, 3]
             .into_iter()
-            .zip(&doors)
-            .map(|(me, door)| {
+            .zip(&listeners)
+            .map(|(me, listener)| {
                 let (nodes, started) = (nodes.clone(), started.clone());
                 scope.spawn(move || {
                     let ring = Ring {
@@ -379,7 +392,7 @@ fn a_node_that_is_killed_is_named_by_all() {
                         ..Ring::new(ID, nodes, me)
                     };
                     let mut seen = 0;
-                    endless(door.join(&ring).unwrap(), |origin| {
+                    endless(listener.join(&ring).unwrap(), |origin| {
                         seen += u32::from(origin == 1);
                         if seen == 20 {
                             started.send(()).unwrap();
@@ -454,12 +467,12 @@ fn a_successor_of_another_user_gets_nothing() {
         .expect("the stranger listens")
         .parse()
         .unwrap();
-    let door = Door::open(any(), Security::SameUser, None).unwrap();
+    let listener = RingListener::open(any(), Security::SameUser, None).unwrap();
     let ring = Ring {
         patience: Duration::from_secs(2),
-        ..Ring::new(ID, vec![door.local_addr(), stranger], 0)
+        ..Ring::new(ID, vec![listener.local_addr(), stranger], 0)
     };
-    let Err(Error::Form { node: 1, why, .. }) = door.join(&ring) else {
+    let Err(Error::Form { node: 1, why, .. }) = listener.join(&ring) else {
         panic!("a ring with a stranger was formed");
     };
     assert!(why.contains("this user"), "{why}");
@@ -468,7 +481,7 @@ fn a_successor_of_another_user_gets_nothing() {
 }
 
 /// Plays node 1 of a ring of two towards node 0, up to the messages that it sends as a predecessor.
-fn hostile_neighbour(victim: &Door, messages: &[Vec<u8>]) -> Error {
+fn hostile_neighbour(victim: &RingListener, messages: &[Vec<u8>]) -> Error {
     let device = weft_verbs::Device::open().unwrap();
     let param = ConnParam::default();
     let listener = cm::Listener::bind(&device, any(), 4, &param).unwrap();
@@ -534,7 +547,7 @@ fn hostile_neighbour(victim: &Door, messages: &[Vec<u8>]) -> Error {
 
 #[test]
 fn a_neighbour_that_breaks_the_protocol_is_named() {
-    let door = Door::open(any(), Security::SameUser, None).unwrap();
+    let listener = RingListener::open(any(), Security::SameUser, None).unwrap();
     let header = |kind, change: &dyn Fn(&mut Header)| {
         let mut header = Header {
             hop: 1,
@@ -570,7 +583,7 @@ fn a_neighbour_that_breaks_the_protocol_is_named() {
     attacks.push(vec![header(Kind::Confirm, &|_| ())]);
     attacks.push(vec![header(Kind::Request, &|h| h.len = 50)]);
     for attack in attacks {
-        match hostile_neighbour(&door, &attack) {
+        match hostile_neighbour(&listener, &attack) {
             Error::Failed { node: 1, why, .. } => {
                 assert!(why.contains("broke the protocol"), "{attack:?}: {why}");
             }
@@ -580,11 +593,14 @@ fn a_neighbour_that_breaks_the_protocol_is_named() {
     // A failure whose text a terminal would obey, and a node that there is not.
     let mut failure = header(Kind::Fail, &|h| (h.origin, h.len) = (77, 6));
     failure.extend_from_slice(b"\x1b[2Jx\n");
-    match hostile_neighbour(&door, &[failure]) {
+    match hostile_neighbour(&listener, &[failure]) {
         Error::Failed { node: 1, why, .. } => assert!(!why.contains(char::is_control), "{why}"),
         other => panic!("{other}"),
     }
-    // The door is as before.
-    let doors = [door, Door::open(any(), Security::SameUser, None).unwrap()];
-    assert!(all(&doors, &[3, 4], false).iter().all(|s| s.len() == 7));
+    // The listener is as before.
+    let listeners = [
+        listener,
+        RingListener::open(any(), Security::SameUser, None).unwrap(),
+    ];
+    assert!(all(&listeners, &[3, 4], false).iter().all(|s| s.len() == 7));
 }

@@ -1,4 +1,4 @@
-//! Who is let in at a door: a process of another user with a key that is named, with one that is not, with none, and one of another version.
+//! Who is let in at a listener: a process of another user with a key that is named, with one that is not, with none, and one of another version.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weft_roundabout::wire::{Hello, VERSION};
-use weft_roundabout::{Door, Error, Next, Node, Ring, Security};
+use weft_roundabout::{Error, Next, Node, Ring, RingListener, Security};
 use weft_verbs::cm::{self, ConnParam, ConnectError};
 use weft_verbs::tls::{Identity, PublicKey, Tls};
 use weft_verbs::{Device, QpInit};
@@ -63,12 +63,12 @@ fn child_of_another_user() {
         "none" => Security::SameUser,
         _ => Security::Keys(tls, Arc::new(|_: &PublicKey| true)),
     };
-    let door = Door::open(any(), security, None).unwrap();
-    println!("\nchild {} {key}", door.local_addr());
+    let listener = RingListener::open(any(), security, None).unwrap();
+    println!("\nchild {} {key}", listener.local_addr());
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let parent = line.trim().parse().unwrap();
-    let joined = door.join(&ring(vec![door.local_addr(), parent], 0));
+    let joined = listener.join(&ring(vec![listener.local_addr(), parent], 0));
     match joined.and_then(turn) {
         Ok(seen) => println!("\nseen {seen}"),
         Err(error) => println!("\nfailed {error}"),
@@ -130,17 +130,17 @@ impl Stranger {
     }
 }
 
-/// What both ends say of a ring of the stranger and a door that lets in the stranger's key, or none.
+/// What both ends say of a ring of the stranger and a listener that lets in the stranger's key, or none.
 fn meet(kind: &str, named: bool) -> Option<(Result<usize, Error>, String)> {
     let mut stranger = Stranger::start(kind, named)?;
     let said = stranger.line("child");
     let (address, key) = said.split_once(' ').unwrap();
     let (address, key): (SocketAddr, PublicKey) = (address.parse().unwrap(), key.parse().unwrap());
     let admit = move |shown: &PublicKey| named && *shown == key;
-    let door = Door::open(any(), Security::Keys(tls(), Arc::new(admit)), None).unwrap();
+    let listener = RingListener::open(any(), Security::Keys(tls(), Arc::new(admit)), None).unwrap();
     let mut to = stranger.child.stdin.take().unwrap();
-    writeln!(to, "{}", door.local_addr()).unwrap();
-    let ours = door.join(&ring(vec![address, door.local_addr()], 1));
+    writeln!(to, "{}", listener.local_addr()).unwrap();
+    let ours = listener.join(&ring(vec![address, listener.local_addr()], 1));
     let ours = ours.and_then(turn);
     let begins = if ours.is_ok() { "seen" } else { "failed" };
     Some((ours, stranger.line(begins)))
@@ -173,7 +173,7 @@ fn another_user_without_a_key_is_kept_out() {
 
 #[test]
 fn a_predecessor_of_another_version_is_told_so() {
-    let door = Door::open(any(), Security::SameUser, None).unwrap();
+    let listener = RingListener::open(any(), Security::SameUser, None).unwrap();
     let device = Device::open().unwrap();
     let hello = Hello {
         version: VERSION + 1,
@@ -194,7 +194,7 @@ fn a_predecessor_of_another_version_is_told_so() {
     let cq = device.create_cq(16, None).unwrap();
     let refused = |said: Vec<u8>| {
         let connected = cm::connect(
-            door.local_addr(),
+            listener.local_addr(),
             &pd,
             &QpInit::new(&cq, &cq),
             &settings(said),

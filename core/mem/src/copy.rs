@@ -412,7 +412,7 @@ type CopyFn = unsafe fn(*mut u8, *const u8, usize);
 /// `dst..dst + n` must be registered memory that stays mapped, `src..src + n` readable and not
 /// changed meanwhile.
 #[inline]
-pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
+pub unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
     // SAFETY: the caller's promise.
     unsafe { imp::store(dst, src, n) }
 }
@@ -423,7 +423,7 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
 /// `src..src + n` must be registered memory that stays mapped, `dst..dst + n` writable and ours
 /// alone.
 #[inline]
-pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, n: usize) {
+pub unsafe fn load(dst: *mut u8, src: *const u8, n: usize) {
     // SAFETY: the caller's promise.
     unsafe { imp::load(dst, src, n) }
 }

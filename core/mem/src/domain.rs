@@ -7,7 +7,7 @@
 
 use crate::Access;
 use crate::export::{self, Entry, Words};
-use crate::place::{Place, RW};
+use crate::export_addr::{ExportAddr, RW};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ pub trait Reader: Send + Sync {
     /// Whether the peer can use windows of this queue pair of ours.
     fn serves(&self, qp: u32) -> bool;
     /// Whether the peer was told to fetch bytes of this range, and may not have finished.
-    fn borrows(&self, place: Place, len: u64) -> bool;
+    fn borrows(&self, place: ExportAddr, len: u64) -> bool;
     /// Ends its connection after [`PEER_LIMIT`]. [`Reader::uses`] is false after the return. Must not wait.
     fn cut_off(&self);
 }
@@ -229,7 +229,7 @@ impl Domain {
     }
 
     /// Cuts off the peers that were told to fetch bytes of this range.
-    pub(crate) fn cut_off_borrowers(&self, place: Place, len: u64) {
+    pub(crate) fn cut_off_borrowers(&self, place: ExportAddr, len: u64) {
         let readers = self.readers(0).into_iter();
         readers
             .filter(|r| r.borrows(place, len))
@@ -297,7 +297,7 @@ impl Domain {
             .map_err(|_| io::ErrorKind::OutOfMemory)?;
         Ok(Lent {
             mapping: Some(Mapping::new(&arena.fd, offset, len, true)?),
-            place: Place {
+            place: ExportAddr {
                 space,
                 addr: offset,
             },
@@ -328,7 +328,7 @@ impl std::fmt::Debug for Domain {
 pub(crate) struct Lent {
     /// `None` only while it is dropped.
     mapping: Option<Mapping>,
-    pub(crate) place: Place,
+    pub(crate) place: ExportAddr,
     domain: Arc<Domain>,
 }
 

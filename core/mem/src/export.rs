@@ -20,7 +20,7 @@
 //! All numbers are in the host's byte order. An entry that finds its bucket full is not exported; its bytes are
 //! then reached as over a wire.
 
-use crate::{Access, Place};
+use crate::{Access, ExportAddr};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Bytes before the first bucket, in words.
@@ -45,7 +45,7 @@ pub(crate) struct Entry {
     pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) rights: Access,
-    pub(crate) place: Place,
+    pub(crate) place: ExportAddr,
 }
 
 /// An exported table's words. Nothing read from them is trusted.
@@ -213,7 +213,7 @@ fn read(slot: &[AtomicU64; ENTRY]) -> Option<(u64, Entry)> {
                 base,
                 len,
                 rights: Access::from_bits_truncate(kind as u32),
-                place: Place {
+                place: ExportAddr {
                     space: (kind >> 32) as u32,
                     addr,
                 },
@@ -228,7 +228,7 @@ fn read(slot: &[AtomicU64; ENTRY]) -> Option<(u64, Entry)> {
 #[cfg(test)]
 mod tests {
     use super::{BUCKET, Entry, HEADER, Words};
-    use crate::{Access, Place};
+    use crate::{Access, ExportAddr};
     use std::collections::HashMap;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -249,7 +249,7 @@ mod tests {
             base: mix(1),
             len: mix(2),
             rights: Access::from_bits_truncate(mix(3) as u32),
-            place: Place {
+            place: ExportAddr {
                 space: mix(4) as u32,
                 addr: mix(5),
             },

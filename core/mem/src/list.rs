@@ -6,7 +6,7 @@
 //! while the list exists; a `&mut [u8]` stays exclusively ours, and the rest of the memory is touched by system calls and racing copies
 //! only. The raw pointers make the lists neither `Send` nor `Sync`, which is not needed.
 
-use crate::{KeySpan, Place, Span, copy};
+use crate::{ExportAddr, KeySpan, Span, copy};
 use libc::iovec;
 use smallvec::SmallVec;
 use std::io;
@@ -46,7 +46,7 @@ enum Origin<'a> {
 pub struct Piece {
     /// Its place for a peer of this host; `None` for plain bytes and those of implicit regions, which may be unmapped before a peer reads
     /// them.
-    pub place: Option<Place>,
+    pub place: Option<ExportAddr>,
     /// Bytes.
     pub len: usize,
 }
@@ -103,7 +103,7 @@ impl<'a> SendList<'a> {
         self.push(span.range(off, len), len, Origin::Span(span));
     }
 
-    /// Appends a range of a hold, which is no [`Place`] for peers.
+    /// Appends a range of a hold, which is no [`ExportAddr`] for peers.
     #[inline]
     pub fn push_key(&mut self, span: &'a KeySpan<'a>) {
         self.implicit |= span.is_implicit();

@@ -7,8 +7,8 @@
 //! reference. The peer's own address space is reached through the kernel, which checks the addresses.
 
 use crate::export::{self, Words};
+use crate::export_addr::{ExportAddr, RW};
 use crate::list::{RecvList, SendList};
-use crate::place::{Place, RW};
 use crate::table::{IndexHasher, locate};
 use crate::{Access, KeySpan, copy};
 use libc::iovec;
@@ -50,13 +50,13 @@ pub struct Process {
 /// A range of a peer's memory that its exported table allows to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    place: Place,
+    place: ExportAddr,
     len: u32,
 }
 
 impl Target {
     /// The place of its first byte.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> ExportAddr {
         self.place
     }
 
@@ -243,7 +243,7 @@ impl Peer {
         let mut bytes = [0; 16];
         let mut list = RecvList::new();
         list.push_buf(&mut bytes);
-        let place = Place { space: 0, addr };
+        let place = ExportAddr { space: 0, addr };
         self.pull(place, &mut list, 0, 16).is_ok() && bytes == *cookie
     }
 
@@ -256,7 +256,7 @@ impl Peer {
             return None;
         }
         let at = locate(e.base, e.len, to, len.into()).ok()?;
-        let place = Place {
+        let place = ExportAddr {
             addr: e.place.addr.checked_add(at)?,
             ..e.place
         };
@@ -309,7 +309,7 @@ impl Peer {
         let Some((entry, generation, e)) = self.words().look_at(stag) else {
             return;
         };
-        let Place { space, addr } = e.place;
+        let ExportAddr { space, addr } = e.place;
         if (e.qp != 0 && e.qp != qp) || space != RW {
             return;
         }
@@ -407,7 +407,7 @@ impl Peer {
     /// Calls `f(address, bytes done before, bytes)` for each part of a range of an arena.
     fn in_arena(
         &self,
-        place: Place,
+        place: ExportAddr,
         n: usize,
         write: bool,
         last: &mut LastStretch,
@@ -576,7 +576,7 @@ impl Peer {
     /// As [`Self::write`].
     pub fn pull(
         &self,
-        place: Place,
+        place: ExportAddr,
         into: &mut RecvList<'_>,
         skip: usize,
         n: usize,
@@ -600,7 +600,7 @@ impl Peer {
 
     /// Runs an atomic on the target's first eight bytes.
     fn atomic(&self, target: &Target, f: impl FnOnce(&AtomicU64) -> u64) -> Option<u64> {
-        let Place { space, addr } = target.place;
+        let ExportAddr { space, addr } = target.place;
         if space != RW || addr % 8 != 0 || target.len < 8 {
             return None;
         }

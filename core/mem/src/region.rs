@@ -215,13 +215,14 @@ impl Region {
     ///
     /// # Errors
     /// The memory is still in use: the value to ask again.
-    pub fn retire(mut self) -> Result<Option<Vec<u8>>, Leaving> {
+    pub fn retire(mut self) -> Result<Option<Vec<u8>>, PendingRelease> {
         let domain = self.withdraw();
-        self.take_back(domain.as_deref()).map_err(|_| Leaving {
-            region: self,
-            domain,
-            since: Instant::now(),
-        })
+        self.take_back(domain.as_deref())
+            .map_err(|_| PendingRelease {
+                region: self,
+                domain,
+                since: Instant::now(),
+            })
     }
 
     /// Makes its `STag`, and windows bound to it, invalid. Returns the domain whose peers have to be queried, if any may use it.
@@ -527,18 +528,18 @@ impl Drop for Region {
 
 /// A deregistered region whose memory is still in use. Dropping it is as dropping the region.
 #[derive(Debug)]
-pub struct Leaving {
+pub struct PendingRelease {
     region: Region,
     domain: Option<Arc<Domain>>,
     since: Instant,
 }
 
-impl Leaving {
+impl PendingRelease {
     /// Checks whether it is still in use. Peers of this host that have used it for [`PEER_LIMIT`] are cut off.
     ///
     /// # Errors
     /// The memory is still in use: after that limit, by a thread of this process.
-    pub fn finish(mut self) -> Result<Option<Vec<u8>>, Leaving> {
+    pub fn finish(mut self) -> Result<Option<Vec<u8>>, PendingRelease> {
         let waited = self.since.elapsed();
         let taken = self.region.insist(self.domain.as_deref(), waited);
         taken.map_err(|_| self)

@@ -7,7 +7,7 @@
 //! belong to another owner, so dropping such a region waits for the spans.
 
 use crate::domain::{Lent, Memory};
-use crate::{Access, MemError, PdId, Place, RawMemory, copy};
+use crate::{Access, ExportAddr, MemError, PdId, RawMemory, copy};
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -183,14 +183,14 @@ impl Registered {
     }
 
     /// The place of the byte at an offset, for a peer of this host.
-    pub(crate) fn place(&self, offset: usize) -> Place {
+    pub(crate) fn place(&self, offset: usize) -> ExportAddr {
         match &self.storage {
-            Storage::Lent(lent) => Place {
+            Storage::Lent(lent) => ExportAddr {
                 space: lent.place.space,
                 addr: lent.place.addr + offset as u64,
             },
             Storage::Part(whole, off) => whole.place(off + offset),
-            _ => Place {
+            _ => ExportAddr {
                 space: 0,
                 addr: self.at(offset).as_ptr().addr() as u64,
             },

@@ -6,7 +6,7 @@
 //! the bytes. Every method checks its own range against the span's before a pointer is used.
 
 use crate::registered::Registered;
-use crate::{MemError, Place, copy};
+use crate::{ExportAddr, MemError, copy};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -57,12 +57,12 @@ impl Span {
     }
 
     /// The place of its first byte, for a peer of this host.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> ExportAddr {
         self.place_of(self.ptr.as_ptr())
     }
 
     /// The same for an address inside.
-    pub(crate) fn place_of(&self, p: *const u8) -> Place {
+    pub(crate) fn place_of(&self, p: *const u8) -> ExportAddr {
         self.region
             .place(p.addr() - self.region.at(0).as_ptr().addr())
     }

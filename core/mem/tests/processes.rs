@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use weft_mem::{
-    Access, Backing, PdId, Peer, Place, Process, RecvList, Region, SendList, Table, Target,
+    Access, Backing, ExportAddr, PdId, Peer, Process, RecvList, Region, SendList, Table, Target,
 };
 use weft_sys::liveness::{Liveness, PeerLiveness};
 use weft_sys::memfd::Mapping;
@@ -156,7 +156,7 @@ fn owner(conn: &OwnedFd) {
     let mut hello = vec![cookie.as_ptr().addr() as u64];
     for r in regions.iter().flatten() {
         let span = table.local(PD, r.stag(), 0, 1, Access::empty()).unwrap();
-        let Place { space, addr } = span.place();
+        let ExportAddr { space, addr } = span.place();
         hello.extend([r.stag().into(), space.into(), addr]);
     }
     let mut fds = domain.fds(true);
@@ -221,7 +221,7 @@ struct Other {
     cookie: u64,
     /// `STag`s and places of the regions.
     stags: Vec<u32>,
-    places: Vec<Place>,
+    places: Vec<ExportAddr>,
 }
 
 impl Other {
@@ -244,7 +244,7 @@ impl Other {
             pidfd,
             liveness,
         });
-        let place = |r: &&[u64]| Place {
+        let place = |r: &&[u64]| ExportAddr {
             space: r[1] as u32,
             addr: r[2],
         };
@@ -345,7 +345,7 @@ fn memory_of_another_process_is_written_read_and_counted() {
         list.push_buf(a);
         list.push_buf(b);
         let addr = place.addr + LEN as u64 - 40;
-        peer.pull(Place { addr, ..*place }, &mut list, 10, 40)
+        peer.pull(ExportAddr { addr, ..*place }, &mut list, 10, 40)
             .unwrap();
         assert_eq!(bytes[..10], [0; 10]);
         assert_eq!(bytes[10..], original[LEN - 40..]);
@@ -354,7 +354,7 @@ fn memory_of_another_process_is_written_read_and_counted() {
     let mut bytes = [0; 50];
     let mut list = RecvList::new();
     list.push_buf(&mut bytes);
-    let e = peer.pull(Place { space: 0, addr: 0 }, &mut list, 0, 50);
+    let e = peer.pull(ExportAddr { space: 0, addr: 0 }, &mut list, 0, 50);
     assert_eq!(e.unwrap_err().raw_os_error(), Some(libc::EFAULT));
 
     assert_eq!(other.order(&[3, 0]), 0, "a child of fork did harm");

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use weft_mem::{Access, Peer, Place, RecvList, SendList};
+use weft_mem::{Access, ExportAddr, Peer, RecvList, SendList};
 use weft_sys::memfd::{self, Mapping};
 
 /// As docs of the exported table have it: a header of a page, and 8192 buckets of 8 entries of 8 words.
@@ -107,7 +107,7 @@ proptest! {
                     FOUND.with(|f| f.set(f.get() + 1));
                     assert!(qp < 2 && stag != 0);
                     assert!(Access::from_bits_truncate(rights).contains(need));
-                    let Place { space, addr } = target.place();
+                    let ExportAddr { space, addr } = target.place();
                     assert!((1..=3).contains(&space) && addr + u64::from(n) <= ARENA);
                     let mut bytes = vec![7; n as usize];
                     let mut into = RecvList::new();
@@ -125,7 +125,7 @@ proptest! {
             let mut bytes = [0; 20];
             let mut into = RecvList::new();
             into.push_buf(&mut bytes);
-            let pulled = hostile.peer.pull(Place { space, addr }, &mut into, 0, 20);
+            let pulled = hostile.peer.pull(ExportAddr { space, addr }, &mut into, 0, 20);
             let fits = addr.checked_add(20).is_some_and(|end| end <= ARENA);
             let arenas = if std::ptr::eq(hostile, &raw const both[0]) { 2 } else { 3 };
             assert_eq!(pulled.is_ok(), fits && (1..=arenas).contains(&space));

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use weft_mem::{
-    Access, Backing, Domain, KeyLock, Keys, LastStretch, Leaving, MemError, PEER_LIMIT, PdId, Peer,
-    Piece, Place, Reader, RecvList, Region, SendList, Table, WindowType,
+    Access, Backing, Domain, ExportAddr, KeyLock, Keys, LastStretch, MemError, PEER_LIMIT, PdId,
+    Peer, PendingRelease, Piece, Reader, RecvList, Region, SendList, Table, WindowType,
 };
 use weft_sys::memfd::{self, Mapping};
 
@@ -356,7 +356,7 @@ fn references_are_pulled_from_where_they_say() {
     list.push_span(&arena, 500, 10);
     list.push_span(&own, 3, 4);
     let pieces: Vec<Piece> = list.pieces().collect();
-    let place = |space, addr| Some(Place { space, addr });
+    let place = |space, addr| Some(ExportAddr { space, addr });
     let base = arena.place();
     assert_eq!(base.space, 3);
     assert_eq!(
@@ -378,7 +378,7 @@ fn references_are_pulled_from_where_they_say() {
     assert_eq!(e.unwrap_err().kind(), std::io::ErrorKind::Unsupported);
     assert!(peer.pull(base, &mut into, 6, 10).is_err());
     for (space, addr) in [(1, 1 << 46), (2, u64::MAX), (4, 0), (u32::MAX, 0)] {
-        let nonsense = Place { space, addr };
+        let nonsense = ExportAddr { space, addr };
         assert!(peer.pull(nonsense, &mut into, 0, 10).is_err());
     }
     assert_eq!((&x, &y), (b"\0re", b"ferenced\0\0\0\0"));
@@ -401,7 +401,7 @@ impl Reader for Mark {
     fn serves(&self, qp: u32) -> bool {
         qp == QP
     }
-    fn borrows(&self, _place: Place, _len: u64) -> bool {
+    fn borrows(&self, _place: ExportAddr, _len: u64) -> bool {
         false
     }
     fn cut_off(&self) {
@@ -551,7 +551,7 @@ fn memory_comes_back_after_its_peer_is_out_of_it() {
             .unwrap()
     };
     let uses = |stag| mark.0.store(stag, Ordering::SeqCst);
-    let came = |r: Result<Option<Vec<u8>>, Leaving>| r.map_err(|_| "in use");
+    let came = |r: Result<Option<Vec<u8>>, PendingRelease>| r.map_err(|_| "in use");
 
     // It can be asked for, or waited for.
     let r = region(1);

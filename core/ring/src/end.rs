@@ -506,7 +506,7 @@ impl End {
     // ---- one-sided access
 
     /// The caller is about to touch the peer's memory that `stag` names. Stores our mark, then a full fence: a peer that misses the mark
-    /// has written the values that are read afterwards (doors, table) before.
+    /// has written the values that are read afterwards (access, table) before.
     #[inline]
     pub fn enter(&self, stag: u32) {
         self.mine(Word::Mark).store(stag.into(), Release);
@@ -527,21 +527,21 @@ impl End {
     }
 
     /// Lets the peer touch our memory directly.
-    pub fn open_doors(&self) {
-        self.mine(Word::Doors).store(1, Release);
+    pub fn open_access(&self) {
+        self.mine(Word::Access).store(1, Release);
     }
 
     /// Forbids it again. After that a peer whose mark is not seen touches nothing; one whose mark is seen may still be
     /// at it.
-    pub fn shut_doors(&self) {
-        self.mine(Word::Doors).store(0, SeqCst);
+    pub fn close_access(&self) {
+        self.mine(Word::Access).store(0, SeqCst);
         fence(SeqCst);
     }
 
     /// Whether the peer lets us touch its memory; call it after [`enter`](Self::enter).
     #[inline]
-    pub fn peer_doors_open(&self) -> bool {
-        self.theirs(Word::Doors).load(Acquire) != 0
+    pub fn peer_access_open(&self) -> bool {
+        self.theirs(Word::Access).load(Acquire) != 0
     }
 
     /// Publishes the capabilities of this side; the caller defines the bits.

@@ -205,12 +205,12 @@ impl Sides<'_> {
             }
             13 => {
                 end.enter(u32::from(input.u8()) + 1);
-                let _ = (end.peer_doors_open(), end.peer_mark(), end.peer_caps());
+                let _ = (end.peer_access_open(), end.peer_mark(), end.peer_caps());
                 end.leave();
             }
             14 => {
-                end.open_doors();
-                end.shut_doors();
+                end.open_access();
+                end.close_access();
                 end.set_caps(input.u8().into());
                 let _ = end.peer_aborted();
             }

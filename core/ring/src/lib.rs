@@ -147,7 +147,7 @@ enum Word {
     /// The `STag` of the peer's memory that this side touches now; 0: none.
     Mark,
     /// Not 0: the peer may touch this side's memory.
-    Doors,
+    Access,
     /// The capabilities of this side.
     Caps,
 }

@@ -366,18 +366,18 @@ fn after_a_retraction_nobody_touches_the_memory() {
 fn behind_shut_doors_nobody_touches_the_memory() {
     model(4, || {
         let (a, b) = ends(64);
-        b.open_doors();
+        b.open_access();
         let memory = Arc::new(loom::cell::UnsafeCell::new(0));
         let target = memory.clone();
         let initiator = thread::spawn(move || {
             a.enter(7);
-            if a.peer_doors_open() {
+            if a.peer_access_open() {
                 // SAFETY: loom checks that nobody else is at it.
                 target.with_mut(|p| unsafe { *p += 1 });
             }
             a.leave();
         });
-        b.shut_doors();
+        b.close_access();
         if b.peer_mark() == 0 {
             // SAFETY: as above.
             memory.with_mut(|p| unsafe { *p += 10 });

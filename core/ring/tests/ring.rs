@@ -279,15 +279,15 @@ fn a_sleeper_tells_only_what_was_dealt_with() {
 fn marks_doors_and_capabilities() {
     let (a, b) = ends(RING);
     assert_eq!((b.peer_mark(), b.peer_caps()), (0, 0));
-    assert!(!a.peer_doors_open());
+    assert!(!a.peer_access_open());
     a.enter(0xffff_fff0);
     assert_eq!((b.peer_mark(), a.peer_mark()), (0xffff_fff0, 0));
     a.leave();
     assert_eq!(b.peer_mark(), 0);
-    b.open_doors();
-    assert!(a.peer_doors_open() && !b.peer_doors_open());
-    b.shut_doors();
-    assert!(!a.peer_doors_open());
+    b.open_access();
+    assert!(a.peer_access_open() && !b.peer_access_open());
+    b.close_access();
+    assert!(!a.peer_access_open());
     b.set_caps(u32::MAX);
     assert_eq!((a.peer_caps(), b.peer_caps()), (u32::MAX, 0));
 }
@@ -366,7 +366,7 @@ fn nonsense_is_broken() {
             assert_eq!(take_all(b), 8);
             assert!(!b.release(true));
             assert_eq!(a.consumed(), Ok(16));
-            b.shut_doors();
+            b.close_access();
         }),
         (END, &[3], |_, b| {
             assert_eq!(take_all(b), 8);

@@ -270,7 +270,7 @@ impl DeviceBuilder {
         let engine = Engine::start(cores, local != LocalMode::Off)
             .map_err(Error::os("starting the engine"))?;
         if matches!(self.transport, Transport::Tcp) {
-            stat::open_desk(&engine);
+            stat::serve_stat(&engine);
         }
         Ok(Device(Arc::new(DeviceInner {
             limits: self.limits,

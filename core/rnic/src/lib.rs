@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod comp_counters;
 mod cq;
 mod device;
 mod doorbell;
@@ -24,11 +25,11 @@ mod engine;
 mod errors;
 mod establish;
 pub mod ext;
-mod leave;
 mod lock;
 mod meet;
 mod mr;
 mod neighbours;
+mod pending_dereg;
 mod pool;
 mod qp;
 mod report;
@@ -36,7 +37,6 @@ mod sidr;
 mod signal;
 mod srq;
 pub mod stat;
-mod tally;
 #[cfg(test)]
 mod testing;
 mod timer;
@@ -47,18 +47,18 @@ mod ud;
 mod warnings;
 mod xrc;
 
+pub use comp_counters::{CompCounters, Counter, Work};
 pub use cq::{CompChannel, Cq, EventWait};
 pub use device::{Device, DeviceBuilder, Pd, Transport};
 pub use doorbell::Doorbell;
 pub use errors::CqOverrun;
 pub use establish::{Bound, ConnParam, ConnectError, Dialed, Incoming, Listening};
-pub use leave::Leaving;
 pub use mr::{Mr, Mw};
+pub use pending_dereg::PendingDereg;
 pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
 pub use srq::Srq;
-pub use tally::{Counter, Tally, Work};
 pub use transport::sim::{SimFaults, SimNet};
 pub use types::*;
 pub use ud::{

@@ -14,7 +14,7 @@
 //! the initiator waits anyway.
 //!
 //! A process gets descriptors only after the kernel has attested its user, in a message that this process has just sent. It proves further
-//! rights over our process by using them: it reads a secret in our memory ([`Cell`]).
+//! rights over our process by using them: it reads a secret in our memory ([`ChallengeCell`]).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -27,11 +27,11 @@ use weft_mem::Peer;
 use weft_ring::{End, Role, Segment};
 use weft_sys::unix::{self, Cred, Name, Sender};
 use weft_wire::crc::crc32c;
-use weft_wire::local::{self, MAX_LEN, Message, Party, Secret};
+use weft_wire::local::{self, MAX_LEN, Message, Secret, SideInfo};
 
 use crate::device::{DeviceInner, PdInner};
 use crate::engine::Registration;
-use crate::neighbours::{Cell, Neighbour, Who, Why, admitted, why};
+use crate::neighbours::{ChallengeCell, Neighbour, PeerProcess, Why, admitted, why};
 use crate::transport::ByteStream;
 use crate::transport::local::{Joint, LocalLink, RING_BYTES};
 use crate::types::LocalMode;
@@ -106,7 +106,7 @@ fn path_name(dir: &std::path::Path, host: &str, port: u16) -> PathBuf {
 
 /// The descriptors that this side offers.
 struct LocalOffer {
-    party: Party,
+    party: SideInfo,
     domain: Arc<weft_mem::Domain>,
 }
 
@@ -119,7 +119,7 @@ fn offer(pd: &PdInner, qp: u32, trusted: bool) -> Result<LocalOffer, Why> {
     // Marked invalid when its last user drops it.
     let _ = pd.domain.set(Arc::clone(&domain));
     Ok(LocalOffer {
-        party: Party {
+        party: SideInfo {
             qp,
             trusted,
             domain: domain.id(),
@@ -202,8 +202,8 @@ impl PeerOffer {
     /// `process`: each side can trace the other, and the peer's number leads to the peer.
     fn open(
         device: &DeviceInner,
-        who: &Who,
-        party: &Party,
+        who: &PeerProcess,
+        party: &SideInfo,
         process: bool,
         fds: Vec<OwnedFd>,
     ) -> Result<PeerOffer, Why> {
@@ -255,12 +255,12 @@ impl PeerOffer {
 pub(crate) struct ShmConnecting {
     wire: OwnedFd,
     maker: Cred,
-    cell: Cell,
+    cell: ChallengeCell,
     challenge: Secret,
     segment: (Segment, OwnedFd),
     offer: LocalOffer,
     /// Set by the Welcome.
-    welcomed: Option<(Who, bool)>,
+    welcomed: Option<(PeerProcess, bool)>,
     pub(crate) deadline: Instant,
     /// The engine watches for the answer.
     pub(crate) registration: Option<Registration>,
@@ -294,7 +294,7 @@ impl ShmConnecting {
                 _ => format!("the peer's socket for shared memory: {error}"),
             })?;
         let maker = admitted(&wire)?;
-        let (cell, challenge) = Cell::new()?;
+        let (cell, challenge) = ChallengeCell::new()?;
         let hello = Message::Hello {
             cell: cell.announce(challenge),
             seal: crc32c(&cell.secret()),
@@ -348,11 +348,11 @@ impl ShmConnecting {
     fn join(
         &mut self,
         device: &DeviceInner,
-        theirs: local::Cell,
+        theirs: local::ChallengeCell,
         proof: Secret,
         sender: Option<Sender>,
     ) -> Result<(), Why> {
-        let who = Who::sent(&self.maker, sender)?;
+        let who = PeerProcess::sent(&self.maker, sender)?;
         unix::ask_for_senders(&self.wire, false).map_err(why("asking who is there"))?;
         let traces = proof == self.cell.secret();
         who.is_one_of_us(traces)?;
@@ -438,7 +438,7 @@ impl ShmAccepted {
         let Message::Hello { cell, seal, from } = message else {
             return Err("not a hello".into());
         };
-        let who = Who::sent(&self.maker, sender)?;
+        let who = PeerProcess::sent(&self.maker, sender)?;
         Ok(Some((Hello { who, cell, seal }, from)))
     }
 
@@ -449,7 +449,7 @@ impl ShmAccepted {
             cell: theirs,
             seal,
         } = hello;
-        let (cell, challenge) = Cell::new()?;
+        let (cell, challenge) = ChallengeCell::new()?;
         cell.show(&theirs.challenge);
         // Another process gets no information.
         let found = who.look(theirs.addr).map(|(_, secret)| secret);
@@ -476,8 +476,8 @@ impl ShmAccepted {
 
 /// The Hello of an initiator.
 pub(crate) struct Hello {
-    who: Who,
-    cell: local::Cell,
+    who: PeerProcess,
+    cell: local::ChallengeCell,
     seal: u32,
 }
 
@@ -485,7 +485,7 @@ pub(crate) struct Hello {
 pub(crate) struct ShmPeer {
     wire: OwnedFd,
     maker: Cred,
-    cell: Cell,
+    cell: ChallengeCell,
     challenge: Secret,
     /// The address of its cell.
     theirs: u64,
@@ -530,7 +530,7 @@ impl ShmPeer {
             _ => return Err("the peer did not come along".into()),
         };
         // It may have waited for the program long since.
-        let who = Who::sent(&self.maker, sender)?;
+        let who = PeerProcess::sent(&self.maker, sender)?;
         unix::ask_for_senders(&self.wire, false).map_err(why("asking who is there"))?;
         let traces = proof == self.cell.secret();
         who.is_one_of_us(traces)?;

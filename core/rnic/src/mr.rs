@@ -7,7 +7,7 @@ use std::sync::Arc;
 use weft_mem::{Backing, MemError, RawMemory, Region, Window, WindowType};
 
 use crate::device::{Pd, PdInner};
-use crate::leave::Leaving;
+use crate::pending_dereg::PendingDereg;
 use crate::types::{Access, Error, LocalMode, RemoteAddr, SendOp, SendWr, Sge};
 
 impl Pd {
@@ -375,10 +375,12 @@ impl Mr {
     /// As [`Mr::deregister`], without waiting. Windows bound to it are removed, too.
     ///
     /// # Errors
-    /// The memory is in use: it is returned later, see [`Leaving::then`].
-    pub fn retire(self) -> Result<Option<Vec<u8>>, Leaving> {
+    /// The memory is in use: it is returned later, see [`PendingDereg::then`].
+    pub fn retire(self) -> Result<Option<Vec<u8>>, PendingDereg> {
         let Mr { region, pd } = self;
-        region.retire().map_err(|region| Leaving { region, pd })
+        region
+            .retire()
+            .map_err(|region| PendingDereg { region, pd })
     }
 }
 

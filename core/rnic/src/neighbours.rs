@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, Weak};
 use weft_mem::{Peer, Process};
 use weft_sys::liveness::PeerLiveness;
 use weft_sys::{Event, Interest, process};
-use weft_wire::local::Party;
+use weft_wire::local::SideInfo;
 
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 
-mod who;
+mod peer_process;
 
-pub(crate) use who::{Cell, Who, admitted};
+pub(crate) use peer_process::{ChallengeCell, PeerProcess, admitted};
 
 /// Why a connection is not on shared memory: a text for people.
 pub(crate) type Why = String;
@@ -118,8 +118,8 @@ impl Neighbours {
     /// The peer's domain: mapped once, however many connections lead there.
     pub(crate) fn domain(
         &self,
-        who: &Who,
-        party: &Party,
+        who: &PeerProcess,
+        party: &SideInfo,
         by_number: bool,
         mut fds: Vec<OwnedFd>,
     ) -> io::Result<Arc<Peer>> {

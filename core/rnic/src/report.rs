@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::types::{Ledger, QpState};
+use crate::types::{ConnCounters, QpState};
 
 /// One connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,5 +25,5 @@ pub struct Connection {
     /// The time since it was connected.
     pub age: Duration,
     /// Its counters.
-    pub ledger: Ledger,
+    pub counters: ConnCounters,
 }

@@ -1,21 +1,21 @@
 //! The connections of this host's weft processes, as `weft stat` shows them (docs/spec/stat.md).
 //!
-//! Each device has a *desk*: an abstract Unix socket that its engine answers. A client that connects as the same user or as root gets one
-//! packet for each connection. Without clients it costs a socket. With `WEFT_STAT=off` in the environment a process opens no desk.
+//! Each device has a server for it: an abstract Unix socket that its engine answers. A client that connects as the same user or as root gets one
+//! packet for each connection. Without clients it costs a socket. With `WEFT_STAT=off` in the environment a process opens none.
 
 mod ask;
-mod desk;
+mod server;
 
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-use crate::types::{Ledger, QpState};
+use crate::types::{ConnCounters, QpState};
 
 pub use crate::report::Connection;
 pub use ask::survey;
-pub(crate) use desk::open_desk;
+pub(crate) use server::serve_stat;
 
-/// The prefix of the names of all desks, with the version of their protocol.
+/// The prefix of the names of all these sockets, with the version of their protocol.
 const NAME: &str = "weft-stat/1/";
 /// The longest packet, in bytes.
 const MAX_PACKET: usize = 2048;
@@ -28,7 +28,7 @@ const END: &str = "end";
 
 /// A device and its connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Desk {
+pub struct DeviceStat {
     /// The process, as our process numbers it; `None` when it is out of our sight (in another PID namespace).
     pub pid: Option<u32>,
     /// Its user.
@@ -43,7 +43,7 @@ pub struct Desk {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// Devices that answered, by process.
-    pub desks: Vec<Desk>,
+    pub devices: Vec<DeviceStat>,
     /// Processes that have a device, and did not answer: stopped, ending, or children of one that ended.
     pub silent: Vec<Option<u32>>,
     /// Devices of other users, which do not answer us.
@@ -67,18 +67,18 @@ fn plain(text: &str, out: &mut String) {
 }
 
 /// The counters, in the order in which they are written.
-fn counters(ledger: &mut Ledger) -> [(&'static str, &mut u64); 10] {
+fn by_name(counters: &mut ConnCounters) -> [(&'static str, &mut u64); 10] {
     [
-        ("tx_direct", &mut ledger.tx_direct),
-        ("tx_copied", &mut ledger.tx_copied),
-        ("rx_direct", &mut ledger.rx_direct),
-        ("rx_copied", &mut ledger.rx_copied),
-        ("tx_fpdus", &mut ledger.tx_fpdus),
-        ("rx_fpdus", &mut ledger.rx_fpdus),
-        ("tx_syscalls", &mut ledger.tx_syscalls),
-        ("rx_syscalls", &mut ledger.rx_syscalls),
-        ("one_sided", &mut ledger.one_sided),
-        ("one_sided_bytes", &mut ledger.one_sided_bytes),
+        ("tx_direct", &mut counters.tx_direct),
+        ("tx_copied", &mut counters.tx_copied),
+        ("rx_direct", &mut counters.rx_direct),
+        ("rx_copied", &mut counters.rx_copied),
+        ("tx_fpdus", &mut counters.tx_fpdus),
+        ("rx_fpdus", &mut counters.rx_fpdus),
+        ("tx_syscalls", &mut counters.tx_syscalls),
+        ("rx_syscalls", &mut counters.rx_syscalls),
+        ("one_sided", &mut counters.one_sided),
+        ("one_sided_bytes", &mut counters.one_sided_bytes),
     ]
 }
 
@@ -98,8 +98,8 @@ impl fmt::Display for Connection {
         if let Some(cipher) = &self.cipher {
             write!(f, " cipher={cipher}")?;
         }
-        let mut ledger = self.ledger;
-        for (name, value) in counters(&mut ledger) {
+        let mut counters = self.counters;
+        for (name, value) in by_name(&mut counters) {
             write!(f, " {name}={value}")?;
         }
         if let Some(reason) = &self.reason {
@@ -120,7 +120,7 @@ impl Connection {
         };
         let (mut qp, mut state, mut local, mut peer, mut age) = (None, None, None, None, None);
         let (mut transport, mut cipher) = (String::new(), String::new());
-        let mut ledger = Ledger::default();
+        let mut counters = ConnCounters::default();
         for pair in pairs.split(' ') {
             let (key, value) = pair.split_once('=')?;
             match key {
@@ -137,7 +137,7 @@ impl Connection {
                 "cipher" => plain(value, &mut cipher),
                 "age_ms" => age = value.parse().ok().map(Duration::from_millis),
                 _ => {
-                    let known = counters(&mut ledger)
+                    let known = by_name(&mut counters)
                         .into_iter()
                         .find(|(name, _)| *name == key);
                     if let Some((_, counter)) = known {
@@ -159,12 +159,12 @@ impl Connection {
                 text
             }),
             age: age?,
-            ledger,
+            counters,
         })
     }
 }
 
-/// The name of a desk of this process.
+/// The name of a socket of this process.
 fn desk_name(random: u32) -> String {
     let mut name = NAME.to_owned();
     // Writing to a string cannot fail.
@@ -177,8 +177,8 @@ mod tests {
     use super::*;
 
     fn connection(reason: Option<&str>) -> Connection {
-        let mut ledger = Ledger::default();
-        for (n, (_, counter)) in counters(&mut ledger).into_iter().enumerate() {
+        let mut counters = ConnCounters::default();
+        for (n, (_, counter)) in by_name(&mut counters).into_iter().enumerate() {
             *counter = u64::MAX - n as u64;
         }
         Connection {
@@ -190,7 +190,7 @@ mod tests {
             cipher: reason.map(|_| "ChaCha20-Poly1305".into()),
             reason: reason.map(str::to_owned),
             age: Duration::from_millis(u64::MAX),
-            ledger,
+            counters,
         }
     }
 

@@ -873,7 +873,7 @@ impl fmt::Debug for AsyncEvent {
 
 /// Counters of one connection: how its bytes were moved, and their cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ledger {
+pub struct ConnCounters {
     /// Payload bytes sent straight from registered memory.
     pub tx_direct: u64,
     /// Payload bytes copied once on their way out: small ones, and all of them with CRC (docs/adr/0003).

@@ -17,7 +17,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The warnings of one listener. The first is logged at once. Those that follow within [`PERIOD`] are counted, and one line at its end has
 /// the number of each kind. This repeats until a period passes without a warning.
 #[derive(Default)]
-pub(crate) struct Warnings(Mutex<Tally>);
+pub(crate) struct Warnings(Mutex<Issued>);
 
 impl Warnings {
     /// Log or count a warning: what happened, the peer that it is about, and the error behind it.
@@ -47,7 +47,7 @@ impl Warnings {
 
 /// The counts since the last line.
 #[derive(Default)]
-struct Tally {
+struct Issued {
     /// A period has begun and not ended: warnings are counted.
     counts: bool,
     counted: Counted,
@@ -59,7 +59,7 @@ struct Counted {
     last_peer: Option<SocketAddr>,
 }
 
-impl Tally {
+impl Issued {
     /// Counts a warning. False: it begins a period, and has to be logged.
     fn count(&mut self, what: &'static str, peer: Option<SocketAddr>) -> bool {
         if !std::mem::replace(&mut self.counts, true) {
@@ -99,25 +99,25 @@ mod tests {
     #[test]
     fn first_at_once_then_one_line_a_period() {
         let peer = |port| Some(SocketAddr::from(([127, 0, 0, 1], port)));
-        let mut tally = Tally::default();
-        assert!(!tally.count("full", peer(1)), "the first is logged");
+        let mut issued = Issued::default();
+        assert!(!issued.count("full", peer(1)), "the first is logged");
         for port in 2..=10_000 {
             let what = if port % 2 == 0 { "full" } else { "no TLS" };
-            assert!(tally.count(what, peer(port)));
+            assert!(issued.count(what, peer(port)));
         }
-        assert!(tally.count("full", None), "of a peer without an address");
-        let counted = tally.take().expect("more followed");
+        assert!(issued.count("full", None), "of a peer without an address");
+        let counted = issued.take().expect("more followed");
         assert_eq!(
             counted.to_string(),
             "full (5001 times), no TLS (4999 times)"
         );
         assert_eq!(counted.last_peer, peer(10_000));
-        assert!(tally.count("full", peer(1)), "the flood goes on");
+        assert!(issued.count("full", peer(1)), "the flood goes on");
         assert_eq!(
-            tally.take().expect("one more").to_string(),
+            issued.take().expect("one more").to_string(),
             "full (1 times)"
         );
-        assert!(tally.take().is_none(), "it is over");
-        assert!(!tally.count("full", peer(1)), "a first one again");
+        assert!(issued.take().is_none(), "it is over");
+        assert!(!issued.count("full", peer(1)), "a first one again");
     }
 }

@@ -166,10 +166,10 @@ macro_rules! real {
     }};
 }
 
-/// `doors! { "C" fn name(argument: type, ...) -> type { ... } ... }` defines functions under their C names, for the loader. Their bodies may call what is
+/// `interpose! { "C" fn name(argument: type, ...) -> type { ... } ... }` defines functions under their C names, for the loader. Their bodies may call what is
 /// unsafe: the arguments are the program's promise.
 #[macro_export]
-macro_rules! doors {
+macro_rules! interpose {
     ($abi:literal $($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => {$(
         $(#[$meta])*
         #[doc = concat!("`", stringify!($name), "`: see its manual page.")]

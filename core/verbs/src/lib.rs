@@ -58,13 +58,13 @@ pub mod faults;
 
 pub use weft_rnic::ext;
 pub use weft_rnic::{
-    Access, AsyncEvent, CompChannel, Counter, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder,
-    Doorbell, EndReason, Ender, Error, EventWait, Grh, INLINE_DATA, InlineData, Leaving, Ledger,
-    LimitReached, Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PerProcess,
-    PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr,
-    SgList, Sge, Signal, SimFaults, SimNet, Srq, Tally, TerminateCode, Transport, UD_GROUP,
-    UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError, UdErrorKind, UdFault,
-    UdInit, UdLocalPeer, UdPort, UdPortCounters, UdQp, UdReliable, UdSource, ValidityMap, Wc,
-    WcError, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain, protect, settings, stat,
-    tcp_peer_uid, tls,
+    Access, AsyncEvent, CompChannel, CompCounters, ConnCounters, Counter, Cq, CqOverrun, Device,
+    DeviceAttr, DeviceBuilder, Doorbell, EndReason, Ender, Error, EventWait, Grh, INLINE_DATA,
+    InlineData, LimitReached, Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd,
+    PendingDereg, PerProcess, PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr,
+    RemoteAddr, Rnr, SendOp, SendWr, SgList, Sge, Signal, SimFaults, SimNet, Srq, TerminateCode,
+    Transport, UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError,
+    UdErrorKind, UdFault, UdInit, UdLocalPeer, UdPort, UdPortCounters, UdQp, UdReliable, UdSource,
+    ValidityMap, Wc, WcError, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain, protect, settings,
+    stat, tcp_peer_uid, tls,
 };

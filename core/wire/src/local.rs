@@ -36,7 +36,7 @@ pub type Secret = [u8; SECRET];
 
 /// Bytes of a side's memory for the other one to read. The first sixteen are the other side's challenge, the following sixteen a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cell {
+pub struct ChallengeCell {
     /// Their address in the address space of the sender.
     pub addr: u64,
     /// The expected contents of the other side's cell: a process that finds it there reads the right process.
@@ -45,7 +45,7 @@ pub struct Cell {
 
 /// One side's description of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Party {
+pub struct SideInfo {
     /// The queue pair's number: windows in the other side's table name it.
     pub qp: u32,
     /// The descriptors include the arena of regions without remote rights.
@@ -60,7 +60,7 @@ pub enum Message {
     /// Initiator: this is the connection that I have just made.
     Hello {
         /// Its cell.
-        cell: Cell,
+        cell: ChallengeCell,
         /// The CRC-32C of its secret: a process that has read something else has not read its memory, and does not send it.
         seal: u32,
         /// Its own TCP address and port, by which the responder finds the connection.
@@ -69,19 +69,19 @@ pub enum Message {
     /// Responder: I have that connection; bring what you have, and say on it what you would say on TCP.
     Welcome {
         /// Its cell.
-        cell: Cell,
+        cell: ChallengeCell,
         /// The initiator's secret, if it could be read.
         proof: Secret,
     },
     /// Initiator: what I bring.
     Join {
         /// Itself.
-        party: Party,
+        party: SideInfo,
         /// The responder's secret, if it could be read.
         proof: Secret,
     },
     /// Responder, right before its MPA reply: the connection is on shared memory from here.
-    Attach(Party),
+    Attach(SideInfo),
     /// The connection stays on TCP.
     Decline(String),
     /// Of a UDP port that sends to another one: let us share a segment for that.
@@ -115,7 +115,7 @@ fn parse_addr(bytes: &[u8; ADDR]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-impl Cell {
+impl ChallengeCell {
     fn emit(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.addr.to_le_bytes());
         out.extend_from_slice(&self.challenge);
@@ -123,14 +123,14 @@ impl Cell {
 
     fn parse(bytes: &[u8; CELL]) -> Option<Self> {
         let (addr, challenge) = bytes.split_first_chunk()?;
-        Some(Cell {
+        Some(ChallengeCell {
             addr: u64::from_le_bytes(*addr),
             challenge: *challenge.first_chunk()?,
         })
     }
 }
 
-impl Party {
+impl SideInfo {
     fn emit(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.qp.to_le_bytes());
         out.extend_from_slice(&u32::from(self.trusted).to_le_bytes());
@@ -140,7 +140,7 @@ impl Party {
     fn parse(bytes: &[u8; PARTY]) -> Option<Self> {
         let (qp, rest) = bytes.split_first_chunk()?;
         let (flags, domain) = rest.split_first_chunk()?;
-        Some(Party {
+        Some(SideInfo {
             qp: u32::from_le_bytes(*qp),
             // Unknown flags are for later versions to give a meaning that earlier ones may overlook.
             trusted: u32::from_le_bytes(*flags) & 1 == 1,
@@ -214,7 +214,7 @@ impl Message {
                 let (cell, rest) = body.split_first_chunk()?;
                 let (seal, rest) = rest.split_first_chunk()?;
                 Some(Message::Hello {
-                    cell: Cell::parse(cell)?,
+                    cell: ChallengeCell::parse(cell)?,
                     seal: u32::from_le_bytes(*seal),
                     from: parse_addr(rest.first_chunk()?)?,
                 })
@@ -222,18 +222,18 @@ impl Message {
             (2, WELCOME) => {
                 let (cell, proof) = body.split_first_chunk()?;
                 Some(Message::Welcome {
-                    cell: Cell::parse(cell)?,
+                    cell: ChallengeCell::parse(cell)?,
                     proof: *proof.first_chunk()?,
                 })
             }
-            (3, PARTY) => Some(Message::Attach(Party::parse(body.first_chunk()?)?)),
+            (3, PARTY) => Some(Message::Attach(SideInfo::parse(body.first_chunk()?)?)),
             (4, n) if n <= MAX_REASON => {
                 Some(Message::Decline(String::from_utf8_lossy(body).into_owned()))
             }
             (5, JOIN) => {
                 let (party, proof) = body.split_first_chunk()?;
                 Some(Message::Join {
-                    party: Party::parse(party)?,
+                    party: SideInfo::parse(party)?,
                     proof: *proof.first_chunk()?,
                 })
             }
@@ -258,16 +258,16 @@ impl Message {
 mod tests {
     use super::*;
 
-    fn party() -> Party {
-        Party {
+    fn party() -> SideInfo {
+        SideInfo {
             qp: 0x0102_0304,
             trusted: true,
             domain: *b"ABCDEFGHIJKLMNOP",
         }
     }
 
-    fn cell() -> Cell {
-        Cell {
+    fn cell() -> ChallengeCell {
+        ChallengeCell {
             addr: 0x7f00_1234_5678,
             challenge: *b"0123456789abcdef",
         }
@@ -305,7 +305,7 @@ mod tests {
                 proof: PROOF,
             },
             Message::Join {
-                party: Party {
+                party: SideInfo {
                     trusted: false,
                     ..party()
                 },

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub use crate::host::{Event, Host, Outbound, Part, PeerId, Refused, Want};
-use crate::link::{Arrival, Link, Now};
+use crate::peer_stream::{Arrival, Now, PeerStream};
 use crate::ranges::Ranges;
 use crate::wire::{self, Body, FIRST, MAX_LACKS, MORE, Meta, Target};
 
@@ -65,7 +65,7 @@ struct Coming {
 }
 
 struct Peer {
-    link: Link,
+    link: PeerStream,
     coming: Option<Coming>,
     stored: usize,
     stored_bytes: usize,
@@ -85,7 +85,7 @@ impl Peer {
     fn new(key: u32, threshold: u64) -> Peer {
         Peer {
             threshold,
-            link: Link::new(key),
+            link: PeerStream::new(key),
             coming: None,
             stored: 0,
             stored_bytes: 0,

@@ -12,7 +12,7 @@ use weft_verbs::cm::{ConnParam, Incoming, Listening};
 use weft_verbs::{Access, Cq, Device, Error, Mr, Pd, Qp, QpInit, RecvWr, Rnr, SendWr};
 
 use crate::host::PeerId;
-use crate::link::Now;
+use crate::peer_stream::Now;
 use crate::wire::MAX_PACKET;
 
 /// Packets that may come before they are looked at: as many as a peer may have on their way.

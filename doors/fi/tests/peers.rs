@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use weft_fi::link::Link;
 use weft_fi::machine::{Event, Host, Machine, Part, PeerId, Refused, Want};
+use weft_fi::peer_stream::PeerStream;
 use weft_fi::wire::{self, Body, Header, Meta, Target};
 
 #[derive(Default)]
@@ -106,7 +106,7 @@ fn header(seq: u32, ack: u32) -> Header {
 
 #[test]
 fn a_program_that_computes_for_long_keeps_its_peers() {
-    let mut link = Link::new(1);
+    let mut link = PeerStream::new(1);
     let mut now = Duration::from_secs(1);
     link.push(wire::encode(&Body::Done { id: 1 }));
     assert!(link.transmit(now).is_some());

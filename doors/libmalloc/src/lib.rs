@@ -60,7 +60,7 @@ mod next {
     }
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C"
 
     fn malloc(n: size_t) -> *mut c_void {

@@ -7,7 +7,7 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::null_mut;
 
-use weft_sys::{doors, next::set_errno, real};
+use weft_sys::{interpose, next::set_errno, real};
 
 use crate::place::{Private, fail, hidden, private, show};
 
@@ -40,7 +40,7 @@ unsafe fn link(
     len as isize
 }
 
-doors! {
+interpose! {
 
     "C"
     fn readlink(path: *const c_char, buf: *mut c_char, size: usize) -> isize {

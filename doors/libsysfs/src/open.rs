@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use libc::{DIR, FILE};
 
-use weft_sys::{doors, next::set_errno, real};
+use weft_sys::{interpose, next::set_errno, real};
 
 use crate::place::{Private, fail, private};
 
@@ -18,7 +18,7 @@ fn refused(path: &Private, how: c_int) -> bool {
 }
 
 macro_rules! opens {
-    ($($name:ident, $name_at:ident;)*) => { doors! {"C" $(
+    ($($name:ident, $name_at:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, how: c_int, mode: c_uint) -> c_int {
             let next = real!($name(*const c_char, c_int, c_uint) -> c_int);
             match private(path) {
@@ -46,7 +46,7 @@ opens! {
 }
 
 macro_rules! creats {
-    ($($name:ident;)*) => { doors! {"C" $(
+    ($($name:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, mode: c_uint) -> c_int {
             let next = real!($name(*const c_char, c_uint) -> c_int);
             match private(path) {
@@ -74,7 +74,7 @@ unsafe fn writes(mode: *const c_char) -> bool {
 }
 
 macro_rules! fopens {
-    ($($name:ident, $again:ident;)*) => { doors! {"C" $(
+    ($($name:ident, $again:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
             let next = real!($name(*const c_char, *const c_char) -> *mut FILE);
             match private(path) {
@@ -103,7 +103,7 @@ fopens! {
     fopen64, freopen64;
 }
 
-doors! {
+interpose! {
 
     "C"
     fn opendir(path: *const c_char) -> *mut DIR {

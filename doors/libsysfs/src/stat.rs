@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{stat as Stat, statfs as StatFs, statvfs as StatVfs, statx as Statx};
 
 use weft_sys::next::Place;
-use weft_sys::{doors, real};
+use weft_sys::{interpose, real};
 
 use crate::place::{fail, private};
 use crate::root;
@@ -51,7 +51,7 @@ unsafe fn stat_at(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int
 }
 
 macro_rules! stats {
-    ($($flags:expr, $name:ident, $old:ident;)*) => { doors! {"C" $(
+    ($($flags:expr, $name:ident, $old:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, stat: *mut Stat) -> c_int {
             stat_at(libc::AT_FDCWD, path, stat, $flags)
         }
@@ -70,7 +70,7 @@ stats! {
 }
 
 macro_rules! stats_at {
-    ($($name:ident, $old:ident;)*) => { doors! {"C" $(
+    ($($name:ident, $old:ident;)*) => { interpose! {"C" $(
         fn $name(dir: c_int, path: *const c_char, stat: *mut Stat, flags: c_int) -> c_int {
             stat_at(dir, path, stat, flags)
         }
@@ -85,7 +85,7 @@ stats_at! {
     fstatat64, __fxstatat64;
 }
 
-doors! {
+interpose! {
 
     "C"
     fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, stat: *mut Statx) -> c_int {
@@ -117,7 +117,7 @@ doors! {
 }
 
 macro_rules! accesses {
-    ($($name:ident;)*) => { doors! {"C" $(
+    ($($name:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, mode: c_int) -> c_int {
             let next = real!($name(*const c_char, c_int) -> c_int);
             match private(path) {
@@ -139,7 +139,7 @@ accesses! {
 
 /// Calls whose first argument is the path, and which need nothing but another one.
 macro_rules! of_path {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => { doors! {"C" $(
+    ($($name:ident($($arg:ident: $type:ty),*) -> $ret:ty;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, $($arg: $type),*) -> $ret {
             let next = real!($name(*const c_char, $($type),*) -> $ret);
             match private(path) {
@@ -162,7 +162,7 @@ of_path! {
     chdir() -> c_int;
 }
 
-doors! {
+interpose! {
 
     "C"
     /// The kernel says nothing of changes in `/sys` either, and a program must not wait for them in our folder.
@@ -176,7 +176,7 @@ doors! {
 }
 
 macro_rules! ends {
-    ($($name:ident;)*) => { doors! {"C" $(
+    ($($name:ident;)*) => { interpose! {"C" $(
         /// Shells end so, and nothing that was registered for the end is called then.
         fn $name(status: c_int) -> ! {
             root::remove();

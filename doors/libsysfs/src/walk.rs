@@ -9,14 +9,14 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::{DIR, stat as Stat};
 
-use weft_sys::{doors, real};
+use weft_sys::{interpose, real};
 
 use crate::open::opendir;
 use crate::place::{hidden, private};
 use crate::stat::{lstat, stat};
 
 macro_rules! scandirs {
-    ($($name:ident, $name_at:ident;)*) => { doors! {"C" $(
+    ($($name:ident, $name_at:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, list: *mut c_void, filter: *const c_void, order: *const c_void) -> c_int {
             let next = real!($name(*const c_char, *mut c_void, *const c_void, *const c_void) -> c_int);
             match private(path) {
@@ -91,7 +91,7 @@ unsafe extern "C" fn visit_n(
 }
 
 macro_rules! walks {
-    ($($name:ident, $name_n:ident;)*) => { doors! {"C" $(
+    ($($name:ident, $name_n:ident;)*) => { interpose! {"C" $(
         fn $name(path: *const c_char, call: Visit, fds: c_int) -> c_int {
             let next = real!($name(*const c_char, Visit, c_int) -> c_int);
             let Some(place) = private(path) else {
@@ -135,7 +135,7 @@ pub(crate) struct Glob {
 }
 
 macro_rules! globs {
-    ($($name:ident;)*) => { doors! {"C" $(
+    ($($name:ident;)*) => { interpose! {"C" $(
         fn $name(pattern: *const c_char, flags: c_int, error: *const c_void, found: *mut Glob) -> c_int {
             let next = real!($name(*const c_char, c_int, *const c_void, *mut Glob) -> c_int);
             if flags & libc::GLOB_ALTDIRFUNC != 0 || found.is_null() {

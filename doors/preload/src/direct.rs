@@ -15,7 +15,7 @@ fn pointer<T>(word: c_long) -> *mut T {
     std::ptr::with_exposed_provenance_mut(word as usize)
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {

@@ -19,7 +19,7 @@ use crate::rx::receive;
 use crate::tx::transmit;
 use crate::{back, conn, dgram, kernel, next};
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {

@@ -115,7 +115,7 @@ pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
 }
 
 macro_rules! changes {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::doors! {"C-unwind" $(
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::interpose! {"C-unwind" $(
         fn $name($($arg: $type),*) -> c_int {
             let _nothing_lent = change();
             next::$name($($arg),*)
@@ -138,7 +138,7 @@ changes! {
     setns(fd: c_int, kind: c_int);
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn unshare(flags: c_int) -> c_int {

@@ -232,7 +232,7 @@ pub(crate) fn end() {
     fd::leave_all();
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn _exit(status: c_int) -> ! {
@@ -314,7 +314,7 @@ weft_sys::doors! {
 }
 
 macro_rules! execs {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::doors! {"C-unwind" $(
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => { weft_sys::interpose! {"C-unwind" $(
         fn $name($($arg: $type),*) -> c_int {
             let _exec = before_exec();
             next::$name($($arg),*)

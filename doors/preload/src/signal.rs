@@ -185,7 +185,7 @@ fn jumps(to: *const libc::c_void) {
     WAITS.set(null());
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn pthread_cancel(thread: libc::pthread_t) -> c_int {

@@ -168,7 +168,7 @@ unsafe fn wait_for_events(
     }
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {

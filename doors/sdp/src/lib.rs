@@ -36,17 +36,17 @@
 #![forbid(unsafe_code)]
 
 mod driver;
-mod ledger;
 mod listener;
 pub mod machine;
 mod options;
+mod send_stats;
 mod stream;
 pub mod wire;
 
-pub use ledger::{Ledger, Reasons};
 pub use listener::Listener;
 pub use machine::policy::Mode;
 pub use options::Options;
+pub use send_stats::{Reasons, SendStats};
 pub use stream::Stream;
 pub use weft_sockets::bell::Heard;
 pub use weft_sockets::memory::{Sink, Source};

@@ -17,7 +17,7 @@ use weft_verbs::cm::{ConnParam, ConnectError};
 use weft_verbs::{Device, Path};
 
 use crate::driver::Conn;
-use crate::ledger::Ledger;
+use crate::send_stats::SendStats;
 use crate::{Mode, Options, RecvFlags, Sink, Source};
 
 /// The default time for which a close waits for bytes that have not arrived.
@@ -192,8 +192,8 @@ impl Stream {
     }
 
     /// The statistics of the connection.
-    pub fn ledger(&self) -> Ledger {
-        self.0.conn.ledger()
+    pub fn send_stats(&self) -> SendStats {
+        self.0.conn.send_stats()
     }
 
     /// Settings, as they are in effect.

@@ -39,9 +39,12 @@ fn a_buffer_overwritten_in_flight_arrives_as_it_was_sent() {
                 "{local:?} {round}"
             );
         }
-        let ledger = client.ledger();
-        assert!(ledger.copies >= 12 && ledger.faults >= 12, "{ledger:?}");
-        assert_eq!(ledger.async_sends, 12);
+        let send_stats = client.send_stats();
+        assert!(
+            send_stats.copies >= 12 && send_stats.faults >= 12,
+            "{send_stats:?}"
+        );
+        assert_eq!(send_stats.async_sends, 12);
     }
 }
 
@@ -60,14 +63,14 @@ fn block_on_write_waits_for_the_receiver() {
             }
         });
         // Until it has been seen to wait.
-        while client.ledger().faults == 0 && !writer.is_finished() {
+        while client.send_stats().faults == 0 && !writer.is_finished() {
             thread::sleep(Duration::from_millis(1));
         }
         received.store(true, Ordering::SeqCst);
         assert!(exactly(&server, LEN) == pattern(LEN, 1), "{local:?}");
         writer.join().unwrap();
-        assert_eq!(client.ledger().faults, 1);
-        assert_eq!(client.ledger().copies, 0);
+        assert_eq!(client.send_stats().faults, 1);
+        assert_eq!(client.send_stats().copies, 0);
     }
 }
 
@@ -83,7 +86,7 @@ fn patience_ends_a_block() {
         assert_eq!(send_raw(&client, &memory), Ok(LEN));
         memory.write(0, &vec![0; LEN]).unwrap();
         assert!(exactly(&server, LEN) == pattern(LEN, 2), "{local:?}");
-        assert_eq!(client.ledger().copies, 1);
+        assert_eq!(client.send_stats().copies, 1);
     }
 }
 
@@ -96,13 +99,16 @@ fn a_buffer_sent_again_untouched_stays_protected() {
             assert_eq!(send_raw(&client, &memory), Ok(LEN));
             assert!(exactly(&server, LEN) == pattern(LEN, 3));
         }
-        let ledger = client.ledger();
-        assert_eq!((ledger.async_sends, ledger.still_protected), (40, 39));
-        assert_eq!(ledger.faults, 0);
+        let send_stats = client.send_stats();
+        assert_eq!(
+            (send_stats.async_sends, send_stats.still_protected),
+            (40, 39)
+        );
+        assert_eq!(send_stats.faults, 0);
         let before = protect::counters();
         memory.write(LEN / 2, &[1]).unwrap();
         // Nothing was on its way: only the protection went.
-        assert_eq!(client.ledger().faults, 0);
+        assert_eq!(client.send_stats().faults, 0);
         assert!(protect::counters().lifts > before.lifts);
     }
 }
@@ -145,7 +151,7 @@ fn two_connections_send_the_same_buffer() {
         memory.write(0, &vec![0; LEN]).unwrap();
         assert!(exactly(&to_one, LEN) == pattern(LEN, 4));
         assert!(exactly(&to_two, LEN) == pattern(LEN, 4));
-        assert_eq!((one.ledger().faults, two.ledger().faults), (1, 1));
+        assert_eq!((one.send_stats().faults, two.send_stats().faults), (1, 1));
     }
 }
 
@@ -168,10 +174,18 @@ fn a_program_that_writes_at_once_falls_back_and_comes_again() {
             assert_eq!(send_raw(&client, &memory), Ok(LEN));
         }
         reader.join().unwrap();
-        let ledger = client.ledger();
-        assert_eq!(ledger.async_sends + ledger.sync_sends, 100, "{ledger:?}");
+        let send_stats = client.send_stats();
+        assert_eq!(
+            send_stats.async_sends + send_stats.sync_sends,
+            100,
+            "{send_stats:?}"
+        );
         // How many faults meet bytes in flight is for the scheduler; if they were many, it has given up, and for 64 sends.
-        assert_eq!(ledger.falls > 0, ledger.sync_sends > 0, "{ledger:?}");
+        assert_eq!(
+            send_stats.falls > 0,
+            send_stats.sync_sends > 0,
+            "{send_stats:?}"
+        );
     }
 }
 

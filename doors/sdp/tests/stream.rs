@@ -70,7 +70,7 @@ fn every_size_arrives_in_every_mode() {
                 assert!(got == want, "{local:?} {mode:?} {len}");
             }
             let client = sender.join().unwrap();
-            let (sent, received) = (client.ledger(), server.ledger());
+            let (sent, received) = (client.send_stats(), server.send_stats());
             let large: u64 = SIZES
                 .iter()
                 .filter(|len| **len >= 32768)
@@ -136,13 +136,13 @@ fn small_sends_share_messages_when_credits_are_short() {
             want.extend(bytes);
         }
         assert!(exactly(&server, want.len()) == want);
-        let ledger = client.ledger();
+        let send_stats = client.send_stats();
         assert!(
-            ledger.data_messages < 200 && ledger.coalesced > 0,
-            "{ledger:?}"
+            send_stats.data_messages < 200 && send_stats.coalesced > 0,
+            "{send_stats:?}"
         );
         assert_eq!(
-            (ledger.buffered_bytes, ledger.buffered_sends),
+            (send_stats.buffered_bytes, send_stats.buffered_sends),
             (200 * 64, 200)
         );
     }
@@ -219,7 +219,7 @@ fn a_send_with_a_limit_of_time_gives_the_memory_back() {
         assert_eq!(send_raw(&client, &memory), Ok(want.len()));
         memory.write(0, &vec![0; want.len()]).unwrap();
         assert!(exactly(&server, want.len()) == want);
-        assert_eq!(client.ledger().copies, 1);
+        assert_eq!(client.send_stats().copies, 1);
     }
 }
 
@@ -276,9 +276,9 @@ fn a_waiting_receiver_opens_its_memory() {
             assert_eq!(send_raw(&client, &leak(&want)), Ok(want.len()));
             let (server, got) = reader.join().unwrap();
             assert!(got == want, "{local:?} {mode:?}");
-            let ledger = server.ledger();
-            let placed = ledger.sunk_bytes + ledger.fetched_bytes;
-            assert!(placed > 100_000, "{ledger:?}");
+            let send_stats = server.send_stats();
+            let placed = send_stats.sunk_bytes + send_stats.fetched_bytes;
+            assert!(placed > 100_000, "{send_stats:?}");
         }
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use weft_fs::name::{Endpoint, Name};
 use weft_fs::server::{Config, Server};
 use weft_fs::wire::{Flags, Op, Request};
-use weft_fs::{Client, OpenOptions, Settings, door};
+use weft_fs::{Client, OpenOptions, Settings, local_server};
 use weft_verbs::cm::ConnParam;
 use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{Access, Cq, Device, LocalMode, Mr, RawMemory, RemoteAddr, SendWr, Wc, WcStatus};
@@ -234,11 +234,11 @@ fn same_host(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
             ..Request::named(Op::Open, &name(&format!("here{turn}")))
         };
         let opened = ok!(
-            "the server's door",
-            door::ask(world.server.local_addr(), &request)
+            "the server's local_server",
+            local_server::ask(world.server.local_addr(), &request)
         );
         let Some((_, Some(fd))) = opened else {
-            return Err(failed("the server's door", "it is closed"));
+            return Err(failed("the server's local_server", "it is closed"));
         };
         let tmpfs = tempfile::tempfile_in(&world.scratch)
             .map_err(BenchError::system("a file in /dev/shm"))?;

@@ -31,7 +31,7 @@ fn accepted(fd: c_int) -> c_int {
     fd
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {

@@ -15,7 +15,7 @@ use crate::watch::{Asked, Way, file, further, transfer};
 use crate::{next, slot};
 
 macro_rules! watched {
-    ($($name:ident($fd:ident: c_int $(, $arg:ident: $type:ty)*), $way:ident, $asked:expr;)*) => { weft_sys::doors! {"C-unwind" $(
+    ($($name:ident($fd:ident: c_int $(, $arg:ident: $type:ty)*), $way:ident, $asked:expr;)*) => { weft_sys::interpose! {"C-unwind" $(
         fn $name($fd: c_int $(, $arg: $type)*) -> ssize_t {
             let asked = $asked;
             transfer($fd, Way::$way, asked, || next::$name($fd $(, $arg)*))
@@ -108,7 +108,7 @@ fn several(
     result
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {

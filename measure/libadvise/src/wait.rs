@@ -42,7 +42,7 @@ unsafe fn is_zero(time: *const timespec) -> bool {
 }
 
 macro_rules! waiting {
-    ($($name:ident($($arg:ident: $type:ty),*), $zero:expr;)*) => { weft_sys::doors! {"C-unwind" $(
+    ($($name:ident($($arg:ident: $type:ty),*), $zero:expr;)*) => { weft_sys::interpose! {"C-unwind" $(
         fn $name($($arg: $type),*) -> c_int {
             let zero = $zero;
             waits(zero, || next::$name($($arg),*))

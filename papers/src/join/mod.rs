@@ -101,7 +101,7 @@ pub(crate) fn run(args: &JoinArgs) -> Result<ExitCode> {
 
 struct Process {
     talk: Talk,
-    doors: Doors,
+    listeners: Doors,
 }
 
 impl Process {
@@ -109,8 +109,8 @@ impl Process {
         let mut command = Command::new(this_program()?);
         command.args(["join", "--node"]);
         let mut talk = Talk::start(&mut command, Command::spawn)?;
-        let doors = talk.hear()?;
-        Ok(Self { talk, doors })
+        let listeners = talk.hear()?;
+        Ok(Self { talk, listeners })
     }
 }
 
@@ -232,11 +232,11 @@ impl<'a> Bench<'a> {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&self.turns.to_be_bytes());
         let address = |process: &Process| match carrier {
-            Carrier::Rdma => process.doors.rdma,
-            Carrier::Tcp => process.doors.tcp,
+            Carrier::Rdma => process.listeners.rdma,
+            Carrier::Tcp => process.listeners.tcp,
         };
         let addresses: Vec<_> = self.processes[..nodes].iter().map(address).collect();
-        let raw = self.processes[1].doors.raw;
+        let raw = self.processes[1].listeners.raw;
         for me in 0..nodes {
             let plan = Plan {
                 carrier,

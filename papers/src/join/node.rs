@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use weft_roundabout::joins::{HashJoin, Partitioned, Sorted, nested_loops, radix_bits, zipf};
-use weft_roundabout::{Door, ELEMENTS, Element, Next, Node, Ring, Security};
+use weft_roundabout::{ELEMENTS, Element, Next, Node, Ring, RingListener, Security};
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, QpInit, RecvWr, SendWr, Wc, WcStatus};
 use zerocopy::IntoBytes;
@@ -83,27 +83,27 @@ fn ring_error(error: weft_roundabout::Error) -> BenchError {
 
 pub(super) fn serve() -> Result<()> {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let rdma = Door::open(any, Security::SameUser, None).map_err(ring_error)?;
-    let tcp = Door::open_tcp(any).map_err(ring_error)?;
+    let rdma = RingListener::open(any, Security::SameUser, None).map_err(ring_error)?;
+    let tcp = RingListener::open_tcp(any).map_err(ring_error)?;
     let device = Device::open().map_err(stack("a device"))?;
     let listener = cm::Listener::bind(&device, any, 4, &ConnParam::default())
         .map_err(|e| BenchError::system("listening")(e.into()))?;
-    let doors = Doors {
+    let listeners = Doors {
         rdma: rdma.local_addr(),
         tcp: tcp.local_addr(),
         raw: listener.local_addr(),
     };
     let (mut from, mut to) = (std::io::stdin().lock(), std::io::stdout().lock());
-    write_line(&mut to, &doors)?;
+    write_line(&mut to, &listeners)?;
     while let Some(plan) = read_line::<Plan>(&mut from)? {
-        let door = if plan.carrier == Carrier::Rdma {
+        let listener = if plan.carrier == Carrier::Rdma {
             &rdma
         } else {
             &tcp
         };
         let outcome = match plan.work {
             Work::Raw { bytes } => raw(&plan, bytes, &device, &listener)?,
-            _ => node(&plan, door)?,
+            _ => node(&plan, listener)?,
         };
         write_line(&mut to, &outcome)?;
     }
@@ -114,29 +114,29 @@ fn clocks() -> (Instant, f64) {
     (Instant::now(), usage::cpu_seconds())
 }
 
-fn join(plan: &Plan, door: &Door, home: bool) -> Result<Node> {
+fn join(plan: &Plan, listener: &RingListener, home: bool) -> Result<Node> {
     let ring = Ring {
         element: plan.element,
         elements: ELEMENTS,
         home,
         ..Ring::new(plan.id, plan.nodes.clone(), plan.me)
     };
-    door.join(&ring).map_err(ring_error)
+    listener.join(&ring).map_err(ring_error)
 }
 
-fn node(plan: &Plan, door: &Door) -> Result<Outcome> {
+fn node(plan: &Plan, listener: &RingListener) -> Result<Outcome> {
     match plan.work {
-        Work::Loop { bytes } => transport(join(plan, door, true)?, bytes),
+        Work::Loop { bytes } => transport(join(plan, listener, true)?, bytes),
         Work::Link { bytes } => {
             let ours = if plan.me == 0 { bytes } else { 0 };
-            transport(join(plan, door, false)?, ours)
+            transport(join(plan, listener, false)?, ours)
         }
         Work::Join {
             how,
             rows,
             skew,
             threads,
-        } => relations(plan, door, how, rows, skew, threads),
+        } => relations(plan, listener, how, rows, skew, threads),
         Work::Raw { .. } => Err(failed("a plan", "no ring")),
     }
 }
@@ -294,7 +294,7 @@ impl Stays {
 
 fn relations(
     plan: &Plan,
-    door: &Door,
+    listener: &RingListener,
     how: How,
     rows: usize,
     skew: f64,
@@ -330,7 +330,7 @@ fn relations(
         setup_cpu: usage::cpu_seconds() - cpu,
         ..Outcome::default()
     };
-    let mut node = join(plan, door, false)?;
+    let mut node = join(plan, listener, false)?;
     let (began, cpu) = clocks();
     let mut words = Vec::new();
     loop {

@@ -18,7 +18,7 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Strangers at the same time, in all and from one address.
+/// Unproven peers at the same time, in all and from one address.
 const MOST: usize = 64;
 const MOST_OF_ONE: usize = 8;
 
@@ -27,7 +27,7 @@ type Leave = Box<dyn FnOnce() + Send>;
 
 /// The peers that a server has let in without a proof of who they are, the oldest first. They take none of its places.
 #[derive(Clone, Default)]
-struct Strangers(Arc<Mutex<Inside>>);
+struct UnprovenPeers(Arc<Mutex<Inside>>);
 
 #[derive(Default)]
 struct Inside {
@@ -43,14 +43,14 @@ struct Waiting {
 
 /// One of them. Dropping it makes room for another one.
 #[derive(Debug)]
-pub struct Stranger {
-    all: Strangers,
+pub struct UnprovenPeer {
+    all: UnprovenPeers,
     number: u64,
 }
 
-impl fmt::Debug for Strangers {
+impl fmt::Debug for UnprovenPeers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Strangers").finish_non_exhaustive()
+        f.debug_struct("UnprovenPeers").finish_non_exhaustive()
     }
 }
 
@@ -62,10 +62,10 @@ fn origin(ip: IpAddr) -> IpAddr {
     }
 }
 
-impl Strangers {
+impl UnprovenPeers {
     /// Lets one in. If there are too many, of its address or in all, the oldest of them that can be shown out makes room for one that
     /// can be shown out itself; any other one is not let in.
-    fn enter(&self, from: IpAddr, leave: Option<Leave>) -> Option<Stranger> {
+    fn enter(&self, from: IpAddr, leave: Option<Leave>) -> Option<UnprovenPeer> {
         let from = origin(from);
         let mut inside = lock(&self.0);
         let all = &mut inside.all;
@@ -89,14 +89,14 @@ impl Strangers {
         if let Some(leave) = gone {
             leave();
         }
-        Some(Stranger {
+        Some(UnprovenPeer {
             all: self.clone(),
             number,
         })
     }
 }
 
-impl Drop for Stranger {
+impl Drop for UnprovenPeer {
     fn drop(&mut self) {
         let mut inside = lock(&self.all.0);
         let mine = |other: &Waiting| other.number == self.number;
@@ -113,9 +113,9 @@ impl Drop for Stranger {
 
 /// One of a limited number of places. Dropping it makes room for another one.
 #[derive(Debug)]
-pub struct Place(Arc<AtomicUsize>);
+pub struct Permit(Arc<AtomicUsize>);
 
-impl Place {
+impl Permit {
     /// Takes one of `most` places, of which `count` are taken.
     pub fn take(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let taken = count.fetch_add(1, Ordering::SeqCst);
@@ -124,7 +124,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -134,9 +134,9 @@ impl Drop for Place {
 #[derive(Debug)]
 pub enum Entry {
     /// Its peer has shown who it is.
-    Known(Place),
+    Known(Permit),
     /// It has not yet.
-    Stranger(Stranger),
+    Unproven(UnprovenPeer),
 }
 
 /// The places of a server, and its strangers.
@@ -146,7 +146,7 @@ pub struct Admission {
     most: usize,
     /// What is said when all places are taken.
     full: &'static str,
-    strangers: Strangers,
+    strangers: UnprovenPeers,
 }
 
 impl Admission {
@@ -156,12 +156,12 @@ impl Admission {
             taken: Arc::default(),
             most,
             full,
-            strangers: Strangers::default(),
+            strangers: UnprovenPeers::default(),
         }
     }
 
-    fn place(&self) -> Result<Place, &'static str> {
-        Place::take(&self.taken, self.most).ok_or(self.full)
+    fn place(&self) -> Result<Permit, &'static str> {
+        Permit::take(&self.taken, self.most).ok_or(self.full)
     }
 
     /// A place for a peer that has shown who it is, or one among the strangers.
@@ -190,17 +190,17 @@ impl Admission {
 
     fn stranger(&self, from: IpAddr, leave: Option<Leave>) -> Result<Entry, &'static str> {
         let stranger = self.strangers.enter(from, leave);
-        stranger.map(Entry::Stranger).ok_or("too many strangers")
+        stranger.map(Entry::Unproven).ok_or("too many strangers")
     }
 
     /// The place of a peer that is let in; a stranger has shown who it is by now.
     ///
     /// # Errors
     /// As [`Admission::admit`].
-    pub fn seat(&self, entry: Entry) -> Result<Place, &'static str> {
+    pub fn seat(&self, entry: Entry) -> Result<Permit, &'static str> {
         match entry {
             Entry::Known(place) => Ok(place),
-            Entry::Stranger(_) => self.place(),
+            Entry::Unproven(_) => self.place(),
         }
     }
 }
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn one_address_leaves_room_for_others() {
-        let strangers = Strangers::default();
+        let strangers = UnprovenPeers::default();
         let enter = |ip: &str| strangers.enter(ip.parse().unwrap(), None);
         let mut first: Vec<_> = (0..MOST_OF_ONE)
             .map(|_| enter("192.0.2.1").unwrap())
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn there_are_only_so_many() {
-        let strangers = Strangers::default();
+        let strangers = UnprovenPeers::default();
         let enter = |n: usize| strangers.enter([192, 0, 2, n as u8].into(), None);
         let all: Vec<_> = (0..MOST).map(|n| enter(n).unwrap()).collect();
         assert!(enter(200).is_none());
@@ -268,7 +268,7 @@ mod tests {
         all.push(enter("203.0.113.1".into()));
         assert_eq!(gone.try_iter().collect::<Vec<_>>(), ["192.0.2.1"]);
         // One with a place is no longer among them.
-        let _place = admission.seat(all.remove(2)).unwrap();
+        let _permit = admission.seat(all.remove(2)).unwrap();
         all.push(enter("203.0.113.2".into()));
         assert_eq!(gone.try_iter().count(), 0);
     }

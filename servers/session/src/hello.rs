@@ -23,7 +23,7 @@ pub enum Status {
     Busy,
     /// The peer's key is not authorised, and the kernel does not say that it is of the server's user.
     #[error("our key is not authorised there")]
-    Stranger,
+    UnknownPeer,
 }
 
 /// The beginning of a connection.
@@ -55,7 +55,12 @@ impl Protocol {
         }
         let number = |at| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         let (version, value) = (number(8), number(12));
-        const ALL: [Status; 4] = [Status::Ok, Status::Version, Status::Busy, Status::Stranger];
+        const ALL: [Status; 4] = [
+            Status::Ok,
+            Status::Version,
+            Status::Busy,
+            Status::UnknownPeer,
+        ];
         let status = ALL.get(usize::from(number(10))).copied();
         let status = status.ok_or(Malformed("status"))?;
         if version == self.version && number(14) != 0 {

@@ -1,9 +1,9 @@
-//! What servers over verbs and their clients share: messages over a queue pair, and a door that lets peers in.
+//! What servers over verbs and their clients share: messages over a queue pair, and an acceptor that lets peers in.
 #![forbid(unsafe_code)]
 
-pub mod door;
+pub mod acceptor;
+mod channel;
 mod hello;
-mod link;
 
+pub use channel::{Broken, Event, MessageChannel, Prepared, Protocol};
 pub use hello::{HELLO_LEN, Hello, Malformed, Status};
-pub use link::{Broken, Event, Link, Prepared, Protocol};

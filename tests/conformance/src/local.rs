@@ -10,7 +10,7 @@ use weft_ring::{End, Front, Role, Segment};
 use weft_sys::liveness::Liveness;
 use weft_sys::unix::{self, Name};
 use weft_sys::{Interest, poll_fds, process, wake};
-use weft_wire::local::{Cell, MAX_LEN, Message, Party, Secret};
+use weft_wire::local::{ChallengeCell, MAX_LEN, Message, Secret, SideInfo};
 
 use crate::bed::PATIENCE;
 
@@ -40,8 +40,8 @@ pub fn liveness() -> BorrowedFd<'static> {
 }
 
 /// Our description of ourselves.
-pub fn party(domain: &Domain) -> Party {
-    Party {
+pub fn party(domain: &Domain) -> SideInfo {
+    SideInfo {
         qp: 1,
         trusted: false,
         domain: domain.id(),
@@ -49,13 +49,13 @@ pub fn party(domain: &Domain) -> Party {
 }
 
 /// A cell that no process can read.
-pub const NOWHERE: Cell = Cell {
+pub const NOWHERE: ChallengeCell = ChallengeCell {
     addr: 0,
     challenge: [0; 16],
 };
 
 /// The victim's secret: readable in the victim's own process, and perhaps not in another one.
-fn proof(victims: Cell) -> Secret {
+fn proof(victims: ChallengeCell) -> Secret {
     let mut secret = [0; 16];
     let _ = process::read_memory(std::process::id(), victims.addr + 16, &mut secret);
     secret
@@ -131,7 +131,7 @@ impl Visit {
     }
 
     /// Sends a Join with these descriptors, after a Welcome.
-    pub fn join(&self, victims: Cell, domain: &Domain, fds: &[BorrowedFd<'_>]) {
+    pub fn join(&self, victims: ChallengeCell, domain: &Domain, fds: &[BorrowedFd<'_>]) {
         let join = Message::Join {
             party: party(domain),
             proof: proof(victims),
@@ -141,7 +141,7 @@ impl Visit {
 }
 
 /// Sends a visitor a Welcome.
-pub fn welcome(wire: &OwnedFd, visitors: Cell) {
+pub fn welcome(wire: &OwnedFd, visitors: ChallengeCell) {
     let welcome = Message::Welcome {
         cell: NOWHERE,
         proof: proof(visitors),

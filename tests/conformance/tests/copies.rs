@@ -27,12 +27,12 @@ fn bulk_is_received_in_its_place() {
                 }
             }
             take(&far.rcq, ROUNDS as usize);
-            let ledger = far.qp.ledger();
-            let all = ledger.rx_direct + ledger.rx_copied;
+            let counters = far.qp.counters();
+            let all = counters.rx_direct + counters.rx_copied;
             assert_eq!(all, ROUNDS * len as u64);
             assert!(
-                ledger.rx_copied < all / 20,
-                "{len} B, with immediate data {with_imm}: {ledger:?}"
+                counters.rx_copied < all / 20,
+                "{len} B, with immediate data {with_imm}: {counters:?}"
             );
         }
     }

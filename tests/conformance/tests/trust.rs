@@ -12,7 +12,7 @@ use weft_conformance::bed::{Bed, End, Half, Memory, PATIENCE, Setup};
 use weft_conformance::local::{Local, NOWHERE, Visit, hear, open_door, welcome};
 use weft_conformance::raw::{Raw, start_frame};
 use weft_conformance::twin::{DIAL, Pair, Twin, is_one};
-use weft_verbs::stat::{Desk, survey};
+use weft_verbs::stat::{DeviceStat, survey};
 use weft_verbs::{LocalMode, SendWr};
 use weft_wire::local::Message;
 use weft_wire::mpa::FrameKind;
@@ -110,7 +110,7 @@ fn private_memory_goes_to_those_who_may_trace_us() {
             assert_eq!(shared, 1 + usize::from(traces), "{what}");
             let write = SendWr::write(2, pair.regions[1]).sge(pair.mr.sge(0, 20_000));
             pair.end.run(write);
-            let one_sided = pair.end.qp.ledger().one_sided;
+            let one_sided = pair.end.qp.counters().one_sided;
             assert_eq!(one_sided, u64::from(traces), "{what}");
         }
     }
@@ -244,9 +244,9 @@ fn unknown_users_are_told_of_no_connections() {
     let told = |wrapper: &[&str]| {
         let twin = Twin::inside(wrapper, "twin", |_| ()).expect("a twin");
         let found = survey(Duration::from_secs(5)).expect("procfs");
-        let ours = |desk: &Desk| desk.pid == Some(twin.pid());
+        let ours = |process: &DeviceStat| process.pid == Some(twin.pid());
         (
-            found.desks.iter().any(ours),
+            found.devices.iter().any(ours),
             found.silent.contains(&Some(twin.pid())),
         )
     };

@@ -16,9 +16,9 @@ use crate::network::startup::LIMIT;
 use crate::peer::{PATIENCE, Peer};
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::shared::door::{Cell, Door, Received, VERSION, kind, message};
 use crate::shared::files::Files;
 use crate::shared::ring::{Ring, word};
+use crate::shared::unix_socket::{Cell, Received, UnixSocket, VERSION, kind, message};
 use crate::target::{Kind, Target};
 
 /// What an initiator waits for a Welcome.
@@ -31,14 +31,14 @@ struct Lie {
     name: String,
     /// How long the victim may wait.
     limit: Duration,
-    /// Whether there is a door beside the listener.
-    door: bool,
+    /// Whether there is a socket beside the listener.
+    socket: bool,
     part: Part,
 }
 
 struct Listener {
     tcp: TcpListener,
-    door: Option<Door>,
+    socket: Option<UnixSocket>,
     /// With this the victim's program goes on.
     greeting: Vec<u8>,
 }
@@ -55,15 +55,15 @@ impl Listener {
         peer.raw(&honest(&self.greeting).bytes())
     }
 
-    /// The visitor's door and its Hello.
-    fn hello(&self) -> io::Result<(Door, Received)> {
-        let visitor = self.door.as_ref().expect("a door").visitor()?;
+    /// The visitor's socket and its Hello.
+    fn hello(&self) -> io::Result<(UnixSocket, Received)> {
+        let visitor = self.socket.as_ref().expect("a socket").visitor()?;
         let hello = visitor.message(PATIENCE)?;
         Ok((visitor, hello))
     }
 
     /// A meeting up to its Welcome, and what joins.
-    fn joined(&self, rng: &mut Rng) -> io::Result<(Door, Received)> {
+    fn joined(&self, rng: &mut Rng) -> io::Result<(UnixSocket, Received)> {
         let (visitor, hello) = self.hello()?;
         let cell = Cell::new(rng);
         welcome(&visitor, &cell, &hello)?;
@@ -73,7 +73,7 @@ impl Listener {
 }
 
 /// An honest Welcome. (The secret of who says Hello is not read: a proof of zeros says so.)
-fn welcome(visitor: &Door, cell: &Cell, hello: &Received) -> io::Result<()> {
+fn welcome(visitor: &UnixSocket, cell: &Cell, hello: &Received) -> io::Result<()> {
     cell.show(hello.body.get(8..24).unwrap_or(&[0; 16]));
     let mut body = cell.bytes();
     body.extend([0; 16]);
@@ -94,15 +94,15 @@ pub fn run(kind: Kind, seed: u64, report: &mut Report) {
     open(kind, lies, report);
 }
 
-/// A listener of another user's, whose door nobody must speak at.
+/// A listener of another user's, whose socket nobody must speak at.
 pub fn squat(kind: Kind, report: &mut Report) {
     let lie = Lie {
         name: "squatter".into(),
         limit: LIMIT,
-        door: true,
+        socket: true,
         part: Box::new(|listener| {
             let mut peer = Peer::accept(&listener.tcp)?;
-            let visitor = listener.door.as_ref().expect("a door").visitor()?;
+            let visitor = listener.socket.as_ref().expect("a socket").visitor()?;
             if let Ok(Some((bytes, _))) = visitor.packet(WELCOME) {
                 println!("fault a stranger is told {bytes:02x?}");
             }
@@ -128,7 +128,7 @@ fn open(kind: Kind, lies: Vec<Lie>, report: &mut Report) {
         report.keep(tcp.try_clone().expect("descriptors"));
         let listener = Listener {
             tcp,
-            door: lie.door.then(|| Door::open(addr).expect("a name")),
+            socket: lie.socket.then(|| UnixSocket::open(addr).expect("a name")),
             greeting: target.hello(),
         };
         println!(
@@ -154,7 +154,7 @@ fn tcp(
     Lie {
         name: name.into(),
         limit: LIMIT,
-        door: false,
+        socket: false,
         part: Box::new(move |listener| part(Peer::accept(&listener.tcp)?, listener)),
     }
 }
@@ -307,8 +307,8 @@ fn times() -> Vec<Lie> {
     lies
 }
 
-/// A lie at the door; TCP beside it is answered as it should be.
-fn door(
+/// A lie at the socket; TCP beside it is answered as it should be.
+fn socket(
     name: impl Into<String>,
     limit: Duration,
     part: impl FnOnce(&Listener) -> io::Result<()> + Send + 'static,
@@ -316,7 +316,7 @@ fn door(
     Lie {
         name: name.into(),
         limit,
-        door: true,
+        socket: true,
         part: Box::new(move |listener| {
             let mut peer = Peer::accept(&listener.tcp)?;
             part(listener)?;
@@ -329,19 +329,19 @@ fn door(
 
 fn welcomes(seed: u64) -> Vec<Lie> {
     let mut lies = vec![
-        // The door stays shut; the visitor is in the kernel's queue.
-        door("a door that nobody opens", WELCOME, |_| Ok(())),
-        door("a door that is shut again", WELCOME, |listener| {
-            drop(listener.door.as_ref().expect("a door").visitor()?);
+        // The socket stays shut; the visitor is in the kernel's queue.
+        socket("a socket that nobody opens", WELCOME, |_| Ok(())),
+        socket("a socket that is shut again", WELCOME, |listener| {
+            drop(listener.socket.as_ref().expect("a socket").visitor()?);
             Ok(())
         }),
-        door("no Welcome", WELCOME, |listener| {
+        socket("no Welcome", WELCOME, |listener| {
             let (visitor, _) = listener.hello()?;
             // Until the visitor has had enough.
             let _ = visitor.packet(PATIENCE);
             Ok(())
         }),
-        door("a Decline", WELCOME, |listener| {
+        socket("a Decline", WELCOME, |listener| {
             let (visitor, _) = listener.hello()?;
             visitor.send(&message(VERSION, kind::DECLINE, b"\x1b[31mno\0\n"), &[])
         }),
@@ -386,7 +386,7 @@ fn welcomes(seed: u64) -> Vec<Lie> {
         ("kind 77", |_, _| message(VERSION, 77, &[0; 40])),
     ];
     for (name, make) in packets {
-        lies.push(door(
+        lies.push(socket(
             format!("{name} for a Welcome"),
             WELCOME,
             move |listener| {
@@ -405,9 +405,9 @@ fn welcomes(seed: u64) -> Vec<Lie> {
 fn attach(
     name: impl Into<String>,
     seed: u64,
-    part: impl FnOnce(&Door, &Files, Received) -> io::Result<()> + Send + 'static,
+    part: impl FnOnce(&UnixSocket, &Files, Received) -> io::Result<()> + Send + 'static,
 ) -> Lie {
-    door(name, LIMIT, move |listener| {
+    socket(name, LIMIT, move |listener| {
         let (visitor, join) = listener.joined(&mut Rng::new(seed))?;
         let files = Files {
             segment: None,
@@ -420,7 +420,7 @@ fn attach(
     })
 }
 
-fn send_attach(visitor: &Door, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn send_attach(visitor: &UnixSocket, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let body = Meeting::party(7, true);
     visitor.send(&message(VERSION, kind::ATTACH, &body), fds)
 }
@@ -452,9 +452,9 @@ fn attaches(seed: u64) -> Vec<Lie> {
                         .ok_or(io::ErrorKind::InvalidData)?,
                 );
                 let len = (segment.metadata()?.len() - 4096) / 2;
-                let door = Door(visitor.0.try_clone()?);
+                let socket = UnixSocket(visitor.0.try_clone()?);
                 thread::spawn(move || {
-                    let ring = Ring::new(segment, door, len as u32, false, Vec::new());
+                    let ring = Ring::new(segment, socket, len as u32, false, Vec::new());
                     let mut rng = Rng::new(len);
                     while ring.wake().is_ok() {
                         let word = [word::HEAD, word::END, word::MARK, word::DOORS, word::CAPS]
@@ -469,13 +469,13 @@ fn attaches(seed: u64) -> Vec<Lie> {
                 Ok(())
             },
         ),
-        door(
-            "a door that is left after the Join",
+        socket(
+            "a socket that is left after the Join",
             LIMIT,
             move |listener| listener.joined(&mut Rng::new(seed)).map(drop),
         ),
-        door(
-            "a door that is left after the Attach",
+        socket(
+            "a socket that is left after the Attach",
             LIMIT,
             move |listener| {
                 let (visitor, _) = listener.joined(&mut Rng::new(seed))?;

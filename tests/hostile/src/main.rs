@@ -21,7 +21,7 @@ ATTACK  headers | layers | startup   [SEED [ROUNDS]]
         stranger                     PROCESS            another user; the victim's process number
         reuse                                           ends, and another process gets its number
         dialled                      [SEED]             listens (ADDR means nothing), and lies to who dials
-        squat                                           the same as another user, with a door
+        squat                                           the same as another user, with a socket
         holes                                           shared memory that is not there
 KIND    verbs | exs | packets | rsockets
 HOSTILE_ONLY=TEXT in the environment: only the cases with TEXT in their names";

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use crate::frames::Startup;
 use crate::peer::{PATIENCE, Peer, request};
 use crate::rng::Rng;
-use crate::shared::door::{Cell, Door, VERSION, kind, message};
 use crate::shared::files::Files;
 use crate::shared::ring::{Ring, word};
+use crate::shared::unix_socket::{Cell, UnixSocket, VERSION, kind, message};
 use crate::target::{Session, Target};
 
 /// Bytes of a ring where nothing else is wanted.
@@ -25,7 +25,7 @@ pub struct Meeting {
     pub target: Target,
     /// The TCP connection.
     pub peer: Peer,
-    pub door: Door,
+    pub socket: UnixSocket,
     pub cell: Cell,
     /// The other side's process.
     pub process: u32,
@@ -43,15 +43,15 @@ pub struct Met {
 }
 
 impl Meeting {
-    /// Connects by TCP, and to the door.
+    /// Connects by TCP, and to the socket.
     pub fn begin(target: Target, rng: &mut Rng) -> io::Result<Meeting> {
         let peer = Peer::connect(target.addr, None)?;
-        let door = Door::knock(target.addr)?;
+        let socket = UnixSocket::knock(target.addr)?;
         Ok(Meeting {
             target,
             peer,
-            process: door.process()?,
-            door,
+            process: socket.process()?,
+            socket,
             cell: Cell::new(rng),
             proof: [0; 16],
         })
@@ -59,12 +59,12 @@ impl Meeting {
 
     pub fn hello(&self) -> io::Result<()> {
         let body = self.cell.hello(self.peer.tcp.local_addr()?);
-        self.door.send(&message(VERSION, kind::HELLO, &body), &[])
+        self.socket.send(&message(VERSION, kind::HELLO, &body), &[])
     }
 
     /// Hears the Welcome, and finds the other side's secret.
     pub fn welcome(&mut self) -> io::Result<()> {
-        let came = self.door.message(PATIENCE)?;
+        let came = self.socket.message(PATIENCE)?;
         if came.kind != kind::WELCOME || came.body.len() < 24 {
             let said = String::from_utf8_lossy(&came.body).into_owned();
             return Err(io::Error::other(format!("kind {}: {said}", came.kind)));
@@ -90,7 +90,7 @@ impl Meeting {
     pub fn join(&self, fds: &[BorrowedFd<'_>], private: bool) -> io::Result<()> {
         let mut body = Meeting::party(7, private);
         body.extend(self.proof);
-        self.door.send(&message(VERSION, kind::JOIN, &body), fds)
+        self.socket.send(&message(VERSION, kind::JOIN, &body), fds)
     }
 
     /// Asks by TCP, and goes where the other side goes.
@@ -104,15 +104,15 @@ impl Meeting {
         let Meeting {
             target,
             mut peer,
-            door,
+            socket,
             ..
         } = self;
         // It was sent before the reply.
-        let stayed = match door.message(Duration::ZERO) {
+        let stayed = match socket.message(Duration::ZERO) {
             Ok(came) if came.kind == kind::ATTACH => {
                 let segment = files.segment.take().ok_or(ErrorKind::InvalidInput)?;
                 let len = (segment.metadata()?.len() - 4096) / 2;
-                let ring = Ring::new(segment, door, len as u32, true, came.fds);
+                let ring = Ring::new(segment, socket, len as u32, true, came.fds);
                 ring.store(word::DOORS, 1)?;
                 peer.ring = Some(ring);
                 None

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use weft_verbs::cm::{ConnParam, Listener};
 use weft_verbs::{
-    Access, Cq, Device, Ledger, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
+    Access, ConnCounters, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
 };
 
 use crate::rping::Error;
@@ -38,7 +38,7 @@ pub struct Served {
     pub messages: u32,
     pub bytes: u64,
     /// What went over the test's connection, Reads and Writes too.
-    pub ledger: Ledger,
+    pub counters: ConnCounters,
     /// The memory that the client could read and write, as it left it.
     pub memory: Vec<u8>,
 }
@@ -117,12 +117,12 @@ pub fn serve(
         });
         let exchanged = answer(&exchange, &target, &credits);
         let tested = testing.join().unwrap_or(Err(Error::Silent(0)));
-        let (messages, bytes, ledger) = tested?;
+        let (messages, bytes, counters) = tested?;
         Ok(Served {
             exchanged: exchanged?,
             messages,
             bytes,
-            ledger,
+            counters,
             memory: target.to_vec(0, target.len())?,
         })
     })
@@ -147,7 +147,7 @@ fn answer(exchange: &Side, target: &Mr, credits: &Credits) -> Result<u32, Error>
     Ok(exchanged)
 }
 
-fn carry_test(test: &Side, credits: &Credits) -> Result<(u32, u64, Ledger), Error> {
+fn carry_test(test: &Side, credits: &Credits) -> Result<(u32, u64, ConnCounters), Error> {
     let (mut messages, mut bytes) = (0u32, 0);
     while let Some(wc) = test.receive(messages)? {
         messages += 1;
@@ -161,7 +161,7 @@ fn carry_test(test: &Side, credits: &Credits) -> Result<(u32, u64, Ledger), Erro
                 .post_send_one(SendWr::write(1, place).inline(&count))?;
         }
     }
-    Ok((messages, bytes, test.qp.ledger()))
+    Ok((messages, bytes, test.qp.counters()))
 }
 
 /// Put our own memory into an address message; returns what it named.

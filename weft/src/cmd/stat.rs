@@ -141,7 +141,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 }
 
 fn answered(found: &Survey, pid: u32) -> bool {
-    found.desks.iter().any(|desk| desk.pid == Some(pid))
+    found.devices.iter().any(|process| process.pid == Some(pid))
 }
 
 fn knows(found: &Survey, pid: u32) -> bool {

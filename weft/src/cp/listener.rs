@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_service::{Admission, Entry};
-use weft_session::door;
+use weft_session::acceptor;
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tcp_peer_uid;
@@ -69,7 +69,7 @@ pub trait Events: Sync + Send {
     );
 }
 
-enum Door {
+enum Incoming {
     Rdma(Device, cm::Listener, Tls),
     Plain(TcpListener),
 }
@@ -78,7 +78,7 @@ enum Door {
 pub struct Listener(Arc<Inner>);
 
 struct Inner {
-    door: Door,
+    incoming: Incoming,
     store: Store,
     config: Config,
     admission: Admission,
@@ -116,8 +116,8 @@ impl Listener {
                 "--bind ADDR:PORT chooses, port 0 takes a free one",
             )
         };
-        let door = if config.wire == Wire::PlainTcp {
-            Door::Plain(TcpListener::bind(config.bind).map_err(|e| bind_error(&e))?)
+        let incoming = if config.wire == Wire::PlainTcp {
+            Incoming::Plain(TcpListener::bind(config.bind).map_err(|e| bind_error(&e))?)
         } else {
             let device = Device::open().map_err(|e| no_device(&e))?;
             // A sender's key is checked later, when the sender can be told the reason for a refusal.
@@ -125,12 +125,12 @@ impl Listener {
             let listener =
                 cm::Listener::bind(&device, config.bind, 64, &param(tls.clone(), Vec::new()))
                     .map_err(|e| bind_error(&e.source))?;
-            Door::Rdma(device, listener, tls)
+            Incoming::Rdma(device, listener, tls)
         };
         let places = if config.once { 1 } else { config.max_senders };
         let admission = Admission::new(places, "as many senders are served as may be");
         Ok(Self(Arc::new(Inner {
-            door,
+            incoming,
             store,
             config,
             admission,
@@ -140,9 +140,9 @@ impl Listener {
 
     /// The address, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
-        match &self.0.door {
-            Door::Rdma(_, listener, _) => listener.local_addr(),
-            Door::Plain(listener) => listener.local_addr().unwrap_or(self.0.config.bind),
+        match &self.0.incoming {
+            Incoming::Rdma(_, listener, _) => listener.local_addr(),
+            Incoming::Plain(listener) => listener.local_addr().unwrap_or(self.0.config.bind),
         }
     }
 
@@ -150,7 +150,7 @@ impl Listener {
     pub fn run(self, events: Arc<dyn Events>) -> Result<(), Failure> {
         let once = self.0.config.once;
         let (tell, outcomes) = channel();
-        let thread = std::thread::Builder::new().name("weft-cp-door".into());
+        let thread = std::thread::Builder::new().name("weft-cp-accept".into());
         thread
             .spawn(move || {
                 loop {
@@ -204,8 +204,8 @@ impl Inner {
 
     /// Accepts the next connection, and serves it in a thread of its own, which reports how a sender's session ended.
     fn admit_next(self: &Arc<Self>, events: &Arc<dyn Events>, tell: &Sender<Result<(), Failure>>) {
-        let arrived = match &self.door {
-            Door::Rdma(device, listener, tls) => {
+        let arrived = match &self.incoming {
+            Incoming::Rdma(device, listener, tls) => {
                 let Some(request) = listener.next_request(None) else {
                     return;
                 };
@@ -216,7 +216,7 @@ impl Inner {
                     peer,
                 )
             }
-            Door::Plain(listener) => match listener.accept() {
+            Incoming::Plain(listener) => match listener.accept() {
                 Ok((stream, peer)) => (self.greet_plain(stream), peer),
                 Err(e) => {
                     // Without descriptors accept fails at once and again: give others time to end.
@@ -284,14 +284,14 @@ impl Inner {
             let known = if self.anybody() {
                 Ok(true)
             } else {
-                door::judge(&request, |key| self.is_authorized(key))
+                acceptor::judge(&request, |key| self.is_authorized(key))
             };
-            Ok((met, known.map_err(|why| (Status::Stranger, why))?))
+            Ok((met, known.map_err(|why| (Status::UnknownPeer, why))?))
         });
         let (met, is_known) = match verdict {
             Ok(met) => met,
             Err((status, why)) => {
-                if status == Status::Stranger {
+                if status == Status::UnknownPeer {
                     self.name_refused(request.peer_addr(), key.as_ref());
                 }
                 let _ = request.reject(&refusal(status));
@@ -410,8 +410,8 @@ impl Session {
         if !met.stranger {
             return Ok(met);
         }
-        let _ = receiver::refuse(&*self.link, Code::Stranger, door::STRANGER);
-        Err(door::STRANGER.into())
+        let _ = receiver::refuse(&*self.link, Code::UnknownPeer, acceptor::STRANGER);
+        Err(acceptor::STRANGER.into())
     }
 
     /// Reads the hello of a connection over plain TCP, and answers it.
@@ -422,7 +422,7 @@ impl Session {
             let why = || "the kernel does not say that it is of this user".to_owned();
             (!stranger)
                 .then_some(met)
-                .ok_or_else(|| (Status::Stranger, why()))
+                .ok_or_else(|| (Status::UnknownPeer, why()))
         });
         let (reply, met) = match verdict {
             Ok(met) => (met.ours.encode(), Ok(met)),

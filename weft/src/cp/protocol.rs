@@ -122,8 +122,8 @@ pub enum Code {
     Going,
     /// The peer ran out of memory or descriptors for this connection.
     Resources,
-    /// As [`Status::Stranger`], found out later.
-    Stranger,
+    /// As [`Status::UnknownPeer`], found out later.
+    UnknownPeer,
     /// As many senders are served as may be.
     Full,
     /// The responder gives no files.

@@ -332,7 +332,7 @@ fn check_reply(addr: SocketAddr, reply: &[u8], key: bool, who: &Who) -> Result<H
         Status::KeyWanted => Err(wants_key()),
         Status::Ok if theirs.key && !key => Err(wants_key()),
         Status::NoKey => Err(no_key(addr)),
-        Status::Stranger => Err(stranger(addr, who)),
+        Status::UnknownPeer => Err(stranger(addr, who)),
         Status::Ok if key && !theirs.key => Err(no_key(addr)),
         Status::Ok => Ok(theirs),
     }
@@ -392,7 +392,7 @@ fn explain(addr: SocketAddr, e: &SendError, who: &Who) -> Failure {
             .hint("copy the receiver's key file here again; the key itself was not sent, nor any file")
         }
         SendError::Refused {
-            code: Code::Stranger,
+            code: Code::UnknownPeer,
             ..
         } => stranger(addr, who),
         SendError::Refused {

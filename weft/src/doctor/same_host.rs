@@ -396,7 +396,7 @@ pub fn probe(addr: SocketAddr) -> Result<Probe, Failed> {
 
 /// Write to a region and read it; whether that was done without its owner.
 fn reaches(qp: &Qp, cq: &Cq, buffer: Sge, rkey: u32) -> Result<bool, Failed> {
-    let before = qp.ledger().one_sided;
+    let before = qp.counters().one_sided;
     let remote = RemoteAddr { addr: 0, rkey };
     qp.post_send(&[
         SendWr::write(1, remote).sge(buffer),
@@ -409,7 +409,7 @@ fn reaches(qp: &Qp, cq: &Cq, buffer: Sge, rkey: u32) -> Result<bool, Failed> {
     if wc[0].status != WcStatus::Success {
         return Err(wc[0].status.to_string().into());
     }
-    Ok(qp.ledger().one_sided - before == 2)
+    Ok(qp.counters().one_sided - before == 2)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use weft_session::{Link, Prepared};
+use weft_session::{MessageChannel, Prepared};
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::{PublicKey, TlsError};
@@ -26,7 +26,7 @@ const MAX_WORKERS: usize = 1024;
 
 /// A connection, and the worker's greeting.
 pub(super) struct Conn {
-    pub(super) link: Link,
+    pub(super) link: MessageChannel,
     pub(super) served: super::files::Served,
     pub(super) slots: u16,
     pub(super) transport: &'static str,

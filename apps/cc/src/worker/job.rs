@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use weft_service::Place;
+use weft_service::Permit;
 use weft_session::Event;
 use weft_verbs::{Access, Mr, SendWr};
 
@@ -100,7 +100,7 @@ impl Session<'_> {
             );
         }
         let slots = self.shared.config.slots.into();
-        let Some(_place) = Place::take(&self.shared.running, slots) else {
+        let Some(_permit) = Permit::take(&self.shared.running, slots) else {
             return stop(Verdict::Busy, "all slots are taken");
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };

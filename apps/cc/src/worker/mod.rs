@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use weft_service::Entry;
-use weft_session::door::{self, Door, LOOK};
+use weft_session::acceptor::{self, Acceptor, LOOK};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
@@ -213,7 +213,7 @@ struct Shared {
     level: sandbox::Level,
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
     running: Arc<AtomicUsize>,
-    door: Door,
+    acceptor: Acceptor,
     jobs: AtomicU64,
 }
 
@@ -258,7 +258,7 @@ impl Worker {
             &PROTOCOL.param(config.tls.clone(), Vec::new()),
         )?;
         let addr = listener.local_addr();
-        let door = Door::new(PROTOCOL, config.max_connections, "too many connections");
+        let acceptor = Acceptor::new(PROTOCOL, config.max_connections, "too many connections");
         let shared = Arc::new(Shared {
             config,
             folder,
@@ -270,11 +270,11 @@ impl Worker {
             level,
             drivers: Mutex::default(),
             running: Arc::default(),
-            door,
+            acceptor,
             jobs: AtomicU64::new(0),
         });
         // One cycle of the thread of a connection is one job.
-        let thread = Door::listen(&shared, listener, "weft-cc")?;
+        let thread = Acceptor::listen(&shared, listener, "weft-cc")?;
         Ok(Self {
             shared,
             addr,
@@ -307,11 +307,11 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.shared.door.close();
+        self.shared.acceptor.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        self.shared.door.join();
+        self.shared.acceptor.join();
     }
 }
 
@@ -324,23 +324,23 @@ pub(crate) fn pressure() -> u16 {
     (value.unwrap_or(0.0) * 100.0).clamp(0.0, 10_000.0) as u16
 }
 
-impl door::Server for Shared {
-    fn door(&self) -> &Door {
-        &self.door
+impl acceptor::Server for Shared {
+    fn acceptor(&self) -> &Acceptor {
+        &self.acceptor
     }
 
     fn judge(&self, request: &cm::Request) -> Result<bool, String> {
         if self.config.open {
             return Ok(true);
         }
-        door::judge(request, |key| self.config.admits(key, self.level))
+        acceptor::judge(request, |key| self.config.admits(key, self.level))
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
         let refusal = Report::End(End::new(0, Verdict::Refused, "stranger")).encode();
         let (tls, slots) = (&self.config.tls, self.config.slots);
         let accepted = self
-            .door
+            .acceptor
             .accept(&self.device, tls, (request, entry), slots, &refusal);
         let (link, _place, transport) = accepted?;
         self.events.connected(peer, transport);
@@ -356,7 +356,7 @@ impl door::Server for Shared {
 
 impl Shared {
     fn over(&self) -> bool {
-        self.door.is_closed()
+        self.acceptor.is_closed()
     }
 
     /// The kernel's limits for the processes of a job.

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use weft_session::{Broken, Event, Link};
+use weft_session::{Broken, Event, MessageChannel};
 use weft_verbs::{MemError, Mr, RemoteAddr, SendWr};
 
 use super::compile::{Compiler, Ended, Leader};
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A connection, and the state that is kept for its jobs.
 pub(super) struct Session<'a> {
     pub(super) shared: &'a Shared,
-    pub(super) link: Link,
+    pub(super) link: MessageChannel,
     pub(super) peer: SocketAddr,
     /// `SRC RX` of the thesis: registered once, and again only for a longer source.
     pub(super) source: Option<Mr>,
@@ -94,7 +94,7 @@ pub(super) fn gone(why: &str) -> Gone {
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(shared: &'a Shared, link: Link, peer: SocketAddr) -> Self {
+    pub(super) fn new(shared: &'a Shared, link: MessageChannel, peer: SocketAddr) -> Self {
         Self {
             shared,
             link,
@@ -163,7 +163,7 @@ impl<'a> Session<'a> {
 
 /// Moves `len` bytes by RDMA Reads or Writes, as many at once as the connection allows, between the beginning of a region of ours and one of the master's.
 pub(super) fn transfer(
-    link: &mut Link,
+    link: &mut MessageChannel,
     mr: &Mr,
     remote: &Region,
     len: u64,

@@ -76,12 +76,12 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
     #[command(flatten)]
-    pub door: DoorArgs,
+    pub listen: ListenArgs,
 }
 
 /// Options of a listener.
 #[derive(Debug, clap::Args)]
-pub struct DoorArgs {
+pub struct ListenArgs {
     /// Viewers at the same time
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub max_viewers: u32,
@@ -114,7 +114,7 @@ pub struct LiveArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub linger: u64,
     #[command(flatten)]
-    pub door: DoorArgs,
+    pub listen: ListenArgs,
 }
 
 /// Options of `weft media proxy`.

@@ -118,7 +118,7 @@ pub(crate) fn connect(
 
 fn refused(endpoint: &Endpoint, e: &Error, lasting: bool, identity: &Identity) -> Failure {
     match e {
-        Error::Rejected(Status::Stranger) => {
+        Error::Rejected(Status::UnknownPeer) => {
             let failure = Failure::refused(format!(
                 "the server at {endpoint} serves only its own user on its machine, and those whose keys it knows"
             ));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use weft_service::Place;
+use weft_service::Permit;
 use weft_sys::memfd;
 
 use crate::lock;
@@ -32,8 +32,8 @@ impl Quota {
         })
     }
 
-    fn file(&self) -> io::Result<Place> {
-        Place::take(&self.files, self.most_files).ok_or_else(|| Errno::NFILE.into())
+    fn file(&self) -> io::Result<Permit> {
+        Permit::take(&self.files, self.most_files).ok_or_else(|| Errno::NFILE.into())
     }
 
     pub(crate) fn used(&self) -> u64 {
@@ -65,7 +65,7 @@ pub(crate) struct Memory {
     fd: OwnedFd,
     charged: AtomicU64,
     quota: Arc<Quota>,
-    _file: Place,
+    _file: Permit,
 }
 
 impl Memory {
@@ -158,7 +158,7 @@ impl Drop for Memory {
 pub(crate) struct End {
     page: OwnedFd,
     mapping: memfd::Mapping,
-    _file: Place,
+    _file: Permit,
 }
 
 impl End {

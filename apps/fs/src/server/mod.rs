@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use weft_service::{Entry, Place};
-use weft_session::door::{self, Door, LOOK};
-use weft_session::{Event, Link};
+use weft_service::{Entry, Permit};
+use weft_session::acceptor::{self, Acceptor, LOOK};
+use weft_session::{Event, MessageChannel};
 use weft_sys::{Interest, poll_fds};
 use weft_verbs::Device;
 use weft_verbs::cm;
 use weft_verbs::tls::{PublicKey, Tls};
 
-use crate::door as host;
+use crate::local_server as host;
 use crate::wire::{Flags, Op, PROTOCOL, Reply, Request};
 use session::Handles;
 use store::{Opened, Store};
@@ -70,7 +70,7 @@ struct Shared {
     store: Arc<Store>,
     device: Device,
     events: Arc<dyn Events>,
-    door: Door,
+    acceptor: Acceptor,
     locals: Arc<AtomicUsize>,
 }
 
@@ -108,18 +108,18 @@ impl Server {
         let local = host::listen(addr.port())
             .inspect_err(|e| {
                 tracing::warn!(
-                    "no door for programs of this host beside port {}: {e}",
+                    "no local server for programs of this host beside port {}: {e}",
                     addr.port()
                 );
             })
             .ok();
-        let clients = Door::new(PROTOCOL, config.max_clients, "too many clients");
+        let clients = Acceptor::new(PROTOCOL, config.max_clients, "too many clients");
         let shared = Arc::new(Shared {
             config,
             store,
             device,
             events,
-            door: clients,
+            acceptor: clients,
             locals: Arc::default(),
         });
         let mut server = Self {
@@ -127,10 +127,10 @@ impl Server {
             addr,
             threads: Vec::new(),
         };
-        let listening = Door::listen(&shared, listener, "weft-fs")?;
+        let listening = Acceptor::listen(&shared, listener, "weft-fs")?;
         server.threads.push(listening);
         if let Some(local) = local {
-            let thread = thread::Builder::new().name("weft-fs-door".into());
+            let thread = thread::Builder::new().name("weft-fs-local".into());
             let serving = thread.spawn(move || shared.serve_host(&local))?;
             server.threads.push(serving);
         }
@@ -158,24 +158,24 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.door.close();
+        self.shared.acceptor.close();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        self.shared.door.join();
+        self.shared.acceptor.join();
     }
 }
 
-impl door::Server for Shared {
-    fn door(&self) -> &Door {
-        &self.door
+impl acceptor::Server for Shared {
+    fn acceptor(&self) -> &Acceptor {
+        &self.acceptor
     }
 
     fn judge(&self, request: &cm::Request) -> Result<bool, String> {
         if self.config.open {
             return Ok(true);
         }
-        door::judge(request, |key| (self.config.admit)(key))
+        acceptor::judge(request, |key| (self.config.admit)(key))
     }
 
     fn session(&self, request: cm::Request, entry: Entry, peer: SocketAddr) -> Result<(), String> {
@@ -183,13 +183,13 @@ impl door::Server for Shared {
         let refusal = Reply::failed(0, Errno::ACCESS).encode();
         let (tls, keeps) = (&self.config.tls, self.config.keeps.into());
         let accepted = self
-            .door
+            .acceptor
             .accept(&self.device, tls, (request, entry), keeps, &refusal);
-        let (mut link, _place, transport) = accepted?;
+        let (mut link, _permit, transport) = accepted?;
         self.events.connected(peer, transport);
         let began = Instant::now();
         let mut handles = Handles::new(&self.store, link.pd());
-        while !self.door.is_closed() && Self::turn(&mut link, &mut handles) {}
+        while !self.acceptor.is_closed() && Self::turn(&mut link, &mut handles) {}
         // The connection uses the memory, so it ends first.
         link.qp.disconnect();
         drop(link);
@@ -209,7 +209,7 @@ impl door::Server for Shared {
 
 impl Shared {
     /// Serves the next request; false at the end.
-    fn turn(link: &mut Link, handles: &mut Handles) -> bool {
+    fn turn(link: &mut MessageChannel, handles: &mut Handles) -> bool {
         let bytes = match link.next(4 * LOOK, None) {
             Ok(Some(Event::Message(bytes))) => bytes,
             Ok(_) => return link.is_alive(),
@@ -230,10 +230,10 @@ impl Shared {
     }
 
     /// Serves programs of this host, and frees buffers that they have closed.
-    fn serve_host(self: &Arc<Self>, door: &OwnedFd) {
+    fn serve_host(self: &Arc<Self>, acceptor: &OwnedFd) {
         let mut swept = Instant::now();
-        while !self.door.is_closed() {
-            let ready = poll_fds(&[(door.as_fd(), Interest::READ)], Some(LOOK));
+        while !self.acceptor.is_closed() {
+            let ready = poll_fds(&[(acceptor.as_fd(), Interest::READ)], Some(LOOK));
             if swept.elapsed() >= LOOK {
                 self.store.sweep();
                 swept = Instant::now();
@@ -241,14 +241,14 @@ impl Shared {
             if !ready.is_ok_and(|ready| ready != 0) {
                 continue;
             }
-            match host::accept(door) {
+            match host::accept(acceptor) {
                 Ok(Some(conn)) => {
                     let shared = Arc::clone(self);
                     let spawned =
                         thread::Builder::new()
                             .name("weft-fs-host".into())
                             .spawn(move || {
-                                if let Some(_place) = Place::take(&shared.locals, MAX_LOCAL) {
+                                if let Some(_permit) = Permit::take(&shared.locals, MAX_LOCAL) {
                                     shared.answer_host(&conn);
                                 }
                             });
@@ -343,7 +343,7 @@ mod tests {
             port: server.local_addr().port(),
         };
         let connect = || drop(Client::connect(&endpoint, Settings::new(Arc::new(tls()))));
-        let kept = || server.shared.door.sessions();
+        let kept = || server.shared.acceptor.sessions();
         for _ in 0..20 {
             connect();
         }

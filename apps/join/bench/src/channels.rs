@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 use uuid::Uuid;
 use weft_join::engine::{Channels, url_of};
-use weft_join::shell::doors;
+use weft_join::shell::listeners;
 
 use crate::compare::{Way, compare};
 use crate::external;
@@ -43,12 +43,12 @@ fn compression(of: &'static str) -> HeaderMap {
 
 fn stacks() -> Result<Vec<Stack>> {
     let process = Process::start(Part::Weft)?;
-    let doors = doors(&[process.address]).map_err(external)?;
+    let listeners = listeners(&[process.address]).map_err(external)?;
     let mut stacks = vec![Stack {
         name: "weft",
         url: url_of(process.address)?,
         process,
-        channels: Arc::new(Channels::new(doors, Duration::from_secs(30))),
+        channels: Arc::new(Channels::new(listeners, Duration::from_secs(30))),
         headers: HeaderMap::new(),
         calls: Cell::new(0),
     }];

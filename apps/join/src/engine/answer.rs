@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use url::Url;
-use weft_roundabout::{Door, Next, Node, Own};
+use weft_roundabout::{Next, Node, Own, RingListener};
 
 use super::call::Channels;
 use super::files::runtime;
@@ -36,13 +36,17 @@ fn refuse<T>(why: impl std::fmt::Display) -> Result<T> {
 pub struct Tasks(Worker);
 
 impl Tasks {
-    /// For the worker with this door, which reads files below `dir`, and has `memory` bytes for all of them
+    /// For the worker with this listener, which reads files below `dir`, and has `memory` bytes for all of them
     /// together.
     ///
     /// # Errors
     /// If a runtime with such settings cannot be made.
-    pub fn new(door: &Arc<Door>, dir: Option<PathBuf>, memory: Option<usize>) -> Result<Self> {
-        let channels = Channels::new(vec![Arc::clone(door)], PATIENCE);
+    pub fn new(
+        listener: &Arc<RingListener>,
+        dir: Option<PathBuf>,
+        memory: Option<usize>,
+    ) -> Result<Self> {
+        let channels = Channels::new(vec![Arc::clone(listener)], PATIENCE);
         let session = move |context: WorkerQueryContext| {
             let channels = channels.clone();
             async move {

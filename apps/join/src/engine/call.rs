@@ -24,7 +24,7 @@ use futures::stream::BoxStream;
 use http::HeaderMap;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use url::Url;
-use weft_roundabout::{Canceller, Door, Next, Node, Own, Ring, VISIT, Waker};
+use weft_roundabout::{Canceller, Next, Node, Own, Ring, RingListener, VISIT, Waker};
 
 use super::said::{CALL, Call, Decoder, Head, NEWS, News, OVER, ROWS, VERSION, What, frames};
 use crate::batches::{Cut, Whole, external};
@@ -51,17 +51,20 @@ fn address_of(url: &Url) -> Result<SocketAddr> {
     address.map_err(|_| DataFusionError::Execution(format!("{url} is no worker of weft")))
 }
 
-/// The engine's channels to workers: visits at their doors.
+/// The engine's channels to workers: visits at their listeners.
 #[derive(Clone)]
 pub struct Channels {
-    doors: Vec<Arc<Door>>,
+    listeners: Vec<Arc<RingListener>>,
     patience: Duration,
 }
 
 impl Channels {
-    /// From these doors, where workers connect back to.
-    pub fn new(doors: Vec<Arc<Door>>, patience: Duration) -> Self {
-        Self { doors, patience }
+    /// From these listeners, where workers connect back to.
+    pub fn new(listeners: Vec<Arc<RingListener>>, patience: Duration) -> Self {
+        Self {
+            listeners,
+            patience,
+        }
     }
 }
 
@@ -69,12 +72,12 @@ impl Channels {
 impl ChannelResolver for Channels {
     async fn get_worker_client_for_url(&self, url: &Url) -> Result<Box<dyn WorkerChannel>> {
         let worker = address_of(url)?;
-        let door = door_for(&self.doors, worker).cloned();
-        let door = door.ok_or_else(|| {
-            DataFusionError::Execution(format!("no door here for the family of {worker}"))
+        let listener = door_for(&self.listeners, worker).cloned();
+        let listener = listener.ok_or_else(|| {
+            DataFusionError::Execution(format!("no listener here for the family of {worker}"))
         })?;
         Ok(Box::new(Channel {
-            door,
+            listener,
             worker,
             patience: self.patience,
         }))
@@ -84,7 +87,7 @@ impl ChannelResolver for Channels {
 /// The channel to one worker.
 #[derive(Clone)]
 struct Channel {
-    door: Arc<Door>,
+    listener: Arc<RingListener>,
     worker: SocketAddr,
     patience: Duration,
 }
@@ -182,9 +185,9 @@ impl Channel {
             element: ELEMENT,
             elements: 4,
             patience: self.patience,
-            ..Ring::new(id, vec![self.door.local_addr(), self.worker], 0)
+            ..Ring::new(id, vec![self.listener.local_addr(), self.worker], 0)
         };
-        self.door.join(&ring).map_err(external)
+        self.listener.join(&ring).map_err(external)
     }
 
     /// Makes a call, and passes each answer to `hear` until the worker reports its outcome.

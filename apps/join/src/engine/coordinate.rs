@@ -14,7 +14,7 @@ use weft_roundabout::Error;
 
 use super::call::{Channels, url_of};
 use super::files::runtime;
-use crate::shell::{Question, Trouble, doors};
+use crate::shell::{Question, Trouble, listeners};
 use crate::sql::{STACK, query, register};
 
 /// The time that the tasks of a failed query get to end.
@@ -41,12 +41,13 @@ impl WorkerResolver for Workers {
 /// A session whose plans run on workers.
 ///
 /// # Errors
-/// If a door cannot be opened, or a table cannot be read.
+/// If a listener cannot be opened, or a table cannot be read.
 pub async fn context(asked: &Asked<'_>) -> Result<SessionContext> {
     let question = asked.question;
     let urls = question.workers.iter().map(|&worker| url_of(worker));
     let urls = urls.collect::<Result<Vec<_>>>()?;
-    let doors = doors(&question.workers).map_err(|e| DataFusionError::External(Box::new(e)))?;
+    let listeners =
+        listeners(&question.workers).map_err(|e| DataFusionError::External(Box::new(e)))?;
     // With one partition the engine has nothing to distribute.
     let partitions = asked.partitions.max(2);
     let mut state = SessionStateBuilder::new()
@@ -55,7 +56,7 @@ pub async fn context(asked: &Asked<'_>) -> Result<SessionContext> {
         .with_runtime_env(runtime(None, None)?)
         .with_distributed_planner()
         .with_distributed_worker_resolver(Workers(urls))
-        .with_distributed_channel_resolver(Channels::new(doors, question.patience))
+        .with_distributed_channel_resolver(Channels::new(listeners, question.patience))
         // They would travel in messages of the engine's own transport.
         .with_distributed_metrics_collection(false)?;
     if let Some(split) = asked.split {

@@ -2,7 +2,7 @@
 //! out its tasks.
 //!
 //! The engine defines the messages between processes (`WorkerChannel`) and leaves the transport open. Here each call is a turn of a
-//! ring of two, which the caller forms by a visit ([`weft_roundabout::Door::visit`]). So a call has the flow control, the checks and
+//! ring of two, which the caller forms by a visit ([`weft_roundabout::RingListener::visit`]). So a call has the flow control, the checks and
 //! the security of rings: shared memory within a host and user, else TCP, with TLS where there are keys.
 
 mod answer;

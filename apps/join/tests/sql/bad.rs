@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use weft_join::shell::{Event, Question, Trouble, ask, stream};
 use weft_join::talk::{ELEMENT, Table};
-use weft_roundabout::{Door, Next, Own, Ring, Security, VISIT};
+use weft_roundabout::{Next, Own, Ring, RingListener, Security, VISIT};
 
 use crate::help::{Workers, alone, rows};
 
@@ -320,15 +320,16 @@ fn workers_of_both_families_work_together() {
 /// A worker's answer to a first element of these bytes.
 fn told(text: &str) -> String {
     let workers = Workers::start(1);
-    let door = Door::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap();
-    let nodes = vec![door.local_addr(), workers.addresses[0]];
+    let listener =
+        RingListener::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap();
+    let nodes = vec![listener.local_addr(), workers.addresses[0]];
     let ring = Ring {
         exchange: VISIT,
         element: ELEMENT,
         elements: 4,
         ..Ring::new([9; 16], nodes, 0)
     };
-    let mut node = door.join(&ring).unwrap();
+    let mut node = listener.join(&ring).unwrap();
     let mut own = Own::Now;
     loop {
         match node.next_with(own) {

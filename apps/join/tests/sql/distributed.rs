@@ -10,7 +10,7 @@ use weft_join::engine::{self, Asked};
 use weft_join::shell::{Question, Trouble};
 use weft_join::talk::Table;
 use weft_join::worker::Settings;
-use weft_roundabout::{Door, Next, Own, Ring, Security, VISIT};
+use weft_roundabout::{Next, Own, Ring, RingListener, Security, VISIT};
 
 use crate::bad::Process;
 use crate::help::{Workers, alone, rows};
@@ -211,8 +211,9 @@ fn files_beyond_a_workers_folder_are_not_read() {
 
 /// A worker's answer to a first element of these bytes, as a call whose JSON has length `json`.
 fn called(workers: &Workers, text: &[u8], json: u64) -> String {
-    let door = Door::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap();
-    let nodes = vec![door.local_addr(), workers.addresses[0]];
+    let listener =
+        RingListener::open("127.0.0.1:0".parse().unwrap(), Security::SameUser, None).unwrap();
+    let nodes = vec![listener.local_addr(), workers.addresses[0]];
     let mut id = [0; 16];
     id[..8].copy_from_slice(&(text.len() as u64 ^ json).to_le_bytes());
     let ring = Ring {
@@ -221,7 +222,7 @@ fn called(workers: &Workers, text: &[u8], json: u64) -> String {
         elements: 4,
         ..Ring::new(id, nodes, 0)
     };
-    let mut node = door.join(&ring).unwrap();
+    let mut node = listener.join(&ring).unwrap();
     let (mut own, mut said) = (Own::Now, String::from("it ended"));
     loop {
         match node.next_with(own) {

@@ -3,7 +3,7 @@
 //! Files are served unchanged, with ranges; live streams and fragmented files as HLS; and a page lists, plays and seeks. Each streaming
 //! request has a thread of the runtime's blocking pool, which fetches no faster than the player reads.
 
-mod door;
+mod admission;
 mod feed;
 mod pool;
 mod range;
@@ -30,7 +30,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 pub use self::pool::{Open, Server};
 
-use self::door::UserFilter;
+use self::admission::UserFilter;
 use self::feed::{Feed, Item};
 use self::pool::Pool;
 use self::range::{Wanted, wanted};
@@ -124,7 +124,7 @@ impl Proxy {
             .route("/hls/{server}/{*item}", get(hls))
             .layer(middleware::from_fn(guard))
             .with_state(Arc::clone(&self.app));
-        let doorman = UserFilter::new(self.listener, self.open);
+        let admitted = UserFilter::new(self.listener, self.open);
         let app = self.app;
         self.runtime.block_on(async move {
             tokio::spawn(async move {
@@ -134,7 +134,7 @@ impl Proxy {
                     lock(&app.feeds).retain(|_, feed| !feed.is_over());
                 }
             });
-            axum::serve(doorman, routes).await
+            axum::serve(admitted, routes).await
         })
     }
 }
@@ -207,7 +207,7 @@ fn json(value: &serde_json::Value) -> Response {
 fn open_failed(e: &OpenError) -> Response {
     let status = match e {
         OpenError::Refused(Refusal::NoSuchTitle | Refusal::Malformed) => StatusCode::NOT_FOUND,
-        OpenError::Refused(Refusal::Stranger) => StatusCode::FORBIDDEN,
+        OpenError::Refused(Refusal::UnknownPeer) => StatusCode::FORBIDDEN,
         OpenError::Refused(_) => StatusCode::SERVICE_UNAVAILABLE,
         OpenError::Local(_) => StatusCode::INTERNAL_SERVER_ERROR,
         OpenError::Connect(_) | OpenError::Protocol(_) => StatusCode::BAD_GATEWAY,

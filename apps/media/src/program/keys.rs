@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use weft_media::client::{Dial, OpenError, Viewer};
-use weft_media::door::Gate;
+use weft_media::viewers::Gate;
 use weft_media::wire::{Refusal, Request};
-use weft_session::door;
+use weft_session::acceptor;
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::{Identity, Tls, TlsError};
@@ -14,7 +14,7 @@ use weft_verbs::tls::{Identity, Tls, TlsError};
 use super::PATIENCE;
 use super::url::Url;
 use weft_cli::address::resolve;
-use weft_cli::args::media::{DialArgs, DoorArgs};
+use weft_cli::args::media::{DialArgs, ListenArgs};
 use weft_cli::failure::Failure;
 use weft_cli::identity::authorized::Authorized;
 use weft_cli::identity::known::Known;
@@ -42,7 +42,7 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    pub(super) fn new(args: &DoorArgs, bind: SocketAddr) -> Result<Self, Failure> {
+    pub(super) fn new(args: &ListenArgs, bind: SocketAddr) -> Result<Self, Failure> {
         if args.plain {
             plain_only_on_loopback(bind)?;
         }
@@ -111,13 +111,13 @@ impl Gate for UserGate {
             return Ok(());
         }
         let authorized = self.authorized.as_ref();
-        let is_known = door::judge(request, |key| {
+        let is_known = acceptor::judge(request, |key| {
             authorized.is_some_and(|authorized| authorized.admits(&key.fingerprint()))
         })?;
         if is_known {
             Ok(())
         } else {
-            Err(door::STRANGER.into())
+            Err(acceptor::STRANGER.into())
         }
     }
 }
@@ -225,13 +225,13 @@ impl Caller {
                 Failure::failed(format!("{addr} has no title `{name}`"))
                     .hint(format!("`weft media list {}` lists them", self.url.server))
             }
-            OpenError::Refused(Refusal::Stranger) if self.lasting => {
+            OpenError::Refused(Refusal::UnknownPeer) if self.lasting => {
                 Failure::refused(format!("{addr}: {e}")).hint(format!(
                     "add this line to ~/.config/weft/authorized_keys there:\n  {}",
                     keypair::line(&self.identity.public_key())
                 ))
             }
-            OpenError::Refused(Refusal::Stranger) => Failure::refused(format!("{addr}: {e}")).hint(
+            OpenError::Refused(Refusal::UnknownPeer) => Failure::refused(format!("{addr}: {e}")).hint(
                 "make a key pair here with `weft key`, and add the line that it prints to ~/.config/weft/authorized_keys there",
             ),
             OpenError::Refused(Refusal::Malformed) => Failure::refused(format!("{addr}: {e}"))

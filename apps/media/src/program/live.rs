@@ -37,20 +37,20 @@ pub(super) fn run(args: &LiveArgs, global: Global) -> Result<Exit, Failure> {
     }
     let bind = args.bind.unwrap_or((Ipv4Addr::LOCALHOST, LIVE_PORT).into());
     let device = open_device()?;
-    let door = open(
-        &args.door,
+    let listener = open(
+        &args.listen,
         &device,
         bind,
         &format!("the stream is {}", args.name),
         global,
     )?;
-    let stream = Live::new(&device, &args.name, args.ring, &door.cq()).map_err(|e| {
+    let stream = Live::new(&device, &args.name, args.ring, &listener.cq()).map_err(|e| {
         Failure::failed(format!("cannot make the ring: {e}")).hint("choose a smaller --ring")
     })?;
     let host = Arc::clone(&stream);
     std::thread::Builder::new()
-        .name("weft-media-door".into())
-        .spawn(move || door.run(&host))
+        .name("weft-media-accept".into())
+        .spawn(move || listener.run(&host))
         .map_err(|e| {
             Failure::failed(format!("cannot start a thread: {e}"))
                 .hint("raise the limit of threads (`ulimit -u`)")

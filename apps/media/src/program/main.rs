@@ -14,15 +14,15 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_cli::args::media::{Args, Command, DoorArgs, LONG, ServeArgs};
+use weft_cli::args::media::{Args, Command, LONG, ListenArgs, ServeArgs};
 use weft_cli::failure::{Exit, Failure};
 use weft_cli::global::Global;
 use weft_cli::say;
 use weft_cli::values::raise_nofile;
 use weft_media::SERVE_PORT;
-use weft_media::door::{Config, Door};
 use weft_media::server::Server;
 use weft_media::shelf::Shelf;
+use weft_media::viewers::{Config, ViewerListener};
 use weft_verbs::Device;
 
 fn main() -> ExitCode {
@@ -43,12 +43,12 @@ fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
 
 /// Listens, and prints the address.
 fn open(
-    args: &DoorArgs,
+    args: &ListenArgs,
     device: &Device,
     bind: SocketAddr,
     what: &str,
     global: Global,
-) -> Result<Door, Failure> {
+) -> Result<ViewerListener, Failure> {
     let keys = keys::Listening::new(args, bind)?;
     raise_nofile();
     let config = Config {
@@ -57,7 +57,7 @@ fn open(
         gate: Arc::new(keys.gate()),
         max_viewers: args.max_viewers as usize,
     };
-    let door = Door::bind(device, config).map_err(|e| {
+    let listener = ViewerListener::bind(device, config).map_err(|e| {
         Failure::listen(
             &bind,
             &e,
@@ -65,10 +65,13 @@ fn open(
         )
     })?;
     if !global.quiet {
-        say(format_args!("listening on {}, {what}", door.local_addr()));
+        say(format_args!(
+            "listening on {}, {what}",
+            listener.local_addr()
+        ));
         keys.say();
     }
-    Ok(door)
+    Ok(listener)
 }
 
 fn open_device() -> Result<Device, Failure> {
@@ -106,10 +109,10 @@ fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
         .unwrap_or((Ipv4Addr::LOCALHOST, SERVE_PORT).into());
     let device = open_device()?;
     let what = format!("movies are in {}", args.dir.display());
-    let door = open(&args.door, &device, bind, &what, global)?;
+    let listener = open(&args.listen, &device, bind, &what, global)?;
     let memory = args.memory.unwrap_or_else(half_of_memory);
     let server = Server::new(Shelf::new(&device, dir.into(), memory));
-    door.run(&server);
+    listener.run(&server);
     Err(Failure::failed("the listener has ended").hint("report this with the lines above"))
 }
 

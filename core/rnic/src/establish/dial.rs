@@ -19,7 +19,7 @@ use crate::meet::{Answer, ShmConnecting};
 use crate::qp::{CallOff, Qp, QpInner};
 use crate::transport::tcp::TcpLink;
 use crate::transport::tls::TlsLink;
-use crate::transport::{ByteStream, Link};
+use crate::transport::{ByteStream, Llp};
 use crate::types::{LinkOptions, LocalMode};
 
 /// The private data that came with an accepted connection, or why there is none.
@@ -365,7 +365,7 @@ impl Dial {
                 let tcp = Arc::clone(link);
                 let shm = shm.take();
                 *stage = DialStage::Over;
-                let mut link = Link::Stream(Arc::clone(&tcp));
+                let mut link = Llp::Stream(Arc::clone(&tcp));
                 if let Some(shm) = shm {
                     let joined = shm
                         .finish(&self.device, Arc::clone(&tcp))
@@ -377,7 +377,7 @@ impl Dial {
                                 "it sends FPDUs on TCP after agreeing on shared memory".into(),
                             ));
                         }
-                        Ok(local) => link = Link::Local(local),
+                        Ok(local) => link = Llp::Local(local),
                         Err(why) => self.stays_on_tcp(why).inspect_err(|_| tcp.abort())?,
                     }
                 }

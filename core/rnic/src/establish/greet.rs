@@ -20,7 +20,7 @@ use crate::meet::{ShmPeer, same_host};
 use crate::qp::Qp;
 use crate::transport::tcp::TcpLink;
 use crate::transport::tls::TlsLink;
-use crate::transport::{ByteStream, Link};
+use crate::transport::{ByteStream, Llp};
 use crate::types::LocalMode;
 use crate::warnings::Warnings;
 
@@ -109,7 +109,7 @@ impl Incoming {
                 ))
             }
             Ok(local) => {
-                let link = Link::Local(Arc::clone(&local));
+                let link = Llp::Local(Arc::clone(&local));
                 qp.0.attach(link, &params, &param.options, &[], &[])?;
                 send_all(&*tcp, &reply).inspect_err(|_| tcp.abort())?;
                 local.close_tcp(&param.options, false);
@@ -123,7 +123,7 @@ impl Incoming {
                 if self.device.local == LocalMode::Auto && self.device.is_tcp() {
                     qp.0.set_reason(why);
                 }
-                let link = Link::Stream(tcp);
+                let link = Llp::Stream(tcp);
                 qp.0.attach(link, &params, &param.options, &reply, &self.early)?;
                 Ok(())
             }

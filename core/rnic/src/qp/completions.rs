@@ -9,9 +9,9 @@ use weft_proto::rdmap::{DoneStatus, Fault};
 use super::convert::{remote_status, term_code};
 use super::end::EndReason;
 use super::{Core, QpInner};
+use crate::comp_counters::CompCounters;
 use crate::cq::Poller;
 use crate::lock::lock;
-use crate::tally::Tally;
 use crate::types::{Wc, WcOpcode, WcStatus};
 
 /// Completions made under the lock, delivered in batches.
@@ -91,7 +91,11 @@ impl QpInner {
                     ..Wc::default()
                 });
             } else {
-                Tally::done_silently(self.tally.as_ref(), slot.wr.op.opcode(), silent);
+                CompCounters::done_silently(
+                    self.comp_counters.as_ref(),
+                    slot.wr.op.opcode(),
+                    silent,
+                );
             }
         }
         stream.shrink(256);
@@ -124,10 +128,10 @@ impl QpInner {
     /// Counts completed work, if the program has attached a counter.
     #[inline]
     pub(super) fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
-        if let Some(tally) = &self.tally
+        if let Some(comp_counters) = &self.comp_counters
             && !self.life.is_orphan()
         {
-            tally.note(opcode, status, len);
+            comp_counters.note(opcode, status, len);
         }
     }
 

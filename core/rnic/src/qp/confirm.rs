@@ -12,7 +12,7 @@ use weft_proto::rdmap::{notice, noticed};
 
 use super::convert::zero_read;
 use super::{Core, post_internal};
-use crate::transport::Link;
+use crate::transport::Llp;
 use crate::types::SendOp;
 
 /// Our own Reads that may be outstanding. Their ORD is negotiated in addition to the program's.
@@ -63,7 +63,7 @@ impl Confirming {
 
 impl Core {
     /// The connection is there.
-    pub(super) fn start_confirming(&mut self, link: &Link, ord: u16) {
+    pub(super) fn start_confirming(&mut self, link: &Llp, ord: u16) {
         if let Some(stream) = self.stream.as_mut().filter(|_| ord > 0) {
             stream.complete_when_answered();
             self.confirming = Some(Confirming {

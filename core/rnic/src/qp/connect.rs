@@ -13,11 +13,11 @@ use weft_wire::mpa::MAX_MARKED_ULPDU;
 
 use super::convert::{max_ulpdu, zero_read, zero_write};
 use super::frame::Frame;
-use super::held::RNR_FOR_EVER;
 use super::peer::Connected;
+use super::rnr_queue::RNR_FOR_EVER;
 use super::{QpInner, Stream, post_internal};
 use crate::engine::{Registration, Source, on_engine};
-use crate::transport::Link;
+use crate::transport::Llp;
 use crate::types::{LinkOptions, QpState, SendWr};
 
 /// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
@@ -31,7 +31,7 @@ impl QpInner {
     /// peer's start-up frame.
     pub(crate) fn attach(
         self: &Arc<Self>,
-        link: Link,
+        link: Llp,
         params: &Params,
         options: &LinkOptions,
         prefix: &[u8],
@@ -162,7 +162,7 @@ impl QpInner {
     pub(super) fn nudge(self: &Arc<Self>) {
         let sent = self.with_core(|core| {
             let due = core.nudges.first().is_some_and(|at| *at <= Instant::now());
-            let silent = core.ended.is_none() && core.ledger.rx_fpdus == 0;
+            let silent = core.ended.is_none() && core.counters.rx_fpdus == 0;
             if due {
                 core.nudges.remove(0);
             }
@@ -182,7 +182,7 @@ impl QpInner {
             let before = self.peer.set_access(access);
             let changed = before != access && core.ended.is_none();
             let local = self.peer.local().filter(|_| changed)?;
-            local.shut_doors();
+            local.close_access();
             Some(local)
         }) else {
             return;
@@ -215,7 +215,7 @@ impl QpInner {
             let changed = self.life.set_paused(paused);
             let local = self.peer.local();
             if let Some(local) = local.filter(|_| changed && core.ended.is_none()) {
-                // The doors are shut to a paused peer: its requests wait in the ring.
+                // A paused peer has no access: its requests wait in the ring.
                 local.let_in(self.open_rights());
             }
         });

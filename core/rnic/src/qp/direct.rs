@@ -18,7 +18,7 @@ use weft_proto::rdmap::WRITTEN;
 use super::confirm::Confirming;
 use super::end::EndReason;
 use super::{Core, QpInner, Slot};
-use crate::transport::Link;
+use crate::transport::Llp;
 use crate::transport::local::{LocalLink, Marked, PROCESS_MIN, TOUCH_MAX};
 use crate::types::{RemoteAddr, SendOp, SendWr};
 
@@ -34,7 +34,7 @@ pub(super) enum Outcome {
 
 impl QpInner {
     /// Carries out the requests at the head of the send queue that do not need the peer. Returns whether there were any.
-    pub(super) fn work_directly(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
+    pub(super) fn work_directly(self: &Arc<Self>, core: &mut Core, link: &Llp) -> bool {
         let Some(local) = link.local() else {
             return false;
         };
@@ -43,7 +43,7 @@ impl QpInner {
             let Core {
                 stream: Some(stream),
                 tx,
-                ledger,
+                counters,
                 confirming,
                 keys,
                 ..
@@ -74,8 +74,8 @@ impl QpInner {
                     return true;
                 }
             }
-            ledger.one_sided += 1;
-            ledger.one_sided_bytes += u64::from(len);
+            counters.one_sided += 1;
+            counters.one_sided_bytes += u64::from(len);
             moved = true;
         }
     }
@@ -354,7 +354,7 @@ mod tests {
         let connected = near.0.peer.connected.get().unwrap();
         let core = near.0.core.lock();
         near.0.hold(core, |core| {
-            let before = core.ledger.one_sided;
+            let before = core.counters.one_sided;
             lock(&near.0.posting.inbox)
                 .extend((0..WRITES).map(|id| SendWr::write(id, to.remote(0)).sge(from.whole())));
             near.0.posting.has_inbox.store(true, Ordering::Relaxed);
@@ -364,15 +364,15 @@ mod tests {
                 .fetch_add(WRITES as u32, Ordering::Relaxed);
             near.0.take_inbox(core);
             assert!(near.0.pump_tx(core, &connected.link));
-            let done = core.ledger.one_sided - before;
+            let done = core.counters.one_sided - before;
             assert_eq!((done * LEN, core.tx.blocked), (DIRECT_BYTES, true));
         });
         // No thread polls.
         let deadline = Instant::now() + PATIENCE;
-        while near.ledger().one_sided_bytes < WRITES * LEN {
-            assert!(Instant::now() < deadline, "{:?}", near.ledger());
+        while near.counters().one_sided_bytes < WRITES * LEN {
+            assert!(Instant::now() < deadline, "{:?}", near.counters());
             std::thread::yield_now();
         }
-        assert_eq!(near.ledger().tx_direct, 0, "all of it was done directly");
+        assert_eq!(near.counters().tx_direct, 0, "all of it was done directly");
     }
 }

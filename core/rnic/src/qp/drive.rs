@@ -11,7 +11,7 @@ use super::{Core, QpInner};
 use crate::cq::Poller;
 use crate::engine::{Drive, guarded, on_engine};
 use crate::lock::lock;
-use crate::transport::Link;
+use crate::transport::Llp;
 use crate::types::QpState;
 
 impl QpInner {
@@ -231,7 +231,7 @@ impl QpInner {
 
     /// After reading a transport whose wake-ups come once: a sleeping thread that was woken while another thread took the data has to be
     /// woken for the next data too. `received`: data was taken.
-    pub(super) fn watch_again(&self, link: &Link, received: bool) {
+    pub(super) fn watch_again(&self, link: &Llp, received: bool) {
         if received {
             // Either we see the sleeping thread, or it sees what we have taken, and notifies the peer.
             fence(Ordering::SeqCst);

@@ -11,13 +11,13 @@ use weft_wire::rdmap::TermError;
 
 use super::convert::{is_access_code, term_code};
 use super::flight::note_transmitted;
-use super::held::Held;
 use super::receives::RecvSource;
+use super::rnr_queue::RnrQueue;
 use super::{CallOff, Core, EndHook, QpInner, Slot};
 use crate::engine::guarded;
 use crate::lock::lock;
 use crate::timer;
-use crate::transport::Link;
+use crate::transport::Llp;
 use crate::types::{AsyncEvent, QpState, TerminateCode, WcStatus};
 
 /// InfiniBand's transport timer with its retries: how long sends to a vanished peer appear to be in flight.
@@ -81,7 +81,7 @@ impl QpInner {
         {
             // Flushed requests return their memory to the owner: the peer may not touch it from here on.
             local.lend_no_more();
-            local.shut_doors();
+            local.close_access();
             inside = local.is_inside();
             // The peer may have taken since we last looked.
             note_transmitted(core, &connected.link);
@@ -94,7 +94,7 @@ impl QpInner {
         if inside {
             self.withhold(core);
         }
-        core.rx.held = Held::default();
+        core.rx.held = RnrQueue::default();
         core.tx.overdue = None;
         self.take_inbox(core);
         if unheard {
@@ -259,12 +259,12 @@ impl QpInner {
     }
 
     /// After the end: sends what is owed (the Terminate), closes our direction, and waits for the peer's end.
-    pub(super) fn drain(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
+    pub(super) fn drain(self: &Arc<Self>, core: &mut Core, link: &Llp) -> bool {
         if self.life.is_dead() {
             return false;
         }
         if !core.shut {
-            match core.tx.send_all(self, link, &mut core.ledger) {
+            match core.tx.send_all(self, link, &mut core.counters) {
                 Ok(true) => {
                     self.shut(core, link);
                 }
@@ -298,7 +298,7 @@ impl QpInner {
     }
 
     /// Everything is sent: the peer sees our end.
-    pub(super) fn shut(&self, core: &mut Core, link: &Link) {
+    pub(super) fn shut(&self, core: &mut Core, link: &Llp) {
         link.shutdown_write();
         core.shut = true;
         self.linger(core);
@@ -534,6 +534,6 @@ impl Core {
 
     /// Bytes that have moved so far, either way.
     fn moved(&self) -> u64 {
-        self.tx.sent + self.ledger.rx_direct + self.ledger.rx_copied
+        self.tx.sent + self.counters.rx_direct + self.counters.rx_copied
     }
 }

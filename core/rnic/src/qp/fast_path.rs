@@ -16,7 +16,7 @@ use super::flight::Tx;
 use super::frame::{Frame, LOCAL_HEADER_LEN};
 use super::tx::DIRECT_BYTES;
 use super::{Core, QpInner, Stream};
-use crate::tally::Tally;
+use crate::comp_counters::CompCounters;
 use crate::transport::local::{LocalLink, REF_MAPPED};
 use crate::types::{QpState, SendOp, SendWr, Wc, WcStatus};
 
@@ -48,7 +48,7 @@ impl QpInner {
         let Core {
             stream: Some(stream),
             tx,
-            ledger,
+            counters,
             silent,
             keys,
             ..
@@ -75,8 +75,8 @@ impl QpInner {
                 && tx.may_overtake(local)
                 && self.write_known(wr, remote, &mut marked, keys, &tx.stretch)
             {
-                ledger.one_sided += 1;
-                ledger.one_sided_bytes += u64::from(len);
+                counters.one_sided += 1;
+                counters.one_sided_bytes += u64::from(len);
                 done += 1;
                 self.note_done(wr, len, silent, &mut wcs);
                 continue;
@@ -99,8 +99,8 @@ impl QpInner {
                     local.has_room(MAX_HEADER + 8)
                         && matches!(one_sided(tx), Outcome::DataDone)
                         && {
-                            ledger.one_sided += 1;
-                            ledger.one_sided_bytes += u64::from(len);
+                            counters.one_sided += 1;
+                            counters.one_sided_bytes += u64::from(len);
                             immediate_frame(stream, tx, local, imm, wr.solicited, len)
                         }
                 }
@@ -111,8 +111,8 @@ impl QpInner {
                 | SendOp::Swap { .. } => {
                     let carried = matches!(one_sided(tx), Outcome::Done);
                     if carried {
-                        ledger.one_sided += 1;
-                        ledger.one_sided_bytes += u64::from(len);
+                        counters.one_sided += 1;
+                        counters.one_sided_bytes += u64::from(len);
                     }
                     carried
                 }
@@ -123,10 +123,10 @@ impl QpInner {
             }
             match wr.op {
                 SendOp::Send => {
-                    ledger.tx_fpdus += 1;
-                    ledger.tx_copied += u64::from(len);
+                    counters.tx_fpdus += 1;
+                    counters.tx_copied += u64::from(len);
                 }
-                SendOp::WriteImm { .. } => ledger.tx_fpdus += 1,
+                SendOp::WriteImm { .. } => counters.tx_fpdus += 1,
                 _ => {}
             }
             done += 1;
@@ -145,7 +145,7 @@ impl QpInner {
     fn note_done(&self, wr: &SendWr, len: u32, silent: &mut u32, wcs: &mut SmallVec<[Wc; 16]>) {
         self.note(wr.op.opcode(), WcStatus::Success, len);
         if !wr.signaled && !self.limits.sq_sig_all {
-            Tally::done_silently(self.tally.as_ref(), wr.op.opcode(), silent);
+            CompCounters::done_silently(self.comp_counters.as_ref(), wr.op.opcode(), silent);
             return;
         }
         wcs.push(Wc {

@@ -13,9 +13,9 @@ use super::frame::Frame;
 use super::{Core, QpInner};
 use crate::engine::on_engine;
 use crate::pool::Pool;
-use crate::transport::Link;
+use crate::transport::Llp;
 use crate::transport::local::LocalLink;
-use crate::types::{Ledger, Sge};
+use crate::types::{ConnCounters, Sge};
 
 /// Attempts to send that the transport refuses one after the other, until it is asked only each so many times.
 const REFUSALS: u32 = 8;
@@ -225,8 +225,8 @@ impl Tx {
     pub(super) fn send_once(
         &mut self,
         qp: &QpInner,
-        link: &Link,
-        ledger: &mut Ledger,
+        link: &Llp,
+        counters: &mut ConnCounters,
     ) -> io::Result<bool> {
         // The spans must outlive the list that names them. With each, where its bytes end in the stream.
         let mut spans: SmallVec<[(u64, Span); FLIGHT_PIECES / 2]> = SmallVec::new();
@@ -256,7 +256,7 @@ impl Tx {
             }
         }
         let total = list.len_bytes();
-        ledger.tx_syscalls += 1;
+        counters.tx_syscalls += 1;
         let n = match link.send(&list) {
             Ok(n) => n,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -303,11 +303,11 @@ impl Tx {
     pub(super) fn send_all(
         &mut self,
         qp: &QpInner,
-        link: &Link,
-        ledger: &mut Ledger,
+        link: &Llp,
+        counters: &mut ConnCounters,
     ) -> io::Result<bool> {
         while !self.pieces.is_empty() {
-            if !self.send_once(qp, link, ledger)? && !self.pieces.is_empty() {
+            if !self.send_once(qp, link, counters)? && !self.pieces.is_empty() {
                 return Ok(false);
             }
         }
@@ -317,7 +317,7 @@ impl Tx {
 }
 
 /// Requests whose bytes are out of our memory are transmitted.
-pub(super) fn note_transmitted(core: &mut Core, link: &Link) {
+pub(super) fn note_transmitted(core: &mut Core, link: &Llp) {
     let Core {
         stream: Some(stream),
         tx,

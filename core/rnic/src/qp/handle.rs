@@ -19,13 +19,13 @@ use super::peer::Peer;
 use super::place::Rx;
 use super::post::Posting;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
+use crate::comp_counters::CompCounters;
 use crate::cq::{Cq, Member};
 use crate::device::{Counted, Pd, PdInner, QpNumber};
 use crate::ext::QpExt;
 use crate::srq::{RecvQueue, Srq};
-use crate::tally::Tally;
 use crate::types::{
-    Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, Rnr, SendWr, WcStatus,
+    ConnCounters, Error, Path, PostError, PostReason, QpState, RecvWr, Rnr, SendWr, WcStatus,
 };
 use crate::xrc::{XrcDomain, XrcTarget};
 
@@ -65,7 +65,7 @@ pub struct QpInit {
     /// called in any case). This is InfiniBand's behaviour. False is iWARP's: the end flushes at once.
     pub quiet_end: bool,
     /// A counter of completed work. Default `None`.
-    pub tally: Option<Arc<Tally>>,
+    pub comp_counters: Option<Arc<CompCounters>>,
 }
 
 impl QpInit {
@@ -85,7 +85,7 @@ impl QpInit {
             rnr: Rnr::default(),
             remote_completion: false,
             quiet_end: false,
-            tally: None,
+            comp_counters: None,
         }
     }
 }
@@ -146,7 +146,7 @@ impl Qp {
             send_cq: Arc::clone(&init.send_cq.0),
             recv_cq: Arc::clone(&init.recv_cq.0),
             recv,
-            tally: init.tally.clone(),
+            comp_counters: init.comp_counters.clone(),
             limits: Limits {
                 max_send_wr: init.max_send_wr,
                 max_sge: init.max_sge,
@@ -171,7 +171,7 @@ impl Qp {
                 tx: Tx::default(),
                 rx: Rx::default(),
                 done: Completions::default(),
-                ledger: Ledger::default(),
+                counters: ConnCounters::default(),
                 ended: None,
                 withheld: None,
                 awaits_retry_timeout: false,
@@ -310,8 +310,8 @@ impl Qp {
     }
 
     /// The cost of the connection's bytes so far.
-    pub fn ledger(&self) -> Ledger {
-        self.0.with_core(|core| core.ledger)
+    pub fn counters(&self) -> ConnCounters {
+        self.0.with_core(|core| core.counters)
     }
 
     /// RDMA Reads and atomics that the connection may have at once: (inbound, outbound), as agreed at start-up.
@@ -428,7 +428,7 @@ impl QpExt for Qp {
             },
             remote_completion: first.limits.remote_completion,
             quiet_end: first.limits.quiet_end,
-            tally: first.tally.clone(),
+            comp_counters: first.comp_counters.clone(),
             ..QpInit::new(
                 &Cq(Arc::clone(&first.send_cq)),
                 &Cq(Arc::clone(&first.recv_cq)),

@@ -25,7 +25,6 @@ mod fast_path;
 mod flight;
 mod frame;
 mod handle;
-mod held;
 mod lease;
 mod life;
 mod limits;
@@ -34,6 +33,7 @@ mod place;
 mod post;
 mod receives;
 mod rnr;
+mod rnr_queue;
 mod roles;
 mod rx;
 mod tx;
@@ -46,11 +46,11 @@ use weft_lock::Wake;
 use weft_mem::{KeyLock, Keys};
 use weft_proto::rdmap::{self, State as StreamState};
 
+use crate::comp_counters::CompCounters;
 use crate::cq::{CqInner, Glance};
 use crate::device::{DeviceInner, PdInner};
 use crate::engine::Engine;
-use crate::tally::Tally;
-use crate::types::{Ledger, QpState, SendWr, WcStatus};
+use crate::types::{ConnCounters, QpState, SendWr, WcStatus};
 use completions::Completions;
 use confirm::Confirming;
 use convert::to_proto;
@@ -101,7 +101,7 @@ struct Core {
     tx: Tx,
     rx: Rx,
     done: Completions,
-    ledger: Ledger,
+    counters: ConnCounters,
     /// Why it ended, once it has.
     ended: Option<EndReason>,
     /// The end is not reported yet.
@@ -137,7 +137,7 @@ pub(crate) struct QpInner {
     send_cq: Arc<CqInner>,
     recv_cq: Arc<CqInner>,
     recv: RecvSource,
-    tally: Option<Arc<Tally>>,
+    comp_counters: Option<Arc<CompCounters>>,
     limits: Limits,
     peer: Peer,
     glance: Arc<Glance>,

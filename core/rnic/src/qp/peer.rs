@@ -8,10 +8,10 @@ use weft_mem::Access;
 
 use super::CallOff;
 use super::confirm::{CONFIRMS, visible};
-use super::held::RNR_FOR_EVER;
+use super::rnr_queue::RNR_FOR_EVER;
 use crate::engine::Registration;
 use crate::lock::lock;
-use crate::transport::Link;
+use crate::transport::Llp;
 use crate::transport::local::LocalLink;
 
 /// See the [module](self). Nearly all of it is written once, and read by every request.
@@ -32,7 +32,7 @@ pub(super) struct Peer {
 }
 
 pub(super) struct Connected {
-    pub(super) link: Link,
+    pub(super) link: Llp,
     pub(super) registration: Registration,
     pub(super) since: Instant,
     /// See [`LinkOptions::linger`](crate::types::LinkOptions::linger).

@@ -13,10 +13,10 @@ use weft_wire::rdmap::{AtomicOp, AtomicRequest, IMMEDIATE_LEN, Opcode};
 use super::convert::{fault_of, term_code};
 use super::end::EndReason;
 use super::frame::Frame;
-use super::held::{Held, Patience};
+use super::rnr_queue::{Patience, RnrQueue};
 use super::{Core, QpInner, peer_terminated};
 use crate::pool::Pool;
-use crate::transport::Link;
+use crate::transport::Llp;
 use crate::types::{RecvWr, Sge, Wc, WcOpcode, WcStatus, sg_len, sub_list};
 
 /// Staging buffer of a connection on shared memory, in bytes: longer payloads have their place when they are fetched.
@@ -40,7 +40,7 @@ pub(super) enum Target {
     Recv {
         mo: u32,
     },
-    /// Data that waits for a receive, see [`Held`].
+    /// Data that waits for a receive, see [`RnrQueue`].
     Held,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct Rx {
     pub(super) buf: Option<Box<[u8]>>,
     pub(super) start: usize,
     pub(super) end: usize,
-    pub(super) held: Held,
+    pub(super) held: RnrQueue,
     pub(super) patience: Patience,
     /// Immediate data that has come belongs to a Send.
     with_send: bool,
@@ -145,7 +145,7 @@ impl Rx {
     }
 
     /// After the end: read and forget. Says whether the peer has closed.
-    pub(super) fn discard(&mut self, link: &Link, pool: &Pool) -> bool {
+    pub(super) fn discard(&mut self, link: &Llp, pool: &Pool) -> bool {
         if self.eof {
             return true;
         }
@@ -231,7 +231,7 @@ impl QpInner {
         let Core {
             stream: Some(stream),
             rx,
-            ledger,
+            counters,
             ..
         } = core
         else {
@@ -239,7 +239,7 @@ impl QpInner {
         };
         let step = stream.rx_segment(&header, ulpdu_len)?;
         rx.with_send = matches!(header, Header::Untagged(header) if header.invalidate == WITH_SEND);
-        ledger.rx_fpdus += 1;
+        counters.rx_fpdus += 1;
         let mut payload = &ulpdu[header.len().min(ulpdu.len())..];
         let mut before = 0;
         let mut told = None;
@@ -305,11 +305,11 @@ impl QpInner {
                     .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?
                     .copy_in(payload);
             }
-            core.ledger.rx_copied += here as u64;
+            core.counters.rx_copied += here as u64;
         } else if here > 0 {
             let spans = self.spans(core, target, len)?;
             scatter(&spans, &payload[..here]);
-            core.ledger.rx_copied += here as u64;
+            core.counters.rx_copied += here as u64;
         }
         let rx = &mut core.rx;
         if whole {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use super::convert::to_proto;
 use super::receives::name_srq;
 use super::{Core, QpInner, Slot, Stream};
+use crate::comp_counters::CompCounters;
 use crate::lock::lock;
-use crate::tally::Tally;
 use crate::types::{PostError, PostReason, QpState, SendWr};
 
 /// Posts that may wait for the next poll, see [`Qp::post_send`](super::Qp::post_send).
@@ -252,8 +252,8 @@ impl QpInner {
         wr: SendWr,
         wishes: &mut Wishes,
     ) {
-        let counts = |tally: &Arc<Tally>| tally.counts_op(&wr.op);
-        wishes.wanted |= wr.signaled || self.tally.as_ref().is_some_and(counts);
+        let counts = |comp_counters: &Arc<CompCounters>| comp_counters.counts_op(&wr.op);
+        wishes.wanted |= wr.signaled || self.comp_counters.as_ref().is_some_and(counts);
         wishes.told |= wr.op.is_two_sided();
         name_srq(stream, named_srq, &wr);
         let slot = Slot {

@@ -19,9 +19,9 @@ use weft_proto::rdmap::Fault;
 use weft_wire::ddp::Header;
 use weft_wire::rdmap::{Opcode, QN_ATOMIC_RESPONSE, QN_SEND, QN_TERMINATE};
 
-use super::held::{NOTICE, RNR_FOR_EVER};
 use super::place::{Segment, Stop};
 use super::receives::RecvSource;
+use super::rnr_queue::{NOTICE, RNR_FOR_EVER};
 use super::{Core, QpInner};
 
 impl QpInner {

@@ -24,7 +24,7 @@ impl Source for QpInner {
             cipher: connected.link.cipher().map(str::to_owned),
             reason: self.peer.reason.get().cloned(),
             age: connected.since.elapsed(),
-            ledger: self.with_core(|core| core.ledger),
+            counters: self.with_core(|core| core.counters),
         })
     }
 

@@ -19,7 +19,7 @@ use super::frame::Frame;
 use super::place::{ROUNDS, Rx, Segment, Stop, Target, before_payload};
 use super::rnr::Wait;
 use super::{Core, QpInner};
-use crate::transport::{Link, Received};
+use crate::transport::{Llp, Received};
 use crate::types::{QpState, WcStatus};
 
 /// Segments up to this length are looked at only when they are there as a whole: every control message is shorter.
@@ -38,7 +38,7 @@ const DRIVE_BYTES: usize = 16 << 20;
 
 impl QpInner {
     /// Receive until the transport has nothing more. Says whether bytes moved.
-    pub(super) fn pump_rx(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
+    pub(super) fn pump_rx(self: &Arc<Self>, core: &mut Core, link: &Llp) -> bool {
         let mut moved = false;
         core.rx.borrow(self.device.pool());
         let mut drained = false;
@@ -66,7 +66,7 @@ impl QpInner {
                     }
                     self.receive(core, link)
                 }
-                // Data after the fault is not placed, and the peer is not notified before our doors are shut.
+                // Data after the fault is not placed, and the peer is not notified before access is closed.
                 Err(stop) => Err(stop),
             };
             match outcome {
@@ -126,8 +126,8 @@ impl QpInner {
     }
 
     /// One system call.
-    fn receive(&self, core: &mut Core, link: &Link) -> Result<Option<Received>, Stop> {
-        core.ledger.rx_syscalls += 1;
+    fn receive(&self, core: &mut Core, link: &Llp) -> Result<Option<Received>, Stop> {
+        core.counters.rx_syscalls += 1;
         if core.rx.markers.is_some() {
             return core.rx.receive_marked(link);
         }
@@ -135,7 +135,7 @@ impl QpInner {
             Some(direct) => self.spans(core, direct.target, direct.left)?,
             None => SmallVec::new(),
         };
-        let Core { rx, ledger, .. } = core;
+        let Core { rx, counters, .. } = core;
         let in_frame = rx.in_frame();
         let Some(buf) = &mut rx.buf else {
             return Ok(None);
@@ -185,7 +185,7 @@ impl QpInner {
             return Ok(None);
         };
         let placed = n.min(placed_max);
-        ledger.rx_direct += placed as u64;
+        counters.rx_direct += placed as u64;
         if let Some(direct) = &mut rx.direct {
             direct.target.advance(placed as u32);
             direct.left -= placed as u32;
@@ -298,7 +298,7 @@ impl QpInner {
 
 impl Rx {
     /// With markers: stages the raw bytes, and keeps the rest without markers.
-    fn receive_marked(&mut self, link: &Link) -> Result<Option<Received>, Stop> {
+    fn receive_marked(&mut self, link: &Llp) -> Result<Option<Received>, Stop> {
         let rx = self;
         let in_frame = rx.in_frame();
         let Some(buf) = &mut rx.buf else {
@@ -333,7 +333,7 @@ impl Rx {
 
 /// One system call. `None`: nothing there now.
 fn receive_from(
-    link: &Link,
+    link: &Llp,
     list: &mut RecvList<'_>,
     in_frame: bool,
 ) -> Result<Option<Received>, Stop> {

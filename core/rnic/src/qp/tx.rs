@@ -19,8 +19,8 @@ use super::frame::Frame;
 use super::{Core, QpInner, Slot};
 use crate::engine::on_engine;
 use crate::timer;
-use crate::transport::Link;
-use crate::types::{Ledger, SendOp, WcStatus, sub_list};
+use crate::transport::Llp;
+use crate::types::{ConnCounters, SendOp, WcStatus, sub_list};
 
 /// Payloads up to this are copied: cheaper than another entry in the list.
 const COPY_MAX: u32 = 2048;
@@ -45,7 +45,7 @@ enum Local {
 
 impl QpInner {
     /// Send until there is nothing to send or the transport takes no more. Says whether bytes moved.
-    pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
+    pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &Llp) -> bool {
         if core.tx.lends() {
             note_transmitted(core, link);
         }
@@ -84,7 +84,7 @@ impl QpInner {
                 core.tx.blocked = true;
                 break;
             }
-            let outcome = core.tx.send_once(self, link, &mut core.ledger);
+            let outcome = core.tx.send_once(self, link, &mut core.counters);
             note_transmitted(core, link);
             match outcome {
                 Ok(true) => {}
@@ -103,7 +103,7 @@ impl QpInner {
     }
 
     /// Builds the next flight, and carries out requests that need none: returns whether there was anything to do.
-    fn build(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
+    fn build(self: &Arc<Self>, core: &mut Core, link: &Llp) -> bool {
         let mut hdr = [0; MAX_HEADER];
         if core.tx.pieces.is_empty() {
             core.tx.scratch.clear();
@@ -126,7 +126,7 @@ impl QpInner {
             let Core {
                 stream: Some(stream),
                 tx,
-                ledger,
+                counters,
                 confirming,
                 ..
             } = core
@@ -197,7 +197,7 @@ impl QpInner {
                 break;
             }
             let in_place = !copy && !payload.is_empty();
-            count_fpdu(ledger, payload.len(), in_place);
+            count_fpdu(counters, payload.len(), in_place);
             bytes += tx.finish_fpdu(start, ulpdu_len, in_place);
             if let Some(seq) = segment.completes {
                 tx.marks.push_back((tx.built, seq));
@@ -386,13 +386,13 @@ fn flight_limit(copied: bool) -> usize {
     }
 }
 
-fn count_fpdu(ledger: &mut Ledger, payload: u32, in_place: bool) {
+fn count_fpdu(counters: &mut ConnCounters, payload: u32, in_place: bool) {
     if in_place {
-        ledger.tx_direct += u64::from(payload);
+        counters.tx_direct += u64::from(payload);
     } else {
-        ledger.tx_copied += u64::from(payload);
+        counters.tx_copied += u64::from(payload);
     }
-    ledger.tx_fpdus += 1;
+    counters.tx_fpdus += 1;
 }
 
 /// The reason that a Terminate message gives.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use weft_sys::unix::{self, Cred, Name};
 use weft_sys::{Interest, poll_fds, process};
 
-use super::{Connection, DEVICE, Desk, END, MAX_PACKET, NAME, Survey};
+use super::{Connection, DEVICE, DeviceStat, END, MAX_PACKET, NAME, Survey};
 
 /// More connections than a device can have: what says more is no device.
 const MAX_CONNECTIONS: usize = 1 << 17;
@@ -45,21 +45,23 @@ pub fn survey(patience: Duration) -> io::Result<Survey> {
     for (cred, wire) in asked {
         let deadline = deadline.max(Instant::now() + LEAST);
         match listen(&wire, cred, deadline) {
-            Some(desk) => found.desks.push(desk),
+            Some(device) => found.devices.push(device),
             None => found.silent.push(cred.pid),
         }
     }
-    found.desks.sort_by_key(|desk| (desk.pid, desk.device));
+    found
+        .devices
+        .sort_by_key(|device| (device.pid, device.device));
     found.silent.sort_unstable();
     found.silent.dedup();
     Ok(found)
 }
 
-fn may_ask(desk: Cred) -> bool {
-    process::uid() == 0 || desk.is_same_user()
+fn may_ask(process: Cred) -> bool {
+    process::uid() == 0 || process.is_same_user()
 }
 
-/// The names of all desks in a table of Unix sockets: `Num RefCount Protocol Flags Type St Inode Path`.
+/// The names of all processes in a table of Unix sockets: `Num RefCount Protocol Flags Type St Inode Path`.
 fn names(table: &str) -> BTreeSet<&str> {
     /// `__SO_ACCEPTCON`: it listens. Accepted connections have its name too.
     const LISTENS: u32 = 1 << 16;
@@ -75,11 +77,11 @@ fn names(table: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Everything that a desk says; `None` when it does not come to the end.
-fn listen(wire: &OwnedFd, cred: Cred, deadline: Instant) -> Option<Desk> {
+/// Everything that a process says; `None` when it does not come to the end.
+fn listen(wire: &OwnedFd, cred: Cred, deadline: Instant) -> Option<DeviceStat> {
     let mut buf = [0; MAX_PACKET];
     let device = packet(wire, &mut buf, deadline)?;
-    let mut desk = Desk {
+    let mut device = DeviceStat {
         pid: cred.pid,
         uid: cred.uid,
         device: device.strip_prefix(DEVICE)?.parse().ok()?,
@@ -88,12 +90,12 @@ fn listen(wire: &OwnedFd, cred: Cred, deadline: Instant) -> Option<Desk> {
     loop {
         let text = packet(wire, &mut buf, deadline)?;
         if text == END {
-            return Some(desk);
+            return Some(device);
         }
-        if desk.connections.len() == MAX_CONNECTIONS {
+        if device.connections.len() == MAX_CONNECTIONS {
             return None;
         }
-        desk.connections.push(Connection::parse(text)?);
+        device.connections.push(Connection::parse(text)?);
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{
-    Access, KeySpan, LastStretch, PEER_LIMIT, Place, Reader, RecvList, SendList, Target,
+    Access, ExportAddr, KeySpan, LastStretch, PEER_LIMIT, Reader, RecvList, SendList, Target,
 };
 use weft_ring::{Broken, End, Front, Ref};
 use weft_sys::{Interest, wake};
@@ -147,13 +147,13 @@ impl LocalLink {
         self.neighbour.as_deref()
     }
 
-    /// The doors are shut and the peer is outside: allows it to access our memory in these ways from now on. For denied operations it sends a
+    /// The peer has no access and touches nothing: allows it to access our memory in these ways from now on. For denied operations it sends a
     /// request through the ring, which is refused.
     pub(crate) fn let_in(&self, access: Access) {
         let end = &self.joint.end;
         end.set_caps(caps(self.joint.process, access));
         if DENIES.iter().any(|(right, _)| access.intersects(*right)) {
-            end.open_doors();
+            end.open_access();
         }
     }
 
@@ -167,8 +167,8 @@ impl LocalLink {
 
     /// The peer may not access our memory any more. If it [is inside](Self::is_inside) after this call, it finishes soon; otherwise it stays
     /// outside.
-    pub(crate) fn shut_doors(&self) {
-        self.joint.end.shut_doors();
+    pub(crate) fn close_access(&self) {
+        self.joint.end.close_access();
     }
 
     /// Copies everything that is sent from now on.
@@ -176,7 +176,7 @@ impl LocalLink {
         self.lends_no_more.store(true, Ordering::Relaxed);
     }
 
-    /// The doors are shut: whether the peer, which may have seen them open, stays longer than a moment.
+    /// Access is closed: whether the peer, which may have seen them open, stays longer than a moment.
     pub(crate) fn is_inside(&self) -> bool {
         let inside = |_| self.joint.end.peer_mark() != 0;
         (0..MOMENT).all(inside) && self.counts()
@@ -296,7 +296,7 @@ impl LocalLink {
             end, peer, peer_qp, ..
         } = &self.joint;
         end.enter(stag);
-        let out = (end.peer_doors_open() && self.allowed(need) && !self.is_dead())
+        let out = (end.peer_access_open() && self.allowed(need) && !self.is_dead())
             .then(|| peer.find(*peer_qp, stag, to, len, need))
             .flatten()
             .map(|target| f(peer, &target));
@@ -325,8 +325,8 @@ impl LocalLink {
     }
 
     /// The place from which the peer should copy a payload itself.
-    fn reference(&self, place: Option<Place>, len: usize) -> Option<Ref> {
-        let Place { space, addr } = place?;
+    fn reference(&self, place: Option<ExportAddr>, len: usize) -> Option<Ref> {
+        let ExportAddr { space, addr } = place?;
         let reachable = match space {
             0 => len >= REF_PROCESS && self.joint.end.peer_caps() & CAN_READ != 0,
             1 | 2 => len >= REF_MAPPED,
@@ -389,7 +389,7 @@ impl LocalLink {
         let end = &self.joint.end;
         let room = (list.len_bytes() - skip) as u64;
         let n = from.len.min(room).min(PULL_MAX) as usize;
-        let place = Place {
+        let place = ExportAddr {
             space: from.space,
             addr: from.addr,
         };
@@ -458,7 +458,7 @@ impl Marked<'_> {
             (self.stag, self.bytes) = (stag, 0);
         }
         self.bytes += from.len();
-        let written = end.peer_doors_open()
+        let written = end.peer_access_open()
             && self.link.allowed(Access::REMOTE_WRITE)
             && !self.link.is_dead()
             && peer.write_known(last, stag, to, from);
@@ -497,7 +497,7 @@ impl Reader for LocalLink {
         self.joint.own_qp == qp
     }
 
-    fn borrows(&self, place: Place, len: u64) -> bool {
+    fn borrows(&self, place: ExportAddr, len: u64) -> bool {
         let end = place.addr.saturating_add(len);
         let overlaps = |lent: &Lent| {
             let Ref { space, addr, len } = lent.what;
@@ -521,7 +521,7 @@ impl Reader for LocalLink {
     }
 }
 
-/// The calls for [`Link`](super::Link).
+/// The calls for [`Llp`](super::Llp).
 impl LocalLink {
     pub(super) fn tls(&self) -> Option<&TlsInfo> {
         self.joint.tls.as_ref()
@@ -623,7 +623,7 @@ impl LocalLink {
     }
 
     pub(super) fn abort(&self) {
-        self.joint.end.shut_doors();
+        self.joint.end.close_access();
         // After an end in order the peer may read to it, unless memory is lent that is about to be taken back.
         if !self.finished.load(Ordering::SeqCst) || self.lends() {
             let _ = self.joint.end.abort();

@@ -68,7 +68,7 @@ pub(crate) trait ByteStream: Send + Sync {
 
 /// The carrier of a connection's ULPDUs.
 #[derive(Clone)]
-pub(crate) enum Link {
+pub(crate) enum Llp {
     /// A byte stream, in FPDUs.
     Stream(Arc<dyn ByteStream>),
     /// Rings in memory that is shared with the peer. More can be done there than sending bytes.
@@ -79,19 +79,19 @@ pub(crate) enum Link {
 macro_rules! either {
     ($self:ident, $link:ident => $call:expr) => {
         match $self {
-            Link::Stream($link) => $call,
-            Link::Local($link) => $call,
+            Llp::Stream($link) => $call,
+            Llp::Local($link) => $call,
         }
     };
 }
 
-impl Link {
+impl Llp {
     /// The shared memory, if the link uses it.
     #[inline]
     pub(crate) fn local(&self) -> Option<&LocalLink> {
         match self {
-            Link::Local(local) => Some(local),
-            Link::Stream(_) => None,
+            Llp::Local(local) => Some(local),
+            Llp::Stream(_) => None,
         }
     }
 
@@ -109,7 +109,7 @@ impl Link {
     /// The data taken so far has been processed: payloads are in place.
     #[inline]
     pub(crate) fn placed(&self) {
-        if let Link::Local(local) = self {
+        if let Llp::Local(local) = self {
             local.placed();
         }
     }
@@ -122,9 +122,9 @@ impl Link {
     /// As [`ByteStream::is_closed_behind`].
     pub(crate) fn is_closed_behind(&self) -> bool {
         match self {
-            Link::Stream(link) => link.is_closed_behind(),
+            Llp::Stream(link) => link.is_closed_behind(),
             // It reports its end outside the ring.
-            Link::Local(_) => false,
+            Llp::Local(_) => false,
         }
     }
 
@@ -142,8 +142,8 @@ impl Link {
     /// reads it.
     pub(crate) fn copied(&self, sent: u64) -> u64 {
         match self {
-            Link::Stream(_) => sent,
-            Link::Local(local) => local.copied(sent),
+            Llp::Stream(_) => sent,
+            Llp::Local(local) => local.copied(sent),
         }
     }
 
@@ -160,8 +160,8 @@ impl Link {
     /// As [`ByteStream::cut`].
     pub(crate) fn cut(&self) {
         match self {
-            Link::Stream(link) => link.cut(),
-            Link::Local(local) => local.abort(),
+            Llp::Stream(link) => link.cut(),
+            Llp::Local(local) => local.abort(),
         }
     }
 
@@ -178,8 +178,8 @@ impl Link {
     /// As [`ByteStream::max_fpdu`].
     pub(crate) fn max_fpdu(&self) -> Option<u32> {
         match self {
-            Link::Stream(link) => link.max_fpdu(),
-            Link::Local(_) => None,
+            Llp::Stream(link) => link.max_fpdu(),
+            Llp::Local(_) => None,
         }
     }
 
@@ -191,29 +191,29 @@ impl Link {
     /// As [`ByteStream::tls_error`].
     pub(crate) fn tls_error(&self) -> Option<TlsError> {
         match self {
-            Link::Stream(link) => link.tls_error(),
-            Link::Local(_) => None,
+            Llp::Stream(link) => link.tls_error(),
+            Llp::Local(_) => None,
         }
     }
 
     /// Whether its set-up has shown that the peer is of our user.
     pub(crate) fn attests_same_user(&self) -> bool {
-        matches!(self, Link::Local(_))
+        matches!(self, Llp::Local(_))
     }
 
     /// The cipher, if the data is encrypted.
     pub(crate) fn cipher(&self) -> Option<&'static str> {
         match self {
-            Link::Stream(link) => link.cipher(),
-            Link::Local(_) => None,
+            Llp::Stream(link) => link.cipher(),
+            Llp::Local(_) => None,
         }
     }
 
     /// Its name, as in [`Path::transport`](crate::Path).
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Link::Stream(link) => link.name(),
-            Link::Local(_) => "local",
+            Llp::Stream(link) => link.name(),
+            Llp::Local(_) => "local",
         }
     }
 }

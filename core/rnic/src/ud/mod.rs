@@ -47,13 +47,13 @@ use send::Sends;
 /// Why a receiver refuses a reliable message.
 pub use weft_wire::dgram::FaultCode as UdFault;
 
+use crate::comp_counters::CompCounters;
 use crate::cq::{Cq, CqInner};
 use crate::device::{Counted, Pd, PdInner, QpNumber};
 use crate::engine::{guarded, on_engine};
 use crate::lock::lock;
 use crate::qp::RecvSource;
 use crate::srq::{RecvQueue, Srq};
-use crate::tally::Tally;
 use crate::types::{
     Error, PostError, PostReason, QpState, RecvWr, SendWr, UdSource, WcOpcode, WcStatus,
 };
@@ -123,8 +123,8 @@ pub struct UdInit {
     /// Of single posts that follow each other while the program polls, the third and later ones of one length to one destination go together: with the
     /// next poll, when the train is full, or after a millisecond. For programs that post one by one. Default off. Not in the reliable mode.
     pub gather: bool,
-    /// As [`QpInit::tally`](crate::QpInit::tally).
-    pub tally: Option<Arc<Tally>>,
+    /// As [`QpInit::comp_counters`](crate::QpInit::comp_counters).
+    pub comp_counters: Option<Arc<CompCounters>>,
 }
 
 impl UdInit {
@@ -153,7 +153,7 @@ impl UdInit {
             partial_records: true,
             reliable: None,
             gather: false,
-            tally: None,
+            comp_counters: None,
         }
     }
 }
@@ -269,7 +269,7 @@ pub(crate) struct UdInner {
     partial_records: bool,
     reliable: Option<Reliable>,
     gather: bool,
-    tally: Option<Arc<Tally>>,
+    comp_counters: Option<Arc<CompCounters>>,
     /// A message found no receive, or no room for its record.
     starving: AtomicBool,
     sq_used: AtomicU32,
@@ -290,8 +290,8 @@ impl UdInner {
 
     /// Counts completed work, if the program has attached a counter.
     fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
-        if let Some(tally) = &self.tally {
-            tally.note(opcode, status, len);
+        if let Some(comp_counters) = &self.comp_counters {
+            comp_counters.note(opcode, status, len);
         }
     }
 
@@ -632,7 +632,7 @@ impl Pd {
                 .reliable
                 .map(|settings| Reliable::new(settings, segment)),
             gather: init.gather,
-            tally: init.tally.clone(),
+            comp_counters: init.comp_counters.clone(),
             starving: AtomicBool::new(false),
             sends: KeyLock::new(Sends::new(device.random_u32(), &device.table)),
             inbound: KeyLock::new(Inbound::new(config, &device.table)),

@@ -13,9 +13,9 @@ use weft_wire::dgram::{self, Segment, Target};
 
 use super::local::Pipe;
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
+use crate::comp_counters::CompCounters;
 use crate::cq::CqInner;
 use crate::lock::add_alone;
-use crate::tally::Tally;
 use crate::types::{
     PostReason, QpState, RemoteAddr, SendOp, SendWr, Wc, WcOpcode, WcStatus, sub_list,
 };
@@ -599,7 +599,7 @@ impl UdInner {
             };
             self.send_cq.push(&[wc], failed);
         } else {
-            Tally::done_silently(self.tally.as_ref(), send.opcode, silent);
+            CompCounters::done_silently(self.comp_counters.as_ref(), send.opcode, silent);
         }
     }
 

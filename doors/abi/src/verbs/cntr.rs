@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use weft_verbs::ext::CqExt;
-use weft_verbs::{Counter, Tally, Work};
+use weft_verbs::{CompCounters, Counter, Work};
 
 use super::context::{Context, Ctx};
 use super::cq::Cq;
@@ -282,14 +282,14 @@ pub unsafe fn ibv_qp_attach_comp_cntr(
         if !matches!(qp.state(), IBV_QPS_RESET | IBV_QPS_INIT) {
             return Err(Errno::INVAL);
         }
-        let tally: &Tally = qp.tally()?;
+        let comp_counters: &CompCounters = qp.comp_counters()?;
         let wanted = || OPS.into_iter().filter(|(bit, _)| attr.op_mask & bit != 0);
         // All or nothing; no other thread attaches to this queue pair meanwhile.
-        if wanted().any(|(_, work)| tally.counts(work)) {
+        if wanted().any(|(_, work)| comp_counters.counts(work)) {
             return Err(Errno::BUSY);
         }
         for (_, work) in wanted() {
-            tally.attach(work, &counter.counter);
+            comp_counters.attach(work, &counter.counter);
         }
         qp.counted_by(counter.users.hold());
         let mut queues = lock(&counter.queues);

@@ -176,7 +176,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     };
     let mut init = base.init(wanted, &cap);
     init.num = number.as_ref().map(persona::Number::get);
-    init.tally = Some(Arc::default());
+    init.comp_counters = Some(Arc::default());
     let (native, ud) = match (init.num, port) {
         (_, Some(port)) => (
             None,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use weft_verbs::ext::QpExt;
-use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr, Tally, UdDest};
+use weft_verbs::{CompCounters, Qp, QpInit, QpState, RecvWr, SendWr, UdDest};
 
 use super::batch::Building;
 use super::context::Ctx;
@@ -98,8 +98,8 @@ impl QpObj {
     ///
     /// # Errors
     /// `EINVAL` for a further handle of another queue pair.
-    pub(crate) fn tally(&self) -> Result<&Tally, Errno> {
-        self.init.tally.as_deref().ok_or(Errno::INVAL)
+    pub(crate) fn comp_counters(&self) -> Result<&CompCounters, Errno> {
+        self.init.comp_counters.as_deref().ok_or(Errno::INVAL)
     }
 
     /// True if a completion counter is attached to it.
@@ -209,8 +209,8 @@ impl QpObj {
     /// The number of sends that a counter has counted and that make no completion: their places are free.
     #[cold]
     fn counted_in_silence(&self) -> u32 {
-        let tally = self.init.tally.as_deref();
-        tally.map_or(0, Tally::take_silent)
+        let comp_counters = self.init.comp_counters.as_deref();
+        comp_counters.map_or(0, CompCounters::take_silent)
     }
 
     pub(super) fn outstanding(&self) -> u32 {

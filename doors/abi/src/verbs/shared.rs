@@ -123,7 +123,7 @@ fn further(
     qp_context: *mut c_void,
 ) -> Result<Guard<QpObj>, Errno> {
     let mut init = first.init.clone();
-    init.tally = None;
+    init.comp_counters = None;
     let num = first.num();
     QpObj::pool().make_at(
         |handle| {

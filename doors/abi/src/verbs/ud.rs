@@ -60,7 +60,7 @@ impl Datagrams {
             down: Some(down),
             deaf_to_itself,
             gather: true,
-            tally: init.tally.clone(),
+            comp_counters: init.comp_counters.clone(),
             // As the port's active_mtu: programs may rely on the refusal of longer messages.
             max_message: UD_MTU,
             ..UdInit::new(port, 0, &init.send_cq, &init.recv_cq)

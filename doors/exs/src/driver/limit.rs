@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::Ledger;
+use weft_verbs::ConnCounters;
 
 use super::conn::Conn;
 use super::op::{End, Op, Slot};
@@ -21,8 +21,8 @@ const GRACE: Duration = Duration::from_secs(3);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Bytes that the transport has accepted from us.
-fn taken(ledger: &Ledger) -> u64 {
-    ledger.tx_direct + ledger.tx_copied + ledger.one_sided_bytes
+fn taken(counters: &ConnCounters) -> u64 {
+    counters.tx_direct + counters.tx_copied + counters.one_sided_bytes
 }
 
 impl Io {
@@ -79,13 +79,13 @@ impl Conn {
 
     /// Bytes that the transport has moved, in both directions.
     fn moved(&self) -> u64 {
-        let ledger = self.qp.ledger();
-        taken(&ledger) + ledger.rx_direct + ledger.rx_copied
+        let counters = self.qp.counters();
+        taken(&counters) + counters.rx_direct + counters.rx_copied
     }
 
     /// Bytes that the transport has accepted from us.
     pub(super) fn moved_out(&self) -> u64 {
-        taken(&self.qp.ledger())
+        taken(&self.qp.counters())
     }
 
     /// Cancel a receive; if it is advertised, the peer has a grace period to release its memory. False: it has ended, or is about to.

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use weft_sockets::lock::lock;
-use weft_verbs::{Access, Leaving, Mr, Sge};
+use weft_verbs::{Access, Mr, PendingDereg, Sge};
 
 use super::timer::Grace;
 use crate::bell::Bell;
@@ -219,7 +219,7 @@ struct More {
     /// The registration that is open to the peer.
     open: Option<Mr>,
     /// Ended registrations whose memory is still in use, oldest first, and the pieces that they were for.
-    leaving: SmallVec<[(Leaving, Option<usize>); 1]>,
+    pending: SmallVec<[(PendingDereg, Option<usize>); 1]>,
     /// The buffers returned by the local registrations.
     buffers: SmallVec<[Option<Vec<u8>>; 1]>,
 }
@@ -227,10 +227,10 @@ struct More {
 impl More {
     /// Close the memory to the peer. Returns true if the memory is no longer in use.
     fn close(&mut self) -> bool {
-        if let Some(Err(leaving)) = self.open.take().map(Mr::retire) {
-            self.leaving.push((leaving, None));
+        if let Some(Err(pending)) = self.open.take().map(Mr::retire) {
+            self.pending.push((pending, None));
         }
-        self.leaving.is_empty()
+        self.pending.is_empty()
     }
 
     /// Like `close`, and also end all local registrations.
@@ -240,11 +240,11 @@ impl More {
         for (i, slot) in self.local.iter_mut().enumerate() {
             match slot.take().map(Mr::retire) {
                 Some(Ok(buffer)) => self.buffers[i] = buffer,
-                Some(Err(leaving)) => self.leaving.push((leaving, Some(i))),
+                Some(Err(pending)) => self.pending.push((pending, Some(i))),
                 None => {}
             }
         }
-        self.leaving.is_empty()
+        self.pending.is_empty()
     }
 
     /// The buffer of a piece, if it was registered.
@@ -501,13 +501,13 @@ impl Op {
     }
 
     /// The oldest ended registration whose memory is still in use, and its piece.
-    fn next_leaving(&mut self) -> Option<(Leaving, Option<usize>)> {
-        let more = self.more.as_mut().filter(|m| !m.leaving.is_empty())?;
-        Some(more.leaving.remove(0))
+    fn next_leaving(&mut self) -> Option<(PendingDereg, Option<usize>)> {
+        let more = self.more.as_mut().filter(|m| !m.pending.is_empty())?;
+        Some(more.pending.remove(0))
     }
 
     fn is_used(&self) -> bool {
-        self.more.as_ref().is_some_and(|m| !m.leaving.is_empty())
+        self.more.as_ref().is_some_and(|m| !m.pending.is_empty())
     }
 
     /// Store the returned buffer of a piece.
@@ -600,8 +600,8 @@ impl Parked {
         told: impl FnOnce(Option<Late>, bool) + Send + 'static,
     ) {
         // In order: a registration of a part keeps the whole one alive.
-        if let Some((leaving, piece)) = self.op.next_leaving() {
-            leaving.then(move |buffer| {
+        if let Some((pending, piece)) = self.op.next_leaving() {
+            pending.then(move |buffer| {
                 self.op.came_back(piece, buffer);
                 self.wait(told);
             });

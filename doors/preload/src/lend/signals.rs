@@ -51,7 +51,7 @@ unsafe fn mask(
     }
 }
 
-weft_sys::doors! {
+weft_sys::interpose! {
     "C-unwind"
 
     fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {

@@ -24,10 +24,10 @@ use weft_verbs::{
     Access, Device, Doorbell, EndReason, Mr, Pd, PerProcess, QpInit, RecvWr, Wc, WcStatus,
 };
 
-use crate::ledger::Ledger;
 use crate::machine::policy::{Mode, Policy};
 use crate::machine::{Config, Endpoint, Op};
 use crate::options::Options;
+use crate::send_stats::SendStats;
 use crate::wire::{HEADER_LEN, Hello, LONGEST, Message, locks};
 use act::Mark;
 use recv::Receiver;
@@ -67,7 +67,7 @@ pub(crate) struct Core {
     /// There once the peer has greeted.
     machine: Option<Endpoint>,
     policy: Policy,
-    ledger: Ledger,
+    send_stats: SendStats,
     /// Messages posted, oldest first, in runs that end with a completion, and those since the last.
     marks: VecDeque<Mark>,
     open: Mark,
@@ -143,7 +143,7 @@ impl Conn {
                 state: State::default(),
                 machine: None,
                 policy: Policy::new(options.mode, options.zero_copy, options.fault_limit),
-                ledger: Ledger::default(),
+                send_stats: SendStats::default(),
                 marks: VecDeque::new(),
                 open: Mark::default(),
                 posted: 0,
@@ -257,19 +257,19 @@ impl Conn {
         });
     }
 
-    pub(crate) fn ledger(&self) -> Ledger {
+    pub(crate) fn send_stats(&self) -> SendStats {
         self.with(|core| {
-            let mut ledger = core.ledger;
-            ledger.mode = core.policy.mode();
-            ledger.falls = core.policy.falls();
+            let mut send_stats = core.send_stats;
+            send_stats.mode = core.policy.mode();
+            send_stats.falls = core.policy.falls();
             if let Some(machine) = &core.machine {
                 let stats = machine.stats();
-                ledger.messages = stats.messages;
-                ledger.credit_messages = stats.credit_messages;
-                ledger.data_messages = stats.data_messages;
-                ledger.coalesced = stats.coalesced;
+                send_stats.messages = stats.messages;
+                send_stats.credit_messages = stats.credit_messages;
+                send_stats.data_messages = stats.data_messages;
+                send_stats.coalesced = stats.coalesced;
             }
-            ledger
+            send_stats
         })
     }
 

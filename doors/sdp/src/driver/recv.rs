@@ -116,7 +116,7 @@ impl Conn {
                 Err(_) => break,
             }
         }
-        self.with(|core| core.ledger.received_bytes += if peek { 0 } else { done as u64 });
+        self.with(|core| core.send_stats.received_bytes += if peek { 0 } else { done as u64 });
         Ok(done)
     }
 
@@ -207,7 +207,7 @@ impl Conn {
         };
         let _ = self.store_lock(index, next);
         if fetched.is_ok() && !peek {
-            self.with(|core| core.ledger.fetched_bytes += len as u64);
+            self.with(|core| core.send_stats.fetched_bytes += len as u64);
         }
         fetched
     }
@@ -342,7 +342,7 @@ impl Conn {
             None => Err(Errno::AGAIN),
         };
         if let Ok(Found::Placed(len)) = found {
-            self.with(|core| core.ledger.sunk_bytes += len as u64);
+            self.with(|core| core.send_stats.sunk_bytes += len as u64);
         }
         found
     }

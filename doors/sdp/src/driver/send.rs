@@ -114,8 +114,8 @@ impl Conn {
             data.resize(head + len, 0);
             let copied = take(from, 0, &mut data[head..]);
             self.post_now(core, data);
-            core.ledger.buffered_bytes += len as u64;
-            core.ledger.buffered_sends += 1;
+            core.send_stats.buffered_bytes += len as u64;
+            core.send_stats.buffered_sends += 1;
             if copied.is_err() {
                 // The message has taken its number.
                 self.fail(core, Errno::FAULT);
@@ -154,7 +154,7 @@ impl Conn {
                     self.fail(core, Errno::FAULT);
                     return Some(Err(Errno::FAULT));
                 }
-                core.ledger.buffered_bytes += len as u64;
+                core.send_stats.buffered_bytes += len as u64;
                 self.act(core);
                 Some(Ok(len))
             };
@@ -164,7 +164,7 @@ impl Conn {
                 Err(_) => break,
             }
         }
-        self.with(|core| core.ledger.buffered_sends += 1);
+        self.with(|core| core.send_stats.buffered_sends += 1);
         Ok(done)
     }
 
@@ -226,8 +226,8 @@ impl Conn {
         let len = memory.len();
         let op = self.queue_source(memory, None, wait)?;
         self.with(|core| {
-            core.ledger.sync_bytes += len as u64;
-            core.ledger.sync_sends += 1;
+            core.send_stats.sync_bytes += len as u64;
+            core.send_stats.sync_sends += 1;
         });
         let back = |core: &mut Core| {
             (core.state.over.is_some() || Self::is_back(core, op)).then_some(core.state.over)
@@ -297,7 +297,7 @@ impl Conn {
                     Some(Err(why)) => why,
                     _ => protect::Refused::System,
                 };
-                self.with(|core| core.ledger.refused.count(why));
+                self.with(|core| core.send_stats.refused.count(why));
                 return self.synchronous(memory, wait);
             }
         };
@@ -317,9 +317,9 @@ impl Conn {
         }
         self.with(|core| {
             core.policy.sent();
-            core.ledger.async_bytes += len as u64;
-            core.ledger.async_sends += 1;
-            core.ledger.still_protected += u64::from(!fresh);
+            core.send_stats.async_bytes += len as u64;
+            core.send_stats.async_sends += 1;
+            core.send_stats.still_protected += u64::from(!fresh);
         });
         let rest = slice(off + len, memory.len() - off - len)?;
         if !rest.is_empty() {

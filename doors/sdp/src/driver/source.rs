@@ -177,7 +177,7 @@ impl Conn {
             if source.is_wanted() {
                 if source.wanted_since.is_none() {
                     core.policy.faulted();
-                    core.ledger.faults += 1;
+                    core.send_stats.faults += 1;
                 }
                 let since = *source.wanted_since.get_or_insert(now);
                 let patience = self.options.patience;
@@ -237,7 +237,7 @@ impl Conn {
             self.copy_source(core, op);
         } else {
             // The peer fetches, or has: it is asked again when the thread that waits rings again.
-            core.ledger.lock_lost += 1;
+            core.send_stats.lock_lost += 1;
             if let Some(source) = core.sources.iter_mut().find(|it| it.op == op) {
                 source.lost = true;
             }
@@ -280,8 +280,8 @@ impl Conn {
         let before = std::mem::replace(&mut source.place, Place::Copy(copy));
         let buffer = source.buffer();
         core.copies += len;
-        core.ledger.copies += 1;
-        core.ledger.copied_bytes += len as u64;
+        core.send_stats.copies += 1;
+        core.send_stats.copied_bytes += len as u64;
         if let Some(machine) = &mut core.machine {
             machine.move_source(op, buffer);
         }

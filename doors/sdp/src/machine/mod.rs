@@ -157,7 +157,7 @@ pub enum Violation {
     Unexpected,
 }
 
-/// Counters for the ledger. They are not part of the state: two endpoints that differ only here are equal.
+/// The part of `SendStats` that the machine counts. They are not part of the state: two endpoints that differ only here are equal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
     /// Messages sent, credits included.

@@ -255,7 +255,7 @@ pub fn resized(bed: &Bed) {
         }
         // All of them have arrived when the read is answered, and are in the queue when the thread that sent the answer releases the connection.
         a.run(SendWr::read(9, b.mr(8).remote(0)).sge(a.mr(8).sge(0, 0)));
-        b.qp.ledger();
+        b.qp.counters();
     };
     fill(2);
     b.rcq.resize(5).unwrap();

@@ -52,12 +52,12 @@ pub fn no_completions_after_drop(bed: &Bed) {
     for id in 0..4 {
         b.post_recv(RecvWr::new(id));
     }
-    let before = b.qp.ledger().rx_fpdus;
+    let before = b.qp.counters().rx_fpdus;
     a.run(SendWr::send(1));
     until("one completion in the queue", || {
         // Driven by the engine or by this poll of another queue; the receive queue itself is not polled.
         b.scq.poll(&mut [Wc::default(); 1]).unwrap();
-        b.qp.ledger().rx_fpdus > before
+        b.qp.counters().rx_fpdus > before
     });
     let End { scq, rcq, qp, .. } = b;
     drop(qp);
@@ -99,7 +99,7 @@ pub fn deregistration_in_use(bed: &Bed) {
                 unreachable!("it goes on until it fails");
             });
             until("the user is at it", || {
-                b.qp.ledger().rx_fpdus + a.qp.ledger().one_sided > 5
+                b.qp.counters().rx_fpdus + a.qp.counters().one_sided > 5
             });
             let mut bytes = mr.deregister().map_err(|(_, e)| e).unwrap().unwrap();
             bytes.fill(3);

@@ -307,10 +307,10 @@ pub fn sleeps_beside_it(bed: &Bed) {
             }
             awake.store(true, Ordering::SeqCst);
         });
-        let before = b.qp.ledger().rx_syscalls;
+        let before = b.qp.counters().rx_syscalls;
         // Enough time to notice a busy loop.
         std::thread::sleep(Duration::from_millis(50));
-        let looks = b.qp.ledger().rx_syscalls - before;
+        let looks = b.qp.counters().rx_syscalls - before;
         assert!(
             looks < 1000,
             "{looks} looks at the transport while nothing can be received"

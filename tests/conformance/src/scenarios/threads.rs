@@ -122,7 +122,7 @@ pub fn ended_while_in_use(bed: &Bed) {
                 }
             });
             scope.spawn(|| {
-                crate::bed::until("some traffic", || b.qp.ledger().rx_fpdus > 3);
+                crate::bed::until("some traffic", || b.qp.counters().rx_fpdus > 3);
                 b.qp.to_error();
             });
             scope.spawn(|| {

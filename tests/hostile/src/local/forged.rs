@@ -13,10 +13,10 @@ use crate::network::{SLACK, is_cut};
 use crate::peer::request;
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::shared::door::{Cell, Door, VERSION, kind, message};
 use crate::shared::files::{
     ARENA, Files, SEALS, TABLE, memory, read_only, segment_head, table_head,
 };
+use crate::shared::unix_socket::{Cell, UnixSocket, VERSION, kind, message};
 use crate::target::Target;
 
 type Outcome = Result<(), String>;
@@ -292,7 +292,7 @@ fn after_hello(target: &Target, rng: &mut Rng, lie: Packet) -> Outcome {
     let zero = File::open("/dev/zero").map_err(text)?;
     // With descriptors that nobody wants, too.
     let fds = vec![zero.as_fd(); packet.len() % 3 * 4];
-    match meeting.door.send(&packet, &fds) {
+    match meeting.socket.send(&packet, &fds) {
         Ok(()) => {}
         Err(e) if is_cut(&e) || e.kind() == ErrorKind::WouldBlock => {}
         // Longer than a packet can be.
@@ -300,7 +300,7 @@ fn after_hello(target: &Target, rng: &mut Rng, lie: Packet) -> Outcome {
         Err(e) => return Err(e.to_string()),
     }
     // A Welcome, a Decline or the end, for whoever waits.
-    let _ = meeting.door.packet(HELLO + SLACK);
+    let _ = meeting.socket.packet(HELLO + SLACK);
     answers(meeting)
 }
 
@@ -323,14 +323,14 @@ fn orders() -> Vec<(&'static str, Order)> {
         ("a Hello and no Join", |target, rng| {
             answers(welcomed(target, rng)?)
         }),
-        ("a door that is left at once", |target, rng| {
+        ("a socket that is left at once", |target, rng| {
             let mut meeting = begin(target, rng)?;
-            meeting.door = Door::knock(target.addr).map_err(|e| e.to_string())?;
+            meeting.socket = UnixSocket::knock(target.addr).map_err(|e| e.to_string())?;
             answers(meeting)
         }),
-        ("a door that is left after the Welcome", |target, rng| {
+        ("a socket that is left after the Welcome", |target, rng| {
             let mut meeting = welcomed(target, rng)?;
-            meeting.door = Door::knock(target.addr).map_err(|e| e.to_string())?;
+            meeting.socket = UnixSocket::knock(target.addr).map_err(|e| e.to_string())?;
             answers(meeting)
         }),
         ("a hundred Hellos", |target, rng| {
@@ -368,10 +368,10 @@ fn orders() -> Vec<(&'static str, Order)> {
             let _ = meeting.join(&files()?.all(), true);
             answers(meeting)
         }),
-        ("a Join, and the door is left", |target, rng| {
+        ("a Join, and the socket is left", |target, rng| {
             let mut meeting = welcomed(target, rng)?;
             let _ = meeting.join(&files()?.all(), true);
-            meeting.door = Door::knock(target.addr).map_err(|e| e.to_string())?;
+            meeting.socket = UnixSocket::knock(target.addr).map_err(|e| e.to_string())?;
             answers(meeting)
         }),
         ("a cell that does not show the challenge", |target, rng| {
@@ -410,9 +410,9 @@ fn orders() -> Vec<(&'static str, Order)> {
             let from = other.peer.tcp.local_addr().map_err(|e| e.to_string())?;
             let body = meeting.cell.hello(from);
             let _ = meeting
-                .door
+                .socket
                 .send(&message(VERSION, kind::HELLO, &body), &[]);
-            let _ = meeting.door.packet(HELLO);
+            let _ = meeting.socket.packet(HELLO);
             let _ = meeting.join(&files()?.all(), true);
             answers(meeting)?;
             answers(other)
@@ -424,9 +424,9 @@ fn orders() -> Vec<(&'static str, Order)> {
             let mut body = cell.hello(meeting.peer.tcp.local_addr().map_err(|e| e.to_string())?);
             body[..8].copy_from_slice(&0x0040_0000_u64.to_le_bytes());
             let _ = meeting
-                .door
+                .socket
                 .send(&message(VERSION, kind::HELLO, &body), &[]);
-            let _ = meeting.door.packet(HELLO);
+            let _ = meeting.socket.packet(HELLO);
             answers(meeting)
         }),
     ]
@@ -437,12 +437,15 @@ fn silent(target: &Target) -> Outcome {
     let text = |e: io::Error| format!("cannot knock: {e}");
     let mut visitors = Vec::new();
     for _ in 0..100 {
-        visitors.push((Door::knock(target.addr).map_err(text)?, Instant::now()));
+        visitors.push((
+            UnixSocket::knock(target.addr).map_err(text)?,
+            Instant::now(),
+        ));
     }
-    for (door, since) in visitors {
+    for (socket, since) in visitors {
         loop {
             let left = (HELLO + SLACK).saturating_sub(since.elapsed());
-            match door.packet(left) {
+            match socket.packet(left) {
                 Ok(None) => break,
                 Ok(Some(_)) => {}
                 Err(e) if is_cut(&e) => break,

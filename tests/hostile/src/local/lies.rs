@@ -240,7 +240,7 @@ fn sockets() -> Vec<Case> {
         cases.push(Case::any(format!("packets of {len} bytes"), move |s| {
             let bytes = vec![b'w'; len];
             for _ in 0..50 {
-                let _ = ring(s).door.send(&bytes, &[]);
+                let _ = ring(s).socket.send(&bytes, &[]);
             }
             Ok(())
         }));
@@ -250,7 +250,7 @@ fn sockets() -> Vec<Case> {
         for count in [1, 8, 200] {
             let fds = vec![zero.as_fd(); count];
             for _ in 0..20 {
-                let _ = ring(s).door.send(&[1], &fds);
+                let _ = ring(s).socket.send(&[1], &fds);
             }
         }
         look(s)
@@ -258,9 +258,12 @@ fn sockets() -> Vec<Case> {
     cases.push(Case::any("messages of a meeting when it is over", |s| {
         let ring = ring(s);
         for kind in 0..8 {
-            let message =
-                crate::shared::door::message(crate::shared::door::VERSION, kind, &[0; 64]);
-            let _ = ring.door.send(&message, &[]);
+            let message = crate::shared::unix_socket::message(
+                crate::shared::unix_socket::VERSION,
+                kind,
+                &[0; 64],
+            );
+            let _ = ring.socket.send(&message, &[]);
         }
         Ok(())
     }));

@@ -18,9 +18,9 @@ use crate::meeting::{self, RING};
 use crate::peer::PATIENCE;
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::shared::door::{Door, remember};
 use crate::shared::files::Entry;
 use crate::shared::ring::{Ring, word};
+use crate::shared::unix_socket::{UnixSocket, remember};
 use crate::target::Target;
 
 /// Bytes of memory that is looked at.
@@ -37,7 +37,7 @@ fn memory() -> &'static [u8] {
 
 /// The life of the peer: meets, gives all away, waits for its end.
 pub fn peer(target: &Target) -> io::Result<()> {
-    let heir = Door(std::io::stdin().as_fd().try_clone_to_owned()?);
+    let heir = UnixSocket(std::io::stdin().as_fd().try_clone_to_owned()?);
     let (met, files) = meeting::meet(*target, &mut Rng::new(1))?;
     let memory = memory();
     let peer = met.session.peer;
@@ -46,7 +46,7 @@ pub fn peer(target: &Target) -> io::Result<()> {
         .ok_or_else(|| io::Error::other("it stayed on TCP"))?;
     let fds = [
         ring.segment.as_fd(),
-        ring.door.0.as_fd(),
+        ring.socket.0.as_fd(),
         peer.tcp.as_fd(),
         files.own.0.as_fd(),
     ];
@@ -128,16 +128,17 @@ fn heir(target: &Target) -> Result<bool, String> {
     let addr = target.addr.to_string();
     let (mut peer, at) =
         start(&["reuse-peer", "verbs", &addr], Stdio::from(theirs)).map_err(text)?;
-    let (_, fds) = Door(ours)
+    let (_, fds) = UnixSocket(ours)
         .packet(PATIENCE)
         .map_err(text)?
         .ok_or("the peer gave nothing away")?;
-    let [segment, door, tcp, table]: [OwnedFd; 4] =
+    let [segment, socket, tcp, table]: [OwnedFd; 4] =
         fds.try_into().map_err(|_| "not four descriptors")?;
-    let door = Door(door);
-    let victim = Pid::from_raw(door.process().map_err(text)?.cast_signed()).ok_or("no process")?;
+    let socket = UnixSocket(socket);
+    let victim =
+        Pid::from_raw(socket.process().map_err(text)?.cast_signed()).ok_or("no process")?;
     let mut heir = Heir {
-        ring: Ring::new(segment.into(), door, RING, true, Vec::new()),
+        ring: Ring::new(segment.into(), socket, RING, true, Vec::new()),
         table: table.into(),
         _tcp: tcp,
         msn: 1,

@@ -10,8 +10,8 @@ use crate::network::{SLACK, is_cut};
 use crate::peer::request;
 use crate::report::Report;
 use crate::rng::Rng;
-use crate::shared::door::{Door, kind};
 use crate::shared::files::Files;
+use crate::shared::unix_socket::{UnixSocket, kind};
 use crate::target::Target;
 
 type Outcome = Result<(), String>;
@@ -32,8 +32,8 @@ pub fn run(target: &Target, process: u32, report: &mut Report) {
     .join();
     report.case("by TCP", joined.map(drop).map_err(|e| e.to_string()));
     for n in 0..300 {
-        if let Ok(door) = Door::knock(target.addr) {
-            report.keep(door);
+        if let Ok(socket) = UnixSocket::knock(target.addr) {
+            report.keep(socket);
         } else if n < 8 {
             report.case("many at the door", Err("cannot even knock".into()));
         }
@@ -42,15 +42,15 @@ pub fn run(target: &Target, process: u32, report: &mut Report) {
 
 /// Without a word it is shown out, and told nothing but that.
 fn shown_out(target: &Target) -> Outcome {
-    let door = Door::knock(target.addr).map_err(|e| e.to_string())?;
-    nothing_more(&door)
+    let socket = UnixSocket::knock(target.addr).map_err(|e| e.to_string())?;
+    nothing_more(&socket)
 }
 
 /// Nothing comes but a Decline without descriptors, then the end.
-fn nothing_more(door: &Door) -> Outcome {
+fn nothing_more(socket: &UnixSocket) -> Outcome {
     let deadline = Instant::now() + Duration::from_millis(500) + SLACK;
     loop {
-        match door.packet(deadline.saturating_duration_since(Instant::now())) {
+        match socket.packet(deadline.saturating_duration_since(Instant::now())) {
             Ok(None) => return Ok(()),
             Ok(Some((bytes, fds))) => {
                 let decline = bytes.get(6..8) == Some(&kind::DECLINE.to_le_bytes());
@@ -73,7 +73,7 @@ fn declined(target: &Target, rng: &mut Rng, join: bool) -> Outcome {
         let files = Files::new(RING, &DOMAIN).map_err(text)?;
         let _ = meeting.join(&files.all(), true);
     }
-    nothing_more(&meeting.door)?;
+    nothing_more(&meeting.socket)?;
     let reply = meeting
         .peer
         .start(&request(&target.hello()))
@@ -99,10 +99,13 @@ fn in_the_place_of(target: &Target, rng: &mut Rng) -> Outcome {
         let mut from = target.addr;
         from.set_port(theirs);
         let hello = meeting.cell.hello(from);
-        let message =
-            crate::shared::door::message(crate::shared::door::VERSION, kind::HELLO, &hello);
-        let _ = meeting.door.send(&message, &[]);
-        nothing_more(&meeting.door)?;
+        let message = crate::shared::unix_socket::message(
+            crate::shared::unix_socket::VERSION,
+            kind::HELLO,
+            &hello,
+        );
+        let _ = meeting.socket.send(&message, &[]);
+        nothing_more(&meeting.socket)?;
     }
     Ok(())
 }
@@ -125,7 +128,7 @@ fn asks(process: u32) -> Outcome {
                 .map_err(|e| e.to_string())?;
         let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|e| e.to_string())?;
         rustix::net::connect(&socket, &name).map_err(|e| e.to_string())?;
-        match Door(socket).packet(SLACK) {
+        match UnixSocket(socket).packet(SLACK) {
             Ok(None) => {}
             Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
             other => return Err(format!("{other:?}")),

@@ -3,6 +3,6 @@
 //! Files of memory are read and written by system calls, not mapped: so there is no unsafe code here, and what another process does to them cannot
 //! end this one.
 
-pub mod door;
 pub mod files;
 pub mod ring;
+pub mod unix_socket;

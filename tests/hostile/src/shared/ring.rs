@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::shared::door::Door;
+use crate::shared::unix_socket::UnixSocket;
 
 /// Words of a side's part of the control page, as offsets from its beginning.
 pub mod word {
@@ -29,7 +29,7 @@ pub const REFERENCE: u32 = 2;
 pub struct Ring {
     pub segment: File,
     /// The socket of the meeting: wake-ups.
-    pub door: Door,
+    pub socket: UnixSocket,
     /// Bytes of a ring.
     pub len: u64,
     /// Where our words are, and the other side's.
@@ -45,12 +45,18 @@ pub struct Ring {
 
 impl Ring {
     /// Of the initiator, or of the responder.
-    pub fn new(segment: File, door: Door, len: u32, initiator: bool, theirs: Vec<OwnedFd>) -> Ring {
+    pub fn new(
+        segment: File,
+        socket: UnixSocket,
+        len: u32,
+        initiator: bool,
+        theirs: Vec<OwnedFd>,
+    ) -> Ring {
         let (near, far) = ((128, 4096), (1152, 4096 + u64::from(len)));
         let (us, them) = if initiator { (near, far) } else { (far, near) };
         Ring {
             segment,
-            door,
+            socket,
             len: u64::from(len),
             words: (us.0, them.0),
             rings: (us.1, them.1),
@@ -131,7 +137,7 @@ impl Ring {
 
     /// Wakes the other side, whether it sleeps or not.
     pub fn wake(&self) -> io::Result<()> {
-        match self.door.send(&[1], &[]) {
+        match self.socket.send(&[1], &[]) {
             Err(e) if e.kind() != ErrorKind::WouldBlock => Err(e),
             _ => Ok(()),
         }
@@ -190,7 +196,7 @@ impl Ring {
             return true;
         }
         loop {
-            match self.door.packet(Duration::ZERO) {
+            match self.socket.packet(Duration::ZERO) {
                 Ok(Some(_)) => {}
                 Ok(None) => return true,
                 Err(e) => return e.kind() != ErrorKind::TimedOut,

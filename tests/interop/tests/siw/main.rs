@@ -714,7 +714,7 @@ fn perftest_measures_against_us() {
         assert_eq!((served.messages, served.bytes), (count, all));
 
         let served = perftest(&mut siw, "ib_write_bw", size, count);
-        let placed = served.ledger.rx_direct + served.ledger.rx_copied;
+        let placed = served.counters.rx_direct + served.counters.rx_copied;
         assert!(placed >= all, "{placed} of {all} bytes written");
         let before = counting(served.memory.len());
         assert_ne!(served.memory[..size], before[..size]);
@@ -723,7 +723,7 @@ fn perftest_measures_against_us() {
         assert_eq!(served.memory[end..], before[end..]);
 
         let served = perftest(&mut siw, "ib_read_bw", size, count);
-        let sent = served.ledger.tx_direct + served.ledger.tx_copied;
+        let sent = served.counters.tx_direct + served.counters.tx_copied;
         assert!(sent >= all, "{sent} of {all} bytes read");
         assert_eq!(served.memory, before);
     }

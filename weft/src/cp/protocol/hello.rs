@@ -16,7 +16,7 @@ pub enum Status {
     /// The initiator requires a proof of a key and there is none here.
     NoKey,
     /// The sender is not admitted: its key is not authorised, and the kernel does not attest that it is of the responder's user.
-    Stranger,
+    UnknownPeer,
 }
 
 impl Status {
@@ -27,7 +27,7 @@ impl Status {
             Self::Busy => 2,
             Self::KeyWanted => 3,
             Self::NoKey => 4,
-            Self::Stranger => 5,
+            Self::UnknownPeer => 5,
         }
     }
 }
@@ -77,7 +77,7 @@ impl Hello {
             2 => Status::Busy,
             3 => Status::KeyWanted,
             4 => Status::NoKey,
-            5 => Status::Stranger,
+            5 => Status::UnknownPeer,
             _ => return Err(DecodeError::Value("status")),
         };
         if version != VERSION {

@@ -17,11 +17,11 @@ use crate::lock::lock;
 use crate::neighbours::Why;
 use crate::types::LocalMode;
 
-mod door;
 mod pipe;
+mod rendezvous;
 
-use door::Door;
 pub(super) use pipe::{Pipe, Taken};
+use rendezvous::RendezvousListener;
 
 /// Pipes of one port. Further peers use the kernel.
 const MAX_PIPES: usize = 256;
@@ -69,7 +69,7 @@ pub(super) struct Locals {
     addr: SocketAddr,
     /// The socket's number.
     cookie: u64,
-    door: OnceLock<Arc<Door>>,
+    rendezvous: OnceLock<Arc<RendezvousListener>>,
     port: OnceLock<Weak<dyn Looks>>,
     pipes: RwLock<Vec<Arc<Pipe>>>,
     /// Counts changes of `pipes`.
@@ -82,7 +82,7 @@ pub(super) struct Locals {
 }
 
 impl Locals {
-    /// The pipes of a port. It opens its door unless the device does not use shared memory. Without a door it is not found, and does not
+    /// The pipes of a port. It opens its rendezvous unless the device does not use shared memory. Without a rendezvous it is not found, and does not
     /// look for peers.
     pub(super) fn open(
         device: &Arc<DeviceInner>,
@@ -96,7 +96,7 @@ impl Locals {
             socket: Arc::clone(socket),
             addr,
             cookie: *cookie.as_ref().unwrap_or(&0),
-            door: OnceLock::new(),
+            rendezvous: OnceLock::new(),
             port: OnceLock::new(),
             pipes: RwLock::default(),
             changes: AtomicU32::new(0),
@@ -106,8 +106,8 @@ impl Locals {
             wanted: Mutex::default(),
         });
         if wants && cookie.is_ok() {
-            match Door::open(&locals, &device.engine) {
-                Ok(door) => drop(locals.door.set(door)),
+            match RendezvousListener::open(&locals, &device.engine) {
+                Ok(rendezvous) => drop(locals.rendezvous.set(rendezvous)),
                 Err(error) => {
                     tracing::warn!(%addr, %error, "no socket for ports of this host: datagrams stay with the kernel");
                 }
@@ -121,8 +121,8 @@ impl Locals {
     }
 
     pub(super) fn close(&self) {
-        if let Some(door) = self.door.get() {
-            door.close();
+        if let Some(rendezvous) = self.rendezvous.get() {
+            rendezvous.close();
         }
         for pipe in self.pipes() {
             self.remove(&pipe);
@@ -181,11 +181,11 @@ impl Locals {
     }
 
     fn find(&self, dest: &UdDest) -> Option<Arc<Pipe>> {
-        if !door::is_candidate(self.addr.ip(), dest.addr.ip()) {
+        if !rendezvous::is_candidate(self.addr.ip(), dest.addr.ip()) {
             return None;
         }
-        let door = self.door.get()?;
-        let key = (door::canonical(dest.addr), dest.from);
+        let rendezvous = self.rendezvous.get()?;
+        let key = (rendezvous::canonical(dest.addr), dest.from);
         let mut routes = lock(&self.routes);
         if routes.len() >= MAX_ROUTES && !routes.contains_key(&key) {
             routes.retain(|_, route| route.pipe.is_some());
@@ -217,7 +217,7 @@ impl Locals {
         drop(routes);
         if found.is_none() {
             lock(&self.wanted).push(key);
-            door.registration.poke();
+            rendezvous.registration.poke();
         }
         found
     }

@@ -13,7 +13,7 @@ use weft_wire::dgram::segment;
 
 use crate::engine::Registration;
 use crate::lock::add_alone;
-use crate::types::Ledger;
+use crate::types::ConnCounters;
 
 /// Bytes of each ring.
 pub(super) const RING_BYTES: u32 = 256 << 10;
@@ -131,15 +131,15 @@ impl Pipe {
     }
 
     /// Datagrams in shared memory so far.
-    pub(super) fn ledger(&self) -> Ledger {
+    pub(super) fn counters(&self) -> ConnCounters {
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Ledger {
+        ConnCounters {
             tx_fpdus: of(&self.sent[0]),
             tx_copied: of(&self.sent[1]),
             rx_fpdus: of(&self.received[0]),
             rx_copied: of(&self.received[1]),
             tx_syscalls: of(&self.knocks),
-            ..Ledger::default()
+            ..ConnCounters::default()
         }
     }
 

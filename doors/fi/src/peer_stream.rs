@@ -29,7 +29,7 @@ const GATHER_BYTES: usize = 32 << 10;
 const EARLY: usize = 64;
 
 /// One peer's packets.
-pub struct Link {
+pub struct PeerStream {
     key: u32,
     pending: VecDeque<Vec<u8>>,
     pending_bytes: usize,
@@ -45,14 +45,14 @@ pub struct Link {
     say_at: Option<Now>,
 }
 
-impl Link {
+impl PeerStream {
     /// For an endpoint with this key.
-    pub fn new(key: u32) -> Link {
+    pub fn new(key: u32) -> PeerStream {
         let config = WindowConfig {
             patience: PATIENCE,
             ..WindowConfig::default()
         };
-        Link {
+        PeerStream {
             key,
             pending: VecDeque::new(),
             pending_bytes: 0,
@@ -167,7 +167,7 @@ impl Link {
         self.outgoing.tick(now)
     }
 
-    /// When [`Link::tick`] or [`Link::acknowledge`] has something to do.
+    /// When [`PeerStream::tick`] or [`PeerStream::acknowledge`] has something to do.
     pub fn next_time(&self) -> Option<Now> {
         self.outgoing
             .next_time()
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn only_what_goes_in_a_burst_waits() {
-        let mut link = Link::new(1);
+        let mut link = PeerStream::new(1);
         let now = Duration::from_secs(1);
         link.push(encode(&Body::Ack));
         assert!(!link.gathers(now), "the first goes at once");
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn nothing_waits_for_who_has_acknowledged_all() {
-        let mut link = Link::new(1);
+        let mut link = PeerStream::new(1);
         let now = Duration::from_secs(1);
         link.push(encode(&Body::Ack));
         assert!(link.transmit(now).is_some());

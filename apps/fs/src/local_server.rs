@@ -1,4 +1,4 @@
-//! The door for programs of the server's own host and user: a Unix socket through which `open` returns a descriptor of the memory file.
+//! The server for programs of its own host and user: a Unix socket through which `open` returns a descriptor of the memory file.
 //!
 //! It has an abstract name with the server's port, so it is visible only in the server's network namespace. Both ends check the other's user, which the kernel
 //! attests. A request and its reply are one message each, as in [`crate::wire`]; a connection carries one of each, and the reply carries the descriptor of the
@@ -28,8 +28,8 @@ pub(crate) fn listen(port: u16) -> io::Result<OwnedFd> {
 }
 
 /// Accepts a connection of a program of our user; `None` for another user's.
-pub(crate) fn accept(door: impl AsFd) -> io::Result<Option<OwnedFd>> {
-    let Some(conn) = unix::accept(door)? else {
+pub(crate) fn accept(socket: impl AsFd) -> io::Result<Option<OwnedFd>> {
+    let Some(conn) = unix::accept(socket)? else {
         return Ok(None);
     };
     let ours = unix::peer_cred(&conn).is_ok_and(|cred| cred.is_same_user());

@@ -45,14 +45,14 @@ pub struct Received {
     pub fds: Vec<OwnedFd>,
 }
 
-/// The name of a listener's door.
+/// The name of a listener's socket.
 pub fn name(addr: SocketAddr) -> Vec<u8> {
     format!("weft/1/{}/{}", addr.ip().to_canonical(), addr.port()).into_bytes()
 }
 
 /// A socket of the meeting.
 #[derive(Debug)]
-pub struct Door(pub OwnedFd);
+pub struct UnixSocket(pub OwnedFd);
 
 fn socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
@@ -64,27 +64,27 @@ fn socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-impl Door {
-    /// Connects to the door of this listener.
-    pub fn knock(addr: SocketAddr) -> io::Result<Door> {
+impl UnixSocket {
+    /// Connects to the socket of this listener.
+    pub fn knock(addr: SocketAddr) -> io::Result<UnixSocket> {
         let socket = socket()?;
         rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(&name(addr))?)?;
-        Ok(Door(socket))
+        Ok(UnixSocket(socket))
     }
 
-    /// Opens a door of our own beside a listener.
-    pub fn open(addr: SocketAddr) -> io::Result<Door> {
+    /// Opens a socket of our own beside a listener.
+    pub fn open(addr: SocketAddr) -> io::Result<UnixSocket> {
         let socket = socket()?;
         sockopt::set_socket_passcred(&socket, true)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(&name(addr))?)?;
         rustix::net::listen(&socket, 64)?;
-        Ok(Door(socket))
+        Ok(UnixSocket(socket))
     }
 
-    /// The next visitor of our own door.
-    pub fn visitor(&self) -> io::Result<Door> {
+    /// The next visitor of our own socket.
+    pub fn visitor(&self) -> io::Result<UnixSocket> {
         let flags = SocketFlags::CLOEXEC;
-        Ok(Door(rustix::net::accept_with(&self.0, flags)?))
+        Ok(UnixSocket(rustix::net::accept_with(&self.0, flags)?))
     }
 
     /// The process at the other end.

@@ -35,15 +35,15 @@ pub(crate) fn admitted(wire: &OwnedFd) -> Result<Cred, Why> {
 }
 
 /// The process at the other end, of our user.
-pub(crate) struct Who {
+pub(crate) struct PeerProcess {
     pub(crate) pid: Option<u32>,
     /// Identifies the process.
     pub(crate) pidfd: Option<OwnedFd>,
 }
 
-impl Who {
+impl PeerProcess {
     /// The sender of a message on a socket that the process of `maker` has made. A socket can change hands, and a process its user.
-    pub(crate) fn sent(maker: &Cred, sender: Option<Sender>) -> Result<Who, Why> {
+    pub(crate) fn sent(maker: &Cred, sender: Option<Sender>) -> Result<PeerProcess, Why> {
         let Sender { cred, pidfd } = sender.ok_or("the peer does not say who it is")?;
         same_user(&cred)?;
         if cred.pid != maker.pid {
@@ -54,7 +54,7 @@ impl Who {
             (pidfd, _) => pidfd,
         };
         let pid = cred.pid;
-        Ok(Who { pid, pidfd })
+        Ok(PeerProcess { pid, pidfd })
     }
 
     /// Whether it is in our user namespace, as far as the kernel shows.
@@ -89,15 +89,15 @@ impl Who {
 
 /// Thirty-two bytes of this process, which the peer of one handshake reads if the kernel allows it: the peer's challenge, which shows the
 /// peer that it reads the right process, and a secret, which proves that the peer may trace us.
-pub(crate) struct Cell(Box<[AtomicU64; 4]>);
+pub(crate) struct ChallengeCell(Box<[AtomicU64; 4]>);
 
-impl Cell {
+impl ChallengeCell {
     /// One with a new secret, and a challenge for the peer.
-    pub(crate) fn new() -> Result<(Cell, Secret), Why> {
+    pub(crate) fn new() -> Result<(ChallengeCell, Secret), Why> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|_| "no source of randomness")?;
         let (secret, challenge) = bytes.split_at(16);
-        let cell = Cell(Box::default());
+        let cell = ChallengeCell(Box::default());
         cell.store(2, secret);
         Ok((cell, std::array::from_fn(|i| challenge[i])))
     }
@@ -119,8 +119,8 @@ impl Cell {
     }
 
     /// The cell as it is sent to the peer.
-    pub(crate) fn announce(&self, challenge: Secret) -> local::Cell {
-        local::Cell {
+    pub(crate) fn announce(&self, challenge: Secret) -> local::ChallengeCell {
+        local::ChallengeCell {
             addr: self.0.as_ptr().expose_provenance() as u64,
             challenge,
         }

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 static DEVICES: AtomicU32 = AtomicU32::new(0);
 
 /// A socket at which clients ask. The engine's slots own it: it closes with the engine.
-struct Desk {
+struct StatServer {
     fd: OwnedFd,
     device: u32,
     registration: Registration,
@@ -32,30 +32,31 @@ struct Desk {
     clients: Arc<()>,
 }
 
-/// Open this device's desk, unless `WEFT_STAT=off`. Without one, `weft stat` does not see its connections.
-pub(crate) fn open_desk(engine: &Arc<Engine>) {
+/// Open this device's server, unless `WEFT_STAT=off`. Without one, `weft stat` does not see its connections.
+pub(crate) fn serve_stat(engine: &Arc<Engine>) {
     if settings::STAT.is("off") != Ok(false) {
         return;
     }
     let opened = (|| {
         // The number is random so that another process cannot take the name before us, such as one with the same PID in another namespace.
         let random = getrandom::u32().map_err(|_| std::io::ErrorKind::Unsupported)?;
-        let desk = Arc::new(Desk {
+        let server = Arc::new(StatServer {
             fd: unix::listen(Name::Abstract(desk_name(random).as_bytes()), 8)?,
             device: DEVICES.fetch_add(1, Ordering::Relaxed),
             registration: Registration::new(engine),
             clients: Arc::new(()),
         });
-        let source = Arc::clone(&desk) as Arc<dyn Source>;
-        desk.registration
-            .start(source, desk.fd.as_fd(), Interest::READ)
+        let source = Arc::clone(&server) as Arc<dyn Source>;
+        server
+            .registration
+            .start(source, server.fd.as_fd(), Interest::READ)
     })();
     if let Err(error) = opened {
         tracing::debug!(%error, "weft stat will not see this device");
     }
 }
 
-impl Desk {
+impl StatServer {
     fn admit(&self, engine: &Arc<Engine>, wire: OwnedFd) {
         let allowed = unix::peer_cred(&wire).is_ok_and(|cred| cred.uid == 0 || cred.is_same_user());
         if !allowed || Arc::strong_count(&self.clients) > MAX_CLIENTS {
@@ -78,7 +79,7 @@ impl Desk {
     }
 }
 
-impl Source for Desk {
+impl Source for StatServer {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
         for _ in 0..MAX_CLIENTS {
             match unix::accept(&self.fd) {

@@ -1,4 +1,4 @@
-//! A server's door: which peers come in, how many, and a thread for each.
+//! A server's acceptor: which peers come in, how many, and a thread for each.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use weft_service::{Admission, Entry, Place, lock};
+use weft_service::{Admission, Entry, Permit, lock};
 use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Device, cm};
 
-use crate::{Link, Prepared, Protocol, Status};
+use crate::{MessageChannel, Prepared, Protocol, Status};
 
 /// How often threads check whether they have to end.
 pub const LOOK: Duration = Duration::from_millis(250);
@@ -45,7 +45,7 @@ pub fn judge(
 
 /// A server with a thread for each connection.
 pub trait Server: Send + Sync + 'static {
-    fn door(&self) -> &Door;
+    fn acceptor(&self) -> &Acceptor;
 
     /// Looks at a request: whether its peer has shown who it is, see [`judge`].
     ///
@@ -53,7 +53,7 @@ pub trait Server: Send + Sync + 'static {
     /// Why it is refused.
     fn judge(&self, request: &cm::Request) -> Result<bool, String>;
 
-    /// Serves a connection until it ends, or the door is closed.
+    /// Serves a connection until it ends, or the acceptor is closed.
     ///
     /// # Errors
     /// Why it was not served.
@@ -66,14 +66,14 @@ pub trait Server: Send + Sync + 'static {
 }
 
 #[derive(Debug)]
-pub struct Door {
+pub struct Acceptor {
     protocol: Protocol,
     admission: Admission,
     is_closed: AtomicBool,
     sessions: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Door {
+impl Acceptor {
     /// For this many connections of the protocol; `full` is said when all places are taken.
     pub fn new(protocol: Protocol, most: usize, full: &'static str) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl Door {
         (request, entry): (cm::Request, Entry),
         value: u16,
         refusal: &[u8],
-    ) -> Result<(Link, Place, &'static str), String> {
+    ) -> Result<(MessageChannel, Permit, &'static str), String> {
         let (prepared, qp) = Prepared::new(device, self.protocol).map_err(|e| e.to_string())?;
         let hello = self.protocol.hello(Status::Ok, value);
         let param = self.protocol.param(tls.clone(), hello);
@@ -130,8 +130,13 @@ impl Door {
         Ok((link, place, transport))
     }
 
-    fn seat(&self, entry: Entry, link: &mut Link, refusal: &[u8]) -> Result<Place, String> {
-        if matches!(entry, Entry::Stranger(_)) && !link.qp.attests_same_user() {
+    fn seat(
+        &self,
+        entry: Entry,
+        link: &mut MessageChannel,
+        refusal: &[u8],
+    ) -> Result<Permit, String> {
+        if matches!(entry, Entry::Unproven(_)) && !link.qp.attests_same_user() {
             let told = link.send(refusal);
             let end = Instant::now() + STRANGER_PATIENCE;
             while told.is_ok() && link.is_alive() && Instant::now() < end && !self.is_closed() {
@@ -144,7 +149,7 @@ impl Door {
         Ok(self.admission.seat(entry)?)
     }
 
-    /// Listens until the door is closed, from a thread of its own.
+    /// Listens until the acceptor is closed, from a thread of its own.
     ///
     /// # Errors
     /// That of starting it.
@@ -157,10 +162,10 @@ impl Door {
         let listening = thread::Builder::new().name(name.into());
         listening.spawn(move || {
             let mut ticked = Instant::now();
-            while !server.door().is_closed() {
+            while !server.acceptor().is_closed() {
                 let request = listener.next_request(Some(LOOK));
                 // Before each new thread: an ended one keeps its stack until it is dropped.
-                lock(&server.door().sessions).retain(|session| !session.is_finished());
+                lock(&server.acceptor().sessions).retain(|session| !session.is_finished());
                 if ticked.elapsed() >= LOOK {
                     server.tick();
                     ticked = Instant::now();
@@ -188,7 +193,7 @@ impl Door {
             return Err(version(format!("it speaks version {}", hello.version)));
         }
         let is_known = server.judge(request);
-        let is_known = is_known.map_err(|why| (Status::Stranger, why))?;
+        let is_known = is_known.map_err(|why| (Status::UnknownPeer, why))?;
         let entry = self.admission.admit(is_known, peer.ip());
         entry.map_err(|why| (Status::Busy, why.to_owned()))
     }
@@ -200,12 +205,12 @@ impl Door {
         peer: SocketAddr,
         name: &str,
     ) -> Result<(), String> {
-        let door = server.door();
+        let acceptor = server.acceptor();
         // Before there is a thread: strangers use up neither threads nor places.
-        let entry = match door.admit(&**server, &request, peer) {
+        let entry = match acceptor.admit(&**server, &request, peer) {
             Ok(entry) => entry,
             Err((status, why)) => {
-                let _ = request.reject(&door.protocol.hello(status, 0));
+                let _ = request.reject(&acceptor.protocol.hello(status, 0));
                 return Err(why);
             }
         };
@@ -216,7 +221,7 @@ impl Door {
             }
         });
         let session = session.map_err(|e| format!("no thread: {e}"))?;
-        lock(&door.sessions).push(session);
+        lock(&acceptor.sessions).push(session);
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use crate::machine::policy::Mode;
 
 /// How the bytes of a connection were sent, and the outcome of the sends that were meant to avoid a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ledger {
+pub struct SendStats {
     /// The mode that the program has selected.
     pub mode: Mode,
     /// Bytes sent through the send buffer (BSDP), and the sends.

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use weft_service::{Place, lock};
+use weft_service::{Permit, lock};
 use weft_verbs::cm::{self, ConnParam, LinkOptions};
 use weft_verbs::tls::Tls;
 use weft_verbs::{Access, Cq, Device, Pd, Qp, QpInit, Wc};
@@ -35,7 +35,7 @@ pub trait Gate: Send + Sync {
 
 /// The handler of requests.
 pub trait Host: Send + Sync + 'static {
-    /// Answers a request; called by the door's thread, so it must not take long.
+    /// Answers a request; called by the listener's thread, so it must not take long.
     fn answer(self: Arc<Self>, caller: Caller, request: Request);
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn param(tls: Option<Tls>, private_data: Vec<u8>, timeout: Duration) 
 }
 
 /// A listening address.
-pub struct Door {
+pub struct ViewerListener {
     listener: cm::Listener,
     shared: Arc<Shared>,
 }
@@ -94,10 +94,10 @@ struct Viewers {
 struct There {
     _qp: Arc<Qp>,
     _keep: Arc<dyn Any + Send + Sync>,
-    _place: Place,
+    _permit: Permit,
 }
 
-impl Door {
+impl ViewerListener {
     /// Listens.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl Door {
 pub struct Caller {
     request: Option<cm::Request>,
     shared: Arc<Shared>,
-    place: Option<Place>,
+    place: Option<Permit>,
 }
 
 impl Caller {
@@ -191,10 +191,10 @@ impl Caller {
         let peer = request.peer_addr();
         if let Err(why) = self.shared.gate.admit(request) {
             tracing::info!("{peer}: turned away: {why}");
-            self.refuse(Refusal::Stranger);
+            self.refuse(Refusal::UnknownPeer);
             return None;
         }
-        self.place = Place::take(&self.shared.taken, self.shared.max_viewers);
+        self.place = Permit::take(&self.shared.taken, self.shared.max_viewers);
         if self.place.is_none() {
             tracing::info!("{peer}: turned away: too many viewers");
             self.refuse(Refusal::Full);
@@ -253,14 +253,14 @@ impl Caller {
             let viewer = There {
                 _qp: Arc::clone(&qp),
                 _keep: keep,
-                _place: place,
+                _permit: place,
             };
             viewers.there.insert(id, viewer);
             id
         };
         let tell = lock(&shared.tell).clone();
         qp.on_end(move |_| {
-            // Fails only if the door has ended.
+            // Fails only if the listener has ended.
             let _ = tell.send(id);
         });
         Some(qp)

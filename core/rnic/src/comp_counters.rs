@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::types::{SendOp, WcOpcode, WcStatus};
 
-/// Counts what completes on the queue pairs in whose [`Tally`] it is, signaled or not. All that it counts wraps at 2^64.
+/// Counts what completes on the queue pairs in whose [`CompCounters`] it is, signaled or not. All that it counts wraps at 2^64.
 #[derive(Debug, Default)]
 pub struct Counter {
     /// It counts bytes, where they completed well, and not requests.
@@ -58,16 +58,16 @@ pub enum Work {
     Write,
 }
 
-/// The counters of a queue pair ([`QpInit::tally`](crate::QpInit::tally)): one for each kind of work. They stay as long as it is used, and several queue
+/// The counters of a queue pair ([`QpInit::comp_counters`](crate::QpInit::comp_counters)): one for each kind of work. They stay as long as it is used, and several queue
 /// pairs may share one. Atomics, bindings and invalidations are not counted.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct CompCounters {
     counters: [OnceLock<Arc<Counter>>; 4],
-    /// Sends that were counted and made no completion, since [`Tally::take_silent`].
+    /// Sends that were counted and made no completion, since [`CompCounters::take_silent`].
     silent: AtomicU32,
 }
 
-impl Tally {
+impl CompCounters {
     /// Count this work from now on. False: another counter counts it already.
     pub fn attach(&self, work: Work, counter: &Arc<Counter>) -> bool {
         self.counters[work as usize]
@@ -98,8 +98,12 @@ impl Tally {
 
     /// A send is done without a completion: the next completion covers it, too, unless it is counted.
     #[inline]
-    pub(crate) fn done_silently(tally: Option<&Arc<Tally>>, op: WcOpcode, silent: &mut u32) {
-        if !tally.is_some_and(|tally| tally.note_silent(op)) {
+    pub(crate) fn done_silently(
+        comp_counters: Option<&Arc<CompCounters>>,
+        op: WcOpcode,
+        silent: &mut u32,
+    ) {
+        if !comp_counters.is_some_and(|comp_counters| comp_counters.note_silent(op)) {
             *silent += 1;
         }
     }
@@ -139,22 +143,28 @@ mod tests {
     #[test]
     fn each_kind_of_work_has_one_counter() {
         let (requests, bytes) = (Counter::new(false), Counter::new(true));
-        let tally = Tally::default();
-        assert!(tally.attach(Work::Send, &requests));
-        assert!(tally.attach(Work::Recv, &bytes));
-        assert!(!tally.attach(Work::Send, &bytes));
-        assert!(tally.counts(Work::Send) && !tally.counts(Work::Write));
-        tally.note(WcOpcode::Send, WcStatus::Success, 100);
-        tally.note(WcOpcode::RecvWithImm, WcStatus::Success, 100);
-        tally.note(WcOpcode::Write, WcStatus::Success, 100);
-        tally.note(WcOpcode::FetchAdd, WcStatus::Success, 8);
-        tally.note(WcOpcode::Recv, WcStatus::WrFlushErr, 0);
+        let comp_counters = CompCounters::default();
+        assert!(comp_counters.attach(Work::Send, &requests));
+        assert!(comp_counters.attach(Work::Recv, &bytes));
+        assert!(!comp_counters.attach(Work::Send, &bytes));
+        assert!(comp_counters.counts(Work::Send) && !comp_counters.counts(Work::Write));
+        comp_counters.note(WcOpcode::Send, WcStatus::Success, 100);
+        comp_counters.note(WcOpcode::RecvWithImm, WcStatus::Success, 100);
+        comp_counters.note(WcOpcode::Write, WcStatus::Success, 100);
+        comp_counters.note(WcOpcode::FetchAdd, WcStatus::Success, 8);
+        comp_counters.note(WcOpcode::Recv, WcStatus::WrFlushErr, 0);
         let both = |counter: &Counter| {
             let value = |of: &AtomicU64| of.load(Ordering::Acquire);
             (value(counter.good()), value(counter.bad()))
         };
-        assert!(tally.note_silent(WcOpcode::Send) && !tally.note_silent(WcOpcode::Write));
-        assert_eq!([tally.take_silent(), tally.take_silent()], [1, 0]);
+        assert!(
+            comp_counters.note_silent(WcOpcode::Send)
+                && !comp_counters.note_silent(WcOpcode::Write)
+        );
+        assert_eq!(
+            [comp_counters.take_silent(), comp_counters.take_silent()],
+            [1, 0]
+        );
         assert_eq!(both(&requests), (1, 0));
         assert_eq!(both(&bytes), (100, 1));
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!  sender's port                                     receiver's port
 //!  whose socket gets this? ask the kernel: number R
-//!  connects to the door of R, same user?
+//!  connects to the rendezvous of R, same user?
 //!  Offer (own number S, R, addresses) ─────────────► same user, and one of us?
 //!                                                    whose socket has the sender's address? ask the kernel: S
 //!                        ◄───────────────────────── Accept, with the segment
@@ -29,7 +29,7 @@ use crate::device::Counted;
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 use crate::meet::{receive, same_host, say_signed};
-use crate::neighbours::{Who, Why, admitted, why};
+use crate::neighbours::{PeerProcess, Why, admitted, why};
 use crate::report::Connection;
 use crate::types::QpState;
 
@@ -41,25 +41,29 @@ fn name(cookie: u64) -> Vec<u8> {
 }
 
 /// A listening Unix socket, named by the number of the port's UDP socket.
-pub(super) struct Door {
+pub(super) struct RendezvousListener {
     fd: OwnedFd,
     locals: Weak<Locals>,
     pub(super) registration: Registration,
 }
 
-impl Door {
-    pub(super) fn open(locals: &Arc<Locals>, engine: &Arc<Engine>) -> io::Result<Arc<Door>> {
+impl RendezvousListener {
+    pub(super) fn open(
+        locals: &Arc<Locals>,
+        engine: &Arc<Engine>,
+    ) -> io::Result<Arc<RendezvousListener>> {
         let fd = unix::listen(Name::Abstract(&name(locals.cookie)), 64)?;
         unix::ask_for_senders(&fd, true)?;
-        let door = Arc::new(Door {
+        let rendezvous = Arc::new(RendezvousListener {
             fd,
             locals: Arc::downgrade(locals),
             registration: Registration::new(engine),
         });
-        let source = Arc::clone(&door) as Arc<dyn Source>;
-        door.registration
-            .start(source, door.fd.as_fd(), Interest::READ)?;
-        Ok(door)
+        let source = Arc::clone(&rendezvous) as Arc<dyn Source>;
+        rendezvous
+            .registration
+            .start(source, rendezvous.fd.as_fd(), Interest::READ)?;
+        Ok(rendezvous)
     }
 
     pub(super) fn close(&self) {
@@ -67,7 +71,7 @@ impl Door {
     }
 }
 
-impl Source for Door {
+impl Source for RendezvousListener {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
         let Some(locals) = self.locals.upgrade() else {
             return Next::Done;
@@ -151,7 +155,8 @@ fn offer(locals: &Arc<Locals>, engine: &Arc<Engine>, key: Key) -> Result<(), Why
     if peer == locals.cookie {
         return Err("it is the sender itself".into());
     }
-    let wire = unix::connect(Name::Abstract(&name(peer))).map_err(why("the receiver's door"))?;
+    let wire = unix::connect(Name::Abstract(&name(peer)))
+        .map_err(why("the receiver's rendezvous socket"))?;
     let maker = admitted(&wire)?;
     let own = locals.cookie;
     let message = Message::Offer {
@@ -221,7 +226,7 @@ impl Visit {
         let (&Stage::Visited { maker, .. } | &Stage::Offered { maker, .. }) = stage else {
             return Err("the peer has gone".into());
         };
-        let who = Who::sent(&maker, sender)?;
+        let who = PeerProcess::sent(&maker, sender)?;
         who.is_one_of_us(false)?;
         let wire = Arc::downgrade(&self.wire);
         let pipe = match (stage, message) {
@@ -310,7 +315,7 @@ impl Source for Visit {
             cipher: None,
             reason: None,
             age: pipe.since.elapsed(),
-            ledger: pipe.ledger(),
+            counters: pipe.counters(),
         })
     }
 }

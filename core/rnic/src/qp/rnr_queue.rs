@@ -81,7 +81,7 @@ impl Patience {
 
 /// The messages that wait for a receive.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct RnrQueue {
     /// Whether something waits: the first of `ulpdus`, or the beginning of the staging buffer.
     pub(super) waits: bool,
     /// The beginning of the staging buffer has to wait there.
@@ -98,7 +98,7 @@ pub(super) struct Held {
     by_all: Option<Arc<AtomicUsize>>,
 }
 
-impl Drop for Held {
+impl Drop for RnrQueue {
     fn drop(&mut self) {
         if let Some(all) = &self.by_all {
             all.fetch_sub(self.bytes, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Drop for Held {
     }
 }
 
-impl Held {
+impl RnrQueue {
     /// Room for a segment of this length, if there is any.
     pub(super) fn reserve(&mut self, len: usize, by_all: &Arc<AtomicUsize>) -> bool {
         let cost = len + HELD_COST;

@@ -128,8 +128,8 @@ impl Prepared {
     }
 
     /// The connection of this queue pair.
-    pub fn connected(self, qp: Qp) -> Link {
-        Link {
+    pub fn connected(self, qp: Qp) -> MessageChannel {
+        MessageChannel {
             qp,
             base: self,
             is_staged: false,
@@ -150,7 +150,7 @@ pub enum Event {
     Done(u64),
 }
 
-pub struct Link {
+pub struct MessageChannel {
     // Dropped first, because the connection uses the memory.
     /// Its queue pair.
     pub qp: Qp,
@@ -160,7 +160,7 @@ pub struct Link {
     is_staged: bool,
 }
 
-impl Link {
+impl MessageChannel {
     /// The protection domain of its memory.
     pub fn pd(&self) -> &Pd {
         &self.base.pd

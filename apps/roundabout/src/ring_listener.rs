@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use weft_service::{Admission, Entry, Place};
-use weft_session::door::{STRANGER, judge};
+use weft_service::{Admission, Entry, Permit};
+use weft_session::acceptor::{STRANGER, judge};
 use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Device, LocalMode};
@@ -163,7 +163,7 @@ enum Carrier {
 }
 
 /// The address of a node, for as many rings as it takes part in.
-pub struct Door {
+pub struct RingListener {
     carrier: Carrier,
     addr: SocketAddr,
     waiting: Arc<Waiting>,
@@ -200,7 +200,7 @@ fn our_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-impl Door {
+impl RingListener {
     /// Listens for neighbours over verbs: shared memory where they are on this host, TCP (by TLS with keys) elsewhere.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ impl Door {
     /// Listens for neighbours over plain TCP, for comparison. It knows no keys, so it stays on this host.
     ///
     /// # Errors
-    /// As [`Door::open`].
+    /// As [`RingListener::open`].
     pub fn open_tcp(bind: SocketAddr) -> Result<Self, Error> {
         if !bind.ip().to_canonical().is_loopback() {
             return Err(Error::Invalid("plain TCP is for this host alone".into()));
@@ -266,7 +266,7 @@ impl Door {
                 if !is_ours(&stream, Instant::now()) {
                     continue;
                 }
-                let Some(place) = Place::take(&greeting, GREETERS) else {
+                let Some(place) = Permit::take(&greeting, GREETERS) else {
                     continue;
                 };
                 // In a thread of its own: one that is slow does not hold up the others. Without a thread it is closed.
@@ -296,7 +296,7 @@ impl Door {
         let (for_thread, stop_thread) = (Arc::clone(&waiting), Arc::clone(&stop));
         let wake_thread = Arc::clone(&wake);
         let listening = thread::Builder::new()
-            .name("weft-ring-door".into())
+            .name("weft-ring-listener".into())
             .spawn(move || listen(&for_thread, &stop_thread, wake_thread.as_fd()))
             .map_err(|e| Error::Local(format!("no thread: {e}")))?;
         Ok(Self {
@@ -392,7 +392,7 @@ impl Door {
         Node::start(ring.clone(), None, Some(links), &self.kept)
     }
 
-    /// The next visitor: a node that requests a ring of two with us ([`VISIT`]), which [`Door::join`] then forms. `None`: no visitor in time.
+    /// The next visitor: a node that requests a ring of two with us ([`VISIT`]), which [`RingListener::join`] then forms. `None`: no visitor in time.
     pub fn visit(&self, wait: Duration) -> Option<Ring> {
         let (visitor, hello) = self.waiting.visitor(Instant::now() + wait)?;
         let element = hello.element as usize;
@@ -424,7 +424,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for RingListener {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         // The counter of an eventfd cannot be full here.
@@ -435,7 +435,7 @@ impl Drop for Door {
     }
 }
 
-/// Waits until a listener has something, or its door closes.
+/// Waits until a listener has something, or its listener closes.
 fn wait_for(listener: BorrowedFd<'_>, wake: BorrowedFd<'_>) {
     let mut fds = [listener, wake].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     let time = Timespec::try_from(LOOK).ok();
