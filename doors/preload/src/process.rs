@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 use weft_run::meet::Why;
 
-use crate::conn::{self, Conn, Locks, big, with_free};
+use crate::conn::{self, Conn, Locks, big, with_closed};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
-use crate::{back, dgram, fd, kernel, late, ledger, lend, lock, next, sets, table};
+use crate::{back, dgram, fd, kernel, late, ledger, lend, lock, next, sets, signal, table};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -85,7 +85,7 @@ extern "C" fn before_fork() {
             }
         }
     });
-    let locks = with_free(guard);
+    let locks = with_closed(guard);
     let _ = HELD.try_with(|held| held.set(Some((locks, lists))));
 }
 
@@ -111,6 +111,10 @@ extern "C" fn in_child() {
         conn.gate.in_child();
         conn.row.forget();
     });
+    // A handler that interrupts a call goes back to it.
+    if !signal::is_in_call() {
+        conn::threads_are_gone();
+    }
 }
 
 /// A fork for which the C library does not call the functions of [`watch_forks`].
