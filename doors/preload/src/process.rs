@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 use crate::conn::{self, Conn, Locks, big, with_closed};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
-use crate::{back, dgram, fd, kernel, late, ledger, lend, lock, next, sets, signal, table};
+use crate::{back, dgram, edges, fd, kernel, late, ledger, lend, lock, next, sets, signal, table};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -57,7 +57,7 @@ fn counter() -> *mut AtomicU32 {
 
 thread_local! {
     /// Held from before a fork until after it, so that the child finds nothing half done.
-    static HELD: Cell<Option<(Locks, late::Lists)>> = const { Cell::new(None) };
+    static HELD: Cell<Option<(edges::Map, Locks, late::Lists)>> = const { Cell::new(None) };
     static SHARING: Cell<Option<Sharing>> = const { Cell::new(None) };
 }
 
@@ -86,7 +86,7 @@ extern "C" fn before_fork() {
         }
     });
     let locks = with_closed(guard);
-    let _ = HELD.try_with(|held| held.set(Some((locks, lists))));
+    let _ = HELD.try_with(|held| held.set(Some((edges::map(), locks, lists))));
 }
 
 extern "C" fn in_parent() {
@@ -96,7 +96,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let Ok(Some((_, lists))) = HELD.try_with(Cell::take) {
+    if let Ok(Some((.., lists))) = HELD.try_with(Cell::take) {
         late::in_child(lists);
     }
     let _ = SHARING.try_with(Cell::take);
