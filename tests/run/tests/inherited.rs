@@ -4,4 +4,5 @@ weft_run_tests::as_on_tcp! { "inherited":
     closed_by_both_beside_a_reader
     closed_before_the_fork_beside_a_reader
     closes_beside_edges
+    connected_by_the_child
 }
