@@ -42,7 +42,7 @@ fn is_watched(reg: &Reg) -> bool {
     is_edge(reg) && reg.events & OUT != 0
 }
 
-/// A fork holds it: the last of its locks.
+/// Held over a fork.
 pub(crate) type Map = MutexGuard<'static, ByData>;
 
 pub(crate) fn map() -> Map {

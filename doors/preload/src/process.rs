@@ -7,6 +7,7 @@
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 use std::cell::Cell;
 use std::ptr::null_mut;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
@@ -15,7 +16,9 @@ use weft_run::meet::Why;
 use crate::conn::{self, Conn, Locks, big, with_closed};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
-use crate::{back, dgram, edges, fd, kernel, late, ledger, lend, lock, next, sets, signal, table};
+use crate::{
+    back, dgram, edges, fd, hidden, kernel, late, ledger, lend, lock, next, sets, signal, table,
+};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -55,9 +58,12 @@ fn counter() -> *mut AtomicU32 {
     null_mut()
 }
 
+/// Locks under which no other is taken.
+type Leaves = (edges::Map, MutexGuard<'static, ()>);
+
 thread_local! {
     /// Held from before a fork until after it, so that the child finds nothing half done.
-    static HELD: Cell<Option<(edges::Map, Locks, late::Lists)>> = const { Cell::new(None) };
+    static HELD: Cell<Option<(Leaves, Locks, late::Lists)>> = const { Cell::new(None) };
     static SHARING: Cell<Option<Sharing>> = const { Cell::new(None) };
 }
 
@@ -86,7 +92,8 @@ extern "C" fn before_fork() {
         }
     });
     let locks = with_closed(guard);
-    let _ = HELD.try_with(|held| held.set(Some((edges::map(), locks, lists))));
+    let leaves = (edges::map(), hidden::limit_lock());
+    let _ = HELD.try_with(|held| held.set(Some((leaves, locks, lists))));
 }
 
 extern "C" fn in_parent() {

@@ -244,6 +244,44 @@ static int many_sockets_of_few_numbers(void)
 	return 0;
 }
 
+// Returns how many descriptors there are when the program has opened all that it can.
+static int all_numbers(void)
+{
+	int n = 0, file;
+
+	while ((file = dup(1)) >= 0)
+		;
+	for (int i = 0; i < 8192; i++)
+		n += fcntl(i, F_GETFD) >= 0;
+	return n;
+}
+
+static int most_numbers_are_left(void)
+{
+	struct rlimit both = {4096, 4096};
+	int a, b;
+
+	if (setrlimit(RLIMIT_NOFILE, &both))
+		return fail("limit", 0);
+	for (int i = 0; i < 1200; i++)
+		ends(&a, &b);
+	int n = all_numbers();
+	return n < 4096 / 4 * 3 ? fail("numbers", n) : 0;
+}
+
+static int numbers_below_the_limit_are_left(void)
+{
+	struct rlimit soft = {4096, 4200};
+	int a, b;
+
+	if (setrlimit(RLIMIT_NOFILE, &soft))
+		return fail("limit", 0);
+	for (int i = 0; i < 20; i++)
+		ends(&a, &b);
+	int n = all_numbers();
+	return n != 4096 ? fail("numbers", n) : 0;
+}
+
 static int event;
 static int own_end;
 
@@ -337,6 +375,8 @@ static const struct test TESTS[] = {
 	{"execveat_passes_the_socket", execveat_passes_the_socket},
 	{"every_number_is_free", every_number_is_free},
 	{"many_sockets_of_few_numbers", many_sockets_of_few_numbers},
+	{"most_numbers_are_left", most_numbers_are_left},
+	{"numbers_below_the_limit_are_left", numbers_below_the_limit_are_left},
 	{"descriptors_of_a_thread", descriptors_of_a_thread},
 	{"control_data_is_checked", control_data_is_checked},
 	{"file_past_the_page_cache", file_past_the_page_cache},
