@@ -226,20 +226,34 @@ pub(crate) struct Conn {
 // SAFETY: `slow` is reached under the lock only, all else is atomic.
 unsafe impl Sync for Conn {}
 
-static FREE: Mutex<Vec<&'static Conn>> = Mutex::new(Vec::new());
+/// Connections whose last descriptor is gone.
+pub(crate) struct Closed {
+    free: Vec<&'static Conn>,
+    /// Threads are inside, and go on with a duplicate.
+    kept: Vec<&'static Conn>,
+}
+
+static CLOSED: Mutex<Closed> = Mutex::new(Closed {
+    free: Vec::new(),
+    kept: Vec::new(),
+});
+
+fn closed() -> MutexGuard<'static, Closed> {
+    CLOSED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// All locks of the process, in order: what a fork holds.
-pub(crate) type Locks = (MutexGuard<'static, Vec<&'static Conn>>, Big);
+pub(crate) type Locks = (MutexGuard<'static, Closed>, Big);
 
 /// The second lock, under the first.
-pub(crate) fn with_free(big: Big) -> Locks {
-    (FREE.lock().unwrap_or_else(PoisonError::into_inner), big)
+pub(crate) fn with_closed(big: Big) -> Locks {
+    (closed(), big)
 }
 
 impl Conn {
     /// For a new socket.
     pub(crate) fn new(phase: Phase) -> &'static Conn {
-        let used = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let used = closed().free.pop();
         let conn = used.unwrap_or_else(|| Box::leak(Box::default()));
         conn.refs.store(1, Relaxed);
         conn.phase.store(phase, SeqCst);
@@ -370,6 +384,9 @@ impl Conn {
         self.phase.store(Phase::Plain, SeqCst);
         let chan = self.chan.swap(null_mut(), SeqCst);
         self.old.store(chan, SeqCst);
+        if self.kept.load(SeqCst) > 0 {
+            closed().kept.push(self);
+        }
         self.dead.store(true, SeqCst);
         drop(inside);
     }
@@ -440,12 +457,7 @@ impl Conn {
                 chan.leave(self.kept.load(SeqCst));
             }
         }
-        for kept in [&self.kept, &self.kept_bell] {
-            let kept = kept.swap(0, AcqRel);
-            if kept > 0 {
-                hidden::close(kept);
-            }
-        }
+        self.close_kept();
         self.has_edges.store(false, Relaxed);
         self.fulls.store(0, Relaxed);
         for count in [&self.ops, &self.rx_count] {
@@ -465,8 +477,18 @@ impl Conn {
         self.dialled.store(false, Relaxed);
         self.asked.store(false, Relaxed);
         self.shared.store(null_mut(), Relaxed);
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        free.push(self);
+        let mut closed = closed();
+        closed.kept.retain(|kept| !std::ptr::eq(*kept, self));
+        closed.free.push(self);
+    }
+
+    fn close_kept(&self) {
+        for kept in [&self.kept, &self.kept_bell] {
+            let kept = kept.swap(0, AcqRel);
+            if kept > 0 {
+                hidden::close(kept);
+            }
+        }
     }
 }
 
@@ -505,6 +527,22 @@ pub(crate) fn enter(fd: c_int) -> Option<(&'static Conn, Inside)> {
     let inside = conn.enter();
     // It may have been closed, and stand for another socket by now.
     conn.is(fd).then_some((conn, inside))
+}
+
+/// In the child of a fork: the threads inside are the parent's, and so is what they go on with.
+pub(crate) fn threads_are_gone() {
+    each(|_, conn| {
+        conn.users.store(0, SeqCst);
+        conn.close_kept();
+    });
+    let kept = std::mem::take(&mut closed().kept);
+    for conn in kept {
+        conn.users.store(0, SeqCst);
+        conn.leaves.store(false, SeqCst);
+        if conn.dead.swap(false, SeqCst) {
+            conn.free();
+        }
+    }
 }
 
 /// Calls `f` once for each connection of the table.

@@ -25,7 +25,7 @@ const EDGE: u32 = libc::EPOLLET as u32;
 /// Connections by set and `data` of their edge-triggered registrations; `None`: two have the same. Changed under the big lock only.
 static BY_DATA: LazyLock<Mutex<ByData>> = LazyLock::new(Mutex::default);
 
-type ByData = HashMap<(usize, u64), Option<&'static Conn>>;
+pub(crate) type ByData = HashMap<(usize, u64), Option<&'static Conn>>;
 
 /// Entries of [`BY_DATA`].
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
@@ -42,9 +42,16 @@ fn is_watched(reg: &Reg) -> bool {
     is_edge(reg) && reg.events & OUT != 0
 }
 
+/// Held over a fork.
+pub(crate) type Map = MutexGuard<'static, ByData>;
+
+pub(crate) fn map() -> Map {
+    BY_DATA.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Under the big lock.
 fn with_map<T>(f: impl FnOnce(&mut ByData) -> T) -> T {
-    let mut map = BY_DATA.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut map = map();
     let done = f(&mut map);
     KNOWN.store(map.len(), SeqCst);
     done
@@ -126,9 +133,7 @@ pub(crate) fn renew(number: usize, events: &[epoll_event]) {
     }
     let _busy = signal::again(&LIBRARY);
     for event in events.iter().filter(|event| event.events & IN != 0) {
-        let map = BY_DATA.lock().unwrap_or_else(PoisonError::into_inner);
-        let conn = map.get(&(number, event.u64)).copied().flatten();
-        drop(map);
+        let conn = map().get(&(number, event.u64)).copied().flatten();
         let Some(conn) = conn else { continue };
         let inside = conn.enter();
         if let Some(chan) = conn.chan(&inside)

@@ -1,44 +1,52 @@
 //! The library's descriptors, which the program cannot close by accident: `close` of one fails with `EBADF`, and `close_range` skips them.
 
 use libc::c_int;
+use std::ops::Range;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::table::{self, Entry};
-use crate::{kernel, next};
+use crate::table::{self, Entry, MAX_FD};
+use crate::work::LIBRARY;
+use crate::{kernel, next, signal};
 
-/// From this limit on a program hardly misses the numbers that are hidden among its own.
-const PLENTY: u64 = 4096;
+/// First number of hidden descriptors where the program may have many: above those of most programs, and low enough to keep the kernel's table small.
+const FIRST: u64 = 2048;
 
-/// First number of hidden descriptors: above those of most programs, and low enough to keep the kernel's table small. Where the program may have few, they are
-/// above its limit, if it could raise that; else the last quarter is all that is taken from it.
-fn base() -> c_int {
-    static BASE: OnceLock<c_int> = OnceLock::new();
-    *BASE.get_or_init(|| {
-        let (now, most) = kernel::descriptor_limits();
-        let base = match now {
-            PLENTY.. => PLENTY / 2,
-            _ if most >= 2 * now => now,
-            _ => now - now / 4,
-        };
-        base as c_int
-    })
+/// Numbers of hidden descriptors: those above the program's limit, if it could raise that; else a quarter of its own.
+fn numbers((now, most): (u64, u64)) -> Range<u64> {
+    let table = MAX_FD as u64;
+    if now < most && now < table {
+        return now..most.min(table);
+    }
+    let first = (now - now / 4).min(FIRST);
+    first..(first + now / 4).min(table)
 }
 
-/// Calls `take` with the limit of numbers as high as this process may set it, if hidden ones are above it. Another thread's call meanwhile may set the limit:
-/// then that one stays.
-fn above_limit(take: impl Fn() -> c_int) -> c_int {
-    let (now, most) = kernel::descriptor_limits();
-    if now <= base() as u64 && now < most {
+static LIMIT: Mutex<()> = Mutex::new(());
+
+/// The process's limit stays as the program has set it as long as this lives.
+pub(crate) fn limit_lock() -> MutexGuard<'static, ()> {
+    LIMIT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `take` with the numbers of hidden descriptors, and the limit as high as this process may set it, if they are above it. Another thread's call meanwhile
+/// may set the limit: then that one stays.
+fn above_limit(take: impl Fn(Range<u64>) -> c_int) -> c_int {
+    let _busy = signal::again(&LIBRARY);
+    let _lock = limit_lock();
+    let limits = kernel::descriptor_limits();
+    let (now, most) = limits;
+    let numbers = numbers(limits);
+    if now < numbers.end {
         kernel::limit_descriptors(most, most);
-        let taken = take();
+        let taken = take(numbers);
         let found = kernel::limit_descriptors(now, most);
-        if found != (most, most) && found.0 > base() as u64 {
+        if found != (most, most) {
             kernel::limit_descriptors(found.0, found.1);
         }
         return taken;
     }
-    take()
+    take(numbers)
 }
 
 /// Moves a descriptor up and hides it. `None`, and it is closed, when there are too many.
@@ -52,15 +60,17 @@ pub(crate) fn hide(fd: OwnedFd) -> Option<c_int> {
 
 /// A hidden duplicate.
 pub(crate) fn duplicate(fd: c_int) -> Option<c_int> {
-    // SAFETY: makes a descriptor.
-    let new =
-        above_limit(|| unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, base() as libc::c_ulong) });
+    let new = above_limit(|numbers| {
+        // SAFETY: makes a descriptor.
+        let new = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, numbers.start as libc::c_ulong) };
+        if new >= 0 && new as u64 >= numbers.end {
+            // SAFETY: it is ours.
+            unsafe { next::close(new) };
+            return -1;
+        }
+        new
+    });
     if new < 0 {
-        return None;
-    }
-    if !table::holds(new) {
-        // SAFETY: it is ours.
-        unsafe { next::close(new) };
         return None;
     }
     table::put(new, Entry::HIDDEN);

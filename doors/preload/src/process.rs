@@ -7,15 +7,18 @@
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 use std::cell::Cell;
 use std::ptr::null_mut;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 use weft_run::meet::Why;
 
-use crate::conn::{self, Conn, Locks, big, with_free};
+use crate::conn::{self, Conn, Locks, big, with_closed};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
-use crate::{back, dgram, fd, kernel, late, ledger, lend, lock, next, sets, table};
+use crate::{
+    back, dgram, edges, fd, hidden, kernel, late, ledger, lend, lock, next, sets, signal, table,
+};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -55,9 +58,12 @@ fn counter() -> *mut AtomicU32 {
     null_mut()
 }
 
+/// Locks under which no other is taken.
+type Leaves = (edges::Map, MutexGuard<'static, ()>);
+
 thread_local! {
     /// Held from before a fork until after it, so that the child finds nothing half done.
-    static HELD: Cell<Option<(Locks, late::Lists)>> = const { Cell::new(None) };
+    static HELD: Cell<Option<(Leaves, Locks, late::Lists)>> = const { Cell::new(None) };
     static SHARING: Cell<Option<Sharing>> = const { Cell::new(None) };
 }
 
@@ -85,8 +91,9 @@ extern "C" fn before_fork() {
             }
         }
     });
-    let locks = with_free(guard);
-    let _ = HELD.try_with(|held| held.set(Some((locks, lists))));
+    let locks = with_closed(guard);
+    let leaves = (edges::map(), hidden::limit_lock());
+    let _ = HELD.try_with(|held| held.set(Some((leaves, locks, lists))));
 }
 
 extern "C" fn in_parent() {
@@ -96,7 +103,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let Ok(Some((_, lists))) = HELD.try_with(Cell::take) {
+    if let Ok(Some((.., lists))) = HELD.try_with(Cell::take) {
         late::in_child(lists);
     }
     let _ = SHARING.try_with(Cell::take);
@@ -111,6 +118,10 @@ extern "C" fn in_child() {
         conn.gate.in_child();
         conn.row.forget();
     });
+    // A handler that interrupts a call goes back to it.
+    if !signal::is_in_call() {
+        conn::threads_are_gone();
+    }
 }
 
 /// A fork for which the C library does not call the functions of [`watch_forks`].

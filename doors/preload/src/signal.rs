@@ -148,6 +148,14 @@ impl Drop for Outside {
     }
 }
 
+/// Returns true if this thread is in a call of the library, which a handler has interrupted.
+pub(crate) fn is_in_call() -> bool {
+    crate::work::is_busy()
+        || WAITS
+            .try_with(|waits| !waits.get().is_null())
+            .unwrap_or(true)
+}
+
 /// A call of the kernel, which may wait, and returns -1 if it fails. Handlers that were put off run first, and may interrupt it.
 #[inline]
 pub(crate) fn outside<T: From<i8>>(call: impl FnOnce() -> T) -> T {

@@ -48,20 +48,17 @@ fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
         && matches!(protocol, 0 | libc::IPPROTO_TCP)
 }
 
-/// A socket that a listener gave: TCP when the listener is.
-fn accepted(listener: c_int, fd: c_int) {
+/// A socket that a listener gave. It is asked what it is: the listener's number may have become another's by a call that the library does not see.
+fn accepted(fd: c_int) {
     if fd < 0 {
         return;
     }
     fresh(fd);
-    // A listener that we made known is TCP; another one is asked.
-    let known = LISTENERS.iter().any(|slot| slot.load(Relaxed) == listener);
-    let tcp = known
-        || (kernel::number(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
-            && matches!(
-                kernel::number(fd, libc::SO_DOMAIN),
-                Some(libc::AF_INET | libc::AF_INET6)
-            ));
+    let tcp = kernel::number(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+        && matches!(
+            kernel::number(fd, libc::SO_DOMAIN),
+            Some(libc::AF_INET | libc::AF_INET6)
+        );
     if tcp {
         follow(fd, Phase::Probing);
         ledger::seen();
@@ -76,16 +73,6 @@ unsafe fn connected_anew(fd: c_int, addr: *const sockaddr, len: socklen_t) {
     if leaves {
         descriptor::forget(fd);
         follow(fd, Phase::Fresh);
-    }
-}
-
-/// Some listeners of the process, so that an accepted socket need not be asked what it is; -1: none.
-static LISTENERS: [std::sync::atomic::AtomicI32; 8] =
-    [const { std::sync::atomic::AtomicI32::new(-1) }; 8];
-
-pub(crate) fn no_listener(fd: c_int) {
-    for slot in &LISTENERS {
-        let _ = slot.compare_exchange(fd, -1, SeqCst, Relaxed);
     }
 }
 
@@ -175,7 +162,6 @@ weft_sys::interpose! {
         let fd = next::socket(domain, kind, protocol);
         if fd >= 0 {
             fresh(fd);
-            no_listener(fd);
             if is_tcp(domain, kind, protocol) { follow(fd, Phase::Fresh); }
             dgram::follow(fd, domain, kind, protocol);
         }
@@ -203,22 +189,19 @@ weft_sys::interpose! {
         let rc = next::listen(fd, backlog);
         if rc == 0 && conn::of(fd).is_some() {
             descriptor::forget(fd);
-            if let Some(free) = LISTENERS.iter().find(|slot| slot.load(Relaxed) < 0) {
-                free.store(fd, Relaxed);
-            }
         }
         rc
     }
 
     fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
         let new = next::accept(fd, addr, len);
-        accepted(fd, new);
+        accepted(new);
         new
     }
 
     fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
         let new = next::accept4(fd, addr, len, flags);
-        accepted(fd, new);
+        accepted(new);
         new
     }
 
@@ -364,10 +347,7 @@ weft_sys::interpose! {
         })
     }
 
-    fn close(fd: c_int) -> c_int {
-        no_listener(fd);
-        descriptor::close(fd)
-    }
+    fn close(fd: c_int) -> c_int { descriptor::close(fd) }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         if flags & libc::CLOSE_RANGE_UNSHARE.cast_signed() != 0 && first <= last && kernel::has_threads() {

@@ -15,6 +15,7 @@
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 
 // Both ends of a connection that is on rings.
 static void ends(int *a, int *b)
@@ -244,6 +245,86 @@ static int many_sockets_of_few_numbers(void)
 	return 0;
 }
 
+// Returns how many descriptors there are when the program has opened all that it can.
+static int all_numbers(void)
+{
+	int n = 0, file;
+
+	while ((file = dup(1)) >= 0)
+		;
+	for (int i = 0; i < 8192; i++)
+		n += fcntl(i, F_GETFD) >= 0;
+	return n;
+}
+
+static int most_numbers_are_left(void)
+{
+	struct rlimit both = {4096, 4096};
+	int a, b;
+
+	if (setrlimit(RLIMIT_NOFILE, &both))
+		return fail("limit", 0);
+	for (int i = 0; i < 1200; i++)
+		ends(&a, &b);
+	int n = all_numbers();
+	return n < 4096 / 4 * 3 ? fail("numbers", n) : 0;
+}
+
+static int numbers_below_the_limit_are_left(void)
+{
+	struct rlimit soft = {4096, 4200};
+	int a, b;
+
+	if (setrlimit(RLIMIT_NOFILE, &soft))
+		return fail("limit", 0);
+	for (int i = 0; i < 20; i++)
+		ends(&a, &b);
+	int n = all_numbers();
+	return n != 4096 ? fail("numbers", n) : 0;
+}
+
+// The number of a TCP listener is given to one of another kind, whose sockets stay what they are.
+static int listener_of_another_kind(void)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX};
+	socklen_t len = sizeof(sa_family_t);
+	struct sockaddr_in a;
+	char control[CMSG_SPACE(sizeof(int))], b[8];
+	struct iovec v = {"hello", 5}, w = {b, sizeof b};
+	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+
+	for (int way = 0; way < 3; way++) {
+		int l = listener(&a), other = socket(AF_UNIX, SOCK_SEQPACKET, 0), c = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+		socklen_t n = sizeof name;
+		if (bind(other, (void *)&name, len) || listen(other, 5) || getsockname(other, (void *)&name, &n))
+			return fail("listen", way);
+		if (way == 1)
+			close_range(l, l, 0);
+		else if (way == 2)
+			raw(SYS_close, l, 0, 0, 0);
+		if ((way == 0 ? dup2(other, l) : fcntl(other, F_DUPFD, l)) != l)
+			return fail("number", way);
+		if (connect(c, (void *)&name, n))
+			return fail("connect", way);
+		int s = accept(l, 0, 0);
+		*h = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof l), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+		memcpy(CMSG_DATA(h), &l, sizeof l);
+		struct msghdr got = {.msg_iov = &w, .msg_iovlen = 1};
+		if (sendmsg(s, &m, 0) != 5 || recvmsg(c, &got, MSG_DONTWAIT) != 5)
+			return fail("message", way);
+		if (!(got.msg_flags & MSG_CTRUNC))
+			return fail("no descriptor came", way);
+		if (recvmsg(c, &got, MSG_DONTWAIT) != -1)
+			return fail("a second message", way);
+		close(s);
+		close(c);
+		close(l);
+		close(other);
+	}
+	return 0;
+}
+
 static int event;
 static int own_end;
 
@@ -337,6 +418,9 @@ static const struct test TESTS[] = {
 	{"execveat_passes_the_socket", execveat_passes_the_socket},
 	{"every_number_is_free", every_number_is_free},
 	{"many_sockets_of_few_numbers", many_sockets_of_few_numbers},
+	{"most_numbers_are_left", most_numbers_are_left},
+	{"numbers_below_the_limit_are_left", numbers_below_the_limit_are_left},
+	{"listener_of_another_kind", listener_of_another_kind},
 	{"descriptors_of_a_thread", descriptors_of_a_thread},
 	{"control_data_is_checked", control_data_is_checked},
 	{"file_past_the_page_cache", file_past_the_page_cache},

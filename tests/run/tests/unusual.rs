@@ -8,6 +8,9 @@ weft_run_tests::as_on_tcp! { "unusual":
     execveat_passes_the_socket
     every_number_is_free
     many_sockets_of_few_numbers
+    most_numbers_are_left
+    numbers_below_the_limit_are_left
+    listener_of_another_kind
     descriptors_of_a_thread
     control_data_is_checked
     file_past_the_page_cache

@@ -169,14 +169,18 @@ impl Tx {
         at
     }
 
-    /// The destination of a connected socket.
-    pub(crate) fn connected(&mut self, fd: c_int) -> Option<SocketAddr> {
-        if self.connected.is_none() {
+    /// The destination of a connected socket. Another process that has the socket may connect it anew.
+    fn connected(&mut self, fd: c_int, is_shared: bool) -> Option<SocketAddr> {
+        if self.connected.is_none() || is_shared {
             let errno = crate::errno();
             let peer = weft_sys::tcp::peer_addr(borrowed(fd)).ok();
-            self.connected =
-                peer.map(|peer| SocketAddr::new(peer.ip().to_canonical(), peer.port()));
+            let peer = peer.map(|peer| SocketAddr::new(peer.ip().to_canonical(), peer.port()));
             set_errno(errno);
+            if self.connected.is_some() && peer != self.connected {
+                // Its own address may be another, too.
+                self.forget_all();
+            }
+            self.connected = peer;
         }
         self.connected
     }
@@ -217,7 +221,7 @@ pub(crate) unsafe fn transmit(
         return None;
     }
     let addr = match to {
-        To::Connected => tx.connected(fd),
+        To::Connected => tx.connected(fd, d.is_deaf()),
         To::Addr(addr) => Some(addr),
         To::Unclear => None,
     };
