@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::mem::{MaybeUninit, transmute, zeroed};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
 
 use libc::{c_int, c_long, c_void, sighandler_t, siginfo_t, sigset_t};
 use weft_ring::checked;
@@ -147,9 +147,35 @@ fn function(signal: c_int) -> sighandler_t {
     }
 }
 
+/// The program's handlers are the kernel's alone: see [`give_back`].
+static GIVEN_BACK: AtomicBool = AtomicBool::new(false);
+
 /// Returns true if our function is installed for this action of the program.
 fn is_behind_ours(signal: c_int, handler: sighandler_t) -> bool {
-    is_handler(handler) || handler == libc::SIG_DFL && MEMORY.contains(&signal)
+    let may_be = is_handler(handler) || handler == libc::SIG_DFL && MEMORY.contains(&signal);
+    may_be && !are_given_back()
+}
+
+pub(crate) fn are_given_back() -> bool {
+    GIVEN_BACK.load(SeqCst)
+}
+
+/// Gives the program's actions to the kernel for good: our functions make system calls, which the program does not allow from now on.
+pub(crate) fn give_back() {
+    if GIVEN_BACK.swap(true, SeqCst) {
+        return;
+    }
+    for signal in (1..).take(SIGNALS - 1) {
+        // SAFETY: an action that is asked for, and the program's in place of ours.
+        unsafe {
+            let mut now: libc::sigaction = zeroed();
+            let is_known = install(signal, null(), &raw mut now) == 0;
+            if is_known && now.sa_sigaction == function(signal) {
+                change(signal, null(), &raw mut now);
+                change(signal, &raw const now, null_mut());
+            }
+        }
+    }
 }
 
 /// Makes of the program's action, which is noted in ours, the one that the kernel gets.

@@ -54,7 +54,7 @@ pub(crate) struct Late {
 struct Slot {
     /// The set's number; 0: free.
     number: AtomicUsize,
-    /// Threads that are about to wait in the kernel, or do.
+    /// Threads that are about to wait in the kernel, or do, for any set that this slot can become the slot of.
     asleep: AtomicU32,
     /// Something waits for the set itself, so the kernel's view of it has to be exact.
     is_exact: AtomicBool,
@@ -121,6 +121,23 @@ fn claim(number: usize) -> Option<&'static Slot> {
         slot.is_exact.store(false, SeqCst);
     }
     slot_of(number)
+}
+
+/// A thread waits in the kernel as long as this lives.
+struct Asleep(&'static Slot);
+
+impl Asleep {
+    fn at(number: usize) -> Asleep {
+        let slot = &SLOTS[number % SETS];
+        slot.asleep.fetch_add(1, SeqCst);
+        Asleep(slot)
+    }
+}
+
+impl Drop for Asleep {
+    fn drop(&mut self) {
+        self.0.asleep.fetch_sub(1, SeqCst);
+    }
 }
 
 /// Events of a ring.
@@ -332,9 +349,12 @@ pub(crate) unsafe fn wait(
         }
         n
     };
+    // The set may get its slot while this thread waits.
+    let asleep = slot_of(number).is_none().then(|| Asleep::at(number));
     let Some(slot) = slot_of(number) else {
         return call(events, most, false);
     };
+    drop(asleep);
     if most <= 0 || is_bad(events) || HOLDS.get() {
         return call(events, most, false);
     }
@@ -356,7 +376,7 @@ pub(crate) unsafe fn wait(
         if known > 0 && may_wait && !is_due(slot) {
             return known as c_int;
         }
-        slot.asleep.fetch_add(1, SeqCst);
+        let asleep = Asleep::at(number);
         let is_more = ask_for_all(slot, None);
         let left = &mut room[known..];
         let n = if left.is_empty() {
@@ -364,7 +384,7 @@ pub(crate) unsafe fn wait(
         } else {
             call(left.as_mut_ptr(), left.len() as c_int, known > 0 || is_more)
         };
-        slot.asleep.fetch_sub(1, SeqCst);
+        drop(asleep);
         slot.turns.store(0, Relaxed);
         slot.asked.store(clock::now(), Relaxed);
         if known == 0 && (n != 0 || !is_more) {

@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 use crate::chan::Chan;
 use crate::conn::{self, Conn};
 use crate::lend::{Finishing, finish};
-use crate::{back, dgram, fd, fetch, kernel, next, settings, signal, table};
+use crate::{back, dgram, fd, fetch, handlers, kernel, next, settings, signal, table};
 
 /// Moves every socket back to the kernel for good, because the library does not see what the process does from now on, or may not do what it does.
 pub(crate) fn everything_back(why: Why) {
@@ -38,16 +38,23 @@ pub(crate) fn everything_back(why: Why) {
     }
 }
 
-/// A process that limits its own system calls (seccomp) gives them to the kernel as they are.
-fn sandbox() -> Finishing {
-    let finishing = change();
-    everything_back(Why::Sandbox);
-    finishing
+/// A process that limits its own system calls (seccomp) gives them, and its handlers, to the kernel as they are. `None`: it has done so already.
+fn sandbox() -> Option<Finishing> {
+    if handlers::are_given_back() {
+        return None;
+    }
+    let finishing = own_descriptors();
+    let errno = crate::errno();
+    handlers::give_back();
+    crate::set_errno(errno);
+    Some(finishing)
 }
 
 /// A thread is about to have descriptors of its own: what this library knows of numbers holds for the others only, so all sockets are the kernel's alone.
 pub(crate) fn own_descriptors() -> Finishing {
-    sandbox()
+    let finishing = change();
+    everything_back(Why::Sandbox);
+    finishing
 }
 
 /// The same for the flags of `unshare`.
@@ -80,7 +87,7 @@ fn change() -> Finishing {
 fn before_prctl(op: c_int) -> Option<Finishing> {
     match op {
         libc::PR_SET_DUMPABLE => Some(change()),
-        libc::PR_SET_SECCOMP => Some(sandbox()),
+        libc::PR_SET_SECCOMP => sandbox(),
         _ => None,
     }
 }
@@ -96,7 +103,7 @@ fn sets_filter(op: c_long) -> bool {
 pub(crate) fn before_call(number: c_long, a: c_long) -> Option<Finishing> {
     let is_one = match number {
         libc::SYS_prctl => return before_prctl(a as c_int),
-        libc::SYS_seccomp => return sets_filter(a).then(sandbox),
+        libc::SYS_seccomp => return sets_filter(a).then(sandbox).flatten(),
         libc::SYS_unshare => return before_unshare(a as c_int),
         libc::SYS_landlock_restrict_self
         | libc::SYS_capset

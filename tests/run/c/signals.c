@@ -4,17 +4,22 @@
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -346,6 +351,54 @@ static int handlers_of_all_ways_are_told(void)
 	return recv(a, large, 1, 0) == -1 && errno == EINTR ? 0 : fail("siginterrupt", errno);
 }
 
+// The calls of the test itself, and the return from a handler, are allowed; any other ends the process.
+static int allow_only(void)
+{
+	static const int allowed[] = {SYS_poll, SYS_recvfrom, SYS_sendto, SYS_setitimer, SYS_prctl,
+		SYS_rt_sigreturn, SYS_restart_syscall, SYS_exit_group};
+	struct sock_filter f[2 * sizeof allowed / sizeof *allowed + 2];
+	struct sock_fprog program = {0, f};
+
+	f[program.len++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) {
+		f[program.len++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i], 0, 1);
+		f[program.len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	}
+	f[program.len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
+}
+
+static void in_sandbox(void)
+{
+	char c;
+
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	// A second filter is set under the first.
+	if (allow_only() || allow_only())
+		_exit(2);
+	alarm_after(100, 100);
+	for (long rounds = 0; ticks < 200; rounds++) {
+		struct pollfd p = {a, POLLIN, 0};
+		send(b, "x", 1, 0);
+		if (poll(&p, 1, -1) == 1)
+			recv(a, &c, 1, 0);
+	}
+	_exit(0);
+}
+
+static int handlers_run_under_seccomp(void)
+{
+	int status;
+
+	connect_both();
+	signal(SIGALRM, tick);
+	pid_t child = fork();
+	if (!child)
+		in_sandbox();
+	waitpid(child, &status, 0);
+	return status ? fail("status", status) : 0;
+}
+
 static const struct {
 	const char *name;
 	int (*run)(void);
@@ -357,6 +410,7 @@ static const struct {
 	{"handlers_without_restart_interrupt", handlers_without_restart_interrupt},
 	{"queued_signals_keep_order_and_values", queued_signals_keep_order_and_values},
 	{"handlers_of_all_ways_are_told", handlers_of_all_ways_are_told},
+	{"handlers_run_under_seccomp", handlers_run_under_seccomp},
 };
 
 int main(int argc, char **argv)

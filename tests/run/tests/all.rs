@@ -14,3 +14,4 @@ mod told;
 mod udp;
 mod unusual;
 mod waits;
+mod watched;

@@ -8,4 +8,5 @@ weft_run_tests::as_on_tcp! { "signals":
     handlers_without_restart_interrupt
     queued_signals_keep_order_and_values
     handlers_of_all_ways_are_told
+    handlers_run_under_seccomp
 }

@@ -1,0 +1,134 @@
+// What threads and other watchers of an epoll set see of a connection on rings in it. Each test prints what plain TCP prints.
+
+#include "moments.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+static int set;
+static volatile int tid;
+
+static void *sleeper(void *none)
+{
+	struct epoll_event e;
+
+	(void)none;
+	tid = syscall(SYS_gettid);
+	do
+		if (epoll_wait(set, &e, 1, -1) != 1)
+			exit(fail("epoll_wait", 0));
+	while (!(e.events & EPOLLOUT));
+	return 0;
+}
+
+static char state(int thread)
+{
+	char path[64], text[256] = "", *end;
+
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
+	FILE *f = fopen(path, "r");
+	if (f) {
+		fgets(text, sizeof text, f);
+		fclose(f);
+	}
+	end = strrchr(text, ')');
+	return end ? end[2] : 0;
+}
+
+// Returns when a new thread waits for the set.
+static pthread_t sleeps(void)
+{
+	pthread_t t;
+
+	tid = 0;
+	pthread_create(&t, 0, sleeper, 0);
+	while (!tid || state(tid) != 'S')
+		nap(1);
+	return t;
+}
+
+static void change(int op, int s, int events)
+{
+	struct epoll_event e = {.events = events, .data.fd = s};
+
+	if (epoll_ctl(set, op, s, &e))
+		exit(fail("epoll_ctl", op));
+}
+
+static int wakes(pthread_t t)
+{
+	struct timespec limit;
+
+	clock_gettime(CLOCK_REALTIME, &limit);
+	limit.tv_sec += 5;
+	puts(pthread_timedjoin_np(t, 0, &limit) ? "sleeps on" : "woken");
+	return 0;
+}
+
+// A connection on rings, whose peer ends with it.
+static int on_rings(void)
+{
+	char b;
+	int s = halves();
+
+	if (!child) {
+		read(s, &b, 1);
+		exit(0);
+	}
+	fcntl(s, F_SETFL, O_NONBLOCK);
+	return s;
+}
+
+static int sleeper_before_the_first_connection(void)
+{
+	int s = on_rings();
+
+	set = epoll_create1(0);
+	pthread_t t = sleeps();
+	change(EPOLL_CTL_ADD, s, EPOLLIN);
+	change(EPOLL_CTL_MOD, s, EPOLLIN | EPOLLOUT);
+	return wakes(t);
+}
+
+static int sleeper_and_a_connection_that_returns(void)
+{
+	int s = on_rings();
+
+	set = epoll_create1(0);
+	pthread_t t = sleeps();
+	change(EPOLL_CTL_ADD, s, EPOLLIN);
+	change(EPOLL_CTL_DEL, s, 0);
+	change(EPOLL_CTL_ADD, s, EPOLLIN | EPOLLOUT);
+	return wakes(t);
+}
+
+// Another set, which is closed while the thread sleeps, was in the place of this one.
+static int sleeper_beside_an_older_set(void)
+{
+	int s = on_rings(), other = epoll_create1(0);
+	struct pollfd p = {other, POLLIN, 0};
+
+	poll(&p, 1, 0);
+	for (int i = 0; i < 63; i++)
+		close(epoll_create1(0));
+	set = epoll_create1(0);
+	pthread_t t = sleeps();
+	close(other);
+	change(EPOLL_CTL_ADD, s, EPOLLIN);
+	change(EPOLL_CTL_MOD, s, EPOLLIN | EPOLLOUT);
+	return wakes(t);
+}
+
+static const struct test TESTS[] = {
+	{"sleeper_before_the_first_connection", sleeper_before_the_first_connection},
+	{"sleeper_and_a_connection_that_returns", sleeper_and_a_connection_that_returns},
+	{"sleeper_beside_an_older_set", sleeper_beside_an_older_set},
+};
+
+int main(int argc, char **argv)
+{
+	return run(TESTS, sizeof TESTS / sizeof *TESTS, argc, argv);
+}
