@@ -17,7 +17,7 @@ use crate::iov::{MAX_RW, Source, is_bad, is_bad_list, is_optional, one, total, v
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
-use crate::{back, conn, dgram, kernel, next};
+use crate::{back, clock, conn, dgram, kernel, late, next};
 
 weft_sys::interpose! {
     "C-unwind"
@@ -103,6 +103,7 @@ weft_sys::interpose! {
         }
         // Only the first one waits; the others receive the bytes that are there.
         let mut flags_now = flags & !libc::MSG_WAITFORONE;
+        let limit = Limit::begin(timeout);
         for at in 0..n as usize {
             let one = messages.add(at);
             let got = receive_message(fd, &raw mut (*one).msg_hdr, flags_now);
@@ -110,6 +111,7 @@ weft_sys::interpose! {
             if got < 0 { return if at == 0 { -1 } else { at as c_int }; }
             (*one).msg_len = got as c_uint;
             if flags & libc::MSG_WAITFORONE != 0 { flags_now |= libc::MSG_DONTWAIT; }
+            if limit.is_over(timeout) { return at as c_int + 1; }
         }
         n as c_int
     }
@@ -408,10 +410,48 @@ unsafe fn tell_left(fd: c_int, message: &mut msghdr, room: size_t) {
     message.msg_controllen = space.min(room);
 }
 
+/// The time limit of `recvmmsg`, at which the kernel looks after each message.
+struct Limit(Option<u64>);
+
+impl Limit {
+    /// # Safety
+    /// A pointer to a time, or null.
+    unsafe fn begin(timeout: *const timespec) -> Limit {
+        // SAFETY: the caller's promise.
+        let limit = unsafe { timeout.as_ref() };
+        Limit(limit.map(|limit| {
+            let nanos = limit.tv_sec.saturating_mul(1_000_000_000);
+            let nanos = nanos.saturating_add(limit.tv_nsec).max(0).cast_unsigned();
+            clock::now().saturating_add(nanos)
+        }))
+    }
+
+    /// Returns whether the time is over, and writes what is left of it.
+    ///
+    /// # Safety
+    /// The pointer of [`Limit::begin`].
+    unsafe fn is_over(&self, timeout: *mut timespec) -> bool {
+        let Some(until) = self.0 else { return false };
+        let left = until.saturating_sub(clock::now()).cast_signed();
+        // SAFETY: the caller's promise.
+        unsafe {
+            (*timeout).tv_sec = left / 1_000_000_000;
+            (*timeout).tv_nsec = left % 1_000_000_000;
+        }
+        left == 0
+    }
+}
+
 unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
         let header = &*message;
+        if flags & libc::MSG_FASTOPEN != 0
+            && let Some(conn) = conn::of(fd)
+        {
+            back::downgrade(conn, Why::Option);
+            return next::sendmsg(fd, message, flags);
+        }
         if header.msg_controllen > 0 || !header.msg_name.is_null() {
             // The kernel judges them by a message of no bytes.
             let mut empty = *header;
@@ -444,6 +484,7 @@ unsafe fn passing(message: *const msghdr) {
                 let data = libc::CMSG_DATA(header).cast::<c_int>();
                 for at in 0..(bytes / size_of::<c_int>()).min(253) {
                     let fd = data.add(at).read_unaligned();
+                    late::be_exact(fd);
                     if let Some(conn) = conn::of(fd) {
                         back::downgrade(conn, Why::Passed);
                         back::end_with_unread(conn);

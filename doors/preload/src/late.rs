@@ -58,6 +58,8 @@ struct Slot {
     asleep: AtomicU32,
     /// Something waits for the set itself, so the kernel's view of it has to be exact.
     is_exact: AtomicBool,
+    /// So it is for each set that gets this slot: one was to be exact while another had the slot.
+    is_exact_for_good: AtomicBool,
     turns: AtomicU32,
     asked: AtomicU64,
     late: Mutex<Vec<Late>>,
@@ -68,6 +70,7 @@ static SLOTS: [Slot; SETS] = [const {
         number: AtomicUsize::new(0),
         asleep: AtomicU32::new(0),
         is_exact: AtomicBool::new(false),
+        is_exact_for_good: AtomicBool::new(false),
         turns: AtomicU32::new(0),
         asked: AtomicU64::new(0),
         late: Mutex::new(Vec::new()),
@@ -118,7 +121,8 @@ fn claim(number: usize) -> Option<&'static Slot> {
             .compare_exchange(0, number, SeqCst, SeqCst)
             .is_ok()
     {
-        slot.is_exact.store(false, SeqCst);
+        slot.is_exact
+            .store(slot.is_exact_for_good.load(SeqCst), SeqCst);
     }
     slot_of(number)
 }
@@ -378,19 +382,21 @@ pub(crate) unsafe fn wait(
         }
         let asleep = Asleep::at(number);
         let is_more = ask_for_all(slot, None);
-        let left = &mut room[known..];
-        let n = if left.is_empty() {
-            0
-        } else {
-            call(left.as_mut_ptr(), left.len() as c_int, known > 0 || is_more)
-        };
+        // If rings have taken all places, the kernel may have half of them: the events of the rings are reported again.
+        let is_full = known == room.len();
+        let kept = if is_full { known / 2 } else { known };
+        let left = &mut room[kept..];
+        let n = call(left.as_mut_ptr(), left.len() as c_int, known > 0 || is_more);
         drop(asleep);
         slot.turns.store(0, Relaxed);
         slot.asked.store(clock::now(), Relaxed);
         if known == 0 && (n != 0 || !is_more) {
             return n;
         }
-        let all = join(&mut room[..known + n.max(0) as usize], known);
+        if is_full && n <= 0 {
+            return known as c_int;
+        }
+        let all = join(&mut room[..kept + n.max(0) as usize], kept);
         if all > 0 {
             return all as c_int;
         }
@@ -571,10 +577,16 @@ fn forget(conn: &'static Conn, chan: Option<&Chan>) {
 
 /// Keeps the kernel's view of a set exact from now on: the set itself is waited for, or has another descriptor.
 pub(crate) fn be_exact(fd: c_int) {
-    if let Some(number) = table::get(fd).as_set()
-        && let Some(slot) = claim(number)
-        && !slot.is_exact.swap(true, SeqCst)
-    {
+    let Some(number) = table::get(fd).as_set() else {
+        return;
+    };
+    let slot = claim(number).unwrap_or_else(|| {
+        // Another set has the slot. This one may get it later.
+        let slot = &SLOTS[number % SETS];
+        slot.is_exact_for_good.store(true, SeqCst);
+        slot
+    });
+    if !slot.is_exact.swap(true, SeqCst) {
         ask_for_all(slot, None);
     }
 }

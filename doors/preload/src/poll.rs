@@ -415,6 +415,9 @@ unsafe fn list(
     let n = looked_at(n);
     // SAFETY: the caller's promise.
     let has = |set, fd| unsafe { has(set, fd) };
+    for fd in (0..n).filter(|fd| has(r, *fd) || has(w, *fd)) {
+        late::be_exact(fd);
+    }
     let any = (0..n).any(|fd| is_ours(fd) && (has(r, fd) || has(w, fd) || has(e, fd)));
     if !any {
         return None;

@@ -410,7 +410,65 @@ static int file_past_the_page_cache(void)
 	return 0;
 }
 
+// Data with the SYN, by a message.
+static int messages_of_fast_open(void)
+{
+	struct sockaddr_in at;
+	int l = listener(&at), queue = 5;
+	char c[8];
+
+	setsockopt(l, IPPROTO_TCP, TCP_FASTOPEN, &queue, sizeof queue);
+	for (int many = 0; many < 2; many++) {
+		int s = socket(AF_INET, SOCK_STREAM, 0);
+		struct iovec v = {"hello", 5};
+		struct mmsghdr m = {.msg_hdr = {.msg_name = &at, .msg_namelen = sizeof at, .msg_iov = &v, .msg_iovlen = 1}};
+		if (many ? sendmmsg(s, &m, 1, MSG_FASTOPEN) != 1 || m.msg_len != 5 : sendmsg(s, &m.msg_hdr, MSG_FASTOPEN) != 5)
+			return fail("send", many);
+		int b = accept(l, 0, 0);
+		if (recv(b, c, 5, MSG_WAITALL) != 5)
+			return fail("recv", many);
+		close(b);
+		close(s);
+	}
+	return 0;
+}
+
+static void *a_byte_now_and_then(void *end)
+{
+	for (int i = 0; i < 8; i++) {
+		nap(200);
+		if (write(*(int *)end, "b", 1) != 1)
+			exit(fail("write", i));
+	}
+	return 0;
+}
+
+static int recvmmsg_ends_at_its_limit(void)
+{
+	struct timespec limit = {0, 300000000};
+	struct mmsghdr m[8] = {0};
+	char c[8];
+	int a, b;
+	pthread_t t;
+
+	ends(&a, &b);
+	for (int i = 0; i < 8; i++) {
+		struct iovec *v = malloc(sizeof *v);
+		*v = (struct iovec){c + i, 1};
+		m[i].msg_hdr.msg_iov = v;
+		m[i].msg_hdr.msg_iovlen = 1;
+	}
+	pthread_create(&t, 0, a_byte_now_and_then, &a);
+	int n = recvmmsg(b, m, 8, 0, &limit);
+	pthread_join(t, 0);
+	if (n < 1 || n > 4 || limit.tv_sec || limit.tv_nsec)
+		return fail("messages", n);
+	return 0;
+}
+
 static const struct test TESTS[] = {
+	{"messages_of_fast_open", messages_of_fast_open},
+	{"recvmmsg_ends_at_its_limit", recvmmsg_ends_at_its_limit},
 	{"set_of_a_fork", set_of_a_fork},
 	{"sendmmsg_stops_at_a_part", sendmmsg_stops_at_a_part},
 	{"splice_takes_what_it_gives", splice_takes_what_it_gives},

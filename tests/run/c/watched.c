@@ -122,7 +122,94 @@ static int sleeper_beside_an_older_set(void)
 	return wakes(t);
 }
 
+// A connection whose peer echoes, in a set, with its ring emptied by this thread.
+static int echoing(void)
+{
+	char b;
+	int s = halves();
+
+	if (!child) {
+		while (read(s, &b, 1) == 1 && write(s, &b, 1) == 1)
+			;
+		exit(0);
+	}
+	for (int i = 0; i < 50; i++)
+		if (write(s, "e", 1) != 1 || read(s, &b, 1) != 1)
+			exit(fail("first words", i));
+	set = epoll_create1(0);
+	change(EPOLL_CTL_ADD, s, EPOLLIN);
+	return s;
+}
+
+// The ring is emptied, and its peer need not ring for the next bytes.
+static void empty(int s)
+{
+	struct epoll_event e;
+	char b;
+
+	if (write(s, "e", 1) != 1 || epoll_wait(set, &e, 1, 5000) != 1 || read(s, &b, 1) != 1)
+		exit(fail("echo", s));
+}
+
+// So, and the kernel's view of the set has no byte of it any more.
+static void echo(int s)
+{
+	struct epoll_event e;
+
+	empty(s);
+	for (int quiet = 0; quiet < 2;)
+		quiet = epoll_wait(set, &e, 1, 1) ? 0 : quiet + 1;
+}
+
+static int select_on_a_set(void)
+{
+	int s = echoing();
+
+	for (int i = 0; i < 20; i++) {
+		fd_set r;
+		struct timeval limit = {5, 0};
+		echo(s);
+		change(EPOLL_CTL_MOD, s, EPOLLIN | EPOLLOUT);
+		FD_ZERO(&r);
+		FD_SET(set, &r);
+		if (select(set + 1, &r, 0, 0, &limit) != 1)
+			return fail("select", i);
+		change(EPOLL_CTL_MOD, s, EPOLLIN);
+	}
+	return 0;
+}
+
+static int set_that_is_passed_on(void)
+{
+	union {
+		struct cmsghdr h;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = {.h = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+	char b = 'p';
+	struct iovec v = {&b, 1};
+	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	int s = echoing(), pair[2];
+	struct epoll_event e;
+
+	echo(s);
+	memcpy(CMSG_DATA(&control.h), &set, sizeof set);
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) || sendmsg(pair[0], &m, 0) != 1)
+		return fail("pass", 0);
+	m.msg_controllen = sizeof control;
+	if (recvmsg(pair[1], &m, 0) != 1)
+		return fail("taken", 0);
+	int other = *(int *)CMSG_DATA(&control.h);
+	echo(s);
+	change(EPOLL_CTL_MOD, s, EPOLLIN | EPOLLOUT);
+	// A call that the library does not see, as of another process.
+	if (syscall(SYS_epoll_pwait, other, &e, 1, 5000, 0, 8) != 1)
+		return fail("the other watcher", 0);
+	return 0;
+}
+
 static const struct test TESTS[] = {
+	{"select_on_a_set", select_on_a_set},
+	{"set_that_is_passed_on", set_that_is_passed_on},
 	{"sleeper_before_the_first_connection", sleeper_before_the_first_connection},
 	{"sleeper_and_a_connection_that_returns", sleeper_and_a_connection_that_returns},
 	{"sleeper_beside_an_older_set", sleeper_beside_an_older_set},
