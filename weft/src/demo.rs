@@ -203,7 +203,9 @@ impl WorkDir {
         fs::create_dir(&dir).map_err(broken("cannot make a directory to work in"))?;
         let gone = dir.clone();
         weft_cli::tidy_up(move || {
-            let _ = fs::remove_dir_all(gone);
+            // The demonstration goes on until the process ends, and can make a file in a directory that is being removed.
+            let again = |e: &std::io::Error| e.kind() == std::io::ErrorKind::DirectoryNotEmpty;
+            while fs::remove_dir_all(&gone).is_err_and(|e| again(&e)) {}
         });
         Ok(Self(dir))
     }
