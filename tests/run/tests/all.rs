@@ -4,6 +4,7 @@ mod advise;
 mod cpython;
 mod faults;
 mod holes_of_calls;
+mod inherited;
 mod lend;
 mod lies;
 mod moments;
