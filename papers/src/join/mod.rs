@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::children::{Talk, this_program};
 use crate::error::{BenchError, Result, stack};
 use crate::output::{self, OutputArgs};
-use node::{Carrier, Doors, How, Outcome, Plan, Work};
+use node::{Addresses, Carrier, How, Outcome, Plan, Work};
 
 const MIB: usize = 1 << 20;
 
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &JoinArgs) -> Result<ExitCode> {
 
 struct Process {
     talk: Talk,
-    listeners: Doors,
+    listeners: Addresses,
 }
 
 impl Process {

@@ -70,7 +70,7 @@ pub(super) struct Outcome {
 }
 
 #[derive(Serialize, Deserialize)]
-pub(super) struct Doors {
+pub(super) struct Addresses {
     pub(super) rdma: SocketAddr,
     pub(super) tcp: SocketAddr,
     pub(super) raw: SocketAddr,
@@ -86,12 +86,12 @@ pub(super) fn serve() -> Result<()> {
     let rdma = RingListener::open(any, Security::SameUser, None).map_err(ring_error)?;
     let tcp = RingListener::open_tcp(any).map_err(ring_error)?;
     let device = Device::open().map_err(stack("a device"))?;
-    let listener = cm::Listener::bind(&device, any, 4, &ConnParam::default())
+    let bare = cm::Listener::bind(&device, any, 4, &ConnParam::default())
         .map_err(|e| BenchError::system("listening")(e.into()))?;
-    let listeners = Doors {
+    let listeners = Addresses {
         rdma: rdma.local_addr(),
         tcp: tcp.local_addr(),
-        raw: listener.local_addr(),
+        raw: bare.local_addr(),
     };
     let (mut from, mut to) = (std::io::stdin().lock(), std::io::stdout().lock());
     write_line(&mut to, &listeners)?;
@@ -102,7 +102,7 @@ pub(super) fn serve() -> Result<()> {
             &tcp
         };
         let outcome = match plan.work {
-            Work::Raw { bytes } => raw(&plan, bytes, &device, &listener)?,
+            Work::Raw { bytes } => raw(&plan, bytes, &device, &bare)?,
             _ => node(&plan, listener)?,
         };
         write_line(&mut to, &outcome)?;
