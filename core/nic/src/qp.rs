@@ -12,8 +12,8 @@ use weft_cverbs::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, Zeroed, ibv_ah, ibv_ah_attr, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, ibv_send_wr, ibv_send_wr_wr, ibv_send_wr_wr_atomic, ibv_send_wr_wr_rdma,
-    ibv_send_wr_wr_ud,
+    ibv_qp_init_attr, ibv_qp_state, ibv_send_wr, ibv_send_wr_wr, ibv_send_wr_wr_atomic,
+    ibv_send_wr_wr_rdma, ibv_send_wr_wr_ud,
 };
 
 use crate::context::{Context, Keeper, Pd};
@@ -395,6 +395,11 @@ const TIMEOUT: u8 = 14;
 const RNR_RETRY: u8 = 7;
 const RETRIES: u8 = 7;
 
+/// The states that a queue pair goes through, and their names.
+const INIT: (ibv_qp_state, &str) = (IBV_QPS_INIT, "INIT");
+const RTR: (ibv_qp_state, &str) = (IBV_QPS_RTR, "RTR");
+const RTS: (ibv_qp_state, &str) = (IBV_QPS_RTS, "RTS");
+
 impl Qp {
     /// That of an identifier of librdmacm.
     ///
@@ -430,13 +435,21 @@ impl Qp {
         self.max_inline
     }
 
-    fn modify(&self, attributes: &mut ibv_qp_attr, mask: u32, call: &str) -> Result<(), Error> {
+    /// To this state, with the attributes of the mask.
+    fn modify(
+        &self,
+        (state, name): (ibv_qp_state, &str),
+        attributes: &mut ibv_qp_attr,
+        mask: u32,
+    ) -> Result<(), Error> {
         let context = self.pd.context();
+        attributes.qp_state = state;
+        let mask = mask | IBV_QP_STATE;
         // SAFETY: a queue pair that lives, and its attributes.
         let answer = unsafe {
             (context.libraries().verbs.ibv_modify_qp)(self.qp, attributes, mask as c_int)
         };
-        status(answer).map_err(|errno| context.failed(call, errno))
+        status(answer).map_err(|errno| context.failed(&format!("ibv_modify_qp to {name}"), errno))
     }
 
     /// From RESET to INIT, on this port; peers may do what `access` says, as far as their keys allow it.
@@ -445,11 +458,10 @@ impl Qp {
     /// As `ibv_modify_qp`.
     pub fn init(&self, port: &Port, access: Access) -> Result<(), Error> {
         let mut attributes = ibv_qp_attr::zeroed();
-        attributes.qp_state = IBV_QPS_INIT;
         attributes.port_num = port.number;
         attributes.qp_access_flags = access.bits();
-        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-        self.modify(&mut attributes, mask, "ibv_modify_qp to INIT")
+        let mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        self.modify(INIT, &mut attributes, mask)
     }
 
     /// From INIT to RTS, connected to the queue pair `peer`; both count their packets from 0.
@@ -458,32 +470,28 @@ impl Qp {
     /// As `ibv_modify_qp`.
     pub fn connect(&self, path: &Path, peer: u32) -> Result<(), Error> {
         let mut attributes = ibv_qp_attr::zeroed();
-        attributes.qp_state = IBV_QPS_RTR;
         attributes.ah_attr = path.address();
         attributes.path_mtu = path.mtu;
         attributes.dest_qp_num = peer;
         attributes.max_dest_rd_atomic = RD_ATOMIC;
         attributes.min_rnr_timer = RNR_TIMER;
-        let mask = IBV_QP_STATE
-            | IBV_QP_AV
+        let mask = IBV_QP_AV
             | IBV_QP_PATH_MTU
             | IBV_QP_DEST_QPN
             | IBV_QP_RQ_PSN
             | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER;
-        self.modify(&mut attributes, mask, "ibv_modify_qp to RTR")?;
-        attributes.qp_state = IBV_QPS_RTS;
+        self.modify(RTR, &mut attributes, mask)?;
         attributes.timeout = TIMEOUT;
         attributes.retry_cnt = RETRIES;
         attributes.rnr_retry = RNR_RETRY;
         attributes.max_rd_atomic = RD_ATOMIC;
-        let mask = IBV_QP_STATE
-            | IBV_QP_TIMEOUT
+        let mask = IBV_QP_TIMEOUT
             | IBV_QP_RETRY_CNT
             | IBV_QP_RNR_RETRY
             | IBV_QP_SQ_PSN
             | IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify(&mut attributes, mask, "ibv_modify_qp to RTS")
+        self.modify(RTS, &mut attributes, mask)
     }
 
     /// From RESET to RTS, for datagrams with this key.
@@ -492,16 +500,12 @@ impl Qp {
     /// As `ibv_modify_qp`.
     pub fn datagrams(&self, port: &Port, qkey: u32) -> Result<(), Error> {
         let mut attributes = ibv_qp_attr::zeroed();
-        attributes.qp_state = IBV_QPS_INIT;
         attributes.port_num = port.number;
         attributes.qkey = qkey;
-        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
-        self.modify(&mut attributes, mask, "ibv_modify_qp to INIT")?;
-        attributes.qp_state = IBV_QPS_RTR;
-        self.modify(&mut attributes, IBV_QP_STATE, "ibv_modify_qp to RTR")?;
-        attributes.qp_state = IBV_QPS_RTS;
-        let mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
-        self.modify(&mut attributes, mask, "ibv_modify_qp to RTS")
+        let mask = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+        self.modify(INIT, &mut attributes, mask)?;
+        self.modify(RTR, &mut attributes, 0)?;
+        self.modify(RTS, &mut attributes, IBV_QP_SQ_PSN)
     }
 
     /// Why the driver must not see the work request: it would take what it finds for an address handle of its own, or copy more than it has room for.
