@@ -13,11 +13,12 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::connection::Route;
 use weft_run::meet::Why;
 
+use crate::clock::TimeLimit;
 use crate::iov::{MAX_RW, Source, is_bad, is_bad_list, is_optional, one, total, vector};
 use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::transmit;
-use crate::{back, clock, conn, dgram, kernel, late, next};
+use crate::{back, conn, dgram, kernel, late, next};
 
 weft_sys::interpose! {
     "C-unwind"
@@ -91,7 +92,7 @@ weft_sys::interpose! {
     }
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
-        if is_bad_list(messages, n as usize) { return next::recvmmsg(fd, messages, n, flags, timeout); }
+        if is_bad_list(messages, n as usize) || !is_optional(timeout) { return next::recvmmsg(fd, messages, n, flags, timeout); }
         for at in 0..n.min(1024) as usize { settle_message(&raw mut (*messages.add(at)).msg_hdr); }
         if conn::of(fd).is_none() || n == 0 {
             return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
@@ -103,7 +104,7 @@ weft_sys::interpose! {
         }
         // Only the first one waits; the others receive the bytes that are there.
         let mut flags_now = flags & !libc::MSG_WAITFORONE;
-        let limit = Limit::begin(timeout);
+        let limit = TimeLimit::begin(timeout.as_ref());
         for at in 0..n as usize {
             let one = messages.add(at);
             let got = receive_message(fd, &raw mut (*one).msg_hdr, flags_now);
@@ -111,7 +112,7 @@ weft_sys::interpose! {
             if got < 0 { return if at == 0 { -1 } else { at as c_int }; }
             (*one).msg_len = got as c_uint;
             if flags & libc::MSG_WAITFORONE != 0 { flags_now |= libc::MSG_DONTWAIT; }
-            if limit.is_over(timeout) { return at as c_int + 1; }
+            if limit.is_over(timeout.as_mut()) { return at as c_int + 1; }
         }
         n as c_int
     }
@@ -146,8 +147,7 @@ weft_sys::interpose! {
         if conn::of(fd).is_none() || n == 0 {
             return dgram::io::sendto(fd, buf, n, flags, addr, len);
         }
-        if flags & libc::MSG_FASTOPEN != 0 && let Some(conn) = conn::of(fd) {
-            back::downgrade(conn, Why::Option);
+        if is_fast_open(fd, flags) {
             return next::sendto(fd, buf, n, flags, addr, len);
         }
         transmit(fd, &Source::Memory(&one(buf, n)), flags, || next::sendto(fd, buf, n, flags, addr, len))
@@ -410,46 +410,20 @@ unsafe fn tell_left(fd: c_int, message: &mut msghdr, room: size_t) {
     message.msg_controllen = space.min(room);
 }
 
-/// The time limit of `recvmmsg`, at which the kernel looks after each message.
-struct Limit(Option<u64>);
-
-impl Limit {
-    /// # Safety
-    /// A pointer to a time, or null.
-    unsafe fn begin(timeout: *const timespec) -> Limit {
-        // SAFETY: the caller's promise.
-        let limit = unsafe { timeout.as_ref() };
-        Limit(limit.map(|limit| {
-            let nanos = limit.tv_sec.saturating_mul(1_000_000_000);
-            let nanos = nanos.saturating_add(limit.tv_nsec).max(0).cast_unsigned();
-            clock::now().saturating_add(nanos)
-        }))
+/// Data with the SYN (`MSG_FASTOPEN`): the kernel makes this connection, which stays on TCP.
+fn is_fast_open(fd: c_int, flags: c_int) -> bool {
+    let conn = conn::of(fd).filter(|_| flags & libc::MSG_FASTOPEN != 0);
+    if let Some(conn) = conn {
+        back::downgrade(conn, Why::Option);
     }
-
-    /// Returns whether the time is over, and writes what is left of it.
-    ///
-    /// # Safety
-    /// The pointer of [`Limit::begin`].
-    unsafe fn is_over(&self, timeout: *mut timespec) -> bool {
-        let Some(until) = self.0 else { return false };
-        let left = until.saturating_sub(clock::now()).cast_signed();
-        // SAFETY: the caller's promise.
-        unsafe {
-            (*timeout).tv_sec = left / 1_000_000_000;
-            (*timeout).tv_nsec = left % 1_000_000_000;
-        }
-        left == 0
-    }
+    conn.is_some()
 }
 
 unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe {
         let header = &*message;
-        if flags & libc::MSG_FASTOPEN != 0
-            && let Some(conn) = conn::of(fd)
-        {
-            back::downgrade(conn, Why::Option);
+        if is_fast_open(fd, flags) {
             return next::sendmsg(fd, message, flags);
         }
         if header.msg_controllen > 0 || !header.msg_name.is_null() {

@@ -14,8 +14,9 @@ use super::rings::Out;
 use super::rx::{receive, receive_many};
 use super::tx::{To, has_ring, transmit, went_by_kernel};
 use super::{Dgram, addr, of};
+use crate::clock::TimeLimit;
 use crate::iov::{is_bad, is_bad_list, is_optional, one, vector};
-use crate::{clock, kernel, next};
+use crate::{kernel, next};
 
 fn bare(iov: &[iovec]) -> Out<'_> {
     Out {
@@ -143,10 +144,7 @@ pub(crate) unsafe fn recvmmsg(
         if let Some(got) = receive_many(fd, d, call) {
             return got;
         }
-        let limit = timeout
-            .as_ref()
-            .map(|t| i128::from(t.tv_sec) * 1_000_000_000 + i128::from(t.tv_nsec));
-        let begun = limit.map(|_| clock::now());
+        let limit = TimeLimit::begin(timeout.as_ref());
         let mut now = flags & !libc::MSG_WAITFORONE;
         let mut done = 0;
         for at in 0..n.min(1024) as usize {
@@ -160,14 +158,8 @@ pub(crate) unsafe fn recvmmsg(
             if flags & libc::MSG_WAITFORONE != 0 {
                 now |= libc::MSG_DONTWAIT;
             }
-            // As in the kernel: the time is checked after each datagram only.
-            if let (Some(limit), Some(begun)) = (limit, begun) {
-                let left = (limit - i128::from(clock::now() - begun)).max(0);
-                (*timeout).tv_sec = (left / 1_000_000_000) as i64;
-                (*timeout).tv_nsec = (left % 1_000_000_000) as i64;
-                if left == 0 {
-                    break;
-                }
+            if limit.is_over(timeout.as_mut()) {
+                break;
             }
         }
         done
