@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use weft_lock::ShortLock;
-use weft_sys::spin::Spun;
+use weft_sys::spin::SpinOrSleep;
 use weft_sys::thread::turns_are_lost;
 use weft_sys::{EventFd, Interest, poll_fds};
 
@@ -109,7 +109,7 @@ pub(crate) struct CqInner {
     /// A member put off sending: the next poll sends.
     pub(crate) deferred: AtomicBool,
     /// Whether spinning before a sleep has succeeded lately.
-    spun: Spun,
+    spins: SpinOrSleep,
     /// Whether a request for an event leaves the members to this program's threads: see [`EventWait`].
     awaited: AtomicU8,
     empty: EmptyPolls,
@@ -204,7 +204,7 @@ impl Cq {
             ports: Mutex::default(),
             has_ports: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
-            spun: Spun::default(),
+            spins: SpinOrSleep::default(),
             awaited: AtomicU8::new(0),
             empty: EmptyPolls::new(),
             epoch: AtomicU32::new(0),
@@ -259,6 +259,11 @@ impl Cq {
             cq.make_way();
             return Ok(0);
         }
+        if cq.empty.dozes() {
+            // Most likely nothing has come since the last poll: the sleep is over at once if something has.
+            cq.flush_deferred();
+            cq.sleep(Some(DOZE), &|| false);
+        }
         let n = cq.drive_and_pop(out)?;
         if n == 0 {
             cq.make_way();
@@ -294,9 +299,9 @@ impl Cq {
             }
             found
         };
-        if cq.may_spin() && cq.spun.wait(look) {
+        let Err(begun) = cq.spins.spin(look) else {
             return seen;
-        }
+        };
         loop {
             let left = match deadline {
                 None => None,
@@ -310,6 +315,7 @@ impl Cq {
             // Notify all waiting threads.
             let n = cq.drive_and_pop(out).inspect_err(|_| cq.kick())?;
             if n > 0 {
+                cq.spins.slept(&begun);
                 // One wake-up may cover completions for several waiters.
                 if cq.len.load(Ordering::SeqCst) > 0 {
                     cq.kick();
@@ -384,7 +390,8 @@ impl CqExt for Cq {
             cq.drive_members(None);
             over()
         };
-        if spin && cq.may_spin() && cq.spun.wait(look) {
+        let begun = spin.then(|| cq.spins.spin(look));
+        if let Some(Ok(())) = begun {
             return false;
         }
         loop {
@@ -401,6 +408,9 @@ impl CqExt for Cq {
             let interrupted = cq.sleep(left, &over);
             cq.drive_members(None);
             if over() {
+                if let Some(Err(begun)) = &begun {
+                    cq.spins.slept(begun);
+                }
                 // One wake-up may have been for several waiters, and this thread has consumed it.
                 cq.kick();
                 return false;
@@ -447,7 +457,7 @@ impl CqInner {
 
     /// A poll found nothing: the thread may sleep for a moment in place of the next one.
     fn make_way(&self) {
-        if self.empty.add() && self.empty.is_tired(self.is_in_memory()) {
+        if self.empty.add() && !self.empty.dozes() && self.empty.is_tired(self.is_in_memory()) {
             self.sleep(Some(DOZE), &|| false);
         }
     }

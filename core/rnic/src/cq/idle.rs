@@ -16,8 +16,10 @@ const YIELD_EVERY: u32 = 16;
 const LEAST_PATIENCE: u32 = 32;
 const MOST_PATIENCE: u32 = 512;
 
-/// In place of the time at which a thread has begun to spin: it sleeps between its polls.
+/// In place of the time at which a thread has begun to spin: it sleeps after each poll, until one finds something.
 const DOZES: u64 = u64::MAX;
+/// The same over sockets, where a look is a system call: it sleeps before each poll, as long as turns are lost.
+const DOZES_ON: u64 = u64::MAX - 1;
 
 /// The polls of a queue that found nothing, since one found something. Several threads that poll it race for the counts, which only makes them
 /// slightly wrong.
@@ -25,7 +27,7 @@ pub(super) struct EmptyPolls {
     count: AtomicU32,
     /// So many of them before the first yield: see [`EmptyPolls::end`].
     patience: AtomicU32,
-    /// Beside busy threads: when they began, 0 before that is asked for, or [`DOZES`]; and whether spinning has succeeded lately.
+    /// Beside busy threads: when they began, 0 before that is asked for, [`DOZES`] or [`DOZES_ON`]; and whether spinning has succeeded lately.
     since: AtomicU64,
     spun: Spun,
 }
@@ -38,6 +40,11 @@ impl EmptyPolls {
             since: AtomicU64::new(0),
             spun: Spun::default(),
         }
+    }
+
+    /// Whether the next poll sleeps before it looks at the sockets.
+    pub(super) fn dozes(&self) -> bool {
+        self.since.load(Relaxed) == DOZES_ON && turns_are_lost()
     }
 
     pub(super) fn count(&self) -> u32 {
@@ -59,7 +66,7 @@ impl EmptyPolls {
         }
         let (since, at) = (self.since.load(Relaxed), now());
         let spins = match since {
-            DOZES => return true,
+            DOZES | DOZES_ON => return true,
             0 => in_memory && self.spun.may_try(),
             since if at.saturating_sub(since) < SPIN => true,
             _ => {
@@ -68,7 +75,9 @@ impl EmptyPolls {
             }
         };
         match (spins, since) {
-            (false, _) => self.since.store(DOZES, Relaxed),
+            (false, _) => self
+                .since
+                .store(if in_memory { DOZES } else { DOZES_ON }, Relaxed),
             (true, 0) => self.since.store(at, Relaxed),
             (true, _) => {}
         }
@@ -85,9 +94,10 @@ impl EmptyPolls {
         self.count.store(0, Relaxed);
         match self.since.load(Relaxed) {
             0 => {}
+            DOZES_ON if turns_are_lost() => return,
             since => {
                 self.since.store(0, Relaxed);
-                if since != DOZES {
+                if since != DOZES && since != DOZES_ON {
                     self.spun.note(true);
                 }
                 return;
@@ -103,5 +113,46 @@ impl EmptyPolls {
         if next != patience {
             self.patience.store(next, Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_sys::thread::note_lost_turn;
+
+    use super::*;
+
+    /// A busy thread has had the processor for half a millisecond: turns are lost for 64 times as long.
+    fn lose_a_turn() {
+        note_lost_turn(now() - 500_000, now());
+    }
+
+    #[test]
+    fn polls_of_sockets_sleep_before_they_look_while_turns_are_lost() {
+        let polls = EmptyPolls::new();
+        lose_a_turn();
+        assert!(!polls.dozes() && polls.add() && polls.is_tired(false));
+        assert!(polls.dozes());
+        // A poll that finds something does not end that; the end of the busy thread does.
+        polls.end();
+        lose_a_turn();
+        assert!(polls.dozes());
+        while turns_are_lost() {
+            std::hint::spin_loop();
+        }
+        assert!(!polls.dozes());
+    }
+
+    #[test]
+    fn polls_of_memory_spin_before_they_sleep() {
+        let polls = EmptyPolls::new();
+        lose_a_turn();
+        let began = now();
+        assert!(polls.add() && !polls.is_tired(true));
+        while !polls.is_tired(true) {
+            lose_a_turn();
+        }
+        assert!(now() - began >= SPIN);
+        assert!(!polls.dozes());
     }
 }
