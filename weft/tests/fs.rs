@@ -380,6 +380,10 @@ fn programs_on_a_mounted_server() {
          echo hi > s; echo more >> s; test \"$(cat s)\" = \"hi\nmore\"; truncate -s 1 s; test \"$(cat s)\" = h; rm s
          exec 5>gone; echo x >&5; rm gone; echo y >&5; exec 5>&-; test ! -e gone",
     );
+    // A reader changes no time, a writer does. The kernel keeps attributes for 100 ms.
+    mounted.sh(
+        "t() { sleep .15; stat -c %.Y in; }; echo 1 > in; was=$(t); cat in; cp in out; test $(t) = $was; echo 2 >> in; test $(t) != $was; rm in out",
+    );
     assert_eq!(mounted.sh("ls"), "a\nfilm\n");
     // What is written elsewhere is seen when a file is opened again.
     let elsewhere = dir.path().join("elsewhere");

@@ -97,6 +97,8 @@ struct State {
     error: Option<Errno>,
     /// Written, and not known to have been placed.
     unplaced: bool,
+    /// Written since the last sync: the server then gives the buffer a new time.
+    changed: bool,
     /// The offset of the next sequential read.
     next_read: u64,
     streak: u32,
@@ -356,8 +358,10 @@ impl File {
         state.report()?;
         self.run(&mut state, false, |conn, state| {
             state.flush(conn)?;
-            let reply = state.call(conn, Op::Sync, 0)?;
+            let op = if state.changed { Op::Sync } else { Op::Refresh };
+            let reply = state.call(conn, op, 0)?;
             state.take(&reply);
+            state.changed = false;
             Ok(())
         })?;
         state.report()
@@ -416,6 +420,7 @@ impl File {
         state.report()?;
         self.run(&mut state, false, |conn, state| {
             state.flush(conn)?;
+            state.changed = true;
             state.reach(conn, len)
         })
     }
@@ -748,6 +753,7 @@ impl State {
         if len == 0 {
             return Ok(0);
         }
+        self.changed = true;
         if len <= LARGE {
             self.gather(conn, source, off)?;
             return Ok(len);

@@ -52,7 +52,7 @@ fn inherited() -> Option<RemotePath> {
         .windows(MARK.len())
         .position(|part| part == MARK.as_bytes())?;
     let slash = path[mark..].iter().position(|&b| b == b'/')?;
-    RemotePath::parse(&path[mark + slash..]).ok()
+    link::of_text(&path[mark + slash..])
 }
 
 fn note(path: Option<RemotePath>) {
@@ -67,7 +67,7 @@ fn enter(path: &RemotePath) -> Result<(), Errno> {
     // SAFETY: room for so many bytes.
     unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
     let name = format!("{MARK}{:016x}", u64::from_ne_bytes(random));
-    let below: PathBuf = OsString::from_vec(path.to_bytes()).into();
+    let below: PathBuf = OsString::from_vec(link::text(path)).into();
     let below = below.strip_prefix("/").map_err(|_| Errno::INVAL)?;
     let places = ["/dev/shm".into(), "/tmp".into(), std::env::temp_dir()];
     let mut failed = Errno::ACCESS;
@@ -102,9 +102,6 @@ fn move_to(folder: &OsStr) -> Result<(), Errno> {
 
 fn change(path: Result<RemotePath, Errno>) -> c_int {
     done(path.map_err(Error::from).and_then(|path| {
-        if link::is_servers(&path) {
-            return Err(Errno::ACCESS.into());
-        }
         if !link::attr(&path)?.dir {
             return Err(Errno::NOTDIR.into());
         }
@@ -133,7 +130,7 @@ fn left(rc: c_int) -> c_int {
 /// # Safety
 /// As for `getcwd(3)`.
 unsafe fn give(path: &RemotePath, buf: *mut c_char, room: size_t) -> *mut c_char {
-    let text = path.to_bytes();
+    let text = link::text(path);
     if buf.is_null() && room == 0 {
         return copied(&text);
     }

@@ -21,6 +21,7 @@ mod cwd;
 mod dir;
 mod dup;
 mod io;
+mod lacking;
 mod link;
 mod open;
 mod paths;
@@ -80,7 +81,11 @@ pub(crate) unsafe fn resolve(dir: c_int, path: *const c_char) -> Option<Result<R
     if first == b'/' {
         // SAFETY: as above.
         let path = unsafe { bytes(path) };
-        return RemotePath::is_remote(path).then(|| RemotePath::parse(path));
+        if RemotePath::is_remote(path) {
+            return Some(RemotePath::parse(path));
+        }
+        // The folder of all servers exists for programs that make, or look for, the folders on the way to a name.
+        return matches!(path, b"/rdma" | b"/rdma/").then(|| Ok(link::servers()));
     }
     if first == 0 {
         return None;
@@ -101,10 +106,14 @@ pub(crate) unsafe fn resolve(dir: c_int, path: *const c_char) -> Option<Result<R
     if link::is_servers(&folder) {
         let path = path.strip_prefix(b"rdma").unwrap_or(path);
         let path = path.strip_prefix(b"/").unwrap_or(path);
-        if path.is_empty() || path == b"." {
+        // Like the root, it is its own parent: programs that walk up end here.
+        if matches!(path, b"" | b"." | b".." | b"../") {
             return Some(Ok(folder));
         }
         return Some(RemotePath::parse(&[PREFIX, path].concat()));
+    }
+    if folder.name.is_root() && matches!(path, b".." | b"../") {
+        return Some(Ok(link::servers()));
     }
     let joined = [folder.name.as_bytes(), b"/", path].concat();
     Some(Name::lenient(&joined).map(|name| RemotePath {

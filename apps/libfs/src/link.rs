@@ -28,7 +28,7 @@ pub(crate) fn here(
     Ok(None)
 }
 
-/// The folder that the servers are in, `/rdma`: a program can open it on its way to one of them.
+/// The folder that the servers are in, `/rdma`: programs look for it, open it and move into it on their way to one of them.
 pub(crate) fn servers() -> RemotePath {
     let (host, port) = (String::new(), 0);
     RemotePath {
@@ -41,6 +41,27 @@ pub(crate) fn servers() -> RemotePath {
 /// Whether it is [`servers`].
 pub(crate) fn is_servers(path: &RemotePath) -> bool {
     path.endpoint.host.is_empty()
+}
+
+/// The path of the folder of all servers.
+const SERVERS: &[u8] = b"/rdma";
+
+/// The path as programs have it.
+pub(crate) fn text(path: &RemotePath) -> Vec<u8> {
+    if is_servers(path) {
+        SERVERS.into()
+    } else {
+        path.to_bytes()
+    }
+}
+
+/// The reverse of [`text`].
+pub(crate) fn of_text(text: &[u8]) -> Option<RemotePath> {
+    if text == SERVERS {
+        Some(servers())
+    } else {
+        RemotePath::parse(text).ok()
+    }
 }
 
 /// Returns the server's attributes of a path.
@@ -59,6 +80,15 @@ pub(crate) fn attr(path: &RemotePath) -> Result<Attr, Error> {
 }
 
 pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
+    if path.name.is_root() {
+        // The folder of all servers, or that of one.
+        return Err(match op {
+            Op::Mkdir => Errno::EXIST,
+            Op::Rmdir => Errno::BUSY,
+            _ => Errno::ISDIR,
+        }
+        .into());
+    }
     if here(path, &Request::named(op, &path.name))?.is_some() {
         return Ok(());
     }
@@ -72,6 +102,9 @@ pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
 }
 
 pub(crate) fn rename(from: &RemotePath, to: &RemotePath) -> Result<(), Error> {
+    if is_servers(from) || is_servers(to) {
+        return Err(Errno::BUSY.into());
+    }
     if from.endpoint != to.endpoint {
         return Err(Errno::XDEV.into());
     }

@@ -4,7 +4,7 @@
 //!
 //! See the crate's.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint};
 
 use libc::{mode_t, off_t};
 use weft_fs::name::RemotePath;
@@ -181,12 +181,6 @@ pub(crate) fn ignored(path: Result<RemotePath, Errno>) -> c_int {
     )
 }
 
-/// There are no extended attributes.
-fn unsupported() -> isize {
-    set_errno(libc::ENOTSUP);
-    -1
-}
-
 fn cut(path: Result<RemotePath, Errno>, len: off_t) -> c_int {
     let fd = open_path(path, libc::O_WRONLY | libc::O_CLOEXEC);
     if fd < 0 {
@@ -349,30 +343,6 @@ interpose! {
         match remote!(dir, path) {
             Some(path) => ignored(path),
             None => real!(fchownat(c_int, *const c_char, c_uint, c_uint, c_int) -> c_int)(dir, path, uid, gid, how),
-        }
-    }
-    fn getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, len: usize) -> isize {
-        match remote!(path) {
-            Some(_) => unsupported(),
-            None => real!(getxattr(*const c_char, *const c_char, *mut c_void, usize) -> isize)(path, name, value, len),
-        }
-    }
-    fn lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, len: usize) -> isize {
-        match remote!(path) {
-            Some(_) => unsupported(),
-            None => real!(lgetxattr(*const c_char, *const c_char, *mut c_void, usize) -> isize)(path, name, value, len),
-        }
-    }
-    fn listxattr(path: *const c_char, names: *mut c_char, len: usize) -> isize {
-        match remote!(path) {
-            Some(_) => unsupported(),
-            None => real!(listxattr(*const c_char, *mut c_char, usize) -> isize)(path, names, len),
-        }
-    }
-    fn llistxattr(path: *const c_char, names: *mut c_char, len: usize) -> isize {
-        match remote!(path) {
-            Some(_) => unsupported(),
-            None => real!(llistxattr(*const c_char, *mut c_char, usize) -> isize)(path, names, len),
         }
     }
     fn utimensat(dir: c_int, path: *const c_char, times: *const libc::timespec, how: c_int) -> c_int {

@@ -102,7 +102,7 @@ temporary_files! {
 unsafe fn canonical(path: Result<RemotePath, Errno>, to: *mut c_char) -> *mut c_char {
     let found = path.map_err(Error::from).and_then(|path| {
         link::attr(&path)?;
-        Ok(path.to_bytes())
+        Ok(link::text(&path))
     });
     let text = match found {
         Ok(text) => text,
@@ -138,6 +138,9 @@ fn no_link(path: Result<RemotePath, Errno>) -> ssize_t {
 
 /// The quota and its used part.
 fn usage(path: &RemotePath) -> Result<(u64, u64), Error> {
+    if link::is_servers(path) {
+        return Ok((0, 0));
+    }
     link::attr(path)?;
     match link::here(path, &Request::new(Op::Usage))? {
         Some((reply, _)) => Ok((reply.attr.size, reply.region.len)),
