@@ -245,6 +245,7 @@ fn odd_sources_and_options_leave_the_same() {
         "a.c",
         "#include \"h.h\"\nint f(int a) { return a > 3 ? puts(\"x\") : SQUARE(a); }\n",
     );
+    write("pieces.c", "__asm__(\".data; .INC\" \"BIN \\\"/usr/bin/env\\\"\"); int x;\n");
     write("bin.c", "__asm__(\".data; .incbin \\\"h.h\\\"\"); int x;\n");
     write("time.c", "const char *t = __DATE__ __TIME__;\n");
     write(
@@ -304,6 +305,8 @@ fn odd_sources_and_options_leave_the_same() {
         ("-O2 -S a.c -o out/a.s", 1, WORKER),
         ("-O2 -march=native -c a.c", 1, "native"),
         ("-c bin.c", 1, ".incbin"),
+        ("-c pieces.c", 1, "the assembler read /usr/bin/env"),
+        ("-pipe -c pieces.c", 1, "the assembler read /usr/bin/env"),
         ("-c time.c", 1, "__"),
         ("-O0 -c pch.c", 1, WORKER),
         ("-fplugin=./none.so -c a.c", 0, "plugin"),

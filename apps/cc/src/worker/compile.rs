@@ -240,6 +240,28 @@ impl JobDir {
         Ok(())
     }
 
+    /// The assembler's list of the files that it has read.
+    fn assembled(&self) -> PathBuf {
+        self.dir.path().join("assembled")
+    }
+
+    /// A file of this machine that the assembler has read, by `.incbin` or `.include`: the master's may be another one. The master looks for these words in
+    /// its text, but a text can make them of pieces.
+    pub(super) fn foreign(&self, room: &mut u64) -> io::Result<Option<String>> {
+        let list = match read_whole(&self.assembled(), room) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            list => list?,
+        };
+        let list = String::from_utf8_lossy(&list);
+        let own = |name: &str| Path::new(name).starts_with(self.dir.path());
+        // "out: a b \\\n c"; without a file, the input was a pipe.
+        let mut names = list.split_whitespace().filter(|name| *name != "\\");
+        Ok(names
+            .find(|name| name.starts_with('/') && !own(name.trim_end_matches(':')))
+            .or_else(|| list.split('/').any(|part| part == "..").then_some(".."))
+            .map(str::to_owned))
+    }
+
     /// The path of separate debug information.
     pub(super) fn split(&self, job: &Job) -> Option<PathBuf> {
         let name = format!("{}.dwo", job.beside);
@@ -299,6 +321,9 @@ impl JobDir {
         if asks_for(&job.args, Output::Notes) {
             let notes = text(&self.dir.path().join(NOTES))?;
             command.arg(format!("-fprofile-note={notes}"));
+        }
+        if !job.args.iter().any(|arg| arg == "-S") {
+            command.arg(format!("-Wa,--MD,{}", text(&self.assembled())?));
         }
         command
             .args(["-x", language.name(), "-o"])

@@ -154,6 +154,12 @@ impl Session<'_> {
             }
             Ended::Status(_) => {}
         }
+        if let Some(file) = shop.foreign(&mut self.shared.room())? {
+            return stop(
+                Verdict::Failed,
+                format!("the assembler read {file}, which is of this machine"),
+            );
+        }
         self.deliver(job, &shop, preprocessed, &mut end)?;
         Ok(end)
     }
