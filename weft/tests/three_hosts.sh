@@ -1,5 +1,5 @@
-# A server, a writer and a reader in network namespaces of their own, with keys. Run in a namespace that may make these; WEFT is the program,
-# WEFT_FS_LIB the preload library, DIR a folder that is empty.
+# A server, a writer and a reader, and a worker of `weft cc`, in network namespaces of their own, with keys. Run in a namespace that may make
+# these; WEFT is the program, WEFT_FS_LIB the preload library, DIR a folder that is empty.
 set -eu
 cd "$DIR"
 ip link set lo up
@@ -42,4 +42,12 @@ code=0
 XDG_CONFIG_HOME=$DIR/nobody nsenter -t "${keepers[2]}" -n "$WEFT" fs ls --peer "$peer" /rdma/10.99.0.1:7474 2>said || code=$?
 cat said
 [[ $code == 4 ]] && grep -q authorized_keys said
+# The same of a compiler's worker.
+on 1 "$WEFT" cc worker --bind 10.99.0.1:7477 >worker 2>&1 &
+until on 2 "$WEFT" cc check --peer "$peer" --hosts 10.99.0.1:7477 >checked 2>&1; do sleep 0.1; done
+grep -q 'over TCP by TLS' checked
+code=0
+XDG_CONFIG_HOME=$DIR/nobody nsenter -t "${keepers[2]}" -n "$WEFT" cc check --peer "$peer" --hosts 10.99.0.1:7477 2>said || code=$?
+cat said
+[[ $code == 3 ]] && grep -q authorized_keys said
 echo all is well

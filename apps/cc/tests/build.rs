@@ -245,7 +245,10 @@ fn odd_sources_and_options_leave_the_same() {
         "a.c",
         "#include \"h.h\"\nint f(int a) { return a > 3 ? puts(\"x\") : SQUARE(a); }\n",
     );
-    write("pieces.c", "__asm__(\".data; .INC\" \"BIN \\\"/usr/bin/env\\\"\"); int x;\n");
+    write(
+        "pieces.c",
+        "__asm__(\".data; .INC\" \"BIN \\\"/usr/bin/env\\\"\"); int x;\n",
+    );
     write("bin.c", "__asm__(\".data; .incbin \\\"h.h\\\"\"); int x;\n");
     write("time.c", "const char *t = __DATE__ __TIME__;\n");
     write(

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use weft_session::{MessageChannel, Prepared};
+use weft_session::{Event, MessageChannel, Prepared};
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnectError};
 use weft_verbs::tls::{PublicKey, TlsError};
@@ -14,6 +14,8 @@ use crate::digest::Digest;
 use crate::ipc::WorkerStatus;
 use crate::wire::{End, PROTOCOL, Status};
 
+/// How long a worker may take to say that our key is not authorised: it says nothing if it is.
+const TURNED_AWAY: Duration = Duration::from_millis(500);
 /// How long a failed worker gets no jobs: at first, and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_mins(1);
@@ -292,7 +294,18 @@ pub struct About {
 /// Why it is not.
 pub fn probe(keys: &dyn Keys, endpoint: &Endpoint) -> Result<About, Refusal> {
     let device = Device::open().map_err(|e| e.to_string())?;
-    let conn = dial(&device, keys, endpoint)?;
+    let mut conn = dial(&device, keys, endpoint)?;
+    // A worker that cannot tell our user turns us away only now.
+    let end = Instant::now() + TURNED_AWAY;
+    while !conn.link.qp.attests_same_user()
+        && let Some(left) = end.checked_duration_since(Instant::now())
+    {
+        match conn.link.next(left, None) {
+            Ok(Some(Event::Message(_))) => return Err(Status::UnknownPeer.to_string().into()),
+            Ok(_) => {}
+            Err(broken) => return Err(broken.to_string().into()),
+        }
+    }
     Ok(About {
         slots: conn.slots,
         transport: conn.transport,
