@@ -162,6 +162,18 @@ fn scripts_put_list_get_and_remove() {
     ])
     .ok();
 
+    // In JSON a name is as it is; on a terminal it drives nothing.
+    fs::write(file("in"), "odd").unwrap();
+    let odd = format!("{}/o\u{1b}]d\n", server.path("odd"));
+    run(&["mkdir", &server.path("odd")]).ok();
+    run(&["put", &file("in"), &odd]).ok();
+    let listed = run(&["ls", "--json", &server.path("odd")]).stdout;
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed["name"], "o\u{1b}]d\n");
+    let listed = run(&["ls", &server.path("odd")]).stdout;
+    assert!(listed.contains("o\\u{1b}]d\\n"), "{listed}");
+    run(&["rm", &odd, &server.path("odd")]).ok();
+
     // What cannot be.
     fs::write(file("big"), vec![0; 17 << 20]).unwrap();
     for (args, code, what) in [
@@ -176,6 +188,8 @@ fn scripts_put_list_get_and_remove() {
             2,
             "is a directory",
         ),
+        // Nothing is left of the one that did not fit.
+        (vec!["get", &server.path("big")], 1, "weft fs ls"),
         (vec!["get", &server.path("nosuch")], 1, "weft fs ls"),
         (
             vec!["put", &file("in"), &server.path("film")],

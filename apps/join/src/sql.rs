@@ -73,6 +73,11 @@ pub async fn register(
     if dir.is_some_and(|dir| !path.starts_with(dir)) {
         return Err(said(&"not below the folder of this worker (--dir)"));
     }
+    // A FIFO, for example, is never open.
+    let about = path.metadata().map_err(|e| said(&e))?;
+    if !about.is_file() && !about.is_dir() {
+        return Err(said(&"neither a file nor a folder"));
+    }
     let is_csv = path
         .extension()
         .is_some_and(|e| e.eq_ignore_ascii_case("csv"));

@@ -46,8 +46,7 @@ fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
         }),
         Command::Stat(args) => each(&args.below_rdma(), &args.common, |client, path| {
             let attr = client.stat(&path.name).map_err(|e| explain(path, &e))?;
-            let name = format!("/rdma/{}/{}", path.endpoint, path.name);
-            show(&name, &attr, args.json);
+            show(&path.to_bytes(), &attr, args.json);
             Ok(())
         }),
         Command::Cat(args) => each(&args.paths, &args.common, |client, path| {
@@ -116,18 +115,18 @@ fn list(client: &Client, path: &RemotePath, json: bool) -> Result<(), Failure> {
     match client.list(&path.name) {
         Ok(entries) => {
             for entry in entries {
-                show(&printable(&entry.name), &entry.attr, json);
+                show(&entry.name, &entry.attr, json);
             }
             Ok(())
         }
         Err(Error::Errno(Errno::NOTDIR)) => {
             let attr = client.stat(&path.name).map_err(told)?;
-            show(&path.name.to_string(), &attr, json);
+            show(path.name.as_bytes(), &attr, json);
             Ok(())
         }
         Err(e) => match client.stat(&path.name) {
             Ok(attr) if !attr.dir => {
-                show(&path.name.to_string(), &attr, json);
+                show(path.name.as_bytes(), &attr, json);
                 Ok(())
             }
             _ => Err(told(e)),
@@ -135,7 +134,7 @@ fn list(client: &Client, path: &RemotePath, json: bool) -> Result<(), Failure> {
     }
 }
 
-fn show(name: &str, attr: &Attr, json: bool) {
+fn show(name: &[u8], attr: &Attr, json: bool) {
     let kind = match (attr.dir, attr.writable) {
         (true, _) => "folder",
         (false, true) => "buffer",
@@ -143,7 +142,8 @@ fn show(name: &str, attr: &Attr, json: bool) {
     };
     if json {
         say(serde_json::json!({
-            "name": name,
+            // JSON has escapes of its own.
+            "name": String::from_utf8_lossy(name),
             "kind": kind,
             "size": attr.size,
             "mtime": attr.mtime as f64 / 1e9,
@@ -151,6 +151,7 @@ fn show(name: &str, attr: &Attr, json: bool) {
         }));
         return;
     }
+    let name = printable(name);
     let slash = if attr.dir && !name.ends_with('/') {
         "/"
     } else {
@@ -417,27 +418,51 @@ fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
         };
         let file = client.open(&path.name, options).map_err(told)?;
         let bar = bar(len, global.quiet || args.no_progress);
-        let mut bytes = vec![0; 1 << 20];
-        let mut at = 0;
-        loop {
-            let n = match from.read(&mut bytes) {
-                Ok(0) => break,
-                Ok(n) => n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(unreadable(e)),
-            };
-            let done = if args.append {
-                file.append(&bytes[..n])
-            } else {
-                file.pwrite(&bytes[..n], at)
-            };
-            at += done.map_err(told)? as u64;
-            bar.set_position(at);
+        let done = upload(&mut from, &file, args.append, &bar)
+            .and_then(|()| file.close().map_err(Trouble::There));
+        if let Err(trouble) = done {
+            // Readers find the whole contents, or nothing.
+            if !args.append {
+                let _ = client.unlink(&path.name);
+            }
+            return Err(match trouble {
+                Trouble::Here(e) => unreadable(e),
+                Trouble::There(e) => told(e),
+            });
         }
-        file.sync().map_err(told)?;
-        file.close().map_err(told)?;
     }
     Ok(Exit::Ok)
+}
+
+/// Where a copy failed.
+enum Trouble {
+    Here(io::Error),
+    There(Error),
+}
+
+fn upload(
+    from: &mut dyn Read,
+    file: &File,
+    append: bool,
+    bar: &ProgressBar,
+) -> Result<(), Trouble> {
+    let mut bytes = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let n = match from.read(&mut bytes) {
+            Ok(0) => return file.sync().map_err(Trouble::There),
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(Trouble::Here(e)),
+        };
+        let done = if append {
+            file.append(&bytes[..n])
+        } else {
+            file.pwrite(&bytes[..n], at)
+        };
+        at += done.map_err(Trouble::There)? as u64;
+        bar.set_position(at);
+    }
 }
 
 fn download(
