@@ -11,6 +11,36 @@ fn weft_with_devices() -> Command {
     weft
 }
 
+#[test]
+fn hello_runs_on_the_device_that_is_named() {
+    for way in ["--device=weft0", "WEFT_DEVICE"] {
+        let mut hello = weft_with_devices();
+        match way {
+            "WEFT_DEVICE" => hello.arg("hello").env(way, "weft0"),
+            option => hello.args(["hello", option]),
+        };
+        let out = Output::of(&mut hello);
+        out.ok();
+        for words in [
+            "initiator: connected over an RNIC (weft0)",
+            "responder: connected over an RNIC (weft0)",
+            "initiator: read back \"Hello iWARP!\", as written",
+        ] {
+            assert!(out.stdout.contains(words), "{}", out.stdout);
+        }
+    }
+    let out = Output::of(weft_with_devices().args(["hello", "--device", "mlx5_9"]));
+    let words = "no RDMA device mlx5_9";
+    assert!(out.stderr.contains(words), "{}", out.stderr);
+    let tls = Output::of(
+        weft_with_devices()
+            .args(["hello", "--device=weft0"])
+            .env("WEFT_TLS", "on"),
+    );
+    let words = "the RNIC weft0 cannot carry TLS";
+    assert!(tls.stderr.contains(words), "{}", tls.stderr);
+}
+
 /// The lines of the report on a device, with what came of each operation.
 fn outcomes<'a>(report: &'a str, device: &str) -> Vec<(&'a str, &'a str)> {
     let lines = report

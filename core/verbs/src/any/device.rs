@@ -137,7 +137,7 @@ impl Rnic {
         let defaults = crate::Limits::default();
         let limits = crate::Limits {
             max_wr: info.map_or(defaults.max_wr, |info| info.max_qp_wr),
-            max_sge: info.map_or(1, |info| info.max_sge.min(info.max_sge_rd.max(1))),
+            max_sge: info.map_or(1, |info| info.max_sge),
             max_rd_atomic: info.map_or(1, |info| info.max_rd_atomic.into()),
             ..defaults
         };

@@ -60,6 +60,12 @@ fn has_bytes(len: usize) -> Result<(), Error> {
 /// As [`crate::Mr`].
 pub struct Mr(Either<crate::Mr, weft_nic::Mr>);
 
+impl From<crate::Mr> for Mr {
+    fn from(mr: crate::Mr) -> Self {
+        Self(Either::Soft(mr))
+    }
+}
+
 impl Mr {
     /// That of the soft RNIC.
     pub fn soft(&self) -> Option<&crate::Mr> {
