@@ -130,6 +130,54 @@ fn doctor_and_its_report_know_the_kernels_devices() {
     siw.guest.must(back, STEP);
 }
 
+/// `weft hello` and `weft cp` of 64 MiB between two processes of the guest, on a device of it.
+fn hello_and_cp_on(siw: &mut Siw, device: &str) {
+    let hello = format!(
+        "cd /tmp; ./weft hello --device {device} --listen={GUEST}:7472 >responder & {} ; \
+         ./weft hello --device {device} {GUEST}:7472; status=$?; wait; cat responder; exit $status",
+        ready("responder", "listening")
+    );
+    let done = siw.guest.run(&in_a_shell(&hello), LONG);
+    say(&format!("weft hello on {device}:\n{}", done.text));
+    assert_eq!(done.status, 0, "{}", done.text);
+    let through = format!("connected over an RNIC ({device})");
+    assert!(done.text.contains(&through), "{}", done.text);
+    assert!(done.text.contains("as written"), "{}", done.text);
+
+    let cp = format!(
+        "cd /tmp; rm -rf to; mkdir to; dd if=/dev/urandom of=large bs=1M count=64 2>/dev/null; \
+         ./weft cp --device {device} --plain --open --once --listen to --bind {GUEST}:7471 >receiver & {} ; \
+         ./weft cp --device {device} --plain large {GUEST}:; status=$?; wait; cat receiver; \
+         cmp large to/large && rm -rf to large && exit $status",
+        ready("receiver", "listening")
+    );
+    let done = siw.guest.run(&in_a_shell(&cp), LONG);
+    say(&format!("weft cp on {device}:\n{}", done.text));
+    assert_eq!(done.status, 0, "{}", done.text);
+    assert!(done.text.contains("over an RNIC"), "{}", done.text);
+}
+
+fn in_a_shell(line: &str) -> String {
+    format!("sh -c '{line}'")
+}
+
+/// Waits until a file of the guest has these words.
+fn ready(file: &str, words: &str) -> String {
+    format!("until grep -q {words} {file}; do usleep 10000; done")
+}
+
+#[test]
+fn hello_and_cp_run_on_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    hello_and_cp_on(&mut siw, "siw0");
+    // Where both are on one interface, rdma_cm takes its address for siw0.
+    siw.guest.must("rdma link del siw0", STEP);
+    hello_and_cp_on(&mut siw, "rxe0");
+    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
+    siw.guest.must(back, STEP);
+}
+
 #[test]
 fn what_hinders_a_device_is_named_with_its_remedy() {
     let Some(mut siw) = siw() else { return };
