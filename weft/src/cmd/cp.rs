@@ -334,7 +334,7 @@ impl Args {
 
     /// The key pair of a listener, and its file if it was just created.
     fn listener_identity(&self) -> Result<(Identity, Option<PathBuf>), Failure> {
-        if self.key.is_some() || self.plain_tcp {
+        if self.key.is_some() || self.plain || self.plain_tcp {
             return Ok((keypair::generate()?, None));
         }
         let path = keypair::file_of(self.identity.as_deref())?;

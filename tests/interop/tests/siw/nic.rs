@@ -1,28 +1,31 @@
 //! `weft doctor` and its report on the kernel's siw and rxe.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use weft_interop::guest::{GUEST, say};
+use weft_interop::guest::{GUEST, HOST, say};
 
-use super::{STEP, Siw, siw};
+use super::{PING_PORT, STEP, Siw, siw};
 
 /// For every operation on a device, and the copy of the program; the guest is emulated.
 const LONG: Duration = Duration::from_mins(5);
+
+/// The program, as it was built beside this test.
+fn host_program() -> PathBuf {
+    // target/debug/deps/NAME
+    let test = std::env::current_exe().expect("/proc");
+    let folder = test.ancestors().nth(2).expect("a target folder");
+    folder.join("weft")
+}
 
 /// The program, without what only debuggers read.
 fn program(dir: &Path) -> PathBuf {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked", "-p", "weft"]);
     assert!(cargo.status().expect("cargo runs").success(), "{cargo:?}");
-    // target/debug/deps/NAME
-    let test = std::env::current_exe().expect("/proc");
-    let built = test
-        .ancestors()
-        .nth(2)
-        .expect("a target folder")
-        .join("weft");
+    let built = host_program();
     let stripped = dir.join("weft");
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(&stripped).arg(built);
@@ -176,6 +179,95 @@ fn hello_and_cp_run_on_the_kernels_devices() {
     hello_and_cp_on(&mut siw, "rxe0");
     let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
     siw.guest.must(back, STEP);
+}
+
+/// The program here, on the soft RNIC; a listener says `listening on ADDRESS` first.
+fn on_the_host(args: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut weft = Command::new(host_program());
+    let mut child = weft.args(args).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (child, lines.map_while(Result::ok))
+}
+
+/// The port of the first line.
+fn port(lines: &mut impl Iterator<Item = String>) -> String {
+    let first = lines.next().expect("a line");
+    let at = first.split("listening on ").nth(1).expect(&first);
+    let port = at.split(',').next().unwrap().rsplit(':').next().unwrap();
+    port.to_owned()
+}
+
+#[test]
+fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
+    const MIB: usize = 8;
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    siw.stop_server();
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().to_str().unwrap();
+
+    // From the guest to the host.
+    let (mut responder, mut lines) = on_the_host(&["hello", "--listen=127.0.0.1:0"]);
+    let to_us = format!("/tmp/weft hello --device siw0 {HOST}:{}", port(&mut lines));
+    let said = siw.guest.must(&to_us, LONG);
+    assert!(said.contains("as written"), "{said}");
+    assert!(responder.wait().unwrap().success());
+    let listen = [
+        "cp",
+        "--plain",
+        "--open",
+        "--once",
+        "--bind=127.0.0.1:0",
+        "--listen",
+        to,
+    ];
+    let (mut receiver, mut lines) = on_the_host(&listen);
+    let to_us = format!(
+        "cd /tmp; dd if=/dev/urandom of=large bs=1M count={MIB} 2>/dev/null; \
+         ./weft cp --device siw0 --plain large {HOST}:{}:; sha256sum large",
+        port(&mut lines)
+    );
+    let said = siw.guest.must(&to_us, LONG);
+    assert!(said.contains("over an RNIC"), "{said}");
+    assert!(receiver.wait().unwrap().success());
+    let file = dir.path().join("large");
+    let sum = Command::new("sha256sum")
+        .arg(&file)
+        .output()
+        .unwrap()
+        .stdout;
+    let sum = String::from_utf8(sum).unwrap();
+    let sum = sum.split(' ').next().unwrap();
+    assert!(said.contains(sum), "{sum} is not in {said}");
+
+    // From the host to the guest.
+    let guest = format!("127.0.0.1:{}", siw.forwarded);
+    let listen = format!(
+        "cd /tmp; rm -f responder; ./weft hello --device siw0 --listen={GUEST}:{PING_PORT} >responder & cd /tmp; {}",
+        ready("responder", "listening")
+    );
+    siw.guest.must(&listen, LONG);
+    let (mut initiator, lines) = on_the_host(&["hello", &guest]);
+    let said: Vec<_> = lines.collect();
+    assert!(initiator.wait().unwrap().success(), "{said:?}");
+    let responder = siw.guest.must("wait; cat /tmp/responder", LONG);
+    assert!(responder.contains("the buffer holds"), "{responder}");
+    let listen = format!(
+        "cd /tmp; rm -rf to receiver; mkdir to; \
+         ./weft cp --device siw0 --plain --open --once --listen to --bind {GUEST}:{PING_PORT} >receiver & \
+         cd /tmp; {}",
+        ready("receiver", "listening")
+    );
+    siw.guest.must(&listen, LONG);
+    let target = format!("{guest}:");
+    let (mut sender, lines) = on_the_host(&["cp", "--plain", file.to_str().unwrap(), &target]);
+    let said: Vec<_> = lines.collect();
+    assert!(sender.wait().unwrap().success(), "{said:?}");
+    let received = siw.guest.must(
+        "wait; sha256sum /tmp/to/large; rm -r /tmp/to /tmp/large",
+        LONG,
+    );
+    assert!(received.contains(sum), "{sum} is not in {received}");
 }
 
 #[test]
