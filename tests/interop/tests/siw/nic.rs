@@ -202,14 +202,15 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
     const MIB: usize = 8;
     let Some(mut siw) = siw() else { return };
     prepared(&mut siw);
-    siw.stop_server();
+    // Without it siw's connections do not let the responder speak first, as that of `weft hello` does.
+    siw.driver(&[("peer_to_peer", 1)]);
     let dir = tempfile::tempdir().unwrap();
     let to = dir.path().to_str().unwrap();
 
     // From the guest to the host.
     let (mut responder, mut lines) = on_the_host(&["hello", "--listen=127.0.0.1:0"]);
     let to_us = format!("/tmp/weft hello --device siw0 {HOST}:{}", port(&mut lines));
-    let said = siw.guest.must(&to_us, LONG);
+    let said = siw.guest.must(&to_us, STEP);
     assert!(said.contains("as written"), "{said}");
     assert!(responder.wait().unwrap().success());
     let listen = [
@@ -246,7 +247,7 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
         "cd /tmp; rm -f responder; ./weft hello --device siw0 --listen={GUEST}:{PING_PORT} >responder & cd /tmp; {}",
         ready("responder", "listening")
     );
-    siw.guest.must(&listen, LONG);
+    siw.guest.must(&listen, STEP);
     let (mut initiator, lines) = on_the_host(&["hello", &guest]);
     let said: Vec<_> = lines.collect();
     assert!(initiator.wait().unwrap().success(), "{said:?}");
