@@ -181,12 +181,28 @@ fn hello_and_cp_run_on_the_kernels_devices() {
     siw.guest.must(back, STEP);
 }
 
+/// A program here; it does not outlive the test.
+struct OnHost(Child);
+
+impl OnHost {
+    fn ends_well(&mut self) -> bool {
+        self.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for OnHost {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The program here, on the soft RNIC; a listener says `listening on ADDRESS` first.
-fn on_the_host(args: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
+fn on_the_host(args: &[&str]) -> (OnHost, impl Iterator<Item = String> + use<>) {
     let mut weft = Command::new(host_program());
     let mut child = weft.args(args).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    (child, lines.map_while(Result::ok))
+    (OnHost(child), lines.map_while(Result::ok))
 }
 
 /// The port of the first line.
@@ -214,7 +230,7 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
     let to_us = format!("/tmp/weft hello --device siw0 {HOST}:{}", port(&mut lines));
     let said = siw.guest.must(&to_us, STEP);
     assert!(said.contains("as written"), "{said}");
-    assert!(responder.wait().unwrap().success());
+    assert!(responder.ends_well());
     let listen = [
         "cp",
         "--plain",
@@ -232,7 +248,7 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
     );
     let said = siw.guest.must(&to_us, LONG);
     assert!(said.contains("over an RNIC"), "{said}");
-    assert!(receiver.wait().unwrap().success());
+    assert!(receiver.ends_well());
     let file = dir.path().join("large");
     let sum = Command::new("sha256sum")
         .arg(&file)
@@ -252,7 +268,7 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
     siw.guest.must(&listen, STEP);
     let (mut initiator, lines) = on_the_host(&["hello", &guest]);
     let said: Vec<_> = lines.collect();
-    assert!(initiator.wait().unwrap().success(), "{said:?}");
+    assert!(initiator.ends_well(), "{said:?}");
     let responder = siw.guest.must("wait; cat /tmp/responder", LONG);
     assert!(responder.contains("the buffer holds"), "{responder}");
     let listen = format!(
@@ -265,7 +281,7 @@ fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
     let target = format!("{guest}:");
     let (mut sender, lines) = on_the_host(&["cp", "--plain", file.to_str().unwrap(), &target]);
     let said: Vec<_> = lines.collect();
-    assert!(sender.wait().unwrap().success(), "{said:?}");
+    assert!(sender.ends_well(), "{said:?}");
     let received = siw.guest.must(
         "wait; sha256sum /tmp/to/large; rm -r /tmp/to /tmp/large",
         LONG,
