@@ -1,14 +1,157 @@
 //! The machine's own RDMA devices: `weft doctor`, its report, and `weft stat`, with the drop-in libraries as the system's.
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Output, weft};
+use crate::common::{Listener, Output, names, noise, weft};
 
 /// The program, for which the drop-in libraries are the system's.
 fn weft_with_devices() -> Command {
     let mut weft = weft();
     weft.env("WEFT_NIC_LIB", weft_dropin::libraries());
     weft
+}
+
+#[test]
+fn hello_runs_on_the_device_that_is_named() {
+    for way in ["--device=weft0", "WEFT_DEVICE"] {
+        let mut hello = weft_with_devices();
+        match way {
+            "WEFT_DEVICE" => hello.arg("hello").env(way, "weft0"),
+            option => hello.args(["hello", option]),
+        };
+        let out = Output::of(&mut hello);
+        out.ok();
+        for words in [
+            "initiator: connected over an RNIC (weft0)",
+            "responder: connected over an RNIC (weft0)",
+            "initiator: read back \"Hello iWARP!\", as written",
+        ] {
+            assert!(out.stdout.contains(words), "{}", out.stdout);
+        }
+    }
+    let out = Output::of(weft_with_devices().args(["hello", "--device", "mlx5_9"]));
+    let words = "no RDMA device mlx5_9";
+    assert!(out.stderr.contains(words), "{}", out.stderr);
+    let tls = Output::of(
+        weft_with_devices()
+            .args(["hello", "--device=weft0"])
+            .env("WEFT_TLS", "on"),
+    );
+    let words = "the RNIC weft0 cannot carry TLS";
+    assert!(tls.stderr.contains(words), "{}", tls.stderr);
+}
+
+/// A listener on the RNIC, in a folder of its own.
+fn receiving(to: &Path, args: &[&str]) -> Listener {
+    let args = [&["--device=weft0", "--plain"], args].concat();
+    Listener::start_with(&mut weft_with_devices(), to, "127.0.0.1:0", &args)
+}
+
+fn sent(listener: &Listener, args: &[&str]) -> Output {
+    let mut cp = weft_with_devices();
+    cp.arg("cp").args(args);
+    Output::of(cp.arg(listener.target("")))
+}
+
+#[test]
+fn files_go_through_the_device_that_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    fs::create_dir(&to).unwrap();
+    // A path that is too long for inline data, and files that go together.
+    let deep = from.join("d".repeat(200)).join("e".repeat(200));
+    fs::create_dir_all(&deep).unwrap();
+    let mut wanted = vec![(deep.join("small"), noise(5000, 1))];
+    wanted.push((from.join("large"), noise(64 << 20, 2)));
+    wanted.extend((0..100).map(|i| (from.join(i.to_string()), noise(i * 100, i as u64))));
+    for (path, bytes) in &wanted {
+        fs::write(path, bytes).unwrap();
+    }
+    let mut listener = receiving(&to, &["--open", "--once"]);
+    let from = from.to_str().unwrap();
+    let out = sent(&listener, &["--device=weft0", "--plain", "-r", from]);
+    out.ok();
+    assert!(out.stdout.contains(" over an RNIC"), "{}", out.stdout);
+    assert_eq!(listener.wait(), Some(0));
+    for (path, bytes) in &wanted {
+        let got = to.join(path.strip_prefix(dir.path()).unwrap());
+        assert!(fs::read(&got).unwrap() == *bytes, "{}", got.display());
+    }
+}
+
+#[test]
+fn the_soft_rnic_and_another_one_send_to_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::write(&source, noise(5 << 20, 3)).unwrap();
+    let (soft, rnic) = ("--device=soft", "--device=weft0");
+    for (here, there) in [(soft, rnic), (rnic, soft)] {
+        let to = dir.path().join(there);
+        fs::create_dir(&to).unwrap();
+        let args = [there, "--plain", "--open"];
+        let mut listener = weft_with_devices();
+        let listener = Listener::start_with(&mut listener, &to, "127.0.0.1:0", &args);
+        sent(&listener, &[here, "--plain", source.to_str().unwrap()]).ok();
+        assert!(fs::read(to.join("source")).unwrap() == noise(5 << 20, 3));
+    }
+}
+
+#[test]
+fn a_shared_key_is_proved_on_an_rnic_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("to");
+    fs::create_dir(&to).unwrap();
+    let file = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    for key in ["key", "other"] {
+        Output::of(weft().args(["cp", "--gen-key", &file(key)])).ok();
+    }
+    fs::write(file("data"), b"data").unwrap();
+    let listener = receiving(&to, &["--key", &file("key")]);
+    let send = |key: &str| {
+        let args = [
+            "--device=weft0",
+            "--plain",
+            "--key",
+            &file(key),
+            &file("data"),
+        ];
+        sent(&listener, &args)
+    };
+    let wrong = send("other");
+    assert!(wrong.stderr.contains("the key is not"), "{}", wrong.stderr);
+    assert_eq!(names(&to), [""; 0]);
+    send("key").ok();
+    assert_eq!(fs::read(to.join("data")).unwrap(), b"data");
+}
+
+#[test]
+fn nothing_goes_unprotected_by_an_rnic_that_nobody_has_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().to_str().unwrap();
+    let cases: [(&[&str], &str); 4] = [
+        (
+            &["--device=weft0", "--listen", at, "--open"],
+            "the RNIC weft0 cannot encrypt",
+        ),
+        (
+            &["--device=weft0", "--plain", "--listen", at],
+            "on an RNIC senders cannot show their keys",
+        ),
+        (
+            &["--device=weft0", "/etc/hostname", "127.0.0.1:9:"],
+            "the RNIC weft0 cannot encrypt",
+        ),
+        (
+            &["--device=none", "--plain", "/etc/hostname", "127.0.0.1:9:"],
+            "there is no RDMA device none",
+        ),
+    ];
+    for (args, words) in cases {
+        let out = Output::of(weft_with_devices().arg("cp").args(args));
+        assert!(out.stderr.contains(words), "{args:?}: {}", out.stderr);
+    }
 }
 
 /// The lines of the report on a device, with what came of each operation.

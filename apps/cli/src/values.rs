@@ -7,6 +7,7 @@ pub fn carrier(transport: &str) -> &str {
         "tcp" => "TCP",
         "tls" => "TCP by TLS",
         "plain-tcp" => "plain TCP",
+        "rnic" => "an RNIC",
         other => other,
     }
 }

@@ -4,17 +4,18 @@
 //! to, makes its queue pair on that device, posts its receives, and then connects or accepts.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_cverbs::Zeroed;
 use weft_cverbs::cm::{
-    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
-    RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_PS_TCP, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
-    rdma_event_channel,
+    RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_DEVICE_REMOVAL,
+    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
+    RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_PS_TCP, rdma_cm_event, rdma_cm_event_type, rdma_cm_id,
+    rdma_conn_param, rdma_event_channel,
 };
 
 use crate::context::{Context, Keeper, Pd};
@@ -22,6 +23,7 @@ use crate::error::{Error, last, status};
 use crate::library::{CmCalls, Libraries};
 use crate::qp::{Qp, QpInit};
 use crate::queue::{readable, without_blocking};
+use crate::watch::{End, Source, Watched};
 
 /// Where errors without a device come from.
 const CM: &str = "librdmacm";
@@ -32,8 +34,11 @@ const READS: u8 = 1;
 const RNR_RETRY: u8 = 7;
 const RETRIES: u8 = 7;
 
+/// Of InfiniBand's reasons of a rejection: the peer's program.
+const CONSUMER: c_int = 28;
+
 /// An identifier of librdmacm, with an event channel of its own.
-struct Id {
+pub(crate) struct Id {
     libraries: &'static Libraries,
     calls: &'static CmCalls,
     id: *mut rdma_cm_id,
@@ -61,6 +66,36 @@ struct Event {
     kind: rdma_cm_event_type,
     status: c_int,
     id: *mut rdma_cm_id,
+    private_data: Vec<u8>,
+    /// Reads that the peer wants to have on their way, and that it takes.
+    reads: (u8, u8),
+}
+
+impl Event {
+    /// # Safety
+    /// An event that is not acknowledged.
+    unsafe fn of(event: &rdma_cm_event) -> Self {
+        let has_data = matches!(
+            event.event,
+            RDMA_CM_EVENT_CONNECT_REQUEST | RDMA_CM_EVENT_ESTABLISHED | RDMA_CM_EVENT_REJECTED
+        );
+        // SAFETY: numbers, and a pointer that is looked at for these events only.
+        let conn = unsafe { event.param.conn };
+        let private_data = if has_data && !conn.private_data.is_null() {
+            let len = usize::from(conn.private_data_len);
+            // SAFETY: the library's bytes, which stay until the event is acknowledged.
+            unsafe { std::slice::from_raw_parts(conn.private_data.cast::<u8>(), len).to_vec() }
+        } else {
+            Vec::new()
+        };
+        Self {
+            kind: event.event,
+            status: event.status,
+            id: event.id,
+            private_data,
+            reads: (conn.responder_resources, conn.initiator_depth),
+        }
+    }
 }
 
 fn channel(calls: &CmCalls) -> Result<*mut rdma_event_channel, Error> {
@@ -161,25 +196,43 @@ impl Id {
 
     /// The next event.
     fn event(&self, call: &str, end: Instant) -> Result<Event, Error> {
-        // SAFETY: the descriptor of a channel that lives.
-        let fd = unsafe { BorrowedFd::borrow_raw((*self.channel).fd) };
         loop {
-            if !readable(fd, end).map_err(|e| self.failed("poll", e.raw_os_error()))? {
+            if !readable(self.as_fd(), end).map_err(|e| self.failed("poll", e.raw_os_error()))? {
                 return Err(self.failed(call, libc::ETIMEDOUT));
             }
-            let mut event = ptr::null_mut();
-            // SAFETY: as above, and a place for the answer.
-            let answer = unsafe { (self.calls.rdma_get_cm_event)(self.channel, &raw mut event) };
-            match status(answer) {
-                Err(libc::EAGAIN | libc::EINTR) => continue,
-                other => other.map_err(|errno| self.failed("rdma_get_cm_event", errno))?,
+            if let Some(event) = self.try_event()? {
+                return Ok(event);
             }
-            // SAFETY: an event, which lives until it is acknowledged, once.
-            return Ok(unsafe {
-                let (kind, status, id) = ((*event).event, (*event).status, (*event).id);
-                (self.calls.rdma_ack_cm_event)(event);
-                Event { kind, status, id }
-            });
+        }
+    }
+
+    /// An event that is there already.
+    fn try_event(&self) -> Result<Option<Event>, Error> {
+        let mut event = ptr::null_mut();
+        // SAFETY: a channel that lives, and a place for the answer.
+        let answer = unsafe { (self.calls.rdma_get_cm_event)(self.channel, &raw mut event) };
+        match status(answer) {
+            Err(libc::EAGAIN | libc::EINTR) => return Ok(None),
+            other => other.map_err(|errno| self.failed("rdma_get_cm_event", errno))?,
+        }
+        // SAFETY: an event, which lives until it is acknowledged, once.
+        Ok(Some(unsafe {
+            let taken = Event::of(&*event);
+            (self.calls.rdma_ack_cm_event)(event);
+            taken
+        }))
+    }
+
+    /// Its own address, or that of the peer.
+    fn address(&self, peer: bool) -> Option<SocketAddr> {
+        // SAFETY: an identifier that lives; an address in it is a number for each byte.
+        unsafe {
+            let addr = &(*self.id).route.addr;
+            from_sockaddr(if peer {
+                &addr.dst.dst_storage
+            } else {
+                &addr.src.src_storage
+            })
         }
     }
 
@@ -192,14 +245,56 @@ impl Id {
         // SAFETY: the library returns a string that stays.
         let name = unsafe { CStr::from_ptr((self.calls.rdma_event_str)(event.kind)) };
         let name = name.to_string_lossy();
+        let is_rejection = event.kind == RDMA_CM_EVENT_REJECTED;
         // The status is an error number with a minus, or a reason of the transport.
         let error = if event.status < 0 {
             self.failed(&format!("{call} ended with {name}"), -event.status)
         } else {
             let what = format!("{call} ended with {name}, status {}", event.status);
-            Error::new(Some(self.device().as_deref().unwrap_or(CM)), what)
+            let error = Error::new(Some(self.device().as_deref().unwrap_or(CM)), what);
+            if is_rejection {
+                error.with_errno(libc::ECONNREFUSED)
+            } else {
+                error
+            }
         };
-        Err(error)
+        // iWARP has one reason for everything.
+        let by_program = event.status == CONSUMER || !event.private_data.is_empty();
+        Err(if is_rejection && by_program {
+            error.rejected_with(event.private_data)
+        } else {
+            error
+        })
+    }
+}
+
+impl Source for Id {
+    fn try_end(&self) -> Result<Option<End>, Error> {
+        while let Some(event) = self.try_event()? {
+            match event.kind {
+                RDMA_CM_EVENT_DISCONNECTED if event.status < 0 => return Ok(Some(End::Lost)),
+                RDMA_CM_EVENT_DISCONNECTED => return Ok(Some(End::Disconnected)),
+                RDMA_CM_EVENT_DEVICE_REMOVAL => return Ok(Some(End::DeviceRemoved)),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+
+    fn disconnect(&self) {
+        // SAFETY: an identifier that lives.
+        unsafe { (self.calls.rdma_disconnect)(self.id) };
+    }
+}
+
+impl AsFd for Id {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor of a channel that lives.
+        unsafe { BorrowedFd::borrow_raw((*self.channel).fd) }
     }
 }
 
@@ -249,13 +344,36 @@ fn create_qp(id: &Arc<Id>, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
     Ok(unsafe { Qp::of_cm((*id.id).qp, inline, init, pd, Box::new(destroy), keeper) })
 }
 
-fn parameters() -> rdma_conn_param {
-    let mut parameters = rdma_conn_param::zeroed();
-    parameters.responder_resources = READS;
-    parameters.initiator_depth = READS;
-    parameters.retry_count = RETRIES;
-    parameters.rnr_retry_count = RNR_RETRY;
-    parameters
+/// What one side says to the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Param<'a> {
+    /// For the peer's program. `InfiniBand` takes 56 bytes in a request and 196 in a reply, `librdmacm` 255 at most.
+    pub private_data: &'a [u8],
+    /// Reads and atomics of each side that are on their way at once; at most as many as the device takes.
+    pub reads: u8,
+}
+
+impl Default for Param<'_> {
+    fn default() -> Self {
+        Self {
+            private_data: &[],
+            reads: READS,
+        }
+    }
+}
+
+impl Id {
+    fn parameters(&self, param: &Param<'_>) -> Result<rdma_conn_param, Error> {
+        let mut parameters = rdma_conn_param::zeroed();
+        parameters.private_data = param.private_data.as_ptr().cast();
+        parameters.private_data_len = u8::try_from(param.private_data.len())
+            .map_err(|_| self.failed("private data of more than 255 bytes", libc::EINVAL))?;
+        parameters.responder_resources = param.reads;
+        parameters.initiator_depth = param.reads;
+        parameters.retry_count = RETRIES;
+        parameters.rnr_retry_count = RNR_RETRY;
+        Ok(parameters)
+    }
 }
 
 /// A connection on its way out: its device is known.
@@ -308,18 +426,23 @@ impl Outgoing {
         create_qp(&self.0, pd, init)
     }
 
+    /// Its own address: the device's.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.0.address(false)
+    }
+
     /// Connects its queue pair, within this time.
     ///
     /// # Errors
     /// As `rdma_connect`; the peer refuses, or does not answer.
-    pub fn connect(self, qp: Qp, patience: Duration) -> Result<Connection, Error> {
+    pub fn connect(&self, param: &Param<'_>, patience: Duration) -> Result<Connection, Error> {
         let (id, end) = (&self.0, Instant::now() + patience);
-        let mut parameters = parameters();
+        let mut parameters = id.parameters(param)?;
         // SAFETY: an identifier that lives, and parameters.
         let answer = unsafe { (id.calls.rdma_connect)(id.id, &raw mut parameters) };
         id.check("rdma_connect", answer)?;
-        id.expect("rdma_connect", RDMA_CM_EVENT_ESTABLISHED, end)?;
-        Ok(Connection { qp, id: self.0 })
+        let event = id.expect("rdma_connect", RDMA_CM_EVENT_ESTABLISHED, end)?;
+        Connection::new(id, event.private_data)
     }
 }
 
@@ -352,20 +475,59 @@ impl Listener {
         u16::from_be(unsafe { (self.0.calls.rdma_get_src_port)(self.0.id) })
     }
 
+    /// The address that it listens on.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        let ip = self.0.address(false)?.ip();
+        Some(SocketAddr::new(ip, self.port()))
+    }
+
+    /// The device that it listens on, unless it listens on all.
+    ///
+    /// # Errors
+    /// It listens on all devices.
+    pub fn context(&self) -> Result<Context, Error> {
+        context(&self.0)
+    }
+
     /// The next connection request, if one comes within this time.
     ///
     /// # Errors
-    /// As `rdma_get_cm_event`; none came.
+    /// As `rdma_get_cm_event`; none came (`ETIMEDOUT`).
     pub fn request(&self, patience: Duration) -> Result<Incoming, Error> {
         let end = Instant::now() + patience;
         let call = "waiting for a connection";
         let event = self.0.expect(call, RDMA_CM_EVENT_CONNECT_REQUEST, end)?;
-        Ok(Incoming(Arc::new(self.0.of_request(event.id)?)))
+        Ok(Incoming {
+            id: Arc::new(self.0.of_request(event.id)?),
+            private_data: event.private_data,
+            reads: event.reads,
+            is_answered: false,
+        })
     }
 }
 
-/// A connection request.
-pub struct Incoming(Arc<Id>);
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A connection request. Dropping it rejects it.
+pub struct Incoming {
+    id: Arc<Id>,
+    private_data: Vec<u8>,
+    /// Reads that the peer wants to have on their way, and that it takes.
+    reads: (u8, u8),
+    is_answered: bool,
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            let _ = self.answer(&[]);
+        }
+    }
+}
 
 impl Incoming {
     /// The device that it came through; open as long as an object of it is there.
@@ -373,7 +535,22 @@ impl Incoming {
     /// # Errors
     /// The request has no device.
     pub fn context(&self) -> Result<Context, Error> {
-        context(&self.0)
+        context(&self.id)
+    }
+
+    /// The private data of the peer's program. Zero bytes can follow them.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The address that the peer dialled.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.address(false)
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.address(true)
     }
 
     /// The queue pair of the connection, on its device.
@@ -381,41 +558,114 @@ impl Incoming {
     /// # Errors
     /// As `rdma_create_qp`.
     pub fn create_qp(&self, pd: &Pd, init: &QpInit<'_>) -> Result<Qp, Error> {
-        create_qp(&self.0, pd, init)
+        create_qp(&self.id, pd, init)
     }
 
     /// Accepts, and waits until the connection is there.
     ///
     /// # Errors
     /// As `rdma_accept`; the peer has gone.
-    pub fn accept(self, qp: Qp, patience: Duration) -> Result<Connection, Error> {
-        let (id, end) = (&self.0, Instant::now() + patience);
-        let mut parameters = parameters();
+    pub fn accept(mut self, param: &Param<'_>, patience: Duration) -> Result<Connection, Error> {
+        let (id, end) = (&self.id, Instant::now() + patience);
+        let mut parameters = id.parameters(param)?;
+        // More than the peer asks for is an error. A peer with the first revision of MPA does not say.
+        let at_most = |asked: u8| param.reads.min(if asked == 0 { READS } else { asked });
+        parameters.responder_resources = at_most(self.reads.0);
+        parameters.initiator_depth = at_most(self.reads.1);
         // SAFETY: an identifier that lives, and parameters.
         let answer = unsafe { (id.calls.rdma_accept)(id.id, &raw mut parameters) };
         id.check("rdma_accept", answer)?;
-        id.expect("rdma_accept", RDMA_CM_EVENT_ESTABLISHED, end)?;
-        Ok(Connection { qp, id: self.0 })
+        self.is_answered = true;
+        self.id
+            .expect("rdma_accept", RDMA_CM_EVENT_ESTABLISHED, end)?;
+        let private_data = std::mem::take(&mut self.private_data);
+        Connection::new(&self.id, private_data)
+    }
+
+    /// Rejects, with private data for the peer's program.
+    ///
+    /// # Errors
+    /// As `rdma_reject`.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
+        self.answer(private_data)
+    }
+
+    fn answer(&mut self, private_data: &[u8]) -> Result<(), Error> {
+        self.is_answered = true;
+        let id = &self.id;
+        let len = u8::try_from(private_data.len())
+            .map_err(|_| id.failed("private data of more than 255 bytes", libc::EINVAL))?;
+        // SAFETY: an identifier that lives, and so many bytes.
+        let answer = unsafe { (id.calls.rdma_reject)(id.id, private_data.as_ptr().cast(), len) };
+        id.check("rdma_reject", answer)
     }
 }
 
-/// A connection; dropping it ends it.
+/// A connection of a queue pair; dropping it ends it.
 pub struct Connection {
-    qp: Qp,
+    watched: Arc<Watched>,
     id: Arc<Id>,
+    private_data: Vec<u8>,
 }
 
 impl Connection {
-    /// Its queue pair.
-    pub fn qp(&self) -> &Qp {
-        &self.qp
+    fn new(id: &Arc<Id>, private_data: Vec<u8>) -> Result<Self, Error> {
+        Ok(Self {
+            watched: Watched::new(Arc::<Id>::clone(id))?,
+            id: Arc::clone(id),
+            private_data,
+        })
+    }
+
+    /// The private data of the peer's program. Zero bytes can follow them.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Its own address.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.address(false)
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.address(true)
+    }
+
+    /// Ends it. What is not complete is lost with `InfiniBand`.
+    pub fn disconnect(&self) {
+        self.id.disconnect();
+    }
+
+    /// How it ended, if it has.
+    pub fn end(&self) -> Option<End> {
+        self.watched.end()
+    }
+
+    /// Calls this once when it ends, on a thread of the library; at once if it has ended.
+    pub fn on_end(&self, hook: impl FnOnce(End) + Send + 'static) {
+        self.watched.on_end(Box::new(hook));
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        // SAFETY: an identifier that lives.
-        unsafe { (self.id.calls.rdma_disconnect)(self.id.id) };
+/// The address that C's form has.
+fn from_sockaddr(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let at = ptr::from_ref(storage);
+    // SAFETY: the storage is long and aligned enough for either; every bit is good in numbers.
+    unsafe {
+        match i32::from(storage.ss_family) {
+            libc::AF_INET => {
+                let v4 = &*at.cast::<libc::sockaddr_in>();
+                let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+                Some((ip, u16::from_be(v4.sin_port)).into())
+            }
+            libc::AF_INET6 => {
+                let v6 = &*at.cast::<libc::sockaddr_in6>();
+                let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+                Some((ip, u16::from_be(v6.sin6_port)).into())
+            }
+            _ => None,
+        }
     }
 }
 

@@ -13,6 +13,7 @@ pub struct Error {
     what: String,
     errno: Option<i32>,
     remedy: Option<String>,
+    rejected: Option<Vec<u8>>,
 }
 
 impl Error {
@@ -22,6 +23,7 @@ impl Error {
             what: what.into(),
             errno: None,
             remedy: None,
+            rejected: None,
         }
     }
 
@@ -31,6 +33,13 @@ impl Error {
         Self {
             errno: Some(errno),
             ..new
+        }
+    }
+
+    pub(crate) fn with_errno(self, errno: i32) -> Self {
+        Self {
+            errno: Some(errno),
+            ..self
         }
     }
 
@@ -53,6 +62,19 @@ impl Error {
             remedy: Some(remedy.into()),
             ..self
         }
+    }
+
+    /// The peer's program has rejected the connection with this private data.
+    pub(crate) fn rejected_with(self, private_data: Vec<u8>) -> Self {
+        Self {
+            rejected: Some(private_data),
+            ..self
+        }
+    }
+
+    /// The private data of the peer's program, if that has rejected the connection.
+    pub fn rejected(&self) -> Option<&[u8]> {
+        self.rejected.as_deref()
     }
 
     /// The device's name, where there is one.

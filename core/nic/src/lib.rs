@@ -24,6 +24,7 @@ mod library;
 mod memory;
 mod qp;
 mod queue;
+mod watch;
 
 pub use address::addresses_of;
 pub use context::{Context, Pd};
@@ -31,6 +32,7 @@ pub use device::{Device, Transport, devices, unlisted};
 pub use error::Error;
 pub use info::{Gid, GidKind, Info, Link, Port};
 pub use library::{FOLDER, Libraries};
-pub use memory::{Access, Mr, Remote, Sge};
-pub use qp::{Ah, Op, Path, Qp, QpInit, QpKind, SendWr};
+pub use memory::{Access, Mr, Named, Remote, Sge};
+pub use qp::{Ah, Data, Op, Path, Qp, QpInit, QpKind, Request, SendWr};
 pub use queue::{Channel, Cq, Srq, Wc};
+pub use watch::End;

@@ -173,6 +173,7 @@ functions! { CmCalls of CM:
     c"RDMACM_1.0" rdma_listen(*mut rdma_cm_id, c_int) -> c_int;
     c"RDMACM_1.0" rdma_connect(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
     c"RDMACM_1.0" rdma_accept(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
+    c"RDMACM_1.0" rdma_reject(*mut rdma_cm_id, *const c_void, u8) -> c_int;
     c"RDMACM_1.0" rdma_disconnect(*mut rdma_cm_id) -> c_int;
     c"RDMACM_1.0" rdma_migrate_id(*mut rdma_cm_id, *mut rdma_event_channel) -> c_int;
     c"RDMACM_1.0" rdma_get_cm_event(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int;

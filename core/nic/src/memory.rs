@@ -1,14 +1,15 @@
 //! Registered memory.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use weft_cverbs::{ibv_mr, ibv_sge};
+use weft_mem::{Backing, MemError, PdId, Region, Table};
 
 use crate::context::Pd;
-use crate::error::{Error, last};
+use crate::error::{Error, last, status};
 
 bitflags::bitflags! {
     /// The allowed uses of a region. The owner may always read. The numbers are those of `enum ibv_access_flags`.
@@ -25,14 +26,17 @@ bitflags::bitflags! {
     }
 }
 
-/// Pages are of this size at least.
-const PAGE: usize = 4096;
+/// The memory of all regions. The device has keys of its own: those of this table reach no peer.
+fn table() -> &'static Table {
+    static TABLE: OnceLock<Table> = OnceLock::new();
+    TABLE.get_or_init(|| Table::new(usize::MAX))
+}
 
 /// A memory region, and its memory.
 pub struct Mr {
     mr: *mut ibv_mr,
-    memory: *mut u8,
-    layout: Layout,
+    /// `None` once it is deregistered.
+    region: Option<Region>,
     lkey: u32,
     rkey: u32,
     pd: Pd,
@@ -53,33 +57,42 @@ impl Pd {
     /// When `len` is 0.
     pub fn alloc_mr(&self, len: usize, access: Access) -> Result<Mr, Error> {
         assert!(len > 0, "a region has bytes");
-        let layout =
-            Layout::from_size_align(len.next_multiple_of(PAGE), PAGE).expect("a length of memory");
-        // SAFETY: not empty.
-        let memory = unsafe { alloc_zeroed(layout) };
-        if memory.is_null() {
-            handle_alloc_error(layout);
-        }
+        self.register(Backing::Anonymous(len), access)
+    }
+
+    /// Registers a buffer, which [`Mr::deregister`] gives back.
+    ///
+    /// # Errors
+    /// As `ibv_reg_mr`.
+    ///
+    /// # Panics
+    /// When it has no bytes.
+    pub fn reg_mr(&self, buffer: Vec<u8>, access: Access) -> Result<Mr, Error> {
+        assert!(!buffer.is_empty(), "a region has bytes");
+        self.register(Backing::Owned(buffer), access)
+    }
+
+    fn register(&self, backing: Backing, access: Access) -> Result<Mr, Error> {
+        let rights = weft_mem::Access::from_bits_truncate(access.bits());
+        let none = |error: MemError| Error::new(Some(self.context().name()), error.to_string());
+        let region = table()
+            .register(PdId(0), backing, 0, rights)
+            .map_err(none)?;
         let calls = &self.context().libraries().verbs;
         // SAFETY: our memory, which lives until the region is gone.
         let mr = unsafe {
             let access = access.bits() as c_int;
-            (calls.ibv_reg_mr)(self.raw(), memory.cast(), len, access)
+            (calls.ibv_reg_mr)(self.raw(), region.as_ptr().cast(), region.len(), access)
         };
         if mr.is_null() {
-            let errno = last();
-            // SAFETY: allocated above; nothing is registered.
-            unsafe { dealloc(memory, layout) };
-            return Err(self
-                .context()
-                .lacks_memory("ibv_reg_mr", errno, layout.size()));
+            let needed = region.len().next_multiple_of(PAGE);
+            return Err(self.context().lacks_memory("ibv_reg_mr", last(), needed));
         }
         // SAFETY: a region that the library has filled in.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
         Ok(Mr {
             mr,
-            memory,
-            layout,
+            region: Some(region),
             lkey,
             rkey,
             pd: self.clone(),
@@ -87,12 +100,60 @@ impl Pd {
     }
 }
 
+/// Memory is locked in pages of this size at least.
+const PAGE: usize = 4096;
+
 impl Mr {
     /// Its bytes.
     #[expect(clippy::len_without_is_empty, reason = "it has bytes")]
     pub fn len(&self) -> usize {
-        // SAFETY: a region that lives; the library does not change its length.
-        unsafe { (*self.mr).length }
+        self.region().len()
+    }
+
+    /// Its memory, for copies. The key and the address of the [`Region`] are not the device's.
+    pub fn region(&self) -> &Region {
+        self.region.as_ref().expect("only `deregister` takes it")
+    }
+
+    /// The key for work requests of this side.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The key for a peer's work requests.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// The address of its first byte in work requests.
+    pub fn addr(&self) -> u64 {
+        self.region().as_ptr().addr() as u64
+    }
+
+    /// Ends it; a buffer that was registered comes back.
+    ///
+    /// # Errors
+    /// As `ibv_dereg_mr`; the memory stays then.
+    pub fn deregister(mut self) -> Result<Option<Vec<u8>>, Error> {
+        let region = self
+            .end()
+            .map_err(|errno| self.pd.context().failed("ibv_dereg_mr", errno))?;
+        Ok(region.and_then(|region| region.deregister().unwrap_or_default()))
+    }
+
+    /// Deregisters it once. Afterwards the device does not reach the memory; if that fails the memory is never freed.
+    fn end(&mut self) -> Result<Option<Region>, i32> {
+        let Some(region) = self.region.take() else {
+            return Ok(None);
+        };
+        // SAFETY: ours, once.
+        match status(unsafe { (self.pd.context().libraries().verbs.ibv_dereg_mr)(self.mr) }) {
+            Ok(()) => Ok(Some(region)),
+            Err(errno) => {
+                std::mem::forget(region);
+                Err(errno)
+            }
+        }
     }
 
     /// The bytes of a range, for a work request of this device.
@@ -145,20 +206,13 @@ impl Mr {
             "{range:?} of {} bytes",
             self.len()
         );
-        // SAFETY: within the memory, or just behind it.
-        unsafe { self.memory.add(range.start) }
+        self.region().as_ptr().wrapping_add(range.start)
     }
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        let calls = &self.pd.context().libraries().verbs;
-        // SAFETY: ours, once. Afterwards the device does not reach the memory; if it fails the memory stays.
-        unsafe {
-            if (calls.ibv_dereg_mr)(self.mr) == 0 {
-                dealloc(self.memory, self.layout);
-            }
-        }
+        let _ = self.end();
     }
 }
 
@@ -175,3 +229,18 @@ pub struct Remote {
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Sge<'a>(pub(crate) ibv_sge, PhantomData<&'a Mr>);
+
+/// Bytes of registered memory by their key alone. The device refuses them if the key or the range is not good, so that these numbers can be any.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Named(pub(crate) ibv_sge);
+
+impl Named {
+    /// None.
+    pub const NONE: Self = Self::new(0, 0, 0);
+
+    /// `length` bytes from this address on, of the region with this local key.
+    pub const fn new(addr: u64, length: u32, lkey: u32) -> Self {
+        Self(ibv_sge { addr, length, lkey })
+    }
+}

@@ -12,14 +12,14 @@ use weft_cverbs::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
     IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, Zeroed, ibv_ah, ibv_ah_attr, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, ibv_qp_state, ibv_send_wr, ibv_send_wr_wr, ibv_send_wr_wr_atomic,
-    ibv_send_wr_wr_rdma, ibv_send_wr_wr_ud,
+    ibv_qp_init_attr, ibv_qp_state, ibv_recv_wr, ibv_send_wr, ibv_send_wr_wr,
+    ibv_send_wr_wr_atomic, ibv_send_wr_wr_rdma, ibv_send_wr_wr_ud, ibv_sge,
 };
 
 use crate::context::{Context, Keeper, Pd};
 use crate::error::{Error, last, status};
 use crate::info::{Gid, GidKind, Link, Port};
-use crate::memory::{Access, Remote, Sge};
+use crate::memory::{Access, Named, Remote, Sge};
 use crate::queue::{Cq, Srq, list, receive};
 
 /// The kind of a queue pair.
@@ -326,13 +326,23 @@ impl<'a> SendWr<'a> {
     }
 
     fn raw(&self) -> ibv_send_wr {
-        let mut wr = ibv_send_wr::zeroed();
+        let mut wr = self.op.raw();
         (wr.wr_id, wr.sg_list, wr.num_sge) = (self.id, list(self.sges), self.sges.len() as c_int);
-        let flag = |is: bool, flag| if is { flag } else { 0 };
         wr.send_flags = flag(self.inline, IBV_SEND_INLINE)
             | flag(self.signaled, IBV_SEND_SIGNALED)
             | flag(self.solicited, IBV_SEND_SOLICITED)
             | flag(self.fence, IBV_SEND_FENCE);
+        wr
+    }
+}
+
+fn flag(is: bool, flag: u32) -> u32 {
+    if is { flag } else { 0 }
+}
+
+impl Op<'_> {
+    fn raw(self) -> ibv_send_wr {
+        let mut wr = ibv_send_wr::zeroed();
         let rdma = |at: Remote| ibv_send_wr_wr {
             rdma: ibv_send_wr_wr_rdma {
                 remote_addr: at.addr,
@@ -349,7 +359,7 @@ impl<'a> SendWr<'a> {
         };
         let with = |imm: Option<u32>, with, without| if imm.is_some() { with } else { without };
         let imm;
-        (wr.opcode, imm) = match self.op {
+        (wr.opcode, imm) = match self {
             Op::Send(imm) => (with(imm, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND), imm),
             Op::Write(at, imm) => {
                 wr.wr = rdma(at);
@@ -383,6 +393,31 @@ impl<'a> SendWr<'a> {
         wr.imm_data = imm.unwrap_or(0).to_be();
         wr
     }
+}
+
+/// A work request for the send queue, whose memory is named by keys.
+pub struct Request<'a> {
+    /// Its number, for the completion.
+    pub id: u64,
+    /// What it does.
+    pub op: Op<'a>,
+    /// The bytes on this side.
+    pub data: Data<'a>,
+    /// It makes a completion.
+    pub signaled: bool,
+    /// The peer's completion makes an event.
+    pub solicited: bool,
+    /// It begins after the Reads and atomics before it.
+    pub fence: bool,
+}
+
+/// The bytes of a [`Request`].
+#[derive(Clone, Copy)]
+pub enum Data<'a> {
+    /// In registered memory.
+    Named(&'a [Named]),
+    /// Copied by the call that posts them.
+    Inline(&'a [u8]),
 }
 
 /// Reads and atomics of each side on their way; every device that has them takes one.
@@ -543,13 +578,71 @@ impl Qp {
         status(answer).map_err(|errno| context.failed("ibv_post_send", errno))
     }
 
+    /// Posts a request whose memory is named by keys, or whose bytes are copied by this call.
+    ///
+    /// # Errors
+    /// As `ibv_post_send`; `EINVAL` as in [`Qp::post_send`].
+    pub fn post(&self, request: &Request<'_>) -> Result<(), Error> {
+        let context = self.pd.context();
+        let of_rc = self.kind == QpKind::Rc && !matches!(request.op, Op::Datagram { .. });
+        let mut wr = request.op.raw();
+        let mut inline;
+        (wr.sg_list, wr.num_sge) = match request.data {
+            // A `Named` is an `ibv_sge` (`repr(transparent)`), and the call only reads the list.
+            Data::Named(named) => (
+                named.as_ptr().cast::<ibv_sge>().cast_mut(),
+                named.len() as c_int,
+            ),
+            Data::Inline(bytes) => {
+                inline = ibv_sge {
+                    addr: bytes.as_ptr().addr() as u64,
+                    length: bytes.len() as u32,
+                    lkey: 0,
+                };
+                (&raw mut inline, 1)
+            }
+        };
+        let is_inline = matches!(request.data, Data::Inline(_));
+        let fits = match request.data {
+            Data::Inline(bytes) => bytes.len() <= self.max_inline as usize,
+            Data::Named(_) => true,
+        };
+        if !of_rc || !fits {
+            let call = "ibv_post_send of an operation, or of inline data, that the queue pair does not take";
+            return Err(context.failed(call, libc::EINVAL));
+        }
+        wr.wr_id = request.id;
+        wr.send_flags = flag(is_inline, IBV_SEND_INLINE)
+            | flag(request.signaled, IBV_SEND_SIGNALED)
+            | flag(request.solicited, IBV_SEND_SOLICITED)
+            | flag(request.fence, IBV_SEND_FENCE);
+        let mut bad = ptr::null_mut();
+        let call = context.ops().post_send;
+        // SAFETY: the table's own call, a queue pair that lives, and a work request with its list. The driver reads only inline data, which are borrowed.
+        let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
+            call(self.qp, &raw mut wr, &raw mut bad)
+        });
+        status(answer).map_err(|errno| context.failed("ibv_post_send", errno))
+    }
+
+    /// Posts a receive into memory that is named by keys.
+    ///
+    /// # Errors
+    /// As `ibv_post_recv`.
+    pub fn post_recv_named(&self, id: u64, named: &[Named]) -> Result<(), Error> {
+        self.receive(receive(id, named.as_ptr().cast(), named.len()))
+    }
+
     /// Posts a receive.
     ///
     /// # Errors
     /// As `ibv_post_recv`.
     pub fn post_recv(&self, id: u64, sges: &[Sge<'_>]) -> Result<(), Error> {
-        let context = self.pd.context();
-        let (mut wr, mut bad) = (receive(id, sges), ptr::null_mut());
+        self.receive(receive(id, list(sges), sges.len()))
+    }
+
+    fn receive(&self, mut wr: ibv_recv_wr) -> Result<(), Error> {
+        let (context, mut bad) = (self.pd.context(), ptr::null_mut());
         let call = context.ops().post_recv;
         // SAFETY: as in `post_send`.
         let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {

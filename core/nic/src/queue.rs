@@ -1,12 +1,13 @@
 //! Completion queues with their channels, and shared receive queues.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use weft_cverbs::{
@@ -94,6 +95,8 @@ impl Context {
             ));
         }
         let raw = channel.map_or(ptr::null_mut(), |channel| channel.0.channel);
+        let more = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|e| self.failed("eventfd", e.raw_os_error()))?;
         // SAFETY: an open context and its channel.
         let cq = unsafe {
             let create = self.libraries().verbs.ibv_create_cq;
@@ -106,6 +109,8 @@ impl Context {
         Ok(Cq(Arc::new(CqInner {
             cq,
             channel: channel.cloned(),
+            waiting: AtomicUsize::new(0),
+            more,
             context: self.clone(),
         })))
     }
@@ -118,6 +123,10 @@ pub struct Cq(Arc<CqInner>);
 struct CqInner {
     cq: *mut ibv_cq,
     channel: Option<Channel>,
+    /// Threads in [`Cq::take`].
+    waiting: AtomicUsize,
+    /// Readable when one of them has left completions for another.
+    more: OwnedFd,
     context: Context,
 }
 
@@ -163,6 +172,11 @@ impl Wc {
             qp: wc.qp_num,
             vendor_error: wc.vendor_err,
         }
+    }
+
+    /// Its status, an `ibv_wc_status`.
+    pub fn status(&self) -> u32 {
+        self.status
     }
 
     /// True if the work request has succeeded.
@@ -221,56 +235,109 @@ impl Cq {
         let Some(channel) = &self.0.channel else {
             return Ok(false);
         };
-        let calls = &context.libraries().verbs;
         loop {
             let came = readable(channel.as_fd(), end);
             if !came.map_err(|e| context.failed("poll", e.raw_os_error()))? {
                 return Ok(false);
             }
-            let (mut cq, mut program) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: a channel that lives, and places for the answer.
-            let answer = unsafe {
-                (calls.ibv_get_cq_event)(channel.0.channel, &raw mut cq, &raw mut program)
-            };
-            if answer == 0 {
-                // SAFETY: the queue lives until its event is acknowledged.
-                unsafe { (calls.ibv_ack_cq_events)(cq, 1) };
+            // If not, another thread has taken it.
+            if self.take_event(channel)? {
                 return Ok(true);
-            }
-            let errno = last();
-            // Another thread has taken it.
-            if errno != libc::EAGAIN && errno != libc::EINTR {
-                return Err(context.failed("ibv_get_cq_event", errno));
             }
         }
     }
 
-    /// Waits for a completion: sleeps on the channel where there is one, else looks every 50 us.
+    /// Takes an event of the channel, if one is there.
+    fn take_event(&self, channel: &Channel) -> Result<bool, Error> {
+        let context = &self.0.context;
+        let calls = &context.libraries().verbs;
+        let (mut cq, mut program) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: a channel that lives, and places for the answer.
+        let answer =
+            unsafe { (calls.ibv_get_cq_event)(channel.0.channel, &raw mut cq, &raw mut program) };
+        if answer == 0 {
+            // SAFETY: the queue lives until its event is acknowledged.
+            unsafe { (calls.ibv_ack_cq_events)(cq, 1) };
+            return Ok(true);
+        }
+        match last() {
+            libc::EAGAIN | libc::EINTR => Ok(false),
+            errno => Err(context.failed("ibv_get_cq_event", errno)),
+        }
+    }
+
+    /// Waits for completions and takes them; returns their number, 0 if none came in this time (`None`: for ever). Sleeps on the channel, which must be
+    /// of this queue alone; without one it looks every 50 us. Several threads may wait.
     ///
     /// # Errors
-    /// As the calls above; `None` if none came in this time.
-    pub fn wait(&self, patience: Duration) -> Result<Option<Wc>, Error> {
-        let end = Instant::now() + patience;
-        let mut wc = [Wc::default()];
+    /// As `ibv_poll_cq`, `ibv_req_notify_cq` and `ibv_get_cq_event`.
+    pub fn take(&self, out: &mut [Wc], patience: Option<Duration>) -> Result<usize, Error> {
+        let count = self.poll(out)?;
+        if count > 0 || out.is_empty() || patience == Some(Duration::ZERO) {
+            return Ok(count);
+        }
+        let end = patience.and_then(|time| Instant::now().checked_add(time));
+        self.0.waiting.fetch_add(1, Ordering::SeqCst);
+        let taken = self.take_later(out, end);
+        let others = self.0.waiting.fetch_sub(1, Ordering::SeqCst) > 1;
+        // They have slept through the event that this thread took.
+        if others && !matches!(taken, Ok(0)) {
+            let _ = rustix::io::write(&self.0.more, &1u64.to_ne_bytes());
+        }
+        taken
+    }
+
+    fn take_later(&self, out: &mut [Wc], end: Option<Instant>) -> Result<usize, Error> {
         loop {
-            if self.poll(&mut wc)? == 1 {
-                return Ok(Some(std::mem::take(&mut wc[0])));
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            if self.0.channel.is_none() {
-                std::thread::sleep(Duration::from_micros(50));
-                continue;
-            }
             self.arm()?;
             // What came before it was armed makes no event.
-            if self.poll(&mut wc)? == 1 {
-                return Ok(Some(std::mem::take(&mut wc[0])));
+            let count = self.poll(out)?;
+            if count > 0 {
+                return Ok(count);
             }
-            self.event(left)?;
+            if !self.sleep(end)? {
+                return self.poll(out);
+            }
         }
+    }
+
+    /// Sleeps until something may have come; false if the time is over.
+    fn sleep(&self, end: Option<Instant>) -> Result<bool, Error> {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Ok(false);
+        }
+        let Some(channel) = &self.0.channel else {
+            std::thread::sleep(Duration::from_micros(50));
+            return Ok(true);
+        };
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut fds = [
+            PollFd::new(channel, PollFlags::IN),
+            PollFd::new(&self.0.more, PollFlags::IN),
+        ];
+        match poll(&mut fds, left.as_ref()) {
+            Ok(0) => return Ok(false),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(self.0.context.failed("poll", e.raw_os_error())),
+        }
+        let [_, more] = fds.map(|fd| !fd.revents().is_empty());
+        if more {
+            let _ = rustix::io::read(&self.0.more, &mut [0; 8]);
+        }
+        self.take_event(channel)?;
+        Ok(true)
+    }
+
+    /// Waits for one completion, see [`Cq::take`].
+    ///
+    /// # Errors
+    /// As there; `None` if none came in this time.
+    pub fn wait(&self, patience: Duration) -> Result<Option<Wc>, Error> {
+        let mut wc = [Wc::default()];
+        let count = self.take(&mut wc, Some(patience))?;
+        let [wc] = wc;
+        Ok((count == 1).then_some(wc))
     }
 
     /// The library's words for the status of a completion.
@@ -335,7 +402,7 @@ impl Srq {
     /// As `ibv_post_srq_recv`.
     pub fn post_recv(&self, id: u64, sges: &[Sge<'_>]) -> Result<(), Error> {
         let context = self.0.pd.context();
-        let (mut wr, mut bad) = (receive(id, sges), ptr::null_mut());
+        let (mut wr, mut bad) = (receive(id, list(sges), sges.len()), ptr::null_mut());
         let call = context.ops().post_srq_recv;
         // SAFETY: the table's own call, a queue that lives, and a work request with its list.
         let answer = call.map_or(libc::EOPNOTSUPP, |call| unsafe {
@@ -346,12 +413,13 @@ impl Srq {
 }
 
 /// A receive.
-pub(crate) fn receive(id: u64, sges: &[Sge<'_>]) -> ibv_recv_wr {
+pub(crate) fn receive(id: u64, sges: *const ibv_sge, count: usize) -> ibv_recv_wr {
     ibv_recv_wr {
         wr_id: id,
         next: ptr::null_mut(),
-        sg_list: list(sges),
-        num_sge: sges.len() as c_int,
+        // The calls only read it.
+        sg_list: sges.cast_mut(),
+        num_sge: count as c_int,
     }
 }
 

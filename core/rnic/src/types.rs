@@ -314,8 +314,7 @@ impl SendWr {
 
 /// Total bytes of a list; `None` past 2^32 - 1.
 pub(crate) fn sg_len(sges: &[Sge]) -> Option<u32> {
-    sges.iter()
-        .try_fold(0u32, |sum, sge| sum.checked_add(sge.len))
+    (sges.iter().map(|sge| sge.len)).try_fold(0, u32::checked_add)
 }
 
 /// The part of a list that covers `len` bytes from `offset` on.
@@ -398,8 +397,7 @@ pub enum WcStatus {
     RemInvReqErr,
     /// The peer could not carry out the request.
     RemOpErr,
-    /// The peer could not be reached, or was lost: the status for [`Qp::fail`](crate::ext::QpExt::fail) from layers that join queue
-    /// pairs.
+    /// The peer could not be reached, or was lost: for [`Qp::fail`](crate::ext::QpExt::fail) from layers that join queue pairs.
     RetryExcErr,
     /// The peer had no receive for too long.
     RnrRetryExcErr,
@@ -636,6 +634,12 @@ pub enum PostReason {
     /// The queue pair takes its receives from a shared receive queue.
     #[error("the queue pair uses a shared receive queue")]
     UsesSrq,
+    /// An RNIC has no such operation.
+    #[error("the device has no such operation")]
+    Unsupported,
+    /// An RNIC, or its driver, has refused the request with this error number.
+    #[error("the device refused it: {}", std::io::Error::from_raw_os_error(*.0))]
+    Device(i32),
 }
 
 /// A refused post: requests before `index` were taken, that one and those after it were not.
@@ -672,8 +676,7 @@ pub struct LinkOptions {
     pub peer_to_peer: bool,
     /// How long a closing connection may make no progress with sending, and then wait for the peer's end. Default 5 s.
     pub linger: Duration,
-    /// Keeps the TCP connection of a connection that has moved to shared memory, so that its addresses stay occupied. Default on; off saves a
-    /// descriptor.
+    /// Keeps the TCP connection of one that has moved to shared memory, so that its addresses stay occupied. Default on; off saves a descriptor.
     pub keep_tcp: bool,
 }
 

@@ -53,6 +53,7 @@
 #[doc = include_str!("../../../docs/rust.md")]
 struct Page;
 
+pub mod any;
 pub mod cm;
 pub mod faults;
 

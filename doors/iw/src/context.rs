@@ -14,9 +14,11 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use weft_verbs::cm::{self, ConnParam, Request};
+use weft_verbs::any::cm::{self, Dial, Request};
+use weft_verbs::any::{Cq, Device, Pd, Qp, QpInit};
+use weft_verbs::cm::ConnParam;
 pub(crate) use weft_verbs::ext::lock;
-use weft_verbs::{Access, Cq, Device, EndReason, Pd, Qp, QpInit, Wc, WcStatus};
+use weft_verbs::{Access, EndReason, Wc, WcStatus};
 
 use crate::{ADV_LEN, Error, Lmr, Rmr};
 
@@ -78,14 +80,18 @@ pub struct Options {
 impl Options {
     /// A device of its own, CRC on, 128 sends, 128 receives, 4 elements.
     pub fn new() -> Result<Self, Error> {
-        let param = ConnParam::default();
-        Ok(Self {
-            device: Device::open()?,
-            param,
+        Ok(Self::with(weft_verbs::Device::open()?.into()))
+    }
+
+    /// As [`Options::new`], with this device: the soft RNIC, or an RNIC of the machine ([`weft_verbs::any::Choice`]).
+    pub fn with(device: Device) -> Self {
+        Self {
+            device,
+            param: ConnParam::default(),
             max_send_wr: 128,
             max_recv_wr: 128,
             max_sge: 4,
-        })
+        }
     }
 }
 
@@ -120,7 +126,7 @@ pub(crate) struct Stash {
 }
 
 enum Peer {
-    Address(SocketAddr),
+    Dial(SocketAddr, Dial),
     Request(Request),
     Gone,
 }
@@ -137,21 +143,27 @@ impl Context {
         options: Options,
     ) -> Result<Self, Error> {
         let addr = resolve(&addr)?;
-        Self::new(Peer::Address(addr), State::Valid, options)
+        let dial = Dial::new(&options.device, addr, options.param.options.timeout)?;
+        Self::new(Peer::Dial(addr, dial), State::Valid, options)
     }
 
     fn new(peer: Peer, state: State, options: Options) -> Result<Self, Error> {
         let device = &options.device;
         let pd = device.alloc_pd()?;
         let max_recv_wr = options.max_recv_wr.saturating_add(ADVS as u32);
-        let send_cq = device.create_cq(options.max_send_wr, None)?;
-        let recv_cq = device.create_cq(max_recv_wr, None)?;
-        let qp = pd.create_qp(&QpInit {
+        let send_cq = device.create_cq(options.max_send_wr)?;
+        let recv_cq = device.create_cq(max_recv_wr)?;
+        let init = QpInit {
             max_send_wr: options.max_send_wr,
             max_recv_wr,
             max_sge: options.max_sge,
             ..QpInit::new(&send_cq, &recv_cq)
-        })?;
+        };
+        let qp = match &peer {
+            Peer::Dial(_, dial) => dial.create_qp(&pd, &init)?,
+            Peer::Request(request) => request.create_qp(&pd, &init)?,
+            Peer::Gone => return Err(Error::Ended),
+        };
         let end = End::default();
         let told = Arc::clone(&end);
         qp.on_end(move |reason| {
@@ -198,11 +210,12 @@ impl Context {
     /// [`Options::param`] (`iw_connect`).
     pub fn connect(&mut self) -> Result<(), Error> {
         self.need("connect()", State::Valid)?;
-        let (Peer::Address(addr), Some(qp)) = (&self.peer, self.qp.take()) else {
+        let peer = std::mem::replace(&mut self.peer, Peer::Gone);
+        let (Peer::Dial(_, dial), Some(qp)) = (peer, self.qp.take()) else {
             return Err(Error::Ended);
         };
         self.state = State::Invalid;
-        let connection = cm::connect_qp(*addr, qp, &self.options.device, &self.options.param)?;
+        let connection = dial.connect(qp, &self.options.param)?;
         self.connected(connection);
         Ok(())
     }
@@ -231,7 +244,7 @@ impl Context {
         self.need("reject()", State::ConnReq)?;
         match std::mem::replace(&mut self.peer, Peer::Gone) {
             Peer::Request(request) => Ok(request.reject(private_data)?),
-            Peer::Address(_) | Peer::Gone => Ok(()),
+            Peer::Dial(..) | Peer::Gone => Ok(()),
         }
     }
 
@@ -279,7 +292,7 @@ impl Context {
     /// The peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         match &self.peer {
-            Peer::Address(addr) => Some(*addr),
+            Peer::Dial(addr, _) => Some(*addr),
             Peer::Request(request) => Some(request.peer_addr()),
             Peer::Gone => self.qp.as_ref()?.peer_addr(),
         }

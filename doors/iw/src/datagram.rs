@@ -208,7 +208,8 @@ impl DatagramContext {
     /// # Errors
     /// [`Error::Verbs`] without memory.
     pub fn lmr_create(&self, len: usize, access: Access) -> Result<Lmr, Error> {
-        Ok(Lmr(self.pd.alloc_mr(len, access | Access::LOCAL_WRITE)?))
+        let mr = self.pd.alloc_mr(len, access | Access::LOCAL_WRITE)?;
+        Ok(Lmr(mr.into()))
     }
 
     /// As [`Context::lmr_register`](crate::Context::lmr_register).
@@ -216,7 +217,8 @@ impl DatagramContext {
     /// # Errors
     /// [`Error::Verbs`] past the limit of regions.
     pub fn lmr_register(&self, buffer: Vec<u8>, access: Access) -> Result<Lmr, Error> {
-        Ok(Lmr(self.pd.reg_mr(buffer, access | Access::LOCAL_WRITE)?))
+        let mr = self.pd.reg_mr(buffer, access | Access::LOCAL_WRITE)?;
+        Ok(Lmr(mr.into()))
     }
 
     fn id(&self) -> u64 {

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use weft_verbs::{Qp, RecvWr, SendWr, Sge};
+use weft_verbs::any::Qp;
+use weft_verbs::{RecvWr, SendWr, Sge};
 
 use crate::context::{ADV_ID, Context, lock};
 use crate::{ADV_LEN, Error, Lmr, Rmr};

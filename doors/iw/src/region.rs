@@ -1,6 +1,7 @@
 //! Local and remote memory, and the message that advertises it.
 
-use weft_verbs::{MemError, Mr, RemoteAddr, Sge};
+use weft_verbs::any::Mr;
+use weft_verbs::{MemError, RemoteAddr, Sge};
 
 use crate::Error;
 
@@ -51,7 +52,7 @@ impl Lmr {
 
     /// Deregisters the memory, waits until no peer uses it, and returns a registered buffer.
     pub fn deregister(self) -> Result<Option<Vec<u8>>, Error> {
-        self.0.deregister().map_err(|(_, e)| e.into())
+        Ok(self.0.deregister()?)
     }
 
     /// The address, key and length that the peer needs to use the region: 16 bytes, see docs/spec/iw.md.

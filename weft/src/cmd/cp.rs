@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use weft_verbs::any::Choice;
 use weft_verbs::tls::{Fingerprint, Identity};
 
 use crate::cp::auth::Key;
@@ -16,7 +17,7 @@ use crate::cp::listener::{Config, Events, Listener};
 use crate::cp::protocol::{About, Fetch, FileFlags, RelPath, RingAdvert};
 use crate::cp::receiver::{self, Totals, Watch};
 use crate::cp::sender::{self, Progress, Report};
-use crate::cp::session::{self, Who, Wire};
+use crate::cp::session::{self, Via, Who, Wire};
 use crate::cp::store::{Policy, Store, StoreError};
 use crate::cp::target::Target;
 use crate::cp::walk::{Plan, What};
@@ -188,6 +189,18 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 
+    /// The device: `soft`, the name of an RDMA device, or `auto` for the one that the route to the peer uses. RNICs need --plain
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        env = "WEFT_DEVICE",
+        default_value = "soft"
+    )]
+    device: Choice,
+    /// Without encryption and keys, which RNICs cannot have. Everybody on the way can read and change the files; give it on both sides
+    #[arg(long, conflicts_with_all = ["plain_tcp", "identity", "peers", "authorized"])]
+    plain: bool,
+
     /// Use the same pipeline over plain TCP, for comparison; give it on both sides
     #[arg(long, hide = true)]
     plain_tcp: bool,
@@ -291,6 +304,13 @@ impl Args {
         }
     }
 
+    fn via(&self) -> Via {
+        Via {
+            device: self.device.clone(),
+            plain: self.plain,
+        }
+    }
+
     /// The sender's key, and the known keys of the listener at `target`.
     fn who(&self, target: &Target) -> Result<Who, Failure> {
         // The shared key identifies both sides.
@@ -314,7 +334,7 @@ impl Args {
 
     /// The key pair of a listener, and its file if it was just created.
     fn listener_identity(&self) -> Result<(Identity, Option<PathBuf>), Failure> {
-        if self.key.is_some() || self.plain_tcp {
+        if self.key.is_some() || self.plain || self.plain_tcp {
             return Ok((keypair::generate()?, None));
         }
         let path = keypair::file_of(self.identity.as_deref())?;
@@ -335,6 +355,7 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             .bind
             .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()),
         wire: args.wire(),
+        via: args.via(),
         policy: args.policy(args.attributes),
         serve: args.receiving(key),
         identity,
@@ -355,7 +376,7 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
         if let Some(path) = made {
             say(format_args!("made a key pair in {}", path.display()));
         }
-        if shows_key {
+        if shows_key && !args.plain {
             say(format_args!(
                 "the key of this listener is {fingerprint}; senders elsewhere are asked to compare it"
             ));
@@ -453,7 +474,13 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         );
     }
     let options = args.sending(key);
-    let receiver = session::connect(&target, args.wire(), &options, args.who(&target)?)?;
+    let receiver = session::connect(
+        &target,
+        args.wire(),
+        &args.via(),
+        &options,
+        args.who(&target)?,
+    )?;
     let began = Instant::now();
     let silent = global.quiet || args.no_progress || args.dry_run;
     let mut show = Show::new(plan.bytes, silent);
@@ -573,7 +600,7 @@ fn fetch(
         store.only(names);
     }
     let options = args.sending(key.clone());
-    let peer = session::connect(first, args.wire(), &options, args.who(first)?)?;
+    let peer = session::connect(first, args.wire(), &args.via(), &options, args.who(first)?)?;
     let began = Instant::now();
     let watch = Fetching {
         quiet: global.quiet,

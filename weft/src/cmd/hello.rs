@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Options, Wc};
 use weft_service::endpoint::parse_bind;
 use weft_verbs::Device;
+use weft_verbs::any::Choice;
 use weft_verbs::cm::ConnectError;
 
 use weft_cli::address::resolve_peer;
@@ -22,7 +23,7 @@ pub(crate) const LONG: &str = "\
 The first program of the thesis \"iWARP Applicability\" (fig. 3.17): the responder advertises a buffer (it sends its address and key), the initiator writes to it with an RDMA \
 Write, reads it back with an RDMA Read, compares, and says goodbye with a Send.
 
-Beyond this host the connection uses TLS with temporary keys, unless WEFT_TLS says otherwise on both sides.
+Beyond this host the connection uses TLS with temporary keys, unless WEFT_TLS says otherwise on both sides. On an RNIC of the machine (--device) it is not encrypted.
 
 Without arguments both run in this process. The example hello_iwarp of the crate weft-iw is the same program in fewer than 60 lines.";
 
@@ -35,28 +36,36 @@ pub struct Args {
     /// Be the initiator: the responder's HOST[:PORT], IPv6 addresses in brackets
     #[arg(value_name = "HOST[:PORT]")]
     peer: Option<String>,
+    /// The device: `soft`, the name of an RDMA device, or `auto` for the one that the route to the peer uses
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        env = "WEFT_DEVICE",
+        default_value = "soft"
+    )]
+    device: Choice,
 }
 
 /// Runs one role, or both.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let here = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let device = &args.device;
     if let Some(listen) = args.listen {
-        let listener = open(listen)?;
+        let listener = open(device, listen)?;
         say(format_args!(
             "responder: listening on {}",
             listener.local_addr()
         ));
         responder(&listener).map_err(|e| failed("the responder", &e))?;
     } else if let Some(peer) = &args.peer {
-        initiator(resolve_peer(peer, DEFAULT_PORT)?)
+        initiator(device, resolve_peer(peer, DEFAULT_PORT)?)
             .map_err(|e| failed(&format!("the initiator, with {peer}"), &e))?;
     } else {
-        let listener = open(here(0))?;
+        let listener = open(device, (here(device), 0).into())?;
         let addr = listener.local_addr();
         let (ended, end) = mpsc::channel();
         // The thread is not joined: it waits for a request for ever if the initiator could not send one.
         std::thread::spawn(move || ended.send(responder(&listener)));
-        initiator(addr).map_err(|e| failed("the initiator", &e))?;
+        initiator(device, addr).map_err(|e| failed("the initiator", &e))?;
         end.recv()
             .map_err(|_| Failure::failed("the responder's thread panicked"))?
             .map_err(|e| failed("the responder", &e))?;
@@ -64,15 +73,32 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Options for an address: beyond this host the connection uses TLS.
-fn options(addr: IpAddr) -> Result<Options, Error> {
-    let mut options = Options::new()?;
-    options.device = Device::builder().tls_beyond_host(addr)?.open()?;
-    Ok(options)
+/// An address of this machine for both roles: an RNIC needs one of its own.
+fn here(device: &Choice) -> IpAddr {
+    let local = IpAddr::from(Ipv4Addr::LOCALHOST);
+    let Choice::Named(name) = device else {
+        return local;
+    };
+    let devices = weft_nic::devices().unwrap_or_default();
+    let device = devices.iter().find(|device| device.name() == name);
+    let ports = device.and_then(|device| device.info().ok());
+    let ports = ports.map(|info| info.ports).unwrap_or_default();
+    let netdevs = ports.iter().flat_map(weft_nic::Port::netdevs);
+    let mut addresses = netdevs.flat_map(|netdev| weft_nic::addresses_of(Some(netdev)));
+    addresses.next().unwrap_or(local)
 }
 
-fn open(addr: SocketAddr) -> Result<Listener, Failure> {
-    let opened = options(addr.ip()).and_then(|options| Listener::open_with(addr, options));
+/// Options for an address and its RNIC. Beyond this host the soft RNIC uses TLS.
+fn options(rnic: Option<weft_verbs::any::Device>, addr: IpAddr) -> Result<Options, Error> {
+    let soft = || Ok::<_, Error>(Device::builder().tls_beyond_host(addr)?.open()?.into());
+    Ok(Options::with(rnic.map_or_else(soft, Ok)?))
+}
+
+fn open(device: &Choice, addr: SocketAddr) -> Result<Listener, Failure> {
+    let opened = device
+        .rnic_at(addr)
+        .map_err(Error::from)
+        .and_then(|rnic| Listener::open_with(addr, options(rnic, addr.ip())?));
     opened.map_err(|e| match e {
         Error::Address { source, .. } => Failure::listen(
             &addr,
@@ -103,7 +129,7 @@ fn failed(who: &str, e: &Error) -> Failure {
 }
 
 fn say_path(who: &str, ctx: &Context) {
-    if let Some(path) = ctx.qp().and_then(weft_verbs::Qp::path) {
+    if let Some(path) = ctx.qp().and_then(weft_verbs::any::Qp::path) {
         let over = carrier(path.transport);
         let why = path.reason.map_or(String::new(), |why| format!(" ({why})"));
         say(format_args!("{who}: connected over {over}{why}"));
@@ -132,8 +158,9 @@ fn responder(listener: &Listener) -> Result<(), Error> {
     ctx.disconnect()
 }
 
-fn initiator(addr: SocketAddr) -> Result<(), Error> {
-    let mut ctx = Context::alloc_with(addr, options(addr.ip())?)?;
+fn initiator(device: &Choice, addr: SocketAddr) -> Result<(), Error> {
+    let rnic = device.rnic_to(addr)?;
+    let mut ctx = Context::alloc_with(addr, options(rnic, addr.ip())?)?;
     ctx.post_recv_adv()?;
     ctx.connect()?;
     say_path("initiator", &ctx);

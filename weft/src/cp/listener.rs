@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use weft_service::{Admission, Entry};
 use weft_session::acceptor;
-use weft_verbs::Device;
-use weft_verbs::cm;
+use weft_verbs::any::cm;
 use weft_verbs::tcp_peer_uid;
 use weft_verbs::tls::{Identity, PublicKey, Tls};
 
@@ -19,7 +18,7 @@ use super::link::{Link, LinkError};
 use super::protocol::{Code, HELLO_LEN, Hello, Status, VERSION};
 use super::rdma::{Prepared, RdmaLink};
 use super::receiver::{self, Totals, Watch};
-use super::session::{Wire, hello, is_us, no_device, param};
+use super::session::{Via, Wire, hello, is_us, param};
 use super::store::{Policy, Store, StoreError};
 use super::tcp::TcpLink;
 use weft_cli::failure::Failure;
@@ -36,6 +35,8 @@ pub struct Config {
     pub bind: SocketAddr,
     /// The transport.
     pub wire: Wire,
+    /// The device of RDMA.
+    pub via: Via,
     /// The policy for existing files, whatever senders request.
     pub policy: Policy,
     /// How each sender is served.
@@ -70,7 +71,7 @@ pub trait Events: Sync + Send {
 }
 
 enum Incoming {
-    Rdma(Device, cm::Listener, Tls),
+    Rdma(Box<cm::Listener>, Option<Tls>),
     Plain(TcpListener),
 }
 
@@ -119,13 +120,18 @@ impl Listener {
         let incoming = if config.wire == Wire::PlainTcp {
             Incoming::Plain(TcpListener::bind(config.bind).map_err(|e| bind_error(&e))?)
         } else {
-            let device = Device::open().map_err(|e| no_device(&e))?;
+            let device = config.via.open(|choice| choice.rnic_at(config.bind))?;
             // A sender's key is checked later, when the sender can be told the reason for a refusal.
             let tls = Tls::new(config.identity.clone()).map_err(|e| keypair::unusable(&e))?;
+            let tls = (!config.via.plain).then_some(tls);
+            if device.rnic().is_some() && !is_open {
+                return Err(Failure::usage("on an RNIC senders cannot show their keys")
+                    .hint("give both sides a shared key with --key FILE, or let everybody in with --open"));
+            }
             let listener =
                 cm::Listener::bind(&device, config.bind, 64, &param(tls.clone(), Vec::new()))
                     .map_err(|e| bind_error(&e.source))?;
-            Incoming::Rdma(device, listener, tls)
+            Incoming::Rdma(Box::new(listener), tls)
         };
         let places = if config.once { 1 } else { config.max_senders };
         let admission = Admission::new(places, "as many senders are served as may be");
@@ -141,7 +147,7 @@ impl Listener {
     /// The address, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
         match &self.0.incoming {
-            Incoming::Rdma(_, listener, _) => listener.local_addr(),
+            Incoming::Rdma(listener, _) => listener.local_addr(),
             Incoming::Plain(listener) => listener.local_addr().unwrap_or(self.0.config.bind),
         }
     }
@@ -205,13 +211,13 @@ impl Inner {
     /// Accepts the next connection, and serves it in a thread of its own, which reports how a sender's session ended.
     fn admit_next(self: &Arc<Self>, events: &Arc<dyn Events>, tell: &Sender<Result<(), Failure>>) {
         let arrived = match &self.incoming {
-            Incoming::Rdma(device, listener, tls) => {
+            Incoming::Rdma(listener, tls) => {
                 let Some(request) = listener.next_request(None) else {
                     return;
                 };
                 let peer = request.peer_addr();
                 (
-                    self.greet(device, tls, request)
+                    self.greet(tls.as_ref(), request)
                         .map(|(link, met)| (link, Greeted::Met(met))),
                     peer,
                 )
@@ -273,18 +279,19 @@ impl Inner {
     /// Reads the initiator's hello and answers it, without waiting for anything.
     fn greet(
         &self,
-        device: &Device,
-        tls: &Tls,
+        tls: Option<&Tls>,
         request: cm::Request,
     ) -> Result<(Arc<dyn Link>, Met), String> {
         let data = request.private_data();
         let has_key = self.config.serve.key.is_some();
         let key = request.tls().map(|tls| tls.peer);
         let verdict = judge(&data[..data.len().min(HELLO_LEN)], has_key).and_then(|met| {
-            let known = if self.anybody() {
-                Ok(true)
-            } else {
-                acceptor::judge(&request, |key| self.is_authorized(key))
+            let known = match request.soft() {
+                Some(request) if !self.anybody() => {
+                    acceptor::judge(request, |key| self.is_authorized(key))
+                }
+                // On an RNIC anybody may, see `bind`.
+                _ => Ok(true),
             };
             Ok((met, known.map_err(|why| (Status::UnknownPeer, why))?))
         });
@@ -298,7 +305,8 @@ impl Inner {
                 return Err(why);
             }
         };
-        let (prepared, qp) = Prepared::new(device).map_err(|e| {
+        let create = |pd: &_, init: &_| request.create_qp(pd, init);
+        let (prepared, qp) = Prepared::new(&request.device(), create).map_err(|e| {
             // It is not the sender's fault, and whoever runs this listener can mend it.
             let peer = request.peer_addr();
             tracing::warn!(
@@ -307,7 +315,7 @@ impl Inner {
             );
             e.to_string()
         })?;
-        let param = param(tls.clone(), met.ours.encode().to_vec());
+        let param = param(tls.cloned(), met.ours.encode().to_vec());
         let peer = request.peer_addr();
         let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
         let stranger = !is_known && !conn.qp.attests_same_user();

@@ -13,11 +13,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_service::lock;
+use weft_verbs::any::{Cq, Device, Mr, Pd, Qp, QpInit};
 use weft_verbs::tls::TlsError;
-use weft_verbs::{
-    Access, Cq, Device, EndReason, Mr, Path, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc,
-    WcStatus,
-};
+use weft_verbs::{Access, EndReason, Error, Path, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
 
 use super::link::{Link, LinkError, Parcel};
 use super::protocol::{MAX_MESSAGE, Message, RingAdvert};
@@ -28,8 +26,10 @@ const RECEIVES: u16 = 64;
 const SENDS: u32 = 128;
 /// Messages that are posted together, at most.
 const BATCH: usize = 24;
-/// Messages up to this length travel inline; only long paths make longer ones.
+/// Messages up to this length travel inline; only long paths make longer ones. An RNIC may take less ([`Qp::max_inline`]).
 const INLINE: usize = 256;
+/// How long sends may take to complete when an RNIC's connection is closed: it loses those that are not.
+const DRAIN: Duration = Duration::from_secs(2);
 
 /// One side of a connection that is not there yet: receives are posted before the peer can send.
 pub struct Prepared {
@@ -41,23 +41,26 @@ pub struct Prepared {
 
 impl Prepared {
     /// Creates the objects of one connection, in a protection domain of their own, so that keys known to one peer are useless to another.
-    pub fn new(device: &Device) -> Result<(Self, Qp), weft_verbs::Error> {
+    pub fn new(
+        device: &Device,
+        create: impl FnOnce(&Pd, &QpInit) -> Result<Qp, Error>,
+    ) -> Result<(Self, Qp), Error> {
         let pd = device.alloc_pd()?;
-        let send_cq = device.create_cq(2 * SENDS, None)?;
-        let recv_cq = device.create_cq(2 * u32::from(RECEIVES), None)?;
+        let send_cq = device.create_cq(2 * SENDS)?;
+        let recv_cq = device.create_cq(2 * u32::from(RECEIVES))?;
         let recv = pd.alloc_mr(usize::from(RECEIVES) * MAX_MESSAGE, Access::LOCAL_WRITE)?;
-        let qp = pd.create_qp(&QpInit {
+        let init = QpInit {
             max_send_wr: SENDS,
             max_recv_wr: RECEIVES.into(),
             max_sge: 1,
             max_inline: INLINE as u32,
             ..QpInit::new(&send_cq, &recv_cq)
-        })?;
+        };
+        let qp = create(&pd, &init)?;
         let all: Vec<_> = (0..u64::from(RECEIVES))
             .map(|i| receive(&recv, i))
             .collect();
-        qp.post_recv(&all)
-            .map_err(|_| weft_verbs::Error::Invalid("receives"))?;
+        qp.post_recv(&all).map_err(|_| Error::Invalid("receives"))?;
         Ok((
             Self {
                 pd,
@@ -173,8 +176,19 @@ impl RdmaLink {
             .map_err(|_| LinkError::Local("a second ring".into()))
     }
 
+    /// The longest message that travels inline.
+    fn inline(&self) -> usize {
+        INLINE.min(self.qp.max_inline() as usize)
+    }
+
     /// The cause of the connection's end, according to a failed request.
     fn why(&self, wc: &Wc) -> LinkError {
+        if self.qp.soft().is_none() {
+            return LinkError::Gone(match wc.status {
+                WcStatus::WrFlushErr => "the peer closed it or went away".into(),
+                status => format!("{status}, vendor's error {:#x}", wc.vendor_err),
+            });
+        }
         let cut = "the peer went away, or somebody cut the connection";
         LinkError::Gone(match (wc.status, self.qp.tls_error()) {
             (_, Some(TlsError::Truncated)) => cut.into(),
@@ -277,7 +291,8 @@ impl RdmaLink {
         message.encode(owed, &mut bytes);
         let mut post = lock(&self.post);
         let mut announce = SendWr::send(0).signaled();
-        if bytes.len() <= INLINE {
+        let is_inline = bytes.len() <= self.inline();
+        if is_inline {
             announce = announce.inline(&bytes);
         } else {
             if post.staging.is_none() {
@@ -293,7 +308,7 @@ impl RdmaLink {
             announce = announce.sge(staging.sge(0, bytes.len()));
         }
         // The staging buffer is free again only after the message was sent.
-        let most = if bytes.len() > INLINE { 0 } else { SENDS / 2 };
+        let most = if is_inline { SENDS / 2 } else { 0 };
         match write {
             Some(write) => self.post(&mut post, &[write, announce], 1, most),
             None => self.post(&mut post, &[announce], 1, most),
@@ -302,12 +317,21 @@ impl RdmaLink {
 
     /// Takes completions of sends; blocks while more than `most` are outstanding.
     fn collect(&self, post: &mut Post, most: u32) -> Result<(), LinkError> {
+        self.collect_within(post, most, self.patience)
+    }
+
+    fn collect_within(
+        &self,
+        post: &mut Post,
+        most: u32,
+        patience: Duration,
+    ) -> Result<(), LinkError> {
         let mut wcs = [Wc::default(); 32];
         // A Write and its announcement are two requests and one completion.
         let most = most / 2;
         loop {
             let got = if post.outstanding > most {
-                self.base.send_cq.wait(&mut wcs, Some(self.patience))
+                self.base.send_cq.wait(&mut wcs, Some(patience))
             } else {
                 self.base.send_cq.poll(&mut wcs)
             };
@@ -324,6 +348,15 @@ impl RdmaLink {
             if got < wcs.len() && post.outstanding <= most {
                 return Ok(());
             }
+        }
+    }
+
+    /// Lets an RNIC complete what was sent. (A thread that holds the lock is sending, and finds the end itself.)
+    fn drain(&self) {
+        if self.qp.soft().is_none()
+            && let Ok(mut post) = self.post.try_lock()
+        {
+            let _ = self.collect_within(&mut post, 0, DRAIN);
         }
     }
 
@@ -457,7 +490,7 @@ impl Link for RdmaLink {
                 let owed = std::mem::take(&mut owed);
                 bytes.clear();
                 message.encode(owed, &mut bytes);
-                if bytes.len() > INLINE {
+                if bytes.len() > self.inline() {
                     self.post_batch(&mut requests, std::mem::take(&mut messages))?;
                     self.transmit(write, owed, message)?;
                     continue;
@@ -543,6 +576,13 @@ impl Link for RdmaLink {
     fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.granted.notify_all();
+        self.drain();
         self.qp.disconnect();
+    }
+}
+
+impl Drop for RdmaLink {
+    fn drop(&mut self) {
+        self.drain();
     }
 }

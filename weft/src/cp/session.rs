@@ -3,9 +3,11 @@
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use weft_verbs::cm::{self, ConnParam, ConnectError, Connection, LinkOptions};
+use weft_verbs::Path;
+use weft_verbs::any::cm::{Connection, Dial};
+use weft_verbs::any::{Choice, Device};
+use weft_verbs::cm::{ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
-use weft_verbs::{Device, Path};
 
 use super::START_PATIENCE;
 use super::auth::fill_random;
@@ -47,8 +49,51 @@ impl Wire {
     }
 }
 
-/// The parameters of a connection by TLS.
-pub(super) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
+/// The device of a connection, and whether it may be one that cannot encrypt.
+#[derive(Debug, Clone, Default)]
+pub struct Via {
+    /// The device.
+    pub device: Choice,
+    /// Without encryption and keys.
+    pub plain: bool,
+}
+
+impl Via {
+    /// The device; `open` finds the RNIC. The soft RNIC is taken in place of one that nobody has named, and that cannot encrypt.
+    pub(super) fn open(
+        &self,
+        find: impl FnOnce(&Choice) -> Result<Option<Device>, weft_verbs::Error>,
+    ) -> Result<Device, Failure> {
+        let cannot = |e: weft_verbs::Error| {
+            Failure::failed(format!("cannot use the device {}: {e}", self.device))
+                .hint("`weft doctor` says what this machine's devices need")
+        };
+        let rnic = match (&self.device, self.plain) {
+            (Choice::Auto, false) => None,
+            (device, _) => find(device).map_err(cannot)?,
+        };
+        match rnic {
+            Some(rnic) if self.plain => {
+                let name = rnic.rnic().unwrap_or_default();
+                tracing::info!("the RNIC {name} carries the files, not encrypted");
+                Ok(rnic)
+            }
+            Some(rnic) => Err(Failure::usage(format!(
+                "the RNIC {} cannot encrypt what it sends",
+                rnic.rnic().unwrap_or_default()
+            ))
+            .hint("add --plain on both sides if you trust the network between, or leave --device away")),
+            None => {
+                let soft = weft_verbs::Device::open().map_err(|e| no_device(&e))?;
+                tracing::info!("the soft RNIC carries the files");
+                Ok(soft.into())
+            }
+        }
+    }
+}
+
+/// The parameters of a connection, by TLS unless the user wants none.
+pub(super) fn param(tls: Option<Tls>, private_data: Vec<u8>) -> ConnParam {
     let options = LinkOptions {
         timeout: START_PATIENCE,
         ..LinkOptions::default()
@@ -56,7 +101,7 @@ pub(super) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
     ConnParam {
         private_data,
         options,
-        tls: Some(tls),
+        tls,
         ..ConnParam::default()
     }
 }
@@ -73,7 +118,7 @@ pub(super) fn hello(key: bool, status: Status) -> Result<Hello, Failure> {
 }
 
 pub(super) fn no_device(e: &dyn std::fmt::Display) -> Failure {
-    Failure::failed(format!("cannot open the soft RNIC: {e}"))
+    Failure::failed(format!("cannot open the device: {e}"))
         .hint("`weft doctor` says what this machine does not support")
 }
 
@@ -116,6 +161,7 @@ pub struct Receiver {
 pub fn connect(
     target: &Target,
     wire: Wire,
+    via: &Via,
     options: &sender::Options,
     who: Who,
 ) -> Result<Receiver, Failure> {
@@ -125,7 +171,7 @@ pub fn connect(
         wire.allow(addr)?;
         let ours = hello(has_key, Status::Ok)?;
         let dialled = match wire {
-            Wire::Rdma => dial(addr, &ours, options.patience, &who),
+            Wire::Rdma => dial(addr, via, &ours, options.patience, &who),
             Wire::PlainTcp => dial_plain(addr, &ours, options.patience),
         };
         match dialled {
@@ -221,24 +267,33 @@ fn dial_plain(
     Ok((Box::new(link), reply.to_vec()))
 }
 
+/// The key of this side, and the check of the receiver's.
+fn tls(who: &Who) -> Result<Tls, Failure> {
+    let good = who.good()?;
+    Tls::new(who.identity.clone())
+        .and_then(|tls| match good {
+            Some(good) => tls.allow(move |key| good.contains(&key.fingerprint())),
+            None => Ok(tls),
+        })
+        .map_err(|e| keypair::unusable(&e))
+}
+
 fn dial(
     addr: SocketAddr,
+    via: &Via,
     ours: &Hello,
     patience: Duration,
     who: &Who,
 ) -> Result<(Box<dyn Link>, Vec<u8>), Dialed> {
-    let device = Device::open().map_err(|e| no_device(&e))?;
+    let device = via.open(|choice| choice.rnic_to(addr))?;
     // The second time the key is known.
     for _ in 0..2 {
-        let (prepared, qp) = Prepared::new(&device).map_err(|e| no_device(&e))?;
-        let good = who.good()?;
-        let tls = Tls::new(who.identity.clone())
-            .and_then(|tls| match good {
-                Some(good) => tls.allow(move |key| good.contains(&key.fingerprint())),
-                None => Ok(tls),
-            })
-            .map_err(|e| keypair::unusable(&e))?;
-        let key = match cm::connect_qp(addr, qp, &device, &param(tls, ours.encode().to_vec())) {
+        let dial = Dial::new(&device, addr, START_PATIENCE)
+            .map_err(|e| refused(addr, ours.key, e, who))?;
+        let (prepared, qp) = Prepared::new(&device, |pd, init| dial.create_qp(pd, init))
+            .map_err(|e| no_device(&e))?;
+        let tls = if via.plain { None } else { Some(tls(who)?) };
+        let key = match dial.connect(qp, &param(tls, ours.encode().to_vec())) {
             Ok(Connection { qp, private_data }) => {
                 let link = RdmaLink::new(prepared, qp, patience);
                 return Ok((Box::new(link), private_data));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use weft_nic::cm::{Connection, Incoming, Listener, Outgoing};
+use weft_nic::cm::{Connection, Incoming, Listener, Outgoing, Param};
 use weft_nic::{
     Access, Context, Cq, Device, Error, Gid, Info, Mr, Op, Path, Pd, Port, Qp, QpInit, QpKind,
     SendWr, Srq, Transport, Wc, addresses_of,
@@ -132,7 +132,8 @@ struct Side {
 
 enum Connected {
     ByNumber(Qp),
-    ByCm(Connection),
+    /// With what ends the connection when it is dropped.
+    ByCm(Qp, #[expect(dead_code, reason = "kept alive")] Connection),
 }
 
 /// What a queue pair is made of.
@@ -255,26 +256,30 @@ impl Test<'_> {
         let qp = outgoing.create_qp(&parts.pd, &parts.init())?;
         std::thread::scope(|scope| {
             let accepting = scope.spawn(|| self.accept(listener.request(PATIENCE)?, shared));
-            let connected = outgoing.connect(qp, PATIENCE).map_err(Trouble::from);
+            let connected = outgoing
+                .connect(&Param::default(), PATIENCE)
+                .map_err(Trouble::from);
             let other = accepting.join();
             let other = other.unwrap_or_else(|_| failed("the accepting thread panicked"))?;
-            Ok((parts.side(Connected::ByCm(connected?), self.info), other))
+            Ok((
+                parts.side(Connected::ByCm(qp, connected?), self.info),
+                other,
+            ))
         })
     }
 
     fn accept(&self, incoming: Incoming, shared: bool) -> Tried<Side> {
         let parts = Parts::new(&incoming.context()?, self.info, shared)?;
         let qp = incoming.create_qp(&parts.pd, &parts.init())?;
-        let connection = Connected::ByCm(incoming.accept(qp, PATIENCE)?);
-        Ok(parts.side(connection, self.info))
+        let connection = incoming.accept(&Param::default(), PATIENCE)?;
+        Ok(parts.side(Connected::ByCm(qp, connection), self.info))
     }
 }
 
 impl Side {
     fn qp(&self) -> &Qp {
         match &self.link {
-            Connected::ByNumber(qp) => qp,
-            Connected::ByCm(connection) => connection.qp(),
+            Connected::ByNumber(qp) | Connected::ByCm(qp, _) => qp,
         }
     }
 

@@ -21,7 +21,8 @@ use weft::cp::link::Link;
 use weft::cp::protocol::{Hello, Message, RingAdvert, Status, VERSION};
 use weft::cp::rdma::{Prepared, RdmaLink};
 use weft_verbs::Device;
-use weft_verbs::cm::{self, ConnParam};
+use weft_verbs::any::cm::Dial;
+use weft_verbs::cm::ConnParam;
 use weft_verbs::tls::{Identity, Tls};
 
 /// The programs that `weft` starts for its subcommands, and their folders below `apps/`.
@@ -190,7 +191,7 @@ impl Listener {
         let mut fingerprint = String::new();
         if !args
             .iter()
-            .any(|arg| ["--key", "--plain-tcp"].contains(arg))
+            .any(|arg| ["--key", "--plain-tcp", "--plain"].contains(arg))
         {
             let mut lines = (&mut stdout).lines().map_while(Result::ok);
             let found = lines.find_map(|line| {
@@ -410,8 +411,9 @@ pub fn tls() -> Tls {
 
 /// A connection to a receiver, hellos exchanged.
 pub fn dial(addr: SocketAddr) -> RdmaLink {
-    let device = Device::open().unwrap();
-    let (prepared, qp) = Prepared::new(&device).unwrap();
+    let device = Device::open().unwrap().into();
+    let dial = Dial::new(&device, addr, Duration::from_secs(10)).unwrap();
+    let (prepared, qp) = Prepared::new(&device, |pd, init| dial.create_qp(pd, init)).unwrap();
     let hello = Hello {
         version: VERSION,
         status: Status::Ok,
@@ -423,6 +425,6 @@ pub fn dial(addr: SocketAddr) -> RdmaLink {
         tls: Some(tls()),
         ..ConnParam::default()
     };
-    let connection = cm::connect_qp(addr, qp, &device, &param).unwrap();
+    let connection = dial.connect(qp, &param).unwrap();
     RdmaLink::new(prepared, connection.qp, Duration::from_secs(2))
 }

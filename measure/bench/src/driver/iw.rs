@@ -15,7 +15,7 @@ pub(super) fn connect(
 ) -> Result<Box<dyn Initiator>> {
     let (device, _) = context.device(spec.transport)?;
     let options = Options {
-        device: device.clone(),
+        device: device.clone().into(),
         param: param(spec.crc),
         max_send_wr: spec.window + 64,
         max_recv_wr: 16,

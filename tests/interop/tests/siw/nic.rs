@@ -1,28 +1,31 @@
 //! `weft doctor` and its report on the kernel's siw and rxe.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use weft_interop::guest::{GUEST, say};
+use weft_interop::guest::{GUEST, HOST, say};
 
-use super::{STEP, Siw, siw};
+use super::{PING_PORT, STEP, Siw, siw};
 
 /// For every operation on a device, and the copy of the program; the guest is emulated.
 const LONG: Duration = Duration::from_mins(5);
+
+/// The program, as it was built beside this test.
+fn host_program() -> PathBuf {
+    // target/debug/deps/NAME
+    let test = std::env::current_exe().expect("/proc");
+    let folder = test.ancestors().nth(2).expect("a target folder");
+    folder.join("weft")
+}
 
 /// The program, without what only debuggers read.
 fn program(dir: &Path) -> PathBuf {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked", "-p", "weft"]);
     assert!(cargo.status().expect("cargo runs").success(), "{cargo:?}");
-    // target/debug/deps/NAME
-    let test = std::env::current_exe().expect("/proc");
-    let built = test
-        .ancestors()
-        .nth(2)
-        .expect("a target folder")
-        .join("weft");
+    let built = host_program();
     let stripped = dir.join("weft");
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(&stripped).arg(built);
@@ -128,6 +131,162 @@ fn doctor_and_its_report_know_the_kernels_devices() {
     assert_eq!(outcome, "ok", "{}", done.text);
     let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
     siw.guest.must(back, STEP);
+}
+
+/// `weft hello` and `weft cp` of 64 MiB between two processes of the guest, on a device of it.
+fn hello_and_cp_on(siw: &mut Siw, device: &str) {
+    let hello = format!(
+        "cd /tmp; ./weft hello --device {device} --listen={GUEST}:7472 >responder & {} ; \
+         ./weft hello --device {device} {GUEST}:7472; status=$?; wait; cat responder; exit $status",
+        ready("responder", "listening")
+    );
+    let done = siw.guest.run(&in_a_shell(&hello), LONG);
+    say(&format!("weft hello on {device}:\n{}", done.text));
+    assert_eq!(done.status, 0, "{}", done.text);
+    let through = format!("connected over an RNIC ({device})");
+    assert!(done.text.contains(&through), "{}", done.text);
+    assert!(done.text.contains("as written"), "{}", done.text);
+
+    let cp = format!(
+        "cd /tmp; rm -rf to; mkdir to; dd if=/dev/urandom of=large bs=1M count=64 2>/dev/null; \
+         ./weft cp --device {device} --plain --open --once --listen to --bind {GUEST}:7471 >receiver & {} ; \
+         ./weft cp --device {device} --plain large {GUEST}:; status=$?; wait; cat receiver; \
+         cmp large to/large && rm -rf to large && exit $status",
+        ready("receiver", "listening")
+    );
+    let done = siw.guest.run(&in_a_shell(&cp), LONG);
+    say(&format!("weft cp on {device}:\n{}", done.text));
+    assert_eq!(done.status, 0, "{}", done.text);
+    assert!(done.text.contains("over an RNIC"), "{}", done.text);
+}
+
+fn in_a_shell(line: &str) -> String {
+    format!("sh -c '{line}'")
+}
+
+/// Waits until a file of the guest has these words.
+fn ready(file: &str, words: &str) -> String {
+    format!("until grep -q {words} {file}; do usleep 10000; done")
+}
+
+#[test]
+fn hello_and_cp_run_on_the_kernels_devices() {
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    hello_and_cp_on(&mut siw, "siw0");
+    // Where both are on one interface, rdma_cm takes its address for siw0.
+    siw.guest.must("rdma link del siw0", STEP);
+    hello_and_cp_on(&mut siw, "rxe0");
+    let back = "rdma link del rxe0 && rdma link add siw0 type siw netdev eth0";
+    siw.guest.must(back, STEP);
+}
+
+/// A program here; it does not outlive the test.
+struct OnHost(Child);
+
+impl OnHost {
+    fn ends_well(&mut self) -> bool {
+        self.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for OnHost {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The program here, on the soft RNIC; a listener says `listening on ADDRESS` first.
+fn on_the_host(args: &[&str]) -> (OnHost, impl Iterator<Item = String> + use<>) {
+    let mut weft = Command::new(host_program());
+    let mut child = weft.args(args).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (OnHost(child), lines.map_while(Result::ok))
+}
+
+/// The port of the first line.
+fn port(lines: &mut impl Iterator<Item = String>) -> String {
+    let first = lines.next().expect("a line");
+    let at = first.split("listening on ").nth(1).expect(&first);
+    let port = at.split(',').next().unwrap().rsplit(':').next().unwrap();
+    port.to_owned()
+}
+
+#[test]
+fn siw_and_the_soft_rnic_of_the_host_reach_each_other() {
+    const MIB: usize = 8;
+    let Some(mut siw) = siw() else { return };
+    prepared(&mut siw);
+    // rdma_cm takes the address for the older of two devices, and the driver makes siw0 anew.
+    siw.guest.must("rdma link del rxe0", STEP);
+    // Without it siw's connections do not let the responder speak first, as that of `weft hello` does.
+    siw.driver(&[("peer_to_peer", 1)]);
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().to_str().unwrap();
+
+    // From the guest to the host.
+    let (mut responder, mut lines) = on_the_host(&["hello", "--listen=127.0.0.1:0"]);
+    let to_us = format!("/tmp/weft hello --device siw0 {HOST}:{}", port(&mut lines));
+    let said = siw.guest.must(&to_us, STEP);
+    assert!(said.contains("as written"), "{said}");
+    assert!(responder.ends_well());
+    let listen = [
+        "cp",
+        "--plain",
+        "--open",
+        "--once",
+        "--bind=127.0.0.1:0",
+        "--listen",
+        to,
+    ];
+    let (mut receiver, mut lines) = on_the_host(&listen);
+    let to_us = format!(
+        "cd /tmp; dd if=/dev/urandom of=large bs=1M count={MIB} 2>/dev/null; \
+         ./weft cp --device siw0 --plain large {HOST}:{}:; sha256sum large",
+        port(&mut lines)
+    );
+    let said = siw.guest.must(&to_us, LONG);
+    assert!(said.contains("over an RNIC"), "{said}");
+    assert!(receiver.ends_well());
+    let file = dir.path().join("large");
+    let sum = Command::new("sha256sum")
+        .arg(&file)
+        .output()
+        .unwrap()
+        .stdout;
+    let sum = String::from_utf8(sum).unwrap();
+    let sum = sum.split(' ').next().unwrap();
+    assert!(said.contains(sum), "{sum} is not in {said}");
+
+    // From the host to the guest.
+    let guest = format!("127.0.0.1:{}", siw.forwarded);
+    let listen = format!(
+        "cd /tmp; rm -f responder; ./weft hello --device siw0 --listen={GUEST}:{PING_PORT} >responder & cd /tmp; {}",
+        ready("responder", "listening")
+    );
+    siw.guest.must(&listen, STEP);
+    let (mut initiator, lines) = on_the_host(&["hello", &guest]);
+    let said: Vec<_> = lines.collect();
+    assert!(initiator.ends_well(), "{said:?}");
+    let responder = siw.guest.must("wait; cat /tmp/responder", LONG);
+    assert!(responder.contains("the buffer holds"), "{responder}");
+    let listen = format!(
+        "cd /tmp; rm -rf to receiver; mkdir to; \
+         ./weft cp --device siw0 --plain --open --once --listen to --bind {GUEST}:{PING_PORT} >receiver & \
+         cd /tmp; {}",
+        ready("receiver", "listening")
+    );
+    siw.guest.must(&listen, LONG);
+    let target = format!("{guest}:");
+    let (mut sender, lines) = on_the_host(&["cp", "--plain", file.to_str().unwrap(), &target]);
+    let said: Vec<_> = lines.collect();
+    assert!(sender.ends_well(), "{said:?}");
+    let received = siw.guest.must(
+        "wait; sha256sum /tmp/to/large; rm -r /tmp/to /tmp/large",
+        LONG,
+    );
+    assert!(received.contains(sum), "{sum} is not in {received}");
 }
 
 #[test]
