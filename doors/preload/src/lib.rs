@@ -9,7 +9,7 @@
 //!
 //! A module imports modules of earlier lines, and of its own line without cycles:
 //!
-//! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `settings`: the functions behind ours, and small tools
+//! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
 //! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
@@ -57,6 +57,7 @@ mod lock;
 mod next;
 mod patience;
 mod poll;
+mod private;
 mod privileges;
 mod process;
 mod ready;
@@ -79,6 +80,7 @@ extern "C" fn at_start() {
     handlers::start();
     process::watch_forks();
     lend::start();
+    hosts::wanted();
     let wrong = environment::wrong(&environment::OF_RUN);
     if let Some(wrong) = wrong.first() {
         settings::refuse(format!(

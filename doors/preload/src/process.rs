@@ -7,15 +7,16 @@
 use libc::{c_char, c_int, c_long, c_void, pid_t};
 use std::cell::Cell;
 use std::ptr::null_mut;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 use weft_run::meet::Why;
 
-use crate::conn::{self, Conn, Locks, big, with_closed};
+use crate::chan::KEPT;
+use crate::conn::{self, Conn, Locks, big};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
+use crate::private::Held;
 use crate::{
     back, dgram, edges, fd, handlers, hidden, kernel, late, ledger, lend, lock, next, sets, signal,
     table,
@@ -59,24 +60,38 @@ fn counter() -> *mut AtomicU32 {
     null_mut()
 }
 
-/// Locks under which no other is taken.
-type Leaves = (edges::Map, MutexGuard<'static, ()>);
+/// The locks of the process (private.rs) but for that of datagrams.
+type AllLocks = (
+    Option<edges::Map>,
+    [Option<Held<()>>; 2],
+    late::Lists,
+    Locks,
+);
 
 thread_local! {
     /// Held from before a fork until after it, so that the child finds nothing half done.
-    static HELD: Cell<Option<(Leaves, Locks, late::Lists)>> = const { Cell::new(None) };
+    static HELD: Cell<Option<AllLocks>> = const { Cell::new(None) };
     static SHARING: Cell<Option<Sharing>> = const { Cell::new(None) };
 }
 
+/// In a sandbox nothing is lent, UDP sockets are the kernel's, and no call may be made that the program does not make.
+fn has_only_tcp() -> bool {
+    handlers::are_given_back()
+}
+
+/// Allocates nothing in a process without UDP sockets: the handler that forks may have interrupted the allocator.
 extern "C" fn before_fork() {
-    // This comes first: it waits for peers, which may need the locks taken below.
-    let sharing = Sharing::begin();
-    let _ = SHARING.try_with(|held| held.set(sharing));
-    dgram::fork::before();
-    let guard = big();
-    let lists = late::before_fork(&guard);
+    if !has_only_tcp() {
+        // This comes first: it waits for peers, which may need the locks taken below.
+        let sharing = Sharing::begin();
+        let _ = SHARING.try_with(|held| held.set(sharing));
+        dgram::fork::before();
+    }
+    let locks = conn::before_fork();
+    let lists = late::before_fork(locks.1.as_ref());
     conn::each(|_, conn| {
-        if let Some(chan) = conn.chan_slow(&guard) {
+        let inside = conn.enter();
+        if let Some(chan) = conn.chan(&inside) {
             chan.side().holders.fetch_add(1, SeqCst);
             sets::shared_by_fork();
         } else if conn.phase.load(SeqCst).may_meet() {
@@ -92,27 +107,33 @@ extern "C" fn before_fork() {
             }
         }
     });
-    let locks = with_closed(guard);
-    let leaves = (edges::map(), hidden::limit_lock());
-    let _ = HELD.try_with(|held| held.set(Some((leaves, locks, lists))));
+    let single = [hidden::LIMIT.lock_once(), KEPT.lock_once()];
+    let all = (edges::before_fork(), single, lists, locks);
+    let _ = HELD.try_with(|held| held.set(Some(all)));
 }
 
 extern "C" fn in_parent() {
-    dgram::fork::in_parent();
     let _ = HELD.try_with(Cell::take);
     let _ = SHARING.try_with(Cell::take);
+    dgram::fork::in_parent();
 }
 
 extern "C" fn in_child() {
-    if let Ok(Some((.., lists))) = HELD.try_with(Cell::take) {
+    if let Ok(Some((edges, single, lists, locks))) = HELD.try_with(Cell::take) {
+        drop((edges, single));
         late::in_child(lists);
+        drop(locks);
     }
     let _ = SHARING.try_with(Cell::take);
-    lock::know_own();
+    if has_only_tcp() {
+        lock::forget_own();
+    } else {
+        lock::know_own();
+        dgram::fork::in_child();
+    }
     lend::after_fork();
     ledger::after_fork();
     sets::after_fork();
-    dgram::fork::in_child();
     conn::each(|_, conn| {
         // The parent's threads are not here.
         conn.in_rx.store(0, SeqCst);

@@ -1,0 +1,291 @@
+// A fork at a moment when a call of the library is under way: in a handler that has interrupted it, beside another thread, in a sandbox.
+//
+// forks TEST: returns 0 if the processes did what they do on plain TCP and UDP.
+
+#include "moments.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+
+extern void *__libc_malloc(size_t);
+extern void __libc_free(void *);
+
+static volatile sig_atomic_t in_malloc, again, raises;
+
+// The program's allocator: a signal may come in the middle of it.
+void *malloc(size_t n)
+{
+	if (in_malloc) {
+		again++;
+		return __libc_malloc(n);
+	}
+	in_malloc = 1;
+	if (raises)
+		raise(SIGUSR1);
+	in_malloc = 0;
+	return __libc_malloc(n);
+}
+
+void free(void *p)
+{
+	if (in_malloc)
+		again++;
+	__libc_free(p);
+}
+
+static int a, b;
+
+// Connects a and b, and speaks until they are on rings.
+static void connect_both(void)
+{
+	struct sockaddr_in addr;
+	int l = listener(&addr);
+	char c;
+
+	a = dial(&addr);
+	b = accept(l, 0, 0);
+	close(l);
+	for (int i = 0; i < 20; i++)
+		if (write(a, "x", 1) != 1 || read(b, &c, 1) != 1 || write(b, "y", 1) != 1 || read(a, &c, 1) != 1)
+			exit(fail("speak", i));
+}
+
+static int status_of(pid_t pid)
+{
+	int status;
+
+	while (waitpid(pid, &status, 0) < 0)
+		if (errno != EINTR)
+			return -1;
+	return status;
+}
+
+static volatile sig_atomic_t forks, bad, is_child;
+
+// The child uses the connection and ends.
+static void fork_and_write(int signal)
+{
+	int before = errno;
+	pid_t pid = fork();
+
+	(void)signal;
+	if (pid == 0)
+		_exit(write(a, "c", 1) != 1);
+	bad += pid < 0 || status_of(pid) != 0;
+	forks++;
+	errno = before;
+}
+
+// A program forks in a handler that has interrupted its allocator, which is not called again by that.
+static int in_an_allocation(void)
+{
+	struct epoll_event e = {EPOLLIN, {0}};
+	char c[64];
+	int set = epoll_create1(0);
+
+	connect_both();
+	epoll_ctl(set, EPOLL_CTL_ADD, b, &e);
+	for (int i = 0; i < 20; i++)
+		if (write(a, "x", 1) != 1 || epoll_wait(set, &e, 1, -1) != 1 || read(b, c, 1) != 1)
+			return fail("speak", i);
+	signal(SIGUSR1, fork_and_write);
+	raises = 1;
+	void *volatile p = malloc(100);
+	raises = 0;
+	free(p);
+	if (forks != 1 || bad)
+		return fail("children", bad);
+	if (again)
+		return fail("allocations in the middle of one", again);
+	return read(b, c, sizeof c) == 1 && c[0] == 'c' ? 0 : fail("read", 0);
+}
+
+static void write_to_it(int signal)
+{
+	(void)signal;
+	bad += write(a, "s", 1) != 1;
+	forks++;
+}
+
+static void *drain(void *arg)
+{
+	static char c[1 << 16];
+
+	(void)arg;
+	while (read(b, c, sizeof c) > 0)
+		;
+	return 0;
+}
+
+// Another process sends the signal of a fault. The handler uses the socket of the call that it has interrupted.
+static int beside_a_sent(int signal_number, void (*handler)(int))
+{
+	static char large[1 << 14];
+	pthread_t reader;
+	sigset_t all, before;
+	pid_t parent = getpid(), sender;
+
+	connect_both();
+	signal(signal_number, handler);
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &before);
+	pthread_create(&reader, 0, drain, 0);
+	pthread_sigmask(SIG_SETMASK, &before, 0);
+	sender = fork();
+	if (sender == 0)
+		for (;;) {
+			close(a);
+			close(b);
+			a = b = -1;
+			usleep(200);
+			if (getppid() != parent || kill(parent, signal_number))
+				_exit(0);
+		}
+	while (forks < 500)
+		if (write(a, large, sizeof large) < 0 && errno != EINTR)
+			return fail("write", forks);
+	kill(sender, SIGKILL);
+	status_of(sender);
+	signal(signal_number, SIG_IGN);
+	shutdown(a, SHUT_WR);
+	pthread_join(reader, 0);
+	return bad ? fail("calls of the handler that failed", bad) : 0;
+}
+
+static int beside_sent_faults(void)
+{
+	return beside_a_sent(SIGSEGV, write_to_it);
+}
+
+static int beside_sent_aborts(void)
+{
+	return beside_a_sent(SIGABRT, fork_and_write);
+}
+
+static void fork_once(int signal)
+{
+	(void)signal;
+	if (forks++ == 0)
+		is_child = fork() == 0;
+}
+
+static void after(int us)
+{
+	struct itimerval t = {{0, 0}, {0, us}};
+
+	setitimer(ITIMER_REAL, &t, 0);
+}
+
+// A handler forks while the thread waits for bytes. Parent and child go on with the wait, and each gets what is there for one of them.
+static int in_a_wait_for(int s, int sends_to)
+{
+	char c = 0;
+	pid_t feeder;
+
+	signal(SIGALRM, fork_once);
+	feeder = fork();
+	if (feeder == 0) {
+		for (int i = 0; i < 2; i++) {
+			usleep(300000);
+			if (write(sends_to, "12" + i, 1) != 1)
+				_exit(1);
+		}
+		_exit(0);
+	}
+	after(50000);
+	ssize_t n = read(s, &c, 1);
+	if (is_child)
+		_exit(n != 1);
+	if (n != 1 || (c != '1' && c != '2'))
+		return fail("read", n);
+	int failed = status_of(feeder) != 0;
+	failed |= status_of(-1) != 0;
+	return failed ? fail("child", failed) : 0;
+}
+
+static int in_a_read(void)
+{
+	connect_both();
+	return in_a_wait_for(b, a);
+}
+
+static int in_a_receive_of_datagrams(void)
+{
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof addr;
+	char c;
+	int to = socket(AF_INET, SOCK_DGRAM, 0), from = socket(AF_INET, SOCK_DGRAM, 0);
+
+	if (bind(to, (void *)&addr, n) || getsockname(to, (void *)&addr, &n) || connect(from, (void *)&addr, n))
+		return fail("bind", 0);
+	for (int i = 0; i < 20; i++)
+		if (write(from, "x", 1) != 1 || read(to, &c, 1) != 1)
+			return fail("speak", i);
+	return in_a_wait_for(to, from);
+}
+
+static int allow_only_few(void)
+{
+	static const int allowed[] = {SYS_recvfrom, SYS_sendto, SYS_read, SYS_write, SYS_clone, SYS_set_robust_list,
+		SYS_rt_sigprocmask, SYS_wait4, SYS_exit_group};
+	struct sock_filter f[2 * sizeof allowed / sizeof *allowed + 2];
+	struct sock_fprog program = {0, f};
+
+	f[program.len++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) {
+		f[program.len++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i], 0, 1);
+		f[program.len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	}
+	f[program.len++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
+}
+
+// A process forks under a filter that allows what the C library's fork needs, and ends it for any other call.
+static int in_a_sandbox(void)
+{
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof addr;
+	int d = socket(AF_INET, SOCK_DGRAM, 0), status;
+	char c = 0;
+
+	connect_both();
+	if (bind(d, (void *)&addr, n) || getsockname(d, (void *)&addr, &n) || connect(d, (void *)&addr, n))
+		return fail("bind", 0);
+	for (int i = 0; i < 20; i++)
+		if (write(d, "x", 1) != 1 || read(d, &c, 1) != 1)
+			return fail("speak", i);
+	pid_t sandbox = fork();
+	if (sandbox == 0) {
+		if (allow_only_few())
+			_exit(2);
+		for (int i = 0; i < 3; i++) {
+			pid_t pid = fork();
+			if (pid == 0)
+				_exit(send(a, "c", 1, 0) != 1 || send(d, "d", 1, 0) != 1);
+			if (status_of(pid) || recv(b, &c, 1, 0) != 1 || c != 'c' || recv(d, &c, 1, 0) != 1 || c != 'd')
+				_exit(3);
+		}
+		_exit(0);
+	}
+	status = status_of(sandbox);
+	return status ? fail("status", status) : 0;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct test tests[] = {
+		{"in_an_allocation", in_an_allocation},
+		{"beside_sent_faults", beside_sent_faults},
+		{"beside_sent_aborts", beside_sent_aborts},
+		{"in_a_read", in_a_read},
+		{"in_a_receive_of_datagrams", in_a_receive_of_datagrams},
+		{"in_a_sandbox", in_a_sandbox},
+	};
+	return run(tests, sizeof tests / sizeof *tests, argc, argv);
+}
