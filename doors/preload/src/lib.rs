@@ -16,7 +16,7 @@
 //! - `direction`, `lend`, `fetch`, `full`: each direction onto its ring and back; large sends from the program's memory
 //! - `hosts`, `link`: how a connection comes to a channel
 //! - `rx`, `back`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
-//! - `io`, `fd`, `sock`, `process`, `exec`, `privileges`, `direct`: the C library's names, for every kind of descriptor
+//! - `io`, `fd`, `sock`, `process`, `exec`, `privileges`, `clone`, `direct`: the C library's names, for every kind of descriptor
 //!
 //! # Safety
 //!
@@ -33,6 +33,7 @@ mod back;
 mod bell;
 mod chan;
 mod clock;
+mod clone;
 mod conn;
 mod counts;
 mod dgram;

@@ -8,7 +8,7 @@ use libc::{c_char, c_int, c_long, c_void, pid_t};
 use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
-use std::sync::atomic::{AtomicPtr, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 
 use weft_run::meet::Why;
 
@@ -74,6 +74,20 @@ thread_local! {
     static SHARING: Cell<Option<Sharing>> = const { Cell::new(None) };
 }
 
+/// The children of this process are in another PID namespace than itself.
+static HAS_FOREIGN_CHILDREN: AtomicBool = AtomicBool::new(false);
+
+/// To be called before `unshare` and `setns` for PID namespaces.
+pub(crate) fn children_get_other_pids() {
+    HAS_FOREIGN_CHILDREN.store(true, SeqCst);
+}
+
+/// A child in another PID namespace cannot share a channel: a lock there names its holder by a PID (lock.rs), and so does the channel its peer.
+fn before_foreign_child() {
+    dgram::everything_plain(Why::PidNamespace);
+    table::each_socket(|_, conn: &'static Conn| back::downgrade(conn, Why::PidNamespace));
+}
+
 /// In a sandbox nothing is lent, UDP sockets are the kernel's, and no call may be made that the program does not make.
 fn has_only_tcp() -> bool {
     handlers::are_given_back()
@@ -82,7 +96,10 @@ fn has_only_tcp() -> bool {
 /// Allocates nothing in a process without UDP sockets: the handler that forks may have interrupted the allocator.
 extern "C" fn before_fork() {
     if !has_only_tcp() {
-        // This comes first: it waits for peers, which may need the locks taken below.
+        // These come first: they wait for peers, which may need the locks taken below.
+        if HAS_FOREIGN_CHILDREN.load(SeqCst) {
+            before_foreign_child();
+        }
         let sharing = Sharing::begin();
         let _ = SHARING.try_with(|held| held.set(sharing));
         dgram::fork::before();
@@ -118,13 +135,14 @@ extern "C" fn in_parent() {
     dgram::fork::in_parent();
 }
 
-extern "C" fn in_child() {
+pub(crate) extern "C" fn in_child() {
     if let Ok(Some((edges, single, lists, locks))) = HELD.try_with(Cell::take) {
         drop((edges, single));
         late::in_child(lists);
         drop(locks);
     }
     let _ = SHARING.try_with(Cell::take);
+    HAS_FOREIGN_CHILDREN.store(false, SeqCst);
     if has_only_tcp() {
         lock::forget_own();
     } else {
@@ -147,7 +165,10 @@ extern "C" fn in_child() {
 }
 
 /// A fork for which the C library does not call the functions of [`watch_forks`].
-pub(crate) fn raw_fork(call: impl FnOnce() -> c_long) -> c_long {
+pub(crate) fn raw_fork(flags: u64, call: impl FnOnce() -> c_long) -> c_long {
+    if flags & libc::CLONE_NEWPID as u64 != 0 {
+        before_foreign_child();
+    }
     before_fork();
     let pid = call();
     let errno = crate::errno();
@@ -161,22 +182,6 @@ pub(crate) fn raw_fork(call: impl FnOnce() -> c_long) -> c_long {
         crate::set_errno(errno);
     }
     pid
-}
-
-/// What the child of `clone` runs. It is in the memory of which the child has a copy.
-struct Start {
-    run: *mut c_void,
-    arg: *mut c_void,
-}
-
-extern "C" fn child_starts(start: *mut c_void) -> c_int {
-    in_child();
-    // SAFETY: `clone` above has passed it, and its own caller's function and argument in it.
-    unsafe {
-        let start = &*start.cast::<Start>();
-        let run: extern "C" fn(*mut c_void) -> c_int = std::mem::transmute(start.run);
-        run(start.arg)
-    }
 }
 
 /// A fork that failed has counted a child that is not there.
@@ -222,6 +227,13 @@ pub(crate) fn before_exec() -> Exec {
         }
     });
     let mut counted_out = Vec::new();
+    // A child that shares our memory (`CLONE_VM`) becomes another program alone, and the kernel gives it descriptors of its own.
+    if is_beside() {
+        return Exec {
+            _nothing_lent: nothing_lent,
+            counted_out,
+        };
+    }
     conn::each(|_, conn| {
         let inside = conn.enter();
         let stays = staying.contains(&std::ptr::from_ref(conn));
@@ -255,14 +267,19 @@ fn before_spawn() -> Vec<&'static Conn> {
     inherited
 }
 
+/// Returns true in a child that shares our memory (`CLONE_VM`).
+fn is_beside() -> bool {
+    lock::own() != std::process::id()
+}
+
 /// This process ends: what it lends is waited for, and its sockets are left.
 pub(crate) fn end() {
     // In a sandbox nothing is lent, and the kernel leaves the sockets.
     if handlers::are_given_back() {
         return;
     }
-    // A child that shares our memory (`CLONE_VM`) ends alone.
-    if lock::own() != std::process::id() {
+    // A child that shares our memory ends alone.
+    if is_beside() {
         return;
     }
     lend::finish_for_good();
@@ -297,17 +314,7 @@ weft_sys::interpose! {
         pid
     }
 
-    fn _Fork() -> pid_t { raw_fork(|| next::_Fork().into()) as pid_t }
-
-    fn clone(run: *mut c_void, stack: *mut c_void, flags: c_int, arg: *mut c_void, parent: *mut c_void, tls: *mut c_void, child: *mut c_void) -> c_int {
-        // Threads have what we have.
-        if flags & libc::CLONE_VM != 0 {
-            return next::clone(run, stack, flags, arg, parent, tls, child);
-        }
-        let start = Start { run, arg };
-        let first = (&raw const start).cast_mut().cast();
-        raw_fork(|| next::clone(child_starts as *mut c_void, stack, flags, first, parent, tls, child).into()) as c_int
-    }
+    fn _Fork() -> pid_t { raw_fork(0, || next::_Fork().into()) as pid_t }
 
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
         before_spawn();

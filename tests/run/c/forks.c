@@ -3,9 +3,11 @@
 // forks TEST: returns 0 if the processes did what they do on plain TCP and UDP.
 
 #include "moments.h"
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stddef.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
@@ -277,6 +279,91 @@ static int in_a_sandbox(void)
 	return status ? fail("status", status) : 0;
 }
 
+static char stack[1 << 16] __attribute__((aligned(16)));
+static int executes;
+
+// Uses no call that is not seen, but for its end.
+static int close_all(void *arg)
+{
+	for (int i = 3; i < 100 && !arg; i++)
+		close(i);
+	if (executes)
+		execl("/bin/true", "true", (char *)0);
+	syscall(SYS_exit, 0);
+	return 0;
+}
+
+// A child in our memory closes its copies of our descriptors, if it has any.
+static int closed_in_our_memory(int flags, int does_execute)
+{
+	static char c[8];
+
+	executes = does_execute;
+	int s = halves();
+	if (!child) {
+		for (ssize_t n; (n = read(s, c, sizeof c)) > 0;)
+			if (write(s, c, n) != n)
+				exit(1);
+		exit(0);
+	}
+	fcntl(s, F_SETFD, FD_CLOEXEC);
+	pid_t pid = clone(close_all, stack + sizeof stack, flags | SIGCHLD, flags & CLONE_FILES ? stack : 0);
+	if (pid < 0 || status_of(pid))
+		return fail("clone", pid);
+	alarm(10);
+	for (int i = 0; i < 30; i++)
+		if (write(s, "world", 5) != 5 || recv(s, c, 5, MSG_WAITALL) != 5)
+			return fail("speak", i);
+	close(s);
+	return child_failed();
+}
+
+static int by_vfork(void)
+{
+	return closed_in_our_memory(CLONE_VM | CLONE_VFORK, 0) || closed_in_our_memory(CLONE_VM | CLONE_VFORK, 1);
+}
+
+static int beside_us(void)
+{
+	return closed_in_our_memory(CLONE_VM, 0);
+}
+
+static int with_our_descriptors(void)
+{
+	return closed_in_our_memory(CLONE_VM | CLONE_VFORK | CLONE_FILES, 1);
+}
+
+// The children of this process get PIDs of their own. Parent and child go on with the connection.
+static int in_other_pids(void)
+{
+	char c[8];
+	int s = halves();
+
+	if (!child) {
+		for (ssize_t n; (n = read(s, c, sizeof c)) > 0;)
+			if (write(s, c, n) != n)
+				exit(1);
+		exit(0);
+	}
+	if (write(s, "unread", 6) != 6)
+		return fail("write", 0);
+	nap(100);
+	if (unshare(CLONE_NEWUSER | CLONE_NEWPID))
+		return errno == EPERM ? puts("no namespaces") < 0 : fail("unshare", 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		_exit(getpid() != 1 || recv(s, c, 6, MSG_WAITALL) != 6 || memcmp(c, "unread", 6) || write(s, "one", 3) != 3 ||
+		      recv(s, c, 3, MSG_WAITALL) != 3 || memcmp(c, "one", 3));
+	}
+	if (pid < 0 || status_of(pid))
+		return fail("child", pid);
+	for (int i = 0; i < 30; i++)
+		if (write(s, "two", 3) != 3 || recv(s, c, 3, MSG_WAITALL) != 3 || memcmp(c, "two", 3))
+			return fail("speak", i);
+	close(s);
+	return child_failed();
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
@@ -286,6 +373,10 @@ int main(int argc, char **argv)
 		{"in_a_read", in_a_read},
 		{"in_a_receive_of_datagrams", in_a_receive_of_datagrams},
 		{"in_a_sandbox", in_a_sandbox},
+		{"by_vfork", by_vfork},
+		{"beside_us", beside_us},
+		{"with_our_descriptors", with_our_descriptors},
+		{"in_other_pids", in_other_pids},
 	};
 	return run(tests, sizeof tests / sizeof *tests, argc, argv);
 }
