@@ -12,7 +12,7 @@
 //! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
-//! - `sets`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
+//! - `sets`, `long_list`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
 //! - `direction`, `lend`, `fetch`, `full`: each direction onto its ring and back; large sends from the program's memory
 //! - `hosts`, `link`: how a connection comes to a channel
 //! - `rx`, `back`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
@@ -55,6 +55,7 @@ mod ledger;
 mod lend;
 mod link;
 mod lock;
+mod long_list;
 mod next;
 mod patience;
 mod poll;

@@ -15,7 +15,7 @@ use crate::conn::{self, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
 use crate::iov::{is_bad_list, is_optional};
-use crate::{bell, clock, dgram, hosts, kernel, late, next, rx, signal};
+use crate::{bell, clock, dgram, hosts, kernel, late, long_list, next, rx, signal};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -306,7 +306,10 @@ unsafe fn ask(
         let Some(mut asked) = translate(list) else {
             return call(fds, n);
         };
-        let rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
+        let mut rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
+        if rc < 0 && crate::errno() == libc::EINVAL && asked.fds.len() > list.len() {
+            rc = long_list::ask(&mut asked.fds, &asked.of, &call);
+        }
         if rc < 0 {
             return rc;
         }

@@ -7,4 +7,5 @@ weft_run_tests::as_on_tcp! { "told":
     edges_of_room_again
     low_water_mark
     datagrams_fire_once
+    long_lists
 }
