@@ -146,10 +146,12 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
 }
 
 /// The descriptor is forgotten, and then closed by `call`: as soon as the kernel has closed it, another descriptor may have its number.
+/// The call may wait, for what a stream still has to write or a socket lingers for, so handlers are not put off meanwhile.
 pub(crate) fn closed_by(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let _busy = signal::begin();
+    let busy = signal::begin();
     let bell = last_bell(fd);
     forget(fd);
+    drop(busy);
     let rc = call();
     if let Some(bell) = bell {
         hidden::close(bell);

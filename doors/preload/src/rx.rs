@@ -20,7 +20,7 @@ use crate::fetch::{self, Took};
 use crate::iov::{cut, one, total};
 use crate::lend::{UNDER_WAY, memory};
 use crate::lock::Held;
-use crate::patience::Deadline;
+use crate::patience::{Deadline, millis};
 use crate::{clock, direction, hosts, kernel, late, link, lock, ready, set_errno, signal};
 
 /// Result of a receive from the ring.
@@ -82,7 +82,7 @@ unsafe fn receive_looking(
     loop {
         if has_waited && !conn.is(fd) {
             // SAFETY: the caller's promise.
-            return unsafe { kernel::receive(conn.socket(fd), iov, flags) };
+            return signal::outside(|| unsafe { kernel::receive(conn.socket(fd), iov, flags) });
         }
         let Some(chan) = conn.chan(&inside) else {
             if let Some(n) = over_tcp(conn, None, iov, flags, real) {
@@ -102,7 +102,9 @@ unsafe fn receive_looking(
                     Step::Done(n) => return n,
                     Step::Tcp(0) => has_waited = true,
                     // SAFETY: the caller's promise.
-                    Step::Tcp(got) => return unsafe { rest(conn.socket(fd), iov, flags, got) },
+                    Step::Tcp(got) => {
+                        return unsafe { rest(conn.socket(fd), chan, iov, flags, got) };
+                    }
                 }
             }
             Route::Tcp => {
@@ -170,7 +172,7 @@ fn acknowledge(fd: c_int, side: &Side, n: ssize_t) {
 unsafe fn remainder(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     let left = cut(iov, got);
     // SAFETY: the caller's promise.
-    let real = || unsafe { kernel::receive(fd, &left, flags) };
+    let real = || signal::outside(|| unsafe { kernel::receive(fd, &left, flags) });
     // SAFETY: the caller's promise.
     unsafe { receive_looking(fd, &left, flags, &real) }.max(0)
 }
@@ -205,24 +207,43 @@ fn over_tcp(
 }
 
 /// Receives the rest of a vector from TCP, behind the last bytes of the ring. Only a call that asked for all waits for it.
-unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
+unsafe fn rest(fd: c_int, chan: &Chan, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
+    let mut got = got;
+    let mut deadline = Deadline::default();
+    let waits = flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL
+        && !may_not_block(chan, flags);
+    loop {
+        // SAFETY: the caller's promise.
+        let n = unsafe { more(fd, iov, flags, got) };
+        got += n.max(0) as usize;
+        if n == 0 || !waits || got == total(iov) {
+            return got as ssize_t;
+        }
+        let left = deadline.left(&chan.side().receive_limit);
+        let mut bytes = [kernel::entry(fd, libc::POLLIN)];
+        // There are bytes: a signal ends the wait, even if its handler restarts calls.
+        if n < 0
+            && (crate::errno() != libc::EAGAIN
+                || signal::outside(|| kernel::poll(&mut bytes, millis(left))) <= 0)
+        {
+            return got as ssize_t;
+        }
+    }
+}
+
+/// Receives from TCP without a wait, behind `got` bytes of a call. Returns 0 where the call ends.
+unsafe fn more(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
     if kernel::asked(fd, SIOCATMARK) == Some(1) {
         // A receive that has bytes ends at the mark of urgent data; one that begins there skips the urgent byte.
-        return got as ssize_t;
+        return 0;
     }
     if kernel::poll_one(fd, libc::POLLIN, 0) & libc::POLLERR != 0 && kernel::unread(fd) <= 0 {
         // The next call reports the error; this one would take it away.
-        return got as ssize_t;
+        return 0;
     }
-    let left = cut(iov, got);
-    let flags = if flags & libc::MSG_WAITALL == 0 {
-        flags | libc::MSG_DONTWAIT
-    } else {
-        flags
-    };
+    let flags = flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT;
     // SAFETY: the caller's promise.
-    let n = unsafe { kernel::receive(fd, &left, flags) };
-    (got as ssize_t) + n.max(0)
+    unsafe { kernel::receive(fd, &cut(iov, got), flags) }
 }
 
 /// Returns the bytes received so far, or the error if there are none.
@@ -357,7 +378,7 @@ unsafe fn peeked(
 ) -> Step {
     if is_last {
         // SAFETY: the caller's promise.
-        return Step::Done(unsafe { rest(fd, iov, flags & !libc::MSG_WAITALL, n) });
+        return Step::Done(unsafe { rest(fd, chan, iov, flags & !libc::MSG_WAITALL, n) });
     }
     if chan.side().eager.load(Relaxed) == bell::EDGE && !chan.stream.is_closed(chan.peer()) {
         told_of_rest(conn, chan);

@@ -19,7 +19,7 @@ use crate::conn::{self, Conn, Inside};
 use crate::iov::{Source, copy_pieces, cut};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
-use crate::patience::Deadline;
+use crate::patience::{Deadline, millis};
 use crate::{back, direction, edges, full, hosts, kernel, link, next, ready, set_errno, signal};
 
 /// Bytes published at once, so that the receiver begins while the rest is copied.
@@ -82,7 +82,7 @@ unsafe fn transmit_looking(
                 return -1;
             };
             // SAFETY: the caller's promise.
-            return unsafe { kernel::send(conn.socket(fd), iov, flags) };
+            return signal::outside(|| unsafe { kernel::send(conn.socket(fd), iov, flags) });
         }
         let Some(chan) = conn.chan(&inside) else {
             // A thread that has just made the channel closes the gate.
@@ -256,10 +256,28 @@ unsafe fn rest(fd: c_int, chan: &Chan, source: &Source<'_>, flags: c_int, sent: 
         // The file's position is behind the bytes sent.
         return sent as ssize_t;
     };
-    // SAFETY: the caller's promise. Without a signal: some bytes have gone, and the next call reports the error.
-    let send = || unsafe { kernel::send(fd, &cut(iov, sent), flags | libc::MSG_NOSIGNAL) };
-    let len = source.len() - sent;
-    (sent as ssize_t) + after(chan, len, flags, &send).max(0)
+    let all = source.len();
+    let mut sent = sent;
+    let mut deadline = Deadline::default();
+    while sent < all {
+        // Some bytes have gone: the next call reports the error, and a signal ends the wait, even if its handler restarts calls.
+        let now = flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the caller's promise.
+        let n = after(chan, all - sent, flags, &|| unsafe {
+            kernel::send(fd, &cut(iov, sent), now)
+        });
+        if n >= 0 {
+            sent += n as usize;
+            continue;
+        }
+        let is_full = crate::errno() == libc::EAGAIN && !must_not_wait(chan, flags);
+        let left = deadline.left(&chan.side().send_limit);
+        let mut room = [kernel::entry(fd, libc::POLLOUT)];
+        if !is_full || signal::outside(|| kernel::poll(&mut room, millis(left))) <= 0 {
+            break;
+        }
+    }
+    sent as ssize_t
 }
 
 fn partial(sent: usize, errno: c_int) -> Step {
