@@ -308,7 +308,7 @@ unsafe fn ask(
         };
         let mut rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
         if rc < 0 && crate::errno() == libc::EINVAL && asked.fds.len() > list.len() {
-            rc = long_list::ask(&mut asked.fds, &asked.of, &call);
+            rc = long_list::ask(&mut asked.fds, &asked.of, call);
         }
         if rc < 0 {
             return rc;

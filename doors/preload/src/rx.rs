@@ -101,8 +101,8 @@ unsafe fn receive_looking(
                 match unsafe { from_ring((fd, conn), chan, iov, flags) } {
                     Step::Done(n) => return n,
                     Step::Tcp(0) => has_waited = true,
-                    // SAFETY: the caller's promise.
                     Step::Tcp(got) => {
+                        // SAFETY: the caller's promise.
                         return unsafe { rest(conn.socket(fd), chan, iov, flags, got) };
                     }
                 }

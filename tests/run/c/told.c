@@ -287,6 +287,29 @@ static int datagrams_fire_once(void)
 	return child_failed();
 }
 
+// poll of a datagram in a ring reports the events that it is asked for, whether the kernel is asked or not.
+static int datagrams_as_asked(void)
+{
+	static const short asked[] = {POLLIN, POLLRDNORM, POLLIN | POLLRDNORM, POLLIN | POLLOUT | POLLRDNORM | POLLWRNORM};
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof a;
+	int s = socket(AF_INET, SOCK_DGRAM, 0), from = socket(AF_INET, SOCK_DGRAM, 0);
+	char c;
+
+	if (bind(s, (void *)&a, n) || getsockname(s, (void *)&a, &n) || connect(from, (void *)&a, n))
+		return fail("bind", 0);
+	for (int i = 0; i < 20; i++)
+		if (write(from, "x", 1) != 1 || (i < 19 && read(s, &c, 1) != 1))
+			return fail("speak", i);
+	// After so many answers the kernel is asked, too.
+	for (int i = 0; i < 400; i++) {
+		struct pollfd p = {s, asked[i % 4], 0};
+		if (poll(&p, 1, 1) != 1 || p.revents != p.events)
+			return fail("poll", p.revents);
+	}
+	return 0;
+}
+
 // A list of as many entries as the process may have descriptors, and sets of them: bytes, urgent ones and ends are found by both.
 static int long_lists(void)
 {
@@ -346,6 +369,7 @@ static const struct test TESTS[] = {
 	{"low_water_mark", low_water_mark},
 	{"datagrams_fire_once", datagrams_fire_once},
 	{"long_lists", long_lists},
+	{"datagrams_as_asked", datagrams_as_asked},
 };
 
 int main(int argc, char **argv)

@@ -8,4 +8,5 @@ weft_run_tests::as_on_tcp! { "told":
     low_water_mark
     datagrams_fire_once
     long_lists
+    datagrams_as_asked
 }
