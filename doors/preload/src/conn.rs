@@ -517,7 +517,7 @@ pub(crate) fn threads_are_gone() {
     }
 }
 
-/// Calls `f` once for each connection of the table. It allocates nothing, for the sake of forks in handlers.
+/// Calls `f` once for each connection of the table.
 pub(crate) fn each(mut f: impl FnMut(c_int, &'static Conn)) {
     table::each_socket(|fd, conn: &'static Conn| {
         let has_several = conn.refs.load(SeqCst) > 1;

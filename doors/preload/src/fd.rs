@@ -48,8 +48,8 @@ pub(crate) fn forget(fd: c_int) {
         Kind::Conn(conn) => forget_conn(fd, conn),
         Kind::Dgram(d) => dgram::forget(fd, d),
         Kind::Set(number) => {
-            late::close(number);
             table::put(fd, Entry::NONE);
+            late::close(number);
         }
         Kind::Hidden | Kind::Other => {}
     }
@@ -236,9 +236,9 @@ pub(crate) fn copied(old: c_int, new: c_int) {
             for conn in ready::in_set(number) {
                 back::downgrade(conn, Why::Descriptors);
             }
-            late::close(number);
             table::put(old, Entry::set(0));
             table::put(new, Entry::set(0));
+            late::close(number);
         }
         Kind::Hidden | Kind::Other => table::put(new, Entry::NONE),
     }

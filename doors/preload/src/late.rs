@@ -15,7 +15,7 @@
 
 use libc::{c_int, epoll_event};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 use weft_run::connection::{Carrier, Route};
 
@@ -55,10 +55,6 @@ struct Slot {
     number: AtomicUsize,
     /// Threads that are about to wait in the kernel, or do, for any set that this slot can become the slot of.
     asleep: AtomicU32,
-    /// Something waits for the set itself, so the kernel's view of it has to be exact.
-    is_exact: AtomicBool,
-    /// So it is for each set that gets this slot: one was to be exact while another had the slot.
-    is_exact_for_good: AtomicBool,
     turns: AtomicU32,
     asked: AtomicU64,
     late: Private<Vec<Late>>,
@@ -68,8 +64,6 @@ static SLOTS: [Slot; SETS] = [const {
     Slot {
         number: AtomicUsize::new(0),
         asleep: AtomicU32::new(0),
-        is_exact: AtomicBool::new(false),
-        is_exact_for_good: AtomicBool::new(false),
         turns: AtomicU32::new(0),
         asked: AtomicU64::new(0),
         late: Private::new(Guards::Late, Vec::new()),
@@ -84,15 +78,9 @@ fn slot_of(number: usize) -> Option<&'static Slot> {
 
 /// Like [`slot_of`], but claims the slot if it is free.
 fn claim(number: usize) -> Option<&'static Slot> {
-    let slot = &SLOTS[number % SETS];
-    if number != 0
-        && slot
-            .number
-            .compare_exchange(0, number, SeqCst, SeqCst)
-            .is_ok()
-    {
-        slot.is_exact
-            .store(slot.is_exact_for_good.load(SeqCst), SeqCst);
+    if number != 0 {
+        let slot = &SLOTS[number % SETS];
+        let _ = slot.number.compare_exchange(0, number, SeqCst, SeqCst);
     }
     slot_of(number)
 }
@@ -278,7 +266,7 @@ fn ask_for_all(slot: &'static Slot, big: Option<&Big>) -> bool {
             && one.conn.late_set.load(SeqCst) == slot.number.load(SeqCst);
         is_it && !held.iter().any(|it| std::ptr::eq(it.conn, one.conn))
     });
-    // The memory of the list stays: a fork in a handler frees none.
+    // The memory of the list stays.
     all.append(&mut held);
     *held = all;
     !held.is_empty()
@@ -397,14 +385,14 @@ fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
     }
     // Bytes that have come since the ring was found empty have to be reported.
     let told = chan.side().head.load(Relaxed) & !CLOSED;
-    let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
+    let Some(slot) = slot_of(number).filter(|slot| is_free(conn, chan, slot)) else {
         return false;
     };
     let Some(mut held) = slot.late.lock_once() else {
         return false;
     };
     let list = &mut *held;
-    if list.len() >= MOST || slot.asleep.load(SeqCst) != 0 || slot_of(number).is_none() {
+    if list.len() >= MOST || slot_of(number).is_none() || !is_free(conn, chan, slot) {
         return false;
     }
     list.push(Late { conn, told });
@@ -415,10 +403,11 @@ fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
 }
 
 /// Returns true if only `epoll_wait` waits for the set and the connection.
-fn is_free(slot: &Slot, chan: &Chan) -> bool {
+fn is_free(conn: &Conn, chan: &Chan, slot: &Slot) -> bool {
+    let set = table::get(conn.late_fd.load(Relaxed));
     chan.side().holders.load(SeqCst) == 1
         && slot.asleep.load(SeqCst) == 0
-        && !slot.is_exact.load(SeqCst)
+        && set.is_loose_set(conn.late_set.load(Relaxed))
 }
 
 /// Defers a change of a registration (under the big lock) that the kernel needs only when it is asked. `false`: it needs the change now.
@@ -432,7 +421,7 @@ pub(crate) fn put_off_change(
     let is_gone = op == libc::EPOLL_CTL_DEL;
     let events = if is_gone { 0 } else { events };
     let number = conn.late_set.load(Relaxed);
-    let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
+    let Some(slot) = slot_of(number).filter(|slot| is_free(conn, chan, slot)) else {
         return false;
     };
     let fits = number == reg.number
@@ -480,6 +469,8 @@ pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
             && reg.events & (READABLE | WRITABLE) != 0
             && reg.bell.is_some()
             && (tx == Route::Ring || reg.events & EDGE != 0 || reg.events & sets::OUT == 0)
+            // An edge of room alone is no answer to bytes.
+            && (reg.events & EDGE == 0 || reg.events & READABLE != 0)
             && !sets::is_foreign(reg.number);
         (fits && claim(reg.number).is_some()).then_some((reg, chan))
     });
@@ -542,33 +533,27 @@ fn forget(conn: &'static Conn, chan: Option<&Chan>) {
     }
 }
 
-/// Keeps the kernel's view of a set exact from now on: the set itself is waited for, or has another descriptor.
+/// Keeps the kernel's view of a set exact from now on: the set itself is waited for.
 pub(crate) fn be_exact(fd: c_int) {
-    let Some(number) = table::get(fd).as_set() else {
-        return;
-    };
-    let slot = claim(number).unwrap_or_else(|| {
-        // Another set has the slot. This one may get it later.
-        let slot = &SLOTS[number % SETS];
-        slot.is_exact_for_good.store(true, SeqCst);
-        slot
-    });
-    if !slot.is_exact.swap(true, SeqCst) {
+    if let Some(number) = table::be_exact(fd)
+        && let Some(slot) = slot_of(number)
+    {
         ask_for_all(slot, None);
     }
 }
 
-/// The set is closed.
+/// The set is closed, and not in the table any more.
 pub(crate) fn close(number: usize) {
     if let Some(slot) = slot_of(number) {
-        slot.is_exact.store(true, SeqCst);
         ask_for_all(slot, None);
-        if let Some(mut held) = slot.late.lock_once() {
-            for one in held.drain(..) {
-                one.conn.is_late.store(false, SeqCst);
-            }
-        }
+        let held = slot.late.lock_once();
         slot.number.store(0, SeqCst);
+        for one in held
+            .into_iter()
+            .flat_map(|mut held| std::mem::take(&mut *held))
+        {
+            one.conn.is_late.store(false, SeqCst);
+        }
     }
 }
 

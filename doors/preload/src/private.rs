@@ -25,6 +25,7 @@ pub(crate) enum Guards {
     Datagrams,
     Late,
     Kept,
+    Memory,
 }
 
 thread_local! {

@@ -16,6 +16,7 @@ use crate::chan::KEPT;
 use crate::conn::{self, Conn, Locks, big};
 use crate::io::by_stdio;
 use crate::lend::memory::Sharing;
+use crate::memory::{self, Blocks};
 use crate::private::Held;
 use crate::{
     back, dgram, edges, fd, handlers, hidden, kernel, late, ledger, lend, lock, next, sets, signal,
@@ -62,6 +63,7 @@ fn counter() -> *mut AtomicU32 {
 
 /// The locks of the process (private.rs) but for that of datagrams.
 type AllLocks = (
+    Option<Held<Blocks>>,
     Option<edges::Map>,
     [Option<Held<()>>; 2],
     late::Lists,
@@ -93,7 +95,6 @@ fn has_only_tcp() -> bool {
     handlers::are_given_back()
 }
 
-/// Allocates nothing in a process without UDP sockets: the handler that forks may have interrupted the allocator.
 extern "C" fn before_fork() {
     if !has_only_tcp() {
         // These come first: they wait for peers, which may need the locks taken below.
@@ -125,7 +126,9 @@ extern "C" fn before_fork() {
         }
     });
     let single = [hidden::LIMIT.lock_once(), KEPT.lock_once()];
-    let all = (edges::before_fork(), single, lists, locks);
+    let edges = edges::before_fork();
+    // Nothing is allocated from here on.
+    let all = (memory::BLOCKS.lock_once(), edges, single, lists, locks);
     let _ = HELD.try_with(|held| held.set(Some(all)));
 }
 
@@ -136,8 +139,8 @@ extern "C" fn in_parent() {
 }
 
 pub(crate) extern "C" fn in_child() {
-    if let Ok(Some((edges, single, lists, locks))) = HELD.try_with(Cell::take) {
-        drop((edges, single));
+    if let Ok(Some((memory, edges, single, lists, locks))) = HELD.try_with(Cell::take) {
+        drop((memory, edges, single));
         late::in_child(lists);
         drop(locks);
     }

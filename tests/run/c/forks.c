@@ -1,9 +1,11 @@
-// A fork at a moment when a call of the library is under way: in a handler that has interrupted it, beside another thread, in a sandbox.
+// A fork at a moment when a call of the library is under way: in a handler that has interrupted it, beside another thread, in a sandbox. And other calls of a
+// handler that has interrupted the allocator.
 //
 // forks TEST: returns 0 if the processes did what they do on plain TCP and UDP.
 
 #include "moments.h"
 #include <fcntl.h>
+#include <poll.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -11,6 +13,7 @@
 #include <stddef.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/select.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 
@@ -83,6 +86,22 @@ static void fork_and_write(int signal)
 	errno = before;
 }
 
+// Returns a socket that has sent itself datagrams, by a ring.
+static int speaks_to_itself(void)
+{
+	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof addr;
+	int d = socket(AF_INET, SOCK_DGRAM, 0);
+	char c;
+
+	if (bind(d, (void *)&addr, n) || getsockname(d, (void *)&addr, &n) || connect(d, (void *)&addr, n))
+		exit(fail("bind", 0));
+	for (int i = 0; i < 20; i++)
+		if (write(d, "x", 1) != 1 || read(d, &c, 1) != 1)
+			exit(fail("speak to itself", i));
+	return d;
+}
+
 // A program forks in a handler that has interrupted its allocator, which is not called again by that.
 static int in_an_allocation(void)
 {
@@ -91,6 +110,7 @@ static int in_an_allocation(void)
 	int set = epoll_create1(0);
 
 	connect_both();
+	speaks_to_itself();
 	epoll_ctl(set, EPOLL_CTL_ADD, b, &e);
 	for (int i = 0; i < 20; i++)
 		if (write(a, "x", 1) != 1 || epoll_wait(set, &e, 1, -1) != 1 || read(b, c, 1) != 1)
@@ -105,6 +125,39 @@ static int in_an_allocation(void)
 	if (again)
 		return fail("allocations in the middle of one", again);
 	return read(b, c, sizeof c) == 1 && c[0] == 'c' ? 0 : fail("read", 0);
+}
+
+static void poll_and_select(int signal)
+{
+	struct pollfd p[40];
+	struct timeval none = {0, 0};
+	fd_set r, w, e;
+
+	(void)signal;
+	for (int i = 0; i < 40; i++)
+		p[i] = (struct pollfd){i % 2 ? a : b, POLLIN | POLLOUT | POLLPRI, 0};
+	bad += poll(p, 40, 0) != 40;
+	FD_ZERO(&r);
+	FD_ZERO(&w);
+	FD_ZERO(&e);
+	FD_SET(a, &r);
+	FD_SET(b, &w);
+	FD_SET(b, &e);
+	bad += select((a > b ? a : b) + 1, &r, &w, &e, &none) != 1;
+}
+
+// poll and select are safe in a handler.
+static int polls_in_an_allocation(void)
+{
+	connect_both();
+	signal(SIGUSR1, poll_and_select);
+	raises = 1;
+	void *volatile p = malloc(100);
+	raises = 0;
+	free(p);
+	if (bad)
+		return fail("polls", bad);
+	return again ? fail("allocations in the middle of one", again) : 0;
 }
 
 static void write_to_it(int signal)
@@ -251,17 +304,10 @@ static int allow_only_few(void)
 // A process forks under a filter that allows what the C library's fork needs, and ends it for any other call.
 static int in_a_sandbox(void)
 {
-	struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t n = sizeof addr;
-	int d = socket(AF_INET, SOCK_DGRAM, 0), status;
+	int d = speaks_to_itself(), status;
 	char c = 0;
 
 	connect_both();
-	if (bind(d, (void *)&addr, n) || getsockname(d, (void *)&addr, &n) || connect(d, (void *)&addr, n))
-		return fail("bind", 0);
-	for (int i = 0; i < 20; i++)
-		if (write(d, "x", 1) != 1 || read(d, &c, 1) != 1)
-			return fail("speak", i);
 	pid_t sandbox = fork();
 	if (sandbox == 0) {
 		if (allow_only_few())
@@ -368,6 +414,7 @@ int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
 		{"in_an_allocation", in_an_allocation},
+		{"polls_in_an_allocation", polls_in_an_allocation},
 		{"beside_sent_faults", beside_sent_faults},
 		{"beside_sent_aborts", beside_sent_aborts},
 		{"in_a_read", in_a_read},

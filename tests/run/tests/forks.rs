@@ -1,10 +1,11 @@
-//! Forks at a moment when a call of the library is under way, and children that share something with us. Each test is one of `c/forks.c`, and holds on plain TCP
-//! and UDP too.
+//! Forks at a moment when a call of the library is under way, children that share something with us, and handlers that have interrupted `malloc`. Each test is one of
+//! `c/forks.c`, and holds on plain TCP and UDP too.
 
 use weft_run_tests::weft;
 
 weft_run_tests::as_on_tcp! { "forks":
     in_an_allocation
+    polls_in_an_allocation
     beside_sent_faults
     beside_sent_aborts
     in_a_read
