@@ -12,10 +12,10 @@
 //! - `next`, `kernel`, `counts`, `clock`, `patience`, `lock`, `work`, `iov`, `handlers`, `signal`, `private`, `memory`, `settings`: the functions behind ours, and small tools
 //! - `table`, `hidden`, `ledger`: the kind of each descriptor; reports to users
 //! - `chan`, `conn`, `bell`: a TCP socket and its channel
-//! - `sets`, `long_list`, `regs`, `late`, `ready`, and `dgram`: epoll; UDP sockets
-//! - `direction`, `lend`, `fetch`, `full`: each direction onto its ring and back; large sends from the program's memory
+//! - `sets`, `long_list`, `regs`, `ring_poll`, `ready`, and `dgram`: epoll; UDP sockets
+//! - `direction`, `lend`, `fetch`, `stalled_ring`: each direction onto its ring and back; large sends from the program's memory
 //! - `hosts`, `link`: how a connection comes to a channel
-//! - `rx`, `back`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
+//! - `rx`, `return_to_tcp`, `tx`, `poll`: the ways of bytes, back to TCP too, and waiting for them
 //! - `io`, `fd`, `sock`, `process`, `exec`, `privileges`, `clone`, `direct`: the C library's names, for every kind of descriptor
 //!
 //! # Safety
@@ -29,7 +29,6 @@
     reason = "the C library's types and names"
 )]
 
-mod back;
 mod bell;
 mod chan;
 mod clock;
@@ -43,14 +42,12 @@ mod edges;
 mod exec;
 mod fd;
 mod fetch;
-mod full;
 mod handlers;
 mod hidden;
 mod hosts;
 mod io;
 mod iov;
 mod kernel;
-mod late;
 mod ledger;
 mod lend;
 mod link;
@@ -65,11 +62,14 @@ mod privileges;
 mod process;
 mod ready;
 mod regs;
+mod return_to_tcp;
+mod ring_poll;
 mod rx;
 mod sets;
 mod settings;
 mod signal;
 mod sock;
+mod stalled_ring;
 mod state;
 mod table;
 mod tx;

@@ -15,7 +15,9 @@ use weft_run::meet::Why;
 use crate::chan::Chan;
 use crate::conn::{self, Conn};
 use crate::lend::{Finishing, finish};
-use crate::{back, dgram, fd, fetch, handlers, kernel, next, process, settings, signal, table};
+use crate::{
+    dgram, fd, fetch, handlers, kernel, next, process, return_to_tcp, settings, signal, table,
+};
 
 /// Moves every socket back to the kernel for good, because the library does not see what the process does from now on, or may not do what it does.
 pub(crate) fn everything_back(why: Why) {
@@ -24,7 +26,7 @@ pub(crate) fn everything_back(why: Why) {
     let mut all = Vec::new();
     table::each_socket(|fd, conn: &'static Conn| all.push((fd, conn)));
     for &(_, conn) in &all {
-        back::downgrade(conn, why);
+        return_to_tcp::downgrade(conn, why);
     }
     if why == Why::Sandbox {
         // The program's own calls are the allowed ones: what TCP carries is not followed any more.

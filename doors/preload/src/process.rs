@@ -19,8 +19,8 @@ use crate::lend::memory::Sharing;
 use crate::memory::{self, Blocks};
 use crate::private::Held;
 use crate::{
-    back, dgram, edges, fd, handlers, hidden, kernel, late, ledger, lend, lock, next, sets, signal,
-    table,
+    dgram, edges, fd, handlers, hidden, kernel, ledger, lend, lock, next, return_to_tcp, ring_poll,
+    sets, signal, table,
 };
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
@@ -66,7 +66,7 @@ type AllLocks = (
     Option<Held<Blocks>>,
     Option<edges::Map>,
     [Option<Held<()>>; 2],
-    late::Lists,
+    ring_poll::Lists,
     Locks,
 );
 
@@ -87,7 +87,7 @@ pub(crate) fn children_get_other_pids() {
 /// A child in another PID namespace cannot share a channel: a lock there names its holder by a PID (lock.rs), and so does the channel its peer.
 fn before_foreign_child() {
     dgram::everything_plain(Why::PidNamespace);
-    table::each_socket(|_, conn: &'static Conn| back::downgrade(conn, Why::PidNamespace));
+    table::each_socket(|_, conn: &'static Conn| return_to_tcp::downgrade(conn, Why::PidNamespace));
 }
 
 /// In a sandbox nothing is lent, UDP sockets are the kernel's, and no call may be made that the program does not make.
@@ -106,7 +106,7 @@ extern "C" fn before_fork() {
         dgram::fork::before();
     }
     let locks = conn::before_fork();
-    let lists = late::before_fork(locks.1.as_ref());
+    let lists = ring_poll::before_fork(locks.1.as_ref());
     conn::each(|_, conn| {
         let inside = conn.enter();
         if let Some(chan) = conn.chan(&inside) {
@@ -141,7 +141,7 @@ extern "C" fn in_parent() {
 pub(crate) extern "C" fn in_child() {
     if let Ok(Some((memory, edges, single, lists, locks))) = HELD.try_with(Cell::take) {
         drop((memory, edges, single));
-        late::in_child(lists);
+        ring_poll::in_child(lists);
         drop(locks);
     }
     let _ = SHARING.try_with(Cell::take);
@@ -221,7 +221,7 @@ impl Drop for Exec {
 pub(crate) fn before_exec() -> Exec {
     let nothing_lent = lend::finish();
     for conn in before_spawn() {
-        back::end_with_unread_of_all(conn);
+        return_to_tcp::end_with_unread_of_all(conn);
     }
     let mut staying: Vec<*const Conn> = Vec::new();
     table::each_socket(|number, conn: &'static Conn| {
@@ -265,7 +265,7 @@ fn before_spawn() -> Vec<&'static Conn> {
         }
     });
     for conn in &inherited {
-        back::downgrade(conn, Why::Exec);
+        return_to_tcp::downgrade(conn, Why::Exec);
     }
     inherited
 }
@@ -330,7 +330,7 @@ weft_sys::interpose! {
     }
 
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
-        if let Some(conn) = conn::of(fd) { back::downgrade(conn, Why::Exec); }
+        if let Some(conn) = conn::of(fd) { return_to_tcp::downgrade(conn, Why::Exec); }
         dgram::make_plain(fd, Why::Exec);
         next::posix_spawn_file_actions_adddup2(actions, fd, to)
     }

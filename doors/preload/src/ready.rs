@@ -17,7 +17,7 @@ use crate::regs::{
     leave_to_kernel, remove,
 };
 use crate::sets::{self, OUT, control, number, parts};
-use crate::{bell, edges, late, next, table};
+use crate::{bell, edges, next, ring_poll, table};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 
@@ -74,7 +74,7 @@ pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &Big) {
     }
     conn.followed.store(chan.follow_key(), SeqCst);
     slow.regs.retain(|reg| number(reg.set) == reg.number);
-    late::follow(conn, Some(chan), &slow.regs);
+    ring_poll::follow(conn, Some(chan), &slow.regs);
     set_eager(chan, &slow.regs);
 }
 
@@ -194,7 +194,7 @@ fn move_ended(set: c_int, ends: &[u64], big: &Big) -> Vec<u64> {
         if chan.carrier != Carrier::Here || !bell::is_cut(chan.bell()) {
             return;
         }
-        late::leave(conn, Some(chan), big);
+        ring_poll::leave(conn, Some(chan), big);
         bell::follow_death(conn.descriptor(), chan);
         chan.side().ended.store(1, SeqCst);
         for reg in &mut conn.slow(big).regs {
@@ -262,7 +262,7 @@ unsafe fn in_kernel(
             _ => {}
         }
         if let Some(chan) = chan {
-            late::follow(conn, Some(chan), regs);
+            ring_poll::follow(conn, Some(chan), regs);
             set_eager(chan, regs);
         }
     }
@@ -322,11 +322,11 @@ pub(crate) unsafe fn epoll_ctl(
             && (reg.set, reg.fd, reg.number) == (set, fd, number)
             && !reg.is_orphan
             && is_known
-            && late::put_off_change(conn, chan, (reg, op), asked, &big)
+            && ring_poll::put_off_change(conn, chan, (reg, op), asked, &big)
         {
             return 0;
         }
-        late::leave(conn, Some(chan), &big);
+        ring_poll::leave(conn, Some(chan), &big);
     }
     let slow = conn.slow(&big);
     let at = slow
@@ -393,7 +393,7 @@ pub(crate) unsafe fn epoll_ctl(
         }
         _ => Err(libc::EINVAL),
     };
-    late::follow(conn, Some(chan), &slow.regs);
+    ring_poll::follow(conn, Some(chan), &slow.regs);
     set_eager(chan, &slow.regs);
     match done {
         Ok(()) => 0,
@@ -407,7 +407,7 @@ pub(crate) unsafe fn epoll_ctl(
 /// A descriptor of the socket is closed: its registrations go when the kernel would have them go, with the last of the process that has
 /// the socket to itself; else those by this descriptor stay.
 pub(crate) fn closing(conn: &'static Conn, fd: c_int, last: bool, chan: Option<&Chan>, big: &Big) {
-    late::leave(conn, chan, big);
+    ring_poll::leave(conn, chan, big);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
         if !last {
@@ -429,12 +429,12 @@ pub(crate) fn closing(conn: &'static Conn, fd: c_int, last: bool, chan: Option<&
     if last {
         slow.regs.clear();
     }
-    late::follow(conn, chan.filter(|_| !last), &slow.regs);
+    ring_poll::follow(conn, chan.filter(|_| !last), &slow.regs);
 }
 
 /// The bell gets another number (under the lock): its registrations are made again.
 pub(crate) fn bell_moves(conn: &'static Conn, chan: &Chan, to: c_int, big: &Big) {
-    late::leave(conn, Some(chan), big);
+    ring_poll::leave(conn, Some(chan), big);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| reg.own_bell < 0) {
         if let Some(events) = reg.bell {

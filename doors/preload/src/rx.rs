@@ -21,7 +21,7 @@ use crate::iov::{cut, one, total};
 use crate::lend::{UNDER_WAY, memory};
 use crate::lock::Held;
 use crate::patience::{Deadline, millis};
-use crate::{clock, direction, hosts, kernel, late, link, lock, ready, set_errno, signal};
+use crate::{clock, direction, hosts, kernel, link, lock, ready, ring_poll, set_errno, signal};
 
 /// Result of a receive from the ring.
 enum Step {
@@ -455,7 +455,7 @@ unsafe fn from_ring(
                         got += n;
                         let is_empty = side.head.load(Relaxed) == head.wrapping_add(ready as u64);
                         let is_eager = is_empty && side.eager.load(Relaxed) != 0 && !is_closed;
-                        if is_eager && !late::put_off(conn, chan) {
+                        if is_eager && !ring_poll::put_off(conn, chan) {
                             bell::ask(chan);
                         } else if !is_empty && side.eager.load(Relaxed) == bell::EDGE {
                             told_of_rest(conn, chan);
@@ -484,7 +484,7 @@ unsafe fn from_ring(
                 has_spun: spun,
                 is_left: !may_wait
                     && !ended
-                    && (late::is_put_off(conn, chan) || was_just_probed(chan)),
+                    && (ring_poll::is_put_off(conn, chan) || was_just_probed(chan)),
             };
             first = receive::on_empty(empty);
             match first {

@@ -20,7 +20,10 @@ use crate::iov::{Source, copy_pieces, cut};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
 use crate::patience::{Deadline, millis};
-use crate::{back, direction, edges, full, hosts, kernel, link, next, ready, set_errno, signal};
+use crate::{
+    direction, edges, hosts, kernel, link, next, ready, return_to_tcp, set_errno, signal,
+    stalled_ring,
+};
 
 /// Bytes published at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
@@ -68,10 +71,10 @@ unsafe fn transmit_looking(
         return real();
     };
     if flags & libc::MSG_OOB != 0 {
-        back::downgrade(conn, Why::Urgent);
+        return_to_tcp::downgrade(conn, Why::Urgent);
     }
     if flags & libc::MSG_ZEROCOPY != 0 {
-        back::downgrade(conn, Why::Option);
+        return_to_tcp::downgrade(conn, Why::Option);
     }
     link::tick(conn, fd, &inside);
     let mut has_waited = false;
@@ -362,7 +365,7 @@ fn lent(
         }
         Ok(how) => how,
     };
-    full::has_room(chan);
+    stalled_ring::has_room(chan);
     chan.side().tail.store(tail + 1, Relaxed);
     offer.published(conn, chan);
     drop(held);
@@ -439,7 +442,7 @@ unsafe fn publish(
         }
         Ok(how) => how,
     };
-    full::has_room(chan);
+    stalled_ring::has_room(chan);
     side.tail.store(tail + n as u64, Relaxed);
     let sent = sent + n;
     conn.row.count(Word::TxRing, n as u64);
@@ -594,7 +597,9 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             spin(chan);
             continue;
         }
-        match send::asked(!must_not_wait(chan, flags), || full::found_full(chan)) {
+        match send::asked(!must_not_wait(chan, flags), || {
+            stalled_ring::found_full(chan)
+        }) {
             Asked::Return => return partial(sent, libc::EAGAIN),
             Asked::Close => {
                 direction::stop_sending(conn, Why::SlowReader);
