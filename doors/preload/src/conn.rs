@@ -63,7 +63,7 @@ pub(crate) struct Reg {
     pub(crate) mixed: bool,
     /// It was to fire once, and has: nothing of it is in the set.
     pub(crate) fired: bool,
-    /// The program has removed it, and the kernel still has it: see ring_poll.rs.
+    /// The program has removed it, and the kernel still has it: see `ring_poll.rs`.
     pub(crate) is_gone: bool,
     /// The `data` that the kernel has.
     pub(crate) told: u64,
@@ -165,7 +165,7 @@ pub(crate) struct Conn {
     pub(crate) dialled: AtomicBool,
     /// The [`Chan::follow_key`] that our registrations in epoll sets follow. Another process that shares the socket may have changed it.
     pub(crate) followed: AtomicU32,
-    /// The set whose `epoll_wait` may look at our ring, by its number (0: none), and our registration there: see ring_poll.rs.
+    /// The set whose `epoll_wait` may look at our ring, by its number (0: none), and our registration there: see `ring_poll.rs`.
     pub(crate) late_set: AtomicUsize,
     pub(crate) late_fd: AtomicI32,
     pub(crate) late_events: AtomicU32,
